@@ -1,0 +1,3 @@
+"""lmtrain: pretrain GPT and BERT language models, from raw text to an evaluated checkpoint."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,1 @@
+"""Settings as data: typed, frozen, composed by Hydra, judged before torch is imported."""

@@ -1,0 +1,96 @@
+"""Every error a user can see, and the exit code that goes with it.
+
+    LmtrainError                70  something of ours went wrong
+    |-- UsageError               2  a wrong command line
+    |   `-- SettingsError        2  one or more wrong settings, all reported at once
+    |-- DataError               65  a dataset, tokenizer or text file is damaged or does not fit
+    |   `-- CheckpointError     65  a checkpoint is damaged or does not fit the run
+    |-- MissingInputError       66  a file or folder that was asked for is not there
+    |-- OutOfMemoryError        70  the device or the host ran out of memory
+    |-- OutputError             73  an output folder is locked by another run or cannot be written
+    |-- StorageError            74  reading or writing failed (disk full, device error)
+    |-- StoppedEarly            75  stopped on request with a checkpoint: start the same command again
+    |-- PeerLostError           76  another process hangs or is gone
+    |-- LayoutError             78  the layout cannot work with these processes
+    |-- NonFiniteLossError      86  the loss or a gradient is not a finite number
+    `-- NoProgressError         93  the same step failed again and again: do not requeue
+
+A message says four things in two sentences: what is wrong with which value, what is allowed, the key or
+file, and a way out. The command line prints it without a traceback unless `--debug` is given.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+
+class LmtrainError(Exception):
+    exit_code = 70
+
+
+class UsageError(LmtrainError):
+    exit_code = 2
+
+
+class SettingsError(UsageError):
+    """Carries every problem found, so that one run of the command shows them all."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        head = "" if len(self.problems) == 1 else f"{len(self.problems)} settings are wrong:\n"
+        body = self.problems if len(self.problems) == 1 else [f"  {i}. {p}" for i, p in enumerate(self.problems, 1)]
+        super().__init__(head + "\n".join(body))
+
+
+class DataError(LmtrainError):
+    exit_code = 65
+
+
+class CheckpointError(DataError):
+    pass
+
+
+class MissingInputError(LmtrainError):
+    exit_code = 66
+
+
+class OutOfMemoryError(LmtrainError):
+    pass
+
+
+class OutputError(LmtrainError):
+    exit_code = 73
+
+
+class StorageError(LmtrainError):
+    exit_code = 74
+
+
+class StoppedEarly(LmtrainError):
+    exit_code = 75
+
+
+class PeerLostError(LmtrainError):
+    exit_code = 76
+
+
+class LayoutError(LmtrainError):
+    exit_code = 78
+
+
+class NonFiniteLossError(LmtrainError):
+    exit_code = 86
+
+
+class NoProgressError(LmtrainError):
+    exit_code = 93
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The way out for a misspelt name: "Did you mean X?" or the whole list when nothing is near."""
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    if close:
+        return f"Did you mean {close[0]}?"
+    return f"Known: {', '.join(known)}." if known else "There is nothing to choose from."

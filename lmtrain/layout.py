@@ -1,0 +1,73 @@
+"""Where a rank sits: integer arithmetic over (pp, dp_replicate, dp_shard, tp), and nothing else.
+
+Called by settings (is this layout possible?), parallel (which group am I in?), data (which samples are mine?),
+checkpoint (which slice is mine?) and the planner. Must not know torch, processes or models.
+
+Ranks count with tp fastest, so that a tp group is consecutive ranks of one node:
+rank = ((pp * dp_replicate + r) * dp_shard + s) * tp + t.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lmtrain.errors import LayoutError
+
+
+@dataclass(frozen=True)
+class Coordinate:
+    pp: int
+    dp_replicate: int
+    dp_shard: int
+    tp: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """pp stages of vp virtual chunks each, dp_replicate x dp_shard copies of the batch, tp cuts of each layer."""
+
+    pp: int = 1
+    vp: int = 1
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    tp: int = 1
+
+    def __post_init__(self) -> None:
+        for axis in ("pp", "vp", "dp_replicate", "dp_shard", "tp"):
+            if getattr(self, axis) < 1:
+                raise LayoutError(f"parallel.{axis}={getattr(self, axis)} must be at least 1. Set parallel.{axis}=1.")
+
+    @property
+    def dp(self) -> int:
+        return self.dp_replicate * self.dp_shard
+
+    @property
+    def world_size(self) -> int:
+        return self.pp * self.dp * self.tp
+
+    def coordinate(self, rank: int) -> Coordinate:
+        if not 0 <= rank < self.world_size:
+            raise LayoutError(f"rank {rank} is outside the layout's {self.world_size} processes.")
+        rank, tp = divmod(rank, self.tp)
+        rank, shard = divmod(rank, self.dp_shard)
+        pp, replicate = divmod(rank, self.dp_replicate)
+        return Coordinate(pp, replicate, shard, tp)
+
+    def rank(self, at: Coordinate) -> int:
+        return ((at.pp * self.dp_replicate + at.dp_replicate) * self.dp_shard + at.dp_shard) * self.tp + at.tp
+
+    def dp_index(self, rank: int) -> int:
+        """Which of the dp copies this rank belongs to: it decides the samples the rank reads."""
+        at = self.coordinate(rank)
+        return at.dp_replicate * self.dp_shard + at.dp_shard
+
+
+def divisors(value: int, limit: int | None = None) -> list[int]:
+    """Every legal answer to "what divides this?": the way out in most layout messages."""
+    return [d for d in range(1, (limit or value) + 1) if value % d == 0]
+
+
+def words(values: list[int]) -> str:
+    """[1, 2, 4] -> "1, 2 or 4"."""
+    texts = [str(v) for v in values]
+    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} or {texts[-1]}"

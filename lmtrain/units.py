@@ -1,0 +1,61 @@
+"""Read and print human sizes: 300B tokens, 80GiB, 12h. Called by settings, plans and every display."""
+
+from __future__ import annotations
+
+import re
+
+_COUNT = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+_BYTES = {"": 1, "b": 1} | {
+    f"{prefix}{suffix}b": base**power
+    for power, prefix in enumerate("kmgtp", 1)
+    for suffix, base in (("", 1000), ("i", 1024))
+}
+_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_NUMBER = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)\s*")
+
+
+def _parse(text: str, units: dict[str, int] | dict[str, float], example: str) -> float:
+    match = _NUMBER.fullmatch(text)
+    if match is None or match[2].lower() not in units:
+        raise ValueError(f"is not a size such as {example}")
+    return float(match[1].replace("_", "")) * units[match[2].lower()]
+
+
+def parse_count(text: str) -> int:
+    """Turn 300B into 300_000_000_000; k, M, B and T are powers of a thousand."""
+    return round(_parse(text, _COUNT, "2000, 10M or 300B"))
+
+
+def parse_bytes(text: str) -> int:
+    return round(_parse(text, _BYTES, "512MiB or 80GB"))
+
+
+def parse_seconds(text: str) -> float:
+    return _parse(text, _SECONDS, "90s, 30min or 12h")
+
+
+def format_count(value: float) -> str:
+    """12_345_678 -> "12.3M"; three significant digits, enough for a glance."""
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size * 0.9995:
+            return f"{value / size:.3g}{letter}"
+    return f"{value:.3g}"
+
+
+def format_bytes(value: float) -> str:
+    for size, name in ((2**50, "PiB"), (2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if abs(value) >= size:
+            return f"{value / size:.1f} {name}"
+    return f"{value:.0f} B"
+
+
+def format_seconds(value: float) -> str:
+    """3725 -> "1h02m"; the two largest parts only."""
+    if value < 59.95:
+        return f"{value:.1f}s"
+    minutes, seconds = divmod(round(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days}d{hours:02d}h"
+    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{seconds:02d}s"

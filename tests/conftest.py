@@ -1,0 +1,51 @@
+"""What every test may ask for, and the rule that a skipped test must be on a list with a reason."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+_skipped: list[tuple[str, str]] = []
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Real corpora that are not part of the project; a folder `shared/data` beside the checkout, if there is one."""
+    folder = ROOT.parent / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip("shared/data is not beside the checkout")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    return ROOT
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    """Tests share few cores; equality must not hang on how many there are."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        _skipped.append((report.nodeid, reason.removeprefix("Skipped: ")))
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """In continuous integration a test that skips is a failure unless tests/allowed_skips.toml says why it may."""
+    if not os.environ.get("CI"):
+        return
+    allowed = tomllib.loads((ROOT / "tests" / "allowed_skips.toml").read_text())["skip"]
+    for nodeid, reason in _skipped:
+        if not any(nodeid.startswith(entry["test"]) and entry["reason"] in reason for entry in allowed):
+            print(f"\nskipped without being on tests/allowed_skips.toml: {nodeid} ({reason})")
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED

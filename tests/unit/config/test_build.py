@@ -1,0 +1,113 @@
+"""Plain data becomes typed settings, or one error that lists everything wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmtrain.config.base import Choice, Problem, Settings, problem_if
+from lmtrain.config.build import build_settings, quantity
+from lmtrain.errors import SettingsError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drink(Choice):
+    room: ClassVar[str] = "lmtrain.config"
+    sugar: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tea(Drink):
+    kind: ClassVar[str] = "tea"
+    leaves: float
+
+    def problems(self) -> Iterator[Problem]:
+        yield from problem_if(self.leaves <= 0, "leaves", self.leaves, "must be above 0", "Use 2.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coffee(Drink):
+    kind: ClassVar[str] = "coffee"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order(Settings):
+    drink: Drink
+    cups: int = quantity("count", default=1)
+    volume: int | None = quantity("bytes", default=None)
+    wait: float = quantity("seconds", default=0.0)
+    name: str = "anon"
+    hot: bool = True
+    size: Literal["small", "large"] = "small"
+    times: tuple[float, ...] = ()
+    spare: Tea | None = None
+
+
+def _problems(data: Any) -> tuple[str, ...]:
+    with pytest.raises(SettingsError) as caught:
+        build_settings(Order, data)
+    return caught.value.problems
+
+
+def test_a_whole_order() -> None:
+    built = build_settings(
+        Order,
+        {
+            "drink": {"kind": "tea", "leaves": 2, "sugar": 1}, "cups": "1k", "volume": "2KiB", "wait": "2min",
+            "name": 7, "hot": False, "size": "large", "times": [1, 2.5], "spare": {"leaves": 1.0},
+        },
+    )  # fmt: skip
+    assert built == Order(
+        drink=Tea(leaves=2.0, sugar=1), cups=1000, volume=2048, wait=120.0, name="7", hot=False, size="large",
+        times=(1.0, 2.5), spare=Tea(leaves=1.0),
+    )  # fmt: skip
+    assert isinstance(built.times[0], float)
+
+
+def test_settings_build_back_from_their_own_data() -> None:
+    order = Order(drink=Coffee(sugar=3), cups=4, volume=None, times=(0.5,), spare=Tea(leaves=0.1))
+    assert build_settings(Order, order.to_dict()) == order
+
+
+@given(cups=st.integers(-(2**53), 2**53), wait=st.floats(allow_nan=False, allow_infinity=False))
+def test_numbers_survive(cups: int, wait: float) -> None:
+    built = build_settings(Order, {"drink": {"kind": "coffee"}, "cups": float(cups), "wait": wait})
+    assert (built.cups, built.wait) == (cups, wait)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"drink": {"kind": "te", "leaves": 1}}, "drink.kind=te is no kind of drink. Did you mean tea?"),
+        ({"drink": {}}, "drink.kind=null is no kind of drink. Known: coffee, tea."),
+        ({"drink": 3}, "drink=3 is not a group of settings. Give its keys one by one: drink.key=value."),
+        ({"drink": {"kind": "tea"}}, "drink.leaves is not set. Add drink.leaves=VALUE."),
+        ({"drink": {"kind": "tea", "leaves": 0}}, "drink.leaves=0.0 must be above 0. Use 2."),
+        ({"drink": {"kind": "tea", "leaves": 1, "suger": 1}}, "drink.suger=1 is no setting. Did you mean sugar?"),
+        ({"cups": 1.5}, "cups=1.5 is not a whole number. Give cups a value of that type."),
+        ({"cups": True}, "cups=true is not a whole number. Give cups a value of that type."),
+        ({"cups": "many"}, "cups=many is not a size such as 2000, 10M or 300B. Give a number or a size with its unit."),
+        ({"name": None}, "name=null is not a text. Give name a value of that type."),
+        ({"hot": "yes"}, "hot=yes is not true or false. Give hot a value of that type."),
+        ({"size": "larg"}, "size=larg is not a choice here. Did you mean large?"),
+        ({"times": 3}, "times=3 is not a list of a number. Give times a value of that type."),
+        ({"times": [1, "x"]}, "times[1]=x is not a number. Give times[1] a value of that type."),
+        ({"spare": {"kind": "coffee"}}, "spare.kind=coffee is no kind of spare. Known: tea."),
+    ],
+)
+def test_one_wrong_value_is_one_sentence_and_a_way_out(change: dict[str, Any], said: str) -> None:
+    assert _problems({"drink": {"kind": "tea", "leaves": 1}} | change) == (said,)
+
+
+def test_every_problem_is_collected() -> None:
+    assert len(_problems({"drink": {"kind": "tea", "leaves": -1}, "cups": "x", "hot": 1, "nmae": 1})) == 4
+
+
+def test_a_prefix_is_put_before_every_key() -> None:
+    with pytest.raises(SettingsError, match=r"^run\.cups=x is not a size"):
+        build_settings(Order, {"drink": {"kind": "coffee"}, "cups": "x"}, prefix="run")

@@ -1,0 +1,121 @@
+"""Hydra's composition: groups, a user's folder, overrides and sweeps; and nothing that names code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from lmtrain.config.compose import compose_plain, conf_dir, group_choices, sweep
+from lmtrain.errors import MissingInputError, SettingsError
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    """A user's config folder with a quote and a space in its name."""
+    folder = tmp_path / "user's configs"
+    for name, text in {
+        "mini.yaml": "defaults: [{drink: tea}, {precision: fp32}, _self_]\ncups: 1\nsaucers: ${cups}\nrampup: null\n",
+        "drink/tea.yaml": "kind: tea\nleaves: 2\n",
+        "drink/coffee.yaml": "kind: coffee\n",
+        "precision/own.yaml": "kind: bf16\nmine: true\n",
+    }.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder
+
+
+def _refused(mine: Path, *overrides: str) -> str:
+    with pytest.raises(SettingsError) as caught:
+        compose_plain(overrides, config_dir=mine, name="mini")
+    return str(caught.value)
+
+
+def test_a_users_folder_comes_before_the_packages(mine: Path) -> None:
+    plain = compose_plain(["precision=own"], config_dir=mine, name="mini")
+    assert plain == {
+        "drink": {"kind": "tea", "leaves": 2}, "precision": {"kind": "bf16", "mine": True},
+        "cups": 1, "saucers": 1, "rampup": None,
+    }  # fmt: skip
+
+
+def test_a_users_folder_adds_choices_to_the_packages_own_config(mine: Path) -> None:
+    assert compose_plain(["precision=own"], config_dir=mine)["precision"] == {"kind": "bf16", "mine": True}
+    (mine / "precision" / "bf16.yaml").write_text("kind: shadow\n", encoding="utf-8")
+    assert compose_plain(["precision=bf16"], config_dir=mine)["precision"] == {"kind": "shadow"}
+
+
+def test_overrides_choose_change_add_and_remove(mine: Path) -> None:
+    plain = compose_plain(
+        ["drink=coffee", "drink.sugar=2", "cups=4k", "rampup.start=3", "~precision"], config_dir=mine, name="mini"
+    )
+    assert plain == {
+        "drink": {"kind": "coffee", "sugar": 2}, "cups": "4k", "saucers": "4k", "rampup": {"start": 3}
+    }  # fmt: skip
+
+
+def test_composing_leaves_nothing_behind(mine: Path) -> None:
+    first = compose_plain(["cups=2"], config_dir=mine, name="mini")
+    assert compose_plain([], config_dir=mine, name="mini")["cups"] == 1
+    assert first["cups"] == 2
+
+
+def test_unknown_names_are_answered_with_near_ones(mine: Path) -> None:
+    assert _refused(mine, "drink=coffe") == "drink=coffe is not in conf/drink/. Did you mean coffee?"
+    assert "Write key=value" in _refused(mine, "cups==")
+    assert "Add -m" in _refused(mine, "cups=1,2")
+    with pytest.raises(SettingsError, match=r"--config-name=minni.*Did you mean mini\?"):
+        compose_plain([], config_dir=mine, name="minni")
+    with pytest.raises(MissingInputError, match="is not a folder"):
+        compose_plain([], config_dir=mine / "absent")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("drink:\n  _target_: os.getcwd\n", "drink._target_ names code"),
+        ("cups:\n  - _partial_: true\n", r"cups\[0\]\._partial_ names code"),
+        ("name: ${oc.env:HOME}\n", "calls a resolver"),
+        ("names: ['${oc.env:HOME}']\n", r"names\[0\]=.* calls a resolver"),
+        ("name: ${oc.decode:'1'}\n", "calls a resolver"),
+        ("name: '${ oc.env : HOME }'\n", "calls a resolver"),
+        ("name: ${absent}\n", "absent"),
+    ],
+)
+def test_configs_are_data(mine: Path, text: str, said: str) -> None:
+    (mine / "bad.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(SettingsError, match=said):
+        compose_plain([], config_dir=mine, name="bad")
+
+
+def test_a_config_cannot_widen_the_search(mine: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere" / "drink"
+    elsewhere.mkdir(parents=True)
+    (elsewhere / "poison.yaml").write_text("kind: poison\n", encoding="utf-8")
+    text = f"defaults:\n  - drink: poison\n  - _self_\nhydra:\n  searchpath: ['file://{elsewhere.parent}']\n"
+    (mine / "bad.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(SettingsError, match="poison"):
+        compose_plain([], config_dir=mine, name="bad")
+
+
+def test_a_sweep_is_every_combination_in_order(mine: Path) -> None:
+    assert sweep(["a=1,2", "b=x", "c=range(1,4)"]) == [
+        [f"a={a}", "b=x", f"c={c}"] for a in (1, 2) for c in (1, 2, 3)
+    ]  # fmt: skip
+    assert sweep(["drink=glob(*)"], config_dir=mine) == [["drink=coffee"], ["drink=tea"]]
+    assert sweep(["+a.b='x,y',z"]) == [["+a.b='x,y'"], ["+a.b=z"]]
+    assert sweep([]) == [[]]
+
+
+@pytest.mark.parametrize("override", ["lr=interval(0,1)", "drink=glob(z*)"])
+def test_a_sweep_without_an_end_or_a_beginning_is_refused(mine: Path, override: str) -> None:
+    with pytest.raises(SettingsError, match=r"has no end|names nothing"):
+        sweep([override], config_dir=mine)
+
+
+def test_every_shipped_choice_is_a_mapping() -> None:
+    for group, names in group_choices().items():
+        for name in names:
+            data = OmegaConf.to_container(OmegaConf.load(conf_dir() / group / f"{name}.yaml"))
+            assert isinstance(data, dict), f"{group}/{name}"
