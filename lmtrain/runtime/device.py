@@ -1,0 +1,106 @@
+"""The device a run computes on: its choice, name, memory and random numbers. Called by set-up and observe."""
+
+from __future__ import annotations
+
+import platform
+import random
+import resource
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from lmtrain.errors import SettingsError
+from lmtrain.runtime.process import set_env_default
+
+
+@dataclass(frozen=True)
+class MemoryStats:
+    """On a GPU what torch's allocator holds; on a CPU the whole process."""
+
+    used_bytes: int
+    peak_bytes: int
+    total_bytes: int
+
+
+def pick_device(name: str, local_rank: int = 0) -> torch.device:
+    """`auto` takes the GPU of this local rank if torch sees one, else the CPU."""
+    if name not in ("auto", "cpu", "cuda"):
+        raise SettingsError([f"compute.device={name} is no device. Use auto, cpu or cuda."])
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        built = f"is built for CUDA {torch.version.cuda}" if torch.version.cuda else "is built without CUDA"
+        problem = f"compute.device=cuda and torch {torch.__version__} sees no GPU (it {built})."
+        raise SettingsError([f"{problem} Use compute.device=cpu or auto."])
+    count = torch.cuda.device_count()
+    if local_rank >= count:
+        problem = f"local rank {local_rank} has no GPU of its own, since this node shows {count}."
+        raise SettingsError([f"{problem} Start at most {count} processes per node."])
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def device_name(device: torch.device) -> str:
+    """Such as "NVIDIA H200" or the CPU's model name."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def memory_stats(device: torch.device) -> MemoryStats:
+    if device.type == "cuda":
+        return MemoryStats(
+            torch.cuda.memory_allocated(device),
+            torch.cuda.max_memory_allocated(device),
+            torch.cuda.get_device_properties(device).total_memory,
+        )
+    # because: Linux counts in KiB, macOS in bytes
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    page, used, total = resource.getpagesize(), peak, 0
+    if sys.platform == "linux":
+        used = int(Path("/proc/self/statm").read_text().split()[1]) * page
+        total = _memory_info().get("MemTotal", 0)
+    return MemoryStats(used, max(used, peak), total)
+
+
+def _memory_info() -> dict[str, int]:
+    lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
+    return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if len(words) == 3}
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def set_deterministic(enabled: bool) -> None:
+    """Refuse kernels whose result can differ between two runs. Call it before the device is first used."""
+    if enabled:
+        # because: cuBLAS is deterministic only with a fixed workspace, and reads this when its first handle is made
+        set_env_default("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(enabled)
+    torch.backends.cudnn.deterministic = enabled
+    torch.backends.cudnn.benchmark = False
+
+
+def set_threads(count: int | None) -> int:
+    """CPU threads of one operation; None leaves torch's choice. Gives the number in use."""
+    if count is not None:
+        torch.set_num_threads(count)
+    return torch.get_num_threads()
+
+
+def seed_everything(seed: int) -> None:
+    """Seed the global generators, for code that is not ours; ours derives a seed per purpose (runtime/seed)."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)

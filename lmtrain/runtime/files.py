@@ -1,0 +1,197 @@
+"""Writing files so that a kill at any instant leaves the old one or the new one. Torch-free.
+
+Called by datasets, checkpoints, metrics and reports. Only this file knows fsync and rename.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import re
+import shutil
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from lmtrain.errors import DataError, MissingInputError, OutputError, StorageError
+from lmtrain.units import format_bytes
+
+MAX_JSON_BYTES = 64 << 20
+MAX_JSON_DEPTH = 64
+_SAFE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
+
+
+def fsync_dir(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def free_bytes(path: Path) -> int:
+    """Room on the disk that holds this path or, where it does not exist yet, will hold it."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return shutil.disk_usage(path).free
+
+
+@contextmanager
+def storage_errors(path: Path, doing: str, need_bytes: int = 0) -> Iterator[None]:
+    """Turn the operating system's refusals into the errors and exit codes that users see."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            need = f"{format_bytes(need_bytes)} needed, " if need_bytes else ""
+            room = f"{need}{format_bytes(free_bytes(path))} free"
+            raise StorageError(f"{doing} {path} failed: the disk is full ({room}). Free some space.") from error
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
+            reason = error.strerror
+            raise OutputError(f"{doing} {path} failed: {reason}. Choose an output that you may write.") from error
+        raise StorageError(f"{doing} {path} failed: {error.strerror or error}.") from error
+
+
+@contextmanager
+def atomic_file(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
+    """Write a file under a temporary name; it takes its own name only when whole and on disk."""
+    with storage_errors(path, "Writing"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+        try:
+            with open(temporary, mode, encoding=None if "b" in mode else "utf-8") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        fsync_dir(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    with atomic_file(path, "w") as file:
+        json.dump(value, file, indent=1, sort_keys=False, ensure_ascii=False)
+        file.write("\n")
+
+
+def read_json(path: Path) -> Any:
+    """A JSON file of bounded size; missing and damaged files are errors that name it."""
+    return parse_json(read_bytes(path, MAX_JSON_BYTES), path)
+
+
+def parse_json(data: bytes, path: Path) -> Any:
+    """Strict JSON: no key twice, no NaN, no bottomless nesting. `path` is for the message."""
+    try:
+        value = json.loads(data, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+        if not _is_shallow(value):
+            raise ValueError(f"it nests deeper than {MAX_JSON_DEPTH} levels")
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is not valid JSON ({error}). It is damaged or not one of our files.") from error
+    return value
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        raise ValueError("a key stands twice")
+    return result
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _is_shallow(value: Any) -> bool:
+    level = [value]
+    for _ in range(MAX_JSON_DEPTH):
+        level = [v for node in level if isinstance(node, (dict, list)) for v in _children(node)]
+        if not level:
+            return True
+    return False
+
+
+def _children(node: dict[str, Any] | list[Any]) -> list[Any]:
+    values = node.values() if isinstance(node, dict) else node
+    return [v for v in values if isinstance(v, (dict, list))]
+
+
+@contextmanager
+def read_errors(path: Path) -> Iterator[None]:
+    """The operating system's refusals to read, as errors that name the file."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise MissingInputError(f"{path} does not exist. Check the path.") from error
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise DataError(f"{path} is a symbolic link. Put the file itself in its place.") from error
+        raise StorageError(f"Reading {path} failed: {error.strerror or error}.") from error
+
+
+def open_regular(path: Path, *, follow_links: bool) -> tuple[int, int]:
+    """A descriptor and the size of a plain file; a pipe or a device is refused without waiting for it."""
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    fd = os.open(path, flags if follow_links else flags | os.O_NOFOLLOW)
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode):
+        os.close(fd)
+        raise DataError(f"{path} is not a plain file. Put the file itself in its place.")
+    return fd, found.st_size
+
+
+def read_bytes(path: Path, limit_bytes: int, *, follow_links: bool = True) -> bytes:
+    """A whole file, refused before it is read when it is larger than any of its kind can be."""
+    with read_errors(path):
+        fd, size = open_regular(path, follow_links=follow_links)
+        try:
+            if size > limit_bytes:
+                limit = format_bytes(limit_bytes)
+                raise DataError(f"{path} is larger than {limit}, which none of our files of its kind is.")
+            return read_range(fd, 0, size)
+        finally:
+            os.close(fd)
+
+
+def read_range(fd: int, start: int, size: int) -> bytes:
+    """Exactly these bytes, or fewer where the file ends."""
+    parts = []
+    while size > 0:
+        part = os.pread(fd, size, start)
+        if not part:
+            break
+        parts.append(part)
+        start, size = start + len(part), size - len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def is_safe_name(name: object) -> bool:
+    """Names taken from a manifest may become paths only if they are plain file names."""
+    return isinstance(name, str) and _SAFE_NAME.fullmatch(name) is not None
+
+
+@contextmanager
+def folder_lock(folder: Path) -> Iterator[None]:
+    """Only one run may own an output folder; the lock goes with the process, however that ends."""
+    with storage_errors(folder, "Making"):
+        folder.mkdir(parents=True, exist_ok=True)
+    path = folder / ".lock"
+    with storage_errors(path, "Opening"):
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            owner = os.read(fd, 200).decode(errors="replace").strip() or "another process"
+            raise OutputError(f"{folder} is in use by {owner}. Wait for it or choose another folder.") from error
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(fd)

@@ -1,0 +1,48 @@
+"""Turns "please stop" signals into a question that the training loop asks after every step.
+
+SIGTERM and SIGINT come from people and schedulers, SIGUSR1 and SIGUSR2 from a scheduler's early warning. The first
+asks for a stop with a checkpoint; a second SIGTERM or SIGINT ends the process at once.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from types import FrameType
+from typing import Any
+
+_WATCHED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+_URGENT = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopRequest:
+    """`with StopRequest() as stop:` and then ask `stop.requested`. Only the main thread may enter it."""
+
+    def __init__(self, repeat_after_s: float = 1.0) -> None:
+        # because: one Ctrl-C reaches a process twice, from the terminal and forwarded by its launcher
+        self._repeat_after_s = repeat_after_s
+        self._urgent_since: float | None = None
+        self._previous: dict[signal.Signals, Any] = {}
+        self.requested: str | None = None  # the first signal's name
+
+    def __enter__(self) -> StopRequest:
+        for number in _WATCHED:
+            self._previous[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            # because: None stands for a handler that was not set by Python and cannot be put back
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._previous.clear()
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        name = signal.Signals(number).name
+        self.requested = self.requested or name
+        if number not in _URGENT:
+            return
+        now = time.monotonic()
+        if self._urgent_since is None:
+            self._urgent_since = now
+        elif now - self._urgent_since >= self._repeat_after_s:
+            raise KeyboardInterrupt(f"{name} after {self.requested}: stopping without a checkpoint")

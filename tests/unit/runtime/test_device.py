@@ -1,0 +1,87 @@
+"""The device: its choice, its refusals, its facts and its random numbers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from lmtrain.errors import SettingsError
+from lmtrain.runtime.device import (
+    device_name,
+    memory_stats,
+    pick_device,
+    reset_peak_memory,
+    seed_everything,
+    set_deterministic,
+    set_threads,
+)
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def _flags() -> Iterator[None]:
+    deterministic, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
+    benchmark, cudnn = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
+    yield
+    torch.use_deterministic_algorithms(deterministic)
+    torch.set_num_threads(threads)
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = benchmark, cudnn
+
+
+def test_the_cpu_is_always_there() -> None:
+    assert pick_device("cpu") == CPU
+    assert pick_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert len(device_name(CPU)) > 2
+
+
+def test_unknown_and_absent_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SettingsError, match=r"compute\.device=tpu is no device\. Use auto, cpu or cuda"):
+        pick_device("tpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SettingsError, match=r"sees no GPU .* Use compute\.device=cpu or auto"):
+        pick_device("cuda")
+    assert pick_device("auto") == CPU
+
+
+def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(SettingsError, match="local rank 2 has no GPU of its own, since this node shows 2"):
+        pick_device("cuda", local_rank=2)
+
+
+def test_memory_of_the_process() -> None:
+    reset_peak_memory(CPU)
+    before = memory_stats(CPU)
+    block = torch.ones(40 << 20, dtype=torch.uint8)
+    after = memory_stats(CPU)
+    assert after.used_bytes - before.used_bytes > len(block) * 0.8
+    assert 0 < after.used_bytes <= after.peak_bytes < after.total_bytes
+
+
+@pytest.mark.usefixtures("_flags")
+def test_determinism_and_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    set_deterministic(True)
+    assert torch.are_deterministic_algorithms_enabled()
+    set_deterministic(False)
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert set_threads(1) == 1
+    assert set_threads(None) == 1
+
+
+def test_seeds_reach_every_generator() -> None:
+    def draw() -> tuple[float, float, float]:
+        return random.random(), float(np.random.random()), float(torch.rand(()))
+
+    seed_everything(2**63 - 1)
+    first = draw()
+    seed_everything(2**63 - 1)
+    assert draw() == first
+    seed_everything(1)
+    assert draw() != first

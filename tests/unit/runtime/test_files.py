@@ -1,0 +1,184 @@
+"""Files: whole or not at all, strict when read, and owned by one run."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmtrain.errors import DataError, MissingInputError, OutputError, StorageError
+from lmtrain.runtime.files import (
+    MAX_JSON_DEPTH,
+    atomic_file,
+    folder_lock,
+    free_bytes,
+    is_safe_name,
+    open_regular,
+    parse_json,
+    read_bytes,
+    read_json,
+    storage_errors,
+    write_json,
+)
+
+
+def test_a_file_appears_only_when_whole(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "file"
+    with atomic_file(path) as file:
+        file.write(b"one")
+        assert not path.exists()
+    assert path.read_bytes() == b"one"
+    with pytest.raises(KeyError), atomic_file(path) as file:  # noqa: PT012
+        file.write(b"two")
+        raise KeyError
+    assert path.read_bytes() == b"one"
+    assert [p.name for p in path.parent.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("name", ["fsync", "replace"])
+def test_a_failure_while_writing_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    write_json(tmp_path / "f.json", {"old": 1})
+
+    def fail(*args: object) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, name, fail)
+        with pytest.raises(StorageError, match=r"f\.json failed: the disk is full"):
+            write_json(tmp_path / "f.json", {"new": 1})
+    assert read_json(tmp_path / "f.json") == {"old": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["f.json"]
+
+
+@pytest.mark.parametrize(
+    ("number", "error", "message"),
+    [
+        (errno.ENOSPC, StorageError, r"Saving .*/x failed: the disk is full \(2\.0 GiB needed, .* free\)"),
+        (errno.EDQUOT, StorageError, "the disk is full"),
+        (errno.EFBIG, StorageError, "the disk is full"),
+        (errno.EIO, StorageError, "Input/output error"),
+        (errno.EACCES, OutputError, "Permission denied"),
+        (errno.EROFS, OutputError, "Read-only file system"),
+    ],
+)
+def test_the_systems_refusals_become_ours(tmp_path: Path, number: int, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message), storage_errors(tmp_path / "x", "Saving", need_bytes=2 << 30):
+        raise OSError(number, os.strerror(number))
+
+
+def test_room_is_told_for_paths_that_do_not_exist_yet(tmp_path: Path) -> None:
+    assert free_bytes(tmp_path / "a" / "b" / "c") > 0
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+)
+
+
+@given(value=JSON)
+def test_json_round_trip(tmp_path_factory: pytest.TempPathFactory, value: object) -> None:
+    path = tmp_path_factory.mktemp("json") / "f.json"
+    try:
+        write_json(path, value)
+    except UnicodeEncodeError:  # lone surrogates cannot be written
+        assert not path.exists()
+        return
+    assert read_json(path) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (b"", "Expecting value"),
+        (b"{", "Expecting property name"),
+        (b"\xff", "decode"),
+        (b'{"a": NaN}', "NaN is no JSON number"),
+        (b"-Infinity", "-Infinity is no JSON number"),
+        (b'{"a": 1, "a": 1}', "a key stands twice"),
+        (b"[" * 200_000, "recursion|Expecting"),
+        (b"[" * 100 + b"]" * 100, f"deeper than {MAX_JSON_DEPTH} levels"),
+        (b"1" * 5000, "digits"),
+    ],
+)
+def test_wrong_json_is_a_data_error_that_names_the_file(text: bytes, why: str) -> None:
+    with pytest.raises(DataError, match=rf"some/f\.json is not valid JSON \(.*({why})"):
+        parse_json(text, Path("some/f.json"))
+
+
+def test_json_of_the_greatest_depth_is_read() -> None:
+    assert parse_json(b"[" * MAX_JSON_DEPTH + b"]" * MAX_JSON_DEPTH, Path("f")) is not None
+    with pytest.raises(DataError, match="deeper"):
+        parse_json(b"[" * (MAX_JSON_DEPTH + 1) + b"]" * (MAX_JSON_DEPTH + 1), Path("f"))
+
+
+def test_reading_is_bounded_and_names_what_it_finds(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with pytest.raises(MissingInputError, match="file does not exist"):
+        read_bytes(path, 10)
+    path.write_bytes(b"x" * 11)
+    with pytest.raises(DataError, match="file is larger than 10 B"):
+        read_bytes(path, 10)
+    assert read_bytes(path, 11) == b"x" * 11
+    with pytest.raises(DataError, match="is not a plain file"):
+        read_bytes(tmp_path, 10)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataError, match="pipe is not a plain file"):
+        read_bytes(tmp_path / "pipe", 10)
+    with pytest.raises(StorageError, match="Not a directory"):
+        read_bytes(path / "below", 10)
+
+
+def test_links_are_followed_only_where_that_is_allowed(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    assert read_bytes(tmp_path / "link", 10) == b"x"
+    with pytest.raises(DataError, match="link is a symbolic link"):
+        read_bytes(tmp_path / "link", 10, follow_links=False)
+
+
+def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    before = os.listdir("/proc/self/fd")
+    for _ in range(3):
+        read_bytes(tmp_path / "file", 10)
+        with pytest.raises(DataError):
+            open_regular(tmp_path, follow_links=True)
+        with pytest.raises(DataError):
+            read_bytes(tmp_path / "file", 0)
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+@pytest.mark.parametrize("name", ["a", "rank_00000.safetensors", "A-b_c.9", "x" * 200])
+def test_plain_names(name: str) -> None:
+    assert is_safe_name(name)
+
+
+@given(
+    st.text(max_size=6)
+    | st.integers()
+    | st.none()
+    | st.sampled_from(["..", "a/b", "/a", "a\n", "x" * 201, "\u00e9", "a\0"])
+)
+def test_a_safe_name_stays_in_its_folder(name: object) -> None:
+    if is_safe_name(name):
+        assert isinstance(name, str)
+        assert Path("folder", name).parent == Path("folder")
+        assert not name.startswith(".")
+        assert name.isascii()
+        assert name.isprintable()
+
+
+def test_a_folder_has_one_owner_at_a_time(tmp_path: Path) -> None:
+    with (
+        folder_lock(tmp_path / "run"),
+        pytest.raises(OutputError, match=rf"run is in use by process {os.getpid()} on .*\. Wait for it"),
+        folder_lock(tmp_path / "run"),
+    ):
+        pass
+    with folder_lock(tmp_path / "run"):
+        pass

@@ -1,0 +1,80 @@
+"""The compiled helpers give what their twins give; where none was compiled there is nothing to compare."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lmtrain import native
+from lmtrain.data.order import permute_twin
+
+
+@pytest.fixture(scope="module")
+def lib() -> ModuleType:
+    if native.lib is None:
+        pytest.skip("lmtrain._native was not compiled")
+    return native.lib
+
+
+@settings(max_examples=150, deadline=None)
+@given(n=st.integers(1, 2**62), seed=st.integers(0, 2**64 - 1), data=st.data())
+def test_permute(lib: ModuleType, n: int, seed: int, data: st.DataObject) -> None:
+    ids = np.array(data.draw(st.lists(st.integers(0, n - 1), max_size=20)), np.int64)
+    assert lib.permute(ids, n, seed).tolist() == permute_twin(ids, n, seed).tolist()
+
+
+@pytest.mark.parametrize("ids", [[-1], [5], [0, 7]])
+def test_permute_refuses_ids_outside(lib: ModuleType, ids: list[int]) -> None:
+    with pytest.raises(ValueError, match="ids must lie"):
+        lib.permute(np.array(ids, np.int64), 5, 0)
+
+
+def slow_crc32c(data: bytes, crc: int = 0) -> int:
+    """CRC-32C bit by bit, from its definition."""
+    crc ^= 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+def test_crc32c_of_the_standard(lib: ModuleType) -> None:
+    assert lib.crc32c(b"123456789") == 0xE3069283  # RFC 3720, B.4
+    assert lib.crc32c(bytes(32)) == 0x8A9136AA
+
+
+@settings(max_examples=100, deadline=None)
+@given(left=st.binary(max_size=70), right=st.binary(max_size=70))
+def test_crc32c(lib: ModuleType, left: bytes, right: bytes) -> None:
+    assert lib.crc32c(left + right) == slow_crc32c(left + right)
+    assert lib.crc32c(right, lib.crc32c(left)) == lib.crc32c(left + right)
+
+
+def run(code: str, folder: Path, environment: dict[str, str] | None = None) -> str:
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_it_can_be_ruled_out(repository: Path) -> None:
+    code = "import lmtrain.native; print(lmtrain.native.lib)"
+    assert run(code, repository, {"LMTRAIN_NATIVE": "0"}) == "None"
+
+
+def test_the_build_backend_shows_the_compiler_the_headers(repository: Path) -> None:
+    code = (
+        "import lmtrain_build, os, pathlib, sys\n"
+        "assert {'build_wheel', 'build_editable', 'build_sdist'} <= set(dir(lmtrain_build))\n"
+        "folders = os.environ['CPLUS_INCLUDE_PATH'].split(os.pathsep)\n"
+        "print(any((pathlib.Path(f) / 'pybind11' / 'pybind11.h').is_file() for f in folders))\n"
+    )
+    pytest.importorskip("pybind11")
+    assert run(code, repository / "csrc") == "True"
