@@ -1,0 +1,1 @@
+"""What a run says about itself: metrics, event files, throughput, the live view."""

@@ -1,0 +1,112 @@
+"""The run's own record: metrics.jsonl, one JSON object a line, and the only truth that displays and reports read.
+
+Written by the training loop, read by reports and by whoever compares two runs. It reads no clock: times come in
+the rows. Every row has `event` (start, step, valid, save or stop), `step` and `attempt`; the rest is up to the event.
+Numbers round-trip exactly; those that JSON lacks are the strings "nan", "inf" and "-inf".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from lmtrain.errors import DataError, MissingInputError
+from lmtrain.runtime.files import storage_errors
+
+EVENTS = ("start", "step", "valid", "save", "stop")
+_NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+class MetricsLog:
+    """Appends rows to a file that always holds whole lines: what a kill tore off is cut away when it is opened."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with storage_errors(path, "Opening"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _cut_torn_line(path)
+            self._file = open(path, "ab", buffering=0)  # noqa: SIM115
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        if row.get("event") not in EVENTS or "step" not in row or "attempt" not in row:
+            raise ValueError(f"a metrics row needs a known event, a step and an attempt, not {dict(row)}")
+        line = json.dumps(_writable(row), allow_nan=False, ensure_ascii=False, separators=(", ", ": ")) + "\n"
+        with storage_errors(self.path, "Writing"):
+            self._file.write(line.encode())  # one write a row: a reader never sees half of one
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> MetricsLog:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The rows that count, in order of writing.
+
+    A later attempt began again at the step of its start row: whatever an earlier one wrote beyond that step is
+    gone, and of two rows with the same event and step the last one stands.
+    """
+    rows: dict[tuple[str, int], dict[str, Any]] = {}
+    for row in _read_rows(path):
+        if row["event"] == "start":
+            rows = {key: old for key, old in rows.items() if key[0] == "start" or key[1] <= row["step"]}
+        key = (row["event"], row["step"])
+        rows.pop(key, None)  # the last one also takes the last place
+        rows[key] = row
+    return list(rows.values())
+
+
+def _read_rows(path: Path) -> list[dict[str, Any]]:
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError as error:
+        raise MissingInputError(f"{path} does not exist. Give a run folder that has been trained in.") from error
+    rows = []
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+            if not isinstance(row["event"], str) or not isinstance(row["step"], int):
+                raise TypeError("event or step has the wrong type")
+        except (ValueError, KeyError, TypeError) as error:
+            if number == len(lines):  # empty after a whole last line, torn when the writer was killed
+                break
+            raise DataError(f"{path}:{number} is not a row of metrics ({error}). Remove that line.") from error
+        rows.append({key: _read_value(value) for key, value in row.items()})
+    return rows
+
+
+def _writable(value: Any) -> Any:
+    """Plain JSON data. Tensors and numpy scalars are refused by json, so that nobody waits for a device in here."""
+    if isinstance(value, Mapping):
+        return {str(key): _writable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_writable(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def _read_value(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _read_value(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_read_value(item) for item in value]
+    return _NOT_FINITE.get(value, value) if isinstance(value, str) else value
+
+
+def _cut_torn_line(path: Path) -> None:
+    if not path.exists():
+        return
+    with open(path, "r+b") as file:
+        data = file.read()
+        whole = data.rfind(b"\n") + 1
+        if whole < len(data):
+            file.truncate(whole)

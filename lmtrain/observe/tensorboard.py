@@ -1,0 +1,116 @@
+"""TensorBoard event files, written without TensorBoard: TFRecord framing around hand-made protobuf.
+
+Called by the training loop beside `metrics.py`, which stays the truth. Knows nothing of training: a tag, a value
+and a step go in. Read back in the tests by TensorBoard itself.
+
+A record is: length (u64), masked CRC32C of the length (u32), data, masked CRC32C of the data (u32), all little endian.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from lmtrain import native
+from lmtrain.runtime.files import storage_errors
+
+_DOUBLE, _VARINT, _BYTES, _FLOAT = 1, 0, 2, 5  # protobuf wire types
+_DT_STRING = 7
+_SESSION_START = 1
+
+
+class EventWriter:
+    """The event file of an attempt that begins with `start_step` steps done; what earlier ones say beyond is purged."""
+
+    def __init__(self, folder: Path, start_step: int, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        with storage_errors(folder, "Making"):
+            folder.mkdir(parents=True, exist_ok=True)
+            # because: TensorBoard reads a folder's files in the order of their names, whatever the clocks say
+            self.path = folder / f"events.out.tfevents.{len(list(folder.glob('*tfevents*'))):06d}.lmtrain"
+            self._file = open(self.path, "xb")  # noqa: SIM115
+        self._event(_field_bytes(3, b"brain.Event:2"), step=0)
+        self._event(_field_bytes(7, _field_varint(1, _SESSION_START)), step=start_step + 1)  # TensorBoard forgets >=
+
+    def scalar(self, tag: str, value: float, step: int) -> None:
+        self._summary(tag, _key(2, _FLOAT) + struct.pack("<f", value), step)
+
+    def text(self, tag: str, text: str, step: int = 0) -> None:
+        """Markdown for TensorBoard's text tab: a string tensor that belongs to the "text" plugin."""
+        plugin = _field_bytes(1, _field_bytes(1, b"text"))
+        shape = _field_bytes(2, _field_bytes(2, _field_varint(1, 1)))
+        tensor = _field_varint(1, _DT_STRING) + shape + _field_bytes(8, text.encode())
+        self._summary(tag, _field_bytes(9, plugin) + _field_bytes(8, tensor), step)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _summary(self, tag: str, value: bytes, step: int) -> None:
+        self._event(_field_bytes(5, _field_bytes(1, _field_bytes(1, tag.encode()) + value)), step)
+
+    def _event(self, what: bytes, step: int) -> None:
+        wall_time = _key(1, _DOUBLE) + struct.pack("<d", self._clock())
+        with storage_errors(self.path, "Writing"):
+            self._file.write(record(wall_time + _field_varint(2, step) + what))
+            self._file.flush()
+
+
+def record(data: bytes) -> bytes:
+    length = struct.pack("<Q", len(data))
+    return length + struct.pack("<I", _masked_crc(length)) + data + struct.pack("<I", _masked_crc(data))
+
+
+def _masked_crc(data: bytes) -> int:
+    """TFRecord stores a rotated checksum plus a constant, so that a checksum of checksums is not degenerate."""
+    crc = crc32c(data)
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def crc32c(data: bytes, crc: int = 0) -> int:
+    """Castagnoli's CRC: the compiled helper where there is one, else its twin."""
+    helper = getattr(native.lib, "crc32c", None)
+    return int(helper(data, crc)) if helper else crc32c_twin(data, crc)
+
+
+def crc32c_twin(data: bytes, crc: int = 0) -> int:
+    crc ^= 0xFFFFFFFF
+    for byte in data:
+        crc = (crc >> 8) ^ _TABLE[(crc ^ byte) & 0xFF]
+    return crc ^ 0xFFFFFFFF
+
+
+def _table() -> list[int]:
+    entries = []
+    for entry in range(256):
+        for _ in range(8):
+            entry = (entry >> 1) ^ (0x82F63B78 if entry & 1 else 0)  # the polynomial, bits reversed
+        entries.append(entry)
+    return entries
+
+
+_TABLE = _table()
+
+
+def _key(number: int, wire: int) -> bytes:
+    return _varint(number << 3 | wire)
+
+
+def _field_varint(number: int, value: int) -> bytes:
+    return _key(number, _VARINT) + _varint(value)
+
+
+def _field_bytes(number: int, data: bytes) -> bytes:
+    return _key(number, _BYTES) + _varint(len(data)) + data
+
+
+def _varint(value: int) -> bytes:
+    """Seven bits a byte, lowest first; the high bit says that more follow. A negative int64 takes ten bytes."""
+    value &= 0xFFFFFFFFFFFFFFFF
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)

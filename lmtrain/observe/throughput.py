@@ -1,0 +1,98 @@
+"""How fast a run is: tokens and model FLOPs per second, MFU and the time left, from clock readings given in.
+
+Called by the training loop and by benchmarks. Reads no clock and asks no device: it divides numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from dataclasses import dataclass
+
+# because: dense peaks of the vendors' data sheets in FLOP/s (half of what is printed "with sparsity"), with fp32
+# accumulation: (tensor cores fp16, tensor cores bf16, fp32 without tensor cores). The first match counts.
+_PEAKS: tuple[tuple[str, float | None, float | None, float | None], ...] = (
+    (r"GB200", 2500e12, 2500e12, 80e12),
+    (r"B200", 2250e12, 2250e12, 75e12),
+    (r"H100 PCIe", 756e12, 756e12, 51e12),
+    (r"H100 NVL", 835e12, 835e12, 60e12),
+    (r"G?H[12]00|H800", 989.4e12, 989.4e12, 66.9e12),
+    (r"H20", 148e12, 148e12, 44e12),
+    (r"A100|A800", 312e12, 312e12, 19.5e12),
+    (r"A30", 165e12, 165e12, 10.3e12),
+    (r"A10", 125e12, 125e12, 31.2e12),
+    (r"V100", 125e12, None, 15.7e12),
+    (r"T4", 65e12, None, 8.1e12),
+    (r"L40S", 362e12, 362e12, 91.6e12),
+    (r"L4", 121e12, 121e12, 30.3e12),
+    (r"RTX 4090", 165.2e12, 165.2e12, 82.6e12),
+    (r"RTX 3090", 71e12, 71e12, 35.6e12),
+    (r"RTX A6000", 154.8e12, 154.8e12, 38.7e12),
+)
+_COLUMNS = {"fp16": 0, "float16": 0, "bf16": 1, "bfloat16": 1, "fp32": 2, "float32": 2}
+
+
+def peak_flops(device_name: str, dtype: str) -> float | None:
+    """The most FLOP/s one device of this name can do in this dtype, or None where no data sheet is known."""
+    column = _COLUMNS.get(dtype.removeprefix("torch."))
+    if column is None:
+        return None
+    for pattern, *peaks in _PEAKS:
+        if re.search(rf"\b(?:{pattern})\b", device_name, re.IGNORECASE):
+            return peaks[column]
+    return None
+
+
+@dataclass(frozen=True)
+class Rates:
+    """None where a number cannot be known yet, or at all."""
+
+    tokens_per_s: float | None = None
+    flops_per_s: float | None = None  # model FLOPs: recompute is not work done
+    mfu: float | None = None  # share of the devices' peak, 0 to 1
+    step_s: float | None = None
+    eta_s: float | None = None
+
+
+class Throughput:
+    """Rates over the last `window_steps` steps, so that a slow start or a checkpoint is soon forgotten."""
+
+    def __init__(
+        self,
+        *,
+        flops_per_token: float | None = None,
+        peak: float | None = None,  # of all devices together
+        window_steps: int = 50,
+    ) -> None:
+        self._flops_per_token = flops_per_token
+        self._peak = peak
+        self._marks: deque[tuple[int, float, int]] = deque(maxlen=window_steps + 1)  # step, time, tokens so far
+
+    def start(self, step: int, now_s: float) -> None:
+        """Begin counting at this step, also after a pause that is not training: an evaluation, a checkpoint."""
+        self._marks.clear()
+        self._marks.append((step, now_s, 0))
+
+    def step_done(self, step: int, now_s: float, tokens: int) -> None:
+        """`step` steps are done; this one took in `tokens` tokens over all processes."""
+        if not self._marks:
+            raise ValueError("call start() before the first step")
+        self._marks.append((step, now_s, self._marks[-1][2] + tokens))
+
+    def rates(self, total_steps: int | None = None) -> Rates:
+        if len(self._marks) < 2:
+            return Rates()
+        (first, began, before), (last, ended, after) = self._marks[0], self._marks[-1]
+        seconds = ended - began
+        if seconds <= 0:
+            return Rates()
+        tokens_per_s = (after - before) / seconds
+        flops_per_s = None if self._flops_per_token is None else tokens_per_s * self._flops_per_token
+        step_s = seconds / (last - first)
+        return Rates(
+            tokens_per_s=tokens_per_s,
+            flops_per_s=flops_per_s,
+            mfu=flops_per_s / self._peak if flops_per_s is not None and self._peak else None,
+            step_s=step_s,
+            eta_s=None if total_steps is None else max(total_steps - last, 0) * step_s,
+        )

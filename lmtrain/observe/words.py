@@ -1,0 +1,119 @@
+"""Rows of metrics in words: the plain log line, the panel's figures and the sparkline. Called by the views only.
+
+A figure that a row lacks is left out of a line and shown as a dash in the panel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from lmtrain.units import format_bytes, format_count, format_seconds
+
+Row = Mapping[str, Any]
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def step_line(row: Row, total_steps: int) -> str:
+    """`step  100/2000  loss 3.2140  lr 3.00e-04  grad 0.840  12.3k tok/s ...`: columns stay in place as steps grow."""
+    parts = [f"step {row['step']:>{len(str(total_steps))}}/{total_steps}"]
+    for key, spec, word in (("loss", ".4f", "loss"), ("lr", ".2e", "lr"), ("grad_norm", ".3f", "grad")):
+        if row.get(key) is not None:
+            parts.append(f"{word} {row[key]:{spec}}")
+    parts += [
+        text
+        for key, text in (
+            ("tokens_per_s", f"{format_count(row.get('tokens_per_s') or 0)} tok/s"),
+            ("flops_per_s", flops(row.get("flops_per_s"))),
+            ("mfu", f"mfu {percent(row.get('mfu'))}"),
+            ("data_wait_s", f"wait {milliseconds(row.get('data_wait_s'))}"),
+            ("memory_bytes", f"mem {_bytes(row.get('memory_bytes'))}"),
+            ("eta_s", f"left {_seconds(row.get('eta_s'))}"),
+        )
+        if row.get(key) is not None
+    ]
+    if row.get("skipped"):
+        parts.append(f"skipped {row['skipped']}")
+    return "  ".join(parts)
+
+
+def valid_line(row: Row) -> str:
+    loss = row.get("loss")
+    text = f"valid at step {row['step']}  loss {'-' if loss is None else f'{loss:.4f}'}"
+    return text if loss is None or not math.isfinite(loss) else f"{text}  perplexity per token {perplexity(loss)}"
+
+
+def figures(row: Row, valid: Row) -> tuple[str, str]:
+    """The two losses of the panel; the validation loss says which step it is of."""
+    loss, validation = row.get("loss"), valid.get("loss")
+    return (
+        "-" if loss is None else f"{loss:.4f}",
+        "-" if validation is None else f"{validation:.4f} at step {valid['step']}",
+    )
+
+
+def compute(row: Row) -> list[tuple[str, str]]:
+    """The panel's right column: how fast, how full, how long."""
+    speed = "-" if row.get("tokens_per_s") is None else f"{format_count(row['tokens_per_s'])} tokens/s"
+    model = flops(row.get("flops_per_s"))
+    if row.get("mfu") is not None:
+        model += f", MFU {percent(row['mfu'])}"
+    return [
+        ("speed", speed),
+        ("compute", model),
+        ("data wait", milliseconds(row.get("data_wait_s")) + ("" if row.get("data_wait_s") is None else " a step")),
+        ("memory", _bytes(row.get("memory_bytes"))),
+        ("elapsed", _seconds(row.get("elapsed_s")) + _seen(row)),
+    ]
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The values in `width` characters or fewer, each the mean of its share; gaps where a value is not finite."""
+    if width < 1 or not values:
+        return ""
+    width = min(width, len(values))
+    edges = [i * len(values) // width for i in range(width + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
+    finite = [m for m in means if math.isfinite(m)]
+    if not finite:
+        return " " * width
+    low, high = min(finite), max(finite)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((m - low) * scale)] if math.isfinite(m) else " " for m in means)
+
+
+def flops(value: float | None) -> str:
+    if value is None:
+        return "-"
+    for size, name in ((1e15, "PFLOP/s"), (1e12, "TFLOP/s"), (1e9, "GFLOP/s")):
+        if value >= size:
+            return f"{value / size:.3g} {name}"
+    return f"{value / 1e6:.3g} MFLOP/s"
+
+
+def percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f}%"
+
+
+def milliseconds(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{1000 * value:.1f} ms" if value < 1 else f"{value:.2f} s"
+
+
+def perplexity(loss: float) -> str:
+    return f"{math.exp(loss):.2f}" if loss < 20 else "above 4.8e8"
+
+
+def _seen(row: Row) -> str:
+    return "" if row.get("tokens") is None else f", {format_count(row['tokens'])} tokens"
+
+
+def _bytes(value: float | None) -> str:
+    return "-" if value is None else format_bytes(value)
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else format_seconds(value)

@@ -1,0 +1,119 @@
+"""The panel at common widths, the plain lines elsewhere, and the log file that both write."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import pty
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from lmtrain.observe.display import LiveView, RunPanel, RunView, build_view
+from lmtrain.observe.log import RunLog
+
+FACTS = {"run": "runs/first", "model": "gpt2_small", "parameters": "124M", "device": "1 x NVIDIA H200, bf16"}
+
+
+def _row(step: int) -> dict[str, Any]:
+    return {
+        "step": step, "loss": 10.0 - step / 400, "lr": 3e-4, "grad_norm": 0.84, "tokens_per_s": 412345.0,
+        "flops_per_s": 4.12e14, "mfu": 0.4164, "data_wait_s": 0.0012, "memory_bytes": 61 << 30,
+        "samples": 512 * step, "tokens": 524288 * step, "elapsed_s": 1.3 * step, "eta_s": 996.0, "skipped": 0,
+    }  # fmt: skip
+
+
+def _panel(width: int, steps: int = 1234) -> str:
+    panel = RunPanel(FACTS, 2000)
+    for step in range(1, steps + 1):
+        panel.step(_row(step))
+    if steps:
+        panel.valid({"step": 1000, "loss": 3.3012})
+    console = Console(width=width, record=True, file=io.StringIO(), legacy_windows=False)
+    console.print(panel)
+    return console.export_text()
+
+
+def _drain(host: int) -> str:
+    """All that a terminal was sent, read once its other end is closed."""
+    data = b""
+    with contextlib.suppress(OSError):  # Linux says EIO at the end
+        while chunk := os.read(host, 1 << 16):
+            data += chunk
+    os.close(host)
+    return data.decode(errors="replace")
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_panel_shows_every_figure_whole(width: int) -> None:
+    text = _panel(width)
+    for figure in (
+        "runs/first", "124M", "step 1234/2000", "left 16m36s", "6.9150", "3.3012 at step 1000", "3.00e-04", "0.840",
+        "412k tokens/s", "412 TFLOP/s, MFU 41.6%", "1.2 ms a step", "61.0 GiB", "26m44s, 647M tokens",
+    ):  # fmt: skip
+        assert figure in text
+    assert "…" not in text
+    assert re.search("█[▁-█]+▁", text)
+    assert {len(line) for line in text.splitlines()} == {width}
+
+
+def test_two_columns_at_80_and_one_below_70() -> None:
+    assert len(_panel(80).splitlines()) == 10
+    assert len(_panel(66).splitlines()) > 13
+
+
+def test_an_empty_panel_has_dashes() -> None:
+    assert _panel(80, steps=0).count(" -  ") >= 9
+
+
+def test_off_a_terminal_there_are_plain_lines_and_a_log(tmp_path: Path) -> None:
+    out, log = io.StringIO(), RunLog(tmp_path / "log.txt")
+    view = build_view(Console(file=out, width=40, force_terminal=True), FACTS, 2000, log=log)
+    assert type(view) is RunView
+    with view:
+        view.step(_row(100))
+        view.valid({"step": 100, "loss": 3.3})
+        view.note("saved [bold]step_00000100")
+    log.close()
+    lines = out.getvalue().splitlines()
+    assert [line[:22] for line in lines] == [
+        "run runs/first  model ", "step  100/2000  loss 9", "valid at step 100  los", "saved [bold]step_00000"
+    ]  # fmt: skip
+    assert "\x1b" not in out.getvalue()
+    assert [line.split("Z  ", 1)[1] for line in (tmp_path / "log.txt").read_text().splitlines()] == lines
+
+
+@pytest.mark.parametrize("no_color", [False, True])
+def test_on_a_terminal_there_is_a_live_panel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_color: bool) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if no_color:
+        monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    host, terminal = pty.openpty()
+    with open(terminal, "w", encoding="utf-8") as file:
+        log = RunLog(tmp_path / "log.txt")
+        view = build_view(Console(file=file, width=80, height=24), FACTS, 2000, log=log)
+        assert isinstance(view, LiveView)
+        with view:
+            view.step(_row(100))
+            view.note("saved step_00000100")
+    log.close()
+    shown = _drain(host)
+    assert "saved step_00000100" in shown
+    assert "step 100/2000" in shown
+    assert ("\x1b[36m" in shown) is not no_color
+    assert "step  100/2000  loss" in (tmp_path / "log.txt").read_text()
+
+
+def test_the_terminal_is_given_back_after_an_error() -> None:
+    host, terminal = pty.openpty()
+    with open(terminal, "w", encoding="utf-8") as file:
+        console = Console(file=file, width=80, height=24, force_terminal=True)
+        with pytest.raises(KeyError), LiveView(console, FACTS, 10) as view:
+            view.valid({"loss": 1.0})  # lacks its step
+    shown = _drain(host)
+    assert shown.rfind("\x1b[?25h") > shown.rfind("\x1b[?25l") >= 0  # the cursor is shown again

@@ -1,0 +1,88 @@
+"""Event files that TensorBoard itself reads back, and the checksum they are framed with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmtrain import native
+from lmtrain.observe.tensorboard import EventWriter, crc32c, crc32c_twin
+
+
+def _read(folder: Path) -> Any:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events = accumulator.EventAccumulator(str(folder))
+    events.Reload()
+    return events
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [(b"", 0), (b"123456789", 0xE3069283), (bytes(32), 0x8A9136AA), (b"\xff" * 32, 0x62A8AB43)],
+)
+def test_crc32c_of_published_vectors(data: bytes, expected: int) -> None:
+    assert crc32c_twin(data) == expected
+    assert crc32c(data) == expected
+
+
+@given(data=st.binary(max_size=300), cut=st.integers(0, 300))
+def test_crc32c_continues_where_it_stopped(data: bytes, cut: int) -> None:
+    assert crc32c_twin(data[cut:], crc32c_twin(data[:cut])) == crc32c_twin(data)
+
+
+@pytest.mark.skipif(getattr(native.lib, "crc32c", None) is None, reason="the compiled helper is not built")
+@given(data=st.binary(max_size=300), start=st.integers(0, 2**32 - 1))
+def test_the_compiled_crc32c_equals_its_twin(data: bytes, start: int) -> None:
+    assert crc32c(data, start) == crc32c_twin(data, start)
+
+
+def test_tensorboard_reads_back_scalars_and_text(tmp_path: Path) -> None:
+    times = iter(range(1000, 2000))
+    writer = EventWriter(tmp_path, 0, clock=lambda: float(next(times)))
+    for step in (1, 127, 128, 300, 2**40):
+        writer.scalar("loss/train", 1.0 / step, step)
+    writer.scalar("lr", float("nan"), 1)
+    writer.text("config", "steps: 10 — naïve", 0)
+    writer.close()
+
+    events = _read(tmp_path)
+    assert sorted(events.Tags()["scalars"]) == ["loss/train", "lr"]
+    read = events.Scalars("loss/train")
+    assert [e.step for e in read] == [1, 127, 128, 300, 2**40]
+    assert [e.value for e in read] == pytest.approx([1.0 / e.step for e in read], rel=1e-7)
+    assert [e.wall_time for e in read] == [1002.0, 1003.0, 1004.0, 1005.0, 1006.0]
+    (text,) = events.Tensors("config")
+    assert text.tensor_proto.string_val[0].decode() == "steps: 10 — naïve"
+    assert events.SummaryMetadata("config").plugin_data.plugin_name == "text"
+
+
+def test_a_row_can_be_read_while_the_writer_is_open(tmp_path: Path) -> None:
+    writer = EventWriter(tmp_path, 0)
+    writer.scalar("loss", 2.0, 1)
+    assert [e.value for e in _read(tmp_path).Scalars("loss")] == [2.0]
+    writer.close()
+
+
+def test_a_resumed_run_purges_what_the_first_wrote_beyond_its_start(tmp_path: Path) -> None:
+    first = EventWriter(tmp_path, 0)
+    for step in range(1, 11):
+        first.scalar("loss", 1.0, step)
+    first.close()
+    second = EventWriter(tmp_path, 5)
+    for step in range(6, 8):
+        second.scalar("loss", 0.5, step)
+    second.close()
+    read = [(e.step, e.value) for e in _read(tmp_path).Scalars("loss")]
+    assert read == [*((step, 1.0) for step in range(1, 6)), (6, 0.5), (7, 0.5)]
+
+
+def test_files_sort_in_the_order_they_were_opened(tmp_path: Path) -> None:
+    for _ in range(12):
+        EventWriter(tmp_path, 0, clock=lambda: 0.0).close()
+    made = sorted(tmp_path.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    assert made == sorted(tmp_path.iterdir())
+    assert len(made) == 12

@@ -1,0 +1,60 @@
+"""Rows in words: what is known is said, what is not is left out."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmtrain.observe.words import flops, sparkline, step_line, valid_line
+
+FULL: dict[str, Any] = {
+    "step": 100, "loss": 3.21449, "lr": 3e-4, "grad_norm": 0.8412, "tokens_per_s": 12345.0, "flops_per_s": 4.12e14,
+    "mfu": 0.4164, "data_wait_s": 0.0012, "memory_bytes": 61 << 30, "samples": 51200, "tokens": 52_428_800,
+    "elapsed_s": 3725.0, "eta_s": 721.0, "skipped": 0,
+}  # fmt: skip
+
+
+def test_a_full_row_is_one_line() -> None:
+    assert step_line(FULL, 2000) == (
+        "step  100/2000  loss 3.2145  lr 3.00e-04  grad 0.841  12.3k tok/s  412 TFLOP/s  mfu 41.6%"
+        "  wait 1.2 ms  mem 61.0 GiB  left 12m01s"
+    )
+
+
+def test_a_row_without_figures_is_only_its_step() -> None:
+    assert step_line({"step": 7, "loss": None}, 10) == "step  7/10"
+
+
+def test_skipped_steps_and_bad_losses_are_said() -> None:
+    assert step_line({"step": 1, "loss": math.nan, "skipped": 3}, 9) == "step 1/9  loss nan  skipped 3"
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [(math.log(20), "loss 2.9957  perplexity per token 20.00"), (math.inf, "loss inf"), (None, "loss -")],
+)
+def test_validation_lines(loss: float | None, expected: str) -> None:
+    assert valid_line({"step": 50, "loss": loss}) == f"valid at step 50  {expected}"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, "-"), (1.5e15, "1.5 PFLOP/s"), (3e9, "3 GFLOP/s"), (2e5, "0.2 MFLOP/s")]
+)
+def test_flops(value: float | None, text: str) -> None:
+    assert flops(value) == text
+
+
+def test_a_falling_loss_falls() -> None:
+    assert sparkline([8, 7, 6, 5, 4, 3, 2, 1], 8) == "█▇▆▅▄▃▂▁"
+    assert sparkline([8, 8, 1, 1], 2) == "█▁"
+    assert sparkline([2, math.nan, 1], 9) == "█ ▁"
+    assert sparkline([1, 1], 2) == "▁▁"
+
+
+@given(values=st.lists(st.floats(-1e6, 1e6) | st.just(math.nan), max_size=60), width=st.integers(0, 40))
+def test_a_sparkline_is_never_wider_than_asked(values: list[float], width: int) -> None:
+    assert len(sparkline(values, width)) == min(width, len(values))
