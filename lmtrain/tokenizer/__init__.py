@@ -1,0 +1,1 @@
+"""Tokenizers: loading, training and the fingerprint that datasets and checkpoints carry."""

@@ -1,0 +1,69 @@
+"""GPT-2's byte-level BPE: its files, its alphabet and how a tokenizer is made of a vocabulary and merges.
+
+Called by base.py (loading) and train.py. Bytes become printable letters, text is cut by GPT-2's pattern (no space
+is put in front), and pairs merge in the order of their rank; so every text has ids and nothing is unknown.
+"""
+
+from __future__ import annotations
+
+import json
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from lmtrain.errors import DataError
+
+EOD = "<|endoftext|>"
+ALPHABET = frozenset(pre_tokenizers.ByteLevel.alphabet())  # one letter for each of the 256 bytes
+
+
+def build(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Tokenizer:
+    inner = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    inner.decoder = decoders.ByteLevel()
+    if EOD in vocab:
+        inner.add_special_tokens([AddedToken(EOD, normalized=False)])
+    return inner
+
+
+def read_gpt2(vocab: bytes, merges: bytes, vocab_name: str, merges_name: str) -> Tokenizer:
+    """The contents of vocab.json (piece -> id) and merges.txt (one pair a line, best first)."""
+    pieces = _read_vocab(vocab, vocab_name)
+    return build(pieces, _read_merges(merges, merges_name, pieces))
+
+
+def _read_vocab(data: bytes, name: str) -> dict[str, int]:
+    try:
+        pieces = json.loads(data.decode())
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{name} is not valid JSON ({error}). It is damaged or another kind of file.") from error
+    if not isinstance(pieces, dict) or not pieces:
+        raise DataError(f"{name} is not a JSON object of piece to id. It is damaged or another kind of file.")
+    for piece, number in pieces.items():
+        if type(number) is not int or not 0 <= number < 2**31:
+            raise DataError(f"{name} gives {piece!r} the id {number!r}; ids are whole numbers from 0. It is damaged.")
+    if len(set(pieces.values())) < len(pieces):
+        raise DataError(f"{name} gives one id to two pieces. It is damaged.")
+    missing = ALPHABET - pieces.keys()
+    if missing:
+        raise DataError(f"{name} lacks {len(missing)} of the 256 byte letters. It is no byte-level BPE vocabulary.")
+    return pieces
+
+
+def _read_merges(data: bytes, name: str, pieces: dict[str, int]) -> list[tuple[str, str]]:
+    try:
+        lines = data.decode().split("\n")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{name}, byte {error.start}: invalid UTF-8. It is damaged or another kind of file.") from error
+    merges: list[tuple[str, str]] = []
+    for number, line in enumerate(lines, 1):
+        line = line.removesuffix("\r")
+        if not line or (number == 1 and line.startswith("#version")):
+            continue
+        left, space, right = line.partition(" ")
+        if not (left and space and right) or " " in right:
+            raise DataError(f"{name}:{number}: {line!r} is no pair of pieces. It is damaged or another kind of file.")
+        for piece in (left, right, left + right):
+            if piece not in pieces:
+                raise DataError(f"{name}:{number}: {piece!r} is not in the vocabulary. It is of another vocabulary.")
+        merges.append((left, right))
+    return merges

@@ -1,0 +1,80 @@
+"""Learning a vocabulary from texts. Called by `lmtrain tokenizer train` and by tests; same texts, same bytes.
+
+The merging itself is done by the `tokenizers` library.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+import tokenizers
+from tokenizers import models, pre_tokenizers, trainers
+
+from lmtrain.errors import DataError, UsageError
+from lmtrain.tokenizer import bpe, wordpiece
+from lmtrain.tokenizer.base import Tokenizer
+
+_MIN_FREQUENCY = 2  # a pair seen once is no regularity
+_MAX_ALPHABET = 1000  # characters that WordPiece knows by themselves; rarer ones are [UNK]
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Byte-level BPE; a small corpus may yield fewer pieces than asked for."""
+    smallest = len(bpe.ALPHABET) + 1
+    if vocab_size < smallest:
+        raise UsageError(f"--vocab-size={vocab_size} is too small for BPE and its 256 bytes. Use {smallest} or more.")
+    inner = tokenizers.Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=_MIN_FREQUENCY,
+        special_tokens=[bpe.EOD],
+        initial_alphabet=sorted(bpe.ALPHABET),
+        show_progress=False,
+    )
+    inner.train_from_iterator(texts, trainer)
+    inner.decoder = tokenizers.decoders.ByteLevel()
+    return Tokenizer(inner)
+
+
+def train_wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool) -> Tokenizer:
+    """BERT's WordPiece. Reads the texts twice, so that an iterator is first kept in memory."""
+    if isinstance(texts, Iterator):
+        texts = list(texts)
+    room = vocab_size - len(wordpiece.SPECIAL)
+    if room < 2:
+        smallest = len(wordpiece.SPECIAL) + 2
+        raise UsageError(f"--vocab-size={vocab_size} is too small for WordPiece. Use {smallest} or more.")
+    inner = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))  # noqa: S106 - no password
+    wordpiece.apply_splitting(inner, lowercase)
+    alphabet, inside = _letters(texts, inner, min(_MAX_ALPHABET, room // 2))
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size,
+        min_frequency=_MIN_FREQUENCY,
+        # because: the library numbers pieces such as ##e in the order of a hash map that differs from process to
+        # process, and breaks ties by these numbers; given as special tokens they are numbered in the order given.
+        special_tokens=[*wordpiece.SPECIAL, *(f"##{letter}" for letter in inside)],
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        show_progress=False,
+    )
+    inner.train_from_iterator(texts, trainer)
+    return Tokenizer(wordpiece.build(inner.get_vocab(with_added_tokens=False), lowercase))
+
+
+def _letters(texts: Iterable[str], inner: tokenizers.Tokenizer, limit: int) -> tuple[list[str], list[str]]:
+    """The most frequent characters, and those of them that stand inside words."""
+    words: Counter[str] = Counter()
+    for text in texts:
+        cleaned = inner.normalizer.normalize_str(text)
+        words.update(word for word, _ in inner.pre_tokenizer.pre_tokenize_str(cleaned))
+    letters: Counter[str] = Counter()
+    for word, count in words.items():
+        for letter in word:
+            letters[letter] += count
+    if not letters:
+        raise DataError("The texts hold no words to learn from. Give files with text.")
+    alphabet = sorted(sorted(letters, key=lambda letter: (-letters[letter], letter))[:limit])
+    inside = {letter for word in words for letter in word[1:]}
+    return alphabet, [letter for letter in alphabet if letter in inside]

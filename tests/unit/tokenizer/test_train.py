@@ -1,0 +1,58 @@
+"""Training gives the same bytes for the same texts, also in another process, and no more pieces than asked for."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+
+import pytest
+
+from lmtrain.errors import DataError, UsageError
+from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.train import train_bpe, train_wordpiece
+
+TEXTS = [f"word{i % 7} and wörd {i % 11} walked wandering-ly home, talking to {i % 5} men. 你好Ω{i}" for i in range(60)]
+_IN_ANOTHER_PROCESS = """
+import hashlib
+from tests.unit.tokenizer.test_train import TEXTS
+from lmtrain.tokenizer.train import train_bpe, train_wordpiece
+for made in (train_bpe(TEXTS, 330), train_wordpiece(iter(TEXTS), 150, True)):
+    print(hashlib.sha256(made.to_bytes()).hexdigest())
+"""
+
+
+def digest(tokenizer: Tokenizer) -> str:
+    return hashlib.sha256(tokenizer.to_bytes()).hexdigest()
+
+
+def test_another_process_learns_the_same() -> None:
+    # A hash map of the library has another order in every process, so one process alone would prove nothing.
+    here = [digest(train_bpe(TEXTS, 330)), digest(train_wordpiece(TEXTS, 150, lowercase=True))]
+    for _ in range(3):
+        output = subprocess.run([sys.executable, "-c", _IN_ANOTHER_PROCESS], capture_output=True, text=True, check=True)
+        assert output.stdout.split() == here
+
+
+def test_sizes() -> None:
+    assert train_bpe(TEXTS, 300).vocab_size == 300
+    assert train_wordpiece(TEXTS, 90, lowercase=True).vocab_size == 90
+    assert train_wordpiece(TEXTS, 20, lowercase=True).vocab_size <= 20
+
+
+def test_learned_pieces_shorten_text() -> None:
+    assert len(train_bpe(TEXTS, 400).encode(TEXTS[0])) < len(TEXTS[0].encode()) / 2
+
+
+def test_every_piece_of_wordpiece_is_in_use() -> None:
+    tokenizer = train_wordpiece(TEXTS, 150, lowercase=True)
+    assert tokenizer.special["unk"] not in tokenizer.encode("walked home talking to men")
+
+
+def test_what_cannot_be_learned() -> None:
+    with pytest.raises(UsageError, match="257 or more"):
+        train_bpe(TEXTS, 256)
+    with pytest.raises(UsageError, match="7 or more"):
+        train_wordpiece(TEXTS, 6, lowercase=True)
+    with pytest.raises(DataError, match="no words"):
+        train_wordpiece(["", " "], 100, lowercase=True)
