@@ -1,0 +1,1 @@
+"""Token datasets: the file format, sample indexes, order, batches and the loader."""

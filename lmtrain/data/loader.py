@@ -1,0 +1,147 @@
+"""Steps of training data, read ahead by a thread. The whole state is the step number.
+
+Called by train. Every rank knows the global batch of a step (order.py) and reads its own share of it:
+microbatch m takes dp_size * micro_batch consecutive samples, of which rank r has the r-th micro_batch. So the samples
+of a step do not depend on dp_size, and a loader started at step k gives what an unbroken one gives at k.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lmtrain.batch import Batch
+from lmtrain.data.order import BatchPlan, Order
+from lmtrain.errors import SettingsError
+
+Int64s = NDArray[np.int64]
+
+
+class Dataset(Protocol):
+    @property
+    def num_samples(self) -> int: ...
+
+    def num_labels(self, sample_ids: Int64s) -> int:
+        """Labels of these samples that take part in the loss."""
+
+    def batch(self, sample_ids: Int64s) -> Batch:
+        """These samples as numpy arrays."""
+
+
+@dataclass(frozen=True)
+class StepBatches:
+    step: int
+    microbatches: list[Batch]  # of torch tensors: this rank's share
+    num_samples: int  # of the global batch
+    valid_tokens: int  # labels in the loss, of the global batch: the same number on every rank
+    sample_ids: Int64s  # of the global batch, in order
+
+
+class Loader:
+    def __init__(
+        self,
+        dataset: Dataset,
+        order: Order,
+        plan: BatchPlan,
+        micro_batch: int,
+        dp_index: int = 0,
+        dp_size: int = 1,
+        prefetch_steps: int = 2,
+        pin: bool = False,
+    ) -> None:
+        for size in plan.sizes:
+            if size % (micro_batch * dp_size):
+                raise SettingsError([
+                    f"A global batch of {size} samples is no multiple of micro_batch={micro_batch} x dp={dp_size}. "
+                    f"Use a multiple of {micro_batch * dp_size}."
+                ])
+        self.dataset, self.order, self.plan = dataset, order, plan
+        self.micro_batch, self.dp_index, self.dp_size = micro_batch, dp_index, dp_size
+        self.prefetch_steps, self.pin = prefetch_steps, pin
+        self.data_wait_s = 0.0  # how long the consumer waited for the last step
+        self._reader: _Reader | None = None
+
+    def read(self, step: int) -> StepBatches:
+        """One step, read here and now."""
+        first, num_samples = self.plan.range_of(step)
+        ids = self.order.ids(first, num_samples)
+        mine = ids.reshape(-1, self.dp_size, self.micro_batch)[:, self.dp_index]
+        microbatches = [self.dataset.batch(row).map(self._to_torch) for row in mine]
+        return StepBatches(step, microbatches, num_samples, self.dataset.num_labels(ids), ids)
+
+    def steps(self, start: int, stop: int) -> Iterator[StepBatches]:
+        """Steps start to stop - 1. What fails in the reading thread is raised here."""
+        self.close()
+        if self.prefetch_steps == 0:
+            for step in range(start, stop):
+                yield self._timed(partial(self.read, step))
+            return
+        reader = self._reader = _Reader(self, start, stop)
+        try:
+            for _ in range(start, stop):
+                yield self._timed(reader.get)
+        finally:
+            reader.close()
+
+    def close(self) -> None:
+        """End the reading thread; steps() may be called again afterwards."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def _timed(self, get: Callable[[], StepBatches]) -> StepBatches:
+        began = time.perf_counter()
+        step = get()
+        self.data_wait_s = time.perf_counter() - began
+        return step
+
+    def _to_torch(self, array: NDArray[Any]) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor.pin_memory() if self.pin else tensor
+
+
+class _Reader:
+    """A thread that keeps a few steps ready in a bounded queue."""
+
+    def __init__(self, loader: Loader, start: int, stop: int) -> None:
+        self._ready: queue.Queue[StepBatches | BaseException] = queue.Queue(maxsize=loader.prefetch_steps)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(loader, start, stop), name="loader", daemon=True)
+        self._thread.start()
+
+    def get(self) -> StepBatches:
+        if self._ended.is_set():
+            raise RuntimeError("the loader was closed: call steps() again")
+        item = self._ready.get()
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+    def close(self) -> None:
+        self._ended.set()
+        while self._thread.is_alive():  # the thread may stand before a full queue: make room until it sees the end
+            try:
+                self._ready.get_nowait()
+            except queue.Empty:
+                self._thread.join(0.01)
+
+    def _run(self, loader: Loader, start: int, stop: int) -> None:
+        for step in range(start, stop):
+            try:
+                item: StepBatches | BaseException = loader.read(step)
+            except BaseException as error:
+                item = error
+            if self._ended.is_set():
+                return
+            self._ready.put(item)
+            if self._ended.is_set() or isinstance(item, BaseException):
+                return

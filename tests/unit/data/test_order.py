@@ -1,0 +1,126 @@
+"""Every epoch is a permutation, a pure function of seed and position; steps follow each other without gaps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lmtrain.data.order import BatchPlan, Order, mix, permute, permute_twin
+from lmtrain.errors import DataError, SettingsError
+
+SEEDS = st.integers(0, 2**64 - 1)
+
+
+@pytest.mark.parametrize("function", [permute, permute_twin])
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 15, 16, 17, 255, 256, 257, 1000, 65536, 65537])
+def test_every_id_once(function: object, n: int) -> None:
+    assert callable(function)
+    for seed in (0, 1, 2**64 - 1):
+        assert np.array_equal(np.sort(function(np.arange(n), n, seed)), np.arange(n))
+
+
+@settings(max_examples=60, deadline=None)
+@given(n=st.integers(1, 2**62), seed=SEEDS, data=st.data())
+def test_large_permutations_are_one_to_one(n: int, seed: int, data: st.DataObject) -> None:
+    ids = np.array(data.draw(st.lists(st.integers(0, n - 1), unique=True, min_size=1, max_size=40)))
+    places = permute(ids, n, seed)
+    assert len(set(places.tolist())) == len(ids)
+    assert places.min() >= 0
+    assert places.max() < n
+    assert np.array_equal(places, permute_twin(ids, n, seed))
+
+
+def test_all_permutations_occur_evenly() -> None:
+    counts = Counter(tuple(permute(np.arange(4), 4, mix(seed)).tolist()) for seed in range(12_000))
+    assert len(counts) == 24
+    assert max(abs(count - 500) for count in counts.values()) < 5 * 500**0.5
+
+
+def test_neighbours_are_scattered() -> None:
+    n = 100_000
+    places = permute(np.arange(n), n, 7)
+    assert abs(np.corrcoef(places, np.arange(n))[0, 1]) < 0.02
+    assert abs(np.corrcoef(places[1:], places[:-1])[0, 1]) < 0.02
+    buckets = np.bincount(places[:10_000] // 1000, minlength=100)
+    assert abs(buckets - 100).max() < 60
+
+
+def test_the_order_never_changes() -> None:
+    """A checkpoint of today must read the same samples in a year."""
+    assert Order(10, 1234).ids(0, 20).tolist() == GOLDEN
+    assert permute(np.arange(4), 10**12, 5).tolist() == GOLDEN_LARGE
+
+
+GOLDEN = [4, 2, 7, 8, 6, 9, 3, 5, 1, 0, 5, 4, 8, 0, 9, 7, 3, 1, 2, 6]
+GOLDEN_LARGE = [470668764812, 772138780055, 713000191630, 931684718904]
+
+
+def test_ids_outside_are_refused() -> None:
+    for ids in ([-1], [5]):
+        with pytest.raises(ValueError, match=r"0\.\.4"):
+            permute(np.array(ids), 5, 0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(n=st.integers(1, 30), seed=SEEDS, first=st.integers(0, 100), count=st.integers(0, 20))
+def test_ids_are_a_function_of_position(n: int, seed: int, first: int, count: int) -> None:
+    order = Order(n, seed)
+    one_by_one = [int(order.ids(k, 1)[0]) for k in range(first, first + count)]
+    assert order.ids(first, count).tolist() == one_by_one
+
+
+def test_epochs_are_complete_and_differ() -> None:
+    order = Order(50, 3)
+    epochs = [order.ids(50 * e, 50).tolist() for e in range(5)]
+    assert all(sorted(epoch) == list(range(50)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 5
+    assert Order(50, 4).ids(0, 50).tolist() not in epochs
+
+
+def test_no_samples_is_an_error() -> None:
+    with pytest.raises(DataError, match="0 samples"):
+        Order(0, 1)
+
+
+@dataclass(frozen=True)
+class Growth:
+    start: int
+    increment: int
+    samples: int
+
+
+@given(
+    start=st.integers(1, 6), increment=st.integers(1, 5), times=st.integers(0, 6), samples=st.integers(1, 300)
+)
+def test_steps_follow_without_gaps(start: int, increment: int, times: int, samples: int) -> None:
+    full = start + increment * times
+    plan = BatchPlan(full, Growth(start, increment, samples))
+    ranges = [plan.range_of(step) for step in range(400)]
+    assert ranges[0][0] == 0
+    assert all(first + count == after for (first, count), (after, _) in pairwise(ranges))
+    for first, count in ranges:
+        assert count == _slow_size(first, full, Growth(start, increment, samples), times)
+    assert {count for _, count in ranges} <= set(plan.sizes)
+
+
+def _slow_size(consumed: int, full: int, growth: Growth, times: int) -> int:
+    """The batch grows by one increment each time another 1/times of the samples is consumed."""
+    grown = sum(consumed >= growth.samples * i // times for i in range(1, times + 1)) if times else 0
+    return min(growth.start + grown * growth.increment, full)
+
+
+def test_a_constant_batch() -> None:
+    plan = BatchPlan(8)
+    assert (plan.range_of(0), plan.range_of(10**12), plan.sizes) == ((0, 8), (8 * 10**12, 8), [8])
+
+
+@pytest.mark.parametrize("growth", [Growth(3, 4, 10), Growth(12, 4, 10), Growth(0, 4, 10), Growth(4, 0, 10)])
+def test_a_ramp_that_misses_the_batch(growth: Growth) -> None:
+    with pytest.raises(SettingsError, match="never reaches the global batch of 8"):
+        BatchPlan(8, growth)
