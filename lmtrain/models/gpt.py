@@ -1,0 +1,113 @@
+"""The decoder: embedding, blocks, norm, head. Built by parallel from GPTSettings; knows no process and no layout.
+
+Cut for a pipeline, `embedding`, `norm` or `head` is None and `forward` takes and gives hidden states instead.
+"""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor, nn
+
+from lmtrain.batch import Batch
+from lmtrain.errors import SettingsError
+from lmtrain.models.gpt_settings import GPTSettings
+from lmtrain.models.init import Start, apply_ties
+from lmtrain.models.layers.attention import Attention
+from lmtrain.models.layers.block import Block
+from lmtrain.models.layers.embedding import Embedding
+from lmtrain.models.layers.heads import Head
+from lmtrain.models.layers.mlp import MLP
+from lmtrain.models.layers.norm import build_norm
+from lmtrain.models.stack import Stack
+from lmtrain.spec import Cut, Cuts, ModelShape, Split, Tie
+
+
+def build(settings: GPTSettings) -> GPT:
+    if settings.vocab_size is None:
+        raise SettingsError(["model.vocab_size=null is known only with a tokenizer. Set model.vocab_size=50257."])
+    return GPT(settings)
+
+
+class GPT(Stack):
+    def __init__(self, settings: GPTSettings) -> None:
+        s, vocab_size = settings, settings.vocab_size or 0
+        super().__init__(
+            Embedding(
+                s.padded_vocab_size,
+                s.width,
+                seq_len=s.seq_len if s.positions == "learned" else None,
+                dropout=s.dropout,
+            ),
+            {str(layer): _block(s) for layer in range(s.num_layers)},
+            _norm(s),
+            Head(s.width, vocab_size, s.padded_vocab_size),
+            causal=True,
+            window=s.window,
+            rotary_width=s.head if s.positions == "rotary" else None,
+            rotary_base=s.rotary_base,
+        )
+        self.settings = settings
+        apply_ties(self)
+
+    @property
+    def shape(self) -> ModelShape:
+        return self.settings.shape
+
+    def forward(self, batch: Batch, hidden_BTD: Tensor | None = None) -> Tensor:
+        """Hidden states after the final norm. A later pipeline stage is given those of the stage before."""
+        x_BTD = hidden_BTD if self.embedding is None else self.embedding(batch)
+        assert x_BTD is not None, "a stage without an embedding needs the hidden states of the stage before it"
+        return self.through(x_BTD, batch)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores over the padded vocabulary; padding is -inf. Takes any leading dims: whole batches or chosen rows."""
+        return hidden if self.head is None else self.head(hidden)
+
+    def cuts(self) -> Cuts:
+        return {name: _cut(name, self.shape) for name, _ in self.named_parameters(remove_duplicate=False)}
+
+    def ties(self) -> tuple[Tie, ...]:
+        return (Tie("embedding.token.weight", "head.weight"),) if self.settings.tied else ()
+
+    def starts(self) -> dict[str, Start]:
+        """GPT-2's scheme: one deviation for all, smaller where 2L branches add up in the residual stream."""
+        return {name: _start(name, self.settings) for name, _ in self.named_parameters(remove_duplicate=False)}
+
+
+def _block(s: GPTSettings) -> Block:
+    attention = Attention(s.width, s.num_heads, s.kv_heads, s.head, bias=s.bias, dropout=s.dropout, causal=True)
+    mlp = MLP(s.width, s.ffn, s.activation, bias=s.bias, dropout=s.dropout)
+    return Block(_norm(s), attention, None if s.parallel_block else _norm(s), mlp)
+
+
+def _norm(s: GPTSettings) -> nn.Module:
+    return build_norm(s.norm, s.width, eps=s.norm_eps, bias=s.bias)
+
+
+def _cut(name: str, shape: ModelShape) -> Cut:
+    """How Megatron-LM cuts a layer: first linears by output, second ones by input, the vocabulary by rows."""
+    match name.split(".")[-2:]:
+        case ["qkv", _]:
+            kv = shape.num_kv_heads * shape.head_width
+            return Cut(Split.COLUMN, (shape.num_heads * shape.head_width, kv, kv))
+        case ["up", _]:
+            return Cut(Split.COLUMN, (shape.ffn_width,) * (2 if shape.gated else 1))
+        case ["out" | "down", "weight"]:
+            return Cut(Split.ROW)
+        case ["token" | "head", "weight"]:
+            return Cut(Split.VOCAB)
+    return Cut(Split.NONE)
+
+
+def _start(name: str, s: GPTSettings) -> Start:
+    match name.split(".")[-2:]:
+        case [_, "bias"]:
+            return Start()
+        case ["norm" | "attention_norm" | "mlp_norm", _]:
+            return Start(mean=1.0)
+        case ["out" | "down", _]:
+            return Start(std=s.init_std / math.sqrt(2 * s.num_layers))
+        case ["token" | "head", _]:
+            return Start(std=s.init_std, num_rows=s.vocab_size)
+    return Start(std=s.init_std)

@@ -1,0 +1,1 @@
+"""The layers that GPT and BERT share."""

@@ -1,0 +1,94 @@
+"""Self-attention with one fused query-key-value linear. Called by Block.
+
+Knows no head count: a tensor-parallel rank holds some of the heads, so counts follow from the width that the qkv
+linear gives. What does not change with a cut is the head width and how many queries share a key.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lmtrain.models.layers.positions import Rotation, rotate
+
+
+class Attention(nn.Module):
+    """qkv.weight is stored as [H*K queries | Hkv*K keys | Hkv*K values] rows."""
+
+    def __init__(
+        self,
+        width: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_width: int,
+        *,
+        bias: bool,
+        dropout: float,
+        causal: bool,
+    ) -> None:
+        super().__init__()
+        self.head_width = head_width
+        self.queries_per_key = num_heads // num_kv_heads
+        self.qkv = nn.Linear(width, (num_heads + 2 * num_kv_heads) * head_width, bias=bias)
+        self.core = DotProduct(dropout, causal=causal)
+        self.out = nn.Linear(num_heads * head_width, width, bias=bias)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x_BTD: Tensor, mask: Tensor | None, rotation: Rotation | None) -> Tensor:
+        q_BHTK, k_BHTK, v_BHTK = self._split_heads(self.qkv(x_BTD))
+        if rotation is not None:
+            q_BHTK, k_BHTK = rotate(q_BHTK, rotation), rotate(k_BHTK, rotation)
+        y_BHTK = self.core(q_BHTK, k_BHTK, v_BHTK, mask)
+        y: Tensor = self.dropout(self.out(y_BHTK.transpose(1, 2).flatten(2)))
+        return y
+
+    def _split_heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[B, T, (H + 2 Hkv) K] -> three [B, heads, T, K]; the lengths are those of this rank."""
+        kv = qkv.shape[-1] // (self.queries_per_key + 2)
+        parts = torch.split(qkv, [kv * self.queries_per_key, kv, kv], dim=-1)
+        q, k, v = (part.view(*part.shape[:2], -1, self.head_width).transpose(1, 2) for part in parts)
+        return q, k, v
+
+
+class DotProduct(nn.Module):
+    """softmax(q k / sqrt(K)) v. A module of its own, so that kernel and random numbers can be swapped."""
+
+    def __init__(self, dropout: float, *, causal: bool) -> None:
+        super().__init__()
+        self.dropout, self.causal = dropout, causal
+
+    def forward(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, mask: Tensor | None) -> Tensor:
+        grouped = q_BHTK.shape[1] != k_BHTK.shape[1]
+        if grouped and mask is not None:
+            # because: no fused CUDA kernel takes a mask and fewer keys than queries; the fallback would hold all scores
+            group = q_BHTK.shape[1] // k_BHTK.shape[1]
+            k_BHTK, v_BHTK = (x.repeat_interleave(group, dim=1) for x in (k_BHTK, v_BHTK))
+            grouped = False
+        return F.scaled_dot_product_attention(
+            q_BHTK, k_BHTK, v_BHTK, mask,
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=self.causal and mask is None,
+            enable_gqa=grouped,
+        )
+
+
+def build_mask(
+    length: int, *, causal: bool, window: int | None, documents_BT: Tensor | None, device: torch.device
+) -> Tensor | None:
+    """True where a token may look, [T, T] or [B, 1, T, T]; None where the kernel's own causal rule says it all.
+
+    With a window token i sees i - window + 1 .. i; with documents it sees its own alone.
+    """
+    if window is not None and window >= length:
+        window = None
+    if window is None and documents_BT is None:
+        return None
+    at = torch.arange(length, device=device)
+    back = at[:, None] - at[None, :]  # how far behind the looking token the seen one lies
+    mask = back >= 0 if causal else torch.ones_like(back, dtype=torch.bool)
+    if window is not None:
+        mask &= back < window if causal else back.abs() < window
+    if documents_BT is None:
+        return mask
+    return mask & (documents_BT[:, None, :, None] == documents_BT[:, None, None, :])

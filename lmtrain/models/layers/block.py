@@ -1,0 +1,41 @@
+"""One layer of the stack: attention and MLP around an untouched residual stream (pre-norm). Called by Stack.
+
+This is the unit that `parallel` compiles, recomputes and shards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from lmtrain.models.layers.positions import Rotation
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What every block of one forward shares.
+
+    because: FSDP's mixed precision casts every tensor argument it can reach; in a dataclass the angles stay fp32.
+    """
+
+    mask: Tensor | None = None
+    rotation: Rotation | None = None
+
+
+class Block(nn.Module):
+    """Without an `mlp_norm` the two halves stand side by side on one norm: MegaScale's parallel block."""
+
+    def __init__(
+        self, attention_norm: nn.Module, attention: nn.Module, mlp_norm: nn.Module | None, mlp: nn.Module
+    ) -> None:
+        super().__init__()
+        self.attention_norm, self.attention = attention_norm, attention
+        self.mlp_norm, self.mlp = mlp_norm, mlp
+
+    def forward(self, x_BTD: Tensor, around: Surroundings) -> Tensor:
+        normed_BTD = self.attention_norm(x_BTD)
+        attended_BTD: Tensor = self.attention(normed_BTD, around.mask, around.rotation)
+        x_BTD = x_BTD + attended_BTD
+        thought_BTD: Tensor = self.mlp(normed_BTD if self.mlp_norm is None else self.mlp_norm(x_BTD))
+        return x_BTD + thought_BTD

@@ -1,0 +1,41 @@
+"""Token ids to the first hidden state. Called by GPT.forward."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from lmtrain.batch import Batch
+
+
+class Embedding(nn.Module):
+    """Adds a learned vector of the position where `seq_len` is given; rotary models have none."""
+
+    def __init__(self, padded_vocab_size: int, width: int, *, seq_len: int | None, dropout: float) -> None:
+        super().__init__()
+        self.token = _table(padded_vocab_size, width)
+        self.position = _table(seq_len, width) if seq_len is not None else None
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, batch: Batch) -> Tensor:
+        x_BTD: Tensor = self.token(batch.tokens_BT)
+        if self.position is not None:
+            x_BTD = x_BTD + self.position(positions_of(batch))
+        dropped_BTD: Tensor = self.dropout(x_BTD)
+        return dropped_BTD
+
+
+def _table(num_rows: int, width: int) -> nn.Embedding:
+    # because: on the meta device nn.Embedding's own first values import torch's reference functions, two seconds' work
+    table: nn.Embedding = nn.Embedding.from_pretrained(  # type: ignore[no-untyped-call]
+        torch.empty(num_rows, width), freeze=False
+    )
+    return table
+
+
+def positions_of(batch: Batch) -> Tensor:
+    """[B, T] where positions restart within a row, else [T]: 0, 1, 2, ..."""
+    if batch.positions_BT is not None:
+        positions: Tensor = batch.positions_BT
+        return positions
+    return torch.arange(batch.tokens_BT.shape[1], device=batch.tokens_BT.device)

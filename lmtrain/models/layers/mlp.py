@@ -1,0 +1,40 @@
+"""The two linears between which a block thinks. Called by Block; knows neither its width nor its cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Activation = Literal["gelu", "gelu_tanh", "swiglu"]
+
+
+def _swiglu(x: Tensor) -> Tensor:
+    gate, up = x.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "swiglu": _swiglu,
+}
+
+
+class MLP(nn.Module):
+    """up.weight is stored as [F] rows, or [F gate | F up] rows for SwiGLU."""
+
+    def __init__(self, width: int, ffn_width: int, activation: Activation, *, bias: bool, dropout: float) -> None:
+        super().__init__()
+        self.activation = activation
+        self.up = nn.Linear(width, ffn_width * (2 if activation == "swiglu" else 1), bias=bias)
+        self.down = nn.Linear(ffn_width, width, bias=bias)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        hidden_BTF = _ACTIVATIONS[self.activation](self.up(x_BTD))
+        y: Tensor = self.dropout(self.down(hidden_BTF))
+        return y

@@ -1,0 +1,59 @@
+"""What every transformer here shares: blocks in order and a final norm. Base of GPT (and of any model to come)."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from lmtrain.batch import Batch
+from lmtrain.models.layers.attention import build_mask
+from lmtrain.models.layers.block import Block, Surroundings
+from lmtrain.models.layers.embedding import positions_of
+from lmtrain.models.layers.positions import build_rotation
+
+
+class Stack(nn.Module):
+    """Cut for a pipeline, a part that another stage holds is None; blocks keep their number in the whole model."""
+
+    embedding: nn.Module | None
+    blocks: nn.ModuleDict
+    norm: nn.Module | None
+    head: nn.Module | None
+
+    def __init__(
+        self,
+        embedding: nn.Module,
+        blocks: dict[str, Block],
+        norm: nn.Module,
+        head: nn.Module,
+        *,
+        causal: bool,
+        window: int | None,
+        rotary_width: int | None,
+        rotary_base: float,
+    ) -> None:
+        super().__init__()
+        self.embedding = embedding
+        self.blocks = nn.ModuleDict(blocks)
+        self.norm = norm
+        self.head = head
+        self.causal, self.window = causal, window
+        self.rotary_width, self.rotary_base = rotary_width, rotary_base
+
+    def through(self, x_BTD: Tensor, batch: Batch) -> Tensor:
+        around = self.surroundings(batch)
+        for block in self.blocks.values():
+            x_BTD = block(x_BTD, around)
+        return x_BTD if self.norm is None else self.norm(x_BTD)
+
+    def surroundings(self, batch: Batch) -> Surroundings:
+        """Mask and angles, made once for all blocks. The length is the whole sequence's, not that of a cut of x."""
+        mask = build_mask(
+            batch.tokens_BT.shape[1],
+            causal=self.causal,
+            window=self.window,
+            documents_BT=batch.documents_BT,
+            device=batch.tokens_BT.device,
+        )
+        if self.rotary_width is None:
+            return Surroundings(mask)
+        return Surroundings(mask, build_rotation(positions_of(batch), self.rotary_width, self.rotary_base))

@@ -1,0 +1,65 @@
+"""Summed cross-entropy over the vocabulary, the one loss of language models. Called by objectives.
+
+Written by hand because the logits are the largest tensor of a step: this keeps them as they came (bf16) and holds
+fp32 copies of a few rows at a time, where torch's own would hold two whole fp32 copies more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lmtrain.batch import IGNORED
+
+# because: 64M fp32 numbers are 256 MiB, small beside the logits and still large enough to fill a GPU
+CHUNK_ELEMENTS = 64 << 20
+
+
+def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
+    """-log p(label) summed in fp32 over labels that are not IGNORED. Columns may be -inf; dims before V are free."""
+    total: Tensor = _CrossEntropySum.apply(logits.flatten(0, -2), labels.flatten())  # type: ignore[no-untyped-call]
+    return total
+
+
+def cross_entropy_plain(logits: Tensor, labels: Tensor) -> Tensor:
+    """The same in one expression, for a compiler: fused, it needs no fp32 copy of the logits either."""
+    return F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten(), ignore_index=IGNORED, reduction="sum")
+
+
+class _CrossEntropySum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits_NV: Tensor, labels_N: Tensor) -> Tensor:
+        ctx.save_for_backward(logits_NV, labels_N)
+        total = torch.zeros((), dtype=_sum_dtype(logits_NV), device=logits_NV.device)
+        for rows in _chunks(logits_NV):
+            log_p = F.log_softmax(logits_NV[rows], dim=-1, dtype=total.dtype)
+            total = total + F.nll_loss(log_p, labels_N[rows], ignore_index=IGNORED, reduction="sum")
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        """d loss / d logits = softmax - onehot(label), and 0 for ignored rows."""
+        logits_NV, labels_N = ctx.saved_tensors
+        grad_NV = torch.empty_like(logits_NV)
+        columns_V = torch.arange(logits_NV.shape[-1], device=logits_NV.device)
+        for rows in _chunks(logits_NV):
+            label_N1 = labels_N[rows].unsqueeze(-1)
+            p_NV = F.softmax(logits_NV[rows], dim=-1, dtype=_sum_dtype(logits_NV))
+            # because: a comparison fuses with its neighbours when compiled, a scatter would need p in memory
+            grad_NV[rows] = p_NV.add_(columns_V == label_N1, alpha=-1).mul_(grads[0] * (label_N1 != IGNORED))
+        return grad_NV, None
+
+
+def _chunks(logits_NV: Tensor) -> Iterator[slice]:
+    """Ranges of rows. A compiler fuses the fp32 copies away, so it is given all rows at once."""
+    num_rows, num_columns = logits_NV.shape
+    step = max(1, num_rows if torch.compiler.is_compiling() else CHUNK_ELEMENTS // num_columns)
+    return (slice(start, start + step) for start in range(0, num_rows, step))
+
+
+def _sum_dtype(logits: Tensor) -> torch.dtype:
+    return torch.promote_types(logits.dtype, torch.float32)

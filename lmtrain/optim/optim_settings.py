@@ -1,0 +1,28 @@
+"""What every optimizer's settings hold. Torch-free.
+
+Called by train. A kind named `adamw` stands in `adamw_settings.py`; `adamw.py` beside it has `build(settings, groups)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lmtrain.config.base import Choice, Problem, problem_if
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimSettings(Choice):
+    room: ClassVar[str] = "lmtrain.optim"
+
+    lr: float  # the peak: a schedule multiplies it by a factor in [0, 1]
+    weight_decay: float = 0.1
+    clip_norm: float | None = 1.0
+
+    def problems(self) -> Iterator[Problem]:
+        yield from problem_if(not 0 < self.lr < float("inf"), "lr", self.lr, "must be above 0", "Use 3e-4.")
+        wrong = not 0 <= self.weight_decay < float("inf")
+        yield from problem_if(wrong, "weight_decay", self.weight_decay, "must be 0 or more", "Use 0.1, or 0 for none.")
+        wrong = self.clip_norm is not None and not 0 < self.clip_norm < float("inf")
+        yield from problem_if(wrong, "clip_norm", self.clip_norm, "must be above 0", "Use 1.0, or null for none.")

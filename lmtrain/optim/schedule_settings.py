@@ -1,0 +1,123 @@
+"""How the learning rate moves: a factor in [0, 1] of the peak, a pure function of the step. Torch-free.
+
+Called by train once a step, and by the planner's and tests' plots. Steps count from 0. The warm-up's first update
+already moves (factor 1/warmup_steps), and the last update comes one step before the end value, so none is wasted at 0.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from lmtrain.config.base import Choice, Problem, problem_if
+from lmtrain.config.build import quantity
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleSettings(Choice):
+    room: ClassVar[str] = "lmtrain.optim"
+
+    warmup_steps: int = quantity("count", default=0)
+
+    def factor(self, step: int, total_steps: int) -> float:
+        if step < self.warmup_steps:
+            return (step + 1) / self.warmup_steps
+        return self.after_warmup(step, total_steps)
+
+    @abstractmethod
+    def after_warmup(self, step: int, total_steps: int) -> float:
+        """The factor from step `warmup_steps` on; 1 there."""
+
+    def problems(self) -> Iterator[Problem]:
+        wrong = self.warmup_steps < 0
+        yield from problem_if(wrong, "warmup_steps", self.warmup_steps, "must be 0 or more", "Use 0 for no warm-up.")
+        floor = getattr(self, "min_ratio", 0.0)
+        yield from problem_if(not 0 <= floor <= 1, "min_ratio", floor, "must lie in [0, 1]", "Use 0.1.")
+
+    def problems_in_run(self, total_steps: int) -> Iterator[Problem]:
+        """What is wrong with this schedule in a run of this length; train/config asks."""
+        rule = f"leaves nothing of the run's {total_steps} steps"
+        way_out = f"Use {total_steps // 10}, or train longer."
+        yield from problem_if(self.warmup_steps >= total_steps, "warmup_steps", self.warmup_steps, rule, way_out)
+
+    def progress(self, step: int, total_steps: int) -> float:
+        """0 where the warm-up ends, 1 where the run ends."""
+        return min(1.0, (step - self.warmup_steps) / max(1, total_steps - self.warmup_steps))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConstantSettings(ScheduleSettings):
+    kind: ClassVar[str] = "constant"
+
+    def after_warmup(self, step: int, total_steps: int) -> float:
+        return 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearSettings(ScheduleSettings):
+    kind: ClassVar[str] = "linear"
+    min_ratio: float = 0.0
+
+    def after_warmup(self, step: int, total_steps: int) -> float:
+        return _between(self.min_ratio, 1.0 - self.progress(step, total_steps))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CosineSettings(ScheduleSettings):
+    kind: ClassVar[str] = "cosine"
+    min_ratio: float = 0.1
+
+    def after_warmup(self, step: int, total_steps: int) -> float:
+        return _between(self.min_ratio, 0.5 * (1.0 + math.cos(math.pi * self.progress(step, total_steps))))
+
+
+@dataclass(frozen=True, kw_only=True)
+class InverseSqrtSettings(ScheduleSettings):
+    """sqrt(warmup / step): needs no end, so a run can always go on."""
+
+    kind: ClassVar[str] = "inverse_sqrt"
+    min_ratio: float = 0.0
+
+    def after_warmup(self, step: int, total_steps: int) -> float:
+        start = max(1, self.warmup_steps)
+        return max(self.min_ratio, math.sqrt(start / max(start, step)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class WSDSettings(ScheduleSettings):
+    """Warm up, stay, and decay over the last part of the run: one stable run can be finished at several lengths."""
+
+    kind: ClassVar[str] = "wsd"
+    decay_fraction: float = 0.2
+    decay: Literal["linear", "sqrt"] = "linear"
+    min_ratio: float = 0.0
+
+    def decay_start(self, total_steps: int) -> int:
+        return total_steps - round(self.decay_fraction * total_steps)
+
+    def after_warmup(self, step: int, total_steps: int) -> float:
+        start = self.decay_start(total_steps)
+        gone = min(1.0, max(0.0, (step - start) / max(1, total_steps - start)))
+        return _between(self.min_ratio, 1.0 - (math.sqrt(gone) if self.decay == "sqrt" else gone))
+
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        wrong = not 0 <= self.decay_fraction <= 1
+        yield from problem_if(wrong, "decay_fraction", self.decay_fraction, "must lie in [0, 1]", "Use 0.2.")
+
+    def problems_in_run(self, total_steps: int) -> Iterator[Problem]:
+        yield from super().problems_in_run(total_steps)
+        start = self.decay_start(total_steps)
+        yield from problem_if(
+            start < self.warmup_steps < total_steps, "warmup_steps", self.warmup_steps,
+            f"ends after the decay begins at step {start} of {total_steps}",
+            f"Use {start} or less, or a smaller decay_fraction.",
+        )
+
+
+def _between(floor: float, share: float) -> float:
+    """`share` of the way from floor to 1."""
+    return floor + (1.0 - floor) * share

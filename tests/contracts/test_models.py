@@ -1,0 +1,144 @@
+"""Every file of conf/model, found by itself: it makes settings, builds, and describes itself truly."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from lmtrain.config.build import build_settings
+from lmtrain.config.compose import conf_dir, group_choices
+from lmtrain.models.gpt_settings import GPTSettings
+from lmtrain.models.model_settings import ModelSettings
+from lmtrain.spec import LanguageModel, Split
+
+NAMES = group_choices()["model"]
+VOCAB = 50257  # for the files that leave the vocabulary to the tokenizer
+PUBLISHED = {
+    "gpt2_small": 124_439_808,
+    "gpt2_medium": 354_823_168,
+    "gpt2_large": 774_030_080,
+    "gpt2_xl": 1_557_611_200,
+}
+ROUNDED_BILLIONS = {
+    "megatron_355m": 0.355, "megatron_2_5b": 2.5, "megatron_8_3b": 8.3, "high_flyer_3_8b": 3.8, "gpt3_175b": 174.6
+}  # fmt: skip
+
+
+def made(data: Any) -> ModelSettings:
+    return build_settings(ModelSettings, data, "model")  # type: ignore[type-abstract]
+
+
+@cache
+def settings_of(name: str) -> Any:
+    settings: Any = made(OmegaConf.to_container(OmegaConf.load(conf_dir() / "model" / f"{name}.yaml")))
+    return settings if settings.shape.vocab_size else settings.with_vocab(VOCAB)
+
+
+def built(settings: Any) -> Any:
+    """A model of the kind's module, without memory."""
+    with torch.device("meta"):
+        return importlib.import_module(f"lmtrain.models.{settings.kind}").build(settings)
+
+
+@cache
+def model_of(name: str) -> Any:
+    return built(settings_of(name))
+
+
+def test_files_are_found() -> None:
+    assert set(PUBLISHED) | set(ROUNDED_BILLIONS) | {"llama_1b", "gpt_tiny", "llama_tiny"} <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_settings_go_round_and_every_key_is_explained(name: str) -> None:
+    settings = settings_of(name)
+    assert made(settings.to_dict()) == settings
+    lines = (conf_dir() / "model" / f"{name}.yaml").read_text().splitlines()
+    keys = {line.split(":")[0] for line in lines if not line.startswith("#")}
+    assert keys == set(settings.to_dict())
+    assert all(line.startswith("#") or " # " in line for line in lines)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_words_are_true(name: str) -> None:
+    """Every cut names a parameter, sections add up to its rows, ties join equal shapes, every start is known."""
+    model: LanguageModel = model_of(name)
+    parameters = dict(model.named_parameters(remove_duplicate=False))  # type: ignore[attr-defined]
+    assert set(model.cuts()) <= set(parameters)
+    for parameter, cut in model.cuts().items():
+        if cut.sections:
+            assert cut.split is Split.COLUMN
+            assert sum(cut.sections) == parameters[parameter].shape[0], parameter
+        if cut.split is Split.ROW:
+            assert parameters[parameter].ndim == 2, parameter
+        if cut.split is Split.VOCAB:
+            assert parameters[parameter].shape[0] == settings_of(name).padded_vocab_size
+    for tie in model.ties():
+        assert parameters[tie.first] is parameters[tie.second]
+    assert set(model.starts()) == set(parameters)  # type: ignore[attr-defined]
+    assert list(model.blocks) == [str(layer) for layer in range(model.shape.num_layers)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_matrix_of_a_block_is_cut(name: str) -> None:
+    """A weight that all ranks hold whole is a vector; a matrix left whole would be memory that tp does not save."""
+    model, cuts = model_of(name), model_of(name).cuts()
+    for parameter, value in model.named_parameters():
+        if parameter.startswith("blocks.") and value.ndim == 2:
+            assert cuts[parameter].split in (Split.COLUMN, Split.ROW), parameter
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_shape_is_the_models(name: str) -> None:
+    model, shape = model_of(name), settings_of(name).shape
+    assert model.shape == shape
+    matrices = sum(p.numel() for n, p in model.named_parameters() if n.startswith("blocks.") and p.ndim == 2)
+    assert matrices == shape.num_layers * shape.block_matrix_params
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_flops(name: str) -> None:
+    """72 L h^2 (1 + s/(6h)) + 6 h V for GPT-2's shape, and never nothing."""
+    settings = settings_of(name)
+    shape = settings.shape
+    assert shape.flops_per_token() > 0
+    plain = settings.num_kv_heads is None and settings.head_width is None and settings.ffn_width is None
+    if isinstance(settings, GPTSettings) and plain and not settings.gated and settings.window is None:
+        layers, h, s = shape.num_layers, shape.width, shape.seq_len
+        expected = 72 * layers * h**2 * (1 + s / (6 * h)) + 6 * h * shape.vocab_size
+        assert shape.flops_per_token() == pytest.approx(expected, rel=1e-12)
+
+
+def count(model: Any) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_exact_published_sizes(name: str) -> None:
+    assert count(built(replace(settings_of(name), vocab_multiple=1))) == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("name", sorted(ROUNDED_BILLIONS))
+def test_rounded_published_sizes(name: str) -> None:
+    billions = count(built(replace(settings_of(name), vocab_multiple=1))) / 1e9
+    assert billions == pytest.approx(ROUNDED_BILLIONS[name], rel=0.008)
+
+
+def test_llama_1b_has_tinyllamas_size() -> None:
+    assert count(built(replace(settings_of("llama_1b"), vocab_size=32000))) == 1_100_048_384
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_closed_form_counts_what_is_built(name: str) -> None:
+    """Also with each option turned over that changes the count."""
+    settings = replace(settings_of(name), vocab_multiple=1)
+    assert settings.num_parameters == count(built(settings))
+    for turned in (replace(settings, bias=not settings.bias), replace(settings, tied=not settings.tied),
+                   replace(settings, parallel_block=not settings.parallel_block)):  # fmt: skip
+        assert turned.num_parameters == count(built(turned))

@@ -1,0 +1,87 @@
+"""GPT settings: what follows from what, and that every wrong value is refused with a way out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lmtrain.config.build import build_settings
+from lmtrain.errors import SettingsError
+from lmtrain.models.gpt_settings import GPTSettings
+from lmtrain.models.model_settings import ModelSettings
+
+
+def made(data: dict[str, Any]) -> ModelSettings:
+    return build_settings(ModelSettings, data, "model")  # type: ignore[type-abstract]
+
+
+def tiny(**changes: Any) -> GPTSettings:
+    values: dict[str, Any] = {"num_layers": 2, "width": 64, "num_heads": 4, "seq_len": 16}
+    return GPTSettings(**(values | changes))
+
+
+def test_what_follows_when_nothing_is_said() -> None:
+    shape = tiny().shape
+    assert (shape.num_kv_heads, shape.head_width, shape.ffn_width, shape.gated) == (4, 16, 256, False)
+    assert tiny(width=4096, num_heads=32, activation="swiglu").shape.ffn_width == 11008  # LLaMA 7B's
+    assert tiny(ffn_width=100, activation="swiglu").shape.ffn_width == 100
+    assert tiny(head_width=5).shape.head_width == 5
+    assert tiny(num_kv_heads=1, window=3).shape.num_kv_heads == 1
+    assert tiny(window=3).shape.window == 3
+
+
+def test_vocabulary_comes_from_the_tokenizer() -> None:
+    assert tiny().vocab_size is None
+    assert tiny().shape.vocab_size == 0
+    settings = tiny().with_vocab(50257)
+    assert (settings.shape.vocab_size, settings.padded_vocab_size) == (50257, 50304)
+    assert tiny(vocab_size=50264).with_vocab(50257).shape.vocab_size == 50264
+    with pytest.raises(SettingsError, match=r"model\.vocab_size=50000 is smaller than the tokenizer's 50257 tokens"):
+        tiny(vocab_size=50000).with_vocab(50257)
+    assert tiny(vocab_size=256).padded_vocab_size == 256
+    assert tiny(vocab_size=257, vocab_multiple=1).padded_vocab_size == 257
+
+
+def test_dropout_decides_whether_steps_are_random() -> None:
+    assert not tiny().uses_dropout
+    assert tiny(dropout=0.1).uses_dropout
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_heads": 3}, ["num_heads=3 does not divide width=64", "1, 2, 4, 8, 16, 32 or 64"]),
+        ({"num_heads": 128}, ["num_heads=128"]),
+        ({"num_heads": 0}, ["num_heads=0 must be at least 1"]),
+        ({"num_kv_heads": 3}, ["num_kv_heads=3 does not divide num_heads=4", "1, 2 or 4"]),
+        ({"num_kv_heads": 8}, ["num_kv_heads=8 does not divide"]),
+        ({"head_width": 7, "positions": "rotary"}, ["head_width=7 is odd", "Use 8"]),
+        ({"window": 0}, ["window=0 must be at least 1", "null"]),
+        ({"dropout": 1.0}, ["dropout=1.0"]),
+        ({"dropout": -0.1}, ["dropout=-0.1"]),
+        ({"width": 0}, ["width=0"]),
+        ({"seq_len": 0}, ["seq_len=0"]),
+        ({"vocab_size": 0}, ["vocab_size=0"]),
+        ({"vocab_multiple": 0}, ["vocab_multiple=0"]),
+        ({"norm_eps": 0.0}, ["norm_eps=0.0 must be above 0"]),
+        ({"init_std": float("nan")}, ["init_std=nan"]),
+        ({"num_layers": 0, "window": -1}, ["num_layers=0", "window=-1"]),
+    ],
+)
+def test_wrong_values_are_refused(changes: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(SettingsError) as caught:
+        tiny(**changes)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_words_are_checked_when_built_from_data() -> None:
+    data = {"kind": "gpt", "num_layers": 2, "width": 64, "num_heads": 4, "seq_len": 16}
+    settings = made(data)
+    assert settings == tiny()
+    assert made(settings.to_dict()) == settings
+    with pytest.raises(SettingsError) as caught:
+        made(data | {"activation": "swigly", "positons": "rotary"})
+    assert "Did you mean swiglu?" in str(caught.value)
+    assert "Did you mean positions?" in str(caught.value)
