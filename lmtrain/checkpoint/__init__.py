@@ -1,0 +1,1 @@
+"""Checkpoints: safetensors and JSON, layout-free, verified block by block."""

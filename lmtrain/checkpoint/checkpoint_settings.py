@@ -1,0 +1,30 @@
+"""When checkpoints are saved, how many stay, and from which one a run goes on. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from lmtrain.config.base import Problem, Settings, problem_if
+from lmtrain.config.build import quantity
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointSettings(Settings):
+    interval_steps: int | None = quantity("count", default=500)  # 0: only at the end; None: never
+    keep_last: int = 2
+    asynchronous: bool = True
+    resume: str = "auto"  # auto, none, or the path of a checkpoint or run
+
+    def problems(self) -> Iterator[Problem]:
+        yield from problem_if(
+            self.interval_steps is not None and self.interval_steps < 0, "interval_steps", self.interval_steps,
+            "is negative", "Use 0 to save only at the end of the run, or null for never.",
+        )  # fmt: skip
+        yield from problem_if(
+            self.keep_last < 1, "keep_last", self.keep_last,
+            "would keep no checkpoint", "Use 2, so that a damaged newest one has a predecessor.",
+        )  # fmt: skip
+        yield from problem_if(
+            not self.resume.strip(), "resume", self.resume, "is empty", "Use auto, none or the path of a checkpoint.",
+        )  # fmt: skip

@@ -1,0 +1,169 @@
+"""A checkpoint's contents as verified bytes and numpy arrays. Torch-free, so that tools can read it without a device.
+
+Called by the reader, which turns arrays into tensors. Nothing is given out before its hash has been checked, and no
+tensor is allocated that the files, whose sizes are checked, could not hold.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lmtrain.checkpoint.format import (
+    BLOCK_BYTES,
+    ITEM_BYTES,
+    MANIFEST,
+    MAX_FILE_BYTES,
+    MAX_MANIFEST_BYTES,
+    Manifest,
+    PieceEntry,
+    TensorEntry,
+    blocks_file,
+    decode_manifest,
+)
+from lmtrain.checkpoint.hashed import HashedFile, read_hashed
+from lmtrain.checkpoint.pieces import Box, intersect, whole
+from lmtrain.checkpoint.store import step_of
+from lmtrain.checkpoint.tensor_file import Array, Stored, read_box, read_header
+from lmtrain.errors import CheckpointError, DataError, MissingInputError, nearest
+from lmtrain.runtime.files import parse_json, read_bytes
+
+# Integers of the item's size carry the bits of any type: numpy has no bfloat16.
+_CARRIERS: dict[int, Any] = {1: np.dtype("<i1"), 2: np.dtype("<i2"), 4: np.dtype("<i4"), 8: np.dtype("<i8")}
+
+
+class Contents:
+    """An opened checkpoint. Holds no descriptors, so there is nothing to close."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.manifest = _load_manifest(path)
+        self._files: dict[str, tuple[HashedFile, dict[str, Stored]]] = {}
+
+    def tensor(self, name: str) -> TensorEntry:
+        entry = self.manifest.tensors.get(name)
+        if entry is None:
+            raise CheckpointError(f"{self.path} has no tensor {name}. {_near(name, self.manifest.tensors)}")
+        return entry
+
+    def read_bits(self, name: str, box: Box | None = None) -> Array:
+        """A box of a tensor, put together from whatever pieces hold it, as integers of its item's size."""
+        entry = self.tensor(name)
+        box = box or whole(entry.shape)
+        if not box.is_inside(entry.shape):
+            raise CheckpointError(
+                f"{name} has shape {list(entry.shape)} in {self.path} and the part at {list(box.offset)} of shape "
+                f"{list(box.shape)} is not inside it. Ask for a part that is."
+            )
+        out: Array = np.empty(box.shape, _CARRIERS[ITEM_BYTES[entry.dtype]])
+        for piece in entry.pieces:
+            common = intersect(piece.box, box)
+            if common is not None:
+                file, stored = self._locate(name, entry, piece)
+                target = out[common.relative_to(box.offset).slices()]
+                read_box(file, stored.start, stored.shape, common.relative_to(piece.box.offset), target)
+        return out
+
+    def read_file(self, name: str) -> bytes:
+        entry = self.manifest.files.get(name)
+        if entry is None:
+            raise CheckpointError(f"{self.path} has no file {name}. {_near(name, self.manifest.files)}")
+        return read_hashed(self.path / name, entry, MAX_FILE_BYTES)
+
+    def damages(self) -> list[str]:
+        """Everything that is wrong, file by file; reads every byte."""
+        found = []
+        for name in self._strays():
+            found.append(f"{self.path / name} does not belong to the checkpoint. Remove it.")
+        for name in self.manifest.files:
+            with _collecting(found):
+                self._verify_file(name)
+        if not found:
+            for name, entry in self.manifest.tensors.items():
+                for piece in entry.pieces:
+                    with _collecting(found):
+                        self._locate(name, entry, piece)
+            found += self._unlisted()
+        return found
+
+    def _verify_file(self, name: str) -> None:
+        if blocks_file(name) in self.manifest.files and name != blocks_file(name):
+            self._open(name)[0].verify()
+        else:
+            self.read_file(name)
+
+    def _strays(self) -> list[str]:
+        known = self.manifest.files.keys() | {MANIFEST}
+        return sorted(set(os.listdir(self.path)) - known)
+
+    def _unlisted(self) -> list[str]:
+        listed = {(p.file, p.key) for entry in self.manifest.tensors.values() for p in entry.pieces}
+        held = {(name, key) for name, (_, header) in self._files.items() for key in header}
+        extra = sorted(held - listed)
+        return [f"{self.path / name} holds {key}, which the manifest does not list." for name, key in extra]
+
+    def _locate(self, name: str, entry: TensorEntry, piece: PieceEntry) -> tuple[HashedFile, Stored]:
+        file, header = self._open(piece.file)
+        stored = header.get(piece.key)
+        if stored is None or (stored.dtype, stored.shape) != (entry.dtype, piece.box.shape):
+            held = "nothing" if stored is None else f"{stored.dtype} {list(stored.shape)}"
+            raise CheckpointError(
+                f"{file.path} holds {held} under {piece.key!r} and the manifest says {entry.dtype} "
+                f"{list(piece.box.shape)} of {name}. Restore the checkpoint from a copy."
+            )
+        return file, stored
+
+    def _open(self, name: str) -> tuple[HashedFile, dict[str, Stored]]:
+        """A safetensors file with its verified list of blocks and header; opened once."""
+        if name not in self._files:
+            path, listing = self.path / name, blocks_file(name)
+            digests = _decode_blocks(self.read_file(listing), self.path / listing)
+            file = HashedFile(path, self.manifest.files[name], digests)
+            self._files[name] = file, read_header(file)
+        return self._files[name]
+
+
+def _load_manifest(path: Path) -> Manifest:
+    where = path / MANIFEST
+    try:
+        if not stat.S_ISDIR(os.stat(path).st_mode):
+            raise CheckpointError(f"{path} is not a folder. Give a checkpoint's folder.")
+        manifest = decode_manifest(parse_json(read_bytes(where, MAX_MANIFEST_BYTES, follow_links=False), where), where)
+    except FileNotFoundError as error:
+        raise MissingInputError(f"{path} does not exist. Give a checkpoint's folder.") from error
+    except CheckpointError:
+        raise
+    except (DataError, MissingInputError) as error:
+        raise CheckpointError(f"{error} Without it the checkpoint cannot be used.") from error
+    if step_of(path.name) not in (None, manifest.step):
+        raise CheckpointError(f"{path} holds step {manifest.step}. Give the folder its own name back.")
+    return manifest
+
+
+def _decode_blocks(data: bytes, where: Path) -> list[bytes]:
+    try:
+        listing = parse_json(data, where)
+        if listing["block_bytes"] != BLOCK_BYTES:
+            raise ValueError(f"blocks of {listing['block_bytes']} bytes")
+        return [bytes.fromhex(digest) for digest in listing["blocks"]]
+    except (KeyError, TypeError, ValueError, DataError) as error:
+        raise CheckpointError(f"{where} is not a list of blocks ({error}). Restore it from a copy.") from error
+
+
+@contextmanager
+def _collecting(found: list[str]) -> Iterator[None]:
+    try:
+        yield
+    except CheckpointError as error:
+        found.append(str(error))
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    found = nearest(name, known)
+    return found if len(found) < 300 else "List its names first."

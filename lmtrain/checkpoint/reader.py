@@ -1,0 +1,144 @@
+"""Tensors out of a checkpoint, at any layout. Called by resume, evaluation and conversion.
+
+A run asks for its pieces; the checkpoint's own pieces may be cut quite differently. Names, types and shapes of all of
+them are compared before the first byte is read, and every byte is verified before it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lmtrain.checkpoint.contents import Contents
+from lmtrain.checkpoint.format import DTYPES, Manifest, dtype_code
+from lmtrain.checkpoint.pieces import Box
+from lmtrain.checkpoint.tensor_file import Array
+from lmtrain.errors import CheckpointError, nearest
+from lmtrain.piece import Piece
+
+_SHOWN = 4  # names in a message
+
+
+class CheckpointReader:
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self._contents = Contents(self.path)
+
+    @property
+    def manifest(self) -> Manifest:
+        return self._contents.manifest
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return self.manifest.state
+
+    @property
+    def step(self) -> int:
+        return self.manifest.step
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self.manifest.tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._contents.tensor(name).shape
+
+    def dtype(self, name: str) -> torch.dtype:
+        return _torch_dtype(self._contents.tensor(name).dtype)
+
+    def read(self, name: str, offset: Sequence[int] | None = None, shape: Sequence[int] | None = None) -> Tensor:
+        """A tensor, or the part of it that begins at `offset`, up to its end or of this shape."""
+        full = self.shape(name)
+        begin = tuple(offset) if offset is not None else (0,) * len(full)
+        if len(begin) != len(full) or (shape is not None and len(shape) != len(full)):
+            raise CheckpointError(f"{name} in {self.path} has {len(full)} axes. Give offset and shape as many numbers.")
+        extent = tuple(shape) if shape is not None else tuple(n - o for n, o in zip(full, begin, strict=True))
+        bits = self._contents.read_bits(name, Box(begin, extent))
+        return _as_tensor(bits, self.dtype(name))
+
+    def load_into(self, pieces: Iterable[Piece], *, all_of_it: bool = False) -> None:
+        """Fill the pieces' blocks. `all_of_it` also demands that the checkpoint holds no other tensor.
+
+        After an error about damage the blocks hold a mixture: do not go on with them.
+        """
+        pieces = list(pieces)
+        problems = self._mismatches(pieces, all_of_it)
+        if problems:
+            raise CheckpointError(f"{self.path} does not fit this run: " + "; ".join(problems) + f". {self._way_out()}")
+        for piece in pieces:
+            box = Box(tuple(piece.offset), tuple(piece.block.shape))
+            self._fill(piece, _as_tensor(self._contents.read_bits(piece.name, box), self.dtype(piece.name)))
+
+    def read_file(self, name: str) -> bytes:
+        """An extra file such as tokenizer.json, verified."""
+        return self._contents.read_file(name)
+
+    def verify(self) -> None:
+        """Read and check everything; one error names every damaged file."""
+        found = self._contents.damages()
+        if found:
+            more = f" And {len(found) - _SHOWN} more." if len(found) > _SHOWN else ""
+            raise CheckpointError(" ".join(found[:_SHOWN]) + more)
+
+    @torch.no_grad()
+    def _fill(self, piece: Piece, tensor: Tensor) -> None:
+        if isinstance(piece.block, np.ndarray):
+            piece.block[...] = tensor.numpy()
+        else:
+            piece.block.copy_(tensor)
+
+    def _mismatches(self, pieces: list[Piece], all_of_it: bool) -> list[str]:
+        held, asked = self.manifest.tensors, {piece.name for piece in pieces}
+        missing = sorted(asked - held.keys())
+        extra = sorted(held.keys() - asked)
+        problems = []
+        if missing:
+            way_out = f" ({nearest(missing[0], extra)})" if extra and len(nearest(missing[0], extra)) < 200 else ""
+            problems.append(f"it has no {_list(missing)}{way_out}")
+        if extra and all_of_it:
+            problems.append(f"the run has no {_list(extra)}")
+        differ = [text for piece in pieces if piece.name in held for text in self._difference(piece)]
+        if differ:
+            more = f" and {len(differ) - _SHOWN} more differ" if len(differ) > _SHOWN else ""
+            problems.append("; ".join(differ[:_SHOWN]) + more)
+        return problems
+
+    def _difference(self, piece: Piece) -> list[str]:
+        entry = self.manifest.tensors[piece.name]
+        wanted, dtype = tuple(piece.global_shape), dtype_code(piece.block)
+        if entry.shape != wanted:
+            return [f"{piece.name} has shape {list(entry.shape)} in the checkpoint and {list(wanted)} in the run"]
+        if entry.dtype != dtype:
+            return [f"{piece.name} is {DTYPES[entry.dtype]} in the checkpoint and {DTYPES[dtype]} in the run"]
+        box = Box(tuple(piece.offset), tuple(piece.block.shape))
+        if not box.is_inside(entry.shape):
+            part = f"part at {list(box.offset)} of shape {list(box.shape)}"
+            return [f"{piece.name} has shape {list(wanted)} and no {part}"]
+        return []
+
+    def _way_out(self) -> str:
+        model = self.state.get("model")
+        if not isinstance(model, dict):
+            return "Use the settings that the checkpoint was made with."
+        words = ", ".join(f"{key}={value}" for key, value in model.items() if isinstance(value, (int, str)))
+        return f"The checkpoint is of the model {words[:400]}. Use these settings or another checkpoint."
+
+
+def _torch_dtype(code: str) -> torch.dtype:
+    dtype = getattr(torch, DTYPES[code])
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def _as_tensor(bits: Array, dtype: torch.dtype) -> Tensor:
+    return torch.from_numpy(bits).view(dtype)
+
+
+def _list(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

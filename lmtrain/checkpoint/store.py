@@ -1,0 +1,128 @@
+"""Which checkpoints exist, which one is newest, and which may go. Torch-free.
+
+Called by set-up (resume), the writer (retention) and every command that takes a checkpoint. Knows names and folders;
+what a checkpoint holds is the reader's business.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import shutil
+from pathlib import Path
+
+from lmtrain.checkpoint.format import FORMAT, MANIFEST, MAX_MANIFEST_BYTES
+from lmtrain.errors import DataError, MissingInputError
+from lmtrain.runtime.faults import fault_point
+from lmtrain.runtime.files import parse_json, read_bytes, storage_errors
+
+CHECKPOINTS = "checkpoints"  # the folder of a run that holds them
+_STEP = re.compile(r"step_([0-9]{8,18})")
+_LEFTOVER = re.compile(r"(step_[0-9]{8,18})\.(tmp|replaced)-[0-9]+-[0-9]+")
+_attempts = itertools.count()
+
+
+def step_folder_name(step: int) -> str:
+    return f"step_{step:08d}"
+
+
+def step_of(name: str) -> int | None:
+    """The step that a folder's name tells, None for a name that no checkpoint of ours has."""
+    match = _STEP.fullmatch(name)
+    return int(match[1]) if match and step_folder_name(int(match[1])) == name else None
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Committed checkpoints, oldest first. Damage inside them is for the reader to find and to name."""
+    return [path for path in _step_folders(folder) if _is_committed(path)]
+
+
+def list_broken(folder: Path) -> list[Path]:
+    """Folders with a checkpoint's name whose manifest is gone or unreadable: worth a warning, since none is made so."""
+    return [path for path in _step_folders(folder) if not _is_committed(path)]
+
+
+def latest(folder: Path) -> Path | None:
+    return next((path for path in reversed(_step_folders(folder)) if _is_committed(path)), None)
+
+
+def _step_folders(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    found = [(step, path) for path in folder.iterdir() if (step := step_of(path.name)) is not None and path.is_dir()]
+    return [path for _, path in sorted(found)]
+
+
+def _is_committed(path: Path) -> bool:
+    # because: a manifest of a newer version counts, so that it is refused by name and not passed over for an older one
+    try:
+        manifest = parse_json(read_bytes(path / MANIFEST, MAX_MANIFEST_BYTES, follow_links=False), path / MANIFEST)
+    except (DataError, MissingInputError):
+        return False
+    return isinstance(manifest, dict) and manifest.get("format") == FORMAT
+
+
+def resolve(path: Path | str) -> Path:
+    """The checkpoint that a user means: itself, or the newest one of a run's folder or its checkpoints' folder."""
+    path = Path(path)
+    if not path.is_dir():
+        state = "is not a folder" if path.exists() else "does not exist"
+        raise MissingInputError(
+            f"{path} {state}. Give a run's folder, or a checkpoint such as RUN/{CHECKPOINTS}/step_00001000."
+        )
+    if (path / MANIFEST).is_file():
+        return path
+    newest = latest(path / CHECKPOINTS) or latest(path)
+    if newest is None:
+        raise MissingInputError(f"{path} holds no finished checkpoint. Give a checkpoint, or a run that has saved one.")
+    return newest
+
+
+def new_leftover(folder: Path, step: int, kind: str = "tmp") -> Path:
+    """A name for a folder that `sweep` may take away; free, whatever earlier processes of this number left."""
+    while True:
+        path = folder / f"{step_folder_name(step)}.{kind}-{os.getpid()}-{next(_attempts)}"
+        if not path.exists():
+            return path
+
+
+def sweep(folder: Path) -> list[str]:
+    """Clear what killed processes left. Only the owner of the run's lock may call it, with no save in flight.
+
+    A checkpoint that was moved aside for its replacement comes back if the replacement never took its place.
+    """
+    if not folder.is_dir():
+        return []
+    swept = []
+    with storage_errors(folder, "Sweeping"):
+        for path in sorted(folder.iterdir()):
+            match = _LEFTOVER.fullmatch(path.name)
+            if match is None or path.is_symlink():
+                continue
+            home = folder / match[1]
+            if match[2] == "replaced" and not home.exists():
+                os.rename(path, home)
+            else:
+                shutil.rmtree(path)
+            swept.append(path.name)
+    return swept
+
+
+def prune(folder: Path, keep_last: int, saved: Path | None = None) -> list[str]:
+    """Remove all but the newest committed checkpoints; at least one always stays, and so does the one just saved.
+
+    A run that went back to an earlier step saves below the steps it had reached before.
+    """
+    removed = []
+    with storage_errors(folder, "Pruning"):
+        for path in list_checkpoints(folder)[: -max(1, keep_last)]:
+            if path == saved or path.is_symlink():
+                continue  # because: somebody put a link there by hand, and what it leads to is not ours
+            # because: a kill amid the removal must not leave half a checkpoint under a checkpoint's name
+            going = new_leftover(folder, int(path.name.removeprefix("step_")))
+            os.rename(path, going)
+            fault_point("ckpt.prune")
+            shutil.rmtree(going)
+            removed.append(path.name)
+    return removed

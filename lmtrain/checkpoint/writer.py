@@ -1,0 +1,97 @@
+"""Saves a run's tensors and state while it goes on. Called by the training loop; making bytes durable is commit's part.
+
+`save` waits for the save before it, copies the tensors to host memory, and leaves hashing and writing to a thread.
+What goes wrong in the thread is raised by the next `save` or `wait`, once.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from lmtrain.checkpoint.commit import save_checkpoint
+from lmtrain.checkpoint.snapshot import HostMemory
+from lmtrain.checkpoint.store import prune
+from lmtrain.checkpoint.tensor_file import RankData
+from lmtrain.piece import Piece
+
+
+@dataclass(frozen=True)
+class SaveFacts:
+    """For the log: what the last finished save was and what it cost."""
+
+    step: int
+    path: Path
+    num_bytes: int
+    write_s: float  # hashing and writing, in the background unless synchronous
+    stall_s: float  # how long training stood still
+
+
+class CheckpointWriter:
+    """Writes step_XXXXXXXX folders into `folder`. One at a time, from one process that owns the run's lock."""
+
+    def __init__(self, folder: Path, *, keep_last: int, asynchronous: bool) -> None:
+        self.folder = folder
+        self.last: SaveFacts | None = None  # the newest save that was committed
+        self._keep_last = keep_last
+        self._asynchronous = asynchronous
+        self._memory = HostMemory()
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    @property
+    def in_flight(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def save(self, step: int, pieces: Sequence[Piece], state: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
+        """Save this step; a step that this writer has just saved is not saved again."""
+        began = time.monotonic()
+        self.wait()
+        if self.last is not None and self.last.step == step:
+            return
+        frozen = json.loads(json.dumps(state, allow_nan=False))  # because: the run changes its state while we write
+        job = partial(self._write, began, step, self._memory.capture(pieces), frozen, dict(files))
+        if self._asynchronous:
+            self._thread = threading.Thread(target=self._keep_error, args=(job,), name="checkpoint-writer")
+            self._thread.start()
+        else:
+            job()
+
+    def wait(self) -> None:
+        """Until the save in flight is on disk; raises what went wrong with it."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def close(self) -> None:
+        self.wait()
+
+    def __enter__(self) -> CheckpointWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _keep_error(self, job: Callable[[], None]) -> None:
+        try:
+            job()
+        except BaseException as error:  # because: whatever it is, it belongs to the training loop
+            self._error = error
+
+    def _write(
+        self, began: float, step: int, data: RankData, state: Mapping[str, Any], files: Mapping[str, bytes]
+    ) -> None:
+        start = time.monotonic()
+        path, num_bytes = save_checkpoint(self.folder, step, data, state, files)
+        end = time.monotonic()
+        self.last = SaveFacts(step, path, num_bytes, end - start, (start if self._asynchronous else end) - began)
+        prune(self.folder, self._keep_last, path)

@@ -1,0 +1,96 @@
+"""Files with a hash for each block: streams of any cut give the same file, and ranges are verified."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmtrain.checkpoint import hashed
+from lmtrain.checkpoint.hashed import HashedFile, read_hashed, write_hashed
+from lmtrain.errors import CheckpointError
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_blocks() -> object:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hashed, "BLOCK_BYTES", 64)
+        yield
+
+
+@given(st.lists(st.binary(max_size=200), max_size=8), st.data())
+def test_parts_make_one_file_and_any_range_comes_back(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[bytes], data: st.DataObject
+) -> None:
+    path = tmp_path_factory.mktemp("hashed") / "file"
+    content = b"".join(parts)
+    entry, digests = write_hashed(path, parts)
+    assert path.read_bytes() == content
+    assert entry.size == len(content)
+    assert entry == write_hashed(path.with_name("other"), [content])[0]
+    file = HashedFile(path, entry, digests)
+    start = data.draw(st.integers(0, len(content)))
+    size = data.draw(st.integers(0, len(content) - start))
+    assert bytes(file.read(start, size)) == content[start : start + size]
+    assert read_hashed(path, entry, 10_000) == content
+
+
+def test_only_the_damaged_block_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    entry, digests = write_hashed(path, [bytes(range(256))])
+    content = bytearray(path.read_bytes())
+    content[130] ^= 4
+    path.write_bytes(content)
+    file = HashedFile(path, entry, digests)
+    assert bytes(file.read(0, 128)) == bytes(range(128))
+    assert bytes(file.read(192, 64)) == bytes(range(192, 256))
+    with pytest.raises(CheckpointError, match=r"file is damaged in bytes 128 to 191"):
+        file.read(120, 10)
+    with pytest.raises(CheckpointError, match="damaged"):
+        file.verify()
+    with pytest.raises(CheckpointError, match="damaged"):
+        read_hashed(path, entry, 10_000)
+
+
+def test_a_list_of_blocks_that_is_not_the_files_is_refused(tmp_path: Path) -> None:
+    entry, digests = write_hashed(tmp_path / "file", [b"x" * 200])
+    for wrong in (digests[:-1], digests[::-1], [*digests, digests[0]], []):
+        with pytest.raises(CheckpointError, match="list of blocks"):
+            HashedFile(tmp_path / "file", entry, wrong)
+
+
+@pytest.mark.parametrize("size", [0, 1, 199, 201, 100_000])
+def test_another_size_is_refused(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "file"
+    entry, digests = write_hashed(path, [b"x" * 200])
+    os.truncate(path, size)
+    with pytest.raises(CheckpointError, match=f"file has {size} bytes and the manifest says 200"):
+        HashedFile(path, entry, digests).read(0, 1)
+
+
+def test_links_pipes_and_missing_files_are_refused_without_waiting(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    entry, digests = write_hashed(path, [b"x" * 200])
+    file = HashedFile(path, entry, digests)
+    path.rename(tmp_path / "moved")
+    with pytest.raises(CheckpointError, match="file does not exist"):
+        file.read(0, 1)
+    path.symlink_to(tmp_path / "moved")
+    with pytest.raises(CheckpointError, match="file is a symbolic link"):
+        file.read(0, 1)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(CheckpointError, match="file is not a plain file"):
+        file.read(0, 1)
+
+
+def test_an_existing_file_or_link_is_never_written_to(tmp_path: Path) -> None:
+    (tmp_path / "target").write_bytes(b"precious")
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    for name in ("target", "link"):
+        with pytest.raises(FileExistsError):
+            write_hashed(tmp_path / name, [b"new"])
+    assert (tmp_path / "target").read_bytes() == b"precious"

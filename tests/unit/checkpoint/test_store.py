@@ -1,0 +1,134 @@
+"""Which checkpoints exist, which is newest, what is swept and what stays."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lmtrain.checkpoint.commit import save_checkpoint
+from lmtrain.checkpoint.store import (
+    latest,
+    list_broken,
+    list_checkpoints,
+    new_leftover,
+    prune,
+    resolve,
+    step_folder_name,
+    step_of,
+    sweep,
+)
+from lmtrain.checkpoint.tensor_file import RankData
+from lmtrain.errors import MissingInputError
+
+
+def save(folder: Path, *steps: int) -> None:
+    for step in steps:
+        save_checkpoint(folder, step, RankData([], []), {"step": step}, {})
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_names_and_steps() -> None:
+    assert step_folder_name(1000) == "step_00001000"
+    assert step_folder_name(123_456_789) == "step_123456789"
+    assert step_of("step_123456789") == 123_456_789
+    for wrong in ("step_1", "step_0000000a", "step_00001000.tmp-1-1", "xstep_00001000", "step_000000001", "step_"):
+        assert step_of(wrong) is None
+
+
+def test_order_is_by_step_and_not_by_text_or_time(tmp_path: Path) -> None:
+    save(tmp_path, 100_000_000, 9, 99_999_999)
+    assert [p.name for p in list_checkpoints(tmp_path)] == ["step_00000009", "step_99999999", "step_100000000"]
+    assert latest(tmp_path) == tmp_path / "step_100000000"
+
+
+def test_what_is_no_checkpoint_is_passed_over(tmp_path: Path) -> None:
+    save(tmp_path, 1, 5)
+    (tmp_path / "step_00000006").mkdir()
+    (tmp_path / "step_00000007").write_text("a file")
+    (tmp_path / "step_00000008").mkdir()
+    (tmp_path / "step_00000008" / "manifest.json").write_text('{"format": "lmtrain chec')
+    (tmp_path / "notes").mkdir()
+    assert latest(tmp_path) == tmp_path / "step_00000005"
+    assert [p.name for p in list_broken(tmp_path)] == ["step_00000006", "step_00000008"]
+    assert list_checkpoints(tmp_path / "nowhere") == []
+    assert latest(tmp_path / "nowhere") is None
+
+
+def test_a_newer_format_counts_so_that_it_is_refused_and_not_overlooked(tmp_path: Path) -> None:
+    save(tmp_path, 1, 2)
+    manifest = tmp_path / "step_00000002" / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_bytes()), "version": 2}))
+    assert latest(tmp_path) == tmp_path / "step_00000002"
+
+
+def test_resolve_takes_a_checkpoint_a_run_or_its_folder(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    save(run / "checkpoints", 1, 2)
+    newest = run / "checkpoints" / "step_00000002"
+    assert resolve(run) == resolve(run / "checkpoints") == resolve(str(newest)) == newest
+    assert resolve(run / "checkpoints" / "step_00000001").name == "step_00000001"
+
+
+def test_resolve_says_what_it_missed(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MissingInputError, match="nowhere does not exist"):
+        resolve(tmp_path / "nowhere")
+    with pytest.raises(MissingInputError, match="file is not a folder"):
+        resolve(tmp_path / "file")
+    with pytest.raises(MissingInputError, match="holds no finished checkpoint"):
+        resolve(tmp_path)
+
+
+@pytest.mark.parametrize(("keep", "left"), [(1, [4]), (2, [3, 4]), (9, [1, 2, 3, 4]), (0, [4]), (-5, [4])])
+def test_prune_keeps_the_newest(tmp_path: Path, keep: int, left: list[int]) -> None:
+    save(tmp_path, 1, 2, 3, 4)
+    (tmp_path / "step_00000009").mkdir()
+    removed = prune(tmp_path, keep)
+    assert [step_of(p.name) for p in list_checkpoints(tmp_path)] == left
+    assert len(removed) == 4 - len(left)
+    assert names(tmp_path) == [step_folder_name(s) for s in [*left, 9]]
+
+
+def test_prune_leaves_links_alone(tmp_path: Path) -> None:
+    save(tmp_path / "elsewhere", 1)
+    save(tmp_path / "run", 2, 3)
+    (tmp_path / "run" / "step_00000001").symlink_to(tmp_path / "elsewhere" / "step_00000001")
+    assert prune(tmp_path / "run", 1) == ["step_00000002"]
+    assert resolve(tmp_path / "run" / "step_00000001").is_dir()
+
+
+def test_sweep_takes_leftovers_only(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    for step in (1, 2):
+        leftover = new_leftover(tmp_path, step)
+        leftover.mkdir()
+        (leftover / "rank_00000.safetensors").write_bytes(b"half")
+    (tmp_path / "step_00000003.tmp-mine").mkdir()
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "step_00000004.tmp-1-1").symlink_to(tmp_path / "precious")
+    assert len(sweep(tmp_path)) == 2
+    assert names(tmp_path) == ["precious", "step_00000001", "step_00000003.tmp-mine", "step_00000004.tmp-1-1"]
+    assert sweep(tmp_path) == []
+    assert sweep(tmp_path / "nowhere") == []
+
+
+def test_sweep_brings_back_a_checkpoint_whose_replacement_never_came(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    (tmp_path / "step_00000001").rename(tmp_path / "step_00000001.replaced-5-0")
+    assert latest(tmp_path) is None
+    sweep(tmp_path)
+    assert latest(tmp_path) == tmp_path / "step_00000001"
+
+
+def test_sweep_drops_a_checkpoint_that_was_replaced(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    (tmp_path / "step_00000001").rename(tmp_path / "step_00000001.replaced-5-0")
+    save_checkpoint(tmp_path, 1, RankData([], []), {"step": 1, "new": True}, {})
+    sweep(tmp_path)
+    assert names(tmp_path) == ["step_00000001"]
+    assert json.loads((tmp_path / "step_00000001" / "manifest.json").read_bytes())["state"]["new"]
