@@ -1,0 +1,92 @@
+"""The weights a model computes with, the fp32 weights the optimizer owns, and the fp16 loss scale.
+
+In fp32 they are the same tensors. In half precision each gradient is added to its fp32 master as soon as autograd
+has made it, and freed: accumulation is exact to fp32 and no full set of half-precision gradients ever exists.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lmtrain.parallel.precision_settings import Fp16Settings, PrecisionSettings
+
+WORK_DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class MasterWeights:
+    """Name -> fp32 weight, in the model's order; `publish` hands new values to the model."""
+
+    def __init__(self, model: nn.Module, precision: PrecisionSettings) -> None:
+        self.dtype = WORK_DTYPE[precision.kind]
+        self.work: dict[str, nn.Parameter] = dict(model.named_parameters())
+        if self.dtype is torch.float32:
+            self.master = self.work
+            return
+        self.master = {name: nn.Parameter(p.detach().clone()) for name, p in self.work.items()}
+        for name, parameter in self.work.items():
+            parameter.data = parameter.data.to(self.dtype)
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    _move_gradient(self.master[name])
+                )
+
+    @property
+    def gradients(self) -> list[Tensor]:
+        return [p.grad for p in self.master.values() if p.grad is not None]
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """After an update or a load: round the masters into the weights that compute."""
+        if self.master is not self.work:
+            torch._foreach_copy_(list(self.work.values()), list(self.master.values()))
+
+    def clear_gradients(self) -> None:
+        for parameter in self.master.values():
+            parameter.grad = None
+
+
+def _move_gradient(master: nn.Parameter) -> Any:
+    def hook(work: Tensor) -> None:
+        assert work.grad is not None
+        if master.grad is None:
+            master.grad = work.grad.float()
+        else:
+            master.grad.add_(work.grad)
+        work.grad = None
+
+    return hook
+
+
+class LossScale:
+    """1 unless fp16. Multiplies the loss so that small gradients survive; overflow halves it and skips the step."""
+
+    def __init__(self, precision: PrecisionSettings) -> None:
+        self.settings = precision if isinstance(precision, Fp16Settings) else None
+        self.value = self.settings.initial_scale if self.settings else 1.0
+        self.good_steps = 0
+
+    @property
+    def dynamic(self) -> bool:
+        return self.settings is not None
+
+    def update(self, overflow: bool) -> None:
+        if self.settings is None:
+            return
+        if overflow:
+            self.value = max(self.value / 2, self.settings.min_scale)
+            self.good_steps = 0
+            return
+        self.good_steps += 1
+        if self.good_steps >= self.settings.growth_interval_steps:
+            self.value *= 2
+            self.good_steps = 0
+
+    def state(self) -> dict[str, float]:
+        return {"loss_scale": self.value, "good_steps": self.good_steps}
+
+    def load(self, state: dict[str, Any]) -> None:
+        if self.settings is not None and "loss_scale" in state:
+            self.value, self.good_steps = float(state["loss_scale"]), int(state["good_steps"])

@@ -1,0 +1,48 @@
+"""In which numbers a run computes. Weights that the optimizer owns are always fp32. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lmtrain.config.base import Choice, Problem, problem_if
+from lmtrain.config.build import quantity
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionSettings(Choice):
+    room: ClassVar[str] = "lmtrain.parallel"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fp32Settings(PrecisionSettings):
+    kind: ClassVar[str] = "fp32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bf16Settings(PrecisionSettings):
+    """bf16 weights and activations; fp32 master weights, gradient accumulation and optimizer state."""
+
+    kind: ClassVar[str] = "bf16"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fp16Settings(PrecisionSettings):
+    """As bf16, with a loss scale that halves when a gradient overflows and doubles after a while without."""
+
+    kind: ClassVar[str] = "fp16"
+    initial_scale: float = 65536.0
+    growth_interval_steps: int = quantity("count", default=1000)
+    min_scale: float = 1.0
+
+    def problems(self) -> Iterator[Problem]:
+        yield from problem_if(self.min_scale <= 0, "min_scale", self.min_scale, "must be above 0", "Use 1.0.")
+        yield from problem_if(
+            self.initial_scale < self.min_scale, "initial_scale", self.initial_scale,
+            f"is below min_scale={self.min_scale}", "Use 65536.",
+        )
+        yield from problem_if(
+            self.growth_interval_steps < 1, "growth_interval_steps", self.growth_interval_steps,
+            "must be at least 1", "Use 1000.",
+        )
