@@ -1,0 +1,1 @@
+"""The training app: settings, set-up, loop and step."""

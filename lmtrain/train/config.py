@@ -1,0 +1,89 @@
+"""Every setting of a run, and every check across settings. Torch-free: a wrong run is refused at once.
+
+Called by the command line (compose -> RunConfig), by set-up, and by the generated reference. Each component has
+checked itself by the time `RunConfig` exists; here are the rules that need two of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from lmtrain.checkpoint.checkpoint_settings import CheckpointSettings
+from lmtrain.config.base import Problem, Settings, problem_if
+from lmtrain.data.data_settings import DataSettings
+from lmtrain.data.order import BatchPlan
+from lmtrain.layout import divisors, words
+from lmtrain.models.model_settings import ModelSettings
+from lmtrain.optim.optim_settings import OptimSettings
+from lmtrain.optim.schedule_settings import ScheduleSettings
+from lmtrain.parallel.compute_settings import ComputeSettings
+from lmtrain.parallel.parallel_settings import ParallelSettings
+from lmtrain.parallel.precision_settings import PrecisionSettings
+from lmtrain.train.train_settings import ObserveSettings, RunSettings, TrainSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(Settings):
+    model: ModelSettings
+    data: DataSettings
+    optim: OptimSettings
+    schedule: ScheduleSettings
+    precision: PrecisionSettings
+    parallel: ParallelSettings
+    compute: ComputeSettings
+    train: TrainSettings
+    checkpoint: CheckpointSettings
+    observe: ObserveSettings
+    run: RunSettings
+
+    def problems(self) -> Iterator[Problem]:
+        train, dp = self.train, self.parallel.layout.dp
+        together = train.micro_batch * dp
+        yield from problem_if(
+            train.global_batch % together != 0, "train.micro_batch", train.micro_batch,
+            f"x {dp} data-parallel copies does not divide train.global_batch={train.global_batch}",
+            f"Use {words(divisors(train.global_batch // dp) if train.global_batch % dp == 0 else [1])}.",
+        )
+        rampup_problems = list(self._rampup_problems(together))
+        yield from rampup_problems
+        if not rampup_problems:  # without a batch plan the length of the run is unknown
+            for problem in self.schedule.problems_in_run(self.total_steps):
+                yield replace(problem, key=f"schedule.{problem.key}")
+
+    def _rampup_problems(self, together: int) -> Iterator[Problem]:
+        rampup, full = self.train.rampup, self.train.global_batch
+        if rampup is None:
+            return
+        for key in ("start", "increment"):
+            value = getattr(rampup, key)
+            rule = f"is no multiple of micro_batch x copies = {together}"
+            yield from problem_if(value % together != 0, f"train.rampup.{key}", value, rule, f"Use {together}.")
+        rule = f"does not reach train.global_batch={full} in increments of {rampup.increment}"
+        wrong = rampup.start > full or (full - rampup.start) % rampup.increment != 0
+        way_out = "Use an increment that divides the rest."
+        yield from problem_if(wrong, "train.rampup.start", rampup.start, rule, way_out)
+
+    @property
+    def seq_len(self) -> int:
+        return self.model.shape.seq_len
+
+    @property
+    def batch_plan(self) -> BatchPlan:
+        return BatchPlan(self.train.global_batch, self.train.rampup)
+
+    @property
+    def total_steps(self) -> int:
+        """Given, or the first number of steps that has consumed `train.tokens`."""
+        if self.train.steps is not None:
+            return self.train.steps
+        assert self.train.tokens is not None
+        samples = -(-self.train.tokens // self.seq_len)
+        low, high = 1, -(-samples // min(self.batch_plan.sizes))
+        while low < high:
+            middle = (low + high) // 2
+            if self.batch_plan.range_of(middle)[0] >= samples:
+                high = middle
+            else:
+                low = middle + 1
+        return low

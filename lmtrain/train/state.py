@@ -1,0 +1,109 @@
+"""What a run must remember to go on as if nothing had happened, and whether a checkpoint is of this run.
+
+No random state is in it: weights, order and dropout are pure functions of the seed, the step and the microbatch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lmtrain.checkpoint.reader import CheckpointReader
+from lmtrain.errors import CheckpointError
+from lmtrain.optim import state as optimizer_state
+from lmtrain.parallel.apply import ParallelModel
+from lmtrain.piece import Piece
+from lmtrain.train.config import RunConfig
+from lmtrain.train.preflight import Inputs
+
+
+@dataclass
+class Progress:
+    """Where a run stands. `step` is the number of updates done."""
+
+    step: int = 0
+    samples: int = 0
+    tokens: int = 0
+    attempt: int = 1
+    skipped: int = 0
+
+
+def pieces(model: ParallelModel, optimizer: torch.optim.Optimizer) -> list[Piece]:
+    result = model.pieces()
+    state = optimizer_state.state_tensors(optimizer, model.parameters)
+    return result + model.place(state, "optim")
+
+
+def facts(
+    config: RunConfig, inputs: Inputs, model: ParallelModel, optimizer: torch.optim.Optimizer, progress: Progress
+) -> dict[str, Any]:
+    """The JSON half of a checkpoint."""
+    info = inputs.data.info
+    return {
+        "step": progress.step,
+        "samples": progress.samples,
+        "tokens": progress.tokens,
+        "attempt": progress.attempt,
+        "skipped": progress.skipped,
+        "seq_len": config.seq_len,
+        "seed": config.train.seed,
+        "settings": config.to_dict(),
+        "model": inputs.model.to_dict(),
+        "tokenizer": {
+            "fingerprint": inputs.tokenizer.fingerprint,
+            "eod_id": inputs.tokenizer.eod_id,
+            "vocab_size": inputs.tokenizer.vocab_size,
+        },
+        "data": data_identity(config, inputs) | {"content_sha256": info.content_sha256 if info else None},
+        "optimizer": {"kind": config.optim.kind, "num_updates": optimizer_state.num_updates(optimizer)},
+        "precision": {"kind": config.precision.kind} | model.loss_scale.state(),
+    }
+
+
+def data_identity(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
+    """What decides which tokens sample number n is made of."""
+    dataset = inputs.data
+    return {
+        "num_documents": dataset.num_documents,
+        "num_tokens": dataset.num_tokens,
+        "train_documents": [inputs.train.index.documents.start, inputs.train.index.documents.stop],
+        "document_mask": config.data.document_mask,
+    }
+
+
+def restore(
+    path: Path, config: RunConfig, inputs: Inputs, model: ParallelModel, optimizer: torch.optim.Optimizer
+) -> Progress:
+    """Fill the model and the optimizer from a checkpoint of this same run, or refuse with what differs."""
+    reader = CheckpointReader(path)
+    state = reader.state
+    check_same_run(path, state, config, inputs)
+    reader.load_into(pieces(model, optimizer))
+    optimizer_state.apply_num_updates(optimizer, state["optimizer"]["num_updates"])
+    model.loss_scale.load(state["precision"])
+    model.masters.publish()
+    return Progress(state["step"], state["samples"], state["tokens"], state["attempt"] + 1, state["skipped"])
+
+
+def check_same_run(path: Path, state: dict[str, Any], config: RunConfig, inputs: Inputs) -> None:
+    """Weights of another shape, or samples in another order, would be a different run under the same name."""
+    pairs = [(f"model.{key}", value, state["model"].get(key)) for key, value in inputs.model.to_dict().items()]
+    pairs += [(f"data: {key}", value, state["data"].get(key)) for key, value in data_identity(config, inputs).items()]
+    info = inputs.data.info
+    if info is not None and state["data"].get("content_sha256") is not None:
+        pairs.append(("data: content", info.content_sha256[:12], state["data"]["content_sha256"][:12]))
+    pairs += [
+        ("tokenizer", inputs.tokenizer.fingerprint[:12], state["tokenizer"]["fingerprint"][:12]),
+        ("train.seed", config.train.seed, state["seed"]),
+        ("optim.kind", config.optim.kind, state["optimizer"]["kind"]),
+        ("samples before the next step", config.batch_plan.range_of(state["step"])[0], state["samples"]),
+    ]
+    wrong = [f"{name} is {ours}, there {theirs}" for name, ours, theirs in pairs if ours != theirs]
+    if wrong:
+        raise CheckpointError(
+            f"{path} is a checkpoint of another run: {'; '.join(wrong)}. "
+            "Go on with the settings it was made with, or choose a new run.dir."
+        )

@@ -1,0 +1,57 @@
+"""One optimizer update: forward and backward of every microbatch, one look at the numbers, one step.
+
+Called by the loop. Knows no axis of the layout: ParallelModel does what each needs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from lmtrain.data.loader import StepBatches
+from lmtrain.errors import NonFiniteLossError
+from lmtrain.optim.groups import apply_learning_rate
+from lmtrain.parallel.apply import ParallelModel
+from lmtrain.runtime.faults import fault_point
+
+
+@dataclass(frozen=True)
+class StepResult:
+    loss: float  # mean over the step's valid tokens
+    grad_norm: float  # before clipping
+    skipped: bool  # an fp16 overflow: the scale was halved and no weight moved
+
+
+def train_step(
+    model: ParallelModel, optimizer: torch.optim.Optimizer, batches: StepBatches, lr: float, clip_norm: float | None
+) -> StepResult:
+    shares = model.forward_backward(batches)
+    norm = model.finish_gradients(clip_norm)
+    *losses, grad_norm = torch.cat([shares, norm.view(1)]).tolist()  # sync: the only wait of a step
+    for index, share in enumerate(losses):
+        if not math.isfinite(share):
+            raise NonFiniteLossError(
+                f"the loss of microbatch {index} of step {batches.step + 1} is {share}. No weight was changed; "
+                f"lower optim.lr or look at samples {_some(batches, index, len(losses))}."
+            )
+    overflow = not math.isfinite(grad_norm)
+    if overflow and not model.loss_scale.dynamic:
+        raise NonFiniteLossError(
+            f"the gradient of step {batches.step + 1} is {grad_norm} though its loss is {sum(losses):.4g}. "
+            "No weight was changed; lower optim.lr or use precision=fp32."
+        )
+    fault_point("opt_step")
+    if not overflow:
+        apply_learning_rate(optimizer, lr)
+        optimizer.step()
+        model.masters.publish()
+    model.loss_scale.update(overflow)
+    return StepResult(math.fsum(losses), grad_norm, overflow)
+
+
+def _some(batches: StepBatches, index: int, count: int) -> str:
+    share = len(batches.sample_ids) // count
+    ids = batches.sample_ids[index * share : (index + 1) * share][:8].tolist()
+    return ", ".join(map(str, ids)) + (", ..." if share > 8 else "")
