@@ -1,0 +1,1 @@
+"""The evaluation app: scoring, tasks, baselines and generation."""

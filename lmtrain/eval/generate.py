@@ -1,0 +1,151 @@
+"""Text from a model: sampling token by token, streamed without ever printing half a character.
+
+Called by `lmtrain generate`. A context longer than the model sees is cropped on its left; the end-of-document token
+ends a sample. The same seed gives the same text, whatever the device sampled on: the draw is made on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lmtrain.batch import IGNORED, Batch
+from lmtrain.errors import NonFiniteLossError, UsageError
+from lmtrain.eval.scoring import Scorable
+from lmtrain.tokenizer.base import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How the next token is drawn. Temperature 0 takes the most likely one."""
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < float("inf"):
+            raise UsageError(f"--temperature={self.temperature} must be 0 or more. 0 takes the most likely token.")
+        if self.top_k is not None and self.top_k < 1:
+            raise UsageError(f"--top-k={self.top_k} must be at least 1. Leave it out to allow every token.")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise UsageError(f"--top-p={self.top_p} must be above 0 and at most 1. Leave it out to allow every token.")
+
+
+@dataclass(frozen=True)
+class Generated:
+    text: str
+    num_tokens: int
+    stopped_by: str  # "end_of_document" or "max_new_tokens"
+
+
+def generate(
+    model: Scorable, tokenizer: Tokenizer, prompt: str, max_new_tokens: int, sampling: Sampling, seq_len: int
+) -> Generated:
+    """A whole sample at once; the prompt is not part of the text."""
+    context = prompt_tokens(tokenizer, prompt)
+    ids = list(generate_tokens(model, context, max_new_tokens, sampling, seq_len, tokenizer.eod_id))
+    ended = bool(ids) and ids[-1] == tokenizer.eod_id
+    text = tokenizer.decode(ids[:-1] if ended else ids)
+    return Generated(text, len(ids), "end_of_document" if ended else "max_new_tokens")
+
+
+def generate_stream(
+    model: Scorable, tokenizer: Tokenizer, prompt: str, max_new_tokens: int, sampling: Sampling, seq_len: int
+) -> Iterator[str]:
+    """The same text in pieces, each as soon as it is whole."""
+    stream = TextStream(tokenizer)
+    context = prompt_tokens(tokenizer, prompt)
+    for token in generate_tokens(model, context, max_new_tokens, sampling, seq_len, tokenizer.eod_id):
+        if token != tokenizer.eod_id and (piece := stream.push(token)):
+            yield piece
+    if rest := stream.flush():
+        yield rest
+
+
+def prompt_tokens(tokenizer: Tokenizer, prompt: str) -> list[int]:
+    """An empty prompt starts a new document."""
+    tokens = tokenizer.encode(prompt)
+    if tokens:
+        return tokens
+    if tokenizer.eod_id is None:
+        raise UsageError("--prompt is empty and the tokenizer has no end-of-document token instead. Give a prompt.")
+    return [tokenizer.eod_id]
+
+
+def generate_tokens(
+    model: Scorable, context: list[int], max_new_tokens: int, sampling: Sampling, seq_len: int, eod_id: int | None
+) -> Iterator[int]:
+    """New tokens one by one, the end-of-document token included when it is drawn."""
+    generator = torch.Generator().manual_seed(sampling.seed)
+    tokens = list(context)
+    for _ in range(max_new_tokens):
+        token = draw(next_logits(model, tokens[-seq_len:]), sampling, generator)
+        yield token
+        if token == eod_id:
+            return
+        tokens.append(token)
+
+
+@torch.no_grad()
+def next_logits(model: Scorable, tokens: list[int]) -> Tensor:
+    """The logits behind the last token, in float64 on the host."""
+    tokens_BT = np.array([tokens], np.int64)
+    keep_BT = np.zeros(tokens_BT.shape, np.bool_)
+    keep_BT[0, -1] = True
+    batch = Batch(tokens_BT=tokens_BT, labels_BT=np.full_like(tokens_BT, IGNORED))
+    on_device = batch.map(lambda array: torch.from_numpy(array).to(model.device))
+    logits = model.logits(on_device, torch.from_numpy(keep_BT).to(model.device))
+    return logits[0].double().cpu()  # sync: one token
+
+
+def draw(logits_V: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
+    if torch.isnan(logits_V).any() or not torch.isfinite(logits_V).any():
+        raise NonFiniteLossError("The model's logits are not finite. The weights are damaged: try --precision fp32.")
+    if sampling.temperature == 0:
+        return int(logits_V.argmax())
+    logits_V = _nucleus(_top(logits_V / sampling.temperature, sampling.top_k), sampling.top_p)
+    return int(torch.multinomial(logits_V.softmax(-1), 1, generator=generator))
+
+
+def _top(logits_V: Tensor, top_k: int | None) -> Tensor:
+    if top_k is None or top_k >= len(logits_V):
+        return logits_V
+    chosen = logits_V.topk(top_k)
+    return torch.full_like(logits_V, -torch.inf).scatter(0, chosen.indices, chosen.values)
+
+
+def _nucleus(logits_V: Tensor, top_p: float | None) -> Tensor:
+    """Keep the fewest most likely tokens whose probabilities reach top_p; always at least one."""
+    if top_p is None or top_p >= 1:
+        return logits_V
+    ordered, order = logits_V.sort(descending=True, stable=True)
+    probabilities = ordered.softmax(-1)
+    before = probabilities.cumsum(-1) - probabilities
+    return logits_V.index_fill(0, order[before >= top_p], -torch.inf)
+
+
+class TextStream:
+    """Turns tokens into text piece by piece; bytes that do not yet make a character wait for the rest."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.tokens: list[int] = []
+        self.num_given = 0  # characters
+
+    def push(self, token: int) -> str:
+        self.tokens.append(token)
+        # an unfinished character decodes to U+FFFD at the end; what stands before it will not change any more
+        return self._give(self.tokenizer.decode(self.tokens).rstrip("\ufffd"))
+
+    def flush(self) -> str:
+        return self._give(self.tokenizer.decode(self.tokens))
+
+    def _give(self, text: str) -> str:
+        piece, self.num_given = text[self.num_given :], max(self.num_given, len(text))
+        return piece

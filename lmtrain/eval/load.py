@@ -1,0 +1,63 @@
+"""A checkpoint as something to evaluate: the model on a device, its tokenizer, and what must be said of both.
+
+Called by `lmtrain eval` and `lmtrain generate`. Only weights are read; the optimizer's state stays on disk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lmtrain.checkpoint.reader import CheckpointReader
+from lmtrain.checkpoint.store import resolve
+from lmtrain.config.build import build_settings
+from lmtrain.errors import CheckpointError
+from lmtrain.eval.runner import Subject
+from lmtrain.layout import Layout
+from lmtrain.models.model_settings import ModelSettings
+from lmtrain.parallel.apply import build_parallel
+from lmtrain.parallel.compute_settings import ComputeSettings
+from lmtrain.parallel.precision_settings import PrecisionSettings
+from lmtrain.runtime.device import device_name
+from lmtrain.tokenizer.base import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    subject: Subject
+    facts: dict[str, Any]  # which checkpoint, on what; printed under every result
+
+
+def load_for_eval(path: Path, device: torch.device, precision: str) -> Loaded:
+    """From a checkpoint, a run folder or its checkpoints folder; of several the latest."""
+    folder = resolve(path)
+    reader = CheckpointReader(folder)
+    missing = [key for key in ("model", "seq_len", "step") if key not in reader.state]
+    if missing:
+        raise CheckpointError(
+            f"{folder} does not say its {', '.join(missing)}. Give a checkpoint that a run has written."
+        )
+    settings = build_settings(ModelSettings, reader.state["model"], "model")  # type: ignore[type-abstract]
+    if not settings.shape.causal:
+        raise CheckpointError(f"{folder} is a {settings.kind} model, which sees both sides. Give a causal model.")
+    numbers = build_settings(PrecisionSettings, {"kind": precision}, "precision")
+    model = build_parallel(settings, Layout(), numbers, ComputeSettings(), device, seed=None, training=False)
+    reader.load_into(model.pieces())
+    model.masters.publish()
+    subject = Subject(
+        model=model,
+        tokenizer=Tokenizer.from_bytes(reader.read_file("tokenizer.json")),
+        seq_len=reader.state["seq_len"],
+        vocab_size=settings.shape.vocab_size,
+        dtype=precision,
+    )
+    facts = {
+        "checkpoint": str(folder),
+        "step": reader.state["step"],
+        "parameters": model.num_parameters,
+        "device": device_name(device),
+    }
+    return Loaded(subject=subject, facts=facts)

@@ -1,0 +1,112 @@
+"""The engine of every evaluation: the negative log-likelihood of each asked-for target, and whether it was the argmax.
+
+Called by the runner with requests from a task. Works on anything that offers `logits(batch, keep_BT)`; knows no text,
+no tokenizer and no protocol. Rows are padded on the right, where a causal model cannot see the padding, and only
+scored positions go through the head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lmtrain.batch import IGNORED, Batch
+from lmtrain.errors import NonFiniteLossError, OutOfMemoryError
+from lmtrain.eval.windows import Request
+
+MAX_KEPT = 4096  # because: 4096 rows of fp32 logits over GPT-2's vocabulary are 0.8 GB
+LOOK_AHEAD = 16  # batches sorted by length together, so that short requests do not pay for long ones
+ROWS_AT_ONCE = 256  # rows whose log-sum-exp is taken in float64 at a time
+
+
+class Scorable(Protocol):
+    @property
+    def device(self) -> torch.device: ...
+
+    def logits(self, batch: Batch, keep_BT: Tensor | None = None) -> Tensor:
+        """[kept, V] over the vocabulary; columns that are no token, where there are any, are -inf."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One request's answer: a number for each of its scored targets, in order."""
+
+    nll: NDArray[np.float64]  # nats
+    greedy: NDArray[np.bool_]  # the target was the most likely token
+
+
+class Scorer:
+    def __init__(self, model: Scorable, *, batch_size: int, max_kept: int = MAX_KEPT) -> None:
+        self.model, self.batch_size, self.max_kept = model, batch_size, max_kept
+
+    def score(self, requests: Iterable[Request]) -> Iterator[Scored]:
+        """Answers in the order of the requests, which are read only a little ahead."""
+        stream = iter(requests)
+        while chunk := list(islice(stream, self.batch_size * LOOK_AHEAD)):
+            answers: dict[int, Scored] = {}
+            for rows in self._batches(chunk):
+                answers.update(zip(rows, self._forward([chunk[row] for row in rows]), strict=True))
+            yield from (answers[row] for row in range(len(chunk)))
+
+    def _batches(self, chunk: list[Request]) -> Iterator[list[int]]:
+        """Rows of like length, at most batch_size together and, more than one row, at most max_kept scored targets."""
+        rows: list[int] = []
+        kept = 0
+        for row in sorted(range(len(chunk)), key=lambda r: -len(chunk[r].tokens)):
+            num = chunk[row].num_scored
+            if rows and (len(rows) == self.batch_size or kept + num > self.max_kept):
+                yield rows
+                rows, kept = [], 0
+            rows.append(row)
+            kept += num
+        if rows:
+            yield rows
+
+    @torch.no_grad()
+    def _forward(self, requests: list[Request]) -> list[Scored]:
+        batch = collate(requests).map(lambda array: torch.from_numpy(array).to(self.model.device))
+        keep_BT = batch.labels_BT != IGNORED
+        try:
+            logits_KV = self.model.logits(batch, keep_BT)
+            nll, greedy = score_rows(logits_KV, batch.labels_BT[keep_BT])
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemoryError(
+                f"{self.model.device} ran out of memory scoring {len(requests)} x {batch.tokens_BT.shape[1]} tokens. "
+                f"Use a --batch-size below {self.batch_size}."
+            ) from error
+        if not np.isfinite(nll).all():
+            raise NonFiniteLossError(
+                f"{np.count_nonzero(~np.isfinite(nll))} of {len(nll)} targets have a log-likelihood that is no finite "
+                "number. The weights are damaged or --precision is too narrow: try --precision fp32."
+            )
+        ends = np.cumsum([request.num_scored for request in requests])[:-1]
+        return [Scored(n, g) for n, g in zip(np.split(nll, ends), np.split(greedy, ends), strict=True)]
+
+
+def collate(requests: list[Request]) -> Batch:
+    """Numpy arrays padded on the right; labels are IGNORED wherever nothing is scored."""
+    width = max(len(request.tokens) for request in requests) - 1
+    tokens_BT = np.zeros((len(requests), width), np.int64)
+    labels_BT = np.full((len(requests), width), IGNORED, np.int64)
+    for row, request in enumerate(requests):
+        stop = len(request.tokens) - 1
+        tokens_BT[row, :stop] = request.tokens[:-1]
+        labels_BT[row, stop - request.num_scored : stop] = request.tokens[-request.num_scored :]
+    return Batch(tokens_BT=tokens_BT, labels_BT=labels_BT)
+
+
+def score_rows(logits_KV: Tensor, targets_K: Tensor) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Log-sum-exp and the difference in float64, so that a sum over a corpus keeps the logits' own accuracy."""
+    nll, greedy = [], []
+    for first in range(0, len(targets_K), ROWS_AT_ONCE):
+        exact, targets = logits_KV[first : first + ROWS_AT_ONCE].double(), targets_K[first : first + ROWS_AT_ONCE]
+        nll.append(exact.logsumexp(-1) - exact.gather(-1, targets[:, None])[:, 0])
+        greedy.append(exact.argmax(-1) == targets)
+    return torch.cat(nll).cpu().numpy(), torch.cat(greedy).cpu().numpy()  # sync: the answers of one batch

@@ -1,0 +1,99 @@
+"""What an evaluation task is, and how tasks are found: one file in eval/tasks/ with a `TASK`. Torch-free.
+
+A task turns a file into requests, with the facts of its text, and turns the totals of the answers into measures. It
+never sees a model; the runner joins the two.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import pkgutil
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import ClassVar, Protocol
+
+from lmtrain.errors import UsageError, nearest
+from lmtrain.eval.windows import Request, Tokens
+from lmtrain.tokenizer.base import Tokenizer
+
+TASK_ROOM = "lmtrain.eval.tasks"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What a number means nothing without. Counts are of the whole text, before any window is cut."""
+
+    text_sha256: str
+    num_documents: int
+    num_words: int | None
+    words_rule: str
+    num_bytes: int
+    bytes_rule: str
+    num_tokens: int
+    prefix: str
+    stride: int | None
+    denominator: str
+    notes: dict[str, str | int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A task's file, ready to be scored. `requests` may be walked more than once, by the model and by baselines."""
+
+    requests: Iterable[Request]
+    num_targets: int
+    facts: Facts
+    documents: Iterable[Tokens] | None = None  # where all of each but its first token is scored: for baselines
+
+
+@dataclass
+class Totals:
+    """Sums over every answer; any measure follows from these and the facts."""
+
+    nll_sum_nats: float = 0.0
+    num_targets: int = 0
+    num_greedy: int = 0
+    num_requests: int = 0
+    num_requests_greedy: int = 0  # requests whose scored targets were all the argmax
+
+
+class Task(Protocol):
+    id: ClassVar[str]
+    data: ClassVar[str]  # the file it needs
+    headline: ClassVar[str]  # the measure to read first
+    recipe: ClassVar[dict[str, str]]
+    compares: ClassVar[bool]  # whether baselines can score the same targets
+
+    def prepare(self, source: Path, tokenizer: Tokenizer, seq_len: int, stride: int | None) -> Prepared: ...
+
+    def measures(self, facts: Facts, totals: Totals) -> dict[str, float]: ...
+
+
+@cache
+def all_tasks() -> dict[str, Task]:
+    """Every task by its id, found by listing the folder."""
+    room = importlib.import_module(TASK_ROOM)
+    modules = [importlib.import_module(f"{TASK_ROOM}.{found.name}") for found in pkgutil.iter_modules(room.__path__)]
+    return {module.TASK.id: module.TASK for module in modules}
+
+
+def find_task(name: str) -> Task:
+    tasks = all_tasks()
+    if name not in tasks:
+        raise UsageError(f"--task={name} is no evaluation task. {nearest(name, tasks)}")
+    return tasks[name]
+
+
+def perplexity(nll_sum_nats: float, count: int) -> float:
+    """exp(nll / count); infinity where a float cannot hold it, not a number where nothing was scored."""
+    if not count:
+        return math.nan
+    mean = nll_sum_nats / count
+    return math.exp(mean) if mean < 700 else math.inf
+
+
+def bits_per_byte(nll_sum_nats: float, num_bytes: int) -> float:
+    return nll_sum_nats / math.log(2) / num_bytes if num_bytes else math.nan

@@ -1,0 +1,1 @@
+"""One file per evaluation task; each states its protocol."""

@@ -1,0 +1,87 @@
+"""Models to evaluate: a real tiny GPT, whose padded columns are -inf, and a bigram given as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lmtrain.batch import Batch
+from lmtrain.models.gpt import GPT, build
+from lmtrain.models.gpt_settings import GPTSettings
+from lmtrain.models.init import apply_init
+from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.train import train_bpe
+
+VOCAB_SIZE, SEQ_LEN = 37, 16
+TEXT = (
+    ' = The Old Mill = \n \n The old mill was a well @-@ known house by the river , cold in winter . \n Its " miller '
+    "'s boy \" sold 1 @,@ 200 sacks ( some say 3 @.@ 5 times more ) : flour ; bran . Who 's there ? Nobody ! \n "
+    "The lights went out and the mill 's wheel stood still , and nobody in the old house dared to speak . \n "
+)
+
+
+class PlainModel:
+    """A GPT without parallel around it, so that these tests judge the scoring alone."""
+
+    def __init__(self, model: GPT, *, padded: bool = True) -> None:
+        self.model, self.padded = model.eval(), padded
+        self.device = torch.device("cpu")
+        self.rows_through_head: list[int] = []
+
+    @torch.no_grad()
+    def logits(self, batch: Batch, keep_BT: Tensor | None = None) -> Tensor:
+        hidden = self.model(batch)
+        hidden = hidden if keep_BT is None else hidden[keep_BT]
+        self.rows_through_head.append(hidden.shape[:-1].numel())
+        logits = self.model.logits(hidden)
+        return logits if self.padded else logits[..., : self.model.shape.vocab_size]
+
+
+class TableModel:
+    """P(next | this token) by a table of logits [V, V]: a bigram, or a unigram if all rows are alike."""
+
+    def __init__(self, logits_VV: NDArray[np.float64]) -> None:
+        self.table, self.device = torch.from_numpy(logits_VV), torch.device("cpu")
+
+    def logits(self, batch: Batch, keep_BT: Tensor | None = None) -> Tensor:
+        logits: Tensor = self.table[batch.tokens_BT]
+        return logits if keep_BT is None else logits[keep_BT]
+
+
+BuildGpt = Callable[..., PlainModel]
+
+
+@pytest.fixture(scope="session")
+def build_gpt() -> BuildGpt:
+    def build_gpt(
+        vocab_size: int = VOCAB_SIZE, seq_len: int = SEQ_LEN, *, vocab_multiple: int = 64, std: float = 0.3
+    ) -> PlainModel:
+        settings = GPTSettings(
+            num_layers=2, width=16, num_heads=2, vocab_size=vocab_size, vocab_multiple=vocab_multiple, seq_len=seq_len,
+            init_std=std,
+        )  # fmt: skip
+        model = build(settings)
+        apply_init(model, 1)
+        return PlainModel(model)
+
+    return build_gpt
+
+
+@pytest.fixture(scope="session")
+def build_table() -> Callable[[NDArray[np.float64]], TableModel]:
+    return TableModel
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    return train_bpe([TEXT], 300)
+
+
+@pytest.fixture(scope="session")
+def text() -> str:
+    return TEXT

@@ -1,0 +1,72 @@
+"""Baselines score the model's own targets: a model that is the bigram gets the bigram's number."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lmtrain.data.format import DatasetWriter
+from lmtrain.errors import DataError
+from lmtrain.eval.baselines import WittenBellBigram
+from lmtrain.eval.compare import with_baselines
+from lmtrain.eval.runner import Subject, run
+from lmtrain.eval.task import find_task
+from lmtrain.tokenizer.base import Tokenizer
+
+
+@pytest.fixture
+def train(tmp_path: Path, tokenizer: Tokenizer, text: str) -> Path:
+    with DatasetWriter(tmp_path / "train", np.dtype(np.uint16)) as writer:
+        for line in text.split("\n"):
+            writer.add_document([np.array([*tokenizer.encode(line), tokenizer.eod_id], np.uint16)])
+    return tmp_path / "train"
+
+
+@pytest.fixture
+def held_out(tmp_path: Path) -> Path:
+    path = tmp_path / "held.jsonl"
+    path.write_text("".join(json.dumps({"text": t}) + "\n" for t in ["The mill was cold .", "Nobody spoke", ""]))
+    return path
+
+
+def bigram_table(train: Path, tokenizer: Tokenizer) -> Any:
+    counted = np.fromfile(f"{train}.bin", np.uint16)
+    assert tokenizer.eod_id is not None
+    bigram, size = WittenBellBigram(counted, tokenizer.vocab_size, tokenizer.eod_id), tokenizer.vocab_size
+    contexts, tokens = np.divmod(np.arange(size * size), size)
+    return np.log(bigram.probabilities(contexts, tokens)).reshape(size, size)
+
+
+def test_a_model_that_is_the_bigram_gets_the_bigrams_number(
+    train: Path, held_out: Path, tokenizer: Tokenizer, build_table: Callable[..., Any]
+) -> None:
+    model = build_table(bigram_table(train, tokenizer))
+    subject = Subject(model=model, tokenizer=tokenizer, seq_len=8, vocab_size=tokenizer.vocab_size, dtype="fp32")
+    result, prepared = run(find_task("perplexity"), subject, held_out)
+    compared = with_baselines(result, prepared, train, tokenizer)
+    unigram, bigram = compared.baselines
+    assert bigram.nll_sum_nats == pytest.approx(result.nll_sum_nats, rel=1e-12)
+    assert bigram.bits_per_byte == pytest.approx(result.measures["bits_per_byte"], rel=1e-12)
+    assert bigram.model_bits_ratio == pytest.approx(1)
+    assert bigram.model_token_perplexity_ratio == pytest.approx(1)
+    assert unigram.nll_sum_nats > bigram.nll_sum_nats
+    assert unigram.model_bits_ratio == pytest.approx(bigram.bits_per_byte / unigram.bits_per_byte)
+    assert compared.notes["baselines_counted_on"] == str(train)
+
+
+def test_a_task_without_documents_has_no_baselines(
+    tmp_path: Path, train: Path, tokenizer: Tokenizer, build_gpt: Callable[..., Any]
+) -> None:
+    (tmp_path / "l.jsonl").write_text('{"text": "the old mill"}\n')
+    subject = Subject(
+        model=build_gpt(tokenizer.vocab_size), tokenizer=tokenizer, seq_len=16, vocab_size=tokenizer.vocab_size,
+        dtype="fp32",
+    )  # fmt: skip
+    result, prepared = run(find_task("lambada/megatron-strict"), subject, tmp_path / "l.jsonl")
+    with pytest.raises(DataError, match="has no baselines"):
+        with_baselines(result, prepared, train, tokenizer)

@@ -1,0 +1,134 @@
+"""LAMBADA's strict protocol: where a line is cut, how a word counts as right, and the corner lines."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lmtrain.errors import DataError, UsageError
+from lmtrain.eval.runner import Subject, run
+from lmtrain.eval.tasks.lambada import TASK, split_last_word
+from lmtrain.tokenizer.base import Tokenizer
+
+
+def write(path: Path, texts: list[str]) -> Path:
+    path.write_text("".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts))
+    return path
+
+
+def follows(tokenizer: Tokenizer, texts: list[str]) -> Any:
+    """Logits [V, V] that predict, after a token, what follows it in these texts: right where no token repeats."""
+    table = np.zeros((tokenizer.vocab_size, tokenizer.vocab_size))
+    for text in texts:
+        ids = tokenizer.encode(text)
+        table[ids[:-1], ids[1:]] += 5.0
+    return table
+
+
+def subject(model: Any, tokenizer: Tokenizer, seq_len: int = 64) -> Subject:
+    return Subject(model=model, tokenizer=tokenizer, seq_len=seq_len, vocab_size=tokenizer.vocab_size, dtype="fp32")
+
+
+def test_counts_of_the_published_file(shared_data: Path) -> None:
+    tokenizer = Tokenizer.load(shared_data / "gpt2-vocab.json")
+    prepared = TASK.prepare(shared_data / "lambada_test.jsonl", tokenizer, 1024, None)
+    assert prepared.facts.num_documents == len(list(prepared.requests)) == 5153
+    assert prepared.facts.notes == {"lines_cut_on_the_left": 0, "lines_with_empty_context": 0}
+
+
+@pytest.mark.parametrize(
+    ("text", "context", "word"),
+    [
+        ("they met at the docks", "they met at the", "docks"),
+        ("the  cold   night ", "the  cold", "night"),  # double spaces within stay, those around the cut go
+        ("ends in a newline\n", "ends in a", "newline"),
+        ("what was it?", "what was", "it?"),  # punctuation that touches the word is guessed with it
+        ('he said "no"', "he said", '"no"'),
+        ("no one no", "no one", "no"),  # the last of several
+        ("a no-one one", "a no-one", "one"),  # also where an earlier word ends alike
+        ("docks", "", "docks"),
+        ("tab\tword", "tab", "word"),
+    ],
+)
+def test_a_line_is_cut_before_its_last_word(text: str, context: str, word: str) -> None:
+    assert split_last_word(text) == (context, word)
+
+
+def test_a_word_counts_only_if_all_its_tokens_are_likeliest(
+    tmp_path: Path, tokenizer: Tokenizer, build_table: Callable[..., Any]
+) -> None:
+    text = "Nobody xq"
+    target = tokenizer.encode(" xq")
+    assert len(target) > 1
+    table = follows(tokenizer, [text])
+    source = write(tmp_path / "a.jsonl", [text])
+    right, _ = run(TASK, subject(build_table(table), tokenizer), source)
+    assert right.measures["whole_word_accuracy"] == right.measures["target_token_accuracy"] == 1.0
+    table[target[-2]] = 0.0
+    table[target[-2], 0] = 1.0  # the last token is wrong now, the ones before it are still right
+    wrong, _ = run(TASK, subject(build_table(table), tokenizer), source)
+    assert wrong.measures["whole_word_accuracy"] == 0.0
+    assert wrong.measures["target_token_accuracy"] == (len(target) - 1) / len(target)
+
+
+def test_measures_follow_from_the_sum(tmp_path: Path, tokenizer: Tokenizer, build_gpt: Callable[..., Any]) -> None:
+    texts = ["the mill was cold", "nobody spoke", "flour ; bran"]
+    model = build_gpt(tokenizer.vocab_size, 64, std=0.05)
+    result, _ = run(TASK, subject(model, tokenizer), write(tmp_path / "a.jsonl", texts))
+    words = [" cold", " spoke", " bran"]
+    assert result.num_bytes == sum(map(len, words))
+    assert result.num_targets == sum(len(tokenizer.encode(word)) for word in words)
+    assert result.measures["last_word_perplexity"] == pytest.approx(math.exp(result.nll_sum_nats / 3))
+    assert result.measures["bits_per_byte"] == pytest.approx(result.nll_sum_nats / math.log(2) / result.num_bytes)
+
+
+def test_context_and_target_are_tokenized_apart(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    (request,) = TASK.prepare(write(tmp_path / "a.jsonl", ["the  old\n\nmill"]), tokenizer, 64, None).requests
+    context, target = tokenizer.encode("the  old"), tokenizer.encode(" mill")
+    assert request.tokens.tolist() == context + target
+    assert request.num_scored == len(target)
+
+
+def test_an_empty_context_is_the_end_of_document_token(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    prepared = TASK.prepare(write(tmp_path / "a.jsonl", ["mill", "the mill"]), tokenizer, 64, None)
+    first, second = prepared.requests
+    assert first.tokens.tolist() == [tokenizer.eod_id, *tokenizer.encode(" mill")]
+    assert tokenizer.eod_id not in second.tokens
+    assert prepared.facts.notes["lines_with_empty_context"] == 1
+
+
+def test_long_lines_are_cut_on_the_left_and_counted(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    source = write(tmp_path / "a.jsonl", ["nobody in the old house dared to speak of the mill", "a mill"])
+    prepared = TASK.prepare(source, tokenizer, 8, None)
+    long, _ = prepared.requests
+    everything = tokenizer.encode("nobody in the old house dared to speak of the") + tokenizer.encode(" mill")
+    assert long.tokens.tolist() == everything[-9:]
+    assert prepared.facts.notes["lines_cut_on_the_left"] == 1
+
+
+def test_blank_lines_are_no_samples_and_unicode_line_breaks_stay_inside(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    source = write(tmp_path / "a.jsonl", ["the\u2028old mill"])
+    source.write_text(source.read_text() + "\n\n")
+    assert TASK.prepare(source, tokenizer, 64, None).facts.num_documents == 1
+
+
+@pytest.mark.parametrize("line", ["plain text", '{"page": "a b"}', "[1]", '{"text": 3}', "[" * 100_000])
+def test_lines_of_another_kind_are_named(tmp_path: Path, tokenizer: Tokenizer, line: str) -> None:
+    (tmp_path / "a.jsonl").write_text(f'{{"text": "a b"}}\n{line}\n')
+    with pytest.raises(DataError, match="line 2"):
+        TASK.prepare(tmp_path / "a.jsonl", tokenizer, 64, None)
+
+
+def test_refusals(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    with pytest.raises(DataError, match="no word"):
+        TASK.prepare(write(tmp_path / "a.jsonl", [" \n"]), tokenizer, 64, None)
+    with pytest.raises(UsageError, match="no windows"):
+        TASK.prepare(write(tmp_path / "a.jsonl", ["a b"]), tokenizer, 64, 8)
+    with pytest.raises(DataError, match="the model sees 2"):
+        TASK.prepare(write(tmp_path / "a.jsonl", ["a zqzqzqzq"]), tokenizer, 2, None)

@@ -1,0 +1,117 @@
+"""Any text or dataset: documents stay apart, a text and its dataset agree, counts and refusals."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lmtrain.data.format import DatasetWriter
+from lmtrain.errors import DataError, MissingInputError
+from lmtrain.eval.result import Result
+from lmtrain.eval.runner import Subject, run
+from lmtrain.eval.tasks.perplexity import TASK
+from lmtrain.tokenizer.base import Tokenizer
+
+SEQ_LEN = 16
+TEXTS = ["The old mill was cold .", "", "Nobody dared to speak ! \u00e9\u20ac", "x"]
+
+
+@pytest.fixture
+def subject(tokenizer: Tokenizer, build_gpt: Callable[..., Any]) -> Subject:
+    model = build_gpt(tokenizer.vocab_size, SEQ_LEN, std=0.1)
+    return Subject(model=model, tokenizer=tokenizer, seq_len=SEQ_LEN, vocab_size=tokenizer.vocab_size, dtype="fp32")
+
+
+@pytest.fixture
+def jsonl(tmp_path: Path) -> Path:
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    return path
+
+
+def write_dataset(prefix: Path, tokenizer: Tokenizer, *, closed: bool) -> Path:
+    """The same texts as Megatron's files, each closed by an end-of-document token or not."""
+    assert tokenizer.eod_id is not None
+    with DatasetWriter(prefix, np.dtype(np.uint16)) as writer:
+        for text in TEXTS:
+            ids = tokenizer.encode(text) + [tokenizer.eod_id] * closed
+            writer.add_document([np.array(ids, np.uint16)])
+    return prefix
+
+
+def measured(subject: Subject, source: Path, stride: int | None = None) -> Result:
+    return run(TASK, subject, source, stride=stride)[0]
+
+
+def test_documents_are_scored_apart(subject: Subject, jsonl: Path, tmp_path: Path) -> None:
+    whole = measured(subject, jsonl)
+    apart = 0.0
+    for number, text in enumerate(TEXTS):
+        if text:
+            path = tmp_path / f"{number}.txt"
+            path.write_text(text)
+            apart += measured(subject, path).nll_sum_nats
+    assert whole.nll_sum_nats == pytest.approx(apart, rel=1e-6)
+    assert whole.num_documents == 4
+    joined = tmp_path / "joined.txt"
+    joined.write_text("".join(TEXTS))
+    assert abs(measured(subject, joined).nll_sum_nats - apart) > 1e-3  # the mistake that concatenates
+
+
+def test_counts(subject: Subject, jsonl: Path, tokenizer: Tokenizer) -> None:
+    result = measured(subject, jsonl)
+    num_tokens = sum(len(ids) for ids in tokenizer.encode_batch(TEXTS))
+    assert result.num_tokens == result.num_targets == num_tokens
+    assert result.num_bytes == sum(len(text.encode()) for text in TEXTS)
+    assert result.num_words == sum(len(text.split()) for text in TEXTS)
+    assert result.stride == SEQ_LEN // 2
+    assert result.measures["token_perplexity"] == pytest.approx(math.exp(result.nll_sum_nats / num_tokens))
+    assert result.measures["word_perplexity"] == pytest.approx(math.exp(result.nll_sum_nats / result.num_words))
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_text_and_its_dataset_give_the_same_numbers(
+    subject: Subject, jsonl: Path, tmp_path: Path, tokenizer: Tokenizer, closed: bool
+) -> None:
+    prefix = write_dataset(tmp_path / "set.v1", tokenizer, closed=closed)
+    text = measured(subject, jsonl)
+    for source in (prefix, Path(f"{prefix}.bin"), Path(f"{prefix}.idx")):
+        dataset = measured(subject, source)
+        assert dataset.nll_sum_nats == text.nll_sum_nats
+        assert (dataset.num_targets, dataset.num_bytes) == (text.num_targets, text.num_bytes)
+    assert dataset.num_words is None
+    assert "word_perplexity" not in dataset.measures
+
+
+def test_more_context_by_a_smaller_stride_changes_the_number_not_the_count(subject: Subject, jsonl: Path) -> None:
+    far, near = measured(subject, jsonl, SEQ_LEN), measured(subject, jsonl, 1)
+    assert far.num_targets == near.num_targets
+    assert far.nll_sum_nats != near.nll_sum_nats
+
+
+def test_the_first_token_is_conditioned_on_the_end_of_document(subject: Subject, jsonl: Path) -> None:
+    prepared = TASK.prepare(jsonl, subject.tokenizer, SEQ_LEN, None)
+    first = next(iter(prepared.requests))
+    assert first.tokens[0] == subject.tokenizer.eod_id
+    assert first.num_scored == len(first.tokens) - 1
+
+
+def test_a_dataset_of_a_larger_vocabulary_is_refused(subject: Subject, tmp_path: Path) -> None:
+    with DatasetWriter(tmp_path / "set", np.dtype(np.uint16)) as writer:
+        writer.add_document([np.array([1, 60000], np.uint16)])
+    with pytest.raises(DataError, match="holds token 60000"):
+        measured(subject, tmp_path / "set")
+
+
+def test_refusals(subject: Subject, tmp_path: Path) -> None:
+    with pytest.raises(MissingInputError, match="no text file and no prefix"):
+        measured(subject, tmp_path / "absent")
+    (tmp_path / "empty.txt").write_text("")
+    with pytest.raises(DataError, match="no token to predict"):
+        measured(subject, tmp_path / "empty.txt")

@@ -1,0 +1,48 @@
+"""Tasks are found by themselves, say what they need, and never name a measure just "perplexity"."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from lmtrain.errors import UsageError
+from lmtrain.eval import tasks as room
+from lmtrain.eval.task import Facts, Totals, all_tasks, bits_per_byte, find_task, perplexity
+
+FACTS = Facts(
+    text_sha256="0", num_documents=2, num_words=9, words_rule="", num_bytes=40, bytes_rule="", num_tokens=12,
+    prefix="", stride=4, denominator="",
+)  # fmt: skip
+
+
+def test_every_file_of_the_folder_is_a_task() -> None:
+    files = {path.stem for path in Path(room.__path__[0]).glob("*.py")} - {"__init__"}
+    assert len(all_tasks()) == len(files) >= 3
+    assert {"perplexity", "wikitext103/megatron-o32", "lambada/megatron-strict"} <= set(all_tasks())
+
+
+@pytest.mark.parametrize("name", all_tasks())
+def test_measures_have_explicit_names_and_bits_per_byte(name: str) -> None:
+    task = find_task(name)
+    measures = task.measures(FACTS, Totals(50.0, 12, 3, 2, 1))
+    assert task.headline in measures
+    assert "perplexity" not in measures
+    assert measures["bits_per_byte"] == pytest.approx(50 / math.log(2) / 40)
+    assert task.id == name
+    assert task.data
+    assert task.recipe
+
+
+def test_a_misspelt_task_is_told_the_nearest() -> None:
+    with pytest.raises(UsageError, match="Did you mean perplexity"):
+        find_task("perplexty")
+
+
+def test_ratios_at_their_edges() -> None:
+    assert perplexity(math.log(7) * 3, 3) == pytest.approx(7)
+    assert perplexity(1e9, 1) == math.inf
+    assert math.isnan(perplexity(1.0, 0))
+    assert bits_per_byte(8 * math.log(2), 4) == pytest.approx(2)
+    assert math.isnan(bits_per_byte(1.0, 0))
