@@ -1,0 +1,1 @@
+"""Corpora that can be built without a download."""

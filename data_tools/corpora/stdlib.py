@@ -1,0 +1,202 @@
+"""A corpus that every machine with Python has already: the standard library's own sources and texts.
+
+Called by the first tutorial, which must run without a download, through `build_stdlib_corpus`. Tests are left
+out, so that a full CPython and a distribution's stripped one give nearly the same corpus (about 10 MB). The
+choice and the order of files hang on a hash of their names alone, never on the file system.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import re
+import sysconfig
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from data_tools.dedupe import NEAR_COPY, overlaps, shingles
+from lmtrain.errors import DataError, MissingInputError
+from lmtrain.runtime.files import atomic_file
+
+SUFFIXES = frozenset({".py", ".txt", ".rst", ".html", ".md"})
+NAMES = frozenset({"README", "ChangeLog"})
+TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})
+FOREIGN_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__"})
+TOPICS = "pydoc_data/topics.py"
+
+MIN_FILE_BYTES = 200  # because: shorter files are empty `__init__.py` and one-line stubs
+MAX_FILE_BYTES = 256 << 10  # because: no hand-written module is longer; what is, is a table or a dump
+# because: the score is a mean over files; a stub says nothing, and one long file must not be an eighth of it
+MIN_HELDOUT_FILE_BYTES, MAX_HELDOUT_FILE_BYTES = 2 << 10, 64 << 10
+MAX_LINE_CHARS = 1000
+MAX_DIGIT_WORDS = 0.2  # because: charmaps and constant tables have 0.2 to 0.6, hand-written modules under 0.15
+_WORD = re.compile(r"\w+")
+
+
+@dataclass(frozen=True)
+class Document:
+    source: str  # path inside the library, with forward slashes; a topic of pydoc has its name behind the file's
+    text: str
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.text.encode())
+
+    @property
+    def package(self) -> str:
+        return self.source.split("/")[0] if "/" in self.source else "."
+
+    @property
+    def rank(self) -> str:
+        return hashlib.sha256(self.source.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class CorpusReport:
+    """What was written, and why the rest was not."""
+
+    library: str
+    train_path: Path
+    heldout_path: Path
+    num_train: int
+    num_heldout: int
+    train_bytes: int
+    heldout_bytes: int
+    num_near_copies: int  # wanted as held-out, but too near to another file: they went to training
+    largest_overlap: float  # share of a held-out file's eight-word runs that stand anywhere else, at most
+    skipped: dict[str, int] = field(default_factory=dict)  # reason -> number of files
+
+
+def build_stdlib_corpus(
+    output: Path,
+    *,
+    heldout_ratio: float = 0.05,
+    max_bytes: int = 16 << 20,
+    near_copy: float = NEAR_COPY,
+    tests: bool = False,
+    library: Path | None = None,
+) -> CorpusReport:
+    """Write `train.jsonl` and `heldout.jsonl` under `output`; `library` is this Python's own unless given."""
+    library = library if library is not None else Path(sysconfig.get_path("stdlib"))
+    if not library.is_dir():
+        raise MissingInputError(f"{library} is not a folder. Give the folder of a Python standard library.")
+    skipped: Counter[str] = Counter()
+    documents = _up_to(max_bytes, sorted(read_library(library, skipped, tests=tests), key=lambda d: d.rank), skipped)
+    heldout, num_near_copies, largest = choose_heldout(documents, heldout_ratio, near_copy)
+    train = [d for d in documents if d.source not in heldout]
+    chosen = [d for d in documents if d.source in heldout]
+    if not train or not chosen:
+        raise DataError(
+            f"{library} gives {len(train)} training and {len(chosen)} held-out texts, and both are needed. "
+            "Use a whole standard library, or a larger max_bytes or heldout_ratio."
+        )
+    report = CorpusReport(
+        library=str(library),
+        train_path=output / "train.jsonl",
+        heldout_path=output / "heldout.jsonl",
+        num_train=len(train),
+        num_heldout=len(chosen),
+        train_bytes=sum(d.num_bytes for d in train),
+        heldout_bytes=sum(d.num_bytes for d in chosen),
+        num_near_copies=num_near_copies,
+        largest_overlap=largest,
+        skipped=dict(sorted(skipped.items())),
+    )
+    write_jsonl(report.train_path, train)
+    write_jsonl(report.heldout_path, chosen)
+    return report
+
+
+def read_library(library: Path, skipped: Counter[str], *, tests: bool) -> Iterator[Document]:
+    """Every text worth learning from, in the order of the names; reasons for the rest are counted in `skipped`."""
+    left_out = FOREIGN_FOLDERS if tests else FOREIGN_FOLDERS | TEST_FOLDERS
+    for path in sorted(library.rglob("*")):
+        inside = path.relative_to(library)
+        if path.suffix not in SUFFIXES and path.name not in NAMES:
+            continue
+        if left_out.intersection(inside.parts[:-1]) or inside.parts[0].startswith("config-"):
+            continue
+        if path.is_symlink() or not path.is_file():
+            continue
+        data = path.read_bytes()
+        source = inside.as_posix()
+        if source == TOPICS:
+            try:
+                yield from split_topics(data)
+            except SyntaxError:
+                skipped["not Python"] += 1
+        elif reason := why_skip(data):
+            skipped[reason] += 1
+        else:
+            yield Document(source, data.decode())
+
+
+def why_skip(data: bytes) -> str | None:
+    """The reason why a file is no text to learn from, or None for a good one."""
+    if len(data) < MIN_FILE_BYTES:
+        return "too short"
+    if len(data) > MAX_FILE_BYTES:
+        return "too long"
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return "not UTF-8"
+    words = _WORD.findall(text)
+    digits = sum(any(c.isdigit() for c in word) for word in words)
+    if digits > MAX_DIGIT_WORDS * len(words) or max(map(len, text.splitlines())) > MAX_LINE_CHARS:
+        return "a table"
+    return None
+
+
+def split_topics(data: bytes) -> Iterator[Document]:
+    """The help topics of pydoc, one document each: the only long English prose of the library.
+
+    The file is one dictionary of string constants. It is read as syntax and never run.
+    """
+    for node in ast.walk(ast.parse(data)):
+        if isinstance(node, ast.Dict):
+            for key, value in zip(node.keys, node.values, strict=True):
+                match key, value:
+                    case ast.Constant(value=str(name)), ast.Constant(value=str(text)) if len(text) >= MIN_FILE_BYTES:
+                        yield Document(f"{TOPICS}/{name}", text)
+
+
+def choose_heldout(documents: Sequence[Document], ratio: float, near_copy: float) -> tuple[set[str], int, float]:
+    """Names of the held-out documents, the number refused as near-copies, and the largest overlap that is left.
+
+    The share is kept package by package with the error carried over, so that every corner of the library is
+    tested. A candidate of which too much stands in the OTHER documents taken together, candidates or not, goes to
+    training; the rest stay honest whatever happens to it.
+    """
+    position = {d.source: i for i, d in enumerate(documents)}
+    candidates: list[Document] = []
+    owed_bytes = 0.0
+    for document in sorted(documents, key=lambda d: (d.package, d.rank)):
+        owed_bytes += ratio * document.num_bytes
+        if MIN_HELDOUT_FILE_BYTES <= document.num_bytes <= min(MAX_HELDOUT_FILE_BYTES, 2 * owed_bytes):
+            candidates.append(document)
+            owed_bytes -= document.num_bytes
+    found = overlaps([shingles(d.text) for d in documents], [position[d.source] for d in candidates])
+    kept = [(d, o) for d, o in zip(candidates, found, strict=True) if o.anywhere < near_copy]
+    return {d.source for d, _ in kept}, len(candidates) - len(kept), max((o.anywhere for _, o in kept), default=0.0)
+
+
+def write_jsonl(path: Path, documents: Sequence[Document]) -> None:
+    with atomic_file(path, "w") as file:
+        for document in documents:
+            file.write(json.dumps({"text": document.text, "source": document.source}, ensure_ascii=False) + "\n")
+
+
+def _up_to(max_bytes: int, documents: Sequence[Document], skipped: Counter[str]) -> list[Document]:
+    kept: list[Document] = []
+    left = max_bytes
+    for document in documents:
+        if document.num_bytes <= left:
+            kept.append(document)
+            left -= document.num_bytes
+        else:
+            skipped["over max_bytes"] += 1
+    return kept

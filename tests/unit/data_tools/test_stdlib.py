@@ -1,0 +1,144 @@
+"""The corpus from a small made-up library, and from the library of the Python that runs this test."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from data_tools.corpora.stdlib import CorpusReport, build_stdlib_corpus, why_skip
+from data_tools.dedupe import NEAR_COPY, overlaps, shingles
+from lmtrain.errors import DataError, MissingInputError
+
+
+def module(seed: int, num_lines: int = 120) -> str:
+    generator = random.Random(seed)
+    names = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu"]
+    return "".join(f"{' '.join(generator.choices(names, k=6))}\n" for _ in range(num_lines))
+
+
+def put(path: Path, text: str | bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Path:
+    folder = tmp_path / "python3"
+    for number in range(60):
+        put(folder / f"package{number % 4}" / f"module{number}.py", module(number))
+    put(folder / "LICENSE.txt", module(1000))
+    put(folder / "pydoc_data/topics.py", f"topics = {{'with': {module(1001)!r}, 'tiny': 'too short'}}\n")
+    return folder
+
+
+def read(path: Path) -> dict[str, str]:
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return {row["source"]: row["text"] for row in rows}
+
+
+def build(library: Path, output: Path, **settings: float) -> tuple[dict[str, str], dict[str, str], CorpusReport]:
+    ratio, limit = settings.get("heldout_ratio", 0.1), int(settings.get("max_bytes", 16 << 20))
+    report = build_stdlib_corpus(output, heldout_ratio=ratio, max_bytes=limit, library=library)
+    return read(report.train_path), read(report.heldout_path), report
+
+
+def test_every_text_goes_to_one_side_and_the_report_counts_them(library: Path, tmp_path: Path) -> None:
+    train, heldout, report = build(library, tmp_path / "out")
+    assert not train.keys() & heldout.keys()
+    assert len(train) + len(heldout) == 62
+    assert {"LICENSE.txt", "pydoc_data/topics.py/with"} <= train.keys() | heldout.keys()
+    assert (report.num_train, report.num_heldout) == (len(train), len(heldout))
+    assert report.train_bytes == sum(len(text.encode()) for text in train.values())
+    assert report.heldout_bytes == sum(len(text.encode()) for text in heldout.values())
+    assert 0.07 < report.heldout_bytes / (report.heldout_bytes + report.train_bytes) < 0.13
+    assert {source.split("/")[0] for source in heldout} >= {f"package{i}" for i in range(4)}
+
+
+def test_the_files_do_not_depend_on_the_order_of_creation(library: Path, tmp_path: Path) -> None:
+    twin = tmp_path / "elsewhere"
+    for path in sorted(library.rglob("*"), reverse=True):
+        if path.is_file():
+            put(twin / path.relative_to(library), path.read_bytes())
+    first, second = build(library, tmp_path / "a")[2], build(twin, tmp_path / "b")[2]
+    assert first.train_path.read_bytes() == second.train_path.read_bytes()
+    assert first.heldout_path.read_bytes() == second.heldout_path.read_bytes()
+
+
+def test_a_copy_of_a_heldout_file_brings_it_to_training(library: Path, tmp_path: Path) -> None:
+    source, text = next((s, t) for s, t in build(library, tmp_path / "a")[1].items() if s.startswith("package"))
+    put(library / "package0/copy.py", "".join(line for i, line in enumerate(text.splitlines(True)) if i % 10))
+    train, heldout, report = build(library, tmp_path / "b")
+    assert {source, "package0/copy.py"} <= train.keys()
+    assert not {source, "package0/copy.py"} & heldout.keys()
+    assert report.num_near_copies >= 1
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "test/test_alpha.py",
+        "package0/tests/test_beta.py",
+        "site-packages/numpy/core.py",
+        "package0/__pycache__/gamma.py",
+        "config-3.11-x86_64-linux-gnu/README",
+        "package0/data.bin",
+    ],
+)
+def test_tests_and_foreign_files_are_left_out(library: Path, tmp_path: Path, source: str) -> None:
+    put(library / source, module(2000))
+    train, heldout, _ = build(library, tmp_path / "out")
+    assert source not in train.keys() | heldout.keys()
+
+
+def test_links_are_not_followed(library: Path, tmp_path: Path) -> None:
+    put(tmp_path / "secret.py", module(2000))
+    (library / "linked.py").symlink_to(tmp_path / "secret.py")
+    train, heldout, _ = build(library, tmp_path / "out")
+    assert "linked.py" not in train.keys() | heldout.keys()
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "too short"),
+        (b"x = 1\n", "too short"),
+        (module(1).encode() * 80, "too long"),
+        (module(1).encode() + b"# caf\xe9\n", "not UTF-8"),
+        (b"".join(b"    0x%04x: 0x%04x,  # LATIN LETTER\n" % (i, i) for i in range(200)), "a table"),
+        (b"table = '" + b"abc " * 300 + b"'\n", "a table"),
+        (module(1).encode(), None),
+        ("# ωραία\n".encode() * 40, None),
+    ],
+)
+def test_reasons_to_skip_a_file(data: bytes, reason: str | None) -> None:
+    assert why_skip(data) == reason
+
+
+def test_max_bytes_bounds_the_corpus(library: Path, tmp_path: Path) -> None:
+    report = build(library, tmp_path / "out", max_bytes=100_000)[2]
+    assert 90_000 < report.train_bytes + report.heldout_bytes <= 100_000
+    assert report.skipped["over max_bytes"] > 0
+
+
+def test_too_small_a_library_is_refused(tmp_path: Path) -> None:
+    put(tmp_path / "python3/only.py", module(1))
+    with pytest.raises(DataError, match="max_bytes or heldout_ratio"):
+        build_stdlib_corpus(tmp_path / "out", library=tmp_path / "python3")
+    with pytest.raises(MissingInputError, match="nowhere"):
+        build_stdlib_corpus(tmp_path / "out", library=tmp_path / "nowhere")
+    assert not (tmp_path / "out").exists()
+
+
+def test_this_python_has_a_corpus_without_near_copies(tmp_path: Path) -> None:
+    report = build_stdlib_corpus(tmp_path)
+    train, heldout = read(report.train_path), read(report.heldout_path)
+    assert report.train_bytes > 5_000_000
+    assert 0.03 < report.heldout_bytes / report.train_bytes < 0.07
+    assert len({source.split("/")[0] for source in heldout if "/" in source}) >= 10
+    assert not any(part in source.split("/") for source in train | heldout for part in ("test", "site-packages"))
+    sets = [shingles(text) for text in (*heldout.values(), *train.values())]
+    found = overlaps(sets, range(len(heldout)))
+    assert max(o.anywhere for o in found) == report.largest_overlap < NEAR_COPY
