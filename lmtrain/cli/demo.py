@@ -1,0 +1,110 @@
+"""`lmtrain demo`: the whole job on what every machine has, the Python standard library's own sources.
+
+Each stage is the command a user would type, printed before it runs; only the corpus has no verb of its own. Started
+again after a kill it goes on where training stopped, as any run does.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lmtrain.errors import LmtrainError
+
+
+def demo(
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Settings for its pretraining, as in train.steps=100.", metavar="[KEY=VALUE]..."),
+    ] = None,
+    output: Annotated[
+        Path, typer.Option("--output", help="The folder for everything that the demo makes.")
+    ] = Path("runs/demo"),
+) -> None:
+    """Corpus, tokenizer, dataset, a small GPT on CPU for about four minutes, and its evaluation."""
+    from rich.console import Console
+
+    console, began = Console(), time.monotonic()
+    corpus, data, run = output / "corpus", output / "data", output / "run"
+    _build_corpus(console, corpus)
+    tokenizer = output / "tokenizer"
+    text = corpus / "train.jsonl"
+    _lmtrain(console, "tokenizer", "train", text, "--output", tokenizer, "--vocab-size", _VOCAB_SIZE)
+    for part in ("train", "heldout"):
+        text, prefix = corpus / f"{part}.jsonl", data / part
+        _lmtrain(console, "preprocess", text, "--tokenizer", tokenizer, "--output", prefix, "--overwrite")
+    _lmtrain(
+        console, "pretrain", "experiment=demo", f"data.path={data / 'train'}", f"data.valid_path={data / 'heldout'}",
+        f"run.dir={run}", *(overrides or []),
+    )  # fmt: skip
+    report = output / "evaluation.json"
+    _lmtrain(
+        console, "eval", run, "--task", "perplexity", "--data", data / "heldout", "--baseline", data / "train",
+        "--output", report,
+    )  # fmt: skip
+    prompt = "def read_json(path):\n"
+    _lmtrain(console, "generate", run, "--prompt", prompt, "--max-new-tokens", 96, "--temperature", 0.7)
+    _finish(console, output, report, time.monotonic() - began)
+
+
+_VOCAB_SIZE = 2048
+
+
+def _build_corpus(console: Any, folder: Path) -> None:
+    from data_tools.corpora.stdlib import build_stdlib_corpus
+
+    console.print(f"\n[bold]$[/] collecting the standard library's texts into {folder}", highlight=False)
+    console.print(str(build_stdlib_corpus(folder)), highlight=False, markup=False)
+
+
+def _lmtrain(console: Any, *arguments: object) -> None:
+    """Run a verb in a process of its own, as a shell would, and show how it is typed."""
+    import shlex
+
+    words = [str(a) for a in arguments]
+    console.print(f"\n[bold]$ lmtrain[/] {shlex.join(words)}", highlight=False, soft_wrap=True)
+    sys.stdout.flush()
+    code = subprocess.run([sys.executable, "-m", "lmtrain.cli.main", *words]).returncode
+    if code != 0:
+        failure = LmtrainError(f"lmtrain {words[0]} ended with exit code {code}. Its message is above.")
+        failure.exit_code = code
+        raise failure
+
+
+def _finish(console: Any, output: Path, report: Path, seconds: float) -> None:
+    from rich.panel import Panel
+    from rich.table import Table
+
+    from lmtrain.runtime.files import read_json
+    from lmtrain.units import format_seconds
+
+    result = read_json(report)["results"][0]
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in ("on held-out files", "bits per byte", "perplexity per token"):
+        table.add_column(column, justify="left" if column.startswith("on") else "right")
+    ours = result["measures"]
+    table.add_row("this model", f"{ours['bits_per_byte']:.3f}", f"{ours['token_perplexity']:.1f}")
+    for base in result["baselines"]:
+        table.add_row(base["name"], f"{base['bits_per_byte']:.3f}", f"{base['token_perplexity']:.1f}")
+    console.print()
+    title = f"done in {format_seconds(seconds)}; everything is in {output}"
+    console.print(Panel(table, title=title, title_align="left"))
+    for base in result["baselines"]:
+        console.print(
+            f"  bits per byte {100 * (1 - base['model_bits_ratio']):.0f}% below the {base['name']}'s, "
+            f"perplexity {1 / base['model_token_perplexity_ratio']:.1f}x lower",
+            highlight=False,
+        )
+    console.print("\nTry next:")
+    for line in (
+        f"lmtrain generate {output / 'run'} --prompt 'class Queue:'",
+        f"lmtrain inspect {output / 'run'}",
+        f"lmtrain pretrain experiment=demo data.path={output / 'data/train'} data.valid_path={output / 'data/heldout'} "
+        f"run.dir={output}/wider model.width=384 model.num_heads=6",
+    ):
+        console.print(f"  {line}", highlight=False, soft_wrap=True)

@@ -1,0 +1,96 @@
+"""`lmtrain generate`: a checkpoint goes on from a prompt, printed as it is written."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from lmtrain.eval.generate import Sampling
+    from lmtrain.eval.load import Loaded
+
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def generate(
+    checkpoint: Annotated[
+        Path, typer.Argument(help="A checkpoint, or a run's folder for its latest one.", metavar="CHECKPOINT")
+    ],
+    prompt: Annotated[
+        str | None,
+        typer.Option("--prompt", help="The text to go on from; else standard input, or a new document."),
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="Stop after this many tokens.")] = 200,
+    temperature: Annotated[float, typer.Option("--temperature", help="Above 1 wilder, 0 always the likeliest.")] = 0.8,
+    top_k: Annotated[int | None, typer.Option("--top-k", help="Draw from this many of the likeliest tokens.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option("--top-p", help="Draw from the likeliest tokens that make up this probability.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="The first sample's seed; the next ones count up.")] = 0,
+    num_samples: Annotated[int, typer.Option("--num-samples", min=1, help="How many continuations.")] = 1,
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device", help="Where to compute.")] = "auto",
+    precision: Annotated[
+        Literal["fp32", "bf16", "fp16"], typer.Option("--precision", help="In which numbers to compute.")
+    ] = "fp32",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON when all is written.")] = False,
+) -> None:
+    """Let a checkpoint write on from a prompt. The same seed gives the same text."""
+    from lmtrain.checkpoint.store import resolve
+
+    checkpoint = resolve(checkpoint)  # before torch is imported, so that a wrong path is told at once
+
+    from lmtrain.eval.generate import Sampling
+    from lmtrain.eval.load import load_for_eval
+    from lmtrain.runtime.device import pick_device
+
+    samplings = [
+        Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed + number) for number in range(num_samples)
+    ]
+    prompt = _read_prompt() if prompt is None else prompt
+    loaded = load_for_eval(checkpoint, pick_device(device), precision)
+    if as_json:
+        _print_json(loaded, prompt, max_new_tokens, samplings)
+    else:
+        _print_stream(loaded, prompt, max_new_tokens, samplings)
+
+
+def _read_prompt() -> str:
+    """What is piped in, less the newline that ends it; nothing at a terminal."""
+    return "" if sys.stdin.isatty() else sys.stdin.read().removesuffix("\n")
+
+
+def _print_stream(loaded: Loaded, prompt: str, max_new_tokens: int, samplings: list[Sampling]) -> None:
+    from lmtrain.eval.generate import generate_stream
+
+    subject = loaded.subject
+    model, tokenizer, seq_len = subject.model, subject.tokenizer, subject.seq_len
+    for number, sampling in enumerate(samplings):
+        if len(samplings) > 1:
+            typer.echo(f"{chr(10) * (number > 0)}--- sample {number + 1} of {len(samplings)}, seed {sampling.seed}")
+        _print_piece(prompt)
+        for piece in generate_stream(model, tokenizer, prompt, max_new_tokens, sampling, seq_len):
+            _print_piece(piece)
+        typer.echo()
+
+
+def _print_piece(piece: str) -> None:
+    """A terminal must not obey what a model writes."""
+    typer.echo(_CONTROLS.sub("\ufffd", piece) if sys.stdout.isatty() else piece, nl=False)
+
+
+def _print_json(loaded: Loaded, prompt: str, max_new_tokens: int, samplings: list[Sampling]) -> None:
+    import dataclasses
+
+    from lmtrain.eval.generate import generate as generate_text
+
+    subject = loaded.subject
+    samples = []
+    for sampling in samplings:
+        made = generate_text(subject.model, subject.tokenizer, prompt, max_new_tokens, sampling, subject.seq_len)
+        samples.append(dataclasses.asdict(sampling) | dataclasses.asdict(made))
+    typer.echo(json.dumps({"model": loaded.facts, "prompt": prompt, "samples": samples}, indent=1, ensure_ascii=False))

@@ -1,0 +1,133 @@
+"""`lmtrain inspect PATH`: look at a dataset, a run folder or a checkpoint without starting anything."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lmtrain.errors import MissingInputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def inspect(
+    path: Annotated[Path, typer.Argument(help="A run folder, a checkpoint folder, or the prefix of a dataset.")],
+    verify: Annotated[bool, typer.Option("--verify", help="Also check every hash or index entry.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show what is in a dataset, a run or a checkpoint."""
+    if (path / "manifest.json").is_file():
+        facts = _checkpoint(path, verify)
+    elif (path / "config.json").is_file():
+        facts = _run(path, verify)
+    elif path.with_name(path.name + ".idx").is_file() or path.suffix in (".idx", ".bin"):
+        facts = _dataset(path, verify)
+    else:
+        raise MissingInputError(
+            f"{path} is no run folder (config.json), no checkpoint (manifest.json) and no dataset ({path}.idx). "
+            "Check the path."
+        )
+    if as_json:
+        typer.echo(json.dumps(facts, indent=1))
+        return
+    from rich.console import Console
+
+    _print(Console(), facts)
+
+
+def _checkpoint(path: Path, verify: bool) -> dict[str, Any]:
+    from lmtrain.checkpoint.reader import CheckpointReader
+
+    reader = CheckpointReader(path)
+    if verify:
+        reader.verify()
+    state = reader.state
+    return {
+        "checkpoint": str(path),
+        "verified": verify,
+        "step": state.get("step"),
+        "samples": state.get("samples"),
+        "tokens": state.get("tokens"),
+        "model": state.get("model"),
+        "tokenizer": state.get("tokenizer"),
+        "files": {name: entry.size for name, entry in reader.manifest.files.items()},
+        "tensors": {name: f"{reader.manifest.tensors[name].dtype} {list(reader.shape(name))}" for name in reader.names},
+    }
+
+
+def _run(path: Path, verify: bool) -> dict[str, Any]:
+    from lmtrain.checkpoint.reader import CheckpointReader
+    from lmtrain.checkpoint.store import list_checkpoints
+    from lmtrain.observe.metrics import read_metrics
+    from lmtrain.runtime.files import read_json
+
+    checkpoints = list_checkpoints(path / "checkpoints")
+    if verify:
+        for checkpoint in checkpoints:
+            CheckpointReader(checkpoint).verify()
+    rows = read_metrics(path / "metrics.jsonl") if (path / "metrics.jsonl").is_file() else []
+    latest = {event: next((r for r in reversed(rows) if r["event"] == event), None) for event in ("step", "valid")}
+    return {
+        "run": str(path),
+        "verified": verify,
+        "stopped": read_json(path / "stop.json") if (path / "stop.json").is_file() else "still running, or killed",
+        "attempts": max((row["attempt"] for row in rows), default=0),
+        "last_step": latest["step"],
+        "last_validation": latest["valid"],
+        "checkpoints": [c.name for c in checkpoints],
+        "settings": read_json(path / "config.json"),
+    }
+
+
+def _dataset(path: Path, verify: bool) -> dict[str, Any]:
+    import dataclasses
+
+    from lmtrain.data.format import IndexedDataset
+
+    dataset = IndexedDataset.open(path)
+    if verify:
+        dataset.verify()
+    lengths = dataset.lengths
+    return {
+        "dataset": str(dataset.prefix),
+        "verified": verify,
+        "documents": dataset.num_documents,
+        "sequences": dataset.num_sequences,
+        "tokens": dataset.num_tokens,
+        "dtype": dataset.dtype.name,
+        "shortest_sequence": int(lengths.min()) if len(lengths) else 0,
+        "longest_sequence": int(lengths.max()) if len(lengths) else 0,
+        "sidecar": dataclasses.asdict(dataset.info) if dataset.info else "none: a foreign dataset",
+    }
+
+
+def _print(console: Console, facts: dict[str, Any]) -> None:
+    from rich.table import Table
+    from rich.tree import Tree
+
+    for key, value in facts.items():
+        name = key.replace("_", " ")
+        if isinstance(value, dict) and key != "settings":
+            table = Table(title=name, title_justify="left", show_header=False)
+            for k, v in value.items():
+                table.add_row(str(k), str(v))
+            console.print(table)
+        elif isinstance(value, dict):
+            tree = Tree(name)
+            _grow(tree, value)
+            console.print(tree)
+        else:
+            text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+            console.print(f"{name:18} {text}", highlight=False)
+
+
+def _grow(tree: Any, values: dict[str, Any]) -> None:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            _grow(tree.add(key), value)
+        else:
+            tree.add(f"{key}: {value}")

@@ -1,0 +1,81 @@
+"""The command `lmtrain`: registers the verbs, prints errors, gives exit codes.
+
+Verbs live in files beside this one and import what they need when they run, so that `lmtrain --help` is quick.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from lmtrain import __version__
+from lmtrain.cli import demo, env, evaluate, generate, inspect, preprocess, pretrain, tokenizer
+from lmtrain.errors import LmtrainError
+
+app = typer.Typer(
+    name="lmtrain",
+    help="Pretrain language models end to end: text, datasets, training, checkpoints, evaluation.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"lmtrain {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error; works after a verb too.")
+    ] = False,
+) -> None:
+    """Options that stand before the verb; `--debug` is taken out of the command line in `main`."""
+
+
+app.add_typer(tokenizer.app, name="tokenizer", help="Train a tokenizer, or look at one.")
+app.command(name="preprocess")(preprocess.preprocess)
+app.command(name="pretrain")(pretrain.pretrain)
+app.command(name="eval")(evaluate.evaluate)
+app.command(name="generate")(generate.generate)
+app.command(name="inspect")(inspect.inspect)
+app.command(name="env")(env.env)
+app.command(name="demo")(demo.demo)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The console script. A user's error is one message on stderr; `--debug` anywhere shows where it came from."""
+    words = sys.argv[1:] if arguments is None else arguments
+    debug = "--debug" in words
+    arguments = [word for word in words if word != "--debug"]
+    try:
+        app(arguments)
+    except LmtrainError as error:
+        if debug:
+            raise
+        print_error(error)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(0)
+
+
+def print_error(error: LmtrainError) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    Console(stderr=True).print(Text.assemble(("error: ", "bold red"), str(error)), soft_wrap=True)
+
+
+if __name__ == "__main__":
+    main()

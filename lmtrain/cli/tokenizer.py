@@ -1,0 +1,70 @@
+"""`lmtrain tokenizer`: train one, or look at one. The work is done by lmtrain.tokenizer."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True)
+
+
+class Kind(StrEnum):
+    BPE = "bpe"
+    WORDPIECE = "wordpiece"
+
+
+@app.command()
+def train(
+    inputs: Annotated[
+        list[str], typer.Argument(metavar="INPUT...", help=".txt and .jsonl files, folders of them, or globs.")
+    ],
+    output: Annotated[Path, typer.Option(metavar="DIR", help="The folder that gets tokenizer.json.")],
+    vocab_size: Annotated[int, typer.Option(help="How many pieces to learn, special tokens among them.")],
+    kind: Annotated[Kind, typer.Option(help="bpe as GPT-2 has, wordpiece as BERT has.")] = Kind.BPE,
+    lowercase: Annotated[bool, typer.Option("--lowercase", help="Lower-case and strip accents (wordpiece).")] = False,
+    key: Annotated[str, typer.Option(help="The key of the text in .jsonl files.")] = "text",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing, different tokenizer.")] = False,
+) -> None:
+    """Learn a vocabulary from text; the same text gives the same tokenizer."""
+    from data_tools.sources import Texts, find_sources
+    from lmtrain.errors import OutputError, UsageError
+    from lmtrain.tokenizer.train import train_bpe, train_wordpiece
+
+    if lowercase and kind is Kind.BPE:
+        raise UsageError("--lowercase is for --kind wordpiece; byte-level BPE keeps the text as it is. Leave it out.")
+    texts = Texts(find_sources(inputs), key)
+    made = train_bpe(texts, vocab_size) if kind is Kind.BPE else train_wordpiece(texts, vocab_size, lowercase)
+    path = output / "tokenizer.json"
+    if path.exists() and not overwrite and path.read_bytes() != made.to_bytes():
+        raise OutputError(f"{path} exists already and is another one. Choose another --output, or add --overwrite.")
+    made.save(path)
+    typer.echo(f"{path}: {made.kind}, {made.vocab_size} pieces, fingerprint {made.fingerprint[:12]}")
+
+
+@app.command()
+def show(
+    path: Annotated[Path, typer.Argument(help="A tokenizer's file or folder.")],
+    text: Annotated[str | None, typer.Argument(help="A text to tokenize.")] = None,
+) -> None:
+    """Say what a tokenizer is, and how it cuts a text."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from lmtrain.tokenizer.base import Tokenizer
+
+    tokenizer = Tokenizer.load(path)
+    special = ", ".join(f"{role} {number}" for role, number in tokenizer.special.items())
+    typer.echo(f"{tokenizer.kind}, {tokenizer.vocab_size} pieces; special: {special or 'none'}")
+    typer.echo(f"fingerprint {tokenizer.fingerprint}")
+    if text is None:
+        return
+    ids = tokenizer.encode(text)
+    typer.echo(f"{len(ids)} tokens, {len(text.encode(errors='replace')) / max(len(ids), 1):.2f} bytes each")
+    table = Table("id", "piece")
+    for number in ids:
+        table.add_row(str(number), Text(tokenizer.piece(number)))
+    Console().print(table)

@@ -1,0 +1,82 @@
+"""A corpus, a tokenizer and a dataset made through the command line once, and a way to call `lmtrain` as users do."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Mapping
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from lmtrain.cli.main import main
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def start(*arguments: object, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+    """`lmtrain ARGUMENTS` in a process of its own; errors come with the output."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "lmtrain.cli.main", *map(str, arguments)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "200", **(env or {})},
+    )  # fmt: skip
+
+
+def lmtrain(*arguments: object, code: int = 0, env: Mapping[str, str] | None = None) -> str:
+    """Run to the end, expect this exit code, give the output. In this process, so that torch is imported once."""
+    output, old = io.StringIO(), dict(os.environ)
+    os.environ.update({"NO_COLOR": "1", "COLUMNS": "200"} | dict(env or {}))
+    found: object = 0
+    try:
+        with redirect_stdout(output), redirect_stderr(output):
+            main([str(a) for a in arguments])
+    except SystemExit as end:
+        found = end.code or 0
+    except Exception:  # what --debug shows, or a crash: a shell sees a traceback and exit code 1
+        output.write(traceback.format_exc())
+        found = 1
+    finally:
+        os.environ.clear()
+        os.environ.update(old)
+    assert found == code, f"exit code {found}, not {code}:\n{output.getvalue()}"
+    return output.getvalue()
+
+
+@dataclass(frozen=True)
+class Toy:
+    """A dataset and the settings of a run that takes a second or two."""
+
+    text: Path
+    tokenizer: Path
+    data: Path
+
+    def settings(self, folder: Path, **overrides: object) -> list[str]:
+        values: dict[str, object] = {
+            "data.path": self.data, "run.dir": folder, "train.steps": 12, "train.global_batch": 4,
+            "train.micro_batch": 2, "train.valid_interval_steps": 0, "model.seq_len": 32,
+            "model.num_layers": 2, "model.width": 32, "model.num_heads": 2,
+            "model.vocab_multiple": 8, "compute.threads": 1,
+            "observe.log_interval_steps": 1, "observe.tensorboard": "false", "checkpoint.interval_steps": 4,
+            "schedule.warmup_steps": 2, "optim.lr": "3e-3",
+        }  # fmt: skip
+        values |= {key.replace("__", "."): value for key, value in overrides.items()}
+        return [f"{key}={value}" for key, value in values.items()]
+
+
+@pytest.fixture(scope="session")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
+    folder = tmp_path_factory.mktemp("toy")
+    text = folder / "text"
+    text.mkdir()
+    for file in sorted((ROOT / "lmtrain").glob("*/*.py")):
+        (text / f"{file.parent.name}_{file.stem}.txt").write_text(file.read_text())
+    made = Toy(text, folder / "tokenizer", folder / "data" / "toy")
+    lmtrain("tokenizer", "train", text, "--output", made.tokenizer, "--vocab-size", 400)
+    lmtrain("preprocess", text, "--tokenizer", made.tokenizer, "--output", made.data)
+    return made

@@ -1,0 +1,153 @@
+"""`lmtrain eval` and `lmtrain generate` on a run that the command line has made."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from lmtrain.cli.main import app
+from lmtrain.errors import LmtrainError
+from tests.cli.harness import Toy, lmtrain
+
+
+@pytest.fixture(scope="module")
+def run(toy: Toy, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("evaluated") / "run"
+    lmtrain("pretrain", *toy.settings(folder, train__steps=30, checkpoint__interval_steps=30))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def held_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("texts") / "held.jsonl"
+    path.write_text('{"text": "def read(path: Path) -> str:"}\n{"text": "return the number of tokens"}\n')
+    return path
+
+
+def call(*arguments: object, typed: str = "") -> str:
+    """The verb in this process, which is quick; its errors are raised as they are."""
+    torch.set_num_threads(1)
+    result = CliRunner().invoke(app, [str(a) for a in arguments], input=typed)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def evaluation(*arguments: object) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(call("eval", *arguments, "--device", "cpu", "--json"))
+    return found
+
+
+def test_a_text_with_baselines_as_a_user_types_it(toy: Toy, run: Path, held_out: Path, tmp_path: Path) -> None:
+    shown = lmtrain(
+        "eval", run, "--task", "perplexity", "--data", held_out, "--baseline", toy.data, "--output", tmp_path / "e.json"
+    )
+    document = json.loads((tmp_path / "e.json").read_text())
+    (result,) = document["results"]
+    assert document["model"]["step"] == 30
+    assert [row["name"] for row in result["baselines"]] == ["unigram", "bigram (Witten-Bell)"]
+    assert f"{result['measures']['token_perplexity']:,.2f}" in shown
+    assert result["text_sha256"] in shown
+    assert result["num_bytes"] == 28 + 27
+    expected = math.exp(result["nll_sum_nats"] / result["num_targets"])
+    assert result["measures"]["token_perplexity"] == pytest.approx(expected)
+
+
+def test_a_text_and_the_dataset_made_from_it_give_the_same_number(toy: Toy, run: Path, tmp_path: Path) -> None:
+    text = toy.text / "eval_windows.txt"
+    lmtrain("preprocess", text, "--tokenizer", toy.tokenizer, "--output", tmp_path / "set")
+    sources = (text, tmp_path / "set")
+    ours, theirs = (
+        evaluation(run, "--task", "perplexity", "--data", source, "--stride", 32)["results"][0] for source in sources
+    )
+    for key in ("nll_sum_nats", "num_targets", "num_bytes", "num_documents", "stride"):
+        assert ours[key] == theirs[key]
+    assert ours["measures"]["token_perplexity"] < 0.8 * 400  # better than a uniform guess
+
+
+def test_several_tasks_each_with_its_file(run: Path, held_out: Path, tmp_path: Path) -> None:
+    (tmp_path / "wiki.test.tokens").write_text(" = Mill = \n \n The mill 's wheel was old . \n ")
+    names = ["wikitext103/megatron-o32", "lambada/megatron-strict"]
+    pairs = zip(names, [tmp_path / "wiki.test.tokens", held_out], strict=True)
+    document = evaluation(run, *(word for name, path in pairs for word in ("--task", name, "--data", path)))
+    wiki, lambada = document["results"]
+    assert [wiki["protocol"], lambada["protocol"]] == names
+    assert wiki["num_words"] == len(["=", "Mill", "=", "\n", "\n", "The", "mill", "'s", "wheel", "was", "old", "."])
+    assert lambada["num_documents"] == 2
+
+
+@pytest.mark.parametrize("batch_size", [1, 16])
+def test_batch_size_does_not_change_the_number(run: Path, held_out: Path, batch_size: int) -> None:
+    arguments = (run, "--task", "perplexity", "--data", held_out, "--stride", 3)
+    sums = [evaluation(*arguments, "--batch-size", size)["results"][0]["nll_sum_nats"] for size in (4, batch_size)]
+    assert sums[0] == pytest.approx(sums[1], rel=1e-6)
+
+
+def test_the_list_names_every_task_with_its_file() -> None:
+    tasks = json.loads(call("eval", "--list", "--json"))
+    assert {"perplexity", "wikitext103/megatron-o32", "lambada/megatron-strict"} <= {task["id"] for task in tasks}
+    assert all(task["data"] and task["recipe"] for task in tasks)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--task", "perplexty", "--data", "a.txt"], 2, "Did you mean perplexity?"),
+        (["--task", "perplexity"], 2, "1 --task and 0 --data"),
+        ([], 2, "0 --task and 0 --data"),
+        (["--task", "perplexity", "--data", "absent.txt"], 66, "--data=absent.txt does not exist"),
+        (["--task", "lambada/megatron-strict", "--data", "absent", "--baseline", "b"], 2, "--baseline=b works with"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_loading(arguments: list[str], code: int, words: str) -> None:
+    with pytest.raises(LmtrainError) as caught:
+        call("eval", "no-such-checkpoint", *arguments)
+    assert words in str(caught.value)
+    assert caught.value.exit_code == code
+
+
+def test_a_missing_checkpoint_is_an_error_and_no_traceback(held_out: Path) -> None:
+    output = lmtrain("eval", "no-such-run", "--task", "perplexity", "--data", held_out, code=66)
+    assert "no-such-run" in output
+    assert "Traceback" not in output
+
+
+def test_generate_writes_on_from_a_prompt_and_repeats_itself(run: Path) -> None:
+    arguments = ("generate", run, "--max-new-tokens", 12, "--seed", 3, "--device", "cpu")
+    first = call(*arguments, "--prompt", "def read(")
+    assert first.startswith("def read(")
+    assert len(first) > len("def read(\n")
+    assert call(*arguments, typed="def read(\n") == first  # the same prompt through a pipe
+    assert call(*arguments[:4], "--seed", 4, "--device", "cpu", "--prompt", "def read(") != first
+
+
+def test_generate_gives_every_sample_its_own_seed(run: Path) -> None:
+    arguments = ("generate", run, "--max-new-tokens", 40, "--device", "cpu", "--prompt", "x", "--json")
+    samples = json.loads(call(*arguments, "--num-samples", 3, "--seed", 5))["samples"]
+    assert [sample["seed"] for sample in samples] == [5, 6, 7]
+    assert len({sample["text"] for sample in samples}) == 3
+    alone = json.loads(call(*arguments, "--seed", 6))["samples"]
+    assert alone == samples[1:2]
+    assert all(sample["num_tokens"] <= 40 for sample in samples)  # longer than the model sees: the context is cropped
+
+
+def test_evaluating_leaves_a_run_as_it_was(run: Path, held_out: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    evaluation(run, "--task", "perplexity", "--data", held_out)
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+
+
+def test_a_dataset_of_another_tokenizer_is_refused(toy: Toy, run: Path, tmp_path: Path) -> None:
+    lmtrain("tokenizer", "train", toy.text, "--output", tmp_path / "other", "--vocab-size", 300)
+    lmtrain("preprocess", toy.text, "--tokenizer", tmp_path / "other", "--output", tmp_path / "set")
+    with pytest.raises(LmtrainError, match="was made with the tokenizer"):
+        call("eval", run, "--task", "perplexity", "--data", tmp_path / "set", "--device", "cpu")
+    assert np.fromfile(tmp_path / "set.bin", np.uint16).max() < 300  # every id would have been a known one

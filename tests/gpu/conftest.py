@@ -1,0 +1,3 @@
+"""The fixtures of tests that go through the command line; also taken by tests/gpu."""
+
+from tests.cli.harness import toy as toy
