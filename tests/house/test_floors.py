@@ -1,0 +1,193 @@
+"""A room imports only from lower floors; the floors stand in pyproject.toml under [tool.lmtrain]."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from graphlib import CycleError, TopologicalSorter
+from typing import Any
+
+import pytest
+
+
+def room_of(name: str) -> str:
+    """lmtrain.data.format -> data; lmtrain.errors -> errors; data_tools.pipeline -> data_tools; lmtrain -> ""."""
+    first, *rest = name.split(".")
+    return first if first != "lmtrain" else (rest[0] if rest else "")
+
+
+def floor_problems(house: Any) -> list[str]:
+    """Every import that goes up or sideways, in words."""
+    floors = {room: number for number, rooms in enumerate(house.rules["floors"]) for room in rooms}
+    problems = []
+    for module in house.modules.values():
+        here = room_of(module.name)
+        if here not in ("", "data_tools", *floors):
+            problems.append(f"{module.shown}: the room {here} stands on no floor. Add it to floors in pyproject.toml.")
+            continue
+        for item in house.imports(module):
+            there = room_of(item.target)
+            if item.target.split(".")[0] not in ("lmtrain", "data_tools") or there in ("", here):
+                continue
+            target = house.modules.get(item.target)
+            pair = f"{module.shown}:{item.line} imports {target.shown if target else item.target}"
+            if here == "data_tools":
+                problems += _data_tools_problem(pair, item.target, house.rules["data_tools_may_import"])
+            elif there == "data_tools":
+                if here != "cli":
+                    problems.append(f"{pair}: only cli may know data_tools. Let cli hand over what is needed.")
+            elif there == "_native":
+                if here != "native":
+                    problems.append(
+                        f"{pair}: only lmtrain/native.py loads the compiled helpers. Use lmtrain.native.lib."
+                    )
+            elif there not in floors:
+                problems.append(f"{pair}: there is no such room. Add it to floors in pyproject.toml.")
+            elif here and (floors[there] > floors[here] or floors[there] == floors[here] > 0):  # the ground is one room
+                way = "sideways" if floors[there] == floors[here] else "up"
+                problems.append(
+                    f"{pair}: {way}, from floor {floors[here]} to {floors[there]}. "
+                    "Move the shared part to a lower floor, or let the caller above hand it in."
+                )
+    return problems
+
+
+def _data_tools_problem(pair: str, target: str, allowed: list[str]) -> list[str]:
+    short = target.removeprefix("lmtrain.")
+    if any(short == name or short.startswith(f"{name}.") for name in allowed):
+        return []
+    return [f"{pair}: data_tools may import {', '.join(allowed)}. Move what it needs into one of them."]
+
+
+def cycle_problems(house: Any) -> list[str]:
+    """A ring of imports inside a room, with the files that form it."""
+    graph = {
+        name: {item.target for item in house.imports(module) if item.target in house.modules and item.target != name}
+        for name, module in house.modules.items()
+        if not module.is_package
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        ring = " -> ".join(house.modules[name].shown for name in error.args[1])
+        return [f"imports go in a ring: {ring}. Move what both sides need into a third file."]
+    return []
+
+
+def init_problems(house: Any) -> list[str]:
+    problems = []
+    for module in house.modules.values():
+        if not module.is_package:
+            continue
+        body = module.tree.body
+        docstring = bool(body) and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
+        rest = [node for node in body[1:] if not _is_version(node)]
+        if not docstring or rest:
+            problems.append(f"{module.shown}: holds more or less than a docstring. Move the code to a named file.")
+    return problems
+
+
+def _is_version(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["__version__"]
+
+
+def late_import_problems(house: Any) -> list[str]:
+    """Imports inside functions hide the floors; outside cli/ each needs `# because:` on its line or above its block."""
+    problems = []
+    for module in house.modules.values():
+        if room_of(module.name) == "cli":
+            continue
+        lines = module.text.splitlines()
+        for item in house.imports(module):
+            if item.late and not _has_reason(lines, item.line - 1):
+                problems.append(
+                    f"{module.shown}:{item.line} imports {item.target} inside a function. "
+                    "Move it to the top of the file, or say why not with `# because:`."
+                )
+    return problems
+
+
+def _has_reason(lines: list[str], at: int) -> bool:
+    if "# because:" in lines[at]:
+        return True
+    while at > 0 and lines[at].strip().startswith(("import ", "from ")):
+        at -= 1
+    while at > 0 and lines[at].strip().startswith("#") and "# because:" not in lines[at]:
+        at -= 1
+    return lines[at].strip().startswith("# because:")
+
+
+def distributed_problems(house: Any) -> list[str]:
+    """A model says what may be split and never how: no torch.distributed below models/."""
+    problems = []
+    for module in house.modules.values():
+        if room_of(module.name) != "models":
+            continue
+        lines = {item.line for item in house.imports(module) if item.target.startswith("torch.distributed")}
+        lines |= {
+            node.lineno
+            for node in ast.walk(module.tree)
+            if isinstance(node, ast.Attribute) and ast.unparse(node).startswith("torch.distributed")
+        }
+        problems += [
+            f"{module.shown}:{line} uses torch.distributed. Say it in words of lmtrain/spec.py; parallel/ applies them."
+            for line in sorted(lines)
+        ]
+    return problems
+
+
+CHECKS: list[Callable[[Any], list[str]]] = [
+    floor_problems, cycle_problems, init_problems, late_import_problems, distributed_problems
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_the_house_stands(house: Any, check: Callable[[Any], list[str]]) -> None:
+    problems = check(house)
+    assert not problems, "\n" + "\n".join(problems)
+
+
+@pytest.mark.parametrize(
+    ("check", "files", "said"),
+    [
+        (floor_problems, {"lmtrain/data/a.py": "from lmtrain.train import b\n", "lmtrain/train/b.py": ""}, "b.py: up,"),
+        (floor_problems, {"lmtrain/data/a.py": "import lmtrain.models.gpt\n"}, "sideways"),
+        (floor_problems, {"lmtrain/data/a.py": "from ..models import gpt\n"}, "lmtrain.models: sideways"),
+        (floor_problems, {"lmtrain/data/a.py": "from lmtrain._native import x\n"}, "only lmtrain/native.py"),
+        (floor_problems, {"lmtrain/attic/a.py": ""}, "stands on no floor"),
+        (floor_problems, {"lmtrain/data/a.py": "import lmtrain.attic\n"}, "no such room"),
+        (floor_problems, {"lmtrain/train/a.py": "import data_tools.x\n"}, "only cli may know"),
+        (floor_problems, {"data_tools/a.py": "import lmtrain.data.loader\n"}, "data_tools may import"),
+        (
+            cycle_problems,
+            {"lmtrain/data/a.py": "from . import b\n", "lmtrain/data/b.py": "import lmtrain.data.a\n"},
+            "ring",
+        ),
+        (init_problems, {"lmtrain/data/__init__.py": '"""Data."""\nx = 1\n'}, "lmtrain/data/__init__.py"),
+        (init_problems, {"lmtrain/data/__init__.py": ""}, "lmtrain/data/__init__.py"),
+        (late_import_problems, {"lmtrain/data/a.py": "def f():\n    import gzip\n"}, "a.py:2 imports gzip inside"),
+        (distributed_problems, {"lmtrain/models/a.py": "import torch\ntorch.distributed.barrier()\n"}, "a.py:2 uses"),
+        (distributed_problems, {"lmtrain/models/a.py": "from torch.distributed import barrier\n"}, "a.py:1 uses"),
+    ],
+)
+def test_a_planted_fault_is_named(
+    planted: Any, check: Callable[[Any], list[str]], files: dict[str, str], said: str
+) -> None:
+    problems = check(planted(files))
+    assert any(said in problem for problem in problems), problems
+
+
+def test_what_is_allowed_passes(planted: Any) -> None:
+    tree = planted(
+        {
+            "lmtrain/__init__.py": '"""House."""\n__version__ = "1"\n',
+            "lmtrain/layout.py": "import lmtrain.errors\n",
+            "lmtrain/data/a.py": "import json\nfrom lmtrain.runtime import files\nfrom . import b\n",
+            "lmtrain/data/b.py": "def f():\n    # because: slow,\n    # and rare\n    import gzip\n    import bz2\n",
+            "lmtrain/data/d.py": "def f():\n    try:\n        import gzip\n    except ImportError:\n        pass\n",
+            "lmtrain/data/c.py": "def f():\n    import gzip  # because: optional\n",
+            "lmtrain/cli/a.py": "def f():\n    import lmtrain.train.b\n    import data_tools.a\n",
+            "data_tools/a.py": "from lmtrain.data.format import IndexedDataset\nimport lmtrain.errors\n",
+        }
+    )
+    assert [problem for check in CHECKS for problem in check(tree)] == []

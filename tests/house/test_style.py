@@ -1,0 +1,106 @@
+"""How the house is furnished: short files with a door-plate, no promises, one reader of the environment."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+MOST_LINES = 400
+LATER = re.compile(r"\b(TODO|FIXME|XXX|HACK|NotImplementedError)\b")
+NO_ROOMS = {"utils", "util", "common", "helpers", "helper", "misc"}
+READ_THE_ENVIRONMENT = ("lmtrain.runtime.process", "lmtrain.native")
+
+
+def length_problems(house: Any) -> list[str]:
+    lengths = {module.shown: len(module.text.splitlines()) for module in house.modules.values()}
+    return [
+        f"{shown} has {length} lines, and {MOST_LINES} is the most. Split it along what it does."
+        for shown, length in lengths.items()
+        if length > MOST_LINES
+    ]
+
+
+def door_plate_problems(house: Any) -> list[str]:
+    return [
+        f"{module.shown} has no door-plate. Open it with a docstring: what it does, who calls it."
+        for module in house.modules.values()
+        if len((ast.get_docstring(module.tree) or "").split()) < 4
+    ]
+
+
+def later_problems(house: Any) -> list[str]:
+    return [
+        f"{module.shown}:{number} says {match[0]}. Do it, or leave it out and say so in the documentation."
+        for module in house.modules.values()
+        for number, line in enumerate(module.text.splitlines(), 1)
+        if (match := LATER.search(line))
+    ]
+
+
+def name_problems(house: Any) -> list[str]:
+    return [
+        f"{module.shown} is named after nothing. Name it for what it holds."
+        for module in house.modules.values()
+        if NO_ROOMS & set(module.name.split("."))
+    ]
+
+
+def environment_problems(house: Any) -> list[str]:
+    problems = []
+    for module in house.modules.values():
+        if module.name in READ_THE_ENVIRONMENT:
+            continue
+        lines = {
+            node.lineno
+            for node in ast.walk(module.tree)
+            if (isinstance(node, ast.Attribute) and node.attr in ("environ", "environb", "getenv", "putenv"))
+            or (isinstance(node, ast.ImportFrom) and node.module == "os" and "environ" in {a.name for a in node.names})
+        }
+        problems += [
+            f"{module.shown}:{line} reads the environment. Let lmtrain/runtime/process.py read it and hand it in."
+            for line in sorted(lines)
+        ]
+    return problems
+
+
+CHECKS: list[Callable[[Any], list[str]]] = [
+    length_problems, door_plate_problems, later_problems, name_problems, environment_problems
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_the_house_is_in_order(house: Any, check: Callable[[Any], list[str]]) -> None:
+    problems = check(house)
+    assert not problems, "\n" + "\n".join(problems)
+
+
+PLATE = '"""What this file is for, in words."""\n'
+
+
+@pytest.mark.parametrize(
+    ("check", "name", "source"),
+    [
+        (length_problems, "lmtrain/data/a.py", PLATE + "x = 1\n" * MOST_LINES),
+        (door_plate_problems, "lmtrain/data/a.py", "x = 1\n"),
+        (door_plate_problems, "lmtrain/data/a.py", '"""Stuff."""\n'),
+        (later_problems, "lmtrain/data/a.py", PLATE + "x = 1  # TODO\n"),
+        (later_problems, "data_tools/a.py", PLATE + "raise NotImplementedError\n"),
+        (name_problems, "lmtrain/data/utils.py", PLATE),
+        (name_problems, "lmtrain/common/a.py", PLATE),
+        (environment_problems, "lmtrain/data/a.py", PLATE + "import os\nx = os.environ['A']\n"),
+        (environment_problems, "lmtrain/data/a.py", PLATE + "import os\nx = os.getenv('A')\n"),
+        (environment_problems, "lmtrain/data/a.py", PLATE + "from os import environ\n"),
+    ],
+)
+def test_a_planted_disorder_is_named(planted: Any, check: Callable[[Any], list[str]], name: str, source: str) -> None:
+    (problem,) = check(planted({name: source}))
+    assert name in problem
+
+
+def test_good_order_passes(planted: Any) -> None:
+    tree = planted({"lmtrain/runtime/process.py": PLATE + "import os\nx = os.environ.get('A')\n"})
+    assert [problem for check in CHECKS for problem in check(tree)] == []
