@@ -9,7 +9,7 @@ RUN ?= runs/demo
 
 .PHONY: help
 help:  ## list these targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
 # torch first, from the ordinary index and pinned: a bare range may take a build of several gigabytes
 $(VENV)/.torch:
@@ -43,6 +43,33 @@ test: $(VENV)/.tested  ## all tests but the slow ones
 .PHONY: test-slow
 test-slow: $(VENV)/.tested  ## the tests that take minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow
+
+# the parts that never import torch, on another Python and without torch: PYTHON313=/path/to/python3.13
+PYTHON313 ?= python3.13
+TORCH_FREE_TESTS := tests/unit/test_errors.py tests/unit/test_units.py tests/unit/test_layout.py tests/unit/test_spec.py \
+  tests/unit/config tests/unit/tokenizer tests/unit/data_tools tests/unit/data/test_format.py tests/unit/data/test_order.py \
+  tests/unit/data/test_sample_index.py tests/unit/data/test_causal.py tests/unit/runtime/test_files.py \
+  tests/unit/runtime/test_process.py tests/unit/runtime/test_seed.py tests/unit/runtime/test_faults.py \
+  tests/unit/checkpoint/test_format.py tests/unit/checkpoint/test_pieces.py tests/house
+
+$(VENV)-torch-free/.installed: pyproject.toml
+	$(PYTHON313) -m venv $(VENV)-torch-free
+	$(VENV)-torch-free/bin/pip install --quiet --disable-pip-version-check \
+	  typer rich hydra-core tokenizers numpy pytest hypothesis transformers
+	@touch $@
+
+.PHONY: test-torch-free
+test-torch-free: $(VENV)-torch-free/.installed  ## the torch-free parts on Python 3.13 (PYTHON313=...), without torch
+	$(VENV)-torch-free/bin/python -m pytest -q -p no:cacheprovider $(TORCH_FREE_TESTS)
+
+.PHONY: package
+package: $(VENV)/.installed  ## build a wheel, install it into an empty folder and use it from there
+	rm -rf dist build/installed
+	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target build/installed dist/*.whl
+	cd build && PYTHONPATH=installed $(abspath $(BIN))/python -m lmtrain.cli.main pretrain data.path=x --print-config > config.yaml
+	cd build && PYTHONPATH=installed $(abspath $(BIN))/python -c "import lmtrain; assert 'installed' in lmtrain.__file__"
+	grep -q "kind: gpt" build/config.yaml
 
 .PHONY: check
 check: $(VENV)/.tested  ## formatting rules and types

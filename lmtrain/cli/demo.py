@@ -52,7 +52,7 @@ def demo(
     _finish(console, output, report, time.monotonic() - began)
 
 
-_VOCAB_SIZE = 2048
+_VOCAB_SIZE = 1024  # because: a larger vocabulary leaves a model this small too little training for each token
 
 
 def _build_corpus(console: Any, folder: Path) -> None:
