@@ -57,9 +57,15 @@ _VOCAB_SIZE = 1024  # because: a larger vocabulary leaves a model this small too
 
 def _build_corpus(console: Any, folder: Path) -> None:
     from data_tools.corpora.stdlib import build_stdlib_corpus
+    from lmtrain.units import format_bytes
 
     console.print(f"\n[bold]$[/] collecting the standard library's texts into {folder}", highlight=False)
-    console.print(str(build_stdlib_corpus(folder)), highlight=False, markup=False)
+    report = build_stdlib_corpus(folder)
+    console.print(
+        f"{report.num_train} files to train on ({format_bytes(report.train_bytes)}) and {report.num_heldout} held out "
+        f"({format_bytes(report.heldout_bytes)}); {report.num_near_copies} near-copies of training files were not held out",
+        highlight=False,
+    )
 
 
 def _lmtrain(console: Any, *arguments: object) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from lmtrain.batch import IGNORED
 from lmtrain.data.loader import StepBatches
 from lmtrain.errors import OutputError, StorageError
 from lmtrain.observe.memory import memory_bytes
@@ -87,13 +86,12 @@ def validate(run: Run) -> float:
     """Mean loss over the first `valid_samples` samples of the validation documents: the same ones every time."""
     valid, size = run.inputs.valid, run.config.train.micro_batch
     assert valid is not None
-    count = min(run.config.train.valid_samples, valid.num_samples)
-    batches = [valid.batch(np.arange(i, min(i + size, count))) for i in range(0, count, size)]
-    num_tokens = sum(int((b.labels_BT != IGNORED).sum()) for b in batches)
-    sums = list(run.model.loss_sums(b.map(torch.from_numpy) for b in batches))
-    loss = float(torch.stack(sums).sum()) / num_tokens  # sync: validation ends
-    row = {"loss": loss, "samples": count, "tokens": num_tokens}
-    run.view.valid(_record(run, "valid", row))
+    ids = np.arange(min(run.config.train.valid_samples, valid.num_samples))
+    batches = (valid.batch(ids[i : i + size]).map(torch.from_numpy) for i in range(0, len(ids), size))
+    total = torch.stack(list(run.model.loss_sums(batches))).sum().item()  # sync: validation ends
+    num_tokens = valid.num_labels(ids)
+    loss = total / num_tokens
+    run.view.valid(_record(run, "valid", {"loss": loss, "samples": len(ids), "tokens": num_tokens}))
     if run.events is not None:
         run.events.scalar("loss/valid", loss, run.progress.step)
     return loss

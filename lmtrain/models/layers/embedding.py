@@ -28,7 +28,7 @@ class Embedding(nn.Module):
 def _table(num_rows: int, width: int) -> nn.Embedding:
     # because: on the meta device nn.Embedding's own first values import torch's reference functions, two seconds' work
     table: nn.Embedding = nn.Embedding.from_pretrained(  # type: ignore[no-untyped-call]
-        torch.empty(num_rows, width), freeze=False
+        torch.zeros(num_rows, width), freeze=False
     )
     return table
 
