@@ -47,8 +47,8 @@ def demo(
         console, "eval", run, "--task", "perplexity", "--data", data / "heldout", "--baseline", data / "train",
         "--output", report,
     )  # fmt: skip
-    prompt = "def read_json(path):\n"
-    _lmtrain(console, "generate", run, "--prompt", prompt, "--max-new-tokens", 96, "--temperature", 0.7)
+    prompt = 'def read_json(path):\n    """'
+    _lmtrain(console, "generate", run, "--prompt", prompt, "--max-new-tokens", 120, "--temperature", 0.6, "--seed", 1)
     _finish(console, output, report, time.monotonic() - began)
 
 
@@ -63,7 +63,7 @@ def _build_corpus(console: Any, folder: Path) -> None:
     report = build_stdlib_corpus(folder)
     console.print(
         f"{report.num_train} files to train on ({format_bytes(report.train_bytes)}) and {report.num_heldout} held out "
-        f"({format_bytes(report.heldout_bytes)}); {report.num_near_copies} near-copies of training files were not held out",
+        f"({format_bytes(report.heldout_bytes)}); {report.num_near_copies} near-copies of others were not held out",
         highlight=False,
     )
 

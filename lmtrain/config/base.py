@@ -11,7 +11,7 @@ import hashlib
 import importlib
 import json
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -50,6 +50,11 @@ class Settings:
 
     def problems(self) -> Iterator[Problem]:
         """What is wrong within these settings alone; checks across settings live in train/config.py."""
+        return iter(())
+
+    @classmethod
+    def problems_across(cls, parts: Mapping[str, Any]) -> Iterator[Problem]:
+        """What is wrong between those parts that are each right: asked even when others are missing."""
         return iter(())
 
     def to_dict(self) -> dict[str, Any]:

@@ -67,6 +67,8 @@ def _settings(cls: type[Settings], data: Any, path: str, problems: list[str]) ->
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             problems.append(f"{where} is not set. Add {where}=VALUE.")
     if len(problems) > before:
+        right = {name: value for name, value in values.items() if value is not _INVALID}
+        problems.extend(_join(path, p.text()) for p in cls.problems_across(right))
         return _INVALID
     try:
         return cls(**values)

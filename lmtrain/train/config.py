@@ -6,8 +6,9 @@ checked itself by the time `RunConfig` exists; here are the rules that need two 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from lmtrain.checkpoint.checkpoint_settings import CheckpointSettings
 from lmtrain.config.base import Problem, Settings, problem_if
@@ -38,31 +39,26 @@ class RunConfig(Settings):
     run: RunSettings
 
     def problems(self) -> Iterator[Problem]:
-        train, dp = self.train, self.parallel.layout.dp
+        yield from self.problems_across({field.name: getattr(self, field.name) for field in fields(self)})
+
+    @classmethod
+    def problems_across(cls, parts: Mapping[str, Any]) -> Iterator[Problem]:
+        if not {"train", "parallel"} <= parts.keys():
+            return
+        train: TrainSettings = parts["train"]
+        dp: int = parts["parallel"].layout.dp
         together = train.micro_batch * dp
         yield from problem_if(
             train.global_batch % together != 0, "train.micro_batch", train.micro_batch,
             f"x {dp} data-parallel copies does not divide train.global_batch={train.global_batch}",
             f"Use {words(divisors(train.global_batch // dp) if train.global_batch % dp == 0 else [1])}.",
         )
-        rampup_problems = list(self._rampup_problems(together))
+        rampup_problems = list(_rampup_problems(train, together))
         yield from rampup_problems
-        if not rampup_problems:  # without a batch plan the length of the run is unknown
-            for problem in self.schedule.problems_in_run(self.total_steps):
+        if not rampup_problems and {"schedule", "model"} <= parts.keys():
+            steps = count_steps(train, parts["model"].shape.seq_len)
+            for problem in parts["schedule"].problems_in_run(steps):
                 yield replace(problem, key=f"schedule.{problem.key}")
-
-    def _rampup_problems(self, together: int) -> Iterator[Problem]:
-        rampup, full = self.train.rampup, self.train.global_batch
-        if rampup is None:
-            return
-        for key in ("start", "increment"):
-            value = getattr(rampup, key)
-            rule = f"is no multiple of micro_batch x copies = {together}"
-            yield from problem_if(value % together != 0, f"train.rampup.{key}", value, rule, f"Use {together}.")
-        rule = f"does not reach train.global_batch={full} in increments of {rampup.increment}"
-        wrong = rampup.start > full or (full - rampup.start) % rampup.increment != 0
-        way_out = "Use an increment that divides the rest."
-        yield from problem_if(wrong, "train.rampup.start", rampup.start, rule, way_out)
 
     @property
     def seq_len(self) -> int:
@@ -74,16 +70,34 @@ class RunConfig(Settings):
 
     @property
     def total_steps(self) -> int:
-        """Given, or the first number of steps that has consumed `train.tokens`."""
-        if self.train.steps is not None:
-            return self.train.steps
-        assert self.train.tokens is not None
-        samples = -(-self.train.tokens // self.seq_len)
-        low, high = 1, -(-samples // min(self.batch_plan.sizes))
-        while low < high:
-            middle = (low + high) // 2
-            if self.batch_plan.range_of(middle)[0] >= samples:
-                high = middle
-            else:
-                low = middle + 1
-        return low
+        return count_steps(self.train, self.seq_len)
+
+
+def count_steps(train: TrainSettings, seq_len: int) -> int:
+    """Given, or the first number of steps that has consumed `train.tokens`."""
+    if train.steps is not None:
+        return train.steps
+    assert train.tokens is not None
+    plan, samples = BatchPlan(train.global_batch, train.rampup), -(-train.tokens // seq_len)
+    low, high = 1, -(-samples // min(plan.sizes))
+    while low < high:
+        middle = (low + high) // 2
+        if plan.range_of(middle)[0] >= samples:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _rampup_problems(train: TrainSettings, together: int) -> Iterator[Problem]:
+    rampup, full = train.rampup, train.global_batch
+    if rampup is None:
+        return
+    for key in ("start", "increment"):
+        value = getattr(rampup, key)
+        rule = f"is no multiple of micro_batch x copies = {together}"
+        yield from problem_if(value % together != 0, f"train.rampup.{key}", value, rule, f"Use {together}.")
+    rule = f"does not reach train.global_batch={full} in increments of {rampup.increment}"
+    wrong = rampup.start > full or (full - rampup.start) % rampup.increment != 0
+    way_out = "Use an increment that divides the rest."
+    yield from problem_if(wrong, "train.rampup.start", rampup.start, rule, way_out)

@@ -22,7 +22,8 @@ def test_every_problem_is_reported_at_once(toy: Toy, tmp_path: Path) -> None:
         "pretrain", *toy.settings(tmp_path / "run"), "model.num_heads=5", "train.micro_batch=3", "optim.lr=-1",
         "precision=fp16", "precision.min_scale=0", "compute.device=tpu", code=2,
     )  # fmt: skip
-    for words in ("model.num_heads=5", "optim.lr=-1", "precision.min_scale=0", "compute.device=tpu"):
+    for words in ("model.num_heads=5", "optim.lr=-1", "precision.min_scale=0", "compute.device=tpu",
+                  "train.micro_batch=3"):  # fmt: skip
         assert words in output
 
 

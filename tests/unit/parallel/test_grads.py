@@ -1,0 +1,38 @@
+"""The norm and the clipping against torch's own, with and without a loss scale."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from lmtrain.parallel.grads import apply_clip, gradient_norm
+
+
+def gradients(seed: int) -> list[torch.Tensor]:
+    torch.manual_seed(seed)
+    return [torch.randn(5, 3), torch.randn(7), torch.randn(2, 2, 2)]
+
+
+def test_the_norm_is_that_of_one_long_vector() -> None:
+    found = gradients(0)
+    assert gradient_norm(found).item() == pytest.approx(torch.cat([g.flatten() for g in found]).norm().item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("clip_norm", [0.5, 1e6, None])
+@pytest.mark.parametrize("loss_scale", [1.0, 1024.0])
+def test_clipping_equals_torchs_after_unscaling(clip_norm: float | None, loss_scale: float) -> None:
+    expected, found = gradients(1), [g * loss_scale for g in gradients(1)]
+    weights = [torch.nn.Parameter(torch.zeros_like(g)) for g in expected]
+    for weight, gradient in zip(weights, expected, strict=True):
+        weight.grad = gradient
+    torch.nn.utils.clip_grad_norm_(weights, clip_norm if clip_norm is not None else math.inf)
+    apply_clip(found, gradient_norm(found), clip_norm, loss_scale)
+    for ours, weight in zip(found, weights, strict=True):
+        torch.testing.assert_close(ours, weight.grad, rtol=2e-6, atol=1e-7)
+
+
+def test_an_overflow_stays_visible() -> None:
+    found = [torch.tensor([1.0, math.inf])]
+    assert not math.isfinite(gradient_norm(found).item())

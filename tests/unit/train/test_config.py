@@ -1,0 +1,68 @@
+"""The rules across settings, and the length of a run given in tokens."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmtrain.config.build import build_settings
+from lmtrain.config.compose import compose, group_choices
+from lmtrain.data.order import BatchPlan
+from lmtrain.errors import SettingsError
+from lmtrain.train.config import RunConfig, count_steps
+from lmtrain.train.train_settings import RampUpSettings, TrainSettings
+
+
+def problems(*overrides: str) -> tuple[str, ...]:
+    with pytest.raises(SettingsError) as caught:
+        compose(RunConfig, ["data.path=x", *overrides])
+    return caught.value.problems
+
+
+@pytest.mark.parametrize(
+    ("group", "choice"), [(g, c) for g, choices in group_choices().items() for c in choices if g != "data"]
+)
+def test_every_choice_of_every_group_composes(group: str, choice: str) -> None:
+    config = compose(RunConfig, ["data.path=x", f"{group}={choice}"])
+    assert compose(RunConfig, ["data.path=x", f"{group}={choice}"]).digest() == config.digest()
+
+
+def test_rules_across_settings_are_told_beside_rules_within() -> None:
+    found = problems("train.global_batch=10", "train.micro_batch=4", "optim.lr=0", "model.num_heads=7")
+    assert len(found) == 3
+    assert any("train.micro_batch=4 x 1 data-parallel copies does not divide" in p for p in found)
+
+
+@pytest.mark.parametrize(
+    ("rampup", "words"),
+    [("{start: 3, increment: 4, samples: 10}", "train.rampup.start=3 is no multiple"),
+     ("{start: 64, increment: 4, samples: 10}", "does not reach"),
+     ("{start: 4, increment: 8, samples: 10}", "does not reach")],
+)  # fmt: skip
+def test_ramp_ups_that_never_arrive(rampup: str, words: str) -> None:
+    assert any(words in p for p in problems("train.micro_batch=4", f"train.rampup={rampup}"))
+
+
+@given(
+    tokens=st.integers(1, 10**6),
+    batch=st.integers(1, 16),
+    seq_len=st.integers(1, 64),
+    steps=st.integers(0, 4),
+    samples=st.integers(1, 500),
+)
+def test_a_token_budget_ends_at_the_first_step_that_reaches_it(
+    tokens: int, batch: int, seq_len: int, steps: int, samples: int
+) -> None:
+    full = batch * (steps + 1)
+    rampup = RampUpSettings(start=batch, increment=batch, samples=samples) if steps else None
+    train = TrainSettings(tokens=tokens, global_batch=full, micro_batch=1, rampup=rampup)
+    found, plan = count_steps(train, seq_len), BatchPlan(train.global_batch, train.rampup)
+    assert plan.range_of(found)[0] * seq_len >= tokens
+    assert found == 1 or plan.range_of(found - 1)[0] * seq_len < tokens
+
+
+def test_settings_survive_their_own_dictionary() -> None:
+    overrides = ["data.path=x", "model=llama_tiny", "precision=fp16", "train.tokens=1M", "train.steps=null"]
+    config = compose(RunConfig, overrides)
+    assert build_settings(RunConfig, config.to_dict()) == config
