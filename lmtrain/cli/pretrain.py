@@ -83,11 +83,13 @@ def pretrain(
 def _train(config: RunConfig, inputs: Inputs, as_json: bool) -> Summary:
     from rich.console import Console
 
+    from lmtrain.runtime.device import memory_errors
     from lmtrain.train.loop import train
     from lmtrain.train.setup import open_run
 
     console = Console(stderr=as_json)
-    with open_run(config, inputs, console) as run:
+    smaller = f"train.micro_batch={max(1, config.train.micro_batch // 2)}, precision=bf16 or a smaller model.seq_len"
+    with memory_errors(f"Use {smaller}."), open_run(config, inputs, console) as run:
         summary = train(run)
     _print_summary(config, summary, console, as_json)
     return summary

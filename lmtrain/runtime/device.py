@@ -6,13 +6,15 @@ import platform
 import random
 import resource
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from lmtrain.errors import SettingsError
+from lmtrain.errors import OutOfMemoryError, SettingsError
 from lmtrain.runtime.process import set_env_default
 
 
@@ -80,6 +82,21 @@ def _memory_info() -> dict[str, int]:
 def reset_peak_memory(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
+
+
+@contextmanager
+def memory_errors(way_out: str) -> Iterator[None]:
+    """Turn what torch raises when memory runs out, on either side, into the error that users see."""
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error)
+        on_host = "DefaultCPUAllocator" in text
+        if not (on_host or isinstance(error, torch.OutOfMemoryError)):
+            raise
+        raise OutOfMemoryError(
+            f"The {'host' if on_host else 'device'} ran out of memory: {text.splitlines()[0][:200]} {way_out}"
+        ) from error
 
 
 def set_deterministic(enabled: bool) -> None:

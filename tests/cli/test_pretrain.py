@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -239,3 +241,21 @@ def test_a_checkpoint_without_a_readable_manifest_is_passed_over_aloud(toy: Toy,
 def test_a_fault_that_was_left_behind_is_refused(toy: Toy, tmp_path: Path) -> None:
     env = {"LMTRAIN_FAULT": "kill:point=step"}
     assert "LMTRAIN_ALLOW_FAULTS" in lmtrain("pretrain", *toy.settings(tmp_path / "run"), code=2, env=env)
+
+
+def test_running_out_of_memory_names_what_to_make_smaller(toy: Toy, tmp_path: Path) -> None:
+    batch = 1 << 17
+    settings = toy.settings(tmp_path / "run", train__global_batch=batch, train__micro_batch=batch, train__steps=3)
+    code = (
+        "import resource, sys\n"
+        "from lmtrain.cli.main import main\n"
+        "import torch\n"
+        "limit = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize() + (3 << 30)\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (limit, limit))\n"
+        "main(['pretrain', *sys.argv[1:]])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *settings], capture_output=True, text=True)
+    assert done.returncode == 70, done.stderr
+    assert "The host ran out of memory" in done.stderr
+    assert f"Use train.micro_batch={batch // 2}" in done.stderr
+    assert json.loads((tmp_path / "run/stop.json").read_text())["exit_code"] == 70

@@ -1,0 +1,69 @@
+"""Every optimizer that has a config trains, and goes on from its saved state as if it had not stopped."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+import torch
+
+from lmtrain.config.build import build_settings
+from lmtrain.config.compose import compose_plain, group_choices
+from lmtrain.optim import state
+from lmtrain.optim.groups import apply_learning_rate, build_groups
+from lmtrain.optim.optim_settings import OptimSettings
+
+NAMES = group_choices()["optim"]
+
+
+def settings_of(name: str) -> OptimSettings:
+    return build_settings(OptimSettings, compose_plain(["data.path=x", f"optim={name}"])["optim"], "optim")
+
+
+class Problem:
+    """A least-squares fit of a matrix and a vector: small, with a known best loss of 0."""
+
+    def __init__(self, name: str) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.x = torch.randn(64, 4, generator=generator)
+        self.y = self.x @ torch.randn(4, 3, generator=generator) + 1.0
+        self.parameters = {"weight": torch.nn.Parameter(torch.zeros(4, 3)), "bias": torch.nn.Parameter(torch.zeros(3))}
+        self.settings = settings_of(name)
+        module = importlib.import_module(f"lmtrain.optim.{self.settings.kind}")
+        self.optimizer: torch.optim.Optimizer = module.build(self.settings, build_groups(self.parameters, 0.0))
+
+    def step(self) -> float:
+        loss = (self.x @ self.parameters["weight"] + self.parameters["bias"] - self.y).square().mean()
+        for parameter in self.parameters.values():
+            parameter.grad = None
+        torch.autograd.backward(loss)
+        apply_learning_rate(self.optimizer, 0.05)
+        self.optimizer.step()
+        return loss.item()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_learns(name: str) -> None:
+    problem = Problem(name)
+    first = problem.step()
+    assert [problem.step() for _ in range(200)][-1] < first / 50
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_state_is_all_it_needs_to_go_on(name: str) -> None:
+    whole, resumed = Problem(name), Problem(name)
+    for _ in range(5):
+        whole.step()
+    for key, parameter in resumed.parameters.items():
+        parameter.data.copy_(whole.parameters[key].data)
+    saved = {key: tensor.clone() for key, tensor in state.state_tensors(whole.optimizer, whole.parameters).items()}
+    state.load_state(resumed.optimizer, resumed.parameters, saved, state.num_updates(whole.optimizer))
+    assert [resumed.step() for _ in range(5)] == [whole.step() for _ in range(5)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_learning_rate_of_nothing_is_refused(name: str) -> None:
+    from lmtrain.errors import SettingsError
+
+    with pytest.raises(SettingsError, match=r"optim\.lr=0"):
+        build_settings(OptimSettings, settings_of(name).to_dict() | {"lr": 0.0}, "optim")
