@@ -36,6 +36,8 @@ def parse_seconds(text: str) -> float:
 
 def format_count(value: float) -> str:
     """12_345_678 -> "12.3M"; three significant digits, enough for a glance."""
+    if abs(value) >= 1e15:
+        return f"{value:.2e}"
     for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size * 0.9995:
             return f"{value / size:.3g}{letter}"

@@ -20,7 +20,7 @@ from lmtrain.errors import LmtrainError
 def demo(
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(help="Settings for its pretraining, as in train.steps=100.", metavar="[KEY=VALUE]..."),
+        typer.Argument(help="Settings for its pretraining, as in train.steps=100.", metavar="KEY=VALUE"),
     ] = None,
     output: Annotated[
         Path, typer.Option("--output", help="The folder for everything that the demo makes.")

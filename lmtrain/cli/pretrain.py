@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def pretrain(
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(help="Settings: key=value, or group=choice as in model=gpt2_small.", metavar="[KEY=VALUE]..."),
+        typer.Argument(help="Settings: key=value, or group=choice as in model=gpt2_small.", metavar="KEY=VALUE"),
     ] = None,
     config_dir: Annotated[
         Path | None, typer.Option("--config-dir", help="A folder of your own configs; it wins over conf/.")
@@ -147,10 +147,13 @@ def _print_plan(config: RunConfig, inputs: Inputs, as_json: bool) -> None:
     console.print(table)
     layout = Table(title="layout", title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
     for column in ranks[0]:
-        layout.add_column(column.removesuffix("_bytes"), justify="right")
+        layout.add_column(_SHORT.get(column, column.removesuffix("_bytes")), justify="right", no_wrap=True)
     for row in ranks:
         layout.add_row(*(_shown(key, value) for key, value in row.items()))
     console.print(layout)
+
+
+_SHORT = {"parameters": "params", "gradients_bytes": "grads", "optimizer_bytes": "optim"}  # for 80 columns
 
 
 def _shown(key: str, value: object) -> str:
