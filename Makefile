@@ -17,7 +17,7 @@ $(VENV)/.torch:
 	$(BIN)/pip install --quiet --disable-pip-version-check "$(TORCH)"
 	@touch $@
 
-$(VENV)/.installed: pyproject.toml csrc/native.cpp csrc/lmtrain_build.py $(VENV)/.torch
+$(VENV)/.installed: pyproject.toml $(wildcard csrc/*.cpp csrc/*.h) csrc/lmtrain_build.py $(VENV)/.torch
 	$(BIN)/pip install --quiet --disable-pip-version-check -e .
 	@touch $@
 
@@ -61,6 +61,58 @@ $(VENV)-torch-free/.installed: pyproject.toml
 .PHONY: test-torch-free
 test-torch-free: $(VENV)-torch-free/.installed  ## the torch-free parts on Python 3.13 (PYTHON313=...), without torch
 	$(VENV)-torch-free/bin/python -m pytest -q -p no:cacheprovider $(TORCH_FREE_TESTS)
+
+# ---- the compiled helpers of csrc/, in place and file by file; `pip install` builds the same by pyproject.toml
+CXX ?= g++
+NATIVE_FLAGS := -std=c++17 -O3 -g0 -fPIC -fvisibility=hidden -Wall -Wextra
+NATIVE_OBJECTS := $(patsubst csrc/%.cpp,build/native/%.o,$(wildcard csrc/*.cpp))
+NATIVE_INCLUDES = $(shell $(BIN)/python -c "import pybind11, sysconfig; \
+  print('-I' + pybind11.get_include(), '-I' + sysconfig.get_path('include'))")
+NATIVE_MODULE = lmtrain/_native$(shell $(BIN)/python -c "import sysconfig; print(sysconfig.get_config_var('EXT_SUFFIX'))")
+
+build/native/%.o: csrc/%.cpp
+	@mkdir -p $(@D)
+	$(CXX) $(NATIVE_FLAGS) $(NATIVE_INCLUDES) -MMD -MP -MF $(@:.o=.d) -MT $@ -c $< -o $@.$$$$ && mv $@.$$$$ $@
+
+-include $(NATIVE_OBJECTS:.o=.d)
+
+.PHONY: native
+native: $(NATIVE_OBJECTS)  ## compile csrc/ into lmtrain/_native*.so, only what has changed
+	$(CXX) -shared $^ -o $(NATIVE_MODULE).$$$$ && mv $(NATIVE_MODULE).$$$$ $(NATIVE_MODULE)
+
+# the same, stopping at the first read or write out of bounds and at undefined behaviour; with SSE2, then without
+SANITIZE := -std=c++17 -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
+SANITIZED_TESTS ?= tests/unit/test_native.py tests/unit/tokenizer tests/unit/data tests/unit/data_tools
+
+.PHONY: native-sanitized
+native-sanitized: $(VENV)/.tested  ## run the tests of what csrc/ does under the address and undefined behaviour sanitizers
+	for flags in "" -DLMTRAIN_PORTABLE; do \
+	  rm -rf build/sanitized && mkdir -p build/sanitized && \
+	  cp -r lmtrain data_tools tests conf csrc pyproject.toml build/sanitized && rm -f build/sanitized/lmtrain/_native* && \
+	  $(CXX) $(SANITIZE) $$flags $(NATIVE_INCLUDES) -fPIC -shared csrc/*.cpp -o build/sanitized/$(NATIVE_MODULE) && \
+	  (cd build/sanitized && OMP_NUM_THREADS=1 ASAN_OPTIONS=detect_leaks=0 \
+	    LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
+	    $(abspath $(BIN))/python -m pytest -q -p no:cacheprovider -m "not slow" $(SANITIZED_TESTS)) || exit; \
+	done
+
+FUZZ_SECONDS ?= 60
+FUZZ_SEED ?= 1
+FUZZED := bert_rules bert_words bpe encoder json_lines pattern_words unicode utf8 wordpiece words
+
+# FUZZ_FLAGS=-DLMTRAIN_PORTABLE fuzzes the plain loops. With clang: the same two lines, -fsanitize=fuzzer in place of -fsanitize-coverage=trace-pc, and without driver.cpp.
+build/fuzz: $(wildcard csrc/*.cpp csrc/*.h csrc/fuzz/*.cpp)
+	@mkdir -p build
+	$(CXX) $(SANITIZE) -c csrc/fuzz/driver.cpp -o build/fuzz-driver.o
+	$(CXX) $(SANITIZE) $(FUZZ_FLAGS) -fsanitize-coverage=trace-pc csrc/fuzz/encoder.cpp $(FUZZED:%=csrc/%.cpp) build/fuzz-driver.o -o $@
+
+.PHONY: fuzz
+fuzz: build/fuzz  ## change inputs of the compiled encoder for FUZZ_SECONDS=60, keeping those that reach new code
+	build/fuzz $(FUZZ_SECONDS) $(FUZZ_SEED)
+
+.PHONY: bench-data
+bench-data: $(VENV)/.tested  ## time the data tools beside their peers: every tests/benchmarks/data_*.py
+	@for script in $(sort $(patsubst tests/benchmarks/%.py,%,$(wildcard tests/benchmarks/data_*.py))); do \
+	  echo "== $$script" && $(BIN)/python -m tests.benchmarks.$$script || exit; done
 
 .PHONY: package
 package: $(VENV)/.installed  ## build a wheel, install it into an empty folder and use it from there

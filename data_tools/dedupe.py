@@ -8,13 +8,14 @@ Called by the corpus builders to keep held-out files honest. It knows nothing of
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
+from data_tools.words import Hashes
+from data_tools.words import shingles as shingles_of
 
 SHINGLE_WORDS = 8
 # because: over the standard library, 7 in 10 files share less than 0.05 with any one other file, and what they share is
@@ -22,32 +23,10 @@ SHINGLE_WORDS = 8
 # MIME types, the codecs). One word in six changed at random still leaves 0.23.
 NEAR_COPY = 0.2
 
-Hashes = npt.NDArray[np.uint64]
-_WORD = re.compile(r"\w+")
-# because: times an odd number is a bijection modulo 2^64, so that no bit of a word is lost
-_ODD = np.uint64(0x9E3779B97F4A7C15)
-
-
-def _word_hash(word: str) -> int:
-    return int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "little")
-
 
 def shingles(text: str, words: int = SHINGLE_WORDS) -> Hashes:
-    """The sorted distinct hashes of every run of `words` words; a shorter text is one single shingle.
-
-    Case and everything between words (spaces, indentation, punctuation) are ignored: they are what an edit of
-    layout changes.
-    """
-    known: dict[str, int] = {}
-    ids = [known[w] if w in known else known.setdefault(w, _word_hash(w)) for w in _WORD.findall(text.lower())]
-    hashes = np.array(ids, dtype=np.uint64)
-    words = min(words, hashes.size)
-    if words == 0:
-        return hashes
-    mixed = np.zeros(hashes.size - words + 1, dtype=np.uint64)
-    for offset in range(words):  # a polynomial in _ODD: the order of the words counts
-        mixed = mixed * _ODD + hashes[offset : offset + mixed.size]
-    return np.unique(mixed)
+    """The sorted distinct hashes of every run of `words` words; a shorter text is one single shingle."""
+    return shingles_of(text, words)
 
 
 @dataclass(frozen=True)

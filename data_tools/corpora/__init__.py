@@ -1,1 +1,1 @@
-"""Corpora that can be built without a download."""
+"""Corpora by name: how each is fetched and read, and one that every machine has already."""

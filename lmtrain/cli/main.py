@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from lmtrain import __version__
-from lmtrain.cli import demo, env, evaluate, generate, inspect, preprocess, pretrain, tokenizer
+from lmtrain.cli import corpus, data, demo, env, evaluate, generate, inspect, preprocess, pretrain, tokenizer
 from lmtrain.errors import LmtrainError
 
 app = typer.Typer(
@@ -43,6 +43,8 @@ def options(
 
 
 app.add_typer(tokenizer.app, name="tokenizer", help="Train a tokenizer, or look at one.")
+app.add_typer(corpus.app, name="corpus", help="Make a clean corpus: fetch, clean, deduplicate, decontaminate, split.")
+app.add_typer(data.app, name="data", help="Look at datasets, check, join, divide and index them.")
 app.command(name="preprocess")(preprocess.preprocess)
 app.command(name="pretrain")(pretrain.pretrain)
 app.command(name="eval")(evaluate.evaluate)

@@ -1,9 +1,10 @@
-"""`lmtrain preprocess`: text files to a dataset. Draws progress; the work is data_tools.pipeline's."""
+"""`lmtrain preprocess`: text files to a dataset. Draws progress and the summary; the work is data_tools.pipeline's."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,74 +13,200 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from data_tools.pipeline import Summary
+    from data_tools.pipeline import Progress, Summary
+
+
+class OnError(StrEnum):
+    STOP = "stop"
+    SKIP = "skip"
+    QUARANTINE = "quarantine"
+
+
+INPUTS = "Files (.jsonl .txt .parquet, also .gz and .zst), folders of them, globs, or - for standard input."
+_FILTERS = "What is left out"
+_BAD = "Bad lines"
 
 
 def preprocess(
-    inputs: Annotated[
-        list[str], typer.Argument(metavar="INPUT...", help=".txt and .jsonl files, folders of them, or globs.")
-    ],
+    inputs: Annotated[list[str], typer.Argument(metavar="INPUT...", help=INPUTS)],
     tokenizer: Annotated[
         Path, typer.Option(help="tokenizer.json, GPT-2's vocab.json, BERT's vocab.txt, or a folder that holds one.")
     ],
     output: Annotated[Path, typer.Option(metavar="PREFIX", help="Makes PREFIX.bin, .idx, .json, .tokenizer.json.")],
-    workers: Annotated[int | None, typer.Option(help="Processes that tokenize. [default: every core]")] = None,
-    key: Annotated[str, typer.Option(help="The key of the text in .jsonl files.")] = "text",
+    workers: Annotated[int | None, typer.Option(help="How many encode at once. [default: every core]")] = None,
+    key: Annotated[
+        list[str] | None,
+        typer.Option(help="Key or column of the text; repeat it for one dataset PREFIX_KEY each. [default: text]"),
+    ] = None,
     append_eod: Annotated[
         bool | None,
         typer.Option("--append-eod/--no-append-eod", help="End each document with the end token, if there is one."),
     ] = None,
+    split_sentences: Annotated[
+        bool, typer.Option("--split-sentences", help="Make a sequence of every sentence, for BERT.")
+    ] = False,
+    lines_end_sentences: Annotated[
+        bool, typer.Option("--lines-end-sentences", help="With --split-sentences: a sentence ends with its line too.")
+    ] = False,
+    shard_tokens: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Start a new PREFIX-00000, -00001, ... after, say, 10B tokens.")
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing dataset.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    on_error: Annotated[
+        OnError,
+        typer.Option(
+            rich_help_panel=_BAD, help="Stop, list them in PREFIX.rejects.jsonl, or keep them there with their content."
+        ),
+    ] = OnError.STOP,
+    max_bad: Annotated[
+        int | None, typer.Option(min=0, rich_help_panel=_BAD, help="Stop after all when there are more than these.")
+    ] = None,
+    max_doc_bytes: Annotated[
+        str, typer.Option(metavar="SIZE", rich_help_panel=_BAD, help="A longer line, row or file is bad.")
+    ] = "256MiB",
+    min_chars: Annotated[int | None, typer.Option(min=0, rich_help_panel=_FILTERS, help="Shorter documents.")] = None,
+    max_chars: Annotated[int | None, typer.Option(min=0, rich_help_panel=_FILTERS, help="Longer documents.")] = None,
+    min_tokens: Annotated[
+        int | None, typer.Option(min=0, rich_help_panel=_FILTERS, help="Documents of fewer tokens.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=0, rich_help_panel=_FILTERS, help="Documents of more tokens.")
+    ] = None,
+    script: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[:SHARE]",
+            rich_help_panel=_FILTERS,
+            help="Documents with a smaller share of their letters in this script, as in latin:0.9.",
+        ),
+    ] = None,
+    filter_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--filter",
+            metavar="NAME",
+            rich_help_panel=_FILTERS,
+            help="Those that an installed entry point of the group lmtrain.filters says no to.",
+        ),
+    ] = None,
 ) -> None:
-    """Tokenize text into a dataset for training."""
-    import os
+    """Tokenize text into a dataset for training.
 
+    Started again after a kill, the same command goes on where it was.
+    """
     from rich.console import Console
 
-    from data_tools import pipeline
+    from data_tools import pipeline, rejects
+    from data_tools.filters import Filters, parse_script
+    from data_tools.pieces import Limits
+    from lmtrain.runtime.faults import arm_from_env
+    from lmtrain.runtime.process import num_usable_cpus
     from lmtrain.tokenizer.base import Tokenizer
+    from lmtrain.units import parse_bytes, parse_count
 
-    cores = len(os.sched_getaffinity(0))
-    with _progress(Console(stderr=True)) as progress:
+    arm_from_env()
+    options = pipeline.Options(
+        workers=num_usable_cpus() if workers is None else workers,
+        keys=tuple(key or ("text",)),
+        append_eod=append_eod,
+        filters=Filters(
+            min_chars, max_chars, min_tokens, max_tokens, tuple(map(parse_script, script or ())), tuple(filter_ or ())
+        ),
+        split_sentences=split_sentences,
+        lines_end_sentences=lines_end_sentences,
+        on_error=rejects.OnError(on_error),
+        max_bad=max_bad,
+        limits=Limits(max_doc_bytes=_size(parse_bytes, "--max-doc-bytes", max_doc_bytes)),
+        shard_tokens=None if shard_tokens is None else _size(parse_count, "--shard-tokens", shard_tokens),
+        overwrite=overwrite,
+    )
+    console = Console(stderr=True)
+    with _progress(console) as progress:
         summary = pipeline.preprocess(
-            inputs, Tokenizer.load(tokenizer), output, workers=cores if workers is None else workers, key=key,
-            append_eod=append_eod, overwrite=overwrite, progress=progress,
+            inputs, Tokenizer.load(tokenizer), output, options, progress=progress,
+            say=lambda line: console.print(line, highlight=False),
         )  # fmt: skip
     _print(summary, as_json)
 
 
+def _size(parse: Callable[[str], int], option: str, text: str) -> int:
+    from lmtrain.errors import UsageError
+
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise UsageError(f"{option} {text} {error}.") from error
+
+
 @contextmanager
-def _progress(console: Console) -> Iterator[Callable[[int, int], None]]:
+def _progress(console: Console) -> Iterator[Callable[[Progress], None]]:
     if not (console.is_terminal and console.is_interactive):
         yield _plain_progress(console)
         return
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
 
     columns: list[Any] = [
-        "tokenizing", BarColumn(), DownloadColumn(), TransferSpeedColumn(), "left", TimeRemainingColumn()
+        "tokenizing", BarColumn(), DownloadColumn(), TextColumn("{task.fields[rates]}"), "left", TimeRemainingColumn()
     ]  # fmt: skip
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("tokenizing", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    with Bar(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("tokenizing", total=None, rates="")
+        rates = _Rates()
+
+        def show(now: Progress) -> None:
+            bar.update(task, completed=now.done_bytes, total=now.total_bytes or None, rates=rates.of(now))
+
+        yield show
 
 
-def _plain_progress(console: Console) -> Callable[[int, int], None]:
-    """A line every tenth of the way."""
-    from time import perf_counter
+class _Rates:
+    """MB of text and tokens a second since the first call; what an earlier run did is not counted."""
 
-    from lmtrain.units import format_seconds
+    def __init__(self) -> None:
+        from time import perf_counter
 
-    began, tenths = perf_counter(), 0
+        self._clock, self._began = perf_counter, perf_counter()
+        self._first: Progress | None = None
 
-    def show(done: int, total: int) -> None:
-        nonlocal tenths
-        if total and done * 10 // total > tenths:
-            tenths = done * 10 // total
-            seconds = perf_counter() - began
-            left = format_seconds(seconds * (total - done) / done)
-            line = f"tokenized {done / 1e6:.1f} of {total / 1e6:.1f} MB, {done / 1e6 / seconds:.1f} MB/s, {left} left"
-            console.print(line, highlight=False)
+    @property
+    def seconds(self) -> float:
+        return max(self._clock() - self._began, 1e-9)
+
+    def of(self, now: Progress) -> str:
+        from lmtrain.units import format_count
+
+        if self._first is None:
+            self._first, self._began = now, self._clock()
+            return ""
+        megabytes = (now.num_text_bytes - self._first.num_text_bytes) / 1e6
+        tokens = now.num_tokens - self._first.num_tokens
+        return f"{megabytes / self.seconds:.1f} MB/s, {format_count(tokens / self.seconds)} tokens/s"
+
+    def left(self, now: Progress) -> str:
+        from lmtrain.units import format_seconds
+
+        done = now.done_bytes - (self._first.done_bytes if self._first else 0)
+        return format_seconds(self.seconds * (now.total_bytes - now.done_bytes) / done) if done else "some time"
+
+
+def _plain_progress(console: Console) -> Callable[[Progress], None]:
+    """A line every tenth of the way; every 10 s where nobody knows how long the way is."""
+    rates, told = _Rates(), 0
+
+    def show(now: Progress) -> None:
+        nonlocal told
+        speed = rates.of(now)
+        if not now.total_bytes:
+            if speed and rates.seconds > 10 * (told + 1):
+                told = int(rates.seconds // 10)
+                console.print(f"tokenized {now.num_text_bytes / 1e6:.1f} MB, {speed}", highlight=False)
+            return
+        tenths = now.done_bytes * 10 // now.total_bytes
+        if tenths > told and speed:
+            told = tenths
+            share = f"{now.done_bytes / 1e6:.1f} of {now.total_bytes / 1e6:.1f} MB"
+            console.print(f"tokenized {share}, {speed}, {rates.left(now)} left", highlight=False)
 
     return show
 
@@ -99,5 +226,23 @@ def _print(summary: Summary, as_json: bool) -> None:
         f"{format_count(summary.num_tokens)} tokens ({summary.bytes_per_token:.2f} bytes a token) "
         f"in {format_seconds(summary.seconds)}"
     )
-    for name in summary.files:
+    for counts, what in ((summary.rejects, "bad lines left out"), (summary.filtered, "documents filtered out")):
+        if counts:
+            parts = ", ".join(f"{count} {cause}" for cause, count in sorted(counts.items(), key=lambda c: -c[1]))
+            typer.echo(f"{sum(counts.values())} {what}: {parts}")
+    _print_lengths(summary.lengths)
+    shown = summary.files if summary.num_shards == 1 else (summary.files[0], f"... {summary.num_shards} shards")
+    for name in shown:
         typer.echo(f"  {name}")
+
+
+def _print_lengths(lengths: dict[str, int]) -> None:
+    """A histogram of the documents' lengths, one bar a power of two."""
+    from lmtrain.units import format_count
+
+    largest = max(lengths.values())
+    first = next(i for i, count in enumerate(lengths.values()) if count)
+    typer.echo("tokens a document:")
+    for name, count in list(lengths.items())[first:]:
+        bar = "#" * -(-40 * count // largest)
+        typer.echo(f"{name:>21} {format_count(count):>6} {bar}".rstrip())

@@ -1,37 +1,128 @@
-"""Where training data lies and how it is cut. Torch-free; found by the configs under conf/data/."""
+"""Where training data lies and how it becomes samples. Torch-free; found by the configs under conf/data/."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, Literal
 
-from lmtrain.config.base import Choice, Problem, problem_if, show
+from lmtrain.config.base import Choice, Problem, Settings, problem_if, show
+from lmtrain.config.build import quantity
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataSettings(Choice):
-    """One dataset, split by documents into training, validation and test parts."""
+class DataChoice(Choice):
+    """What every kind of data has."""
 
     room = "lmtrain.data"
-    kind = "dataset"
 
-    path: str
-    valid_path: str | None = None
     tokenizer: str | None = None
     split: tuple[float, ...] = (0.98, 0.02, 0.0)
     document_mask: bool = False
+    packing: Literal["concatenate", "document", "best_fit"] = "concatenate"
+    order: Literal["own", "megatron"] = "own"
+    megatron_samples: int | None = quantity("count", default=None)
+    first_sample: int = quantity("count", default=0)
+    index_dir: str | None = None
     prefetch_steps: int = 2
 
     def problems(self) -> Iterator[Problem]:
         listed = "[" + ",".join(show(share) for share in self.split) + "]"
         fair = 1 <= len(self.split) <= 3 and all(0 <= share < float("inf") for share in self.split)
         yield from problem_if(
-            not (fair and self.split[0] > 0),
-            "split",
-            listed,
+            not (fair and self.split[0] > 0), "split", listed,
             "must be one to three shares (training, validation, test), none negative and the first above 0",
             "Use data.split=[0.98,0.02,0].",
-        )
-        yield from problem_if(self.path == "", "path", "", "names no dataset", "Give a .bin's path without the suffix.")
+        )  # fmt: skip
         ahead = self.prefetch_steps
         yield from problem_if(ahead < 0, "prefetch_steps", ahead, "must be at least 0", "Use 2, or 0 to read in turn.")
+        yield from problem_if(
+            self.packing == "best_fit" and not self.document_mask, "packing", self.packing,
+            "puts documents that have nothing to do with each other into one sample", "Add data.document_mask=true.",
+        )  # fmt: skip
+        yield from problem_if(
+            self.order == "megatron" and self.packing != "concatenate", "packing", self.packing,
+            "is not known to Megatron-LM, whose order is asked for", "Use data.packing=concatenate or data.order=own.",
+        )  # fmt: skip
+        yield from problem_if(
+            self.order == "own" and self.megatron_samples is not None, "megatron_samples", self.megatron_samples,
+            "has no meaning with data.order=own", "Leave it out, or add data.order=megatron.",
+        )  # fmt: skip
+        wanted = self.megatron_samples
+        yield from problem_if(
+            wanted is not None and wanted < 1, "megatron_samples", wanted, "must be at least 1", "Use null."
+        )
+        skipped = self.first_sample
+        yield from problem_if(skipped < 0, "first_sample", skipped, "must be at least 0", "Use 0 for the front.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSettings(DataChoice):
+    """One dataset, split by documents into training, validation and test parts."""
+
+    kind = "dataset"
+
+    path: str
+    valid_path: str | None = None
+
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        yield from problem_if(self.path == "", "path", "", "names no dataset", "Give a .bin's path without the suffix.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlendPart(Settings):
+    """One dataset of a blend and its share: exactly one of weight, tokens and epochs."""
+
+    path: str
+    weight: float | None = None
+    tokens: int | None = quantity("count", default=None)
+    epochs: float | None = None
+
+    def problems(self) -> Iterator[Problem]:
+        yield from problem_if(self.path == "", "path", "", "names no dataset", "Give a .bin's path without the suffix.")
+        given = {key: v for key in ("weight", "tokens", "epochs") if (v := getattr(self, key)) is not None}
+        yield from problem_if(
+            len(given) != 1, "path", self.path, f"has {len(given)} of weight, tokens and epochs", "Give it exactly one."
+        )
+        for key, value in given.items():
+            yield from problem_if(
+                not 0 < value < float("inf"), key, value, f"is no share for {self.path}", "Use a number above 0."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlendSettings(DataChoice):
+    """Several datasets, mixed by their shares; each is split by documents as one dataset would be."""
+
+    kind = "blend"
+
+    datasets: tuple[BlendPart, ...] = ()
+    valid_datasets: tuple[BlendPart, ...] = ()
+
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        yield from problem_if(
+            len(self.datasets) == 0, "datasets", "[]", "blends nothing",
+            "Give a list such as data.datasets=[{path: data/a, weight: 2}, {path: data/b, weight: 1}].",
+        )  # fmt: skip
+        for key in ("datasets", "valid_datasets"):
+            parts: tuple[BlendPart, ...] = getattr(self, key)
+            weighted = sum(part.weight is not None for part in parts)
+            yield from problem_if(
+                weighted not in (0, len(parts)), key, f"{weighted} weights among {len(parts)}",
+                "mixes weights with tokens or epochs, which cannot be compared", "Use weights for all, or for none.",
+            )  # fmt: skip
+            twice = [path for path, times in Counter(part.path for part in parts).items() if times > 1]
+            yield from problem_if(
+                len(twice) > 0, key, ", ".join(twice), "stands there twice", "Add its shares up in one entry."
+            )
+        yield from problem_if(
+            self.order == "megatron" and any(part.weight is None for part in self.datasets), "order", self.order,
+            "blends by weights only", "Give every dataset a weight, or use data.order=own.",
+        )  # fmt: skip
+
+    def to_dict(self) -> dict[str, Any]:
+        lists = {key: [part.to_dict() for part in getattr(self, key)] for key in ("datasets", "valid_datasets")}
+        return super().to_dict() | lists

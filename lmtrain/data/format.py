@@ -1,6 +1,6 @@
 """Megatron's .bin/.idx token files, byte for byte, with a sidecar that says where they come from. Torch-free.
 
-Called by preprocessing (DatasetWriter), by samples and by `lmtrain inspect` (IndexedDataset). A dataset is a prefix P:
+Called by samples and by `lmtrain inspect` (IndexedDataset); writer.py makes datasets. A dataset is a prefix P:
 
     P.bin             token ids, little endian, nothing between them
     P.idx             34 bytes of header, then lengths (int32), pointers (int64 bytes), document index (int64)
@@ -13,73 +13,22 @@ P.idx is renamed into place last, so a dataset without it was never finished. Op
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
-import os
-import shutil
-import struct
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.errors import DataError, MissingInputError, OutputError
+from lmtrain.data.bin_idx import CHUNK as _CHUNK
+from lmtrain.data.bin_idx import DTYPES, HEADER, MAGIC, Ints
+from lmtrain.data.bin_idx import SUFFIXES as SUFFIXES
+from lmtrain.data.bin_idx import DatasetInfo as DatasetInfo
+from lmtrain.data.bin_idx import dtype_for as dtype_for
+from lmtrain.data.bin_idx import part as part
+from lmtrain.data.writer import DatasetWriter as DatasetWriter
+from lmtrain.errors import DataError, MissingInputError
 from lmtrain.runtime import files
-
-MAGIC = b"MMIDIDX\x00\x00"
-HEADER = struct.Struct("<9sQBQQ")  # magic, version, dtype code, number of sequences, length of the document index
-DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}  # 6 and 7 are floats: no tokens
-_CODES = {np.dtype(dtype): code for code, dtype in DTYPES.items()}
-SUFFIXES = (".bin", ".idx", ".json", ".tokenizer.json")
-_CHUNK = 1 << 20  # entries looked at or written at once
-
-Ints = NDArray[Any]
-
-
-def dtype_for(vocab_size: int) -> np.dtype[Any]:
-    return np.dtype(np.uint16 if vocab_size < 65500 else np.int32)  # because: Megatron's own threshold
-
-
-def part(prefix: Path, suffix: str) -> Path:
-    """The file of a dataset with this suffix; a prefix may itself hold dots."""
-    return prefix.with_name(prefix.name + suffix)
-
-
-@dataclass(frozen=True, kw_only=True)
-class DatasetInfo:
-    """The sidecar. `content_sha256` covers the bytes of P.bin followed by those of P.idx."""
-
-    tokenizer_fingerprint: str
-    vocab_size: int
-    eod_id: int | None
-    max_id: int
-    num_documents: int
-    num_tokens: int
-    num_bytes: int  # UTF-8 bytes of the source texts
-    dtype: str
-    content_sha256: str
-    format: str = "lmtrain dataset"
-    version: int = 1
-
-    @classmethod
-    def read(cls, path: Path) -> DatasetInfo:
-        tree = files.read_json(path)
-        if not isinstance(tree, dict) or tree.get("format") != cls.format:
-            raise DataError(f"{path} is not a sidecar of a dataset. Move it away if P.bin and P.idx are not ours.")
-        if tree.get("version") != cls.version:
-            raise DataError(f"{path} has version={tree.get('version')!r}; this lmtrain reads 1. Upgrade lmtrain.")
-        for field in dataclasses.fields(cls):
-            kinds: tuple[type, ...] = (int,) if str(field.type).startswith("int") else (str,)
-            value = tree.get(field.name)
-            nullable = field.name == "eod_id" and value is None
-            if not nullable and (type(value) not in kinds or (isinstance(value, int) and value < -1)):
-                raise DataError(f"{path}: {field.name}={value!r} is not {kinds[0].__name__}. The sidecar is damaged.")
-        return cls(**{field.name: tree[field.name] for field in dataclasses.fields(cls)})
 
 
 class IndexedDataset:
@@ -193,159 +142,6 @@ class IndexedDataset:
             if said != found:
                 raise DataError(f"{path}: {what}={said}, but the .idx has {found}. One of them is of another dataset.")
         return info
-
-
-class DatasetWriter:
-    """Writes a dataset under temporary names; it appears whole when the `with` block ends well, else not at all.
-
-    The temporary files lie in a folder beside the prefix that only one process can hold. What grows with the number
-    of documents goes to disk too, so memory does not.
-    """
-
-    def __init__(self, prefix: Path | str, dtype: Any, *, overwrite: bool = False) -> None:
-        self.prefix, self.dtype = Path(prefix), np.dtype(dtype)
-        if self.dtype not in _CODES:
-            raise DataError(f"{self.dtype} is no dtype of a token file. Use {', '.join(d.name for d in _CODES)}.")
-        self.num_documents = self.num_sequences = self.num_tokens = 0
-        self.max_id = -1
-        self._overwrite = overwrite
-        self._held = ExitStack()
-        self._digest = hashlib.sha256()
-        self._about: dict[str, Any] | None = None
-        self._tokenizer: bytes | None = None
-        self._range = np.iinfo(self.dtype)
-
-    def __enter__(self) -> DatasetWriter:
-        taken = [path for path in (part(self.prefix, suffix) for suffix in SUFFIXES) if path.exists()]
-        if taken and not self._overwrite:
-            raise OutputError(f"{taken[0]} exists already. Choose another output, or add --overwrite to replace it.")
-        self._folder = self.prefix.with_name(f".{self.prefix.name}.tmp")
-        with ExitStack() as held:
-            held.enter_context(files.folder_lock(self._folder))
-            held.callback(shutil.rmtree, self._folder, ignore_errors=True)  # also what a killed writer left
-            self._bin, self._lengths, self._counts = (
-                held.enter_context(self._create(name)) for name in ("bin", "lengths", "counts")
-            )
-            self._held = held.pop_all()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with self._held:
-            if kind is None:
-                with files.storage_errors(self.prefix, "Writing"):
-                    self._finish()
-
-    def add_document(self, sequences: Sequence[Ints]) -> None:
-        """One document of some sequences (a text model's documents have one). An empty sequence is none."""
-        kept = [sequence for sequence in sequences if len(sequence)]
-        tokens = np.concatenate(kept) if kept else np.empty(0, self.dtype)
-        self.add_documents(tokens, np.array([len(s) for s in kept], np.int64), np.array([len(kept)]))
-
-    def add_documents(self, tokens: Ints, lengths: Ints, num_sequences: Ints) -> None:
-        """Many documents at once: their tokens, the length of each sequence, how many sequences each document has."""
-        if lengths.sum() != len(tokens) or num_sequences.sum() != len(lengths):
-            raise ValueError("tokens, lengths and num_sequences do not belong together")
-        if len(lengths) and lengths.max() > np.iinfo(np.int32).max:
-            raise DataError(f"A sequence of {lengths.max()} tokens is longer than .idx can say. Split the document.")
-        if len(tokens):
-            low, high = int(tokens.min()), int(tokens.max())
-            if low < 0 or high > self._range.max:
-                wrong = low if low < 0 else high
-                raise DataError(f"The id {wrong} does not fit {self.prefix}.bin, which holds {self.dtype}. Use int32.")
-            self.max_id = max(self.max_id, high)
-        with files.storage_errors(self.prefix, "Writing"):
-            self._put(self._bin, tokens.astype(self.dtype, copy=False))
-            self._lengths.write(lengths.astype("<i4").data)
-            self._counts.write(num_sequences.astype("<i8").data)
-        self.num_tokens += len(tokens)
-        self.num_sequences += len(lengths)
-        self.num_documents += len(num_sequences)
-
-    def add_dataset(self, other: IndexedDataset) -> None:
-        """Append all documents of another dataset."""
-        counts, at = np.diff(other.document_index), 0
-        starts = other.document_starts()
-        for first in range(0, other.num_documents, _CHUNK >> 4):
-            part_counts = counts[first : first + (_CHUNK >> 4)]
-            last, end = first + len(part_counts), at + int(part_counts.sum())
-            self.add_documents(other.tokens[starts[first] : starts[last]], other.lengths[at:end], part_counts)
-            at = end
-
-    def describe(
-        self, *, tokenizer: bytes, fingerprint: str, vocab_size: int, eod_id: int | None, num_bytes: int
-    ) -> None:
-        """What the sidecar says beyond what the writer counts by itself; without this there is no sidecar."""
-        self._tokenizer = tokenizer
-        self._about = {"tokenizer_fingerprint": fingerprint, "vocab_size": vocab_size, "eod_id": eod_id}
-        self._about["num_bytes"] = num_bytes
-
-    def _create(self, name: str) -> IO[bytes]:
-        with files.storage_errors(self._folder / name, "Making"):
-            return open(self._folder / name, "w+b")
-
-    def _put(self, file: IO[bytes], data: Ints | bytes) -> None:
-        view = memoryview(data if isinstance(data, bytes) else data.tobytes())
-        file.write(view)
-        self._digest.update(view)
-
-    def _finish(self) -> None:
-        """Write the index, put all on disk, then rename: .idx goes away first and comes last."""
-        with self._create("idx") as index:
-            self._write_index(index)
-            self._sync(index)
-        self._sync(self._bin)
-        final = {".bin": "bin"}
-        if self._about is not None and self._tokenizer is not None:
-            with self._create("tokenizer.json") as file:
-                file.write(self._tokenizer)
-                self._sync(file)
-            files.write_json(self._folder / "json", dataclasses.asdict(self._info(self._about)))
-            final |= {".tokenizer.json": "tokenizer.json", ".json": "json"}
-        for suffix in (".idx", ".json", ".tokenizer.json"):
-            part(self.prefix, suffix).unlink(missing_ok=True)
-        for suffix, name in (final | {".idx": "idx"}).items():
-            os.replace(self._folder / name, part(self.prefix, suffix))
-        files.fsync_dir(self.prefix.parent)
-
-    def _write_index(self, index: IO[bytes]) -> None:
-        header = HEADER.pack(MAGIC, 1, _CODES[self.dtype], self.num_sequences, self.num_documents + 1)
-        self._put(index, header)
-        for lengths in self._spooled(self._lengths, "<i4"):
-            self._put(index, lengths)
-        at = 0
-        for lengths in self._spooled(self._lengths, "<i4"):
-            ends = at + np.cumsum(lengths, dtype=np.int64) * self.dtype.itemsize
-            self._put(index, np.append(np.int64(at), ends[:-1]))
-            at = int(ends[-1])
-        self._put(index, np.zeros(1, np.int64))
-        at = 0
-        for counts in self._spooled(self._counts, "<i8"):
-            ends = at + np.cumsum(counts)
-            self._put(index, ends)
-            at = int(ends[-1])
-
-    def _spooled(self, file: IO[bytes], dtype: str) -> Iterator[Ints]:
-        file.flush()
-        file.seek(0)
-        while data := file.read(_CHUNK * 8):
-            yield np.frombuffer(data, dtype)
-
-    def _sync(self, file: IO[bytes]) -> None:
-        file.flush()
-        os.fsync(file.fileno())
-
-    def _info(self, about: dict[str, Any]) -> DatasetInfo:
-        return DatasetInfo(
-            **about,
-            max_id=self.max_id,
-            num_documents=self.num_documents,
-            num_tokens=self.num_tokens,
-            dtype=self.dtype.name,
-            content_sha256=self._digest.hexdigest(),
-        )
-
 
 def _size(path: Path, other: Path) -> int:
     try:

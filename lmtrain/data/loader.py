@@ -13,28 +13,19 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from lmtrain.batch import Batch
-from lmtrain.data.order import BatchPlan, Order
+from lmtrain.data.dataset import Dataset as Dataset
+from lmtrain.data.dataset import SampleOrder
+from lmtrain.data.order import BatchPlan
 from lmtrain.errors import SettingsError
 
 Int64s = NDArray[np.int64]
-
-
-class Dataset(Protocol):
-    @property
-    def num_samples(self) -> int: ...
-
-    def num_labels(self, sample_ids: Int64s) -> int:
-        """Labels of these samples that take part in the loss."""
-
-    def batch(self, sample_ids: Int64s) -> Batch:
-        """These samples as numpy arrays."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +41,7 @@ class Loader:
     def __init__(
         self,
         dataset: Dataset,
-        order: Order,
+        order: SampleOrder,
         plan: BatchPlan,
         micro_batch: int,
         dp_index: int = 0,

@@ -1,7 +1,7 @@
 """Which tokens make a sample: documents of a split laid end to end and cut every `seq_len` tokens. Pure numpy.
 
 Called by causal.py. A sample is seq_len + 1 tokens, the last of which is the first of the next sample, so that every
-token but the first is a label exactly once. Nothing is stored a sample: the index is where documents end, whatever
+token but the first is a label exactly once. Nothing is stored a sample: the index is where documents begin, whatever
 the length of a run. All arithmetic is 64-bit. Must not know how samples are ordered; that is order.py.
 """
 
@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.data.format import IndexedDataset
+from lmtrain.data.documents import DocumentMap
+from lmtrain.data.rows import ragged
 
 Int64s = NDArray[np.int64]
 
@@ -26,49 +27,44 @@ def split_documents(num: int, ratios: Sequence[float]) -> tuple[range, range, ra
 
 
 class SampleIndex:
-    """Samples of some consecutive documents. `lengths` are the tokens of every document of the dataset."""
+    """Samples of some consecutive documents, counted in tokens from the first document's first."""
 
-    def __init__(self, lengths: NDArray[np.integer], documents: range, seq_len: int) -> None:
+    def __init__(self, lengths: NDArray[np.integer] | DocumentMap, documents: range, seq_len: int) -> None:
+        self.map = lengths if isinstance(lengths, DocumentMap) else DocumentMap.from_lengths(lengths)
         self.seq_len, self.documents = seq_len, documents
-        ends = np.cumsum(lengths[documents.start : documents.stop], dtype=np.int64)
-        filled = np.flatnonzero(lengths[documents.start : documents.stop])
-        self._document = filled + documents.start  # empty documents hold no token, so no token is looked up in them
-        self._ends: Int64s = ends[filled]
-        self.num_tokens = int(ends[-1]) if len(ends) else 0
-
-    @classmethod
-    def of(cls, dataset: IndexedDataset, documents: range, seq_len: int) -> SampleIndex:
-        return cls(np.diff(dataset.document_starts()), documents, seq_len)
+        self.first_token = self.map.start(documents.start)
+        self.num_tokens: int = self.map.start(documents.stop) - self.first_token
 
     @property
     def num_samples(self) -> int:
         return max(self.num_tokens - 1, 0) // self.seq_len
 
     def starts(self, sample_ids: Int64s) -> Int64s:
-        """The first token of each sample, counted from the first document's first token."""
+        """The first token of each sample."""
         return sample_ids * np.int64(self.seq_len)
 
-    def which(self, tokens: Int64s) -> Int64s:
-        """For each token its document, as a position among those that are not empty."""
-        return np.searchsorted(self._ends, tokens, side="right")
-
-    def begins(self, which: Int64s) -> Int64s:
-        """The first token of each document that `which` named."""
-        return np.where(which > 0, self._ends[which - 1], 0)
+    def begins(self, sample_ids: Int64s) -> tuple[Int64s, Int64s]:
+        """The tokens of these samples, but for the first of each, with which a document begins: (row, place)."""
+        first = self.starts(sample_ids) + self.first_token
+        low, high = np.split(self.map.find(np.concatenate([first, first + self.seq_len])), 2)
+        rows, documents = ragged(low + 1, high - low)
+        places = self.map.starts(documents) - first[rows]
+        # An empty document begins where the next one does, and in front of a row's first document it is not in it.
+        new = np.append(True, (rows[1:] != rows[:-1]) | (places[1:] != places[:-1]))[: len(rows)] & (places > 0)
+        return rows[new], places[new]
 
     def num_crossings(self, sample_ids: Int64s) -> Int64s:
         """How many labels of each sample are the first token of a document."""
-        first = self.starts(sample_ids)
-        return self.which(first + self.seq_len) - self.which(first)
+        counts: Int64s = np.bincount(self.begins(sample_ids)[0], minlength=len(sample_ids))
+        return counts
 
     def spans(self, sample_id: int) -> list[tuple[int, int, int]]:
         """The sample in words: (document, first token, one past the last token), in order."""
-        first = sample_id * self.seq_len
+        first = sample_id * self.seq_len + self.first_token
         last, spans = first + self.seq_len + 1, []
-        at = int(self.which(np.array([first]))[0])
         while first < last:
-            begin = int(self._ends[at - 1]) if at else 0
-            stop = min(int(self._ends[at]), last)
-            spans.append((int(self._document[at]), first - begin, stop - begin))
-            first, at = stop, at + 1
+            document = int(self.map.find(np.array([first]))[0])
+            begin, end = self.map.starts(np.array([document, document + 1])).tolist()
+            spans.append((document, first - begin, min(end, last) - begin))
+            first = min(end, last)
         return spans

@@ -19,7 +19,7 @@ ACTIONS = ("kill", "exc", "enospc")
 POINTS = (
     "step", "forward", "backward", "opt_step", "data.next",
     "ckpt.begin", "ckpt.mid_write", "ckpt.before_manifest", "ckpt.before_rename", "ckpt.mid_replace",
-    "ckpt.after_rename", "ckpt.prune",
+    "ckpt.after_rename", "ckpt.prune", "data.slice", "data.journal", "data.finish", "data.publish",
 )  # fmt: skip
 
 

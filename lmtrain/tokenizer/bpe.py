@@ -14,6 +14,8 @@ from lmtrain.errors import DataError
 
 EOD = "<|endoftext|>"
 ALPHABET = frozenset(pre_tokenizers.ByteLevel.alphabet())  # one letter for each of the 256 bytes
+_OTHERS = [letter for letter in sorted(ALPHABET) if ord(letter) > 255]  # of bytes that are no printable letters
+LETTERS = tuple(chr(byte) if chr(byte) in ALPHABET else _OTHERS.pop(0) for byte in range(256))  # by byte
 
 
 def build(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Tokenizer:

@@ -12,7 +12,7 @@ from typing import Any
 
 from lmtrain.checkpoint.checkpoint_settings import CheckpointSettings
 from lmtrain.config.base import Problem, Settings, problem_if
-from lmtrain.data.data_settings import DataSettings
+from lmtrain.data.data_settings import DataChoice
 from lmtrain.data.order import BatchPlan
 from lmtrain.layout import divisors, words
 from lmtrain.models.model_settings import ModelSettings
@@ -27,7 +27,7 @@ from lmtrain.train.train_settings import ObserveSettings, RunSettings, TrainSett
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(Settings):
     model: ModelSettings
-    data: DataSettings
+    data: DataChoice
     optim: OptimSettings
     schedule: ScheduleSettings
     precision: PrecisionSettings

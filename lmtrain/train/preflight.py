@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lmtrain.checkpoint.store import CHECKPOINTS, latest, resolve
-from lmtrain.data.causal import CausalDataset
-from lmtrain.data.format import IndexedDataset
-from lmtrain.data.sample_index import split_documents
+from lmtrain.data.data_settings import DataChoice
+from lmtrain.data.dataset import Dataset
+from lmtrain.data.format import IndexedDataset, part
+from lmtrain.data.training_data import Asked, Opened, TrainingData, build_training_data, open_datasets
 from lmtrain.errors import DataError, LayoutError, OutputError, SettingsError
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.runtime.process import ProcessEnv
@@ -24,10 +25,16 @@ from lmtrain.train.config import RunConfig
 class Inputs:
     model: ModelSettings  # with the true vocabulary size
     tokenizer: Tokenizer
-    train: CausalDataset
-    valid: CausalDataset | None
-    data: IndexedDataset  # the files behind `train`
+    data: TrainingData
     resume_from: Path | None
+
+    @property
+    def train(self) -> Dataset:
+        return self.data.train
+
+    @property
+    def valid(self) -> Dataset | None:
+        return self.data.valid
 
     def epochs(self, config: RunConfig) -> float:
         first, count = config.batch_plan.range_of(config.total_steps - 1)
@@ -37,11 +44,21 @@ class Inputs:
 def preflight(config: RunConfig, env: ProcessEnv) -> Inputs:
     """Refuse what cannot work, or say what the run is made of."""
     _check_processes(config, env)
-    dataset = IndexedDataset.open(config.data.path)
-    tokenizer = _tokenizer(config, dataset)
-    model = _model(config, dataset, tokenizer)
-    train, valid = _parts(config, dataset, tokenizer, model.shape.vocab_size)
-    return Inputs(model, tokenizer, train, valid, dataset, find_resume(config))
+    tokenizer, model, data = load_data(config)
+    return Inputs(model, tokenizer, data, find_resume(config))
+
+
+def load_data(config: RunConfig, *, validate: bool = True) -> tuple[Tokenizer, ModelSettings, TrainingData]:
+    """The data of a run, its tokenizer, and the model with the vocabulary that follows from both."""
+    opened = open_datasets(config.data)
+    tokenizer = _tokenizer(config.data, opened)
+    model = _model(config, opened, tokenizer)
+    first, count = config.batch_plan.range_of(config.total_steps - 1)
+    asked = Asked(
+        seq_len=config.seq_len, vocab_size=model.shape.vocab_size, seed=config.train.seed, num_samples=first + count,
+        validate=validate and config.train.valid_interval_steps > 0,
+    )  # fmt: skip
+    return tokenizer, model, build_training_data(config.data, opened, asked)
 
 
 def _check_processes(config: RunConfig, env: ProcessEnv) -> None:
@@ -58,49 +75,34 @@ def _check_processes(config: RunConfig, env: ProcessEnv) -> None:
         )
 
 
-def _tokenizer(config: RunConfig, dataset: IndexedDataset) -> Tokenizer:
-    """The one that made the dataset: beside it, or named by the user for a foreign dataset."""
-    beside = Path(f"{config.data.path}.tokenizer.json")
-    if config.data.tokenizer is None and not beside.exists():
+def _tokenizer(settings: DataChoice, opened: Opened) -> Tokenizer:
+    """The one that made the datasets: beside one of them, or named by the user for foreign ones."""
+    beside = next((file for file in map(_beside, opened.all) if file.exists()), None)
+    if settings.tokenizer is None and beside is None:
+        first = opened.train[0]
         raise SettingsError(
-            [f"data.tokenizer=null leaves open who made {config.data.path}: there is no {beside.name} beside it. "
+            [f"data.tokenizer=null leaves open who made {first.prefix}: there is no {_beside(first).name} beside it. "
              "Add data.tokenizer=PATH of the tokenizer that wrote it."]
         )
-    tokenizer = Tokenizer.load(Path(config.data.tokenizer) if config.data.tokenizer else beside)
-    if dataset.info is not None and dataset.info.tokenizer_fingerprint != tokenizer.fingerprint:
-        raise DataError(
-            f"{config.data.tokenizer or beside} has the fingerprint {tokenizer.fingerprint[:12]}, but "
-            f"{config.data.path} was written with {dataset.info.tokenizer_fingerprint[:12]}. "
-            "Use that tokenizer, or preprocess again."
-        )
+    path = Path(settings.tokenizer) if settings.tokenizer else beside
+    assert path is not None
+    tokenizer = Tokenizer.load(path)
+    for one in opened.all:
+        if one.info is not None and one.info.tokenizer_fingerprint != tokenizer.fingerprint:
+            raise DataError(
+                f"{path} has the fingerprint {tokenizer.fingerprint[:12]}, but {one.prefix} was written with "
+                f"{one.info.tokenizer_fingerprint[:12]}. Use that tokenizer, or preprocess again."
+            )
     return tokenizer
 
 
-def _model(config: RunConfig, dataset: IndexedDataset, tokenizer: Tokenizer) -> ModelSettings:
-    return config.model.with_vocab(max(tokenizer.vocab_size, dataset.info.max_id + 1 if dataset.info else 0))
+def _beside(dataset: IndexedDataset) -> Path:
+    return part(dataset.prefix, ".tokenizer.json")
 
 
-def _parts(
-    config: RunConfig, dataset: IndexedDataset, tokenizer: Tokenizer, vocab_size: int
-) -> tuple[CausalDataset, CausalDataset | None]:
-    mask, seq_len = config.data.document_mask, config.seq_len
-    ranges = split_documents(dataset.num_documents, config.data.split)
-    train = CausalDataset(dataset, ranges[0], seq_len, mask, vocab_size)
-    if config.train.valid_interval_steps == 0:
-        return train, None
-    if config.data.valid_path is None:
-        if len(ranges[1]) == 0:
-            raise SettingsError([
-                f"data.split={list(config.data.split)} leaves no document to validate on. Give the second part a "
-                "share, set data.valid_path=PREFIX, or train.valid_interval_steps=0."
-            ])
-        return train, CausalDataset(dataset, ranges[1], seq_len, mask, vocab_size)
-    other = IndexedDataset.open(config.data.valid_path)
-    if other.info is not None and other.info.tokenizer_fingerprint != tokenizer.fingerprint:
-        raise DataError(
-            f"{config.data.valid_path} was written with another tokenizer than {config.data.path}. Preprocess it again."
-        )
-    return train, CausalDataset(other, range(other.num_documents), seq_len, mask, vocab_size)
+def _model(config: RunConfig, opened: Opened, tokenizer: Tokenizer) -> ModelSettings:
+    highest = max(one.info.max_id if one.info else -1 for one in opened.all)
+    return config.model.with_vocab(max(tokenizer.vocab_size, highest + 1))
 
 
 def find_resume(config: RunConfig) -> Path | None:

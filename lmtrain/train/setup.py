@@ -17,7 +17,6 @@ from rich.console import Console
 from lmtrain.checkpoint.store import CHECKPOINTS, list_broken, sweep
 from lmtrain.checkpoint.writer import CheckpointWriter
 from lmtrain.data.loader import Loader
-from lmtrain.data.order import Order
 from lmtrain.observe.display import RunView, build_view
 from lmtrain.observe.log import RunLog
 from lmtrain.observe.metrics import MetricsLog
@@ -77,8 +76,8 @@ def open_run(config: RunConfig, inputs: Inputs, console: Console) -> Iterator[Ru
             progress = state.restore(inputs.resume_from, config, inputs, model, optimizer)
 
         loader = Loader(
-            inputs.train, Order(inputs.train.num_samples, config.train.seed), config.batch_plan,
-            config.train.micro_batch, prefetch_steps=config.data.prefetch_steps, pin=device.type == "cuda",
+            inputs.train, inputs.data.order, config.batch_plan, config.train.micro_batch,
+            prefetch_steps=config.data.prefetch_steps, pin=device.type == "cuda",
         )  # fmt: skip
         stack.callback(loader.close)
         writer = CheckpointWriter(

@@ -41,7 +41,6 @@ def facts(
     config: RunConfig, inputs: Inputs, model: ParallelModel, optimizer: torch.optim.Optimizer, progress: Progress
 ) -> dict[str, Any]:
     """The JSON half of a checkpoint."""
-    info = inputs.data.info
     return {
         "step": progress.step,
         "samples": progress.samples,
@@ -57,20 +56,9 @@ def facts(
             "eod_id": inputs.tokenizer.eod_id,
             "vocab_size": inputs.tokenizer.vocab_size,
         },
-        "data": data_identity(config, inputs) | {"content_sha256": info.content_sha256 if info else None},
+        "data": inputs.data.identity | {"content_sha256": inputs.data.content_sha256},
         "optimizer": {"kind": config.optim.kind, "num_updates": optimizer_state.num_updates(optimizer)},
         "precision": {"kind": config.precision.kind} | model.loss_scale.state(),
-    }
-
-
-def data_identity(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
-    """What decides which tokens sample number n is made of."""
-    dataset = inputs.data
-    return {
-        "num_documents": dataset.num_documents,
-        "num_tokens": dataset.num_tokens,
-        "train_documents": [inputs.train.index.documents.start, inputs.train.index.documents.stop],
-        "document_mask": config.data.document_mask,
     }
 
 
@@ -91,10 +79,12 @@ def restore(
 def check_same_run(path: Path, state: dict[str, Any], config: RunConfig, inputs: Inputs) -> None:
     """Weights of another shape, or samples in another order, would be a different run under the same name."""
     pairs = [(f"model.{key}", value, state["model"].get(key)) for key, value in inputs.model.to_dict().items()]
-    pairs += [(f"data: {key}", value, state["data"].get(key)) for key, value in data_identity(config, inputs).items()]
-    info = inputs.data.info
-    if info is not None and state["data"].get("content_sha256") is not None:
-        pairs.append(("data: content", info.content_sha256[:12], state["data"]["content_sha256"][:12]))
+    # because: a checkpoint may be older than these settings
+    known = {"packing": "concatenate", "order": "own", "first_sample": 0, "blend": None} | state["data"]
+    pairs += [(f"data: {key}", value, known.get(key)) for key, value in inputs.data.identity.items()]
+    ours, theirs = inputs.data.content_sha256, state["data"].get("content_sha256")
+    if ours is not None and theirs is not None:
+        pairs.append(("data: content", ours[:12], theirs[:12]))
     pairs += [
         ("tokenizer", inputs.tokenizer.fingerprint[:12], state["tokenizer"]["fingerprint"][:12]),
         ("train.seed", config.train.seed, state["seed"]),

@@ -1,4 +1,4 @@
-"""Data settings judge themselves, and the config in conf/data lacks nothing but the path."""
+"""Data settings judge themselves, and the configs in conf/data lack nothing but what is to be read."""
 
 from __future__ import annotations
 
@@ -9,17 +9,40 @@ import pytest
 from omegaconf import OmegaConf
 
 from lmtrain.config.build import build_settings
-from lmtrain.data.data_settings import DataSettings
+from lmtrain.data.data_settings import BlendPart, BlendSettings, DataChoice, DataSettings
 from lmtrain.errors import SettingsError
 
 
-def test_the_config_asks_for_the_path(repository: Path) -> None:
-    tree = OmegaConf.to_container(OmegaConf.load(repository / "conf" / "data" / "dataset.yaml"))
+def shipped(repository: Path, name: str) -> dict[str, Any]:
+    tree = OmegaConf.to_container(OmegaConf.load(repository / "conf" / "data" / f"{name}.yaml"))
     assert isinstance(tree, dict)
+    return {str(key): value for key, value in tree.items()}
+
+
+def test_the_config_asks_for_the_path(repository: Path) -> None:
+    tree = shipped(repository, "dataset")
     with pytest.raises(SettingsError) as caught:
-        build_settings(DataSettings, tree, "data")
+        build_settings(DataChoice, tree, "data")
     assert str(caught.value) == "data.path is not set. Add data.path=VALUE."
-    assert build_settings(DataSettings, tree | {"path": "books"}, "data") == DataSettings(path="books")
+    assert build_settings(DataChoice, tree | {"path": "books"}, "data") == DataSettings(path="books")
+
+
+def test_the_blend_config_asks_for_datasets(repository: Path) -> None:
+    tree = shipped(repository, "blend")
+    with pytest.raises(SettingsError, match=r"data\.datasets=\[\] blends nothing"):
+        build_settings(DataChoice, tree, "data")
+    parts = [{"path": "a", "tokens": "2B"}, {"path": "b", "epochs": 1.5}]
+    made = build_settings(DataChoice, tree | {"datasets": parts}, "data")
+    assert made == BlendSettings(datasets=(BlendPart(path="a", tokens=2 * 10**9), BlendPart(path="b", epochs=1.5)))
+
+
+def test_blends_survive_being_written_down() -> None:
+    made = BlendSettings(
+        datasets=(BlendPart(path="a", weight=2.0), BlendPart(path="b", weight=1)),
+        valid_datasets=(BlendPart(path="c", epochs=1.0),), document_mask=True, packing="best_fit",
+    )  # fmt: skip
+    assert build_settings(DataChoice, made.to_dict()) == made
+    assert made.digest() != BlendSettings(datasets=made.datasets).digest()
 
 
 @pytest.mark.parametrize(
@@ -32,8 +55,46 @@ def test_the_config_asks_for_the_path(repository: Path) -> None:
         ({"split": (float("nan"),)}, "one to three"),
         ({"path": ""}, "names no dataset"),
         ({"prefetch_steps": -1}, "at least 0"),
+        ({"packing": "best_fit"}, r"Add data\.document_mask=true"),
+        ({"packing": "document", "order": "megatron"}, "not known to Megatron-LM"),
+        ({"megatron_samples": 5}, "has no meaning with data.order=own"),
+        ({"order": "megatron", "megatron_samples": 0}, "at least 1"),
+        ({"first_sample": -1}, "first_sample=-1 must be at least 0"),
     ],
 )
 def test_wrong_values(values: dict[str, Any], says: str) -> None:
     with pytest.raises(SettingsError, match=says):
         DataSettings(**({"path": "books"} | values))
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({}, "has 0 of weight, tokens and epochs"),
+        ({"weight": 1.0, "epochs": 1.0}, "has 2 of weight, tokens and epochs"),
+        ({"weight": 0.0}, "weight=0.0 is no share for a"),
+        ({"tokens": -5}, "no share"),
+        ({"epochs": float("nan")}, "no share"),
+        ({"path": "", "weight": 1.0}, "names no dataset"),
+    ],
+)
+def test_wrong_parts(values: dict[str, Any], says: str) -> None:
+    with pytest.raises(SettingsError, match=says):
+        BlendPart(**({"path": "a"} | values))
+
+
+A, B, LOT = BlendPart(path="a", weight=1.0), BlendPart(path="b", weight=1.0), BlendPart(path="c", tokens=5)
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"datasets": (A, LOT)}, "datasets=1 weights among 2 mixes weights"),
+        ({"datasets": (A, B, A)}, "datasets=a stands there twice"),
+        ({"datasets": (A,), "valid_datasets": (B, LOT)}, "valid_datasets=1 weights among 2"),
+        ({"datasets": (LOT,), "order": "megatron"}, "blends by weights only"),
+    ],
+)
+def test_wrong_blends(values: dict[str, Any], says: str) -> None:
+    with pytest.raises(SettingsError, match=says):
+        BlendSettings(**values)

@@ -1,0 +1,51 @@
+"""LAMBADA (Paperno and others, 2016): passages whose last word needs the whole passage. Found by recipe.py.
+
+The test set as OpenAI published it with GPT-2 (capitals and punctuation as in the books) is fetched; the original,
+lower-cased files are read too, one passage a line. It is for evaluation: train on it and the measure is void.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from data_tools.corpora.recipe import Documents, Recipe, RemoteFile, split_of
+from data_tools.records import WHOLE, Reading, cut, numbered, open_compressed, read_block
+from data_tools.steps import Tally
+from lmtrain.errors import DataError
+
+MAX_PASSAGE_BYTES = 1 << 20
+
+
+def read(path: Path, tally: Tally) -> Documents:
+    split = split_of(path.name, "test")
+    for number, text in enumerate(_passages(path, tally)):
+        yield split, {"id": f"lambada/{split}/{number}", "text": text}
+
+
+def _passages(path: Path, tally: Tally) -> list[str]:
+    if ".jsonl" in path.name:
+        reading = Reading(max_doc_bytes=MAX_PASSAGE_BYTES)
+        blocks = cut([path], WHOLE, reading)
+        return [document["text"] for block in blocks for _, document in read_block(block, reading, tally.drop)]
+    with open_compressed(path) as file:
+        lines = [line or b"" for _, line in numbered(file, 0, MAX_PASSAGE_BYTES)]
+    try:
+        return [line.decode().removesuffix("\n") for line in lines if line.strip()]
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8. Give the text as it was published.") from error
+
+
+RECIPE = Recipe(
+    name="lambada",
+    about="LAMBADA's test set as published with GPT-2: 5,153 passages for evaluation",
+    files=(
+        RemoteFile(
+            "lambada_test.jsonl",
+            ("https://openaipublic.blob.core.windows.net/gpt-2/data/lambada_test.jsonl",),
+            "4aa8d02cd17c719165fc8a7887fddd641f43fcafa4b1c806ca8abc31fabdb226",
+            1_819_752,
+        ),
+    ),
+    read=read,
+    takes="lambada_test.jsonl or a text with one passage a line",
+)

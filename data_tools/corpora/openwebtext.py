@@ -1,0 +1,64 @@
+"""OpenWebText (Gokaslan and Cohen, 2019): the pages that Reddit linked to, the way GPT-2's corpus was made.
+
+The archive is a tar of tars, which are read as streams, one page after another: nothing is unpacked to disk, and no
+name in the archive becomes a path. Found by recipe.py.
+"""
+
+from __future__ import annotations
+
+import lzma
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from data_tools.corpora.recipe import Documents, Recipe, RemoteFile
+from data_tools.records import ALWAYS_ALLOWED_BYTES, MAX_DOC_BYTES, MAX_RATIO, Capped, open_compressed, unpack_errors
+from data_tools.steps import Tally
+from lmtrain.errors import DataError
+
+
+def read(path: Path, tally: Tally) -> Documents:
+    """Of the whole archive, or of one of the archives in it (urlsf_subset00-1_data.xz)."""
+    try:
+        with unpack_errors(path), open_compressed(path) as file:
+            for name, text in _pages(file, path, tally, depth=0):
+                yield "train", {"id": f"openwebtext/{name}", "text": text}
+    except tarfile.TarError as error:
+        raise DataError(f"{path} is not a whole tar archive ({error}). Get it again.") from error
+
+
+def _pages(file: IO[bytes], path: Path, tally: Tally, depth: int) -> Iterator[tuple[str, str]]:
+    with tarfile.open(fileobj=file, mode="r|") as archive:
+        for member in archive:
+            inner = archive.extractfile(member) if member.isreg() else None
+            if inner is None:
+                continue
+            if member.name.endswith(".xz") and depth == 0:
+                limit = max(ALWAYS_ALLOWED_BYTES, MAX_RATIO * member.size)
+                unpacked = Capped(lzma.LZMAFile(inner), path, limit).buffered()  # noqa: SIM115 - it holds no file of its own
+                yield from _pages(unpacked, path, tally, depth + 1)
+            elif member.name.endswith(".txt"):
+                if member.size > MAX_DOC_BYTES:
+                    tally.drop("too long")
+                    continue
+                try:
+                    yield member.name.rsplit("/", 1)[-1].removesuffix(".txt"), inner.read().decode()
+                except UnicodeDecodeError:
+                    tally.drop("not UTF-8")
+
+
+RECIPE = Recipe(
+    name="openwebtext",
+    about="OpenWebText: 8 million web pages, 38 GB of text (12.9 GB to fetch)",
+    files=(
+        RemoteFile(
+            "openwebtext.tar.xz",
+            ("https://zenodo.org/records/3834942/files/openwebtext.tar.xz?download=1",),
+            "9fe39d154c5bc67da8c359415372b79510eb1e2edb0d035fe4f7fc3a732b9336",
+            12_880_189_440,
+        ),
+    ),
+    read=read,
+    takes="openwebtext.tar.xz, or one of the urlsf_subset archives in it",
+)

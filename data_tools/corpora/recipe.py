@@ -1,0 +1,130 @@
+"""What a corpus is: where its files lie, what they must hash to, and how to read documents out of them.
+
+A recipe is a small file beside this one with a constant RECIPE; `recipes` finds it there. Every recipe also reads
+files that the user already has. Called by `lmtrain corpus get`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from data_tools import corpora
+from data_tools.fetch import Progress, fetch
+from data_tools.records import ALWAYS_ALLOWED_BYTES, MAX_RATIO, Capped, Document, to_line, unpack_errors
+from data_tools.steps import Report, Tally
+from lmtrain.errors import DataError, MissingInputError, UsageError, nearest
+from lmtrain.runtime.files import atomic_file, is_safe_name, write_json
+
+SPLITS = ("train", "valid", "test")
+Documents = Iterator[tuple[str, Document]]  # the split each belongs to, and the document
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """One file of a corpus, at any of several addresses that must all give the same bytes."""
+
+    name: str
+    urls: tuple[str, ...]
+    sha256: str
+    num_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    name: str
+    about: str
+    files: tuple[RemoteFile, ...]  # none: there is no fixed release, so the user says which
+    read: Callable[[Path, Tally], Documents]
+    takes: str  # which local files `read` understands, in words
+
+
+def recipes() -> dict[str, Recipe]:
+    found = {}
+    for module in pkgutil.iter_modules(corpora.__path__):
+        recipe = getattr(importlib.import_module(f"{corpora.__name__}.{module.name}"), "RECIPE", None)
+        if isinstance(recipe, Recipe):
+            found[recipe.name] = recipe
+    return dict(sorted(found.items()))
+
+
+def find_recipe(name: str) -> Recipe:
+    known = recipes()
+    if name not in known:
+        raise UsageError(f"{name} is no corpus that has a recipe. {nearest(name, known)}")
+    return known[name]
+
+
+def get_corpus(
+    recipe: Recipe, local: Sequence[Path], output: Path, *, offline: bool = False, progress: Progress | None = None
+) -> Report:
+    """Write OUTPUT/{train,valid,test}.jsonl, as far as there are such, from local files or fetched ones."""
+    paths = list(local) or fetch_files(recipe, output / "source", offline, progress)
+    missing = [path for path in paths if not path.is_file()]
+    if missing:
+        raise MissingInputError(f"{missing[0]} is not a file. {recipe.name} takes {recipe.takes}.")
+    tally = Tally()
+    with ExitStack() as stack:
+        targets: dict[str, IO[bytes]] = {}
+        for path in paths:
+            for split, document in recipe.read(path, tally):
+                if split not in targets:
+                    targets[split] = stack.enter_context(atomic_file(output / f"{split}.jsonl"))
+                targets[split].write(to_line(document))
+                tally.num_in += 1
+                tally.bytes_in += len(document["text"].encode())
+                tally.keep(document["text"])
+                tally.changed[f"to {split}"] += 1
+        if not targets:
+            raise DataError(f"{paths[0]} holds no document of {recipe.name}, which takes {recipe.takes}.")
+    tally.num_in += tally.dropped.total()
+    report = Report(f"get {recipe.name}", tally)
+    write_json(output / "get.report.json", report.to_dict())
+    return report
+
+
+def fetch_files(recipe: Recipe, folder: Path, offline: bool, progress: Progress | None) -> list[Path]:
+    if not recipe.files:
+        raise UsageError(
+            f"{recipe.name} has no fixed release to fetch. Fetch {recipe.takes} with `lmtrain corpus fetch`, and give "
+            "the files behind the name."
+        )
+    for file in recipe.files:
+        assert is_safe_name(file.name), file.name
+        fetch(
+            file.urls, folder / file.name, sha256=file.sha256, num_bytes=file.num_bytes, offline=offline,
+            progress=progress,
+        )  # fmt: skip
+    return [folder / file.name for file in recipe.files]
+
+
+def split_of(name: str, default: str = "train") -> str:
+    """Which split a file's name speaks of."""
+    name = name.lower()
+    words = {"train": "train", "valid": "valid", "development": "valid", "dev": "valid", "test": "test"}
+    return next((split for word, split in words.items() if word in name), default)
+
+
+@contextmanager
+def zip_members(path: Path, wanted: Sequence[str]) -> Iterator[Iterator[tuple[str, IO[bytes]]]]:
+    """The members of an archive whose last names are wanted, as streams: no name of the archive becomes a path."""
+
+    def members(archive: zipfile.ZipFile) -> Iterator[tuple[str, IO[bytes]]]:
+        for info in archive.infolist():
+            name = info.filename.rsplit("/", 1)[-1]
+            if name in wanted and not info.is_dir():
+                with archive.open(info) as inner:
+                    limit = max(ALWAYS_ALLOWED_BYTES, MAX_RATIO * info.compress_size)
+                    yield name, Capped(inner, path, limit).buffered()
+
+    try:
+        with unpack_errors(path), zipfile.ZipFile(path) as archive:
+            yield members(archive)
+    except (zipfile.BadZipFile, RuntimeError) as error:  # RuntimeError: a password is wanted
+        raise DataError(f"{path} is not a whole zip archive ({error}). Get it again.") from error

@@ -1,0 +1,91 @@
+"""WikiText-103 (Merity and others, 2016): articles of Wikipedia, word level or raw. Found by recipe.py.
+
+An article begins at a heading of the first level between two blank lines. Texts are kept to the letter, the blank
+line before the heading included: put end to end they are the published file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from data_tools.corpora.recipe import Documents, Recipe, RemoteFile, split_of, zip_members
+from data_tools.records import Document
+from data_tools.steps import Tally
+from lmtrain.errors import DataError
+from lmtrain.runtime.files import read_errors
+
+MEMBERS = tuple(f"wiki.{split}.{kind}" for kind in ("raw", "tokens") for split in ("train", "valid", "test"))
+_HEADING = re.compile(r" = (?!= )(.*[^ =].*|.) = ?\n?")
+
+
+def read(path: Path, tally: Tally) -> Documents:
+    if path.suffix == ".zip":
+        with zip_members(path, MEMBERS) as members:
+            for name, file in members:
+                yield from _documents(_decoded(file, path), split_of(name))
+    else:
+        with read_errors(path), open(path, "rb") as file:
+            yield from _documents(_decoded(file, path), split_of(path.name))
+
+
+def articles(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """(title, text) of every article; what stands before the first heading goes with it."""
+    held: list[str] = []
+    title = ""
+    previous = "\n"
+    current: str | None = None
+    for line in _with_end(lines):
+        if current is not None:
+            found = _HEADING.fullmatch(current)
+            if found and not previous.strip() and not line.strip():
+                blank = held.pop() if held and not held[-1].strip() else ""
+                if title:
+                    yield title, "".join(held)
+                    held = []
+                title = found[1].strip()
+                held += [blank] if blank else []
+            held.append(current)
+            previous = current
+        current = line
+    if title:
+        yield title, "".join(held)
+
+
+def _with_end(lines: Iterable[str]) -> Iterator[str]:
+    yield from lines
+    yield ""
+
+
+def _documents(lines: Iterable[str], split: str) -> Documents:
+    for number, (title, text) in enumerate(articles(lines)):
+        document: Document = {"id": f"wikitext103/{split}/{number}", "title": title, "text": text}
+        yield split, document
+
+
+def _decoded(file: Iterable[bytes], path: Path) -> Iterator[str]:
+    for number, line in enumerate(file, 1):
+        try:
+            yield line.decode()
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path} is not UTF-8 in line {number}. Get it again.") from error
+
+
+RECIPE = Recipe(
+    name="wikitext103",
+    about="WikiText-103 raw: 28,475 articles of Wikipedia, train, valid and test",
+    files=(
+        RemoteFile(
+            "wikitext-103-raw-v1.zip",
+            (
+                "https://wikitext.smerity.com/wikitext-103-raw-v1.zip",
+                "https://s3.amazonaws.com/research.metamind.io/wikitext/wikitext-103-raw-v1.zip",
+            ),
+            "91c00ae287f0d699e18605c84afc9e45c192bc6b7797ff8837e5474655a33794",
+            191_984_949,
+        ),
+    ),
+    read=read,
+    takes="wikitext-103-raw-v1.zip, wikitext-103-v1.zip, or files such as wiki.test.tokens",
+)

@@ -1,0 +1,137 @@
+"""Fetching a file whose SHA-256 is known before: resumable, with progress, kept only when it is what was promised.
+
+Called by `lmtrain corpus get` and `lmtrain corpus fetch`, and by nothing else: no other part of lmtrain opens a
+connection. https only, also after redirections; plain http is for this machine itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import urlsplit
+
+from lmtrain.errors import DataError, OutputError, StorageError, UsageError
+from lmtrain.runtime.files import fsync_dir, storage_errors
+from lmtrain.units import format_bytes
+
+Progress = Callable[[int, int | None], None]  # bytes there, of how many if that is known
+TIMEOUT_S = 60
+_CHUNK = 1 << 20
+_LOCAL = ("127.0.0.1", "localhost", "::1")
+
+
+def fetch(
+    urls: Sequence[str], target: Path, *, sha256: str, num_bytes: int | None = None, offline: bool = False,
+    progress: Progress | None = None,
+) -> bool:  # fmt: skip
+    """Have the file at `target`, from the first address that answers. Returns False when it was there already.
+
+    What a broken connection left in TARGET.part is continued, and thrown away when the whole is not what was promised.
+    """
+    if not re.fullmatch(r"[0-9a-f]{64}", sha256):
+        raise UsageError(f"--sha256={sha256} is not a SHA-256. Give its 64 small hexadecimal digits.")
+    for url in urls:
+        check_address(url)
+    if target.is_file() and not target.is_symlink() and digest(target) == sha256:
+        return False
+    if target.exists():
+        raise OutputError(f"{target} exists already and is another file than the one wanted. Move it away.")
+    if offline:
+        raise UsageError(
+            f"{urls[0]} was not fetched: --offline was given. Fetch it elsewhere, and give the files behind the name."
+        )
+    part = target.with_name(f"{target.name}.part")
+    with storage_errors(part, "Writing"):
+        part.parent.mkdir(parents=True, exist_ok=True)
+    problems: list[str] = []
+    for url in urls:
+        try:
+            _download(url, part, num_bytes, progress)
+        except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
+            problems.append(f"{url}: {getattr(error, 'reason', None) or error}")
+            continue
+        _keep(part, target, sha256, url)
+        return True
+    raise StorageError(
+        f"Nothing could be fetched ({'; '.join(problems)}). Start again to continue where it stopped, or without a "
+        "network fetch it elsewhere and give the files behind the name."
+    )
+
+
+def check_address(url: str) -> None:
+    parts = urlsplit(url)
+    if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in _LOCAL):
+        raise UsageError(f"{url} is not an https address. Only https is fetched.")
+
+
+def digest(path: Path) -> str:
+    with storage_errors(path, "Reading"), open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class _SafeRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        check_address(newurl)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _download(url: str, part: Path, num_bytes: int | None, progress: Progress | None) -> None:
+    done = part.stat().st_size if part.exists() else 0
+    if num_bytes is not None and done >= num_bytes:
+        return  # whole, or too long: the digest decides
+    request = urllib.request.Request(url, headers={"User-Agent": "lmtrain", "Accept-Encoding": "identity"})  # noqa: S310
+    if done:
+        request.add_header("Range", f"bytes={done}-")
+    opener = urllib.request.build_opener(_SafeRedirects)
+    try:
+        response = opener.open(request, timeout=TIMEOUT_S)
+    except urllib.error.HTTPError as error:
+        if error.code == 416 and done:  # nothing lies behind what is there
+            return
+        raise
+    with response:
+        if done and response.status != 206:
+            done = 0  # the server begins anew
+        expected = _length(response, done)
+        with open(part, "r+b" if done else "wb") as file:
+            file.seek(done)
+            _copy(response, file, done, num_bytes, expected, progress, url)
+
+
+def _length(response: Any, done: int) -> int | None:
+    length = response.headers.get("Content-Length", "")
+    return done + int(length) if length.isdecimal() else None
+
+
+def _copy(
+    response: Any, file: IO[bytes], done: int, num_bytes: int | None, expected: int | None, progress: Progress | None,
+    url: str,
+) -> None:  # fmt: skip
+    while data := response.read(_CHUNK):
+        done += len(data)
+        if num_bytes is not None and done > num_bytes:
+            raise DataError(f"{url} sends more than the {format_bytes(num_bytes)} that were promised. Do not trust it.")
+        # because: a broken connection is an OSError too, and not one of the disk
+        with storage_errors(Path(file.name), "Writing"):
+            file.write(data)
+        if progress is not None:
+            progress(done, num_bytes or expected)
+    file.truncate()
+    if expected is not None and done < expected:
+        raise ConnectionError(f"the connection broke after {done} of {expected} bytes")
+
+
+def _keep(part: Path, target: Path, sha256: str, url: str) -> None:
+    found = digest(part)
+    if found != sha256:
+        part.unlink()
+        raise DataError(f"{url} gave a file with SHA-256 {found}, not {sha256}. It was thrown away; do not trust it.")
+    with storage_errors(target, "Writing"):
+        part.rename(target)
+        fsync_dir(target.parent)

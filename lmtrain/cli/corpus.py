@@ -1,0 +1,349 @@
+"""`lmtrain corpus`: raw text to a clean, deduplicated, split corpus of JSON lines. The work is data_tools'.
+
+Every step streams, writes the same bytes with any number of workers, and runs as one task of many with `--part`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from data_tools.steps import Report, Work
+
+app = typer.Typer(no_args_is_help=True)
+
+Inputs = Annotated[list[str], typer.Argument(metavar="INPUT...", help=".jsonl (.gz .xz .bz2 .zst), folders, globs.")]
+Output = Annotated[Path, typer.Option(metavar="FILE", help="The .jsonl to write; FILE.report.json goes beside it.")]
+Workers = Annotated[int | None, typer.Option(help="Processes that work. [default: every core]")]
+PartText = Annotated[str, typer.Option("--part", metavar="I/N", help="Do task I (from 0) of N, and write its part.")]
+Key = Annotated[str, typer.Option(help="The key of the text.")]
+OnError = Annotated[str, typer.Option(metavar="{stop,skip}", help="What a bad line does; skipped ones are counted.")]
+Seed = Annotated[int, typer.Option(help="Another seed is another choice.")]
+Keep = Annotated[str, typer.Option(metavar="{first,longest}", help="Which of a group of near copies stays.")]
+WorkFolder = Annotated[Path, typer.Option("--work", metavar="DIR", help="The folder that the tasks share.")]
+
+
+@app.command("list")
+def list_recipes() -> None:
+    """Say which corpora `lmtrain corpus get` knows."""
+    from data_tools.corpora.recipe import recipes
+    from lmtrain.units import format_bytes
+
+    for recipe in recipes().values():
+        size = sum(file.num_bytes or 0 for file in recipe.files)
+        typer.echo(f"{recipe.name}: {recipe.about}")
+        typer.echo(f"  {f'fetches {format_bytes(size)}; ' if size else ''}reads {recipe.takes}")
+
+
+@app.command()
+def get(
+    name: Annotated[str, typer.Argument(help="A corpus of `lmtrain corpus list`.")],
+    output: Annotated[Path, typer.Option(metavar="DIR", help="Gets train.jsonl, valid.jsonl, test.jsonl.")],
+    files: Annotated[list[Path] | None, typer.Argument(help="Files you have; without them they are fetched.")] = None,
+    offline: Annotated[bool, typer.Option("--offline", help="Never open a connection.")] = False,
+) -> None:
+    """Make JSON lines of a known corpus, from its published files or from yours."""
+    from data_tools.corpora.recipe import find_recipe, get_corpus
+
+    recipe = find_recipe(name)
+    with _bytes_shown() as progress:
+        report = get_corpus(recipe, files or [], output, offline=offline, progress=progress)
+    _print(report)
+
+
+@app.command()
+def fetch(
+    url: Annotated[str, typer.Argument(help="An https address.")],
+    sha256: Annotated[str, typer.Option(help="What the file must hash to.")],
+    output: Annotated[Path, typer.Option(metavar="FILE", help="Where it goes.")],
+) -> None:
+    """Fetch one file whose SHA-256 you know; a broken transfer is continued."""
+    from data_tools import fetch as fetching
+
+    with _bytes_shown() as progress:
+        fresh = fetching.fetch([url], output, sha256=sha256, progress=progress)
+    typer.echo(f"{output}: {'fetched' if fresh else 'was there already'}, SHA-256 as promised")
+
+
+@app.command()
+def clean(
+    inputs: Inputs,
+    output: Output,
+    rule: Annotated[
+        list[str] | None,
+        typer.Option(help="A group (gopher, c4, fineweb), a rule, a rule=limit, c4_lines, or none. [default: gopher, "
+                          "lines_ending_in_punctuation]"),
+    ] = None,
+    script: Annotated[list[str] | None, typer.Option(help="A welcome script (latin, han, ...). [default: all]")] = None,
+    min_script_share: Annotated[float, typer.Option(help="The least share of letters in welcome scripts.")] = 0.5,
+    workers: Workers = None, part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
+) -> None:  # fmt: skip
+    """Mend damaged text, and leave out boilerplate, repetition and unwelcome scripts."""
+    from data_tools.clean import DEFAULT_RULES, build_clean
+
+    step = build_clean(DEFAULT_RULES if rule is None else rule, script or (), min_script_share)
+    _run(step, inputs, output, workers, part, key, on_error)
+
+
+@app.command()
+def rules() -> None:
+    """List the rules of `lmtrain corpus clean` and their limits."""
+    from data_tools.quality import GROUPS, LINE_RULES, RULES
+
+    for rule in RULES.values():
+        groups = ", ".join(name for name, members in GROUPS.items() if rule.name in members)
+        typer.echo(f"{rule.name}={rule.limit:g}  {'at least' if rule.at_least else 'at most'}  ({groups})")
+    typer.echo(f"c4_lines: {', '.join(LINE_RULES)}")
+
+
+@app.command()
+def dedupe(
+    inputs: Inputs,
+    output: Output,
+    exact_only: Annotated[bool, typer.Option("--exact-only", help="Leave near copies in.")] = False,
+    threshold: Annotated[float, typer.Option(help="Jaccard similarity that makes two texts copies.")] = 0.8,
+    keep: Keep = "first",
+    workers: Workers = None, key: Key = "text", on_error: OnError = "stop",
+) -> None:  # fmt: skip
+    """Leave out exact and near copies: `sign`, `match`, `join` and `drop` in a row."""
+    from data_tools.build import dedupe_all
+    from data_tools.build_settings import DedupeSettings
+    from lmtrain.config.build import build_settings
+
+    facts = {"near": not exact_only, "threshold": threshold, "keep": keep}
+    settings = build_settings(DedupeSettings, facts, "dedupe")
+    with _documents_shown() as progress:
+        report = dedupe_all(inputs, output, settings, _work(workers, "0/1", key, on_error, progress))
+    _print(report)
+
+
+@app.command()
+def sign(
+    inputs: Inputs,
+    work: WorkFolder,
+    exact_only: Annotated[bool, typer.Option("--exact-only", help="No signatures for near copies.")] = False,
+    workers: Workers = None, part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
+) -> None:  # fmt: skip
+    """First step of deduplication in tasks: hash and sign every document."""
+    from data_tools import build
+    from data_tools.minhash import MinHash
+
+    with _documents_shown() as progress:
+        minhash = None if exact_only else MinHash()
+        _print(build.sign(inputs, work, minhash, _work(workers, part, key, on_error, progress)))
+
+
+@app.command()
+def match(
+    work: WorkFolder,
+    threshold: Annotated[float, typer.Option(help="Jaccard similarity that makes two texts copies.")] = 0.8,
+    exact: Annotated[bool, typer.Option("--exact", help="Mark exact copies; comes first, and once.")] = False,
+    part: PartText = "0/1",
+) -> None:
+    """Second step: mark exact copies with `--exact`, then find near ones, the bands in parts."""
+    from data_tools.matches import find_pairs, mark_exact
+    from data_tools.records import Part
+
+    if exact:
+        typer.echo(f"{mark_exact(work)} exact copies")
+    else:
+        typer.echo(f"{find_pairs(work, threshold, Part.parse(part))} pairs of near copies")
+
+
+@app.command()
+def join(
+    work: WorkFolder,
+    parts: Annotated[int, typer.Option(help="In how many parts `match` ran.")] = 1,
+    keep: Keep = "first",
+) -> None:
+    """Third step: join the pairs of all parts into groups and mark all but one of each."""
+    from data_tools.matches import mark_near
+
+    typer.echo(f"{mark_near(work, keep, parts)} near copies")
+
+
+@app.command()
+def drop(
+    inputs: Inputs, work: WorkFolder, output: Output,
+    workers: Workers = None, part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
+) -> None:  # fmt: skip
+    """Last step: write the documents that are no copies."""
+    from data_tools import build
+
+    with _documents_shown() as progress:
+        _print(build.drop(inputs, work, output, _work(workers, part, key, on_error, progress)))
+
+
+@app.command()
+def decontaminate(
+    inputs: Inputs,
+    output: Output,
+    against: Annotated[list[Path], typer.Option(help="A file of evaluation texts; may be given again.")],
+    action: Annotated[str, typer.Option(metavar="{cut,drop}", help="Cut passages out, or drop the document.")] = "cut",
+    workers: Workers = None, part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
+) -> None:  # fmt: skip
+    """Take passages of evaluation texts out, found by runs of 13 words."""
+    from data_tools.decontaminate import Decontaminate, read_passages
+
+    _run(Decontaminate(read_passages(against), action), inputs, output, workers, part, key, on_error)
+
+
+@app.command()
+def split(
+    inputs: Inputs,
+    output: Annotated[Path, typer.Option(metavar="DIR", help="Gets train.jsonl, valid.jsonl and test.jsonl.")],
+    ratios: Annotated[str, typer.Option(help="Shares of train, valid and test.")] = "0.98,0.01,0.01",
+    by: Annotated[str, typer.Option(metavar="{text,id}", help="What decides; equal ones stay together.")] = "text",
+    seed: Seed = 0, workers: Workers = None, part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
+) -> None:  # fmt: skip
+    """Split into train, valid and test by a hash of each document."""
+    from data_tools.shuffle import Split, split_outputs
+    from data_tools.steps import run_step
+
+    step = Split(_shares(ratios), seed, by)
+    with _documents_shown() as progress:
+        work = _work(workers, part, key, on_error, progress)
+        _print(run_step(step, inputs, split_outputs(output), work, output / "split.report.json"))
+
+
+@app.command()
+def shuffle(
+    inputs: Inputs, output: Output,
+    seed: Seed = 0, memory: Annotated[str, typer.Option(help="How much to hold at once.")] = "256MiB",
+    part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
+) -> None:  # fmt: skip
+    """Put all documents in a random order, in two passes over disk."""
+    from data_tools import shuffle as shuffling
+    from data_tools.steps import report_path
+    from lmtrain.errors import UsageError
+    from lmtrain.units import parse_bytes
+
+    try:
+        memory_bytes = parse_bytes(memory)
+    except ValueError as error:
+        raise UsageError(f"--memory={memory} {error}. Give a size with its unit.") from error
+    with _documents_shown() as progress:
+        work = _work(1, part, key, on_error, progress)
+        _print(shuffling.shuffle(inputs, output, work, report_path(output), seed, max(memory_bytes, 1 << 20)))
+
+
+@app.command()
+def sample(
+    inputs: Inputs, output: Output,
+    fraction: Annotated[float | None, typer.Option(help="This share of the documents, nearly.")] = None,
+    count: Annotated[int | None, typer.Option(help="Exactly so many documents.")] = None,
+    seed: Seed = 0, workers: Workers = None, part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
+) -> None:  # fmt: skip
+    """Draw documents at random; they keep their order."""
+    from data_tools.shuffle import Sample, sample_limit
+
+    work = _work(workers, part, key, on_error, None)
+    limit = sample_limit(inputs, work, output.parent, fraction=fraction, count=count, seed=seed)
+    _run(Sample(limit, seed), inputs, output, workers, part, key, on_error)
+
+
+@app.command()
+def merge(
+    output: Annotated[Path, typer.Argument(help="The --output of all the parts: a file, or split's folder.")],
+) -> None:
+    """Join the parts that tasks wrote into the file that one task would have written."""
+    from data_tools.steps import merge_outputs
+
+    for path, count in merge_outputs(output):
+        typer.echo(f"{path}: joined {count} parts")
+
+
+@app.command()
+def build(
+    recipe: Annotated[Path, typer.Argument(help="A YAML file: inputs, output, and the steps to run.")],
+    workers: Workers = None,
+) -> None:
+    """Run all steps that a YAML file names; a second run continues where the first stopped."""
+    from data_tools.build import build_corpus, read_recipe
+
+    settings = read_recipe(recipe)
+    with _documents_shown() as progress:
+        reports = build_corpus(settings, _cores(workers), progress)
+    for report in reports:
+        _print(report)
+    typer.echo(f"{settings.output}/report.json has all of this")
+
+
+# ---- shared by the verbs ---------------------------------------------------------------------------------------------
+
+
+def _run(
+    step: Any, inputs: list[str], output: Path, workers: int | None, part: str, key: str, on_error: str
+) -> None:
+    from data_tools.steps import report_path, run_step
+
+    with _documents_shown() as progress:
+        work = _work(workers, part, key, on_error, progress)
+        _print(run_step(step, inputs, {"documents": output}, work, report_path(output)))
+
+
+def _work(
+    workers: int | None, part: str, key: str, on_error: str, progress: Callable[[str, int], None] | None
+) -> Work:
+    from data_tools.records import Part, Reading
+    from data_tools.steps import Work
+    from lmtrain.errors import UsageError
+
+    if on_error not in ("stop", "skip"):
+        raise UsageError(f"--on-error={on_error} is no choice. Use stop or skip.")
+    return Work(_cores(workers), Part.parse(part), Reading(key, on_error), progress=progress)
+
+
+def _cores(workers: int | None) -> int:
+    import os
+
+    return len(os.sched_getaffinity(0)) if workers is None else workers
+
+
+def _shares(text: str) -> tuple[float, ...]:
+    from lmtrain.errors import UsageError
+
+    try:
+        return tuple(float(share) for share in text.split(","))
+    except ValueError as error:
+        raise UsageError(f"--ratios={text} are not numbers. Write them as 0.98,0.01,0.01.") from error
+
+
+def _print(report: Report) -> None:
+    from lmtrain.units import format_bytes
+
+    tally = report.tally
+    typer.echo(
+        f"{report.step}: {tally.num_in} documents ({format_bytes(tally.bytes_in)}) -> "
+        f"{tally.num_out} ({format_bytes(tally.bytes_out)})"
+    )
+    for sign_, counts in (("-", tally.dropped), ("*", tally.changed)):
+        for cause, number in counts.most_common():
+            typer.echo(f"  {sign_} {number} {cause}")
+
+
+@contextmanager
+def _documents_shown() -> Iterator[Callable[[str, int], None]]:
+    """How many documents are done, on a terminal; else nothing but the report at the end."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    with console.status("starting") as status:
+        yield lambda step, done: status.update(f"{step}: {done:,} documents")
+
+
+@contextmanager
+def _bytes_shown() -> Iterator[Callable[[int, int | None], None]]:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+    columns: list[Any] = ["fetching", BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()]
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("fetching", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -1,0 +1,207 @@
+"""Indexes that take long to build, kept as memory-mapped arrays under a name made of what decides them. Torch-free.
+
+Called by whatever indexes a dataset. An index is a folder of raw arrays and a facts.json that says what it was built
+from; it is used only if that is word for word what is asked for, so a stale one never is. It grows under a temporary
+name and takes its own by renaming; of two processes that want it at once one builds and the other waits. Without a
+folder, or where the folder cannot be written, the same arrays are built in memory.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmtrain.errors import LmtrainError
+from lmtrain.runtime import files
+
+VERSION = 1
+FACTS = "facts.json"
+_DTYPES = ("<i2", "<i4", "<i8", "<u4", "<u8")
+_NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS)
+_PAGE, _ENDS, _PAGES = 4096, 1 << 16, 64
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Index:
+    facts: dict[str, Any]
+    arrays: Mapping[str, Array]
+    folder: Path | None = None  # None: in memory
+
+
+@dataclass
+class Build:
+    """What a builder fills: arrays that are made whole, or that grow piece by piece."""
+
+    folder: Path | None
+    arrays: dict[str, Array] = field(default_factory=dict)
+    _grown: dict[str, list[Array]] = field(default_factory=dict)
+    _dtypes: dict[str, np.dtype[Any]] = field(default_factory=dict)
+
+    def create(self, name: str, dtype: str, count: int) -> Array:
+        """An array of zeros to write in any order."""
+        self._dtypes[name] = np.dtype(dtype)
+        if self.folder is None or count == 0:
+            self.arrays[name] = np.zeros(count, dtype)
+            if self.folder is not None:
+                (self.folder / name).touch()
+        else:
+            path = self.folder / name
+            with open(path, "wb") as file:  # because: a full disk is an error here and a crash in a memory map
+                os.posix_fallocate(file.fileno(), 0, count * np.dtype(dtype).itemsize)
+            mapped = np.memmap(path, np.dtype(dtype), "r+", shape=(count,))
+            self.arrays[name] = mapped.view(np.ndarray)
+        return self.arrays[name]
+
+    def append(self, name: str, dtype: str, piece: Array) -> None:
+        piece = np.ascontiguousarray(piece, dtype)
+        self._dtypes[name] = np.dtype(dtype)
+        if self.folder is None:
+            self._grown.setdefault(name, []).append(piece)
+            return
+        with open(self.folder / name, "ab") as file:
+            file.write(piece.data.cast("B") if piece.size else b"")
+
+    def finish(self, header: dict[str, Any]) -> None:
+        """In a folder: put all on disk, facts last."""
+        if self.folder is None:
+            self.arrays |= {name: np.concatenate(pieces) for name, pieces in self._grown.items()}
+            return
+        self.arrays.clear()
+        described = {}
+        for name, dtype in self._dtypes.items():
+            path = self.folder / name
+            with open(path, "rb+") as file:
+                os.fsync(file.fileno())
+            described[name] = {"dtype": dtype.str, "count": path.stat().st_size // dtype.itemsize}
+            described[name]["print"] = file_print(path)
+        files.write_json(self.folder / FACTS, header | {"arrays": described})
+
+
+def file_print(path: Path) -> str:
+    """A quick mark of a file's content: its size, both its ends and 64 pages between, whatever its size."""
+    with files.read_errors(path), open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        digest = hashlib.sha256(str(size).encode())
+        places = [(0, _ENDS), (max(size - _ENDS, 0), _ENDS)]
+        places += [(size * i // _PAGES // _PAGE * _PAGE, _PAGE) for i in range(1, _PAGES)]
+        for at, count in places if size > 2 * _ENDS else [(0, size)]:
+            digest.update(os.pread(file.fileno(), count, at))
+    return digest.hexdigest()
+
+
+class IndexCache:
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+
+    def get(self, kind: str, about: dict[str, Any], build: Callable[[Build], dict[str, Any]]) -> Index:
+        """The index of this kind built from exactly this, built now if it is not there."""
+        if self.folder is None:
+            return _in_memory(build)
+        about = json.loads(json.dumps(about))
+        text = json.dumps([kind, VERSION, about], sort_keys=True)
+        path = self.folder / f"{kind}-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
+        header = {"format": "lmtrain index", "version": VERSION, "kind": kind, "about": about}
+        found = _read(path, header)
+        if found is not None:
+            return found
+        try:
+            with _alone(self.folder, path.name) as sure:
+                return _read(path, header) or _on_disk(path, header, build, sure)
+        except _Unwritable:
+            return _in_memory(build)
+
+
+class _Unwritable(Exception):
+    """The folder is not ours to write in."""
+
+
+def _in_memory(build: Callable[[Build], dict[str, Any]]) -> Index:
+    made = Build(None)
+    facts = build(made)
+    made.finish({})
+    return Index(facts, made.arrays)
+
+
+def _on_disk(path: Path, header: dict[str, Any], build: Callable[[Build], dict[str, Any]], sure: bool) -> Index:
+    if sure:  # nobody else builds this one, so what lies here under a temporary name is of a killed process
+        for left in path.parent.glob(f".{path.name}.*"):
+            shutil.rmtree(left, ignore_errors=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    try:
+        with files.storage_errors(path, "Writing"):
+            made = Build(temporary)
+            header = header | {"facts": build(made)}
+            made.finish(header)
+            if path.exists() and _read(path, header) is None:  # damaged
+                shutil.rmtree(path, ignore_errors=True)
+            temporary.chmod(0o755)
+            try:
+                os.rename(temporary, path)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+            files.fsync_dir(path.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    index = _read(path, header)
+    if index is None:
+        raise LmtrainError(f"{path} was built and cannot be read back. Remove it and try again.")
+    return index
+
+
+@contextmanager
+def _alone(folder: Path, name: str) -> Iterator[bool]:
+    """Wait until no other process builds this index; False where the file system knows no locks."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        fd = os.open(folder / f".{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        if error.errno in _NOT_OURS:
+            raise _Unwritable from error
+        with files.storage_errors(folder, "Making"):
+            raise
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            sure = True
+        except OSError:
+            sure = False
+        yield sure
+    finally:
+        os.close(fd)
+
+
+def _read(path: Path, header: dict[str, Any]) -> Index | None:
+    """The index in this folder if it is whole and of exactly this; anything else is as good as none."""
+    try:
+        tree = files.read_json(path / FACTS)
+        if not isinstance(tree, dict) or any(tree.get(key) != value for key, value in header.items()):
+            return None
+        arrays = {}
+        for name, entry in tree["arrays"].items():
+            if not files.is_safe_name(name) or entry["dtype"] not in _DTYPES:
+                return None
+            dtype, count = np.dtype(entry["dtype"]), int(entry["count"])
+            file = path / name
+            if file.stat().st_size != count * dtype.itemsize or file_print(file) != entry["print"]:
+                return None
+            empty = np.empty(0, dtype)
+            arrays[name] = np.memmap(file, dtype, "r", shape=(count,)).view(np.ndarray) if count else empty
+        return Index(dict(tree["facts"]), arrays, path)
+    except (LmtrainError, OSError, KeyError, TypeError, ValueError, AttributeError):
+        return None

@@ -1,0 +1,69 @@
+"""Rows of token ids into batches: labels, document masks, and the check that every id is of the vocabulary. numpy only.
+
+Called by the kinds of datasets. A row is seq_len + 1 ids as they lie in the file; its last id is only ever a label.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmtrain import native
+from lmtrain.batch import IGNORED, Batch
+from lmtrain.errors import DataError
+
+Int64s = NDArray[np.int64]
+
+
+def ragged(first: Int64s, counts: Int64s) -> tuple[Int64s, Int64s]:
+    """Runs first[r], first[r] + 1, ... of counts[r] numbers, end to end: (the run each is of, the numbers)."""
+    runs = np.repeat(np.arange(len(counts)), counts)
+    before = np.cumsum(counts) - counts
+    return runs, np.arange(len(runs)) + (first - before)[runs]
+
+
+def check_ids(ids: NDArray[Any], vocab_size: int, prefix: Path) -> None:
+    # because: an id outside the vocabulary would end in a crash of the device that names nothing
+    if ids.size == 0:
+        return
+    high, low = int(ids.max()), 0 if ids.dtype.kind == "u" else int(ids.min())
+    if low < 0 or high >= vocab_size:
+        wrong = f"{low}; ids begin at 0" if low < 0 else f"{high}; the vocabulary ends at {vocab_size - 1}"
+        raise DataError(f"{prefix}.bin holds the id {wrong}. It is damaged or of another tokenizer.")
+
+
+def build_batch(rows: NDArray[Any], begins: tuple[Int64s, Int64s] | None = None) -> Batch:
+    """Tokens, and for each the one after it as its label.
+
+    `begins` are the (row, place) with which a document begins, in order, places counted from 1 to seq_len: that a row
+    begins with its first token needs no word. With it no label reaches into the next document, and positions and
+    attention stay within each.
+    """
+    num, seq_len = rows.shape[0], rows.shape[1] - 1
+    tokens_BT, labels_BT = np.empty((num, seq_len), np.int64), np.empty((num, seq_len), np.int64)
+    tokens_BT[...], labels_BT[...] = rows[:, :-1], rows[:, 1:]
+    if begins is None:
+        return Batch(tokens_BT, labels_BT)
+    labels_BT[begins[0], begins[1] - 1] = IGNORED
+    return Batch(tokens_BT, labels_BT, *separate(num, seq_len, *begins))
+
+
+def separate(num: int, seq_len: int, rows: Int64s, places: Int64s) -> tuple[Int64s, NDArray[np.int32]]:
+    """Positions that count from the first token of each document, and which document of its row each token is of."""
+    inside = places < seq_len
+    firsts = np.sort(np.concatenate([np.arange(num) * seq_len, rows[inside] * seq_len + places[inside]]))
+    if native.lib is not None:
+        made: tuple[Int64s, NDArray[np.int32]] = native.lib.separate(firsts, num, seq_len)
+        return made
+    return separate_twin(firsts, num, seq_len)
+
+
+def separate_twin(firsts: Int64s, num: int, seq_len: int) -> tuple[Int64s, NDArray[np.int32]]:
+    """The same from the places, counted through all rows, at which a row or a document begins."""
+    counts = np.diff(firsts, append=num * seq_len)
+    in_row = np.arange(len(firsts)) - np.searchsorted(firsts, firsts // seq_len * seq_len)
+    positions = np.arange(num * seq_len) - np.repeat(firsts, counts)
+    return positions.reshape(num, seq_len), np.repeat(in_row.astype(np.int32), counts).reshape(num, seq_len)

@@ -1,0 +1,286 @@
+"""From data settings to what a run reads: the training samples, their order, and the samples to validate on.
+
+Called by preflight and by `lmtrain data`. Datasets are opened first, because the vocabulary follows from them, and
+become samples when it is known. Torch-free; must not know what the samples are for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import resource
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from lmtrain.data.blend import BlendedDataset, BlendOrder, MegatronBlendOrder
+from lmtrain.data.blend_schedule import whole_shares
+from lmtrain.data.causal import CausalDataset
+from lmtrain.data.data_settings import BlendPart, BlendSettings, DataChoice, DataSettings
+from lmtrain.data.dataset import Dataset, InOrder, Later, SampleOrder
+from lmtrain.data.documents import DocumentMap
+from lmtrain.data.format import IndexedDataset
+from lmtrain.data.index_cache import IndexCache
+from lmtrain.data.megatron_order import AsNumbered, MegatronDataset, blend_sizes, split_sequences
+from lmtrain.data.order import Order
+from lmtrain.data.packing import PackedDataset
+from lmtrain.data.sample_index import split_documents
+from lmtrain.errors import DataError, SettingsError
+
+_FILES_EACH = 2  # a memory map holds its file open
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The datasets that settings name, not yet cut into samples."""
+
+    train: list[IndexedDataset]
+    valid: list[IndexedDataset]  # empty: a part of each of `train`
+
+    @property
+    def all(self) -> list[IndexedDataset]:
+        return self.train + self.valid
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a run wants of its data beyond the data's own settings."""
+
+    seq_len: int
+    vocab_size: int
+    seed: int
+    num_samples: int  # in the whole run
+    validate: bool
+
+
+@dataclass(frozen=True)
+class Part:
+    """One dataset's contribution to the training samples."""
+
+    indexed: IndexedDataset
+    documents: range
+    dataset: Dataset
+    share: Fraction
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    train: Dataset
+    order: SampleOrder
+    valid: Dataset | None
+    parts: list[Part]
+    identity: dict[str, Any]  # what decides which tokens the sample at position n is made of
+    first_sample: int
+    num_samples: int  # that the run takes
+
+    @property
+    def content_sha256(self) -> str | None:
+        """Of the one dataset, or of the list of all; None where any has no sidecar."""
+        hashes = [part.indexed.info.content_sha256 for part in self.parts if part.indexed.info]
+        if len(hashes) < len(self.parts):
+            return None
+        return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
+
+    def contributions(self, seq_len: int) -> list[dict[str, Any]]:
+        """A row a dataset: what it holds and what the run takes of it."""
+        counts = [self.num_samples] if len(self.parts) == 1 else self._counts()
+        return [
+            {
+                "dataset": str(part.indexed.prefix),
+                "share": float(part.share),
+                "documents": len(part.documents),
+                "samples": part.dataset.num_samples,
+                "run_samples": count,
+                "run_tokens": count * seq_len,
+                "epochs": count / part.dataset.num_samples,
+            }
+            for part, count in zip(self.parts, counts, strict=True)
+        ]
+
+    def _counts(self) -> list[int]:
+        order = self.order.order if isinstance(self.order, Later) else self.order
+        assert isinstance(order, (BlendOrder, MegatronBlendOrder))
+        before, after = (order.counts_at(self.first_sample + taken) for taken in (0, self.num_samples))
+        return [late - early for early, late in zip(before, after, strict=True)]
+
+
+def open_datasets(settings: DataChoice) -> Opened:
+    if isinstance(settings, DataSettings) and settings.kind == DataSettings.kind:
+        paths, valid_paths = [settings.path], [settings.valid_path] if settings.valid_path else []
+    elif isinstance(settings, BlendSettings):
+        paths, valid_paths = ([part.path for part in parts] for parts in (settings.datasets, settings.valid_datasets))
+    else:
+        raise SettingsError([f"data.kind={settings.kind} makes no samples of running text. Use dataset or blend."])
+    _allow_files(_FILES_EACH * (len(paths) + len(valid_paths)))
+    return Opened(*([IndexedDataset.open(path) for path in some] for some in (paths, valid_paths)))
+
+
+def build_training_data(settings: DataChoice, opened: Opened, asked: Asked) -> TrainingData:
+    make = _Maker(settings, asked)
+    needed = settings.first_sample + asked.num_samples
+    wanted = settings.megatron_samples or needed
+    if wanted < needed:
+        raise SettingsError([
+            f"data.megatron_samples={wanted} is less than data.first_sample={settings.first_sample} and the "
+            f"{asked.num_samples} samples of this run. Give what the whole of Megatron-LM's run was to take."
+        ])
+    valid: Dataset | None = None
+    if isinstance(settings, BlendSettings):
+        train, order, parts = _blend(settings, make, opened.train, wanted)
+        if asked.validate:
+            valid = _valid_blend(settings, make, opened)
+    else:
+        [indexed] = opened.train
+        documents = make.ranges(indexed)[0]
+        train = make.dataset(indexed, documents, wanted)
+        order = AsNumbered(train.num_samples) if make.megatron else Order(train.num_samples, asked.seed)
+        parts = [Part(indexed, documents, train, Fraction(1))]
+        if asked.validate:
+            valid = _valid_part(settings, make, opened)
+    if settings.first_sample:
+        order = Later(order, settings.first_sample)
+    identity = _identity(settings, parts, wanted)
+    return TrainingData(train, order, valid, parts, identity, settings.first_sample, asked.num_samples)
+
+
+class _Maker:
+    """Makes samples of documents as the settings say."""
+
+    def __init__(self, settings: DataChoice, asked: Asked) -> None:
+        self.settings, self.asked = settings, asked
+        self.megatron = settings.order == "megatron"
+
+    def cache(self, indexed: IndexedDataset) -> IndexCache:
+        chosen = self.settings.index_dir
+        return IndexCache(Path(chosen) if chosen else indexed.prefix.with_name(f"{indexed.prefix.name}.index"))
+
+    def ranges(self, indexed: IndexedDataset) -> Sequence[range]:
+        if self.megatron:
+            return split_sequences(indexed.num_sequences, self.settings.split)
+        return split_documents(indexed.num_documents, self.settings.split)
+
+    def everything(self, indexed: IndexedDataset) -> range:
+        return range(indexed.num_sequences if self.megatron else indexed.num_documents)
+
+    def dataset(self, indexed: IndexedDataset, documents: range, num_samples: int | None) -> Dataset:
+        """`num_samples` is for Megatron-LM's order alone; None: one epoch."""
+        settings, seq_len, vocab_size = self.settings, self.asked.seq_len, self.asked.vocab_size
+        mask, cache = settings.document_mask, self.cache(indexed)
+        if self.megatron:
+            return MegatronDataset(
+                indexed, documents, seq_len, num_samples, self.asked.seed, mask, vocab_size, cache
+            )  # fmt: skip
+        if settings.packing == "concatenate":
+            return CausalDataset(indexed, documents, seq_len, mask, vocab_size, cache)
+        return PackedDataset(indexed, documents, seq_len, settings.packing, mask, vocab_size, cache)
+
+
+def _blend(
+    settings: BlendSettings, make: _Maker, opened: Sequence[IndexedDataset], wanted: int
+) -> tuple[Dataset, SampleOrder, list[Part]]:
+    ranges = [make.ranges(indexed)[0] for indexed in opened]
+    if make.megatron:
+        weights = [part.weight or 0.0 for part in settings.datasets]
+        given, asked_for = blend_sizes(weights, wanted)
+        sets = [make.dataset(*one) for one in zip(opened, ranges, asked_for, strict=True)]
+        total = sum(map(Fraction, weights), Fraction())
+        shares = [Fraction(weight) / total for weight in weights]
+        order: SampleOrder = MegatronBlendOrder(weights, [one.num_samples for one in sets], sum(given))
+    else:
+        sets = [make.dataset(indexed, documents, None) for indexed, documents in zip(opened, ranges, strict=True)]
+        whole = _shares(settings.datasets, sets, make.asked.seq_len)
+        shares = [Fraction(share, sum(whole)) for share in whole]
+        order = BlendOrder(whole, [one.num_samples for one in sets], make.asked.seed)
+    parts = [Part(*one) for one in zip(opened, ranges, sets, shares, strict=True)]
+    return BlendedDataset(sets), order, parts
+
+
+def _shares(parts: Sequence[BlendPart], sets: Sequence[Dataset], seq_len: int) -> list[int]:
+    """Weights as they are; tokens and epochs as the samples they come to."""
+    return whole_shares([
+        part.weight if part.weight is not None
+        else Fraction(part.tokens, seq_len) if part.tokens is not None
+        else Fraction(repr(part.epochs)) * one.num_samples
+        for part, one in zip(parts, sets, strict=True)
+    ])  # fmt: skip
+
+
+def _valid_part(settings: DataChoice, make: _Maker, opened: Opened) -> Dataset:
+    if opened.valid:
+        return make.dataset(opened.valid[0], make.everything(opened.valid[0]), None)
+    documents = make.ranges(opened.train[0])[1]
+    if len(documents) == 0:
+        raise _nothing_to_validate_on(settings, "data.valid_path=PREFIX")
+    return make.dataset(opened.train[0], documents, None)
+
+
+def _valid_blend(settings: BlendSettings, make: _Maker, opened: Opened) -> Dataset:
+    """Read from the front in the proportions of the blend, until the first dataset runs out."""
+    if opened.valid:
+        parts = settings.valid_datasets
+        chosen = [(one, make.everything(one)) for one in opened.valid]
+    else:
+        parts = settings.datasets
+        chosen = [(one, make.ranges(one)[1]) for one in opened.train]
+    sets, kept = [], []
+    for part, (indexed, documents) in zip(parts, chosen, strict=True):
+        if opened.valid or _has_sample(make, indexed, documents):  # a small dataset may have nothing to spare
+            sets.append(make.dataset(indexed, documents, None))
+            kept.append(part)
+    if not sets:
+        raise _nothing_to_validate_on(settings, "data.valid_datasets=[...]")
+    shares = _shares(kept, sets, make.asked.seq_len)
+    num_samples = min(one.num_samples * sum(shares) // share for one, share in zip(sets, shares, strict=True))
+    order = BlendOrder(shares, [one.num_samples for one in sets], make.asked.seed, shuffled=False)
+    return InOrder(BlendedDataset(sets), order, max(num_samples, 1))
+
+
+def _has_sample(make: _Maker, indexed: IndexedDataset, documents: range) -> bool:
+    if len(documents) == 0:
+        return False
+    if make.megatron:
+        return int(indexed.lengths[documents.start : documents.stop].sum()) > make.asked.seq_len
+    map_ = DocumentMap.of(indexed, make.cache(indexed))
+    tokens = map_.start(documents.stop) - map_.start(documents.start)
+    return tokens > make.asked.seq_len if make.settings.packing == "concatenate" else tokens > len(documents)
+
+
+def _nothing_to_validate_on(settings: DataChoice, other: str) -> SettingsError:
+    return SettingsError([
+        f"data.split={list(settings.split)} leaves no document to validate on. Give the second part a "
+        f"share, set {other}, or train.valid_interval_steps=0."
+    ])
+
+
+def _identity(settings: DataChoice, parts: Sequence[Part], wanted: int) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "num_documents": sum(part.indexed.num_documents for part in parts),
+        "num_tokens": sum(part.indexed.num_tokens for part in parts),
+        "train_documents": [parts[0].documents.start, parts[-1].documents.stop],
+        "document_mask": settings.document_mask,
+        "packing": settings.packing,
+        "order": settings.order if settings.order == "own" else f"megatron for {wanted} samples",
+        "first_sample": settings.first_sample,
+        "blend": None,
+    }
+    if len(parts) > 1:
+        each = [
+            [part.documents.start, part.documents.stop, part.indexed.num_documents, part.indexed.num_tokens,
+             str(part.share), part.indexed.info.content_sha256 if part.indexed.info else None]
+            for part in parts
+        ]  # fmt: skip
+        facts["blend"] = f"{len(parts)} datasets, {hashlib.sha256(json.dumps(each).encode()).hexdigest()[:12]}"
+    return facts
+
+
+def _allow_files(num: int) -> None:
+    """A blend of a thousand datasets holds more files open than many systems let a process by default."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = num + 512
+    if needed <= soft or soft == resource.RLIM_INFINITY:
+        return
+    if hard != resource.RLIM_INFINITY and needed > hard:
+        raise DataError(f"{num} files must be open at once and this system allows {hard}. Merge some of the datasets.")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

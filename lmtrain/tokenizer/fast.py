@@ -1,0 +1,111 @@
+"""Text to ids in bulk: JSON lines or documents to arrays of ids. Called by data_tools' workers.
+
+`build_encoder` gives the compiled encoder (csrc/encoder.cpp) for tokenizers that it knows, GPT-2's and LLaMA-3's
+byte-level BPE and BERT's WordPiece, and for every other tokenizer, or where nothing was compiled, its twin, which asks
+the `tokenizers` library. Both give the same answers. An encoder may be used by several threads at once; the compiled
+one works without the interpreter lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmtrain.tokenizer import compiled
+from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.json_lines import BadTextError, Document, Reject, bad_lines, judged, lines_of, reject
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The good documents in their order: ids end to end, and how many of them each has (0 for an empty text)."""
+
+    tokens: NDArray[Any]
+    lengths: NDArray[np.int64]
+    num_text_bytes: int  # UTF-8 bytes of the good documents
+    rejects: list[Reject]  # in their order
+
+
+class Encoder(Protocol):
+    """What both encoders do. `append_eod` ends every document that has ids with the end-of-document token."""
+
+    def encode_documents(self, documents: Sequence[Document], *, append_eod: bool = False) -> Encoded:
+        """Texts, as str or as UTF-8 bytes. A reject's `item` is the document's number."""
+
+    def encode_jsonl(self, data: bytes, key: str, *, append_eod: bool = False) -> Encoded:
+        """The texts under a key of whole JSON lines (the last may lack its end). A reject's `item` is the line's start.
+
+        `data` may be anything with a buffer. A byte order mark at the start of a file is the caller's to leave out.
+        """
+
+
+def build_encoder(tokenizer: Tokenizer, dtype: Any = None) -> Encoder:
+    """ids as np.uint16 or np.int32; without a dtype the smaller that holds them, as datasets are written."""
+    if dtype is None:
+        dtype = np.uint16 if tokenizer.vocab_size < 65500 else np.int32  # because: data.bin_idx.dtype_for's threshold
+    dtype = np.dtype(dtype)
+    encoder = compiled.build(tokenizer, dtype)
+    return TwinEncoder(tokenizer, dtype) if encoder is None else CompiledEncoder(tokenizer, encoder)
+
+
+class CompiledEncoder:
+    """The encoder of csrc/encoder.cpp. What is wrong with a bad line or document is said by the twin's code."""
+
+    def __init__(self, tokenizer: Tokenizer, encoder: Any) -> None:
+        self._eod, self._encoder = tokenizer.eod_id, encoder
+
+    def encode_documents(self, documents: Sequence[Document], *, append_eod: bool = False) -> Encoded:
+        tokens, lengths, num_text_bytes, bad = self._encoder.encode_documents(documents, self._end(append_eod))
+        rejects = [reject(number, 0, documents[number], None) for number in bad[::2].tolist()]
+        return Encoded(tokens, lengths, num_text_bytes, rejects)
+
+    def encode_jsonl(self, data: bytes, key: str, *, append_eod: bool = False) -> Encoded:
+        found = self._encoder.encode_jsonl(data, key.encode("utf-8", "surrogatepass"), self._end(append_eod))
+        tokens, lengths, num_text_bytes, bad = found
+        return Encoded(tokens, lengths, num_text_bytes, bad_lines(data, key, bad))
+
+    def _end(self, append_eod: bool) -> int:
+        if not append_eod:
+            return -1
+        assert self._eod is not None, "the caller has asked for an end that the tokenizer lacks"
+        return self._eod
+
+
+class TwinEncoder:
+    """The encoder that asks the `tokenizers` library; knows every kind of tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer, dtype: np.dtype[Any]) -> None:
+        self._tokenizer, self._dtype = tokenizer, dtype
+
+    def encode_documents(self, documents: Sequence[Document], *, append_eod: bool = False) -> Encoded:
+        return self._encode(((number, 0, document) for number, document in enumerate(documents)), None, append_eod)
+
+    def encode_jsonl(self, data: bytes, key: str, *, append_eod: bool = False) -> Encoded:
+        return self._encode(((start, start, line) for start, line in lines_of(bytes(data))), key, append_eod)
+
+    def _encode(self, items: Iterable[tuple[int, int, Document]], key: str | None, append_eod: bool) -> Encoded:
+        arrays: list[NDArray[Any]] = [np.empty(0, self._dtype)]
+        lengths: list[int] = []
+        rejects: list[Reject] = []
+        num_text_bytes = 0
+        for item, start, source in items:
+            try:
+                text = judged(source, key)
+            except BadTextError as error:
+                rejects.append(Reject(item, start + error.at, error.cause))
+                continue
+            ids = self._ids(text, append_eod)
+            arrays.append(ids)
+            lengths.append(len(ids))
+            num_text_bytes += len(text.encode())
+        return Encoded(np.concatenate(arrays), np.array(lengths, np.int64), num_text_bytes, rejects)
+
+    def _ids(self, text: str, append_eod: bool) -> NDArray[Any]:
+        parts = [np.array(self._tokenizer.encode(part), self._dtype) for part in self._tokenizer.cut(text)]
+        ids = np.concatenate(parts)
+        # because: an empty document stays empty in this format, without an end
+        return np.append(ids, ids.dtype.type(self._tokenizer.eod_id)) if append_eod and len(ids) else ids

@@ -1,0 +1,188 @@
+"""JSON lines: the text that stands under a key of every line, and why a line is bad. Called by fast.py and data_tools.
+
+The rules stand here: one JSON object a line, the wanted key once at its top, its value text. Lines end at "\\n" alone;
+lines of white space are no documents. csrc/json_lines.cpp finds the same texts, only faster; what is wrong with a line
+is always said by this file.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmtrain import native
+
+Document = bytes | str
+MAX_DEPTH = 256  # of a line's brackets; because: Python's own limit hangs on its version and on who calls
+MAX_DIGITS = 4300  # of a whole number; because: Python's own, unless an environment variable says otherwise
+MAX_WORD_BYTES = 4 << 20  # without white space; because: merging a word takes some thirty times its size
+BOM = b"\xef\xbb\xbf"  # some editors begin a file with it; elsewhere it is no JSON
+_STRETCH = re.compile(rb"\s+|\S+")
+
+
+class Reject(NamedTuple):
+    """A line or document that cannot be used."""
+
+    item: int  # the line's first byte in the slice, or the document's number
+    offset: int  # the byte that is wrong: of the slice, or of the document
+    cause: str
+
+    @property
+    def kind(self) -> str:
+        """The cause without what differs from line to line, to count by."""
+        return self.cause.partition(" (")[0]
+
+
+class JsonLines(NamedTuple):
+    """The good texts as UTF-8, where in the slice their lines begin, and the bad lines."""
+
+    documents: list[bytes]
+    starts: list[int]
+    rejects: list[Reject]
+
+
+class BadTextError(Exception):
+    """Raised inside this room; callers get a Reject."""
+
+    def __init__(self, at: int, cause: str) -> None:
+        super().__init__(cause)
+        self.at, self.cause = at, cause
+
+
+def lines_of(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Every line that is not blank, without its end, and where it begins."""
+    start = 0
+    while start < len(data):
+        stop = data.find(b"\n", start)
+        stop = len(data) if stop < 0 else stop
+        if (line := data[start:stop]) and line.strip():
+            yield start, line
+        start = stop + 1
+
+
+def read_jsonl(data: bytes, key: str) -> JsonLines:
+    """The texts of whole JSON lines, for who has more to do with them than to encode them."""
+    compiled = getattr(native.lib, "read_jsonl", None)
+    if compiled is None:
+        return read_jsonl_twin(data, key)
+    documents, starts, bad = compiled(data, key.encode("utf-8", "surrogatepass"))
+    return JsonLines(documents, starts.tolist(), bad_lines(data, key, bad))
+
+
+def read_jsonl_twin(data: bytes, key: str) -> JsonLines:
+    found = JsonLines([], [], [])
+    for start, line in lines_of(bytes(data)):
+        try:
+            found.documents.append(judged(line, key).encode())
+            found.starts.append(start)
+        except BadTextError as error:
+            found.rejects.append(Reject(start, start + error.at, error.cause))
+    return found
+
+
+def bad_lines(data: bytes, key: str, bounds: NDArray[np.int64]) -> list[Reject]:
+    """What is wrong with the lines that the compiled reader refused, given where each begins and ends."""
+    view = memoryview(data)
+    return [reject(start, start, bytes(view[start:stop]), key) for start, stop in bounds.reshape(-1, 2).tolist()]
+
+
+def reject(item: int, start: int, source: Document, key: str | None) -> Reject:
+    try:
+        judged(source, key)
+    except BadTextError as error:
+        return Reject(item, start + error.at, error.cause)
+    raise RuntimeError(f"the compiled reader refuses what its twin accepts: {source[:200]!r}")
+
+
+def judged(source: Document, key: str | None) -> str:
+    """The text of a document or, with a key, of a line; raises BadTextError."""
+    if key is not None:
+        assert isinstance(source, bytes)
+        source = text_of(source, key)
+    text = source if isinstance(source, str) else decoded(source)
+    refuse_long_words(_utf8(text))
+    return text
+
+
+def text_of(line: bytes, key: str) -> str:
+    """The text under the key of one line; raises BadTextError."""
+    text = decoded(line)
+    try:
+        value = json.loads(text, object_pairs_hook=_Pairs, parse_constant=_no_constant, parse_int=_whole)
+        if text.count("[") + text.count("{") > MAX_DEPTH and _deeper(value):
+            raise RecursionError
+    except json.JSONDecodeError as error:
+        raise BadTextError(len(text[: error.pos].encode()), f"not valid JSON ({error.msg})") from error
+    except ValueError as error:  # NaN, numbers of thousands of digits
+        raise BadTextError(0, f"not valid JSON ({error})") from error
+    except RecursionError as error:
+        raise BadTextError(0, f"not valid JSON (it nests deeper than {MAX_DEPTH} levels)") from error
+    if not isinstance(value, _Pairs):
+        raise BadTextError(0, "not a JSON object")
+    found = [v for k, v in value.pairs if k == key]
+    if len(found) != 1:
+        raise BadTextError(0, f"the key {key!r} stands twice" if found else f"no key {key!r}")
+    if not isinstance(found[0], str):
+        raise BadTextError(0, f"the value of {key!r} is not text")
+    return found[0]
+
+
+def decoded(data: bytes) -> str:
+    """UTF-8 as text; raises BadTextError."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise BadTextError(error.start, "invalid UTF-8") from error
+
+
+def refuse_long_words(text: bytes) -> None:
+    """Raises BadTextError where a stretch of ASCII white space, or without any, is longer than MAX_WORD_BYTES."""
+    if len(text) > MAX_WORD_BYTES:
+        for stretch in _STRETCH.finditer(text):
+            if stretch.end() - stretch.start() > MAX_WORD_BYTES:
+                raise BadTextError(stretch.start(), f"a word longer than {MAX_WORD_BYTES >> 20} MiB")
+
+
+class _Pairs:
+    """A JSON object as the pairs it was written with, so that a key that stands twice is seen."""
+
+    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
+        self.pairs = pairs
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _whole(digits: str) -> int:
+    if len(digits.removeprefix("-")) > MAX_DIGITS:
+        raise ValueError(f"a number has more than {MAX_DIGITS} digits")
+    return 0  # nobody asks for the number
+
+
+def _deeper(value: Any) -> bool:
+    """Whether brackets nest deeper than MAX_DEPTH."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [child for node in level for child in _children(node)]
+        if not level:
+            return False
+    return any(isinstance(node, (_Pairs, list)) for node in level)
+
+
+def _children(node: Any) -> list[Any]:
+    if isinstance(node, _Pairs):
+        return [v for _, v in node.pairs]
+    return node if isinstance(node, list) else []
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise BadTextError(0, "the text holds a lone surrogate, which is no character") from error

@@ -1,0 +1,113 @@
+"""`lmtrain data` as users type it: every verb, its JSON, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lmtrain.data.format import IndexedDataset, part
+from tests.cli.harness import Toy, lmtrain
+
+
+def test_inspect_and_verify(toy: Toy) -> None:
+    facts = json.loads(lmtrain("data", "inspect", toy.data, "--json"))
+    dataset = IndexedDataset.open(toy.data)
+    assert dataset.info is not None
+    assert (facts["documents"], facts["tokens"]) == (dataset.num_documents, dataset.num_tokens)
+    assert facts["sidecar"]["content_sha256"] == dataset.info.content_sha256
+    assert "content sha256" in lmtrain("data", "inspect", toy.data)
+    [checked] = json.loads(lmtrain("data", "verify", toy.data, "--json"))
+    assert checked["content_sha256"] == dataset.info.content_sha256
+    assert f"is whole: sha256 {dataset.info.content_sha256}" in lmtrain("data", "verify", toy.data)
+
+
+def test_a_damaged_dataset(toy: Toy, tmp_path: Path) -> None:
+    lmtrain("data", "merge", toy.data, "--output", tmp_path / "copy")
+    path = part(tmp_path / "copy", ".bin")
+    path.write_bytes(b"\x01\x00" + path.read_bytes()[2:])
+    assert "has not the checksum in its sidecar" in lmtrain("data", "verify", tmp_path / "copy", code=65)
+    assert "does not exist" in lmtrain("data", "verify", tmp_path / "none", code=66)
+
+
+def test_merge_and_split(toy: Toy, tmp_path: Path) -> None:
+    number = IndexedDataset.open(toy.data).num_documents
+    [made] = json.loads(lmtrain("data", "merge", toy.data, toy.data, "--output", tmp_path / "twice", "--json"))
+    assert made["documents"] == 2 * number
+    outputs = ["--output", tmp_path / "one", "--output", tmp_path / "two"]
+    text = lmtrain("data", "split", tmp_path / "twice", "--shares", "1,1", *outputs)
+    assert text.count(f"{number} documents") == 2
+    assert part(tmp_path / "one", ".bin").read_bytes() == part(toy.data, ".bin").read_bytes()
+    assert part(tmp_path / "two", ".idx").read_bytes() == part(toy.data, ".idx").read_bytes()
+    assert "--overwrite" in lmtrain("data", "split", tmp_path / "twice", "--shares", "1,1", *outputs, code=73)
+    assert "no list of numbers" in lmtrain("data", "split", toy.data, "--shares", "half", *outputs, code=2)
+
+
+def test_documents_as_text(toy: Toy, tmp_path: Path) -> None:
+    [row] = json.loads(lmtrain("data", "decode", toy.data, 1, "--json"))
+    texts = [path.read_text() for path in sorted(toy.text.iterdir())]
+    assert any(text in row["text"] for text in texts)
+    [cut] = json.loads(lmtrain("data", "decode", toy.data, 1, "--most", 5, "--ids", "--json"))
+    assert cut["ids"] == IndexedDataset.open(toy.data).document(1)[:5].tolist()
+    assert "document 1: " in lmtrain("data", "decode", toy.data, 1, "--most", 5, "--ids")
+    assert "Document 9999 is not in" in lmtrain("data", "decode", toy.data, 9999, code=2)
+    drawn = [json.loads(lmtrain("data", "sample", toy.data, "-n", 4, "--seed", seed, "--json")) for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert len({row["document"] for row in drawn[0]}) == 4
+    for suffix in (".bin", ".idx"):
+        part(tmp_path / "foreign", suffix).write_bytes(part(toy.data, suffix).read_bytes())
+    assert "carries no tokenizer" in lmtrain("data", "sample", tmp_path / "foreign", code=2)
+    assert "document" in lmtrain("data", "sample", tmp_path / "foreign", "--tokenizer", toy.tokenizer)
+
+
+def test_stats(toy: Toy) -> None:
+    facts = json.loads(lmtrain("data", "stats", toy.data, "--json"))
+    assert sum(bar["documents"] for bar in facts["lengths"]) == facts["documents"]
+    drawn = lmtrain("data", "stats", toy.data)
+    assert "tokens in a document" in drawn
+    assert "█" in drawn
+
+
+@pytest.fixture
+def blended(toy: Toy, tmp_path: Path) -> list[str]:
+    outputs = ["--output", tmp_path / "a", "--output", tmp_path / "b"]
+    lmtrain("data", "split", toy.data, "--shares", "2,1", *outputs)
+    parts = f"[{{path: '{tmp_path / 'a'}', weight: 3}}, {{path: '{tmp_path / 'b'}', weight: 1}}]"
+    settings = [one for one in toy.settings(tmp_path / "run") if not one.startswith("data.path")]
+    return ["data=blend", f"data.datasets={parts}", "data.split=[0.8,0.2]", *settings]
+
+
+def test_blend_and_index(blended: list[str]) -> None:
+    rows = json.loads(lmtrain("data", "blend", *blended, "--json"))
+    assert [(row["share"], row["run_samples"]) for row in rows] == [(0.75, 36), (0.25, 12)]
+    table = lmtrain("data", "blend", *blended)
+    assert "75.0000%" in table
+    assert "2 datasets" in table
+    facts = json.loads(lmtrain("data", "index", *blended, "--json"))
+    assert facts["datasets"] == 2
+    assert facts["samples"] == sum(row["samples"] for row in rows)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        [],
+        ["data.packing=best_fit", "data.document_mask=true"],
+        ["data.order=megatron", "data.first_sample=7", "data.megatron_samples=100"],
+    ],
+    ids=["blend", "best_fit", "megatron"],
+)
+def test_a_run_on_a_blend_stops_and_goes_on(blended: list[str], tmp_path: Path, extra: list[str]) -> None:
+    settings = [*blended, *extra, "train.valid_interval_steps=6", "train.valid_samples=8"]
+    whole = json.loads(lmtrain("pretrain", *settings, f"run.dir={tmp_path / 'whole'}", "--json").splitlines()[-1])
+    assert whole["step"] == 12
+    rows = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
+    checkpoint = tmp_path / "whole" / "checkpoints" / "step_00000008"
+    lmtrain("pretrain", *settings, f"run.dir={tmp_path / 'half'}", f"checkpoint.resume={checkpoint}", "--json")
+    after = [json.loads(line) for line in (tmp_path / "half" / "metrics.jsonl").read_text().splitlines()]
+    want = [(row["loss"], row["samples_hash"]) for row in rows if row["event"] == "step" and row["step"] > 8]
+    assert [(row["loss"], row["samples_hash"]) for row in after if row["event"] == "step"] == want
+    other = [one.replace("weight: 3", "weight: 2") for one in settings]
+    refused = lmtrain("pretrain", *other, f"run.dir={tmp_path / 'half'}", code=65)
+    assert "data: blend is" in refused

@@ -1,0 +1,127 @@
+"""`lmtrain preprocess` as it is typed: a pipe, a summary, a kill, bad lines, and the memory that it takes."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lmtrain.data.format import IndexedDataset
+from tests.cli.harness import Toy, lmtrain, start
+
+# because: ru_maxrss of a process begins with that of the one that started it
+PEAK = """
+import re, sys
+from lmtrain.cli.main import main
+try:
+    main(sys.argv[1:])
+finally:
+    print(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1], file=sys.stderr)
+"""
+
+
+def peak_bytes(*arguments: object) -> int:
+    """The memory that a command took, of this process and its threads."""
+    command = [sys.executable, "-c", PEAK, "preprocess", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return int(done.stderr.splitlines()[-1]) * 1024
+
+
+def test_a_pipe_and_a_summary(toy: Toy, tmp_path: Path) -> None:
+    lines = [json.dumps({"text": "def f(x):\n    return x\n" * n}) for n in range(1, 60)]
+    for name in ("a", "b"):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "lmtrain.cli.main", "preprocess", "-", "--tokenizer", str(toy.tokenizer),
+             "--output", str(tmp_path / name), *(["--json"] if name == "b" else [])],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        output, _ = process.communicate("\n".join(lines), timeout=60)
+        assert process.returncode == 0
+        if name == "a":
+            assert re.match(r"59 documents, [\d.]+ KiB of text -> [\d.]+k tokens", output)
+            assert "tokens a document:" in output
+        else:
+            facts: dict[str, Any] = json.loads(output)
+            assert (facts["num_documents"], facts["rejects"], facts["num_shards"]) == (59, {}, 1)
+    assert (tmp_path / "a.bin").read_bytes() == (tmp_path / "b.bin").read_bytes()
+
+
+def test_bad_lines_on_the_command_line(toy: Toy, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "good"}\nbad\n{"text": 1}\n{"text": "also good"}\n')
+    common = ["preprocess", tmp_path / "a.jsonl", "--tokenizer", toy.tokenizer, "--output", tmp_path / "out"]
+    said = lmtrain(*common, code=65)
+    assert "a.jsonl:2 (byte 17): not valid JSON" in said.replace("\n", " ")
+    assert "--on-error skip" in said
+    said = lmtrain(*common, "--on-error", "quarantine", "--max-bad", 2)
+    assert "2 bad lines left out: 1 not valid JSON, 1 the value of 'text' is not text" in said
+    rejects = [json.loads(line) for line in (tmp_path / "out.rejects.jsonl").read_text().splitlines()]
+    assert [reject["content"] for reject in rejects] == ["bad", '{"text": 1}']
+    lmtrain(*common, "--overwrite", "--on-error", "skip", "--max-bad", 1, code=65)
+    assert "is not a size" in lmtrain(*common, "--max-doc-bytes", "much", code=2)
+
+
+def test_killed_and_started_again(toy: Toy, tmp_path: Path) -> None:
+    """By SIGKILL after the second of several slices, and when all was written but for the index."""
+    (tmp_path / "a.jsonl").write_text((json.dumps({"text": "the same text again " * 50}) + "\n") * 12_000)
+    common = ["preprocess", tmp_path / "a.jsonl", "--tokenizer", toy.tokenizer, "--output"]
+    lmtrain(*common, tmp_path / "whole")
+    for fault in ("kill:point=data.slice:count=2", "kill:point=data.finish"):
+        process = start(*common, tmp_path / "cut", env={"LMTRAIN_FAULT": fault, "LMTRAIN_ALLOW_FAULTS": "1"})
+        said, _ = process.communicate(timeout=120)
+        assert process.returncode == -signal.SIGKILL, said
+    said = lmtrain(*common, tmp_path / "cut")
+    assert "going on after the 12000 documents" in said
+    for suffix in (".bin", ".idx", ".json", ".tokenizer.json"):
+        assert (tmp_path / f"cut{suffix}").read_bytes() == (tmp_path / f"whole{suffix}").read_bytes()
+    assert not (tmp_path / ".cut.tmp").exists()
+
+
+def test_a_pipe_that_says_nothing_can_be_left(toy: Toy, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "lmtrain.cli.main", "preprocess", "-", "--tokenizer", str(toy.tokenizer)]
+    process = subprocess.Popen(
+        [*command, "--output", str(tmp_path / "out")], stdin=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdin is not None
+    process.stdin.write(b'{"text": "some words"}\n' * 500_000)  # more than the pipe holds
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    assert process.stderr is not None
+    assert b"Fatal" not in process.stderr.read()
+    process.stdin.close()
+    process.stderr.close()
+
+
+def documents_of(num_bytes: int, path: Path) -> None:
+    words = np.random.default_rng(0).integers(0, 26, 1 << 20).astype(np.uint8) + ord("a")
+    words[::6] = ord(" ")
+    text = words.tobytes().decode()
+    with path.open("w") as file:
+        for start_at in range(num_bytes // 5000):
+            at = start_at * 4999 % (len(text) - 5000)
+            file.write(json.dumps({"text": text[at : at + 5000]}) + "\n")
+
+
+def test_memory_does_not_grow_with_the_corpus(toy: Toy, tmp_path: Path) -> None:
+    peaks = []
+    for size in (8 << 20, 96 << 20):
+        documents_of(size, tmp_path / "a.jsonl")
+        more = ["--tokenizer", toy.tokenizer, "--output", tmp_path / "out", "--overwrite", "--workers", 2]
+        peaks.append(peak_bytes(tmp_path / "a.jsonl", *more))
+    assert IndexedDataset.open(tmp_path / "out").info is not None
+    assert peaks[1] < 300 << 20
+    assert peaks[1] - peaks[0] < 48 << 20
+
+
+def test_memory_grows_with_twice_the_longest_document(toy: Toy, tmp_path: Path) -> None:
+    size = 64 << 20
+    with (tmp_path / "a.jsonl").open("w") as file:
+        for _ in range(2):
+            file.write('{"text": "' + "some words of a long text, " * (size // 27) + '"}\n')
+    more = ["--tokenizer", toy.tokenizer, "--output", tmp_path / "out", "--workers", 2]
+    assert peak_bytes(tmp_path / "a.jsonl", *more) < (300 << 20) + 2 * size

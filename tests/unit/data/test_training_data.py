@@ -1,0 +1,203 @@
+"""Every kind of data: settings become samples, order, validation and identity; the loader resumes at any step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lmtrain.batch import IGNORED
+from lmtrain.data.blend_schedule import whole_shares
+from lmtrain.data.data_settings import BlendPart, BlendSettings, DataChoice, DataSettings
+from lmtrain.data.format import IndexedDataset
+from lmtrain.data.loader import Loader
+from lmtrain.data.megatron_order import MegatronDataset, split_sequences
+from lmtrain.data.order import BatchPlan, Order
+from lmtrain.data.training_data import Asked, TrainingData, build_training_data, open_datasets
+from lmtrain.errors import DataError, SettingsError
+from tests.unit.data.conftest import Make
+
+ASKED = Asked(seq_len=8, vocab_size=10**6, seed=3, num_samples=96, validate=True)
+PLAN = BatchPlan(8)
+SPLIT = (0.7, 0.3)
+
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "mask": {"document_mask": True},
+    "document": {"packing": "document"},
+    "best_fit": {"packing": "best_fit", "document_mask": True},
+    "megatron": {"order": "megatron"},
+    "megatron_mask": {"order": "megatron", "document_mask": True},
+    "later": {"first_sample": 17},
+    "megatron_later": {"order": "megatron", "first_sample": 17, "megatron_samples": 200},
+}
+
+
+@pytest.fixture
+def paths(make: Make) -> list[str]:
+    chance = np.random.default_rng(0)
+    lengths = [chance.integers(1, 30, size).tolist() for size in (40, 25, 60)]
+    return [str(make(f"d{i}", one, base=10_000 * i, described=True).prefix) for i, one in enumerate(lengths)]
+
+
+def settings_of(kind: str, blended: bool, paths: list[str]) -> DataChoice:
+    common = KINDS[kind] | {"split": SPLIT}
+    if not blended:
+        return DataSettings(path=paths[0], **common)
+    return BlendSettings(
+        datasets=tuple(BlendPart(path=path, weight=w) for path, w in zip(paths, (3.0, 1.0, 0.5), strict=True)), **common
+    )
+
+
+def build(settings: DataChoice, asked: Asked = ASKED) -> TrainingData:
+    return build_training_data(settings, open_datasets(settings), asked)
+
+
+def load(data: TrainingData, start: int, dp: int = 1, rank: int = 0, micro_batch: int = 2) -> list[Any]:
+    loader = Loader(data.train, data.order, PLAN, micro_batch, rank, dp)
+    steps = [
+        (step.step, step.valid_tokens, step.sample_ids.tolist(),
+         [[None if array is None else array.tolist() for array in vars(batch).values()] for batch in step.microbatches])
+        for step in loader.steps(start, 12)
+    ]  # fmt: skip
+    loader.close()
+    return steps
+
+
+@pytest.mark.parametrize("blended", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_step_is_read_alone(paths: list[str], kind: str, blended: bool) -> None:
+    settings = settings_of(kind, blended, paths)
+    unbroken = load(build(settings), 0)
+    for step, valid_tokens, _, batches in unbroken:
+        labels = np.array([batch[1] for batch in batches])
+        assert valid_tokens == int((labels != IGNORED).sum()) > 0
+        assert labels.shape == (4, 2, 8), step
+    for start in range(1, 12, 3):
+        assert load(build(settings), start) == unbroken[start:]
+
+
+@pytest.mark.parametrize("kind", ["plain", "best_fit", "megatron"])
+def test_the_samples_of_a_blend_know_no_layout(paths: list[str], kind: str) -> None:
+    data = build(settings_of(kind, True, paths))
+    alone = load(data, 0, micro_batch=1)
+    ranks = [load(data, 0, dp=4, rank=rank, micro_batch=1) for rank in range(4)]
+    for step in range(12):
+        turns = [ranks[rank][step][3][m] for m in range(2) for rank in range(4)]
+        assert turns == alone[step][3]
+    longer = Asked(**(vars(ASKED) | {"num_samples": 960}))
+    if kind != "megatron":  # whose order depends on the length of the run
+        assert load(build(settings_of(kind, True, paths), longer), 0, micro_batch=1) == alone
+
+
+@pytest.mark.parametrize("blended", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_and_validation_share_no_token(paths: list[str], kind: str, blended: bool) -> None:
+    data = build(settings_of(kind, blended, paths))
+    assert data.valid is not None
+    valid = data.valid.batch(np.arange(data.valid.num_samples))
+    num_train = data.train.num_samples
+    train = data.train.batch(np.arange(num_train))
+    seen = [set(batch.labels_BT[batch.labels_BT != IGNORED].ravel().tolist()) for batch in (train, valid)]
+    assert seen[0]
+    assert seen[1]
+    assert not seen[0] & seen[1]
+    assert data.valid.num_labels(np.arange(data.valid.num_samples)) == int((valid.labels_BT != IGNORED).sum())
+
+
+def test_a_blend_is_read_by_its_shares(paths: list[str]) -> None:
+    data = build(settings_of("plain", True, paths))
+    rows = data.contributions(8)
+    assert [row["run_samples"] for row in rows] == [64, 22, 10]  # of 96: 64, 21.33, 10.67, none off by one
+    assert sum(row["run_tokens"] for row in rows) == 96 * 8
+    assert [round(row["share"] * 9) for row in rows] == [6, 2, 1]
+    ids = data.order.ids(0, 96)
+    offsets = np.cumsum([row["samples"] for row in rows])
+    assert np.bincount(np.searchsorted(offsets, ids, side="right")).tolist() == [64, 22, 10]
+
+
+def test_tokens_and_epochs_are_amounts(paths: list[str]) -> None:
+    parts = (BlendPart(path=paths[0], tokens=8000), BlendPart(path=paths[1], epochs=2.5))
+    data = build(BlendSettings(datasets=parts, split=(1.0,)), Asked(**(vars(ASKED) | {"validate": False})))
+    samples = data.parts[1].dataset.num_samples
+    assert whole_shares([part.share for part in data.parts]) == whole_shares([2000, 5 * samples])
+
+
+def test_blends_to_validate_on(paths: list[str]) -> None:
+    settings = BlendSettings(
+        datasets=(BlendPart(path=paths[0], weight=1.0),), split=(1.0,),
+        valid_datasets=(BlendPart(path=paths[1], weight=2.0), BlendPart(path=paths[2], weight=1.0)),
+    )  # fmt: skip
+    data = build(settings)
+    assert data.valid is not None
+    tokens = data.valid.batch(np.arange(6)).tokens_BT[:, 0] // 10_000
+    assert sorted(tokens.tolist()) == [1, 1, 1, 1, 2, 2]
+
+
+def test_valid_path_and_its_absence(paths: list[str]) -> None:
+    data = build(DataSettings(path=paths[0], valid_path=paths[1], split=(1.0,)))
+    assert data.valid is not None
+    assert data.valid.batch(np.array([0])).tokens_BT[0, 0] == 10_000
+    for settings in (DataSettings(path=paths[0], split=(1.0,)), settings_of("plain", True, paths[:3])):
+        if isinstance(settings, BlendSettings):
+            settings = BlendSettings(datasets=settings.datasets, split=(1.0,))
+        with pytest.raises(SettingsError, match="leaves no document to validate on"):
+            build(settings)
+        assert build(settings, Asked(**(vars(ASKED) | {"validate": False}))).valid is None
+
+
+def test_one_dataset_is_read_as_ever(paths: list[str]) -> None:
+    data = build(DataSettings(path=paths[0], split=SPLIT))
+    assert data.order == Order(data.train.num_samples, 3)
+    assert data.identity["train_documents"] == [0, 28]
+
+
+def test_megatrons_run_is_gone_on_with(paths: list[str]) -> None:
+    """Positions from first_sample on are the samples that the other run would have taken next."""
+    data = build(settings_of("megatron_later", False, paths))
+    indexed = IndexedDataset.open(paths[0])
+    theirs = MegatronDataset(indexed, split_sequences(indexed.num_sequences, SPLIT)[0], 8, 200, 3)
+    expected = theirs.batch(np.arange(17, 17 + 96)).tokens_BT
+    assert data.train.batch(data.order.ids(0, 96)).tokens_BT.tolist() == expected.tolist()
+
+
+def test_megatron_samples_must_reach(paths: list[str]) -> None:
+    with pytest.raises(SettingsError, match=r"megatron_samples=100 is less than data\.first_sample=17 and the 96"):
+        build(DataSettings(path=paths[0], split=SPLIT, order="megatron", first_sample=17, megatron_samples=100))
+
+
+def test_identities_differ_where_samples_do(paths: list[str]) -> None:
+    every = [build(settings_of(kind, blended, paths)) for kind in KINDS for blended in (False, True)]
+    every.append(build(settings_of("plain", True, paths[::-1])))
+    texts = [repr((data.identity, data.content_sha256)) for data in every]
+    assert len(set(texts)) == len(texts)
+    assert [data.content_sha256 is None for data in every] == [False] * len(every)
+
+
+def test_data_of_another_kind_is_refused() -> None:
+    with pytest.raises(SettingsError, match="makes no samples of running text"):
+        open_datasets(DataChoice())
+
+
+def test_a_dataset_too_small_for_a_blend(make: Make, paths: list[str]) -> None:
+    parts = (BlendPart(path=paths[0], weight=1.0), BlendPart(path=str(make("small", [3]).prefix), weight=1.0))
+    with pytest.raises(DataError, match="0 samples of 8 tokens"):
+        build(BlendSettings(datasets=parts, split=SPLIT))
+
+
+def test_small_datasets_may_lack_documents_to_validate_on(make: Make, paths: list[str]) -> None:
+    parts = (BlendPart(path=paths[0], weight=1.0), BlendPart(path=str(make("one", [30], 5000).prefix), weight=1.0))
+    data = build(BlendSettings(datasets=parts, split=SPLIT))
+    assert data.valid is not None
+    assert data.valid.batch(np.arange(data.valid.num_samples)).tokens_BT.max() < 5000
+
+
+def test_indexes_go_where_they_are_told(paths: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lmtrain.data.documents._CACHED_FROM", 0)
+    build(DataSettings(path=paths[0], split=SPLIT))
+    assert list((tmp_path / "d0.index").glob("documents-*"))
+    build(DataSettings(path=paths[1], split=SPLIT, index_dir=str(tmp_path / "elsewhere")))
+    assert list((tmp_path / "elsewhere").glob("documents-*"))
+    assert not (tmp_path / "d1.index").exists()

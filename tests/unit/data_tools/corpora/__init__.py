@@ -1,0 +1,1 @@
+"""Recipes of corpora, on small files made by hand."""

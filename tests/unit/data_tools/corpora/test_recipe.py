@@ -1,0 +1,190 @@
+"""Recipes: all are found, pinned and safe; each reads local files; archives are read as streams and never unpacked."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import lzma
+import tarfile
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from data_tools.corpora.recipe import RemoteFile, fetch_files, find_recipe, get_corpus, recipes, split_of
+from data_tools.fetch import check_address
+from data_tools.steps import Report
+from lmtrain.errors import DataError, MissingInputError, UsageError
+from lmtrain.runtime.files import is_safe_name
+from tests.unit.data_tools.corpus_files import read_jsonl, texts
+
+ARTICLES = [
+    " \n = One ( song ) = \n \n First <unk> text . \n \n = = Part = = \n \n More . \n",
+    " \n = 1933 = \n \n Second . \n",
+]
+
+
+def get(name: str, files: list[Path], output: Path) -> Report:
+    return get_corpus(find_recipe(name), files, output)
+
+
+def test_every_recipe_is_found_pinned_and_safe() -> None:
+    assert recipes().keys() == {"c4", "lambada", "openwebtext", "wikipedia", "wikitext103"}
+    for name, recipe in recipes().items():
+        assert recipe.name == name
+        for file in recipe.files:
+            assert is_safe_name(file.name)
+            assert len(bytes.fromhex(file.sha256)) == 32
+            assert file.num_bytes
+            assert all(url.startswith("https://") for url in file.urls)
+            for url in file.urls:
+                check_address(url)
+    with pytest.raises(UsageError, match="Did you mean wikitext103"):
+        find_recipe("wikitext")
+
+
+def test_wikitext_falls_into_articles_whose_sum_is_the_file(tmp_path: Path) -> None:
+    (tmp_path / "wiki.test.tokens").write_text("".join(ARTICLES))
+    tally = get("wikitext103", [tmp_path / "wiki.test.tokens"], tmp_path / "out").tally
+    rows = read_jsonl(tmp_path / "out" / "test.jsonl")
+    assert [row["title"] for row in rows] == ["One ( song )", "1933"]
+    assert [row["text"] for row in rows] == ARTICLES
+    assert [row["id"] for row in rows] == ["wikitext103/test/0", "wikitext103/test/1"]
+    assert tally.changed == {"to test": 2}
+
+
+def test_the_real_test_set_has_sixty_articles(tmp_path: Path, shared_data: Path) -> None:
+    source = shared_data / "wt103.wiki.test.tokens"
+    get("wikitext103", [source], tmp_path)
+    rows = read_jsonl(tmp_path / "test.jsonl")
+    assert len(rows) == 60
+    assert [row["title"] for row in rows[:3]] == ["Robert Boulter", "Du Fu", "Kiss You ( One Direction song )"]
+    assert "".join(row["text"] for row in rows) == source.read_text(encoding="utf-8")
+
+
+def wikitext_zip(path: Path, names: dict[str, str]) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in names.items():
+            archive.writestr(name, text)
+    return path
+
+
+def test_a_zip_gives_all_splits_and_its_names_are_no_paths(tmp_path: Path) -> None:
+    names = {
+        "wikitext-103-raw/wiki.train.raw": ARTICLES[0], "../../wiki.test.raw": ARTICLES[1],
+        "/etc/wiki.valid.raw": "".join(ARTICLES), "../evil.sh": "boo", "wikitext-103-raw/": "",
+    }  # fmt: skip
+    (tmp_path / "in").mkdir()
+    path = wikitext_zip(tmp_path / "in" / "w.zip", names)
+    get("wikitext103", [path], tmp_path / "out")
+    found = {file.name: len(texts(file)) for file in (tmp_path / "out").glob("*.jsonl")}
+    assert found == {"train.jsonl": 1, "test.jsonl": 1, "valid.jsonl": 2}
+    assert sorted(p.name for p in tmp_path.rglob("*") if p.is_file() and p.suffix != ".jsonl") == [
+        "get.report.json", "w.zip"
+    ]  # fmt: skip
+
+
+def test_zip_bombs_and_broken_zips_are_refused(tmp_path: Path) -> None:
+    bomb = wikitext_zip(tmp_path / "bomb.zip", {"wiki.test.raw": "\0" * (100 << 20)})
+    with pytest.raises(DataError, match="unpacks to over"):
+        get("wikitext103", [bomb], tmp_path / "out")
+    good = wikitext_zip(tmp_path / "good.zip", {"wiki.test.raw": ARTICLES[0] * 50}).read_bytes()
+    for damaged in (good[:-30], good[:60] + b"xxxx" + good[64:], b"no zip"):
+        (tmp_path / "bad.zip").write_bytes(damaged)
+        with pytest.raises(DataError):
+            get("wikitext103", [tmp_path / "bad.zip"], tmp_path / "out")
+    assert not list((tmp_path / "out").glob("*.jsonl"))
+
+
+def test_lambada_in_both_forms(tmp_path: Path) -> None:
+    (tmp_path / "lambada_test.jsonl").write_text('{"text": "One two."}\n{"text": "Three\\nfour."}\n')
+    (tmp_path / "lambada_development_plain_text.txt").write_text("five six\nseven eight \n")
+    get("lambada", sorted(tmp_path.glob("lambada*")), tmp_path / "out")
+    assert texts(tmp_path / "out" / "test.jsonl") == ["One two.", "Three\nfour."]
+    assert texts(tmp_path / "out" / "valid.jsonl") == ["five six", "seven eight "]
+
+
+def test_the_real_lambada_has_all_its_passages(tmp_path: Path, shared_data: Path) -> None:
+    file = shared_data / "lambada_test.jsonl"
+    (remote,) = find_recipe("lambada").files
+    assert (hashlib.sha256(file.read_bytes()).hexdigest(), file.stat().st_size) == (remote.sha256, remote.num_bytes)
+    get("lambada", [file], tmp_path)
+    assert len(texts(tmp_path / "test.jsonl")) == 5153
+
+
+def tar_of(members: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+        link = tarfile.TarInfo("openwebtext/link.txt")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        archive.addfile(link)
+    return buffer.getvalue()
+
+
+def test_openwebtext_is_read_through_its_tars(tmp_path: Path) -> None:
+    inner = lzma.compress(tar_of({"0001-a.txt": b"first page\n", "../../0002-b.txt": b"zweite", "3.txt": b"\xff"}))
+    whole = lzma.compress(tar_of({"openwebtext/urlsf_subset00-1_data.xz": inner, "openwebtext/readme": b"no page"}))
+    for name, data in (("openwebtext.tar.xz", whole), ("urlsf_subset00-1_data.xz", inner)):
+        (tmp_path / name).write_bytes(data)
+        tally = get("openwebtext", [tmp_path / name], tmp_path / "out").tally
+        rows = read_jsonl(tmp_path / "out" / "train.jsonl")
+        assert [row["text"] for row in rows] == ["first page\n", "zweite"]
+        assert [row["id"] for row in rows] == ["openwebtext/0001-a", "openwebtext/0002-b"]
+        assert tally.dropped == {"not UTF-8": 1}
+    assert not list(tmp_path.rglob("*.txt"))
+
+
+def test_damaged_and_hostile_tars_are_refused(tmp_path: Path) -> None:
+    bomb = lzma.compress(tar_of({"a/b.xz": lzma.compress(bytes(200 << 20), preset=0)}))
+    inner = lzma.compress(tar_of({"0001-a.txt": b"first page\n" * 100}))
+    path = tmp_path / "openwebtext.tar.xz"
+    for data in (bomb, inner[:-20], lzma.compress(b"no tar at all" * 100)):
+        path.write_bytes(data)
+        with pytest.raises(DataError):
+            get("openwebtext", [path], tmp_path / "out")
+
+
+def test_c4_keeps_its_keys_and_names_documents_by_their_address(tmp_path: Path) -> None:
+    rows = [{"text": "a", "url": "http://x/1", "timestamp": "t"}, {"text": "b"}, {"no": "text"}]
+    path = tmp_path / "c4-validation.00000-of-00008.json.gz"
+    path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
+    tally = get("c4", [path], tmp_path / "out").tally
+    found = read_jsonl(tmp_path / "out" / "valid.jsonl")
+    assert found[0] == {"id": "http://x/1", **rows[0]}
+    assert found[1]["id"].startswith("c4/c4-validation")
+    assert (tally.num_in, tally.num_out) == (3, 2)
+    assert tally.dropped.total() == 1
+
+
+def test_fetched_files_come_from_their_place(tmp_path: Path) -> None:
+    content = b'{"text": "x"}\n'
+    remote = RemoteFile("t.jsonl", ("https://example.invalid/t",), hashlib.sha256(content).hexdigest(), len(content))
+    recipe = replace(find_recipe("lambada"), files=(remote,))
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "t.jsonl").write_bytes(content)
+    get_corpus(recipe, [], tmp_path, offline=True)
+    assert texts(tmp_path / "test.jsonl") == ["x"]
+    with pytest.raises(UsageError, match="--offline was given"):
+        get_corpus(recipe, [], tmp_path / "other", offline=True)
+
+
+def test_what_cannot_be_got_says_what_can(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no fixed release to fetch"):
+        fetch_files(find_recipe("c4"), tmp_path, False, None)
+    with pytest.raises(MissingInputError, match=r"absent\.zip is not a file"):
+        get("wikitext103", [tmp_path / "absent.zip"], tmp_path)
+    (tmp_path / "empty.txt").write_text("no article here\n")
+    with pytest.raises(DataError, match="holds no document of wikitext103"):
+        get("wikitext103", [tmp_path / "empty.txt"], tmp_path)
+
+
+def test_splits_are_told_by_names() -> None:
+    names = ["wiki.train.raw", "c4-validation.0", "lambada_development.txt", "x_test.jsonl", "other"]
+    assert [split_of(name) for name in names] == ["train", "valid", "valid", "test", "train"]

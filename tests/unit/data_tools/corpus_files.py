@@ -1,0 +1,35 @@
+"""Small files for the tests of corpus steps: JSON lines in and out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from data_tools.records import Part, Reading
+from data_tools.steps import Report, Step, Work, report_path, run_step
+
+WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "mu", "nu", "xi", "pi"]
+
+
+def write_jsonl(path: Path, documents: Iterable[dict[str, Any]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(d, ensure_ascii=False) + "\n" for d in documents), encoding="utf-8")
+    return path
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+
+
+def texts(path: Path) -> list[str]:
+    return [document["text"] for document in read_jsonl(path)]
+
+
+def run(step: Step, inputs: Sequence[Path], output: Path, **how: Any) -> Report:
+    """Run a step that writes documents; `part` as text, `block_bytes` and `workers` as in Work."""
+    part = Part.parse(how.pop("part", "0/1"))
+    reading = Reading(**{name: how.pop(name) for name in ("key", "on_error", "max_doc_bytes") if name in how})
+    work = Work(part=part, reading=reading, **how)
+    return run_step(step, list(inputs), dict.fromkeys(step.files, output), work, report_path(output))
