@@ -15,7 +15,7 @@ struct Shift {  // lower case is code + delta, for every `step`th code point fro
   int32_t delta;
 };
 
-// GPT-2's pattern: 0 other, 1 letter, 2 number, 3 white space
+// GPT-2: 0 other, 1 letter, 2 number, 3 white space
 constexpr Run kSplitClasses[] = {
   {0x0, 0}, {0x9, 3}, {0xe, 0}, {0x20, 3}, {0x21, 0}, {0x30, 2}, {0x3a, 0}, {0x41, 1}, {0x5b, 0}, {0x61, 1}, {0x7b, 0},
   {0x85, 3}, {0x86, 0}, {0xa0, 3}, {0xa1, 0}, {0xaa, 1}, {0xab, 0}, {0xb2, 2}, {0xb4, 0}, {0xb5, 1}, {0xb6, 0},
