@@ -47,7 +47,8 @@ test-slow: $(VENV)/.tested  ## the tests that take minutes
 # the parts that never import torch, on another Python and without torch: PYTHON313=/path/to/python3.13
 PYTHON313 ?= python3.13
 TORCH_FREE_TESTS := tests/unit/test_errors.py tests/unit/test_units.py tests/unit/test_layout.py tests/unit/test_spec.py \
-  tests/unit/config tests/unit/tokenizer tests/unit/data_tools tests/unit/data/test_format.py tests/unit/data/test_order.py \
+  tests/unit/config tests/unit/tokenizer/test_base.py tests/unit/tokenizer/test_train.py tests/unit/data_tools/test_stdlib.py \
+  tests/unit/data_tools/test_dedupe.py tests/unit/data/test_format.py tests/unit/data/test_order.py \
   tests/unit/data/test_sample_index.py tests/unit/data/test_causal.py tests/unit/runtime/test_files.py \
   tests/unit/runtime/test_process.py tests/unit/runtime/test_seed.py tests/unit/runtime/test_faults.py \
   tests/unit/checkpoint/test_format.py tests/unit/checkpoint/test_pieces.py tests/house
@@ -55,7 +56,7 @@ TORCH_FREE_TESTS := tests/unit/test_errors.py tests/unit/test_units.py tests/uni
 $(VENV)-torch-free/.installed: pyproject.toml
 	$(PYTHON313) -m venv $(VENV)-torch-free
 	$(VENV)-torch-free/bin/pip install --quiet --disable-pip-version-check \
-	  typer rich hydra-core tokenizers numpy pytest hypothesis transformers
+	  typer rich hydra-core tokenizers numpy pytest hypothesis transformers zstandard pyarrow
 	@touch $@
 
 .PHONY: test-torch-free
