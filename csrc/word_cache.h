@@ -10,48 +10,12 @@
 #include <utility>
 #include <vector>
 
+#include "id_buffer.h"
 #include "model.h"
 
 #ifdef __linux__
 #include <sys/mman.h>
 #endif
-
-// Ids end to end, in memory that may be handed away. Room is asked for first, then written without looking.
-template <class Id>
-class IdBuffer {
- public:
-  IdBuffer() = default;
-  IdBuffer(const IdBuffer&) = delete;
-  IdBuffer& operator=(const IdBuffer&) = delete;
-  ~IdBuffer() { std::free(data_); }
-
-  Id* reserve(size_t room) {  // where the next `room` ids may be written
-    if (size_ + room > capacity_) resize((size_ + room) * 3 / 2);
-    return data_ + size_;
-  }
-  void set_end(const Id* end) { size_ = static_cast<size_t>(end - data_); }
-  void truncate(size_t size) { size_ = size; }
-  size_t size() const { return size_; }
-
-  Id* release() {  // the caller frees it
-    resize(size_ ? size_ : 1);
-    Id* data = data_;
-    data_ = nullptr;
-    size_ = capacity_ = 0;
-    return data;
-  }
-
- private:
-  void resize(size_t capacity) {
-    void* data = std::realloc(data_, capacity * sizeof(Id));
-    if (data == nullptr) throw std::bad_alloc();
-    data_ = static_cast<Id*>(data);
-    capacity_ = capacity;
-  }
-
-  Id* data_ = nullptr;
-  size_t size_ = 0, capacity_ = 0;
-};
 
 // One thread's memory of words. Sets of two entries, one cache line each: words of up to 15 bytes and a few ids stand in
 // them; the rest goes to LongWords.
@@ -165,11 +129,13 @@ class WordCache {
 
   __attribute__((noinline)) Id* encode_anew(const Ready& r, Id* ids) {
     LongSlot slot;
-    if (num_long_ && find_long(r, slot)) return copy(*slot.word, ids);
+    const size_t number = static_cast<size_t>(r.set - entries_) / 2;
+    if (has_long_[number] && find_long(r, slot)) return copy(*slot.word, ids);
     uint32_t found[kKeyBytes];
     const size_t count = model_.encode_word(r.word, r.size, found, scratch_);
     for (size_t i = 0; i < count; ++i) ids[i] = static_cast<Id>(found[i]);
     if (count > kIds) {
+      has_long_[number] = true;
       keep_long(r, ids, ids + count);
     } else {
       Entry& e = r.set[0].count ? r.set[1] : r.set[0];  // a new word takes the second place, and moves up if seen again
@@ -270,4 +236,5 @@ class WordCache {
   std::vector<uint8_t> long_bytes_;
   std::vector<uint32_t> long_ids_;
   size_t num_long_ = 0;
+  std::vector<bool> has_long_ = std::vector<bool>(kNumSets);  // words of this set are among the long ones
 };

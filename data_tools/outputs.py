@@ -29,6 +29,7 @@ from lmtrain.data.writer import DatasetSpool, Mark, publish, refuse_taken, worki
 from lmtrain.errors import LmtrainError, OutputError, StorageError
 from lmtrain.runtime import files
 from lmtrain.runtime.faults import fault_point
+from lmtrain.tokenizer.base import Tokenizer
 
 REJECTS = ".rejects.jsonl"
 _NUM_BINS = 40  # of the histogram: 0, 1, 2-3, 4-7, ... tokens
@@ -102,12 +103,12 @@ class Plan:
 class Outputs:
     """Use as a context manager: the folder is held inside it, and kept after it only where resuming makes sense."""
 
-    def __init__(self, plan: Plan, identity: str | None, about: dict[str, Any], tokenizer: bytes) -> None:
+    def __init__(self, plan: Plan, identity: str | None, tokenizer: Tokenizer) -> None:
         self.plan, self.totals = plan, Totals(shard_text_bytes=[0] * len(plan.keys))
         self.finished = False  # by an earlier run, but for the renaming
         self.resumed, self.dropped = False, False  # whether there was work to go on with, or other work in the way
         self.sync_seconds = 0.0
-        self._identity, self._about, self._tokenizer = identity, about, tokenizer
+        self._identity, self._tokenizer = identity, tokenizer
         self._folder = working_folder(plan.prefix)
         self._journal = Journal(self._folder / "journal.jsonl")
         self._shard = 0
@@ -278,8 +279,13 @@ class Outputs:
         self.totals.shard_text_bytes = [0] * len(self.plan.keys)
 
     def _finish_shard(self) -> None:
+        about = {
+            "tokenizer_fingerprint": self._tokenizer.fingerprint,
+            "vocab_size": self._tokenizer.vocab_size,
+            "eod_id": self._tokenizer.eod_id,
+        }
         for spool, num_bytes in zip(self._spools, self.totals.shard_text_bytes, strict=True):
-            spool.finish(self._about | {"num_bytes": num_bytes}, self._tokenizer)
+            spool.finish(about | {"num_bytes": num_bytes}, self._tokenizer.to_bytes())
 
     def _sync(self) -> None:
         began = time.perf_counter()

@@ -100,13 +100,8 @@ def preprocess(
     sources = find_sources(inputs)
     _check_keys(sources, options)
     plan = Plan(output, options.keys, dtype_for(tokenizer.vocab_size), options.shard_tokens, options.overwrite)
-    about = {
-        "tokenizer_fingerprint": tokenizer.fingerprint,
-        "vocab_size": tokenizer.vocab_size,
-        "eod_id": tokenizer.eod_id,
-    }
     data = tokenizer.to_bytes()
-    with Outputs(plan, _identity(sources, data, options), about, data) as outputs:
+    with Outputs(plan, _identity(sources, data, options), tokenizer) as outputs:
         resumed = outputs.totals.num_documents if outputs.resumed else 0
         _say_what_was_found(outputs, say)
         if not outputs.finished:
@@ -151,6 +146,7 @@ def _run(
         worker_pool(job, build_encoder(tokenizer), options.workers) as (pool, run),
         worked_ahead(portions, pool, run, budget) as results,
     ):
+        _ = tokenizer.fingerprint  # because: it takes a while, and now the workers are busy beside
         for portion, result in results:
             totals = outputs.totals
             outputs.add(result.batches, _count(portion, result, totals, options, lines))

@@ -64,6 +64,12 @@ class Tokenizer:
     def to_bytes(self) -> bytes:
         return (self._inner.to_str() + "\n").encode()
 
+    @cached_property
+    def tree(self) -> dict[str, Any]:
+        """What tokenizer.json says; to be looked at only."""
+        found: dict[str, Any] = json.loads(self._inner.to_str())
+        return found
+
     def save(self, path: Path) -> None:
         with atomic_file(path) as file:
             file.write(self.to_bytes())
@@ -121,9 +127,8 @@ class Tokenizer:
     @cached_property
     def _words_stand_alone(self) -> bool:
         """Whether nothing before a space changes the ids of what follows: GPT-2's pattern and BERT's words."""
-        tree = json.loads(self._inner.to_str())
-        split, normalizer = tree["pre_tokenizer"] or {}, tree["normalizer"]
-        plain = all(token["special"] for token in tree["added_tokens"])  # others may hold spaces
+        split, normalizer = self.tree["pre_tokenizer"] or {}, self.tree["normalizer"]
+        plain = all(token["special"] for token in self.tree["added_tokens"])  # others may hold spaces
         byte_level = split.get("type") == "ByteLevel" and split["use_regex"] and not split["add_prefix_space"]
         bert = split.get("type") == "BertPreTokenizer"
         kinds = {None: byte_level or bert, "BertNormalizer": bert}
@@ -131,7 +136,7 @@ class Tokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        text = json.dumps(_what_decides_ids(json.loads(self._inner.to_str())), sort_keys=True, separators=(",", ":"))
+        text = json.dumps(_what_decides_ids(self.tree), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -1,14 +1,15 @@
-"""GPT-2's byte-level BPE: its files, its alphabet and how a tokenizer is made of a vocabulary and merges.
+"""Byte-level BPE: GPT-2's files, the alphabet, the ways to cut a text, how a tokenizer is made of its parts.
 
-Called by base.py (loading) and train.py. Bytes become printable letters, text is cut by GPT-2's pattern (no space
-is put in front), and pairs merge in the order of their rank; so every text has ids and nothing is unknown.
+Called by base.py (loading), train.py and compiled.py. Bytes become printable letters, text is cut by a pattern (no
+space is put in front), and pairs merge in the order of their rank; so every text has ids and nothing is unknown.
 """
 
 from __future__ import annotations
 
 import json
+from typing import Literal
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from lmtrain.errors import DataError
 
@@ -17,10 +18,24 @@ ALPHABET = frozenset(pre_tokenizers.ByteLevel.alphabet())  # one letter for each
 _OTHERS = [letter for letter in sorted(ALPHABET) if ord(letter) > 255]  # of bytes that are no printable letters
 LETTERS = tuple(chr(byte) if chr(byte) in ALPHABET else _OTHERS.pop(0) for byte in range(256))  # by byte
 
+CL100K = (  # of GPT-4 and LLaMA 3
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+    r"\s+(?!\S)|\s+"
+)
+Pattern = Literal["gpt2", "cl100k"]
+
+
+def splitting(pattern: Pattern) -> pre_tokenizers.PreTokenizer:
+    """How text is cut into the words that merges stay within."""
+    if pattern == "gpt2":
+        return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    to_letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(CL100K), "isolated"), to_letters])
+
 
 def build(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Tokenizer:
     inner = Tokenizer(models.BPE(vocab=vocab, merges=merges))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    inner.pre_tokenizer = splitting("gpt2")
     inner.decoder = decoders.ByteLevel()
     if EOD in vocab:
         inner.add_special_tokens([AddedToken(EOD, normalized=False)])
@@ -64,8 +79,8 @@ def _read_merges(data: bytes, name: str, pieces: dict[str, int]) -> list[tuple[s
         left, space, right = line.partition(" ")
         if not (left and space and right) or " " in right:
             raise DataError(f"{name}:{number}: {line!r} is no pair of pieces. It is damaged or another kind of file.")
-        for piece in (left, right, left + right):
-            if piece not in pieces:
-                raise DataError(f"{name}:{number}: {piece!r} is not in the vocabulary. It is of another vocabulary.")
+        if left not in pieces or right not in pieces or left + right not in pieces:
+            piece = next(piece for piece in (left, right, left + right) if piece not in pieces)
+            raise DataError(f"{name}:{number}: {piece!r} is not in the vocabulary. It is of another vocabulary.")
         merges.append((left, right))
     return merges

@@ -6,7 +6,6 @@ the forms described here, or that has parts unknown to this file, is left to the
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
@@ -15,10 +14,6 @@ from lmtrain import native
 from lmtrain.tokenizer import bpe
 from lmtrain.tokenizer.base import Tokenizer
 
-CL100K = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
-    r"\s+(?!\S)|\s+"
-)
 _MOST_IDS = 1 << 21  # Bpe::kMostIds in csrc/bpe.h
 _MOST_MERGES = (1 << 22) - 1
 
@@ -28,7 +23,7 @@ def build(tokenizer: Tokenizer, dtype: np.dtype[Any]) -> Any | None:
     kind = getattr(native.lib, "Encoder16" if dtype == np.uint16 else "Encoder32", None)
     if kind is None or tokenizer.vocab_size > np.iinfo(dtype).max + 1:
         return None
-    tree = json.loads(tokenizer.to_bytes())
+    tree = tokenizer.tree
     if not all(token["special"] for token in tree["added_tokens"]):  # others are looked for in the text
         return None
     if (pattern := _pattern(tree)) is not None and _is_plain_bpe(tree["model"]):
@@ -47,7 +42,7 @@ def _pattern(tree: dict[str, Any]) -> str | None:
         return None
     if not before and bytes_["use_regex"]:
         return "gpt2"
-    whole = {"type": "Split", "pattern": {"Regex": CL100K}, "behavior": "Isolated", "invert": False}
+    whole = {"type": "Split", "pattern": {"Regex": bpe.CL100K}, "behavior": "Isolated", "invert": False}
     return "cl100k" if before == [whole] and not bytes_["use_regex"] else None
 
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 import tokenizers
-from tokenizers import models, pre_tokenizers, trainers
+from tokenizers import models, trainers
 
 from lmtrain.errors import DataError, UsageError
 from lmtrain.tokenizer import bpe, wordpiece
@@ -19,13 +19,13 @@ _MIN_FREQUENCY = 2  # a pair seen once is no regularity
 _MAX_ALPHABET = 1000  # characters that WordPiece knows by themselves; rarer ones are [UNK]
 
 
-def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+def train_bpe(texts: Iterable[str], vocab_size: int, pattern: bpe.Pattern = "gpt2") -> Tokenizer:
     """Byte-level BPE; a small corpus may yield fewer pieces than asked for."""
     smallest = len(bpe.ALPHABET) + 1
     if vocab_size < smallest:
         raise UsageError(f"--vocab-size={vocab_size} is too small for BPE and its 256 bytes. Use {smallest} or more.")
     inner = tokenizers.Tokenizer(models.BPE())
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    inner.pre_tokenizer = bpe.splitting(pattern)
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         min_frequency=_MIN_FREQUENCY,

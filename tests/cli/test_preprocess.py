@@ -14,23 +14,7 @@ import numpy as np
 
 from lmtrain.data.format import IndexedDataset
 from tests.cli.harness import Toy, lmtrain, start
-
-# because: ru_maxrss of a process begins with that of the one that started it
-PEAK = """
-import re, sys
-from lmtrain.cli.main import main
-try:
-    main(sys.argv[1:])
-finally:
-    print(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1], file=sys.stderr)
-"""
-
-
-def peak_bytes(*arguments: object) -> int:
-    """The memory that a command took, of this process and its threads."""
-    command = [sys.executable, "-c", PEAK, "preprocess", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return int(done.stderr.splitlines()[-1]) * 1024
+from tests.peak import peak_bytes
 
 
 def test_a_pipe_and_a_summary(toy: Toy, tmp_path: Path) -> None:
@@ -112,7 +96,7 @@ def test_memory_does_not_grow_with_the_corpus(toy: Toy, tmp_path: Path) -> None:
     for size in (8 << 20, 96 << 20):
         documents_of(size, tmp_path / "a.jsonl")
         more = ["--tokenizer", toy.tokenizer, "--output", tmp_path / "out", "--overwrite", "--workers", 2]
-        peaks.append(peak_bytes(tmp_path / "a.jsonl", *more))
+        peaks.append(peak_bytes("preprocess", tmp_path / "a.jsonl", *more))
     assert IndexedDataset.open(tmp_path / "out").info is not None
     assert peaks[1] < 300 << 20
     assert peaks[1] - peaks[0] < 48 << 20
@@ -124,4 +108,4 @@ def test_memory_grows_with_twice_the_longest_document(toy: Toy, tmp_path: Path) 
         for _ in range(2):
             file.write('{"text": "' + "some words of a long text, " * (size // 27) + '"}\n')
     more = ["--tokenizer", toy.tokenizer, "--output", tmp_path / "out", "--workers", 2]
-    assert peak_bytes(tmp_path / "a.jsonl", *more) < (300 << 20) + 2 * size
+    assert peak_bytes("preprocess", tmp_path / "a.jsonl", *more) < (300 << 20) + 2 * size

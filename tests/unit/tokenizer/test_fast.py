@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtrain import native
-from lmtrain.tokenizer import bpe, compiled
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.fast import CompiledEncoder, Encoded, Encoder, TwinEncoder, build_encoder
 from lmtrain.tokenizer.json_lines import MAX_WORD_BYTES, Reject
@@ -33,21 +32,6 @@ def changed(tokenizer: Tokenizer, **parts: dict[str, Any]) -> Tokenizer:
     tree = json.loads(tokenizer.to_bytes())
     tree = {**tree, **{name: {**(tree[name] or {}), **values} for name, values in parts.items()}}
     return Tokenizer.from_bytes(json.dumps(tree).encode())
-
-
-def train_llama_3_style(ignore_merges: bool) -> Tokenizer:
-    inner = tokenizers.Tokenizer(tokenizers.models.BPE(ignore_merges=ignore_merges))
-    inner.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
-        [
-            tokenizers.pre_tokenizers.Split(tokenizers.Regex(compiled.CL100K), "isolated"),
-            tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=1500, special_tokens=["<|end_of_text|>"], initial_alphabet=sorted(bpe.ALPHABET), show_progress=False
-    )
-    inner.train_from_iterator(SOURCES, trainer)
-    return Tokenizer(inner)
 
 
 def shuffled(tokenizer: Tokenizer) -> Tokenizer:
@@ -72,7 +56,7 @@ def tokenizer_of(kind: str) -> Tokenizer:
 KINDS: dict[str, Callable[[], Tokenizer]] = {
     "gpt2": lambda: train_bpe(SOURCES, 1500),
     "gpt2 shuffled": lambda: shuffled(tokenizer_of("gpt2")),
-    "llama": lambda: train_llama_3_style(ignore_merges=True),
+    "llama": lambda: changed(train_bpe(SOURCES, 1500, "cl100k"), model={"ignore_merges": True}),
     "llama merging": lambda: changed(tokenizer_of("llama"), model={"ignore_merges": False}),
     "llama shuffled": lambda: shuffled(tokenizer_of("llama")),
     "uncased": lambda: train_wordpiece(SOURCES, 1500, lowercase=True),

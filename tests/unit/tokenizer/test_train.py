@@ -44,6 +44,13 @@ def test_learned_pieces_shorten_text() -> None:
     assert len(train_bpe(TEXTS, 400).encode(TEXTS[0])) < len(TEXTS[0].encode()) / 2
 
 
+def test_the_pattern_decides_what_can_merge() -> None:
+    digits = ["1234 " * 50]
+    whole, thirds = train_bpe(digits, 300), train_bpe(digits, 300, "cl100k")
+    assert len(whole.encode("1234")) == 1
+    assert [thirds.piece(token) for token in thirds.encode("1234")] == ["123", "4"]
+
+
 def test_every_piece_of_wordpiece_is_in_use() -> None:
     tokenizer = train_wordpiece(TEXTS, 150, lowercase=True)
     assert tokenizer.special["unk"] not in tokenizer.encode("walked home talking to men")
