@@ -5,6 +5,7 @@ Verbs live in files beside this one and import what they need when they run, so 
 
 from __future__ import annotations
 
+import gc
 import sys
 from typing import Annotated
 
@@ -59,6 +60,9 @@ def main(arguments: list[str] | None = None) -> None:
     words = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in words
     arguments = [word for word in words if word != "--debug"]
+    # because: a vocabulary is some hundred thousand objects that stay; looking at them over and over for cycles took a
+    # tenth of a start
+    gc.set_threshold(100_000, 20, 20)
     try:
         app(arguments)
     except LmtrainError as error:
