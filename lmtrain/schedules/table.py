@@ -1,0 +1,117 @@
+"""A pipeline schedule as a table: what each rank does, in which order. No torch, no clock.
+
+Called by the schedules (which make tables), by parallel/pipeline (which runs them), by the simulator and the planner.
+A table is checked when it is made: every action there once, on the rank that holds its stage, in an order in which no
+rank waits for ever.
+
+    F forward        needs F of the stage before
+    B backward       needs its own F and the gradient of the stage after; gives the gradient of input and weights
+    I input          the half of B that the stage before waits for
+    W weight         the other half, whenever there is time
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    FORWARD = "F"
+    BACKWARD = "B"
+    INPUT = "I"
+    WEIGHT = "W"
+
+
+@dataclass(frozen=True, order=True)
+class Action:
+    kind: Kind
+    stage: int  # of all stages, virtual ones too: 0 holds the embedding
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}{self.stage}.{self.microbatch}"
+
+
+@dataclass(frozen=True)
+class Table:
+    rank_of: tuple[int, ...]  # stage -> the rank that holds it
+    num_microbatches: int
+    actions: tuple[tuple[Action, ...], ...]  # of each rank, in order
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def num_ranks(self) -> int:
+        return len(self.actions)
+
+    @property
+    def num_stages(self) -> int:
+        return len(self.rank_of)
+
+    def stages_of(self, rank: int) -> list[int]:
+        return [stage for stage, owner in enumerate(self.rank_of) if owner == rank]
+
+
+def looping(num_ranks: int, chunks: int = 1) -> tuple[int, ...]:
+    """Stages dealt round and round: rank r holds r, r + p, r + 2p, ..."""
+    return tuple(range(num_ranks)) * chunks
+
+
+def folded(num_ranks: int) -> tuple[int, ...]:
+    """Two stages a rank, down and up again as a V: the first rank holds the first and the last."""
+    return (*range(num_ranks), *reversed(range(num_ranks)))
+
+
+def needs(action: Action, last_stage: int) -> list[Action]:
+    """The actions that must have ended before; a backward stands for either of its forms."""
+    kind, stage, microbatch = action.kind, action.stage, action.microbatch
+    if kind is Kind.FORWARD:
+        return [Action(Kind.FORWARD, stage - 1, microbatch)] if stage else []
+    if kind is Kind.WEIGHT:
+        return [Action(Kind.INPUT, stage, microbatch)]
+    behind = [Action(kind, stage + 1, microbatch)] if stage < last_stage else []
+    return [Action(Kind.FORWARD, stage, microbatch), *behind]
+
+
+def check(table: Table) -> None:
+    """Complete, each action in its place, and free of deadlock."""
+    found = Counter(action for actions in table.actions for action in actions)
+    halves = any(action.kind is Kind.INPUT for action in found)
+    kinds = (Kind.FORWARD, Kind.INPUT, Kind.WEIGHT) if halves else (Kind.FORWARD, Kind.BACKWARD)
+    wanted = Counter(
+        Action(kind, stage, microbatch)
+        for kind in kinds for stage in range(table.num_stages) for microbatch in range(table.num_microbatches)
+    )  # fmt: skip
+    if found != wanted:
+        odd = sorted(map(str, (found - wanted) + (wanted - found)))
+        raise ValueError(f"a schedule has {', '.join(odd[:5])} too often or not at all")
+    for rank, actions in enumerate(table.actions):
+        for action in actions:
+            if table.rank_of[action.stage] != rank:
+                raise ValueError(f"a schedule has {action} on rank {rank}, which does not hold the stage")
+    for _ in in_order(table.actions, table.num_stages - 1):
+        pass
+
+
+def in_order(actions: Sequence[Sequence[Action]], last_stage: int) -> Iterator[tuple[int, Action]]:
+    """(rank, action) in an order in which they can happen; ValueError where every rank waits for another."""
+    done: set[Action] = set()
+    at, left = [0] * len(actions), sum(map(len, actions))
+    while left:
+        moved = False
+        for rank, mine in enumerate(actions):
+            while at[rank] < len(mine) and all(need in done for need in needs(mine[at[rank]], last_stage)):
+                action = mine[at[rank]]
+                done.add(action)
+                at[rank] += 1
+                left -= 1
+                moved = True
+                yield rank, action
+        if not moved:
+            stuck = [(rank, mine[i]) for rank, (mine, i) in enumerate(zip(actions, at, strict=True)) if mine[i:]]
+            waits = ", ".join(f"rank {rank} at {action}" for rank, action in stuck)
+            raise ValueError(f"a schedule comes to a halt: {waits}")
