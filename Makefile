@@ -17,16 +17,20 @@ $(VENV)/.torch:
 	$(BIN)/pip install --quiet --disable-pip-version-check "$(TORCH)"
 	@touch $@
 
-$(VENV)/.installed: pyproject.toml $(wildcard csrc/*.cpp csrc/*.h) csrc/lmtrain_build.py $(VENV)/.torch
+# each of these compiles csrc/, so that none of them asks for another
+SOURCES := pyproject.toml $(wildcard csrc/*.cpp csrc/*.h) csrc/lmtrain_build.py
+
+$(VENV)/.installed: $(SOURCES) $(VENV)/.torch
 	$(BIN)/pip install --quiet --disable-pip-version-check -e .
 	@touch $@
 
-$(VENV)/.tested: $(VENV)/.installed
+$(VENV)/.tested: $(SOURCES) $(VENV)/.torch
 	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[test]"
-	@touch $@
+	@touch $(VENV)/.installed $@
 
 $(VENV)/.documented: $(VENV)/.installed
-	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[docs]"
+	$(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['docs'])" \
+	  | xargs $(BIN)/pip install --quiet --disable-pip-version-check
 	@touch $@
 
 .PHONY: install
