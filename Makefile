@@ -48,6 +48,10 @@ test: $(VENV)/.tested  ## all tests but the slow ones
 test-slow: $(VENV)/.tested  ## the tests that take minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow
 
+.PHONY: replay
+replay: $(VENV)/.tested  ## one layout beside one process: CASE=gqa-tp2-dp2-zero3-sp-bf16-micro4 (docs/explanation/parallelism.md)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.layouts.replay $(CASE)
+
 # the parts that never import torch, on another Python and without torch: PYTHON313=/path/to/python3.13
 PYTHON313 ?= python3.13
 TORCH_FREE_TESTS := tests/unit/test_errors.py tests/unit/test_units.py tests/unit/test_layout.py tests/unit/test_spec.py \
@@ -118,6 +122,10 @@ fuzz: build/fuzz  ## change inputs of the compiled encoder for FUZZ_SECONDS=60, 
 bench-data: $(VENV)/.tested  ## time the data tools beside their peers: every tests/benchmarks/data_*.py
 	@for script in $(sort $(patsubst tests/benchmarks/%.py,%,$(wildcard tests/benchmarks/data_*.py))); do \
 	  echo "== $$script" && $(BIN)/python -m tests.benchmarks.$$script || exit; done
+
+.PHONY: bench-parallel
+bench-parallel: $(VENV)/.tested  ## the host's overhead of the parallel path beside a plain module and DTensor, on two CPU cores
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.parallel_overhead
 
 .PHONY: package
 package: $(VENV)/.installed  ## build a wheel, install it into an empty folder and use it from there

@@ -86,6 +86,9 @@ class LanguageModel(Protocol):
 
 
 class Objective(Protocol):
-    """What turns a model's output into numbers to minimise: sums, with their counts known beforehand."""
+    """What turns a model's output into numbers to minimise: sums, one a term, with their counts known beforehand."""
 
-    def loss_sum(self, model: Any, batch: Any) -> Any: ...
+    terms: tuple[str, ...]
+
+    def loss_sums(self, model: Any, batch: Any) -> Any: ...
+    def valid_sums(self, model: Any, batch: Any) -> Any: ...

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.layouts.workers import Pool
 
 ROOT = Path(__file__).resolve().parent.parent
 _skipped: list[tuple[str, str]] = []
@@ -25,6 +28,13 @@ def shared_data() -> Path:
 @pytest.fixture(scope="session")
 def repository() -> Path:
     return ROOT
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[Pool]:
+    """Worker processes for tests over several ranks; none is started before a test needs it."""
+    with Pool() as workers:
+        yield workers
 
 
 @pytest.fixture(autouse=True)

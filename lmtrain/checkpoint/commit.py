@@ -1,7 +1,8 @@
 """How a checkpoint comes to be: all or nothing, whatever is killed or fails when. Torch-free.
 
-Called by the writer's thread. Files go to a temporary folder and to disk one by one, the manifest last; then one
-rename makes the checkpoint. `write_rank` is one process's part, `commit` is the part that one of them does for all.
+Called by the writer's thread, on every process of a run at once. Files go to a temporary folder that all share and to
+disk one by one, the manifest last; then one rename makes the checkpoint. `write_rank` is one process's part, `commit`
+is the part that rank 0 does for all, once all have said that theirs is on disk.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from lmtrain.checkpoint.format import (
     BLOCK_BYTES,
     MANIFEST,
     MAX_FILE_BYTES,
-    FileEntry,
     Manifest,
     PieceEntry,
     TensorEntry,
@@ -28,7 +27,8 @@ from lmtrain.checkpoint.format import (
 )
 from lmtrain.checkpoint.hashed import write_hashed
 from lmtrain.checkpoint.pieces import cover_problem
-from lmtrain.checkpoint.store import new_leftover, step_folder_name
+from lmtrain.checkpoint.ranks import ALONE, Peers, RankRecord, encode_part, part_file, read_part, together
+from lmtrain.checkpoint.store import leftover, leftover_numbers, new_leftover, step_folder_name
 from lmtrain.checkpoint.tensor_file import BlockSpec, RankData, encode_header
 from lmtrain.errors import CheckpointError, StorageError
 from lmtrain.runtime.faults import fault_point
@@ -38,33 +38,59 @@ from lmtrain.units import format_bytes
 _SLACK_BYTES = 1 << 20  # folders and the file system's own records
 
 
-@dataclass(frozen=True)
-class RankRecord:
-    """What one process has written."""
-
-    files: Mapping[str, FileEntry]
-    pieces: Sequence[tuple[BlockSpec, PieceEntry]]
-
-
 def save_checkpoint(
-    folder: Path, step: int, data: RankData, state: Mapping[str, Any], files: Mapping[str, bytes]
+    folder: Path,
+    step: int,
+    data: RankData,
+    state: Mapping[str, Any],
+    files: Mapping[str, bytes],
+    peers: Peers = ALONE,
 ) -> tuple[Path, int]:
-    """Commit the checkpoint of a run with one process; gives its path and size. A failure leaves nothing behind."""
-    check_files(files)
-    tensors_of([describe(0, data.specs)])  # because: pieces that do not make whole tensors are refused before writing
-    need = data.num_bytes + sum(map(len, files.values())) + num_overhead_bytes(data, state)
-    with storage_errors(folder, "Saving a checkpoint in", need):
-        fault_point("ckpt.begin")
-        folder.mkdir(parents=True, exist_ok=True)
-        check_room(folder, need)
-        attempt = new_leftover(folder, step)
-        os.mkdir(attempt)
-        try:
-            path, size = commit(attempt, step, [write_rank(attempt, 0, data)], state, files)
-        except BaseException:
+    """Commit the checkpoint of a run; gives its path and size. A failure on any process leaves nothing behind.
+
+    Every process comes with its own tensors, and takes part in each agreement whatever has gone wrong with it.
+    """
+    doing, leads, attempt = "Saving a checkpoint in", peers.rank == 0, None
+    with together(peers, 2) as sizes:
+        check_files(files)
+        if peers.num_ranks == 1:
+            tensors_of([describe(0, data.specs)])  # because: wrong pieces are better refused before they are written
+        num_bytes = data.num_bytes + num_overhead_bytes(data, state) + leads * sum(map(len, files.values()))
+        sizes.give = num_bytes, len(data.specs)
+    need = sum(num_bytes for num_bytes, _ in sizes.all)
+    writers = [rank for rank, (_, num_specs) in enumerate(sizes.all) if num_specs]
+    try:
+        with together(peers, 2) as opened, storage_errors(folder, doing, need):
+            fault_point("ckpt.begin")
+            if leads:
+                folder.mkdir(parents=True, exist_ok=True)
+                check_room(folder, need)
+                attempt = new_leftover(folder, step)
+                os.mkdir(attempt)
+                opened.give = leftover_numbers(attempt)
+        attempt = leftover(folder, step, opened.all[0])
+        with together(peers), storage_errors(folder, doing, need):
+            mine = write_rank(attempt, peers.rank, data)
+            if not leads and data.specs:
+                write_hashed(attempt / part_file(peers.rank), [encode_part(mine)])
+        with together(peers, 1) as done, storage_errors(folder, doing, need):
+            if leads:
+                records = [mine, *take_parts(attempt, [rank for rank in writers if rank])]
+                done.give = (commit(attempt, step, records, state, files)[1],)
+    except BaseException:
+        if leads and attempt is not None:
             shutil.rmtree(attempt, ignore_errors=True)
-            raise
-    return path, size
+        raise
+    return folder / step_folder_name(step), done.all[0][0]
+
+
+def take_parts(attempt: Path, ranks: Sequence[int]) -> list[RankRecord]:
+    """What the other processes have written; their part manifests are not part of the checkpoint."""
+    records = []
+    for rank in ranks:
+        records.append(read_part(attempt / part_file(rank)))
+        os.unlink(attempt / part_file(rank))
+    return records
 
 
 def check_files(files: Mapping[str, bytes]) -> None:
@@ -98,7 +124,9 @@ def describe(rank: int, specs: Sequence[BlockSpec]) -> list[tuple[BlockSpec, Pie
 
 
 def write_rank(attempt: Path, rank: int, data: RankData) -> RankRecord:
-    """Write one process's tensors and their list of blocks into the temporary folder."""
+    """Write one process's tensors and their list of blocks into the temporary folder; no files for no tensors."""
+    if not data.specs:
+        return RankRecord({}, [])
     name = rank_file(rank)
     header = encode_header(data.specs)
     entry, digests = write_hashed(attempt / name, _chain(header, data), point="ckpt.mid_write")

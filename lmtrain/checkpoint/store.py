@@ -10,6 +10,7 @@ import itertools
 import os
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from lmtrain.checkpoint.format import FORMAT, MANIFEST, MAX_MANIFEST_BYTES
@@ -82,9 +83,20 @@ def resolve(path: Path | str) -> Path:
 def new_leftover(folder: Path, step: int, kind: str = "tmp") -> Path:
     """A name for a folder that `sweep` may take away; free, whatever earlier processes of this number left."""
     while True:
-        path = folder / f"{step_folder_name(step)}.{kind}-{os.getpid()}-{next(_attempts)}"
+        path = leftover(folder, step, (os.getpid(), next(_attempts)), kind)
         if not path.exists():
             return path
+
+
+def leftover(folder: Path, step: int, numbers: Sequence[int], kind: str = "tmp") -> Path:
+    """Such a name by its two numbers, which is all that one process has to tell another of it."""
+    process, attempt = numbers
+    return folder / f"{step_folder_name(step)}.{kind}-{process}-{attempt}"
+
+
+def leftover_numbers(path: Path) -> tuple[int, int]:
+    process, attempt = path.name.rpartition(".")[2].split("-")[1:]
+    return int(process), int(attempt)
 
 
 def sweep(folder: Path) -> list[str]:

@@ -1,7 +1,8 @@
 """Saves a run's tensors and state while it goes on. Called by the training loop; making bytes durable is commit's part.
 
 `save` waits for the save before it, copies the tensors to host memory, and leaves hashing and writing to a thread.
-What goes wrong in the thread is raised by the next `save` or `wait`, once.
+What goes wrong in the thread is raised by the next `save` or `wait`, once. In a run of several processes each has a
+writer, all save the same steps, and a failure of one is raised by all.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.checkpoint.commit import save_checkpoint
+from lmtrain.checkpoint.ranks import ALONE, Peers
 from lmtrain.checkpoint.snapshot import HostMemory
 from lmtrain.checkpoint.store import prune
 from lmtrain.checkpoint.tensor_file import RankData
@@ -34,10 +36,13 @@ class SaveFacts:
 
 
 class CheckpointWriter:
-    """Writes step_XXXXXXXX folders into `folder`. One at a time, from one process that owns the run's lock."""
+    """Writes step_XXXXXXXX folders into `folder`, one at a time. Rank 0 of `peers` owns the run's lock.
 
-    def __init__(self, folder: Path, *, keep_last: int, asynchronous: bool) -> None:
-        self.folder = folder
+    The peers talk from the writing thread, so nothing else may use what they talk over while a save is in flight.
+    """
+
+    def __init__(self, folder: Path, *, keep_last: int, asynchronous: bool, peers: Peers = ALONE) -> None:
+        self.folder, self.peers = folder, peers
         self.last: SaveFacts | None = None  # the newest save that was committed
         self._keep_last = keep_last
         self._asynchronous = asynchronous
@@ -78,8 +83,12 @@ class CheckpointWriter:
     def __enter__(self) -> CheckpointWriter:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self.close()
+        except Exception:
+            if kind is None:  # because: what ended the run is the news, not that its last save went with it
+                raise
 
     def _keep_error(self, job: Callable[[], None]) -> None:
         try:
@@ -91,7 +100,8 @@ class CheckpointWriter:
         self, began: float, step: int, data: RankData, state: Mapping[str, Any], files: Mapping[str, bytes]
     ) -> None:
         start = time.monotonic()
-        path, num_bytes = save_checkpoint(self.folder, step, data, state, files)
+        path, num_bytes = save_checkpoint(self.folder, step, data, state, files, self.peers)
         end = time.monotonic()
         self.last = SaveFacts(step, path, num_bytes, end - start, (start if self._asynchronous else end) - began)
-        prune(self.folder, self._keep_last, path)
+        if self.peers.rank == 0:
+            prune(self.folder, self._keep_last, path)

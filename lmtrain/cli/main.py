@@ -80,7 +80,19 @@ def print_error(error: LmtrainError) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    Console(stderr=True).print(Text.assemble(("error: ", "bold red"), str(error)), soft_wrap=True)
+    text = Text.assemble(("error: ", "bold red"), _who(str(error)), str(error))
+    Console(stderr=True).print(text, soft_wrap=True, highlight=False)
+
+
+def _who(message: str) -> str:
+    """Which of several processes speaks: rank 0 for all of them, another for itself."""
+    from lmtrain.runtime.process import ProcessEnv
+
+    try:
+        env = ProcessEnv.detect()
+    except LmtrainError:
+        return ""
+    return "" if env.rank == 0 or message.startswith(env.who) else f"{env.who}: "
 
 
 if __name__ == "__main__":

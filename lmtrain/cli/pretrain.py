@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lmtrain.errors import LmtrainError, StoppedEarly, UsageError
+from lmtrain.errors import LmtrainError, OutputError, PeerLostError, StoppedEarly, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from lmtrain.runtime.process import ProcessEnv
     from lmtrain.train.config import RunConfig
     from lmtrain.train.loop import Summary
     from lmtrain.train.preflight import Inputs
@@ -42,11 +43,26 @@ def pretrain(
         bool, typer.Option("--dry-run", help="Check everything, say what would run, and stop.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    nproc: Annotated[
+        int | None, typer.Option("--nproc", min=1, help="Start so many processes on this machine that share the work.")
+    ] = None,
 ) -> None:
     """Pretrain a model, or go on with a run that was stopped: the same command does both."""
+    from lmtrain.runtime.launch import follow_launcher
+    from lmtrain.runtime.process import ProcessEnv
+
+    env = ProcessEnv.detect()
+    if env.launcher == "lmtrain":
+        follow_launcher()
+    if nproc is not None:
+        env = env.as_launcher(nproc)
     overrides = list(overrides or [])
+    flags = ["--config-name", config_name, *(["--config-dir", str(config_dir)] if config_dir else [])]
+    flags += ["--json"] * as_json + ["--debug"] * ("--debug" in sys.argv)  # because: main has taken --debug out
     if multirun:
-        return _sweep(overrides, config_dir, config_name, dry_run=dry_run, print_config=print_config, as_json=as_json)
+        flags += ["--dry-run"] * dry_run + ["--print-config"] * print_config
+        flags += ["--nproc", str(nproc)] if nproc else []
+        return _sweep(overrides, config_dir, config_name, flags, quiet=as_json)
 
     from lmtrain.config.compose import compose
     from lmtrain.train.config import RunConfig
@@ -56,42 +72,71 @@ def pretrain(
         return _print_config(config, as_json)
 
     from lmtrain.runtime.faults import arm_from_env
-    from lmtrain.runtime.process import ProcessEnv
+    from lmtrain.runtime.signals import ignore_stops
     from lmtrain.train.preflight import preflight
 
     arm_from_env()
-    inputs = preflight(config, ProcessEnv.detect())
+    inputs = preflight(config, env, starting=not dry_run)
     if dry_run:
         return _print_plan(config, inputs, as_json)
+    if nproc is not None and nproc > 1:
+        return _launch(config, [*flags, *overrides], nproc)
     try:
-        summary = _train(config, inputs, as_json)
+        summary = _train(config, inputs, env, as_json)
     except LmtrainError as error:
-        _write_stop(config, {"cause": str(error), "exit_code": error.exit_code, "requeue": False})
+        _write_failure(config, error, env)
         raise
+    if env.world_size > 1:
+        ignore_stops()  # because: srun --kill-on-bad-exit ends tasks that leave a moment after the first with code 75
     facts = {"cause": summary.stopped_by or "done", "step": summary.step}
     stop = StoppedEarly(
         f"{summary.stopped_by} at step {summary.step} of {config.total_steps}: a checkpoint is saved. "
         "Run the same command again to go on."
     )
     code = stop.exit_code if summary.stopped_by else 0
+    if env.rank > 0:
+        raise typer.Exit(code)  # because: rank 0 speaks for all
     _write_stop(config, facts | {"exit_code": code, "requeue": bool(summary.stopped_by)})
     if summary.stopped_by:
         raise stop
     return None
 
 
-def _train(config: RunConfig, inputs: Inputs, as_json: bool) -> Summary:
+def _launch(config: RunConfig, arguments: list[str], nproc: int) -> None:
+    """This command in several processes; what it refuses has been said once by now."""
+    from lmtrain.runtime.launch import launch
+
+    outcome = launch([sys.executable, "-m", "lmtrain.cli.main", "pretrain", *arguments], nproc)
+    if outcome.cause is not None:
+        typer.echo(f"error: {outcome.cause}", err=True)
+        lost = outcome.exit_code == PeerLostError.exit_code
+        if outcome.exit_code != OutputError.exit_code:  # because: then the folder may be another run's
+            facts = {"cause": outcome.cause, "exit_code": outcome.exit_code, "requeue": lost, "rank": outcome.rank}
+            _write_stop(config, facts)
+    if outcome.exit_code != 0:
+        raise typer.Exit(outcome.exit_code)
+
+
+def _train(config: RunConfig, inputs: Inputs, env: ProcessEnv, as_json: bool) -> Summary:
     from rich.console import Console
 
-    from lmtrain.runtime.device import memory_errors
+    from lmtrain.parallel.mesh import build_mesh
+    from lmtrain.runtime.device import memory_errors, pick_device
+    from lmtrain.runtime.process_group import start
     from lmtrain.train.loop import train
     from lmtrain.train.setup import open_run
 
-    console = Console(stderr=as_json)
+    leads, timeout_s = env.rank == 0, config.parallel.timeout_s
+    console = Console(stderr=as_json, quiet=not leads)
     smaller = f"train.micro_batch={max(1, config.train.micro_batch // 2)}, precision=bf16 or a smaller model.seq_len"
-    with memory_errors(f"Use {smaller}."), open_run(config, inputs, console) as run:
-        summary = train(run)
-    _print_summary(config, summary, console, as_json)
+    with memory_errors(f"Use {smaller}."):
+        device = pick_device(config.compute.device, env.local_rank)
+        with start(env, device, timeout_s) as met:
+            mesh = build_mesh(config.parallel.layout, device, timeout_s)
+            with open_run(config, inputs, console, mesh, device, met.hosts) as run:
+                summary = train(run)
+    if leads:
+        _print_summary(config, summary, console, as_json)
     return summary
 
 
@@ -109,6 +154,16 @@ def _print_summary(config: RunConfig, summary: Summary, console: Console, as_jso
     if summary.valid_loss is not None:
         parts.append(f"validation {summary.valid_loss:.4f}")
     console.print(f"done: {', '.join(parts)}; everything is in {config.run.dir}", highlight=False, soft_wrap=True)
+
+
+def _write_failure(config: RunConfig, error: LmtrainError, env: ProcessEnv) -> None:
+    """The first process that fails says why; those that lose it as a peer come later and leave that alone."""
+    if isinstance(error, OutputError):
+        return  # because: the folder is another run's, or cannot be written
+    lost = isinstance(error, PeerLostError)
+    if env.world_size == 1 or not (Path(config.run.dir) / "stop.json").exists():
+        facts = {"cause": str(error), "exit_code": error.exit_code, "requeue": lost}
+        _write_stop(config, facts | ({"rank": env.rank} if env.world_size > 1 else {}))
 
 
 def _write_stop(config: RunConfig, facts: dict[str, Any]) -> None:
@@ -131,13 +186,13 @@ def _print_config(config: RunConfig, as_json: bool) -> None:
 
 def _print_plan(config: RunConfig, inputs: Inputs, as_json: bool) -> None:
     """What --dry-run says: the size of things and where each rank sits."""
-    from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Table
 
-    from lmtrain.train.plan import plan_facts, rank_rows
+    from lmtrain.train.layout_table import SINGLE_ROWS, layout_lines, merged, rank_rows
+    from lmtrain.train.plan import plan_facts
 
-    facts, ranks = plan_facts(config, inputs), rank_rows(config, inputs)
+    facts, ranks = plan_facts(config, inputs), rank_rows(config, inputs.model)
     if as_json:
         typer.echo(json.dumps(facts | {"ranks": ranks}))
         return
@@ -145,29 +200,20 @@ def _print_plan(config: RunConfig, inputs: Inputs, as_json: bool) -> None:
     for key, value in facts.items():
         table.add_row(key.replace("_", " "), _shown(key, value))
     console.print(table)
-    layout = Table(title="layout", title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
-    for column in ranks[0]:
-        layout.add_column(_SHORT.get(column, column.removesuffix("_bytes")), justify="right", no_wrap=True)
-    for row in ranks:
-        layout.add_row(*(_shown(key, value) for key, value in row.items()))
-    console.print(layout)
-
-
-_SHORT = {"parameters": "params", "gradients_bytes": "grads", "optimizer_bytes": "optim"}  # for 80 columns
+    for line in ("", *layout_lines(ranks if len(ranks) <= SINGLE_ROWS else merged(ranks))):
+        console.print(line, highlight=False, soft_wrap=True)
 
 
 def _shown(key: str, value: object) -> str:
-    from lmtrain.units import format_bytes, format_count
+    from lmtrain.units import format_count
 
     if not isinstance(value, (int, float)):
         return str(value)
-    if key.endswith("_bytes"):
-        return format_bytes(value)
     return str(value) if isinstance(value, int) and value < 10_000 else format_count(value)
 
 
 def _sweep(
-    overrides: list[str], config_dir: Path | None, config_name: str, *, dry_run: bool, print_config: bool, as_json: bool
+    overrides: list[str], config_dir: Path | None, config_name: str, flags: list[str], *, quiet: bool
 ) -> None:
     """Each combination in a process of its own, in a folder of its own; the first failure does not stop the rest."""
     from lmtrain.config.compose import compose, sweep
@@ -182,11 +228,9 @@ def _sweep(
         name = ",".join(o.lstrip("+") for o in combination if o not in fixed) or "only"
         folder = str(Path(config.run.dir) / name.replace("/", "_"))
         jobs.append((folder, [*(o for o in combination if not o.startswith("run.dir=")), f"run.dir={_quoted(folder)}"]))
-    flags = ["--config-name", config_name, *(["--config-dir", str(config_dir)] if config_dir else [])]
-    flags += ["--dry-run"] * dry_run + ["--print-config"] * print_config + ["--json"] * as_json
     failed = []
     for number, (folder, job) in enumerate(jobs, 1):
-        typer.echo(f"run {number} of {len(jobs)}: {folder}", err=as_json)
+        typer.echo(f"run {number} of {len(jobs)}: {folder}", err=quiet)
         code = subprocess.run([sys.executable, "-m", "lmtrain.cli.main", "pretrain", *flags, *job]).returncode
         if code == StoppedEarly.exit_code:
             raise StoppedEarly(f"run {number} of {len(jobs)} was stopped. Run the same command again to go on.")

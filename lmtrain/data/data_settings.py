@@ -17,6 +17,11 @@ class DataChoice(Choice):
 
     room = "lmtrain.data"
 
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """What its samples have labels for, as a model's `terms`: the next token, unless a kind says otherwise."""
+        return ("lm",)
+
     tokenizer: str | None = None
     split: tuple[float, ...] = (0.98, 0.02, 0.0)
     document_mask: bool = False

@@ -1,7 +1,7 @@
 """What training asks of data: numbered samples that become batches, and an order to read them in. Torch-free.
 
-The kinds are in causal.py (concatenated documents), packing.py (whole documents), megatron_order.py and blend.py;
-the loader and validation know only what is here.
+The kinds are in causal.py (concatenated documents), packing.py (whole documents), masked.py (sentences),
+megatron_order.py and blend.py; the loader and validation know only what is here.
 """
 
 from __future__ import annotations
@@ -22,10 +22,16 @@ class Dataset(Protocol):
     def num_samples(self) -> int: ...
 
     def num_labels(self, sample_ids: Int64s) -> int:
-        """Labels of these samples that take part in the loss; cheap enough to count a whole global batch."""
+        """Tokens of these samples that take part in the loss; cheap enough to count a whole global batch."""
 
     def batch(self, sample_ids: Int64s) -> Batch:
         """These samples as numpy arrays."""
+
+
+def count_labels(dataset: Dataset, sample_ids: Int64s, example: Batch) -> tuple[int, ...]:
+    """For each term of the loss, how many labels these samples have: tokens, and one a sample where they are pairs."""
+    num_tokens = dataset.num_labels(sample_ids)
+    return (num_tokens,) if example.pair_labels_B is None else (num_tokens, len(sample_ids))
 
 
 class SampleOrder(Protocol):

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from lmtrain.batch import Batch
 from lmtrain.data.dataset import Dataset as Dataset
-from lmtrain.data.dataset import SampleOrder
+from lmtrain.data.dataset import SampleOrder, count_labels
 from lmtrain.data.order import BatchPlan
 from lmtrain.errors import SettingsError
 
@@ -33,7 +33,7 @@ class StepBatches:
     step: int
     microbatches: list[Batch]  # of torch tensors: this rank's share
     num_samples: int  # of the global batch
-    valid_tokens: int  # labels in the loss, of the global batch: the same number on every rank
+    counts: tuple[int, ...]  # labels of each term of the loss, of the global batch: the same on every rank
     sample_ids: Int64s  # of the global batch, in order
 
 
@@ -67,7 +67,7 @@ class Loader:
         ids = self.order.ids(first, num_samples)
         mine = ids.reshape(-1, self.dp_size, self.micro_batch)[:, self.dp_index]
         microbatches = [self.dataset.batch(row).map(self._to_torch) for row in mine]
-        return StepBatches(step, microbatches, num_samples, self.dataset.num_labels(ids), ids)
+        return StepBatches(step, microbatches, num_samples, count_labels(self.dataset, ids, microbatches[0]), ids)
 
     def steps(self, start: int, stop: int) -> Iterator[StepBatches]:
         """Steps start to stop - 1. What fails in the reading thread is raised here."""

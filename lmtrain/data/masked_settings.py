@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from lmtrain.config.base import Problem, problem_if
 from lmtrain.data.data_settings import DataChoice
@@ -25,6 +25,16 @@ class MaskedSettings(DataChoice):
     max_predictions: int | None = None
     whole_word: bool = True
     max_ngram: int = 1
+
+    @property
+    def terms(self) -> tuple[str, ...]:
+        return ("mlm",) if self.pairs == "none" else ("mlm", "pair")
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What decides, beside the dataset and the seed, how a sample is cut and masked."""
+        keys = ("pairs", "min_sentences", "short_share", "mask_share", "max_predictions", "whole_word", "max_ngram")
+        return {key: getattr(self, key) for key in keys}
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()

@@ -12,6 +12,7 @@ import resource
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from lmtrain.data.dataset import Dataset, InOrder, Later, SampleOrder
 from lmtrain.data.documents import DocumentMap
 from lmtrain.data.format import IndexedDataset
 from lmtrain.data.index_cache import IndexCache
+from lmtrain.data.masked import MaskedDataset, MaskVocabulary, Pieces
+from lmtrain.data.masked_settings import MaskedSettings
 from lmtrain.data.megatron_order import AsNumbered, MegatronDataset, blend_sizes, split_sequences
 from lmtrain.data.order import Order
 from lmtrain.data.packing import PackedDataset
@@ -53,6 +56,7 @@ class Asked:
     seed: int
     num_samples: int  # in the whole run
     validate: bool
+    tokenizer: Pieces | None = None  # for masked samples alone
 
 
 @dataclass(frozen=True)
@@ -107,12 +111,12 @@ class TrainingData:
 
 
 def open_datasets(settings: DataChoice) -> Opened:
-    if isinstance(settings, DataSettings) and settings.kind == DataSettings.kind:
+    if isinstance(settings, (DataSettings, MaskedSettings)):
         paths, valid_paths = [settings.path], [settings.valid_path] if settings.valid_path else []
     elif isinstance(settings, BlendSettings):
         paths, valid_paths = ([part.path for part in parts] for parts in (settings.datasets, settings.valid_datasets))
     else:
-        raise SettingsError([f"data.kind={settings.kind} makes no samples of running text. Use dataset or blend."])
+        raise SettingsError([f"data.kind={settings.kind} makes no samples of text. Use dataset, blend or masked."])
     _allow_files(_FILES_EACH * (len(paths) + len(valid_paths)))
     return Opened(*([IndexedDataset.open(path) for path in some] for some in (paths, valid_paths)))
 
@@ -135,7 +139,7 @@ def build_training_data(settings: DataChoice, opened: Opened, asked: Asked) -> T
         [indexed] = opened.train
         documents = make.ranges(indexed)[0]
         train = make.dataset(indexed, documents, wanted)
-        order = AsNumbered(train.num_samples) if make.megatron else Order(train.num_samples, asked.seed)
+        order = make.order(train)
         parts = [Part(indexed, documents, train, Fraction(1))]
         if asked.validate:
             valid = _valid_part(settings, make, opened)
@@ -152,22 +156,38 @@ class _Maker:
         self.settings, self.asked = settings, asked
         self.megatron = settings.order == "megatron"
 
+    @cached_property
+    def vocabulary(self) -> MaskVocabulary:
+        assert self.asked.tokenizer is not None, "masked samples are made of words, which a tokenizer must spell"
+        return MaskVocabulary.of(self.asked.tokenizer)
+
     def cache(self, indexed: IndexedDataset) -> IndexCache:
         chosen = self.settings.index_dir
         return IndexCache(Path(chosen) if chosen else indexed.prefix.with_name(f"{indexed.prefix.name}.index"))
 
     def ranges(self, indexed: IndexedDataset) -> Sequence[range]:
         if self.megatron:
-            return split_sequences(indexed.num_sequences, self.settings.split)
+            return split_sequences(len(self.everything(indexed)), self.settings.split)
         return split_documents(indexed.num_documents, self.settings.split)
 
     def everything(self, indexed: IndexedDataset) -> range:
-        return range(indexed.num_sequences if self.megatron else indexed.num_documents)
+        """Megatron-LM divides running text by sequences, and sentences by documents."""
+        by_sequence = self.megatron and not isinstance(self.settings, MaskedSettings)
+        return range(indexed.num_sequences if by_sequence else indexed.num_documents)
+
+    def order(self, dataset: Dataset) -> SampleOrder:
+        if isinstance(dataset, MaskedDataset):
+            return dataset.order(self.asked.seed)
+        return AsNumbered(dataset.num_samples) if self.megatron else Order(dataset.num_samples, self.asked.seed)
 
     def dataset(self, indexed: IndexedDataset, documents: range, num_samples: int | None) -> Dataset:
         """`num_samples` is for Megatron-LM's order alone; None: one epoch."""
         settings, seq_len, vocab_size = self.settings, self.asked.seq_len, self.asked.vocab_size
         mask, cache = settings.document_mask, self.cache(indexed)
+        if isinstance(settings, MaskedSettings):
+            return MaskedDataset(
+                indexed, documents, seq_len, self.vocabulary, settings, self.asked.seed, num_samples, cache
+            )  # fmt: skip
         if self.megatron:
             return MegatronDataset(
                 indexed, documents, seq_len, num_samples, self.asked.seed, mask, vocab_size, cache
@@ -265,6 +285,8 @@ def _identity(settings: DataChoice, parts: Sequence[Part], wanted: int) -> dict[
         "first_sample": settings.first_sample,
         "blend": None,
     }
+    if isinstance(settings, MaskedSettings):
+        facts |= settings.identity
     if len(parts) > 1:
         each = [
             [part.documents.start, part.documents.stop, part.indexed.num_documents, part.indexed.num_tokens,

@@ -16,7 +16,6 @@ from lmtrain.checkpoint.store import resolve
 from lmtrain.config.build import build_settings
 from lmtrain.errors import CheckpointError
 from lmtrain.eval.runner import Subject
-from lmtrain.layout import Layout
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings
@@ -42,9 +41,12 @@ def load_for_eval(path: Path, device: torch.device, precision: str) -> Loaded:
         )
     settings = build_settings(ModelSettings, reader.state["model"], "model")  # type: ignore[type-abstract]
     if not settings.shape.causal:
-        raise CheckpointError(f"{folder} is a {settings.kind} model, which sees both sides. Give a causal model.")
+        raise CheckpointError(
+            f"{folder} is a {settings.kind} model, which sees both sides and cannot write on. Give a causal model; "
+            "how well this one predicts masked tokens is in its run's validation rows."
+        )
     numbers = build_settings(PrecisionSettings, {"kind": precision}, "precision")
-    model = build_parallel(settings, Layout(), numbers, ComputeSettings(), device, seed=None, training=False)
+    model = build_parallel(settings, numbers, ComputeSettings(), device, seed=None, training=False)
     reader.load_into(model.pieces())
     model.masters.publish()
     subject = Subject(

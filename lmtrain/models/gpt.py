@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lmtrain.batch import Batch
 from lmtrain.errors import SettingsError
-from lmtrain.models.gpt_settings import GPTSettings
+from lmtrain.models.gpt_settings import GPTSettings, cut_of
 from lmtrain.models.init import Start, apply_ties
 from lmtrain.models.layers.attention import Attention
 from lmtrain.models.layers.block import Block
@@ -20,7 +20,7 @@ from lmtrain.models.layers.heads import Head
 from lmtrain.models.layers.mlp import MLP
 from lmtrain.models.layers.norm import build_norm
 from lmtrain.models.stack import Stack
-from lmtrain.spec import Cut, Cuts, ModelShape, Split, Tie
+from lmtrain.spec import Cuts, ModelShape, Tie
 
 
 def build(settings: GPTSettings) -> GPT:
@@ -65,7 +65,7 @@ class GPT(Stack):
         return hidden if self.head is None else self.head(hidden)
 
     def cuts(self) -> Cuts:
-        return {name: _cut(name, self.shape) for name, _ in self.named_parameters(remove_duplicate=False)}
+        return {name: cut_of(name, self.shape) for name, _ in self.named_parameters(remove_duplicate=False)}
 
     def ties(self) -> tuple[Tie, ...]:
         return (Tie("embedding.token.weight", "head.weight"),) if self.settings.tied else ()
@@ -83,21 +83,6 @@ def _block(s: GPTSettings) -> Block:
 
 def _norm(s: GPTSettings) -> nn.Module:
     return build_norm(s.norm, s.width, eps=s.norm_eps, bias=s.bias)
-
-
-def _cut(name: str, shape: ModelShape) -> Cut:
-    """How Megatron-LM cuts a layer: first linears by output, second ones by input, the vocabulary by rows."""
-    match name.split(".")[-2:]:
-        case ["qkv", _]:
-            kv = shape.num_kv_heads * shape.head_width
-            return Cut(Split.COLUMN, (shape.num_heads * shape.head_width, kv, kv))
-        case ["up", _]:
-            return Cut(Split.COLUMN, (shape.ffn_width,) * (2 if shape.gated else 1))
-        case ["out" | "down", "weight"]:
-            return Cut(Split.ROW)
-        case ["token" | "head", "weight"]:
-            return Cut(Split.VOCAB)
-    return Cut(Split.NONE)
 
 
 def _start(name: str, s: GPTSettings) -> Start:

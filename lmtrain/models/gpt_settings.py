@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from lmtrain.config.base import Problem, problem_if
-from lmtrain.errors import SettingsError
-from lmtrain.layout import divisors, words
-from lmtrain.models.model_settings import ModelSettings
-from lmtrain.spec import ModelShape
+from lmtrain.layout import divisors
+from lmtrain.models.model_settings import ModelSettings, checked_vocab_size, round_up, some
+from lmtrain.spec import Cut, Cuts, ModelShape, Split
 
 # because: LLaMA rounds 8/3 of the width up to this, and cuts over 2, 4 or 8 ranks then stay multiples of 32
 SWIGLU_MULTIPLE = 256
@@ -45,6 +44,10 @@ class GPTSettings(ModelSettings):
     init_std: float = 0.02
 
     @property
+    def terms(self) -> tuple[str, ...]:
+        return ("lm",)
+
+    @property
     def kv_heads(self) -> int:
         return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
 
@@ -60,7 +63,7 @@ class GPTSettings(ModelSettings):
     def ffn(self) -> int:
         if self.ffn_width is not None:
             return self.ffn_width
-        return _round_up(-(-8 * self.width // 3), SWIGLU_MULTIPLE) if self.gated else 4 * self.width
+        return round_up(-(-8 * self.width // 3), SWIGLU_MULTIPLE) if self.gated else 4 * self.width
 
     @property
     def shape(self) -> ModelShape:
@@ -79,7 +82,7 @@ class GPTSettings(ModelSettings):
 
     @property
     def padded_vocab_size(self) -> int:
-        return _round_up(self.vocab_size or 0, self.vocab_multiple)
+        return round_up(self.vocab_size or 0, self.vocab_multiple)
 
     @property
     def uses_dropout(self) -> bool:
@@ -95,14 +98,36 @@ class GPTSettings(ModelSettings):
         positions = self.seq_len * self.width if self.positions == "learned" else 0
         return self.num_layers * block + norm + tokens + positions
 
+    def weights(self) -> dict[str, tuple[int, ...]]:
+        shape, width, vocab = self.shape, self.width, self.padded_vocab_size
+        heads, keys = shape.num_heads * shape.head_width, shape.num_kv_heads * shape.head_width
+        result: dict[str, tuple[int, ...]] = {"embedding.token.weight": (vocab, width)}
+        if self.positions == "learned":
+            result["embedding.position.weight"] = (self.seq_len, width)
+        for layer in range(self.num_layers):
+            block = f"blocks.{layer}."
+            result |= self._norm(f"{block}attention_norm")
+            result |= self._linear(f"{block}attention.qkv", heads + 2 * keys, width)
+            result |= self._linear(f"{block}attention.out", width, heads)
+            result |= {} if self.parallel_block else self._norm(f"{block}mlp_norm")
+            result |= self._linear(f"{block}mlp.up", self.ffn * (2 if self.gated else 1), width)
+            result |= self._linear(f"{block}mlp.down", width, self.ffn)
+        result |= self._norm("norm")
+        return result if self.tied else result | {"head.weight": (vocab, width)}
+
+    def cuts(self) -> Cuts:
+        return {name: cut_of(name, self.shape) for name in self.weights()}
+
+    def _norm(self, path: str) -> dict[str, tuple[int, ...]]:
+        both = self.bias and self.norm == "layernorm"
+        return {f"{path}.{name}": (self.width,) for name in (("weight", "bias") if both else ("weight",))}
+
+    def _linear(self, path: str, outputs: int, inputs: int) -> dict[str, tuple[int, ...]]:
+        weight: dict[str, tuple[int, ...]] = {f"{path}.weight": (outputs, inputs)}
+        return weight | {f"{path}.bias": (outputs,)} if self.bias else weight
+
     def with_vocab(self, vocab_size: int) -> GPTSettings:
-        if self.vocab_size is None:
-            return replace(self, vocab_size=vocab_size)
-        if self.vocab_size < vocab_size:
-            rule = f"is smaller than the tokenizer's {vocab_size} tokens"
-            problem = Problem("vocab_size", self.vocab_size, rule, f"Use {vocab_size}, or null for the tokenizer's.")
-            raise SettingsError([problem.text("model")])
-        return self
+        return replace(self, vocab_size=checked_vocab_size(self.vocab_size, vocab_size))
 
     def problems(self) -> Iterator[Problem]:
         yield from self._size_problems()
@@ -127,11 +152,11 @@ class GPTSettings(ModelSettings):
             return  # reported as sizes; dividing by them says nothing more
         yield from problem_if(
             self.head_width is None and self.width % self.num_heads != 0, "num_heads", self.num_heads,
-            f"does not divide width={self.width}", f"Use {_some(divisors(self.width, 256))}, or set head_width.",
+            f"does not divide width={self.width}", f"Use {some(divisors(self.width, 256))}, or set head_width.",
         )
         yield from problem_if(
             self.num_heads % self.kv_heads != 0, "num_kv_heads", self.num_kv_heads,
-            f"does not divide num_heads={self.num_heads}", f"Use {_some(divisors(self.num_heads))}.",
+            f"does not divide num_heads={self.num_heads}", f"Use {some(divisors(self.num_heads))}.",
         )
         yield from problem_if(
             self.positions == "rotary" and self.head % 2 == 1, "head_width", self.head,
@@ -139,10 +164,16 @@ class GPTSettings(ModelSettings):
         )
 
 
-def _round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
-
-
-def _some(values: list[int]) -> str:
-    """At most a dozen legal values: a message is no table."""
-    return words(values if len(values) <= 12 else values[-12:])
+def cut_of(name: str, shape: ModelShape) -> Cut:
+    """How Megatron-LM cuts a layer: first linears by output, second ones by input, the vocabulary by rows."""
+    match name.split(".")[-2:]:
+        case ["qkv", _]:
+            kv = shape.num_kv_heads * shape.head_width
+            return Cut(Split.COLUMN, (shape.num_heads * shape.head_width, kv, kv))
+        case ["up", _]:
+            return Cut(Split.COLUMN, (shape.ffn_width,) * (2 if shape.gated else 1))
+        case ["out" | "down", "weight"]:
+            return Cut(Split.ROW)
+        case ["token" | "head", "weight"]:
+            return Cut(Split.VOCAB)
+    return Cut(Split.NONE)

@@ -10,13 +10,20 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from lmtrain.config.base import Choice
-from lmtrain.spec import ModelShape
+from lmtrain.config.base import Choice, Problem
+from lmtrain.errors import SettingsError
+from lmtrain.layout import words
+from lmtrain.spec import Cuts, ModelShape
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings(Choice):
     room: ClassVar[str] = "lmtrain.models"
+
+    @property
+    @abstractmethod
+    def terms(self) -> tuple[str, ...]:
+        """What it learns, each a term of the loss: the first are tokens, and data must have labels for all."""
 
     @property
     @abstractmethod
@@ -41,3 +48,29 @@ class ModelSettings(Choice):
     @abstractmethod
     def num_parameters(self) -> int:
         """Numbers in the whole model without padding, each tied weight once. A closed form: plans need no torch."""
+
+    @abstractmethod
+    def weights(self) -> dict[str, tuple[int, ...]]:
+        """Shape of every parameter by name, padding included, each tied weight under its first name."""
+
+    @abstractmethod
+    def cuts(self) -> Cuts:
+        """How each of them may be cut. With `weights`, all that says where numbers lie, before torch is there."""
+
+
+def checked_vocab_size(given: int | None, found: int) -> int:
+    """What the settings say, or the tokenizer's; refuses what is too small for it."""
+    if given is not None and given < found:
+        rule = f"is smaller than the tokenizer's {found} tokens"
+        problem = Problem("vocab_size", given, rule, f"Use {found}, or null for the tokenizer's.")
+        raise SettingsError([problem.text("model")])
+    return found if given is None else given
+
+
+def round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+def some(values: list[int]) -> str:
+    """At most a dozen legal values: a message is no table."""
+    return words(values if len(values) <= 12 else values[-12:])

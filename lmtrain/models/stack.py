@@ -1,4 +1,4 @@
-"""What every transformer here shares: blocks in order and a final norm. Base of GPT (and of any model to come)."""
+"""What every transformer here shares: blocks in order, and a final norm where there is one. Base of GPT and BERT."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Stack(nn.Module):
         self,
         embedding: nn.Module,
         blocks: dict[str, Block],
-        norm: nn.Module,
+        norm: nn.Module | None,
         head: nn.Module,
         *,
         causal: bool,
-        window: int | None,
-        rotary_width: int | None,
-        rotary_base: float,
+        window: int | None = None,
+        rotary_width: int | None = None,
+        rotary_base: float = 10000.0,
     ) -> None:
         super().__init__()
         self.embedding = embedding
@@ -52,6 +52,7 @@ class Stack(nn.Module):
             causal=self.causal,
             window=self.window,
             documents_BT=batch.documents_BT,
+            real_BT=batch.real_BT,
             device=batch.tokens_BT.device,
         )
         if self.rotary_width is None:

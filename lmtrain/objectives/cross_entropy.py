@@ -30,12 +30,20 @@ def cross_entropy_plain(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten(), ignore_index=IGNORED, reduction="sum")
 
 
+@torch.no_grad()
+def hit_sum(logits: Tensor, labels: Tensor) -> Tensor:
+    """How many labels that are not IGNORED have the highest score of their row, in fp32."""
+    logits_NV, labels_N = logits.flatten(0, -2), labels.flatten()
+    label_N = logits_NV.gather(-1, labels_N.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+    return ((label_N == logits_NV.amax(-1)) & (labels_N != IGNORED)).sum().to(torch.float32)
+
+
 class _CrossEntropySum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits_NV: Tensor, labels_N: Tensor) -> Tensor:
         ctx.save_for_backward(logits_NV, labels_N)
-        total = torch.zeros((), dtype=_sum_dtype(logits_NV), device=logits_NV.device)
-        for rows in _chunks(logits_NV):
+        total = torch.zeros((), dtype=sum_dtype(logits_NV), device=logits_NV.device)
+        for rows in chunks(logits_NV):
             log_p = F.log_softmax(logits_NV[rows], dim=-1, dtype=total.dtype)
             total = total + F.nll_loss(log_p, labels_N[rows], ignore_index=IGNORED, reduction="sum")
         return total
@@ -46,20 +54,20 @@ class _CrossEntropySum(torch.autograd.Function):
         logits_NV, labels_N = ctx.saved_tensors
         grad_NV = torch.empty_like(logits_NV)
         columns_V = torch.arange(logits_NV.shape[-1], device=logits_NV.device)
-        for rows in _chunks(logits_NV):
+        for rows in chunks(logits_NV):
             label_N1 = labels_N[rows].unsqueeze(-1)
-            p_NV = F.softmax(logits_NV[rows], dim=-1, dtype=_sum_dtype(logits_NV))
+            p_NV = F.softmax(logits_NV[rows], dim=-1, dtype=sum_dtype(logits_NV))
             # because: a comparison fuses with its neighbours when compiled, a scatter would need p in memory
             grad_NV[rows] = p_NV.add_(columns_V == label_N1, alpha=-1).mul_(grads[0] * (label_N1 != IGNORED))
         return grad_NV, None
 
 
-def _chunks(logits_NV: Tensor) -> Iterator[slice]:
+def chunks(logits_NV: Tensor) -> Iterator[slice]:
     """Ranges of rows. A compiler fuses the fp32 copies away, so it is given all rows at once."""
     num_rows, num_columns = logits_NV.shape
     step = max(1, num_rows if torch.compiler.is_compiling() else CHUNK_ELEMENTS // num_columns)
     return (slice(start, start + step) for start in range(0, num_rows, step))
 
 
-def _sum_dtype(logits: Tensor) -> torch.dtype:
+def sum_dtype(logits: Tensor) -> torch.dtype:
     return torch.promote_types(logits.dtype, torch.float32)

@@ -21,7 +21,7 @@ def step_line(row: Row, total_steps: int) -> str:
     parts = [f"step {row['step']:>{len(str(total_steps))}}/{total_steps}"]
     for key, spec, word in (("loss", ".4f", "loss"), ("lr", ".2e", "lr"), ("grad_norm", ".3f", "grad")):
         if row.get(key) is not None:
-            parts.append(f"{word} {row[key]:{spec}}")
+            parts.append(f"{word} {row[key]:{spec}}" + (terms(row) if key == "loss" else ""))
     parts += [
         text
         for key, text in (
@@ -41,15 +41,25 @@ def step_line(row: Row, total_steps: int) -> str:
 
 def valid_line(row: Row) -> str:
     loss = row.get("loss")
-    text = f"valid at step {row['step']}  loss {'-' if loss is None else f'{loss:.4f}'}"
-    return text if loss is None or not math.isfinite(loss) else f"{text}  perplexity per token {perplexity(loss)}"
+    text = f"valid at step {row['step']}  loss {'-' if loss is None else f'{loss:.4f}'}{terms(row)}"
+    if loss is not None and math.isfinite(loss):
+        tokens = next((row[key] for key in row if key.startswith("loss/")), loss)  # the first term's
+        text += f"  perplexity per token {perplexity(tokens)}"
+    found = [f"{key.replace('accuracy/', '')} {percent(row[key])}" for key in row if key.startswith("accuracy")]
+    return "  ".join([text, ", ".join(found)] if found else [text])
+
+
+def terms(row: Row) -> str:
+    """` (mlm 6.1234, pair 0.6931)` where the loss has several terms."""
+    found = [f"{key.removeprefix('loss/')} {row[key]:.4f}" for key in row if key.startswith("loss/")]
+    return f" ({', '.join(found)})" if found else ""
 
 
 def figures(row: Row, valid: Row) -> tuple[str, str]:
     """The two losses of the panel; the validation loss says which step it is of."""
     loss, validation = row.get("loss"), valid.get("loss")
     return (
-        "-" if loss is None else f"{loss:.4f}",
+        "-" if loss is None else f"{loss:.4f}{terms(row)}",
         "-" if validation is None else f"{validation:.4f} at step {valid['step']}",
     )
 

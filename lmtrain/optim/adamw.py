@@ -6,12 +6,14 @@ import torch
 
 from lmtrain.optim.adamw_settings import AdamWSettings
 from lmtrain.optim.groups import Groups
+from lmtrain.optim.whole import Alone, Whole
 
 SLOTS = ("exp_avg", "exp_avg_sq")
 _FUSED = {"cpu", "cuda"}
 
 
-def build(settings: AdamWSettings, groups: Groups) -> torch.optim.AdamW:
+def build(settings: AdamWSettings, groups: Groups, whole: Whole = Alone()) -> torch.optim.AdamW:
+    """Every number moves by itself, so shards need nothing of the whole."""
     devices = {parameter.device.type for group in groups for parameter in group["params"]}
     first, second = settings.betas
     return torch.optim.AdamW(

@@ -1,6 +1,7 @@
 """What every optimizer's settings hold. Torch-free.
 
-Called by train. A kind named `adamw` stands in `adamw_settings.py`; `adamw.py` beside it has `build(settings, groups)`.
+Called by train. A kind named `adamw` stands in `adamw_settings.py`; `adamw.py` beside it has
+`build(settings, groups, whole)`.
 """
 
 from __future__ import annotations
@@ -26,3 +27,7 @@ class OptimSettings(Choice):
         yield from problem_if(wrong, "weight_decay", self.weight_decay, "must be 0 or more", "Use 0.1, or 0 for none.")
         wrong = self.clip_norm is not None and not 0 < self.clip_norm < float("inf")
         yield from problem_if(wrong, "clip_norm", self.clip_norm, "must be above 0", "Use 1.0, or null for none.")
+
+    def num_slots(self, name: str, shape: tuple[int, ...]) -> int:
+        """How many numbers it remembers for each number of this parameter: Adam's two moments unless a kind differs."""
+        return 2

@@ -1,158 +1,202 @@
 """From a model that knows nothing of processes to one that trains: `build_parallel` and the verbs of ParallelModel.
 
-Called by train and eval. The order of application is the reason for this file: build on meta (no memory, no
-random numbers), materialise on the device, initialise by parameter name, split off the fp32 masters, compile.
-Cuts over pipelines, tensors and shards come between the first two.
+Called by train and eval. The order of application is the reason for this file. On meta, where nothing costs memory:
+cut over tensors, recompute, compile, shard. Then give it memory, tie what must be one, and draw first weights by name,
+each rank its blocks of them, so that no layout changes a weight.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lmtrain.batch import Batch
 from lmtrain.data.loader import StepBatches
-from lmtrain.errors import LayoutError
 from lmtrain.layout import Layout
-from lmtrain.models.init import apply_init, apply_ties
+from lmtrain.models.init import apply_ties
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.objectives.causal_lm import CausalLM
+from lmtrain.objectives.masked_lm import build_objective
+from lmtrain.optim.whole import Alone, Whole
+from lmtrain.parallel.blocks import fill, owned, pieces_of
+from lmtrain.parallel.collectives import all_reduce
 from lmtrain.parallel.compile import apply_compile
 from lmtrain.parallel.compute_settings import ComputeSettings
-from lmtrain.parallel.grads import apply_clip, gradient_norm
-from lmtrain.parallel.precision import LossScale, MasterWeights
+from lmtrain.parallel.data import ShardedWeights, apply_data_parallel
+from lmtrain.parallel.grads import apply_clip, gradient_norm, sum_partial_gradients
+from lmtrain.parallel.logits import whole_logits
+from lmtrain.parallel.mesh import Mesh, build_mesh
+from lmtrain.parallel.parallel_settings import ParallelSettings
+from lmtrain.parallel.placement import Place, place_all
+from lmtrain.parallel.precision import WORK_DTYPE, LossScale, MasterWeights
 from lmtrain.parallel.precision_settings import PrecisionSettings
+from lmtrain.parallel.recompute import apply_recompute
+from lmtrain.parallel.recompute_settings import NoRecomputeSettings, RecomputeSettings
+from lmtrain.parallel.streams import Streams, apply_streams
+from lmtrain.parallel.tensor import apply_tensor_parallel
+from lmtrain.parallel.vocabulary import cross_entropy_sum, hit_sum
+from lmtrain.parallel.whole import Spread
 from lmtrain.piece import Piece
 from lmtrain.runtime.faults import fault_point
-from lmtrain.runtime.seed import derive_seed
-from lmtrain.spec import Split
 
 
 def build_parallel(
     settings: ModelSettings,
-    layout: Layout,
     precision: PrecisionSettings,
     compute: ComputeSettings,
     device: torch.device,
     *,
     seed: int | None,
     training: bool,
+    mesh: Mesh | None = None,
+    parallel: ParallelSettings = ParallelSettings(),
+    recompute: RecomputeSettings = NoRecomputeSettings(),
+    always_shard: bool = False,
 ) -> ParallelModel:
-    """`seed=None` leaves the weights at zero, to be loaded from a checkpoint."""
-    if layout.world_size != 1:
-        raise LayoutError(
-            f"the layout asks for {layout.world_size} processes and this version has one. Use 1 on each axis."
-        )
+    """One process unless there is a `mesh`. `seed=None` leaves the weights at zero, to be loaded from a checkpoint.
+
+    `always_shard` takes the data-parallel path on one process too, to measure what it costs.
+    """
+    mesh = mesh or build_mesh(Layout(), device)
+    shards = mesh.dp.size > 1 or always_shard
+    sequence = parallel.sequence_parallel and mesh.tp.size > 1
+    streams = Streams(seed or 0, mesh.tp, mesh.dp, sequence=sequence, uses_dropout=settings.uses_dropout)
+    objective = build_objective(settings.terms)
     with torch.device("meta"):
         model = importlib.import_module(f"lmtrain.models.{settings.kind}").build(settings)
-    model.to_empty(device=device)
-    if seed is not None:
-        apply_init(model, seed)
-    else:
-        apply_ties(model)
-        with torch.no_grad():
-            torch._foreach_zero_(list(model.parameters()))
-    objective = CausalLM()
-    masters = MasterWeights(model, precision)
+
+    apply_tensor_parallel(model, mesh.tp, sequence=sequence)
+    if mesh.tp.size > 1:
+        objective.cross_entropy = partial(cross_entropy_sum, axis=mesh.tp)
+        objective.hits = partial(hit_sum, axis=mesh.tp)
+    apply_streams(model, streams)
+    apply_recompute(model, recompute, streams, compiled=compute.compile)
     if compute.compile:
         apply_compile(model, objective)
+    if shards:  # outermost, so that its hooks see whole blocks
+        apply_data_parallel(model, mesh, parallel.zero, WORK_DTYPE[precision.kind])
+
+    model.to_empty(device=device)
+    apply_ties(model)  # leaving meta made two tensors of one
+    places = place_all(settings.weights(), settings.cuts(), mesh.layout, mesh.coordinate, settings.shape.vocab_size)
+    weights = ShardedWeights(model, parallel.zero) if shards else MasterWeights(model, precision)
+    fill(weights.master, places, model.starts() if seed is not None else None, seed or 0)
+    weights.publish()
     model.train(training)
-    return ParallelModel(model, objective, masters, LossScale(precision), settings, device, seed or 0)
+    return ParallelModel(model, objective, weights, LossScale(precision), settings, device, mesh, places, streams)
 
 
 class ParallelModel:
-    """What train and eval see of a model, whatever its layout. No caller asks which axes exist."""
+    """What train and eval see of a model, whatever its layout. No caller asks which axes exist.
+
+    All ranks call the same verbs in the same order, those of one dp copy with the same batches.
+    """
 
     def __init__(
         self,
         model: Any,
         objective: CausalLM,
-        masters: MasterWeights,
+        masters: MasterWeights | ShardedWeights,
         loss_scale: LossScale,
         settings: ModelSettings,
         device: torch.device,
-        seed: int,
+        mesh: Mesh,
+        places: Mapping[str, Place],
+        streams: Streams,
     ) -> None:
         self.model, self.objective, self.masters, self.loss_scale = model, objective, masters, loss_scale
-        self.settings, self.device, self.seed = settings, device, seed
-        self._vocab_rows = {name for name, cut in model.cuts().items() if cut.split is Split.VOCAB}
+        self.settings, self.device, self.mesh, self.places, self.streams = settings, device, mesh, places, streams
 
     @property
-    def parameters(self) -> dict[str, torch.nn.Parameter]:
-        """The fp32 weights that an optimizer updates, by name, each tied weight once."""
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The fp32 weights, or this rank's shards of them, that an optimizer updates; each tied weight once."""
         return self.masters.master
 
     @property
     def num_parameters(self) -> int:
-        return sum(piece.block.numel() for piece in self.pieces())
+        """Of the whole model, without padding."""
+        return self.settings.num_parameters
+
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """What the loss adds up, in the order of every tensor of shares and sums."""
+        return self.objective.terms
+
+    @property
+    def whole(self) -> Whole:
+        """How an optimizer sees whole weights."""
+        if self.mesh.world.size > 1:
+            return Spread(self.places, self.mesh)
+        return Alone({name: place.sections for name, place in self.places.items() if place.cut.sections})
 
     def forward_backward(self, batches: StepBatches) -> Tensor:
-        """Gradients of the step's mean loss over its valid tokens; gives each microbatch's share of that mean.
+        """Gradients of the step's mean loss; gives [microbatches, terms], each one's share of the mean of each term.
 
-        The division by the global count happens here, before backward, so that gradients need no rescaling after.
+        The division by the global counts happens here, before backward, so that gradients need no rescaling after.
         """
         self.model.train()
         self.masters.clear_gradients()
-        shares = []
+        shares, count = [], len(batches.microbatches)
         for index, batch in enumerate(batches.microbatches):
-            self._seed_dropout(batches.step, index)
+            self.masters.microbatch(last=index == count - 1)
+            self.streams.enter(batches.step, index)
             fault_point("forward")
-            loss = self.objective.loss_sum(self.model, self._place(batch)) / batches.valid_tokens
+            sums = self.objective.loss_sums(self.model, self._to_device(batch))
+            # because: numbers of Python need no copy to the device
+            terms = torch.stack([one / num for one, num in zip(sums.unbind(), batches.counts, strict=True)])
+            loss = terms.sum()
             fault_point("backward")
             torch.autograd.backward(loss * self.loss_scale.value if self.loss_scale.dynamic else loss)
-            shares.append(loss.detach())
-        return torch.stack(shares)
+            shares.append(terms.detach())
+        self.masters.collect()
+        # collective: each microbatch's share of the loss over dp, once a step
+        return all_reduce(torch.stack(shares), self.mesh.dp)
 
     def finish_gradients(self, clip_norm: float | None) -> Tensor:
-        """Clip in place; gives the norm before clipping, still on the device."""
-        gradients = self.masters.gradients
-        norm = gradient_norm(gradients)
-        apply_clip(gradients, norm, clip_norm, self.loss_scale.value)
+        """Sum what is partial, clip in place; gives the norm before clipping, still on the device."""
+        gradients = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
+        if self.streams.splits_all:
+            sum_partial_gradients(gradients, self.places, self.mesh.tp)
+        norm = gradient_norm(gradients, self.places, self.mesh.world)
+        apply_clip(list(gradients.values()), norm, clip_norm, self.loss_scale.value)
         return norm / self.loss_scale.value
 
     @torch.no_grad()
-    def loss_sums(self, batches: Iterable[Batch]) -> Iterator[Tensor]:
-        """Each batch's summed loss without gradients: validation."""
+    def valid_sums(self, batches: Iterable[Batch]) -> Iterator[Tensor]:
+        """Of each batch [2, terms]: summed losses and numbers of hits, without gradients, over all dp copies."""
         self.model.eval()
         for batch in batches:
-            yield self.objective.loss_sum(self.model, self._place(batch))
+            # collective: validation's sums over dp, once a batch
+            yield all_reduce(self.objective.valid_sums(self.model, self._to_device(batch)), self.mesh.dp)
         self.model.train()
 
     @torch.no_grad()
     def logits(self, batch: Batch, keep_BT: Tensor | None = None) -> Tensor:
-        """fp32 logits over the true vocabulary, of all positions or of the kept ones only."""
+        """fp32 logits over the true vocabulary, of all positions or of the kept ones only, on every tp rank."""
         self.model.eval()
-        hidden = self.model(self._place(batch))
-        if keep_BT is not None:
-            hidden = hidden[keep_BT.to(self.device)]
-        logits: Tensor = self.model.logits(hidden)
+        keep_BT = None if keep_BT is None else keep_BT.to(self.device)
+        sequence = self.streams.splits_all
+        logits = whole_logits(self.model, self._to_device(batch), keep_BT, self.mesh.tp, sequence=sequence)
         return logits[..., : self.settings.shape.vocab_size].float()
 
     def pieces(self) -> list[Piece]:
         return self.place(self.parameters, "model")
 
-    def place(self, tensors: dict[str, Any], prefix: str) -> list[Piece]:
-        """Say where tensors shaped like a parameter stand in the whole; each key is, or ends in, a parameter's name.
+    def place(self, tensors: Mapping[str, Tensor], prefix: str) -> list[Piece]:
+        """Where tensors shaped like this rank's parameters stand in the whole: all blocks that it holds, for loading.
 
-        Padding of the vocabulary is a layout's business and no part of the whole.
+        Each key is, or ends in, a parameter's name. Padding of the vocabulary is a layout's business and in no block.
         """
-        vocab_size = self.settings.shape.vocab_size
-        result = []
-        for name, tensor in tensors.items():
-            block = tensor.detach()
-            if any(name == rows or name.endswith("." + rows) for rows in self._vocab_rows):
-                block = block[:vocab_size]
-            result.append(Piece(f"{prefix}.{name}", tuple(block.shape), (0,) * block.ndim, block))
-        return result
+        return pieces_of(tensors, self.places, prefix)
 
-    def _place(self, batch: Batch) -> Batch:
+    def owned(self, pieces: Iterable[Piece]) -> list[Piece]:
+        """Those that this rank saves: over all ranks, each number once."""
+        return owned(pieces, self.places)
+
+    def _to_device(self, batch: Batch) -> Batch:
         return batch.map(lambda array: array.to(self.device, non_blocking=True))
-
-    def _seed_dropout(self, step: int, index: int) -> None:
-        # because: masks that are a pure function of (seed, step, microbatch) need no saving and repeat on resume
-        if self.settings.uses_dropout:
-            torch.manual_seed(derive_seed(self.seed, "dropout", step, index))

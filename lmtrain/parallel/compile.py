@@ -6,11 +6,22 @@ from typing import Any
 
 import torch
 
-from lmtrain.objectives.cross_entropy import cross_entropy_plain
+from lmtrain.objectives.cross_entropy import cross_entropy_plain, cross_entropy_sum
+from lmtrain.parallel.recompute import Recomputed
 
 
 def apply_compile(model: Any, objective: Any) -> None:
-    """Each block alone, and the loss, whose softmax over the vocabulary is the other place where fusion pays."""
+    """Each block alone, and the loss, whose softmax over the vocabulary is the other place where fusion pays.
+
+    `forward` is compiled and not the whole call: the hooks by which FSDP gathers weights stay outside the graph.
+    """
     for block in model.blocks.values():
-        block.compile(dynamic=False)
-    objective.cross_entropy = torch.compile(cross_entropy_plain, dynamic=False)
+        forward = block.forward
+        if isinstance(forward, Recomputed) and not forward.inside:
+            forward.inner = torch.compile(forward.inner, dynamic=False)
+        else:
+            block.forward = torch.compile(forward, dynamic=False)
+    alone = objective.cross_entropy is cross_entropy_sum  # else one over tp, which serves a compiler as it is
+    objective.cross_entropy = torch.compile(
+        cross_entropy_plain if alone else objective.cross_entropy, dynamic=False
+    )

@@ -1,16 +1,49 @@
-"""The gradient norm and clipping, over fp32 gradients. Called by ParallelModel.finish_gradients."""
+"""What stands between the last backward and the optimizer: partial sums, the gradient norm, clipping.
+
+Over local fp32 gradients, whatever the layout. Called by ParallelModel.finish_gradients.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
+from lmtrain.parallel.collectives import all_reduce
+from lmtrain.parallel.mesh import Axis
+from lmtrain.parallel.placement import Place
+from lmtrain.spec import Split
+
 
 @torch.no_grad()
-def gradient_norm(gradients: list[Tensor]) -> Tensor:
-    """The 2-norm of all gradients as one vector, on the device: nothing waits for it here."""
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-    return norm
+def sum_partial_gradients(gradients: Mapping[str, Tensor], places: Mapping[str, Place], tp: Axis) -> None:
+    """In place: norms and biases that each rank used on its own cut of the sequence."""
+    partial = [gradient for name, gradient in gradients.items() if places[name].cut.split is Split.NONE]
+    if tp.size == 1 or not partial:
+        return
+    flat = torch.cat([gradient.flatten() for gradient in partial])
+    # collective: gradients of weights that are not cut, over tp, once a step
+    all_reduce(flat, tp)
+    parts = torch.split(flat, [gradient.numel() for gradient in partial])
+    torch._foreach_copy_(partial, [part.view_as(gradient) for part, gradient in zip(parts, partial, strict=True)])
+
+
+@torch.no_grad()
+def gradient_norm(gradients: Mapping[str, Tensor], places: Mapping[str, Place], world: Axis) -> Tensor:
+    """The 2-norm of all gradients as one vector, each weight once, on the device: nothing waits for it here.
+
+    One number that is not finite anywhere makes it so everywhere: all ranks skip an fp16 overflow, or none does.
+    """
+    if world.size == 1:
+        norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(gradients.values()))))
+        return norm
+    alike: dict[int, list[Tensor]] = {}
+    for name, gradient in gradients.items():
+        alike.setdefault(places[name].num_holders, []).append(gradient)
+    squares = [torch.stack(torch._foreach_norm(group)).square().sum() / held for held, group in alike.items()]
+    # collective: sums of squares over the world; what several ranks hold is divided among them
+    return all_reduce(torch.stack(squares).sum(), world).sqrt()
 
 
 @torch.no_grad()

@@ -1,12 +1,15 @@
-"""How many processes share the work, axis by axis. Torch-free."""
+"""How many processes share the work, axis by axis, and what a model allows. Torch-free."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from lmtrain.config.base import Problem, Settings, problem_if
-from lmtrain.layout import Layout
+from lmtrain.layout import Layout, divisors, words
+from lmtrain.spec import ModelShape
+
+AXES = ("pp", "vp", "dp_replicate", "dp_shard", "tp")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,15 +19,56 @@ class ParallelSettings(Settings):
     dp_replicate: int = 1
     dp_shard: int = 1
     tp: int = 1
+    zero: int = 1  # what dp_shard shares: 0 nothing, 1 optimizer state, 2 and gradients, 3 and weights
+    sequence_parallel: bool = True
+    timeout_s: float = 600.0
 
     def problems(self) -> Iterator[Problem]:
-        for field in fields(self):
-            size = getattr(self, field.name)
-            yield from problem_if(
-                size != 1, field.name, size,
-                "asks for several processes, and this version trains with one", f"Set parallel.{field.name}=1.",
-            )
+        for axis in AXES:
+            size = getattr(self, axis)
+            yield from problem_if(size < 1, axis, size, "must be at least 1", "Use 1.")
+        for axis in ("pp", "vp"):
+            size = getattr(self, axis)
+            yield from problem_if(size > 1, axis, size, "cuts the model into stages, which is not offered", "Use 1.")
+        yield from self._zero_problems()
+        yield from problem_if(self.timeout_s <= 0, "timeout_s", self.timeout_s, "must be above 0", "Use 600.")
+
+    def _zero_problems(self) -> Iterator[Problem]:
+        zero, shard = self.zero, self.dp_shard
+        yield from problem_if(not 0 <= zero <= 3, "zero", zero, "is no level", "Use 0, 1, 2 or 3.")
+        yield from problem_if(
+            zero == 0 and shard > 1, "zero", zero, f"shares nothing and dp_shard={shard} shares it among {shard}",
+            f"Use zero=1, or dp_shard=1 and dp_replicate={self.dp_replicate * max(shard, 1)}.",
+        )
+        yield from problem_if(
+            zero in (2, 3) and shard == 1, "zero", zero, "has nobody to share with, since dp_shard=1",
+            "Use zero=1, or dp_shard=2 or more.",
+        )
 
     @property
     def layout(self) -> Layout:
         return Layout(self.pp, self.vp, self.dp_replicate, self.dp_shard, self.tp)
+
+
+def layout_problems(
+    shape: ModelShape, parallel: ParallelSettings, *, uses_dropout: bool, compiles: bool
+) -> Iterator[Problem]:
+    """What a model of this shape does not allow. A head or a column is never cut in two."""
+    tp = parallel.tp
+    if tp <= 1:
+        return
+    legal = [d for d in divisors(shape.num_kv_heads) if shape.ffn_width % d == shape.num_heads % d == 0]
+    for key in ("num_heads", "num_kv_heads", "ffn_width"):
+        size = getattr(shape, key)
+        rule = f"does not divide model.{key}={size}"
+        yield from problem_if(size % tp != 0, "parallel.tp", tp, rule, f"Use {words(legal)}.")
+    yield from problem_if(
+        parallel.sequence_parallel and shape.seq_len % tp != 0, "parallel.tp", tp,
+        f"does not divide model.seq_len={shape.seq_len}, which parallel.sequence_parallel cuts",
+        f"Use a multiple of {tp}, or parallel.sequence_parallel=false.",
+    )
+    yield from problem_if(
+        compiles and uses_dropout and not parallel.sequence_parallel, "parallel.sequence_parallel", False,
+        "leaves attention's dropout to random numbers that compute.compile cannot trace",
+        "Use parallel.sequence_parallel=true, compute.compile=false or no dropout.",
+    )

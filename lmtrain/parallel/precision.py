@@ -47,6 +47,12 @@ class MasterWeights:
         for parameter in self.master.values():
             parameter.grad = None
 
+    def microbatch(self, last: bool) -> None:
+        """Before a forward. One copy of the batch has nothing to send."""
+
+    def collect(self) -> None:
+        """After the last backward. Gradients are where they belong as soon as they are made."""
+
 
 def _move_gradient(master: nn.Parameter) -> Any:
     def hook(work: Tensor) -> None:

@@ -13,7 +13,7 @@ import re
 import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from lmtrain.errors import UsageError
 
 # because: Slurm numbers the steps that srun did not start (batch script, interactive shell) from the top of 32 bits
 _FIRST_SPECIAL_STEP = 0xFFFF_FFF0
+_LAUNCHER, _STORE_FD = "LMTRAIN_LAUNCHER", "LMTRAIN_STORE_FD"  # set by our own launcher for its processes
 _PACKAGES = ("lmtrain", "torch", "numpy", "tokenizers", "safetensors", "hydra-core", "typer", "rich")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -32,22 +33,39 @@ class ProcessEnv:
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
-    launcher: str = "single"  # torchrun, slurm or single
+    launcher: str = "single"  # lmtrain (our own), torchrun, slurm or single
     host: str = ""
     job_id: str | None = None
     num_restarts: int = 0  # how often the launcher has started this job again
+    local_world_size: int = 0  # processes on this node; 0 where the launcher does not say
+
+    def as_launcher(self, num_processes: int) -> ProcessEnv:
+        """The first of so many processes that this one is about to start on this node."""
+        if self.launcher != "single":
+            raise UsageError(
+                f"--nproc={num_processes} would start processes of processes that {self.launcher} has started. "
+                f"Leave out --nproc, or {self.launcher}."
+            )
+        if num_processes == 1:
+            return self
+        return replace(self, world_size=num_processes, local_world_size=num_processes, launcher="lmtrain")
+
+    @property
+    def who(self) -> str:
+        """How a message names this process among its peers."""
+        return f"rank {self.rank} on {self.host}"
 
     @classmethod
     def detect(cls, environ: Mapping[str, str] | None = None) -> ProcessEnv:
         env = os.environ if environ is None else environ
         if "RANK" in env or "WORLD_SIZE" in env:
             names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT")
-            launcher = "torchrun"
+            launcher, local_size = env.get(_LAUNCHER, "torchrun"), _number(env, "LOCAL_WORLD_SIZE", 0)
         elif _is_srun_task(env):
             # because: inside an allocation SLURM_NTASKS may be the job's; SLURM_STEP_NUM_TASKS is always the step's
             tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in env else "SLURM_NTASKS"
             names = ("SLURM_PROCID", tasks, "SLURM_LOCALID", "SLURM_RESTART_COUNT")
-            launcher = "slurm"
+            launcher, local_size = "slurm", _tasks_on_this_node(env)
         else:
             return cls(host=socket.gethostname(), job_id=env.get("SLURM_JOB_ID"))
         rank, world_size = _number(env, names[0]), _number(env, names[1])
@@ -58,7 +76,79 @@ class ProcessEnv:
                 "Start processes with torchrun or srun, or unset these variables for a single process."
             )
         job_id = env.get("SLURM_JOB_ID") or env.get("TORCHELASTIC_RUN_ID")
-        return cls(rank, world_size, local_rank, launcher, socket.gethostname(), job_id, num_restarts)
+        # because: two nodes of a Slurm on one machine have one host name
+        host = (launcher == "slurm" and env.get("SLURMD_NODENAME")) or socket.gethostname()
+        return cls(rank, world_size, local_rank, launcher, host, job_id, num_restarts, local_size)
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """Where the processes of a run first meet: rank 0 listens at this address, the others call there."""
+
+    host: str
+    port: int
+    name: str  # apart from other runs that meet at the same address by mistake
+    listen_fd: int | None = None  # a socket that already listens, made by our own launcher for rank 0
+    stays_on_node: bool = False  # nobody calls from another machine
+    held_by_launcher: bool = False  # torchrun's agent listens itself, and rank 0 calls like the others
+
+    @classmethod
+    def detect(cls, process: ProcessEnv, environ: Mapping[str, str] | None = None) -> Rendezvous:
+        env = os.environ if environ is None else environ
+        if process.launcher == "slurm":
+            return cls._of_srun_step(env)
+        if not env.get("MASTER_ADDR"):
+            raise UsageError(
+                "MASTER_ADDR is not set, and RANK says that this process has peers. Start it with torchrun, srun or "
+                "--nproc, or set MASTER_ADDR and MASTER_PORT to where rank 0 runs."
+            )
+        host, port = env["MASTER_ADDR"], _number(env, "MASTER_PORT")
+        fd = _number(env, _STORE_FD) if _STORE_FD in env else None
+        agent = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        # because: the agent's store outlives its workers, and the addresses of dead ones would be called again
+        name = f"attempt {process.num_restarts}"
+        return cls(host, port, name, fd, host in ("127.0.0.1", "localhost"), agent)
+
+    @classmethod
+    def _of_srun_step(cls, env: Mapping[str, str]) -> Rendezvous:
+        """On the first node of the step; every process finds the same port without asking anybody."""
+        job, step = _number(env, "SLURM_JOB_ID"), _number(env, "SLURM_STEP_ID")
+        nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or "localhost"
+        alone = "," not in nodes and "[" not in nodes
+        # because: below the ports that Linux gives out by itself (32768 on) and above those of common services
+        port = _number(env, "MASTER_PORT", 20_000 + (job * 64 + step) % 10_000)
+        name = f"{job}.{step}.{env.get('SLURM_RESTART_COUNT', '0')}"
+        return cls(env.get("MASTER_ADDR") or ("127.0.0.1" if alone else first_host(nodes)), port, name, None, alone)
+
+
+def first_host(nodes: str) -> str:
+    """The first of Slurm's node list: "n[03-07,12],login" -> "n03"."""
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])+", nodes)
+    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first[0]) if first else nodes
+
+
+def _tasks_on_this_node(env: Mapping[str, str]) -> int:
+    """Slurm's "4(x2),3" says that nodes 0 and 1 have four tasks each and node 2 has three."""
+    text, node = env.get("SLURM_STEP_TASKS_PER_NODE", ""), _number(env, "SLURM_NODEID", 0)
+    for size, repeat in re.findall(r"([0-9]+)(?:\(x([0-9]+)\))?", text):
+        node -= int(repeat or 1)
+        if node < 0:
+            return int(size)
+    return 0
+
+
+def child_environment(
+    rank: int, num_processes: int, port: int, store_fd: int | None, environ: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """What our own launcher tells each of its processes; what the user has set for their libraries stays."""
+    env = dict(os.environ if environ is None else environ)
+    env.setdefault("OMP_NUM_THREADS", str(max(1, num_usable_cpus() // num_processes)))
+    # because: gloo would listen on the address of the machine's name, and all of these peers are here
+    env.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    env |= {"WORLD_SIZE": str(num_processes), "LOCAL_WORLD_SIZE": str(num_processes), _LAUNCHER: "lmtrain"}
+    env.pop(_STORE_FD, None)
+    return env if store_fd is None else env | {_STORE_FD: str(store_fd)}
 
 
 def _is_srun_task(env: Mapping[str, str]) -> bool:

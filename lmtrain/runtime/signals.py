@@ -46,3 +46,9 @@ class StopRequest:
             self._urgent_since = now
         elif now - self._urgent_since >= self._repeat_after_s:
             raise KeyboardInterrupt(f"{name} after {self.requested}: stopping without a checkpoint")
+
+
+def ignore_stops() -> None:
+    """From here on this process is ending with a result of its own, and no signal should give it another."""
+    for number in _WATCHED:
+        signal.signal(number, signal.SIG_IGN)

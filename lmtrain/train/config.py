@@ -7,7 +7,7 @@ checked itself by the time `RunConfig` exists; here are the rules that need two 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from lmtrain.checkpoint.checkpoint_settings import CheckpointSettings
@@ -19,8 +19,9 @@ from lmtrain.models.model_settings import ModelSettings
 from lmtrain.optim.optim_settings import OptimSettings
 from lmtrain.optim.schedule_settings import ScheduleSettings
 from lmtrain.parallel.compute_settings import ComputeSettings
-from lmtrain.parallel.parallel_settings import ParallelSettings
+from lmtrain.parallel.parallel_settings import ParallelSettings, layout_problems
 from lmtrain.parallel.precision_settings import PrecisionSettings
+from lmtrain.parallel.recompute_settings import NoRecomputeSettings, RecomputeSettings, SomeRecomputeSettings
 from lmtrain.train.train_settings import ObserveSettings, RunSettings, TrainSettings
 
 
@@ -32,6 +33,7 @@ class RunConfig(Settings):
     schedule: ScheduleSettings
     precision: PrecisionSettings
     parallel: ParallelSettings
+    recompute: RecomputeSettings = field(default_factory=NoRecomputeSettings)
     compute: ComputeSettings
     train: TrainSettings
     checkpoint: CheckpointSettings
@@ -39,20 +41,35 @@ class RunConfig(Settings):
     run: RunSettings
 
     def problems(self) -> Iterator[Problem]:
-        yield from self.problems_across({field.name: getattr(self, field.name) for field in fields(self)})
+        yield from self.problems_across({f.name: getattr(self, f.name) for f in fields(self)})
 
     @classmethod
     def problems_across(cls, parts: Mapping[str, Any]) -> Iterator[Problem]:
+        if {"model", "parallel", "compute"} <= parts.keys():
+            model, compiles = parts["model"], parts["compute"].compile
+            dropout = model.uses_dropout
+            yield from layout_problems(model.shape, parts["parallel"], uses_dropout=dropout, compiles=compiles)
+        if {"model", "data"} <= parts.keys():
+            yield from _label_problems(parts["model"], parts["data"])
+        recompute = parts.get("recompute")
+        if isinstance(recompute, SomeRecomputeSettings) and "model" in parts:
+            for problem in recompute.problems_in_model(parts["model"].shape.num_layers):
+                yield replace(problem, key=f"recompute.{problem.key}")
         if not {"train", "parallel"} <= parts.keys():
             return
         train: TrainSettings = parts["train"]
         dp: int = parts["parallel"].layout.dp
         together = train.micro_batch * dp
+        full, uneven = train.global_batch, train.global_batch % dp != 0
         yield from problem_if(
-            train.global_batch % together != 0, "train.micro_batch", train.micro_batch,
-            f"x {dp} data-parallel copies does not divide train.global_batch={train.global_batch}",
-            f"Use {words(divisors(train.global_batch // dp) if train.global_batch % dp == 0 else [1])}.",
-        )
+            uneven, "train.global_batch", full, f"cannot be shared by dp={dp} copies of the model",
+            f"Use {-(-full // dp) * dp}, or as many copies as divide it.",
+        )  # fmt: skip
+        yield from problem_if(
+            not uneven and full % together != 0, "train.micro_batch", train.micro_batch,
+            f"x {dp} data-parallel copies does not divide train.global_batch={full}",
+            f"Use {words(divisors(max(full // dp, 1)))}.",
+        )  # fmt: skip
         rampup_problems = list(_rampup_problems(train, together))
         yield from rampup_problems
         if not rampup_problems and {"schedule", "model"} <= parts.keys():
@@ -87,6 +104,22 @@ def count_steps(train: TrainSettings, seq_len: int) -> int:
         else:
             low = middle + 1
     return low
+
+
+def _label_problems(model: ModelSettings, data: DataChoice) -> Iterator[Problem]:
+    """A model learns what its samples have labels for, all of it and nothing else."""
+    wanted, given = model.terms, data.terms
+    masked = wanted[0] == "mlm"
+    yield from problem_if(
+        wanted[0] != given[0], "data.kind", data.kind,
+        f"makes samples that a {model.kind} model cannot learn from",
+        "Use data=masked, or a causal model." if masked else "Use data=dataset or data=blend, or model=bert_base.",
+    )  # fmt: skip
+    yield from problem_if(
+        wanted[0] == given[0] and wanted != given, "model.pair_head", "pair" in wanted,
+        "finds no pairs in data.pairs=none" if "pair" in wanted else "leaves the pairs that data.pairs makes unused",
+        f"Use model.pair_head={'false' if 'pair' in wanted else 'true'}, or another data.pairs.",
+    )  # fmt: skip
 
 
 def _rampup_problems(train: TrainSettings, together: int) -> Iterator[Problem]:

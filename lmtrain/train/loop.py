@@ -1,24 +1,30 @@
 """The training loop, read downward: a step, its row of metrics, now and then a validation and a checkpoint.
 
-Called by the command line with a Run. Everything that happens during training happens in `train`.
+Called by the command line with a Run, on every process of it. Everything that happens during training happens in
+`train`; numbers in rows are global, and only rank 0 has somewhere to write them.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from lmtrain.batch import Batch
+from lmtrain.data.dataset import Dataset, count_labels
 from lmtrain.data.loader import StepBatches
 from lmtrain.errors import OutputError, StorageError
 from lmtrain.observe.memory import memory_bytes
 from lmtrain.runtime.faults import fault_point
 from lmtrain.runtime.signals import StopRequest
 from lmtrain.train import state
+from lmtrain.train.peers import StopVote
 from lmtrain.train.setup import Run
 from lmtrain.train.step import StepResult, train_step
 from lmtrain.units import format_bytes, format_seconds
@@ -44,10 +50,13 @@ def train(run: Run) -> Summary:
     if run.inputs.resume_from is not None:
         view.note(f"continuing from {run.inputs.resume_from} at step {progress.step}")
 
+    stopped_by = None
+    vote = StopVote(run.mesh)
     with StopRequest() as stop:
         run.throughput.start(progress.step, time.monotonic())
         for batches in run.loader.steps(progress.step, total):
             fault_point("step", batches.step)
+            vote.ask(stop)
             lr = config.optim.lr * config.schedule.factor(batches.step, total)
             result = train_step(run.model, run.optimizer, batches, lr, config.optim.clip_norm)
             loss = result.loss
@@ -58,7 +67,8 @@ def train(run: Run) -> Summary:
             now = time.monotonic()
             run.throughput.step_done(progress.step, now, batches.num_samples * config.seq_len)
 
-            done = progress.step == total or stop.requested is not None
+            stopped_by = vote.answer(stop)
+            done = progress.step == total or stopped_by is not None
             if progress.step % config.observe.log_interval_steps == 0 or done:
                 _report_step(run, batches, result, lr, now - began)
             if _due(progress.step, config.train.valid_interval_steps) or (progress.step == total and run.inputs.valid):
@@ -73,7 +83,7 @@ def train(run: Run) -> Summary:
             save(run)
         run.writer.wait()  # a failure of the last checkpoint is the run's failure
         _report_save(run)
-    stopped_by = stop.requested if progress.step < total else None
+    stopped_by = stopped_by if progress.step < total else None
     _record(run, "stop", {"stopped_by": stopped_by, "elapsed_s": time.monotonic() - began})
     return Summary(progress.step, loss, valid_loss, time.monotonic() - began, progress.tokens, stopped_by)
 
@@ -83,18 +93,41 @@ def _due(step: int, interval: int | None) -> bool:
 
 
 def validate(run: Run) -> float:
-    """Mean loss over the first `valid_samples` samples of the validation documents: the same ones every time."""
-    valid, size = run.inputs.valid, run.config.train.micro_batch
+    """Mean loss over the first `valid_samples` samples of the validation documents: the same ones every time.
+
+    Of several terms the loss is the sum of their means; perplexity and accuracy are the first's, that of tokens.
+    """
+    valid, dp, terms = run.inputs.valid, run.mesh.dp, run.model.terms
     assert valid is not None
     ids = np.arange(min(run.config.train.valid_samples, valid.num_samples))
-    batches = (valid.batch(ids[i : i + size]).map(torch.from_numpy) for i in range(0, len(ids), size))
-    total = torch.stack(list(run.model.loss_sums(batches))).sum().item()  # sync: validation ends
-    num_tokens = valid.num_labels(ids)
-    loss = total / num_tokens
-    run.view.valid(_record(run, "valid", {"loss": loss, "samples": len(ids), "tokens": num_tokens}))
+    batches = valid_batches(valid, ids, run.config.train.micro_batch, dp.index, dp.size)
+    sums = torch.stack(list(run.model.valid_sums(batches))).sum(0).tolist()  # sync: validation ends
+    counts = count_labels(valid, ids, valid.batch(ids[:1]))
+    means, hits = ([one / num for one, num in zip(row, counts, strict=True)] for row in sums)
+    loss = math.fsum(means)
+    row = {"loss": loss, "ppl": math.exp(min(means[0], _MOST_NATS)), "accuracy": hits[0]}
+    row |= {"samples": len(ids), "tokens": counts[0]}
+    row |= {f"loss/{term}": mean for term, mean in zip(terms, means, strict=True) if len(terms) > 1}
+    row |= {f"accuracy/{term}": share for term, share in zip(terms[1:], hits[1:], strict=True)}
+    run.view.valid(_record(run, "valid", row))
     if run.events is not None:
-        run.events.scalar("loss/valid", loss, run.progress.step)
+        tags = {"loss/valid": loss} | {f"valid/{k}": v for k, v in row.items() if "/" in k or k in _QUALITY}
+        for tag, value in tags.items():
+            run.events.scalar(tag, value, run.progress.step)
     return loss
+
+
+def valid_batches(
+    valid: Dataset, ids: np.ndarray[Any, np.dtype[np.int64]], size: int, dp_index: int, dp_size: int
+) -> Iterator[Batch]:
+    """Every dp_size-th batch. Each rank has equally many, as they compute together: one too few ends with no labels."""
+    starts = range(0, len(ids), size)
+    for first in starts[::dp_size]:
+        mine = first + dp_index * size
+        if mine in starts:
+            yield valid.batch(ids[mine : mine + size]).map(torch.from_numpy)
+        else:
+            yield valid.batch(ids[first : first + size]).unlabelled().map(torch.from_numpy)
 
 
 def save(run: Run) -> int:
@@ -107,7 +140,7 @@ def save(run: Run) -> int:
     try:
         run.writer.save(
             run.progress.step,
-            state.pieces(run.model, run.optimizer),
+            run.model.owned(state.pieces(run.model, run.optimizer)),
             state.facts(run.config, run.inputs, run.model, run.optimizer, run.progress),
             {"tokenizer.json": run.inputs.tokenizer.to_bytes()},
         )
@@ -135,7 +168,7 @@ def _report_step(run: Run, batches: StepBatches, result: StepResult, lr: float, 
     row = _record(
         run, "step",
         {
-            "loss": result.loss, "lr": lr, "grad_norm": result.grad_norm, "skipped": progress.skipped,
+            "loss": result.loss, **_terms(result), "lr": lr, "grad_norm": result.grad_norm, "skipped": progress.skipped,
             "samples": progress.samples, "tokens": progress.tokens, "samples_hash": samples_hash(batches.sample_ids),
             "tokens_per_s": rates.tokens_per_s, "flops_per_s": rates.flops_per_s, "mfu": rates.mfu,
             "data_wait_s": run.loader.data_wait_s, "memory_bytes": memory_bytes(str(run.device)),
@@ -144,11 +177,19 @@ def _report_step(run: Run, batches: StepBatches, result: StepResult, lr: float, 
     )  # fmt: skip
     run.view.step(row)
     if run.events is not None:
-        for tag, key in _TAGS.items():
+        tags = {**_TAGS, **{key: key for key in _terms(result)}}
+        for tag, key in tags.items():
             if row[key] is not None:
                 run.events.scalar(tag, row[key], progress.step)
 
 
+def _terms(result: StepResult) -> dict[str, float]:
+    """A loss of one term says nothing more by its parts."""
+    return {f"loss/{term}": mean for term, mean in result.terms.items() if len(result.terms) > 1}
+
+
+_QUALITY = ("ppl", "accuracy")
+_MOST_NATS = 700.0  # because: the exponential of more is no double
 _TAGS = {
     "loss/train": "loss", "optim/lr": "lr", "optim/grad_norm": "grad_norm", "speed/tokens_per_s": "tokens_per_s",
     "speed/mfu": "mfu", "speed/data_wait_s": "data_wait_s", "memory/bytes": "memory_bytes",
@@ -162,5 +203,6 @@ def samples_hash(sample_ids: np.ndarray[Any, np.dtype[np.int64]]) -> str:
 
 def _record(run: Run, event: str, values: dict[str, Any]) -> dict[str, Any]:
     row = {"event": event, "step": run.progress.step, "attempt": run.progress.attempt} | values
-    run.metrics.append(row)
+    if run.metrics is not None:
+        run.metrics.append(row)
     return row

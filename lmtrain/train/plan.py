@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import socket
 from typing import Any
 
 from lmtrain.train.config import RunConfig
+from lmtrain.train.layout_table import layout_words
 from lmtrain.train.preflight import Inputs
 
 
@@ -25,21 +25,7 @@ def plan_facts(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
         "epochs": inputs.epochs(config),
         "model_flops": shape.flops_per_token(config.seq_len) * tokens,
         "resume_from": str(inputs.resume_from) if inputs.resume_from else "nothing: a new run",
+        "processes": config.parallel.layout.world_size,
+        "layout": layout_words(config.parallel),
         "run_folder": config.run.dir,
     }
-
-
-def rank_rows(config: RunConfig, inputs: Inputs) -> list[dict[str, Any]]:
-    """One row a process: where it sits and what it holds, by kind."""
-    layout, number = config.parallel.layout, inputs.model.num_parameters
-    work = 4 if config.precision.kind == "fp32" else 2
-    rows = []
-    for rank in range(layout.world_size):
-        at = layout.coordinate(rank)
-        rows.append({
-            "rank": rank, "host": socket.gethostname(), "pp": at.pp, "dp": layout.dp_index(rank), "tp": at.tp,
-            "layers": f"0-{inputs.model.shape.num_layers - 1}", "parameters": number, "weights_bytes": number * work,
-            "masters_bytes": 0 if work == 4 else number * 4, "gradients_bytes": number * 4,
-            "optimizer_bytes": number * 8,
-        })
-    return rows

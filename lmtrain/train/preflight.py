@@ -6,6 +6,7 @@ Called by the command line right after the settings; its answer is what set-up b
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from lmtrain.data.dataset import Dataset
 from lmtrain.data.format import IndexedDataset, part
 from lmtrain.data.training_data import Asked, Opened, TrainingData, build_training_data, open_datasets
 from lmtrain.errors import DataError, LayoutError, OutputError, SettingsError
+from lmtrain.layout import Layout, divisors, words
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.runtime.process import ProcessEnv
 from lmtrain.tokenizer.base import Tokenizer
@@ -41,9 +43,13 @@ class Inputs:
         return (first + count) / self.train.num_samples
 
 
-def preflight(config: RunConfig, env: ProcessEnv) -> Inputs:
-    """Refuse what cannot work, or say what the run is made of."""
-    _check_processes(config, env)
+def preflight(config: RunConfig, env: ProcessEnv, *, starting: bool = True) -> Inputs:
+    """Refuse what cannot work, or say what the run is made of.
+
+    Every process of a run asks; an index that the data needs is built by one of a node while the others wait for its
+    lock. Not `starting`: one process may ask about a run of many.
+    """
+    _check_processes(config, env, starting)
     tokenizer, model, data = load_data(config)
     return Inputs(model, tokenizer, data, find_resume(config))
 
@@ -56,22 +62,50 @@ def load_data(config: RunConfig, *, validate: bool = True) -> tuple[Tokenizer, M
     first, count = config.batch_plan.range_of(config.total_steps - 1)
     asked = Asked(
         seq_len=config.seq_len, vocab_size=model.shape.vocab_size, seed=config.train.seed, num_samples=first + count,
-        validate=validate and config.train.valid_interval_steps > 0,
+        validate=validate and config.train.valid_interval_steps > 0, tokenizer=tokenizer,
     )  # fmt: skip
     return tokenizer, model, build_training_data(config.data, opened, asked)
 
 
-def _check_processes(config: RunConfig, env: ProcessEnv) -> None:
-    layout = config.parallel.layout
+def _check_processes(config: RunConfig, env: ProcessEnv, starting: bool) -> None:
+    problems = list(_compiler_problems(config))
+    if starting or env.launcher != "single":
+        wrong = list(_process_problems(config.parallel.layout, env))
+        if wrong:
+            raise LayoutError("\n".join(wrong + problems))
+    if problems:
+        raise SettingsError(problems)
+
+
+def _process_problems(layout: Layout, env: ProcessEnv) -> Iterator[str]:
+    """Whether these processes can sit where the layout puts them."""
     if env.world_size != layout.world_size:
-        raise LayoutError(
-            f"{env.launcher} started {env.world_size} processes but parallel.* asks for {layout.world_size}. "
-            f"Start {layout.world_size}, without {env.launcher} if that is one."
+        sizes = {axis: getattr(layout, axis) for axis in ("pp", "dp_replicate", "dp_shard", "tp")}
+        factors = [f"{axis}={size}" for axis, size in sizes.items() if size > 1]
+        asked = f"{' x '.join(factors)} =" if len(factors) > 1 else f"parallel.{(factors or ['*'])[0]} asks for"
+        ways = f"Start {_processes(layout.world_size)}"
+        ways += f" with --nproc {layout.world_size}" if env.launcher == "single" else ""
+        axis = "dp_replicate" if layout.dp_replicate > 1 and layout.dp_shard == 1 else "dp_shard"
+        fitting, rest = divmod(env.world_size * sizes[axis], layout.world_size)
+        ways += f" or set parallel.{axis}={fitting}" if rest == 0 else ""
+        were = "was" if env.world_size == 1 else "were"
+        yield f"{_processes(env.world_size)} {were} started but {asked} {layout.world_size}. {ways}."
+    elif env.local_world_size and env.local_world_size % layout.tp:
+        yield (
+            f"parallel.tp={layout.tp} does not divide the {env.local_world_size} processes of {env.host}, and a group "
+            f"of tp stays inside a node. Use {words(divisors(env.local_world_size))}."
         )
+
+
+def _processes(count: int) -> str:
+    return "1 process" if count == 1 else f"{count} processes"
+
+
+def _compiler_problems(config: RunConfig) -> Iterator[str]:
     if config.compute.compile and not any(shutil.which(cc) for cc in ("c++", "g++", "clang++")):
-        raise SettingsError(
-            ["compute.compile=true needs a C++ compiler and none of c++, g++ and clang++ is here. "
-             "Install one or set compute.compile=false."]
+        yield (
+            "compute.compile=true needs a C++ compiler and none of c++, g++ and clang++ is here. "
+            "Install one or set compute.compile=false."
         )
 
 

@@ -1,22 +1,26 @@
 """Builds everything a run is made of, in the order in which it can fail: folder, model, optimizer, checkpoint, data.
 
-Called by the command line with settings that have been judged. The second step of the staircase.
+Called by the command line with settings that have been judged, on every process of the run. All of them compute and
+save; only rank 0 speaks and keeps the run's folder. The second step of the staircase.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from zlib import crc32
 
 import torch
 from rich.console import Console
 
+from lmtrain.checkpoint.ranks import Peers, together
 from lmtrain.checkpoint.store import CHECKPOINTS, list_broken, sweep
 from lmtrain.checkpoint.writer import CheckpointWriter
 from lmtrain.data.loader import Loader
+from lmtrain.errors import OutputError
 from lmtrain.observe.display import RunView, build_view
 from lmtrain.observe.log import RunLog
 from lmtrain.observe.metrics import MetricsLog
@@ -25,13 +29,18 @@ from lmtrain.observe.throughput import Throughput, peak_flops
 from lmtrain.optim.groups import build_groups
 from lmtrain.optim.optim_settings import OptimSettings
 from lmtrain.parallel.apply import ParallelModel, build_parallel
-from lmtrain.runtime.device import device_name, pick_device, set_deterministic, set_threads
+from lmtrain.parallel.mesh import Mesh
+from lmtrain.runtime.device import device_name, set_deterministic, set_threads
 from lmtrain.runtime.files import atomic_file, folder_lock, write_json
 from lmtrain.runtime.process import environment_report
 from lmtrain.train import state
 from lmtrain.train.config import RunConfig
+from lmtrain.train.layout_table import layout_lines, layout_words, merged, rank_rows
+from lmtrain.train.peers import saving_peers, setup_peers
 from lmtrain.train.preflight import Inputs, find_resume, settled
 from lmtrain.units import format_count
+
+STOP = "stop.json"  # in the run's folder, once it has ended: why
 
 
 @dataclass
@@ -41,12 +50,13 @@ class Run:
     config: RunConfig
     inputs: Inputs
     folder: Path
+    mesh: Mesh
     model: ParallelModel
     optimizer: torch.optim.Optimizer
     progress: state.Progress
     loader: Loader
     writer: CheckpointWriter
-    metrics: MetricsLog
+    metrics: MetricsLog | None  # on rank 0 alone
     events: EventWriter | None
     view: RunView
     throughput: Throughput
@@ -55,68 +65,103 @@ class Run:
 
 
 @contextmanager
-def open_run(config: RunConfig, inputs: Inputs, console: Console) -> Iterator[Run]:
+def open_run(
+    config: RunConfig, inputs: Inputs, console: Console, mesh: Mesh, device: torch.device, hosts: Sequence[str] = ()
+) -> Iterator[Run]:
+    """`hosts` says where each process runs, for the table that rank 0 shows."""
     with ExitStack() as stack:
         folder = Path(config.run.dir)
-        stack.enter_context(folder_lock(folder))
         checkpoints = folder / CHECKPOINTS
-        sweep(checkpoints)
-        inputs = replace(inputs, resume_from=find_resume(config))  # because: a sweep can bring one back
+        leads, peers = mesh.rank == 0, setup_peers(mesh)
+        inputs = replace(inputs, resume_from=enter_folder(stack, folder, config, peers))
 
         set_threads(config.compute.threads)
         set_deterministic(config.compute.deterministic)
-        device = pick_device(config.compute.device)
         model = build_parallel(
-            inputs.model, config.parallel.layout, config.precision, config.compute, device,
-            seed=config.train.seed, training=True,
-        )
+            inputs.model, config.precision, config.compute, device,
+            seed=config.train.seed, training=True, mesh=mesh, parallel=config.parallel, recompute=config.recompute,
+        )  # fmt: skip
         optimizer = build_optimizer(config.optim, model)
         progress = state.Progress()
         if inputs.resume_from is not None:
-            progress = state.restore(inputs.resume_from, config, inputs, model, optimizer)
+            with together(peers):
+                progress = state.restore(inputs.resume_from, config, inputs, model, optimizer)
+            model.masters.publish()
 
         loader = Loader(
-            inputs.train, inputs.data.order, config.batch_plan, config.train.micro_batch,
+            inputs.train, inputs.data.order, config.batch_plan, config.train.micro_batch, mesh.dp.index, mesh.dp.size,
             prefetch_steps=config.data.prefetch_steps, pin=device.type == "cuda",
         )  # fmt: skip
         stack.callback(loader.close)
-        writer = CheckpointWriter(
-            checkpoints, keep_last=config.checkpoint.keep_last, asynchronous=config.checkpoint.asynchronous
-        )
-        stack.callback(writer.close)
+        writer = stack.enter_context(CheckpointWriter(
+            checkpoints, keep_last=config.checkpoint.keep_last, asynchronous=config.checkpoint.asynchronous,
+            peers=saving_peers(mesh),
+        ))  # fmt: skip
 
-        write_run_files(folder, config, inputs)
-        log = RunLog(folder / "log.txt")
-        stack.callback(log.close)
-        metrics = stack.enter_context(MetricsLog(folder / "metrics.jsonl"))
-        events = EventWriter(folder / "tensorboard", progress.step) if config.observe.tensorboard else None
-        if events is not None:
-            stack.callback(events.close)
+        peak = config.observe.peak_tflops
         name = device_name(device)
+        peak_each = peak * 1e12 if peak else peak_flops(name, config.precision.kind)
+        throughput = Throughput(
+            flops_per_token=inputs.model.shape.flops_per_token(config.seq_len),
+            peak=peak_each * mesh.world.size if peak_each else None,
+        )
+        with together(peers):
+            records = open_records(stack, folder, config, inputs, progress) if leads else (None, None, None)
+        metrics, events, log = records
         title = {
             "run": str(folder),
             "model": f"{inputs.model.kind} {format_count(model.num_parameters)} parameters",
             "device": f"{name} {config.precision.kind}",
             "data": f"{format_count(inputs.train.num_samples)} samples of {config.seq_len} tokens",
-        }
-        view = stack.enter_context(build_view(console, title, config.total_steps, log=log))
-        for path in list_broken(checkpoints):
+        } | ({"layout": layout_words(config.parallel)} if mesh.world.size > 1 else {})
+        view = (build_view if leads else RunView)(console, title, config.total_steps, log=log)
+        stack.enter_context(view)
+        if leads and mesh.world.size > 1:
+            view.note("\n".join(layout_lines(merged(rank_rows(config, inputs.model, hosts)))))
+        for path in list_broken(checkpoints) if leads else ():
             view.note(f"{path} has no readable manifest and is passed over")
-        peak = config.observe.peak_tflops
-        throughput = Throughput(
-            flops_per_token=inputs.model.shape.flops_per_token(config.seq_len),
-            peak=peak * 1e12 if peak else peak_flops(name, config.precision.kind),
-        )
         yield Run(
-            config, inputs, folder, model, optimizer, progress, loader, writer, metrics, events, view,
+            config, inputs, folder, mesh, model, optimizer, progress, loader, writer, metrics, events, view,
             throughput, device,
-        )
+        )  # fmt: skip
+
+
+def enter_folder(stack: ExitStack, folder: Path, config: RunConfig, peers: Peers) -> Path | None:
+    """Rank 0 takes the run's folder, or no process starts. Gives the checkpoint from which all go on."""
+    with together(peers):
+        if peers.rank == 0:
+            stack.enter_context(folder_lock(folder))
+            sweep(folder / CHECKPOINTS)
+            (folder / STOP).unlink(missing_ok=True)  # because: a run that goes on has not stopped
+    with together(peers, 1) as seen:
+        if not folder.is_dir():
+            raise OutputError(f"run.dir={folder} is not there on rank {peers.rank}. Use a folder that all nodes share.")
+        path = find_resume(config)  # because: a sweep can bring one back
+        seen.give = (crc32(str(path).encode()),)
+    if len({number for (number,) in seen.all}) > 1:
+        raise OutputError(f"Processes see different checkpoints in {folder}. Use a folder that all nodes share.")
+    return path
+
+
+def open_records(
+    stack: ExitStack, folder: Path, config: RunConfig, inputs: Inputs, progress: state.Progress
+) -> tuple[MetricsLog, EventWriter | None, RunLog]:
+    """What rank 0 writes for people and tools, besides checkpoints."""
+    write_run_files(folder, config, inputs)
+    log = RunLog(folder / "log.txt")
+    stack.callback(log.close)
+    metrics = stack.enter_context(MetricsLog(folder / "metrics.jsonl"))
+    events = EventWriter(folder / "tensorboard", progress.step) if config.observe.tensorboard else None
+    if events is not None:
+        stack.callback(events.close)
+    return metrics, events, log
 
 
 def build_optimizer(settings: OptimSettings, model: ParallelModel) -> torch.optim.Optimizer:
     """By convention `kind: lamb` is lmtrain/optim/lamb.py with a `build`; a new optimizer edits nothing here."""
     module = importlib.import_module(f"lmtrain.optim.{settings.kind}")
-    optimizer: torch.optim.Optimizer = module.build(settings, build_groups(model.parameters, settings.weight_decay))
+    groups = build_groups(model.parameters, settings.weight_decay)
+    optimizer: torch.optim.Optimizer = module.build(settings, groups, model.whole)
     return optimizer
 
 

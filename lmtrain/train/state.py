@@ -32,6 +32,7 @@ class Progress:
 
 
 def pieces(model: ParallelModel, optimizer: torch.optim.Optimizer) -> list[Piece]:
+    """All that this process holds; `model.owned` says which of it this process saves."""
     result = model.pieces()
     state = optimizer_state.state_tensors(optimizer, model.parameters)
     return result + model.place(state, "optim")
@@ -65,14 +66,16 @@ def facts(
 def restore(
     path: Path, config: RunConfig, inputs: Inputs, model: ParallelModel, optimizer: torch.optim.Optimizer
 ) -> Progress:
-    """Fill the model and the optimizer from a checkpoint of this same run, or refuse with what differs."""
+    """Fill masters and optimizer from a checkpoint of this same run at any layout, or refuse with what differs.
+
+    Each process reads its own parts and talks to none: `masters.publish` is left to the caller.
+    """
     reader = CheckpointReader(path)
     state = reader.state
     check_same_run(path, state, config, inputs)
     reader.load_into(pieces(model, optimizer))
     optimizer_state.apply_num_updates(optimizer, state["optimizer"]["num_updates"])
     model.loss_scale.load(state["precision"])
-    model.masters.publish()
     return Progress(state["step"], state["samples"], state["tokens"], state["attempt"] + 1, state["skipped"])
 
 

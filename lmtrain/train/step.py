@@ -6,7 +6,7 @@ Called by the loop. Knows no axis of the layout: ParallelModel does what each ne
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -19,9 +19,10 @@ from lmtrain.runtime.faults import fault_point
 
 @dataclass(frozen=True)
 class StepResult:
-    loss: float  # mean over the step's valid tokens
+    loss: float  # mean over the step's valid tokens; of several terms, the sum of their means
     grad_norm: float  # before clipping
     skipped: bool  # an fp16 overflow: the scale was halved and no weight moved
+    terms: dict[str, float] = field(default_factory=dict)  # each term's mean
 
 
 def train_step(
@@ -29,7 +30,10 @@ def train_step(
 ) -> StepResult:
     shares = model.forward_backward(batches)
     norm = model.finish_gradients(clip_norm)
-    *losses, grad_norm = torch.cat([shares, norm.view(1)]).tolist()  # sync: the only wait of a step
+    *numbers, grad_norm = torch.cat([shares.flatten(), norm.view(1)]).tolist()  # sync: the only wait of a step
+    num_terms = len(model.terms)
+    losses = [math.fsum(numbers[i : i + num_terms]) for i in range(0, len(numbers), num_terms)]
+    terms = {name: math.fsum(numbers[i::num_terms]) for i, name in enumerate(model.terms)}
     for index, share in enumerate(losses):
         if not math.isfinite(share):
             raise NonFiniteLossError(
@@ -48,7 +52,7 @@ def train_step(
         optimizer.step()
         model.masters.publish()
     model.loss_scale.update(overflow)
-    return StepResult(math.fsum(losses), grad_norm, overflow)
+    return StepResult(math.fsum(losses), grad_norm, overflow, terms)
 
 
 def _some(batches: StepBatches, index: int, count: int) -> str:

@@ -32,7 +32,7 @@ def test_every_problem_is_reported_at_once(toy: Toy, tmp_path: Path) -> None:
     [
         ("model=gtp2_small", "Did you mean gpt2_small?"),
         ("train.micro_batch=3", "train.micro_batch=3 x 1 data-parallel copies does not divide train.global_batch=4"),
-        ("parallel.tp=2", "parallel.tp=2 asks for several processes"),
+        ("parallel.pp=2", "parallel.pp=2 cuts the model into stages"),
         ("train.steps=null", "Set train.steps=1000 or train.tokens=300B."),
         ("train.tokens=1B", "must be given one without the other"),
         ("schedule.warmup_steps=100", "schedule.warmup_steps=100"),
@@ -60,9 +60,59 @@ def test_a_missing_dataset(toy: Toy, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_several_processes_are_refused(toy: Toy, tmp_path: Path) -> None:
-    env = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
-    assert "2 processes" in lmtrain("pretrain", *toy.settings(tmp_path / "run"), code=78, env=env)
+def torchrun(world_size: int, rank: int = 0, local: int = 0) -> dict[str, str]:
+    local = local or world_size
+    names = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    return dict(zip(names, map(str, (world_size, rank, rank % local, local)), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("started", "settings", "words"),
+    [
+        (2, [], "2 processes were started but parallel.* asks for 1. Start 1 process or set parallel.dp_shard=2."),
+        (1, ["tp=2"], "1 process was started but parallel.tp=2 asks for 2. Start 2 processes with --nproc 2."),
+        (4, ["dp_shard=4", "tp=2"],
+         "4 processes were started but dp_shard=4 x tp=2 = 8. Start 8 processes or set parallel.dp_shard=2."),
+        (6, ["dp_replicate=2", "tp=2"],
+         "6 processes were started but dp_replicate=2 x tp=2 = 4. Start 4 processes or set parallel.dp_replicate=3."),
+        (3, ["dp_shard=2", "tp=2"], "3 processes were started but dp_shard=2 x tp=2 = 4. Start 4 processes."),
+    ],
+)  # fmt: skip
+def test_too_many_or_too_few_processes(
+    toy: Toy, tmp_path: Path, started: int, settings: list[str], words: str
+) -> None:
+    given = [*toy.settings(tmp_path / "run", train__global_batch=24), *(f"parallel.{s}" for s in settings)]
+    assert words in lmtrain("pretrain", *given, code=78, env=torchrun(started) if started > 1 else {})
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_group_of_tp_stays_inside_a_node(toy: Toy, tmp_path: Path) -> None:
+    given = [*toy.settings(tmp_path / "run"), "parallel.tp=2", "parallel.dp_replicate=3", "parallel.zero=0",
+             "train.global_batch=6"]  # fmt: skip
+    output = lmtrain("pretrain", *given, code=78, env=torchrun(6, local=3))
+    assert "parallel.tp=2 does not divide the 3 processes of" in output
+    assert "Use 1 or 3." in output
+
+
+def test_every_problem_of_a_layout_is_reported_at_once(toy: Toy, tmp_path: Path) -> None:
+    output = lmtrain(
+        "pretrain", *toy.settings(tmp_path / "run", model__num_heads=4, model__ffn_width=36, model__seq_len=33),
+        "parallel.tp=8", "parallel.dp_shard=3", "recompute=full", "recompute.blocks=3", "train.micro_batch=4", code=2,
+    )  # fmt: skip
+    for words in ("parallel.tp=8 does not divide model.num_heads=4. Use 1, 2 or 4.",
+                  "parallel.tp=8 does not divide model.ffn_width=36. Use 1, 2 or 4.",
+                  "parallel.tp=8 does not divide model.seq_len=33",
+                  "recompute.blocks=3 is more than model.num_layers=2",
+                  "train.global_batch=4 cannot be shared by dp=3 copies of the model. Use 6,"):  # fmt: skip
+        assert words in output
+    output = lmtrain(
+        "pretrain", *toy.settings(tmp_path / "run", train__micro_batch=4), "parallel.dp_shard=2", "parallel.tp=2",
+        "compute.compile=true", "model.dropout=0.1", "parallel.sequence_parallel=false", code=2,
+    )  # fmt: skip
+    assert "parallel.sequence_parallel=false leaves attention's dropout" in output
+    assert "train.micro_batch=4 x 2 data-parallel copies does not divide train.global_batch=4. Use 1 or 2." in output
+    output = lmtrain("pretrain", *toy.settings(tmp_path / "run"), "parallel.dp_shard=2", "parallel.zero=0", code=2)
+    assert "parallel.zero=0 shares nothing and dp_shard=2 shares it among 2" in output
 
 
 def test_too_little_text_for_a_sample(toy: Toy, tmp_path: Path) -> None:

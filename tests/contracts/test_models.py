@@ -13,7 +13,6 @@ from omegaconf import OmegaConf
 
 from lmtrain.config.build import build_settings
 from lmtrain.config.compose import conf_dir, group_choices
-from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.spec import LanguageModel, Split
 
@@ -25,9 +24,14 @@ PUBLISHED = {
     "gpt2_large": 774_030_080,
     "gpt2_xl": 1_557_611_200,
 }
+BERTS = {  # with both heads: transformers' BertForPreTraining
+    "bert_base": 110_106_428,
+    "bert_large": 336_226_108,
+}
 ROUNDED_BILLIONS = {
     "megatron_355m": 0.355, "megatron_2_5b": 2.5, "megatron_8_3b": 8.3, "high_flyer_3_8b": 3.8, "gpt3_175b": 174.6
 }  # fmt: skip
+ROUNDED_BERTS = {"bert_336m": 0.336, "bert_1_3b": 1.3, "bert_3_9b": 3.9}  # of Shoeybi 2019, to two digits
 
 
 def made(data: Any) -> ModelSettings:
@@ -52,7 +56,8 @@ def model_of(name: str) -> Any:
 
 
 def test_files_are_found() -> None:
-    assert set(PUBLISHED) | set(ROUNDED_BILLIONS) | {"llama_1b", "gpt_tiny", "llama_tiny"} <= set(NAMES)
+    named = {*PUBLISHED, *BERTS, *ROUNDED_BILLIONS, *ROUNDED_BERTS}
+    assert named | {"llama_1b", "gpt_tiny", "llama_tiny", "bert_tiny"} <= set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -108,8 +113,8 @@ def test_flops(name: str) -> None:
     settings = settings_of(name)
     shape = settings.shape
     assert shape.flops_per_token() > 0
-    plain = settings.num_kv_heads is None and settings.head_width is None and settings.ffn_width is None
-    if isinstance(settings, GPTSettings) and plain and not settings.gated and settings.window is None:
+    odd = ("num_kv_heads", "head_width", "ffn_width", "window")
+    if all(getattr(settings, key, None) is None for key in odd) and not shape.gated:
         layers, h, s = shape.num_layers, shape.width, shape.seq_len
         expected = 72 * layers * h**2 * (1 + s / (6 * h)) + 6 * h * shape.vocab_size
         assert shape.flops_per_token() == pytest.approx(expected, rel=1e-12)
@@ -119,15 +124,16 @@ def count(model: Any) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("name", sorted(PUBLISHED))
+@pytest.mark.parametrize("name", sorted(PUBLISHED | BERTS))
 def test_exact_published_sizes(name: str) -> None:
-    assert count(built(replace(settings_of(name), vocab_multiple=1))) == PUBLISHED[name]
+    assert count(built(replace(settings_of(name), vocab_multiple=1))) == (PUBLISHED | BERTS)[name]
 
 
-@pytest.mark.parametrize("name", sorted(ROUNDED_BILLIONS))
+@pytest.mark.parametrize("name", sorted(ROUNDED_BILLIONS | ROUNDED_BERTS))
 def test_rounded_published_sizes(name: str) -> None:
     billions = count(built(replace(settings_of(name), vocab_multiple=1))) / 1e9
-    assert billions == pytest.approx(ROUNDED_BILLIONS[name], rel=0.008)
+    digits = 0.02 if name in ROUNDED_BERTS else 0.008
+    assert billions == pytest.approx((ROUNDED_BILLIONS | ROUNDED_BERTS)[name], rel=digits)
 
 
 def test_llama_1b_has_tinyllamas_size() -> None:
@@ -135,10 +141,30 @@ def test_llama_1b_has_tinyllamas_size() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_settings_tell_every_weight_and_its_cut_before_torch_is_there(name: str) -> None:
+    settings: Any = settings_of(name)
+    options = [key for key in ("bias", "tied", "parallel_block") if hasattr(settings, key)]
+    for turned in (settings, *(replace(settings, **{key: not getattr(settings, key)}) for key in options)):
+        model = built(turned)
+        assert turned.weights() == {name: tuple(p.shape) for name, p in model.named_parameters()}
+        assert turned.cuts().items() <= model.cuts().items()
+        assert turned.cuts().keys() == turned.weights().keys()
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_the_closed_form_counts_what_is_built(name: str) -> None:
     """Also with each option turned over that changes the count."""
     settings = replace(settings_of(name), vocab_multiple=1)
     assert settings.num_parameters == count(built(settings))
-    for turned in (replace(settings, bias=not settings.bias), replace(settings, tied=not settings.tied),
-                   replace(settings, parallel_block=not settings.parallel_block)):  # fmt: skip
-        assert turned.num_parameters == count(built(turned))
+    options = {key: value for key, value in settings.to_dict().items() if isinstance(value, bool)}
+    assert options
+    for key, value in options.items():
+        turned = replace(settings, **{key: not value})
+        assert turned.num_parameters == count(built(turned)), key
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_list_of_weights_is_what_is_built(name: str) -> None:
+    settings, model = settings_of(name), model_of(name)
+    assert settings.weights() == {key: tuple(value.shape) for key, value in model.named_parameters()}
+    assert settings.cuts() == {key: model.cuts()[key] for key in settings.weights()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections import Counter
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from lmtrain.optim.groups import apply_learning_rate, build_groups
 from lmtrain.optim.optim_settings import OptimSettings
 
 NAMES = group_choices()["optim"]
+WEIGHT, BIAS = "blocks.0.fit.weight", "blocks.0.fit.bias"
 
 
 def settings_of(name: str) -> OptimSettings:
@@ -27,13 +29,15 @@ class Problem:
         generator = torch.Generator().manual_seed(0)
         self.x = torch.randn(64, 4, generator=generator)
         self.y = self.x @ torch.randn(4, 3, generator=generator) + 1.0
-        self.parameters = {"weight": torch.nn.Parameter(torch.zeros(4, 3)), "bias": torch.nn.Parameter(torch.zeros(3))}
+        # named as in a block, for optimizers that treat a block's matrices apart
+        weight, bias = torch.nn.Parameter(torch.zeros(4, 3)), torch.nn.Parameter(torch.zeros(3))
+        self.parameters = {WEIGHT: weight, BIAS: bias}
         self.settings = settings_of(name)
         module = importlib.import_module(f"lmtrain.optim.{self.settings.kind}")
         self.optimizer: torch.optim.Optimizer = module.build(self.settings, build_groups(self.parameters, 0.0))
 
     def step(self) -> float:
-        loss = (self.x @ self.parameters["weight"] + self.parameters["bias"] - self.y).square().mean()
+        loss = (self.x @ self.parameters[WEIGHT] + self.parameters[BIAS] - self.y).square().mean()
         for parameter in self.parameters.values():
             parameter.grad = None
         torch.autograd.backward(loss)
@@ -59,6 +63,14 @@ def test_its_state_is_all_it_needs_to_go_on(name: str) -> None:
     saved = {key: tensor.clone() for key, tensor in state.state_tensors(whole.optimizer, whole.parameters).items()}
     state.load_state(resumed.optimizer, resumed.parameters, saved, state.num_updates(whole.optimizer))
     assert [resumed.step() for _ in range(5)] == [whole.step() for _ in range(5)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_settings_know_its_memory(name: str) -> None:
+    """Torch-free: the layout table prices a run by it."""
+    problem = Problem(name)
+    slots = Counter(key.split(".", 1)[1] for key in state.state_tensors(problem.optimizer, problem.parameters))
+    assert slots == {key: problem.settings.num_slots(key, tuple(p.shape)) for key, p in problem.parameters.items()}
 
 
 @pytest.mark.parametrize("name", NAMES)

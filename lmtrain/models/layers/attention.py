@@ -6,6 +6,8 @@ linear gives. What does not change with a cut is the head width and how many que
 
 from __future__ import annotations
 
+from functools import reduce
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -74,21 +76,37 @@ class DotProduct(nn.Module):
 
 
 def build_mask(
-    length: int, *, causal: bool, window: int | None, documents_BT: Tensor | None, device: torch.device
+    length: int,
+    *,
+    causal: bool,
+    window: int | None,
+    documents_BT: Tensor | None,
+    real_BT: Tensor | None = None,
+    device: torch.device,
 ) -> Tensor | None:
-    """True where a token may look, [T, T] or [B, 1, T, T]; None where the kernel's own causal rule says it all.
+    """True where a token may look; None where the kernel's own causal rule, or none at all, says it.
 
-    With a window token i sees i - window + 1 .. i; with documents it sees its own alone.
+    With a window token i sees i - window + 1 .. i; with documents it sees its own alone; nobody sees padding. It is
+    [T, T], [B, 1, T, T] or [B, 1, 1, T].
     """
-    if window is not None and window >= length:
-        window = None
-    if window is None and documents_BT is None:
-        return None
+    masks = []
+    if window is not None and window < length:
+        masks.append(_near(length, window, causal=causal, device=device))
+    if documents_BT is not None:
+        masks.append(documents_BT[:, None, :, None] == documents_BT[:, None, None, :])
+    if real_BT is not None and not causal:  # rows are padded on the right, where a causal token never looks
+        masks.append(real_BT[:, None, None, :])
+    if causal and masks:
+        masks.insert(0, _back(length, device) >= 0)
+    return reduce(torch.logical_and, masks) if masks else None
+
+
+def _near(length: int, window: int, *, causal: bool, device: torch.device) -> Tensor:
+    back = _back(length, device)
+    return back < window if causal else back.abs() < window
+
+
+def _back(length: int, device: torch.device) -> Tensor:
+    """[T, T]: how far behind the looking token the seen one lies."""
     at = torch.arange(length, device=device)
-    back = at[:, None] - at[None, :]  # how far behind the looking token the seen one lies
-    mask = back >= 0 if causal else torch.ones_like(back, dtype=torch.bool)
-    if window is not None:
-        mask &= back < window if causal else back.abs() < window
-    if documents_BT is None:
-        return mask
-    return mask & (documents_BT[:, None, :, None] == documents_BT[:, None, None, :])
+    return at[:, None] - at[None, :]

@@ -1,4 +1,4 @@
-"""One layer of the stack: attention and MLP around an untouched residual stream (pre-norm). Called by Stack.
+"""One layer of the stack: attention and MLP with norms before them, or behind. Called by Stack.
 
 This is the unit that `parallel` compiles, recomputes and shards.
 """
@@ -24,7 +24,8 @@ class Surroundings:
 
 
 class Block(nn.Module):
-    """Without an `mlp_norm` the two halves stand side by side on one norm: MegaScale's parallel block."""
+    """Pre-norm: the residual stream is untouched. Without an `mlp_norm` the two halves stand side by side on one norm:
+    MegaScale's parallel block."""
 
     def __init__(
         self, attention_norm: nn.Module, attention: nn.Module, mlp_norm: nn.Module | None, mlp: nn.Module
@@ -39,3 +40,13 @@ class Block(nn.Module):
         x_BTD = x_BTD + attended_BTD
         thought_BTD: Tensor = self.mlp(normed_BTD if self.mlp_norm is None else self.mlp_norm(x_BTD))
         return x_BTD + thought_BTD
+
+
+class PostNormBlock(Block):
+    """The first transformers' and BERT's order: a norm of each sum."""
+
+    def forward(self, x_BTD: Tensor, around: Surroundings) -> Tensor:
+        assert self.mlp_norm is not None, "halves that stand side by side have one sum, and these are two"
+        x_BTD = self.attention_norm(x_BTD + self.attention(x_BTD, around.mask, around.rotation))
+        y_BTD: Tensor = self.mlp_norm(x_BTD + self.mlp(x_BTD))
+        return y_BTD

@@ -1,4 +1,4 @@
-"""Token ids to the first hidden state. Called by GPT.forward."""
+"""Token ids to the first hidden state. Called by a model's forward."""
 
 from __future__ import annotations
 
@@ -11,16 +11,31 @@ from lmtrain.batch import Batch
 class Embedding(nn.Module):
     """Adds a learned vector of the position where `seq_len` is given; rotary models have none."""
 
-    def __init__(self, padded_vocab_size: int, width: int, *, seq_len: int | None, dropout: float) -> None:
+    def __init__(
+        self,
+        padded_vocab_size: int,
+        width: int,
+        *,
+        seq_len: int | None,
+        dropout: float,
+        num_segments: int = 0,
+        norm: nn.Module | None = None,
+    ) -> None:
         super().__init__()
         self.token = _table(padded_vocab_size, width)
         self.position = _table(seq_len, width) if seq_len is not None else None
+        self.segment = _table(num_segments, width) if num_segments else None
+        self.norm = norm
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, batch: Batch) -> Tensor:
         x_BTD: Tensor = self.token(batch.tokens_BT)
         if self.position is not None:
             x_BTD = x_BTD + self.position(positions_of(batch))
+        if self.segment is not None:
+            x_BTD = x_BTD + self.segment(segments_of(batch))
+        if self.norm is not None:
+            x_BTD = self.norm(x_BTD)
         dropped_BTD: Tensor = self.dropout(x_BTD)
         return dropped_BTD
 
@@ -39,3 +54,9 @@ def positions_of(batch: Batch) -> Tensor:
         positions: Tensor = batch.positions_BT
         return positions
     return torch.arange(batch.tokens_BT.shape[1], device=batch.tokens_BT.device)
+
+
+def segments_of(batch: Batch) -> Tensor:
+    """[B, T]; a sample that is no pair is all first segment."""
+    segments: Tensor | None = batch.segments_BT
+    return torch.zeros_like(batch.tokens_BT) if segments is None else segments

@@ -1,4 +1,7 @@
-"""Hidden states to scores over the vocabulary. Called by GPT.logits; its weight may be the embedding's."""
+"""Hidden states to scores: over the vocabulary, by a weight that may be the embedding's, and over two for a pair.
+
+Called by a model's logits.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +13,60 @@ from torch import Tensor, nn
 class Head(nn.Linear):
     """Columns that pad the vocabulary score -inf: they are never predicted and their rows never get a gradient."""
 
-    def __init__(self, width: int, vocab_size: int, padded_vocab_size: int) -> None:
-        super().__init__(width, padded_vocab_size, bias=False)
+    def __init__(self, width: int, vocab_size: int, padded_vocab_size: int, *, bias: bool = False) -> None:
+        super().__init__(width, padded_vocab_size, bias=bias)
         self.vocab_size = vocab_size
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return F.linear(hidden, self.weight, self._padding())
+        return F.linear(hidden, self.weight, added_to_scores(self.weight, self.bias, self.vocab_size))
 
-    def _padding(self) -> Tensor | None:
-        """0 for true tokens, -inf for padding.
 
-        because: as a bias it rides along in the product's own kernel; filling the columns afterwards would cost a
-        copy of all logits forward and another backward.
-        """
-        num_columns = self.weight.shape[0]
-        if num_columns == self.vocab_size:
-            return None
-        columns = torch.arange(num_columns, device=self.weight.device)
-        return self.weight.new_zeros(num_columns).masked_fill(columns >= self.vocab_size, float("-inf"))
+def added_to_scores(weight: Tensor, bias: Tensor | None, num_true: int) -> Tensor | None:
+    """The bias if there is one, and -inf for the rows of `weight` after the true tokens.
+
+    because: as a bias it rides along in the product's own kernel; filling the columns afterwards would cost a copy of
+    all logits forward and another backward.
+    """
+    num_rows = weight.shape[0]
+    if num_true >= num_rows:
+        return bias
+    rows = torch.arange(num_rows, device=weight.device)
+    return (weight.new_zeros(num_rows) if bias is None else bias).masked_fill(rows >= num_true, float("-inf"))
+
+
+class MaskedHead(nn.Module):
+    """BERT's: a linear, gelu and norm, and only then the scores."""
+
+    def __init__(self, norm: nn.Module, width: int, vocab_size: int, padded_vocab_size: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(width, width)
+        self.norm = norm
+        self.decoder = Head(width, vocab_size, padded_vocab_size, bias=True)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self.decoder(self.transform(hidden))
+        return logits
+
+    def transform(self, hidden: Tensor) -> Tensor:
+        y: Tensor = self.norm(F.gelu(self.dense(hidden)))
+        return y
+
+
+class PairHead(nn.Module):
+    """What the first token has gathered says whether the second segment follows the first."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.pooler = nn.Linear(width, width)
+        self.scores = nn.Linear(width, 2)
+        self.of_first = OfFirst()
+
+    def forward(self, hidden_BTD: Tensor) -> Tensor:
+        pooled_BD = torch.tanh(self.pooler(hidden_BTD[:, 0]))
+        logits_B2: Tensor = self.of_first(self.scores(pooled_BD))
+        return logits_B2
+
+
+class OfFirst(nn.Identity):
+    """Marks what was computed from the first token of a sequence. Where a sequence is cut over ranks, only the rank
+    that has its beginning is right, and parallel has the others take its answer."""

@@ -123,6 +123,21 @@ def test_an_error_behind_surfaces_once_and_training_may_go_on(tmp_path: Path, su
     assert steps(tmp_path) == [1, 3]
 
 
+@pytest.mark.parametrize(("news", "surfaces"), [(KeyError("the news"), KeyError), (None, StorageError)])
+def test_what_ended_the_run_is_not_hidden_by_a_save_that_failed_too(
+    tmp_path: Path, news: Exception | None, surfaces: type[Exception]
+) -> None:
+    def run() -> None:
+        with CheckpointWriter(tmp_path, keep_last=2, asynchronous=True) as writer:
+            writer.save(1, pieces(1), {}, {})
+            if news is not None:
+                raise news
+
+    faults.arm(Fault("enospc", "ckpt.before_rename"))
+    with pytest.raises(surfaces):
+        run()
+
+
 def test_a_bug_behind_surfaces_as_itself(tmp_path: Path) -> None:
     faults.arm(Fault("exc", "ckpt.mid_write", count=2))
     writer = CheckpointWriter(tmp_path, keep_last=2, asynchronous=True)

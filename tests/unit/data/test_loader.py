@@ -38,7 +38,7 @@ def plain(step: StepBatches) -> tuple[object, ...]:
         [batch.tokens_BT.tolist(), batch.labels_BT.tolist(), batch.positions_BT.tolist(), batch.documents_BT.tolist()]
         for batch in step.microbatches
     ]
-    return step.step, arrays, step.num_samples, step.valid_tokens, step.sample_ids.tolist()
+    return step.step, arrays, step.num_samples, step.counts, step.sample_ids.tolist()
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
@@ -59,10 +59,10 @@ def test_any_number_of_ranks_reads_the_same_samples(dataset: CausalDataset, dp_s
         together = [row for batch in turns for row in batch.tokens_BT.tolist()]
         assert together == [batch.tokens_BT[0].tolist() for batch in expected.microbatches]
         for rank in ranks:
-            assert rank[step].valid_tokens == expected.valid_tokens
+            assert rank[step].counts == expected.counts
             assert rank[step].sample_ids.tolist() == expected.sample_ids.tolist()
         labels = [batch.labels_BT for rank in ranks for batch in rank[step].microbatches]
-        assert sum(int((label != IGNORED).sum()) for label in labels) == expected.valid_tokens
+        assert sum(int((label != IGNORED).sum()) for label in labels) == expected.counts[0]
 
 
 def test_an_epoch_reads_every_sample_once(dataset: CausalDataset) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -11,8 +12,10 @@ import pytest
 from lmtrain.batch import IGNORED
 from lmtrain.data.blend_schedule import whole_shares
 from lmtrain.data.data_settings import BlendPart, BlendSettings, DataChoice, DataSettings
-from lmtrain.data.format import IndexedDataset
+from lmtrain.data.format import DatasetWriter, IndexedDataset
 from lmtrain.data.loader import Loader
+from lmtrain.data.masked import MaskedDataset
+from lmtrain.data.masked_settings import MaskedSettings
 from lmtrain.data.megatron_order import MegatronDataset, split_sequences
 from lmtrain.data.order import BatchPlan, Order
 from lmtrain.data.training_data import Asked, TrainingData, build_training_data, open_datasets
@@ -58,7 +61,7 @@ def build(settings: DataChoice, asked: Asked = ASKED) -> TrainingData:
 def load(data: TrainingData, start: int, dp: int = 1, rank: int = 0, micro_batch: int = 2) -> list[Any]:
     loader = Loader(data.train, data.order, PLAN, micro_batch, rank, dp)
     steps = [
-        (step.step, step.valid_tokens, step.sample_ids.tolist(),
+        (step.step, step.counts, step.sample_ids.tolist(),
          [[None if array is None else array.tolist() for array in vars(batch).values()] for batch in step.microbatches])
         for step in loader.steps(start, 12)
     ]  # fmt: skip
@@ -71,9 +74,9 @@ def load(data: TrainingData, start: int, dp: int = 1, rank: int = 0, micro_batch
 def test_any_step_is_read_alone(paths: list[str], kind: str, blended: bool) -> None:
     settings = settings_of(kind, blended, paths)
     unbroken = load(build(settings), 0)
-    for step, valid_tokens, _, batches in unbroken:
+    for step, counts, _, batches in unbroken:
         labels = np.array([batch[1] for batch in batches])
-        assert valid_tokens == int((labels != IGNORED).sum()) > 0
+        assert counts == (int((labels != IGNORED).sum()),) > (0,)
         assert labels.shape == (4, 2, 8), step
     for start in range(1, 12, 3):
         assert load(build(settings), start) == unbroken[start:]
@@ -177,8 +180,83 @@ def test_identities_differ_where_samples_do(paths: list[str]) -> None:
 
 
 def test_data_of_another_kind_is_refused() -> None:
-    with pytest.raises(SettingsError, match="makes no samples of running text"):
+    with pytest.raises(SettingsError, match="makes no samples of text"):
         open_datasets(DataChoice())
+
+
+MASKED: dict[str, dict[str, Any]] = {
+    "own": {},
+    "next_sentence": {"pairs": "next_sentence", "mask_share": 0.4, "max_ngram": 2, "whole_word": False},
+    "none": {"pairs": "none", "min_sentences": 1, "short_share": 0.5, "max_predictions": 2},
+    "later": {"first_sample": 17},
+    "megatron": {"order": "megatron"},
+    "megatron_later": {"order": "megatron", "first_sample": 17, "megatron_samples": 200},
+}
+
+
+class Words:
+    """Six roles, then a hundred words and as many pieces that go on with one."""
+
+    vocab_size = 206
+    special: ClassVar[dict[str, int]] = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
+
+    def piece(self, token: int) -> str:
+        return f"##{token}" if token >= 106 else f"w{token}"
+
+
+@pytest.fixture
+def sentences(tmp_path: Path) -> str:
+    chance = np.random.default_rng(1)
+    with DatasetWriter(tmp_path / "sentences", np.uint16) as writer:
+        for _ in range(40):
+            writer.add_document([chance.integers(6, 206, chance.integers(3, 9)) for _ in range(chance.integers(2, 9))])
+        writer.describe(tokenizer=b"{}", fingerprint="abc", vocab_size=206, eod_id=None, num_bytes=42)
+    return str(tmp_path / "sentences")
+
+
+def masked(path: str, asked: Asked | None = None, **values: Any) -> TrainingData:
+    settings = MaskedSettings(path=path, split=SPLIT, **values)
+    asked = asked or replace(ASKED, seq_len=16, vocab_size=206, tokenizer=Words())
+    return build_training_data(settings, open_datasets(settings), asked)
+
+
+@pytest.mark.parametrize("kind", MASKED)
+def test_any_step_of_masked_samples_is_read_alone(sentences: str, kind: str) -> None:
+    unbroken = load(masked(sentences, **MASKED[kind]), 0)
+    for _, counts, ids, batches in unbroken:
+        labels = np.array([batch[1] for batch in batches])
+        assert counts == (int((labels != IGNORED).sum()), *([8] if kind != "none" else []))
+        assert len(ids) == 8
+    for start in (1, 7):
+        assert load(masked(sentences, **MASKED[kind]), start) == unbroken[start:]
+
+
+@pytest.mark.parametrize("kind", MASKED)
+def test_masked_training_and_validation_share_no_sentence(sentences: str, kind: str) -> None:
+    data = masked(sentences, **MASKED[kind])
+    assert isinstance(data.valid, MaskedDataset)
+    assert isinstance(data.train, MaskedDataset)
+    assert (data.train.documents, data.valid.documents) == (range(28), range(28, 40))
+    assert data.valid.num_samples > 3
+    assert masked(sentences, **MASKED[kind]).valid is not None
+
+
+def test_masked_identities_differ_where_samples_do(sentences: str) -> None:
+    texts = {repr(masked(sentences, **values).identity) for values in MASKED.values()}
+    assert len(texts) == len(MASKED)
+    with pytest.raises(SettingsError, match=r"megatron_samples=100 is less than data\.first_sample=17 and the 96"):
+        masked(sentences, order="megatron", first_sample=17, megatron_samples=100)
+
+
+def test_masked_samples_need_sentences_and_words(sentences: str, paths: list[str]) -> None:
+    with pytest.raises(DataError, match="Preprocess the text again with --split-sentences"):
+        masked(paths[0])
+
+    class Bare(Words):
+        special: ClassVar[dict[str, int]] = {"eod": 0}
+
+    with pytest.raises(DataError, match=r"no \[CLS\], \[SEP\], \[MASK\], \[PAD\]"):
+        masked(sentences, replace(ASKED, seq_len=16, tokenizer=Bare()))
 
 
 def test_a_dataset_too_small_for_a_blend(make: Make, paths: list[str]) -> None:

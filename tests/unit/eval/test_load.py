@@ -13,7 +13,6 @@ from lmtrain.batch import Batch
 from lmtrain.checkpoint.writer import CheckpointWriter
 from lmtrain.errors import CheckpointError, MissingInputError
 from lmtrain.eval.load import load_for_eval
-from lmtrain.layout import Layout
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.parallel.apply import ParallelModel, build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings
@@ -26,7 +25,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(scope="module")
 def model(tokenizer: Tokenizer) -> ParallelModel:
     settings = GPTSettings(num_layers=2, width=16, num_heads=2, vocab_size=tokenizer.vocab_size, seq_len=16)
-    return build_parallel(settings, Layout(), Fp32Settings(), ComputeSettings(), CPU, seed=3, training=False)
+    return build_parallel(settings, Fp32Settings(), ComputeSettings(), CPU, seed=3, training=False)
 
 
 def save(folder: Path, model: ParallelModel, tokenizer: Tokenizer, state: dict[str, Any] | None = None) -> Path:

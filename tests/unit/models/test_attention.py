@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -56,10 +57,25 @@ def test_mask_equals_the_definition(data: st.DataObject, length: int, causal: bo
         assert mask.diagonal(dim1=-2, dim2=-1).all(), "a token that sees nothing gives NaN"
 
 
+@pytest.mark.parametrize("documents", [None, [0, 0, 1, 1]])
+def test_nobody_who_sees_both_sides_sees_padding(documents: list[int] | None) -> None:
+    real_BT = torch.tensor([[True, True, True, False]])
+    documents_BT = None if documents is None else torch.tensor([documents])
+    options: dict[str, Any] = {"window": None, "documents_BT": documents_BT, "device": torch.device("cpu")}
+    mask = build_mask(4, causal=False, real_BT=real_BT, **options)
+    assert mask is not None
+    expected = torch.tensor(slow_mask(4, False, None, documents)) & real_BT
+    assert torch.equal(mask.expand(1, 1, 4, 4)[0, 0], expected)
+    alone = build_mask(4, causal=True, **options)
+    padded = build_mask(4, causal=True, real_BT=real_BT, **options)  # a causal token never looks to the right
+    assert (alone is None and padded is None) or torch.equal(alone, padded)  # type: ignore[arg-type]
+
+
 def test_no_mask_on_the_fast_path() -> None:
     device = torch.device("cpu")
     assert build_mask(8, causal=True, window=None, documents_BT=None, device=device) is None
     assert build_mask(8, causal=True, window=8, documents_BT=None, device=device) is None
+    assert build_mask(8, causal=False, window=None, documents_BT=None, device=device) is None
     assert build_mask(8, causal=True, window=7, documents_BT=None, device=device) is not None
 
 

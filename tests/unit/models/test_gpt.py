@@ -187,7 +187,7 @@ def test_window_as_long_as_the_sequence_is_none() -> None:
 
 def test_padded_vocabulary_gets_no_gradient() -> None:
     model, batch = model_of(llama()), batch_of()
-    torch.autograd.backward(CausalLM().loss_sum(model, batch))
+    torch.autograd.backward(CausalLM().loss_sums(model, batch).sum())
     for name in ("embedding.token.weight", "head.weight"):
         gradient = model.get_parameter(name).grad
         assert gradient is not None

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmtrain.observe.words import flops, sparkline, step_line, valid_line
+from lmtrain.observe.words import figures, flops, sparkline, step_line, valid_line
 
 FULL: dict[str, Any] = {
     "step": 100, "loss": 3.21449, "lr": 3e-4, "grad_norm": 0.8412, "tokens_per_s": 12345.0, "flops_per_s": 4.12e14,
@@ -39,6 +39,15 @@ def test_skipped_steps_and_bad_losses_are_said() -> None:
 )
 def test_validation_lines(loss: float | None, expected: str) -> None:
     assert valid_line({"step": 50, "loss": loss}) == f"valid at step 50  {expected}"
+
+
+def test_terms_of_a_loss_are_said_behind_it() -> None:
+    terms = {"loss": 3.5, "loss/mlm": math.log(20), "loss/pair": 0.5}
+    assert step_line({"step": 7, **terms}, 10) == "step  7/10  loss 3.5000 (mlm 2.9957, pair 0.5000)"
+    row = {"step": 7, **terms, "ppl": 20.0, "accuracy": 0.25, "accuracy/pair": 0.5}
+    said = "loss 3.5000 (mlm 2.9957, pair 0.5000)  perplexity per token 20.00  accuracy 25.0%, pair 50.0%"
+    assert valid_line(row) == f"valid at step 7  {said}"
+    assert figures({"step": 7, **terms}, row)[0] == "3.5000 (mlm 2.9957, pair 0.5000)"
 
 
 @pytest.mark.parametrize(

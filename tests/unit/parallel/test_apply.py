@@ -15,6 +15,7 @@ from lmtrain.layout import Layout
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.parallel.apply import ParallelModel, build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings
+from lmtrain.parallel.mesh import build_mesh
 from lmtrain.parallel.precision_settings import Bf16Settings, Fp16Settings, Fp32Settings, PrecisionSettings
 
 SETTINGS = GPTSettings(
@@ -28,7 +29,7 @@ def model_of(
     settings: GPTSettings = SETTINGS, precision: PrecisionSettings | None = None, seed: int | None = 1
 ) -> ParallelModel:
     return build_parallel(
-        settings, Layout(), precision or Fp32Settings(), ComputeSettings(), CPU, seed=seed, training=True
+        settings, precision or Fp32Settings(), ComputeSettings(), CPU, seed=seed, training=True
     )
 
 
@@ -40,7 +41,7 @@ def step_of(num_microbatches: int, step: int = 0) -> StepBatches:
     labels[0, 2:] = IGNORED
     labels[5] = IGNORED
     batches = [Batch(t, y) for t, y in zip(tokens.chunk(num_microbatches), labels.chunk(num_microbatches), strict=True)]
-    return StepBatches(step, batches, 8, int((labels != IGNORED).sum()), np.arange(8))
+    return StepBatches(step, batches, 8, (int((labels != IGNORED).sum()),), np.arange(8))
 
 
 def gradients(model: ParallelModel) -> dict[str, torch.Tensor]:
@@ -99,7 +100,7 @@ def test_no_seed_leaves_zeros_to_be_loaded() -> None:
 
 
 def test_several_processes_are_refused() -> None:
-    with pytest.raises(LayoutError, match="2 processes"):
+    with pytest.raises(LayoutError, match="Start 2 processes"):
         build_parallel(
-            SETTINGS, Layout(tp=2), Fp32Settings(), ComputeSettings(), CPU, seed=1, training=True
+            SETTINGS, Fp32Settings(), ComputeSettings(), CPU, seed=1, training=True, mesh=build_mesh(Layout(tp=2), CPU)
         )

@@ -11,7 +11,16 @@ from pathlib import Path
 import pytest
 
 from lmtrain.errors import UsageError
-from lmtrain.runtime.process import ProcessEnv, environment_report, fault_request, git_commit
+from lmtrain.runtime.process import (
+    ProcessEnv,
+    Rendezvous,
+    child_environment,
+    environment_report,
+    fault_request,
+    first_host,
+    git_commit,
+    num_usable_cpus,
+)
 
 SRUN = {
     "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1",
@@ -71,6 +80,91 @@ def test_an_allocation_without_srun_is_one_process(environ: dict[str, str]) -> N
 def test_half_set_or_impossible_variables_are_refused(environ: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         ProcessEnv.detect(environ)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [("n1", "n1"), ("n[1-2]", "n1"), ("n[003,007-9],login", "n003"), ("a,b[1-2]", "a"), ("r[1-2]n[5-6]x", "r1n5x")],
+)
+def test_the_first_of_slurms_node_list(nodes: str, first: str) -> None:
+    assert first_host(nodes) == first
+
+
+@pytest.mark.parametrize(("node", "size"), [("0", 4), ("1", 4), ("2", 3), ("3", 0)])
+def test_tasks_on_a_node(node: str, size: int) -> None:
+    env = ProcessEnv.detect({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "4(x2),3", "SLURM_NODEID": node})
+    assert env.local_world_size == size
+
+
+def test_a_node_of_slurm_has_slurms_name() -> None:
+    assert ProcessEnv.detect({**SRUN, "SLURMD_NODENAME": "n2"}).who == "rank 5 on n2"
+
+
+def test_srun_meets_on_the_steps_first_node_at_a_port_of_its_own() -> None:
+    env = {**SRUN, "SLURM_STEP_NODELIST": "n[1-2]"}
+    first = Rendezvous.detect(ProcessEnv.detect(env), env)
+    assert (first.host, first.stays_on_node, first.listen_fd) == ("n1", False, None)
+    assert 20_000 <= first.port < 30_000
+    assert first == Rendezvous.detect(ProcessEnv.detect(env | {"SLURM_PROCID": "0"}), env)
+    for other in ({"SLURM_STEP_ID": "1"}, {"SLURM_JOB_ID": "78"}):
+        there = Rendezvous.detect(ProcessEnv.detect(env | other), env | other)
+        assert (there.port, there.name) != (first.port, first.name)
+        assert there.port != first.port
+    requeued = Rendezvous.detect(ProcessEnv.detect(env), env | {"SLURM_RESTART_COUNT": "3"})
+    assert requeued.name != first.name
+    given = env | {"MASTER_ADDR": "head", "MASTER_PORT": "1234"}
+    there = Rendezvous.detect(ProcessEnv.detect(given), given)
+    assert (there.host, there.port) == ("head", 1234)
+
+
+def test_srun_on_one_node_stays_on_it() -> None:
+    env = {**SRUN, "SLURM_STEP_NODELIST": "n1"}
+    at = Rendezvous.detect(ProcessEnv.detect(env), env)
+    assert (at.host, at.stays_on_node) == ("127.0.0.1", True)
+
+
+@pytest.mark.parametrize("missing", ["MASTER_ADDR", "MASTER_PORT"])
+def test_peers_without_a_place_to_meet_are_refused(missing: str) -> None:
+    env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "here", "MASTER_PORT": "1"}
+    del env[missing]
+    with pytest.raises(UsageError, match=f"{missing} is not set"):
+        Rendezvous.detect(ProcessEnv.detect(env), env)
+
+
+def test_each_restart_of_torchrun_meets_anew() -> None:
+    """Its agent's store still holds the addresses of workers that have died."""
+    env = {
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "n1",
+        "MASTER_PORT": "1",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    again = env | {"TORCHELASTIC_RESTART_COUNT": "1"}
+    first = Rendezvous.detect(ProcessEnv.detect(env), env)
+    assert (first.held_by_launcher, first.stays_on_node) == (True, False)
+    assert first.name != Rendezvous.detect(ProcessEnv.detect(again), again).name
+
+
+def test_children_of_our_own_launcher() -> None:
+    first, second = child_environment(0, 2, 1234, 7, {"KEPT": "1"}), child_environment(1, 2, 1234, None, {})
+    env = ProcessEnv.detect(first)
+    assert (env.launcher, env.rank, env.world_size, env.local_world_size) == ("lmtrain", 0, 2, 2)
+    assert Rendezvous.detect(env, first) == Rendezvous("127.0.0.1", 1234, "attempt 0", 7, True)
+    assert Rendezvous.detect(ProcessEnv.detect(second), second) == Rendezvous(
+        "127.0.0.1", 1234, "attempt 0", None, True
+    )
+    assert first["KEPT"] == "1"
+    assert first["OMP_NUM_THREADS"] == str(max(1, num_usable_cpus() // 2))
+    assert child_environment(1, 4096, 1, None, {})["OMP_NUM_THREADS"] == "1"
+    assert child_environment(1, 2, 1, None, {"OMP_NUM_THREADS": "5"})["OMP_NUM_THREADS"] == "5"
+
+
+def test_a_launcher_starts_no_launcher() -> None:
+    assert ProcessEnv().as_launcher(1) == ProcessEnv()
+    assert ProcessEnv().as_launcher(4).world_size == 4
+    with pytest.raises(UsageError, match="--nproc=2 would start processes of processes that slurm has started"):
+        ProcessEnv.detect(SRUN).as_launcher(2)
 
 
 def test_fault_requests() -> None:

@@ -24,8 +24,25 @@ def problems(*overrides: str) -> tuple[str, ...]:
     ("group", "choice"), [(g, c) for g, choices in group_choices().items() for c in choices if g != "data"]
 )
 def test_every_choice_of_every_group_composes(group: str, choice: str) -> None:
-    config = compose(RunConfig, ["data.path=x", f"{group}={choice}"])
-    assert compose(RunConfig, ["data.path=x", f"{group}={choice}"]).digest() == config.digest()
+    chosen = ["data.path=x", f"{group}={choice}"]
+    if group == "model" and choice.startswith("bert_"):
+        chosen.append("data=masked")
+    config = compose(RunConfig, chosen)
+    assert compose(RunConfig, chosen).digest() == config.digest()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["model=bert_tiny"], "data.kind=dataset makes samples that a bert model cannot learn from. Use data=masked"),
+        (["data=masked"], "data.kind=masked makes samples that a gpt model cannot learn from. Use data=dataset"),
+        (["model=bert_tiny", "data=masked", "data.pairs=none"], "model.pair_head=true finds no pairs in data.pairs"),
+        (["model=bert_tiny", "data=masked", "model.pair_head=false"], "model.pair_head=false leaves the pairs"),
+    ],
+)
+def test_a_model_learns_what_its_samples_have_labels_for(overrides: list[str], words: str) -> None:
+    (problem,) = problems(*overrides)
+    assert words in problem
 
 
 def test_rules_across_settings_are_told_beside_rules_within() -> None:

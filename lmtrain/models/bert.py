@@ -1,0 +1,111 @@
+"""The encoder: embedding of tokens, positions and segments, blocks that see both sides, and two heads.
+
+Built by parallel from BertSettings; knows no process and no layout. Blocks and words are GPT's. `norm_order=post` is
+the first BERT: a norm of the embedding and of every sum. `pre` is Megatron-LM's: norms before attention and MLP and one
+at the end, so that the residual stream is untouched and more layers keep helping.
+
+Cut for a pipeline, `embedding`, `norm`, `head` or `pair` is None and `forward` takes and gives hidden states instead.
+"""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor, nn
+
+from lmtrain.batch import Batch
+from lmtrain.errors import SettingsError
+from lmtrain.models.bert_settings import NUM_SEGMENTS, BertSettings, cut_of
+from lmtrain.models.init import Start, apply_ties
+from lmtrain.models.layers.attention import Attention
+from lmtrain.models.layers.block import Block, PostNormBlock
+from lmtrain.models.layers.embedding import Embedding
+from lmtrain.models.layers.heads import MaskedHead, PairHead
+from lmtrain.models.layers.mlp import MLP
+from lmtrain.models.layers.norm import build_norm
+from lmtrain.models.stack import Stack
+from lmtrain.spec import Cuts, ModelShape, Tie
+
+
+def build(settings: BertSettings) -> Bert:
+    if settings.vocab_size is None:
+        raise SettingsError(["model.vocab_size=null is known only with a tokenizer. Set model.vocab_size=30522."])
+    return Bert(settings)
+
+
+class Bert(Stack):
+    pair: nn.Module | None
+
+    def __init__(self, settings: BertSettings) -> None:
+        s, post = settings, settings.norm_order == "post"
+        super().__init__(
+            Embedding(
+                s.padded_vocab_size,
+                s.width,
+                seq_len=s.seq_len,
+                dropout=s.dropout,
+                num_segments=NUM_SEGMENTS,
+                norm=_norm(s) if post else None,
+            ),
+            {str(layer): _block(s) for layer in range(s.num_layers)},
+            None if post else _norm(s),
+            MaskedHead(_norm(s), s.width, s.vocab_size or 0, s.padded_vocab_size),
+            causal=False,
+        )
+        self.pair = PairHead(s.width) if s.pair_head else None
+        self.settings = settings
+        apply_ties(self)
+
+    @property
+    def shape(self) -> ModelShape:
+        return self.settings.shape
+
+    def forward(self, batch: Batch, hidden_BTD: Tensor | None = None) -> Tensor:
+        """Hidden states after the last norm. A later pipeline stage is given those of the stage before."""
+        x_BTD = hidden_BTD if self.embedding is None else self.embedding(batch)
+        assert x_BTD is not None, "a stage without an embedding needs the hidden states of the stage before it"
+        return self.through(x_BTD, batch)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores over the padded vocabulary; padding is -inf. Takes any leading dims: whole batches or chosen rows."""
+        return hidden if self.head is None else self.head(hidden)
+
+    def pair_logits(self, hidden_BTD: Tensor) -> Tensor:
+        """[B, 2]: whether the second segment follows the first (0) or not (1)."""
+        return hidden_BTD if self.pair is None else self.pair(hidden_BTD)
+
+    def cuts(self) -> Cuts:
+        return {name: cut_of(name, self.shape) for name, _ in self.named_parameters(remove_duplicate=False)}
+
+    def ties(self) -> tuple[Tie, ...]:
+        return (Tie("embedding.token.weight", "head.decoder.weight"),)
+
+    def starts(self) -> dict[str, Start]:
+        """One deviation for all; with an untouched residual stream smaller where 2L branches add up in it."""
+        return {name: _start(name, self.settings) for name, _ in self.named_parameters(remove_duplicate=False)}
+
+
+def _block(s: BertSettings) -> Block:
+    attention = Attention(
+        s.width, s.num_heads, s.num_heads, s.width // s.num_heads, bias=True, dropout=s.dropout, causal=False
+    )
+    mlp = MLP(s.width, s.ffn, "gelu", bias=True, dropout=s.dropout)
+    kind = PostNormBlock if s.norm_order == "post" else Block
+    return kind(_norm(s), attention, _norm(s), mlp)
+
+
+def _norm(s: BertSettings) -> nn.Module:
+    return build_norm("layernorm", s.width, eps=s.norm_eps, bias=True)
+
+
+def _start(name: str, s: BertSettings) -> Start:
+    match name.split(".")[-2:]:
+        case [_, "bias"]:
+            return Start()
+        case ["norm" | "attention_norm" | "mlp_norm", _]:
+            return Start(mean=1.0)
+        case ["out" | "down", _] if s.norm_order == "pre":
+            return Start(std=s.init_std / math.sqrt(2 * s.num_layers))
+        case ["token" | "decoder", _]:
+            return Start(std=s.init_std, num_rows=s.vocab_size)
+    return Start(std=s.init_std)

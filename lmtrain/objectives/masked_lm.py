@@ -1,0 +1,44 @@
+"""Predict the words that were masked and, where samples are pairs, whether the second segment follows the first.
+
+Two terms with counts of their own: a batch has one pair a sample and some hundred masked tokens, and the loss is the
+sum of both means. Called by parallel.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lmtrain.batch import Batch
+from lmtrain.objectives.causal_lm import CausalLM
+from lmtrain.objectives.cross_entropy import cross_entropy_plain, hit_sum
+
+
+class MaskedLM(CausalLM):
+    """Masked tokens are a language model's labels; what is added is the pairs."""
+
+    def __init__(self, terms: tuple[str, ...]) -> None:
+        super().__init__()
+        self.terms = terms
+
+    def loss_sums_of_hidden(self, model: Any, hidden_BTD: Tensor, batch: Batch) -> Tensor:
+        sums = super().loss_sums_of_hidden(model, hidden_BTD, batch)
+        if "pair" not in self.terms:
+            return sums
+        pair = cross_entropy_plain(model.pair_logits(hidden_BTD), batch.pair_labels_B)
+        return torch.cat([sums, pair.unsqueeze(0)])
+
+    def valid_sums_of_hidden(self, model: Any, hidden_BTD: Tensor, batch: Batch) -> Tensor:
+        sums = super().valid_sums_of_hidden(model, hidden_BTD, batch)
+        if "pair" not in self.terms:
+            return sums
+        logits_B2 = model.pair_logits(hidden_BTD)
+        pair = torch.stack([of(logits_B2, batch.pair_labels_B) for of in (cross_entropy_plain, hit_sum)])
+        return torch.cat([sums, pair.unsqueeze(1)], dim=1)
+
+
+def build_objective(terms: tuple[str, ...]) -> CausalLM:
+    """What a model of these terms learns by."""
+    return CausalLM() if terms == CausalLM.terms else MaskedLM(terms)

@@ -1,0 +1,52 @@
+"""Adam's two running averages and the direction they give, for optimizers that do something else with it.
+
+Called by LAMB, and by Muon for what is no hidden matrix. Works on shards, with one kernel over many tensors at a
+time; nothing waits for the device, since the count of updates lies on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+SLOTS = ("exp_avg", "exp_avg_sq")
+
+
+def with_gradients(group: dict[str, Any]) -> tuple[list[str], list[Tensor]]:
+    """Names and parameters of a group that this step moves."""
+    pairs = [(name, p) for name, p in zip(group["names"], group["params"], strict=True) if p.grad is not None]
+    return [name for name, _ in pairs], [p for _, p in pairs]
+
+
+def count_update(optimizer: Optimizer, parameters: Sequence[Tensor]) -> int:
+    """One more update of each; gives its number, from 1."""
+    counts = [optimizer.state[p]["step"] for p in parameters]
+    torch._foreach_add_(counts, 1)
+    return int(counts[0])
+
+
+def adam_directions(
+    optimizer: Optimizer, parameters: Sequence[Tensor], *, betas: tuple[float, ...], eps: float
+) -> list[Tensor]:
+    """Move the averages by this step's gradients; gives m / (sqrt(v) + eps), both freed of their start at 0."""
+    if not parameters:
+        return []
+    first, second = betas
+    count = count_update(optimizer, parameters)
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    m, v = ([optimizer.state[p][slot] for p in parameters] for slot in SLOTS)
+    torch._foreach_lerp_(m, gradients, 1 - first)
+    torch._foreach_mul_(v, second)
+    torch._foreach_addcmul_(v, gradients, gradients, value=1 - second)
+    # because: the root becomes the direction in place: one more copy of the weights, as in torch's own AdamW
+    directions: list[Tensor] = list(torch._foreach_sqrt(v))
+    torch._foreach_div_(directions, (1 - second**count) ** 0.5)
+    torch._foreach_add_(directions, eps)
+    torch._foreach_reciprocal_(directions)
+    torch._foreach_mul_(directions, m)
+    torch._foreach_div_(directions, 1 - first**count)
+    return directions

@@ -1,0 +1,34 @@
+"""The settings of Muon, and of the AdamW beside it. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lmtrain.config.base import Problem, problem_if
+from lmtrain.optim.adamw_settings import AdamWSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class MuonSettings(AdamWSettings):
+    kind: ClassVar[str] = "muon"
+
+    momentum: float = 0.95
+    newton_schulz_rounds: int = 5
+
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        wrong = not 0 <= self.momentum < 1
+        yield from problem_if(wrong, "momentum", self.momentum, "must lie in [0, 1)", "Use 0.95.")
+        wrong = self.newton_schulz_rounds < 1
+        rounds = self.newton_schulz_rounds
+        yield from problem_if(wrong, "newton_schulz_rounds", rounds, "must be at least 1", "Use 5.")
+
+    def num_slots(self, name: str, shape: tuple[int, ...]) -> int:
+        return 1 if is_hidden_matrix(name, len(shape)) else 2
+
+
+def is_hidden_matrix(name: str, num_dims: int) -> bool:
+    """Every model here keeps its blocks in `blocks`; embeddings, positions and heads stand outside."""
+    return num_dims == 2 and name.startswith("blocks.")

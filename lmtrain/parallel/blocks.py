@@ -1,0 +1,61 @@
+"""Tensors and their places: first values for what a rank holds, and the pieces in which checkpoints hold it.
+
+Called by apply. Works on anything shaped like a rank's shard of a parameter: the weight, its gradient, an optimizer's
+slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from lmtrain.models.init import Start, draw
+from lmtrain.parallel.placement import Block, Place
+from lmtrain.piece import Piece
+
+Places = Mapping[str, Place]
+
+
+@torch.no_grad()
+def fill(parameters: Mapping[str, Tensor], places: Places, starts: Mapping[str, Start] | None, seed: int) -> None:
+    """Draw each whole parameter by its name and keep this rank's blocks: a layout never changes a weight.
+
+    All is 0 without `starts`. Padding starts at 0 and stays there: it gets no gradient.
+    """
+    torch._foreach_zero_(list(parameters.values()))
+    if starts is None:
+        return
+    for name, parameter in parameters.items():
+        place = places[name]
+        whole = draw(name, place.global_shape, starts[name], seed)
+        for block in place.blocks:
+            parameter[block.local].copy_(whole[_slices(block)])
+
+
+def pieces_of(tensors: Mapping[str, Tensor], places: Places, prefix: str) -> list[Piece]:
+    """Every block that this rank holds; each key is, or ends in, a parameter's name."""
+    result = []
+    for key, tensor in tensors.items():
+        place, local = place_of(key, places), tensor.detach()
+        result += [Piece(f"{prefix}.{key}", place.global_shape, b.offset, local[b.local]) for b in place.blocks]
+    return result
+
+
+def owned(pieces: Iterable[Piece], places: Places) -> list[Piece]:
+    """Those that this rank saves: over all ranks, each number once."""
+    return [piece for piece in pieces if place_of(piece.name, places).is_owner]
+
+
+def place_of(key: str, places: Places) -> Place:
+    """`optim.exp_avg.norm.weight` -> the place of `norm.weight`: the longest ending that is a parameter."""
+    name = key
+    while name not in places:
+        _, dot, name = name.partition(".")
+        assert dot, f"{key} does not end in the name of a parameter"
+    return places[name]
+
+
+def _slices(block: Block) -> tuple[slice, ...]:
+    return tuple(slice(start, start + size) for start, size in zip(block.offset, block.shape, strict=True))

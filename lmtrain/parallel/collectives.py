@@ -1,0 +1,188 @@
+"""The products and sums that a tensor-parallel layer is made of, as autograd functions on plain local tensors.
+
+Called by tensor and vocabulary. Knows an Axis and no module; every axis given here has more than one rank.
+
+A sequence that is cut lies as [B, T/tp, D], rank by rank. What is kept for backward of a product is the cut input;
+the whole one is gathered again. Sums of activations and of their gradients run in the dtype they have (bf16 under
+bf16), as in Megatron-LM: they are few terms, and fp32 would double what is sent.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from lmtrain.parallel.mesh import Axis
+
+# because: torch 2.13 renamed them and warns at the old names, 2.11 has the old ones alone
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def column_linear(x: Tensor, weight: Tensor, bias: Tensor | None, axis: Axis, *, sequence: bool) -> Tensor:
+    """This rank's outputs of a linear whose outputs are split; x is whole, or a cut of the sequence."""
+    y: Tensor = _ColumnLinear.apply(x, weight, bias, axis, sequence)  # type: ignore[no-untyped-call]
+    return y
+
+
+def row_linear(x: Tensor, weight: Tensor, bias: Tensor | None, axis: Axis, *, sequence: bool) -> Tensor:
+    """All outputs of a linear whose inputs are split, summed over ranks: whole, or this rank's cut of the sequence."""
+    y: Tensor = _RowLinear.apply(x, weight, bias, axis, sequence)  # type: ignore[no-untyped-call]
+    return y
+
+
+def sum_parts(x: Tensor, axis: Axis, *, sequence: bool) -> Tensor:
+    """The sum over ranks, whole or cut; each rank's part gets the gradient of the sum."""
+    y: Tensor = _SumParts.apply(x, axis, sequence)  # type: ignore[no-untyped-call]
+    return y
+
+
+def taken_from_first(x: Tensor, axis: Axis) -> Tensor:
+    """The first rank's x on every rank; gradients flow on the first alone, so that what made x is counted once."""
+    y: Tensor = _TakenFromFirst.apply(x, axis)  # type: ignore[no-untyped-call]
+    return y
+
+
+class _ColumnLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, axis: Axis, sequence: bool) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.axis, ctx.sequence = axis, sequence
+        return F.linear(gather_sequence(x, axis) if sequence else x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Gathering x hides behind the first product, summing x's gradient behind the second."""
+        (grad,) = grads
+        x, weight = ctx.saved_tensors
+        axis, sequence = ctx.axis, ctx.sequence
+        parts, gathering = _start_gather(x, axis) if sequence else (x, None)
+        grad_x = grad @ weight
+        summed, summing = _start_sum(grad_x, axis, sequence)
+        _wait(gathering)
+        rows = grad.flatten(0, -2)
+        grad_weight = rows.t() @ (_join_sequence(parts, axis) if sequence else x).flatten(0, -2)
+        grad_bias = rows.sum(0) if ctx.needs_input_grad[2] else None
+        _wait(summing)
+        return summed, grad_weight, grad_bias, None, None
+
+
+class _RowLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, axis: Axis, sequence: bool) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.axis, ctx.sequence = axis, sequence
+        product = F.linear(x, weight)
+        # because: recompute that keeps products must find this one as it was, so the sum in place is of a copy
+        y, summing = _start_sum(product if sequence else product.clone(), axis, sequence)
+        _wait(summing)
+        return y if bias is None else y.add_(bias)  # once, after the sum
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """A bias that was added to a cut of the sequence gets the gradient of that cut alone."""
+        (grad,) = grads
+        x, weight = ctx.saved_tensors
+        parts, gathering = _start_gather(grad, ctx.axis) if ctx.sequence else (grad, None)
+        grad_bias = grad.flatten(0, -2).sum(0) if ctx.needs_input_grad[2] else None
+        _wait(gathering)
+        whole = _join_sequence(parts, ctx.axis) if ctx.sequence else grad
+        return whole @ weight, whole.flatten(0, -2).t() @ x.flatten(0, -2), grad_bias, None, None
+
+
+class _SumParts(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis, sequence: bool) -> Tensor:
+        ctx.axis, ctx.sequence = axis, sequence
+        y, summing = _start_sum(x if sequence else x.clone(), axis, sequence)
+        _wait(summing)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (grad,) = grads
+        return gather_sequence(grad, ctx.axis) if ctx.sequence else grad, None, None
+
+
+class _TakenFromFirst(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+        ctx.is_first = axis.index == 0
+        # collective: one rank's numbers and zeros of the others, over tp
+        return all_reduce(x.clone() if ctx.is_first else torch.zeros_like(x), axis)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0] if ctx.is_first else torch.zeros_like(grads[0]), None
+
+
+def all_reduce(x: Tensor, axis: Axis, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
+    """In place, without gradients; nothing happens on an axis of one."""
+    if axis.size > 1:
+        # collective: whatever the caller sums, over the axis it names
+        dist.all_reduce(x, op, group=axis.group)
+    return x
+
+
+def gather_stack(x: Tensor, axis: Axis) -> Tensor:
+    """[...] of each rank -> [ranks, ...], without gradients."""
+    parts, gathering = _start_gather(x.unsqueeze(0), axis)
+    _wait(gathering)
+    return parts
+
+
+def gather_sequence(x_BTD: Tensor, axis: Axis) -> Tensor:
+    """[B, T/tp, D] of each rank -> [B, T, D], without gradients."""
+    parts, gathering = _start_gather(x_BTD, axis)
+    _wait(gathering)
+    return _join_sequence(parts, axis)
+
+
+def gather_columns(x: Tensor, axis: Axis) -> Tensor:
+    """[..., V/tp] of each rank -> [..., V], without gradients: whole logits, for inference alone."""
+    return gather_stack(x, axis).movedim(0, -2).flatten(-2)
+
+
+def _join_sequence(parts: Tensor, axis: Axis) -> Tensor:
+    """[tp B, T/tp, D] as ranks sent them -> [B, T, D]: a copy, unless B is 1."""
+    return parts.view(axis.size, -1, *parts.shape[1:]).transpose(0, 1).flatten(1, 2)
+
+
+def _cut_sequence(x_BTD: Tensor, axis: Axis) -> Tensor:
+    """[B, T, D] -> [tp B, T/tp, D]: what each rank is to get lies together."""
+    B, T, D = x_BTD.shape
+    return x_BTD.reshape(B, axis.size, T // axis.size, D).transpose(0, 1).flatten(0, 1).contiguous()
+
+
+def _start_sum(x: Tensor, axis: Axis, sequence: bool) -> tuple[Tensor, dist.Work | None]:
+    """The sum over ranks once it has been waited for: whole and in place, or this rank's cut of the sequence."""
+    # because: a compiler traces the plain form of a collective, not its handle, and finds the overlap by itself
+    eager = not torch.compiler.is_compiling()
+    if sequence:
+        cut = _cut_sequence(x, axis)
+        y = cut.new_empty(cut.shape[0] // axis.size, *cut.shape[1:])
+        # collective: partial activations (forward) or partial gradients of a whole input (backward), over tp
+        work = _reduce_scatter(y, cut, group=axis.group, async_op=eager)
+    else:
+        y = x.contiguous()
+        # collective: the same, and every tp rank keeps all of it
+        work = dist.all_reduce(y, group=axis.group, async_op=eager)
+    return y, work if eager else None
+
+
+def _start_gather(x: Tensor, axis: Axis) -> tuple[Tensor, dist.Work | None]:
+    eager = not torch.compiler.is_compiling()
+    x = x.contiguous()
+    parts = x.new_empty(axis.size * x.shape[0], *x.shape[1:])
+    # collective: nothing is summed; each tp rank's cut, one after the other
+    work = _all_gather(parts, x, group=axis.group, async_op=eager)
+    return parts, work if eager else None
+
+
+def _wait(work: dist.Work | None) -> None:
+    if work is not None:
+        work.wait()

@@ -1,0 +1,179 @@
+"""Where each number of a parameter lives: the whole -> a tensor-parallel rank's part -> its data-parallel shard.
+
+The one table that initial values, the gradient norm, optimizers and checkpoints read. Pure integers: no torch, no
+process. A part is cut section by section (a rank's qkv is [q_t | k_t | v_t]) and a shard is rows of the part, so what a
+rank holds is a few rectangles of the whole: its blocks. Rows that pad the vocabulary are in no block.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from lmtrain.layout import Coordinate, Layout
+from lmtrain.spec import Cut, Cuts, Split
+
+Shape = tuple[int, ...]
+
+FP32_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Block:
+    """A rectangle that a rank holds: where it lies in the rank's tensor and where in the whole."""
+
+    local: tuple[slice, ...]
+    offset: Shape
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class Place:
+    """One parameter on one rank."""
+
+    name: str
+    global_shape: Shape  # without padding
+    cut: Cut
+    part_shape: Shape  # of this tensor-parallel rank's part, padding included
+    rows: range  # of the part, which this rank holds: all of them unless weights are sharded
+    blocks: tuple[Block, ...]
+    num_holders: int  # ranks that hold these same numbers
+    is_owner: bool  # of those, the one that saves them
+
+    @property
+    def local_shape(self) -> Shape:
+        return (len(self.rows), *self.part_shape[1:])
+
+    @property
+    def sections(self) -> Shape:
+        """Rows of the whole, section by section."""
+        return self.cut.sections or self.global_shape[:1]
+
+
+def place_all(
+    shapes: Mapping[str, Shape], cuts: Cuts, layout: Layout, at: Coordinate, vocab_size: int
+) -> dict[str, Place]:
+    """Every parameter as the rank at this coordinate has it. `shapes` are the model's own, each tied weight once."""
+    uncut = {name for name in shapes if _cut(cuts, name).split is Split.NONE}
+    replicas, copies = layout.dp_replicate, layout.dp_replicate * layout.tp
+    owner = _deal({name: math.prod(shapes[name]) for name in shapes if name not in uncut}, replicas)
+    owner |= _deal({name: math.prod(shapes[name]) for name in uncut}, copies)
+    result = {}
+    for name, shape in shapes.items():
+        cut = _cut(cuts, name)
+        part = part_shape(shape, cut, layout.tp)
+        rows = shard_rows(part[0], layout.dp_shard, at.dp_shard)
+        true_shape = (vocab_size, *shape[1:]) if cut.split is Split.VOCAB else shape
+        result[name] = Place(
+            name, true_shape, cut, part, rows, _blocks(true_shape, cut, part, rows, layout.tp, at.tp),
+            num_holders=copies if name in uncut else replicas,
+            is_owner=owner[name] == (at.dp_replicate * layout.tp + at.tp if name in uncut else at.dp_replicate),
+        )  # fmt: skip
+    return result
+
+
+def part_shape(shape: Shape, cut: Cut, tp: int) -> Shape:
+    """What one of `tp` ranks has of a tensor of this shape. The vocabulary is padded until all have the same."""
+    match cut.split:
+        case Split.ROW:
+            return (shape[0], shape[1] // tp)
+        case Split.COLUMN | Split.VOCAB:
+            return (-(-shape[0] // tp), *shape[1:])
+    return shape
+
+
+def shard_rows(num_rows: int, num_shards: int, index: int) -> range:
+    """Equal runs of rows; the last shards may have fewer, or none. FSDP cuts in the same way."""
+    size = -(-num_rows // num_shards)
+    return range(min(index * size, num_rows), min((index + 1) * size, num_rows))
+
+
+def _cut(cuts: Cuts, name: str) -> Cut:
+    return cuts.get(name, Cut(Split.NONE))
+
+
+def _blocks(true_shape: Shape, cut: Cut, part: Shape, rows: range, tp: int, index: int) -> tuple[Block, ...]:
+    column = index * part[1] if cut.split is Split.ROW else 0
+    blocks = []
+    for start, offset, length in _runs(true_shape[0], cut, part[0], tp, index):
+        first, stop = max(start, rows.start), min(start + length, rows.stop)
+        if first < stop:
+            local = (slice(first - rows.start, stop - rows.start), *(slice(0, size) for size in part[1:]))
+            at = (offset + first - start, *((column,) if len(part) > 1 else ()), *(0 for _ in part[2:]))
+            blocks.append(Block(local, at, (stop - first, *part[1:])))
+    return tuple(blocks)
+
+
+def _runs(num_rows: int, cut: Cut, part_rows: int, tp: int, index: int) -> list[tuple[int, int, int]]:
+    """The part's rows as runs (first row in the part, first row in the whole, number of rows)."""
+    if cut.split is Split.VOCAB:
+        return [(0, index * part_rows, min(part_rows, num_rows - index * part_rows))]
+    if cut.split is not Split.COLUMN:
+        return [(0, 0, num_rows)]
+    runs, before = [], 0
+    for section in cut.sections or (num_rows,):
+        length = section // tp
+        runs.append((before // tp, before + index * length, length))
+        before += section
+    return runs
+
+
+def _deal(sizes: Mapping[str, int], num_hands: int) -> dict[str, int]:
+    """Give each name to the hand that holds least, largest first: the same answer on every rank."""
+    hands, result = [(0, hand) for hand in range(num_hands)], {}
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        load, hand = hands[0]
+        heapq.heapreplace(hands, (load + sizes[name], hand))
+        result[name] = hand
+    return result
+
+
+@dataclass(frozen=True)
+class RankBytes:
+    """What weights cost one rank, in bytes."""
+
+    masters: int  # fp32 weights that the optimizer owns
+    work: int  # weights that compute, where they are not the masters themselves
+    gradients: int
+    optimizer: int
+
+    @property
+    def total(self) -> int:
+        return self.masters + self.work + self.gradients + self.optimizer
+
+
+def rank_bytes(
+    places: Iterable[Place],
+    layout: Layout,
+    *,
+    zero: int,
+    work_bytes: int,
+    num_slots: Callable[[str, Shape], int] = lambda name, shape: 2,
+) -> RankBytes:
+    """Held between two microbatches of a step, the moment that tells the levels apart.
+
+    zero 0 and 1 keep whole gathered weights and whole gradients; 2 keeps shards of gradients; 3 keeps shards of both,
+    and gathers a block at a time. Shards are padded to equal size, the optimizer's state is not. `work_bytes` is the
+    size of a number that computes, `num_slots` how many tensors the optimizer keeps for a parameter of this name and
+    whole shape.
+    """
+    places = list(places)
+    parts = sum(math.prod(place.part_shape) for place in places)
+    slots = sum(num_slots(place.name, place.global_shape) * math.prod(place.local_shape) for place in places)
+    optimizer = FP32_BYTES * slots
+    if layout.dp == 1:
+        work = 0 if work_bytes == FP32_BYTES else work_bytes * parts
+        return RankBytes(FP32_BYTES * parts, work, FP32_BYTES * parts, optimizer)
+    shards = sum(_padded_shard(place.part_shape, layout.dp_shard) for place in places)
+    return RankBytes(
+        masters=FP32_BYTES * shards,
+        work=work_bytes * shards * layout.dp_shard if zero < 3 else 0,
+        gradients=FP32_BYTES * (parts if zero < 2 else shards),
+        optimizer=optimizer,
+    )
+
+
+def _padded_shard(shape: Shape, num_shards: int) -> int:
+    return math.prod((-(-shape[0] // num_shards), *shape[1:]))

@@ -1,0 +1,144 @@
+"""The vocabulary cut over tp: embedding rows, head rows, and a cross-entropy that never sees whole logits.
+
+Called by tensor (which swaps the modules in), apply (the objective's loss, logits for inference). A rank holds an
+equal run of rows; rows after the true vocabulary are padding, score -inf and get no gradient.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lmtrain.batch import IGNORED
+from lmtrain.models.layers.heads import Head, added_to_scores
+from lmtrain.objectives.cross_entropy import chunks, sum_dtype
+from lmtrain.parallel.collectives import (
+    all_reduce,
+    column_linear,
+    gather_columns,
+    gather_sequence,
+    gather_stack,
+    sum_parts,
+)
+from lmtrain.parallel.mesh import Axis
+
+
+def rows_per_rank(num_rows: int, size: int) -> int:
+    """The layout pads the vocabulary until every rank has as many rows."""
+    return -(-num_rows // size)
+
+
+class VocabEmbedding(nn.Module):
+    """Each rank looks up the tokens it has, gives 0 for the others, and the sum over ranks is the embedding."""
+
+    def __init__(self, whole: nn.Embedding, axis: Axis, *, sequence: bool) -> None:
+        super().__init__()
+        self.axis, self.sequence = axis, sequence
+        rows = rows_per_rank(whole.num_embeddings, axis.size)
+        self.weight = nn.Parameter(whole.weight.new_empty(rows, whole.embedding_dim))
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        row_BT, mine_BT = _find(tokens_BT, self.weight.shape[0], self.axis)
+        x_BTD = F.embedding(row_BT, self.weight).masked_fill(~mine_BT.unsqueeze(-1), 0.0)
+        return sum_parts(x_BTD, self.axis, sequence=self.sequence)
+
+
+class VocabHead(nn.Module):
+    """Scores of this rank's tokens. `forward` takes the model's hidden states, cut or not."""
+
+    def __init__(self, whole: Head, axis: Axis, *, sequence: bool) -> None:
+        super().__init__()
+        self.axis, self.sequence, self.vocab_size = axis, sequence, whole.vocab_size
+        rows = rows_per_rank(whole.out_features, axis.size)
+        self.weight = nn.Parameter(whole.weight.new_empty(rows, whole.in_features))
+        self.bias = None if whole.bias is None else nn.Parameter(whole.bias.new_empty(rows))
+
+    def forward(self, hidden_BTD: Tensor) -> Tensor:
+        return column_linear(hidden_BTD, self.weight, self._padding(), self.axis, sequence=self.sequence)
+
+    @torch.no_grad()
+    def whole(self, hidden_BTD: Tensor, keep_BT: Tensor | None = None) -> Tensor:
+        """Inference: every token's scores on every rank, of all positions or of the kept ones."""
+        if self.sequence:
+            hidden_BTD = gather_sequence(hidden_BTD, self.axis)
+        hidden = hidden_BTD if keep_BT is None else hidden_BTD[keep_BT]
+        return gather_columns(F.linear(hidden, self.weight, self._padding()), self.axis)
+
+    def _padding(self) -> Tensor | None:
+        """As Head's; a rank may hold nothing but padding."""
+        return added_to_scores(self.weight, self.bias, self.vocab_size - self.axis.index * self.weight.shape[0])
+
+
+def cross_entropy_sum(logits: Tensor, labels: Tensor, axis: Axis) -> Tensor:
+    """-log p(label) summed in fp32 over labels that are not IGNORED, the same on every rank of the axis.
+
+    `logits` are this rank's columns, `labels` number the whole vocabulary. Serves eager (chunks of rows, no fp32 copy
+    of all logits) and a compiler (one chunk, fused) alike.
+    """
+    total: Tensor = _CrossEntropySum.apply(  # type: ignore[no-untyped-call]
+        logits.flatten(0, -2), labels.flatten(), axis
+    )
+    return total
+
+
+@torch.no_grad()
+def hit_sum(logits: Tensor, labels: Tensor, axis: Axis) -> Tensor:
+    """How many labels that are not IGNORED have the highest score of their row on any rank, in fp32."""
+    logits_NV, labels_N = logits.flatten(0, -2), labels.flatten()
+    column_N, mine_N = _find(labels_N, logits_NV.shape[-1], axis)
+    label_N = logits_NV.gather(-1, column_N.unsqueeze(-1)).squeeze(-1).masked_fill(~mine_N, float("-inf"))
+    best_2N = torch.stack((logits_NV.amax(-1), label_N)).float()
+    # collective: the highest score of each row, and its label's, over tp
+    all_reduce(best_2N, axis, dist.ReduceOp.MAX)
+    return ((best_2N[0] == best_2N[1]) & (labels_N != IGNORED)).sum().to(torch.float32)
+
+
+class _CrossEntropySum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits_NV: Tensor, labels_N: Tensor, axis: Axis) -> Tensor:
+        column_N, mine_N = _find(labels_N, logits_NV.shape[-1], axis)
+        here_3N = torch.cat([_summary(logits_NV[rows], column_N[rows], mine_N[rows]) for rows in chunks(logits_NV)], 1)
+        # collective: three fp32 numbers a row from every tp rank, which each rank then puts together
+        top_RN, sum_RN, label_RN = gather_stack(here_3N, axis).unbind(1)
+        top_N = top_RN.amax(0)
+        sum_N = (sum_RN * (top_RN - top_N).exp()).sum(0)
+        ctx.save_for_backward(logits_NV, labels_N, column_N, mine_N, top_N, sum_N)
+        # because: 0 times a row that has gone to nan would be nan; an ignored row is left out whatever it holds
+        return (sum_N.log() + (top_N - label_RN.sum(0))).masked_fill(labels_N == IGNORED, 0.0).sum()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        """softmax - onehot(label) in this rank's columns, and 0 for ignored rows; nothing is sent."""
+        logits_NV, labels_N, column_N, mine_N, top_N, sum_N = ctx.saved_tensors
+        grad_NV = torch.empty_like(logits_NV)
+        columns_V = torch.arange(logits_NV.shape[-1], device=logits_NV.device)
+        for rows in chunks(logits_NV):
+            p_NV = (logits_NV[rows] - top_N[rows].unsqueeze(-1)).exp_().div_(sum_N[rows].unsqueeze(-1))
+            is_label_NV = (columns_V == column_N[rows].unsqueeze(-1)) & mine_N[rows].unsqueeze(-1)
+            weight_N = grads[0] * (labels_N[rows] != IGNORED)
+            grad_NV[rows] = p_NV.sub_(is_label_NV.to(p_NV.dtype)).mul_(weight_N.unsqueeze(-1))
+        return grad_NV, None, None
+
+
+def _summary(logits_NV: Tensor, column_N: Tensor, mine_N: Tensor) -> Tensor:
+    """[3, N] of this rank's columns: the greatest, the sum of exp(logit - greatest), the label's if it is here, else 0.
+
+    because: two numbers for log(sum(exp)), since the logarithm's rounding grows with the size of the logits.
+    """
+    logits_NV = logits_NV.to(sum_dtype(logits_NV))
+    # because: where all columns are padding, -inf - -inf would be nan
+    top_N = logits_NV.amax(-1).clamp(min=torch.finfo(logits_NV.dtype).min)
+    sum_N = (logits_NV - top_N.unsqueeze(-1)).exp_().sum(-1)
+    label_N = logits_NV.gather(-1, column_N.unsqueeze(-1)).squeeze(-1).masked_fill(~mine_N, 0.0)
+    return torch.stack((top_N, sum_N, label_N))
+
+
+def _find(ids: Tensor, num_rows: int, axis: Axis) -> tuple[Tensor, Tensor]:
+    """Row of each id among this rank's (0 where it has none), and whether it has it."""
+    local = ids - axis.index * num_rows
+    mine = (local >= 0) & (local < num_rows)
+    return local.masked_fill(~mine, 0), mine

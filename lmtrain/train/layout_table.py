@@ -1,0 +1,138 @@
+"""Which process sits where and what it holds: the table shown at start and by --dry-run. Torch-free.
+
+Called by set-up and the command line. Sizes are parallel/placement's closed forms over the model's own list of weights.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from itertools import groupby
+from typing import Any
+
+from lmtrain.layout import Coordinate, Layout
+from lmtrain.models.model_settings import ModelSettings
+from lmtrain.parallel.parallel_settings import ParallelSettings
+from lmtrain.parallel.placement import FP32_BYTES, Place, place_all, rank_bytes, shard_rows
+from lmtrain.train.config import RunConfig
+from lmtrain.units import format_bytes, format_count
+
+Row = dict[str, Any]
+
+SINGLE_ROWS = 16  # beyond so many, rows that differ only in who they are about become one
+_WHO = ("rank", "host", "pp", "dp_replicate", "dp_shard", "tp")
+_HEADS = {
+    "rank": "rank", "host": "host", "pp": "pp", "dp_replicate": "rep", "dp_shard": "shard", "tp": "tp",
+    "layers": "layers", "parameters": "params", "weights_bytes": "weights", "masters_bytes": "masters",
+    "gradients_bytes": "grads", "optimizer_bytes": "optim",
+}  # fmt: skip
+_LEFT = ("rank", "host")
+_HOST_WIDTH = 12  # because: the widest of all other columns then still fit 80
+
+
+def layout_words(parallel: ParallelSettings) -> str:
+    """Such as "dp_shard 4 x tp 2, zero 1"."""
+    sizes = [(axis, getattr(parallel, axis)) for axis in ("pp", "dp_replicate", "dp_shard", "tp")]
+    words = " x ".join(f"{axis} {size}" for axis, size in sizes if size > 1) or "one process"
+    return words + (f", zero {parallel.zero}" if parallel.layout.dp > 1 else "")
+
+
+def rank_rows(config: RunConfig, model: ModelSettings, hosts: Sequence[str] = ()) -> list[Row]:
+    """One row a process. `hosts` by rank, where they are known."""
+    layout = config.parallel.layout
+    held = _held_by_shard(config, model, layout)
+    hosts = hosts or ([socket.gethostname()] if layout.world_size == 1 else ["-"] * layout.world_size)
+    rows = []
+    for rank, host in enumerate(hosts):
+        at = layout.coordinate(rank)
+        rows.append({"rank": rank, "host": host} | asdict(at) | held[at.dp_shard])
+    return rows
+
+
+def _held_by_shard(config: RunConfig, model: ModelSettings, layout: Layout) -> list[Row]:
+    """One a shard; most shards have equally many rows of each weight, and are worked out once."""
+    heights = sorted({place.part_shape[0] for place in _places(model, layout, 0)})
+    rows = [tuple(len(shard_rows(h, layout.dp_shard, shard)) for h in heights) for shard in range(layout.dp_shard)]
+    held = {rows[shard]: _held(config, model, layout, shard) for shard in map(rows.index, set(rows))}
+    return [held[key] for key in rows]
+
+
+def _held(config: RunConfig, model: ModelSettings, layout: Layout, shard: int) -> Row:
+    """What a rank with this shard has; parts of tensors are equally large, so the other coordinates change nothing."""
+    places = _places(model, layout, shard)
+    work = FP32_BYTES if config.precision.kind == "fp32" else FP32_BYTES // 2
+    found = rank_bytes(
+        places, layout, zero=config.parallel.zero, work_bytes=work, num_slots=config.optim.num_slots
+    )  # fmt: skip
+    alone = layout.dp == 1 and found.work == 0  # weights that nobody shares compute in fp32 as they are
+    return {
+        "layers": f"0-{model.shape.num_layers - 1}",
+        "parameters": sum(math.prod(place.part_shape) for place in places),
+        "weights_bytes": found.masters if alone else found.work,
+        "masters_bytes": 0 if alone else found.masters,
+        "gradients_bytes": found.gradients,
+        "optimizer_bytes": found.optimizer,
+    }
+
+
+def _places(model: ModelSettings, layout: Layout, shard: int) -> list[Place]:
+    """Every weight's place; those of equal shape and cut, as in all layers, are worked out once."""
+    weights, cuts = model.weights(), model.cuts()
+    alike = {(shape, cuts.get(name)): name for name, shape in weights.items()}
+    some = {name: weights[name] for name in alike.values()}
+    places = place_all(some, cuts, layout, Coordinate(0, 0, shard, 0), model.shape.vocab_size)
+    return [replace(places[alike[shape, cuts.get(name)]], name=name) for name, shape in weights.items()]
+
+
+def merged(rows: Sequence[Row]) -> list[Row]:
+    """Rows that hold the same become one that names all it is about."""
+
+    def held(row: Row) -> tuple[Any, ...]:
+        return tuple(value for key, value in row.items() if key not in _WHO)
+
+    result = []
+    for _, some in groupby(sorted(rows, key=lambda row: (held(row), row["rank"])), held):
+        group = list(some)
+        who: Row = {key: _span(sorted({row[key] for row in group})) for key in _WHO if key != "host"}
+        hosts = sorted({row["host"] for row in group})
+        who["host"] = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts"
+        result.append({"first": group[0]["rank"]} | group[0] | who)
+    return [{k: v for k, v in row.items() if k != "first"} for row in sorted(result, key=lambda row: row["first"])]
+
+
+def _span(numbers: Sequence[int]) -> str:
+    """[4] -> "4", [0, 1, 2] -> "0-2", with gaps [0, 1, 5] -> "0..": the coordinates then say which."""
+    first, last, count = numbers[0], numbers[-1], len(numbers)
+    if count == 1:
+        return str(first)
+    return f"{first}-{last}" if last - first + 1 == count else f"{first}.."
+
+
+def layout_lines(rows: Sequence[Row]) -> Iterator[str]:
+    """The table as text, at most 80 columns wide: without axes that are not cut and kinds that nobody holds."""
+    nothing = {key: (0, "0", "-") if key in _WHO[1:] or key.endswith("_bytes") else () for key in _HEADS}
+    heads = {key: head for key, head in _HEADS.items() if any(row[key] not in nothing[key] for row in rows)}
+    shown = [list(heads.values()), *([_shown(key, row[key]) for key in heads] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    for cells in shown:
+        padded = [
+            cell.ljust(width) if key in _LEFT else cell.rjust(width)
+            for key, cell, width in zip(heads, cells, widths, strict=True)
+        ]
+        yield " ".join(padded).rstrip()
+
+
+def _shown(key: str, value: Any) -> str:
+    if key.endswith("_bytes"):
+        return _bytes(value) if value else "-"
+    if key == "parameters":
+        return format_count(value)
+    return str(value)[:_HOST_WIDTH] if key == "host" else str(value)
+
+
+def _bytes(value: int) -> str:
+    """Three significant digits and no space: 341_522_022 -> "326MiB"."""
+    number, unit = format_bytes(value).split()
+    return f"{float(number):.3g}{unit}" if float(number) < 1000 else f"{float(number):.0f}{unit}"

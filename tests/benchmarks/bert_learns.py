@@ -1,0 +1,89 @@
+"""Does BERT learn more than how often words occur? 300 steps of a small one on the standard library's own sources.
+
+    python -m tests.benchmarks.bert_learns                     about three minutes of one core
+    python -m tests.benchmarks.bert_learns model.norm_order=post
+
+Masked tokens of held-out files are predicted. Who knows only how often each of them is masked there pays their entropy;
+the run must stay 15% below. Everything goes through the command line, as a user would do it.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from data_tools.corpora.stdlib import build_stdlib_corpus
+from lmtrain.batch import IGNORED
+from lmtrain.cli.main import main as lmtrain
+from lmtrain.config.compose import compose
+from lmtrain.data.dataset import Dataset
+from lmtrain.observe.metrics import read_metrics
+from lmtrain.train.config import RunConfig
+from lmtrain.train.preflight import load_data
+
+FOLDER = Path("runs/bert_learns")
+VOCAB_SIZE, STEPS, LEAST = 1024, 300, 0.15
+SETTINGS = {
+    "model": "bert_tiny", "model.seq_len": 64, "model.num_layers": 2, "model.width": 128, "model.num_heads": 2,
+    "model.init_std": 0.06, "data": "masked", "data.path": FOLDER / "train", "data.valid_path": FOLDER / "heldout",
+    "train.steps": STEPS, "train.global_batch": 32, "train.micro_batch": 32, "train.valid_interval_steps": 100,
+    "train.valid_samples": 2048, "optim.lr": "4e-3", "optim.betas": "[0.9,0.95]", "schedule": "wsd",
+    "schedule.warmup_steps": 30, "schedule.decay_fraction": 0.4, "schedule.min_ratio": 0.0, "compute.threads": 1,
+    "compute.device": "cpu", "checkpoint.interval_steps": "null", "observe.log_interval_steps": 20,
+    "observe.tensorboard": "false", "run.dir": FOLDER / "run",
+}  # fmt: skip
+
+
+def main(overrides: list[str]) -> int:
+    prepare()
+    settings = [f"{key}={value}" for key, value in SETTINGS.items()] + overrides
+    config = compose(RunConfig, settings)
+    run_lmtrain("pretrain", *settings)
+    valid = load_data(config)[2].valid
+    assert valid is not None
+    entropy, num_labels = label_entropy(valid, min(config.train.valid_samples, valid.num_samples))
+    last = [row for row in read_metrics(Path(config.run.dir) / "metrics.jsonl") if row["event"] == "valid"][-1]
+    loss = last.get("loss/mlm", last["loss"])
+    below = 1 - loss / entropy
+    print(
+        f"{num_labels} masked tokens: entropy {entropy:.4f} nats, loss {loss:.4f} after {last['step']} steps, "
+        f"{below:.1%} below; accuracy {last['accuracy']:.1%}"
+    )
+    return int(below < LEAST)
+
+
+def prepare() -> None:
+    """Texts, a WordPiece vocabulary and datasets of sentences; in sources a line is one."""
+    if (FOLDER / "heldout.idx").exists():
+        return
+    build_stdlib_corpus(FOLDER / "corpus")
+    text, tokenizer = FOLDER / "corpus" / "train.jsonl", FOLDER / "tokenizer"
+    run_lmtrain("tokenizer", "train", text, "--output", tokenizer, "--vocab-size", VOCAB_SIZE, "--kind", "wordpiece")
+    for part in ("train", "heldout"):
+        text = FOLDER / "corpus" / f"{part}.jsonl"
+        run_lmtrain(
+            "preprocess", text, "--tokenizer", tokenizer, "--output", FOLDER / part, "--overwrite",
+            "--split-sentences", "--lines-end-sentences",
+        )  # fmt: skip
+
+
+def label_entropy(valid: Dataset, num_samples: int) -> tuple[float, int]:
+    """What the best guesser pays that looks at no text but knows these very labels' frequencies."""
+    labels = valid.batch(np.arange(num_samples)).labels_BT
+    counts = np.bincount(labels[labels != IGNORED])
+    shares = counts[counts > 0] / counts.sum()
+    return float(-(shares * np.log(shares)).sum()), int(counts.sum())
+
+
+def run_lmtrain(*arguments: object) -> None:
+    try:
+        lmtrain([str(a) for a in arguments])
+    except SystemExit as end:
+        if end.code:
+            raise
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,137 @@
+"""`lmtrain pretrain --nproc N`: the losses of one process, refusals said once, and one end for all processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmtrain.observe.metrics import read_metrics
+from tests.cli.harness import Toy, lmtrain, start
+
+TWO: dict[str, Any] = {"parallel__tp": 2, "parallel__timeout_s": 60}
+LONG = TWO | {"train__steps": 300}
+
+
+def losses(folder: Path) -> list[float]:
+    return [row["loss"] for row in read_metrics(folder / "metrics.jsonl") if row["event"] == "step"]
+
+
+def stop_facts(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "stop.json").read_text()))
+
+
+@pytest.fixture(scope="module")
+def one(toy: Toy, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """The losses of one process."""
+    folder = tmp_path_factory.mktemp("one") / "run"
+    lmtrain("pretrain", *toy.settings(folder))
+    return losses(folder)
+
+
+def run_until_step(toy: Toy, folder: Path, step: int, **settings: object) -> subprocess.Popen[str]:
+    process = start("pretrain", *toy.settings(folder, **settings), "--nproc", 2)
+    assert process.stdout is not None
+    seen = []
+    for line in process.stdout:
+        seen.append(line)
+        if line.startswith(f"step {step:>3}/"):
+            return process
+    raise AssertionError("".join(seen))
+
+
+def rank_of(launcher: subprocess.Popen[str], rank: int) -> int:
+    """The process id of one rank, read from the system's own books."""
+    children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+    wanted = f"RANK={rank}".encode()
+    (found,) = [pid for pid in children if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")]
+    return int(found)
+
+
+def test_two_processes_lose_a_peer_and_go_on_to_the_losses_of_one(toy: Toy, one: list[float], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    settings = toy.settings(folder, **TWO)
+    fault = {"LMTRAIN_FAULT": "kill:point=step:step=9:rank=1", "LMTRAIN_ALLOW_FAULTS": "1"}
+    killed = start("pretrain", *settings, "--nproc", 2, env=fault)
+    output, _ = killed.communicate(timeout=240)
+    assert killed.returncode == 76, output
+    assert "error: rank 1 of 2 was ended by SIGKILL, and the run with it" in output
+    assert "error: rank 0 on" in output  # what the survivor has to say
+    assert output.count("step  1/12") == 1  # one process shows the run
+    assert {key: stop_facts(folder)[key] for key in ("exit_code", "rank", "requeue")} == {
+        "exit_code": 76, "rank": 1, "requeue": True
+    }  # fmt: skip
+    again = start("pretrain", *settings, "--nproc", 2)
+    output, _ = again.communicate(timeout=240)
+    assert again.returncode == 0, output
+    assert "at step 8" in output  # of the checkpoint
+    assert output.count("done: 12 steps") == 1
+    assert losses(folder) == pytest.approx(one, abs=1e-5)
+    assert stop_facts(folder)["exit_code"] == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_gives_one_checkpoint_and_a_way_on(toy: Toy, tmp_path: Path, number: signal.Signals) -> None:
+    folder = tmp_path / "run"
+    process = run_until_step(toy, folder, 2, **LONG, checkpoint__interval_steps=1000)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 75, output
+    assert output.count("a checkpoint is saved") == 1
+    (saved,) = (folder / "checkpoints").iterdir()
+    facts = stop_facts(folder)
+    assert (facts["cause"], facts["exit_code"], facts["requeue"]) == (number.name, 75, True)
+    assert saved.name == f"step_{facts['step']:08d}"
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="no /proc")
+def test_a_process_that_hangs_is_noticed(toy: Toy, tmp_path: Path) -> None:
+    process = run_until_step(toy, tmp_path / "run", 2, **LONG | {"parallel__timeout_s": 3})
+    os.kill(rank_of(process, 1), signal.SIGSTOP)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 76, output
+    assert "rank 0 on" in output
+    assert "Timed out waiting" in output
+    assert "parallel.timeout_s=3" in output
+
+
+def test_what_is_wrong_is_said_once_and_nothing_starts(toy: Toy, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = start("pretrain", *toy.settings(folder), "optim.lrr=1", "--nproc", 2)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert output.count("optim.lrr=1 is no setting. Did you mean lr?") == 1
+    assert not folder.exists()
+
+
+def test_as_many_processes_as_the_layout_has(toy: Toy, tmp_path: Path) -> None:
+    settings = toy.settings(tmp_path / "run")
+    assert "--nproc 2" in lmtrain("pretrain", *settings, "parallel.tp=2", code=78)
+    assert "3 processes were started" in lmtrain("pretrain", *settings, "parallel.tp=2", "--nproc", 3, code=78)
+    assert "2 processes were started" in lmtrain("pretrain", *settings, "--nproc", 2, code=78)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_launcher_within_a_launcher_is_refused(toy: Toy, tmp_path: Path) -> None:
+    env = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+    output = lmtrain("pretrain", *toy.settings(tmp_path / "run", **TWO), "--nproc", 2, code=2, env=env)
+    assert "--nproc=2 would start processes of processes that torchrun has started" in output
+
+
+def test_another_rank_says_who_it_is(toy: Toy, tmp_path: Path) -> None:
+    env = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
+    output = lmtrain("pretrain", *toy.settings(tmp_path / "run"), "optim.lrr=1", code=2, env=env)
+    assert output.startswith(f"error: rank 1 on {os.uname().nodename}: ")
+
+
+def test_a_dry_run_starts_nothing(toy: Toy, tmp_path: Path) -> None:
+    facts = json.loads(
+        lmtrain("pretrain", *toy.settings(tmp_path / "run", **TWO), "--nproc", 2, "--dry-run", "--json")
+    )  # fmt: skip
+    assert len(facts["ranks"]) == 2
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,65 @@
+"""A real Slurm with two nodes, where there is one: srun gives the losses of one process, and one end for all tasks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmtrain.observe.metrics import read_metrics
+from tests.cli.harness import Toy, lmtrain
+
+FOUR: dict[str, Any] = {"parallel__tp": 2, "parallel__dp_shard": 2, "parallel__timeout_s": 60}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _two_nodes() -> None:
+    if shutil.which("sinfo") is None:
+        pytest.skip("no Slurm with two nodes")
+    answer = subprocess.run(["sinfo", "--noheader", "--Node", "--format=%N %t"], capture_output=True, text=True)
+    if sum(line.split()[1] in ("idle", "mix", "alloc") for line in set(answer.stdout.splitlines())) < 2:
+        pytest.skip("no Slurm with two nodes")
+
+
+def srun(*arguments: object, env: dict[str, str] | None = None) -> tuple[int, str]:
+    command = ["srun", "--nodes=2", "--ntasks-per-node=2", "--kill-on-bad-exit=1"]
+    done = subprocess.run(
+        [*command, sys.executable, "-m", "lmtrain.cli.main", *map(str, arguments)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "200", **(env or {})},
+    )  # fmt: skip
+    return done.returncode, done.stdout
+
+
+def losses(folder: Path) -> list[float]:
+    return [row["loss"] for row in read_metrics(folder / "metrics.jsonl") if row["event"] == "step"]
+
+
+def test_two_nodes_with_two_tasks_train_as_one_process(toy: Toy, tmp_path: Path) -> None:
+    lmtrain("pretrain", *toy.settings(tmp_path / "one"))
+    code, output = srun("pretrain", *toy.settings(tmp_path / "four", **FOUR))
+    assert code == 0, output
+    assert output.count("done: 12 steps") == 1
+    assert "2 hosts" in output
+    assert losses(tmp_path / "four") == pytest.approx(losses(tmp_path / "one"), abs=1e-5)
+
+
+def test_a_task_that_dies_ends_the_step(toy: Toy, tmp_path: Path) -> None:
+    fault = {"LMTRAIN_FAULT": "kill:point=step:step=5:rank=3", "LMTRAIN_ALLOW_FAULTS": "1"}
+    code, output = srun("pretrain", *toy.settings(tmp_path / "run", **FOUR), env=fault)
+    assert code != 0
+    assert "error: rank 3" not in output  # it had no time to speak
+    assert "Killed" in output
+
+
+def test_tensor_parallel_groups_stay_on_a_node(toy: Toy, tmp_path: Path) -> None:
+    settings = toy.settings(tmp_path / "run", model__num_heads=4, parallel__tp=4)
+    code, output = srun("pretrain", *settings)
+    assert code != 0
+    assert "parallel.tp=4 does not divide the 2 processes of n1" in output
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,1 @@
+"""Proofs that every layout computes what one process computes, over gloo on one machine."""

@@ -1,0 +1,137 @@
+"""Bugs that parallel training has had elsewhere, each planted by a patch inside a worker, to see that it is noticed.
+
+`planted(name)` is in force inside a `with`; CASES says on which layout each bug must show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+
+from lmtrain.data.loader import StepBatches
+from lmtrain.models.gpt_settings import GPTSettings
+from lmtrain.parallel import apply, collectives, grads
+from lmtrain.parallel.apply import ParallelModel
+from lmtrain.parallel.mesh import Axis
+from lmtrain.parallel.streams import Streams
+from lmtrain.parallel.vocabulary import VocabHead
+from lmtrain.spec import Cut, Cuts, Split
+
+Patch = tuple[Any, str, Any]  # owner, name, what stands there instead
+CASES = {
+    "missing_all_reduce": "tied-tp2-fp32-micro1",
+    "mean_instead_of_sum": "untied-tp2-sp-fp32-micro1",
+    "replicated_weight_counted_for_each_rank": "tied-tp2-fp32-micro1",
+    "sequence_gradients_not_summed": "untied-tp2-sp-fp32-micro1",
+    "loss_scale_left_in_clipping": "gqa-tp2-fp16-micro1",
+    "dropout_repeated_across_dp": "tied-dp2-zero1-fp32-micro1-dropout",
+    "padded_column_wins": "tied-tp2-fp32-micro1",
+    "wrong_head_order": "gqa-tp2-fp32-micro1",
+    "last_microbatch_dropped": "window-dp2-zero2-fp32-micro4",
+    "fsdp_averages": "parallel-dp2-zero3-fp32-micro1",
+}
+
+
+@contextmanager
+def planted(name: str) -> Iterator[None]:
+    with ExitStack() as stack:
+        for owner, attribute, value in _PATCHES[name]():
+            stack.enter_context(_replaced(owner, attribute, value))
+        yield
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = owner.__dict__[name]
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+def _missing_all_reduce() -> Iterator[Patch]:
+    """In backward alone: the input of a column-parallel linear keeps its own rank's part of the gradient."""
+    right = collectives._ColumnLinear.backward
+
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        with _replaced(collectives, "_start_sum", lambda x, axis, sequence: (x.contiguous(), None)):
+            return right(ctx, *grads)
+
+    yield collectives._ColumnLinear, "backward", staticmethod(backward)
+
+
+def _mean_instead_of_sum() -> Iterator[Patch]:
+    right = collectives._start_sum
+
+    def mean(x: Tensor, axis: Axis, sequence: bool) -> Any:
+        return right(x / axis.size, axis, sequence)
+
+    yield collectives, "_start_sum", mean
+
+
+def _replicated_weight_counted_for_each_rank() -> Iterator[Patch]:
+    right = grads.gradient_norm
+
+    def norm(gradients: Any, places: Any, world: Axis) -> Tensor:
+        return right(gradients, {name: replace(place, num_holders=1) for name, place in places.items()}, world)
+
+    yield apply, "gradient_norm", norm
+
+
+def _sequence_gradients_not_summed() -> Iterator[Patch]:
+    yield apply, "sum_partial_gradients", lambda *_: None
+
+
+def _loss_scale_left_in_clipping() -> Iterator[Patch]:
+    def clip(gradients: list[Tensor], norm: Tensor, clip_norm: float, loss_scale: float) -> None:
+        factor = (clip_norm / (norm + 1e-6)).clamp(max=1.0) / loss_scale
+        torch._foreach_mul_(gradients, factor)
+
+    yield apply, "apply_clip", clip
+
+
+def _dropout_repeated_across_dp() -> Iterator[Patch]:
+    right = Streams.enter
+
+    def enter(self: Streams, *args: Any) -> None:
+        self.dp = replace(self.dp, index=0)  # the loader has dealt out different samples by now
+        right(self, *args)
+
+    yield Streams, "enter", enter
+
+
+def _padded_column_wins() -> Iterator[Patch]:
+    yield VocabHead, "_padding", lambda self: None
+
+
+def _wrong_head_order() -> Iterator[Patch]:
+    """Rows of the fused weight are dealt out as they stand, and not queries, keys and values each by heads."""
+    right = GPTSettings.cuts
+
+    def cuts(self: GPTSettings) -> Cuts:
+        return {n: Cut(Split.COLUMN) if ".qkv." in n else cut for n, cut in right(self).items()}
+
+    yield GPTSettings, "cuts", cuts
+
+
+def _last_microbatch_dropped() -> Iterator[Patch]:
+    right = ParallelModel.forward_backward
+
+    def forward_backward(self: ParallelModel, batches: StepBatches) -> Tensor:
+        return right(self, replace(batches, microbatches=batches.microbatches[:-1]))
+
+    yield ParallelModel, "forward_backward", forward_backward
+
+
+def _fsdp_averages() -> Iterator[Patch]:
+    yield FSDPModule, "set_gradient_divide_factor", lambda self, factor: None
+
+
+_PATCHES: dict[str, Callable[[], Iterator[Patch]]] = {name: globals()[f"_{name}"] for name in CASES}

@@ -1,0 +1,256 @@
+"""The space of layouts that must equal one process, and seeded arrays of cases that cover its pairs and triples.
+
+A case is named by its words, as in `gqa-tp2-dp4-zero3-hybrid-sp-full-bf16-micro4`; any name of the space can be
+replayed, whether an array has it or not. What is legal is asked of the settings themselves, never repeated here.
+Must not import torch.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from itertools import combinations, product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmtrain.config.base import kinds
+from lmtrain.errors import LmtrainError
+from lmtrain.models.bert_settings import BertSettings
+from lmtrain.models.gpt_settings import GPTSettings
+from lmtrain.parallel.compute_settings import ComputeSettings
+from lmtrain.parallel.parallel_settings import ParallelSettings
+from lmtrain.parallel.precision_settings import Fp16Settings, PrecisionSettings
+from lmtrain.parallel.recompute_settings import RecomputeSettings
+from lmtrain.train.config import RunConfig
+from lmtrain.train.train_settings import TrainSettings
+
+SEED = 20
+MOST_PROCESSES = 8
+GLOBAL_BATCH = 96  # because: every dp x microbatches of the space divides it, so a model has one reference
+SEQ_LEN = 24  # because: every tp of the space divides it, as sequence parallelism asks
+VOCAB = 67  # because: a prime; no tp divides it without padding
+_TINY: dict[str, Any] = {"num_layers": 2, "vocab_size": VOCAB, "seq_len": SEQ_LEN, "init_std": 0.1}
+_SMALL = _TINY | {"head_width": 4}
+
+# because: a width of 42 leaves the last of 8 shards of a norm empty, and 80 rows of vocabulary leave the last of 8
+# tensor-parallel ranks with padding alone
+MODELS: dict[str, GPTSettings | BertSettings] = {
+    "tied": GPTSettings(width=42, num_heads=24, ffn_width=96, vocab_multiple=1, **_SMALL),
+    "untied": GPTSettings(width=48, num_heads=12, ffn_width=72, vocab_multiple=16, tied=False, **_SMALL),
+    "gqa": GPTSettings(
+        width=48, num_heads=24, num_kv_heads=12, ffn_width=96, vocab_multiple=1, tied=False, bias=False,
+        positions="rotary", norm="rmsnorm", activation="swiglu", **_SMALL,
+    ),
+    "parallel": GPTSettings(width=44, num_heads=8, ffn_width=88, vocab_multiple=1, parallel_block=True, **_SMALL),
+    "window": GPTSettings(width=40, num_heads=24, num_kv_heads=24, ffn_width=120, vocab_multiple=8, window=7, **_SMALL),
+    "bert": BertSettings(width=48, num_heads=24, ffn_width=96, vocab_multiple=1, **_TINY),
+    "postnorm": BertSettings(width=44, num_heads=4, ffn_width=80, vocab_multiple=16, norm_order="post", **_TINY),
+}  # fmt: skip
+RECOMPUTE: dict[str, dict[str, Any]] = {
+    "none": {"kind": "none"},
+    "attention": {"kind": "attention"},
+    "operators": {"kind": "operators"},
+    "full": {"kind": "full"},
+    "first": {"kind": "full", "blocks": 1},
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    model: str
+    tp: int = 1
+    dp: int = 1
+    zero: int = 1
+    hybrid: bool = False  # two copies of the shards, as on two nodes
+    sequence: bool = False
+    recompute: str = "none"
+    precision: str = "fp32"
+    microbatches: int = 1
+    compile: bool = False
+    dropout: bool = False  # the arrays are without: masks depend on the layout wherever tp cuts what is dropped
+
+    @property
+    def num_processes(self) -> int:
+        return self.tp * self.dp
+
+    @property
+    def name(self) -> str:
+        words = [self.model, f"tp{self.tp}", f"dp{self.dp}"]
+        words += [f"zero{self.zero}"] if self.dp > 1 else []
+        words += ["hybrid"] if self.hybrid else []
+        words += ["sp"] if self.sequence else []
+        words += [self.recompute] if self.recompute != "none" else []
+        words += [self.precision, f"micro{self.microbatches}"]
+        words += ["dropout"] if self.dropout else []
+        return "-".join(words + (["compile"] if self.compile else []))
+
+    @classmethod
+    def named(cls, name: str) -> Case:
+        model, *words = name.split("-")
+        if model not in MODELS:
+            raise ValueError(f"{name} does not begin with a model: {', '.join(MODELS)}")
+        values: dict[str, Any] = {"model": model}
+        for word in words:
+            values |= _value_of(word, name)
+        return cls(**values)
+
+    @property
+    def model_settings(self) -> GPTSettings | BertSettings:
+        return replace(MODELS[self.model], dropout=0.1 if self.dropout else 0.0)
+
+    @property
+    def parallel(self) -> ParallelSettings:
+        copies = self.dp if self.zero == 0 else 2 if self.hybrid else 1
+        return ParallelSettings(
+            dp_replicate=copies, dp_shard=self.dp // copies, tp=self.tp, zero=self.zero,
+            sequence_parallel=self.sequence,
+        )  # fmt: skip
+
+    @property
+    def precision_settings(self) -> PrecisionSettings:
+        # because: a scale that these models do not overflow, so that no step is skipped
+        if self.precision == "fp16":
+            return Fp16Settings(initial_scale=1024.0)
+        settings = kinds(PrecisionSettings)[self.precision]()
+        assert isinstance(settings, PrecisionSettings)
+        return settings
+
+    @property
+    def recompute_settings(self) -> RecomputeSettings:
+        values = dict(RECOMPUTE[self.recompute])
+        settings = kinds(RecomputeSettings)[values.pop("kind")](**values)
+        assert isinstance(settings, RecomputeSettings)
+        return settings
+
+    @property
+    def train(self) -> TrainSettings:
+        return TrainSettings(
+            steps=3, global_batch=GLOBAL_BATCH, micro_batch=GLOBAL_BATCH // (self.dp * self.microbatches)
+        )
+
+    @property
+    def compute(self) -> ComputeSettings:
+        return ComputeSettings(device="cpu", compile=self.compile)
+
+    def problems(self) -> list[str]:
+        """What the settings say against this case."""
+        try:
+            parts = {
+                "model": self.model_settings, "parallel": self.parallel, "precision": self.precision_settings,
+                "recompute": self.recompute_settings, "train": self.train, "compute": self.compute,
+            }  # fmt: skip
+        except LmtrainError as error:
+            return [str(error)]
+        return [problem.text() for problem in RunConfig.problems_across(parts)]
+
+    @property
+    def reference(self) -> Case:
+        """One process, nothing recomputed or compiled. Dropout needs the microbatches whose masks the ranks draw."""
+        return Case(
+            self.model, precision=self.precision, dropout=self.dropout,
+            microbatches=self.dp * self.microbatches if self.dropout else 1,
+        )  # fmt: skip
+
+
+FACTORS: dict[str, tuple[Any, ...]] = {
+    "model": tuple(MODELS),
+    "tp": (1, 2, 3, 4, 8),
+    "dp": (1, 2, 3, 4, 8),
+    "zero": (0, 1, 2, 3),
+    "hybrid": (False, True),
+    "sequence": (False, True),
+    "recompute": tuple(RECOMPUTE),
+    "precision": ("fp32", "bf16", "fp16"),
+    "microbatches": (1, 4),
+}
+
+
+def means_something(case: Case) -> bool:
+    """Whether every setting of the case makes a difference: one name for one computation."""
+    if case.num_processes > MOST_PROCESSES or (case.tp == 1 and case.sequence):
+        return False
+    if case.dp == 1 and case.zero != 1:
+        return False
+    return not case.hybrid or (case.dp in (4, 8) and case.zero > 0)
+
+
+@cache
+def space() -> tuple[Case, ...]:
+    """Every legal case without compile."""
+    cases = (Case(**dict(zip(FACTORS, values, strict=True))) for values in product(*FACTORS.values()))
+    return tuple(case for case in cases if means_something(case) and not case.problems())
+
+
+def array(strength: int, num_compiled: int, *, seed: int = SEED) -> list[Case]:
+    """Legal cases in which every legal combination of `strength` values occurs, greedily few; then compiled ones."""
+    cases = space()
+    combined = _combinations(cases, strength)
+    order = np.array(random.Random(seed).sample(range(len(cases)), len(cases)))
+    cost = np.array([case.num_processes for case in cases])
+    missing = np.zeros(combined.max() + 1, bool)
+    missing[combined] = True
+    chosen: list[Case] = []
+    while missing.any():
+        gain = missing[combined].sum(1)
+        best = order[(gain[order] == gain.max()).nonzero()[0]]
+        pick = int(best[cost[best].argmin()])
+        missing[combined[pick]] = False
+        chosen.append(cases[pick])
+    return chosen + compiled_cases(num_compiled)
+
+
+def _combinations(cases: tuple[Case, ...], strength: int) -> NDArray[np.int64]:
+    """[case, which factors] -> number of the combination of values that these factors have there."""
+    codes = np.array([[FACTORS[f].index(getattr(case, f)) for f in FACTORS] for case in cases])
+    columns, first = [], 0
+    for chosen in combinations(range(len(FACTORS)), strength):
+        column = np.zeros(len(cases), np.int64)
+        for factor in chosen:
+            column = column * (1 + codes.max()) + codes[:, factor]
+        _, column = np.unique(column, return_inverse=True)
+        columns.append(column + first)
+        first += int(column.max()) + 1
+    return np.stack(columns, axis=1)
+
+
+def compiled_cases(count: int, num_processes: int = 2) -> list[Case]:
+    """Of few processes, as each compiles for itself, and each as unlike the ones before as can be."""
+    legal = [replace(case, compile=True) for case in space() if case.num_processes == num_processes]
+    # because: torch 2.13's compiler for CPUs declares a variable twice where two half-precision sums are one, as those
+    # of the two output biases of a parallel block are
+    legal = [c for c in legal if not c.problems() and (c.model != "parallel" or c.precision == "fp32")]
+    random.Random(SEED).shuffle(legal)
+    seen: set[tuple[str, Any]] = set()
+    chosen: list[Case] = []
+    for _ in range(count):
+        chosen.append(max(legal, key=lambda case: len(_values(case) - seen)))
+        seen |= _values(chosen[-1])
+    return chosen
+
+
+def _values(case: Case) -> set[tuple[str, Any]]:
+    return {(field.name, getattr(case, field.name)) for field in fields(case)}
+
+
+def _value_of(word: str, name: str) -> dict[str, Any]:
+    for prefix, field in (("tp", "tp"), ("dp", "dp"), ("zero", "zero"), ("micro", "microbatches")):
+        if word.startswith(prefix) and word.removeprefix(prefix).isdecimal():
+            return {field: int(word.removeprefix(prefix))}
+    if word in RECOMPUTE:
+        return {"recompute": word}
+    if word in FACTORS["precision"]:
+        return {"precision": word}
+    flags = {"hybrid": "hybrid", "sp": "sequence", "compile": "compile", "dropout": "dropout"}
+    if word in flags:
+        return {flags[word]: True}
+    known = ", ".join(_known_words())
+    raise ValueError(f"{name} has the word {word}, which is none of {known}")
+
+
+def _known_words() -> Iterator[str]:
+    yield from ("tpN", "dpN", "zeroN", "microN", "hybrid", "sp", "compile", "dropout")
+    yield from (*RECOMPUTE, *FACTORS["precision"])

@@ -1,0 +1,107 @@
+"""The tables of docs/explanation/parallelism.md as functions: what a step sends, and what a forward keeps.
+
+N tokens of a microbatch on a rank, D width, W heads x head width (Wkv of keys), F feed-forward, V rows of vocabulary,
+L blocks, t = tp, s = tp where the sequence is cut too and 1 elsewhere, e bytes of a number that computes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+
+from lmtrain.layout import Coordinate
+from lmtrain.parallel.placement import Place, RankBytes, place_all, rank_bytes
+from lmtrain.spec import Split
+from tests.layouts.cases import GLOBAL_BATCH, SEQ_LEN, Case
+
+FP32 = 4
+Sent = tuple[str, str, int]  # operator, axis, bytes of the whole tensor
+REDUCE, GATHER, SCATTER = "all_reduce", "all_gather", "reduce_scatter"
+
+
+def places_of(case: Case, at: Coordinate) -> dict[str, Place]:
+    model = case.model_settings
+    return place_all(model.weights(), model.cuts(), case.parallel.layout, at, model.shape.vocab_size)
+
+
+def weights(case: Case, rank: int) -> RankBytes:
+    layout = case.parallel.layout
+    places = places_of(case, layout.coordinate(rank)).values()
+    return rank_bytes(places, layout, zero=case.zero, work_bytes=number_bytes(case))
+
+
+def number_bytes(case: Case) -> int:
+    return FP32 if case.precision == "fp32" else 2
+
+
+def tokens(case: Case) -> int:
+    return GLOBAL_BATCH * SEQ_LEN // (case.dp * case.microbatches)
+
+
+def collectives(case: Case) -> Counter[Sent]:
+    """Of one optimizer step on rank 0, for a GPT."""
+    places = list(places_of(case, Coordinate(0, 0, 0, 0)).values())
+    sent: Counter[Sent] = Counter()
+    sent[REDUCE, "world", FP32] += 1  # the norm
+    if case.dp > 1:
+        sent[REDUCE, "dp", FP32 * case.microbatches] += 1  # the loss
+        sent += _data_parallel(case, places)
+    if case.tp > 1:
+        sent += _tensor_parallel(case)
+    if case.sequence:
+        uncut = sum(math.prod(place.local_shape) for place in places if place.cut.split is Split.NONE)
+        sent[REDUCE, "tp", FP32 * uncut] += 1
+    return Counter({key: count for key, count in sent.items() if count})
+
+
+def _tensor_parallel(case: Case) -> Counter[Sent]:
+    shape, m, n = case.model_settings.shape, case.microbatches, tokens(case)
+    whole = n * shape.width * number_bytes(case)
+    numbers = case.tp * n * 3 * FP32  # the loss: maximum, sum of exponentials and label of each token from every rank
+    sent = Counter({(GATHER, "tp", numbers): m})
+    again = {"full": shape.num_layers, "operators": shape.num_layers, "first": 1}.get(case.recompute, 0)
+    sums = m * (4 * shape.num_layers + 2 + 2 * again)
+    sent[SCATTER if case.sequence else REDUCE, "tp", whole] += sums
+    if case.sequence:
+        sent[GATHER, "tp", whole] += m * (6 * shape.num_layers + 3 + 2 * again)
+    return sent
+
+
+def _data_parallel(case: Case, places: Iterable[Place]) -> Counter[Sent]:
+    """Each block is a group of its own, and the rest is the last group."""
+    m, zero, shards = case.microbatches, case.zero, case.parallel.dp_shard
+    sizes: Counter[str] = Counter()
+    for place in places:
+        words = place.name.split(".")
+        group = ".".join(words[:2]) if words[0] == "blocks" else ""
+        sizes[group] += math.prod((-(-place.part_shape[0] // shards), *place.part_shape[1:]))
+    sent: Counter[Sent] = Counter()
+    for group, size in sizes.items():
+        if shards > 1:
+            gathers = 1 if zero < 3 else 2 * m if group else m
+            sent[GATHER, "dp_shard", size * shards * number_bytes(case)] += gathers
+            sent[SCATTER, "dp_shard", size * shards * FP32] += 1 if zero < 2 else m
+        if case.parallel.dp_replicate > 1:
+            sent[REDUCE, "dp_replicate", size * FP32] += 1
+    return sent
+
+
+def activations(case: Case) -> float:
+    """Bytes that one microbatch's forward keeps, for a block of LayerNorm, GELU and learned positions."""
+    settings, n, t, e = case.model_settings, tokens(case), case.tp, number_bytes(case)
+    shape, s = settings.shape, case.tp if case.sequence else 1
+    heads, keys = shape.num_heads * shape.head_width, shape.num_kv_heads * shape.head_width
+    attended = (2 * heads + 2 * keys) / t * e + 4 * shape.num_heads / t  # queries, keys, values, output, log-sums
+    block = {
+        "none": 4 * shape.width / s * e + attended + 2 * shape.ffn_width / t * e + 16 / s,
+        "operators": (shape.width / s + 2 * shape.width + shape.ffn_width / t) * e + attended,
+        "full": shape.width / s * e,
+    }
+    block["attention"] = block["none"] - 4 * shape.num_heads / t
+    kinds = [case.recompute] * shape.num_layers
+    if case.recompute == "first":
+        kinds = ["full"] + ["none"] * (shape.num_layers - 1)
+    rows = -(-settings.padded_vocab_size // t)
+    ends = (2 * shape.width / s + rows) * e + 25  # the last norm, logits, what the loss keeps of a label
+    return n * (sum(block[kind] for kind in kinds) + ends)

@@ -1,0 +1,98 @@
+"""What lies in memory: storages by kind between two microbatches, and what a forward leaves for backward.
+
+Runs in workers. Storages and not tensors are counted: views share, and FSDP frees by shrinking a storage to nothing.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lmtrain.batch import Batch
+from lmtrain.parallel.apply import ParallelModel
+
+# because: losses and their scale are single numbers, and no weight is that small
+SMALLEST_BYTES = 64
+
+
+def storages(tensors: Iterator[Tensor]) -> dict[int, tuple[int, torch.dtype]]:
+    """Address of each distinct storage -> its bytes and what its first tensor takes them for."""
+    found: dict[int, tuple[int, torch.dtype]] = {}
+    for tensor in tensors:
+        local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+        storage = local.untyped_storage()
+        if storage.nbytes():
+            found.setdefault(storage.data_ptr(), (storage.nbytes(), local.dtype))
+    return found
+
+
+def living_tensors() -> Iterator[Tensor]:
+    """Every tensor that Python can reach, gradients included."""
+    gc.collect()
+    # because: a compiler leaves tensors of other types behind, which have no memory
+    tensors = [thing for thing in gc.get_objects() if type(thing) in (Tensor, nn.Parameter, DTensor)]
+    tensors += [tensor.grad for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
+    return iter([tensor for tensor in tensors if tensor.device.type == "cpu"])
+
+
+def weight_bytes(model: ParallelModel, optimizer: torch.optim.Optimizer, before: set[int]) -> dict[str, int]:
+    """Bytes by kind, of what has come since `before`. Work and gradients are told apart by dtype: use bf16."""
+    # because: a thread of gloo's may still be letting go of what it has sent; a second look a moment later is right
+    looks = [_look(model, optimizer, before) for _ in range(3)]
+    return {kind: min(look[kind] for look in looks) for kind in looks[0]}
+
+
+def _look(model: ParallelModel, optimizer: torch.optim.Optimizer, before: set[int]) -> dict[str, int]:
+    masters = storages(iter(model.parameters.values()))
+    slots = storages(t for state in optimizer.state.values() for t in state.values() if t.ndim)
+    rest = storages(living_tensors())
+    rest = {at: (n, dtype) for at, (n, dtype) in rest.items() if at not in before | masters.keys() | slots.keys()}
+    return {
+        "masters": sum(n for n, _ in masters.values()),
+        "optimizer": sum(n for n, _ in slots.values()),
+        "work": sum(n for n, dtype in rest.values() if dtype is torch.bfloat16),
+        "gradients": sum(n for n, dtype in rest.values() if dtype is torch.float32 and n >= SMALLEST_BYTES),
+    }
+
+
+class Between(list[Batch]):
+    """Microbatches that look at memory before the second one starts."""
+
+    def __init__(self, batches: list[Batch], look: Callable[[], None]) -> None:
+        super().__init__(batches)
+        self.look = look
+
+    def __iter__(self) -> Iterator[Batch]:
+        for index in range(len(self)):
+            if index == 1:
+                self.look()
+            yield self[index]
+
+
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Bytes of the storages that operators have made inside the `with` and that still live."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live: dict[int, int] = {}
+
+    @property
+    def total(self) -> int:
+        return sum(self.live.values())
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {t.untyped_storage()._cdata for t in torch.utils._pytree.tree_leaves(args) if isinstance(t, Tensor)}
+        result = function(*args, **(kwargs or {}))
+        for tensor in torch.utils._pytree.tree_leaves(result):
+            if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in given | self.live.keys():
+                storage = tensor.untyped_storage()
+                self.live[storage._cdata] = storage.nbytes()
+                weakref.finalize(storage, self.live.pop, storage._cdata, None)
+        return result

@@ -1,0 +1,96 @@
+"""What a worker does for test_overflow.py: fp16 training in which one rank's gradient overflows, saved and resumed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from lmtrain.checkpoint.reader import CheckpointReader
+from lmtrain.checkpoint.store import resolve
+from lmtrain.checkpoint.writer import CheckpointWriter
+from lmtrain.optim.state import apply_num_updates, num_updates
+from lmtrain.parallel.apply import ParallelModel
+from lmtrain.train.peers import saving_peers
+from lmtrain.train.setup import build_optimizer
+from lmtrain.train.state import pieces
+from lmtrain.train.step import train_step
+from tests.layouts.cases import Case
+from tests.layouts.toy_data import loader_of
+from tests.layouts.training import OPTIM, build, dp_index
+
+
+def train(
+    name: str, folder: str, steps: int, where: str, overflow_step: int, overflow_rank: int, save_step: int
+) -> list[list[Any]]:
+    """[loss, norm, skipped, scale after, whether any weight moved] of each step; saves after `save_step` of them."""
+    case = Case.named(name)
+    model = build(case)
+    optimizer = build_optimizer(OPTIM, model)
+    rows = []
+    for step in range(steps):
+        now = (step, dist.get_rank()) == (overflow_step, overflow_rank)
+        with OVERFLOWS[where](model) if now else nullcontext():
+            rows.append(_step(case, model, optimizer, step))
+        if step + 1 == save_step:
+            state = {"precision": model.loss_scale.state(), "num_updates": num_updates(optimizer)}
+            writer = CheckpointWriter(Path(folder), keep_last=1, asynchronous=False, peers=saving_peers(model.mesh))
+            writer.save(save_step, model.owned(pieces(model, optimizer)), state, {})
+            writer.close()
+    return rows
+
+
+def resume(name: str, folder: str, start: int, stop: int) -> list[list[Any]]:
+    case = Case.named(name)
+    model = build(case)
+    optimizer = build_optimizer(OPTIM, model)
+    reader = CheckpointReader(resolve(Path(folder)))
+    reader.load_into(pieces(model, optimizer))
+    apply_num_updates(optimizer, reader.state["num_updates"])
+    model.loss_scale.load(reader.state["precision"])
+    model.masters.publish()
+    return [_step(case, model, optimizer, step) for step in range(start, stop)]
+
+
+def _step(case: Case, model: ParallelModel, optimizer: torch.optim.Optimizer, step: int) -> list[Any]:
+    before = [p.detach().clone() for p in model.parameters.values()]
+    done = train_step(model, optimizer, loader_of(case, dp_index(case)).read(step), OPTIM.lr, OPTIM.clip_norm)
+    moved = any(not torch.equal(p, b) for p, b in zip(model.parameters.values(), before, strict=True))
+    # because: JSON knows no infinity
+    return [done.loss, repr(done.grad_norm), done.skipped, model.loss_scale.value, moved]
+
+
+@contextmanager
+def _in_activations(model: ParallelModel) -> Iterator[None]:
+    """Too large for fp16 on its way back, as an unlucky batch makes it: peers meet it in sums."""
+    up = model.model.blocks["1"].mlp.up
+    hook = up.register_full_backward_pre_hook(lambda module, grads: tuple(grad * 1e30 for grad in grads))
+    yield
+    hook.remove()
+
+
+@contextmanager
+def _in_one_shard(model: ParallelModel) -> Iterator[None]:
+    """In numbers that this rank alone holds, after all sums: peers learn of it from the norm or not at all."""
+    right = model.masters.collect
+
+    def collect() -> None:
+        right()
+        gradient = model.parameters["blocks.1.mlp.up.weight"].grad
+        assert gradient is not None
+        gradient[0, 0] = math.inf
+
+    model.masters.collect = collect  # type: ignore[method-assign]
+    yield
+    del model.masters.collect
+
+
+OVERFLOWS: dict[str, Callable[[ParallelModel], AbstractContextManager[None]]] = {
+    "activations": _in_activations,
+    "one_shard": _in_one_shard,
+}

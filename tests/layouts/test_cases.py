@@ -1,0 +1,63 @@
+"""The arrays cover what they say, within their bounds, and every case can be called by its name."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+
+from tests.layouts.cases import FACTORS, MODELS, Case, array, means_something, space
+
+
+def covered(cases: list[Case], strength: int) -> set[tuple[tuple[str, object], ...]]:
+    return {
+        tuple((f, getattr(case, f)) for f in chosen) for case in cases for chosen in combinations(FACTORS, strength)
+    }
+
+
+@pytest.mark.parametrize(("strength", "most"), [(2, 60), (3, 250)])
+def test_an_array_covers_every_legal_combination(strength: int, most: int) -> None:
+    cases = array(strength, num_compiled=4)
+    assert len(cases) <= most
+    assert sum(case.compile for case in cases) == 4
+    assert covered(list(space()), strength) <= covered(cases, strength)
+    assert len({case.name for case in cases}) == len(cases)
+    assert not [problem for case in cases for problem in case.problems()]
+
+
+def test_an_array_is_the_same_every_time() -> None:
+    assert array(2, num_compiled=4) == array(2, num_compiled=4)
+    assert array(2, num_compiled=4) != array(2, num_compiled=4, seed=1)
+
+
+def test_every_layout_of_up_to_eight_processes_is_there() -> None:
+    assert {(case.tp, case.dp) for case in space()} == {
+        (1, 1), (1, 2), (1, 3), (1, 4), (1, 8), (2, 1), (2, 2), (2, 3), (2, 4), (3, 1), (3, 2), (4, 1), (4, 2), (8, 1),
+    }  # fmt: skip
+    assert {case.model for case in space() if case.tp == 8} == {"tied", "parallel", "window", "bert"}
+
+
+def test_settings_say_what_is_illegal() -> None:
+    assert "num_kv_heads" in " ".join(Case("gqa", tp=8).problems())
+    assert "ffn_width" in " ".join(Case("parallel", tp=3).problems()) or Case("parallel", tp=3).problems()
+
+
+@pytest.mark.parametrize("case", array(3, num_compiled=4)[::7], ids=lambda case: case.name)
+def test_a_name_is_the_case(case: Case) -> None:
+    assert Case.named(case.name) == case
+
+
+@pytest.mark.parametrize(
+    ("name", "word"), [("gtp-tp2-fp32", "tied"), ("tied-tp2-fp33", "fp33"), ("tied-tp2-dpx", "dpx")]
+)
+def test_a_wrong_name_is_told(name: str, word: str) -> None:
+    with pytest.raises(ValueError, match=word):
+        Case.named(name)
+
+
+def test_what_means_nothing_has_no_name_of_its_own() -> None:
+    assert all(means_something(Case(model)) for model in MODELS)
+    assert not means_something(Case("tied", sequence=True))
+    assert not means_something(Case("tied", zero=3))
+    assert not means_something(Case("tied", dp=2, hybrid=True))
+    assert not means_something(Case("tied", dp=4, zero=0, hybrid=True))

@@ -1,0 +1,45 @@
+"""On identical gradients every optimizer makes the updates of one process, whatever it sees of the weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from tests.layouts.cases import Case
+from tests.layouts.outcome import assemble
+from tests.layouts.workers import Pool
+
+# because: fp32 sums over shards come in another order, and Muon orthogonalises what it has gathered
+TOLERANCE = 1e-5
+
+
+def updated(pool: Pool, name: str, optim: str, folder: Path, steps: int = 3) -> dict[str, Tensor]:
+    folder.mkdir()
+    arguments = {"name": name, "optim": optim, "folder": str(folder), "steps": steps}
+    ranks = pool.run("tests.layouts.updates:update", Case.named(name).num_processes, arguments)
+    weights, quarrels = assemble(ranks, folder)
+    assert not quarrels
+    return weights
+
+
+@pytest.mark.parametrize("optim", ["adamw", "lamb", "muon"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tied-tp2-dp2-zero0-fp32-micro1",
+        "tied-dp8-zero1-fp32-micro1",
+        "untied-tp2-dp3-zero2-sp-fp32-micro1",
+        "gqa-tp2-dp4-zero3-hybrid-sp-fp32-micro1",
+        "parallel-tp8-dp1-fp32-micro1",
+    ],
+)
+def test_updates_are_those_of_one_process(name: str, optim: str, pool: Pool, tmp_path: Path) -> None:
+    one = Case.named(name).reference.name
+    start, right = (updated(pool, one, optim, tmp_path / f"one_{steps}", steps) for steps in (0, 3))
+    found = updated(pool, name, optim, tmp_path / "found")
+    for key, weight in right.items():
+        moved = (weight - start[key]).norm()
+        assert moved > 0
+        assert (found[key] - weight).norm() <= TOLERANCE * moved, key

@@ -1,0 +1,58 @@
+"""Any layout trains as one process does: losses, norms and each parameter's gradient, over seeded arrays of cases.
+
+`python -m tests.layouts.replay NAME` runs one again and prints the comparison.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.layouts.cases import Case, array, compiled_cases
+from tests.layouts.outcome import LONG_LOSS, References, check, run
+from tests.layouts.workers import Pool
+
+PAIRS = array(2, num_compiled=4)
+TRIPLES = [case for case in array(3, num_compiled=0) + compiled_cases(8, num_processes=4) if case not in PAIRS]
+# every way of cutting at once, for as long as errors need to grow
+LONG = [
+    "tied-tp2-dp2-zero1-sp-fp32-micro1",
+    "gqa-tp2-dp4-zero3-hybrid-sp-full-fp32-micro4",
+    "untied-tp4-dp2-zero2-fp32-micro4",
+    "parallel-tp1-dp8-zero3-fp32-micro1",
+    "window-tp8-dp1-sp-attention-fp32-micro1",
+    "gqa-tp3-dp2-zero0-sp-fp32-micro1",
+]
+
+
+@pytest.mark.parametrize("case", PAIRS, ids=lambda case: case.name)
+def test_a_layout_equals_one_process(case: Case, pool: Pool, references: References) -> None:
+    wrong = check(case, run(pool, case), references)
+    assert not wrong, f"python -m tests.layouts.replay {case.name}\n" + "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    "name", ["tied-dp2-zero0-fp32-micro4-dropout", "gqa-dp4-zero3-hybrid-full-fp32-micro4-dropout"]
+)
+def test_dropout_over_dp_equals_one_process(name: str, pool: Pool, references: References) -> None:
+    """Masks are a function of the microbatch's number, so ranks draw what one process draws, one after the other."""
+    case = Case.named(name)
+    wrong = check(case, run(pool, case), references)
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", TRIPLES, ids=lambda case: case.name)
+def test_every_triple_of_settings_equals_one_process(case: Case, pool: Pool, references: References) -> None:
+    wrong = check(case, run(pool, case), references)
+    assert not wrong, f"python -m tests.layouts.replay {case.name}\n" + "\n".join(wrong)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LONG)
+def test_a_hundred_steps_stay_together(name: str, pool: Pool, references: References) -> None:
+    case = Case.named(name)
+    found, one = run(pool, case, steps=100), references.of(case, 100)
+    assert not found.quarrels
+    assert one.losses[-1] < 0.8 * one.losses[0], "the reference must learn, or the comparison says little"
+    apart = [abs(a - b) / b for a, b in zip(found.losses, one.losses, strict=True)]
+    assert max(apart) <= LONG_LOSS, f"step {apart.index(max(apart))} is off by {max(apart):.1e}"

@@ -1,0 +1,75 @@
+"""What a worker does for a case: build, train a few real steps, and give losses, norms and the first gradient.
+
+Called on each rank through the pool. A gradient leaves as files of Pieces, so that what is compared is the whole that
+a checkpoint would make of it.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import Tensor
+
+from lmtrain.optim.adamw_settings import AdamWSettings
+from lmtrain.optim.optim_settings import OptimSettings
+from lmtrain.parallel.apply import ParallelModel, build_parallel
+from lmtrain.parallel.mesh import build_mesh
+from lmtrain.piece import Piece
+from lmtrain.train.setup import build_optimizer
+from lmtrain.train.step import train_step
+from tests.layouts.bugs import planted
+from tests.layouts.cases import Case
+from tests.layouts.toy_data import loader_of
+
+OPTIM = AdamWSettings(lr=1e-3, clip_norm=0.2)  # because: every first norm is above 0.2, so that clipping is compared
+SEED = 7
+
+
+def build(case: Case) -> ParallelModel:
+    device = torch.device("cpu")
+    mesh = build_mesh(case.parallel.layout, device, timeout_s=60.0) if case.num_processes > 1 else None
+    return build_parallel(
+        case.model_settings, case.precision_settings, case.compute, device, seed=SEED, training=True,
+        mesh=mesh, parallel=case.parallel, recompute=case.recompute_settings,
+    )  # fmt: skip
+
+
+def dp_index(case: Case) -> int:
+    return case.parallel.layout.dp_index(dist.get_rank()) if dist.is_initialized() else 0
+
+
+def train(
+    name: str, folder: str, steps: int = 3, optim: OptimSettings = OPTIM, bug: str | None = None
+) -> dict[str, Any]:
+    """Losses, norms and skips of each step; the gradient of the first, clipped and without a loss scale, as pieces."""
+    case = Case.named(name)
+    with planted(bug) if bug else nullcontext():
+        model = build(case)
+        optimizer = build_optimizer(optim, model)
+        loader = loader_of(case, dp_index(case))
+        first: dict[str, Tensor] = {}
+
+        def keep_first(*_: Any) -> None:
+            if not first:
+                first.update({n: p.grad.clone() for n, p in model.parameters.items() if p.grad is not None})
+
+        optimizer.register_step_pre_hook(keep_first)
+        done = [train_step(model, optimizer, loader.read(step), optim.lr, optim.clip_norm) for step in range(steps)]
+    return {
+        "losses": [result.loss for result in done],
+        "norms": [result.grad_norm for result in done],
+        "skipped": [result.skipped for result in done],
+        "pieces": write_pieces(model.place(first, "grad"), Path(folder)),
+    }
+
+
+def write_pieces(pieces: list[Piece], folder: Path) -> list[dict[str, Any]]:
+    """Blocks to a file of this rank; gives where each stands, for outcome.assemble."""
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    save_file({str(i): piece.block.contiguous() for i, piece in enumerate(pieces)}, folder / f"{rank}.safetensors")
+    return [{"name": p.name, "global_shape": p.global_shape, "offset": p.offset} for p in pieces]

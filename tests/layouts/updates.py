@@ -1,0 +1,34 @@
+"""What a worker does for test_optimizers.py: updates from gradients that are the same on every layout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lmtrain.models.init import Start, draw
+from lmtrain.optim.adamw_settings import AdamWSettings
+from lmtrain.optim.lamb_settings import LAMBSettings
+from lmtrain.optim.muon_settings import MuonSettings
+from lmtrain.train.setup import build_optimizer
+from tests.layouts.cases import Case
+from tests.layouts.training import build, write_pieces
+
+OPTIMIZERS = {"adamw": AdamWSettings(lr=0.01), "lamb": LAMBSettings(lr=0.01), "muon": MuonSettings(lr=0.01)}
+
+
+def update(name: str, optim: str, folder: str, steps: int = 3) -> list[dict[str, Any]]:
+    """Weights after some updates, as pieces. Each whole gradient is drawn by parameter and step, and cut."""
+    model = build(Case.named(name))
+    optimizer = build_optimizer(OPTIMIZERS[optim], model)
+    for step in range(steps):
+        for parameter in model.parameters.values():
+            parameter.grad = torch.zeros_like(parameter)
+        gradients = {n: p.grad for n, p in model.parameters.items() if p.grad is not None}
+        for piece in model.place(gradients, "grad"):
+            whole = draw(f"{step}:{piece.name}", piece.global_shape, Start(std=1.0), seed=1)
+            at = zip(piece.offset, piece.block.shape, strict=True)
+            piece.block.copy_(whole[tuple(slice(start, start + size) for start, size in at)])
+        optimizer.step()
+    return write_pieces(model.pieces(), Path(folder))

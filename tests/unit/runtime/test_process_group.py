@@ -1,0 +1,153 @@
+"""Processes meet as each launcher says; one that is gone or silent becomes an error that says who waited."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from lmtrain.errors import DataError, PeerLostError, UsageError
+from lmtrain.runtime.process import ProcessEnv, child_environment
+from lmtrain.runtime.process_group import peer_errors, start
+
+HERE = ProcessEnv(rank=1, world_size=2, host="n2")
+CPU = torch.device("cpu")
+
+
+def test_one_process_starts_nothing() -> None:
+    with start(ProcessEnv(host="here"), CPU, 60.0) as met:
+        assert met.hosts == ("here",)
+        assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("[/src/gloo/transport/tcp/pair.cc:537] Connection closed by peer [127.0.0.1]:4. This is a pity."),
+        RuntimeError("Timed out waiting 60000ms for recv operation to complete"),
+        dist.DistStoreError("wait timeout after 60000ms"),
+        dist.DistBackendError("NCCL error: remote process exited"),
+    ],
+)
+def test_what_torch_raises_for_a_lost_peer(error: RuntimeError) -> None:
+    with pytest.raises(PeerLostError, match=r"rank 1 on n2 waited for its peers in .*timeout_s=60") as caught, \
+            peer_errors(HERE, 60.0):  # fmt: skip
+        raise error
+    assert caught.value.exit_code == 76
+    assert "gloo/transport" not in str(caught.value)
+    assert "pity" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("shapes do not fit"), ValueError("gloo"), DataError("gloo"), KeyboardInterrupt()]
+)
+def test_other_errors_stay_what_they_are(error: BaseException) -> None:
+    with pytest.raises(type(error)) as caught, peer_errors(HERE, 60.0):
+        raise error
+    assert caught.value is error
+
+
+def test_a_port_in_use_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for name, value in {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "MASTER_PORT": str(port)}.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(UsageError, match=f"Port {port} is in use"), \
+                start(ProcessEnv(0, 2, launcher="slurm", host="here"), CPU, 5.0):  # fmt: skip
+            pass
+
+
+# what each process of the tests below runs: arguments are the rank that misbehaves and how
+CODE = """
+import os, signal, sys, threading
+import torch, torch.distributed as dist
+from lmtrain.cli.main import print_error
+from lmtrain.errors import PeerLostError
+from lmtrain.runtime.process import ProcessEnv
+from lmtrain.runtime.process_group import start
+env, culprit, deed = ProcessEnv.detect(), int(sys.argv[1]), sys.argv[2]
+number = torch.tensor([env.rank + 1.0])
+try:
+    with start(env, torch.device("cpu"), float(sys.argv[3])) as met:
+        if env.rank == culprit:
+            print("ready", flush=True)
+            if deed == "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            threading.Event().wait()
+        dist.all_reduce(number)
+        print(env.launcher, number.item(), len(met.hosts), flush=True)
+except PeerLostError as error:
+    print_error(error)
+    sys.exit(error.exit_code)
+"""
+
+
+def processes(environments: Sequence[Mapping[str, str]], *arguments: object, fds: tuple[int, ...] = ()) -> list[Any]:
+    base = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
+    return [
+        subprocess.Popen(
+            [sys.executable, "-c", CODE, *map(str, arguments)], env=base | dict(env) | {"OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, pass_fds=fds,
+        )
+        for env in environments
+    ]  # fmt: skip
+
+
+def ours(num: int) -> tuple[list[Mapping[str, str]], socket.socket]:
+    store = socket.create_server(("127.0.0.1", 0))
+    port, fd = store.getsockname()[1], store.fileno()
+    return [child_environment(rank, num, port, None if rank else fd) for rank in range(num)], store
+
+
+def ends(jobs: list[Any]) -> list[tuple[int, str, str]]:
+    try:
+        outputs = [job.communicate(timeout=120) for job in jobs]
+    finally:
+        for job in jobs:
+            if job.poll() is None:
+                job.kill()
+                job.communicate()
+    return [(job.returncode, *output) for job, output in zip(jobs, outputs, strict=True)]
+
+
+def test_our_own_launcher_hands_over_a_listening_socket() -> None:
+    environments, store = ours(3)
+    jobs = processes(environments, -1, "", 60, fds=(store.fileno(),))
+    store.close()
+    assert [(code, output) for code, output, _ in ends(jobs)] == [(0, "lmtrain 6.0 3\n")] * 3
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "slurm"])
+def test_other_launchers(launcher: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    if launcher == "torchrun":
+        environments = [meeting | {"RANK": str(r), "WORLD_SIZE": "2", "LOCAL_RANK": str(r)} for r in range(2)]
+    else:
+        step = {"SLURM_JOB_ID": "5", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "n1"}
+        environments = [meeting | step | {"SLURM_PROCID": str(r), "SLURM_LOCALID": str(r)} for r in range(2)]
+    jobs = processes(environments, -1, "", 60)
+    assert [(code, output) for code, output, _ in ends(jobs)] == [(0, f"{launcher} 3.0 2\n")] * 2
+
+
+@pytest.mark.parametrize(("deed", "timeout_s", "reason"), [("die", 60, "peer"), ("hang", 3, "Timed out waiting")])
+def test_a_dead_and_a_silent_peer(deed: str, timeout_s: int, reason: str) -> None:
+    environments, store = ours(2)
+    jobs = processes(environments, 1, deed, timeout_s, fds=(store.fileno(),))
+    store.close()
+    survivor = jobs[0].communicate(timeout=120)
+    jobs[1].send_signal(signal.SIGKILL)
+    jobs[1].communicate()
+    assert jobs[0].returncode == 76
+    assert f"rank 0 on {socket.gethostname()} waited for its peers in all_reduce" in survivor[1]
+    assert reason in survivor[1]
+    assert f"parallel.timeout_s={timeout_s}" in survivor[1]

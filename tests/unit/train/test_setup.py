@@ -1,0 +1,62 @@
+"""Entering a run's folder with several processes: all of them may, or none."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from lmtrain.checkpoint.commit import save_checkpoint
+from lmtrain.checkpoint.store import CHECKPOINTS, new_leftover
+from lmtrain.checkpoint.tensor_file import RankData
+from lmtrain.config.compose import compose
+from lmtrain.errors import OutputError
+from lmtrain.runtime.files import folder_lock
+from lmtrain.train.config import RunConfig
+from lmtrain.train.setup import enter_folder
+from lmtrain.train.train_settings import RunSettings
+from tests.unit.checkpoint.seats import Outcome, Seat, on_ranks
+
+
+def enter(num_ranks: int, *folders: Path) -> list[Outcome]:
+    """What each rank finds in the folder; the last rank looks into the last one."""
+    config = compose(RunConfig, ["data.path=x"])
+    configs = [replace(config, run=RunSettings(dir=str(folder))) for folder in folders]
+
+    def work(seat: Seat) -> Outcome:
+        last = seat.rank == num_ranks - 1
+        with ExitStack() as stack:
+            path = enter_folder(stack, folders[-last], configs[-last], seat)
+            seat.gather([])  # the lock is held until all are through
+            return path
+
+    return on_ranks(num_ranks, work)
+
+
+def test_all_find_the_checkpoint_that_a_sweep_brought_back(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / CHECKPOINTS, 7, RankData([], []), {}, {})
+    home = tmp_path / CHECKPOINTS / "step_00000007"
+    home.rename(new_leftover(home.parent, 7, "replaced"))
+    (tmp_path / "stop.json").write_text("{}")
+    assert enter(3, tmp_path) == [home] * 3
+    assert not (tmp_path / "stop.json").exists()
+
+
+def test_a_locked_folder_refuses_every_rank(tmp_path: Path) -> None:
+    (tmp_path / "stop.json").write_text("{}")
+    with folder_lock(tmp_path):
+        errors = enter(3, tmp_path)
+    assert {type(error) for error in errors} == {OutputError}
+    assert "is in use by" in str(errors[0])
+    assert str(errors[2]) == f"rank 0 of 3: {errors[0]}"
+    assert (tmp_path / "stop.json").exists()
+
+
+def test_a_folder_that_is_not_shared_is_refused(tmp_path: Path) -> None:
+    errors = enter(3, tmp_path / "run", tmp_path / "elsewhere")
+    assert "is not there on rank 2. Use a folder that all nodes share." in str(errors[2])
+    assert str(errors[0]) == f"rank 2 of 3: {errors[2]}"
+    save_checkpoint(tmp_path / "run" / CHECKPOINTS, 7, RankData([], []), {}, {})
+    (tmp_path / "elsewhere").mkdir()
+    errors = enter(3, tmp_path / "run", tmp_path / "elsewhere")
+    assert all("Processes see different checkpoints" in str(error) for error in errors)
