@@ -34,6 +34,8 @@ def build(settings: BertSettings) -> Bert:
 
 
 class Bert(Stack):
+    behind = ("norm", "head", "pair")
+
     pair: nn.Module | None
 
     def __init__(self, settings: BertSettings) -> None:
@@ -78,7 +80,7 @@ class Bert(Stack):
         return {name: cut_of(name, self.shape) for name, _ in self.named_parameters(remove_duplicate=False)}
 
     def ties(self) -> tuple[Tie, ...]:
-        return (Tie("embedding.token.weight", "head.decoder.weight"),)
+        return self.settings.ties()
 
     def starts(self) -> dict[str, Start]:
         """One deviation for all; with an untouched residual stream smaller where 2L branches add up in it."""

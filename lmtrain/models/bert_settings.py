@@ -13,7 +13,7 @@ from lmtrain.config.base import Problem, problem_if
 from lmtrain.layout import divisors
 from lmtrain.models import gpt_settings
 from lmtrain.models.model_settings import ModelSettings, checked_vocab_size, round_up, some
-from lmtrain.spec import Cut, Cuts, ModelShape, Split
+from lmtrain.spec import Cut, Cuts, ModelShape, Split, Tie
 
 NUM_SEGMENTS = 2
 
@@ -96,6 +96,9 @@ class BertSettings(ModelSettings):
         if self.pair_head:
             result |= _linear("pair.pooler", width, width) | _linear("pair.scores", 2, width)
         return result
+
+    def ties(self) -> tuple[Tie, ...]:
+        return (Tie("embedding.token.weight", "head.decoder.weight"),)
 
     def cuts(self) -> Cuts:
         return {name: cut_of(name, self.shape) for name in self.weights()}

@@ -68,7 +68,7 @@ class GPT(Stack):
         return {name: cut_of(name, self.shape) for name, _ in self.named_parameters(remove_duplicate=False)}
 
     def ties(self) -> tuple[Tie, ...]:
-        return (Tie("embedding.token.weight", "head.weight"),) if self.settings.tied else ()
+        return self.settings.ties()
 
     def starts(self) -> dict[str, Start]:
         """GPT-2's scheme: one deviation for all, smaller where 2L branches add up in the residual stream."""

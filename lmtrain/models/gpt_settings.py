@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 from lmtrain.config.base import Problem, problem_if
 from lmtrain.layout import divisors
 from lmtrain.models.model_settings import ModelSettings, checked_vocab_size, round_up, some
-from lmtrain.spec import Cut, Cuts, ModelShape, Split
+from lmtrain.spec import Cut, Cuts, ModelShape, Split, Tie
 
 # because: LLaMA rounds 8/3 of the width up to this, and cuts over 2, 4 or 8 ranks then stay multiples of 32
 SWIGLU_MULTIPLE = 256
@@ -114,6 +114,9 @@ class GPTSettings(ModelSettings):
             result |= self._linear(f"{block}mlp.down", width, self.ffn)
         result |= self._norm("norm")
         return result if self.tied else result | {"head.weight": (vocab, width)}
+
+    def ties(self) -> tuple[Tie, ...]:
+        return (Tie("embedding.token.weight", "head.weight"),) if self.tied else ()
 
     def cuts(self) -> Cuts:
         return {name: cut_of(name, self.shape) for name in self.weights()}

@@ -13,7 +13,7 @@ from typing import ClassVar, Self
 from lmtrain.config.base import Choice, Problem
 from lmtrain.errors import SettingsError
 from lmtrain.layout import words
-from lmtrain.spec import Cuts, ModelShape
+from lmtrain.spec import Cuts, ModelShape, Tie
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +56,10 @@ class ModelSettings(Choice):
     @abstractmethod
     def cuts(self) -> Cuts:
         """How each of them may be cut. With `weights`, all that says where numbers lie, before torch is there."""
+
+    @abstractmethod
+    def ties(self) -> tuple[Tie, ...]:
+        """Names that are one weight."""
 
 
 def checked_vocab_size(given: int | None, found: int) -> int:

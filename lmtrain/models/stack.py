@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import Tensor, nn
 
 from lmtrain.batch import Batch
@@ -13,6 +15,8 @@ from lmtrain.models.layers.positions import build_rotation
 
 class Stack(nn.Module):
     """Cut for a pipeline, a part that another stage holds is None; blocks keep their number in the whole model."""
+
+    behind: ClassVar[tuple[str, ...]] = ("norm", "head")  # parts that follow the last block
 
     embedding: nn.Module | None
     blocks: nn.ModuleDict
@@ -38,6 +42,14 @@ class Stack(nn.Module):
         self.head = head
         self.causal, self.window = causal, window
         self.rotary_width, self.rotary_base = rotary_width, rotary_base
+
+    def cut(self, layers: range, *, first: bool, last: bool) -> None:
+        """Keep what one pipeline stage holds."""
+        if not first:
+            self.embedding = None
+        for name in () if last else self.behind:
+            setattr(self, name, None)
+        self.blocks = nn.ModuleDict({name: block for name, block in self.blocks.items() if int(name) in layers})
 
     def through(self, x_BTD: Tensor, batch: Batch) -> Tensor:
         around = self.surroundings(batch)

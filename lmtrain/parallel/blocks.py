@@ -6,7 +6,7 @@ slot.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -29,32 +29,38 @@ def fill(parameters: Mapping[str, Tensor], places: Places, starts: Mapping[str, 
         return
     for name, parameter in parameters.items():
         place = places[name]
-        whole = draw(name, place.global_shape, starts[name], seed)
+        whole = draw(place.name, place.global_shape, starts[name], seed)
         for block in place.blocks:
             parameter[block.local].copy_(whole[_slices(block)])
 
 
 def pieces_of(tensors: Mapping[str, Tensor], places: Places, prefix: str) -> list[Piece]:
-    """Every block that this rank holds; each key is, or ends in, a parameter's name."""
+    """Every block that this rank holds; each key is, or ends in, a parameter's name.
+
+    A piece has the name of its place: of two tied weights both are pieces of the first.
+    """
     result = []
     for key, tensor in tensors.items():
-        place, local = place_of(key, places), tensor.detach()
-        result += [Piece(f"{prefix}.{key}", place.global_shape, b.offset, local[b.local]) for b in place.blocks]
+        held, local = ending(key, places), tensor.detach()
+        place, name = places[held], f"{prefix}.{key.removesuffix(held)}{places[held].name}"
+        result += [Piece(name, place.global_shape, b.offset, local[b.local]) for b in place.blocks]
     return result
 
 
 def owned(pieces: Iterable[Piece], places: Places) -> list[Piece]:
     """Those that this rank saves: over all ranks, each number once."""
-    return [piece for piece in pieces if place_of(piece.name, places).is_owner]
+    held, saved = {place.name for place in places.values()}, {p.name for p in places.values() if p.is_owner}
+    once = {(piece.name, piece.offset): piece for piece in pieces if ending(piece.name, held) in saved}
+    return list(once.values())
 
 
-def place_of(key: str, places: Places) -> Place:
-    """`optim.exp_avg.norm.weight` -> the place of `norm.weight`: the longest ending that is a parameter."""
+def ending(key: str, names: Container[str]) -> str:
+    """`optim.exp_avg.norm.weight` -> `norm.weight`: the longest ending that is a parameter."""
     name = key
-    while name not in places:
+    while name not in names:
         _, dot, name = name.partition(".")
         assert dot, f"{key} does not end in the name of a parameter"
-    return places[name]
+    return name
 
 
 def _slices(block: Block) -> tuple[slice, ...]:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from lmtrain.parallel.deferred import weight_gradient
 from lmtrain.parallel.mesh import Axis
 
 # because: torch 2.13 renamed them and warns at the old names, 2.11 has the old ones alone
@@ -65,7 +66,8 @@ class _ColumnLinear(torch.autograd.Function):
         summed, summing = _start_sum(grad_x, axis, sequence)
         _wait(gathering)
         rows = grad.flatten(0, -2)
-        grad_weight = rows.t() @ (_join_sequence(parts, axis) if sequence else x).flatten(0, -2)
+        whole = (_join_sequence(parts, axis) if sequence else x).flatten(0, -2)
+        grad_weight = weight_gradient(weight, lambda: rows.t() @ whole)
         grad_bias = rows.sum(0) if ctx.needs_input_grad[2] else None
         _wait(summing)
         return summed, grad_weight, grad_bias, None, None
@@ -91,7 +93,8 @@ class _RowLinear(torch.autograd.Function):
         grad_bias = grad.flatten(0, -2).sum(0) if ctx.needs_input_grad[2] else None
         _wait(gathering)
         whole = _join_sequence(parts, ctx.axis) if ctx.sequence else grad
-        return whole @ weight, whole.flatten(0, -2).t() @ x.flatten(0, -2), grad_bias, None, None
+        grad_weight = weight_gradient(weight, lambda: whole.flatten(0, -2).t() @ x.flatten(0, -2))
+        return whole @ weight, grad_weight, grad_bias, None, None
 
 
 class _SumParts(torch.autograd.Function):

@@ -11,6 +11,7 @@ zero 3      as 2, and weights are gathered for each block's forward and backward
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from lmtrain.parallel.mesh import Mesh
+from lmtrain.parallel.pipeline import reduce_now
+from lmtrain.schedules.table import Action, Kind
 
 
 def apply_data_parallel(model: Any, mesh: Mesh, zero: int, work_dtype: torch.dtype) -> None:
@@ -42,26 +45,38 @@ def apply_data_parallel(model: Any, mesh: Mesh, zero: int, work_dtype: torch.dty
 class ShardedWeights:
     """MasterWeights of a sharded model: name -> fp32 shard, a plain tensor that shares memory with FSDP's."""
 
-    def __init__(self, model: nn.Module, zero: int) -> None:
-        assert isinstance(model, FSDPModule)
-        self.model, self.zero = model, zero
-        self.groups = _groups(model)
-        self.sharded: dict[str, nn.Parameter] = dict(model.named_parameters())
+    def __init__(self, stages: Mapping[int, Any], zero: int) -> None:
+        self.stages, self.zero = stages, zero
+        self.groups = [group for stage in stages.values() for group in _groups(stage)]
+        self.sharded: dict[str, nn.Parameter] = {
+            name: parameter for stage in stages.values() for name, parameter in stage.named_parameters()
+        }
         self.master = {name: nn.Parameter(_local(parameter.detach())) for name, parameter in self.sharded.items()}
-        self._last: bool | None = None
+        self._sends: dict[int, tuple[bool, bool]] = {}  # what each stage has been told
 
     @property
     def gradients(self) -> list[Tensor]:
         return [p.grad for p in self.master.values() if p.grad is not None]
 
-    def microbatch(self, last: bool) -> None:
-        """Before a forward: what the backward after it is to send and to keep."""
-        if last == self._last:
+    def begin(self, action: Action, last: bool) -> None:
+        """Before a backward: what it is to send and to keep. A first half alone sends nothing."""
+        if action.kind in (Kind.BACKWARD, Kind.INPUT):
+            self._tell(action.stage, action.kind is Kind.BACKWARD and (last or self.zero >= 2), last)
+
+    def done(self, action: Action, last: bool) -> None:
+        """After a second half: gradients have come about behind autograd's back."""
+        if action.kind is Kind.WEIGHT and (last or self.zero >= 2):
+            self._tell(action.stage, True, last)
+            reduce_now(self.stages[action.stage])
+
+    def _tell(self, stage: int, sends: bool, last: bool) -> None:
+        if self._sends.get(stage) == (sends, last):
             return
-        self._last = last
-        self.model.set_requires_gradient_sync(last or self.zero >= 2)
-        self.model.set_requires_all_reduce(last)
-        self.model.set_reshard_after_backward(last or self.zero == 3)
+        self._sends[stage] = sends, last
+        model = self.stages[stage]
+        model.set_requires_gradient_sync(sends)
+        model.set_requires_all_reduce(last)
+        model.set_reshard_after_backward(sends and (last or self.zero == 3))
 
     @torch.no_grad()
     def collect(self) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from lmtrain.parallel.collectives import all_reduce
 from lmtrain.parallel.mesh import Axis
 from lmtrain.parallel.placement import Place
+from lmtrain.parallel.tied import is_copy
 from lmtrain.spec import Split
 
 
@@ -30,7 +31,9 @@ def sum_partial_gradients(gradients: Mapping[str, Tensor], places: Mapping[str, 
 
 
 @torch.no_grad()
-def gradient_norm(gradients: Mapping[str, Tensor], places: Mapping[str, Place], world: Axis) -> Tensor:
+def gradient_norm(
+    gradients: Mapping[str, Tensor], places: Mapping[str, Place], world: Axis, device: torch.device | None = None
+) -> Tensor:
     """The 2-norm of all gradients as one vector, each weight once, on the device: nothing waits for it here.
 
     One number that is not finite anywhere makes it so everywhere: all ranks skip an fp16 overflow, or none does.
@@ -40,10 +43,13 @@ def gradient_norm(gradients: Mapping[str, Tensor], places: Mapping[str, Place], 
         return norm
     alike: dict[int, list[Tensor]] = {}
     for name, gradient in gradients.items():
-        alike.setdefault(places[name].num_holders, []).append(gradient)
+        if not is_copy(name, places[name]):
+            alike.setdefault(places[name].num_holders, []).append(gradient)
     squares = [torch.stack(torch._foreach_norm(group)).square().sum() / held for held, group in alike.items()]
+    # a stage without a layer and without an end holds nothing
+    total = torch.stack(squares).sum() if squares else torch.zeros((), device=device)
     # collective: sums of squares over the world; what several ranks hold is divided among them
-    return all_reduce(torch.stack(squares).sum(), world).sqrt()
+    return all_reduce(total, world).sqrt()
 
 
 @torch.no_grad()

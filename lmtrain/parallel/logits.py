@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,10 +15,20 @@ from lmtrain.models.layers.heads import MaskedHead
 from lmtrain.parallel.mesh import Axis
 
 
-def whole_logits(model: Any, batch: Batch, keep_BT: Tensor | None, tp: Axis, *, sequence: bool) -> Tensor:
-    """[B, T, V] over the padded vocabulary, or [kept, V]."""
+def whole_logits(
+    run: Callable[[Batch], Tensor | None],
+    model: Any,
+    batch: Batch,
+    keep_BT: Tensor | None,
+    tp: Axis,
+    *,
+    sequence: bool,
+) -> Tensor | None:
+    """[B, T, V] over the padded vocabulary, or [kept, V]; None on a rank that `run` gives no hidden states."""
     if tp.size == 1:
-        hidden = model(batch)
+        hidden = run(batch)
+        if hidden is None:
+            return None
         logits: Tensor = model.logits(hidden if keep_BT is None else hidden[keep_BT])
         return logits
     length = batch.tokens_BT.shape[1]
@@ -25,8 +36,10 @@ def whole_logits(model: Any, batch: Batch, keep_BT: Tensor | None, tp: Axis, *, 
     missing = -length % tp.size if sequence else 0
     if missing and batch.real_BT is None:
         batch = replace(batch, real_BT=torch.ones_like(batch.tokens_BT, dtype=torch.bool))
+    hidden_BTD = run(batch.map(lambda array: _pad(array, missing)))
+    if hidden_BTD is None:
+        return None
     head: Any = model.head
-    hidden_BTD = model(batch.map(lambda array: _pad(array, missing)))
     if isinstance(head, MaskedHead):
         head, hidden_BTD = head.decoder, head.transform(hidden_BTD)
     logits = head.whole(hidden_BTD, None if keep_BT is None else _pad(keep_BT, missing))

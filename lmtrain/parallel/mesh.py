@@ -40,6 +40,7 @@ class Mesh:
     dp_replicate: Axis
     dp: Axis  # replicate x shard: all that read different samples
     pp: Axis
+    plane: Axis  # all but pp: those who hold the same stages
     world: Axis
 
     def data_mesh(self) -> DeviceMesh:
@@ -79,6 +80,7 @@ def build_mesh(layout: Layout, device: torch.device, timeout_s: float = 600.0) -
         dp_replicate=axis(_along(layout, at, "dp_replicate")),
         dp=axis(_along(layout, at, "dp_replicate", "dp_shard")),
         pp=axis(_along(layout, at, "pp")),
+        plane=axis(_along(layout, at, "dp_replicate", "dp_shard", "tp")),
         world=axis(tuple(range(size))),
     )  # fmt: skip
 

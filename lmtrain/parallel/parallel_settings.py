@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from lmtrain.config.base import Problem, Settings, problem_if
 from lmtrain.layout import Layout, divisors, words
+from lmtrain.schedules.choose import SPLITS_BACKWARD, Name, legal_chunks
 from lmtrain.spec import ModelShape
 
 AXES = ("pp", "vp", "dp_replicate", "dp_shard", "tp")
@@ -21,15 +23,15 @@ class ParallelSettings(Settings):
     tp: int = 1
     zero: int = 1  # what dp_shard shares: 0 nothing, 1 optimizer state, 2 and gradients, 3 and weights
     sequence_parallel: bool = True
+    schedule: Name = "1f1b"  # with pp: in which order stages run their microbatches
+    balance: Literal["layers", "cost"] = "layers"  # with pp: what stages have equally much of
     timeout_s: float = 600.0
 
     def problems(self) -> Iterator[Problem]:
         for axis in AXES:
             size = getattr(self, axis)
             yield from problem_if(size < 1, axis, size, "must be at least 1", "Use 1.")
-        for axis in ("pp", "vp"):
-            size = getattr(self, axis)
-            yield from problem_if(size > 1, axis, size, "cuts the model into stages, which is not offered", "Use 1.")
+        yield from self._schedule_problems()
         yield from self._zero_problems()
         yield from problem_if(self.timeout_s <= 0, "timeout_s", self.timeout_s, "must be above 0", "Use 600.")
 
@@ -45,6 +47,25 @@ class ParallelSettings(Settings):
             "Use zero=1, or dp_shard=2 or more.",
         )
 
+    def _schedule_problems(self) -> Iterator[Problem]:
+        if self.pp == 1:
+            yield from problem_if(self.vp > 1, "vp", self.vp, "needs stages, and pp=1 has none", "Use vp=1 or pp=2.")
+            return
+        rule, chunks = legal_chunks(self.schedule, self.vp), {"interleaved": 2, "zb_v": 2}.get(self.schedule, 1)
+        yield from problem_if(
+            rule is not None, "vp", self.vp, f"does not fit parallel.schedule={self.schedule}, which {rule}",
+            f"Use vp={chunks}, or parallel.schedule=interleaved for more stages a rank.",
+        )
+        yield from problem_if(
+            self.schedule in SPLITS_BACKWARD and self.zero == 3, "zero", self.zero,
+            f"lets go of the weights that the second half of schedule={self.schedule}'s backward needs", "Use 2 or 1.",
+        )
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether gradients of inputs and of weights are made apart."""
+        return self.pp > 1 and self.schedule in SPLITS_BACKWARD
+
     @property
     def layout(self) -> Layout:
         return Layout(self.pp, self.vp, self.dp_replicate, self.dp_shard, self.tp)
@@ -54,7 +75,17 @@ def layout_problems(
     shape: ModelShape, parallel: ParallelSettings, *, uses_dropout: bool, compiles: bool
 ) -> Iterator[Problem]:
     """What a model of this shape does not allow. A head or a column is never cut in two."""
-    tp = parallel.tp
+    tp, stages = parallel.tp, parallel.pp * parallel.vp
+    yield from problem_if(
+        stages > shape.num_layers, "parallel.pp", parallel.pp,
+        f"x vp={parallel.vp} makes {stages} stages of model.num_layers={shape.num_layers}",
+        f"Use parallel.pp={max(shape.num_layers // parallel.vp, 1)} or less.",
+    )
+    yield from problem_if(
+        compiles and parallel.splits_backward, "parallel.schedule", parallel.schedule,
+        "takes a block's backward apart, which compute.compile makes one piece of",
+        "Use parallel.schedule=1f1b or compute.compile=false.",
+    )
     if tp <= 1:
         return
     legal = [d for d in divisors(shape.num_kv_heads) if shape.ffn_width % d == shape.num_heads % d == 0]

@@ -6,12 +6,14 @@ has made it, and freed: accumulation is exact to fp32 and no full set of half-pr
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lmtrain.parallel.precision_settings import Fp16Settings, PrecisionSettings
+from lmtrain.schedules.table import Action
 
 WORK_DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -19,9 +21,9 @@ WORK_DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float
 class MasterWeights:
     """Name -> fp32 weight, in the model's order; `publish` hands new values to the model."""
 
-    def __init__(self, model: nn.Module, precision: PrecisionSettings) -> None:
+    def __init__(self, stages: Iterable[nn.Module], precision: PrecisionSettings) -> None:
         self.dtype = WORK_DTYPE[precision.kind]
-        self.work: dict[str, nn.Parameter] = dict(model.named_parameters())
+        self.work: dict[str, nn.Parameter] = {name: p for stage in stages for name, p in stage.named_parameters()}
         if self.dtype is torch.float32:
             self.master = self.work
             return
@@ -47,8 +49,11 @@ class MasterWeights:
         for parameter in self.master.values():
             parameter.grad = None
 
-    def microbatch(self, last: bool) -> None:
-        """Before a forward. One copy of the batch has nothing to send."""
+    def begin(self, action: Action, last: bool) -> None:
+        """Before a backward. One copy of the batch has nothing to send."""
+
+    def done(self, action: Action, last: bool) -> None:
+        """After the second half of a backward."""
 
     def collect(self) -> None:
         """After the last backward. Gradients are where they belong as soon as they are made."""

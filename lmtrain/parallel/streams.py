@@ -28,6 +28,7 @@ from lmtrain.runtime.seed import derive_seed
 class Microbatch:
     step: int
     number: int  # among all dp ranks' microbatches of the step
+    stage: int = 0
 
 
 class Streams:
@@ -37,12 +38,13 @@ class Streams:
         self.splits_heads = not sequence and tp.size > 1
         self.current = Microbatch(0, 0)
 
-    def enter(self, step: int, index: int) -> None:
-        """Before the forward of this rank's microbatch `index`. Numbered as the loader deals samples out to dp ranks,
-        so that one process with all of these microbatches draws the same masks."""
-        self.current = Microbatch(step, index * self.dp.size + self.dp.index)
+    def enter(self, step: int, index: int, stage: int = 0) -> None:
+        """Before a stage's forward of this rank's microbatch `index`. Numbered as the loader deals samples out to dp
+        ranks, so that one process with all of these microbatches draws the same masks."""
+        self.current = Microbatch(step, index * self.dp.size + self.dp.index, stage)
         if self.uses_dropout:
-            at = ("tp", self.tp.index) if self.splits_all else ()
+            at: tuple[int | str, ...] = ("tp", self.tp.index) if self.splits_all else ()
+            at += ("stage", stage) if stage else ()
             torch.manual_seed(derive_seed(self.seed, "dropout", step, self.current.number, *at))
 
     def core_seed(self, path: str) -> int:

@@ -30,8 +30,8 @@ class Spread:
         if held_P1 is None:  # once, since it is a copy from the host
             held_P1 = values_PN.new_tensor([[self.places[name].num_holders] for name in names])
             self._held[tuple(names)] = held_P1
-        # collective: sums over local shards, over the world; what several ranks hold is divided among them
-        return all_reduce(values_PN / held_P1, self.mesh.world)
+        # collective: sums over local shards, over all who hold these stages; what several hold is divided among them
+        return all_reduce(values_PN / held_P1, self.mesh.plane)
 
     def gather(self, name: str, local: Tensor) -> list[Tensor]:
         place = self.places[name]

@@ -55,6 +55,12 @@ class RunConfig(Settings):
         if isinstance(recompute, SomeRecomputeSettings) and "model" in parts:
             for problem in recompute.problems_in_model(parts["model"].shape.num_layers):
                 yield replace(problem, key=f"recompute.{problem.key}")
+        if isinstance(recompute, SomeRecomputeSettings) and "parallel" in parts:
+            yield from problem_if(
+                parts["parallel"].splits_backward, "parallel.schedule", parts["parallel"].schedule,
+                "takes backward apart, and what is computed again belongs to the whole of it",
+                "Use parallel.schedule=1f1b or recompute=none.",
+            )  # fmt: skip
         if not {"train", "parallel"} <= parts.keys():
             return
         train: TrainSettings = parts["train"]

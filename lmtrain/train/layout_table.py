@@ -16,6 +16,7 @@ from lmtrain.layout import Coordinate, Layout
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.parallel.parallel_settings import ParallelSettings
 from lmtrain.parallel.placement import FP32_BYTES, Place, place_all, rank_bytes, shard_rows
+from lmtrain.parallel.stages import names_of_rank, stages_of_rank
 from lmtrain.train.config import RunConfig
 from lmtrain.units import format_bytes, format_count
 
@@ -42,33 +43,37 @@ def layout_words(parallel: ParallelSettings) -> str:
 def rank_rows(config: RunConfig, model: ModelSettings, hosts: Sequence[str] = ()) -> list[Row]:
     """One row a process. `hosts` by rank, where they are known."""
     layout = config.parallel.layout
-    held = _held_by_shard(config, model, layout)
+    held = [_held_by_shard(config, model, layout, pp) for pp in range(layout.pp)]
     hosts = hosts or ([socket.gethostname()] if layout.world_size == 1 else ["-"] * layout.world_size)
     rows = []
     for rank, host in enumerate(hosts):
         at = layout.coordinate(rank)
-        rows.append({"rank": rank, "host": host} | asdict(at) | held[at.dp_shard])
+        rows.append({"rank": rank, "host": host} | asdict(at) | held[at.pp][at.dp_shard])
     return rows
 
 
-def _held_by_shard(config: RunConfig, model: ModelSettings, layout: Layout) -> list[Row]:
+def _held_by_shard(config: RunConfig, model: ModelSettings, layout: Layout, pp: int) -> list[Row]:
     """One a shard; most shards have equally many rows of each weight, and are worked out once."""
-    heights = sorted({place.part_shape[0] for place in _places(model, layout, 0)})
+    names = _names(config, model, pp)
+    heights = sorted({place.part_shape[0] for place in _places(model, layout, 0, names)})
     rows = [tuple(len(shard_rows(h, layout.dp_shard, shard)) for h in heights) for shard in range(layout.dp_shard)]
-    held = {rows[shard]: _held(config, model, layout, shard) for shard in map(rows.index, set(rows))}
+    held = {rows[shard]: _held(config, model, layout, pp, shard, names) for shard in map(rows.index, set(rows))}
     return [held[key] for key in rows]
 
 
-def _held(config: RunConfig, model: ModelSettings, layout: Layout, shard: int) -> Row:
+def _held(
+    config: RunConfig, model: ModelSettings, layout: Layout, pp: int, shard: int, names: Sequence[str]
+) -> Row:
     """What a rank with this shard has; parts of tensors are equally large, so the other coordinates change nothing."""
-    places = _places(model, layout, shard)
+    places = _places(model, layout, shard, names)
+    stages = [stage for stage in stages_of_rank(model, config.parallel, pp) if stage.layers]
     work = FP32_BYTES if config.precision.kind == "fp32" else FP32_BYTES // 2
     found = rank_bytes(
         places, layout, zero=config.parallel.zero, work_bytes=work, num_slots=config.optim.num_slots
     )  # fmt: skip
     alone = layout.dp == 1 and found.work == 0  # weights that nobody shares compute in fp32 as they are
     return {
-        "layers": f"0-{model.shape.num_layers - 1}",
+        "layers": " ".join(_span([*stage.layers]) for stage in stages),
         "parameters": sum(math.prod(place.part_shape) for place in places),
         "weights_bytes": found.masters if alone else found.work,
         "masters_bytes": 0 if alone else found.masters,
@@ -77,13 +82,21 @@ def _held(config: RunConfig, model: ModelSettings, layout: Layout, shard: int) -
     }
 
 
-def _places(model: ModelSettings, layout: Layout, shard: int) -> list[Place]:
+def _names(config: RunConfig, model: ModelSettings, pp: int) -> list[str]:
+    """The weights of a rank's stages; what two of them hold a copy of each stands there twice."""
+    stages = stages_of_rank(model, config.parallel, pp)
+    both = len(stages) > 1 and stages[0].first and stages[-1].last
+    return names_of_rank(model, stages) + [tie.first for tie in model.ties() if both]
+
+
+def _places(model: ModelSettings, layout: Layout, shard: int, names: Sequence[str]) -> list[Place]:
     """Every weight's place; those of equal shape and cut, as in all layers, are worked out once."""
-    weights, cuts = model.weights(), model.cuts()
+    every, cuts = model.weights(), model.cuts()
+    weights = {name: every[name] for name in names}
     alike = {(shape, cuts.get(name)): name for name, shape in weights.items()}
     some = {name: weights[name] for name in alike.values()}
     places = place_all(some, cuts, layout, Coordinate(0, 0, shard, 0), model.shape.vocab_size)
-    return [replace(places[alike[shape, cuts.get(name)]], name=name) for name, shape in weights.items()]
+    return [replace(places[alike[weights[name], cuts.get(name)]], name=name) for name in names]
 
 
 def merged(rows: Sequence[Row]) -> list[Row]:

@@ -78,8 +78,10 @@ def train(
 
     optimizer.register_step_pre_hook(keep_first)
     for step in range(3):
-        mlp = built.model.blocks["0"].mlp
-        spoilt = mlp.register_full_backward_hook(to_infinity) if (rank, step) == (overflow_rank, 0) else None
+        spoilt = None
+        if (rank, step) == (overflow_rank, 0):
+            block = next(block for stage in built.stages.values() for block in stage.blocks.values())
+            spoilt = block.mlp.register_full_backward_hook(to_infinity)
         batches = step_of(step, built.mesh.layout, num_microbatches, built.mesh.dp.index)
         results.append(train_step(built, optimizer, batches, 1e-2, 0.5))
         if spoilt is not None:

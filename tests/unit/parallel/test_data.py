@@ -15,6 +15,7 @@ from lmtrain.batch import Batch
 from lmtrain.models.init import draw
 from lmtrain.parallel.apply import ParallelModel
 from lmtrain.parallel.placement import rank_bytes
+from lmtrain.schedules.table import Action, Kind
 from tests.layouts.workers import Pool
 from tests.unit.parallel.spread import build, step_of
 from tests.unit.parallel.test_layouts import num_processes, words
@@ -56,7 +57,7 @@ def live_tensors() -> dict[int, Tensor]:
 def microbatch(built: ParallelModel, *, last: bool) -> dict[str, int]:
     """One forward and backward; gives how many collectives of each kind it took."""
     batch = step_of(0, built.mesh.layout, 2, built.mesh.dp.index).microbatches[int(last)]
-    built.masters.microbatch(last=last)
+    built.masters.begin(Action(Kind.BACKWARD, 0, 0), last)
     with CommDebugMode() as mode:  # type: ignore[no-untyped-call]
         torch.autograd.backward(built.objective.loss_sums(built.model, batch).sum())
     return {str(op).rpartition(".")[2].strip("_"): count for op, count in mode.get_comm_counts().items()}

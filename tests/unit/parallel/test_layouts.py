@@ -28,7 +28,7 @@ UNTIED = {"tied": False, "positions": "rotary", "head_width": 4, "norm": "rmsnor
 
 
 def num_processes(parallel: dict[str, Any]) -> int:
-    return int(np.prod([parallel.get(axis, 1) for axis in ("dp_replicate", "dp_shard", "tp")]))
+    return int(np.prod([parallel.get(axis, 1) for axis in ("pp", "dp_replicate", "dp_shard", "tp")]))
 
 
 def words(parallel: dict[str, Any]) -> str:

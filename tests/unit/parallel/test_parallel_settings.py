@@ -21,8 +21,11 @@ SHAPE = ModelShape(
     ("settings", "words"),
     [
         ({"tp": 0}, "tp=0 must be at least 1"),
-        ({"pp": 2}, "pp=2 cuts the model into stages"),
-        ({"vp": 2}, "vp=2 cuts the model into stages"),
+        ({"pp": 0}, "pp=0 must be at least 1"),
+        ({"vp": 2}, "vp=2 needs stages, and pp=1 has none"),
+        ({"pp": 2, "vp": 2}, "vp=2 does not fit parallel.schedule=1f1b, which has one stage a rank"),
+        ({"pp": 2, "schedule": "zb_v"}, "has exactly two stages a rank. Use vp=2"),
+        ({"pp": 2, "schedule": "zb_h1", "zero": 3, "dp_shard": 2}, "zero=3 lets go of the weights"),
         ({"zero": 4}, "zero=4 is no level. Use 0, 1, 2 or 3"),
         ({"zero": 0, "dp_shard": 4, "dp_replicate": 2}, "Use zero=1, or dp_shard=1 and dp_replicate=8"),
         ({"zero": 3, "dp_replicate": 2}, "zero=3 has nobody to share with"),
@@ -37,8 +40,8 @@ def test_a_wrong_value_is_refused_with_a_way_out(settings: dict[str, Any], words
 
 def test_all_problems_come_at_once() -> None:
     with pytest.raises(SettingsError) as refused:
-        ParallelSettings(pp=2, tp=-1, zero=7)
-    assert all(key in str(refused.value) for key in ("pp=2", "tp=-1", "zero=7"))
+        ParallelSettings(pp=2, vp=3, tp=-1, zero=7)
+    assert all(key in str(refused.value) for key in ("vp=3", "tp=-1", "zero=7"))
 
 
 def problems(*, uses_dropout: bool = False, compiles: bool = False, **parallel: Any) -> list[str]:
