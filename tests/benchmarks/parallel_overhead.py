@@ -60,7 +60,7 @@ def main() -> int:
         two = pool.run("tests.benchmarks.parallel_overhead:two_processes", 2)
     layers = SETTINGS.num_layers
     path, plain = one["parallel path"] / layers, one["plain module"] / layers
-    print(f"torch {torch.__version__}, CPU microseconds a layer, forward and backward, medians of {WINDOWS} windows")
+    print(f"torch {torch.__version__}: CPU us of a layer forward and backward, all ranks, medians of {WINDOWS} windows")
     print(f"tp=1  parallel path {path:6.0f}   plain module {plain:6.0f}   {path / plain:.2f} x, most {MOST_OVER_PLAIN}")
     ours, theirs = (sum(rank[name] for rank in two) for name in ("local shards", "DTensor"))
     share = ours / theirs
