@@ -13,7 +13,9 @@ from lmtrain.config.build import quantity
 class CheckpointSettings(Settings):
     interval_steps: int | None = quantity("count", default=500)  # 0: only at the end; None: never
     keep_last: int = 2
+    keep_every_steps: int | None = quantity("count", default=None)  # these stay for good
     asynchronous: bool = True
+    verify_after_save: bool = False  # read back from the disk before a checkpoint counts
     resume: str = "auto"  # auto, none, or the path of a checkpoint or run
 
     def problems(self) -> Iterator[Problem]:
@@ -26,5 +28,19 @@ class CheckpointSettings(Settings):
             "would keep no checkpoint", "Use 2, so that a damaged newest one has a predecessor.",
         )  # fmt: skip
         yield from problem_if(
+            self.keep_every_steps is not None and self.keep_every_steps < 1, "keep_every_steps", self.keep_every_steps,
+            "is no number of steps", "Use 10000 to keep every 10,000th for good, or null for none.",
+        )  # fmt: skip
+        yield from problem_if(
+            bool(self.keep_every_steps and self.interval_steps and self.keep_every_steps % self.interval_steps),
+            "keep_every_steps", self.keep_every_steps,
+            f"is no multiple of interval_steps={self.interval_steps}, so hardly any save would stay",
+            f"Use {_next_multiple(self.keep_every_steps, self.interval_steps)}.",
+        )  # fmt: skip
+        yield from problem_if(
             not self.resume.strip(), "resume", self.resume, "is empty", "Use auto, none or the path of a checkpoint.",
         )  # fmt: skip
+
+
+def _next_multiple(value: int | None, of: int | None) -> int:
+    return -(-(value or 0) // (of or 1)) * (of or 1)

@@ -25,14 +25,14 @@ from lmtrain.checkpoint.format import (
     encode_manifest,
     rank_file,
 )
-from lmtrain.checkpoint.hashed import write_hashed
+from lmtrain.checkpoint.hashed import encode_blocks, verify_file, write_hashed
 from lmtrain.checkpoint.pieces import cover_problem
 from lmtrain.checkpoint.ranks import ALONE, Peers, RankRecord, encode_part, part_file, read_part, together
 from lmtrain.checkpoint.store import leftover, leftover_numbers, new_leftover, step_folder_name
 from lmtrain.checkpoint.tensor_file import BlockSpec, RankData, encode_header
 from lmtrain.errors import CheckpointError, StorageError
 from lmtrain.runtime.faults import fault_point
-from lmtrain.runtime.files import free_bytes, fsync_dir, is_safe_name, storage_errors
+from lmtrain.runtime.files import forget_cached, free_bytes, fsync_dir, is_safe_name, storage_errors
 from lmtrain.units import format_bytes
 
 _SLACK_BYTES = 1 << 20  # folders and the file system's own records
@@ -45,10 +45,13 @@ def save_checkpoint(
     state: Mapping[str, Any],
     files: Mapping[str, bytes],
     peers: Peers = ALONE,
+    *,
+    verify: bool = False,
 ) -> tuple[Path, int]:
     """Commit the checkpoint of a run; gives its path and size. A failure on any process leaves nothing behind.
 
-    Every process comes with its own tensors, and takes part in each agreement whatever has gone wrong with it.
+    Every process comes with its own tensors, and takes part in each agreement whatever has gone wrong with it. With
+    `verify` each reads its file back from the disk before all commit.
     """
     doing, leads, attempt = "Saving a checkpoint in", peers.rank == 0, None
     with together(peers, 2) as sizes:
@@ -71,6 +74,8 @@ def save_checkpoint(
         attempt = leftover(folder, step, opened.all[0])
         with together(peers), storage_errors(folder, doing, need):
             mine = write_rank(attempt, peers.rank, data)
+            if verify:
+                read_back(attempt, mine)
             if not leads and data.specs:
                 write_hashed(attempt / part_file(peers.rank), [encode_part(mine)])
         with together(peers, 1) as done, storage_errors(folder, doing, need):
@@ -131,9 +136,19 @@ def write_rank(attempt: Path, rank: int, data: RankData) -> RankRecord:
     header = encode_header(data.specs)
     entry, digests = write_hashed(attempt / name, _chain(header, data), point="ckpt.mid_write")
     assert entry.size == len(header) + data.num_bytes, "the specs do not describe the parts"
-    blocks = {"size": entry.size, "block_bytes": BLOCK_BYTES, "root": entry.root, "blocks": [d.hex() for d in digests]}
-    listing, _ = write_hashed(attempt / blocks_file(name), [json.dumps(blocks, indent=0).encode()])
+    listing, _ = write_hashed(attempt / blocks_file(name), [encode_blocks(entry, digests)])
     return RankRecord({name: entry, blocks_file(name): listing}, describe(rank, data.specs))
+
+
+def read_back(attempt: Path, record: RankRecord) -> None:
+    """Whether the disk gives what it was given; a device that does not is a failure of storage."""
+    for name, entry in record.files.items():
+        forget_cached(attempt / name)
+        fault_point("ckpt.read_back")
+        try:
+            verify_file(attempt / name, entry)
+        except CheckpointError as error:
+            raise StorageError(f"What was just written does not read back: {error} Check the disk.") from error
 
 
 def _chain(header: bytes, data: RankData) -> Iterator[memoryview]:

@@ -27,7 +27,7 @@ from lmtrain.checkpoint.format import (
     blocks_file,
     decode_manifest,
 )
-from lmtrain.checkpoint.hashed import HashedFile, read_hashed
+from lmtrain.checkpoint.hashed import BlockCache, HashedFile, read_hashed
 from lmtrain.checkpoint.pieces import Box, intersect, whole
 from lmtrain.checkpoint.store import step_of
 from lmtrain.checkpoint.tensor_file import Array, Stored, read_box, read_header
@@ -37,13 +37,16 @@ from lmtrain.runtime.files import parse_json, read_bytes
 # Integers of the item's size carry the bits of any type: numpy has no bfloat16.
 _CARRIERS: dict[int, Any] = {1: np.dtype("<i1"), 2: np.dtype("<i2"), 4: np.dtype("<i4"), 8: np.dtype("<i8")}
 
+_CACHED_BLOCKS = 16
+
 
 class Contents:
-    """An opened checkpoint. Holds no descriptors, so there is nothing to close."""
+    """An opened checkpoint. Holds no descriptors, so there is nothing to close. Threads may share it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, num_cached_blocks: int = _CACHED_BLOCKS) -> None:
         self.path = path
         self.manifest = _load_manifest(path)
+        self._cache = BlockCache(num_cached_blocks)
         self._files: dict[str, tuple[HashedFile, dict[str, Stored]]] = {}
 
     def tensor(self, name: str) -> TensorEntry:
@@ -124,7 +127,7 @@ class Contents:
         if name not in self._files:
             path, listing = self.path / name, blocks_file(name)
             digests = _decode_blocks(self.read_file(listing), self.path / listing)
-            file = HashedFile(path, self.manifest.files[name], digests)
+            file = HashedFile(path, self.manifest.files[name], digests, self._cache)
             self._files[name] = file, read_header(file)
         return self._files[name]
 

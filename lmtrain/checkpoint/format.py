@@ -14,7 +14,7 @@ import hashlib
 import json
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from lmtrain.checkpoint.pieces import Box, cover_problem
@@ -85,6 +85,7 @@ class Manifest:
     files: dict[str, FileEntry]
     tensors: dict[str, TensorEntry]
     state: dict[str, Any]
+    digest: str = field(default="", compare=False)  # of a manifest that was read
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -143,7 +144,7 @@ def decode_manifest(value: Any, where: object) -> Manifest:
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise CheckpointError(f"{where} cannot be trusted: {reason}. Restore it from a copy.") from error
-    return Manifest(value["step"], files, tensors, value["state"])
+    return Manifest(value["step"], files, tensors, value["state"], value["digest"])
 
 
 def _decode_file(name: str, entry: Any) -> FileEntry:

@@ -6,9 +6,12 @@ A file's root is the SHA-256 of its blocks' digests, so that one line of the man
 from __future__ import annotations
 
 import hashlib
+import json
 import os
-from collections.abc import Iterable
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from threading import Lock
 
 from lmtrain.checkpoint.format import BLOCK_BYTES, FileEntry
 from lmtrain.errors import CheckpointError, DataError, MissingInputError
@@ -81,6 +84,12 @@ def root_of(digests: Iterable[bytes]) -> str:
     return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
+def encode_blocks(entry: FileEntry, digests: Sequence[bytes]) -> bytes:
+    """The list of blocks that lies beside a tensor file."""
+    blocks = {"size": entry.size, "block_bytes": BLOCK_BYTES, "root": entry.root, "blocks": [d.hex() for d in digests]}
+    return json.dumps(blocks, indent=0).encode()
+
+
 def read_hashed(path: Path, entry: FileEntry, limit_bytes: int) -> bytes:
     """A whole small file, verified against its entry."""
     if entry.size > limit_bytes:
@@ -92,43 +101,87 @@ def read_hashed(path: Path, entry: FileEntry, limit_bytes: int) -> bytes:
     return data
 
 
-class HashedFile:
-    """Reads any range of a large file. Each block is verified as it is read and only verified bytes are given out."""
+def verify_file(path: Path, entry: FileEntry) -> None:
+    """Read a file of any size against its entry alone, block by block."""
+    starts = range(0, entry.size, BLOCK_BYTES)
+    blocks = (_read(path, entry.size, start, min(BLOCK_BYTES, entry.size - start)) for start in starts)
+    if root_of(hashlib.sha256(block).digest() for block in blocks) != entry.root:
+        raise CheckpointError(f"{path} is damaged: its SHA-256 is not the manifest's. {_RESTORE}")
 
-    def __init__(self, path: Path, entry: FileEntry, digests: list[bytes]) -> None:
+
+class BlockCache:
+    """The newest of those verified blocks that were used in part, of any files: a neighbour mostly wants the rest."""
+
+    def __init__(self, num_blocks: int = 1) -> None:
+        self._most = num_blocks
+        self._blocks: OrderedDict[tuple[Path, int], bytes] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, path: Path, index: int) -> bytes | None:
+        with self._lock:
+            if (path, index) in self._blocks:
+                self._blocks.move_to_end((path, index))
+            return self._blocks.get((path, index))
+
+    def put(self, path: Path, index: int, data: bytes) -> None:
+        with self._lock:
+            self._blocks[path, index] = data
+            if len(self._blocks) > self._most:
+                self._blocks.popitem(last=False)
+
+
+class HashedFile:
+    """Reads any range of a large file. Each block is verified as it is read and only verified bytes are given out.
+
+    Threads may share it.
+    """
+
+    def __init__(self, path: Path, entry: FileEntry, digests: list[bytes], cache: BlockCache | None = None) -> None:
         if len(digests) != -(-entry.size // BLOCK_BYTES) or root_of(digests) != entry.root:
             raise CheckpointError(f"{path} is not the file that its list of blocks describes. {_RESTORE}")
         self.path = path
         self.size = entry.size
         self._digests = digests
-        # because: the next range mostly begins in the block where this one ends
-        self._last: tuple[int, bytes] = (-1, b"")
+        self._cache = cache or BlockCache()
 
     def read(self, start: int, size: int) -> memoryview:
         """These bytes; the caller asks for ranges inside the file only."""
-        assert 0 <= start <= start + size <= self.size
-        if not size:
-            return memoryview(b"")
-        first, last = start // BLOCK_BYTES, (start + size - 1) // BLOCK_BYTES
-        if first == last:
-            at = start - first * BLOCK_BYTES
-            return memoryview(self._block(first))[at : at + size]
-        data = b"".join(self._block(i) for i in range(first, last + 1))
-        at = start - first * BLOCK_BYTES
-        return memoryview(data)[at : at + size]
+        if size and start // BLOCK_BYTES == (start + size - 1) // BLOCK_BYTES:
+            return self._part(start, size)
+        data = bytearray(size)
+        self.read_into(start, memoryview(data))
+        return memoryview(data)
+
+    def read_into(self, start: int, out: memoryview) -> None:
+        """Fill `out`, flat bytes, with as many bytes from `start` on."""
+        assert 0 <= start <= start + len(out) <= self.size
+        done = 0
+        while done < len(out):
+            part = self._part(start + done, min(len(out) - done, BLOCK_BYTES - (start + done) % BLOCK_BYTES))
+            out[done : done + len(part)] = part
+            done += len(part)
 
     def verify(self) -> None:
         for index in range(len(self._digests)):
-            self._block(index)
+            self._verified(index)
 
-    def _block(self, index: int) -> bytes:
-        if self._last[0] != index:
-            start = index * BLOCK_BYTES
-            data = _read(self.path, self.size, start, min(BLOCK_BYTES, self.size - start))
-            if hashlib.sha256(data).digest() != self._digests[index]:
-                raise CheckpointError(f"{self.path} is damaged in bytes {start} to {start + len(data) - 1}. {_RESTORE}")
-            self._last = (index, data)
-        return self._last[1]
+    def _part(self, start: int, size: int) -> memoryview:
+        """A range inside one block."""
+        assert 0 <= start < start + size <= self.size
+        index, at = divmod(start, BLOCK_BYTES)
+        data = self._cache.get(self.path, index)
+        if data is None:
+            data = self._verified(index)
+            if size < len(data):
+                self._cache.put(self.path, index, data)
+        return memoryview(data)[at : at + size]
+
+    def _verified(self, index: int) -> bytes:
+        start = index * BLOCK_BYTES
+        data = _read(self.path, self.size, start, min(BLOCK_BYTES, self.size - start))
+        if hashlib.sha256(data).digest() != self._digests[index]:
+            raise CheckpointError(f"{self.path} is damaged in bytes {start} to {start + len(data) - 1}. {_RESTORE}")
+        return data
 
 
 def _read(path: Path, expected_size: int, start: int, size: int) -> bytes:

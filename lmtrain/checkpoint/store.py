@@ -121,18 +121,22 @@ def sweep(folder: Path) -> list[str]:
     return swept
 
 
-def prune(folder: Path, keep_last: int, saved: Path | None = None) -> list[str]:
+def prune(folder: Path, keep_last: int, saved: Path | None = None, keep_every_steps: int | None = None) -> list[str]:
     """Remove all but the newest committed checkpoints; at least one always stays, and so does the one just saved.
 
-    A run that went back to an earlier step saves below the steps it had reached before.
+    Those whose step is a multiple of `keep_every_steps` are never removed. A run that went back to an earlier step
+    saves below the steps it had reached before.
     """
     removed = []
     with storage_errors(folder, "Pruning"):
         for path in list_checkpoints(folder)[: -max(1, keep_last)]:
             if path == saved or path.is_symlink():
                 continue  # because: somebody put a link there by hand, and what it leads to is not ours
+            step = int(path.name.removeprefix("step_"))
+            if keep_every_steps is not None and step % keep_every_steps == 0:
+                continue
             # because: a kill amid the removal must not leave half a checkpoint under a checkpoint's name
-            going = new_leftover(folder, int(path.name.removeprefix("step_")))
+            going = new_leftover(folder, step)
             os.rename(path, going)
             fault_point("ckpt.prune")
             shutil.rmtree(going)

@@ -134,6 +134,12 @@ def _decode_header(header: dict[str, dict[str, list[int]]], base: int, file_size
     return stored
 
 
+def is_run(box: Box, shape: Sequence[int]) -> bool:
+    """Whether the elements of a box follow each other in a tensor of this shape."""
+    axis = next((i for i, n in enumerate(box.shape) if n > 1), len(shape))
+    return tuple(box.shape[axis + 1 :]) == tuple(shape[axis + 1 :])
+
+
 def read_box(file: HashedFile, start: int, shape: tuple[int, ...], box: Box, out: Array) -> None:
     """Fill `out` with a box of the block of this shape that begins at byte `start`.
 
@@ -144,6 +150,10 @@ def read_box(file: HashedFile, start: int, shape: tuple[int, ...], box: Box, out
         return
     item = out.itemsize
     strides = tuple(item * math.prod(shape[i + 1 :]) for i in range(len(shape)))
+    if out.flags.c_contiguous and is_run(box, shape):
+        first = start + sum(o * s for o, s in zip(box.offset, strides, strict=True))
+        file.read_into(first, out.reshape(-1).view(np.uint8).data)
+        return
     _read_strided(file, start + sum(o * s for o, s in zip(box.offset, strides, strict=True)), strides, out)
 
 

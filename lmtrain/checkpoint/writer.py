@@ -41,10 +41,20 @@ class CheckpointWriter:
     The peers talk from the writing thread, so nothing else may use what they talk over while a save is in flight.
     """
 
-    def __init__(self, folder: Path, *, keep_last: int, asynchronous: bool, peers: Peers = ALONE) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keep_last: int,
+        asynchronous: bool,
+        keep_every_steps: int | None = None,
+        verify_after_save: bool = False,
+        peers: Peers = ALONE,
+    ) -> None:
         self.folder, self.peers = folder, peers
         self.last: SaveFacts | None = None  # the newest save that was committed
-        self._keep_last = keep_last
+        self._keep_last, self._keep_every_steps = keep_last, keep_every_steps
+        self._verify = verify_after_save
         self._asynchronous = asynchronous
         self._memory = HostMemory()
         self._thread: threading.Thread | None = None
@@ -100,8 +110,8 @@ class CheckpointWriter:
         self, began: float, step: int, data: RankData, state: Mapping[str, Any], files: Mapping[str, bytes]
     ) -> None:
         start = time.monotonic()
-        path, num_bytes = save_checkpoint(self.folder, step, data, state, files, self.peers)
+        path, num_bytes = save_checkpoint(self.folder, step, data, state, files, self.peers, verify=self._verify)
         end = time.monotonic()
         self.last = SaveFacts(step, path, num_bytes, end - start, (start if self._asynchronous else end) - began)
         if self.peers.rank == 0:
-            prune(self.folder, self._keep_last, path)
+            prune(self.folder, self._keep_last, path, self._keep_every_steps)

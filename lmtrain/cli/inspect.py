@@ -17,11 +17,20 @@ if TYPE_CHECKING:
 def inspect(
     path: Annotated[Path, typer.Argument(help="A run folder, a checkpoint folder, or the prefix of a dataset.")],
     verify: Annotated[bool, typer.Option("--verify", help="Also check every hash or index entry.")] = False,
+    diff: Annotated[
+        Path | None,
+        typer.Option("--diff", metavar="OTHER", help="Say what differs from this other checkpoint, and by how much."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show what is in a dataset, a run or a checkpoint."""
-    if (path / "manifest.json").is_file():
-        facts = _checkpoint(path, verify)
+    """Show what is in a dataset, a run or a checkpoint; or what differs between two checkpoints."""
+    from lmtrain.cli import checkpoint_view as view
+
+    show = _print
+    if diff is not None:
+        facts, show = view.difference_facts(path, diff), view.print_difference
+    elif (path / "manifest.json").is_file():
+        facts, show = view.checkpoint_facts(path, verify), view.print_checkpoint
     elif (path / "config.json").is_file():
         facts = _run(path, verify)
     elif path.with_name(path.name + ".idx").is_file() or path.suffix in (".idx", ".bin"):
@@ -36,27 +45,7 @@ def inspect(
         return
     from rich.console import Console
 
-    _print(Console(), facts)
-
-
-def _checkpoint(path: Path, verify: bool) -> dict[str, Any]:
-    from lmtrain.checkpoint.reader import CheckpointReader
-
-    reader = CheckpointReader(path)
-    if verify:
-        reader.verify()
-    state = reader.state
-    return {
-        "checkpoint": str(path),
-        "verified": verify,
-        "step": state.get("step"),
-        "samples": state.get("samples"),
-        "tokens": state.get("tokens"),
-        "model": state.get("model"),
-        "tokenizer": state.get("tokenizer"),
-        "files": {name: entry.size for name, entry in reader.manifest.files.items()},
-        "tensors": {name: f"{reader.manifest.tensors[name].dtype} {list(reader.shape(name))}" for name in reader.names},
-    }
+    show(Console(), facts)
 
 
 def _run(path: Path, verify: bool) -> dict[str, Any]:
@@ -109,6 +98,8 @@ def _print(console: Console, facts: dict[str, Any]) -> None:
     from rich.table import Table
     from rich.tree import Tree
 
+    from lmtrain.cli.checkpoint_view import grow
+
     for key, value in facts.items():
         name = key.replace("_", " ")
         if isinstance(value, dict) and key != "settings":
@@ -118,16 +109,8 @@ def _print(console: Console, facts: dict[str, Any]) -> None:
             console.print(table)
         elif isinstance(value, dict):
             tree = Tree(name)
-            _grow(tree, value)
+            grow(tree, value)
             console.print(tree)
         else:
             text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
             console.print(f"{name:18} {text}", highlight=False)
-
-
-def _grow(tree: Any, values: dict[str, Any]) -> None:
-    for key, value in values.items():
-        if isinstance(value, dict):
-            _grow(tree.add(key), value)
-        else:
-            tree.add(f"{key}: {value}")

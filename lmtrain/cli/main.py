@@ -12,7 +12,20 @@ from typing import Annotated
 import typer
 
 from lmtrain import __version__
-from lmtrain.cli import corpus, data, demo, env, evaluate, generate, inspect, preprocess, pretrain, tokenizer
+from lmtrain.cli import (
+    corpus,
+    data,
+    demo,
+    env,
+    evaluate,
+    generate,
+    inspect,
+    preprocess,
+    pretrain,
+    reshard,
+    tokenizer,
+    verify,
+)
 from lmtrain.errors import LmtrainError
 
 app = typer.Typer(
@@ -51,6 +64,8 @@ app.command(name="pretrain")(pretrain.pretrain)
 app.command(name="eval")(evaluate.evaluate)
 app.command(name="generate")(generate.generate)
 app.command(name="inspect")(inspect.inspect)
+app.command(name="verify")(verify.verify)
+app.command(name="reshard")(reshard.reshard)
 app.command(name="env")(env.env)
 app.command(name="demo")(demo.demo)
 

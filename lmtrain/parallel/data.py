@@ -20,7 +20,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from lmtrain.parallel.mesh import Mesh
-from lmtrain.parallel.pipeline import reduce_now
+from lmtrain.parallel.pipeline import end_backward
 from lmtrain.schedules.table import Action, Kind
 
 
@@ -62,12 +62,19 @@ class ShardedWeights:
         """Before a backward: what it is to send and to keep. A first half alone sends nothing."""
         if action.kind in (Kind.BACKWARD, Kind.INPUT):
             self._tell(action.stage, action.kind is Kind.BACKWARD and (last or self.zero >= 2), last)
+            if self.zero == 3:
+                # because: a head works after FSDP's last look at a forward, so that no hook gathers it for its
+                # backward; it is let go where another microbatch's backward has come in between
+                self.stages[action.stage].unshard()
 
     def done(self, action: Action, last: bool) -> None:
-        """After a second half: gradients have come about behind autograd's back."""
-        if action.kind is Kind.WEIGHT and (last or self.zero >= 2):
-            self._tell(action.stage, True, last)
-            reduce_now(self.stages[action.stage])
+        """After a second half: gradients have come about behind FSDP's back. They are added up in fp32, then sent."""
+        if action.kind is Kind.WEIGHT:
+            self._tell(action.stage, False, last)
+            end_backward(self.stages[action.stage])
+            if last or self.zero >= 2:
+                self._tell(action.stage, True, last)
+                end_backward(self.stages[action.stage])
 
     def _tell(self, stage: int, sends: bool, last: bool) -> None:
         if self._sends.get(stage) == (sends, last):

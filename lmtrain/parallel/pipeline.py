@@ -7,7 +7,7 @@ of it is its place in autograd's graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Protocol
@@ -18,12 +18,13 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from lmtrain.parallel.deferred import Later, put_off
 from lmtrain.parallel.mesh import Mesh
-from lmtrain.parallel.post import Lanes, Letter, Post
+from lmtrain.parallel.post import Lanes, Letter, Post, Routes
 from lmtrain.runtime.process_group import new_group
 from lmtrain.schedules.choose import Name, build, ranks_of_stages
-from lmtrain.schedules.table import Action, Kind, Table
+from lmtrain.schedules.table import Action, Kind
 
 Compute = Callable[[int, int, Tensor | None], Tensor]  # (stage, microbatch, hidden states) -> hidden states, or terms
+Row = list[Action]
 Shape = tuple[int, ...]  # of the hidden states between two stages
 
 
@@ -78,11 +79,11 @@ class Pipeline:
 
     def train(self, count: int, compute: Compute, shape: Shape, scale: float, watch: Watch) -> dict[int, Tensor]:
         """[terms] of each microbatch, on the rank of the last stage."""
-        table = self._table(count)
-        post, last = self._post(table.actions, table.rank_of, shape), table.num_stages - 1
+        row, routes = self._plan(count, forward_only=False)
+        post, last = self._post(routes, shape), len(routes.rank_of) - 1
         held: dict[tuple[int, int], Held] = {}
         shares = {}
-        for action in table.actions[self.mesh.pp.index]:
+        for action in row:
             key = (action.stage, action.microbatch)
             watch.begin(action)
             if action.kind is Kind.FORWARD:
@@ -107,29 +108,29 @@ class Pipeline:
     @torch.no_grad()
     def forward(self, count: int, compute: Compute, shape: Shape) -> dict[int, Tensor]:
         """What the last stage gives for each batch, on its rank: a schedule's forwards alone."""
-        table = self._table(count)
-        rows = [[action for action in row if action.kind is Kind.FORWARD] for row in table.actions]
-        post, results = self._post(rows, table.rank_of, shape), {}
-        for action in rows[self.mesh.pp.index]:
+        row, routes = self._plan(count, forward_only=True)
+        post, results = self._post(routes, shape), {}
+        for action in row:
             out = compute(action.stage, action.microbatch, self._arrive(post, action))
-            if action.stage == table.num_stages - 1:
+            if action.stage == len(routes.rank_of) - 1:
                 results[action.microbatch] = out
             else:
                 post.send(Letter(False, action.stage + 1, action.microbatch), out)
         post.close()
         return results
 
-    def _table(self, count: int) -> Table:
-        return _build_once(self.schedule, self.mesh.layout.pp, self.mesh.layout.vp, count)
+    def _plan(self, count: int, *, forward_only: bool) -> tuple[Row, Routes]:
+        layout = self.mesh.layout
+        return _plan_once(self.schedule, layout.pp, layout.vp, count, self.mesh.pp.index, forward_only)
 
-    def _post(self, rows: Sequence[Sequence[Action]], rank_of: Sequence[int], shape: Shape) -> Post:
+    def _post(self, routes: Routes, shape: Shape) -> Post:
         like = torch.empty(shape, dtype=self.dtype, device=self.device)
-        return Post(rows, rank_of, like, self.mesh, self.lanes, shares=self.shares)
+        return Post(routes, like, self.mesh, self.lanes, shares=self.shares)
 
     def _arrive(self, post: Post, action: Action) -> Tensor | None:
         if action.stage == 0:
             return None
-        hidden = post.receive(Letter(False, action.stage, action.microbatch), action.stage - 1)
+        hidden = post.receive(Letter(False, action.stage, action.microbatch))
         return hidden.detach().requires_grad_(torch.is_grad_enabled())
 
     def _backward(self, post: Post, action: Action, held: dict[tuple[int, int], Held], last: int) -> None:
@@ -138,7 +139,7 @@ class Pipeline:
         it, grad = held[key], None
         assert it.out is not None
         if action.stage < last:
-            grad = post.receive(Letter(True, action.stage, action.microbatch), action.stage + 1)
+            grad = post.receive(Letter(True, action.stage, action.microbatch))
         if action.kind is Kind.INPUT:
             with put_off(it.later):
                 torch.autograd.backward(it.out, grad)
@@ -151,7 +152,11 @@ class Pipeline:
             post.send(Letter(True, action.stage - 1, action.microbatch), it.hidden.grad)
 
 
-_build_once = cache(build)  # because: a run has a few numbers of microbatches
+@cache  # because: a run has a few numbers of microbatches
+def _plan_once(schedule: Name, pp: int, vp: int, count: int, rank: int, forward_only: bool) -> tuple[Row, Routes]:
+    table = build(schedule, pp, vp, count)
+    rows = [[a for a in row if a.kind is Kind.FORWARD or not forward_only] for row in table.actions]
+    return rows[rank], Routes.of(rows, table.rank_of, rank)
 
 
 def _scaled(terms: Tensor, scale: float) -> Tensor:
@@ -159,8 +164,8 @@ def _scaled(terms: Tensor, scale: float) -> Tensor:
     return loss if scale == 1.0 else loss * scale
 
 
-def reduce_now(stage: Any) -> None:
-    """FSDP's reduction of the gradients a stage holds, as at the end of a backward.
+def end_backward(stage: Any) -> None:
+    """FSDP's work at the end of a backward: adds this one's gradients to the fp32 sums, and sends them if it is to.
 
     because: second halves accumulate gradients after the last hook of a backward has run, and FSDP has no public call
     """

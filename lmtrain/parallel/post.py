@@ -1,27 +1,32 @@
 """Messages between pipeline stages: activations go forward, their gradients back, in the order the schedule says.
 
 Called by pipeline. Both sides know every rank's row of the table, so a receiver posts its receives in the order in
-which the sender sends, and no message carries a name. Traffic to higher and to lower ranks has a process group each:
-within one group two ranks never wait for each other in both directions.
+which the sender sends, and no message carries a name; what they cannot know of each other, shape and number of the
+messages, a sender tells before its first one. Traffic to higher and to lower ranks has a process group each: within
+one group two ranks never wait for each other in both directions.
 
 Where tp ranks hold the same activations each sends a share, and the shares are gathered on arrival (Megatron-LM 2021).
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+import math
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lmtrain.errors import LayoutError
 from lmtrain.parallel.collectives import gather_stack
 from lmtrain.parallel.mesh import Mesh
 from lmtrain.schedules.table import Action, Kind
 
 _POSTED = 2  # receives under way from one peer: one that is waited for, one that arrives meanwhile
+_TERMS_TAG = 1
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,19 @@ class Letter:
     stage: int
     microbatch: int
 
+    @property
+    def sender(self) -> int:
+        """The stage it comes from."""
+        return self.stage + 1 if self.backward else self.stage - 1
+
+
+def needed_by(action: Action, last_stage: int) -> Letter | None:
+    """What an action waits for."""
+    backward = action.kind is not Kind.FORWARD
+    if action.kind is Kind.WEIGHT or action.stage == (last_stage if backward else 0):
+        return None
+    return Letter(backward, action.stage, action.microbatch)
+
 
 def letter_of(action: Action, last_stage: int) -> Letter | None:
     """What others wait for once this action is done."""
@@ -53,23 +71,59 @@ def letter_of(action: Action, last_stage: int) -> Letter | None:
     return Letter(True, action.stage - 1, action.microbatch)
 
 
+@dataclass(frozen=True)
+class Terms:
+    """What a sender and a receiver must agree on before the first message."""
+
+    num_messages: int
+    shape: tuple[int, ...]  # of a whole message, [B, T, D]
+    dtype: torch.dtype
+
+    def to_tensor(self) -> Tensor:
+        """On the host: it is read there, and no device waits for it."""
+        return torch.tensor([self.num_messages, _DTYPES.index(self.dtype), *self.shape])
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Terms:
+        count, dtype, *shape = tensor.tolist()
+        return cls(count, tuple(shape), _DTYPES[dtype])
+
+    def __str__(self) -> str:
+        return f"{self.num_messages} messages of {list(self.shape)} {str(self.dtype).removeprefix('torch.')}"
+
+
 class Inbox:
     """Letters from one peer, received in the order of its row."""
 
-    def __init__(self, letters: Sequence[Letter], sender: int, group: dist.ProcessGroup, like: Tensor) -> None:
-        self.sender, self.group, self.like = sender, group, like
+    def __init__(
+        self, letters: Sequence[Letter], sender: int, group: dist.ProcessGroup, like: Tensor, terms: Terms
+    ) -> None:
+        self.sender, self.group, self.like, self.terms = sender, group, like, terms
         self.coming = deque(letters)
         self.posted: deque[tuple[Letter, Tensor, dist.Work]] = deque()
         self.arrived: dict[Letter, Tensor] = {}
-        self._post()
+        self.told = torch.empty_like(terms.to_tensor())
+        self.telling = dist.irecv(self.told, sender, group=group, tag=_TERMS_TAG)
 
     def take(self, letter: Letter) -> Tensor:
+        if self.telling is not None:
+            self._agree(self.telling)
         while letter not in self.arrived:
             came, tensor, work = self.posted.popleft()
             work.wait()
             self.arrived[came] = tensor
             self._post()
         return self.arrived.pop(letter)
+
+    def _agree(self, telling: dist.Work) -> None:
+        telling.wait()
+        self.telling, told = None, Terms.of(self.told)
+        if told != self.terms:
+            raise LayoutError(
+                f"Rank {self.sender} sends {told} to rank {dist.get_rank()}, which expects {self.terms}: they do not "
+                "have the same batch. Give every stage of a pipeline the same settings and the same data."
+            )
+        self._post()
 
     def _post(self) -> None:
         while self.coming and len(self.posted) < _POSTED:
@@ -79,60 +133,113 @@ class Inbox:
             self.posted.append((self.coming.popleft(), tensor, work))
 
 
+class Outbox:
+    """What is on its way to one peer, kept until it has arrived."""
+
+    def __init__(self, receiver: int, group: dist.ProcessGroup, terms: Terms) -> None:
+        self.receiver, self.group, self.terms = receiver, group, terms
+        self.under_way: deque[tuple[int, dist.Work, Tensor]] = deque()
+        self._send(-1, terms.to_tensor(), _TERMS_TAG)
+
+    def send(self, needed: int, tensor: Tensor) -> None:
+        """`needed` numbers the receiver's action that waits for it."""
+        self._send(needed, tensor, 0)
+        while self.under_way and self.under_way[0][1].is_completed():
+            self.under_way.popleft()
+
+    def _send(self, needed: int, tensor: Tensor, tag: int) -> None:
+        work = dist.isend(tensor, self.receiver, group=self.group, tag=tag)
+        assert work is not None
+        self.under_way.append((needed, work, tensor))
+
+    def let_go(self, done: float = math.inf) -> None:
+        """The receiver has come so far in its row: what it needed for that has arrived.
+
+        because: gloo says that a send is complete only to those who wait for it
+        """
+        while self.under_way and self.under_way[0][0] < done:
+            self.under_way.popleft()[1].wait()
+
+
+@dataclass(frozen=True)
+class Routes:
+    """Which letters one rank exchanges with whom in one run of a schedule."""
+
+    rank_of: tuple[int, ...]  # stage -> rank along pp
+    sent_at: Mapping[Letter, int]  # number of the action in its sender's row
+    needed_at: Mapping[Letter, int]  # number of the action in its receiver's row
+    from_peer: Mapping[int, list[Letter]]
+    to_peer: Mapping[int, list[Letter]]
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[Action]], rank_of: tuple[int, ...], me: int) -> Routes:
+        last_stage = len(rank_of) - 1
+        sent_at, needed_at = {}, {}
+        from_peer, to_peer = defaultdict(list), defaultdict(list)
+        for row in rows:
+            for number, action in enumerate(row):
+                if needed := needed_by(action, last_stage):
+                    needed_at[needed] = number
+                if letter := letter_of(action, last_stage):
+                    sent_at[letter] = number
+                    sender, receiver = rank_of[action.stage], rank_of[letter.stage]
+                    if receiver == me != sender:
+                        from_peer[sender].append(letter)
+                    elif sender == me != receiver:
+                        to_peer[receiver].append(letter)
+        return cls(rank_of, sent_at, needed_at, dict(from_peer), dict(to_peer))
+
+
 class Post:
     """One rank's mail for one run of a schedule."""
 
-    def __init__(
-        self,
-        rows: Sequence[Sequence[Action]],
-        rank_of: Sequence[int],
-        like: Tensor,
-        mesh: Mesh,
-        lanes: Lanes,
-        *,
-        shares: bool,
-    ) -> None:
+    def __init__(self, routes: Routes, like: Tensor, mesh: Mesh, lanes: Lanes, *, shares: bool) -> None:
         """`like` has the shape and dtype of one message; `shares` says that tp ranks have the same ones."""
-        self.rank_of, self.pp, self.tp, self.lanes, self.shape = rank_of, mesh.pp, mesh.tp, lanes, like.shape
+        self.routes, self.pp, self.tp, self.shape = routes, mesh.pp, mesh.tp, like.shape
         self.shares = shares and like.numel() % self.tp.size == 0
         message = like.flatten()[: like.numel() // self.tp.size] if self.shares else like
-        last_stage, pp = len(rank_of) - 1, self.pp
-        letters: dict[int, list[Letter]] = {}
-        for peer, row in enumerate(rows):
-            if peer != pp.index:
-                found = [letter for action in row if (letter := letter_of(action, last_stage)) is not None]
-                letters[peer] = [letter for letter in found if rank_of[letter.stage] == pp.index]
+        me, ranks = mesh.pp.index, mesh.pp.ranks
+
+        def terms(letters: Sequence[Letter]) -> Terms:
+            return Terms(len(letters), tuple(like.shape), like.dtype)
+
+        self.outboxes = {
+            peer: Outbox(ranks[peer], lanes.between(me, peer), terms(letters))
+            for peer, letters in routes.to_peer.items()
+        }  # fmt: skip
         self.inboxes = {
-            peer: Inbox(found, pp.ranks[peer], lanes.between(peer, pp.index), message)
-            for peer, found in letters.items() if found
+            peer: Inbox(letters, ranks[peer], lanes.between(peer, me), message, terms(letters))
+            for peer, letters in routes.from_peer.items()
         }  # fmt: skip
         self.own: dict[Letter, Tensor] = {}  # between two stages of this rank
-        self.sent: deque[tuple[dist.Work, Tensor]] = deque()
 
     def send(self, letter: Letter, tensor: Tensor) -> None:
-        to = self.rank_of[letter.stage]
+        if tensor.shape != self.shape:
+            raise LayoutError(
+                f"Stage {letter.sender} on rank {dist.get_rank()} made {list(tensor.shape)}, and {list(self.shape)} "
+                "was announced. Give all microbatches of a step the same size."
+            )
+        to = self.routes.rank_of[letter.stage]
         if to == self.pp.index:
             self.own[letter] = tensor
             return
         tensor = tensor.contiguous()
         if self.shares:
             tensor = tensor.flatten().chunk(self.tp.size)[self.tp.index]
-        work = dist.isend(tensor, self.pp.ranks[to], group=self.lanes.between(self.pp.index, to))
-        assert work is not None
-        self.sent.append((work, tensor))
-        while self.sent and self.sent[0][0].is_completed():
-            self.sent.popleft()  # and with it the memory of what was sent
+        self.outboxes[to].send(self.routes.needed_at[letter], tensor)
 
-    def receive(self, letter: Letter, sender_stage: int) -> Tensor:
-        sender = self.rank_of[sender_stage]
+    def receive(self, letter: Letter) -> Tensor:
+        sender = self.routes.rank_of[letter.sender]
         if sender == self.pp.index:
             return self.own.pop(letter)
         tensor = self.inboxes[sender].take(letter)
+        if sender in self.outboxes:
+            self.outboxes[sender].let_go(self.routes.sent_at[letter])
         if self.shares:
             # collective: nothing is summed; tp ranks' shares of one message
             tensor = gather_stack(tensor, self.tp)
         return tensor.view(self.shape)
 
     def close(self) -> None:
-        while self.sent:
-            self.sent.popleft()[0].wait()
+        for outbox in self.outboxes.values():
+            outbox.let_go()

@@ -18,8 +18,9 @@ from lmtrain.runtime.process import ProcessEnv, fault_request
 ACTIONS = ("kill", "exc", "enospc")
 POINTS = (
     "step", "forward", "backward", "opt_step", "data.next",
-    "ckpt.begin", "ckpt.mid_write", "ckpt.before_manifest", "ckpt.before_rename", "ckpt.mid_replace",
+    "ckpt.begin", "ckpt.mid_write", "ckpt.read_back", "ckpt.before_manifest", "ckpt.before_rename", "ckpt.mid_replace",
     "ckpt.after_rename", "ckpt.prune", "data.slice", "data.journal", "data.finish", "data.publish",
+    "reshard.segment", "reshard.journal", "reshard.finish", "reshard.publish", "reshard.cleanup",
 )  # fmt: skip
 
 

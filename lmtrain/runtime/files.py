@@ -135,6 +135,16 @@ def read_errors(path: Path) -> Iterator[None]:
         raise StorageError(f"Reading {path} failed: {error.strerror or error}.") from error
 
 
+def forget_cached(path: Path) -> None:
+    """Ask the system to drop its copy of a file that is on disk, so that the next read is the disk's own answer."""
+    with read_errors(path):
+        fd, size = open_regular(path, follow_links=False)
+        try:
+            os.posix_fadvise(fd, 0, size, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(fd)
+
+
 def open_regular(path: Path, *, follow_links: bool) -> tuple[int, int]:
     """A descriptor and the size of a plain file; a pipe or a device is refused without waiting for it."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC

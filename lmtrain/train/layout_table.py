@@ -35,7 +35,7 @@ _HOST_WIDTH = 12  # because: the widest of all other columns then still fit 80
 
 def layout_words(parallel: ParallelSettings) -> str:
     """Such as "dp_shard 4 x tp 2, zero 1"."""
-    sizes = [(axis, getattr(parallel, axis)) for axis in ("pp", "dp_replicate", "dp_shard", "tp")]
+    sizes = [(axis, getattr(parallel, axis)) for axis in ("pp", "vp", "dp_replicate", "dp_shard", "tp")]
     words = " x ".join(f"{axis} {size}" for axis, size in sizes if size > 1) or "one process"
     return words + (f", zero {parallel.zero}" if parallel.layout.dp > 1 else "")
 

@@ -95,7 +95,8 @@ def open_run(
         stack.callback(loader.close)
         writer = stack.enter_context(CheckpointWriter(
             checkpoints, keep_last=config.checkpoint.keep_last, asynchronous=config.checkpoint.asynchronous,
-            peers=saving_peers(mesh),
+            keep_every_steps=config.checkpoint.keep_every_steps, peers=saving_peers(mesh),
+            verify_after_save=config.checkpoint.verify_after_save,
         ))  # fmt: skip
 
         peak = config.observe.peak_tflops

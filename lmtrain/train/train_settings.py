@@ -36,13 +36,20 @@ class TrainSettings(Settings):
 
     def problems(self) -> Iterator[Problem]:
         yield from problem_if(
-            (self.steps is None) == (self.tokens is None), "steps", self.steps,
+            (self.steps is None) == (self.tokens is None),
+            "steps",
+            self.steps,
             f"and train.tokens={show(self.tokens)} must be given one without the other",
             "Set train.steps=1000 or train.tokens=300B.",
         )
         for key, least in (
-            ("steps", 1), ("tokens", 1), ("global_batch", 1), ("micro_batch", 1), ("seed", 0),
-            ("valid_interval_steps", 0), ("valid_samples", 1),
+            ("steps", 1),
+            ("tokens", 1),
+            ("global_batch", 1),
+            ("micro_batch", 1),
+            ("seed", 0),
+            ("valid_interval_steps", 0),
+            ("valid_samples", 1),
         ):
             value = getattr(self, key)
             wrong = value is not None and value < least

@@ -16,12 +16,13 @@ from torch.distributed.fsdp import FSDPModule
 
 from lmtrain.data.loader import StepBatches
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.parallel import apply, collectives, grads
+from lmtrain.parallel import apply, collectives, grads, tensor
 from lmtrain.parallel.apply import ParallelModel
 from lmtrain.parallel.mesh import Axis
 from lmtrain.parallel.streams import Streams
 from lmtrain.parallel.vocabulary import VocabHead
 from lmtrain.spec import Cut, Cuts, Split
+from tests.layouts import pipeline_bugs
 
 Patch = tuple[Any, str, Any]  # owner, name, what stands there instead
 CASES = {
@@ -35,6 +36,8 @@ CASES = {
     "wrong_head_order": "gqa-tp2-fp32-micro1",
     "last_microbatch_dropped": "window-dp2-zero2-fp32-micro4",
     "fsdp_averages": "parallel-dp2-zero3-fp32-micro1",
+    "pairs_divided_by_tokens": "postnorm-dp2-zero1-fp32-micro1",
+    "every_cut_has_a_first_token": "bert-tp2-sp-fp32-micro1",
 }
 
 
@@ -79,8 +82,8 @@ def _mean_instead_of_sum() -> Iterator[Patch]:
 def _replicated_weight_counted_for_each_rank() -> Iterator[Patch]:
     right = grads.gradient_norm
 
-    def norm(gradients: Any, places: Any, world: Axis) -> Tensor:
-        return right(gradients, {name: replace(place, num_holders=1) for name, place in places.items()}, world)
+    def norm(gradients: Any, places: Any, *rest: Any) -> Tensor:
+        return right(gradients, {name: replace(place, num_holders=1) for name, place in places.items()}, *rest)
 
     yield apply, "gradient_norm", norm
 
@@ -134,4 +137,20 @@ def _fsdp_averages() -> Iterator[Patch]:
     yield FSDPModule, "set_gradient_divide_factor", lambda self, factor: None
 
 
+def _pairs_divided_by_tokens() -> Iterator[Patch]:
+    """Both terms of BERT's loss by the count of one."""
+    right = ParallelModel.forward_backward
+
+    def forward_backward(self: ParallelModel, batches: StepBatches) -> Tensor:
+        return right(self, replace(batches, counts=batches.counts[:1] * len(batches.counts)))
+
+    yield ParallelModel, "forward_backward", forward_backward
+
+
+def _every_cut_has_a_first_token() -> Iterator[Patch]:
+    """The pair is judged by the first token of the sequence, which one rank holds."""
+    yield tensor, "taken_from_first", lambda x, axis: x
+
+
 _PATCHES: dict[str, Callable[[], Iterator[Patch]]] = {name: globals()[f"_{name}"] for name in CASES}
+_PATCHES |= pipeline_bugs.PATCHES

@@ -1,7 +1,8 @@
 """The space of layouts that must equal one process, and seeded arrays of cases that cover its pairs and triples.
 
 A case is named by its words, as in `gqa-tp2-dp4-zero3-hybrid-sp-full-bf16-micro4`; any name of the space can be
-replayed, whether an array has it or not. What is legal is asked of the settings themselves, never repeated here.
+replayed, whether an array has it or not. Pipelines, whose models are deeper, have arrays of their own.
+What is legal is asked of the settings themselves, never repeated here.
 Must not import torch.
 """
 
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import combinations, product
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,12 +26,14 @@ from lmtrain.parallel.compute_settings import ComputeSettings
 from lmtrain.parallel.parallel_settings import ParallelSettings
 from lmtrain.parallel.precision_settings import Fp16Settings, PrecisionSettings
 from lmtrain.parallel.recompute_settings import RecomputeSettings
+from lmtrain.schedules.choose import NAMES, Name, legal_chunks
 from lmtrain.train.config import RunConfig
 from lmtrain.train.train_settings import TrainSettings
 
 SEED = 20
 MOST_PROCESSES = 8
 GLOBAL_BATCH = 96  # because: every dp x microbatches of the space divides it, so a model has one reference
+ODD_BATCHES = (90, 84)  # because: 2p + 1 microbatches of two dp copies are 10, 14 or 18
 SEQ_LEN = 24  # because: every tp of the space divides it, as sequence parallelism asks
 VOCAB = 67  # because: a prime; no tp divides it without padding
 _TINY: dict[str, Any] = {"num_layers": 2, "vocab_size": VOCAB, "seq_len": SEQ_LEN, "init_std": 0.1}
@@ -50,6 +53,19 @@ MODELS: dict[str, GPTSettings | BertSettings] = {
     "bert": BertSettings(width=48, num_heads=24, ffn_width=96, vocab_multiple=1, **_TINY),
     "postnorm": BertSettings(width=44, num_heads=4, ffn_width=80, vocab_multiple=16, norm_order="post", **_TINY),
 }  # fmt: skip
+# because: 9 layers are at least one for each of 4 x 2 stages, and never the same number for all
+_DEEP = _TINY | {"num_layers": 9, "init_std": 0.05}
+DEEP_MODELS: dict[str, GPTSettings | BertSettings] = {
+    "deep": GPTSettings(width=18, num_heads=2, head_width=4, ffn_width=24, vocab_multiple=1, **_DEEP),
+    "deepuntied": GPTSettings(width=16, num_heads=2, ffn_width=32, vocab_multiple=16, tied=False, **_DEEP),
+    "deepgqa": GPTSettings(
+        width=16, num_heads=4, num_kv_heads=2, head_width=4, ffn_width=24, vocab_multiple=1, bias=False,
+        positions="rotary", norm="rmsnorm", activation="swiglu", **_DEEP,
+    ),
+    "deepbert": BertSettings(width=16, num_heads=2, ffn_width=32, vocab_multiple=1, **_DEEP),
+    "deeppost": BertSettings(width=16, num_heads=4, ffn_width=24, vocab_multiple=16, norm_order="post", **_DEEP),
+}  # fmt: skip
+ALL_MODELS = MODELS | DEEP_MODELS
 RECOMPUTE: dict[str, dict[str, Any]] = {
     "none": {"kind": "none"},
     "attention": {"kind": "attention"},
@@ -72,14 +88,27 @@ class Case:
     microbatches: int = 1
     compile: bool = False
     dropout: bool = False  # the arrays are without: masks depend on the layout wherever tp cuts what is dropped
+    pp: int = 1
+    vp: int = 1
+    schedule: Name = "1f1b"
+    balance: Literal["layers", "cost"] = "layers"
 
     @property
     def num_processes(self) -> int:
-        return self.tp * self.dp
+        return self.tp * self.dp * self.pp
+
+    @property
+    def global_batch(self) -> int:
+        return next(b for b in (GLOBAL_BATCH, *ODD_BATCHES) if b % (self.dp * self.microbatches) == 0)
 
     @property
     def name(self) -> str:
-        words = [self.model, f"tp{self.tp}", f"dp{self.dp}"]
+        words = [self.model]
+        words += [f"pp{self.pp}"] if self.pp > 1 else []
+        words += [f"vp{self.vp}"] if self.vp > 1 else []
+        words += [self.schedule] if self.schedule != "1f1b" else []
+        words += [self.balance] if self.balance != "layers" else []
+        words += [f"tp{self.tp}", f"dp{self.dp}"]
         words += [f"zero{self.zero}"] if self.dp > 1 else []
         words += ["hybrid"] if self.hybrid else []
         words += ["sp"] if self.sequence else []
@@ -91,8 +120,8 @@ class Case:
     @classmethod
     def named(cls, name: str) -> Case:
         model, *words = name.split("-")
-        if model not in MODELS:
-            raise ValueError(f"{name} does not begin with a model: {', '.join(MODELS)}")
+        if model not in ALL_MODELS:
+            raise ValueError(f"{name} does not begin with a model: {', '.join(ALL_MODELS)}")
         values: dict[str, Any] = {"model": model}
         for word in words:
             values |= _value_of(word, name)
@@ -100,12 +129,13 @@ class Case:
 
     @property
     def model_settings(self) -> GPTSettings | BertSettings:
-        return replace(MODELS[self.model], dropout=0.1 if self.dropout else 0.0)
+        return replace(ALL_MODELS[self.model], dropout=0.1 if self.dropout else 0.0)
 
     @property
     def parallel(self) -> ParallelSettings:
         copies = self.dp if self.zero == 0 else 2 if self.hybrid else 1
         return ParallelSettings(
+            pp=self.pp, vp=self.vp, schedule=self.schedule, balance=self.balance,
             dp_replicate=copies, dp_shard=self.dp // copies, tp=self.tp, zero=self.zero,
             sequence_parallel=self.sequence,
         )  # fmt: skip
@@ -129,7 +159,7 @@ class Case:
     @property
     def train(self) -> TrainSettings:
         return TrainSettings(
-            steps=3, global_batch=GLOBAL_BATCH, micro_batch=GLOBAL_BATCH // (self.dp * self.microbatches)
+            steps=3, global_batch=self.global_batch, micro_batch=self.global_batch // (self.dp * self.microbatches)
         )
 
     @property
@@ -150,9 +180,10 @@ class Case:
     @property
     def reference(self) -> Case:
         """One process, nothing recomputed or compiled. Dropout needs the microbatches whose masks the ranks draw."""
+        same_batch = 1 if self.global_batch == GLOBAL_BATCH else self.microbatches
         return Case(
             self.model, precision=self.precision, dropout=self.dropout,
-            microbatches=self.dp * self.microbatches if self.dropout else 1,
+            microbatches=self.dp * self.microbatches if self.dropout else same_batch,
         )  # fmt: skip
 
 
@@ -187,8 +218,53 @@ def space() -> tuple[Case, ...]:
 
 def array(strength: int, num_compiled: int, *, seed: int = SEED) -> list[Case]:
     """Legal cases in which every legal combination of `strength` values occurs, greedily few; then compiled ones."""
-    cases = space()
-    combined = _combinations(cases, strength)
+    return _covering(space(), FACTORS, strength, seed) + compiled_cases(num_compiled)
+
+
+PIPELINE_FACTORS: dict[str, tuple[Any, ...]] = {
+    "model": tuple(DEEP_MODELS),
+    "pp": (2, 3, 4),
+    "vp": (1, 2),
+    "schedule": NAMES,
+    "balance": ("layers", "cost"),
+    "tp": (1, 2),
+    "dp": (1, 2),
+    "zero": (0, 1, 2, 3),
+    "sequence": (False, True),
+    "recompute": tuple(RECOMPUTE),
+    "precision": ("fp32", "bf16", "fp16"),
+    "microbatches": (2, 3, 4, 5, 6, 7, 8, 9),
+}
+# because: all legal ones are 60,000, and this many of them have every legal pair and triple of values among them
+NUM_DRAWN = 5_000
+
+
+@cache
+def pipeline_space() -> tuple[Case, ...]:
+    """A seeded part of the legal cases with a pipeline. A schedule gets p, 2p or 2p + 1 microbatches."""
+    rng = random.Random(SEED)
+    drawn = dict.fromkeys(_drawn(rng) for _ in range(NUM_DRAWN))
+    return tuple(case for case in drawn if means_something(case) and not case.problems())
+
+
+def _drawn(rng: random.Random) -> Case:
+    values = {name: rng.choice(values) for name, values in PIPELINE_FACTORS.items()}
+    case = Case(**values)
+    return replace(
+        case,
+        microbatches=rng.choice((case.pp, 2 * case.pp, 2 * case.pp + 1)),
+        vp=rng.choice([vp for vp in PIPELINE_FACTORS["vp"] if legal_chunks(case.schedule, vp) is None]),
+        zero=case.zero if case.dp > 1 else 1,
+        sequence=case.sequence and case.tp > 1,
+    )
+
+
+def pipeline_array(strength: int, *, seed: int = SEED) -> list[Case]:
+    return _covering(pipeline_space(), PIPELINE_FACTORS, strength, seed)
+
+
+def _covering(cases: tuple[Case, ...], factors: dict[str, tuple[Any, ...]], strength: int, seed: int) -> list[Case]:
+    combined = _combinations(cases, factors, strength)
     order = np.array(random.Random(seed).sample(range(len(cases)), len(cases)))
     cost = np.array([case.num_processes for case in cases])
     missing = np.zeros(combined.max() + 1, bool)
@@ -200,14 +276,14 @@ def array(strength: int, num_compiled: int, *, seed: int = SEED) -> list[Case]:
         pick = int(best[cost[best].argmin()])
         missing[combined[pick]] = False
         chosen.append(cases[pick])
-    return chosen + compiled_cases(num_compiled)
+    return chosen
 
 
-def _combinations(cases: tuple[Case, ...], strength: int) -> NDArray[np.int64]:
+def _combinations(cases: tuple[Case, ...], factors: dict[str, tuple[Any, ...]], strength: int) -> NDArray[np.int64]:
     """[case, which factors] -> number of the combination of values that these factors have there."""
-    codes = np.array([[FACTORS[f].index(getattr(case, f)) for f in FACTORS] for case in cases])
+    codes = np.array([[values.index(getattr(case, f)) for f, values in factors.items()] for case in cases])
     columns, first = [], 0
-    for chosen in combinations(range(len(FACTORS)), strength):
+    for chosen in combinations(range(len(factors)), strength):
         column = np.zeros(len(cases), np.int64)
         for factor in chosen:
             column = column * (1 + codes.max()) + codes[:, factor]
@@ -227,7 +303,7 @@ def compiled_cases(count: int, num_processes: int = 2) -> list[Case]:
     seen: set[tuple[str, Any]] = set()
     chosen: list[Case] = []
     for _ in range(count):
-        chosen.append(max(legal, key=lambda case: len(_values(case) - seen)))
+        chosen.append(max((c for c in legal if c not in chosen), key=lambda case: len(_values(case) - seen)))
         seen |= _values(chosen[-1])
     return chosen
 
@@ -237,13 +313,15 @@ def _values(case: Case) -> set[tuple[str, Any]]:
 
 
 def _value_of(word: str, name: str) -> dict[str, Any]:
-    for prefix, field in (("tp", "tp"), ("dp", "dp"), ("zero", "zero"), ("micro", "microbatches")):
+    for prefix in ("pp", "vp", "tp", "dp", "zero", "micro"):
+        field = "microbatches" if prefix == "micro" else prefix
         if word.startswith(prefix) and word.removeprefix(prefix).isdecimal():
             return {field: int(word.removeprefix(prefix))}
     if word in RECOMPUTE:
         return {"recompute": word}
-    if word in FACTORS["precision"]:
-        return {"precision": word}
+    for field in ("precision", "schedule", "balance"):
+        if word in PIPELINE_FACTORS[field]:
+            return {field: word}
     flags = {"hybrid": "hybrid", "sp": "sequence", "compile": "compile", "dropout": "dropout"}
     if word in flags:
         return {flags[word]: True}
@@ -252,5 +330,5 @@ def _value_of(word: str, name: str) -> dict[str, Any]:
 
 
 def _known_words() -> Iterator[str]:
-    yield from ("tpN", "dpN", "zeroN", "microN", "hybrid", "sp", "compile", "dropout")
-    yield from (*RECOMPUTE, *FACTORS["precision"])
+    yield from ("ppN", "vpN", "tpN", "dpN", "zeroN", "microN", "hybrid", "sp", "compile", "dropout")
+    yield from (*RECOMPUTE, *FACTORS["precision"], *NAMES, "cost")

@@ -63,17 +63,16 @@ def _look(model: ParallelModel, optimizer: torch.optim.Optimizer, before: set[in
 
 
 class Between(list[Batch]):
-    """Microbatches that look at memory before the second one starts."""
+    """Microbatches that look at memory when the second one is asked for."""
 
     def __init__(self, batches: list[Batch], look: Callable[[], None]) -> None:
         super().__init__(batches)
         self.look = look
 
-    def __iter__(self) -> Iterator[Batch]:
-        for index in range(len(self)):
-            if index == 1:
-                self.look()
-            yield self[index]
+    def __getitem__(self, index: Any) -> Any:
+        if index == 1:
+            self.look()
+        return super().__getitem__(index)
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -9,6 +9,7 @@ import math
 import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -22,8 +23,6 @@ FP32_GRADIENT = 1e-5  # of the gradient's norm
 FP32_LOSS = 1e-5
 LONG_LOSS = 1e-3  # over 100 steps
 HALF = 2.0  # times the error that one process shows against fp32
-# because: errors of a mean over thousands of tokens cancel by accident; the largest of ten shows how large they are
-REFERENCE_STEPS = 10
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Outcome:
 
 def run(pool: Pool, case: Case, *, steps: int = 3, bug: str | None = None) -> Outcome:
     # because: a first compilation takes each process some ten seconds, and they share few cores
-    timeout_s = (300.0 if case.compile else 90.0) + steps
+    timeout_s = (300.0 if case.compile else 120.0) + 4 * steps
     with tempfile.TemporaryDirectory() as folder:
         results = pool.run(
             "tests.layouts.training:train", case.num_processes,
@@ -77,8 +76,9 @@ class References:
 
     pool: Pool
     known: dict[tuple[str, int], Outcome] = field(default_factory=dict)
+    samples: dict[str, list[float]] = field(default_factory=dict)
 
-    def of(self, case: Case, steps: int = REFERENCE_STEPS) -> Outcome:
+    def of(self, case: Case, steps: int = 3) -> Outcome:
         key = (case.reference.name, steps)
         if key not in self.known:
             self.known[key] = run(self.pool, case.reference, steps=steps)
@@ -87,36 +87,66 @@ class References:
     def exact(self, case: Case) -> Outcome:
         return self.of(replace(case, precision="fp32"))
 
+    def loss_error(self, case: Case) -> float:
+        """How far one process's loss is off fp32, relative: two standard errors of the mean over samples.
+
+        because: a mean of thousands of errors may be right by accident, so its own error says little of their size.
+        """
+        half, exact = (self._samples(replace(case, precision=p).reference) for p in (case.precision, "fp32"))
+        off = [a - b for a, b in zip(half, exact, strict=True)]
+        mean = sum(off) / len(off)
+        return 2 * math.sqrt(sum((one - mean) ** 2 for one in off)) / sum(exact)
+
+    def _samples(self, case: Case) -> list[float]:
+        if case.name not in self.samples:
+            (self.samples[case.name],) = self.pool.run("tests.layouts.training:sample_losses", 1, {"name": case.name})
+        return self.samples[case.name]
+
 
 def check(case: Case, found: Outcome, references: References) -> list[str]:
     """What is wrong with 3 steps of a case; empty where it equals one process."""
-    one, exact = references.of(case), references.exact(case)
+    one = references.of(case)
     wrong = list(found.quarrels)
     if any(found.skipped + one.skipped):
         wrong.append(f"skipped {found.skipped}, and one process {one.skipped}")
     if found.gradients.keys() != one.gradients.keys():
         return [*wrong, f"gradients of {sorted(found.gradients.keys() ^ one.gradients.keys())} on one side only"]
-    for what, value, limit in errors(case, found, one, exact):
+    for what, value, limit in errors(case, found, references):
         if not value <= limit:  # NaN is wrong too
             wrong.append(f"{what}: {value:.2e}, and {limit:.2e} is allowed")
     return wrong
 
 
-def errors(case: Case, found: Outcome, one: Outcome, exact: Outcome) -> list[tuple[str, float, float]]:
+def errors(case: Case, found: Outcome, references: References) -> list[tuple[str, float, float]]:
     """(what, how far it is off, how far it may be): losses, norms, and each gradient relative to its norm."""
+    one, exact, half = references.of(case), references.exact(case), case.precision != "fp32"
+    distances, own = (
+        {name: distance(case, name, outcome.gradients[name], right) for name, right in exact.gradients.items()}
+        for outcome in (found, one)
+    )
+    shown = {"losses": references.loss_error(case), "norms": whole_distance(one, exact)} if half else {}
     rows = []
-    half = case.precision != "fp32"
     for what, tolerance in (("losses", FP32_LOSS), ("norms", FP32_GRADIENT)):
         values, ones, exacts = (getattr(outcome, what) for outcome in (found, one, exact))
-        shown = max(abs(a - b) / b for a, b in zip(ones, exacts, strict=True))
-        for step, (value, right) in enumerate(zip(values, exacts, strict=False), 1):
-            rows.append((f"{what}[{step}]", abs(value - right) / right, HALF * shown if half else tolerance))
-    distances = {n: distance(case, n, found.gradients[n], g) for n, g in exact.gradients.items()}
-    own = {n: distance(case, n, one.gradients[n], g) for n, g in exact.gradients.items()}
-    total = math.sqrt(sum(d**2 for d in own.values()) / len(own))
+        for step, (value, right) in enumerate(zip(values, exacts, strict=True), 1):
+            # because: each step's weights have the errors of the gradients before
+            limit = HALF * max(step * shown[what], *map(relative, ones, exacts)) if half else tolerance
+            rows.append((f"{what}[{step}]", relative(value, right), limit))
     for name, value in distances.items():
-        rows.append((f"gradient of {name}", value, HALF * max(own[name], total) if half else FP32_GRADIENT))
+        # because: a bias of few numbers may be right by accident too
+        limit = HALF * max(own[name], median(own.values())) if half else FP32_GRADIENT
+        rows.append((f"gradient of {name}", value, limit))
     return rows
+
+
+def relative(value: float, right: float) -> float:
+    return abs(value - right) / right
+
+
+def whole_distance(found: Outcome, right: Outcome) -> float:
+    """Of all gradients as one vector, of its norm: the norms cannot differ by more."""
+    off = sum(float((found.gradients[name] - g).norm() ** 2) for name, g in right.gradients.items())
+    return math.sqrt(off / sum(float(g.norm() ** 2) for g in right.gradients.values()))
 
 
 def distance(case: Case, name: str, found: Tensor, right: Tensor) -> float:

@@ -41,8 +41,8 @@ def replay(case: Case, references: References, bug: str | None, most: int | None
     print(f"{case.name} beside {case.reference.name}")
     for what in ("losses", "norms"):
         for label, outcome in ((case.precision, found), (f"one {case.precision}", one), ("one fp32", exact)):
-            print(f"  {what:7} {label:9}", *(f"{value:.8f}" for value in getattr(outcome, what)[: len(found.losses)]))
-    rows = sorted(errors(case, found, one, exact), key=lambda row: row[1] / row[2], reverse=True)
+            print(f"  {what:7} {label:9}", *(f"{value:.8f}" for value in getattr(outcome, what)))
+    rows = sorted(errors(case, found, references), key=lambda row: row[1] / row[2], reverse=True)
     for what, value, limit in rows[:most]:
         print(f"  {what:50} off by {value:.2e}, allowed {limit:.2e}{'' if value <= limit else '   WRONG'}")
     wrong = check(case, found, references)

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from collections.abc import Iterable
+from itertools import combinations, product
 
 import pytest
 
-from tests.layouts.cases import FACTORS, MODELS, Case, array, means_something, space
+from lmtrain.schedules.choose import Name
+from tests.layouts.cases import (
+    FACTORS,
+    MODELS,
+    PIPELINE_FACTORS,
+    Case,
+    array,
+    means_something,
+    pipeline_array,
+    pipeline_space,
+    space,
+)
 
 
-def covered(cases: list[Case], strength: int) -> set[tuple[tuple[str, object], ...]]:
+def covered(cases: list[Case], strength: int, factors: Iterable[str] = FACTORS) -> set[tuple[tuple[str, object], ...]]:
     return {
-        tuple((f, getattr(case, f)) for f in chosen) for case in cases for chosen in combinations(FACTORS, strength)
+        tuple((f, getattr(case, f)) for f in chosen) for case in cases for chosen in combinations(factors, strength)
     }
 
 
@@ -23,6 +35,32 @@ def test_an_array_covers_every_legal_combination(strength: int, most: int) -> No
     assert covered(list(space()), strength) <= covered(cases, strength)
     assert len({case.name for case in cases}) == len(cases)
     assert not [problem for case in cases for problem in case.problems()]
+
+
+@pytest.mark.parametrize(("strength", "most"), [(2, 60), (3, 350)])
+def test_a_pipeline_array_covers_every_legal_combination(strength: int, most: int) -> None:
+    cases = pipeline_array(strength)
+    assert len(cases) <= most
+    assert covered(list(pipeline_space()), strength, PIPELINE_FACTORS) <= covered(cases, strength, PIPELINE_FACTORS)
+    assert not [problem for case in cases for problem in case.problems()]
+    assert all(Case.named(case.name) == case for case in cases)
+    assert {case.num_processes for case in cases} <= set(range(2, 9))
+
+
+def test_zero_bubble_alone_is_refused_what_others_may() -> None:
+    """The count of docs/explanation/pipelines.md."""
+    schedules: list[tuple[Name, int]] = [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zb_h1", 1), ("zb_v", 2)]
+    copies = [(1, 1), (2, 0), (2, 1), (2, 2), (2, 3)]
+    cases = [
+        Case("deep", pp=2, vp=vp, schedule=schedule, dp=dp, zero=zero, tp=tp, sequence=sequence, recompute=recompute,
+             compile=compile)
+        for (schedule, vp), (dp, zero), (tp, sequence), recompute, compile in product(
+            schedules, copies, [(1, False), (2, False), (2, True)], FACTORS["recompute"], (False, True)
+        )
+    ]  # fmt: skip
+    refused = [case for case in cases if case.problems()]
+    assert (len(cases), len(refused)) == (750, 276)
+    assert {case.schedule for case in refused} == {"zb_h1", "zb_v"}
 
 
 def test_an_array_is_the_same_every_time() -> None:

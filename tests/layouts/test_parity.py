@@ -53,6 +53,6 @@ def test_a_hundred_steps_stay_together(name: str, pool: Pool, references: Refere
     case = Case.named(name)
     found, one = run(pool, case, steps=100), references.of(case, 100)
     assert not found.quarrels
-    assert one.losses[-1] < 0.8 * one.losses[0], "the reference must learn, or the comparison says little"
+    assert one.losses[-1] < 0.9 * one.losses[0], "the reference must learn, or the comparison says little"
     apart = [abs(a - b) / b for a, b in zip(found.losses, one.losses, strict=True)]
     assert max(apart) <= LONG_LOSS, f"step {apart.index(max(apart))} is off by {max(apart):.1e}"

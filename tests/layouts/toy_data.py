@@ -70,6 +70,6 @@ class ToyData:
 def loader_of(case: Case, dp_index: int) -> Loader:
     data = ToyData() if case.model_settings.terms == ("lm",) else ToyMasked()
     return Loader(
-        data, Order(NUM_SAMPLES, seed=1), BatchPlan(GLOBAL_BATCH), case.train.micro_batch,
+        data, Order(NUM_SAMPLES, seed=1), BatchPlan(case.global_batch), case.train.micro_batch,
         dp_index=dp_index, dp_size=case.dp,
     )  # fmt: skip

@@ -7,6 +7,7 @@ a checkpoint would make of it.
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from lmtrain.piece import Piece
 from lmtrain.train.setup import build_optimizer
 from lmtrain.train.step import train_step
 from tests.layouts.bugs import planted
-from tests.layouts.cases import Case
+from tests.layouts.cases import GLOBAL_BATCH, Case
 from tests.layouts.toy_data import loader_of
 
 OPTIM = AdamWSettings(lr=1e-3, clip_norm=0.2)  # because: every first norm is above 0.2, so that clipping is compared
@@ -66,6 +67,13 @@ def train(
         "skipped": [result.skipped for result in done],
         "pieces": write_pieces(model.place(first, "grad"), Path(folder)),
     }
+
+
+def sample_losses(name: str) -> list[float]:
+    """What each sample adds to the first step's loss."""
+    case = replace(Case.named(name), microbatches=GLOBAL_BATCH)
+    shares: list[float] = build(case).forward_backward(loader_of(case, 0).read(0)).sum(-1).tolist()
+    return shares
 
 
 def write_pieces(pieces: list[Piece], folder: Path) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lmtrain.checkpoint import commit as commit_module
-from lmtrain.checkpoint import contents, hashed, tensor_file
+from lmtrain.checkpoint import contents, hashed, reshard, targets, tensor_file
 from lmtrain.checkpoint.commit import commit, write_rank
 from lmtrain.checkpoint.tensor_file import rank_data
 from lmtrain.piece import Piece
@@ -44,7 +44,7 @@ def arrays() -> Arrays:
 def small_blocks() -> Iterator[None]:
     """Blocks of 4 KiB, so that small files have many."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (hashed, tensor_file, contents, commit_module):
+        for module in (hashed, tensor_file, contents, commit_module, targets, reshard):
             patch.setattr(module, "BLOCK_BYTES", 4096)
         yield
 

@@ -17,7 +17,17 @@ def test_human_sizes_and_defaults() -> None:
     assert build_settings(CheckpointSettings, settings.to_dict()) == settings
 
 
-@pytest.mark.parametrize("wrong", [{"interval_steps": -1}, {"keep_last": 0}, {"resume": " "}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"interval_steps": -1}, {"keep_last": 0}, {"resume": " "}, {"keep_every_steps": 0}, {"keep_every_steps": 700}],
+)
 def test_wrong_values_are_refused_with_their_key(wrong: dict[str, Any]) -> None:
     with pytest.raises(SettingsError, match=f"checkpoint.{next(iter(wrong))}="):
         build_settings(CheckpointSettings, wrong, "checkpoint")
+
+
+def test_what_stays_for_good_must_be_saved_at_all() -> None:
+    with pytest.raises(SettingsError, match=r"no multiple of interval_steps=200, .* Use 800\."):
+        CheckpointSettings(interval_steps=200, keep_every_steps=700)
+    assert CheckpointSettings(interval_steps=200, keep_every_steps=800).keep_every_steps == 800
+    assert CheckpointSettings(interval_steps=0, keep_every_steps=7).keep_every_steps == 7

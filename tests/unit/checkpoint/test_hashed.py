@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmtrain.checkpoint import hashed
-from lmtrain.checkpoint.hashed import HashedFile, read_hashed, write_hashed
+from lmtrain.checkpoint.hashed import BlockCache, HashedFile, read_hashed, verify_file, write_hashed
 from lmtrain.errors import CheckpointError
 
 
@@ -94,3 +94,37 @@ def test_an_existing_file_or_link_is_never_written_to(tmp_path: Path) -> None:
         with pytest.raises(FileExistsError):
             write_hashed(tmp_path / name, [b"new"])
     assert (tmp_path / "target").read_bytes() == b"precious"
+
+
+def test_neighbours_share_a_block_and_few_blocks_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = os.urandom(640)
+    entry, digests = write_hashed(tmp_path / "file", [content])
+    read: list[int] = []
+    original = HashedFile._verified
+
+    def note(self: HashedFile, index: int) -> bytes:
+        read.append(index)
+        return original(self, index)
+
+    monkeypatch.setattr(HashedFile, "_verified", note)
+    file = HashedFile(tmp_path / "file", entry, digests, BlockCache(2))
+    for start in range(0, 640, 40):
+        assert bytes(file.read(start, 40)) == content[start : start + 40]
+    assert read == list(range(10))
+    out = bytearray(300)
+    file.read_into(64, memoryview(out))
+    assert out == content[64:364]
+    for start in (5, 70, 130, 5):
+        file.read(start, 1)
+    assert read[10:] == [1, 2, 3, 4, 5, 0, 1, 2, 0]
+
+
+def test_a_file_against_its_entry_alone(tmp_path: Path) -> None:
+    entry, _ = write_hashed(tmp_path / "file", [b"y" * 300])
+    verify_file(tmp_path / "file", entry)
+    (tmp_path / "file").write_bytes(b"y" * 299 + b"z")
+    with pytest.raises(CheckpointError, match="file is damaged"):
+        verify_file(tmp_path / "file", entry)
+    (tmp_path / "file").write_bytes(b"y" * 299)
+    with pytest.raises(CheckpointError, match="299 bytes"):
+        verify_file(tmp_path / "file", entry)

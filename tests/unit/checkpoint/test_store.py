@@ -94,6 +94,15 @@ def test_prune_keeps_the_newest(tmp_path: Path, keep: int, left: list[int]) -> N
     assert names(tmp_path) == [step_folder_name(s) for s in [*left, 9]]
 
 
+@pytest.mark.parametrize(
+    ("every", "left"), [(10, [10, 20, 25, 30]), (20, [20, 25, 30]), (7, [25, 30]), (None, [25, 30])]
+)
+def test_prune_keeps_every_nth_for_good(tmp_path: Path, every: int | None, left: list[int]) -> None:
+    save(tmp_path, 5, 10, 15, 20, 25, 30)
+    prune(tmp_path, 2, keep_every_steps=every)
+    assert [step_of(p.name) for p in list_checkpoints(tmp_path)] == left
+
+
 def test_prune_leaves_links_alone(tmp_path: Path) -> None:
     save(tmp_path / "elsewhere", 1)
     save(tmp_path / "run", 2, 3)

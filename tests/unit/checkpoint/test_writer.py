@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from lmtrain.checkpoint import commit as commit_module
 from lmtrain.checkpoint import writer as writer_module
 from lmtrain.checkpoint.commit import save_checkpoint
 from lmtrain.checkpoint.reader import CheckpointReader
@@ -43,12 +44,12 @@ class Gate:
         self._original = save_checkpoint
         monkeypatch.setattr(writer_module, "save_checkpoint", self)
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any, **options: Any) -> Any:
         self.num_inside += 1
         self.most_inside = max(self.most_inside, self.num_inside)
         self.reached.set()
         assert self.open.wait(30)
-        result = self._original(*args)
+        result = self._original(*args, **options)
         self.num_inside -= 1
         return result
 
@@ -69,6 +70,35 @@ def test_saves_and_keeps_the_last(tmp_path: Path, asynchronous: bool) -> None:
     assert facts.num_bytes == sum(file.stat().st_size for file in facts.path.iterdir())
     assert facts.write_s > 0
     assert facts.stall_s > 0
+
+
+def test_every_nth_stays_for_good(tmp_path: Path) -> None:
+    with CheckpointWriter(tmp_path, keep_last=1, asynchronous=True, keep_every_steps=4) as writer:
+        for step in range(2, 13, 2):
+            writer.save(step, pieces(step), {"step": step}, {})
+    assert steps(tmp_path) == [4, 8, 12]
+
+
+def test_what_does_not_read_back_is_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that loses a bit fails the save; the checkpoint before it stays, and the next save is tried."""
+    writer = CheckpointWriter(tmp_path, keep_last=1, asynchronous=True, verify_after_save=True)
+    writer.save(1, pieces(1), {"step": 1}, {})
+    writer.wait()
+
+    def lose_a_bit(path: Path) -> None:
+        content = bytearray(path.read_bytes())
+        content[-2] ^= 32
+        path.write_bytes(content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(commit_module, "forget_cached", lose_a_bit)
+        writer.save(2, pieces(2), {"step": 2}, {})
+        with pytest.raises(StorageError, match=r"does not read back: .*rank_00000.safetensors is damaged"):
+            writer.wait()
+    assert os.listdir(tmp_path) == ["step_00000001"]
+    writer.save(3, pieces(3), {"step": 3}, {})
+    writer.wait()
+    assert steps(tmp_path) == [3]
 
 
 def test_the_run_may_change_everything_once_save_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

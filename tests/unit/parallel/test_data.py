@@ -57,9 +57,10 @@ def live_tensors() -> dict[int, Tensor]:
 def microbatch(built: ParallelModel, *, last: bool) -> dict[str, int]:
     """One forward and backward; gives how many collectives of each kind it took."""
     batch = step_of(0, built.mesh.layout, 2, built.mesh.dp.index).microbatches[int(last)]
-    built.masters.begin(Action(Kind.BACKWARD, 0, 0), last)
     with CommDebugMode() as mode:  # type: ignore[no-untyped-call]
-        torch.autograd.backward(built.objective.loss_sums(built.model, batch).sum())
+        loss = built.objective.loss_sums(built.model, batch).sum()
+        built.masters.begin(Action(Kind.BACKWARD, 0, 0), last)
+        torch.autograd.backward(loss)
     return {str(op).rpartition(".")[2].strip("_"): count for op, count in mode.get_comm_counts().items()}
 
 

@@ -1,0 +1,92 @@
+"""What differs between two checkpoints, and by how much, part by part: neither is ever whole in memory. Torch-free."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lmtrain.checkpoint.contents import Contents
+from lmtrain.checkpoint.format import DTYPES
+from lmtrain.checkpoint.pieces import whole
+from lmtrain.checkpoint.reshard import cut
+from lmtrain.checkpoint.tensor_file import Array
+
+PART_ITEMS = 4 << 20
+
+
+@dataclass(frozen=True)
+class ValueDifference:
+    """Of two tensors of one name, type and shape."""
+
+    num_different: int  # numbers whose bits are not the same
+    num_values: int
+    largest: float  # difference; infinite where one of the two is not finite
+    scale: float  # the largest finite magnitude of the first
+
+
+def missing(a: Contents, b: Contents) -> tuple[list[str], list[str]]:
+    """Names that only the first has, and that only the second has."""
+    ours, theirs = a.manifest.tensors.keys(), b.manifest.tensors.keys()
+    return sorted(ours - theirs), sorted(theirs - ours)
+
+
+def different_kinds(a: Contents, b: Contents) -> dict[str, tuple[str, str]]:
+    """Tensors of both that have another type or shape in each."""
+    kinds = [{n: f"{t.dtype} {list(t.shape)}" for n, t in c.manifest.tensors.items()} for c in (a, b)]
+    return {
+        name: (kinds[0][name], kinds[1][name])
+        for name in kinds[0]
+        if kinds[1].get(name, kinds[0][name]) != kinds[0][name]
+    }
+
+
+def different_values(a: Contents, b: Contents) -> Iterator[tuple[str, ValueDifference]]:
+    """Tensors that are alike in all but their numbers."""
+    for name, tensor in a.manifest.tensors.items():
+        other = b.manifest.tensors.get(name)
+        if other is not None and (other.dtype, other.shape) == (tensor.dtype, tensor.shape):
+            found = _compare(a, b, name)
+            if found.num_different:
+                yield name, found
+
+
+def different_state(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Keys of the state, joined by dots, with both values; None where one has it not."""
+    ours, theirs = _flat(a), _flat(b)
+    return {
+        k: (ours.get(k), theirs.get(k)) for k in sorted(ours.keys() | theirs.keys()) if ours.get(k) != theirs.get(k)
+    }
+
+
+def _flat(value: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, inner in value.items():
+        result |= _flat(inner, f"{path}{key}.") if isinstance(inner, dict) else {f"{path}{key}": inner}
+    return result
+
+
+def _compare(a: Contents, b: Contents, name: str) -> ValueDifference:
+    tensor = a.tensor(name)
+    num_different, largest, scale = 0, 0.0, 0.0
+    for part in cut(whole(tensor.shape), PART_ITEMS):
+        ours, theirs = a.read_bits(name, part), b.read_bits(name, part)
+        different = ours != theirs
+        num_different += int(np.count_nonzero(different))
+        left, right = _numbers(ours, tensor.dtype), _numbers(theirs, tensor.dtype)
+        scale = max(scale, float(np.abs(left, where=np.isfinite(left), out=np.zeros_like(left)).max()))
+        if different.any():
+            with np.errstate(invalid="ignore", over="ignore"):
+                gaps = np.abs(left[different] - right[different])
+            largest = max(largest, float(np.where(np.isnan(gaps), math.inf, gaps).max()))
+    return ValueDifference(num_different, math.prod(tensor.shape), largest, scale)
+
+
+def _numbers(bits: Array, dtype: str) -> Array:
+    """The values behind the bits, as floats wide enough for them."""
+    if dtype == "BF16":  # because: a bfloat16 is the upper half of a float32
+        return (bits.view(np.uint16).astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return bits.view(np.dtype(DTYPES[dtype]).newbyteorder("<")).astype(np.float64)

@@ -1,0 +1,240 @@
+"""Our settings as a Hugging Face config.json and back. Torch-free; called by export and import.
+
+Nothing is nearly equal: a model that none of their architectures computes, or a config.json that asks for what our
+models lack, is refused with every setting that stands in the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from lmtrain.config.base import show
+from lmtrain.config.build import build_settings
+from lmtrain.errors import CheckpointError, SettingsError
+from lmtrain.models.bert_settings import NUM_SEGMENTS, BertSettings
+from lmtrain.models.gpt_settings import GPTSettings
+from lmtrain.models.model_settings import ModelSettings
+
+Config = dict[str, Any]
+ARCHITECTURES = {
+    "gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM",
+    "bert": "BertForPreTraining", "megatron-bert": "MegatronBertForPreTraining",
+}  # fmt: skip
+_GELUS = {"gelu": "gelu", "gelu_tanh": "gelu_new"}
+_OUR_GELUS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh"}
+# What a config.json means by a key that it leaves out.
+_GPT2 = {
+    "vocab_size": 50257, "n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12, "n_inner": None,
+    "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "initializer_range": 0.02, "resid_pdrop": 0.1,
+    "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+_LLAMA = {
+    "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": None, "head_dim": None, "hidden_act": "silu",
+    "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "initializer_range": 0.02, "tie_word_embeddings": False,
+    "attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0, "sliding_window": None,
+    "rope_parameters": None, "rope_scaling": None, "rope_theta": 10000.0,
+}  # fmt: skip
+_MISTRAL = _LLAMA | {
+    "intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096,
+}  # fmt: skip
+_BERT = {
+    "vocab_size": 30522, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
+    "intermediate_size": 3072, "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "max_position_embeddings": 512,
+    "type_vocab_size": 2, "initializer_range": 0.02, "layer_norm_eps": 1e-12, "is_decoder": False,
+    "add_cross_attention": False, "position_embedding_type": "absolute", "tie_word_embeddings": True,
+}  # fmt: skip
+_MEGATRON_BERT = _BERT | {
+    "vocab_size": 29056, "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16,
+    "intermediate_size": 4096,
+}  # fmt: skip
+_MEANT: dict[str, Config] = {
+    "gpt2": _GPT2, "llama": _LLAMA, "mistral": _MISTRAL, "bert": _BERT, "megatron-bert": _MEGATRON_BERT
+}  # fmt: skip
+
+
+def family_of(settings: ModelSettings) -> str:
+    """The one of their architectures that computes the same, or a refusal with what none of them has."""
+    if isinstance(settings, BertSettings):
+        return "bert" if settings.norm_order == "post" else "megatron-bert"
+    assert isinstance(settings, GPTSettings), "a model of a new kind needs its names in hf_names.py"
+    family = "mistral" if settings.window is not None else "llama"
+    family = "gpt2" if settings.positions == "learned" else family
+    wrong = list(_gpt2_problems(settings) if family == "gpt2" else _llama_problems(settings, family))
+    if wrong:
+        raise CheckpointError(
+            f"No Hugging Face architecture computes this model; the nearest is {family}, and there "
+            f"{'; '.join(wrong)}. Use the checkpoint with `lmtrain eval` and `lmtrain generate`."
+        )
+    return family
+
+
+def _gpt2_problems(s: GPTSettings) -> Iterator[str]:
+    yield from _unless(s.norm == "layernorm", f"model.norm={s.norm} would have to be layernorm")
+    yield from _unless(s.activation in _GELUS, f"model.activation={s.activation} would have to be gelu or gelu_tanh")
+    yield from _unless(s.bias, "model.bias=false would have to be true")
+    yield from _unless(s.kv_heads == s.num_heads, f"model.num_kv_heads={s.kv_heads} would have to be {s.num_heads}")
+    yield from _unless(
+        s.head * s.num_heads == s.width, f"model.head_width={s.head} would have to be {s.width}/{s.num_heads}"
+    )
+    yield from _unless(s.window is None, f"model.window={s.window} would have to be null")
+    yield from _unless(not s.parallel_block, "model.parallel_block=true would have to be false")
+
+
+def _llama_problems(s: GPTSettings, family: str) -> Iterator[str]:
+    yield from _unless(s.norm == "rmsnorm", f"model.norm={s.norm} would have to be rmsnorm")
+    yield from _unless(s.activation == "swiglu", f"model.activation={s.activation} would have to be swiglu")
+    yield from _unless(not s.parallel_block, "model.parallel_block=true would have to be false")
+    yield from _unless(s.width % s.num_heads == 0, f"model.num_heads={s.num_heads} would have to divide {s.width}")
+    if family == "mistral":
+        yield from _unless(not s.bias, "model.bias=true would have to be false, or model.window null")
+
+
+def _unless(right: bool, words: str) -> Iterator[str]:
+    if not right:
+        yield words
+
+
+def config_of(settings: ModelSettings, special: Mapping[str, int], dtype: str) -> Config:
+    """config.json. `special` are the tokenizer's ids by their role, `dtype` the torch name of the weights' type."""
+    family = family_of(settings)
+    if isinstance(settings, BertSettings):
+        config = _bert_config(settings) | {"pad_token_id": special.get("pad")}
+    else:
+        assert isinstance(settings, GPTSettings)
+        config = _gpt2_config(settings) if family == "gpt2" else _llama_config(settings, family)
+        config |= {"bos_token_id": special.get("eod"), "eos_token_id": special.get("eod")}
+        config |= {"pad_token_id": special.get("pad")}
+    architecture = ARCHITECTURES[family]
+    if isinstance(settings, BertSettings) and not settings.pair_head:
+        architecture = architecture.replace("ForPreTraining", "ForMaskedLM")
+    # because: transformers 4 reads the first of the two names of the type, and 5 the second
+    return {"architectures": [architecture], "model_type": family} | config | {"torch_dtype": dtype, "dtype": dtype}
+
+
+def _gpt2_config(s: GPTSettings) -> Config:
+    return {
+        "vocab_size": s.vocab_size, "n_positions": s.seq_len, "n_embd": s.width, "n_layer": s.num_layers,
+        "n_head": s.num_heads, "n_inner": s.ffn, "activation_function": _GELUS[s.activation],
+        "layer_norm_epsilon": s.norm_eps, "initializer_range": s.init_std, "resid_pdrop": s.dropout,
+        "embd_pdrop": s.dropout, "attn_pdrop": s.dropout, "tie_word_embeddings": s.tied,
+    }  # fmt: skip
+
+
+def _llama_config(s: GPTSettings, family: str) -> Config:
+    config: Config = {
+        "vocab_size": s.vocab_size, "hidden_size": s.width, "intermediate_size": s.ffn,
+        "num_hidden_layers": s.num_layers, "num_attention_heads": s.num_heads, "num_key_value_heads": s.kv_heads,
+        "head_dim": s.head, "hidden_act": "silu", "max_position_embeddings": s.seq_len, "rms_norm_eps": s.norm_eps,
+        "initializer_range": s.init_std, "attention_dropout": s.dropout, "tie_word_embeddings": s.tied,
+        # because: transformers 4 reads the base alone, 5 the group
+        "rope_theta": s.rotary_base, "rope_parameters": {"rope_type": "default", "rope_theta": s.rotary_base},
+    }  # fmt: skip
+    return config | (
+        {"sliding_window": s.window} if family == "mistral" else {"attention_bias": s.bias, "mlp_bias": s.bias}
+    )
+
+
+def _bert_config(s: BertSettings) -> Config:
+    return {
+        "vocab_size": s.vocab_size, "hidden_size": s.width, "num_hidden_layers": s.num_layers,
+        "num_attention_heads": s.num_heads, "intermediate_size": s.ffn, "hidden_act": "gelu",
+        "hidden_dropout_prob": s.dropout, "attention_probs_dropout_prob": s.dropout,
+        "max_position_embeddings": s.seq_len, "type_vocab_size": NUM_SEGMENTS, "initializer_range": s.init_std,
+        "layer_norm_eps": s.norm_eps, "tie_word_embeddings": True,
+    }  # fmt: skip
+
+
+def settings_of(config: Any, where: object, *, pair_head: bool) -> tuple[str, ModelSettings]:
+    """The family and our settings of a parsed config.json; whether BERT has its second head is told by the weights."""
+    family = config.get("model_type") if isinstance(config, dict) else None
+    if not isinstance(family, str) or family not in _MEANT:
+        raise CheckpointError(
+            f"{where} is of model_type {show(family)} and lmtrain imports {', '.join(_MEANT)}. "
+            "Convert it to one of them."
+        )
+    meant = _MEANT[family] | config
+    wrong: list[str] = []
+    if family == "gpt2":
+        values = _from_gpt2(meant, wrong)
+    elif family in ("llama", "mistral"):
+        values = _from_llama(meant, wrong)
+    else:
+        values = _from_bert(meant, wrong) | {"norm_order": "post" if family == "bert" else "pre"}
+        values["pair_head"] = pair_head
+    if wrong:
+        raise CheckpointError(
+            f"{where} describes what lmtrain's models do not compute: {'; '.join(wrong)}. "
+            "Only models that come out the same are imported."
+        )
+    try:
+        # because: mypy asks for a concrete class where build_settings takes the base of a choice
+        return family, plain(build_settings(ModelSettings, values, "model"))  # type: ignore[type-abstract]
+    except SettingsError as error:
+        raise CheckpointError(f"{where} describes no model that works: {error} Check the file.") from error
+
+
+def plain(settings: ModelSettings) -> ModelSettings:
+    """The same model with null for what is the default anyway, as one writes it in a config."""
+    assert isinstance(settings, (GPTSettings, BertSettings))
+    bare = replace(settings, ffn_width=None)
+    settings = bare if bare.ffn == settings.ffn else settings
+    if isinstance(settings, GPTSettings) and settings.head * settings.num_heads == settings.width:
+        return replace(settings, head_width=None)
+    return settings
+
+
+def _from_gpt2(c: Config, wrong: list[str]) -> Config:
+    _same(c, wrong, scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
+    activation = _gelu(c, "activation_function", wrong)
+    return {
+        "kind": "gpt", "num_layers": c["n_layer"], "width": c["n_embd"], "num_heads": c["n_head"],
+        "ffn_width": c["n_inner"], "vocab_size": c["vocab_size"], "seq_len": c["n_positions"], "positions": "learned",
+        "norm": "layernorm", "norm_eps": c["layer_norm_epsilon"], "activation": activation, "bias": True,
+        "tied": c["tie_word_embeddings"], "dropout": c["resid_pdrop"], "init_std": c["initializer_range"],
+    }  # fmt: skip
+
+
+def _from_llama(c: Config, wrong: list[str]) -> Config:
+    _same(c, wrong, hidden_act="silu", mlp_bias=c["attention_bias"])
+    rope = c["rope_parameters"] or c["rope_scaling"] or {}
+    if not isinstance(rope, dict):
+        wrong.append(f"rope_parameters={show(rope)} would have to be a group")
+        rope = {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind != "default" or rope.get("partial_rotary_factor", 1.0) != 1.0:
+        wrong.append(f"rotary angles of type {kind} would have to be default, over the whole head")
+    return {
+        "kind": "gpt", "num_layers": c["num_hidden_layers"], "width": c["hidden_size"],
+        "num_heads": c["num_attention_heads"], "num_kv_heads": c["num_key_value_heads"], "head_width": c["head_dim"],
+        "ffn_width": c["intermediate_size"], "vocab_size": c["vocab_size"], "seq_len": c["max_position_embeddings"],
+        "positions": "rotary", "rotary_base": rope.get("rope_theta", c["rope_theta"]), "norm": "rmsnorm",
+        "norm_eps": c["rms_norm_eps"], "activation": "swiglu", "bias": c["attention_bias"],
+        "tied": c["tie_word_embeddings"], "dropout": c["attention_dropout"], "window": c["sliding_window"],
+        "init_std": c["initializer_range"],
+    }  # fmt: skip
+
+
+def _from_bert(c: Config, wrong: list[str]) -> Config:
+    _same(c, wrong, hidden_act="gelu", type_vocab_size=NUM_SEGMENTS, is_decoder=False, add_cross_attention=False)
+    _same(c, wrong, position_embedding_type="absolute", tie_word_embeddings=True)
+    return {
+        "kind": "bert", "num_layers": c["num_hidden_layers"], "width": c["hidden_size"],
+        "num_heads": c["num_attention_heads"], "ffn_width": c["intermediate_size"], "vocab_size": c["vocab_size"],
+        "seq_len": c["max_position_embeddings"], "norm_eps": c["layer_norm_eps"],
+        "dropout": c["hidden_dropout_prob"], "init_std": c["initializer_range"],
+    }  # fmt: skip
+
+
+def _gelu(config: Config, key: str, wrong: list[str]) -> str:
+    word = str(config[key])
+    if word not in _OUR_GELUS:
+        wrong.append(f"{key}={word} would have to be {', '.join(_OUR_GELUS)}")
+    return _OUR_GELUS.get(word, "gelu")
+
+
+def _same(config: Config, wrong: list[str], **needed: object) -> None:
+    wrong += [f"{k}={show(config[k])} would have to be {show(v)}" for k, v in needed.items() if config[k] != v]

@@ -1,0 +1,132 @@
+"""How Megatron-LM's weights are called and laid out, in all the layouts it has had, and which of ours each is.
+
+Called by the Megatron import and export.
+
+    GPT-2 345M (2019)   language_model.transformer.layers.0.attention.query_key_value.weight
+    later               language_model.encoder.layers.0.self_attention.query_key_value.weight
+    core                decoder.layers.0.self_attention.linear_qkv.weight          (BERT: encoder.layers...)
+
+Its query-key-value rows are, on each tensor-parallel rank,
+    checkpoint version 0    [3, heads, head width]                all queries, then all keys, then all values
+    version 1               [heads, head width, 3]
+    version 2 and later     [groups, queries a group + 2, head width]     each group: its queries, its key, its value
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_LAYER = re.compile(r"layers\.(?:(\d+)\.)?(.+)")  # without a number: all layers, stacked
+_BEFORE = re.compile(r"(?:(?:module|model|language_model|decoder|encoder|transformer)\.)*")
+_INSIDE = {
+    "input_layernorm.": "attention_norm.",
+    "self_attention.linear_qkv.layer_norm_": "attention_norm.",
+    "attention.query_key_value.": "attention.qkv.",
+    "self_attention.query_key_value.": "attention.qkv.",
+    "self_attention.linear_qkv.": "attention.qkv.",
+    "attention.dense.": "attention.out.",
+    "self_attention.dense.": "attention.out.",
+    "self_attention.linear_proj.": "attention.out.",
+    "post_attention_layernorm.": "mlp_norm.",
+    "pre_mlp_layernorm.": "mlp_norm.",
+    "mlp.linear_fc1.layer_norm_": "mlp_norm.",
+    "mlp.dense_h_to_4h.": "mlp.up.",
+    "mlp.linear_fc1.": "mlp.up.",
+    "mlp.dense_4h_to_h.": "mlp.down.",
+    "mlp.linear_fc2.": "mlp.down.",
+}
+_OUTSIDE = {
+    "embedding.word_embeddings.": "embedding.token.",
+    "embedding.position_embeddings.": "embedding.position.",
+    "embedding.tokentype_embeddings.": "embedding.segment.",
+    "final_layernorm.": "norm.",
+    "output_layer.weight": "head.weight",
+    "output_layer.bias": "head.decoder.bias",
+    "lm_head.bias": "head.decoder.bias",
+    "lm_head.dense.": "head.dense.",
+    "lm_head.layernorm.": "head.norm.",
+    "lm_head.layer_norm.": "head.norm.",
+    "pooler.dense.": "pair.pooler.",
+    "binary_head.": "pair.scores.",
+}
+_UNUSED = re.compile(r".*_extra_state.*|(?:.*\.)?word_embeddings_for_head\.weight|.*inv_freq")
+_HALVES = {"weight_w": 0, "weight_v": 1, "bias_w": 0, "bias_v": 1}  # newer torch_dist folders cut a gated input in two
+
+LAYER = "*"  # stands for a layer's number in names of stacked tensors
+
+
+def our_name(name: str) -> tuple[str, int | None] | None:
+    """Our name, and which half it is of a gated input that is stored in two; None for what is no weight.
+
+    A name that we do not know is a KeyError: the model has something that ours lack.
+    """
+    if _UNUSED.fullmatch(name):
+        return None
+    rest = name[_BEFORE.match(name).end() :]  # type: ignore[union-attr]  # it matches nothing too
+    layer = _LAYER.fullmatch(rest)
+    inner = layer[2] if layer else rest
+    known = _INSIDE if layer else _OUTSIDE
+    for theirs, ours in known.items():
+        if inner.startswith(theirs):
+            leaf = inner[len(theirs) :]
+            half = _HALVES.get(leaf)
+            leaf = leaf if half is None else leaf[:-2]
+            if leaf not in ("weight", "bias", ""):
+                break
+            prefix = f"blocks.{LAYER if layer[1] is None else layer[1]}." if layer else ""
+            return prefix + ours + leaf, half
+    raise KeyError(name)
+
+
+_CORE = {
+    "attention_norm.": "input_layernorm.", "attention.qkv.": "self_attention.linear_qkv.",
+    "attention.out.": "self_attention.linear_proj.", "mlp_norm.": "pre_mlp_layernorm.",
+    "mlp.up.": "mlp.linear_fc1.", "mlp.down.": "mlp.linear_fc2.",
+}  # fmt: skip
+_ENGINE = {"attention_norm.": "self_attention.linear_qkv.layer_norm_", "mlp_norm.": "mlp.linear_fc1.layer_norm_"}
+_CORE_OUTSIDE = {
+    "embedding.token.weight": "embedding.word_embeddings.weight",
+    "embedding.position.weight": "embedding.position_embeddings.weight",
+    "embedding.segment.weight": "embedding.tokentype_embeddings.weight",
+    "head.weight": "output_layer.weight", "head.decoder.bias": "output_layer.bias",
+    "head.dense.weight": "lm_head.dense.weight", "head.dense.bias": "lm_head.dense.bias",
+    "head.norm.weight": "lm_head.layer_norm.weight", "head.norm.bias": "lm_head.layer_norm.bias",
+    "pair.pooler.weight": "pooler.dense.weight", "pair.pooler.bias": "pooler.dense.bias",
+    "pair.scores.weight": "binary_head.weight", "pair.scores.bias": "binary_head.bias",
+}  # fmt: skip
+
+
+def core_name(name: str, first_layer: int, *, causal: bool, engine: bool) -> str:
+    """Core's name of one of our weights on a stage that begins at this layer, with Transformer Engine or without."""
+    stack = "decoder" if causal else "encoder"
+    if name.startswith("norm."):
+        return f"{stack}.final_{name.replace('norm.', 'layernorm.', 1)}"
+    if not name.startswith("blocks."):
+        return _CORE_OUTSIDE[name]
+    _, layer, inner = name.split(".", 2)
+    known = _CORE | _ENGINE if engine else _CORE
+    ours = next(part for part in known if inner.startswith(part))
+    return f"{stack}.layers.{int(layer) - first_layer}.{known[ours]}{inner[len(ours) :]}"
+
+
+def split_qkv(rows: Tensor, version: float, num_queries: int, head_width: int) -> tuple[Tensor, ...]:
+    """A rank's fused rows as rows of queries, keys and values; `num_queries` share a key."""
+    rest = rows.shape[1:]
+    if version < 1:
+        return tuple(rows.chunk(3))
+    if version < 2:
+        return tuple(part.reshape(-1, *rest) for part in rows.view(-1, head_width, 3, *rest).unbind(2))
+    groups = rows.view(-1, num_queries + 2, head_width, *rest)
+    q, k, v = groups[:, :num_queries], groups[:, num_queries], groups[:, num_queries + 1]
+    return q.reshape(-1, *rest), k.reshape(-1, *rest), v.reshape(-1, *rest)
+
+
+def fuse_qkv(sections: Sequence[Tensor], num_queries: int, head_width: int) -> Tensor:
+    """Rows of queries, keys and values in today's layout."""
+    rest = sections[0].shape[1:]
+    groups = [x.view(-1, n, head_width, *rest) for x, n in zip(sections, (num_queries, 1, 1), strict=True)]
+    return torch.cat(groups, 1).reshape(-1, *rest)

@@ -1,0 +1,265 @@
+"""Pickles read as data. A pickle is a program for a small stack machine; this is that machine without its one
+dangerous instruction: names of classes and functions stay names, and what would be a call becomes a record of it.
+
+Called by torch_file. Nothing is imported, looked up or called here, whatever a file says, so there is no list of what
+is allowed to keep up to date. Python's own module reads the instructions one by one and does not run them either.
+"""
+
+from __future__ import annotations
+
+import io
+import pickletools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from lmtrain.errors import DataError
+
+
+class Global(NamedTuple):
+    """A class or function that the pickle names."""
+
+    module: str
+    name: str
+
+    @property
+    def path(self) -> str:
+        return f"{self.module}.{self.name}"
+
+
+@dataclass(eq=False)
+class Made:
+    """What the pickle would have made by calling `of`: its arguments, and the state and items it was given then."""
+
+    of: Any
+    args: Any = ()
+    state: Any = None
+    items: dict[Any, Any] = field(default_factory=dict)
+    entries: list[Any] = field(default_factory=list)
+
+    @property
+    def path(self) -> str:
+        return self.of.path if isinstance(self.of, Global) else ""
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """An attribute, as classes keep them by default: in a dict, or in a dict and one for slots."""
+        states = self.state if isinstance(self.state, tuple) else (self.state,)
+        found = [state[name] for state in states if isinstance(state, dict) and name in state]
+        return found[0] if found else default
+
+
+class Persistent(NamedTuple):
+    """What the pickle says lies elsewhere."""
+
+    key: Any
+
+
+_MARK = object()
+_PUSHED = {
+    "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "STRING", "BINSTRING",
+    "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8", "UNICODE", "BINUNICODE",
+    "SHORT_BINUNICODE", "BINUNICODE8",
+}  # fmt: skip
+_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+_EMPTY: dict[str, Callable[[], Any]] = {"EMPTY_LIST": list, "EMPTY_TUPLE": tuple, "EMPTY_DICT": dict, "EMPTY_SET": list}
+_IDLE = {"PROTO", "FRAME"}
+
+
+def read_pickle(file: io.BufferedIOBase, where: object) -> Any:
+    """The next pickle of a file, up to its end; the file then stands behind it."""
+    machine = _Machine()
+    try:
+        for opcode, argument, _ in pickletools.genops(file):  # type: ignore[arg-type]  # any file that reads lines
+            if opcode.name == "STOP":
+                return machine.pop()
+            machine.step(opcode.name, argument)
+    except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, EOFError) as error:
+        raise DataError(f"{where} holds a damaged pickle ({error}). Get the file again.") from error
+    raise DataError(f"{where} holds a pickle without an end. Get the file again.")
+
+
+class _Machine:
+    def __init__(self) -> None:
+        self._stack: list[Any] = []
+        self._memo: dict[int, Any] = {}
+
+    def pop(self) -> Any:
+        value = self._stack.pop()
+        if value is _MARK:
+            raise ValueError("a mark where a value belongs")
+        return value
+
+    def step(self, name: str, argument: Any) -> None:
+        if name in _PUSHED:
+            self._stack.append(argument)
+        elif name in _CONSTANTS:
+            self._stack.append(_CONSTANTS[name])
+        elif name in _EMPTY:
+            self._stack.append(_EMPTY[name]())
+        elif name not in _IDLE:
+            act = getattr(self, f"_{name.lower()}", None)
+            if act is None:
+                raise ValueError(f"the instruction {name}, which data does not need")
+            act(argument)
+
+    def _marked(self) -> list[Any]:
+        """Everything down to the last mark, which goes too."""
+        at = len(self._stack) - 1
+        while self._stack[at] is not _MARK:
+            at -= 1
+            if at < 0:
+                raise ValueError("no mark")
+        found = self._stack[at + 1 :]
+        del self._stack[at:]
+        return found
+
+    def _top(self) -> Any:
+        value = self._stack[-1]
+        if value is _MARK:
+            raise ValueError("a mark where a value belongs")
+        return value
+
+    # What stays on the stack
+
+    def _mark(self, _: Any) -> None:
+        self._stack.append(_MARK)
+
+    def _pop(self, _: Any) -> None:
+        self._stack.pop()
+
+    def _pop_mark(self, _: Any) -> None:
+        self._marked()
+
+    def _dup(self, _: Any) -> None:
+        self._stack.append(self._top())
+
+    # What is remembered
+
+    def _memoize(self, _: Any) -> None:
+        self._memo[len(self._memo)] = self._top()
+
+    def _put(self, key: Any) -> None:
+        self._memo[int(key)] = self._top()
+
+    def _get(self, key: Any) -> None:
+        self._stack.append(self._memo[int(key)])
+
+    _binput = _long_binput = _put
+    _binget = _long_binget = _get
+
+    # Lists, tuples, dicts
+
+    def _tuple(self, _: Any) -> None:
+        self._stack.append(tuple(self._marked()))
+
+    def _list(self, _: Any) -> None:
+        self._stack.append(self._marked())
+
+    _frozenset = _list
+
+    def _dict(self, _: Any) -> None:
+        self._stack.append(dict(_pairs(self._marked())))
+
+    def _tuple1(self, _: Any) -> None:
+        self._stack.append((self.pop(),))
+
+    def _tuple2(self, _: Any) -> None:
+        second = self.pop()
+        self._stack.append((self.pop(), second))
+
+    def _tuple3(self, _: Any) -> None:
+        third, second = self.pop(), self.pop()
+        self._stack.append((self.pop(), second, third))
+
+    def _append(self, _: Any) -> None:
+        value = self.pop()
+        _entries(self._top()).append(value)
+
+    def _appends(self, _: Any) -> None:
+        values = self._marked()
+        _entries(self._top()).extend(values)
+
+    _additems = _appends
+
+    def _setitem(self, _: Any) -> None:
+        value, key = self.pop(), self.pop()
+        _items(self._top())[_key(key)] = value
+
+    def _setitems(self, _: Any) -> None:
+        pairs = _pairs(self._marked())
+        _items(self._top()).update(pairs)
+
+    # What would be code
+
+    def _global(self, argument: Any) -> None:
+        module, _, name = str(argument).partition(" ")
+        self._stack.append(Global(module, name))
+
+    def _stack_global(self, _: Any) -> None:
+        name = self.pop()
+        self._stack.append(Global(str(self.pop()), str(name)))
+
+    def _reduce(self, _: Any) -> None:
+        args = self.pop()
+        self._stack.append(_made(self.pop(), args))
+
+    _newobj = _reduce
+
+    def _newobj_ex(self, _: Any) -> None:
+        keywords, args = self.pop(), self.pop()
+        self._stack.append(Made(self.pop(), args, items=dict(keywords)))
+
+    def _inst(self, argument: Any) -> None:
+        module, _, name = str(argument).partition(" ")
+        self._stack.append(_made(Global(module, name), tuple(self._marked())))
+
+    def _obj(self, _: Any) -> None:
+        of, *args = self._marked()
+        self._stack.append(_made(of, tuple(args)))
+
+    def _build(self, _: Any) -> None:
+        state, made = self.pop(), self._top()
+        if isinstance(made, Made):
+            made.state = state  # of plain data there is nothing to build: torch hangs notes on its dicts
+
+    def _persid(self, argument: Any) -> None:
+        self._stack.append(Persistent(argument))
+
+    def _binpersid(self, _: Any) -> None:
+        self._stack.append(Persistent(self.pop()))
+
+
+def _made(of: Any, args: Any) -> Any:
+    """The record of a call; of the few containers that pickles make by a call, the data itself."""
+    path = of.path if isinstance(of, Global) else ""
+    if path == "collections.OrderedDict":
+        return dict(args[0]) if args else {}
+    if path in ("torch.Size", "builtins.tuple"):
+        return tuple(args[0]) if args else ()
+    if path in ("builtins.set", "builtins.frozenset", "builtins.list", "__builtin__.set"):
+        return list(args[0]) if args else []
+    return Made(of, args)
+
+
+def _pairs(values: list[Any]) -> list[tuple[Any, Any]]:
+    return [(_key(key), value) for key, value in zip(values[::2], values[1::2], strict=True)]
+
+
+def _key(value: Any) -> Any:
+    """because: a tuple of tuples of tuples ... that are all the same one is small, and takes forever to hash"""
+    parts = value if type(value) is tuple else (value,)
+    if not all(isinstance(part, (str, int, float, bytes, Made, Global, type(None))) for part in parts):
+        raise ValueError("a key that is neither a text nor a number")
+    return value
+
+
+def _entries(value: Any) -> list[Any]:
+    if not isinstance(value, (list, Made)):
+        raise ValueError("entries for what is no list")
+    return value if isinstance(value, list) else value.entries
+
+
+def _items(value: Any) -> dict[Any, Any]:
+    if not isinstance(value, (dict, Made)):
+        raise ValueError("items for what is no dict")
+    return value if isinstance(value, dict) else value.items

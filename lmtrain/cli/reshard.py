@@ -1,0 +1,223 @@
+"""`lmtrain reshard SOURCE --to ... --output DIR`: a checkpoint for another layout or another program, or from one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from lmtrain.cli.sizes import parse_size
+from lmtrain.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Show = Callable[[int, int, int], None]  # bytes done, bytes in all, of those done by an earlier attempt
+
+
+def reshard(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SOURCE", help="A checkpoint, a run's folder for its latest one, or with --from a folder."
+        ),
+    ],
+    output: Annotated[Path, typer.Option("--output", metavar="DIR", help="The folder that becomes the result.")],
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to", metavar="LAYOUT|FORMAT", help="A layout, as in tp=2,pp=4; or hf; or megatron, megatron,tp=2,pp=2."
+        ),
+    ] = None,
+    from_: Annotated[
+        Literal["hf", "megatron"] | None, typer.Option("--from", help="SOURCE is a folder of this program.")
+    ] = None,
+    max_memory: Annotated[
+        str, typer.Option("--max-memory", metavar="SIZE", help="Bound of the memory that a change of layout takes.")
+    ] = "2GiB",
+    workers: Annotated[
+        int | None, typer.Option("--workers", min=1, help="Threads; one a processor by default.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a checkpoint that is already there.")] = False,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option("--tokenizer", metavar="PATH", help="With --from: the tokenizer, where SOURCE has none."),
+    ] = None,
+    dtype: Annotated[
+        Literal["fp32", "bf16", "fp16"], typer.Option("--dtype", help="With --to hf or megatron: in which numbers.")
+    ] = "fp32",
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="With --from megatron: a setting of the model that SOURCE lacks."
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Write a checkpoint for another layout: weights, optimizer and all else that a run goes on from.
+
+    It needs no GPU and little memory. SOURCE stays as it is. Started again after a kill, the same command goes on where
+    it was. With --to hf or megatron the weights are written for that program, with --from they are taken from it.
+    """
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    with _progress(console) as show:
+        if from_ is not None:
+            facts = _import(from_, source, output, to, tokenizer, set_ or [], show)
+        elif to is None:
+            raise UsageError("--to is missing. Give a layout such as tp=2,pp=4, or hf, or megatron.")
+        elif to.partition(",")[0] in ("hf", "megatron"):
+            facts = _export(source, output, to, dtype, show)
+        else:
+            facts = _change(source, output, to, parse_size("--max-memory", max_memory), workers, overwrite, show)
+    _print(facts, as_json)
+
+
+def _change(
+    source: Path, output: Path, to: str, memory_bytes: int, workers: int | None, overwrite: bool, show: Show
+) -> dict[str, Any]:
+    from time import perf_counter
+
+    from lmtrain.checkpoint.contents import Contents
+    from lmtrain.checkpoint.fit import check_fit
+    from lmtrain.checkpoint.reshard import Limits, reshard
+    from lmtrain.checkpoint.store import resolve
+    from lmtrain.runtime.faults import arm_from_env
+    from lmtrain.runtime.process import num_usable_cpus
+    from lmtrain.train import new_layout as layouts
+    from lmtrain.train.layout_table import layout_words
+
+    arm_from_env()
+    began = perf_counter()
+    limits = Limits(memory_bytes, workers or num_usable_cpus())
+    contents = Contents(resolve(source), limits.num_cached_blocks)
+    manifest, before = contents.manifest, layouts.layout_of(contents.manifest.state)
+    model, parallel = layouts.model_of(manifest.state, contents.path), layouts.parse_layout(to, before)
+    layouts.check_layout(model, parallel)
+    check_fit(contents)
+    done = reshard(
+        contents, output, layouts.files_of_layout(manifest, model, parallel),
+        layouts.state_at_layout(manifest.state, parallel), limits, overwrite=overwrite,
+        progress=lambda now: show(now.done_bytes, now.total_bytes, now.earlier_bytes),
+    )  # fmt: skip
+    return {
+        "checkpoint": str(done.path), "step": manifest.step, "from": layout_words(before) if before else "not said",
+        "to": layout_words(parallel), "processes": parallel.layout.world_size,
+        "tensors": len(manifest.tensors), "files": done.num_files, "bytes": done.num_bytes,
+        "bytes_done_before": done.num_bytes if done.was_there else done.earlier_bytes,
+        "seconds": round(perf_counter() - began, 2),
+    }  # fmt: skip
+
+
+def _export(source: Path, output: Path, to: str, dtype: str, show: Show) -> dict[str, Any]:
+    program, _, rest = to.partition(",")
+    if program == "hf":
+        from lmtrain.checkpoint.hf_export import export_hf
+
+        if rest:
+            raise UsageError(f"--to {to}: a folder for Hugging Face has no layout. Use --to hf.")
+        return export_hf(source, output, dtype=dtype, progress=lambda done, total: show(done, total, 0))
+    sizes = {key: int(size) for key, size in _pairs("--to", rest.split(",") if rest else [], ("tp", "pp")).items()}
+    from lmtrain.checkpoint.megatron_export import export_megatron
+
+    tp, pp = sizes.get("tp", 1), sizes.get("pp", 1)
+    return export_megatron(source, output, tp=tp, pp=pp, dtype=dtype, progress=lambda done, total: show(done, total, 0))
+
+
+def _import(
+    program: str, source: Path, output: Path, to: str | None, tokenizer: Path | None, given: list[str], show: Show
+) -> dict[str, Any]:
+    if to is not None:
+        raise UsageError(f"--from {program} and --to {to} are two steps. Leave out --to, then reshard the result.")
+    if program == "hf":
+        from lmtrain.checkpoint.hf_import import import_hf
+
+        return import_hf(source, output, tokenizer=tokenizer, progress=lambda done, total: show(done, total, 0))
+    from lmtrain.checkpoint.megatron_import import import_megatron
+
+    values = {key: _value(text) for key, text in _pairs("--set", given).items()}
+    return import_megatron(
+        source, output, tokenizer=tokenizer, overrides=values, progress=lambda done, total: show(done, total, 0)
+    )
+
+
+def _pairs(option: str, words: list[str], known: tuple[str, ...] = ()) -> dict[str, str]:
+    pairs = {key: value for key, equals, value in (word.partition("=") for word in words) if equals and value}
+    numbers = not known or all(value.isdecimal() and int(value) > 0 for value in pairs.values())
+    if len(pairs) < len(words) or (known and not pairs.keys() <= set(known)) or not numbers:
+        kind = f"{' or '.join(known)}=NUMBER" if known else "KEY=VALUE"
+        raise UsageError(f"{option} {','.join(words)} is wrong. Give {kind}, each once.")
+    return pairs
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+@contextmanager
+def _progress(console: Console) -> Iterator[Show]:
+    """A bar with bytes, speed and the time left; on a plain output a line every tenth of the way."""
+    if not (console.is_terminal and console.is_interactive):
+        yield _plain_progress(console)
+        return
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+    columns: list[Any] = [
+        "writing",
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        "left",
+        TimeRemainingColumn(),
+    ]
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = None
+
+        def show(done: int, total: int, earlier: int) -> None:
+            nonlocal task
+            if task is None:
+                task = bar.add_task("writing", total=total, completed=earlier)
+            bar.update(task, completed=done)
+
+        yield show
+
+
+def _plain_progress(console: Console) -> Show:
+    from time import perf_counter
+
+    from lmtrain.units import format_bytes, format_seconds
+
+    began, told = perf_counter(), 0
+
+    def show(done: int, total: int, earlier: int) -> None:
+        nonlocal told
+        tenths = done * 10 // max(total, 1)
+        if tenths > told and done > earlier:
+            told, seconds = tenths, max(perf_counter() - began, 1e-9)
+            left = format_seconds(seconds * (total - done) / (done - earlier))
+            speed = format_bytes((done - earlier) / seconds)
+            console.print(f"{format_bytes(done)} of {format_bytes(total)}, {speed}/s, {left} left", highlight=False)
+
+    return show
+
+
+def _print(facts: dict[str, Any], as_json: bool) -> None:
+    from lmtrain.units import format_bytes, format_seconds
+
+    if as_json:
+        return typer.echo(json.dumps(facts, indent=1, default=str))
+    for key, value in facts.items():
+        if "bytes" in key and isinstance(value, int):
+            value = format_bytes(value)
+        elif key == "seconds":
+            key, value = "time", format_seconds(value)
+        typer.echo(f"{key.replace('_', ' '):18} {value}")
+    return None

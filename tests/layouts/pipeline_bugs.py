@@ -1,0 +1,97 @@
+"""Bugs that pipelines have had elsewhere, each a patch inside a worker; bugs.py plants them.
+
+CASES says on which layout each bug must show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lmtrain.batch import Batch
+from lmtrain.models.stack import Stack
+from lmtrain.objectives.causal_lm import CausalLM
+from lmtrain.parallel import apply, grads, stages
+from lmtrain.parallel.pipeline import Pipeline
+from lmtrain.parallel.streams import Streams
+
+Patch = tuple[Any, str, Any]  # owner, name, what stands there instead
+CASES = {
+    "tied_copies_not_summed": "deep-pp2-dp1-fp32-micro4",
+    "tied_weight_counted_twice": "deep-pp2-dp1-fp32-micro4",
+    "labels_shifted_at_the_last_stage": "deepgqa-pp2-dp1-fp32-micro4",
+    "pipeline_drops_the_last_microbatch": "deepgqa-pp2-dp1-fp32-micro4",
+    "virtual_stages_swapped": "deepgqa-pp2-vp2-interleaved-dp1-fp32-micro4",
+    "padding_unknown_to_later_stages": "deepbert-pp2-dp1-fp32-micro4",
+    "pairs_divided_by_tokens": "deeppost-pp2-dp1-fp32-micro4",
+}
+
+
+def _tied_copies_not_summed() -> Iterator[Patch]:
+    yield apply, "sum_gradients", lambda *_: None
+
+
+def _tied_weight_counted_twice() -> Iterator[Patch]:
+    yield grads, "is_copy", lambda name, place: False
+
+
+def _labels_shifted_at_the_last_stage() -> Iterator[Patch]:
+    right = CausalLM.loss_sums_of_hidden
+
+    def loss_sums(self: CausalLM, model: Any, hidden_BTD: Tensor, batch: Batch) -> Tensor:
+        labels_BT = batch.labels_BT.roll(1, dims=1) if model.embedding is None else batch.labels_BT
+        return right(self, model, hidden_BTD, replace(batch, labels_BT=labels_BT))
+
+    yield CausalLM, "loss_sums_of_hidden", loss_sums
+
+
+def _pipeline_drops_the_last_microbatch() -> Iterator[Patch]:
+    right = Pipeline.train
+
+    def train(self: Pipeline, count: int, *rest: Any) -> dict[int, Tensor]:
+        return right(self, count - 1, *rest)
+
+    yield Pipeline, "train", train
+
+
+def _virtual_stages_swapped() -> Iterator[Patch]:
+    right = stages.stages_of_rank
+
+    def stages_of_rank(*args: Any) -> list[stages.Stage]:
+        one, other = right(*args)
+        return [replace(one, layers=other.layers), replace(other, layers=one.layers)]
+
+    yield apply, "stages_of_rank", stages_of_rank
+
+
+def _padding_unknown_to_later_stages() -> Iterator[Patch]:
+    """Segments and padding, which every stage reads from its own batch."""
+    right = Stack.surroundings
+
+    def surroundings(self: Stack, batch: Batch) -> Any:
+        if self.embedding is None and batch.real_BT is not None:
+            batch = replace(batch, segments_BT=None, real_BT=torch.ones_like(batch.real_BT))
+        return right(self, batch)
+
+    yield Stack, "surroundings", surroundings
+
+
+def _dropout_repeated_under_recompute() -> Iterator[Patch]:
+    """What is computed again draws what another microbatch drew."""
+
+    def contexts(self: Streams) -> Any:
+        return nullcontext(), self.at(replace(self.current, number=0))
+
+    yield Streams, "contexts", contexts
+
+
+PATCHES: dict[str, Callable[[], Iterator[Patch]]] = {
+    name: globals()[f"_{name}"]
+    for name in (*CASES, "dropout_repeated_under_recompute")
+    if f"_{name}" in globals()  # or it is one of bugs.py
+}

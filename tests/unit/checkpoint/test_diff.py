@@ -1,0 +1,57 @@
+"""What differs between two checkpoints, number by number."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lmtrain.checkpoint import diff
+from lmtrain.checkpoint.commit import save_checkpoint
+from lmtrain.checkpoint.contents import Contents
+from lmtrain.checkpoint.tensor_file import rank_data
+from lmtrain.checkpoint.writer import CheckpointWriter
+from lmtrain.piece import Piece
+from tests.unit.checkpoint.layouts import MODELS, draw, write
+
+
+def test_layouts_do_not_differ_and_runs_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diff, "PART_ITEMS", 100)
+    model = MODELS["gqa"]
+    one, two = draw(model), draw(model)
+    name = "optim.exp_avg.blocks.1.mlp.up.weight"
+    two[name] = two[name].copy()
+    two[name][3, 4] += 2.5
+    two[name][79, 23] = np.nan
+    two["model.extra"] = two.pop("optim.seen")
+    a = Contents(write(tmp_path / "a", model, "tp=2", one))
+    same = Contents(write(tmp_path / "same", model, "pp=2,dp=2", one))
+    b = Contents(write(tmp_path / "b", model, "pp=2", two, step=9))
+    assert list(diff.different_values(a, same)) == []
+    assert diff.missing(a, same) == ([], [])
+    assert diff.different_state(a.manifest.state, same.manifest.state) == {
+        "settings.parallel.pp": (1, 2), "settings.parallel.tp": (2, 1), "settings.parallel.dp_shard": (1, 2)
+    }  # fmt: skip
+    assert diff.missing(a, b) == (["optim.seen"], ["model.extra"])
+    assert diff.different_state(a.manifest.state, b.manifest.state)["step"] == (7, 9)
+    ((found, how),) = diff.different_values(a, b)
+    assert (found, how.num_different, how.num_values) == (name, 2, 80 * 24)
+    assert how.largest == math.inf
+    assert how.scale == pytest.approx(np.abs(one[name]).max())
+
+
+def test_types_and_shapes(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    for step, (dtype, value) in enumerate([(torch.bfloat16, 1.0), (torch.bfloat16, 1.5), (torch.float32, 1.0)]):
+        with CheckpointWriter(tmp_path, keep_last=9, asynchronous=False) as writer:
+            writer.save(step, [Piece("w", (3,), (0,), torch.full((3,), value, dtype=dtype))], {}, {})
+    shapes = rank_data([Piece("w", (1, 3), (0, 0), np.ones((1, 3), np.float32))])
+    save_checkpoint(tmp_path, 3, shapes, {}, {})
+    a, b, c, d = (Contents(tmp_path / f"step_{step:08d}") for step in range(4))
+    ((_, how),) = diff.different_values(a, b)
+    assert (how.num_different, how.largest, how.scale) == (3, 0.5, 1.0)
+    assert diff.different_kinds(a, c) == {"w": ("BF16 [3]", "F32 [3]")}
+    assert diff.different_kinds(c, d) == {"w": ("F32 [3]", "F32 [1, 3]")}
+    assert list(diff.different_values(a, c)) == []

@@ -1,0 +1,63 @@
+"""Whether tensors are those of the model: names, shapes, ties, slots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lmtrain.checkpoint.contents import Contents
+from lmtrain.checkpoint.fit import check_fit, fit_problems
+from lmtrain.checkpoint.format import Manifest, TensorEntry
+from lmtrain.errors import CheckpointError
+from tests.unit.checkpoint.layouts import MODELS, draw, write
+
+Tensors = dict[str, TensorEntry]
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+    folder = tmp_path_factory.mktemp("fit")
+    return Contents(write(folder, MODELS["tied"], "tp=1", draw(MODELS["tied"]))).manifest
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_model_fits_itself(tmp_path: Path, model: str) -> None:
+    check_fit(Contents(write(tmp_path, MODELS[model], "tp=2", draw(MODELS[model]))))
+
+
+def other_rows(tensors: Tensors, name: str, rows: int) -> None:
+    tensors[name] = replace(tensors[name], shape=(rows, *tensors[name].shape[1:]))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda t: t.pop("model.norm.weight"), "it has no model.norm.weight"),
+        (lambda t: t.update({"model.norm.wieght": t["model.norm.weight"]}), "norm.wieght, .* Did you mean norm.weight"),
+        (
+            lambda t: t.update({"model.head.weight": t["model.embedding.token.weight"]}),
+            "is one with model.embedding.to",
+        ),
+        (
+            lambda t: other_rows(t, "model.embedding.token.weight", 68),
+            r"shape \[68, 24\] and the model says \[67, 24\]",
+        ),
+        (lambda t: other_rows(t, "optim.exp_avg.norm.bias", 4), r"optim.exp_avg.norm.bias has shape \[4\]"),
+        (lambda t: [t.pop(n) for n in list(t) if "blocks.0" in n], "and 8 more like this"),
+    ],
+)
+def test_what_does_not_fit_is_said(manifest: Manifest, change: Callable[[Tensors], None], said: str) -> None:
+    tensors = dict(manifest.tensors)
+    change(tensors)
+    contents = Contents.__new__(Contents)
+    contents.path, contents.manifest = Path("there"), replace(manifest, tensors=tensors)
+    with pytest.raises(CheckpointError, match=f"there/manifest.json contradicts itself: .*{said}"):
+        check_fit(contents)
+
+
+def test_a_checkpoint_of_no_model_or_of_an_unknown_one(manifest: Manifest) -> None:
+    assert fit_problems(replace(manifest, state={})) == []
+    assert "describes no model" in fit_problems(replace(manifest, state={"model": {"kind": "gpt", "width": 8}}))[0]
