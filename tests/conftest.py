@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -14,6 +15,10 @@ from tests.layouts.workers import Pool
 
 ROOT = Path(__file__).resolve().parent.parent
 _skipped: list[tuple[str, str]] = []
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # because: a shell starts background commands deaf to Ctrl-C, and what is under test would inherit that
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
