@@ -16,9 +16,11 @@ from tests.layouts.workers import Pool
 ROOT = Path(__file__).resolve().parent.parent
 _skipped: list[tuple[str, str]] = []
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # because: a shell starts background commands deaf to Ctrl-C, and what is under test would inherit that
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# because: a shell starts background commands deaf to Ctrl-C, nohup makes them deaf to hanging up, and what is under
+# test would inherit that
+for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _usual)
 
 
 @pytest.fixture(scope="session")
