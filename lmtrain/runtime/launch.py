@@ -27,6 +27,7 @@ from lmtrain.runtime.process import child_environment
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 _PEACEFUL = (0, StoppedEarly.exit_code)  # ends after which the others may go on to theirs
+_LOOK_S = 1.0
 GRACE_S = 10.0  # because: gloo tells survivors within a second, what they then say helps, and ending takes a while
 
 
@@ -95,9 +96,12 @@ class _Job:
         deadline: float | None = None
         while alive:
             try:
-                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                # because: a signal that the system hands to another thread wakes nobody who waits without an end
+                left = _LOOK_S if deadline is None else max(0.0, deadline - time.monotonic())
                 rank = self._ended.get(timeout=left)
             except queue.Empty:
+                if deadline is None:
+                    continue
                 killed, deadline = set(alive), None
                 for rank in killed:
                     with suppress(ProcessLookupError):

@@ -22,7 +22,8 @@ from lmtrain.runtime.launch import follow_launcher
 follow_launcher()
 rank = int(os.environ["RANK"])
 def wait():
-    threading.Event().wait()
+    while not threading.Event().wait(1.0):  # looks up for signals that another thread was given
+        pass
 """
 
 
