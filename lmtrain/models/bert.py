@@ -13,7 +13,6 @@ import math
 
 from torch import Tensor, nn
 
-from lmtrain.batch import Batch
 from lmtrain.errors import SettingsError
 from lmtrain.models.bert_settings import NUM_SEGMENTS, BertSettings, cut_of
 from lmtrain.models.init import Start, apply_ties
@@ -24,7 +23,7 @@ from lmtrain.models.layers.heads import MaskedHead, PairHead
 from lmtrain.models.layers.mlp import MLP
 from lmtrain.models.layers.norm import build_norm
 from lmtrain.models.stack import Stack
-from lmtrain.spec import Cuts, ModelShape, Tie
+from lmtrain.spec import Cuts
 
 
 def build(settings: BertSettings) -> Bert:
@@ -36,6 +35,7 @@ def build(settings: BertSettings) -> Bert:
 class Bert(Stack):
     behind = ("norm", "head", "pair")
 
+    settings: BertSettings
     pair: nn.Module | None
 
     def __init__(self, settings: BertSettings) -> None:
@@ -58,29 +58,12 @@ class Bert(Stack):
         self.settings = settings
         apply_ties(self)
 
-    @property
-    def shape(self) -> ModelShape:
-        return self.settings.shape
-
-    def forward(self, batch: Batch, hidden_BTD: Tensor | None = None) -> Tensor:
-        """Hidden states after the last norm. A later pipeline stage is given those of the stage before."""
-        x_BTD = hidden_BTD if self.embedding is None else self.embedding(batch)
-        assert x_BTD is not None, "a stage without an embedding needs the hidden states of the stage before it"
-        return self.through(x_BTD, batch)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Scores over the padded vocabulary; padding is -inf. Takes any leading dims: whole batches or chosen rows."""
-        return hidden if self.head is None else self.head(hidden)
-
     def pair_logits(self, hidden_BTD: Tensor) -> Tensor:
         """[B, 2]: whether the second segment follows the first (0) or not (1)."""
         return hidden_BTD if self.pair is None else self.pair(hidden_BTD)
 
     def cuts(self) -> Cuts:
         return {name: cut_of(name, self.shape) for name, _ in self.named_parameters(remove_duplicate=False)}
-
-    def ties(self) -> tuple[Tie, ...]:
-        return self.settings.ties()
 
     def starts(self) -> dict[str, Start]:
         """One deviation for all; with an untouched residual stream smaller where 2L branches add up in it."""

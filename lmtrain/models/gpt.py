@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import math
 
-from torch import Tensor, nn
+from torch import nn
 
-from lmtrain.batch import Batch
 from lmtrain.errors import SettingsError
 from lmtrain.models.gpt_settings import GPTSettings, cut_of
 from lmtrain.models.init import Start, apply_ties
@@ -20,7 +19,7 @@ from lmtrain.models.layers.heads import Head
 from lmtrain.models.layers.mlp import MLP
 from lmtrain.models.layers.norm import build_norm
 from lmtrain.models.stack import Stack
-from lmtrain.spec import Cuts, ModelShape, Tie
+from lmtrain.spec import Cuts
 
 
 def build(settings: GPTSettings) -> GPT:
@@ -30,6 +29,8 @@ def build(settings: GPTSettings) -> GPT:
 
 
 class GPT(Stack):
+    settings: GPTSettings
+
     def __init__(self, settings: GPTSettings) -> None:
         s, vocab_size = settings, settings.vocab_size or 0
         super().__init__(
@@ -50,25 +51,8 @@ class GPT(Stack):
         self.settings = settings
         apply_ties(self)
 
-    @property
-    def shape(self) -> ModelShape:
-        return self.settings.shape
-
-    def forward(self, batch: Batch, hidden_BTD: Tensor | None = None) -> Tensor:
-        """Hidden states after the final norm. A later pipeline stage is given those of the stage before."""
-        x_BTD = hidden_BTD if self.embedding is None else self.embedding(batch)
-        assert x_BTD is not None, "a stage without an embedding needs the hidden states of the stage before it"
-        return self.through(x_BTD, batch)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Scores over the padded vocabulary; padding is -inf. Takes any leading dims: whole batches or chosen rows."""
-        return hidden if self.head is None else self.head(hidden)
-
     def cuts(self) -> Cuts:
         return {name: cut_of(name, self.shape) for name, _ in self.named_parameters(remove_duplicate=False)}
-
-    def ties(self) -> tuple[Tie, ...]:
-        return self.settings.ties()
 
     def starts(self) -> dict[str, Start]:
         """GPT-2's scheme: one deviation for all, smaller where 2L branches add up in the residual stream."""

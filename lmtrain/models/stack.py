@@ -11,6 +11,8 @@ from lmtrain.models.layers.attention import build_mask
 from lmtrain.models.layers.block import Block, Surroundings
 from lmtrain.models.layers.embedding import positions_of
 from lmtrain.models.layers.positions import build_rotation
+from lmtrain.models.model_settings import ModelSettings
+from lmtrain.spec import ModelShape, Tie
 
 
 class Stack(nn.Module):
@@ -18,6 +20,7 @@ class Stack(nn.Module):
 
     behind: ClassVar[tuple[str, ...]] = ("norm", "head")  # parts that follow the last block
 
+    settings: ModelSettings
     embedding: nn.Module | None
     blocks: nn.ModuleDict
     norm: nn.Module | None
@@ -42,6 +45,23 @@ class Stack(nn.Module):
         self.head = head
         self.causal, self.window = causal, window
         self.rotary_width, self.rotary_base = rotary_width, rotary_base
+
+    @property
+    def shape(self) -> ModelShape:
+        return self.settings.shape
+
+    def ties(self) -> tuple[Tie, ...]:
+        return self.settings.ties()
+
+    def forward(self, batch: Batch, hidden_BTD: Tensor | None = None) -> Tensor:
+        """Hidden states after the last norm. A later pipeline stage is given those of the stage before."""
+        x_BTD = hidden_BTD if self.embedding is None else self.embedding(batch)
+        assert x_BTD is not None, "a stage without an embedding needs the hidden states of the stage before it"
+        return self.through(x_BTD, batch)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores over the padded vocabulary; padding is -inf. Takes any leading dims: whole batches or chosen rows."""
+        return hidden if self.head is None else self.head(hidden)
 
     def cut(self, layers: range, *, first: bool, last: bool) -> None:
         """Keep what one pipeline stage holds."""
