@@ -22,6 +22,7 @@ import torch
 import torch._dynamo
 import torch.distributed as dist
 import torch.distributed.fsdp
+import torch.distributed.tensor.debug
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
 GROUP_TIMEOUT = timedelta(seconds=60)
@@ -116,6 +117,8 @@ def start_group(request: dict[str, Any], store: Store | None) -> None:
 
 def end_group() -> None:
     """Forget everything that the last call left: its tensors, its groups, its compiled code."""
+    # because: DTensor remembers the meshes it has seen, and with them groups whose threads would go on polling
+    torch.distributed.tensor.debug._clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
     gc.collect()
     torch._dynamo.reset()
     if dist.is_initialized():
