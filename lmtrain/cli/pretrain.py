@@ -153,7 +153,8 @@ def _print_summary(config: RunConfig, summary: Summary, console: Console, as_jso
         parts.append(f"loss {summary.loss:.4f}")
     if summary.valid_loss is not None:
         parts.append(f"validation {summary.valid_loss:.4f}")
-    console.print(f"done: {', '.join(parts)}; everything is in {config.run.dir}", highlight=False, soft_wrap=True)
+    word = "stopped" if summary.stopped_by else "done"
+    console.print(f"{word}: {', '.join(parts)}; everything is in {config.run.dir}", highlight=False, soft_wrap=True)
 
 
 def _write_failure(config: RunConfig, error: LmtrainError, env: ProcessEnv) -> None:

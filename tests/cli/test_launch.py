@@ -82,7 +82,7 @@ def test_a_signal_gives_one_checkpoint_and_a_way_on(toy: Toy, tmp_path: Path, nu
     process.send_signal(number)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 75, output
-    assert output.count("a checkpoint is saved") == 1
+    assert output.count("a checkpoint is saved") == output.count("stopped: ") == 1
     (saved,) = (folder / "checkpoints").iterdir()
     facts = stop_facts(folder)
     assert (facts["cause"], facts["exit_code"], facts["requeue"]) == (number.name, 75, True)
