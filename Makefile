@@ -37,7 +37,7 @@ $(VENV)/.documented: $(VENV)/.installed
 install: $(VENV)/.installed  ## make .venv and install lmtrain into it
 
 .PHONY: demo
-demo: $(VENV)/.installed  ## the whole job in under nine minutes: corpus, tokenizer, dataset, GPT, evaluation
+demo: $(VENV)/.installed  ## the whole job in under nine minutes: corpus, tokenizer, dataset, GPT, evaluation, resharding
 	$(BIN)/lmtrain demo --output $(RUN)
 
 .PHONY: test
@@ -126,6 +126,10 @@ bench-data: $(VENV)/.tested  ## time the data tools beside their peers: every te
 .PHONY: bench-parallel
 bench-parallel: $(VENV)/.tested  ## the host's overhead of the parallel path beside a plain module and DTensor, on two CPU cores
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.parallel_overhead
+
+.PHONY: bench-pipeline
+bench-pipeline: $(VENV)/.tested  ## time every pipeline schedule with fixed delays beside the simulator, on 4 processes
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.pipeline_makespan
 
 .PHONY: package
 package: $(VENV)/.installed  ## build a wheel, install it into an empty folder and use it from there

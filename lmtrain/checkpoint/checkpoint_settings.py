@@ -1,4 +1,4 @@
-"""When checkpoints are saved, how many stay, and from which one a run goes on. Torch-free."""
+"""When checkpoints are saved, how many stay, and from which one a run goes on or begins. Torch-free."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ class CheckpointSettings(Settings):
     asynchronous: bool = True
     verify_after_save: bool = False  # read back from the disk before a checkpoint counts
     resume: str = "auto"  # auto, none, or the path of a checkpoint or run
+    init_from: str | None = None  # the path of one whose weights a new run begins from
 
     def problems(self) -> Iterator[Problem]:
         yield from problem_if(
@@ -39,6 +40,15 @@ class CheckpointSettings(Settings):
         )  # fmt: skip
         yield from problem_if(
             not self.resume.strip(), "resume", self.resume, "is empty", "Use auto, none or the path of a checkpoint.",
+        )  # fmt: skip
+        start = self.init_from
+        yield from problem_if(
+            start is not None and not start.strip(), "init_from", start, "is empty",
+            "Use null or the path of a checkpoint.",
+        )  # fmt: skip
+        yield from problem_if(
+            start is not None and self.resume not in ("auto", "none"), "init_from", start,
+            f"begins a new run and checkpoint.resume={self.resume} goes on with an old one", "Leave one of them out.",
         )  # fmt: skip
 
 

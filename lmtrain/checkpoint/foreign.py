@@ -1,7 +1,7 @@
 """Weights that no run of ours has made, as a checkpoint of ours. Called by the imports from other formats.
 
-The checkpoint can be evaluated, generated from, resharded and exported. It says where its weights come from, and has no
-run's settings: only a run that wrote a checkpoint can go on with it.
+The checkpoint can be evaluated, generated from, resharded and exported, and a new run can begin from its weights. It
+says where they come from and has no run's settings, so there is no run to go on with.
 """
 
 from __future__ import annotations

@@ -59,11 +59,13 @@ _MEANT: dict[str, Config] = {
 def family_of(settings: ModelSettings) -> str:
     """The one of their architectures that computes the same, or a refusal with what none of them has."""
     if isinstance(settings, BertSettings):
-        return "bert" if settings.norm_order == "post" else "megatron-bert"
-    assert isinstance(settings, GPTSettings), "a model of a new kind needs its names in hf_names.py"
-    family = "mistral" if settings.window is not None else "llama"
-    family = "gpt2" if settings.positions == "learned" else family
-    wrong = list(_gpt2_problems(settings) if family == "gpt2" else _llama_problems(settings, family))
+        family = "bert" if settings.norm_order == "post" else "megatron-bert"
+        wrong = list(_bert_problems(settings))
+    else:
+        assert isinstance(settings, GPTSettings), "a model of a new kind needs its names in hf_names.py"
+        family = "mistral" if settings.window is not None else "llama"
+        family = "gpt2" if settings.positions == "learned" else family
+        wrong = list(_gpt2_problems(settings) if family == "gpt2" else _llama_problems(settings, family))
     if wrong:
         raise CheckpointError(
             f"No Hugging Face architecture computes this model; the nearest is {family}, and there "
@@ -91,6 +93,13 @@ def _llama_problems(s: GPTSettings, family: str) -> Iterator[str]:
     yield from _unless(s.width % s.num_heads == 0, f"model.num_heads={s.num_heads} would have to divide {s.width}")
     if family == "mistral":
         yield from _unless(not s.bias, "model.bias=true would have to be false, or model.window null")
+
+
+def _bert_problems(s: BertSettings) -> Iterator[str]:
+    yield from _unless(
+        s.activation == s.head_activation,
+        f"model.head_activation={s.head_activation} would have to be model.activation={s.activation}",
+    )
 
 
 def _unless(right: bool, words: str) -> Iterator[str]:
@@ -141,7 +150,7 @@ def _llama_config(s: GPTSettings, family: str) -> Config:
 def _bert_config(s: BertSettings) -> Config:
     return {
         "vocab_size": s.vocab_size, "hidden_size": s.width, "num_hidden_layers": s.num_layers,
-        "num_attention_heads": s.num_heads, "intermediate_size": s.ffn, "hidden_act": "gelu",
+        "num_attention_heads": s.num_heads, "intermediate_size": s.ffn, "hidden_act": _GELUS[s.activation],
         "hidden_dropout_prob": s.dropout, "attention_probs_dropout_prob": s.dropout,
         "max_position_embeddings": s.seq_len, "type_vocab_size": NUM_SEGMENTS, "initializer_range": s.init_std,
         "layer_norm_eps": s.norm_eps, "tie_word_embeddings": True,
@@ -219,13 +228,15 @@ def _from_llama(c: Config, wrong: list[str]) -> Config:
 
 
 def _from_bert(c: Config, wrong: list[str]) -> Config:
-    _same(c, wrong, hidden_act="gelu", type_vocab_size=NUM_SEGMENTS, is_decoder=False, add_cross_attention=False)
+    activation = _gelu(c, "hidden_act", wrong)
+    _same(c, wrong, type_vocab_size=NUM_SEGMENTS, is_decoder=False, add_cross_attention=False)
     _same(c, wrong, position_embedding_type="absolute", tie_word_embeddings=True)
     return {
         "kind": "bert", "num_layers": c["num_hidden_layers"], "width": c["hidden_size"],
         "num_heads": c["num_attention_heads"], "ffn_width": c["intermediate_size"], "vocab_size": c["vocab_size"],
         "seq_len": c["max_position_embeddings"], "norm_eps": c["layer_norm_eps"],
-        "dropout": c["hidden_dropout_prob"], "init_std": c["initializer_range"],
+        "activation": activation, "head_activation": activation, "dropout": c["hidden_dropout_prob"],
+        "init_std": c["initializer_range"],
     }  # fmt: skip
 
 

@@ -68,8 +68,11 @@ def settings_from(
     by_tanh = (ask("bias_gelu_fusion", True) and found.has_bias) or ask("openai_gelu", False)
     if found.is_encoder:
         values |= {"kind": "bert", "norm_order": "pre", "pair_head": found.has_pair}
-        if get is not None and (by_tanh or swiglu):
-            wrong.append("--no-bias-gelu-fusion would have to be set, since lmtrain's BERT has the exact gelu")
+        # because: its head computes the exact gelu even where the fused kernel of its blocks does not
+        values |= {"activation": "gelu_tanh" if ask("bias_gelu_fusion") else "gelu", "head_activation": "gelu"}
+        wrong += [
+            f"--{name} would have to be left out" for name in ("swiglu", "openai-gelu") if ask(name.replace("-", "_"))
+        ]
     else:
         window, rotary = ask("window_size"), found.num_positions is None
         is_pair = isinstance(window, (list, tuple)) and len(window) == 2
@@ -96,6 +99,11 @@ def settings_from(
     if values["num_heads"] is None:
         raise CheckpointError(
             f"{where} does not tell the number of heads, as files of 2019 do not. Give it: --set num_heads=16."
+        )
+    if found.is_encoder and ask("bias_gelu_fusion") is None and "activation" not in overrides:
+        raise CheckpointError(
+            f"{where} does not tell which gelu it has, as files before --bias-gelu-fusion do not. "
+            "Give it: --set activation=gelu or --set activation=gelu_tanh."
         )
     try:
         # because: mypy asks for a concrete class where build_settings takes the base of a choice
@@ -130,7 +138,7 @@ def args_of(settings: ModelSettings, tp: int, pp: int, dtype: str) -> dict[str, 
         "use_rotary_position_embeddings": rotary, "rotary_base": int(gpt.rotary_base) if gpt else 10000,
         "rotary_percent": 1.0, "rotary_interleaved": False, "add_bias_linear": bias, "add_qkv_bias": bias,
         "swiglu": shape.gated, "squared_relu": False,
-        "bias_gelu_fusion": gpt is not None and gpt.activation == "gelu_tanh",
+        "bias_gelu_fusion": settings.activation == "gelu_tanh",
         "normalization": "RMSNorm" if gpt and gpt.norm == "rmsnorm" else "LayerNorm", "apply_layernorm_1p": False,
         "layernorm_epsilon": settings.norm_eps, "norm_epsilon": settings.norm_eps, "qk_layernorm": False,
         "untie_embeddings_and_output_weights": gpt is not None and not gpt.tied, "window_size": window,
@@ -150,6 +158,7 @@ def _check(settings: GPTSettings | BertSettings, tp: int, pp: int) -> None:
         wrong += ["model.norm_order=post would have to be pre"] if settings.norm_order == "post" else []
         # because: without its second head its BERT has no segments either
         wrong += [] if settings.pair_head else ["model.pair_head=false would have to be true"]
+        wrong += [] if settings.head_activation == "gelu" else ["model.head_activation=gelu_tanh would have to be gelu"]
     else:
         wrong += ["model.parallel_block=true would have to be false"] if settings.parallel_block else []
         if settings.activation == "gelu_tanh" and not settings.bias:

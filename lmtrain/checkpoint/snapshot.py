@@ -1,7 +1,8 @@
 """Copies of a run's tensors in host memory, laid out as their file will be. Called by the writer between two steps.
 
 Training waits for these copies only; hashing and writing come after, in the background. The memory is kept and used
-again, and is pinned when tensors lie on a GPU, so that copies run at the full speed of the link.
+again, and is pinned when tensors lie on a GPU, so that copies run at the full speed of the link. It can be made in
+advance: the system takes longer to find a page than to fill it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from lmtrain.piece import Piece
 
 # because: torch's allocator of pinned memory rounds each request up to a power of two
 CHUNK_BYTES = 64 << 20
+_PAGE_BYTES = 4096
 
 
 class HostMemory:
@@ -25,21 +27,24 @@ class HostMemory:
         self._chunk_bytes = chunk_bytes
         self._chunks: list[Tensor] = []
 
+    def reserve(self, pieces: Sequence[Piece]) -> None:
+        """Have room for these blocks, in pages that are really there."""
+        num_bytes, pin = sum(_num_bytes(p.block) for p in pieces), bool(_devices(pieces))
+        while len(self._chunks) * self._chunk_bytes < num_bytes:
+            chunk = torch.empty(self._chunk_bytes, dtype=torch.uint8, pin_memory=pin)
+            chunk[::_PAGE_BYTES] = 0
+            self._chunks.append(chunk)
+
     def capture(self, pieces: Sequence[Piece]) -> RankData:
         """Copy every block; when this returns, the run may change its tensors."""
+        self.reserve(pieces)
         ordered = file_order(pieces)
-        devices = {p.block.device for p in ordered if isinstance(p.block, Tensor) and p.block.is_cuda}
-        self._reserve(sum(_num_bytes(p.block) for p in ordered), pin=bool(devices))
         position = 0
         for piece in ordered:
             position = self._append(_flat_bytes(piece.block), position)
-        for device in devices:
+        for device in _devices(pieces):
             torch.cuda.synchronize(device)  # sync: the copies have to arrive before the next update of the weights
         return RankData([spec_of(p) for p in ordered], list(self._parts(position)))
-
-    def _reserve(self, num_bytes: int, pin: bool) -> None:
-        while len(self._chunks) * self._chunk_bytes < num_bytes:
-            self._chunks.append(torch.empty(self._chunk_bytes, dtype=torch.uint8, pin_memory=pin))
 
     def _append(self, source: Tensor, position: int) -> int:
         start = 0
@@ -55,6 +60,10 @@ class HostMemory:
             count = min(self._chunk_bytes, num_bytes - i * self._chunk_bytes)
             if count > 0:
                 yield chunk.numpy()[:count].data
+
+
+def _devices(pieces: Sequence[Piece]) -> set[torch.device]:
+    return {p.block.device for p in pieces if isinstance(p.block, Tensor) and p.block.is_cuda}
 
 
 def _num_bytes(block: Tensor | Array) -> int:

@@ -32,7 +32,11 @@ class SaveFacts:
     path: Path
     num_bytes: int
     write_s: float  # hashing and writing, in the background unless synchronous
-    stall_s: float  # how long training stood still
+    stall_s: float  # how long training stood still: for the save before this one too, where that was not done
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self.num_bytes / max(self.write_s, 1e-9)
 
 
 class CheckpointWriter:
@@ -59,30 +63,42 @@ class CheckpointWriter:
         self._memory = HostMemory()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+        self._waited_s = 0.0  # since the last copy was taken
 
     @property
     def in_flight(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
+    def reserve(self, pieces: Sequence[Piece]) -> None:
+        """Make the memory for saves of these pieces now, in the background, so that the first waits no longer."""
+        self._begin(partial(self._memory.reserve, pieces))
+
     def save(self, step: int, pieces: Sequence[Piece], state: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
         """Save this step; a step that this writer has just saved is not saved again."""
-        began = time.monotonic()
         self.wait()
         if self.last is not None and self.last.step == step:
             return
+        began = time.monotonic() - self._waited_s
+        self._waited_s = 0.0
         frozen = json.loads(json.dumps(state, allow_nan=False))  # because: the run changes its state while we write
         job = partial(self._write, began, step, self._memory.capture(pieces), frozen, dict(files))
         if self._asynchronous:
-            self._thread = threading.Thread(target=self._keep_error, args=(job,), name="checkpoint-writer")
-            self._thread.start()
+            self._begin(job)
         else:
             job()
+
+    def _begin(self, job: Callable[[], None]) -> None:
+        self.wait()
+        self._thread = threading.Thread(target=self._keep_error, args=(job,), name="checkpoint-writer")
+        self._thread.start()
 
     def wait(self) -> None:
         """Until the save in flight is on disk; raises what went wrong with it."""
         if self._thread is not None:
+            began = time.monotonic()
             self._thread.join()
             self._thread = None
+            self._waited_s += time.monotonic() - began
         if self._error is not None:
             error, self._error = self._error, None
             raise error

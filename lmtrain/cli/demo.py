@@ -6,6 +6,7 @@ again after a kill it goes on where training stopped, as any run does.
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import time
@@ -26,7 +27,10 @@ def demo(
         Path, typer.Option("--output", help="The folder for everything that the demo makes.")
     ] = Path("runs/demo"),
 ) -> None:
-    """Corpus, tokenizer, dataset, a small GPT on CPU for about four minutes, and its evaluation."""
+    """Corpus, tokenizer, dataset, a small GPT on CPU for about four minutes, and its evaluation.
+
+    Its checkpoint is then cut for four processes and evaluated again, and written for Hugging Face.
+    """
     from rich.console import Console
 
     console, began = Console(), time.monotonic()
@@ -42,16 +46,19 @@ def demo(
         console, "pretrain", "experiment=demo", f"data.path={data / 'train'}", f"data.valid_path={data / 'heldout'}",
         f"run.dir={run}", *(overrides or []),
     )  # fmt: skip
-    report = output / "evaluation.json"
-    _lmtrain(
-        console, "eval", run, "--task", "perplexity", "--data", data / "heldout", "--baseline", data / "train",
-        "--output", report,
-    )  # fmt: skip
+    reports = output / "evaluation.json", output / "evaluation_resharded.json"
+    measure = ("--task", "perplexity", "--data", data / "heldout", "--output")
+    _lmtrain(console, "eval", run, *measure, reports[0], "--baseline", data / "train")
+    _lmtrain(console, "reshard", run, "--to", LAYOUT, "--output", output / "resharded", "--overwrite")
+    _lmtrain(console, "eval", output / "resharded", *measure, reports[1])
+    shutil.rmtree(output / "hf", ignore_errors=True)  # because: an earlier demo's would be in the way
+    _lmtrain(console, "reshard", run, "--to", "hf", "--output", output / "hf")
     prompt = 'def read_json(path):\n    """'
     _lmtrain(console, "generate", run, "--prompt", prompt, "--max-new-tokens", 120, "--temperature", 0.6, "--seed", 1)
-    _finish(console, output, report, time.monotonic() - began)
+    _finish(console, output, read_result(reports[0]), read_result(reports[1]), time.monotonic() - began)
 
 
+LAYOUT = "tp=2,pp=2"
 _VOCAB_SIZE = 1024  # because: a larger vocabulary leaves a model this small too little training for each token
 
 
@@ -82,24 +89,44 @@ def _lmtrain(console: Any, *arguments: object) -> None:
         raise failure
 
 
-def _finish(console: Any, output: Path, report: Path, seconds: float) -> None:
+def read_result(report: Path) -> dict[str, Any]:
+    from lmtrain.runtime.files import read_json
+
+    result: dict[str, Any] = read_json(report)["results"][0]
+    return result
+
+
+def check_same(result: dict[str, Any], resharded: dict[str, Any]) -> None:
+    """The same weights in other files give the same numbers, to the last digit."""
+    ours, theirs = result["nll_sum_nats"], resharded["nll_sum_nats"]
+    if (ours, result["measures"]) != (theirs, resharded["measures"]):
+        raise LmtrainError(
+            f"The checkpoint cut for {LAYOUT} scores {theirs!r} nats and the run's own {ours!r}: our mistake. "
+            "Please report it with both reports."
+        )
+
+
+def _finish(console: Any, output: Path, result: dict[str, Any], resharded: dict[str, Any], seconds: float) -> None:
     from rich.panel import Panel
     from rich.table import Table
 
-    from lmtrain.runtime.files import read_json
     from lmtrain.units import format_seconds
 
-    result = read_json(report)["results"][0]
+    check_same(result, resharded)
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in ("on held-out files", "bits per byte", "perplexity per token"):
         table.add_column(column, justify="left" if column.startswith("on") else "right")
-    ours = result["measures"]
-    table.add_row("this model", f"{ours['bits_per_byte']:.3f}", f"{ours['token_perplexity']:.1f}")
-    for base in result["baselines"]:
-        table.add_row(base["name"], f"{base['bits_per_byte']:.3f}", f"{base['token_perplexity']:.1f}")
+    named = {"this model": result, f"resharded to {LAYOUT}": resharded}
+    rows = [(name, found["measures"]) for name, found in named.items()]
+    for name, found in rows + [(base["name"], base) for base in result["baselines"]]:
+        table.add_row(name, f"{found['bits_per_byte']:.3f}", f"{found['token_perplexity']:.1f}")
     console.print()
     title = f"done in {format_seconds(seconds)}; everything is in {output}"
     console.print(Panel(table, title=title, title_align="left"))
+    console.print(
+        f"  resharded from 1 process to 4: {resharded['nll_sum_nats']:.6f} nats, the same to the last digit",
+        highlight=False,
+    )
     for base in result["baselines"]:
         console.print(
             f"  bits per byte {100 * (1 - base['model_bits_ratio']):.0f}% below the {base['name']}'s, "
@@ -109,7 +136,7 @@ def _finish(console: Any, output: Path, report: Path, seconds: float) -> None:
     console.print("\nTry next:")
     for line in (
         f"lmtrain generate {output / 'run'} --prompt 'class Queue:'",
-        f"lmtrain inspect {output / 'run'}",
+        f"lmtrain inspect {output / 'resharded'}",
         f"lmtrain pretrain experiment=demo data.path={output / 'data/train'} data.valid_path={output / 'data/heldout'} "
         f"run.dir={output}/wider model.width=384 model.num_heads=6",
     ):

@@ -58,8 +58,10 @@ def evaluate(
         raise UsageError("CHECKPOINT is missing. Give a checkpoint or a run's folder, as in `lmtrain eval runs/a ...`.")
 
     from lmtrain.checkpoint.store import resolve
+    from lmtrain.runtime.process import share_cores
 
     checkpoint = resolve(checkpoint)  # before torch is imported, so that a wrong path is told at once
+    share_cores()
 
     from rich.console import Console
 

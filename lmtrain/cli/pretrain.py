@@ -49,9 +49,10 @@ def pretrain(
 ) -> None:
     """Pretrain a model, or go on with a run that was stopped: the same command does both."""
     from lmtrain.runtime.launch import follow_launcher
-    from lmtrain.runtime.process import ProcessEnv
+    from lmtrain.runtime.process import ProcessEnv, share_cores
 
     env = ProcessEnv.detect()
+    share_cores()
     if env.launcher == "lmtrain":
         follow_launcher()
     if nproc is not None:

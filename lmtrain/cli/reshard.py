@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -61,21 +62,65 @@ def reshard(
     """Write a checkpoint for another layout: weights, optimizer and all else that a run goes on from.
 
     It needs no GPU and little memory. SOURCE stays as it is. Started again after a kill, the same command goes on where
-    it was. With --to hf or megatron the weights are written for that program, with --from they are taken from it.
+    it was. With --to hf or megatron the weights are written for that program, with --from they are taken from it;
+    both in one command take the room of two copies for a while.
     """
     from rich.console import Console
 
     console = Console(stderr=True)
     with _progress(console) as show:
-        if from_ is not None:
-            facts = _import(from_, source, output, to, tokenizer, set_ or [], show)
+        write = partial(
+            _write, output=output, to=to, dtype=dtype, memory_bytes=parse_size("--max-memory", max_memory),
+            workers=workers, overwrite=overwrite, show=show,
+        )  # fmt: skip
+        if from_ is None:
+            facts = write(source)
         elif to is None:
-            raise UsageError("--to is missing. Give a layout such as tp=2,pp=4, or hf, or megatron.")
-        elif to.partition(",")[0] in ("hf", "megatron"):
-            facts = _export(source, output, to, dtype, show)
+            facts = _import(from_, source, output, tokenizer, set_ or [], show)
         else:
-            facts = _change(source, output, to, parse_size("--max-memory", max_memory), workers, overwrite, show)
+            _check_target(to)
+            with _beside(output) as between:
+                imported = _import(from_, source, between, tokenizer, set_ or [], show)
+                facts = {key: value for key, value in imported.items() if key not in ("checkpoint", "bytes")}
+                facts |= write(Path(imported["checkpoint"])) | {"from": str(source)}
     _print(facts, as_json)
+
+
+def _write(
+    source: Path, output: Path, to: str | None, dtype: str, memory_bytes: int, workers: int | None, overwrite: bool,
+    show: Show,
+) -> dict[str, Any]:  # fmt: skip
+    if to is None:
+        raise UsageError("--to is missing. Give a layout such as tp=2,pp=4, or hf, or megatron.")
+    if _program(to):
+        return _export(source, output, to, dtype, show)
+    return _change(source, output, to, memory_bytes, workers, overwrite, show)
+
+
+def _program(to: str) -> bool:
+    return to.partition(",")[0] in ("hf", "megatron")
+
+
+def _check_target(to: str) -> None:
+    """What is wrong in itself is said before an import, not after it."""
+    from lmtrain.train.new_layout import parse_layout
+
+    if not _program(to):
+        parse_layout(to)
+
+
+@contextmanager
+def _beside(output: Path) -> Iterator[Path]:
+    """A folder on the disk of the output for what is only on its way there."""
+    from tempfile import TemporaryDirectory
+
+    from lmtrain.runtime.files import storage_errors
+
+    with storage_errors(output, "Importing for"):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        folder = TemporaryDirectory(prefix=f".{output.name}.imported-", dir=output.parent)
+    with folder as name:
+        yield Path(name)
 
 
 def _change(
@@ -130,10 +175,8 @@ def _export(source: Path, output: Path, to: str, dtype: str, show: Show) -> dict
 
 
 def _import(
-    program: str, source: Path, output: Path, to: str | None, tokenizer: Path | None, given: list[str], show: Show
+    program: str, source: Path, output: Path, tokenizer: Path | None, given: list[str], show: Show
 ) -> dict[str, Any]:
-    if to is not None:
-        raise UsageError(f"--from {program} and --to {to} are two steps. Leave out --to, then reshard the result.")
     if program == "hf":
         from lmtrain.checkpoint.hf_import import import_hf
 
@@ -185,7 +228,7 @@ def _progress(console: Console) -> Iterator[Show]:
             nonlocal task
             if task is None:
                 task = bar.add_task("writing", total=total, completed=earlier)
-            bar.update(task, completed=done)
+            bar.update(task, completed=done, total=total)
 
         yield show
 
@@ -198,8 +241,10 @@ def _plain_progress(console: Console) -> Show:
     began, told = perf_counter(), 0
 
     def show(done: int, total: int, earlier: int) -> None:
-        nonlocal told
+        nonlocal began, told
         tenths = done * 10 // max(total, 1)
+        if tenths < told:  # an import is over and its writing begins
+            began, told = perf_counter(), 0
         if tenths > told and done > earlier:
             told, seconds = tenths, max(perf_counter() - began, 1e-9)
             left = format_seconds(seconds * (total - done) / (done - earlier))

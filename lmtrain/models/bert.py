@@ -51,7 +51,7 @@ class Bert(Stack):
             ),
             {str(layer): _block(s) for layer in range(s.num_layers)},
             None if post else _norm(s),
-            MaskedHead(_norm(s), s.width, s.vocab_size or 0, s.padded_vocab_size),
+            MaskedHead(_norm(s), s.width, s.vocab_size or 0, s.padded_vocab_size, s.head_activation),
             causal=False,
         )
         self.pair = PairHead(s.width) if s.pair_head else None
@@ -74,7 +74,7 @@ def _block(s: BertSettings) -> Block:
     attention = Attention(
         s.width, s.num_heads, s.num_heads, s.width // s.num_heads, bias=True, dropout=s.dropout, causal=False
     )
-    mlp = MLP(s.width, s.ffn, "gelu", bias=True, dropout=s.dropout)
+    mlp = MLP(s.width, s.ffn, s.activation, bias=True, dropout=s.dropout)
     kind = PostNormBlock if s.norm_order == "post" else Block
     return kind(_norm(s), attention, _norm(s), mlp)
 

@@ -31,6 +31,8 @@ class BertSettings(ModelSettings):
     seq_len: int
     norm_order: Literal["pre", "post"] = "pre"
     norm_eps: float = 1e-5
+    activation: Literal["gelu", "gelu_tanh"] = "gelu"
+    head_activation: Literal["gelu", "gelu_tanh"] = "gelu"  # between the two linears of the masked head
     dropout: float = 0.0
     pair_head: bool = True
     init_std: float = 0.02

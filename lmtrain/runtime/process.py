@@ -178,6 +178,15 @@ def set_env_default(name: str, value: str) -> None:
     os.environ.setdefault(name, value)
 
 
+def share_cores() -> None:
+    """Threads of one product that wait for each other soon let go of their cores. Call it before torch is imported.
+
+    because: they spin for milliseconds by default, in which a neighbour's work, or the very thread that is waited for,
+    gets no core. Beside one busy process training was 5 to 10 times slower by it.
+    """
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+
 def num_usable_cpus() -> int:
     """The CPUs that this process may use, which on a shared node is fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -61,9 +61,7 @@ def _held_by_shard(config: RunConfig, model: ModelSettings, layout: Layout, pp: 
     return [held[key] for key in rows]
 
 
-def _held(
-    config: RunConfig, model: ModelSettings, layout: Layout, pp: int, shard: int, names: Sequence[str]
-) -> Row:
+def _held(config: RunConfig, model: ModelSettings, layout: Layout, pp: int, shard: int, names: Sequence[str]) -> Row:
     """What a rank with this shard has; parts of tensors are equally large, so the other coordinates change nothing."""
     places = _places(model, layout, shard, names)
     stages = [stage for stage in stages_of_rank(model, config.parallel, pp) if stage.layers]
@@ -73,7 +71,7 @@ def _held(
     )  # fmt: skip
     alone = layout.dp == 1 and found.work == 0  # weights that nobody shares compute in fp32 as they are
     return {
-        "layers": " ".join(_span([*stage.layers]) for stage in stages),
+        "layers": ",".join(span([*stage.layers]) for stage in stages),
         "parameters": sum(math.prod(place.part_shape) for place in places),
         "weights_bytes": found.masters if alone else found.work,
         "masters_bytes": 0 if alone else found.masters,
@@ -108,14 +106,14 @@ def merged(rows: Sequence[Row]) -> list[Row]:
     result = []
     for _, some in groupby(sorted(rows, key=lambda row: (held(row), row["rank"])), held):
         group = list(some)
-        who: Row = {key: _span(sorted({row[key] for row in group})) for key in _WHO if key != "host"}
+        who: Row = {key: span(sorted({row[key] for row in group})) for key in _WHO if key != "host"}
         hosts = sorted({row["host"] for row in group})
         who["host"] = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts"
         result.append({"first": group[0]["rank"]} | group[0] | who)
     return [{k: v for k, v in row.items() if k != "first"} for row in sorted(result, key=lambda row: row["first"])]
 
 
-def _span(numbers: Sequence[int]) -> str:
+def span(numbers: Sequence[int]) -> str:
     """[4] -> "4", [0, 1, 2] -> "0-2", with gaps [0, 1, 5] -> "0..": the coordinates then say which."""
     first, last, count = numbers[0], numbers[-1], len(numbers)
     if count == 1:

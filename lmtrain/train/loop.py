@@ -46,9 +46,12 @@ def train(run: Run) -> Summary:
     last_saved = progress.step if run.inputs.resume_from is not None else None
     keep = config.checkpoint.interval_steps is not None
     loss = valid_loss = None
-    _record(run, "start", {"resumed_from": str(run.inputs.resume_from) if run.inputs.resume_from else None})
-    if run.inputs.resume_from is not None:
-        view.note(f"continuing from {run.inputs.resume_from} at step {progress.step}")
+    resumed, weights = run.inputs.resume_from, run.inputs.weights_from
+    _record(run, "start", {"resumed_from": resumed and str(resumed), "weights_from": weights and str(weights)})
+    if resumed is not None:
+        view.note(f"continuing from {resumed} at step {progress.step}")
+    elif weights is not None:
+        view.note(f"a new run with the weights of {weights}")
 
     stopped_by = None
     vote = StopVote(run.mesh)
@@ -156,9 +159,11 @@ def _report_save(run: Run) -> None:
         return
     run.reported_save = last.step
     values = {"saved_step": last.step, "bytes": last.num_bytes, "write_s": last.write_s, "stall_s": last.stall_s}
+    values["bytes_per_s"] = last.bytes_per_s
     _record(run, "save", values)
     run.view.note(
-        f"saved step {last.step}: {format_bytes(last.num_bytes)} in {format_seconds(last.write_s)}, "
+        f"saved step {last.step}: {format_bytes(last.num_bytes)} in {format_seconds(last.write_s)} "
+        f"({format_bytes(last.bytes_per_s)}/s), "
         f"training stood still for {last.stall_s * 1000:.0f} ms"
     )
 

@@ -21,6 +21,7 @@ from lmtrain.models.model_settings import ModelSettings
 from lmtrain.runtime.process import ProcessEnv
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.train.config import RunConfig
+from lmtrain.train.first_weights import find_first_weights
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Inputs:
     tokenizer: Tokenizer
     data: TrainingData
     resume_from: Path | None
+    weights_from: Path | None = None  # where a new run begins, if not at random weights
 
     @property
     def train(self) -> Dataset:
@@ -51,7 +53,10 @@ def preflight(config: RunConfig, env: ProcessEnv, *, starting: bool = True) -> I
     """
     _check_processes(config, env, starting)
     tokenizer, model, data = load_data(config)
-    return Inputs(model, tokenizer, data, find_resume(config))
+    resume_from = find_resume(config)
+    # because: once a run has a checkpoint of its own, the one it began from may be gone
+    weights_from = find_first_weights(config, model, tokenizer) if resume_from is None else None
+    return Inputs(model, tokenizer, data, resume_from, weights_from)
 
 
 def load_data(config: RunConfig, *, validate: bool = True) -> tuple[Tokenizer, ModelSettings, TrainingData]:

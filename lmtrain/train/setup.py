@@ -17,6 +17,7 @@ import torch
 from rich.console import Console
 
 from lmtrain.checkpoint.ranks import Peers, together
+from lmtrain.checkpoint.reader import CheckpointReader
 from lmtrain.checkpoint.store import CHECKPOINTS, list_broken, sweep
 from lmtrain.checkpoint.writer import CheckpointWriter
 from lmtrain.data.loader import Loader
@@ -37,6 +38,7 @@ from lmtrain.train import state
 from lmtrain.train.config import RunConfig
 from lmtrain.train.layout_table import layout_lines, layout_words, merged, rank_rows
 from lmtrain.train.peers import saving_peers, setup_peers
+from lmtrain.train.plan import pipeline_lines
 from lmtrain.train.preflight import Inputs, find_resume, settled
 from lmtrain.units import format_count
 
@@ -87,6 +89,10 @@ def open_run(
             with together(peers):
                 progress = state.restore(inputs.resume_from, config, inputs, model, optimizer)
             model.masters.publish()
+        elif inputs.weights_from is not None:
+            with together(peers):
+                CheckpointReader(inputs.weights_from).load_into(model.pieces())
+            model.masters.publish()
 
         loader = Loader(
             inputs.train, inputs.data.order, config.batch_plan, config.train.micro_batch, mesh.dp.index, mesh.dp.size,
@@ -98,6 +104,8 @@ def open_run(
             keep_every_steps=config.checkpoint.keep_every_steps, peers=saving_peers(mesh),
             verify_after_save=config.checkpoint.verify_after_save,
         ))  # fmt: skip
+        if config.checkpoint.interval_steps:  # because: a save that ends a run may as well make its memory then
+            writer.reserve(model.owned(state.pieces(model, optimizer)))
 
         peak = config.observe.peak_tflops
         name = device_name(device)
@@ -118,7 +126,8 @@ def open_run(
         view = (build_view if leads else RunView)(console, title, config.total_steps, log=log)
         stack.enter_context(view)
         if leads and mesh.world.size > 1:
-            view.note("\n".join(layout_lines(merged(rank_rows(config, inputs.model, hosts)))))
+            rows = merged(rank_rows(config, inputs.model, hosts))
+            view.note("\n".join([*pipeline_lines(config, inputs.model), *layout_lines(rows)]))
         for path in list_broken(checkpoints) if leads else ():
             view.note(f"{path} has no readable manifest and is passed over")
         yield Run(

@@ -17,6 +17,7 @@ from lmtrain.optim import state as optimizer_state
 from lmtrain.parallel.apply import ParallelModel
 from lmtrain.piece import Piece
 from lmtrain.train.config import RunConfig
+from lmtrain.train.new_layout import model_of
 from lmtrain.train.preflight import Inputs
 
 
@@ -81,8 +82,14 @@ def restore(
 
 def check_same_run(path: Path, state: dict[str, Any], config: RunConfig, inputs: Inputs) -> None:
     """Weights of another shape, or samples in another order, would be a different run under the same name."""
-    pairs = [(f"model.{key}", value, state["model"].get(key)) for key, value in inputs.model.to_dict().items()]
-    # because: a checkpoint may be older than these settings
+    if "data" not in state or "optimizer" not in state:
+        raise CheckpointError(
+            f"{path} holds the weights of another program and no run to go on with. "
+            f"Begin one from them: checkpoint.init_from={path}."
+        )
+    # because: a checkpoint may be older than some settings, which then were what is now their default
+    model = model_of(state, path).to_dict()
+    pairs = [(f"model.{key}", value, model.get(key)) for key, value in inputs.model.to_dict().items()]
     known = {"packing": "concatenate", "order": "own", "first_sample": 0, "blend": None} | state["data"]
     pairs += [(f"data: {key}", value, known.get(key)) for key, value in inputs.data.identity.items()]
     ours, theirs = inputs.data.content_sha256, state["data"].get("content_sha256")

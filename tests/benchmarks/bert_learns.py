@@ -2,9 +2,11 @@
 
     python -m tests.benchmarks.bert_learns                     about four minutes of one core
     python -m tests.benchmarks.bert_learns model.norm_order=post
+    python -m tests.benchmarks.bert_learns --layout     and then as pp2 x dp2 x tp2: eight processes beside one
 
 Masked tokens of held-out files are predicted. Who knows only how often each of them is masked there pays their entropy;
-the run must stay 15% below. Everything goes through the command line, as a user would do it.
+the run must stay 15% below. With `--layout` the same run on eight processes must have the loss of one at each of its
+steps, to one part in 1,000. Everything goes through the command line, as a user would do it.
 """
 
 from __future__ import annotations
@@ -25,6 +27,11 @@ from lmtrain.train.preflight import load_data
 
 FOLDER = Path("runs/bert_learns")
 VOCAB_SIZE, STEPS, LEAST = 1024, 300, 0.15
+MOST_APART = 1e-3
+LAYOUT = {
+    "parallel.pp": 2, "parallel.dp_shard": 2, "parallel.tp": 2, "train.micro_batch": 64,
+    "run.dir": FOLDER / "eight",
+}  # fmt: skip
 # Short rows, a large batch and pieces masked one by one: what a word's neighbours say is learnt through the table of
 # positions, which so few steps fill only where there are few of them (with rows of 64 and a batch of 32 the loss stays
 # at the entropy).
@@ -35,16 +42,26 @@ SETTINGS = {
     "train.steps": STEPS, "train.global_batch": 256, "train.micro_batch": 128, "train.valid_interval_steps": 100,
     "train.valid_samples": 2048, "optim.lr": "3e-3", "optim.betas": "[0.9,0.95]", "schedule": "wsd",
     "schedule.warmup_steps": 30, "schedule.decay_fraction": 0.4, "schedule.min_ratio": 0.0, "compute.threads": 1,
-    "compute.device": "cpu", "checkpoint.interval_steps": "null", "observe.log_interval_steps": 20,
+    "compute.device": "cpu", "checkpoint.interval_steps": "null", "observe.log_interval_steps": 1,
     "observe.tensorboard": "false", "run.dir": FOLDER / "run",
 }  # fmt: skip
 
 
-def main(overrides: list[str]) -> int:
+def main(arguments: list[str]) -> int:
+    overrides = [argument for argument in arguments if argument != "--layout"]
     prepare()
     settings = [f"{key}={value}" for key, value in SETTINGS.items()] + overrides
+    wrong = learn(settings)
+    if "--layout" in arguments:
+        cut = settings + [f"{key}={value}" for key, value in LAYOUT.items()]
+        wrong += learn(cut, "--nproc", 8) + compare(*(Path(compose(RunConfig, s).run.dir) for s in (settings, cut)))
+    return int(wrong > 0)
+
+
+def learn(settings: list[str], *launch: object) -> int:
+    """Train, and say how far below the entropy it comes; 1 if that is too little."""
     config = compose(RunConfig, settings)
-    run_lmtrain("pretrain", *settings)
+    run_lmtrain("pretrain", *settings, *launch)
     valid = load_data(config)[2].valid
     assert valid is not None
     entropy, num_labels = label_entropy(valid, min(config.train.valid_samples, valid.num_samples))
@@ -56,6 +73,16 @@ def main(overrides: list[str]) -> int:
         f"{below:.1%} below; accuracy {last['accuracy']:.1%}"
     )
     return int(below < LEAST)
+
+
+def compare(one: Path, eight: Path) -> int:
+    """How far apart the losses of two runs are at most; 1 if that is too far."""
+    a, b = ([row for row in read_metrics(run / "metrics.jsonl") if row["event"] == "step"] for run in (one, eight))
+    assert [row["samples_hash"] for row in a] == [row["samples_hash"] for row in b]
+    apart = [abs(x["loss"] - y["loss"]) / x["loss"] for x, y in zip(a, b, strict=True)]
+    worst = max(apart)
+    print(f"{len(a)} losses of eight processes: at most {worst:.1e} apart from one's, at step {apart.index(worst) + 1}")
+    return int(worst > MOST_APART)
 
 
 def prepare() -> None:

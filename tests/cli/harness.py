@@ -80,3 +80,17 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
     lmtrain("tokenizer", "train", text, "--output", made.tokenizer, "--vocab-size", 400)
     lmtrain("preprocess", text, "--tokenizer", made.tokenizer, "--output", made.data)
     return made
+
+
+@pytest.fixture(scope="session")
+def sentences(tmp_path_factory: pytest.TempPathFactory) -> Toy:
+    """The repository's pages, cut into sentences, for BERT."""
+    folder = tmp_path_factory.mktemp("sentences")
+    text = folder / "text"
+    text.mkdir()
+    for file in sorted((ROOT / "docs").rglob("*.md")):
+        (text / f"{file.parent.name}_{file.stem}.txt").write_text(file.read_text())
+    made = Toy(text, folder / "tokenizer", folder / "data" / "pages")
+    lmtrain("tokenizer", "train", text, "--output", made.tokenizer, "--vocab-size", 400, "--kind", "wordpiece")
+    lmtrain("preprocess", text, "--tokenizer", made.tokenizer, "--output", made.data, "--split-sentences")
+    return made

@@ -10,23 +10,9 @@ from typing import Any
 import pytest
 
 from lmtrain.observe.metrics import read_metrics
-from tests.cli.harness import ROOT, Toy, lmtrain
+from tests.cli.harness import Toy, lmtrain
 
 EXACT = ("loss", "loss/mlm", "loss/pair", "grad_norm", "lr", "samples", "samples_hash")
-
-
-@pytest.fixture(scope="module")
-def sentences(tmp_path_factory: pytest.TempPathFactory) -> Toy:
-    """The repository's pages, cut into sentences."""
-    folder = tmp_path_factory.mktemp("sentences")
-    text = folder / "text"
-    text.mkdir()
-    for file in sorted((ROOT / "docs").rglob("*.md")):
-        (text / f"{file.parent.name}_{file.stem}.txt").write_text(file.read_text())
-    made = Toy(text, folder / "tokenizer", folder / "data" / "pages")
-    lmtrain("tokenizer", "train", text, "--output", made.tokenizer, "--vocab-size", 400, "--kind", "wordpiece")
-    lmtrain("preprocess", text, "--tokenizer", made.tokenizer, "--output", made.data, "--split-sentences")
-    return made
 
 
 def settings(toy: Toy, folder: Path, **changes: object) -> list[str]:

@@ -87,6 +87,19 @@ def test_a_killed_rank_and_the_same_command_again(toy: Toy, four: Path, tmp_path
     assert not list((tmp_path / "run/checkpoints").glob("*.tmp*"))
 
 
+@pytest.mark.slow
+def test_a_killed_pipeline_goes_on_to_the_bit_with_dropout(toy: Toy, tmp_path: Path) -> None:
+    """A layout's masks are its own, at every resume."""
+    changed = CHANGED | {"model__dropout": 0.1, "train__micro_batch": 1, "model__num_layers": 4}
+    pipeline = ("parallel.pp=2", "parallel.vp=2", "parallel.schedule=interleaved", "parallel.dp_shard=2")
+    run(4, *toy.settings(tmp_path / "unbroken", **changed), *pipeline)
+    settings = [*toy.settings(tmp_path / "run", **changed), *pipeline, "parallel.timeout_s=60"]
+    run(4, *settings, code=76, fault="kill:rank=3:point=opt_step:count=7")
+    assert "at step 4" in run(4, *settings)
+    assert exact(tmp_path / "run") == exact(tmp_path / "unbroken")
+    assert roots(tmp_path / "run") == roots(tmp_path / "unbroken")
+
+
 def test_one_process_goes_on_from_four(toy: Toy, one: Path, four: Path, tmp_path: Path) -> None:
     step = four / "checkpoints/step_00000008"
     assert "at step 8" in lmtrain("pretrain", *toy.settings(tmp_path / "run", checkpoint__resume=step, **CHANGED))

@@ -87,6 +87,27 @@ def test_processes_of_the_new_layout_go_on_with_it(toy: Toy, run: Path, tmp_path
     assert [row[0] for row in ours] == pytest.approx([row[0] for row in theirs], rel=1e-5)
 
 
+def test_import_and_change_of_layout_in_one_command(run: Path, tmp_path: Path) -> None:
+    lmtrain("reshard", run, "--to", "hf", "--output", tmp_path / "hf")
+    lmtrain("reshard", tmp_path / "hf", "--from", "hf", "--output", tmp_path / "one")
+    output = lmtrain(
+        "reshard", tmp_path / "hf", "--from", "hf", "--to", OTHER, "--output", tmp_path / "eight", "--json"
+    )
+    facts = json.loads(output[output.index("{") :])
+    assert (facts["checkpoint"], facts["processes"]) == (str(tmp_path / "eight"), 8)
+    assert facts["from"] == str(tmp_path / "hf")
+    assert same_tensors(tmp_path / "one" / "step_00000000", tmp_path / "eight")
+    lmtrain("verify", tmp_path / "eight")
+    lmtrain("reshard", tmp_path / "hf", "--from", "hf", "--to", "megatron,tp=2", "--output", tmp_path / "megatron")
+    lmtrain("reshard", tmp_path / "megatron", "--from", "megatron", "--output", tmp_path / "back")
+    assert same_tensors(tmp_path / "one" / "step_00000000", tmp_path / "back" / "step_00000000")
+    assert sorted(os.listdir(tmp_path)) == ["back", "eight", "hf", "megatron", "one"]
+    again = ("reshard", tmp_path / "hf", "--from", "hf", "--to", "tp=2", "--output", tmp_path / "eight")
+    assert "exists" in lmtrain(*again, code=73)
+    lmtrain(*again, "--overwrite")
+    assert sorted(os.listdir(tmp_path)) == ["back", "eight", "hf", "megatron", "one"]
+
+
 def test_a_kill_and_the_same_command_again(run: Path, other: Path, tmp_path: Path) -> None:
     fault = {"LMTRAIN_FAULT": "kill:point=reshard.publish", "LMTRAIN_ALLOW_FAULTS": "1"}
     command = ("reshard", run, "--to", OTHER, "--output", tmp_path / "again")
@@ -203,7 +224,8 @@ def test_inspect_tells_what_differs_and_by_how_much(run: Path) -> None:
         (("--to", "tp=2", "--max-memory", "much"), 2, "is not a size"),
         (("--to", "hf,tp=2"), 2, "has no layout"),
         (("--to", "megatron,dp=2"), 2, "tp or pp=NUMBER"),
-        (("--from", "hf", "--to", "tp=2"), 2, "two steps"),
+        (("--from", "hf", "--to", "tensor=2"), 2, "is no layout"),
+        (("--from", "hf", "--to", "tp=2"), 66, "has no model.safetensors"),
     ],
 )
 def test_refusals(run: Path, tmp_path: Path, arguments: tuple[str, ...], code: int, said: str) -> None:

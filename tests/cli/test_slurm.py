@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from lmtrain.observe.metrics import read_metrics
 from tests.cli.harness import Toy, lmtrain
 
 FOUR: dict[str, Any] = {"parallel__tp": 2, "parallel__dp_shard": 2, "parallel__timeout_s": 60}
+EIGHT: dict[str, Any] = FOUR | {"parallel__pp": 2, "parallel__timeout_s": 120}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -26,11 +28,11 @@ def _two_nodes() -> None:
         pytest.skip("no Slurm with two nodes")
 
 
-def srun(*arguments: object, env: dict[str, str] | None = None) -> tuple[int, str]:
-    command = ["srun", "--nodes=2", "--ntasks-per-node=2", "--kill-on-bad-exit=1"]
+def srun(*arguments: object, tasks: int = 2, env: dict[str, str] | None = None) -> tuple[int, str]:
+    command = ["srun", "--nodes=2", f"--ntasks-per-node={tasks}", "--kill-on-bad-exit=1"]
     done = subprocess.run(
         [*command, sys.executable, "-m", "lmtrain.cli.main", *map(str, arguments)],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=280,
         env={**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "200", **(env or {})},
     )  # fmt: skip
     return done.returncode, done.stdout
@@ -47,6 +49,19 @@ def test_two_nodes_with_two_tasks_train_as_one_process(toy: Toy, tmp_path: Path)
     assert output.count("done: 12 steps") == 1
     assert "2 hosts" in output
     assert losses(tmp_path / "four") == pytest.approx(losses(tmp_path / "one"), abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["gpt", "bert"])
+def test_a_pipeline_over_two_nodes_trains_as_one_process(kind: str, toy: Toy, sentences: Toy, tmp_path: Path) -> None:
+    """Stages on a node each, with two tensor-parallel copies of two processes in it."""
+    maker, words = (toy, []) if kind == "gpt" else (sentences, ["model=bert_tiny", "data=masked"])
+    sizes: dict[str, Any] = {"train__micro_batch": 1}
+    lmtrain("pretrain", *words, *maker.settings(tmp_path / "one", **sizes))
+    code, output = srun("pretrain", *words, *maker.settings(tmp_path / "eight", **sizes, **EIGHT), tasks=4)
+    assert code == 0, output
+    assert output.count("done: 12 steps") == 1
+    assert re.search(r"^0-3 +n1 +0 .*\n4-7 +n2 +1 ", output, re.MULTILINE)
+    assert losses(tmp_path / "eight") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
 
 
 def test_a_task_that_dies_ends_the_step(toy: Toy, tmp_path: Path) -> None:

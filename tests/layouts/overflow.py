@@ -67,8 +67,8 @@ def _step(case: Case, model: ParallelModel, optimizer: torch.optim.Optimizer, st
 
 @contextmanager
 def _in_activations(model: ParallelModel) -> Iterator[None]:
-    """Too large for fp16 on its way back, as an unlucky batch makes it: peers meet it in sums."""
-    up = model.model.blocks["1"].mlp.up
+    """Too large for fp16 on its way back, as an unlucky batch makes it: peers meet it in sums, or stages before it."""
+    up = list(model.stages[min(model.stages)].blocks.values())[-1].mlp.up
     hook = up.register_full_backward_pre_hook(lambda module, grads: tuple(grad * 1e30 for grad in grads))
     yield
     hook.remove()
@@ -81,7 +81,8 @@ def _in_one_shard(model: ParallelModel) -> Iterator[None]:
 
     def collect() -> None:
         right()
-        gradient = model.parameters["blocks.1.mlp.up.weight"].grad
+        name = next(name for name in reversed(model.parameters) if name.endswith(".mlp.up.weight"))
+        gradient = model.parameters[name].grad
         assert gradient is not None
         gradient[0, 0] = math.inf
 

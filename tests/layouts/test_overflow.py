@@ -28,7 +28,24 @@ def train(pool: Pool, name: str, folder: Path, where: str, rank: int) -> list[li
     ["tied-tp2-dp2-zero1-fp16-micro1", "gqa-tp2-dp2-zero3-sp-fp16-micro4", "untied-tp2-dp2-zero0-sp-fp16-micro1"],
 )
 def test_all_ranks_skip_what_one_overflows(name: str, where: str, pool: Pool, tmp_path: Path) -> None:
-    ranks = train(pool, name, tmp_path, where, rank=2)
+    check_skip(train(pool, name, tmp_path, where, rank=2))
+
+
+@pytest.mark.parametrize("where", ["activations", "one_shard"])
+@pytest.mark.parametrize("rank", [0, 3], ids=["in_the_first_stage", "in_the_last_stage"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "deep-pp2-dp2-zero1-fp16-micro4",
+        "deepgqa-pp2-vp2-interleaved-tp2-dp1-sp-fp16-micro4",
+        "deepbert-pp2-zb_h1-dp2-zero2-fp16-micro4",
+    ],
+)
+def test_all_stages_skip_what_one_overflows(name: str, rank: int, where: str, pool: Pool, tmp_path: Path) -> None:
+    check_skip(train(pool, name, tmp_path, where, rank))
+
+
+def check_skip(ranks: list[list[list[Any]]]) -> None:
     assert ranks.count(ranks[0]) == 4, "all ranks tell the same"
     steps = ranks[0]
     assert [row[SKIPPED] for row in steps] == [step == OVERFLOW_STEP for step in range(STEPS)]
@@ -38,8 +55,8 @@ def test_all_ranks_skip_what_one_overflows(name: str, where: str, pool: Pool, tm
     assert steps[-1][LOSS] < steps[0][LOSS]
 
 
-def test_a_resumed_run_keeps_the_scale(pool: Pool, tmp_path: Path) -> None:
-    name = "tied-tp2-dp2-zero1-fp16-micro1"
+@pytest.mark.parametrize("name", ["tied-tp2-dp2-zero1-fp16-micro1", "deep-pp2-dp2-zero1-fp16-micro4"])
+def test_a_resumed_run_keeps_the_scale(name: str, pool: Pool, tmp_path: Path) -> None:
     unbroken = train(pool, name, tmp_path, "one_shard", rank=3)[0]
     arguments = {"name": name, "folder": str(tmp_path), "start": SAVE_STEP, "stop": STEPS}
     for resumed in pool.run("tests.layouts.overflow:resume", 4, arguments):

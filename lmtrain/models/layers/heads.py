@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lmtrain.models.layers.mlp import ACTIVATIONS, Activation
+
 
 class Head(nn.Linear):
     """Columns that pad the vocabulary score -inf: they are never predicted and their rows never get a gradient."""
@@ -37,8 +39,11 @@ def added_to_scores(weight: Tensor, bias: Tensor | None, num_true: int) -> Tenso
 class MaskedHead(nn.Module):
     """BERT's: a linear, gelu and norm, and only then the scores."""
 
-    def __init__(self, norm: nn.Module, width: int, vocab_size: int, padded_vocab_size: int) -> None:
+    def __init__(
+        self, norm: nn.Module, width: int, vocab_size: int, padded_vocab_size: int, activation: Activation = "gelu"
+    ) -> None:
         super().__init__()
+        self.activation = activation
         self.dense = nn.Linear(width, width)
         self.norm = norm
         self.decoder = Head(width, vocab_size, padded_vocab_size, bias=True)
@@ -48,7 +53,7 @@ class MaskedHead(nn.Module):
         return logits
 
     def transform(self, hidden: Tensor) -> Tensor:
-        y: Tensor = self.norm(F.gelu(self.dense(hidden)))
+        y: Tensor = self.norm(ACTIVATIONS[self.activation](self.dense(hidden)))
         return y
 
 

@@ -17,7 +17,7 @@ def _swiglu(x: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "swiglu": _swiglu,
@@ -35,6 +35,6 @@ class MLP(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        hidden_BTF = _ACTIVATIONS[self.activation](self.up(x_BTD))
+        hidden_BTF = ACTIVATIONS[self.activation](self.up(x_BTD))
         y: Tensor = self.dropout(self.down(hidden_BTF))
         return y

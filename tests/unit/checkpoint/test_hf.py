@@ -28,6 +28,7 @@ MODELS: dict[str, tuple[str, ModelSettings]] = {
     "bert": ("bert", bert()),
     "bert-one-head": ("bert", bert(pair_head=False)),
     "megatron-bert": ("megatron-bert", bert(norm_order="pre")),
+    "bert-tanh": ("bert", bert(activation="gelu_tanh", head_activation="gelu_tanh")),
 }
 
 
@@ -105,6 +106,7 @@ def test_an_export_that_is_another_model_is_found(tmp_path: Path) -> None:
         (gpt2(head_width=16), "model.head_width=16"),
         (llama(activation="gelu"), "nearest is llama, .* model.activation=gelu would have to be swiglu"),
         (llama(window=5, bias=True), "nearest is mistral, .* model.bias=true"),
+        (bert(activation="gelu_tanh"), "model.head_activation=gelu would have to be model.activation=gelu_tanh"),
     ],
 )
 def test_a_model_that_none_of_theirs_equals_is_refused(settings: ModelSettings, said: str) -> None:

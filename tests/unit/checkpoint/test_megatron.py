@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
+from lmtrain.checkpoint.megatron_args import Found, settings_from
 from lmtrain.checkpoint.megatron_export import export_megatron
 from lmtrain.checkpoint.megatron_folder import open_megatron
 from lmtrain.checkpoint.megatron_import import import_megatron
@@ -31,6 +32,7 @@ MODELS: dict[str, ModelSettings] = {
     "llama": llama(),
     "window": llama(tied=True, window=9),
     "bert": bert(norm_order="pre"),
+    "bert-fused": bert(norm_order="pre", activation="gelu_tanh"),
 }
 
 
@@ -382,6 +384,31 @@ def test_a_model_that_ours_do_not_compute_is_refused(more: dict[str, Any], said:
         import_megatron(tmp_path / "old", tmp_path / "out", tokenizer=tokenizer_file(tmp_path, settings))
 
 
+@pytest.mark.parametrize(
+    ("told", "given", "activation"),
+    [
+        ({"bias_gelu_fusion": True}, {}, "gelu_tanh"),
+        ({"bias_gelu_fusion": False}, {}, "gelu"),
+        ({}, {"activation": "gelu"}, "gelu"),
+        ({}, {}, r"does not tell which gelu it has"),
+        ({"bias_gelu_fusion": True, "openai_gelu": True}, {}, "--openai-gelu would have to be left out"),
+    ],
+)
+def test_which_gelu_a_bert_has(told: dict[str, object], given: dict[str, object], activation: str) -> None:
+    """The fused kernel of its blocks is one by tanh, that of its head never is."""
+    found = Found(
+        num_layers=2, width=48, ffn_width=192, num_positions=40, is_encoder=True, has_bias=True, norm_has_bias=True,
+        has_output=False, has_pair=True,
+    )  # fmt: skip
+    get = ({"num_attention_heads": 4} | told).get
+    if activation.startswith("gelu"):
+        settings = settings_from(get, found, 331, given, "here")
+        assert settings.to_dict() == bert(norm_order="pre", activation=activation).to_dict()
+    else:
+        with pytest.raises(CheckpointError, match=activation):
+            settings_from(get, found, 331, given, "here")
+
+
 def test_missing_ranks_and_foreign_weights_are_named(tmp_path: Path) -> None:
     settings = gpt2()
     weights, words = random_weights(settings), tokenizer_file(tmp_path, settings)
@@ -403,6 +430,7 @@ def test_missing_ranks_and_foreign_weights_are_named(tmp_path: Path) -> None:
         (gpt2(), 1, 3, r"pp=3 does not divide model\.num_layers=2"),
         (gpt2(parallel_block=True), 1, 1, r"model\.parallel_block=true"),
         (bert(norm_order="post"), 1, 1, r"model\.norm_order=post"),
+        (bert(norm_order="pre", head_activation="gelu_tanh"), 1, 1, r"model\.head_activation=gelu_tanh"),
     ],
 )
 def test_what_megatron_cannot_be_is_refused(

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from lmtrain.checkpoint import commit as commit_module
 from lmtrain.checkpoint import writer as writer_module
 from lmtrain.checkpoint.commit import save_checkpoint
 from lmtrain.checkpoint.reader import CheckpointReader
-from lmtrain.checkpoint.store import latest, list_checkpoints, sweep
+from lmtrain.checkpoint.store import latest, list_checkpoints, step_folder_name, sweep
+from lmtrain.checkpoint.tensor_file import RankData
 from lmtrain.checkpoint.writer import CheckpointWriter
 from lmtrain.errors import OutputError, StorageError
 from lmtrain.piece import Piece
@@ -122,10 +124,24 @@ def test_the_run_may_change_everything_once_save_returns(tmp_path: Path, monkeyp
 
 
 def test_a_save_waits_for_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = Gate(monkeypatch)
+    """Saves never pile up: there is one buffer, and it is written to only when what it held is on disk."""
+    gate, found = Gate(monkeypatch), []
     writer = CheckpointWriter(tmp_path, keep_last=9, asynchronous=True)
+    capture = writer._memory.capture
+
+    def watched(given: Sequence[Piece]) -> RankData:
+        found.append((writer.in_flight, [step for step in range(1, 9) if (tmp_path / step_folder_name(step)).exists()]))
+        return capture(given)
+
+    monkeypatch.setattr(writer._memory, "capture", watched)
     writer.save(1, pieces(1), {}, {})
-    second = threading.Thread(target=writer.save, args=(2, pieces(2), {}, {}))
+    chunks = list(writer._memory._chunks)
+
+    def three_more() -> None:
+        for step in (2, 3, 4):
+            writer.save(step, pieces(step), {}, {})
+
+    second = threading.Thread(target=three_more)
     second.start()
     assert gate.reached.wait(30)
     assert not (tmp_path / "step_00000002").exists()
@@ -133,7 +149,59 @@ def test_a_save_waits_for_the_one_before(tmp_path: Path, monkeypatch: pytest.Mon
     second.join()
     writer.close()
     assert gate.most_inside == 1
-    assert steps(tmp_path) == [1, 2]
+    assert found == [(False, []), (False, [1]), (False, [1, 2]), (False, [1, 2, 3])]
+    assert [id(chunk) for chunk in writer._memory._chunks] == [id(chunk) for chunk in chunks]
+    for step in (1, 2, 3, 4):
+        assert (CheckpointReader(tmp_path / step_folder_name(step)).read("w") == step).all()
+
+
+class Clock:
+    """Stands still but for saves, each of which takes 100 s and ends only once somebody waits for it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.is_armed, self.asked = 0.0, False, threading.Event()
+        self._original = save_checkpoint
+        monkeypatch.setattr(writer_module, "time", self)
+        monkeypatch.setattr(writer_module, "save_checkpoint", self._save)
+
+    def monotonic(self) -> float:
+        if self.is_armed:
+            self.asked.set()
+        return self.now
+
+    def _save(self, *args: Any, **options: Any) -> Any:
+        assert self.asked.wait(30)
+        self.now += 100.0
+        return self._original(*args, **options)
+
+
+def test_waiting_for_the_save_before_is_part_of_the_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the loop waits by itself before it saves, to tell of the last one."""
+    clock = Clock(monkeypatch)
+    writer = CheckpointWriter(tmp_path, keep_last=9, asynchronous=True)
+    pauses = []
+    for step in (1, 2):
+        clock.is_armed = False
+        clock.asked.clear()
+        writer.save(step, pieces(step), {}, {})
+        clock.is_armed = True
+        writer.wait()
+        assert writer.last is not None
+        assert writer.last.write_s == 100.0
+        assert writer.last.bytes_per_s == writer.last.num_bytes / 100.0
+        pauses.append(writer.last.stall_s)
+    assert pauses == [0.0, 100.0]
+
+
+def test_memory_made_in_advance_is_what_the_first_save_uses(tmp_path: Path) -> None:
+    writer = CheckpointWriter(tmp_path, keep_last=1, asynchronous=True)
+    writer.reserve(pieces(1))
+    writer.wait()
+    (chunk,) = writer._memory._chunks
+    writer.save(1, pieces(1), {}, {})
+    writer.close()
+    assert [id(found) for found in writer._memory._chunks] == [id(chunk)]
+    assert (CheckpointReader(tmp_path / "step_00000001").read("w") == 1).all()
 
 
 @pytest.mark.parametrize("surfaces_in", ["wait", "save", "close"])

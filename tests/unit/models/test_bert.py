@@ -92,19 +92,21 @@ def copy_bert(ours: Bert, theirs: Any) -> None:
             parameter[: len(value)] = value
 
 
-def test_equals_transformers_bert() -> None:
+@pytest.mark.parametrize(("act", "ours_act"), [("gelu", "gelu"), ("gelu_new", "gelu_tanh")])
+def test_equals_transformers_bert(act: str, ours_act: str) -> None:
     from transformers import BertConfig, BertForPreTraining
 
+    activations = {"activation": ours_act, "head_activation": ours_act}
     torch.manual_seed(0)
     config = BertConfig(
         vocab_size=VOCAB, hidden_size=WIDTH, num_hidden_layers=3, num_attention_heads=4, intermediate_size=80,
-        max_position_embeddings=LENGTH, initializer_range=0.1, hidden_act="gelu",
+        max_position_embeddings=LENGTH, initializer_range=0.1, hidden_act=act,
     )  # fmt: skip
     theirs = BertForPreTraining(config).eval()
     with torch.no_grad():
         for parameter in theirs.parameters():  # its biases start at 0
             parameter.add_(torch.randn_like(parameter), alpha=0.05)
-    ours = model_of(tiny(norm_order="post", norm_eps=config.layer_norm_eps))
+    ours = model_of(tiny(norm_order="post", norm_eps=config.layer_norm_eps, **activations))
     copy_bert(ours, theirs)
     batch = batch_of()
     with torch.no_grad():

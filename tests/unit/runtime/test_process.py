@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from lmtrain.runtime.process import (
     first_host,
     git_commit,
     num_usable_cpus,
+    share_cores,
 )
 
 SRUN = {
@@ -206,3 +208,12 @@ def test_the_commit_is_read_from_gits_files(tmp_path: Path) -> None:
     assert git_commit(tmp_path) == "e" * 40
     (git / "refs" / "heads" / "main").write_text("")
     assert git_commit(tmp_path) is None
+
+
+@pytest.mark.parametrize(("before", "after"), [({}, "1000"), ({"GOMP_SPINCOUNT": "30000"}, "30000")])
+def test_cores_are_shared_unless_the_user_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch, before: dict[str, str], after: str
+) -> None:
+    monkeypatch.setattr(os, "environ", dict(before))
+    share_cores()
+    assert os.environ == {"GOMP_SPINCOUNT": after}

@@ -29,6 +29,16 @@ def test_any_size_is_complete_and_never_halts(size: tuple[choose.Name, int, int,
                 assert of_stage == sorted(of_stage)
 
 
+@pytest.mark.parametrize("name", choose.NAMES)
+def test_every_table_up_to_eight_ranks_is_complete_and_never_halts(name: choose.Name) -> None:
+    for p in range(1, 9):
+        for m in (1, p, p + 1, 2 * p, 2 * p + 1):
+            for chunks in (2, 3, 4) if name == "interleaved" else (1,):
+                table = build(name, p, chunks, m)
+                assert {len(row) for row in table.actions} == {len(table.actions[0])}, (p, m)
+                assert simulate(table).makespan > 0
+
+
 @given(st.integers(1, 8), st.integers(2, 4), st.integers(1, 40))
 def test_bubbles_of_megatron(p: int, v: int, m: int) -> None:
     for name in ("gpipe", "1f1b"):

@@ -1,0 +1,147 @@
+"""A new run from other programs' weights: its first loss is the imported model's own, at any layout."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from lmtrain.batch import IGNORED
+from lmtrain.checkpoint.answers import answers
+from lmtrain.checkpoint.reader import CheckpointReader
+from lmtrain.config.compose import compose
+from lmtrain.observe.metrics import read_metrics
+from lmtrain.train.config import RunConfig
+from lmtrain.train.preflight import load_data
+from tests.cli.harness import Toy, lmtrain, start
+
+LLAMA = ("model=llama_tiny",)
+BERT = ("model=bert_tiny", "data=masked")
+# because: rotary angles go on where training stopped, so the length may change and the weights still fit
+SHORT: dict[str, Any] = {"model__num_heads": 4, "train__steps": 3, "train__seed": 77, "model__seq_len": 24}
+WORDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "gpt": (LLAMA, SHORT), "bert": (BERT, {"train__steps": 3, "train__seed": 77})
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def makers(toy: Toy, sentences: Toy) -> dict[str, Toy]:
+    return {"gpt": toy, "bert": sentences}
+
+
+@pytest.fixture(scope="module")
+def runs(makers: dict[str, Toy], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Trained models, each as a run, as a folder of Hugging Face's and imported from it."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, (words, _) in WORDS.items():
+        heads = {"model__num_heads": 4} if name == "gpt" else {}
+        lmtrain("pretrain", *words, *makers[name].settings(folder / name, train__steps=6, **heads))
+        lmtrain("reshard", folder / name, "--to", "hf", "--output", folder / f"{name}_hf")
+        lmtrain("reshard", folder / f"{name}_hf", "--from", "hf", "--output", folder / f"{name}_imported")
+    return {name: folder / f"{name}_imported" for name in WORDS}
+
+
+def settings(makers: dict[str, Toy], name: str, folder: Path, **changes: Any) -> list[str]:
+    words, values = WORDS[name]
+    return [*words, *makers[name].settings(folder, **(values | changes))]
+
+
+def losses(folder: Path) -> list[float]:
+    return [row["loss"] for row in read_metrics(folder / "metrics.jsonl") if row["event"] == "step"]
+
+
+def direct_loss(given: list[str], checkpoint: Path) -> float:
+    """Of the first step's samples, by the weights as they lie in the checkpoint, with no trainer."""
+    config = compose(RunConfig, given)
+    _, model, data = load_data(config)
+    batch = data.train.batch(data.order.ids(0, config.train.global_batch)).map(torch.from_numpy)
+    reader = CheckpointReader(checkpoint / "step_00000000")
+    scores = answers(model, lambda name: reader.read(f"model.{name}"), batch)
+    real = torch.ones_like(batch.tokens_BT, dtype=torch.bool) if batch.real_BT is None else batch.real_BT
+    loss = F.cross_entropy(scores[0], batch.labels_BT[real].flatten(), ignore_index=IGNORED)
+    return float(loss if len(scores) == 1 else loss + F.cross_entropy(scores[1], batch.pair_labels_B))
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_the_first_loss_is_the_imported_model_s(
+    makers: dict[str, Toy], runs: dict[str, Path], tmp_path: Path, name: str
+) -> None:
+    given = settings(makers, name, tmp_path / "one", checkpoint__init_from=runs[name])
+    plan = json.loads(lmtrain("pretrain", *given, "--dry-run", "--json"))
+    assert plan["weights_from"] == str(runs[name] / "step_00000000")
+    assert "a new run with the weights of" in lmtrain("pretrain", *given)
+    right = direct_loss(given, runs[name])
+    assert losses(tmp_path / "one")[0] == pytest.approx(right, rel=1e-5)
+    fresh = settings(makers, name, tmp_path / "fresh", train__steps=1, schedule__warmup_steps=0)
+    lmtrain("pretrain", *fresh)
+    assert losses(tmp_path / "fresh")[0] > right + 0.05, "what it has learned is not in random weights"
+
+
+@pytest.mark.parametrize("name", ["gpt", pytest.param("bert", marks=pytest.mark.slow)])
+def test_another_layout_begins_from_the_same_weights(
+    makers: dict[str, Toy], runs: dict[str, Path], tmp_path: Path, name: str
+) -> None:
+    lmtrain("pretrain", *settings(makers, name, tmp_path / "one", checkpoint__init_from=runs[name]))
+    given = settings(makers, name, tmp_path / "two", checkpoint__init_from=runs[name], parallel__pp=2)
+    process = start("pretrain", "--nproc", 2, *given, "parallel.timeout_s=60")
+    output = process.communicate(timeout=240)[0]
+    assert process.returncode == 0, output
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
+
+
+def test_from_megatron_it_is_the_same_run(makers: dict[str, Toy], runs: dict[str, Path], tmp_path: Path) -> None:
+    lmtrain("reshard", runs["gpt"], "--to", "megatron,tp=2,pp=2", "--output", tmp_path / "megatron")
+    lmtrain("reshard", tmp_path / "megatron", "--from", "megatron", "--output", tmp_path / "imported")
+    for folder, source in ((tmp_path / "a", runs["gpt"]), (tmp_path / "b", tmp_path / "imported")):
+        lmtrain("pretrain", *settings(makers, "gpt", folder, checkpoint__init_from=source))
+    assert losses(tmp_path / "a") == losses(tmp_path / "b")
+
+
+def test_the_same_command_goes_on_and_needs_those_weights_no_more(
+    makers: dict[str, Toy], runs: dict[str, Path], tmp_path: Path
+) -> None:
+    shutil.copytree(runs["gpt"], tmp_path / "source")
+    given = settings(makers, "gpt", tmp_path / "run", checkpoint__init_from=tmp_path / "source", schedule="constant")
+    lmtrain("pretrain", *given)
+    shutil.rmtree(tmp_path / "source")
+    assert "at step 3" in lmtrain("pretrain", *given, "train.steps=5")
+    whole = settings(makers, "gpt", tmp_path / "whole", checkpoint__init_from=runs["gpt"], schedule="constant")
+    lmtrain("pretrain", *whole, "train.steps=5")
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+    other = settings(makers, "gpt", tmp_path / "other", checkpoint__init_from=tmp_path / "source")
+    assert "does not exist" in lmtrain("pretrain", *other, code=66)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model__width": 64}, "model.width is 64, there 32"),
+        ({"model__width": 64}, "Add model.width=32 model.head_width=8."),
+        ({"model__rotary_base": 500}, "Add model.rotary_base=10000."),
+        ({"model__vocab_size": 512}, "model.vocab_size is 512, there 400. Add model.vocab_size=400."),
+        ({"checkpoint__resume": "runs/other"}, "Leave one of them out."),
+        ({"checkpoint__init_from": "''"}, "checkpoint.init_from= is empty"),
+    ],
+)
+def test_refusals(
+    makers: dict[str, Toy], runs: dict[str, Path], tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    given = settings(makers, "gpt", tmp_path / "run", **{"checkpoint__init_from": runs["gpt"]} | changes)
+    assert said in lmtrain("pretrain", *given, code=2)
+    assert not (tmp_path / "run").exists()
+
+
+def test_there_is_no_run_to_go_on_with(makers: dict[str, Toy], runs: dict[str, Path], tmp_path: Path) -> None:
+    output = lmtrain("pretrain", *settings(makers, "gpt", tmp_path, checkpoint__resume=runs["gpt"]), code=65)
+    assert f"Begin one from them: checkpoint.init_from={runs['gpt']}/step_00000000." in output
+
+
+def test_another_tokenizer_s_ids_are_refused(makers: dict[str, Toy], runs: dict[str, Path], tmp_path: Path) -> None:
+    given = settings(makers, "gpt", tmp_path / "run", checkpoint__init_from=runs["bert"])
+    output = lmtrain("pretrain", *given, code=2)
+    assert f"--tokenizer {runs['bert']}/step_00000000/tokenizer.json" in output

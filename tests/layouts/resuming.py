@@ -1,0 +1,103 @@
+"""What a worker does for test_resuming.py: runs with a folder and checkpoints, built and gone on with as users' are.
+
+Only data and tokenizer are toys. What a run holds right after a save, and right after it was loaded, leaves as plain
+files of this rank's pieces, so that a mistake which the store makes in both directions is seen.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from lmtrain.checkpoint.checkpoint_settings import CheckpointSettings
+from lmtrain.data.data_settings import DataChoice, DataSettings
+from lmtrain.data.masked_settings import MaskedSettings
+from lmtrain.data.order import Order
+from lmtrain.data.training_data import TrainingData
+from lmtrain.optim.schedule_settings import CosineSettings
+from lmtrain.parallel.mesh import build_mesh
+from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.train import train_wordpiece
+from lmtrain.train import state
+from lmtrain.train.config import RunConfig
+from lmtrain.train.loop import save
+from lmtrain.train.preflight import Inputs
+from lmtrain.train.setup import Run, open_run
+from lmtrain.train.step import train_step
+from lmtrain.train.train_settings import ObserveSettings, RunSettings, TrainSettings
+from tests.layouts.cases import Case
+from tests.layouts.toy_data import NUM_SAMPLES, ToyData, ToyMasked
+from tests.layouts.training import OPTIM, SEED, write_pieces
+
+SAVE_STEP, LAST_STEP = 3, 6
+
+
+def unbroken(name: str, run_dir: str, dumped: str) -> dict[str, Any]:
+    """Six steps with a checkpoint after the third, which training does not wait for."""
+    with _open(name, run_dir, "auto") as run:
+        before = _go_on(run, SAVE_STEP)
+        save(run)
+        pieces = write_pieces(state.pieces(run.model, run.optimizer), Path(dumped))
+        remembered = _remembered(run)
+        return {"losses": before + _go_on(run, LAST_STEP), "pieces": pieces, "remembered": remembered}
+
+
+def resumed(name: str, run_dir: str, checkpoint: str, dumped: str) -> dict[str, Any]:
+    """The last three steps of a run of this layout that begins from a checkpoint of another."""
+    with _open(name, run_dir, checkpoint) as run:
+        pieces = write_pieces(state.pieces(run.model, run.optimizer), Path(dumped))
+        remembered = _remembered(run)
+        return {"losses": _go_on(run, LAST_STEP), "pieces": pieces, "remembered": remembered}
+
+
+def _open(name: str, run_dir: str, resume: str) -> Any:
+    case, device = Case.named(name), torch.device("cpu")
+    config = RunConfig(
+        model=case.model_settings, data=_data_settings(case), optim=OPTIM, schedule=CosineSettings(warmup_steps=2),
+        precision=case.precision_settings, parallel=case.parallel, compute=case.compute,
+        train=TrainSettings(
+            steps=LAST_STEP, global_batch=case.global_batch, micro_batch=case.train.micro_batch, seed=SEED
+        ),
+        checkpoint=CheckpointSettings(resume=resume), observe=ObserveSettings(tensorboard=False),
+        run=RunSettings(dir=run_dir),
+    )  # fmt: skip
+    mesh = build_mesh(case.parallel.layout, device, timeout_s=60.0)
+    return open_run(config, _inputs(case), Console(quiet=True), mesh, device, ["here"] * case.num_processes)
+
+
+def _data_settings(case: Case) -> DataChoice:
+    return DataSettings(path="toy") if case.model_settings.terms == ("lm",) else MaskedSettings(path="toy")
+
+
+def _inputs(case: Case) -> Inputs:
+    samples = ToyData() if case.model_settings.terms == ("lm",) else ToyMasked()
+    identity = {"num_documents": NUM_SAMPLES, "blend": None}
+    data = TrainingData(samples, Order(NUM_SAMPLES, SEED), None, [], identity, 0, LAST_STEP * case.global_batch)
+    return Inputs(case.model_settings, _tokenizer(), data, None)
+
+
+@cache
+def _tokenizer() -> Tokenizer:
+    return train_wordpiece(["a cat sat on a mat", "a dog ran after it"], 40, lowercase=True)
+
+
+def _go_on(run: Run, stop: int) -> list[float]:
+    """The steps up to `stop`, as the loop makes them."""
+    config, progress, losses = run.config, run.progress, []
+    for batches in run.loader.steps(progress.step, stop):
+        lr = config.optim.lr * config.schedule.factor(batches.step, config.total_steps)
+        losses.append(train_step(run.model, run.optimizer, batches, lr, config.optim.clip_norm).loss)
+        progress.step += 1
+        progress.samples += batches.num_samples
+        progress.tokens += batches.num_samples * config.seq_len
+    return losses
+
+
+def _remembered(run: Run) -> dict[str, Any]:
+    """All of a run's state that is no tensor, but for its settings and how often it was begun."""
+    facts = state.facts(run.config, run.inputs, run.model, run.optimizer, run.progress)
+    return {key: value for key, value in facts.items() if key not in ("settings", "attempt")}
