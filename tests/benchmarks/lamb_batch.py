@@ -1,6 +1,6 @@
 """Does LAMB hold at four times the batch what AdamW reaches at one? A small GPT on the standard library's own sources.
 
-    python -m tests.benchmarks.lamb_batch                        about ten minutes of one core
+    python -m tests.benchmarks.lamb_batch                        about half an hour of one core
     python -m tests.benchmarks.lamb_batch --tokens 100k          a short look
     python -m tests.benchmarks.lamb_batch --svg docs/explanation/lamb.svg
 
@@ -69,7 +69,7 @@ class Tuned:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=parse_count, default=655_360)
+    parser.add_argument("--tokens", type=parse_count, default=2_621_440)
     parser.add_argument("--batch", type=int, default=4, help="sequences in AdamW's batch; others also have 4x as many")
     parser.add_argument("--output", type=Path, default=Path("runs/lamb"))
     parser.add_argument("--svg", type=Path, help="where to draw the curves")
