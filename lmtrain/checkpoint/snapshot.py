@@ -51,7 +51,8 @@ class HostMemory:
         while start < len(source):
             chunk, at = divmod(position, self._chunk_bytes)
             count = min(len(source) - start, self._chunk_bytes - at)
-            self._chunks[chunk][at : at + count].copy_(source[start : start + count], non_blocking=True)
+            part = source if count == len(source) else source[start : start + count]
+            self._chunks[chunk][at : at + count].copy_(part, non_blocking=True)
             start, position = start + count, position + count
         return position
 

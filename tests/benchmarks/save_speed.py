@@ -1,6 +1,6 @@
 """What a save costs: how long training stands still for it, and how fast it goes to disk.
 
-    python -m tests.benchmarks.save_speed --gigabytes 3 --folder /tmp/saves
+    python -m tests.benchmarks.save_speed --folder /tmp/saves
 
 A GPT's weights and AdamW's two moments are saved as a run saves them. The pause is compared with a plain copy of the
 same tensors into memory that has been touched before, and the time until the checkpoint is committed, hashes and fsync
@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from lmtrain.checkpoint.writer import CheckpointWriter
+from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.optim.adamw_settings import AdamWSettings
 from lmtrain.parallel.apply import ParallelModel, build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings
@@ -31,7 +32,6 @@ from lmtrain.piece import Piece
 from lmtrain.runtime.files import forget_cached
 from lmtrain.train import state
 from lmtrain.train.setup import build_optimizer
-from tests.benchmarks.reshard_speed import model_of_bytes
 
 MOST_PAUSE, LEAST_SPEED = 1.3, 0.7
 _DD_BYTES = 4 << 20
@@ -40,8 +40,8 @@ _DD_BYTES = 4 << 20
 class State:
     """A model and its optimizer after one update with made-up gradients, so that no byte is a zero page."""
 
-    def __init__(self, num_bytes: int) -> None:
-        settings = model_of_bytes(num_bytes)
+    def __init__(self, num_layers: int) -> None:
+        settings = GPTSettings(num_layers=num_layers, width=1024, num_heads=16, vocab_size=50_257, seq_len=1024)
         self.model: ParallelModel = build_parallel(
             settings, Fp32Settings(), ComputeSettings(), torch.device("cpu"), seed=1, training=True
         )
@@ -122,14 +122,14 @@ def measure(made: State, folder: Path, pairs: int, source: str) -> dict[str, Any
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gigabytes", type=float, default=3.0)
+    parser.add_argument("--layers", type=int, default=16, help="of a GPT 1,024 wide; 16 make 0.25B parameters")
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--dd-from", default="/dev/zero", metavar="FILE", help="what dd reads, of at least that size")
     parser.add_argument("--folder", type=Path, required=True, help="made, filled and removed again")
     given = parser.parse_args()
     given.folder.mkdir(parents=True)
     try:
-        found = measure(State(int(given.gigabytes * 1e9)), given.folder, given.pairs, given.dd_from)
+        found = measure(State(given.layers), given.folder, given.pairs, given.dd_from)
     finally:
         shutil.rmtree(given.folder)
     print(json.dumps(found, indent=1))

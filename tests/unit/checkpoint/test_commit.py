@@ -104,7 +104,7 @@ def test_a_kill_at_any_point_leaves_a_whole_checkpoint(tmp_path: Path, fault: st
     assert leftovers(tmp_path) == []
 
 
-CALLS = ("write", "fsync", "rename", "open", "mkdir", "rmdir", "unlink", "pread", "scandir")
+CALLS = ("pwrite", "fsync", "rename", "open", "mkdir", "rmdir", "unlink", "pread", "scandir")
 
 
 @contextmanager
@@ -165,7 +165,7 @@ def test_the_failure_of_any_system_call_never_makes_a_partial_checkpoint(
         sweep(folder)
         assert leftovers(folder) == []
         assert {content(path) for path in list_checkpoints(folder)} in ({1.0}, {2.0}, {1.0, 2.0})
-    assert {"write", "fsync", "rename", "mkdir", "open"} <= failed
+    assert {"pwrite", "fsync", "rename", "mkdir", "open"} <= failed
 
 
 def test_too_little_room_is_refused_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtrain.checkpoint import hashed
@@ -21,6 +23,7 @@ def small_blocks() -> object:
         yield
 
 
+@settings(deadline=None)
 @given(st.lists(st.binary(max_size=200), max_size=8), st.data())
 def test_parts_make_one_file_and_any_range_comes_back(
     tmp_path_factory: pytest.TempPathFactory, parts: list[bytes], data: st.DataObject
@@ -36,6 +39,44 @@ def test_parts_make_one_file_and_any_range_comes_back(
     size = data.draw(st.integers(0, len(content) - start))
     assert bytes(file.read(start, size)) == content[start : start + size]
     assert read_hashed(path, entry, 10_000) == content
+
+
+@pytest.mark.parametrize("num_blocks", [1, 7, 9, 50])
+@pytest.mark.parametrize("failing", [0, 6, 49])
+def test_a_block_that_cannot_be_written_fails_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_blocks: int, failing: int
+) -> None:
+    """Whichever thread meets it, and no file stays open."""
+    pwrite, opened = os.pwrite, os.listdir("/proc/self/fd")
+
+    def full(fd: int, data: memoryview, at: int) -> int:
+        if at == failing * 64:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return pwrite(fd, data, at)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with nullcontext() if failing >= num_blocks else pytest.raises(OSError, match="No space left"):
+        write_hashed(tmp_path / "file", [bytes(range(64))] * num_blocks)
+    assert os.listdir("/proc/self/fd") == opened
+
+
+@pytest.mark.parametrize("at_most", [5, 64, 1000])
+def test_short_writes_and_systems_without_direct_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_most: int
+) -> None:
+    open_file, pwrite = os.open, os.pwrite
+
+    def cached_only(path: Path, flags: int, *mode: int) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return open_file(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", cached_only)
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: pwrite(fd, data[:at_most], at))
+    content = bytes(range(256)) * 5 + b"end"
+    entry, digests = write_hashed(tmp_path / "file", [content[:70], content[70:]])
+    assert (tmp_path / "file").read_bytes() == content
+    assert bytes(HashedFile(tmp_path / "file", entry, digests).read(0, len(content))) == content
 
 
 def test_only_the_damaged_block_is_refused(tmp_path: Path) -> None:

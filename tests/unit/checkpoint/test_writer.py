@@ -74,6 +74,19 @@ def test_saves_and_keeps_the_last(tmp_path: Path, asynchronous: bool) -> None:
     assert facts.stall_s > 0
 
 
+def test_tensors_of_many_blocks_that_begin_anywhere_in_one(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(1)
+    blocks = [torch.randn(size, generator=generator) for size in (3_000_001, 5, 700_000, 12_345_678)]
+    many = [Piece(f"w{i}", tuple(b.shape), (0,), b) for i, b in enumerate(blocks)]
+    with CheckpointWriter(tmp_path, keep_last=1, asynchronous=True) as writer:
+        for step in (1, 2):
+            writer.save(step, many, {"step": step}, {})
+    reader = CheckpointReader(tmp_path / "step_00000002")
+    reader.verify()
+    for piece, block in zip(many, blocks, strict=True):
+        assert torch.equal(reader.read(piece.name), block)
+
+
 def test_every_nth_stays_for_good(tmp_path: Path) -> None:
     with CheckpointWriter(tmp_path, keep_last=1, asynchronous=True, keep_every_steps=4) as writer:
         for step in range(2, 13, 2):
