@@ -167,4 +167,5 @@ def test_the_closed_form_counts_what_is_built(name: str) -> None:
 def test_the_list_of_weights_is_what_is_built(name: str) -> None:
     settings, model = settings_of(name), model_of(name)
     assert settings.weights() == {key: tuple(value.shape) for key, value in model.named_parameters()}
-    assert settings.cuts() == {key: model.cuts()[key] for key in settings.weights()}
+    cuts = model.cuts()
+    assert settings.cuts() == {key: cuts[key] for key in settings.weights()}
