@@ -3,11 +3,13 @@
     python -m tests.benchmarks.parallel_overhead
 
 Eager on the CPU with a 64-wide block, where the arithmetic is next to nothing and what is left is overhead. Contenders
-take turns window by window in the same processes, and medians are compared. CPU time is that of all ranks together.
+take turns window by window in the same processes, each bound to a core, and medians are compared. CPU time is that of
+all ranks together.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -105,6 +107,7 @@ def one_process() -> Times:
 
 def two_processes() -> Times:
     """One block forward and backward, cut in two by lmtrain and by DTensor; both must equal the whole block."""
+    stay_on_one_core(dist.get_rank())
     layout, whole = Layout(tp=2), whole_model()
     ours = cut_model(layout, whole).blocks["0"]
     theirs = cut_by_dtensor(ThreeLinears(deepcopy(whole.blocks["0"])))
@@ -122,6 +125,13 @@ def two_processes() -> Times:
     torch.testing.assert_close(local_shards(), right)
     torch.testing.assert_close(dtensor(), right)
     return take_turns({"local shards": local_shards, "DTensor": dtensor})
+
+
+def stay_on_one_core(rank: int) -> None:
+    """As srun binds its tasks. because: waking a thread on another core may cost more than what is measured"""
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[rank % len(cores)]})
 
 
 def gradient_of(forward: Callable[[], Tensor], x: Tensor, module: nn.Module) -> Tensor:

@@ -13,7 +13,16 @@ from lmtrain.cli.demo import LAYOUT, check_same, read_result
 from lmtrain.errors import LmtrainError
 from tests.cli.harness import start
 
-SHORT = ("train.steps=4", "train.valid_interval_steps=0", "model.num_layers=2", "model.width=32", "model.ffn_width=32")
+SHORT = (
+    "train.steps=4",
+    "schedule.warmup_steps=1",
+    "train.valid_interval_steps=0",
+    "model.num_layers=2",
+    "model.width=32",
+    "model.ffn_width=32",
+)
+
+RANKS = {f"rank_{rank:05d}" for rank in range(4)}
 
 
 def demo(output: Path, *settings: str) -> str:
@@ -40,7 +49,7 @@ def test_the_whole_of_it_twice(tmp_path: Path) -> None:
         assert rows["this model"] == rows[f"resharded to {LAYOUT}"[:20]]
         assert rows["this model"][0] == f"{ours['measures']['bits_per_byte']:.3f}"
         contents = Contents(tmp_path / "demo" / "resharded")
-        assert len([name for name in contents.manifest.files if name.endswith(".safetensors")]) == 4
+        assert {name[:10] for name in contents.manifest.files if name.startswith("rank")} == RANKS
         assert json.loads((tmp_path / "demo" / "hf" / "config.json").read_text())["model_type"] == "llama"
         steps.append(contents.manifest.step)
     assert steps == [4, 6]
