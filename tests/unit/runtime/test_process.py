@@ -210,7 +210,7 @@ def test_the_commit_is_read_from_gits_files(tmp_path: Path) -> None:
     assert git_commit(tmp_path) is None
 
 
-@pytest.mark.parametrize(("before", "after"), [({}, "1000"), ({"GOMP_SPINCOUNT": "30000"}, "30000")])
+@pytest.mark.parametrize(("before", "after"), [({}, "10000"), ({"GOMP_SPINCOUNT": "30000"}, "30000")])
 def test_cores_are_shared_unless_the_user_says_otherwise(
     monkeypatch: pytest.MonkeyPatch, before: dict[str, str], after: str
 ) -> None:
