@@ -27,7 +27,7 @@ def demo(
         Path, typer.Option("--output", help="The folder for everything that the demo makes.")
     ] = Path("runs/demo"),
 ) -> None:
-    """Corpus, tokenizer, dataset, a small GPT on CPU for about four minutes, and its evaluation.
+    """Corpus, tokenizer, dataset, a small GPT on CPU for a few minutes, and its evaluation.
 
     Its checkpoint is then cut for four processes and evaluated again, and written for Hugging Face.
     """

@@ -182,7 +182,7 @@ def share_cores() -> None:
     """Threads of one product that wait for each other soon let go of their cores. Call it before torch is imported.
 
     because: by default they spin for milliseconds, in which the very thread that is waited for may get no core. Beside
-    one busy process a small model trained 20 times slower by it; with this count 5 times, and no slower when alone.
+    one busy process a small model trained 20 times slower by it; with this count 4 times, and no slower when alone.
     """
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
