@@ -56,10 +56,10 @@ replay: $(VENV)/.tested  ## one layout beside one process: CASE=gqa-tp2-dp2-zero
 PYTHON313 ?= python3.13
 TORCH_FREE_TESTS := tests/unit/test_errors.py tests/unit/test_units.py tests/unit/test_layout.py tests/unit/test_spec.py \
   tests/unit/config tests/unit/tokenizer/test_base.py tests/unit/tokenizer/test_train.py tests/unit/data_tools/test_stdlib.py \
-  tests/unit/data_tools/test_dedupe.py tests/unit/data/test_format.py tests/unit/data/test_order.py \
-  tests/unit/data/test_sample_index.py tests/unit/data/test_causal.py tests/unit/runtime/test_files.py \
+  tests/unit/data_tools/corpus/test_overlap.py tests/unit/data/store/test_indexed.py tests/unit/data/test_order.py \
+  tests/unit/data/samples/test_sample_index.py tests/unit/data/samples/test_causal.py tests/unit/runtime/test_files.py \
   tests/unit/runtime/test_process.py tests/unit/runtime/test_seed.py tests/unit/runtime/test_faults.py \
-  tests/unit/checkpoint/test_format.py tests/unit/checkpoint/test_pieces.py tests/house
+  tests/unit/checkpoint/disk/test_format.py tests/unit/checkpoint/disk/test_boxes.py tests/house
 
 $(VENV)-torch-free/.installed: pyproject.toml
 	$(PYTHON313) -m venv $(VENV)-torch-free

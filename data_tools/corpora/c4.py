@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from data_tools.corpora.recipe import Documents, Recipe, split_of
-from data_tools.records import SUFFIXES, WHOLE, Reading, cut, read_block
-from data_tools.steps import Tally
+from data_tools.corpus.steps import Tally
+from data_tools.read.records import SUFFIXES, WHOLE, Reading, cut, read_block
 from lmtrain.errors import UsageError
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from data_tools.corpora.recipe import Documents, Recipe, RemoteFile, split_of
-from data_tools.records import WHOLE, Reading, cut, numbered, open_compressed, read_block
-from data_tools.steps import Tally
+from data_tools.corpus.steps import Tally
+from data_tools.read.records import WHOLE, Reading, cut, numbered, open_compressed, read_block
 from lmtrain.errors import DataError
 
 MAX_PASSAGE_BYTES = 1 << 20

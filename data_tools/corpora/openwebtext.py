@@ -13,8 +13,15 @@ from pathlib import Path
 from typing import IO
 
 from data_tools.corpora.recipe import Documents, Recipe, RemoteFile
-from data_tools.records import ALWAYS_ALLOWED_BYTES, MAX_DOC_BYTES, MAX_RATIO, Capped, open_compressed, unpack_errors
-from data_tools.steps import Tally
+from data_tools.corpus.steps import Tally
+from data_tools.read.records import (
+    ALWAYS_ALLOWED_BYTES,
+    MAX_DOC_BYTES,
+    MAX_RATIO,
+    Capped,
+    open_compressed,
+    unpack_errors,
+)
 from lmtrain.errors import DataError
 
 

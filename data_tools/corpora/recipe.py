@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import IO
 
 from data_tools import corpora
-from data_tools.fetch import Progress, fetch
-from data_tools.records import ALWAYS_ALLOWED_BYTES, MAX_RATIO, Capped, Document, to_line, unpack_errors
-from data_tools.steps import Report, Tally
+from data_tools.corpora.fetch import Progress, fetch
+from data_tools.corpus.steps import Report, Tally
+from data_tools.read.records import ALWAYS_ALLOWED_BYTES, MAX_RATIO, Capped, Document, to_line, unpack_errors
 from lmtrain.errors import DataError, MissingInputError, UsageError, nearest
 from lmtrain.runtime.files import atomic_file, is_safe_name, write_json
 

@@ -15,8 +15,8 @@ from xml.parsers import expat
 
 from data_tools.corpora.recipe import Documents, Recipe
 from data_tools.corpora.wiki_markup import plain_text
-from data_tools.records import MAX_DOC_BYTES, open_compressed
-from data_tools.steps import Tally
+from data_tools.corpus.steps import Tally
+from data_tools.read.records import MAX_DOC_BYTES, open_compressed
 from lmtrain.errors import DataError
 
 _CHUNK = 1 << 18

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from data_tools.corpora.recipe import Documents, Recipe, RemoteFile, split_of, zip_members
-from data_tools.records import Document
-from data_tools.steps import Tally
+from data_tools.corpus.steps import Tally
+from data_tools.read.records import Document
 from lmtrain.errors import DataError
 from lmtrain.runtime.files import read_errors
 

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from lmtrain.checkpoint.format import (
+from lmtrain.checkpoint.disk.boxes import Box, intersect, whole
+from lmtrain.checkpoint.disk.format import (
     BLOCK_BYTES,
     ITEM_BYTES,
     MANIFEST,
@@ -27,10 +28,9 @@ from lmtrain.checkpoint.format import (
     blocks_file,
     decode_manifest,
 )
-from lmtrain.checkpoint.hashed import BlockCache, HashedFile, read_hashed
-from lmtrain.checkpoint.pieces import Box, intersect, whole
+from lmtrain.checkpoint.disk.hashed import BlockCache, HashedFile, read_hashed
+from lmtrain.checkpoint.disk.tensor_file import Array, Stored, read_box, read_header
 from lmtrain.checkpoint.store import step_of
-from lmtrain.checkpoint.tensor_file import Array, Stored, read_box, read_header
 from lmtrain.errors import CheckpointError, DataError, MissingInputError, nearest
 from lmtrain.runtime.files import parse_json, read_bytes
 

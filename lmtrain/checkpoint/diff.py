@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from lmtrain.checkpoint.contents import Contents
-from lmtrain.checkpoint.format import DTYPES
-from lmtrain.checkpoint.pieces import whole
-from lmtrain.checkpoint.reshard import cut
-from lmtrain.checkpoint.tensor_file import Array
+from lmtrain.checkpoint.disk.boxes import whole
+from lmtrain.checkpoint.disk.format import DTYPES
+from lmtrain.checkpoint.disk.tensor_file import Array
+from lmtrain.checkpoint.reshard.run import cut
 
 PART_ITEMS = 4 << 20
 

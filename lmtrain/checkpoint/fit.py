@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lmtrain.checkpoint.contents import Contents
-from lmtrain.checkpoint.format import MANIFEST, Manifest, TensorEntry
+from lmtrain.checkpoint.disk.format import MANIFEST, Manifest, TensorEntry
 from lmtrain.config.build import build_settings
 from lmtrain.errors import CheckpointError, LmtrainError, nearest
 from lmtrain.models.model_settings import ModelSettings

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from lmtrain.checkpoint.contents import Contents
-from lmtrain.checkpoint.format import DTYPES, Manifest, dtype_code
-from lmtrain.checkpoint.pieces import Box
-from lmtrain.checkpoint.tensor_file import Array
+from lmtrain.checkpoint.disk.boxes import Box
+from lmtrain.checkpoint.disk.format import DTYPES, Manifest, dtype_code
+from lmtrain.checkpoint.disk.tensor_file import Array
 from lmtrain.errors import CheckpointError, nearest
 from lmtrain.piece import Piece
 

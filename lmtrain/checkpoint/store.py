@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from lmtrain.checkpoint.format import FORMAT, MANIFEST, MAX_MANIFEST_BYTES
+from lmtrain.checkpoint.disk.format import FORMAT, MANIFEST, MAX_MANIFEST_BYTES
 from lmtrain.errors import DataError, MissingInputError
 from lmtrain.runtime.faults import fault_point
 from lmtrain.runtime.files import parse_json, read_bytes, storage_errors

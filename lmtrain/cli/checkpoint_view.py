@@ -18,10 +18,10 @@ def checkpoint_facts(path: Path, verify: bool) -> dict[str, Any]:
     import math
 
     from lmtrain.checkpoint.contents import Contents
-    from lmtrain.checkpoint.format import ITEM_BYTES
+    from lmtrain.checkpoint.disk.format import ITEM_BYTES
+    from lmtrain.checkpoint.reshard.assignment import layout_of
     from lmtrain.errors import CheckpointError
     from lmtrain.train.layout_table import layout_words
-    from lmtrain.train.new_layout import layout_of
 
     contents = Contents(path)
     manifest = contents.manifest

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from data_tools.steps import Report, Work
+    from data_tools.corpus.steps import Report, Work
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -63,7 +63,7 @@ def fetch(
     output: Annotated[Path, typer.Option(metavar="FILE", help="Where it goes.")],
 ) -> None:
     """Fetch one file whose SHA-256 you know; a broken transfer is continued."""
-    from data_tools import fetch as fetching
+    from data_tools.corpora import fetch as fetching
 
     with _bytes_shown() as progress:
         fresh = fetching.fetch([url], output, sha256=sha256, progress=progress)
@@ -84,7 +84,7 @@ def clean(
     workers: Workers = None, part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
 ) -> None:  # fmt: skip
     """Mend damaged text, and leave out boilerplate, repetition and unwelcome scripts."""
-    from data_tools.clean import DEFAULT_RULES, build_clean
+    from data_tools.corpus.clean import DEFAULT_RULES, build_clean
 
     step = build_clean(DEFAULT_RULES if rule is None else rule, script or (), min_script_share)
     _run(step, inputs, output, workers, part, key, on_error)
@@ -93,7 +93,7 @@ def clean(
 @app.command()
 def rules() -> None:
     """List the rules of `lmtrain corpus clean` and their limits."""
-    from data_tools.quality import GROUPS, LINE_RULES, RULES
+    from data_tools.corpus.quality import GROUPS, LINE_RULES, RULES
 
     for rule in RULES.values():
         groups = ", ".join(name for name, members in GROUPS.items() if rule.name in members)
@@ -111,8 +111,8 @@ def dedupe(
     workers: Workers = None, key: Key = "text", on_error: OnError = "stop",
 ) -> None:  # fmt: skip
     """Leave out exact and near copies: `sign`, `match`, `join` and `drop` in a row."""
-    from data_tools.build import dedupe_all
-    from data_tools.build_settings import DedupeSettings
+    from data_tools.corpus.build import dedupe_all
+    from data_tools.corpus.build_settings import DedupeSettings
     from lmtrain.config.build import build_settings
 
     facts = {"near": not exact_only, "threshold": threshold, "keep": keep}
@@ -130,8 +130,8 @@ def sign(
     workers: Workers = None, part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
 ) -> None:  # fmt: skip
     """First step of deduplication in tasks: hash and sign every document."""
-    from data_tools import build
-    from data_tools.minhash import MinHash
+    from data_tools.corpus import build
+    from data_tools.corpus.minhash import MinHash
 
     with _documents_shown() as progress:
         minhash = None if exact_only else MinHash()
@@ -146,8 +146,8 @@ def match(
     part: PartText = "0/1",
 ) -> None:
     """Second step: mark exact copies with `--exact`, then find near ones, the bands in parts."""
-    from data_tools.matches import find_pairs, mark_exact
-    from data_tools.records import Part
+    from data_tools.corpus.copies import find_pairs, mark_exact
+    from data_tools.read.records import Part
 
     if exact:
         typer.echo(f"{mark_exact(work)} exact copies")
@@ -162,7 +162,7 @@ def join(
     keep: Keep = "first",
 ) -> None:
     """Third step: join the pairs of all parts into groups and mark all but one of each."""
-    from data_tools.matches import mark_near
+    from data_tools.corpus.copies import mark_near
 
     typer.echo(f"{mark_near(work, keep, parts)} near copies")
 
@@ -173,7 +173,7 @@ def drop(
     workers: Workers = None, part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
 ) -> None:  # fmt: skip
     """Last step: write the documents that are no copies."""
-    from data_tools import build
+    from data_tools.corpus import build
 
     with _documents_shown() as progress:
         _print(build.drop(inputs, work, output, _work(workers, part, key, on_error, progress)))
@@ -188,7 +188,7 @@ def decontaminate(
     workers: Workers = None, part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
 ) -> None:  # fmt: skip
     """Take passages of evaluation texts out, found by runs of 13 words."""
-    from data_tools.decontaminate import Decontaminate, read_passages
+    from data_tools.corpus.decontaminate import Decontaminate, read_passages
 
     _run(Decontaminate(read_passages(against), action), inputs, output, workers, part, key, on_error)
 
@@ -202,8 +202,8 @@ def split(
     seed: Seed = 0, workers: Workers = None, part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
 ) -> None:  # fmt: skip
     """Split into train, valid and test by a hash of each document."""
-    from data_tools.shuffle import Split, split_outputs
-    from data_tools.steps import run_step
+    from data_tools.corpus.shuffle import Split, split_outputs
+    from data_tools.corpus.steps import run_step
 
     step = Split(_shares(ratios), seed, by)
     with _documents_shown() as progress:
@@ -218,8 +218,8 @@ def shuffle(
     part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
 ) -> None:  # fmt: skip
     """Put all documents in a random order, in two passes over disk."""
-    from data_tools import shuffle as shuffling
-    from data_tools.steps import report_path
+    from data_tools.corpus import shuffle as shuffling
+    from data_tools.corpus.steps import report_path
     from lmtrain.errors import UsageError
     from lmtrain.units import parse_bytes
 
@@ -240,7 +240,7 @@ def sample(
     seed: Seed = 0, workers: Workers = None, part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
 ) -> None:  # fmt: skip
     """Draw documents at random; they keep their order."""
-    from data_tools.shuffle import Sample, sample_limit
+    from data_tools.corpus.shuffle import Sample, sample_limit
 
     work = _work(workers, part, key, on_error, None)
     limit = sample_limit(inputs, work, output.parent, fraction=fraction, count=count, seed=seed)
@@ -252,7 +252,7 @@ def merge(
     output: Annotated[Path, typer.Argument(help="The --output of all the parts: a file, or split's folder.")],
 ) -> None:
     """Join the parts that tasks wrote into the file that one task would have written."""
-    from data_tools.steps import merge_outputs
+    from data_tools.corpus.steps import merge_outputs
 
     for path, count in merge_outputs(output):
         typer.echo(f"{path}: joined {count} parts")
@@ -264,7 +264,7 @@ def build(
     workers: Workers = None,
 ) -> None:
     """Run all steps that a YAML file names; a second run continues where the first stopped."""
-    from data_tools.build import build_corpus, read_recipe
+    from data_tools.corpus.build import build_corpus, read_recipe
 
     settings = read_recipe(recipe)
     with _documents_shown() as progress:
@@ -280,7 +280,7 @@ def build(
 def _run(
     step: Any, inputs: list[str], output: Path, workers: int | None, part: str, key: str, on_error: str
 ) -> None:
-    from data_tools.steps import report_path, run_step
+    from data_tools.corpus.steps import report_path, run_step
 
     with _documents_shown() as progress:
         work = _work(workers, part, key, on_error, progress)
@@ -290,8 +290,8 @@ def _run(
 def _work(
     workers: int | None, part: str, key: str, on_error: str, progress: Callable[[str, int], None] | None
 ) -> Work:
-    from data_tools.records import Part, Reading
-    from data_tools.steps import Work
+    from data_tools.corpus.steps import Work
+    from data_tools.read.records import Part, Reading
     from lmtrain.errors import UsageError
 
     if on_error not in ("stop", "skip"):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from lmtrain.data.format import IndexedDataset
+    from lmtrain.data.store.indexed import IndexedDataset
     from lmtrain.tokenizer.base import Tokenizer
     from lmtrain.train.config import RunConfig
 
@@ -36,7 +36,7 @@ def inspect(prefix: Prefix, as_json: Json = False) -> None:
     """Say what a dataset holds, from its header and sidecar alone."""
     import dataclasses
 
-    from lmtrain.data.format import IndexedDataset, part
+    from lmtrain.data.store.indexed import IndexedDataset, part
 
     dataset = IndexedDataset.open(prefix)
     facts = {
@@ -57,8 +57,8 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Read every byte: index entries against each other, ids against the vocabulary, the checksum."""
-    from lmtrain.data import reshape
-    from lmtrain.data.format import IndexedDataset
+    from lmtrain.data.store import reshape
+    from lmtrain.data.store.indexed import IndexedDataset
 
     facts = []
     for prefix in prefixes:
@@ -79,7 +79,7 @@ def merge(
     as_json: Json = False,
 ) -> None:
     """Join datasets of one dtype and one tokenizer; their sidecars are added up."""
-    from lmtrain.data import reshape
+    from lmtrain.data.store import reshape
 
     reshape.merge(prefixes, output, overwrite=overwrite)
     _show_made([output], as_json)
@@ -94,7 +94,7 @@ def split(
     as_json: Json = False,
 ) -> None:
     """Divide a dataset into two or three, at document borders and in the order of the file."""
-    from lmtrain.data import reshape
+    from lmtrain.data.store import reshape
     from lmtrain.errors import UsageError
 
     try:
@@ -117,8 +117,8 @@ def sample(
     """Show some documents drawn at random."""
     import numpy as np
 
-    from lmtrain.data.format import IndexedDataset
     from lmtrain.data.order import permute
+    from lmtrain.data.store.indexed import IndexedDataset
 
     dataset = IndexedDataset.open(prefix)
     count = min(number, dataset.num_documents)
@@ -136,7 +136,7 @@ def decode(
     as_json: Json = False,
 ) -> None:
     """Show documents as text again."""
-    from lmtrain.data.format import IndexedDataset
+    from lmtrain.data.store.indexed import IndexedDataset
     from lmtrain.errors import UsageError
 
     dataset = IndexedDataset.open(prefix)
@@ -151,8 +151,8 @@ def decode(
 @app.command()
 def stats(prefix: Prefix, as_json: Json = False) -> None:
     """Count documents by length and draw a histogram."""
-    from lmtrain.data import reshape
-    from lmtrain.data.format import IndexedDataset
+    from lmtrain.data.store import reshape
+    from lmtrain.data.store.indexed import IndexedDataset
     from lmtrain.units import format_count
 
     dataset = IndexedDataset.open(prefix)
@@ -225,7 +225,7 @@ def _compose(overrides: Sequence[str] | None, config_dir: Path | None) -> RunCon
 
 
 def _tokenizer_of(dataset: IndexedDataset, given: Path | None) -> Tokenizer:
-    from lmtrain.data.format import part
+    from lmtrain.data.store.indexed import part
     from lmtrain.errors import UsageError
     from lmtrain.tokenizer.base import Tokenizer
 
@@ -260,7 +260,7 @@ def _documents(
 
 
 def _show_made(prefixes: Sequence[Path], as_json: bool) -> None:
-    from lmtrain.data.format import IndexedDataset
+    from lmtrain.data.store.indexed import IndexedDataset
 
     made = [IndexedDataset.open(prefix) for prefix in prefixes]
     facts = [{"dataset": str(d.prefix), "documents": d.num_documents, "tokens": d.num_tokens} for d in made]

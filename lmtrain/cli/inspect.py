@@ -75,7 +75,7 @@ def _run(path: Path, verify: bool) -> dict[str, Any]:
 def _dataset(path: Path, verify: bool) -> dict[str, Any]:
     import dataclasses
 
-    from lmtrain.data.format import IndexedDataset
+    from lmtrain.data.store.indexed import IndexedDataset
 
     dataset = IndexedDataset.open(path)
     if verify:

@@ -1,4 +1,4 @@
-"""`lmtrain preprocess`: text files to a dataset. Draws progress and the summary; the work is data_tools.pipeline's."""
+"""`lmtrain preprocess`: text files to a dataset. Draws progress and the summary; data_tools.preprocess does the work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from data_tools.pipeline import Progress, Summary
+    from data_tools.preprocess.pipeline import Progress, Summary
 
 
 class OnError(StrEnum):
@@ -97,9 +97,9 @@ def preprocess(
     """
     from rich.console import Console
 
-    from data_tools import pipeline, rejects
-    from data_tools.filters import Filters, parse_script
-    from data_tools.pieces import Limits
+    from data_tools.preprocess import pipeline, rejects
+    from data_tools.preprocess.filters import Filters, parse_script
+    from data_tools.read.pieces import Limits
     from lmtrain.runtime.faults import arm_from_env
     from lmtrain.runtime.process import num_usable_cpus
     from lmtrain.tokenizer.base import Tokenizer

@@ -192,7 +192,7 @@ def _print_plan(config: RunConfig, inputs: Inputs, as_json: bool) -> None:
     from rich.table import Table
 
     from lmtrain.train.layout_table import SINGLE_ROWS, layout_lines, merged, rank_rows
-    from lmtrain.train.plan import plan_facts
+    from lmtrain.train.preview import plan_facts
 
     facts, ranks = plan_facts(config, inputs), rank_rows(config, inputs.model)
     if as_json:

@@ -103,7 +103,7 @@ def _program(to: str) -> bool:
 
 def _check_target(to: str) -> None:
     """What is wrong in itself is said before an import, not after it."""
-    from lmtrain.train.new_layout import parse_layout
+    from lmtrain.checkpoint.reshard.assignment import parse_layout
 
     if not _program(to):
         parse_layout(to)
@@ -130,11 +130,11 @@ def _change(
 
     from lmtrain.checkpoint.contents import Contents
     from lmtrain.checkpoint.fit import check_fit
-    from lmtrain.checkpoint.reshard import Limits, reshard
+    from lmtrain.checkpoint.reshard import assignment as layouts
+    from lmtrain.checkpoint.reshard.run import Limits, reshard
     from lmtrain.checkpoint.store import resolve
     from lmtrain.runtime.faults import arm_from_env
     from lmtrain.runtime.process import num_usable_cpus
-    from lmtrain.train import new_layout as layouts
     from lmtrain.train.layout_table import layout_words
 
     arm_from_env()
@@ -162,13 +162,13 @@ def _change(
 def _export(source: Path, output: Path, to: str, dtype: str, show: Show) -> dict[str, Any]:
     program, _, rest = to.partition(",")
     if program == "hf":
-        from lmtrain.checkpoint.hf_export import export_hf
+        from lmtrain.exchange.huggingface.exporter import export_hf
 
         if rest:
             raise UsageError(f"--to {to}: a folder for Hugging Face has no layout. Use --to hf.")
         return export_hf(source, output, dtype=dtype, progress=lambda done, total: show(done, total, 0))
     sizes = {key: int(size) for key, size in _pairs("--to", rest.split(",") if rest else [], ("tp", "pp")).items()}
-    from lmtrain.checkpoint.megatron_export import export_megatron
+    from lmtrain.exchange.megatron.exporter import export_megatron
 
     tp, pp = sizes.get("tp", 1), sizes.get("pp", 1)
     return export_megatron(source, output, tp=tp, pp=pp, dtype=dtype, progress=lambda done, total: show(done, total, 0))
@@ -178,10 +178,10 @@ def _import(
     program: str, source: Path, output: Path, tokenizer: Path | None, given: list[str], show: Show
 ) -> dict[str, Any]:
     if program == "hf":
-        from lmtrain.checkpoint.hf_import import import_hf
+        from lmtrain.exchange.huggingface.importer import import_hf
 
         return import_hf(source, output, tokenizer=tokenizer, progress=lambda done, total: show(done, total, 0))
-    from lmtrain.checkpoint.megatron_import import import_megatron
+    from lmtrain.exchange.megatron.importer import import_megatron
 
     values = {key: _value(text) for key, text in _pairs("--set", given).items()}
     return import_megatron(

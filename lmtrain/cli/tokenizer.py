@@ -29,8 +29,8 @@ def train(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing, different tokenizer.")] = False,
 ) -> None:
     """Learn a vocabulary from text; the same text gives the same tokenizer."""
-    from data_tools.sources import find_sources
-    from data_tools.texts import Texts
+    from data_tools.preprocess.texts import Texts
+    from data_tools.read.sources import find_sources
     from lmtrain.errors import OutputError, UsageError
     from lmtrain.tokenizer.train import train_bpe, train_wordpiece
 

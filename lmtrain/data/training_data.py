@@ -16,20 +16,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from lmtrain.data.blend import BlendedDataset, BlendOrder, MegatronBlendOrder
-from lmtrain.data.blend_schedule import whole_shares
-from lmtrain.data.causal import CausalDataset
 from lmtrain.data.data_settings import BlendPart, BlendSettings, DataChoice, DataSettings
 from lmtrain.data.dataset import Dataset, InOrder, Later, SampleOrder
-from lmtrain.data.documents import DocumentMap
-from lmtrain.data.format import IndexedDataset
-from lmtrain.data.index_cache import IndexCache
-from lmtrain.data.masked import MaskedDataset, MaskVocabulary, Pieces
 from lmtrain.data.masked_settings import MaskedSettings
-from lmtrain.data.megatron_order import AsNumbered, MegatronDataset, blend_sizes, split_sequences
 from lmtrain.data.order import Order
-from lmtrain.data.packing import PackedDataset
-from lmtrain.data.sample_index import split_documents
+from lmtrain.data.samples.blend import BlendedDataset, BlendOrder, MegatronBlendOrder
+from lmtrain.data.samples.blend_schedule import whole_shares
+from lmtrain.data.samples.causal import CausalDataset
+from lmtrain.data.samples.masked import MaskedDataset, MaskVocabulary, Pieces
+from lmtrain.data.samples.megatron import AsNumbered, MegatronDataset, blend_sizes, split_sequences
+from lmtrain.data.samples.packing import PackedDataset
+from lmtrain.data.samples.sample_index import split_documents
+from lmtrain.data.store.documents import DocumentMap
+from lmtrain.data.store.index_cache import IndexCache
+from lmtrain.data.store.indexed import IndexedDataset
 from lmtrain.errors import DataError, SettingsError
 
 _FILES_EACH = 2  # a memory map holds its file open

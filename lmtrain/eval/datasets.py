@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lmtrain.data.format import IndexedDataset
+from lmtrain.data.store.indexed import IndexedDataset
 from lmtrain.errors import DataError, MissingInputError
 from lmtrain.eval.windows import Tokens
 from lmtrain.tokenizer.base import Tokenizer

@@ -24,29 +24,29 @@ from lmtrain.models.model_settings import ModelSettings
 from lmtrain.objectives.causal_lm import CausalLM
 from lmtrain.objectives.masked_lm import build_objective
 from lmtrain.optim.whole import Alone, Whole
-from lmtrain.parallel.blocks import fill, owned, pieces_of
 from lmtrain.parallel.collectives import all_reduce
 from lmtrain.parallel.compile import apply_compile
 from lmtrain.parallel.compute_settings import ComputeSettings
-from lmtrain.parallel.data import ShardedWeights, apply_data_parallel
-from lmtrain.parallel.deferred import apply_deferral
+from lmtrain.parallel.dropout import Streams, apply_streams
 from lmtrain.parallel.grads import apply_clip, gradient_norm, sum_partial_gradients
-from lmtrain.parallel.logits import whole_logits
 from lmtrain.parallel.mesh import Mesh, build_mesh
-from lmtrain.parallel.parallel_settings import ParallelSettings
-from lmtrain.parallel.pipeline import OneStage, Pipeline
-from lmtrain.parallel.placement import Place
+from lmtrain.parallel.pipeline.executor import OneStage, Pipeline
 from lmtrain.parallel.precision import WORK_DTYPE, LossScale, MasterWeights
 from lmtrain.parallel.precision_settings import PrecisionSettings
 from lmtrain.parallel.recompute import apply_recompute
 from lmtrain.parallel.recompute_settings import NoRecomputeSettings, RecomputeSettings
-from lmtrain.parallel.stages import places_of_rank, stages_of_rank
-from lmtrain.parallel.streams import Streams, apply_streams
-from lmtrain.parallel.tensor import apply_tensor_parallel
+from lmtrain.parallel.sharding import ShardedWeights, apply_data_parallel
+from lmtrain.parallel.shards import fill, owned, pieces_of
+from lmtrain.parallel.split_backward import apply_deferral
+from lmtrain.parallel.tensor.layers import apply_tensor_parallel
+from lmtrain.parallel.tensor.logits import whole_logits
+from lmtrain.parallel.tensor.vocabulary import cross_entropy_sum, hit_sum
 from lmtrain.parallel.tied import copies, sum_gradients
-from lmtrain.parallel.vocabulary import cross_entropy_sum, hit_sum
-from lmtrain.parallel.whole import Spread
+from lmtrain.parallel.whole_weights import Spread
 from lmtrain.piece import Piece
+from lmtrain.placement.parallel_settings import ParallelSettings
+from lmtrain.placement.places import Place
+from lmtrain.placement.stages import places_of_rank, stages_of_rank
 from lmtrain.runtime.faults import fault_point
 from lmtrain.schedules.table import Action, Kind
 

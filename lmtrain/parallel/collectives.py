@@ -16,8 +16,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from lmtrain.parallel.deferred import weight_gradient
 from lmtrain.parallel.mesh import Axis
+from lmtrain.parallel.split_backward import weight_gradient
 
 # because: torch 2.13 renamed them and warns at the old names, 2.11 has the old ones alone
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from lmtrain.parallel.collectives import all_reduce
 from lmtrain.parallel.mesh import Axis
-from lmtrain.parallel.placement import Place
 from lmtrain.parallel.tied import is_copy
+from lmtrain.placement.places import Place
 from lmtrain.spec import Split
 
 

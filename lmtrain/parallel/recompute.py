@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
+from lmtrain.parallel.dropout import Streams
 from lmtrain.parallel.recompute_settings import RecomputeSettings, SomeRecomputeSettings
-from lmtrain.parallel.streams import Streams
 
 _aten = torch.ops.aten
 # what `operators` keeps: products, before tp sums them, and fused attention in every form that a device has

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lmtrain.parallel.mesh import Axis
-from lmtrain.parallel.placement import Place
+from lmtrain.placement.places import Place
 from lmtrain.spec import Tie
 
 

@@ -19,9 +19,9 @@ from lmtrain.models.model_settings import ModelSettings
 from lmtrain.optim.optim_settings import OptimSettings
 from lmtrain.optim.schedule_settings import ScheduleSettings
 from lmtrain.parallel.compute_settings import ComputeSettings
-from lmtrain.parallel.parallel_settings import ParallelSettings, layout_problems
 from lmtrain.parallel.precision_settings import PrecisionSettings
 from lmtrain.parallel.recompute_settings import NoRecomputeSettings, RecomputeSettings, SomeRecomputeSettings
+from lmtrain.placement.parallel_settings import ParallelSettings, layout_problems
 from lmtrain.train.train_settings import ObserveSettings, RunSettings, TrainSettings
 
 

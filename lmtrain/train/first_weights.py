@@ -11,13 +11,13 @@ from typing import Any
 
 from lmtrain.checkpoint.contents import Contents
 from lmtrain.checkpoint.fit import check_fit
+from lmtrain.checkpoint.reshard.assignment import model_of
 from lmtrain.checkpoint.store import resolve
 from lmtrain.config.base import show
 from lmtrain.errors import SettingsError
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.train.config import RunConfig
-from lmtrain.train.new_layout import model_of
 
 _FREE = ("dropout", "init_std", "vocab_multiple")  # these change no weight's shape and no answer of the model
 _EFFECTIVE = ("num_kv_heads", "head_width", "ffn_width")  # null is a default that others write out

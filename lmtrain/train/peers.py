@@ -13,7 +13,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from lmtrain.checkpoint.ranks import ALONE, Peers
+from lmtrain.checkpoint.save.agreement import ALONE, Peers
 from lmtrain.parallel.mesh import Mesh
 from lmtrain.runtime.signals import StopRequest
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from lmtrain.checkpoint.store import CHECKPOINTS, latest, resolve
 from lmtrain.data.data_settings import DataChoice
 from lmtrain.data.dataset import Dataset
-from lmtrain.data.format import IndexedDataset, part
+from lmtrain.data.store.indexed import IndexedDataset, part
 from lmtrain.data.training_data import Asked, Opened, TrainingData, build_training_data, open_datasets
 from lmtrain.errors import DataError, LayoutError, OutputError, SettingsError
 from lmtrain.layout import Layout, divisors, words

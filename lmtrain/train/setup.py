@@ -16,10 +16,10 @@ from zlib import crc32
 import torch
 from rich.console import Console
 
-from lmtrain.checkpoint.ranks import Peers, together
 from lmtrain.checkpoint.reader import CheckpointReader
+from lmtrain.checkpoint.save.agreement import Peers, together
+from lmtrain.checkpoint.save.writer import CheckpointWriter
 from lmtrain.checkpoint.store import CHECKPOINTS, list_broken, sweep
-from lmtrain.checkpoint.writer import CheckpointWriter
 from lmtrain.data.loader import Loader
 from lmtrain.errors import OutputError
 from lmtrain.observe.display import RunView, build_view
@@ -38,8 +38,8 @@ from lmtrain.train import state
 from lmtrain.train.config import RunConfig
 from lmtrain.train.layout_table import layout_lines, layout_words, merged, rank_rows
 from lmtrain.train.peers import saving_peers, setup_peers
-from lmtrain.train.plan import pipeline_lines
 from lmtrain.train.preflight import Inputs, find_resume, settled
+from lmtrain.train.preview import pipeline_lines
 from lmtrain.units import format_count
 
 STOP = "stop.json"  # in the run's folder, once it has ended: why

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from lmtrain.checkpoint.reader import CheckpointReader
+from lmtrain.checkpoint.reshard.assignment import model_of
 from lmtrain.errors import CheckpointError
 from lmtrain.optim import state as optimizer_state
 from lmtrain.parallel.apply import ParallelModel
 from lmtrain.piece import Piece
 from lmtrain.train.config import RunConfig
-from lmtrain.train.new_layout import model_of
 from lmtrain.train.preflight import Inputs
 
 

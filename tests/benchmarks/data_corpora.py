@@ -6,7 +6,7 @@
 
 Deduplication runs in a process of its own, whose peak memory is printed. A planted copy counts as found when it is
 left out; whatever else is left out counts against precision. Documents that merely share a third of their text with
-another are planted too, and must stay. tests/unit/data_tools/test_duplicates.py holds the same bars at both sizes.
+another are planted too, and must stay. The same bars at both sizes: tests/unit/data_tools/corpus/test_signatures.py.
 """
 
 from __future__ import annotations

@@ -22,15 +22,15 @@ from typing import Any
 
 import numpy as np
 
-from lmtrain.data.bin_idx import HEADER, MAGIC
-from lmtrain.data.blend_schedule import Schedule, whole_shares
-from lmtrain.data.causal import CausalDataset
 from lmtrain.data.dataset import Dataset
-from lmtrain.data.documents import DocumentMap
-from lmtrain.data.format import DatasetWriter, IndexedDataset, part
-from lmtrain.data.index_cache import IndexCache
 from lmtrain.data.order import Order
-from lmtrain.data.packing import PackedDataset, Plan
+from lmtrain.data.samples.blend_schedule import Schedule, whole_shares
+from lmtrain.data.samples.causal import CausalDataset
+from lmtrain.data.samples.packing import PackedDataset, Plan
+from lmtrain.data.store.documents import DocumentMap
+from lmtrain.data.store.format import HEADER, MAGIC
+from lmtrain.data.store.index_cache import IndexCache
+from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset, part
 
 DOCUMENTS, TOKENS = 1_200_000_000, 10**12
 SEQ_LEN = 2048

@@ -28,11 +28,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from data_tools.sentences import split_sentences
-from lmtrain.data.format import DatasetWriter, IndexedDataset
-from lmtrain.data.masked import MaskedDataset, MaskVocabulary
+from data_tools.preprocess.sentences import split_sentences
 from lmtrain.data.masked_settings import MaskedSettings
-from lmtrain.data.masked_twin import BEGINS, CONTINUES, SPECIAL
+from lmtrain.data.samples.masked import MaskedDataset, MaskVocabulary
+from lmtrain.data.samples.masked_twin import BEGINS, CONTINUES, SPECIAL
+from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset
 from lmtrain.tokenizer.base import Tokenizer
 
 CASES = [(512, 1), (512, 3), (128, 1), (128, 3)]  # tokens, longest n-gram

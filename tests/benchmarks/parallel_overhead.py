@@ -42,9 +42,9 @@ from lmtrain.objectives.cross_entropy import cross_entropy_sum
 from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings
 from lmtrain.parallel.mesh import build_mesh
-from lmtrain.parallel.placement import place_all
 from lmtrain.parallel.precision_settings import Fp32Settings
-from lmtrain.parallel.tensor import apply_tensor_parallel
+from lmtrain.parallel.tensor.layers import apply_tensor_parallel
+from lmtrain.placement.places import place_all
 from tests.layouts.workers import Pool
 
 SETTINGS = GPTSettings(

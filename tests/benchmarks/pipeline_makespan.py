@@ -26,10 +26,10 @@ from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.layers.block import Surroundings
 from lmtrain.parallel.apply import ParallelModel, build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings
-from lmtrain.parallel.deferred import weight_gradient
 from lmtrain.parallel.mesh import build_mesh
-from lmtrain.parallel.parallel_settings import ParallelSettings
 from lmtrain.parallel.precision_settings import Fp32Settings
+from lmtrain.parallel.split_backward import weight_gradient
+from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.schedules.choose import Name, build
 from lmtrain.schedules.simulate import Costs, simulate
 from tests.layouts.workers import Pool

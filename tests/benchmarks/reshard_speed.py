@@ -24,14 +24,14 @@ from typing import Any
 
 import numpy as np
 
-from lmtrain.checkpoint.commit import commit, write_rank
 from lmtrain.checkpoint.contents import Contents
-from lmtrain.checkpoint.ranks import RankRecord
-from lmtrain.checkpoint.tensor_file import BlockSpec, RankData
+from lmtrain.checkpoint.disk.tensor_file import BlockSpec, RankData
+from lmtrain.checkpoint.reshard.assignment import files_of_layout, layout_of, parse_layout
+from lmtrain.checkpoint.save.agreement import RankRecord
+from lmtrain.checkpoint.save.commit import commit, write_rank
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.parallel.placement import FP32_BYTES
+from lmtrain.placement.places import FP32_BYTES
 from lmtrain.runtime.files import forget_cached
-from lmtrain.train.new_layout import files_of_layout, layout_of, parse_layout
 from tests.unit.checkpoint.layouts import SLOTS
 
 WIDTH, VOCAB = 2048, 50_257  # of a model of 1.0B parameters with 17 layers
@@ -66,8 +66,8 @@ def write(folder: Path, model: GPTSettings, layout: str) -> Path:
 
 
 def _specs(model: GPTSettings, layout: str) -> list[list[BlockSpec]]:
+    from lmtrain.checkpoint.disk.format import Manifest, TensorEntry
     from lmtrain.checkpoint.fit import true_shapes
-    from lmtrain.checkpoint.format import Manifest, TensorEntry
 
     shapes = {f"{slot}.{name}": shape for slot in SLOTS for name, shape in true_shapes(model).items()}
     tensors = {name: TensorEntry("F32", shape, ()) for name, shape in shapes.items()}

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmtrain.checkpoint.writer import CheckpointWriter
+from lmtrain.checkpoint.save.writer import CheckpointWriter
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.optim.adamw_settings import AdamWSettings
 from lmtrain.parallel.apply import ParallelModel, build_parallel

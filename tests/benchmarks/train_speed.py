@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from lmtrain.config.compose import compose
-from lmtrain.data.format import DatasetWriter
+from lmtrain.data.store.indexed import DatasetWriter
 from lmtrain.observe.metrics import read_metrics
 from lmtrain.tokenizer.train import train_bpe
 from lmtrain.train.config import RunConfig

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.data.format import IndexedDataset, part
+from lmtrain.data.store.indexed import IndexedDataset, part
 from tests.cli.harness import Toy, lmtrain
 
 

@@ -12,9 +12,9 @@ import torch
 from torch.nn import functional as F
 
 from lmtrain.batch import IGNORED
-from lmtrain.checkpoint.answers import answers
 from lmtrain.checkpoint.reader import CheckpointReader
 from lmtrain.config.compose import compose
+from lmtrain.exchange.scores import answers
 from lmtrain.observe.metrics import read_metrics
 from lmtrain.train.config import RunConfig
 from lmtrain.train.preflight import load_data

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from lmtrain.data.format import IndexedDataset
+from lmtrain.data.store.indexed import IndexedDataset
 from tests.cli.harness import Toy, lmtrain, start
 from tests.peak import peak_bytes
 

@@ -11,7 +11,7 @@ import pytest
 
 
 def room_of(name: str) -> str:
-    """lmtrain.data.format -> data; lmtrain.errors -> errors; data_tools.pipeline -> data_tools; lmtrain -> ""."""
+    """lmtrain.data.order -> data; lmtrain.errors -> errors; data_tools.read.sources -> data_tools; lmtrain -> ""."""
     first, *rest = name.split(".")
     return first if first != "lmtrain" else (rest[0] if rest else "")
 
@@ -187,7 +187,7 @@ def test_what_is_allowed_passes(planted: Any) -> None:
             "lmtrain/data/d.py": "def f():\n    try:\n        import gzip\n    except ImportError:\n        pass\n",
             "lmtrain/data/c.py": "def f():\n    import gzip  # because: optional\n",
             "lmtrain/cli/a.py": "def f():\n    import lmtrain.train.b\n    import data_tools.a\n",
-            "data_tools/a.py": "from lmtrain.data.format import IndexedDataset\nimport lmtrain.errors\n",
+            "data_tools/a.py": "from lmtrain.data.store.indexed import IndexedDataset\nimport lmtrain.errors\n",
         }
     )
     assert [problem for check in CHECKS for problem in check(tree)] == []

@@ -16,11 +16,12 @@ from torch.distributed.fsdp import FSDPModule
 
 from lmtrain.data.loader import StepBatches
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.parallel import apply, collectives, grads, tensor
+from lmtrain.parallel import apply, collectives, grads
 from lmtrain.parallel.apply import ParallelModel
+from lmtrain.parallel.dropout import Streams
 from lmtrain.parallel.mesh import Axis
-from lmtrain.parallel.streams import Streams
-from lmtrain.parallel.vocabulary import VocabHead
+from lmtrain.parallel.tensor import layers as tensor
+from lmtrain.parallel.tensor.vocabulary import VocabHead
 from lmtrain.spec import Cut, Cuts, Split
 from tests.layouts import pipeline_bugs
 

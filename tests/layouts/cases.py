@@ -23,9 +23,9 @@ from lmtrain.errors import LmtrainError
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.parallel.compute_settings import ComputeSettings
-from lmtrain.parallel.parallel_settings import ParallelSettings
 from lmtrain.parallel.precision_settings import Fp16Settings, PrecisionSettings
 from lmtrain.parallel.recompute_settings import RecomputeSettings
+from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.schedules.choose import NAMES, Name, legal_chunks
 from lmtrain.train.config import RunConfig
 from lmtrain.train.train_settings import TrainSettings

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from lmtrain.layout import Coordinate
-from lmtrain.parallel.placement import Place, RankBytes, place_all, rank_bytes
+from lmtrain.placement.places import Place, RankBytes, place_all, rank_bytes
 from lmtrain.spec import Split
 from tests.layouts.cases import GLOBAL_BATCH, SEQ_LEN, Case
 

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 from lmtrain.checkpoint.reader import CheckpointReader
+from lmtrain.checkpoint.save.writer import CheckpointWriter
 from lmtrain.checkpoint.store import resolve
-from lmtrain.checkpoint.writer import CheckpointWriter
 from lmtrain.optim.state import apply_num_updates, num_updates
 from lmtrain.parallel.apply import ParallelModel
 from lmtrain.train.peers import saving_peers

@@ -16,9 +16,10 @@ from torch import Tensor
 from lmtrain.batch import Batch
 from lmtrain.models.stack import Stack
 from lmtrain.objectives.causal_lm import CausalLM
-from lmtrain.parallel import apply, grads, stages
-from lmtrain.parallel.pipeline import Pipeline
-from lmtrain.parallel.streams import Streams
+from lmtrain.parallel import apply, grads
+from lmtrain.parallel.dropout import Streams
+from lmtrain.parallel.pipeline.executor import Pipeline
+from lmtrain.placement import stages
 
 Patch = tuple[Any, str, Any]  # owner, name, what stands there instead
 CASES = {

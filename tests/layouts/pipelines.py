@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lmtrain.errors import LayoutError
-from lmtrain.parallel.pipeline import Compute
+from lmtrain.parallel.pipeline.executor import Compute
 from lmtrain.train.setup import build_optimizer
 from lmtrain.train.step import train_step
 from tests.layouts.cases import Case

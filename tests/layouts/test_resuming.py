@@ -1,7 +1,7 @@
 """Trained at A, gone on with at B: bit for bit the same weights and optimizer, then the losses of the unbroken run.
 
 For every ordered pair of layouts, through real runs with folders. That `lmtrain reshard` gives the same bits between
-files, with no process that trains, is what tests/unit/checkpoint/test_reshard.py shows of these and more layouts.
+files, with no process that trains, is what tests/unit/checkpoint/reshard/test_run.py shows of these and more layouts.
 """
 
 from __future__ import annotations

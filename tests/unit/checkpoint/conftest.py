@@ -9,10 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lmtrain.checkpoint import commit as commit_module
-from lmtrain.checkpoint import contents, hashed, reshard, targets, tensor_file
-from lmtrain.checkpoint.commit import commit, write_rank
-from lmtrain.checkpoint.tensor_file import rank_data
+from lmtrain.checkpoint import contents
+from lmtrain.checkpoint.disk import hashed, tensor_file
+from lmtrain.checkpoint.disk.tensor_file import rank_data
+from lmtrain.checkpoint.reshard import run as reshard
+from lmtrain.checkpoint.reshard import targets
+from lmtrain.checkpoint.save import commit as commit_module
+from lmtrain.checkpoint.save.commit import commit, write_rank
 from lmtrain.piece import Piece
 from lmtrain.runtime.faults import arm
 

@@ -8,19 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from lmtrain.checkpoint.commit import commit, write_rank
 from lmtrain.checkpoint.contents import Contents
+from lmtrain.checkpoint.disk.tensor_file import rank_data
 from lmtrain.checkpoint.fit import check_fit
-from lmtrain.checkpoint.ranks import RankRecord
-from lmtrain.checkpoint.reshard import Limits, Resharded, reshard
-from lmtrain.checkpoint.tensor_file import rank_data
+from lmtrain.checkpoint.reshard.assignment import files_of_layout, model_of, parse_layout, state_at_layout
+from lmtrain.checkpoint.reshard.run import Limits, Resharded, reshard
+from lmtrain.checkpoint.save.agreement import RankRecord
+from lmtrain.checkpoint.save.commit import commit, write_rank
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.parallel.parallel_settings import ParallelSettings
-from lmtrain.parallel.stages import places_of_rank
 from lmtrain.piece import Piece
-from lmtrain.train.new_layout import files_of_layout, model_of, parse_layout, state_at_layout
+from lmtrain.placement.parallel_settings import ParallelSettings
+from lmtrain.placement.stages import places_of_rank
 
 Arrays = dict[str, np.ndarray[Any, np.dtype[Any]]]
 SLOTS = ("model", "optim.exp_avg", "optim.exp_avg_sq")

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmtrain.checkpoint.foreign import save_foreign
-from lmtrain.checkpoint.hf_names import true_weights
 from lmtrain.checkpoint.reader import CheckpointReader
+from lmtrain.exchange.huggingface.names import true_weights
+from lmtrain.exchange.imported import save_foreign
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.model_settings import ModelSettings

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from lmtrain.checkpoint.format import digest_of
+from lmtrain.checkpoint.disk.format import digest_of
 from lmtrain.checkpoint.reader import CheckpointReader
 from lmtrain.errors import CheckpointError
 from lmtrain.piece import Piece

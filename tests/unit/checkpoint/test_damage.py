@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from lmtrain.checkpoint.contents import Contents
+from lmtrain.checkpoint.disk.format import FileEntry, blocks_file, digest_of
+from lmtrain.checkpoint.disk.hashed import encode_blocks, write_hashed
 from lmtrain.checkpoint.fit import check_fit
-from lmtrain.checkpoint.format import FileEntry, blocks_file, digest_of
-from lmtrain.checkpoint.hashed import encode_blocks, write_hashed
 from lmtrain.errors import LmtrainError
 from lmtrain.models.gpt_settings import GPTSettings
 from tests.unit.checkpoint.layouts import MODELS, draw, reshard_to, write

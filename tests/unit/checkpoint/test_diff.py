@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from lmtrain.checkpoint import diff
-from lmtrain.checkpoint.commit import save_checkpoint
 from lmtrain.checkpoint.contents import Contents
-from lmtrain.checkpoint.tensor_file import rank_data
-from lmtrain.checkpoint.writer import CheckpointWriter
+from lmtrain.checkpoint.disk.tensor_file import rank_data
+from lmtrain.checkpoint.save.commit import save_checkpoint
+from lmtrain.checkpoint.save.writer import CheckpointWriter
 from lmtrain.piece import Piece
 from tests.unit.checkpoint.layouts import MODELS, draw, write
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from lmtrain.checkpoint.contents import Contents
+from lmtrain.checkpoint.disk.format import Manifest, TensorEntry
 from lmtrain.checkpoint.fit import check_fit, fit_problems
-from lmtrain.checkpoint.format import Manifest, TensorEntry
 from lmtrain.errors import CheckpointError
 from tests.unit.checkpoint.layouts import MODELS, draw, write
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from lmtrain.checkpoint.answers import answers, random_batch
-from lmtrain.checkpoint.hf_config import family_of, settings_of
-from lmtrain.checkpoint.hf_export import compare, export_hf
-from lmtrain.checkpoint.hf_import import import_hf
 from lmtrain.checkpoint.reader import CheckpointReader
 from lmtrain.errors import CheckpointError, DataError, MissingInputError, OutputError, UsageError
+from lmtrain.exchange.huggingface.config import family_of, settings_of
+from lmtrain.exchange.huggingface.exporter import compare, export_hf
+from lmtrain.exchange.huggingface.importer import import_hf
+from lmtrain.exchange.scores import answers, random_batch
 from lmtrain.models.model_settings import ModelSettings
 from tests.unit.checkpoint.models import bert, gpt2, llama, random_weights, same_weights, save, tokenizer_for
 

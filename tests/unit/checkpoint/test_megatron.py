@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
-from lmtrain.checkpoint.megatron_args import Found, settings_from
-from lmtrain.checkpoint.megatron_export import export_megatron
-from lmtrain.checkpoint.megatron_folder import open_megatron
-from lmtrain.checkpoint.megatron_import import import_megatron
-from lmtrain.checkpoint.pickle_data import Made
 from lmtrain.checkpoint.reader import CheckpointReader
-from lmtrain.checkpoint.torch_file import StoredTensor, TorchFile
 from lmtrain.errors import CheckpointError, DataError, LmtrainError, UsageError
+from lmtrain.exchange.megatron.args import Found, settings_from
+from lmtrain.exchange.megatron.exporter import export_megatron
+from lmtrain.exchange.megatron.folder import open_megatron
+from lmtrain.exchange.megatron.importer import import_megatron
+from lmtrain.exchange.torch_files.pickle_data import Made
+from lmtrain.exchange.torch_files.reader import StoredTensor, TorchFile
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.model_settings import ModelSettings
 from tests.unit.checkpoint.models import bert, gpt2, llama, random_weights, same_weights, save, tokenizer_for

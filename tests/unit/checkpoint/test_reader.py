@@ -10,14 +10,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmtrain.checkpoint import commit as commit_module
-from lmtrain.checkpoint import contents, hashed, tensor_file
-from lmtrain.checkpoint.commit import commit, write_rank
-from lmtrain.checkpoint.format import DTYPES
-from lmtrain.checkpoint.pieces import Box
+from lmtrain.checkpoint import contents
+from lmtrain.checkpoint.disk import hashed, tensor_file
+from lmtrain.checkpoint.disk.boxes import Box
+from lmtrain.checkpoint.disk.format import DTYPES
+from lmtrain.checkpoint.disk.tensor_file import rank_data
 from lmtrain.checkpoint.reader import CheckpointReader
-from lmtrain.checkpoint.tensor_file import rank_data
-from lmtrain.checkpoint.writer import CheckpointWriter
+from lmtrain.checkpoint.save import commit as commit_module
+from lmtrain.checkpoint.save.commit import commit, write_rank
+from lmtrain.checkpoint.save.writer import CheckpointWriter
 from lmtrain.errors import CheckpointError, MissingInputError
 from lmtrain.piece import Piece
 

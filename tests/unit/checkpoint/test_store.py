@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.checkpoint.commit import save_checkpoint
+from lmtrain.checkpoint.disk.tensor_file import RankData
+from lmtrain.checkpoint.save.commit import save_checkpoint
 from lmtrain.checkpoint.store import (
     latest,
     list_broken,
@@ -19,7 +20,6 @@ from lmtrain.checkpoint.store import (
     step_of,
     sweep,
 )
-from lmtrain.checkpoint.tensor_file import RankData
 from lmtrain.errors import MissingInputError
 
 

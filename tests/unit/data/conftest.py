@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lmtrain.data.format import DatasetWriter, IndexedDataset
+from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset
 
 Make = Callable[..., IndexedDataset]
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from lmtrain.batch import IGNORED, Batch
-from lmtrain.data.causal import CausalDataset
-from lmtrain.data.format import DatasetWriter, IndexedDataset
 from lmtrain.data.loader import Dataset, Loader, StepBatches
 from lmtrain.data.order import BatchPlan, Order
+from lmtrain.data.samples.causal import CausalDataset
+from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset
 from lmtrain.errors import SettingsError
 
 PLAN = BatchPlan(8)

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from lmtrain.batch import IGNORED
-from lmtrain.data.blend_schedule import whole_shares
 from lmtrain.data.data_settings import BlendPart, BlendSettings, DataChoice, DataSettings
-from lmtrain.data.format import DatasetWriter, IndexedDataset
 from lmtrain.data.loader import Loader
-from lmtrain.data.masked import MaskedDataset
 from lmtrain.data.masked_settings import MaskedSettings
-from lmtrain.data.megatron_order import MegatronDataset, split_sequences
 from lmtrain.data.order import BatchPlan, Order
+from lmtrain.data.samples.blend_schedule import whole_shares
+from lmtrain.data.samples.masked import MaskedDataset
+from lmtrain.data.samples.megatron import MegatronDataset, split_sequences
+from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset
 from lmtrain.data.training_data import Asked, TrainingData, build_training_data, open_datasets
 from lmtrain.errors import DataError, SettingsError
 from tests.unit.data.conftest import Make
@@ -273,7 +273,7 @@ def test_small_datasets_may_lack_documents_to_validate_on(make: Make, paths: lis
 
 
 def test_indexes_go_where_they_are_told(paths: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lmtrain.data.documents._CACHED_FROM", 0)
+    monkeypatch.setattr("lmtrain.data.store.documents._CACHED_FROM", 0)
     build(DataSettings(path=paths[0], split=SPLIT))
     assert list((tmp_path / "d0.index").glob("documents-*"))
     build(DataSettings(path=paths[1], split=SPLIT, index_dir=str(tmp_path / "elsewhere")))

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from data_tools.records import Part, Reading
-from data_tools.steps import Report, Step, Work, report_path, run_step
+from data_tools.corpus.steps import Report, Step, Work, report_path, run_step
+from data_tools.read.records import Part, Reading
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "mu", "nu", "xi", "pi"]
 

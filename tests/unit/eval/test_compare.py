@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lmtrain.data.format import DatasetWriter
+from lmtrain.data.store.indexed import DatasetWriter
 from lmtrain.errors import DataError
 from lmtrain.eval.baselines import WittenBellBigram
 from lmtrain.eval.compare import with_baselines

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lmtrain.batch import Batch
-from lmtrain.checkpoint.writer import CheckpointWriter
+from lmtrain.checkpoint.save.writer import CheckpointWriter
 from lmtrain.errors import CheckpointError, MissingInputError
 from lmtrain.eval.load import load_for_eval
 from lmtrain.models.gpt_settings import GPTSettings

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lmtrain.data.format import DatasetWriter
+from lmtrain.data.store.indexed import DatasetWriter
 from lmtrain.errors import DataError, MissingInputError
 from lmtrain.eval.result import Result
 from lmtrain.eval.runner import Subject, run

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from lmtrain.checkpoint.hf_export import export_hf
 from lmtrain.eval.load import load_for_eval
 from lmtrain.eval.runner import run
 from lmtrain.eval.task import find_task
+from lmtrain.exchange.huggingface.exporter import export_hf
 from lmtrain.models.gpt_settings import GPTSettings
 from tests.unit.checkpoint.models import TEXT, gpt2, llama, save
 

@@ -20,9 +20,9 @@ from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.parallel.apply import ParallelModel, build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings
 from lmtrain.parallel.mesh import build_mesh
-from lmtrain.parallel.parallel_settings import ParallelSettings
 from lmtrain.parallel.precision_settings import Fp32Settings
 from lmtrain.parallel.recompute_settings import RecomputeSettings
+from lmtrain.placement.parallel_settings import ParallelSettings
 
 CPU = torch.device("cpu")
 SETTINGS = GPTSettings(

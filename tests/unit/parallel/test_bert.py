@@ -13,8 +13,8 @@ from lmtrain.models.bert_settings import BertSettings
 from lmtrain.parallel.apply import ParallelModel, build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings
 from lmtrain.parallel.mesh import build_mesh
-from lmtrain.parallel.parallel_settings import ParallelSettings
 from lmtrain.parallel.precision_settings import Fp32Settings
+from lmtrain.placement.parallel_settings import ParallelSettings
 from tests.layouts.workers import Pool
 from tests.unit.parallel.spread import CPU
 

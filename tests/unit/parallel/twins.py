@@ -19,9 +19,9 @@ from torch.distributed.pipelining import (
 )
 
 from lmtrain.layout import Layout
-from lmtrain.parallel.deferred import apply_deferral
 from lmtrain.parallel.mesh import build_mesh
-from lmtrain.parallel.pipeline import Pipeline
+from lmtrain.parallel.pipeline.executor import Pipeline
+from lmtrain.parallel.split_backward import apply_deferral
 from lmtrain.schedules.choose import SPLITS_BACKWARD, Name, ranks_of_stages
 from lmtrain.schedules.table import Action
 

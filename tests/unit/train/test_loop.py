@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from lmtrain.batch import IGNORED, Batch
-from lmtrain.data.causal import CausalDataset
+from lmtrain.data.samples.causal import CausalDataset
 from lmtrain.train.loop import valid_batches
 
 

@@ -6,9 +6,9 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from lmtrain.checkpoint.commit import save_checkpoint
+from lmtrain.checkpoint.disk.tensor_file import RankData
+from lmtrain.checkpoint.save.commit import save_checkpoint
 from lmtrain.checkpoint.store import CHECKPOINTS, new_leftover
-from lmtrain.checkpoint.tensor_file import RankData
 from lmtrain.config.compose import compose
 from lmtrain.errors import OutputError
 from lmtrain.runtime.files import folder_lock

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from data_tools.corpora.fetch import check_address
 from data_tools.corpora.recipe import RemoteFile, fetch_files, find_recipe, get_corpus, recipes, split_of
-from data_tools.fetch import check_address
-from data_tools.steps import Report
+from data_tools.corpus.steps import Report
 from lmtrain.errors import DataError, MissingInputError, UsageError
 from lmtrain.runtime.files import is_safe_name
 from tests.unit.data_tools.corpus_files import read_jsonl, texts

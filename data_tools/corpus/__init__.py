@@ -1,0 +1,1 @@
+"""Cleaning, deduplication, decontamination, shuffling and sampling of corpora."""

@@ -1,0 +1,188 @@
+"""The steps `split`, `sample` and `shuffle`: chance that is a pure function of a seed and the document.
+
+Every document gets a number of its own from a keyed hash. Split and sample compare it with limits; shuffling is
+sorting by it, in two passes over disk, so that neither memory nor the number of parts changes the order. Called by
+the verbs of `lmtrain corpus`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, ClassVar
+
+import numpy as np
+
+from data_tools.corpus.external_sort import MEMORY_BYTES, Sorter
+from data_tools.corpus.signatures import content_hash
+from data_tools.corpus.steps import Documents, Report, Tally, Work, refuse_overwriting, run_step
+from data_tools.read.records import WHOLE, cut, find_files, read_block, to_line
+from lmtrain.errors import UsageError
+from lmtrain.runtime.files import atomic_file, storage_errors, write_json
+
+SPLITS = ("train", "valid", "test")
+_HEAD = struct.Struct("<QI")  # a line's number, and its length
+_MOST_BUCKETS = 512  # because: each is an open file
+
+
+def split_outputs(folder: Path) -> dict[str, Path]:
+    return {name: folder / f"{name}.jsonl" for name in SPLITS}
+
+
+def draw(seed: int, purpose: str, what: bytes) -> int:
+    """A number below 2^64 that looks random, and is the same for the same three."""
+    key = seed.to_bytes(8, "little", signed=True)
+    return int.from_bytes(hashlib.blake2b(what, digest_size=8, key=key, person=purpose.encode()).digest(), "big")
+
+
+def _position(position: int) -> bytes:
+    return position.to_bytes(8, "little")
+
+
+@dataclass(frozen=True)
+class Split:
+    """Documents to train, valid and test, by their id or their text: what is equal stays together."""
+
+    ratios: tuple[float, ...]
+    seed: int = 0
+    by: str = "text"  # or "id": the string or number under that key
+    name: ClassVar[str] = "split"
+    files: ClassVar[Sequence[str]] = SPLITS
+
+    def __post_init__(self) -> None:
+        if len(self.ratios) != 3 or min(self.ratios) < 0 or abs(sum(self.ratios) - 1) > 1e-9:
+            raise UsageError(f"--ratios={self.ratios} are not three shares that add up to 1. Use 0.98,0.01,0.01.")
+        if self.by not in ("id", "text"):
+            raise UsageError(f"--by={self.by} is nothing to split by. Use id or text.")
+
+    def run(self, documents: Documents, key: str, tally: Tally) -> dict[str, bytes]:
+        limits = np.cumsum(self.ratios)[:-1]
+        lines: dict[str, list[bytes]] = {name: [] for name in SPLITS}
+        for _, document in documents:
+            named = document.get("id") if self.by == "id" else None
+            what = content_hash(document[key]) if named is None else str(named).encode()
+            share = draw(self.seed, self.name, what) / 2.0**64
+            split = SPLITS[int(np.searchsorted(limits, share, side="right"))]
+            lines[split].append(to_line(document))
+            tally.keep(document[key])
+            tally.changed[f"to {split}"] += 1
+        return {name: b"".join(lines[name]) for name in SPLITS}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The documents whose number is at most `limit`."""
+
+    limit: int
+    seed: int = 0
+    name: ClassVar[str] = "sample"
+    files: ClassVar[Sequence[str]] = ("documents",)
+
+    def run(self, documents: Documents, key: str, tally: Tally) -> dict[str, bytes]:
+        lines = []
+        for position, document in documents:
+            if draw(self.seed, self.name, _position(position)) <= self.limit:
+                tally.keep(document[key])
+                lines.append(to_line(document))
+            else:
+                tally.drop("not drawn")
+        return {"documents": b"".join(lines)}
+
+
+@dataclass(frozen=True)
+class _Draws:
+    """The numbers alone, to find the limit that lets a given count through."""
+
+    seed: int
+    name: ClassVar[str] = "draw"
+    files: ClassVar[Sequence[str]] = ("draws",)
+
+    def run(self, documents: Documents, key: str, tally: Tally) -> dict[str, bytes]:
+        numbers = [draw(self.seed, Sample.name, _position(position)) for position, _ in documents]
+        return {"draws": np.array(numbers, np.uint64).tobytes()}
+
+
+def sample_limit(
+    inputs: Sequence[str | Path], work: Work, folder: Path, *, fraction: float | None, count: int | None, seed: int
+) -> int:
+    """The limit for a share of the documents, or for exactly so many of them."""
+    if (fraction is None) == (count is None):
+        raise UsageError("Neither or both of --fraction and --count were given. Give one of them.")
+    if fraction is not None:
+        if not 0 <= fraction <= 1:
+            raise UsageError(f"--fraction={fraction} is not a share. Give a number from 0 to 1.")
+        return int(fraction * 2.0**64) - 1
+    if not work.part.whole:
+        raise UsageError("--count needs all documents, not a part of them. Use --fraction, or leave --part out.")
+    assert count is not None
+    with storage_errors(folder, "Making"):
+        folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".sample-", dir=folder) as temporary:
+        draws = Path(temporary) / "draws"
+        run_step(_Draws(seed), inputs, {"draws": draws}, work, Path(temporary) / "report")
+        return _smallest(draws, count, Path(temporary))
+
+
+def _smallest(draws: Path, count: int, folder: Path) -> int:
+    """The count-th smallest number, without holding them all."""
+    with Sorter(1, folder) as sorter, open(draws, "rb") as file:
+        while (some := np.fromfile(file, np.uint64, 1 << 20)).size:
+            sorter.add(some[:, None])
+        limit, left = -1, count
+        for batch in sorter.batches():
+            if left <= 0:
+                break
+            limit = int(batch[min(left, len(batch)) - 1, 0])
+            left -= len(batch)
+    return limit
+
+
+def shuffle(
+    inputs: Sequence[str | Path], output: Path, work: Work, report: Path, seed: int, memory_bytes: int = MEMORY_BYTES
+) -> Report:
+    """All documents in an order that the seed and their positions decide. A part is a range of that order."""
+    files = find_files(inputs)
+    refuse_overwriting(files, [output])
+    tally = Tally()
+    with storage_errors(output, "Writing"):
+        output.parent.mkdir(parents=True, exist_ok=True)
+    size = sum(path.stat().st_size * (1 if path.suffix == ".jsonl" else 8) for path in files)
+    # because: a bucket's lines, their list and the joined output are held at once
+    num_buckets = min(4 * size // work.part.count // memory_bytes + 1, _MOST_BUCKETS)
+    first, stop = work.part.range(1 << 64)
+    with tempfile.TemporaryDirectory(prefix=".shuffle-", dir=output.parent) as folder, ExitStack() as stack:
+        names = [Path(folder) / f"{number:04d}" for number in range(num_buckets)]
+        buckets = [stack.enter_context(open(name, "wb", buffering=1 << 16)) for name in names]
+        for block in cut(files, WHOLE, work.reading, work.block_bytes):
+            for position, document in read_block(block, work.reading, tally.drop):
+                number = draw(seed, "shuffle", _position(position))
+                if first <= number < stop:
+                    text, line = document[work.reading.key], to_line(document)
+                    tally.num_in += 1
+                    tally.bytes_in += len(text.encode())
+                    tally.keep(text)
+                    bucket = buckets[(number - first) * num_buckets // (stop - first)]
+                    bucket.write(_HEAD.pack(number, len(line)) + line)
+            if work.progress is not None:
+                work.progress("shuffle", tally.num_in)
+        for bucket in buckets:
+            bucket.close()
+        with atomic_file(work.part.name(output)) as target:
+            for name in names:
+                with open(name, "rb") as bucket:
+                    target.writelines(line for _, line in sorted(_entries(bucket)))
+                name.unlink()
+    result = Report("shuffle", tally)
+    write_json(work.part.name(report), result.to_dict())
+    return result
+
+
+def _entries(bucket: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+    while head := bucket.read(_HEAD.size):
+        number, length = _HEAD.unpack(head)
+        yield number, bucket.read(length)

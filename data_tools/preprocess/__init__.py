@@ -1,0 +1,1 @@
+"""Text to token ids in .bin/.idx, by several processes."""

@@ -1,0 +1,306 @@
+"""The datasets that a preprocess makes: one for each key, in shards where asked. Called by pipeline.py.
+
+Everything grows in one folder beside the output, which only one process can hold, together with a journal. A run that
+was killed goes on after the last portion that the journal and the files agree on; a run that ends well gives all
+files their names at once, each .idx last.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from data_tools.preprocess.journal import Journal
+from data_tools.preprocess.sequences import Batch
+from data_tools.read.pieces import START, Place
+from lmtrain.data.store.indexed import SUFFIXES, part
+from lmtrain.data.store.writer import DatasetSpool, Mark, publish, refuse_taken, working_folder
+from lmtrain.errors import LmtrainError, OutputError, StorageError
+from lmtrain.runtime import files
+from lmtrain.runtime.faults import fault_point
+from lmtrain.tokenizer.base import Tokenizer
+
+REJECTS = ".rejects.jsonl"
+_NUM_BINS = 40  # of the histogram: 0, 1, 2-3, 4-7, ... tokens
+
+
+@dataclass
+class Totals:
+    """What is counted while the work goes on; all of it stands in the journal."""
+
+    place: Place = START
+    line: int = 0  # of the source that `place` is in
+    num_disk_bytes: int = 0
+    num_documents: int = 0
+    num_tokens: int = 0  # of all keys
+    num_text_bytes: int = 0
+    shard_text_bytes: list[int] = field(default_factory=list)  # of the shard that grows, for each key
+    bad: Counter[str] = field(default_factory=Counter)
+    filtered: Counter[str] = field(default_factory=Counter)
+    lengths: list[int] = field(default_factory=lambda: [0] * _NUM_BINS)  # documents of the first key by length
+
+    @classmethod
+    def from_dict(cls, tree: dict[str, Any]) -> Totals:
+        tree = dict(tree)
+        return cls(
+            place=Place(*tree.pop("place")),
+            bad=Counter(tree.pop("bad")),
+            filtered=Counter(tree.pop("filtered")),
+            **tree,
+        )
+
+    def count(self, batches: list[Batch]) -> None:
+        lengths = batches[0].document_lengths()
+        bins = np.frexp(lengths)[1]  # the number of binary digits
+        for number, count in enumerate(np.bincount(bins, minlength=_NUM_BINS).tolist()):
+            self.lengths[number] += count
+        self.num_documents += len(lengths)
+        self.num_tokens += sum(len(batch.tokens) for batch in batches)
+        self.num_text_bytes += sum(batch.num_text_bytes for batch in batches)
+        for number, batch in enumerate(batches):
+            self.shard_text_bytes[number] += batch.num_text_bytes
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the outputs are called and when a shard ends."""
+
+    prefix: Path
+    keys: tuple[str, ...]
+    dtype: Any
+    shard_tokens: int | None = None
+    overwrite: bool = False
+
+    def name(self, key: int, shard: int) -> Path:
+        """PREFIX; PREFIX_KEY where there are several keys; -00000 behind it where there are shards."""
+        name = self.prefix.name + (f"_{self.keys[key]}" if len(self.keys) > 1 else "")
+        return self.prefix.with_name(name if self.shard_tokens is None else f"{name}-{shard:05d}")
+
+    def existing(self) -> Iterator[Path]:
+        """Prefixes that are there already and that this output would stand in for."""
+        for key in range(len(self.keys)):
+            if self.shard_tokens is None:
+                yield self.name(key, 0)
+                continue
+            stem = self.name(key, 0).name.removesuffix("00000")
+            if self.prefix.parent.is_dir():
+                found = {entry.name[: len(stem) + 5] for entry in os.scandir(self.prefix.parent)}
+                numbered = sorted(name for name in found if name.startswith(stem) and name[len(stem) :].isdecimal())
+                yield from (self.prefix.with_name(name) for name in numbered if len(name) == len(stem) + 5)
+
+
+class Outputs:
+    """Use as a context manager: the folder is held inside it, and kept after it only where resuming makes sense."""
+
+    def __init__(self, plan: Plan, identity: str | None, tokenizer: Tokenizer) -> None:
+        self.plan, self.totals = plan, Totals(shard_text_bytes=[0] * len(plan.keys))
+        self.finished = False  # by an earlier run, but for the renaming
+        self.resumed, self.dropped = False, False  # whether there was work to go on with, or other work in the way
+        self.sync_seconds = 0.0
+        self._identity, self._tokenizer = identity, tokenizer
+        self._folder = working_folder(plan.prefix)
+        self._journal = Journal(self._folder / "journal.jsonl")
+        self._shard = 0
+        self._spools: list[DatasetSpool] = []
+        self._rejects: IO[bytes] = io.BytesIO()  # until the folder is ours
+        self._rejects_size = 0
+        self._held = ExitStack()
+
+    @property
+    def num_shards(self) -> int:
+        return self._shard + 1
+
+    def __enter__(self) -> Outputs:
+        with ExitStack() as held:
+            held.enter_context(files.folder_lock(self._folder))
+            lines = self._journal.read(self._identity)
+            self.dropped = lines is None and any(path.name != ".lock" for path in self._folder.iterdir())
+            held.callback(self._close)
+            if not (lines and "publish" in lines[-1]):
+                self._refuse_taken(held)
+            with files.storage_errors(self._folder, "Making"):
+                self._open(lines or [])
+            self._held = held.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        with self._held:
+            # A wrong line or setting will be another next time; a full disk or Ctrl-C only interrupts.
+            if isinstance(error, LmtrainError) and not isinstance(error, StorageError):
+                shutil.rmtree(self._folder, ignore_errors=True)
+
+    def add(self, batches: list[Batch], rejects: bytes) -> None:
+        """What a portion came to. Everything but the batches is counted in `totals` already."""
+        if self._full():
+            self._next_shard()
+        fault_point("data.slice")
+        for spool, batch in zip(self._spools, batches, strict=True):
+            spool.add_documents(batch.tokens, batch.lengths, batch.num_sequences)
+        with files.storage_errors(self._folder, "Writing"):
+            self._rejects.write(rejects)
+            self._rejects.flush()
+        self._rejects_size += len(rejects)
+        self.totals.count(batches)
+        marks = [dataclasses.asdict(spool.mark()) for spool in self._spools]
+        state = {"shard": self._shard, "marks": marks, "rejects": self._rejects_size}
+        self._journal.append(state | {"totals": vars(self.totals)})
+
+    def finish(self) -> list[Path]:
+        """Complete all files, put them on disk and give them their names; gives the names."""
+        if not self.finished:
+            fault_point("data.finish")
+            self._finish_shard()
+            self._sync()
+            self._journal.append({"publish": True, "shard": self._shard, "totals": vars(self.totals)})
+        stale = set(self.plan.existing()) - {self.plan.name(k, s) for k, s in self._all()}
+        for prefix in stale:
+            for suffix in reversed(SUFFIXES):
+                part(prefix, suffix).unlink(missing_ok=True)
+        self._publish_rejects()
+        for key, shard in self._all():
+            publish(self._folder, _spool_name(key, shard), self.plan.name(key, shard))
+        shutil.rmtree(self._folder, ignore_errors=True)
+        made = [part(self.plan.name(key, shard), suffix) for key, shard in self._all() for suffix in SUFFIXES]
+        return [*made, *([self._rejects_path] if self._rejects_path.exists() else [])]
+
+    @property
+    def _rejects_path(self) -> Path:
+        return part(self.plan.prefix, REJECTS)
+
+    def _all(self) -> list[tuple[int, int]]:
+        return [(key, shard) for shard in range(self._shard + 1) for key in range(len(self.plan.keys))]
+
+    def _refuse_taken(self, held: ExitStack) -> None:
+        if self.plan.overwrite:
+            return
+        try:
+            for prefix in self.plan.existing():
+                refuse_taken(prefix)
+        except OutputError:
+            if not self.dropped:  # the folder was made by this very call
+                held.callback(self._remove_if_empty)
+            raise
+
+    def _remove_if_empty(self) -> None:
+        if {path.name for path in self._folder.iterdir()} == {".lock"}:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    # ---- where the work stands
+
+    def _open(self, lines: list[dict[str, Any]]) -> None:
+        if lines and "publish" in lines[-1]:
+            self.finished = self.resumed = True
+            self._shard, self.totals = lines[-1]["shard"], Totals.from_dict(lines[-1]["totals"])
+            return
+        kept = self._resume(lines)
+        if not kept:
+            for path in self._folder.iterdir():
+                if path.name != ".lock":
+                    path.unlink()
+            self._spools = self._new_spools()
+        self._journal.start(self._identity, kept)
+        self._rejects = open(self._folder / "rejects", "r+b" if kept else "w+b")  # noqa: SIM115
+        self._rejects_size = kept[-1]["rejects"] if kept else 0
+        self._rejects.truncate(self._rejects_size)
+        self._rejects.seek(self._rejects_size)
+
+    def _resume(self, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The lines, from the first on, that the files bear out; opens the spools at the last of them."""
+        try:
+            for shard in range(lines[-1]["shard"] if lines else 0):  # on disk since they were finished
+                made = [self._folder / f"{_spool_name(key, shard)}.idx" for key in range(len(self.plan.keys))]
+                if not all(path.exists() for path in made):
+                    return []
+            kept = self._verified(lines)
+        except (StorageError, KeyError, TypeError, ValueError):  # no journal of ours, or files that are gone
+            return []
+        if kept:
+            self.resumed = True
+            self._shard, self.totals = kept[-1]["shard"], Totals.from_dict(kept[-1]["totals"])
+        return kept
+
+    def _verified(self, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        for shard in sorted({line["shard"] for line in lines}, reverse=True):
+            before = [line for line in lines if line["shard"] < shard]
+            current = [line for line in lines if line["shard"] == shard]
+            self._shard = shard
+            self._spools = self._new_spools(empty=False)
+            marks = [[Mark.from_dict(line["marks"][k]) for line in current] for k in range(len(self.plan.keys))]
+            held = [spool.rewind(of_key) for spool, of_key in zip(self._spools, marks, strict=True)]
+            current = [line for line in current[: min(held)] if line["rejects"] <= self._rejects_on_disk()]
+            if current:
+                for spool, of_key, count in zip(self._spools, marks, held, strict=True):
+                    if count > len(current):  # the files of another key, or the rejects, are shorter
+                        spool.rewind(of_key[: len(current)])
+                return before + current
+            for spool in self._spools:
+                spool.close()
+        return []
+
+    def _rejects_on_disk(self) -> int:
+        path = self._folder / "rejects"
+        return path.stat().st_size if path.exists() else -1
+
+    def _new_spools(self, empty: bool = True) -> list[DatasetSpool]:
+        plan = self.plan
+        return [
+            DatasetSpool(self._folder, _spool_name(k, self._shard), plan.name(k, self._shard), plan.dtype, empty=empty)
+            for k in range(len(plan.keys))
+        ]
+
+    def _close(self) -> None:
+        for spool in self._spools:
+            spool.close()
+        self._journal.close()
+        self._rejects.close()
+
+    # ---- shards
+
+    def _full(self) -> bool:
+        wanted = self.plan.shard_tokens
+        return wanted is not None and self._spools[0].num_tokens >= wanted
+
+    def _next_shard(self) -> None:
+        self._finish_shard()
+        self._sync()
+        self._shard += 1
+        self._spools = self._new_spools()
+        self.totals.shard_text_bytes = [0] * len(self.plan.keys)
+
+    def _finish_shard(self) -> None:
+        about = {
+            "tokenizer_fingerprint": self._tokenizer.fingerprint,
+            "vocab_size": self._tokenizer.vocab_size,
+            "eod_id": self._tokenizer.eod_id,
+        }
+        for spool, num_bytes in zip(self._spools, self.totals.shard_text_bytes, strict=True):
+            spool.finish(about | {"num_bytes": num_bytes}, self._tokenizer.to_bytes())
+
+    def _sync(self) -> None:
+        began = time.perf_counter()
+        for spool in self._spools:
+            spool.sync()
+        self.sync_seconds += time.perf_counter() - began
+
+    def _publish_rejects(self) -> None:
+        with files.storage_errors(self._rejects_path, "Writing"):
+            made = self._folder / "rejects"
+            if made.exists() and made.stat().st_size:
+                os.replace(made, self._rejects_path)
+            elif made.exists():  # nothing was bad: an older list is another dataset's
+                self._rejects_path.unlink(missing_ok=True)
+
+
+def _spool_name(key: int, shard: int) -> str:
+    return f"{key}-{shard:05d}"

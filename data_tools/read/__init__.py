@@ -1,0 +1,1 @@
+"""Input files of every kind, opened, unpacked and cut into documents."""

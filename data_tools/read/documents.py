@@ -1,0 +1,230 @@
+"""The documents of a piece: JSON lines in a buffer, or texts in a list. Called by workers, and where texts are needed.
+
+Each document is known by a number that grows, its item, and both kinds can be encoded, looked through and thinned
+out. What is wrong with a line is said by the tokenizer's room; here it gets its place in the source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+
+from data_tools.read.pieces import Buffer, Limits, Piece, read_lines
+from lmtrain.runtime.files import read_errors
+from lmtrain.tokenizer.fast import Encoded, Encoder
+from lmtrain.tokenizer.json_lines import BOM, BadTextError, Reject, judged, lines_of, read_jsonl
+
+# because: a slice with more bad lines than this is no JSON lines, and a list of them would fill the memory
+MOST_BAD = 100_000
+_STEP_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A line, row or file that cannot be used."""
+
+    line: int  # how many lines or rows of the piece stand before it
+    offset: int | None  # the wrong byte of the source's text; rows have none
+    cause: str
+    content: bytes | None = None
+
+    @property
+    def kind(self) -> str:
+        """The cause without what differs from line to line, to count by."""
+        return self.cause.partition(" (")[0]
+
+
+class Documents(Protocol):
+    @property
+    def num_lines(self) -> int:
+        """Lines or rows, blank ones too."""
+
+    def encode(self, encoder: Encoder, number: int, key: str, append_eod: bool) -> Encoded:
+        """The texts of the `number`-th key, and what is wrong with those that are left out."""
+
+    def texts(self, number: int, key: str) -> Iterator[tuple[int, str | Reject]]:
+        """The texts of the `number`-th key, or what is wrong with them, in order."""
+
+    def items(self) -> Iterable[int]: ...
+
+    def drop(self, items: Iterable[int]) -> None: ...
+
+    def only(self, items: Sequence[int]) -> Documents: ...
+
+    def without(self, items: Iterable[int]) -> Documents:
+        """A copy; what is dropped here can still be located in the original."""
+
+    def located(self, rejects: Sequence[Reject], keep_content: bool = False) -> list[Bad]: ...
+
+
+def read_documents(piece: Piece, limits: Limits, large: Callable[[], object]) -> tuple[Documents, list[Bad]]:
+    """What a piece holds, and what in it is too long to look at. `large` is called before a long document is held."""
+    if piece.problem:
+        return (TextList([]) if piece.kind == "text" else Lines(b"", piece.start)), [Bad(0, piece.start, piece.problem)]
+    if piece.kind == "parquet":
+        return _rows(piece, limits)
+    if piece.kind == "text":
+        text = _read_text(piece, limits)
+        fits = len(text) <= limits.max_doc_bytes
+        return TextList([(text,)] if fits else []), [] if fits else [Bad(0, 0, limits.too_long)]
+    start, data, long_at = piece.start, piece.held, None
+    if data is None:
+        start, data, long_at = read_lines(piece.path, piece.start, piece.stop, limits, large)
+    skipped = len(BOM) if start == 0 and bytes(data[: len(BOM)]) == BOM else 0
+    lines = Lines(data[skipped:] if skipped else data, start + skipped)
+    bad = lines.drop_long(limits)
+    if long_at is not None:
+        bad.append(Bad(lines.num_lines, long_at, limits.too_long))
+    return lines, bad
+
+
+def _rows(piece: Piece, limits: Limits) -> tuple[Documents, list[Bad]]:
+    rows = TextList(piece.rows)
+    # because: four bytes is the most that a character takes
+    long = [
+        item
+        for item, row in enumerate(piece.rows)
+        if any(t and 4 * len(t) > limits.max_doc_bytes and len(t.encode()) > limits.max_doc_bytes for t in row)
+    ]
+    rows.drop(long)
+    return rows, [Bad(item, None, limits.too_long) for item in long]
+
+
+def _read_text(piece: Piece, limits: Limits) -> bytes:
+    data: Buffer | None = piece.held
+    if data is None:
+        with read_errors(piece.path), open(piece.path, "rb") as file:
+            data = file.read(limits.hopeless_bytes)
+    return bytes(data).removeprefix(BOM)
+
+
+class Lines:
+    """JSON lines; an item is where its line begins. A dropped line is blanked, so that all others stay in place."""
+
+    def __init__(self, data: Buffer, start: int) -> None:
+        self._data, self._start = data, start
+
+    @cached_property
+    def num_lines(self) -> int:
+        data = self._data
+        return _count(data, 0, len(data)) + (len(data) > 0 and data[-1] != 10)
+
+    def encode(self, encoder: Encoder, number: int, key: str, append_eod: bool) -> Encoded:
+        return encoder.encode_jsonl(self._data, key, append_eod=append_eod)  # type: ignore[arg-type]
+
+    def texts(self, number: int, key: str) -> Iterator[tuple[int, str | Reject]]:
+        found = read_jsonl(self._data, key)  # type: ignore[arg-type]
+        rejects = iter([*found.rejects, None])
+        reject = next(rejects)
+        for start, text in zip(found.starts, found.documents, strict=True):
+            while reject is not None and reject.item < start:
+                yield reject.item, reject
+                reject = next(rejects)
+            yield start, text.decode()
+        yield from ((last.item, last) for last in (reject, *rejects) if last is not None)
+
+    def items(self) -> Iterable[int]:
+        return (start for start, _ in lines_of(bytes(self._data)))
+
+    def drop(self, items: Iterable[int]) -> None:
+        for item in items:
+            if not isinstance(self._data, bytearray):
+                self._data = bytearray(self._data)
+            stop = self._stop(item)
+            self._data[item:stop] = b" " * (stop - item)
+
+    def drop_long(self, limits: Limits) -> list[Bad]:
+        """Lines that are longer than a document may be; there is nothing to look for where no line can be."""
+        if len(self._data) <= limits.max_doc_bytes:
+            return []
+        ends = np.flatnonzero(np.frombuffer(self._data, np.uint8) == 10)
+        starts = np.concatenate(([0], ends + 1))
+        ends = np.append(ends, len(self._data))
+        long = np.flatnonzero(ends - starts > limits.max_doc_bytes)
+        self.drop(starts[long].tolist())
+        return [Bad(int(i), self._start + int(starts[i]), limits.too_long) for i in long]
+
+    def without(self, items: Iterable[int]) -> Lines:
+        copy = Lines(bytearray(self._data), self._start)
+        copy.drop(items)
+        return copy
+
+    def only(self, items: Sequence[int]) -> Lines:
+        return Lines(b"\n".join(bytes(self._data[item : self._stop(item)]) for item in items), 0)
+
+    def located(self, rejects: Sequence[Reject], keep_content: bool = False) -> list[Bad]:
+        bad, line, at = [], 0, 0
+        for reject in rejects[: MOST_BAD + 1]:
+            line += _count(self._data, at, reject.item)
+            at = reject.item
+            content = bytes(self._data[at : self._stop(at)]) if keep_content else None
+            bad.append(Bad(line, self._start + reject.offset, reject.cause, content))
+        return bad
+
+    def _stop(self, item: int) -> int:
+        """Where a line ends."""
+        for at in range(item, len(self._data), 4096):  # because: a view has no find of its own
+            found = bytes(self._data[at : at + 4096]).find(b"\n")
+            if found >= 0:
+                return at + found
+        return len(self._data)
+
+
+def _count(data: Buffer, start: int, stop: int) -> int:
+    """How many lines end in a range."""
+    if not isinstance(data, memoryview):
+        return data.count(b"\n", start, stop)
+    steps = range(start, stop, _STEP_BYTES)  # because: a view has no count of its own
+    return sum(bytes(data[at : min(at + _STEP_BYTES, stop)]).count(b"\n") for at in steps)
+
+
+class TextList:
+    """Texts, as many a document as there are keys; an item is a document's number."""
+
+    def __init__(self, rows: Iterable[tuple[Any, ...]]) -> None:
+        self.rows = dict(enumerate(rows))
+        self.num_lines = len(self.rows)
+
+    def encode(self, encoder: Encoder, number: int, key: str, append_eod: bool) -> Encoded:
+        items = [item for item, row in self.rows.items() if row[number] is not None]
+        encoded = encoder.encode_documents([self.rows[item][number] for item in items], append_eod=append_eod)
+        empty = [Reject(item, 0, f"the value of {key!r} is not text") for item in self.rows.keys() - set(items)]
+        found = [Reject(items[reject.item], reject.offset, reject.cause) for reject in encoded.rejects]
+        return Encoded(encoded.tokens, encoded.lengths, encoded.num_text_bytes, sorted(empty + found))
+
+    def texts(self, number: int, key: str) -> Iterator[tuple[int, str | Reject]]:
+        for item, row in self.rows.items():
+            text = row[number]
+            try:
+                if text is None:
+                    raise BadTextError(0, f"the value of {key!r} is not text")
+                yield item, judged(text, None)
+            except BadTextError as error:
+                yield item, Reject(item, error.at, error.cause)
+
+    def items(self) -> Iterable[int]:
+        return self.rows.keys()
+
+    def drop(self, items: Iterable[int]) -> None:
+        for item in items:
+            del self.rows[item]
+
+    def without(self, items: Iterable[int]) -> TextList:
+        gone = set(items)
+        return TextList(row for item, row in self.rows.items() if item not in gone)
+
+    def only(self, items: Sequence[int]) -> TextList:
+        return TextList(self.rows[item] for item in items)
+
+    def located(self, rejects: Sequence[Reject], keep_content: bool = False) -> list[Bad]:
+        """A row has no bytes to point at; a file's text has."""
+        bad = []
+        for item, offset, cause in rejects:
+            text = self.rows[item][0]
+            whole = isinstance(text, bytes)
+            bad.append(Bad(text.count(b"\n", 0, offset) if whole else item, offset if whole else None, cause))
+        return bad

@@ -1,0 +1,291 @@
+"""Cuts the sources into pieces of work, in order, and reads lines of plain files by position. Called by pipeline.py.
+
+A piece of a plain .jsonl file is a range of bytes that the worker reads by itself; a line belongs to the piece that
+its first byte is in. What can only be read from the beginning (archives, pipes) or through a library (.parquet) is
+read here and travels in the piece. Where pieces end hangs on the sources and the settings alone, so that a resumed
+run cuts as the first one did.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from data_tools.read.budget import Budget
+from data_tools.read.columns import read_rows
+from data_tools.read.sources import Source
+from data_tools.read.streams import DamagedArchiveError, opened, read_stream
+from lmtrain.runtime.files import open_regular, read_errors, read_range
+from lmtrain.tokenizer.json_lines import BOM
+
+SLICE_BYTES = 4 << 20
+_MOST_FILES = 1024  # of a portion
+_BEYOND_BYTES = 64 << 10  # what is read past a slice at once, for the end of its last line
+_SCAN_BYTES = 1 << 20
+_MANY_SLICES = 4
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Place(NamedTuple):
+    """Where reading goes on: a source's number, and a byte of its text or a row."""
+
+    source: int = 0
+    offset: int = 0
+
+
+START = Place()
+
+
+@dataclass(frozen=True)
+class Limits:
+    slice_bytes: int = SLICE_BYTES
+    max_doc_bytes: int = 256 << 20
+
+    @property
+    def hopeless_bytes(self) -> int:
+        """A line that has this many bytes is too long whatever follows; the exact length is the worker's to judge."""
+        return self.max_doc_bytes + len(BOM) + 1
+
+    @property
+    def too_long(self) -> str:
+        return f"longer than --max-doc-bytes {self.max_doc_bytes}"
+
+
+@dataclass
+class Piece:
+    source: int
+    path: Path
+    kind: str  # jsonl, text or parquet
+    start: int
+    stop: int
+    num_bytes: int  # what it takes of the memory
+    held: Buffer | None = None  # the bytes themselves, if a worker cannot read them
+    rows: list[tuple[str | None, ...]] = field(default_factory=list)
+    problem: str = ""  # nothing is held, because of this
+    plain: bool = False  # a range of a file that can be read again
+    num_disk_bytes: int = 0  # for the progress
+
+    def __getstate__(self) -> dict[str, Any]:
+        """On the way to another process: a view cannot travel."""
+        return self.__dict__ | {"held": None if self.held is None else bytes(self.held)}
+
+    @property
+    def next(self) -> Place:
+        return Place(self.source + 1) if self.kind == "text" else Place(self.source, self.stop)
+
+
+@dataclass
+class Portion:
+    """What one worker does at a time: one large piece, or small ones of a kind."""
+
+    pieces: list[Piece]
+
+    @property
+    def next(self) -> Place:
+        return self.pieces[-1].next
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(piece.num_bytes for piece in self.pieces)
+
+    def takes(self, piece: Piece, limits: Limits) -> bool:
+        """Whether a piece goes with what is here."""
+        if not self.pieces:
+            return True
+        return (
+            piece.kind == self.pieces[0].kind
+            and self.num_bytes + piece.num_bytes <= limits.slice_bytes
+            and len(self.pieces) < _MOST_FILES
+        )
+
+
+def cut(
+    sources: Sequence[Source], place: Place, limits: Limits, keys: Sequence[str], budget: Budget
+) -> Iterator[Portion]:
+    """Everything from a place on; waits for the budget before bytes are held, or will be."""
+    portion = Portion([])
+    for number in range(place.source, len(sources)):
+        start = place.offset if number == place.source else 0
+        for piece in _pieces(number, sources[number], start, limits, keys, budget):
+            if not portion.takes(piece, limits):
+                yield portion
+                portion = Portion([])
+            portion.pieces.append(piece)
+    if portion.pieces:
+        yield portion
+
+
+def _pieces(
+    number: int, source: Source, start: int, limits: Limits, keys: Sequence[str], budget: Budget
+) -> Iterator[Piece]:
+    if source.kind == "parquet":
+        yield from _rows(number, source, start, limits, keys, budget)
+    elif source.streamed:
+        yield from _streamed(number, source, start, limits, budget)
+    elif source.kind == "text":
+        yield _text(number, source, limits, budget)
+    else:
+        for begin in range(start, source.num_bytes, limits.slice_bytes):
+            stop = min(begin + limits.slice_bytes, source.num_bytes)
+            budget.take(stop - begin)
+            size = stop - begin
+            yield Piece(number, source.path, "jsonl", begin, stop, size, num_disk_bytes=size, plain=True)
+
+
+def _text(number: int, source: Source, limits: Limits, budget: Budget) -> Piece:
+    size = source.num_bytes
+    if size >= limits.hopeless_bytes:
+        return Piece(number, source.path, "text", 0, size, 0, problem=limits.too_long, num_disk_bytes=size)
+    budget.take(size)
+    return Piece(number, source.path, "text", 0, size, size, num_disk_bytes=size)
+
+
+def _rows(
+    number: int, source: Source, start: int, limits: Limits, keys: Sequence[str], budget: Budget
+) -> Iterator[Piece]:
+    told = 0
+    for at, rows, num_bytes, share in read_rows(source.path, keys, start, limits.slice_bytes):
+        budget.take(num_bytes)
+        done = int(share * source.num_bytes)
+        yield Piece(
+            number, source.path, "parquet", at, at + len(rows), num_bytes, rows=rows, num_disk_bytes=done - told
+        )
+        told = done
+
+
+def _streamed(number: int, source: Source, start: int, limits: Limits, budget: Budget) -> Iterator[Piece]:
+    """Whole lines of about a slice, or the whole text; what was done before a kill is read and passed over."""
+    told = 0
+    with opened(source) as file:
+        cutter = _lines if source.kind == "jsonl" else _whole
+        for at, stop, held, problem in cutter(read_stream(file, source.codec), limits, budget):
+            done = min(file.tell(), source.num_bytes) if source.num_bytes else 0
+            num_bytes = len(held) if held is not None else 0
+            if stop <= start:
+                budget.give(num_bytes)
+                continue
+            yield Piece(
+                number, source.path, source.kind, at, stop, num_bytes, held, [], problem, num_disk_bytes=done - told
+            )
+            told = done
+
+
+_Block = tuple[int, int, Buffer | None, str]  # the first byte, the byte behind the last, the bytes or what is wrong
+
+
+def _lines(chunks: Iterator[bytes], limits: Limits, budget: Budget) -> Iterator[_Block]:
+    held, start, whole = bytearray(), 0, 0  # what is held, where that begins, how much of it is whole lines
+    long_from, damage = -1, ""  # where the line began of which nothing is held; why the stream ended
+    for chunk, cause in _until_damaged(chunks):
+        damage = cause
+        if long_from >= 0:
+            end = chunk.find(b"\n") + 1
+            start += end or len(chunk)
+            if not end:
+                continue
+            yield long_from, start, None, limits.too_long
+            long_from, chunk = -1, chunk[end:]
+        budget.take(len(chunk))
+        end = chunk.rfind(b"\n") + 1
+        whole = len(held) + end if end else whole
+        held += chunk
+        hopeless = len(held) - whole >= limits.hopeless_bytes
+        if whole >= limits.slice_bytes or (whole and hopeless):
+            rest = held[whole:]
+            yield start, start + whole, memoryview(held)[:whole], ""
+            held, start, whole = rest, start + whole, 0
+        if hopeless:
+            budget.give(len(held))
+            long_from, held, start = start, bytearray(), start + len(held)
+    if long_from >= 0:
+        yield long_from, start, None, limits.too_long
+    if damage:  # the last line is cut in the middle
+        budget.give(len(held) - whole)
+        held = held[:whole]
+    if held:
+        yield start, start + len(held), held, ""
+    if damage:
+        yield start + len(held), start + len(held) + 1, None, damage
+
+
+def _whole(chunks: Iterator[bytes], limits: Limits, budget: Budget) -> Iterator[_Block]:
+    held, problem = bytearray(), ""
+    for chunk, problem in _until_damaged(chunks):
+        budget.take(len(chunk))
+        held += chunk
+        if len(held) >= limits.hopeless_bytes:
+            problem = limits.too_long
+            break
+    if problem:
+        budget.give(len(held))
+    yield 0, len(held) + 1, None if problem else held, problem
+
+
+def _until_damaged(chunks: Iterator[bytes]) -> Iterator[tuple[bytes, str]]:
+    try:
+        for chunk in chunks:
+            yield chunk, ""
+    except DamagedArchiveError as error:
+        yield b"", str(error)
+
+
+class Lines(NamedTuple):
+    """Whole lines of a plain file, and where the first of them begins."""
+
+    start: int
+    data: Buffer
+    long_at: int | None  # where a line begins behind them that is too long to be read
+
+
+def read_lines(path: Path, start: int, stop: int, limits: Limits, large: Callable[[], object]) -> Lines:
+    """The lines that begin in start..stop. `large` is called before a line of several slices is held."""
+    with read_errors(path):
+        fd, size = open_regular(path, follow_links=True)
+        try:
+            return _read_lines(fd, size, start, min(stop, size), limits, large)
+        finally:
+            os.close(fd)
+
+
+def _read_lines(fd: int, size: int, start: int, stop: int, limits: Limits, large: Callable[[], object]) -> Lines:
+    base = max(start - 1, 0)  # the byte before tells whether a line begins at `start`
+    data = read_range(fd, base, min(stop + _BEYOND_BYTES, size) - base)
+    first = data.find(b"\n", 0, stop - start) + 1 if start else 0
+    if start and not first:
+        return Lines(start, b"", None)
+    end = data.find(b"\n", stop - 1 - base) + 1
+    if end or base + len(data) >= size:
+        return Lines(base + first, memoryview(data)[first : end or len(data)], None)
+    last = max(data.rfind(b"\n", first, stop - base) + 1, first)  # the line whose end is not in sight
+    found = _find_line_end(fd, base + len(data), min(base + last + limits.hopeless_bytes, size))
+    if found is None and base + last + limits.hopeless_bytes <= size:
+        return Lines(base + first, memoryview(data)[first:last], base + last)
+    behind = size if found is None else found
+    del data
+    if behind - base > _MANY_SLICES * limits.slice_bytes:
+        large()
+    return Lines(base + first, _read_exactly(fd, base + first, behind), None)
+
+
+def _find_line_end(fd: int, at: int, stop: int) -> int | None:
+    while at < stop:
+        data = os.pread(fd, min(_SCAN_BYTES, stop - at), at)
+        if not data:
+            return None
+        if (found := data.find(b"\n")) >= 0:
+            return at + found + 1
+        at += len(data)
+    return None
+
+
+def _read_exactly(fd: int, start: int, stop: int) -> Buffer:
+    """Into one buffer of the right size: a long document must not be held twice."""
+    whole = bytearray(stop - start)
+    view, at = memoryview(whole), 0
+    while at < len(view) and (count := os.preadv(fd, [view[at:]], start + at)):
+        at += count
+    return view[:at]

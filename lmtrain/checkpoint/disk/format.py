@@ -1,0 +1,193 @@
+"""What a checkpoint is on disk: its names, its types and its manifest. Torch-free; knows nothing of layouts or models.
+
+A checkpoint is a folder step_00001000/ with
+  rank_00000.safetensors   the pieces of one process
+  rank_00000.blocks.json   the SHA-256 of each of that file's 4 MiB blocks
+  tokenizer.json, ...      whatever else the run needs to be used again
+  manifest.json            sizes and roots of all these, which tensor lies where, the run's state; its own digest
+The manifest is written last and the folder takes its name last, so that a folder of that name is whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from lmtrain.checkpoint.disk.boxes import Box, cover_problem
+from lmtrain.errors import CheckpointError
+from lmtrain.runtime.files import is_safe_name
+
+FORMAT = "lmtrain checkpoint"
+VERSION = 1
+MANIFEST = "manifest.json"
+BLOCK_BYTES = 4 << 20
+MAX_MANIFEST_BYTES = 256 << 20
+MAX_FILE_BYTES = 256 << 20  # of a file that is read whole
+# Names of safetensors; torch and numpy both call these types by the second name.
+DTYPES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
+    "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U16": "uint16", "U8": "uint8", "BOOL": "bool",
+}  # fmt: skip
+ITEM_BYTES = {
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U16": 2, "U8": 1, "BOOL": 1,
+}  # fmt: skip
+_CODES = {name: code for code, name in DTYPES.items()}
+_HEX = re.compile(r"[0-9a-f]{64}")
+_MAX_ELEMENTS = 1 << 56
+
+
+def dtype_code(block: Any) -> str:
+    """The safetensors name of a tensor's or array's type."""
+    # because: numpy's name leaves the byte order out, and torch's types have no name but their text
+    name = getattr(block.dtype, "name", None) or str(block.dtype).removeprefix("torch.")
+    if name not in _CODES:
+        raise CheckpointError(f"a tensor of type {name} cannot be saved. Use one of {', '.join(_CODES)}.")
+    return _CODES[name]
+
+
+def rank_file(rank: int) -> str:
+    return f"rank_{rank:05d}.safetensors"
+
+
+def blocks_file(name: str) -> str:
+    return f"{name.removesuffix('.safetensors')}.blocks.json"
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    size: int
+    root: str  # SHA-256 of the digests of the file's blocks
+
+
+@dataclass(frozen=True)
+class PieceEntry:
+    """Where one block lies: in which file, under which key, and where it stands in its tensor."""
+
+    file: str
+    key: str
+    box: Box
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    dtype: str
+    shape: tuple[int, ...]
+    pieces: tuple[PieceEntry, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    step: int
+    files: dict[str, FileEntry]
+    tensors: dict[str, TensorEntry]
+    state: dict[str, Any]
+    digest: str = field(default="", compare=False)  # of a manifest that was read
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """JSON with a line for each file and each tensor, so that people can read it and compare two."""
+    value: dict[str, Any] = {
+        "format": FORMAT,
+        "version": VERSION,
+        "step": manifest.step,
+        "state": manifest.state,
+        "files": {name: {"size": f.size, "root": f.root} for name, f in manifest.files.items()},
+        "tensors": {name: _encode_tensor(tensor) for name, tensor in manifest.tensors.items()},
+    }
+    value["digest"] = digest_of(value)
+    lines = []
+    for key, entry in value.items():
+        if key in ("files", "tensors"):
+            inner = ",\n".join(f"  {json.dumps(name)}: {json.dumps(v)}" for name, v in entry.items())
+            lines.append(f'"{key}": {{\n{inner}\n}}')
+        else:
+            lines.append(f'"{key}": {json.dumps(entry, allow_nan=False)}')
+    # because: without a newline at the end there is no byte whose loss could go unnoticed
+    return ("{\n" + ",\n".join(lines) + "\n}").encode()
+
+
+def _encode_tensor(tensor: TensorEntry) -> dict[str, Any]:
+    pieces = [
+        {"file": p.file, "key": p.key, "offset": list(p.box.offset), "shape": list(p.box.shape)} for p in tensor.pieces
+    ]
+    return {"dtype": tensor.dtype, "shape": list(tensor.shape), "pieces": pieces}
+
+
+def digest_of(value: dict[str, Any]) -> str:
+    """SHA-256 of a manifest's canonical JSON without its digest."""
+    rest = {key: v for key, v in value.items() if key != "digest"}
+    text = json.dumps(rest, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def decode_manifest(value: Any, where: object) -> Manifest:
+    """Judge a parsed manifest.json; `where` names it in messages. Nothing in it is believed before it is checked."""
+    if not isinstance(value, dict) or value.get("format") != FORMAT:
+        raise CheckpointError(f"{where} is not the manifest of an lmtrain checkpoint. Check the path.")
+    version: Any = value.get("version")
+    if _is_count(version) and version > VERSION:
+        raise CheckpointError(
+            f"{where} has format version {version} and this lmtrain reads up to {VERSION}. Install a newer lmtrain."
+        )
+    try:
+        _need(value.get("digest") == digest_of(value), "its digest does not fit, so it is damaged or was edited")
+        files = {name: _decode_file(name, entry) for name, entry in value["files"].items()}
+        tensors = {name: _decode_tensor(entry, files) for name, entry in value["tensors"].items()}
+        _need(_is_count(version) and version >= 1, "the version is no number from 1")
+        _need(_is_count(value["step"]), "the step is no number from 0")
+        _need(isinstance(value["state"], dict), "the state is no object")
+        _need_distinct(tensors)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise CheckpointError(f"{where} cannot be trusted: {reason}. Restore it from a copy.") from error
+    return Manifest(value["step"], files, tensors, value["state"], value["digest"])
+
+
+def _decode_file(name: str, entry: Any) -> FileEntry:
+    _need(is_safe_name(name) and name != MANIFEST, f"{name!r} is no plain file name")
+    _need(_is_count(entry["size"]), f"the size of {name} is no number from 0")
+    _need(isinstance(entry["root"], str) and bool(_HEX.fullmatch(entry["root"])), f"the root of {name} is no SHA-256")
+    return FileEntry(entry["size"], entry["root"])
+
+
+def _decode_tensor(entry: Any, files: dict[str, FileEntry]) -> TensorEntry:
+    dtype, shape = entry["dtype"], _decode_sizes(entry["shape"])
+    _need(dtype in ITEM_BYTES, f"{dtype!r} is no tensor type")
+    pieces = []
+    for piece in entry["pieces"]:
+        _need(piece["file"] in files, f"the file {piece['file']!r} is not listed")
+        _need(isinstance(piece["key"], str), "a key is no text")
+        box = Box(_decode_sizes(piece["offset"]), _decode_sizes(piece["shape"]))
+        pieces.append(PieceEntry(piece["file"], piece["key"], box))
+    problem = cover_problem(shape, [piece.box for piece in pieces])
+    _need(problem is None, f"a tensor of shape {list(shape)} is not covered: {problem}")
+    return TensorEntry(dtype, shape, tuple(pieces))
+
+
+def _decode_sizes(value: Any) -> tuple[int, ...]:
+    _need(isinstance(value, list) and len(value) <= 64 and all(_is_count(v) for v in value), f"{value!r} are no sizes")
+    # because: numpy and torch refuse products beyond 63 bits even where a zero makes the tensor empty
+    _need(math.prod(max(v, 1) for v in value) <= _MAX_ELEMENTS, f"{value!r} is larger than any tensor")
+    return tuple(value)
+
+
+def _need_distinct(tensors: dict[str, TensorEntry]) -> None:
+    """No two pieces share their bytes, so all tensors together are never larger than the files."""
+    seen: set[tuple[str, str]] = set()
+    for tensor in tensors.values():
+        for piece in tensor.pieces:
+            _need((piece.file, piece.key) not in seen, f"two pieces share the key {piece.key!r}")
+            seen.add((piece.file, piece.key))
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _need(condition: bool, rule: str) -> None:
+    if not condition:
+        raise ValueError(rule)

@@ -1,0 +1,169 @@
+"""The safetensors format by hand: 8 bytes of header length, a JSON header, the tensors' bytes. Torch-free.
+
+By hand, because pieces are streamed while being hashed and read as slices; the official library opens these files.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lmtrain.checkpoint.disk.boxes import Box
+from lmtrain.checkpoint.disk.format import BLOCK_BYTES, DTYPES, ITEM_BYTES, dtype_code
+from lmtrain.checkpoint.disk.hashed import HashedFile
+from lmtrain.errors import CheckpointError, DataError
+from lmtrain.piece import Piece
+from lmtrain.runtime.files import parse_json
+
+Array = np.ndarray[Any, np.dtype[Any]]
+MAX_HEADER_BYTES = 100 << 20  # because: the official library refuses larger ones
+
+
+@dataclass(frozen=True)
+class BlockSpec:
+    """A piece without its data."""
+
+    name: str
+    dtype: str
+    global_shape: tuple[int, ...]
+    box: Box
+
+    @property
+    def key(self) -> str:
+        """The name itself for a whole tensor, else the name and where the piece begins."""
+        is_whole = self.box.shape == self.global_shape
+        return self.name if is_whole else f"{self.name}@{','.join(map(str, self.box.offset))}"
+
+    @property
+    def num_bytes(self) -> int:
+        return self.box.volume * ITEM_BYTES[self.dtype]
+
+
+@dataclass(frozen=True)
+class RankData:
+    """What one process saves: the specs in the order of the file, and their bytes in a row."""
+
+    specs: Sequence[BlockSpec]
+    parts: Iterable[memoryview]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(spec.num_bytes for spec in self.specs)
+
+
+def file_order(pieces: Iterable[Piece]) -> list[Piece]:
+    """Wide types first, so that every tensor begins at a multiple of its item size."""
+    return sorted(pieces, key=lambda piece: -ITEM_BYTES[dtype_code(piece.block)])
+
+
+def spec_of(piece: Piece) -> BlockSpec:
+    box = Box(tuple(piece.offset), tuple(piece.block.shape))
+    return BlockSpec(piece.name, dtype_code(piece.block), tuple(piece.global_shape), box)
+
+
+def rank_data(pieces: Iterable[Piece]) -> RankData:
+    """Pieces whose blocks are numpy arrays, ready to be written without a further copy where they are contiguous."""
+    ordered = file_order(pieces)
+    return RankData([spec_of(p) for p in ordered], [array_bytes(p.block).data for p in ordered])
+
+
+def array_bytes(array: Array) -> Array:
+    """The little-endian bytes of an array, in a row."""
+    return np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(-1).view(np.uint8)
+
+
+def encode_header(specs: Sequence[BlockSpec]) -> bytes:
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for spec in specs:
+        start, end = end, end + spec.num_bytes
+        if spec.key in header:
+            raise CheckpointError(f"{spec.key} is to be saved twice by one process. Give each piece once.")
+        header[spec.key] = {"dtype": spec.dtype, "shape": list(spec.box.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    if len(text) > MAX_HEADER_BYTES:
+        raise CheckpointError(
+            f"{len(specs)} pieces are more than a safetensors file can list. Save from more processes."
+        )
+    return struct.pack("<Q", len(text)) + text
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One block inside a safetensors file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int  # from the beginning of the file
+
+
+def read_header(file: HashedFile) -> dict[str, Stored]:
+    """Every block of the file by its key; a header that does not describe exactly this file is refused."""
+    if file.size < 8:
+        raise CheckpointError(f"{file.path} is too short for a safetensors file. Restore it from a copy.")
+    (length,) = struct.unpack("<Q", file.read(0, 8))
+    if length > min(file.size - 8, MAX_HEADER_BYTES):
+        raise CheckpointError(f"{file.path} claims a header of {length} bytes. Restore it from a copy.")
+    try:
+        header = parse_json(bytes(file.read(8, length)), file.path)
+        return _decode_header(header, 8 + length, file.size)
+    except (KeyError, TypeError, AttributeError, ValueError, DataError) as error:
+        raise CheckpointError(f"{file.path} has a wrong header: {error}. Restore it from a copy.") from error
+
+
+def _decode_header(header: dict[str, dict[str, list[int]]], base: int, file_size: int) -> dict[str, Stored]:
+    header.pop("__metadata__", None)
+    end = 0
+    stored: dict[str, Stored] = {}
+    for key, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        start, stop = entry["data_offsets"]
+        dtype, shape = str(entry["dtype"]), tuple(entry["shape"])
+        if dtype not in DTYPES or start != end or stop - start != math.prod(shape) * ITEM_BYTES[dtype]:
+            raise ValueError(f"the entry of {key!r} does not fit its bytes")
+        stored[key] = Stored(dtype, shape, base + start)
+        end = stop
+    if base + end != file_size:
+        raise ValueError(f"it describes {base + end} bytes of {file_size}")
+    return stored
+
+
+def is_run(box: Box, shape: Sequence[int]) -> bool:
+    """Whether the elements of a box follow each other in a tensor of this shape."""
+    axis = next((i for i, n in enumerate(box.shape) if n > 1), len(shape))
+    return tuple(box.shape[axis + 1 :]) == tuple(shape[axis + 1 :])
+
+
+def read_box(file: HashedFile, start: int, shape: tuple[int, ...], box: Box, out: Array) -> None:
+    """Fill `out` with a box of the block of this shape that begins at byte `start`.
+
+    Reads ranges of at most about one 4 MiB block from the box's first element to its last; where its rows lie
+    further apart than that, each row is read by itself.
+    """
+    if not box.volume:
+        return
+    item = out.itemsize
+    strides = tuple(item * math.prod(shape[i + 1 :]) for i in range(len(shape)))
+    if out.flags.c_contiguous and is_run(box, shape):
+        first = start + sum(o * s for o, s in zip(box.offset, strides, strict=True))
+        file.read_into(first, out.reshape(-1).view(np.uint8).data)
+        return
+    _read_strided(file, start + sum(o * s for o, s in zip(box.offset, strides, strict=True)), strides, out)
+
+
+def _read_strided(file: HashedFile, first: int, strides: tuple[int, ...], out: Array) -> None:
+    from_first = sum((n - 1) * s for n, s in zip(out.shape, strides, strict=True)) + out.itemsize
+    if from_first <= BLOCK_BYTES or out.size == 1:
+        out[...] = np.ndarray(out.shape, out.dtype, file.read(first, from_first), 0, strides)
+        return
+    axis = next(i for i, n in enumerate(out.shape) if n > 1)
+    step = max(1, BLOCK_BYTES // strides[axis])
+    for at in range(0, out.shape[axis], step):
+        part = out[(slice(None),) * axis + (slice(at, at + step),)]
+        _read_strided(file, first + at * strides[axis], strides, part)

@@ -1,0 +1,1 @@
+"""A checkpoint written anew for another layout, in bounded memory."""

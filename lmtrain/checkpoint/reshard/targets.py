@@ -1,0 +1,119 @@
+"""A tensor file while it comes to be, written in parts and in any order by several threads. Torch-free.
+
+Called by reshard. A block is hashed by whoever writes the last of its bytes, while they are still in memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from threading import Lock
+
+from lmtrain.checkpoint.disk.boxes import Box
+from lmtrain.checkpoint.disk.format import BLOCK_BYTES, FileEntry, PieceEntry
+from lmtrain.checkpoint.disk.hashed import root_of
+from lmtrain.checkpoint.disk.tensor_file import BlockSpec, encode_header, is_run
+from lmtrain.runtime.files import read_range
+
+Digests = dict[int, bytes]  # by the block's number
+
+
+class Target:
+    """Knows which bytes are still missing. Holds no descriptor: a layout may have thousands of files."""
+
+    def __init__(self, path: Path, specs: Sequence[BlockSpec]) -> None:
+        self.path, self.specs = path, specs
+        self._header = encode_header(specs)
+        self.starts = [len(self._header)]
+        for spec in specs:
+            self.starts.append(self.starts[-1] + spec.num_bytes)
+        self.size = self.starts[-1]
+        self.digests: Digests = {}
+        self._missing = [min(BLOCK_BYTES, self.size - at) for at in range(0, self.size, BLOCK_BYTES)]
+        self._lock = Lock()
+
+    @property
+    def pieces(self) -> list[tuple[BlockSpec, PieceEntry]]:
+        return [(spec, PieceEntry(self.path.name, spec.key, spec.box)) for spec in self.specs]
+
+    def begin(self) -> None:
+        """Make the file, or take up one that an earlier attempt has begun."""
+        fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        try:
+            os.ftruncate(fd, self.size)
+        finally:
+            os.close(fd)
+        self.digests |= self.write(0, memoryview(self._header))
+
+    def passed(self, position: int, size: int) -> None:
+        """These bytes were written by an earlier attempt."""
+        with self._lock:
+            for index, start, stop in _blocks(position, size):
+                self._missing[index] -= stop - start
+
+    def write(self, position: int, data: memoryview) -> Digests:
+        """Write these bytes there; gives the digests of the blocks that are whole with them."""
+        fd = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            done = 0
+            while done < len(data):
+                done += os.pwrite(fd, data[done:], position + done)
+            return dict(self._completed(fd, position, data))
+        finally:
+            os.close(fd)
+
+    def _completed(self, fd: int, position: int, data: memoryview) -> Iterator[tuple[int, bytes]]:
+        for index, start, stop in _blocks(position, len(data)):
+            with self._lock:
+                self._missing[index] -= stop - start
+                is_whole = self._missing[index] == 0
+            if is_whole:
+                at, size = index * BLOCK_BYTES, min(BLOCK_BYTES, self.size - index * BLOCK_BYTES)
+                block = data[start - position : stop - position] if stop - start == size else read_range(fd, at, size)
+                yield index, hashlib.sha256(block).digest()
+
+    def sync(self) -> None:
+        fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.fdatasync(fd)
+        finally:
+            os.close(fd)
+
+    @property
+    def is_whole(self) -> bool:
+        return not any(self._missing) and len(self.digests) == len(self._missing)
+
+    def entry(self) -> tuple[FileEntry, list[bytes]]:
+        assert self.is_whole
+        digests = [self.digests[index] for index in range(len(self._missing))]
+        return FileEntry(self.size, root_of(digests)), digests
+
+
+def _blocks(position: int, size: int) -> Iterator[tuple[int, int, int]]:
+    """The blocks that a range touches, each with the range's part in it."""
+    stop = position + size
+    for index in range(position // BLOCK_BYTES, -(-stop // BLOCK_BYTES)):
+        yield index, max(position, index * BLOCK_BYTES), min(stop, (index + 1) * BLOCK_BYTES)
+
+
+def runs(box: Box, shape: Sequence[int]) -> Iterator[tuple[int, Box]]:
+    """A box of a block of this shape as runs of its elements: the first one's number, and the run as a box."""
+    if is_run(box, shape):
+        yield sum(o * math.prod(shape[i + 1 :]) for i, o in enumerate(box.offset)), box
+        return
+    axis = next(i for i, n in enumerate(box.shape) if n > 1)
+    for index in range(box.offset[axis], box.stop[axis]):
+        offset = (*box.offset[:axis], index, *box.offset[axis + 1 :])
+        yield from runs(Box(offset, (*box.shape[:axis], 1, *box.shape[axis + 1 :])), shape)
+
+
+def place(targets: Mapping[str, Target]) -> dict[str, list[tuple[Target, Box, int]]]:
+    """Where each tensor's parts are to lie: the file, the part of the tensor, the file's byte where it begins."""
+    places: dict[str, list[tuple[Target, Box, int]]] = {}
+    for target in targets.values():
+        for spec, start in zip(target.specs, target.starts, strict=False):
+            places.setdefault(spec.name, []).append((target, spec.box, start))
+    return places

@@ -1,0 +1,1 @@
+"""How a run writes its checkpoints: snapshot, writing threads, agreement of ranks, commit."""

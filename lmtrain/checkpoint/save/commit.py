@@ -1,0 +1,213 @@
+"""How a checkpoint comes to be: all or nothing, whatever is killed or fails when. Torch-free.
+
+Called by the writer's thread, on every process of a run at once. Files go to a temporary folder that all share and to
+disk one by one, the manifest last; then one rename makes the checkpoint. `write_rank` is one process's part, `commit`
+is the part that rank 0 does for all, once all have said that theirs is on disk.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lmtrain.checkpoint.disk.boxes import cover_problem
+from lmtrain.checkpoint.disk.format import (
+    BLOCK_BYTES,
+    MANIFEST,
+    MAX_FILE_BYTES,
+    Manifest,
+    PieceEntry,
+    TensorEntry,
+    blocks_file,
+    encode_manifest,
+    rank_file,
+)
+from lmtrain.checkpoint.disk.hashed import encode_blocks, verify_file, write_hashed
+from lmtrain.checkpoint.disk.tensor_file import BlockSpec, RankData, encode_header
+from lmtrain.checkpoint.save.agreement import ALONE, Peers, RankRecord, encode_part, part_file, read_part, together
+from lmtrain.checkpoint.store import leftover, leftover_numbers, new_leftover, step_folder_name
+from lmtrain.errors import CheckpointError, StorageError
+from lmtrain.runtime.faults import fault_point
+from lmtrain.runtime.files import forget_cached, free_bytes, fsync_dir, is_safe_name, storage_errors
+from lmtrain.units import format_bytes
+
+_SLACK_BYTES = 1 << 20  # folders and the file system's own records
+
+
+def save_checkpoint(
+    folder: Path,
+    step: int,
+    data: RankData,
+    state: Mapping[str, Any],
+    files: Mapping[str, bytes],
+    peers: Peers = ALONE,
+    *,
+    verify: bool = False,
+) -> tuple[Path, int]:
+    """Commit the checkpoint of a run; gives its path and size. A failure on any process leaves nothing behind.
+
+    Every process comes with its own tensors, and takes part in each agreement whatever has gone wrong with it. With
+    `verify` each reads its file back from the disk before all commit.
+    """
+    doing, leads, attempt = "Saving a checkpoint in", peers.rank == 0, None
+    with together(peers, 2) as sizes:
+        check_files(files)
+        if peers.num_ranks == 1:
+            tensors_of([describe(0, data.specs)])  # because: wrong pieces are better refused before they are written
+        num_bytes = data.num_bytes + num_overhead_bytes(data, state) + leads * sum(map(len, files.values()))
+        sizes.give = num_bytes, len(data.specs)
+    need = sum(num_bytes for num_bytes, _ in sizes.all)
+    writers = [rank for rank, (_, num_specs) in enumerate(sizes.all) if num_specs]
+    try:
+        with together(peers, 2) as opened, storage_errors(folder, doing, need):
+            fault_point("ckpt.begin")
+            if leads:
+                folder.mkdir(parents=True, exist_ok=True)
+                check_room(folder, need)
+                attempt = new_leftover(folder, step)
+                os.mkdir(attempt)
+                opened.give = leftover_numbers(attempt)
+        attempt = leftover(folder, step, opened.all[0])
+        with together(peers), storage_errors(folder, doing, need):
+            mine = write_rank(attempt, peers.rank, data)
+            if verify:
+                read_back(attempt, mine)
+            if not leads and data.specs:
+                write_hashed(attempt / part_file(peers.rank), [encode_part(mine)])
+        with together(peers, 1) as done, storage_errors(folder, doing, need):
+            if leads:
+                records = [mine, *take_parts(attempt, [rank for rank in writers if rank])]
+                done.give = (commit(attempt, step, records, state, files)[1],)
+    except BaseException:
+        if leads and attempt is not None:
+            shutil.rmtree(attempt, ignore_errors=True)
+        raise
+    return folder / step_folder_name(step), done.all[0][0]
+
+
+def take_parts(attempt: Path, ranks: Sequence[int]) -> list[RankRecord]:
+    """What the other processes have written; their part manifests are not part of the checkpoint."""
+    records = []
+    for rank in ranks:
+        records.append(read_part(attempt / part_file(rank)))
+        os.unlink(attempt / part_file(rank))
+    return records
+
+
+def check_files(files: Mapping[str, bytes]) -> None:
+    for name, data in files.items():
+        if not is_safe_name(name) or name == MANIFEST or name.startswith("rank_"):
+            raise CheckpointError(f"{name!r} cannot be the name of a file in a checkpoint. Use a plain name.")
+        if len(data) > MAX_FILE_BYTES:
+            raise CheckpointError(
+                f"{name} has {format_bytes(len(data))} and a checkpoint takes files of {format_bytes(MAX_FILE_BYTES)}. "
+                "Save it elsewhere."
+            )
+
+
+def check_room(folder: Path, need: int) -> None:
+    free = free_bytes(folder)
+    if free < need:
+        raise StorageError(
+            f"A checkpoint in {folder} needs {format_bytes(need)} and the disk has {format_bytes(free)} free. "
+            "Free some space."
+        )
+
+
+def num_overhead_bytes(data: RankData, state: Mapping[str, Any]) -> int:
+    """Room for header, list of blocks and manifest, rather too much than too little."""
+    names = sum(len(spec.key) + 200 for spec in data.specs)
+    return 3 * names + 80 * (data.num_bytes // BLOCK_BYTES + 1) + len(json.dumps(state)) + _SLACK_BYTES
+
+
+def describe(rank: int, specs: Sequence[BlockSpec]) -> list[tuple[BlockSpec, PieceEntry]]:
+    return [(spec, PieceEntry(rank_file(rank), spec.key, spec.box)) for spec in specs]
+
+
+def write_rank(attempt: Path, rank: int, data: RankData) -> RankRecord:
+    """Write one process's tensors and their list of blocks into the temporary folder; no files for no tensors."""
+    if not data.specs:
+        return RankRecord({}, [])
+    name = rank_file(rank)
+    header = encode_header(data.specs)
+    entry, digests = write_hashed(attempt / name, _chain(header, data), point="ckpt.mid_write")
+    assert entry.size == len(header) + data.num_bytes, "the specs do not describe the parts"
+    listing, _ = write_hashed(attempt / blocks_file(name), [encode_blocks(entry, digests)])
+    return RankRecord({name: entry, blocks_file(name): listing}, describe(rank, data.specs))
+
+
+def read_back(attempt: Path, record: RankRecord) -> None:
+    """Whether the disk gives what it was given; a device that does not is a failure of storage."""
+    for name, entry in record.files.items():
+        forget_cached(attempt / name)
+        fault_point("ckpt.read_back")
+        try:
+            verify_file(attempt / name, entry)
+        except CheckpointError as error:
+            raise StorageError(f"What was just written does not read back: {error} Check the disk.") from error
+
+
+def _chain(header: bytes, data: RankData) -> Iterator[memoryview]:
+    yield memoryview(header)
+    yield from data.parts
+
+
+def tensors_of(parts: Sequence[Sequence[tuple[BlockSpec, PieceEntry]]]) -> dict[str, TensorEntry]:
+    """Every tensor with its pieces from all processes; refused unless they make it whole."""
+    specs: dict[str, BlockSpec] = {}
+    pieces: dict[str, list[PieceEntry]] = {}
+    for spec, piece in (item for part in parts for item in part):
+        first = specs.setdefault(spec.name, spec)
+        if (first.dtype, first.global_shape) != (spec.dtype, spec.global_shape):
+            raise CheckpointError(
+                f"pieces of {spec.name} differ: {first.dtype} {list(first.global_shape)} and "
+                f"{spec.dtype} {list(spec.global_shape)}. Every process must describe the same tensor."
+            )
+        pieces.setdefault(spec.name, []).append(piece)
+    tensors = {}
+    for name, spec in specs.items():
+        problem = cover_problem(spec.global_shape, [piece.box for piece in pieces[name]])
+        if problem is not None:
+            raise CheckpointError(f"{name} cannot be saved: {problem}. Every element must be saved exactly once.")
+        tensors[name] = TensorEntry(spec.dtype, spec.global_shape, tuple(pieces[name]))
+    return tensors
+
+
+def commit(
+    attempt: Path, step: int, records: Sequence[RankRecord], state: Mapping[str, Any], files: Mapping[str, bytes]
+) -> tuple[Path, int]:
+    """Turn a temporary folder that holds every process's files into a checkpoint."""
+    entries = {name: entry for record in records for name, entry in record.files.items()}
+    for name, data in files.items():
+        entries[name], _ = write_hashed(attempt / name, [data])
+    manifest = encode_manifest(Manifest(step, entries, tensors_of([r.pieces for r in records]), dict(state)))
+    fault_point("ckpt.before_manifest")
+    write_hashed(attempt / MANIFEST, [manifest])
+    fsync_dir(attempt)
+    fault_point("ckpt.before_rename")
+    path = attempt.parent / step_folder_name(step)
+    _publish(attempt, path, step)
+    fault_point("ckpt.after_rename")
+    fsync_dir(attempt.parent)
+    return path, len(manifest) + sum(entry.size for entry in entries.values())
+
+
+def _publish(attempt: Path, path: Path, step: int) -> None:
+    """Give the folder its name. A checkpoint that has it already is moved aside first, and `sweep` knows that state."""
+    if not path.exists():
+        os.rename(attempt, path)
+        return
+    aside = new_leftover(path.parent, step, "replaced")
+    os.rename(path, aside)
+    try:
+        fault_point("ckpt.mid_replace")
+        os.rename(attempt, path)
+    except BaseException:
+        os.rename(aside, path)
+        raise
+    fsync_dir(path.parent)
+    shutil.rmtree(aside)

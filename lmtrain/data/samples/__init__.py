@@ -1,0 +1,1 @@
+"""Training samples out of documents: causal, packed, masked, blended."""

@@ -1,0 +1,71 @@
+"""Samples of a causal language model: runs of tokens, each token's label the one after it. numpy only.
+
+Called by the loader. Documents lie end to end and a sample is a cut of them, read straight from the memory map; with a
+document mask it also says which document each token is of, so that attention, positions and labels stay within
+documents. Must not know steps, ranks or torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmtrain.batch import Batch
+from lmtrain.data.samples.rows import build_batch, check_ids
+from lmtrain.data.samples.sample_index import SampleIndex
+from lmtrain.data.store.documents import DocumentMap
+from lmtrain.data.store.index_cache import IndexCache
+from lmtrain.data.store.indexed import IndexedDataset
+from lmtrain.errors import DataError
+
+Int64s = NDArray[np.int64]
+
+
+class CausalDataset:
+    def __init__(
+        self,
+        indexed: IndexedDataset,
+        documents: range,
+        seq_len: int,
+        document_mask: bool = False,
+        vocab_size: int | None = None,
+        cache: IndexCache | None = None,
+    ) -> None:
+        self.index = SampleIndex(DocumentMap.of(indexed, cache), documents, seq_len)
+        refuse_none(indexed, documents, seq_len, self.index.num_samples, self.index.num_tokens)
+        self.prefix, self.seq_len, self.document_mask = indexed.prefix, seq_len, document_mask
+        self._vocab_size = vocab_size or known_vocab_size(indexed)
+        tokens = indexed.tokens[self.index.first_token :]
+        # Row i of this view is sample i. Neighbours share a token and nothing is copied.
+        self._rows: NDArray[Any] = np.lib.stride_tricks.as_strided(
+            tokens, (self.index.num_samples, seq_len + 1), (seq_len * tokens.itemsize, tokens.itemsize), writeable=False
+        )
+
+    @property
+    def num_samples(self) -> int:
+        return self.index.num_samples
+
+    def num_labels(self, sample_ids: Int64s) -> int:
+        """Labels that take part in the loss; cheap enough to count a whole global batch on every rank."""
+        crossing = len(self.index.begins(sample_ids)[0]) if self.document_mask else 0
+        return len(sample_ids) * self.seq_len - crossing
+
+    def batch(self, sample_ids: Int64s) -> Batch:
+        rows = self._rows[sample_ids]
+        check_ids(rows, self._vocab_size, self.prefix)
+        return build_batch(rows, self.index.begins(sample_ids) if self.document_mask else None)
+
+
+def known_vocab_size(indexed: IndexedDataset) -> int:
+    return indexed.info.vocab_size if indexed.info else 2**31
+
+
+def refuse_none(indexed: IndexedDataset, documents: range, seq_len: int, num_samples: int, num_tokens: int) -> None:
+    if num_samples == 0:
+        raise DataError(
+            f"data.split gives 0 samples of {seq_len} tokens: its {len(documents)} of the {indexed.num_documents} "
+            f"documents of {indexed.prefix} hold {num_tokens} tokens. Use more data, a larger share of data.split or "
+            "a shorter sequence."
+        )

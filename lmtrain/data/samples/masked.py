@@ -1,0 +1,220 @@
+"""Samples of a masked language model: pairs of runs of sentences with words masked. numpy only.
+
+Called by the loader. sentence_pairs.py says which sentences make a sample and masked_twin.py how it is made; the
+arithmetic is csrc/masked.cpp's where that was compiled. A sample is a pure function of the seed and its number. Numbers
+go on through the epochs (number // num_samples is the epoch), so that each epoch masks the same sentences anew. Must
+not know steps, ranks or torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmtrain import native
+from lmtrain.batch import Batch
+from lmtrain.data.dataset import SampleOrder
+from lmtrain.data.masked_settings import MaskedSettings
+from lmtrain.data.order import Order
+from lmtrain.data.samples import sentence_pairs
+from lmtrain.data.samples.masked_twin import BEGINS, CONTINUES, SPECIAL, MaskedSamplerTwin, Pairs
+from lmtrain.data.samples.megatron import AsNumbered
+from lmtrain.data.store.documents import DocumentMap, identity
+from lmtrain.data.store.index_cache import Build, IndexCache
+from lmtrain.data.store.indexed import IndexedDataset
+from lmtrain.errors import DataError, SettingsError
+from lmtrain.runtime.seed import derive_seed
+
+Int64s = NDArray[np.int64]
+
+_LEAST_SEQ_LEN = 8
+_CACHED_FROM = 1 << 26  # sentences; the map of fewer takes less than half a second
+
+
+class Pieces(Protocol):
+    """What is asked of a tokenizer."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def special(self) -> dict[str, int]: ...
+    def piece(self, token: int) -> str: ...
+
+
+@dataclass(frozen=True)
+class MaskVocabulary:
+    """What masking knows of a vocabulary: which ids begin a word, which go on with it (##), which are special."""
+
+    kinds: NDArray[np.uint8]
+    special: dict[str, int]
+
+    @classmethod
+    def of(cls, tokenizer: Pieces) -> MaskVocabulary:
+        missing = [role for role in ("cls", "sep", "mask", "pad") if role not in tokenizer.special]
+        if missing:
+            names = ", ".join(f"[{role.upper()}]" for role in missing)
+            raise DataError(f"The tokenizer has no {names}, which masked samples need. Use a WordPiece vocabulary.")
+        kinds = np.full(tokenizer.vocab_size, BEGINS, np.uint8)
+        for token in range(tokenizer.vocab_size):
+            if tokenizer.piece(token).startswith("##"):
+                kinds[token] = CONTINUES
+        kinds[list(tokenizer.special.values())] = SPECIAL
+        return cls(kinds, dict(tokenizer.special))
+
+
+class MaskedDataset:
+    """`run_samples`, what the whole run takes, is for order=megatron alone; None: one epoch."""
+
+    def __init__(
+        self,
+        indexed: IndexedDataset,
+        documents: range,
+        seq_len: int,
+        vocabulary: MaskVocabulary,
+        settings: MaskedSettings,
+        seed: int,
+        run_samples: int | None = None,
+        cache: IndexCache | None = None,
+    ) -> None:
+        if seq_len < _LEAST_SEQ_LEN:
+            raise SettingsError([
+                f"Samples of {seq_len} tokens have no room for two segments and their marks. "
+                f"Use {_LEAST_SEQ_LEN} or more."
+            ])
+        DocumentMap.of(indexed, cache)  # checks every entry of the .idx
+        self.prefix, self.documents, self.seq_len, self.settings = indexed.prefix, documents, seq_len, settings
+        self._bounds = indexed.document_index[documents.start : documents.stop + 1]
+        self._refuse_whole_documents(indexed)
+        self._rows = self._map(indexed, seed, run_samples, cache)
+        self._sampler = self._build_sampler(indexed, vocabulary, seed)
+
+    @property
+    def num_samples(self) -> int:
+        return len(self._rows)
+
+    def order(self, seed: int) -> SampleOrder:
+        """Position in the run -> sample number. Every epoch of ours reads every sample once and masks it anew."""
+        if self.settings.order == "megatron":
+            return AsNumbered(self.num_samples)
+        return FreshOrder(self.num_samples, seed)
+
+    def num_labels(self, sample_ids: Int64s) -> int:
+        """Tokens to be predicted."""
+        return int(self._checked(self._sampler.counts, sample_ids).sum())
+
+    def batch(self, sample_ids: Int64s) -> Batch:
+        tokens_BT, labels_BT, segments_BT, real_BT, pair_labels_B = self._checked(self._sampler.batch, sample_ids)
+        if self.settings.pairs == "none":
+            return Batch(tokens_BT, labels_BT, real_BT=real_BT)
+        return Batch(tokens_BT, labels_BT, segments_BT=segments_BT, real_BT=real_BT, pair_labels_B=pair_labels_B)
+
+    def _checked(self, ask: Any, sample_ids: Int64s) -> Any:
+        try:
+            return ask(np.ascontiguousarray(sample_ids, np.int64))
+        except IndexError as error:  # because: an id outside the vocabulary would end in a crash that names nothing
+            raise DataError(
+                f"{self.prefix}.bin holds {error}, outside the vocabulary. It is damaged or of another tokenizer."
+            ) from error
+
+    @property
+    def _room(self) -> int:
+        """Tokens of text in a sample: all but [CLS] and one [SEP] a segment. Megatron-LM always counts two."""
+        alone = self.settings.pairs == "none" and self.settings.order == "own"
+        return self.seq_len - (2 if alone else 3)
+
+    def _refuse_whole_documents(self, indexed: IndexedDataset) -> None:
+        counts = np.diff(self._bounds)
+        if len(counts) == 0 or counts.max() > 1 or counts.max() == 0:
+            return
+        longest = int(indexed.lengths[int(self._bounds[0]) : int(self._bounds[-1])].max())
+        if self.settings.pairs != "none" or longest > self._room:
+            raise DataError(
+                f"{self.prefix} has one sequence a document (the longest of {longest} tokens), so that there are no "
+                "sentences to make samples of. Preprocess the text again with --split-sentences."
+            )
+
+    def _map(
+        self, indexed: IndexedDataset, seed: int, run_samples: int | None, cache: IndexCache | None
+    ) -> NDArray[Any]:
+        settings = self.settings
+        shape: dict[str, Any] = {
+            "max_tokens": self._room, "short_share": settings.short_share, "min_sentences": settings.min_sentences
+        }  # fmt: skip
+        build: Callable[..., NDArray[Any]]
+        if settings.order == "megatron":
+            build, shape = sentence_pairs.build_megatron_map, shape | {"seed": seed, "num_samples": run_samples}
+        else:
+            build, shape = sentence_pairs.build_map, shape | {"seed": derive_seed(seed, "sentence pairs")}
+
+        def fill(index: Build) -> dict[str, Any]:
+            rows = build(indexed.lengths, self._bounds, **shape)
+            index.create("rows", rows.dtype.str, rows.size)[:] = rows.ravel()
+            return {}
+
+        kept = cache if cache is not None and indexed.num_sequences >= _CACHED_FROM else IndexCache(None)
+        about = shape | {"order": settings.order, "documents": [self.documents.start, self.documents.stop]}
+        about |= identity(indexed) if kept.folder else {}
+        rows = kept.get("sentences", about, fill).arrays["rows"].reshape(-1, 3)
+        self._refuse_too_little(rows)
+        return rows
+
+    def _refuse_too_little(self, rows: NDArray[Any]) -> None:
+        if len(rows) == 0:
+            raise DataError(
+                f"data.split gives 0 samples: none of its {len(self.documents)} documents of {self.prefix} has "
+                f"{self.settings.min_sentences} sentences. Use more data or a larger share of data.split."
+            )
+        alone = rows[-1, 0] < self._bounds[np.searchsorted(self._bounds, rows[0, 0], side="right")]
+        if self.settings.pairs == "next_sentence" and alone:
+            raise DataError(
+                f"data.pairs=next_sentence takes sentences of another document, and only one of data.split in "
+                f"{self.prefix} has samples. Use more data or data.pairs=sentence_order."
+            )
+
+    def _build_sampler(self, indexed: IndexedDataset, vocabulary: MaskVocabulary, seed: int) -> Any:
+        settings = self.settings
+        known = native.lib is not None and hasattr(native.lib, "MaskedSampler")
+        # because: the compiled helper reads the two dtypes of text, the twin any
+        known = known and indexed.dtype in (np.uint16, np.int32)
+        build: Any = native.lib.MaskedSampler if native.lib is not None and known else MaskedSamplerTwin
+        kinds = vocabulary.kinds
+        if not settings.whole_word:
+            kinds = np.where(kinds == CONTINUES, np.uint8(BEGINS), kinds)
+        return build(
+            tokens=indexed.tokens,
+            lengths=indexed.lengths,
+            pointers=indexed.pointers,
+            bounds=self._bounds,
+            rows=self._rows,
+            kinds=kinds,
+            specials=np.flatnonzero(kinds == SPECIAL).tolist(),
+            cls=vocabulary.special["cls"],
+            sep=vocabulary.special["sep"],
+            mask=vocabulary.special["mask"],
+            pad=vocabulary.special["pad"],
+            seq_len=self.seq_len,
+            pairs=Pairs[settings.pairs],
+            share=min(round(settings.mask_share * 2**32), 2**32 - 1),
+            max_predictions=settings.max_predictions or self.seq_len,
+            ngram_thresholds=ngram_thresholds(settings.max_ngram),
+            seed=derive_seed(seed, "masks"),
+        )
+
+
+def ngram_thresholds(max_ngram: int) -> list[int]:
+    """n is 1 + how many of these a draw below 2**32 reaches, so that n comes up with the weight 1/n."""
+    weights = [Fraction(1, n) for n in range(1, max_ngram + 1)]
+    return [int(sum(weights[:n]) / sum(weights) * 2**32) for n in range(1, max_ngram)]
+
+
+class FreshOrder(Order):
+    """Sample numbers that go on through the epochs: epoch e has e*n to (e+1)*n - 1, each once."""
+
+    def ids(self, first: int, count: int) -> Int64s:
+        epochs = np.arange(first, first + count) // self.num_samples
+        return super().ids(first, count) + epochs * self.num_samples

@@ -1,0 +1,214 @@
+"""BERT's samples in Python: the recipe, and the twin of csrc/masked.cpp, which does the same some 80 times faster.
+
+Called by masked.py where the compiled helper is not there. Sample number s is row s % num_rows of the map; all that is
+random about it is drawn from the stream of s, so that it is the same in any batch and any order. The draws, in turn:
+
+1. With pairs: where the second segment begins (drawn if there are three sentences or more), then a coin. Heads under
+   sentence_order: the two segments change places. Heads under next_sentence: the second segment is taken from another
+   document instead, beginning at any sentence of any sample of the map that is not this document's.
+2. What is above the target is taken off the longer segment, from the second where they are equal; each token of it
+   from the front or the back by a coin.
+3. [CLS] first [SEP] second [SEP]. Words are visited in random order. At each an n-gram begins, n drawn with weights
+   1/n; it ends at the segment's end and loses words that the budget (a share of the tokens) does not hold. It is
+   masked whole, or passed over if one of its words is masked already.
+4. A masked token becomes [MASK] in 80 of 100 cases and any other token but a special one in 10. The draw for this has
+   a stream of its own, in which place p of the row takes draw p.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmtrain.batch import IGNORED
+from lmtrain.data.samples.draws import Draws, draw_at, stream
+
+Ints = NDArray[Any]
+Run = tuple[int, int]  # first token, number of tokens
+
+BEGINS, CONTINUES, SPECIAL = 0, 1, 2  # what an id is: a word's first piece, a further one, a special token
+_MASK, _RANDOM = 3435973837, 3865470567  # 0.8 and 0.9 of 2**32
+
+
+class Pairs(IntEnum):
+    none = 0
+    next_sentence = 1
+    sentence_order = 2
+
+
+@dataclass(frozen=True)
+class Sample:
+    tokens: list[int]  # before masking
+    second: int  # where the second segment begins
+    label: bool
+    masked: list[int]  # places
+    replaced: list[int]  # what stands at these places
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedSamplerTwin:
+    tokens: Ints
+    lengths: Ints  # of every sentence, in tokens
+    pointers: Ints  # where it begins, in bytes
+    bounds: Ints  # of the documents, in sentences
+    rows: Ints  # the map of sentence_pairs.py
+    kinds: Ints  # BEGINS, CONTINUES or SPECIAL for every id
+    specials: list[int]  # ids, sorted
+    cls: int
+    sep: int
+    mask: int
+    pad: int
+    seq_len: int
+    pairs: int
+    share: int  # of the tokens to be masked, times 2**32
+    max_predictions: int
+    ngram_thresholds: list[int]  # n is 1 + how many of them a 32-bit draw reaches
+    seed: int
+
+    def batch(self, ids: Ints) -> tuple[Ints, ...]:
+        """tokens, labels, segments, what is no padding, pair labels."""
+        shape = (len(ids), self.seq_len)
+        tokens, labels = np.full(shape, self.pad, np.int64), np.full(shape, IGNORED, np.int64)
+        segments, real, pair = np.zeros(shape, np.int64), np.zeros(shape, np.bool_), np.zeros(len(ids), np.int64)
+        for i, number in enumerate(self._checked(ids)):
+            sample = self.sample(number)
+            size = len(sample.tokens)
+            tokens[i, :size] = sample.tokens
+            labels[i, sample.masked] = tokens[i, sample.masked]
+            tokens[i, sample.masked] = sample.replaced
+            segments[i, sample.second : size] = 1
+            real[i, :size] = True
+            pair[i] = sample.label
+        return tokens, labels, segments, real, pair
+
+    def counts(self, ids: Ints) -> Ints:
+        return np.array([len(self.sample(number).masked) for number in self._checked(ids)], np.int64)
+
+    def sample(self, number: int) -> Sample:
+        key = stream(self.seed, number)
+        draws = Draws(key)
+        tokens, second, label = self._text(self.rows[number % len(self.rows)].tolist(), draws)
+        places = [
+            place for first, last in self.choose(self.words(tokens, second), len(tokens), draws)
+            for place in range(first, last)
+        ]  # fmt: skip
+        lots = stream(key, 1)
+        return Sample(tokens, second, label, places, [self._replaced(tokens[p], draw_at(lots, p)) for p in places])
+
+    def words(self, tokens: list[int], second: int) -> list[Run]:
+        """First place and one past the last of each word; pieces that continue one belong to it."""
+        words: list[Run] = []
+        for place in range(1, len(tokens) - 1):
+            kind = self.kinds[tokens[place]]
+            if place == second - 1 or kind == SPECIAL:
+                continue
+            if kind == CONTINUES and words and words[-1][1] == place:
+                words[-1] = words[-1][0], place + 1
+            else:
+                words.append((place, place + 1))
+        return words
+
+    def choose(self, words: list[Run], num_tokens: int, draws: Draws) -> list[Run]:
+        """Places of the n-grams to mask, in the order in which they are drawn."""
+        budget = min(max((num_tokens * self.share + 2**31) >> 32, 1), self.max_predictions)
+        order, taken, chosen = list(range(len(words))), [False] * len(words), []
+        for i in range(len(words)):
+            if budget == 0:
+                break
+            j = i + draws.below(len(words) - i)
+            order[i], order[j] = order[j], order[i]
+            first = last = order[i]
+            for _ in range(self.ngram(draws) - 1):
+                if last + 1 == len(words) or words[last + 1][0] != words[last][1]:
+                    break
+                last += 1
+            while last > first and words[last][1] - words[first][0] > budget:
+                last -= 1
+            size = words[last][1] - words[first][0]
+            if size > budget or any(taken[first : last + 1]):
+                continue
+            taken[first : last + 1] = [True] * (last + 1 - first)
+            chosen.append((words[first][0], words[last][1]))
+            budget -= size
+        return chosen
+
+    def ngram(self, draws: Draws) -> int:
+        if not self.ngram_thresholds:
+            return 1
+        drawn = draws.next() >> 32
+        return 1 + sum(drawn >= threshold for threshold in self.ngram_thresholds)
+
+    def _replaced(self, token: int, drawn: int) -> int:
+        lot = drawn >> 32
+        if lot < _MASK:
+            return self.mask
+        if lot >= _RANDOM:
+            return token
+        other = ((drawn & 0xFFFFFFFF) * (len(self.kinds) - len(self.specials))) >> 32
+        for special in self.specials:
+            other += other >= special
+        return other
+
+    def _text(self, row: list[int], draws: Draws) -> tuple[list[int], int, bool]:
+        first, end, target = row
+        pivot, label = end, False
+        if self.pairs != Pairs.none:
+            pivot = first + (1 + draws.below(end - first - 1) if end - first >= 3 else 1)
+            label = bool(draws.next() >> 63)
+        a, b = self._run(first, pivot), self._run(pivot, end)
+        if label and self.pairs == Pairs.next_sentence:
+            b = self._other(first, target - a[1], draws)
+        elif label:
+            a, b = b, a
+        a, b = shorten(a, b, target, draws)
+        head = [self.cls, *self._read(a), self.sep]
+        tail = [] if self.pairs == Pairs.none else [*self._read(b), self.sep]
+        return head + tail, len(head), label
+
+    def _run(self, first: int, end: int) -> Run:
+        if first >= end:
+            return 0, 0
+        return int(self.pointers[first]) // self.tokens.itemsize, int(self.lengths[first:end].sum())
+
+    def _other(self, sentence: int, room: int, draws: Draws) -> Run:
+        """Sentences of another document, at least one and then while there is room."""
+        d = bisect_right(self.bounds, sentence)
+        low, high = np.searchsorted(self.rows[:, 0], self.bounds[d - 1 : d + 1]).tolist()
+        number = draws.next() % (len(self.rows) - (high - low))
+        begin, end, _ = self.rows[number if number < low else number + high - low].tolist()
+        first = begin + draws.below(end - begin)
+        stop = int(self.bounds[bisect_right(self.bounds, first)])
+        last = first + 1
+        while last < stop and self._run(first, last)[1] < room:
+            last += 1
+        return self._run(first, last)
+
+    def _read(self, run: Run) -> list[int]:
+        tokens: list[int] = self.tokens[run[0] : run[0] + run[1]].tolist()
+        for i, token in enumerate(tokens, run[0]):
+            if not 0 <= token < len(self.kinds):
+                raise IndexError(f"the id {token} as token {i}")
+        return tokens
+
+    def _checked(self, ids: Ints) -> list[int]:
+        numbers: list[int] = ids.tolist()
+        if any(number < 0 for number in numbers):
+            raise ValueError("ids begin at 0")
+        return numbers
+
+
+def shorten(a: Run, b: Run, target: int, draws: Draws) -> tuple[Run, Run]:
+    """Take what is above the target off the longer run, from `b` where they are equal."""
+    excess = a[1] + b[1] - target
+    if excess <= 0:
+        return a, b
+    level = min(excess, abs(a[1] - b[1]))
+    from_a = (excess - level) // 2 + (level if a[1] > b[1] else 0)
+    from_b = excess - from_a
+    a = a[0] + draws.count_ones(from_a), a[1] - from_a
+    return a, (b[0] + draws.count_ones(from_b), b[1] - from_b)

@@ -1,0 +1,238 @@
+"""Megatron-LM's samples in Megatron-LM's order, number for number, so that its runs can be gone on with. Torch-free.
+
+Called where `data.order=megatron`. Here documents are sequences, shuffled by numpy's old generator; a sample is cut
+from that endless text and the samples are shuffled again. All of it depends on how many samples the run asked for.
+The three indexes are what Megatron-LM keeps as document_index.npy, sample_index.npy and shuffle_index.npy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmtrain import native
+from lmtrain.batch import Batch
+from lmtrain.data.samples.causal import known_vocab_size, refuse_none
+from lmtrain.data.samples.rows import build_batch, check_ids, ragged
+from lmtrain.data.store.documents import DocumentMap, identity
+from lmtrain.data.store.index_cache import Build, Index, IndexCache
+from lmtrain.data.store.indexed import IndexedDataset
+from lmtrain.errors import DataError
+
+Int64s = NDArray[np.int64]
+
+SURPLUS = 0.005  # because: Megatron-LM's default; a blend asks each dataset for so much more than its share
+_CHUNK = 1 << 20
+_CACHED_FROM = 1 << 20  # sequences in all epochs
+
+
+def split_sequences(num: int, ratios: Sequence[float]) -> list[range]:
+    """Its split: by sequences, rounded as Python rounds."""
+    shares = [float(ratio) for ratio in ratios] + [0.0] * (3 - len(ratios))
+    total = sum(shares)
+    ends = list(accumulate((share / total for share in shares), initial=0.0))
+    return [range(round(low * num), round(high * num)) for low, high in pairwise(ends)]
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """How often the sequences are gone through, and whether the last time is shuffled apart from the others."""
+
+    num_epochs: int
+    tokens: int  # of one epoch
+    seq_len: int
+
+    @classmethod
+    def of(cls, tokens: int, num_samples: int, seq_len: int) -> Epochs:
+        return cls(max(-(-(num_samples * seq_len + 1) // tokens), 1), tokens, seq_len)
+
+    @property
+    def num_samples(self) -> int:
+        return (self.num_epochs * self.tokens - 1) // self.seq_len
+
+    @property
+    def before_last(self) -> int:
+        """Samples that lie in all epochs but the last."""
+        return ((self.num_epochs - 1) * self.tokens - 1) // self.seq_len
+
+    def last_apart(self, wanted: int) -> bool:
+        if self.num_epochs == 1:
+            return False
+        return wanted - self.before_last < int(0.80 * ((self.tokens - 1) // self.seq_len))
+
+
+def build_index(
+    build: Build, lengths: NDArray[Any], sequences: range, seq_len: int, num_samples: int, seed: int
+) -> dict[str, Any]:
+    """The three indexes, in the order in which they draw from one generator."""
+    tokens = sum(
+        int(lengths[i : min(i + _CHUNK, sequences.stop)].sum(dtype=np.int64))
+        for i in range(sequences.start, sequences.stop, _CHUNK)
+    )
+    epochs = Epochs.of(tokens, num_samples, seq_len)
+    apart, chance = epochs.last_apart(num_samples), np.random.RandomState(seed)
+    documents = build.create("document_index", "<i4", epochs.num_epochs * len(sequences))
+    for epoch in range(epochs.num_epochs):
+        part = documents[epoch * len(sequences) : (epoch + 1) * len(sequences)]
+        part[:] = np.arange(sequences.start, sequences.stop, dtype=np.int32)
+    last = (epochs.num_epochs - 1) * len(sequences) if apart else len(documents)
+    for part in (documents[:last], documents[last:]) if apart else (documents,):
+        chance.shuffle(part)
+
+    total = epochs.num_samples
+    wide = max(len(documents), int(lengths[sequences.start : sequences.stop].max())) > 2**31 - 1
+    samples = build.create("sample_index", "<i8" if wide else "<i4", 2 * (total + 1)).reshape(-1, 2)
+    _fill_sample_index(samples, documents, lengths, seq_len)
+
+    shuffled = build.create("shuffle_index", "<i8" if total >= 2**32 - 2 else "<u4", total)
+    for first in range(0, total, _CHUNK):
+        shuffled[first : first + _CHUNK] = np.arange(first, min(first + _CHUNK, total))
+    split = epochs.before_last if apart else total
+    for part in (shuffled[:split], shuffled[split:]) if apart else (shuffled,):
+        chance.shuffle(part)
+    return {"num_epochs": epochs.num_epochs, "last_apart": apart}
+
+
+def _fill_sample_index(
+    samples: NDArray[Any], documents: NDArray[np.int32], lengths: NDArray[Any], seq_len: int
+) -> None:
+    """Row k: where token k * seq_len lies, as (place in the document index, offset there). Row 0 is (0, 0)."""
+    before, row = 0, 1
+    for first in range(0, len(documents), _CHUNK):
+        ends = before + np.cumsum(lengths[documents[first : first + _CHUNK]], dtype=np.int64)
+        stop = min(-(-int(ends[-1]) // seq_len), len(samples))  # rows whose token lies before this chunk's end
+        tokens = np.arange(row, stop) * seq_len
+        places = np.searchsorted(ends, tokens, side="right")
+        samples[row:stop, 0] = first + places
+        samples[row:stop, 1] = tokens - np.where(places > 0, ends[places - 1], before)
+        before, row = int(ends[-1]), max(stop, row)
+
+
+class MegatronDataset:
+    """Sample k is the k-th that Megatron-LM's run takes, so the order to read in is 0, 1, 2, ..."""
+
+    def __init__(
+        self,
+        indexed: IndexedDataset,
+        sequences: range,
+        seq_len: int,
+        num_samples: int | None,
+        seed: int,
+        document_mask: bool = False,
+        vocab_size: int | None = None,
+        cache: IndexCache | None = None,
+    ) -> None:
+        DocumentMap.of(indexed, cache)  # checks every entry of the .idx
+        self.prefix, self.seq_len, self.document_mask = indexed.prefix, seq_len, document_mask
+        self.indexed, self._vocab_size = indexed, vocab_size or known_vocab_size(indexed)
+        tokens = self._tokens_of(sequences)
+        if num_samples is None:  # one epoch
+            num_samples = (tokens - 1) // seq_len
+        refuse_none(indexed, sequences, seq_len, num_samples, tokens)
+        num_epochs = Epochs.of(tokens, num_samples, seq_len).num_epochs
+        if indexed.num_sequences > 2**31 - 1:
+            raise DataError(
+                f"{indexed.prefix} has {indexed.num_sequences} sequences, and Megatron-LM's order counts them in "
+                "32 bits. Use data.order=own."
+            )
+        about = {"sequences": [sequences.start, sequences.stop], "seq_len": seq_len}
+        about |= {"num_samples": num_samples, "seed": seed}
+        large = cache is not None and num_epochs * len(sequences) >= _CACHED_FROM
+        index: Index = (cache if cache is not None and large else IndexCache(None)).get(
+            "megatron", identity(indexed) | about if large else {},
+            lambda build: build_index(build, indexed.lengths, sequences, seq_len, num_samples, seed),
+        )  # fmt: skip
+        self.document_index, self.shuffle_index = index.arrays["document_index"], index.arrays["shuffle_index"]
+        self.sample_index = index.arrays["sample_index"].reshape(-1, 2)
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.shuffle_index)
+
+    def num_labels(self, sample_ids: Int64s) -> int:
+        if not self.document_mask:
+            return len(sample_ids) * self.seq_len
+        return len(sample_ids) * self.seq_len - len(self._begins(*self._pieces(sample_ids)[::2])[0])
+
+    def batch(self, sample_ids: Int64s) -> Batch:
+        rows, starts, sizes = self._pieces(sample_ids)
+        _, places = ragged(starts, sizes)
+        ids = self.indexed.tokens[places].reshape(len(sample_ids), self.seq_len + 1)
+        check_ids(ids, self._vocab_size, self.prefix)
+        return build_batch(ids, self._begins(rows, sizes) if self.document_mask else None)
+
+    def _pieces(self, sample_ids: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+        """Runs of tokens, in order: (row, first token, how many)."""
+        which = self.shuffle_index[sample_ids].astype(np.int64)
+        (first, skipped), (last, kept) = (self.sample_index[which + i].astype(np.int64).T for i in (0, 1))
+        rows, at = ragged(first, last - first + 1)
+        sequences = self.document_index[at]
+        starts = self.indexed.pointers[sequences] // self.indexed.dtype.itemsize
+        ends = starts + np.where(at == last[rows], kept[rows] + 1, self.indexed.lengths[sequences])
+        starts = starts + np.where(at == first[rows], skipped[rows], 0)
+        return rows, starts, ends - starts
+
+    def _begins(self, rows: Int64s, sizes: Int64s) -> tuple[Int64s, Int64s]:
+        places = np.cumsum(sizes) - sizes - rows * (self.seq_len + 1)
+        new = (places > 0) & (sizes > 0)
+        return rows[new], places[new]
+
+    def _tokens_of(self, sequences: range) -> int:
+        if len(sequences) == 0:
+            return 0
+        pointers = self.indexed.pointers
+        end = self.indexed.num_tokens * self.indexed.dtype.itemsize
+        stop = int(pointers[sequences.stop]) if sequences.stop < len(pointers) else end
+        return (stop - int(pointers[sequences.start])) // self.indexed.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class AsNumbered:
+    """Position k takes sample k, as far as there are any."""
+
+    num_samples: int
+
+    def ids(self, first: int, count: int) -> Int64s:
+        if first + count > self.num_samples:
+            raise DataError(
+                f"Sample {first + count} was asked for and Megatron-LM's order holds {self.num_samples}. "
+                "Set data.megatron_samples to what the whole of its run takes."
+            )
+        return np.arange(first, first + count)
+
+
+def blend_sizes(weights: Sequence[float], num_samples: int) -> tuple[list[int], list[int]]:
+    """What each dataset gives to a blend, and what it is asked for."""
+    given = [math.ceil(num_samples * weight) for weight in _normed(weights).tolist()]
+    return given, [math.ceil(count * (1 + SURPLUS)) for count in given]
+
+
+def blend_index(weights: Sequence[float], count: int) -> tuple[NDArray[np.int16], Int64s]:
+    """(dataset, which of its samples) of each position: always the dataset furthest behind, of equals the first."""
+    normed = _normed(_normed(weights))  # because: Megatron-LM does it twice, and the second time can move a last bit
+    if native.lib is not None:
+        made: tuple[NDArray[np.int16], Int64s] = native.lib.megatron_blend(normed, count)
+        return made
+    return blend_index_twin(normed, count)
+
+
+def _normed(weights: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
+    array = np.array(weights, np.float64)
+    normed: NDArray[np.float64] = array / np.sum(array)
+    return normed
+
+
+def blend_index_twin(weights: NDArray[np.float64], count: int) -> tuple[NDArray[np.int16], Int64s]:
+    counts = np.zeros(len(weights), np.int64)
+    datasets, samples = np.empty(count, np.int16), np.empty(count, np.int64)
+    for i in range(count):
+        d = int(np.argmax(weights * max(i, 1) - counts))
+        datasets[i], samples[i] = d, counts[d]
+        counts[d] += 1
+    return datasets, samples

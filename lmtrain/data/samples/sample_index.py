@@ -1,0 +1,70 @@
+"""Which tokens make a sample: documents of a split laid end to end and cut every `seq_len` tokens. Pure numpy.
+
+Called by causal.py. A sample is seq_len + 1 tokens, the last of which is the first of the next sample, so that every
+token but the first is a label exactly once. Nothing is stored a sample: the index is where documents begin, whatever
+the length of a run. All arithmetic is 64-bit. Must not know how samples are ordered; that is order.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmtrain.data.samples.rows import ragged
+from lmtrain.data.store.documents import DocumentMap
+
+Int64s = NDArray[np.int64]
+
+
+def split_documents(num: int, ratios: Sequence[float]) -> tuple[range, range, range]:
+    """Documents of train, validation and test: consecutive ranges in these proportions, each document in one."""
+    shares = [float(ratio) for ratio in ratios] + [0.0] * (3 - len(ratios))
+    total = sum(shares)
+    bounds = [round(sum(shares[:i]) / total * num) for i in range(4)]
+    return range(bounds[0], bounds[1]), range(bounds[1], bounds[2]), range(bounds[2], bounds[3])
+
+
+class SampleIndex:
+    """Samples of some consecutive documents, counted in tokens from the first document's first."""
+
+    def __init__(self, lengths: NDArray[np.integer] | DocumentMap, documents: range, seq_len: int) -> None:
+        self.map = lengths if isinstance(lengths, DocumentMap) else DocumentMap.from_lengths(lengths)
+        self.seq_len, self.documents = seq_len, documents
+        self.first_token = self.map.start(documents.start)
+        self.num_tokens: int = self.map.start(documents.stop) - self.first_token
+
+    @property
+    def num_samples(self) -> int:
+        return max(self.num_tokens - 1, 0) // self.seq_len
+
+    def starts(self, sample_ids: Int64s) -> Int64s:
+        """The first token of each sample."""
+        return sample_ids * np.int64(self.seq_len)
+
+    def begins(self, sample_ids: Int64s) -> tuple[Int64s, Int64s]:
+        """The tokens of these samples, but for the first of each, with which a document begins: (row, place)."""
+        first = self.starts(sample_ids) + self.first_token
+        low, high = np.split(self.map.find(np.concatenate([first, first + self.seq_len])), 2)
+        rows, documents = ragged(low + 1, high - low)
+        places = self.map.starts(documents) - first[rows]
+        # An empty document begins where the next one does, and in front of a row's first document it is not in it.
+        new = np.append(True, (rows[1:] != rows[:-1]) | (places[1:] != places[:-1]))[: len(rows)] & (places > 0)
+        return rows[new], places[new]
+
+    def num_crossings(self, sample_ids: Int64s) -> Int64s:
+        """How many labels of each sample are the first token of a document."""
+        counts: Int64s = np.bincount(self.begins(sample_ids)[0], minlength=len(sample_ids))
+        return counts
+
+    def spans(self, sample_id: int) -> list[tuple[int, int, int]]:
+        """The sample in words: (document, first token, one past the last token), in order."""
+        first = sample_id * self.seq_len + self.first_token
+        last, spans = first + self.seq_len + 1, []
+        while first < last:
+            document = int(self.map.find(np.array([first]))[0])
+            begin, end = self.map.starts(np.array([document, document + 1])).tolist()
+            spans.append((document, first - begin, min(end, last) - begin))
+            first = min(end, last)
+        return spans

@@ -1,0 +1,168 @@
+"""Which sentences make a sample: documents cut into runs of sentences of about a target length. Torch-free.
+
+Called by masked.py. The answer is a map, an array [num_samples, 3] of (first sentence, one past the last, target): the
+sample's tokens are later cut to the target, which is `max_tokens` or, with the probability `short_share`, any smaller
+number from 2. A sample takes sentences until it has its target, `min_sentences` and at least two remain for the next.
+
+`build_map` is ours: one pass over the documents, in their order; the target is drawn from the stream of the sample's
+first sentence, so that a document's samples hang on nothing else. `build_megatron_map` is Megatron-LM's to the bit,
+for going on with a run begun there: all epochs of the run in one map, drawn from one generator and shuffled.
+csrc/sentence_pairs.cpp holds both; the twins here give the same answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmtrain import native
+from lmtrain.data.samples.draws import Draws, stream
+
+Ints = NDArray[Any]
+Row = tuple[int, int, int]
+
+_LONGEST_SENTENCE = 512  # because: Megatron-LM leaves out documents with a longer one
+_MANY_EPOCHS = 2**31 - 2  # Megatron-LM's number for as many as are needed
+_ALL_SAMPLES = 2**62
+
+
+def build_map(
+    lengths: Ints, bounds: Ints, *, max_tokens: int, short_share: float, min_sentences: int, seed: int
+) -> Ints:
+    """Our samples. `lengths`: tokens of every sentence; document d is sentences bounds[d] to bounds[d + 1] - 1."""
+    threshold = round(short_share * 2**32)
+    arguments = (*_plain(lengths, bounds), max_tokens, threshold, min_sentences, seed)
+    if native.lib is not None and hasattr(native.lib, "build_map"):
+        rows: Ints = native.lib.build_map(*arguments)
+        return rows
+    return build_map_twin(*arguments)
+
+
+def build_megatron_map(
+    lengths: Ints,
+    bounds: Ints,
+    *,
+    max_tokens: int,
+    short_share: float,
+    min_sentences: int,
+    seed: int,
+    num_samples: int | None = None,
+) -> Ints:
+    """Megatron-LM's samples: whole epochs until there are num_samples of them; one epoch where that is None."""
+    ratio = int(1 / short_share + 0.5) if short_share > 0 else 0
+    epochs, most = (1, _ALL_SAMPLES) if num_samples is None else (_MANY_EPOCHS, num_samples)
+    arguments = (*_plain(lengths, bounds), epochs, most, max_tokens, ratio, min_sentences, seed)
+    if native.lib is not None and hasattr(native.lib, "build_megatron_map"):
+        rows: Ints = native.lib.build_megatron_map(*arguments)
+        return rows
+    return build_megatron_map_twin(*arguments)
+
+
+def build_map_twin(
+    lengths: Ints, bounds: Ints, max_tokens: int, short_threshold: int, min_sentences: int, seed: int
+) -> Ints:
+    def target_of(first: int) -> int:
+        draws = Draws(stream(seed, first))
+        return max_tokens if draws.next() >> 32 >= short_threshold else 2 + draws.below(max_tokens - 1)
+
+    _check(lengths, bounds, max_tokens)
+    rows: list[Row] = []
+    for begin, end in pairwise(bounds.tolist()):
+        if end - begin >= min_sentences:
+            rows.extend(_cut(lengths, begin, end, min_sentences, target_of))
+    return _stored(rows, len(lengths))
+
+
+def build_megatron_map_twin(
+    lengths: Ints,
+    bounds: Ints,
+    num_epochs: int,
+    max_samples: int,
+    max_tokens: int,
+    short_ratio: int,
+    min_sentences: int,
+    seed: int,
+) -> Ints:
+    random = _mersenne_32(seed)
+
+    def target_of(_: int) -> int:
+        if short_ratio == 0:
+            return max_tokens
+        drawn = next(random)
+        return 2 + drawn % (max_tokens - 1) if drawn % short_ratio == 0 else max_tokens
+
+    _check(lengths, bounds, max_tokens)
+    documents = [d for d in pairwise(bounds.tolist()) if _megatron_takes(lengths, *d, min_sentences)]
+    rows: list[Row] = []
+    for _ in range(num_epochs if documents else 0):
+        if len(rows) >= max_samples:
+            break
+        for begin, end in documents:
+            rows.extend(_cut(lengths, begin, end, min_sentences, target_of))
+    random_64 = _mersenne_64(seed + 1)
+    for i in range(len(rows) - 1, 0, -1):
+        j = next(random_64) % (i + 1)
+        rows[i], rows[j] = rows[j], rows[i]
+    return _stored(rows, len(lengths))
+
+
+def _cut(
+    lengths: Ints, begin: int, end: int, min_sentences: int, target_of: Callable[[int], int]
+) -> Iterator[Row]:
+    first, tokens, target = begin, 0, target_of(begin)
+    for i, length in enumerate(lengths[begin:end].tolist(), begin):
+        tokens += length
+        count, left = i + 1 - first, end - i - 1
+        if (tokens >= target and left > 1 and count >= min_sentences) or left == 0:
+            yield first, i + 1, target
+            first, tokens, target = i + 1, 0, target_of(i + 1)
+
+
+def _megatron_takes(lengths: Ints, begin: int, end: int, min_sentences: int) -> bool:
+    if end - begin < max(min_sentences, 1):
+        return False
+    return end - begin == 1 or int(lengths[begin:end].max()) <= _LONGEST_SENTENCE
+
+
+def _plain(lengths: Ints, bounds: Ints) -> tuple[Ints, Ints]:
+    """In the types of an .idx file, whose own arrays are not copied."""
+    return np.ascontiguousarray(lengths, np.int32), np.ascontiguousarray(bounds, np.int64)
+
+
+def _check(lengths: Ints, bounds: Ints, max_tokens: int) -> None:
+    if max_tokens < 2:
+        raise ValueError("max_tokens must be at least 2")
+    if len(bounds) and (bounds[0] < 0 or bounds[-1] > len(lengths) or (np.diff(bounds) < 0).any()):
+        raise ValueError("bounds must rise and lie within the sentences")
+
+
+def _stored(rows: list[Row], num_sentences: int) -> Ints:
+    return np.array(rows, np.uint64 if num_sentences > 2**32 - 1 else np.uint32).reshape(-1, 3)
+
+
+def _mersenne_32(seed: int) -> Iterator[int]:
+    """std::mt19937."""
+    random = np.random.RandomState(seed % 2**32)
+    while True:
+        yield from random.randint(0, 2**32, 1024, np.uint32).tolist()
+
+
+def _mersenne_64(seed: int) -> Iterator[int]:
+    """std::mt19937_64, which numpy does not have; Matsumoto and Nishimura's constants."""
+    all_bits = 2**64 - 1
+    state = [seed & all_bits]
+    for i in range(1, 312):
+        state.append((6364136223846793005 * (state[-1] ^ (state[-1] >> 62)) + i) & all_bits)
+    while True:
+        for i in range(312):
+            word = (state[i] & 0xFFFFFFFF80000000) | (state[(i + 1) % 312] & 0x7FFFFFFF)
+            state[i] = state[(i + 156) % 312] ^ (word >> 1) ^ (0xB5026F5AA96619E9 if word & 1 else 0)
+        for x in state:
+            x ^= (x >> 29) & 0x5555555555555555
+            x ^= (x << 17) & 0x71D67FFFEDA60000
+            x ^= (x << 37) & 0xFFF7EEE000000000
+            yield x ^ (x >> 43)

@@ -1,0 +1,1 @@
+"""Token datasets on disk: .bin/.idx files, their documents and cached indexes."""

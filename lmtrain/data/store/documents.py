@@ -1,0 +1,175 @@
+"""Where the documents of a dataset begin, for a billion of them as for ten. Torch-free.
+
+Called by everything that must know documents. The .idx is itself a table of cumulative sizes, so nothing of its
+length is kept in memory: a search starts from the beginnings of every 256th document, found in the one pass that
+also checks every entry of the .idx against its neighbours, and ends in the memory-mapped .idx. That pass is an index
+of index_cache.py, made once for a dataset.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmtrain import native
+from lmtrain.data.store.index_cache import IndexCache, file_print
+from lmtrain.data.store.indexed import IndexedDataset, part
+from lmtrain.errors import DataError
+
+Int64s = NDArray[np.int64]
+
+ALL_IN_MEMORY = 1 << 22  # documents whose beginnings are all kept in memory
+STRIDE = 256
+_CHUNK = 1 << 16  # documents checked at once: what a core's cache holds
+_CACHED_FROM = 1 << 22  # entries of an .idx; fewer are checked in less time than a cache is opened in
+
+
+class DocumentMap:
+    """Beginnings of documents in tokens. `every` holds those of documents 0, stride, 2 stride, ..."""
+
+    def __init__(
+        self, bounds: NDArray[Any], pointers: NDArray[Any], itemsize: int, num_tokens: int, every: Int64s, stride: int
+    ) -> None:
+        self.num_documents, self.num_tokens = len(bounds) - 1, num_tokens
+        self._bounds, self._pointers, self._itemsize = bounds, pointers, itemsize
+        self._every, self._stride = every, stride
+        self._one_each = False  # True: document d is sequence d, and a search reads one array less
+
+    @classmethod
+    def of(cls, dataset: IndexedDataset, cache: IndexCache | None = None) -> DocumentMap:
+        """Checks every entry of the .idx, or finds that it has been checked."""
+        num = dataset.num_documents
+        stride = 1 if num <= ALL_IN_MEMORY else STRIDE
+        small = dataset.num_sequences + num < _CACHED_FROM
+        index = (IndexCache(None) if cache is None or small else cache).get(
+            "documents", identity(dataset) | {"stride": stride} if cache and not small else {},
+            lambda build: _check(dataset, stride, build.create("every", "<i8", -(-num // stride))),
+        )  # fmt: skip
+        every = np.append(index.arrays["every"], dataset.num_tokens)
+        made = cls(dataset.document_index, dataset.pointers, dataset.dtype.itemsize, dataset.num_tokens, every, stride)
+        made._one_each = bool(index.facts["one_each"])
+        return made
+
+    @classmethod
+    def from_lengths(cls, lengths: NDArray[Any]) -> DocumentMap:
+        """Documents of one sequence each, from their sizes alone."""
+        starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
+        return cls(np.arange(len(starts)), starts[:-1], 1, int(starts[-1]), starts, 1)
+
+    def starts(self, documents: Int64s) -> Int64s:
+        """The first token of each document; of the one after the last, the end of the tokens."""
+        if self._stride == 1:
+            return self._every[documents]
+        sequences = documents if self._one_each else self._bounds[documents]
+        starts = np.full(len(sequences), self.num_tokens)
+        inside = np.flatnonzero(sequences < len(self._pointers))
+        starts[inside] = self._pointers[sequences[inside]] // self._itemsize
+        return starts
+
+    def start(self, document: int) -> int:
+        return int(self.starts(np.array([document]))[0])
+
+    def lengths(self, first: int, last: int) -> Int64s:
+        """The sizes of documents first to last - 1."""
+        return np.diff(self.starts(np.arange(first, last + 1)))
+
+    def find(self, tokens: Int64s) -> Int64s:
+        """The document of each token."""
+        blocks = np.searchsorted(self._every, tokens, side="right") - 1
+        if self._stride == 1:
+            return blocks
+        low = blocks * self._stride  # low begins at or before the token, high behind it
+        high = np.minimum(low + self._stride, self.num_documents)
+        while (high - low > 1).any():
+            middle = (low + high) >> 1
+            before = self.starts(middle) <= tokens
+            low, high = np.where(before, middle, low), np.where(before, high, middle)
+        return low
+
+
+def identity(dataset: IndexedDataset) -> dict[str, Any]:
+    """What decides the entries of this .idx, without reading them all."""
+    path = part(dataset.prefix, ".idx")
+    return {
+        "idx_print": file_print(path),
+        "idx_mtime_ns": os.stat(path).st_mtime_ns,
+        "num_sequences": dataset.num_sequences,
+        "num_documents": dataset.num_documents,
+        "num_tokens": dataset.num_tokens,
+        "dtype": dataset.dtype.name,
+        "content_sha256": dataset.info.content_sha256 if dataset.info else None,
+    }
+
+
+def _check(dataset: IndexedDataset, stride: int, every: Int64s) -> dict[str, Any]:
+    """One pass over the .idx, on two cores: check every entry, note every stride-th beginning."""
+    num = dataset.num_documents
+    step = max(_CHUNK // stride, 1) * stride
+
+    def check(first: int) -> int:
+        """As bounds_rise: 0 where something is wrong, 2 where each document is one sequence, else 1."""
+        last = min(first + step, num)
+        low, high = int(dataset.document_index[first]), int(dataset.document_index[last])
+        rise = bounds_rise(dataset.document_index[first : last + 1])
+        if rise == 0 or low < 0 or high > dataset.num_sequences:
+            return 0
+        wanted = dataset.document_index[first:last:stride].astype(np.int64)
+        starts = np.full(len(wanted), dataset.num_tokens)
+        inside = wanted < dataset.num_sequences
+        starts[inside] = dataset.pointers[wanted[inside]] // dataset.dtype.itemsize
+        every[first // stride : first // stride + len(starts)] = starts
+        return rise if all(_follow(dataset, i, j) for i, j in _portions(low, high)) else 0
+
+    with ThreadPoolExecutor(2) as threads:
+        rise = min(threads.map(check, range(0, num, step)), default=0 if dataset.num_sequences else 2)
+    if rise == 0:
+        dataset.check_index()  # says where
+        raise DataError(f"{part(dataset.prefix, '.idx')} changed while it was read. Try again.")
+    return {"one_each": rise == 2}
+
+
+def _portions(first: int, last: int) -> Iterator[tuple[int, int]]:
+    for at in range(first, last, 2 * _CHUNK):
+        yield at, min(at + 2 * _CHUNK, last)
+
+
+def _follow(dataset: IndexedDataset, first: int, last: int) -> bool:
+    """Sequences first to last - 1 follow each other as long as they say they are."""
+    itemsize = dataset.dtype.itemsize
+    lengths, pointers = dataset.lengths[first:last], dataset.pointers[first : last + 1]
+    if last == dataset.num_sequences:
+        pointers = np.append(pointers, np.int64(dataset.num_tokens * itemsize))
+    return sequences_follow(lengths, pointers, itemsize)
+
+
+def sequences_follow(lengths: NDArray[Any], pointers: NDArray[Any], itemsize: int) -> bool:
+    """Whether the pointers, one more than there are lengths, are the running sums of the lengths in bytes."""
+    if native.lib is not None:
+        answer: bool = native.lib.sequences_follow(lengths.view(np.uint8), pointers.view(np.uint8), itemsize)
+        return answer
+    return sequences_follow_twin(lengths, pointers, itemsize)
+
+
+def sequences_follow_twin(lengths: NDArray[Any], pointers: NDArray[Any], itemsize: int) -> bool:
+    sizes = lengths.astype(np.int64) * itemsize
+    return bool((sizes >= 0).all() and (np.diff(pointers) == sizes).all())
+
+
+def bounds_rise(bounds: NDArray[Any]) -> int:
+    """0: they go down somewhere; 1: they rise or stay; 2: each is one more than the one before."""
+    if native.lib is not None:
+        answer: int = native.lib.bounds_rise(bounds.view(np.uint8))
+        return answer
+    return bounds_rise_twin(bounds)
+
+
+def bounds_rise_twin(bounds: NDArray[Any]) -> int:
+    before, after = bounds[:-1], bounds[1:]
+    if not (after >= before).all():
+        return 0
+    return 2 if (after == before + 1).all() else 1

@@ -1,0 +1,189 @@
+"""Megatron's .bin/.idx token files, byte for byte, with a sidecar that says where they come from. Torch-free.
+
+Called by samples and by `lmtrain inspect` (IndexedDataset); writer.py makes datasets. A dataset is a prefix P:
+
+    P.bin             token ids, little endian, nothing between them
+    P.idx             34 bytes of header, then lengths (int32), pointers (int64 bytes), document index (int64)
+    P.json            the sidecar: counts, checksum, fingerprint of the tokenizer; absent from foreign datasets
+    P.tokenizer.json  the tokenizer itself
+
+P.idx is renamed into place last, so a dataset without it was never finished. Opening costs the same for any size;
+`check_index` looks at every entry of the index and `verify` at every byte.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmtrain.data.store.format import CHUNK as _CHUNK
+from lmtrain.data.store.format import DTYPES, HEADER, MAGIC, Ints
+from lmtrain.data.store.format import SUFFIXES as SUFFIXES
+from lmtrain.data.store.format import DatasetInfo as DatasetInfo
+from lmtrain.data.store.format import dtype_for as dtype_for
+from lmtrain.data.store.format import part as part
+from lmtrain.data.store.writer import DatasetWriter as DatasetWriter
+from lmtrain.errors import DataError, MissingInputError
+from lmtrain.runtime import files
+
+
+class IndexedDataset:
+    """A dataset opened for reading: memory maps of its two files, checked to agree with each other."""
+
+    def __init__(self, prefix: Path, index: Ints, tokens: Ints, num: int, num_bounds: int) -> None:
+        self.prefix, self.dtype, self.tokens, self.num_sequences = prefix, tokens.dtype, tokens, num
+        self._index = index  # the bytes of P.idx; the views below are unaligned, as the format is
+        start = HEADER.size
+        self.lengths: Ints = np.frombuffer(index, "<i4", num, start)
+        self.pointers: Ints = np.frombuffer(index, "<i8", num, start + 4 * num)
+        self.document_index: Ints = np.frombuffer(index, "<i8", num_bounds, start + 12 * num)
+        self.info: DatasetInfo | None = None
+
+    @classmethod
+    def open(cls, prefix: Path | str) -> IndexedDataset:
+        prefix = Path(prefix)
+        if prefix.suffix in (".bin", ".idx"):
+            prefix = prefix.with_suffix("")
+        idx_path, bin_path = part(prefix, ".idx"), part(prefix, ".bin")
+        num_idx_bytes, num_bin_bytes = _size(idx_path, bin_path), _size(bin_path, idx_path)
+        dtype, num, num_bounds = _read_header(idx_path, num_idx_bytes)
+        index = _map(idx_path, np.dtype(np.uint8), num_idx_bytes)
+        if num_bin_bytes % dtype.itemsize:
+            raise DataError(f"{bin_path} has {num_bin_bytes} bytes, no whole number of {dtype} ids. It is cut short.")
+        tokens = _map(bin_path, dtype, num_bin_bytes // dtype.itemsize)
+        dataset = cls(prefix, index, tokens, num, num_bounds)
+        dataset._check_ends(idx_path, bin_path, num_bin_bytes)
+        if part(prefix, ".json").exists():
+            dataset.info = dataset._checked_info(part(prefix, ".json"))
+        return dataset
+
+    @property
+    def num_documents(self) -> int:
+        return len(self.document_index) - 1
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    def sequence(self, i: int) -> Ints:
+        start = int(self.pointers[i]) // self.dtype.itemsize
+        return self.tokens[start : start + int(self.lengths[i])]
+
+    def document(self, d: int) -> Ints:
+        first, last = int(self.document_index[d]), int(self.document_index[d + 1])
+        if first == last:
+            return self.tokens[:0]
+        return self.tokens[int(self.pointers[first]) // self.dtype.itemsize :][: int(self.lengths[first:last].sum())]
+
+    def document_starts(self) -> NDArray[np.int64]:
+        """Where each document begins in `tokens`, and where the last one ends; every index entry is checked first."""
+        self.check_index()
+        starts = np.append(self.pointers // self.dtype.itemsize, self.num_tokens)
+        return starts[self.document_index].astype(np.int64, copy=False)
+
+    def check_index(self) -> None:
+        """Lengths, pointers and document index agree with each other, entry by entry."""
+        path, base, expected = part(self.prefix, ".idx"), HEADER.size, 0
+        at_pointers, at_documents = base + 4 * self.num_sequences, base + 12 * self.num_sequences
+        for first in range(0, self.num_sequences, _CHUNK):
+            lengths = self.lengths[first : first + _CHUNK].astype(np.int64)
+            _refuse_any(lengths < 0, path, base + 4 * first, 4, "a negative length")
+            ends = expected + np.cumsum(lengths) * self.dtype.itemsize
+            starts = np.append(np.int64(expected), ends[:-1])
+            wrong = self.pointers[first : first + _CHUNK] != starts
+            _refuse_any(wrong, path, at_pointers + 8 * first, 8, "a pointer that disagrees with the lengths")
+            expected = int(ends[-1])
+        for first in range(0, self.num_documents, _CHUNK):
+            step = np.diff(self.document_index[first : first + _CHUNK + 1])
+            _refuse_any(step < 0, path, at_documents + 8 * (first + 1), 8, "a document that ends before it starts")
+
+    def verify(self) -> None:
+        """Every byte: the index, the ids against the vocabulary, the checksum. Reads the whole dataset."""
+        self.check_index()
+        bin_path = part(self.prefix, ".bin")
+        limit = self.info.vocab_size if self.info else None
+        digest = hashlib.sha256()
+        for first in range(0, self.num_tokens, _CHUNK):
+            tokens = self.tokens[first : first + _CHUNK]
+            digest.update(tokens.data.cast("B"))
+            bad = (tokens < 0) if limit is None else (tokens < 0) | (tokens >= limit)
+            _refuse_any(bad, bin_path, first * self.dtype.itemsize, self.dtype.itemsize, "an id outside the vocabulary")
+        digest.update(self._index.data)
+        if self.info and digest.hexdigest() != self.info.content_sha256:
+            raise DataError(f"{bin_path} or its .idx has not the checksum in its sidecar. Make the dataset again.")
+
+    def _check_ends(self, idx_path: Path, bin_path: Path, num_bin_bytes: int) -> None:
+        """What can be judged without reading the arrays: their first and last entries."""
+        num = self.num_sequences
+        at_documents = HEADER.size + 12 * num
+        if self.document_index[0] != 0 or self.document_index[-1] != num:
+            ends = f"{self.document_index[0]} to {self.document_index[-1]}"
+            raise _damaged(idx_path, at_documents, f"the document index runs from {ends}, not from 0 to {num}")
+        if num and self.pointers[0] != 0:
+            raise _damaged(idx_path, HEADER.size + 4 * num, f"the first pointer is {self.pointers[0]}, not 0")
+        needed = int(self.pointers[-1]) + int(self.lengths[-1]) * self.dtype.itemsize if num else 0
+        if needed != num_bin_bytes:
+            raise DataError(
+                f"{bin_path} has {num_bin_bytes} bytes and {idx_path} (offset {at_documents - 8}) speaks of {needed}. "
+                "One of them is cut short or of another dataset."
+            )
+
+    def _checked_info(self, path: Path) -> DatasetInfo:
+        info = DatasetInfo.read(path)
+        for what, said, found in (
+            ("num_documents", info.num_documents, self.num_documents),
+            ("num_tokens", info.num_tokens, self.num_tokens),
+            ("dtype", info.dtype, self.dtype.name),
+        ):
+            if said != found:
+                raise DataError(f"{path}: {what}={said}, but the .idx has {found}. One of them is of another dataset.")
+        return info
+
+def _size(path: Path, other: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        if other.exists():
+            raise MissingInputError(f"{path} is missing beside {other}. Make the dataset again.") from error
+        raise MissingInputError(f"{path} does not exist. Give a dataset's path without .bin or .idx.") from error
+
+
+def _read_header(path: Path, num_bytes: int) -> tuple[np.dtype[Any], int, int]:
+    with files.storage_errors(path, "Reading"), open(path, "rb") as file:
+        header = file.read(HEADER.size)
+    if len(header) < HEADER.size:
+        raise DataError(f"{path} has {num_bytes} bytes, fewer than the {HEADER.size} of its header. It is cut short.")
+    magic, version, code, num, num_bounds = HEADER.unpack(header)
+    if magic != MAGIC:
+        raise _damaged(path, 0, "it does not begin with MMIDIDX")
+    if version != 1:
+        raise _damaged(path, 9, f"version {version}, and only 1 is known")
+    if code not in DTYPES:
+        raise _damaged(path, 17, f"dtype code {code} is no type of whole numbers")
+    needed = HEADER.size + 12 * num + 8 * num_bounds
+    if num_bounds < 1 or num_bytes != needed:
+        hint = " (a multimodal dataset?)" if num_bytes == needed + num > needed else ""
+        counts = f"{num} sequences and {num_bounds} document bounds"
+        raise _damaged(path, 18, f"{counts} need {needed} bytes, the file has {num_bytes}{hint}")
+    return np.dtype(DTYPES[code]), num, num_bounds
+
+
+def _map(path: Path, dtype: np.dtype[Any], count: int) -> Ints:
+    if count == 0:  # because: an empty file cannot be mapped
+        return np.empty(0, dtype)
+    with files.storage_errors(path, "Reading"):
+        # A plain view, because slices of np.memmap itself are twice as slow.
+        return np.memmap(path, dtype, "r", shape=(count,)).view(np.ndarray)
+
+
+def _refuse_any(bad: NDArray[np.bool_], path: Path, base: int, width: int, what: str) -> None:
+    if bad.any():
+        raise _damaged(path, base + width * int(np.argmax(bad)), what)
+
+
+def _damaged(path: Path, offset: int, what: str) -> DataError:
+    return DataError(f"{path}, offset {offset}: {what}. It is damaged or no file of this format.")

@@ -1,0 +1,143 @@
+"""Datasets made of datasets: joined, divided, checked to the last byte. Torch-free.
+
+Called by `lmtrain data`. Documents are copied some megabytes at a time, so that memory does not grow with them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmtrain.data.samples.sample_index import split_documents
+from lmtrain.data.store.documents import DocumentMap
+from lmtrain.data.store.format import DatasetInfo
+from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset, part
+from lmtrain.errors import DataError, UsageError
+from lmtrain.runtime.files import read_bytes
+
+_COPIED_TOKENS = 1 << 22
+_COPIED_DOCUMENTS = 1 << 16
+_TOKENIZER_BYTES = 256 << 20
+UNKNOWN = -1  # the sidecar's word for bytes of text that nobody counted
+
+
+def verify(dataset: IndexedDataset) -> dict[str, Any]:
+    """Read every byte once: entries of the index, ids, the checksum. Says what the checksum is."""
+    DocumentMap.of(dataset)
+    bin_path = part(dataset.prefix, ".bin")
+    limit = dataset.info.vocab_size if dataset.info else None
+    digest, highest, lowest = hashlib.sha256(), -1, 0
+    for first in range(0, dataset.num_tokens, _COPIED_TOKENS):
+        tokens = dataset.tokens[first : first + _COPIED_TOKENS]
+        digest.update(tokens.data.cast("B"))
+        lowest, highest = min(lowest, int(tokens.min())), max(highest, int(tokens.max()))
+        if lowest < 0 or (limit is not None and highest >= limit):
+            at = int(np.argmax((tokens < 0) | (tokens > (highest if limit is None else limit - 1)))) + first
+            raise DataError(
+                f"{bin_path}, offset {at * dataset.dtype.itemsize}: the id {dataset.tokens[at]} is outside the "
+                "vocabulary. The file is damaged or of another tokenizer."
+            )
+    index = part(dataset.prefix, ".idx")
+    with open(index, "rb") as file:
+        while data := file.read(_COPIED_TOKENS):
+            digest.update(data)
+    if dataset.info and digest.hexdigest() != dataset.info.content_sha256:
+        raise DataError(f"{bin_path} or its .idx has not the checksum in its sidecar. Make the dataset again.")
+    return {"content_sha256": digest.hexdigest(), "max_id": highest, "compared_with_sidecar": dataset.info is not None}
+
+
+def merge(prefixes: Sequence[Path], output: Path, *, overwrite: bool = False) -> None:
+    """All documents of all datasets, one after another, with one sidecar that adds theirs up."""
+    datasets = [IndexedDataset.open(prefix) for prefix in prefixes]
+    first = datasets[0]
+    for other in datasets[1:]:
+        _refuse_unlike(first, other)
+    with DatasetWriter(output, first.dtype, overwrite=overwrite) as writer:
+        for dataset in datasets:
+            _copy(writer, dataset, range(dataset.num_documents))
+        if first.info is not None:
+            counted = [one.info.num_bytes for one in datasets if one.info]
+            _describe(writer, first, first.info, UNKNOWN if UNKNOWN in counted else sum(counted))
+
+
+def split(prefix: Path, shares: Sequence[float], outputs: Sequence[Path], *, overwrite: bool = False) -> None:
+    """Consecutive documents in these proportions to as many datasets."""
+    if len(shares) != len(outputs) or not 2 <= len(shares) <= 3:
+        raise UsageError(
+            f"{len(shares)} shares and {len(outputs)} outputs were given. "
+            "Give two or three shares and --output as often."
+        )
+    if any(not 0 < share < float("inf") for share in shares):
+        raise UsageError(f"The shares {list(shares)} are not all above 0. Use shares such as 98,2.")
+    if len({output.absolute() for output in outputs}) < len(outputs):
+        raise UsageError("Two outputs have the same name. Give each part one of its own.")
+    dataset = IndexedDataset.open(prefix)
+    for documents, output in zip(split_documents(dataset.num_documents, shares), outputs, strict=False):
+        with DatasetWriter(output, dataset.dtype, overwrite=overwrite) as writer:
+            _copy(writer, dataset, documents)
+            if dataset.info is not None:
+                _describe(writer, dataset, dataset.info, UNKNOWN)
+
+
+def _refuse_unlike(first: IndexedDataset, other: IndexedDataset) -> None:
+    prints = [one.info.tokenizer_fingerprint[:12] if one.info else "no sidecar" for one in (first, other)]
+    for what, ours, theirs in (("dtype", first.dtype, other.dtype), ("tokenizer", *prints)):
+        if ours != theirs:
+            raise DataError(
+                f"{first.prefix} has {what} {ours} and {other.prefix} has {theirs}. Merge datasets of one {what} only."
+            )
+
+
+def _copy(writer: DatasetWriter, dataset: IndexedDataset, documents: range) -> None:
+    map_ = DocumentMap.of(dataset)
+    for first, last in _portions(map_, documents):
+        bounds = dataset.document_index[first : last + 1].astype(np.int64)
+        start, stop = map_.starts(np.array([first, last])).tolist()
+        lengths = dataset.lengths[int(bounds[0]) : int(bounds[-1])]
+        writer.add_documents(dataset.tokens[start:stop], lengths, np.diff(bounds))
+
+
+def _portions(map_: DocumentMap, documents: range) -> Iterator[tuple[int, int]]:
+    """Runs of documents of a bounded number of tokens, or one document alone."""
+    first = documents.start
+    while first < documents.stop:
+        most = min(first + _COPIED_DOCUMENTS, documents.stop)
+        starts = map_.starts(np.arange(first, most + 1))
+        within = int(np.searchsorted(starts, starts[0] + _COPIED_TOKENS, side="right")) - 1
+        last = first + max(within, 1)
+        yield first, last
+        first = last
+
+
+def _describe(writer: DatasetWriter, dataset: IndexedDataset, info: DatasetInfo, num_bytes: int) -> None:
+    tokenizer = read_bytes(part(dataset.prefix, ".tokenizer.json"), _TOKENIZER_BYTES)
+    writer.describe(
+        tokenizer=tokenizer, fingerprint=info.tokenizer_fingerprint, vocab_size=info.vocab_size, eod_id=info.eod_id,
+        num_bytes=num_bytes,
+    )  # fmt: skip
+
+
+def length_counts(dataset: IndexedDataset) -> tuple[NDArray[np.int64], dict[str, Any]]:
+    """Documents by length in powers of two (0, 1, 2-3, 4-7, ...), and a summary. One pass, bounded memory."""
+    map_ = DocumentMap.of(dataset)
+    counts, longest, ones = np.zeros(65, np.int64), 0, np.array([2**i for i in range(63)], np.int64)
+    for first, last in _steps(dataset.num_documents):
+        lengths = map_.lengths(first, last)
+        counts += np.bincount(np.searchsorted(ones, lengths, side="right"), minlength=65)
+        longest = max(longest, int(lengths.max()))
+    num = dataset.num_documents
+    facts = {
+        "documents": num, "tokens": dataset.num_tokens, "empty_documents": int(counts[0]),
+        "longest_document": longest, "mean_length": dataset.num_tokens / num if num else 0.0,
+    }  # fmt: skip
+    return counts[: int(longest).bit_length() + 1], facts
+
+
+def _steps(num: int) -> Iterator[tuple[int, int]]:
+    for first in range(0, num, _COPIED_DOCUMENTS):
+        yield first, min(first + _COPIED_DOCUMENTS, num)

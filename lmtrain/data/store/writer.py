@@ -1,0 +1,335 @@
+"""Makes datasets: files that grow in a folder of their own and take their names only when whole. Torch-free.
+
+`DatasetWriter` is for everyone who has documents and writes one dataset. `DatasetSpool` is one dataset while it
+grows: it can say where it stands and go back there after a kill, which preprocessing uses to resume. Neither knows
+where documents come from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmtrain.data.store.format import CHUNK, CODES, HEADER, MAGIC, SUFFIXES, DatasetInfo, Ints, part
+from lmtrain.errors import DataError, OutputError
+from lmtrain.runtime import files
+from lmtrain.runtime.faults import fault_point
+
+_COUNTS = ("num_documents", "num_sequences", "num_tokens", "max_id")
+_GROWING = (".bin", ".lengths", ".counts")
+_READ_BYTES = 4 << 20
+
+
+class Documents(Protocol):
+    """What can be appended as a whole: an opened dataset."""
+
+    tokens: Ints
+    lengths: Ints
+    document_index: Ints
+
+    def document_starts(self) -> NDArray[np.int64]: ...
+
+
+class _Growing:
+    """A file that is only appended to, with the hash of all it holds."""
+
+    def __init__(self, path: Path, mode: str = "w+b") -> None:
+        self.file: IO[bytes] = open(path, mode)  # noqa: SIM115
+        self.num_bytes, self.digest = 0, hashlib.sha256()
+
+    def append(self, data: Ints | bytes) -> None:
+        view = memoryview(data if isinstance(data, bytes) else np.ascontiguousarray(data).data).cast("B")
+        self.file.write(view)
+        self.digest.update(view)
+        self.num_bytes += view.nbytes
+
+    def read(self, at: int = 0) -> Iterator[bytes]:
+        self.file.flush()
+        self.file.seek(at)
+        while data := self.file.read(_READ_BYTES):
+            yield data
+
+
+@dataclass(frozen=True)
+class Mark:
+    """How far a spool has come: its counts, and the size and hash of each of its files."""
+
+    num_documents: int
+    num_sequences: int
+    num_tokens: int
+    max_id: int
+    sizes: tuple[int, ...]
+    hashes: tuple[str, ...]
+
+    @classmethod
+    def from_dict(cls, tree: dict[str, Any]) -> Mark:
+        counts = {name: int(tree[name]) for name in _COUNTS}
+        return cls(**counts, sizes=tuple(map(int, tree["sizes"])), hashes=tuple(map(str, tree["hashes"])))
+
+
+class DatasetSpool:
+    """One dataset while it grows, as the files NAME.bin, NAME.lengths and NAME.counts of a folder.
+
+    What grows with the number of documents is on disk, so memory does not. `prefix` is only spoken of in messages. With
+    empty=False the files are there already, and `rewind` must be called next.
+    """
+
+    def __init__(self, folder: Path, name: str, prefix: Path, dtype: Any, *, empty: bool = True) -> None:
+        self.folder, self.name, self.prefix, self.dtype = folder, name, prefix, np.dtype(dtype)
+        if self.dtype not in CODES:
+            raise DataError(f"{self.dtype} is no dtype of a token file. Use {', '.join(d.name for d in CODES)}.")
+        self.num_documents = self.num_sequences = self.num_tokens = 0
+        self.max_id = -1
+        self._largest = np.iinfo(self.dtype).max
+        self._held = ExitStack()
+        self._bin, self._lengths, self._counts = self._open("w+b" if empty else "r+b")
+
+    def add_documents(self, tokens: Ints, lengths: Ints, num_sequences: Ints) -> None:
+        """Many documents at once: their tokens, the length of each sequence, how many sequences each document has."""
+        if lengths.sum() != len(tokens) or num_sequences.sum() != len(lengths):
+            raise ValueError("tokens, lengths and num_sequences do not belong together")
+        if len(lengths) and lengths.max() > np.iinfo(np.int32).max:
+            raise DataError(f"A sequence of {lengths.max()} tokens is longer than .idx can say. Split the document.")
+        if len(tokens):
+            low, high = 0 if tokens.dtype.kind == "u" else int(tokens.min()), int(tokens.max())
+            if low < 0 or high > self._largest:
+                wrong = low if low < 0 else high
+                raise DataError(f"The id {wrong} does not fit {self.prefix}.bin, which holds {self.dtype}. Use int32.")
+            self.max_id = max(self.max_id, high)
+        with files.storage_errors(self.prefix, "Writing"):
+            self._bin.append(tokens.astype(self.dtype, copy=False))
+            self._lengths.append(lengths.astype("<i4", copy=False))
+            self._counts.append(num_sequences.astype("<i8", copy=False))
+        self.num_tokens += len(tokens)
+        self.num_sequences += len(lengths)
+        self.num_documents += len(num_sequences)
+
+    def mark(self) -> Mark:
+        """Where this spool stands; all of it has been given to the operating system, so a kill cannot undo it."""
+        growing = (self._bin, self._lengths, self._counts)
+        with files.storage_errors(self.prefix, "Writing"):
+            for one in growing:
+                one.file.flush()
+        counts = {name: getattr(self, name) for name in _COUNTS}
+        hashes = tuple(one.digest.hexdigest() for one in growing)
+        return Mark(**counts, sizes=tuple(one.num_bytes for one in growing), hashes=hashes)
+
+    def rewind(self, marks: Sequence[Mark]) -> int:
+        """How many of these marks, oldest first, the files on disk still bear out; stands at the last that holds."""
+        growing, holds = (self._bin, self._lengths, self._counts), 0
+        with files.storage_errors(self.prefix, "Reading"):
+            states = [_states(one, [mark.sizes[i] for mark in marks]) for i, one in enumerate(growing)]
+            for mark, digests in zip(marks, zip(*states, strict=True), strict=True):
+                if any(d is None or d.hexdigest() != h for d, h in zip(digests, mark.hashes, strict=True)):
+                    break
+                holds += 1
+            self._go_back(marks[holds - 1] if holds else None, [state[holds - 1] for state in states] if holds else [])
+        return holds
+
+    def finish(self, about: dict[str, Any] | None = None, tokenizer: bytes | None = None) -> None:
+        """Write the index and the sidecar beside what has grown; `sync` puts all of it on disk."""
+        with files.storage_errors(self.prefix, "Writing"):
+            index = _Growing(self._path(".idx"))
+            index.digest = self._bin.digest.copy()  # the checksum covers .bin, then .idx
+            with index.file:
+                self._write_index(index)
+            if about is not None and tokenizer is not None:
+                self._path(".tokenizer.json").write_bytes(tokenizer)
+                info = dataclasses.asdict(self._info(about, index.digest.hexdigest()))
+                self._path(".json").write_text(json.dumps(info, indent=1) + "\n", encoding="utf-8")
+            self.close()
+
+    def sync(self) -> None:
+        """Wait until a finished spool is on disk."""
+        with files.storage_errors(self.prefix, "Writing"):
+            for path in (self._path(suffix) for suffix in SUFFIXES):
+                if path.exists():
+                    _fsync(path)
+            files.fsync_dir(self.folder)
+
+    def close(self) -> None:
+        self._held.close()
+
+    def _path(self, suffix: str) -> Path:
+        return self.folder / f"{self.name}{suffix}"
+
+    def _open(self, mode: str) -> list[_Growing]:
+        with files.storage_errors(self.folder / self.name, "Making"), ExitStack() as held:
+            growing = []
+            for suffix in _GROWING:
+                growing.append(_Growing(self._path(suffix), mode))
+                held.enter_context(growing[-1].file)
+            self._held = held.pop_all()
+        return growing
+
+    def _go_back(self, mark: Mark | None, digests: list[Any]) -> None:
+        for i, one in enumerate((self._bin, self._lengths, self._counts)):
+            one.num_bytes = mark.sizes[i] if mark else 0
+            one.digest = digests[i] if mark else hashlib.sha256()
+            one.file.truncate(one.num_bytes)
+            one.file.seek(one.num_bytes)
+        for name in _COUNTS:
+            setattr(self, name, getattr(mark, name) if mark else -(name == "max_id"))
+
+    def _write_index(self, index: _Growing) -> None:
+        index.append(HEADER.pack(MAGIC, 1, CODES[self.dtype], self.num_sequences, self.num_documents + 1))
+        for data in self._lengths.read():
+            index.append(data)
+        at = 0
+        for data in self._lengths.read():
+            ends = at + np.cumsum(np.frombuffer(data, "<i4"), dtype=np.int64) * self.dtype.itemsize
+            index.append(np.append(np.int64(at), ends[:-1]))
+            at = int(ends[-1])
+        index.append(np.zeros(1, np.int64))
+        at = 0
+        for data in self._counts.read():
+            ends = at + np.cumsum(np.frombuffer(data, "<i8"))
+            index.append(ends)
+            at = int(ends[-1])
+
+    def _info(self, about: dict[str, Any], content_sha256: str) -> DatasetInfo:
+        return DatasetInfo(
+            **about,
+            max_id=self.max_id,
+            num_documents=self.num_documents,
+            num_tokens=self.num_tokens,
+            dtype=self.dtype.name,
+            content_sha256=content_sha256,
+        )
+
+
+def _states(growing: _Growing, ends: list[int]) -> list[Any]:
+    """The running hash at each of these sizes, ascending; None from the first that lies behind the file's end."""
+    digest, at, states = hashlib.sha256(), 0, []
+    growing.file.seek(0)
+    for end in ends:
+        while at < end and (data := growing.file.read(min(_READ_BYTES, end - at))):
+            digest.update(data)
+            at += len(data)
+        states.append(digest.copy() if at == end else None)
+    return states
+
+
+def _fsync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def publish(folder: Path, name: str, prefix: Path) -> None:
+    """Give a finished spool its names: the old .idx goes away first and the new one comes last.
+
+    Does the rest of its work when called again after a kill, and nothing when all is done.
+    """
+    with files.storage_errors(prefix, "Writing"):
+        if not (folder / f"{name}.idx").exists():
+            return
+        fault_point("data.publish")
+        part(prefix, ".idx").unlink(missing_ok=True)
+        for suffix in (".json", ".tokenizer.json"):  # another dataset's; ours are not yet there, or written again
+            if not (folder / f"{name}{suffix}").exists() and (folder / f"{name}.bin").exists():
+                part(prefix, suffix).unlink(missing_ok=True)
+        for suffix in (".bin", ".tokenizer.json", ".json", ".idx"):
+            if (folder / f"{name}{suffix}").exists():
+                os.replace(folder / f"{name}{suffix}", part(prefix, suffix))
+                fault_point("data.publish")
+        files.fsync_dir(prefix.parent)
+
+
+def refuse_taken(prefix: Path) -> None:
+    """An output that is there already is never replaced unasked."""
+    for path in (part(prefix, suffix) for suffix in SUFFIXES):
+        if path.exists():
+            raise OutputError(f"{path} exists already. Choose another output, or add --overwrite to replace it.")
+
+
+def working_folder(prefix: Path) -> Path:
+    """Where a dataset grows: beside its prefix, so that renaming is enough to move it there."""
+    return prefix.with_name(f".{prefix.name}.tmp")
+
+
+class DatasetWriter:
+    """Writes a dataset under temporary names; it appears whole when the `with` block ends well, else not at all.
+
+    The temporary files lie in a folder beside the prefix that only one process can hold.
+    """
+
+    def __init__(self, prefix: Path | str, dtype: Any, *, overwrite: bool = False) -> None:
+        self.prefix, self.dtype = Path(prefix), np.dtype(dtype)
+        if self.dtype not in CODES:
+            raise DataError(f"{self.dtype} is no dtype of a token file. Use {', '.join(d.name for d in CODES)}.")
+        self._overwrite = overwrite
+        self._held = ExitStack()
+        self._about: dict[str, Any] | None = None
+        self._tokenizer: bytes | None = None
+
+    def __enter__(self) -> DatasetWriter:
+        if not self._overwrite:
+            refuse_taken(self.prefix)
+        folder = working_folder(self.prefix)
+        with ExitStack() as held:
+            held.enter_context(files.folder_lock(folder))
+            held.callback(shutil.rmtree, folder, ignore_errors=True)  # also what a killed writer left
+            self._spool = DatasetSpool(folder, "data", self.prefix, self.dtype)
+            held.callback(self._spool.close)
+            self._held = held.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._held:
+            if kind is None:
+                self._spool.finish(self._about, self._tokenizer)
+                self._spool.sync()
+                publish(self._spool.folder, self._spool.name, self.prefix)
+
+    @property
+    def num_documents(self) -> int:
+        return self._spool.num_documents
+
+    @property
+    def num_tokens(self) -> int:
+        return self._spool.num_tokens
+
+    def add_document(self, sequences: Sequence[Ints]) -> None:
+        """One document of some sequences (a text model's documents have one). An empty sequence is none."""
+        kept = [sequence for sequence in sequences if len(sequence)]
+        tokens = np.concatenate(kept) if kept else np.empty(0, self.dtype)
+        self.add_documents(tokens, np.array([len(s) for s in kept], np.int64), np.array([len(kept)]))
+
+    def add_documents(self, tokens: Ints, lengths: Ints, num_sequences: Ints) -> None:
+        """Many documents at once: their tokens, the length of each sequence, how many sequences each document has."""
+        self._spool.add_documents(tokens, lengths, num_sequences)
+
+    def add_dataset(self, other: Documents) -> None:
+        """Append all documents of another dataset."""
+        counts, at = np.diff(other.document_index), 0
+        starts = other.document_starts()
+        for first in range(0, len(counts), CHUNK >> 4):
+            part_counts = counts[first : first + (CHUNK >> 4)]
+            last, end = first + len(part_counts), at + int(part_counts.sum())
+            self.add_documents(other.tokens[starts[first] : starts[last]], other.lengths[at:end], part_counts)
+            at = end
+
+    def describe(
+        self, *, tokenizer: bytes, fingerprint: str, vocab_size: int, eod_id: int | None, num_bytes: int
+    ) -> None:
+        """What the sidecar says beyond what the writer counts by itself; without this there is no sidecar."""
+        self._tokenizer = tokenizer
+        self._about = {"tokenizer_fingerprint": fingerprint, "vocab_size": vocab_size, "eod_id": eod_id}
+        self._about["num_bytes"] = num_bytes

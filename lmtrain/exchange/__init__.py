@@ -1,0 +1,1 @@
+"""Other programs' formats, read and written; only the command line needs it."""

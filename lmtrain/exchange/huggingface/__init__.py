@@ -1,0 +1,1 @@
+"""Folders that Hugging Face's transformers reads and writes."""

@@ -1,0 +1,188 @@
+"""A checkpoint as a folder that transformers loads without remote code: config, safetensors, tokenizer.
+
+Called by `lmtrain reshard --to hf`. Weights stream from one to the other in parts; before the folder takes its name its
+own scores on random tokens are compared with the source's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lmtrain.checkpoint.disk.format import ITEM_BYTES
+from lmtrain.checkpoint.reader import CheckpointReader
+from lmtrain.checkpoint.store import resolve
+from lmtrain.config.build import build_settings
+from lmtrain.errors import CheckpointError
+from lmtrain.exchange.huggingface.config import config_of, family_of
+from lmtrain.exchange.huggingface.folder import HFFolder
+from lmtrain.exchange.huggingface.names import Match, matches
+from lmtrain.exchange.huggingface.tokenizer import tokenizer_files
+from lmtrain.exchange.scores import answers, largest, largest_difference, random_batch, transformers_answers
+from lmtrain.exchange.streaming import (
+    Progress,
+    bytes_of,
+    checked_type,
+    counted,
+    new_folder,
+    row_ranges,
+    spec,
+    write_file,
+    write_tensors,
+)
+from lmtrain.models.model_settings import ModelSettings
+from lmtrain.tokenizer.base import Tokenizer
+
+SHARD_BYTES = 5_000_000_000  # because: what transformers calls 5GB, where a download that breaks is not all lost
+# because: kernels add in other orders; of the largest score this is some eight times fp32's rounding in a long sum
+TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True)
+class Target:
+    """One tensor of theirs: rows of one of ours, or all of it turned."""
+
+    name: str
+    shape: tuple[int, ...]
+    match: Match
+    first_row: int
+
+    def num_bytes(self, code: str) -> int:
+        return ITEM_BYTES[code] * torch.Size(self.shape).numel()
+
+
+def export_hf(
+    source: Path,
+    output: Path,
+    *,
+    dtype: str = "fp32",
+    check: bool = True,
+    progress: Progress | None = None,
+    shard_bytes: int = SHARD_BYTES,
+) -> dict[str, Any]:
+    """Write the folder; gives what it is and the largest difference of its scores from the source's."""
+    reader = CheckpointReader(resolve(source))
+    settings, (torch_type, code) = model_of(reader), checked_type(dtype)
+    family, tokenizer = family_of(settings), reader.read_file("tokenizer.json")
+    special = Tokenizer.from_bytes(tokenizer).special
+    targets = [target for match in matches(settings, family) for target in _targets(match)]
+    check_weights(reader, {target.match.name: target.match.shape for target in targets})
+    files = tokenizer_files(tokenizer, settings.shape.seq_len, causal=settings.shape.causal)
+    files["config.json"] = _json(config_of(settings, special, str(torch_type).removeprefix("torch.")))
+    if settings.shape.causal:
+        ids = {f"{name}_token_id": special.get("eod") for name in ("bos", "eos")}
+        files["generation_config.json"] = _json(ids | {"pad_token_id": special.get("pad")})
+    facts: dict[str, Any] = {"from": str(reader.path), "output": str(output), "model_type": family, "dtype": dtype}
+    with new_folder(output) as folder:
+        facts["num_files"] = _write_weights(folder, reader, targets, torch_type, code, shard_bytes, progress)
+        for name, data in files.items():
+            write_file(folder / name, data)
+        if check:
+            facts |= compare(folder, settings, lambda name: reader.read(f"model.{name}"), exact=dtype == "fp32")
+    return facts
+
+
+def model_of(reader: CheckpointReader) -> ModelSettings:
+    if "model" not in reader.state:
+        raise CheckpointError(f"{reader.path} does not say its model. Give a checkpoint that a run has written.")
+    # because: mypy asks for a concrete class where build_settings takes the base of a choice
+    return build_settings(ModelSettings, reader.state["model"], "model")  # type: ignore[type-abstract]
+
+
+def check_weights(reader: CheckpointReader, shapes: dict[str, tuple[int, ...]]) -> None:
+    """All that the settings ask for is there in its shape, and nothing else that a model would use."""
+    held = {name.removeprefix("model."): reader.shape(name) for name in reader.names if name.startswith("model.")}
+    wrong = [f"{name} is {held.get(name)} and not {shape}" for name, shape in shapes.items() if held.get(name) != shape]
+    wrong += [f"{name} is not of its model" for name in held.keys() - shapes.keys()]
+    if wrong:
+        raise CheckpointError(f"{reader.path} does not hold its model: {'; '.join(wrong[:4])}. Use another checkpoint.")
+
+
+def _targets(match: Match) -> Iterator[Target]:
+    row = 0
+    for name, rows in match.theirs:
+        yield Target(name, match.their_shape(rows), match, row)
+        row += rows
+
+
+def _write_weights(
+    folder: Path,
+    reader: CheckpointReader,
+    targets: Sequence[Target],
+    dtype: torch.dtype,
+    code: str,
+    shard_bytes: int,
+    progress: Progress | None,
+) -> int:
+    """One file, or several and an index of which tensor is where; gives how many."""
+    shards: list[list[Target]] = [[]]
+    for target in targets:
+        size = sum(t.num_bytes(code) for t in shards[-1])
+        if shards[-1] and size + target.num_bytes(code) > shard_bytes:
+            shards.append([])
+        shards[-1].append(target)
+    total, done = sum(target.num_bytes(code) for target in targets), 0
+    names = [f"model-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
+    if len(shards) == 1:
+        names = ["model.safetensors"]
+    else:
+        places = {target.name: name for name, shard in zip(names, shards, strict=True) for target in shard}
+        index = {"metadata": {"total_size": total}, "weight_map": places}
+        write_file(folder / "model.safetensors.index.json", _json(index))
+    for name, shard in zip(names, shards, strict=True):
+        specs = [spec(target.name, code, target.shape) for target in shard]
+        parts = (bytes_of(part.to(dtype)) for target in shard for part in _parts(reader, target))
+        write_tensors(folder / name, specs, counted(parts, total, progress, done))
+        done += sum(target.num_bytes(code) for target in shard)
+    return len(shards)
+
+
+def _parts(reader: CheckpointReader, target: Target) -> Iterator[Tensor]:
+    """The rows of one of their tensors, from the first to the last."""
+    name, shape = f"model.{target.match.name}", target.shape
+    row_bytes = 4 * torch.Size(shape[1:]).numel()
+    for rows in row_ranges(shape[0], row_bytes):
+        if target.match.turned:
+            yield reader.read(name, (0, rows.start), (shape[1], len(rows))).T
+        else:
+            offset = (target.first_row + rows.start, *(0 for _ in shape[1:]))
+            yield reader.read(name, offset, (len(rows), *shape[1:]))
+
+
+def compare(folder: Path, settings: ModelSettings, source: Callable[[str], Tensor], *, exact: bool) -> dict[str, Any]:
+    """Scores of source and folder on the same random tokens: by our model, and by transformers if it is installed."""
+    batch = random_batch(settings)
+    expected = answers(settings, source, batch)
+    read_back = answers(settings, HFFolder(folder).weights(settings), batch)
+    rounding = largest_difference(expected, read_back)
+    if exact and rounding:
+        raise CheckpointError(f"{folder} does not hold the source's weights: scores differ by {rounding:g}. Try again.")
+    facts: dict[str, Any] = {"tokens_compared": batch.tokens_BT.numel(), "largest_difference": rounding}
+    theirs = transformers_answers(folder, settings, batch) if _fits(settings) else None
+    if theirs is None:
+        return facts | {"compared_with": "lmtrain"}
+    version, scores = theirs
+    off, allowed = largest_difference(read_back, scores), TOLERANCE * max(1.0, largest(read_back))
+    if not off <= allowed:
+        raise CheckpointError(
+            f"transformers {version} scores random tokens {off:g} off, and at most {allowed:g} is rounding. "
+            "The export is not kept; please report this with the model's settings."
+        )
+    difference = largest_difference(expected, scores)
+    return facts | {"compared_with": f"transformers {version}", "largest_difference": difference}
+
+
+def _fits(settings: ModelSettings) -> bool:
+    """Whether transformers, which loads models whole, has room for this one in half of the memory."""
+    return 4 * settings.num_parameters < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def _json(value: object) -> bytes:
+    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()

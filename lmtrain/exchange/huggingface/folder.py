@@ -1,0 +1,157 @@
+"""A folder of Hugging Face's as data: config.json and safetensors files, by one name for each tensor.
+
+Called by import and by export's own check. Nothing in the folder runs: pickled weights and remote code are never
+opened. Names of files are plain names in this folder; links are followed only as the hub's own cache lays them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from lmtrain.errors import CheckpointError, DataError, MissingInputError
+from lmtrain.exchange.huggingface.config import settings_of
+from lmtrain.exchange.huggingface.names import Match, matches
+from lmtrain.models.model_settings import ModelSettings
+from lmtrain.runtime.files import is_safe_name, read_json
+
+_INDEX = "model.safetensors.index.json"
+_PREFIXES = {"gpt2": "transformer.", "llama": "model.", "mistral": "model.", "bert": "bert.", "megatron-bert": "bert."}
+# Tables that can be computed, a tied weight's second name, and heads that pretraining has not.
+_UNUSED = (".attn.bias", ".attn.masked_bias", ".inv_freq", ".position_ids", "cls.predictions.decoder.weight")
+_OTHER_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}  # BERT's first ones
+_TYPES = ("F32", "F16", "BF16")
+_SHOWN = 4
+
+
+class HFFolder:
+    """An opened folder. `family` and `settings` say what it is, `rows` reads."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if not path.is_dir():
+            raise MissingInputError(f"{path} is not a folder. Give one with config.json and model.safetensors.")
+        config = read_json(self._file("config.json"))
+        where = path / "config.json"
+        self._where = self._find(config.get("model_type") if isinstance(config, dict) else None)
+        layers = self._num_layers(config)
+        if layers > len(self._where):
+            raise CheckpointError(f"{where} tells of {layers} layers and the files hold {len(self._where)} tensors.")
+        pair_head = "cls.seq_relationship.weight" in self._where
+        self.family, self.settings = settings_of(config, where, pair_head=pair_head)
+
+    def matches(self) -> list[Match]:
+        """All of the model's weights; refused unless each is there in its shape, and nothing else that counts is."""
+        found = list(matches(self.settings, self.family))
+        wrong, used = [], set()
+        for match in found:
+            for name, rows in match.theirs:
+                used.add(name)
+                wrong += self._difference(name, match.their_shape(rows))
+        tied = {"lm_head.weight"} if self.settings.ties() else set()
+        others = sorted(name for name in self._where.keys() - used - tied if not name.endswith(_UNUSED))
+        wrong += [f"{name} has no place in this model" for name in others]
+        if wrong:
+            more = f" and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+            raise CheckpointError(
+                f"{self.path} does not hold the model of its config.json: {'; '.join(wrong[:_SHOWN])}{more}. "
+                "Give the folder of a pretraining model of this architecture."
+            )
+        return found
+
+    def weights(self, settings: ModelSettings) -> Callable[[str], Tensor]:
+        """Our weights by our names, made of theirs."""
+        known = {match.name: match for match in matches(settings, self.family)}
+
+        def weight(name: str) -> Tensor:
+            match = known[name]
+            return torch.cat([self.part(match, i, range(rows)) for i, (_, rows) in enumerate(match.theirs)])
+
+        return weight
+
+    def part(self, match: Match, index: int, rows: range) -> Tensor:
+        """Some of the rows that one of their tensors has of ours."""
+        name = match.theirs[index][0]
+        file, theirs = self._where[name]
+        with _readable(self.path / file), safe_open(self._file(file), framework="pt") as tensors:
+            stored = tensors.get_slice(theirs)
+            part: Tensor = stored[:, rows.start : rows.stop].T if match.turned else stored[rows.start : rows.stop]
+            return part
+
+    def _find(self, family: object) -> dict[str, tuple[str, str]]:
+        """Which file has a tensor and under what name, by the name that it has in their pretraining model."""
+        prefix, result = _PREFIXES.get(str(family), ""), {}
+        for file in self._weight_files():
+            with _readable(self.path / file), safe_open(self._file(file), framework="pt") as tensors:
+                for theirs in tensors.keys():  # noqa: SIM118 - not a dict
+                    name = theirs
+                    for old, new in _OTHER_NAMES.items():
+                        name = name.replace(old, new) if name.endswith(old) else name
+                    if not name.startswith((prefix, "lm_head.", "cls.")):
+                        name = prefix + name  # a model that was saved without its heads
+                    result["cls.predictions.bias" if name == "cls.predictions.decoder.bias" else name] = file, theirs
+        return result
+
+    def _weight_files(self) -> list[str]:
+        if (self.path / _INDEX).exists():
+            places = read_json(self._file(_INDEX))
+            named = places.get("weight_map") if isinstance(places, dict) else None
+            files = sorted(set(map(str, named.values()))) if isinstance(named, dict) else []
+            bad = [name for name in files if not is_safe_name(name) or not name.endswith(".safetensors")]
+            if bad or not files:
+                raise CheckpointError(
+                    f"{self.path / _INDEX} names {bad[:1] or 'no file'}. Use plain names of files here."
+                )
+            return files
+        if (self.path / "model.safetensors").exists():
+            return ["model.safetensors"]
+        pickled = [
+            name for name in ("pytorch_model.bin", "pytorch_model.bin.index.json") if (self.path / name).exists()
+        ]
+        if pickled:
+            raise CheckpointError(
+                f"{self.path} has its weights in {pickled[0]}, a pickle, which can run code when it is read. "
+                "Save the model again with transformers: save_pretrained(DIR) writes safetensors."
+            )
+        raise MissingInputError(f"{self.path} has no model.safetensors. Give the folder of a whole model.")
+
+    def _file(self, name: str) -> Path:
+        """A file of this folder. A link must stay in it, or lead to the blobs beside it, as in the hub's cache."""
+        path = self.path / name
+        if path.is_symlink():
+            real, home = path.resolve(), self.path.resolve()
+            homes = [home, *([home.parents[1] / "blobs"] if home.parent.name == "snapshots" else [])]
+            if not any(real.is_relative_to(place) for place in homes):
+                raise DataError(f"{path} is a link that leads out of its folder. Put the file itself in its place.")
+        return path
+
+    def _num_layers(self, config: Any) -> int:
+        found = config.get("n_layer", config.get("num_hidden_layers")) if isinstance(config, dict) else None
+        return found if isinstance(found, int) else 0
+
+    def _difference(self, name: str, shape: tuple[int, ...]) -> list[str]:
+        if name not in self._where:
+            return [f"{name} is missing"]
+        file, theirs = self._where[name]
+        with _readable(self.path / file), safe_open(self._file(file), framework="pt") as tensors:
+            stored = tensors.get_slice(theirs)
+            found, kind = tuple(stored.get_shape()), stored.get_dtype()
+        if found != shape:
+            return [f"{name} has shape {list(found)} and not {list(shape)}"]
+        return [] if kind in _TYPES else [f"{name} is {kind}, which is none of {', '.join(_TYPES)}"]
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise MissingInputError(f"{path} does not exist. Get the whole model.") from error
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} cannot be read ({error}). Get it again.") from error

@@ -1,0 +1,176 @@
+"""Megatron-LM's arguments as our settings and back. Torch-free; called by the Megatron import and export.
+
+Sizes are read off the weights where these tell them; arguments say the rest. A model that ours do not compute, or
+theirs do not, is refused with everything that stands in the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lmtrain.config.base import show
+from lmtrain.config.build import build_settings
+from lmtrain.errors import CheckpointError, SettingsError
+from lmtrain.exchange.huggingface.config import plain
+from lmtrain.models.bert_settings import BertSettings
+from lmtrain.models.gpt_settings import GPTSettings
+from lmtrain.models.model_settings import ModelSettings, round_up
+
+Get = Callable[..., Any]  # an argument by its name, or the default
+DIVISIBLE_BY = 128
+# Arguments that change what is computed, and the one value (or its absence) that ours compute.
+_NEEDED: dict[str, tuple[object, ...]] = {
+    "apply_residual_connection_post_layernorm": (False,), "apply_layernorm_1p": (False,), "qk_layernorm": (False,),
+    "layernorm_zero_centered_gamma": (False,), "num_experts": (None, 0), "multi_latent_attention": (False,),
+    "squared_relu": (False,), "quick_geglu": (False,), "rotary_percent": (1, 1.0), "rotary_interleaved": (False,),
+    "use_rope_scaling": (False,), "rotary_seq_len_interpolation_factor": (None, 1), "mtp_num_layers": (None, 0),
+    "attention_output_gate": (False,), "softmax_type": ("vanilla",), "window_attn_skip_freq": (None,),
+    "no_rope_freq": (None,), "use_mup": (False,), "glu_linear_offset": (0, 0.0), "softmax_scale": (None,),
+    "activation_func_clamp_value": (None,), "experimental_attention_variant": (None,),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the weights themselves tell."""
+
+    num_layers: int
+    width: int
+    ffn_width: int
+    num_positions: int | None
+    is_encoder: bool
+    has_bias: bool
+    norm_has_bias: bool
+    has_output: bool
+    has_pair: bool
+
+
+def settings_from(
+    get: Get | None, found: Found, vocab_size: int, overrides: Mapping[str, object], where: object
+) -> ModelSettings:
+    """`get` reads the arguments; a folder of 2019 has none. `overrides` are settings that the user gives."""
+    ask: Get = get or (lambda name, default=None: default)
+    wrong = [
+        f"--{name.replace('_', '-')} {show(value)} would have to be {show(needed[0])}"
+        for name, needed in _NEEDED.items()
+        if (value := ask(name, needed[0])) not in needed
+    ]
+    values: dict[str, Any] = {
+        "num_layers": found.num_layers, "width": found.width, "num_heads": ask("num_attention_heads"),
+        "ffn_width": found.ffn_width, "vocab_size": vocab_size, "dropout": ask("hidden_dropout", 0.0),
+        "seq_len": found.num_positions or ask("max_position_embeddings") or ask("seq_length"),
+        "norm_eps": ask("layernorm_epsilon") or ask("norm_epsilon") or 1e-5, "init_std": ask("init_method_std", 0.02),
+    }  # fmt: skip
+    swiglu = bool(ask("swiglu", False))
+    # because: the fused kernel of bias and gelu, its default, computes gelu by tanh
+    by_tanh = (ask("bias_gelu_fusion", True) and found.has_bias) or ask("openai_gelu", False)
+    if found.is_encoder:
+        values |= {"kind": "bert", "norm_order": "pre", "pair_head": found.has_pair}
+        # because: its head computes the exact gelu even where the fused kernel of its blocks does not
+        values |= {"activation": "gelu_tanh" if ask("bias_gelu_fusion") else "gelu", "head_activation": "gelu"}
+        wrong += [
+            f"--{name} would have to be left out" for name in ("swiglu", "openai-gelu") if ask(name.replace("-", "_"))
+        ]
+    else:
+        window, rotary = ask("window_size"), found.num_positions is None
+        is_pair = isinstance(window, (list, tuple)) and len(window) == 2
+        if window is not None and not (is_pair and window[1] in (0, -1)):
+            wrong.append("--window-size would have to be (tokens back, 0)")
+            window = None
+        if not found.has_bias and ask("add_qkv_bias", False):
+            wrong.append("--add-qkv-bias would have to go with biases in all linears")
+        values |= {
+            "kind": "gpt", "head_width": ask("kv_channels"), "positions": "rotary" if rotary else "learned",
+            "num_kv_heads": ask("num_query_groups") if ask("group_query_attention", False) else None,
+            "rotary_base": ask("rotary_base", 10000), "bias": found.has_bias,
+            "norm": "layernorm" if _is_layernorm(ask, found) else "rmsnorm",
+            "activation": "swiglu" if swiglu else "gelu_tanh" if by_tanh else "gelu",
+            "tied": not (ask("untie_embeddings_and_output_weights", False) or (get is None and found.has_output)),
+            "window": None if window is None or window[0] < 0 else window[0] + 1,
+        }  # fmt: skip
+    if wrong:
+        raise CheckpointError(
+            f"{where} holds a model that lmtrain's do not compute: {'; '.join(wrong)}. "
+            "Only models that come out the same are imported."
+        )
+    values |= overrides
+    if values["num_heads"] is None:
+        raise CheckpointError(
+            f"{where} does not tell the number of heads, as files of 2019 do not. Give it: --set num_heads=16."
+        )
+    if found.is_encoder and ask("bias_gelu_fusion") is None and "activation" not in overrides:
+        raise CheckpointError(
+            f"{where} does not tell which gelu it has, as files before --bias-gelu-fusion do not. "
+            "Give it: --set activation=gelu or --set activation=gelu_tanh."
+        )
+    try:
+        # because: mypy asks for a concrete class where build_settings takes the base of a choice
+        return plain(build_settings(ModelSettings, values, "model"))  # type: ignore[type-abstract]
+    except SettingsError as error:
+        raise CheckpointError(f"{where} describes no model that works: {error} Check the file, or --set.") from error
+
+
+def _is_layernorm(ask: Get, found: Found) -> bool:
+    return found.norm_has_bias or str(ask("normalization", "LayerNorm")) == "LayerNorm"
+
+
+def padded_rows(vocab_size: int, tp: int) -> int:
+    return round_up(vocab_size, DIVISIBLE_BY * tp)
+
+
+def args_of(settings: ModelSettings, tp: int, pp: int, dtype: str) -> dict[str, Any]:
+    """What Megatron-LM's --use-checkpoint-args and its check of arguments read."""
+    assert isinstance(settings, (GPTSettings, BertSettings))
+    _check(settings, tp, pp)
+    shape, causal = settings.shape, settings.shape.causal
+    gpt = settings if isinstance(settings, GPTSettings) else None
+    rotary = gpt is not None and gpt.positions == "rotary"
+    bias = gpt is None or gpt.bias
+    window = None if shape.window is None else (shape.window - 1, 0)
+    return {
+        "num_layers": shape.num_layers, "hidden_size": shape.width, "ffn_hidden_size": shape.ffn_width,
+        "num_attention_heads": shape.num_heads, "kv_channels": shape.head_width,
+        "group_query_attention": shape.num_kv_heads < shape.num_heads, "num_query_groups": shape.num_kv_heads,
+        "seq_length": shape.seq_len, "max_position_embeddings": shape.seq_len,
+        "position_embedding_type": "rope" if rotary else "learned_absolute", "add_position_embedding": not rotary,
+        "use_rotary_position_embeddings": rotary, "rotary_base": int(gpt.rotary_base) if gpt else 10000,
+        "rotary_percent": 1.0, "rotary_interleaved": False, "add_bias_linear": bias, "add_qkv_bias": bias,
+        "swiglu": shape.gated, "squared_relu": False,
+        "bias_gelu_fusion": settings.activation == "gelu_tanh",
+        "normalization": "RMSNorm" if gpt and gpt.norm == "rmsnorm" else "LayerNorm", "apply_layernorm_1p": False,
+        "layernorm_epsilon": settings.norm_eps, "norm_epsilon": settings.norm_eps, "qk_layernorm": False,
+        "untie_embeddings_and_output_weights": gpt is not None and not gpt.tied, "window_size": window,
+        "apply_query_key_layer_scaling": False, "hidden_dropout": settings.dropout,
+        "attention_dropout": settings.dropout, "init_method_std": settings.init_std, "num_experts": None,
+        "vocab_size": shape.vocab_size, "padded_vocab_size": padded_rows(shape.vocab_size, tp),
+        "make_vocab_size_divisible_by": DIVISIBLE_BY, "bert_binary_head": not causal,
+        "tensor_model_parallel_size": tp, "pipeline_model_parallel_size": pp,
+        "virtual_pipeline_model_parallel_size": None, "expert_model_parallel_size": 1, "ckpt_format": "torch",
+        "bf16": dtype == "bf16", "fp16": dtype == "fp16", "tokenizer_type": "HuggingFaceTokenizer",
+    }  # fmt: skip
+
+
+def _check(settings: GPTSettings | BertSettings, tp: int, pp: int) -> None:
+    wrong, shape = [], settings.shape
+    if isinstance(settings, BertSettings):
+        wrong += ["model.norm_order=post would have to be pre"] if settings.norm_order == "post" else []
+        # because: without its second head its BERT has no segments either
+        wrong += [] if settings.pair_head else ["model.pair_head=false would have to be true"]
+        wrong += [] if settings.head_activation == "gelu" else ["model.head_activation=gelu_tanh would have to be gelu"]
+    else:
+        wrong += ["model.parallel_block=true would have to be false"] if settings.parallel_block else []
+        if settings.activation == "gelu_tanh" and not settings.bias:
+            wrong.append("model.bias=false would have to be true, or model.activation gelu or swiglu")
+        if settings.rotary_base != int(settings.rotary_base):
+            wrong.append(f"model.rotary_base={settings.rotary_base} would have to be a whole number")
+        if settings.norm == "layernorm" and not settings.bias:
+            wrong.append("model.bias=false would have to be true, since its LayerNorm has a bias")
+    for name, value in (("num_kv_heads", shape.num_kv_heads), ("ffn_width", shape.ffn_width)):
+        wrong += [f"tp={tp} does not divide model.{name}={value}"] if value % tp else []
+    wrong += [f"pp={pp} does not divide model.num_layers={shape.num_layers}"] if shape.num_layers % pp else []
+    if wrong:
+        raise CheckpointError(
+            f"This model cannot be Megatron-LM's: {'; '.join(wrong)}. Choose a layout that divides it, or keep it here."
+        )

@@ -1,0 +1,279 @@
+"""A Megatron-LM checkpoint as data: its arguments, and its weights by our names, still in the order of its ranks.
+
+Called by the Megatron import. Two formats: a file a rank (`torch`), cut by tensor and pipeline parallelism, and the
+distributed one (`torch_dist`), whose tensors are whole and lie in pieces. Nothing in them is run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lmtrain.checkpoint.disk.boxes import Box, cover_problem, intersect
+from lmtrain.checkpoint.disk.format import DTYPES, ITEM_BYTES
+from lmtrain.errors import CheckpointError, MissingInputError
+from lmtrain.exchange.megatron.names import LAYER, our_name
+from lmtrain.exchange.torch_files.pickle_data import Global, Made, read_pickle
+from lmtrain.exchange.torch_files.reader import StoredTensor, TorchFile
+from lmtrain.runtime.files import is_safe_name, open_regular, read_errors
+
+TRACKER = "latest_checkpointed_iteration.txt"
+RANK_FILE = "model_optim_rng.pt"
+_RANK = re.compile(r"mp_rank_(\d{2,5})(?:_(\d{3,5}))?(_\d{3,5})?")
+_CODES = {f"torch.{name}": code for code, name in DTYPES.items()}
+_SLOT = re.compile(r"(?:chained_0\.)?optimizer\.state\.(fp32_param|exp_avg|exp_avg_sq)\.(.+)")
+_MAX_LAYERS = 1 << 16
+_MAX_METADATA_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one tensor-parallel rank, or one half of a gated input, has of a weight."""
+
+    shape: tuple[int, ...]
+    read: Callable[[], Tensor]
+
+
+@dataclass(frozen=True)
+class Source:
+    """`weights` has each one's parts by rank; `halves` those that come as gate and up; `slots` the optimizer's."""
+
+    path: Path
+    args: Made | None
+    version: float
+    iteration: int
+    weights: dict[str, list[Part]]
+    halves: dict[str, list[Part]]
+    slots: dict[str, dict[str, list[Part]]]
+
+
+def open_megatron(path: Path) -> Source:
+    """From a folder of checkpoints (its newest), or one checkpoint."""
+    folder = _checkpoint(path)
+    if (folder / ".metadata").is_file():
+        return _open_distributed(folder)
+    ranks = {match: child for child in folder.iterdir() if (match := _RANK.fullmatch(child.name))}
+    if not ranks:
+        raise MissingInputError(
+            f"{folder} holds neither {RANK_FILE} under mp_rank_XX nor .metadata. Give a checkpoint of Megatron-LM."
+        )
+    if any(match[3] for match in ranks):
+        raise CheckpointError(f"{folder} is of a model with experts, which lmtrain's models have not. Give another.")
+    files = {(int(m[1]), int(m[2] or 0)): TorchFile(child / RANK_FILE) for m, child in ranks.items()}
+    return _open_ranks(folder, files)
+
+
+def _checkpoint(path: Path) -> Path:
+    if not path.is_dir():
+        raise MissingInputError(f"{path} is not a folder. Give the folder of a Megatron-LM checkpoint.")
+    if not (path / TRACKER).is_file():
+        return path
+    word = (path / TRACKER).read_bytes()[:40].decode(errors="replace").strip()
+    name = "release" if word == "release" else f"iter_{int(word):07d}" if word.isdecimal() else ""
+    if not name or not (path / name).is_dir():
+        raise CheckpointError(f"{path / TRACKER} names {word!r}, which is not there. Give the checkpoint itself.")
+    return path / name
+
+
+def _open_ranks(folder: Path, files: Mapping[tuple[int, int], TorchFile]) -> Source:
+    tps, pps = sorted({tp for tp, _ in files}), sorted({pp for _, pp in files})
+    missing = [(tp, pp) for tp in range(tps[-1] + 1) for pp in range(pps[-1] + 1) if (tp, pp) not in files]
+    if missing:
+        raise CheckpointError(f"{folder} lacks the files of {len(missing)} ranks, as of tp, pp={missing[0]}. Get all.")
+    first = _top(files[0, 0])
+    args, version, iteration = first.get("args"), first.get("checkpoint_version", 0), first.get("iteration", 0)
+    keys = ["model"] if "model" in first else [f"model{i}" for i in range(len(first)) if f"model{i}" in first]
+    weights: dict[str, list[Part]] = {}
+    next_layer = 0
+    for key in keys:  # a chunk of a virtual stage of all stages, then the next
+        for pp in pps:
+            chunk = [dict(_flat(_top(files[tp, pp]).get(key, {}))) for tp in tps]
+            next_layer += _take_chunk(chunk, next_layer, weights, folder)
+    known = args if isinstance(args, Made) else None
+    return Source(folder, known, _number(version), int(_number(iteration)), weights, {}, {})
+
+
+def _top(file: TorchFile) -> dict[str, Any]:
+    if not isinstance(file.value, dict):
+        raise CheckpointError(f"{file.path} holds no state of a model. Check the path.")
+    return file.value
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, (int, float)) else 0.0
+
+
+def _flat(node: object, prefix: str = "") -> Iterator[tuple[str, StoredTensor]]:
+    """Tensors by their path; the first layouts nest a dict for each module."""
+    if isinstance(node, StoredTensor):
+        yield prefix, node
+    elif isinstance(node, dict):
+        for key, value in node.items():
+            yield from _flat(value, f"{prefix}.{key}" if prefix else str(key))
+
+
+def _take_chunk(
+    chunk: list[dict[str, StoredTensor]], first_layer: int, weights: dict[str, list[Part]], folder: Path
+) -> int:
+    """Add the weights of one stage's ranks, whose layers count from 0; gives how many layers it has."""
+    layers = set()
+    for theirs in chunk[0]:
+        ours = _our_name(theirs, folder)
+        if ours is None:
+            continue
+        name, _ = ours
+        if name.startswith("blocks."):
+            _, number, inner = name.split(".", 2)
+            layers.add(int(number))
+            name = f"blocks.{first_layer + int(number)}.{inner}"
+        tensors = [rank.get(theirs) for rank in chunk]
+        if None in tensors:
+            raise CheckpointError(f"{folder}: not every tensor-parallel rank has {theirs}. Get all files again.")
+        # because: a later stage repeats the embedding that it shares with the first
+        weights.setdefault(name, [Part(tensor.shape, tensor.read) for tensor in tensors if tensor is not None])
+    if layers != set(range(len(layers))):
+        raise CheckpointError(f"{folder}: a stage has layers {sorted(layers)[:4]}..., not all from 0. Get it again.")
+    return len(layers)
+
+
+def _our_name(theirs: str, folder: Path) -> tuple[str, int | None] | None:
+    try:
+        return our_name(theirs)
+    except KeyError as error:
+        raise CheckpointError(
+            f"{folder} holds {theirs[:200]}, which lmtrain's models have not. Only plain GPTs and BERTs are read."
+        ) from error
+
+
+@dataclass(frozen=True)
+class Chunk:
+    box: Box
+    path: Path
+    start: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """A tensor of a distributed checkpoint, in chunks."""
+
+    code: str
+    shape: tuple[int, ...]
+    chunks: tuple[Chunk, ...]
+
+    def read(self, box: Box) -> Tensor:
+        result = torch.empty(box.shape, dtype=getattr(torch, DTYPES[self.code]))
+        for chunk in self.chunks:
+            common = intersect(chunk.box, box)
+            if common is None:
+                continue
+            value = TorchFile(chunk.path, chunk.start, chunk.num_bytes).value
+            if not isinstance(value, StoredTensor) or value.shape != chunk.box.shape:
+                raise CheckpointError(f"{chunk.path} does not hold what .metadata says. Get the folder again.")
+            part = value.read()[common.relative_to(chunk.box.offset).slices()]
+            result[common.relative_to(box.offset).slices()] = part
+        return result
+
+
+def _open_distributed(folder: Path) -> Source:
+    tensors = _metadata(folder)
+    state = _top(TorchFile(folder / "common.pt")) if (folder / "common.pt").is_file() else {}
+    args = state.get("args")
+    weights: dict[str, list[Part]] = {}
+    halves: dict[str, list[Part]] = {}
+    slots: dict[str, dict[str, list[Part]]] = {}
+    for theirs, stacked in tensors.items():
+        slot = _SLOT.fullmatch(theirs)
+        if slot is not None:
+            ours = _our_name(slot[2], folder)
+            where = slots.setdefault(slot[1], {})
+            if ours is not None and ours[1] is None:
+                where |= {name: [part] for name, part in _unstacked(ours[0], stacked)}
+            elif ours is not None:
+                for name, part in _unstacked(ours[0], stacked):
+                    where.setdefault(name, [part, part])[ours[1] or 0] = part
+        elif not theirs.startswith(("optimizer.", "chained_", "rng_state", "rerun_state")):
+            ours = _our_name(theirs, folder)
+            for name, part in _unstacked(ours[0], stacked) if ours else ():
+                if ours is not None and ours[1] is not None:
+                    halves.setdefault(name, [part, part])[ours[1]] = part
+                else:
+                    weights[name] = [part]
+    # because: whatever the version says, these folders have only ever had today's order
+    version, iteration = 3.0, int(_number(state.get("iteration", 0)))
+    return Source(folder, args if isinstance(args, Made) else None, version, iteration, weights, halves, slots)
+
+
+def _unstacked(name: str, stacked: Stacked) -> Iterator[tuple[str, Part]]:
+    """One tensor for each layer where the first axis counts them."""
+    if LAYER not in name:
+        box = Box((0,) * len(stacked.shape), stacked.shape)
+        yield name, Part(stacked.shape, lambda: stacked.read(box))
+        return
+    shape = stacked.shape[1:]
+    for layer in range(stacked.shape[0]):
+        box = Box((layer, *(0 for _ in shape)), (1, *shape))
+        yield name.replace(LAYER, str(layer)), Part(shape, lambda box=box: stacked.read(box)[0])  # type: ignore[misc]
+
+
+def _metadata(folder: Path) -> dict[str, Stacked]:
+    """.metadata is a pickle of torch's: read as data, and judged like a manifest."""
+    path = folder / ".metadata"
+    with read_errors(path):
+        fd, size = open_regular(path, follow_links=True)
+        with open(fd, "rb") as file:
+            if size > _MAX_METADATA_BYTES:
+                raise CheckpointError(f"{path} is larger than any list of tensors. Get the folder again.")
+            value = read_pickle(file, path)
+    try:
+        places = {
+            (str(index.get("fqn")), tuple(index.get("offset") or ())): info
+            for index, info in value.get("storage_data").items()
+        }
+        return {
+            str(name): _stacked(str(name), entry, places, folder)
+            for name, entry in value.get("state_dict_metadata").items()
+            if isinstance(entry, Made) and entry.path.endswith(".TensorStorageMetadata")
+        }
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not torch's list of tensors ({error}). Get the folder again.") from error
+
+
+def _stacked(name: str, entry: Made, places: Mapping[Any, Made], folder: Path) -> Stacked:
+    properties, shape = entry.get("properties"), _sizes(entry.get("size"))
+    dtype = properties.state[0] if isinstance(properties.state, tuple) else properties.get("dtype")
+    code = _CODES.get(dtype.path if isinstance(dtype, Global) else "", "")
+    if code not in ITEM_BYTES:
+        raise ValueError(f"{name} has no type that is read")
+    if LAYER in name or (shape and max(shape) > 1 << 40):
+        raise ValueError("a name or a shape that no model has")
+    chunks = []
+    for chunk in entry.get("chunks"):
+        box = Box(_sizes(chunk.get("offsets")), _sizes(chunk.get("sizes")))
+        info = places[name, box.offset]
+        file, start, num_bytes = info.get("relative_path"), info.get("offset"), info.get("length")
+        if not is_safe_name(file) or info.get("transform_descriptors"):
+            raise ValueError(f"{name} lies in a file that is not read")
+        if not all(type(n) is int and n >= 0 for n in (start, num_bytes)):
+            raise ValueError(f"{name} lies nowhere")
+        if box.volume * ITEM_BYTES[code] > num_bytes:
+            raise ValueError(f"{name} has {num_bytes} bytes for {box.volume} items")
+        chunks.append(Chunk(box, folder / file, start, num_bytes))
+    problem = cover_problem(shape, [chunk.box for chunk in chunks])
+    if problem is not None:
+        raise ValueError(f"{name} is not whole: {problem}")
+    if ".layers." in f".{name}" and shape and shape[0] > _MAX_LAYERS and not re.search(r"layers\.\d", name):
+        raise ValueError(f"{name} has {shape[0]} layers")
+    return Stacked(code, shape, tuple(chunks))
+
+
+def _sizes(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, (tuple, list)) or not all(type(n) is int and 0 <= n < 1 << 48 for n in value):
+        raise ValueError("a shape that is none")
+    return tuple(value)

@@ -1,0 +1,154 @@
+"""A checkpoint of Megatron-LM as one of ours: settings from its arguments and weights, tensors put together by rank.
+
+Called by `lmtrain reshard --from megatron`. One tensor is in memory at a time. The optimizer comes along where a
+distributed checkpoint names its state by weight; a rank file numbers it in an order that only the run knew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lmtrain.errors import CheckpointError, UsageError
+from lmtrain.exchange.huggingface.names import Shape, true_weights
+from lmtrain.exchange.imported import save_foreign, tokenizer_of
+from lmtrain.exchange.megatron.args import Found, settings_from
+from lmtrain.exchange.megatron.folder import Part, Source, open_megatron
+from lmtrain.exchange.megatron.names import split_qkv
+from lmtrain.exchange.streaming import Progress
+from lmtrain.models.model_settings import ModelSettings
+from lmtrain.spec import Cut, Split
+
+_SHOWN = 4
+
+
+def import_megatron(
+    folder: Path,
+    output: Path,
+    *,
+    tokenizer: Path | None = None,
+    overrides: Mapping[str, object] | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Write output/step_XXXXXXXX of the same iteration; `overrides` are settings that the folder does not tell."""
+    if tokenizer is None and not (folder / "tokenizer.json").is_file():
+        raise UsageError(f"{folder} holds no tokenizer.json. Give the model's tokenizer with --tokenizer PATH.")
+    words = tokenizer_of(tokenizer or folder / "tokenizer.json")
+    source = open_megatron(folder)
+    found = _found(source)
+    get = source.args.get if source.args is not None else None
+    told = get("vocab_size") if get is not None else None
+    vocab_size = told if isinstance(told, int) else words.vocab_size
+    settings = settings_from(get, found, vocab_size, dict(overrides or {}), source.path)
+    weights = {name: parts for name, parts in source.weights.items() if name != "head.weight" or not settings.ties()}
+    _check(source.path, settings, weights, source.halves)
+    masters, slots = _optimizer(source, settings)
+
+    def parts(name: str) -> Iterator[Tensor]:
+        slot, _, rest = name.partition(".")
+        if slot in slots:
+            held = source.slots[slot]
+            yield _joined(rest, held[rest], len(held[rest]) == 2, settings, source.version)
+        elif name in masters:
+            yield _joined(name, masters[name], len(masters[name]) == 2, settings, source.version)
+        else:
+            by_half = name in source.halves
+            yield _joined(name, (source.halves if by_half else weights)[name], by_half, settings, source.version)
+
+    came_from = {"format": "megatron", "checkpoint_version": source.version, "iteration": source.iteration}
+    extra = {"optimizer": {"kind": "adamw", "num_updates": source.iteration}} if slots else {}
+    return save_foreign(
+        output, settings, parts, words, came_from, slots=slots, step=source.iteration, extra=extra, progress=progress
+    )
+
+
+def _found(source: Source) -> Found:
+    weights = {**source.weights, **source.halves}
+    layers = {int(name.split(".")[1]) for name in weights if name.startswith("blocks.")}
+    try:
+        token, down = weights["embedding.token.weight"], weights["blocks.0.mlp.down.weight"]
+        position = weights.get("embedding.position.weight")
+        return Found(
+            num_layers=len(layers),
+            width=token[0].shape[1],
+            ffn_width=sum(part.shape[1] for part in down),
+            num_positions=position[0].shape[0] if position else None,
+            is_encoder="head.dense.weight" in weights,
+            has_bias="blocks.0.attention.qkv.bias" in weights and "blocks.0.mlp.up.bias" in weights,
+            norm_has_bias="norm.bias" in weights,
+            has_output="head.weight" in weights,
+            has_pair="pair.scores.weight" in weights,
+        )
+    except (KeyError, IndexError) as error:
+        raise CheckpointError(
+            f"{source.path} lacks {error}, which all models have. Give a whole checkpoint."
+        ) from error
+
+
+def _check(
+    path: Path, settings: ModelSettings, weights: Mapping[str, list[Part]], halves: Mapping[str, list[Part]]
+) -> None:
+    """All weights are there, in shapes that make the model's, and no others."""
+    wrong, shapes, cuts = [], true_weights(settings), settings.cuts()
+    for name, shape in shapes.items():
+        parts = weights.get(name) or halves.get(name)
+        if parts is None:
+            wrong.append(f"{name} is missing")
+        elif not _fits(parts, shape, cuts[name], by_half=name in halves):
+            wrong.append(f"{name} has shape {list(parts[0].shape)} on each of {len(parts)} and not {list(shape)}")
+    wrong += [f"{name} has no place in it" for name in (weights.keys() | halves.keys()) - shapes.keys()]
+    if wrong:
+        raise CheckpointError(
+            f"{path} does not hold the model of its arguments: {'; '.join(sorted(wrong)[:_SHOWN])}. "
+            "If it has other settings, give them with --set KEY=VALUE."
+        )
+
+
+def _fits(parts: list[Part], shape: Shape, cut: Cut, *, by_half: bool) -> bool:
+    axis = 1 if cut.split is Split.ROW else 0
+    whole = list(parts[0].shape)
+    if len(whole) != len(shape) or any(len(part.shape) != len(whole) for part in parts):
+        return False
+    if by_half or cut.split is not Split.NONE:
+        whole[axis] = sum(part.shape[axis] for part in parts)
+    if cut.split is Split.VOCAB:
+        return whole[0] >= shape[0] and whole[1:] == list(shape[1:])
+    return whole == list(shape)
+
+
+def _joined(name: str, parts: list[Part], by_half: bool, settings: ModelSettings, version: float) -> Tensor:
+    """A whole weight of ours."""
+    cut, shape = settings.cuts()[name], settings.shape
+    if cut.split is Split.NONE:
+        return parts[0].read()
+    tensors = [part.read() for part in parts]
+    if cut.split is Split.ROW:
+        return torch.cat(tensors, 1)
+    if cut.split is Split.VOCAB:
+        return torch.cat(tensors)[: shape.vocab_size]
+    if ".attention.qkv." in name:
+        # because: with more ranks than keys a group lies across ranks, so the newer layout is joined before it is split
+        tensors = [torch.cat(tensors)] if version >= 2 else tensors
+        queries = shape.num_heads // shape.num_kv_heads
+        sections = zip(*(split_qkv(rows, version, queries, shape.head_width) for rows in tensors), strict=True)
+        return torch.cat([section for ranks in sections for section in ranks])
+    if len(cut.sections) > 1 and not by_half:
+        return torch.cat([half for halves in zip(*(t.chunk(2) for t in tensors), strict=True) for half in halves])
+    return torch.cat(tensors)
+
+
+def _optimizer(source: Source, settings: ModelSettings) -> tuple[dict[str, list[Part]], tuple[str, ...]]:
+    """fp32 masters and Adam's two moments, if all of them are there for all weights; else nothing."""
+    shapes, cuts = true_weights(settings), settings.cuts()
+    kinds = ("fp32_param", "exp_avg", "exp_avg_sq")
+    whole = all(
+        (parts := source.slots.get(kind, {}).get(name)) is not None
+        and _fits(parts, shape, cuts[name], by_half=len(parts) == 2)
+        for kind in kinds
+        for name, shape in shapes.items()
+    )
+    return (source.slots["fp32_param"], kinds[1:]) if whole else ({}, ())

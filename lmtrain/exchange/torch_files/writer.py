@@ -1,0 +1,105 @@
+"""Files that torch.load reads, tensors and all, written tensor by tensor. Called by the Megatron export.
+
+The archive that torch.save writes: a pickle of plain values in which tensors are named, and each one's bytes beside it.
+The few instructions that such a pickle needs are spelled out here, so that nothing of ours ever pickles an object.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+import zipfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lmtrain.checkpoint.disk.format import ITEM_BYTES
+
+_STORAGES = {"F32": "FloatStorage", "BF16": "BFloat16Storage", "F16": "HalfStorage"}
+_ROOT = "archive"
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A tensor to write; `parts` gives its bytes when its turn comes."""
+
+    code: str
+    shape: tuple[int, ...]
+    parts: Callable[[], Iterable[memoryview]]
+
+    @property
+    def num_items(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_items * ITEM_BYTES[self.code]
+
+
+@dataclass(frozen=True)
+class Namespace:
+    """Becomes argparse's, the class of Megatron-LM's arguments."""
+
+    values: Mapping[str, Any]
+
+
+def write_torch_file(path: Path, value: Any) -> None:
+    """Dicts, lists, tuples, texts, numbers, None, `Namespace` and `Saved`."""
+    tensors: list[Saved] = []
+    pickle = b"\x80\x02" + _encode(value, tensors) + b"."
+    with zipfile.ZipFile(path, "x", zipfile.ZIP_STORED) as archive:
+        for name, data in {"data.pkl": pickle, "byteorder": b"little", "version": b"3\n"}.items():
+            archive.writestr(zipfile.ZipInfo(f"{_ROOT}/{name}"), data)
+        for number, tensor in enumerate(tensors):
+            with archive.open(zipfile.ZipInfo(f"{_ROOT}/data/{number}"), "w", force_zip64=True) as file:
+                written = sum(file.write(part) for part in tensor.parts())
+                assert written == tensor.num_bytes, "a tensor came in another size"
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _encode(value: Any, tensors: list[Saved]) -> bytes:
+    """Instructions of pickle protocol 2 that put a value on the stack."""
+    match value:
+        case None:
+            return b"N"
+        case bool():
+            return b"\x88" if value else b"\x89"
+        case int():
+            data = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+            return b"\x8a" + bytes([len(data)]) + data
+        case float():
+            return b"G" + struct.pack(">d", value)
+        case str():
+            text = value.encode()
+            return b"X" + struct.pack("<I", len(text)) + text
+        case tuple():
+            return b"(" + b"".join(_encode(v, tensors) for v in value) + b"t"
+        case list():
+            return b"](" + b"".join(_encode(v, tensors) for v in value) + b"e"
+        case Mapping():
+            pairs = b"".join(_encode(k, tensors) + _encode(v, tensors) for k, v in value.items())
+            return b"}(" + pairs + b"u"
+        case Namespace():
+            return b"cargparse\nNamespace\n)\x81" + _encode(value.values, tensors) + b"b"
+        case Saved():
+            tensors.append(value)
+            return _encode_tensor(value, str(len(tensors) - 1))
+    raise TypeError(f"{type(value)} is no plain value")
+
+
+def _encode_tensor(tensor: Saved, key: str) -> bytes:
+    strides: list[int] = []
+    step = 1
+    for n in reversed(tensor.shape):
+        strides.insert(0, step)
+        step *= n
+    storage = b"(" + _encode("storage", []) + f"ctorch\n{_STORAGES[tensor.code]}\n".encode()
+    storage += _encode(key, []) + _encode("cpu", []) + _encode(tensor.num_items, []) + b"tQ"
+    places = _encode(0, []) + _encode(tensor.shape, []) + _encode(tuple(strides), []) + b"\x89"
+    return b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + places + b"ccollections\nOrderedDict\n)RtR"

@@ -1,0 +1,172 @@
+"""Runs this rank's row of a schedule: forwards and backwards of its stages, with messages in between.
+
+Called by ParallelModel where a model is cut into stages. Knows tables and messages; what a stage computes, and what a
+microbatch's loss is, comes from outside. A stage's output is dropped as soon as it has been sent: what backward needs
+of it is its place in autograd's graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from lmtrain.parallel.mesh import Mesh
+from lmtrain.parallel.pipeline.messages import Lanes, Letter, Post, Routes
+from lmtrain.parallel.split_backward import Later, put_off
+from lmtrain.runtime.process_group import new_group
+from lmtrain.schedules.choose import Name, build, ranks_of_stages
+from lmtrain.schedules.table import Action, Kind
+
+Compute = Callable[[int, int, Tensor | None], Tensor]  # (stage, microbatch, hidden states) -> hidden states, or terms
+Row = list[Action]
+Shape = tuple[int, ...]  # of the hidden states between two stages
+
+
+class Watch(Protocol):
+    """Is told of every action of this rank."""
+
+    def begin(self, action: Action) -> None: ...
+    def done(self, action: Action) -> None: ...
+
+
+@dataclass
+class Held:
+    """What a microbatch leaves in a stage between its forward and the end of its backward."""
+
+    hidden: Tensor | None  # what came in
+    out: GradientEdge | Tensor | None  # None: its first half is done
+    later: list[Later] = field(default_factory=list)
+
+
+class OneStage:
+    """A model that is not cut: forward and backward of one microbatch after the other."""
+
+    at_once = 1  # batches that `forward` is given together
+    ends = (0, 0)  # ranks along pp of the first and the last stage
+
+    def train(self, count: int, compute: Compute, shape: Shape, scale: float, watch: Watch) -> dict[int, Tensor]:
+        shares = {}
+        for index in range(count):
+            forward, backward = Action(Kind.FORWARD, 0, index), Action(Kind.BACKWARD, 0, index)
+            watch.begin(forward)
+            terms = compute(0, index, None)
+            watch.begin(backward)
+            torch.autograd.backward(_scaled(terms, scale))
+            watch.done(backward)
+            shares[index] = terms.detach()
+        return shares
+
+    def forward(self, count: int, compute: Compute, shape: Shape) -> dict[int, Tensor]:
+        return {index: compute(0, index, None) for index in range(count)}
+
+
+class Pipeline:
+    def __init__(self, schedule: Name, mesh: Mesh, dtype: torch.dtype, device: torch.device, *, shares: bool) -> None:
+        """`shares`: tp ranks hold the same activations, so each sends a part of them."""
+        self.schedule, self.mesh, self.dtype, self.device, self.shares = schedule, mesh, dtype, device, shares
+        self.at_once = 4 * mesh.pp.size
+        owners = ranks_of_stages(schedule, mesh.layout.pp, mesh.layout.vp)
+        self.ends = owners[0], owners[-1]
+        group = mesh.pp.group
+        assert group is not None
+        self.lanes = Lanes(group, new_group(mesh.pp.ranks, mesh.timeout_s))
+
+    def train(self, count: int, compute: Compute, shape: Shape, scale: float, watch: Watch) -> dict[int, Tensor]:
+        """[terms] of each microbatch, on the rank of the last stage."""
+        row, routes = self._plan(count, forward_only=False)
+        post, last = self._post(routes, shape), len(routes.rank_of) - 1
+        held: dict[tuple[int, int], Held] = {}
+        shares = {}
+        for action in row:
+            key = (action.stage, action.microbatch)
+            watch.begin(action)
+            if action.kind is Kind.FORWARD:
+                hidden = self._arrive(post, action)
+                out = compute(*key, hidden)
+                if action.stage == last:
+                    shares[action.microbatch] = out.detach()
+                    held[key] = Held(hidden, _scaled(out, scale))
+                else:
+                    held[key] = Held(hidden, get_gradient_edge(out))
+                    post.send(Letter(False, action.stage + 1, action.microbatch), out.detach())
+                del out
+            elif action.kind is Kind.WEIGHT:
+                for work in held.pop(key).later:
+                    work()
+            else:
+                self._backward(post, action, held, last)
+            watch.done(action)
+        post.close()
+        return shares
+
+    @torch.no_grad()
+    def forward(self, count: int, compute: Compute, shape: Shape) -> dict[int, Tensor]:
+        """What the last stage gives for each batch, on its rank: a schedule's forwards alone."""
+        row, routes = self._plan(count, forward_only=True)
+        post, results = self._post(routes, shape), {}
+        for action in row:
+            out = compute(action.stage, action.microbatch, self._arrive(post, action))
+            if action.stage == len(routes.rank_of) - 1:
+                results[action.microbatch] = out
+            else:
+                post.send(Letter(False, action.stage + 1, action.microbatch), out)
+        post.close()
+        return results
+
+    def _plan(self, count: int, *, forward_only: bool) -> tuple[Row, Routes]:
+        layout = self.mesh.layout
+        return _plan_once(self.schedule, layout.pp, layout.vp, count, self.mesh.pp.index, forward_only)
+
+    def _post(self, routes: Routes, shape: Shape) -> Post:
+        like = torch.empty(shape, dtype=self.dtype, device=self.device)
+        return Post(routes, like, self.mesh, self.lanes, shares=self.shares)
+
+    def _arrive(self, post: Post, action: Action) -> Tensor | None:
+        if action.stage == 0:
+            return None
+        hidden = post.receive(Letter(False, action.stage, action.microbatch))
+        return hidden.detach().requires_grad_(torch.is_grad_enabled())
+
+    def _backward(self, post: Post, action: Action, held: dict[tuple[int, int], Held], last: int) -> None:
+        """A whole backward, or its first half."""
+        key = (action.stage, action.microbatch)
+        it, grad = held[key], None
+        assert it.out is not None
+        if action.stage < last:
+            grad = post.receive(Letter(True, action.stage, action.microbatch))
+        if action.kind is Kind.INPUT:
+            with put_off(it.later):
+                torch.autograd.backward(it.out, grad)
+            held[key] = Held(None, None, it.later)
+        else:
+            torch.autograd.backward(it.out, grad)
+            del held[key]
+        if it.hidden is not None:
+            assert it.hidden.grad is not None
+            post.send(Letter(True, action.stage - 1, action.microbatch), it.hidden.grad)
+
+
+@cache  # because: a run has a few numbers of microbatches
+def _plan_once(schedule: Name, pp: int, vp: int, count: int, rank: int, forward_only: bool) -> tuple[Row, Routes]:
+    table = build(schedule, pp, vp, count)
+    rows = [[a for a in row if a.kind is Kind.FORWARD or not forward_only] for row in table.actions]
+    return rows[rank], Routes.of(rows, table.rank_of, rank)
+
+
+def _scaled(terms: Tensor, scale: float) -> Tensor:
+    loss = terms.sum()
+    return loss if scale == 1.0 else loss * scale
+
+
+def end_backward(stage: Any) -> None:
+    """FSDP's work at the end of a backward: adds this one's gradients to the fp32 sums, and sends them if it is to.
+
+    because: second halves accumulate gradients after the last hook of a backward has run, and FSDP has no public call
+    """
+    stage._get_fsdp_state()._root_post_backward_final_callback()

@@ -1,0 +1,1 @@
+"""Layers, embedding and head cut over tensor-parallel ranks."""

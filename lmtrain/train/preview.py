@@ -1,0 +1,75 @@
+"""What a run will be, in numbers, before it starts. Torch-free: closed forms over the model's shape.
+
+Called by --dry-run, and by set-up, which tells what a pipeline's stages are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+from lmtrain.models.model_settings import ModelSettings
+from lmtrain.placement.stages import stages_of_rank
+from lmtrain.schedules.choose import build
+from lmtrain.schedules.simulate import activations_held, simulate
+from lmtrain.train.config import RunConfig
+from lmtrain.train.layout_table import layout_words, span
+from lmtrain.train.preflight import Inputs
+
+
+def plan_facts(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
+    shape, steps = inputs.model.shape, config.total_steps
+    first, last = config.batch_plan.range_of(steps - 1)
+    tokens = (first + last) * config.seq_len
+    return {
+        "model": inputs.model.kind,
+        "parameters": inputs.model.num_parameters,
+        "vocabulary": shape.vocab_size,
+        "steps": steps,
+        "tokens": tokens,
+        "tokens_per_step": config.train.global_batch * config.seq_len,
+        "microbatches_per_step": config.train.global_batch // (config.train.micro_batch * config.parallel.layout.dp),
+        "training_samples": inputs.train.num_samples,
+        "epochs": inputs.epochs(config),
+        "model_flops": shape.flops_per_token(config.seq_len) * tokens,
+        "resume_from": str(inputs.resume_from) if inputs.resume_from else "nothing: a new run",
+        **({"weights_from": str(inputs.weights_from)} if inputs.weights_from else {}),
+        "processes": config.parallel.layout.world_size,
+        "layout": layout_words(config.parallel),
+        **pipeline_facts(config, inputs.model),
+        "run_folder": config.run.dir,
+    }
+
+
+def pipeline_facts(config: RunConfig, model: ModelSettings) -> dict[str, Any]:
+    """The schedule's bubble, and what a process has at once: nothing for a model that is not cut."""
+    parallel = config.parallel
+    if parallel.pp == 1:
+        return {}
+    count = config.train.global_batch // (config.train.micro_batch * parallel.layout.dp)
+    table = build(parallel.schedule, parallel.pp, parallel.vp, count)
+    layers = {s.number: len(s.layers) for rank in range(parallel.pp) for s in stages_of_rank(model, parallel, rank)}
+    return {
+        "pipeline": f"{parallel.schedule}, {len(layers)} stages",
+        "layers_per_stage": in_turn([layers[stage] for stage in sorted(layers)]),
+        "bubble": f"{simulate(table).bubble:.1%} of the work, if F, I and W take equally long",
+        "activations_held": f"{in_turn(activations_held(table))} (microbatches of a stage, by pp rank)",
+    }
+
+
+def pipeline_lines(config: RunConfig, model: ModelSettings) -> Iterator[str]:
+    for key, value in pipeline_facts(config, model).items():
+        yield f"{key.replace('_', ' '):<17} {value}"
+
+
+def in_turn(values: Sequence[int]) -> str:
+    """[2, 2, 1] -> "2, 2, 1"; many of them in few words: "3 each", "2 (0-12), 1 (13-95)", "81 to 111"."""
+    runs = [[number for number, _ in group] for _, group in groupby(enumerate(values), lambda pair: pair[1])]
+    if len(runs) == 1:
+        return f"{values[0]} each"
+    if len(values) <= 12:
+        return ", ".join(map(str, values))
+    if len(runs) <= 4:
+        return ", ".join(f"{values[run[0]]} ({span(run)})" for run in runs)
+    return f"{min(values)} to {max(values)}"

@@ -1,0 +1,87 @@
+"""Boxes: what they share, and whether they fill a tensor exactly once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmtrain.checkpoint.disk.boxes import Box, cover_problem, intersect, whole
+
+
+@st.composite
+def shapes_and_cuts(draw: st.DrawFn) -> tuple[tuple[int, ...], list[Box]]:
+    """A shape of up to four axes, and boxes made by cutting it in two again and again, in any order."""
+    shape = tuple(draw(st.lists(st.integers(1, 7), max_size=4)))
+    boxes = [whole(shape)]
+    for _ in range(draw(st.integers(0, 6)) if shape else 0):
+        box = boxes.pop(draw(st.integers(0, len(boxes) - 1)))
+        axis = draw(st.integers(0, len(shape) - 1))
+        at = draw(st.integers(0, box.shape[axis]))
+        first = Box(box.offset, tuple(at if i == axis else n for i, n in enumerate(box.shape)))
+        offset = tuple(o + at if i == axis else o for i, o in enumerate(box.offset))
+        boxes += [first, Box(offset, tuple(n - at if i == axis else n for i, n in enumerate(box.shape)))]
+    return shape, draw(st.permutations(boxes))
+
+
+@given(shapes_and_cuts())
+def test_cuts_of_a_tensor_cover_it(case: tuple[tuple[int, ...], list[Box]]) -> None:
+    shape, boxes = case
+    assert cover_problem(shape, boxes) is None
+
+
+@given(shapes_and_cuts(), st.data())
+def test_a_missing_or_doubled_piece_is_a_problem(case: tuple[tuple[int, ...], list[Box]], data: st.DataObject) -> None:
+    shape, boxes = case
+    victim = data.draw(st.sampled_from([box for box in boxes if box.volume]))
+    rest = list(boxes)
+    rest.remove(victim)
+    assert "elements" in (cover_problem(shape, rest) or "")
+    assert "overlap" in (cover_problem(shape, [*boxes, victim]) or "")
+
+
+small = st.tuples(*[st.tuples(st.integers(0, 5), st.integers(0, 5))] * 3)
+
+
+@given(small, small)
+def test_intersection_is_that_of_the_elements(a: tuple[tuple[int, int], ...], b: tuple[tuple[int, int], ...]) -> None:
+    boxes = [Box(tuple(o for o, _ in pairs), tuple(n for _, n in pairs)) for pairs in (a, b)]
+    marks = np.zeros((10, 10, 10), int)
+    for box in boxes:
+        marks[box.slices()] += 1
+    common = intersect(*boxes)
+    assert int((marks == 2).sum()) == (common.volume if common else 0)
+    if common:
+        assert (marks[common.slices()] == 2).all()
+
+
+@given(st.lists(small, max_size=5))
+def test_cover_agrees_with_counting(cases: list[tuple[tuple[int, int], ...]]) -> None:
+    boxes = [Box(tuple(o for o, _ in pairs), tuple(n for _, n in pairs)) for pairs in cases]
+    shape = (6, 5, 4)
+    marks = np.zeros((12, 12, 12), int)
+    for box in boxes:
+        marks[box.slices()] += 1
+    exact = np.zeros_like(marks)
+    exact[:6, :5, :4] = 1
+    inside = all(box.is_inside(shape) for box in boxes)
+    assert (cover_problem(shape, boxes) is None) == (inside and bool((marks == exact).all()))
+
+
+def test_scalars_have_one_element() -> None:
+    assert cover_problem((), [Box((), ())]) is None
+    assert "overlap" in (cover_problem((), [Box((), ()), Box((), ())]) or "")
+    assert "0 of its 1" in (cover_problem((), []) or "")
+    assert intersect(Box((), ()), Box((), ())) == Box((), ())
+
+
+@pytest.mark.parametrize("box", [Box((0,), (5,)), Box((-1, 0), (1, 1)), Box((3, 0), (2, 4))])
+def test_a_piece_outside_is_named(box: Box) -> None:
+    assert "is not inside [4, 4]" in (cover_problem((4, 4), [box]) or "")
+
+
+def test_covering_by_many_pieces_is_quick_to_judge() -> None:
+    """A tensor cut over 3000 processes by columns: the sweep must not compare all pairs."""
+    columns = [Box((0, i), (1000, 1)) for i in range(3000)]
+    assert cover_problem((1000, 3000), columns) is None

@@ -1,0 +1,368 @@
+"""Reshard: any layout from any other, bit for bit, whatever kills it when, within the memory it was given."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lmtrain.checkpoint.contents import Contents
+from lmtrain.checkpoint.disk.boxes import Box, cover_problem, intersect, whole
+from lmtrain.checkpoint.disk.format import TensorEntry
+from lmtrain.checkpoint.reshard import run as reshard_module
+from lmtrain.checkpoint.reshard.assignment import check_layout, parse_layout
+from lmtrain.checkpoint.reshard.journal import Journal
+from lmtrain.checkpoint.reshard.run import Limits, Progress, cut, segments
+from lmtrain.checkpoint.reshard.targets import runs
+from lmtrain.errors import CheckpointError, MissingInputError, OutputError, SettingsError, StorageError, UsageError
+from lmtrain.models.model_settings import ModelSettings
+from lmtrain.placement.stages import places_of_rank
+from lmtrain.runtime.faults import Fault, arm
+from tests.unit.checkpoint.layouts import (
+    LAYOUTS,
+    MODELS,
+    SLOTS,
+    Arrays,
+    assert_same,
+    at,
+    bytes_of,
+    draw,
+    read_all,
+    reshard_to,
+    write,
+)
+
+PAIRS = [(a, b) for a, b in product(LAYOUTS, LAYOUTS) if a != b]
+POINTS = ("reshard.segment", "reshard.journal", "reshard.finish", "reshard.publish", "reshard.cleanup")
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def _small(small_blocks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of 4 KiB, segments of 64 and parts of 10: small models then have many."""
+    monkeypatch.setattr(reshard_module, "SEGMENT_BYTES", 64 << 10)
+    monkeypatch.setattr(reshard_module, "PART_BYTES", 10 << 10)
+    monkeypatch.setattr(reshard_module, "MIN_PART_BYTES", 10 << 10)
+
+
+@pytest.fixture(scope="module")
+def tied() -> Arrays:
+    return draw(MODELS["tied"])
+
+
+@pytest.fixture
+def source(tied: Arrays, tmp_path: Path) -> Path:
+    return write(tmp_path / "run", MODELS["tied"], "dp=2,tp=2", tied)
+
+
+def there_and_back(tmp_path: Path, model: str, first: str, second: str) -> None:
+    arrays = draw(MODELS[model])
+    begin = write(tmp_path / "run", MODELS[model], first, arrays)
+    before = bytes_of(begin)
+    reshard_to(begin, tmp_path / "second", second, Limits(workers=2))
+    assert_same(read_all(tmp_path / "second"), arrays)
+    reshard_to(tmp_path / "second", tmp_path / "back", first)
+    assert_same(read_all(tmp_path / "back"), arrays)
+    assert bytes_of(begin) == before
+    assert sorted(os.listdir(tmp_path)) == ["back", "run", "second"]
+    states = [Contents(path).manifest.state for path in (begin, tmp_path / "second", tmp_path / "back")]
+    assert states[0] == {key: value for key, value in states[2].items() if key != "resharded"}
+    assert states[1]["settings"]["parallel"] == at(second).to_dict()
+    for key in states[0].keys() - {"settings"}:
+        assert states[1][key] == states[0][key]
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("pair", random.Random(5).sample(PAIRS, 4), ids=" to ".join)
+def test_there_and_back_is_bitwise_the_same(tmp_path: Path, model: str, pair: tuple[str, str]) -> None:
+    there_and_back(tmp_path, model, *pair)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("pair", PAIRS, ids=" to ".join)
+def test_every_pair_there_and_back(tmp_path: Path, model: str, pair: tuple[str, str]) -> None:
+    there_and_back(tmp_path, model, *pair)
+
+
+@pytest.mark.parametrize(
+    ("model", "layout"), [*(("tied", a) for a in LAYOUTS), *((m, a) for m in ("gqa", "bert") for a in LAYOUTS[6:])]
+)
+def test_a_rank_reads_only_its_own_files(tmp_path: Path, model: str, layout: str) -> None:
+    """No file that a rank opens holds a number that it does not, and all its numbers are there."""
+    begin = write(tmp_path / "run", MODELS[model], "tp=1", draw(MODELS[model]))
+    reshard_to(begin, tmp_path / "out", layout)
+    tensors = Contents(tmp_path / "out").manifest.tensors
+    for rank in range(at(layout).layout.world_size):
+        held = held_by(rank, MODELS[model], layout, tensors)
+        pieces = [(name, piece) for name, tensor in tensors.items() for piece in tensor.pieces]
+        opened = {p.file for name, p in pieces if any(intersect(p.box, box) for box in held[name])}
+        assert {(n, p.box) for n, p in pieces if p.file in opened} == {(n, box) for n in held for box in held[n]}
+
+
+def held_by(rank: int, model: ModelSettings, layout: str, tensors: Mapping[str, TensorEntry]) -> dict[str, set[Box]]:
+    """Which parts of which tensors a rank has in memory."""
+    places = places_of_rank(model, at(layout), at(layout).layout.coordinate(rank)).values()
+    held: dict[str, set[Box]] = {name: set() for name in tensors}
+    for place in places:
+        for slot in SLOTS:
+            held[f"{slot}.{place.name}"] = {Box(block.offset, block.shape) for block in place.blocks}
+    return held | {name: {whole(tensors[name].shape)} for name in ("optim.scale", "optim.seen")}
+
+
+def test_padding_is_in_no_file(tmp_path: Path) -> None:
+    begin = write(tmp_path / "run", MODELS["tied"], "tp=1", draw(MODELS["tied"]))
+    reshard_to(begin, tmp_path / "out", "tp=2")
+    tensors = Contents(tmp_path / "out").manifest.tensors
+    assert tensors["model.embedding.token.weight"].shape == (67, 24)
+    assert sorted(p.box.shape for p in tensors["model.embedding.token.weight"].pieces) == [(33, 24), (34, 24)]
+    assert "model.head.weight" not in tensors
+
+
+# Interrupted
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_failure_anywhere_and_the_same_call_again(
+    source: Path, tied: Arrays, tmp_path: Path, point: str, count: int
+) -> None:
+    reshard_to(source, tmp_path / "unbroken", "pp=2,tp=2")
+    arm(Fault("exc", point, count))
+    broken = point in POINTS[:2] or count == 1
+    if broken:
+        with pytest.raises(RuntimeError, match=point):
+            reshard_to(source, tmp_path / "out", "pp=2,tp=2", Limits(workers=2))
+        assert (tmp_path / "out").exists() == (point == "reshard.cleanup")
+    arm(None)
+    again = reshard_to(source, tmp_path / "out", "pp=2,tp=2", Limits(workers=1))
+    assert again.was_there == (point == "reshard.cleanup" and broken)
+    assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "unbroken")
+    assert sorted(os.listdir(tmp_path)) == ["out", "run", "unbroken"]
+    assert_same(read_all(tmp_path / "out"), tied)
+
+
+_KILLED = """
+import sys
+from pathlib import Path
+from lmtrain.checkpoint import contents
+from lmtrain.checkpoint.disk import hashed, tensor_file
+from lmtrain.checkpoint.reshard import run as reshard
+from lmtrain.checkpoint.reshard import targets
+from lmtrain.checkpoint.reshard.run import Limits
+from lmtrain.runtime.faults import parse_fault, arm
+from tests.unit.checkpoint.layouts import reshard_to
+for module in (hashed, tensor_file, contents, targets, reshard):
+    module.BLOCK_BYTES = 4096
+reshard.SEGMENT_BYTES, reshard.PART_BYTES, reshard.MIN_PART_BYTES = 64 << 10, 10 << 10, 10 << 10
+arm(parse_fault(sys.argv[3]))
+reshard_to(Path(sys.argv[1]), Path(sys.argv[2]), "pp=2,tp=2", Limits(workers=2))
+"""
+
+
+@pytest.mark.parametrize("instants", [("segment:count=3", "journal:count=4", "publish:count=1")], ids=["three kills"])
+def test_killed_again_and_again(source: Path, tied: Arrays, tmp_path: Path, instants: tuple[str, ...]) -> None:
+    before = bytes_of(source)
+    reshard_to(source, tmp_path / "unbroken", "pp=2,tp=2")
+    for instant in instants:
+        command = [sys.executable, "-c", _KILLED, source, tmp_path / "out", f"kill:point=reshard.{instant}"]
+        assert subprocess.run([*map(str, command)], check=False, timeout=120).returncode == -9
+        assert not (tmp_path / "out").exists()
+    resharded = reshard_to(source, tmp_path / "out", "pp=2,tp=2")
+    assert resharded.earlier_bytes == sum(array.nbytes for array in tied.values())
+    assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "unbroken")
+    assert bytes_of(source) == before
+
+
+@pytest.mark.parametrize("harm", ["torn", "foreign", "shorter file", "missing file", "no journal", "wrong segment"])
+def test_what_an_attempt_left_is_not_believed_when_it_is_not_whole(source: Path, tmp_path: Path, harm: str) -> None:
+    reshard_to(source, tmp_path / "unbroken", "pp=2")
+    arm(Fault("exc", "reshard.journal", 5))
+    with pytest.raises(RuntimeError):
+        reshard_to(source, tmp_path / "out", "pp=2")
+    work = tmp_path / "out.resharding"
+    journal, file = work / "journal.jsonl", work / "files" / "rank_00001.safetensors"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    assert len(lines) >= 6
+    match harm:
+        case "torn":
+            journal.write_bytes(b"".join(lines)[:-9])
+        case "foreign":
+            journal.write_bytes(b"".join([lines[0].replace(b'"key":"', b'"key":"0'), *lines[1:]]))
+        case "shorter file":
+            os.truncate(file, file.stat().st_size - 1)
+        case "missing file":
+            file.unlink()
+        case "no journal":
+            journal.unlink()
+        case "wrong segment":
+            journal.write_bytes(b"".join([*lines, json.dumps({"segment": 10**6, "digests": {}}).encode(), b"\n"]))
+    seen: list[Progress] = []
+    resharded = reshard_to(source, tmp_path / "out", "pp=2", progress=seen.append)
+    assert (resharded.earlier_bytes > 0) == (harm == "torn")
+    assert seen[-1].done_bytes == seen[-1].total_bytes > 0
+    assert [now.done_bytes for now in seen] == sorted(now.done_bytes for now in seen)
+    assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "unbroken")
+
+
+def test_what_rotted_since_is_found_later(source: Path, tmp_path: Path) -> None:
+    """Digests of what was written come from the attempt that wrote it, never from what now lies on the disk."""
+    arm(Fault("exc", "reshard.finish"))
+    with pytest.raises(RuntimeError):
+        reshard_to(source, tmp_path / "out", "pp=2")
+    file = tmp_path / "out.resharding" / "files" / "rank_00001.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-100] ^= 1
+    file.write_bytes(data)
+    reshard_to(source, tmp_path / "out", "pp=2")
+    (problem,) = Contents(tmp_path / "out").damages()
+    assert file.name in problem
+
+
+def test_done_already(source: Path, tmp_path: Path) -> None:
+    reshard_to(source, tmp_path / "out", "pp=2")
+    before = bytes_of(tmp_path / "out")
+    assert reshard_to(source, tmp_path / "out", "pp=2").was_there
+    assert bytes_of(tmp_path / "out") == before
+    with pytest.raises(OutputError, match="exists"):
+        reshard_to(source, tmp_path / "out", "pp=3")
+    os.truncate(tmp_path / "out" / "rank_00000.safetensors", 100)
+    with pytest.raises(OutputError, match="exists"):
+        reshard_to(source, tmp_path / "out", "pp=2")
+    reshard_to(source, tmp_path / "out", "pp=2", overwrite=True)
+    assert bytes_of(tmp_path / "out") == before
+    assert not (tmp_path / "out.resharding").exists()
+
+
+# Refused
+
+
+def test_a_damaged_source_is_named_and_nothing_is_left(source: Path, tmp_path: Path) -> None:
+    data = bytearray((source / "rank_00002.safetensors").read_bytes())
+    data[len(data) // 2] ^= 4
+    (source / "rank_00002.safetensors").write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"rank_00002\.safetensors is damaged in bytes"):
+        reshard_to(source, tmp_path / "out", "pp=2")
+    assert sorted(os.listdir(tmp_path)) == ["run"]
+
+
+def test_outputs_that_are_refused(source: Path, tmp_path: Path) -> None:
+    for wrong in (source, source / "inside", tmp_path / "run"):
+        with pytest.raises(UsageError, match="stays as it is"):
+            reshard_to(source, wrong, "pp=2", overwrite=True)
+    with pytest.raises(UsageError, match="another step than 7"):
+        reshard_to(source, tmp_path / "step_00000008", "pp=2")
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "thesis.tex").write_text("")
+    (tmp_path / "link").symlink_to(source)
+    for wrong in (tmp_path / "precious", tmp_path / "link"):
+        with pytest.raises((OutputError, UsageError)):
+            reshard_to(source, wrong, "pp=2", overwrite=True)
+    with pytest.raises(MissingInputError):
+        reshard_to(tmp_path / "nowhere", tmp_path / "out", "pp=2")
+    assert sorted(os.listdir(tmp_path)) == ["link", "precious", "run"]
+
+
+def test_a_full_disk_is_said_before_a_byte_is_copied(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lmtrain.checkpoint.save.commit.free_bytes", lambda path: 1000)
+    with pytest.raises(StorageError, match="1000 B free"):
+        reshard_to(source, tmp_path / "out", "pp=2")
+    assert sorted(os.listdir(tmp_path)) == ["run"]
+
+
+def test_a_disk_that_fills_up_leaves_what_was_done(source: Path, tmp_path: Path) -> None:
+    arm(Fault("enospc", "reshard.segment", 4))
+    with pytest.raises(StorageError, match="disk is full"):
+        reshard_to(source, tmp_path / "out", "pp=2")
+    assert reshard_to(source, tmp_path / "out", "pp=2").earlier_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("tp=3", "does not divide model.num_heads=4"),
+        ("pp=9", "9 stages of model.num_layers=5"),
+        ("tq=2", "Known: balance, dp_replicate"),
+        ("tp=two", "tp=two is not a whole number"),
+        ("tp", "Did you mean tp"),
+        ("tp=2,tp=2", "twice"),
+        ("dp=2,dp_shard=2", "twice"),
+        ("tp=0", "must be at least 1"),
+        ("zero=0,dp=2", "shares nothing"),
+        ("vp=2", "needs stages"),
+    ],
+)
+def test_layouts_that_are_refused(text: str, said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        check_layout(MODELS["tied"], parse_layout(text))
+
+
+def test_what_is_no_matter_of_the_layout_stays() -> None:
+    before = replace(at("tp=2,dp=2,zero=3"), timeout_s=33.0, sequence_parallel=False)
+    found = parse_layout("pp=2", before)
+    assert (found.pp, found.tp, found.dp_shard, found.zero) == (2, 1, 1, 1)
+    assert (found.timeout_s, found.sequence_parallel) == (33.0, False)
+    assert parse_layout("pp=2,vp=3").schedule == "interleaved"
+
+
+def test_limits() -> None:
+    with pytest.raises(UsageError, match="--workers 0"):
+        Limits(workers=0)
+    with pytest.raises(UsageError, match=r"too little for 4 workers. Use \d+\.\d MiB"):
+        Limits(memory_bytes=64 * MIB, workers=4)
+
+
+# Parts
+
+
+def test_parts_fill_their_box_and_are_small() -> None:
+    generator = random.Random(8)
+    for _ in range(200):
+        shape = tuple(generator.randrange(0, 9) for _ in range(generator.randrange(0, 4)))
+        most = generator.randrange(1, 60)
+        parts = list(cut(whole(shape), most))
+        assert cover_problem(shape, parts) is None
+        assert all(0 < part.volume <= most for part in parts)
+
+
+def test_runs_are_where_numpy_has_them() -> None:
+    generator = random.Random(9)
+    for _ in range(200):
+        shape = tuple(generator.randrange(1, 6) for _ in range(generator.randrange(0, 4)))
+        offset = tuple(generator.randrange(n) for n in shape)
+        box = Box(offset, tuple(generator.randrange(1, n - o + 1) for n, o in zip(shape, offset, strict=True)))
+        array = np.arange(whole(shape).volume).reshape(shape)
+        for first, run in runs(box, shape):
+            np.testing.assert_array_equal(array[run.slices()].ravel(), np.arange(first, first + run.volume))
+        assert sum(run.volume for _, run in runs(box, shape)) == box.volume
+
+
+def test_segments_hold_every_number_once(source: Path) -> None:
+    manifest = Contents(source).manifest
+    found: dict[str, list[Box]] = {}
+    for segment in segments(manifest):
+        for name, box in segment:
+            found.setdefault(name, []).append(box)
+    assert len(list(segments(manifest))) > 5
+    for name, tensor in manifest.tensors.items():
+        assert cover_problem(tensor.shape, found.get(name, [])) is None
+
+
+def test_a_journal_of_other_work_is_none(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal", "a")
+    assert journal.read() is None
+    journal.begin()
+    journal.add(3, {"f": {0: b"\x01" * 32}})
+    assert journal.read() == {3: {"f": {0: b"\x01" * 32}}}
+    assert Journal(tmp_path / "journal", "b").read() is None

@@ -1,0 +1,210 @@
+"""All or nothing: a kill at every point and the failure of every system call leave a whole checkpoint behind."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lmtrain.checkpoint.disk.tensor_file import rank_data
+from lmtrain.checkpoint.reader import CheckpointReader
+from lmtrain.checkpoint.save import commit as commit_module
+from lmtrain.checkpoint.save.commit import save_checkpoint, tensors_of, write_rank
+from lmtrain.checkpoint.store import latest, list_checkpoints, prune, sweep
+from lmtrain.errors import CheckpointError, LmtrainError, OutputError, StorageError
+from lmtrain.piece import Piece
+from lmtrain.runtime import faults
+from lmtrain.runtime.faults import Fault
+
+SCRIPT = """
+import sys
+from pathlib import Path
+import numpy as np
+from lmtrain.checkpoint.save.commit import save_checkpoint
+from lmtrain.checkpoint.store import prune
+from lmtrain.checkpoint.disk.tensor_file import rank_data
+from lmtrain.piece import Piece
+folder, step, value = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+block = np.full((300, 7), value, np.float32)
+data = rank_data([Piece("w", block.shape, (0, 0), block)])
+save_checkpoint(folder, step, data, {"value": value}, {"tokenizer.json": b"{}"})
+prune(folder, 1)
+assert "torch" not in sys.modules
+"""
+
+
+def save(folder: Path, step: int, value: float) -> None:
+    block = np.full((300, 7), value, np.float32)
+    data = rank_data([Piece("w", block.shape, (0, 0), block)])
+    save_checkpoint(folder, step, data, {"value": value}, {"tokenizer.json": b"{}"})
+
+
+def content(path: Path) -> float:
+    """The value a checkpoint was made with, after a check of every byte."""
+    reader = CheckpointReader(path)
+    reader.verify()
+    value = float(reader.state["value"])
+    assert (reader.read("w") == value).all()
+    assert reader.read_file("tokenizer.json") == b"{}"
+    return value
+
+
+def leftovers(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir() if "." in path.name]
+
+
+def run_script(folder: Path, step: int, value: float, fault: str | None) -> int:
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if fault is not None:
+        environ.update(LMTRAIN_FAULT=fault, LMTRAIN_ALLOW_FAULTS="1")
+    command = [sys.executable, "-c", SCRIPT, str(folder), str(step), str(value)]
+    return subprocess.run(command, env=environ, check=False).returncode
+
+
+@pytest.mark.parametrize(
+    ("fault", "step", "expected"),
+    [
+        ("ckpt.begin", 2, 1.0),
+        ("ckpt.mid_write", 2, 1.0),
+        ("ckpt.mid_write:count=2", 2, 1.0),
+        ("ckpt.before_manifest", 2, 1.0),
+        ("ckpt.before_rename", 2, 1.0),
+        ("ckpt.after_rename", 2, 2.0),
+        ("ckpt.prune", 2, 2.0),
+        ("ckpt.before_rename", 1, 1.0),
+        ("ckpt.mid_replace", 1, 1.0),
+        ("ckpt.after_rename", 1, 2.0),
+    ],
+)
+def test_a_kill_at_any_point_leaves_a_whole_checkpoint(tmp_path: Path, fault: str, step: int, expected: float) -> None:
+    """Step 1 holds 1.0; a process that saves `step` with 2.0 is killed, and the next one cleans and finishes."""
+    save(tmp_path, 1, 1.0)
+    assert run_script(tmp_path, step, 2.0, f"kill:point={fault}") == -signal.SIGKILL
+    if fault != "ckpt.mid_replace":
+        newest = latest(tmp_path)
+        assert newest is not None
+        assert content(newest) == expected
+    sweep(tmp_path)
+    assert leftovers(tmp_path) == []
+    newest = latest(tmp_path)
+    assert newest is not None
+    assert content(newest) == expected
+    assert run_script(tmp_path, 3, 3.0, None) == 0
+    assert [content(path) for path in list_checkpoints(tmp_path)] == [3.0]
+    assert leftovers(tmp_path) == []
+
+
+CALLS = ("pwrite", "fsync", "rename", "open", "mkdir", "rmdir", "unlink", "pread", "scandir")
+
+
+@contextmanager
+def failing(monkeypatch: pytest.MonkeyPatch, doomed: Callable[[int], bool]) -> Iterator[list[str]]:
+    """Every call of these functions of `os` is counted, and those that are doomed find the disk full."""
+    made: list[str] = []
+
+    def wrap(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            made.append(name)
+            if doomed(len(made)):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return original(*args, **kwargs)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        for name in CALLS:
+            patch.setattr(os, name, wrap(name, getattr(os, name)))
+        yield made
+
+
+def every_call(folder: Path, monkeypatch: pytest.MonkeyPatch, step: int, persistent: bool) -> Iterator[tuple[int, str]]:
+    """Save and prune again and again, each time with the next call failing, until a save meets no failure."""
+    whole = folder.with_name("whole")
+    save(whole, 1, 1.0)
+    for n in range(1, 1000):
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(whole, folder)
+        with failing(monkeypatch, lambda made, n=n: made >= n if persistent else made == n) as made:  # type: ignore[misc]
+            try:
+                save(folder, step, 2.0)
+                prune(folder, 1)
+                error = None
+            except LmtrainError as raised:
+                error = raised
+        if len(made) < n:
+            assert error is None
+            return
+        if error is not None:
+            assert isinstance(error, StorageError)
+            assert str(folder) in str(error)
+        yield n, made[n - 1]
+    raise AssertionError("the saves never came to an end")
+
+
+@pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_the_failure_of_any_system_call_never_makes_a_partial_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, persistent: bool
+) -> None:
+    folder = tmp_path / "checkpoints"
+    failed: set[str] = set()
+    for _, name in every_call(folder, monkeypatch, step, persistent):
+        failed.add(name)
+        if not persistent and content(list_checkpoints(folder)[-1]) == 1.0:
+            assert leftovers(folder) == []
+        sweep(folder)
+        assert leftovers(folder) == []
+        assert {content(path) for path in list_checkpoints(folder)} in ({1.0}, {2.0}, {1.0, 2.0})
+    assert {"pwrite", "fsync", "rename", "mkdir", "open"} <= failed
+
+
+def test_too_little_room_is_refused_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commit_module, "free_bytes", lambda path: 1 << 20)
+    with pytest.raises(StorageError, match=r"checkpoints needs 1\.0 MiB and the disk has 1\.0 MiB free\. Free some"):
+        save(tmp_path / "checkpoints", 1, 1.0)
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+def test_a_full_disk_names_path_need_and_room(tmp_path: Path) -> None:
+    faults.arm(Fault("enospc", "ckpt.before_manifest"))
+    with pytest.raises(StorageError, match=r"checkpoints failed: the disk is full \(1\.0 MiB needed, .* free\)"):
+        save(tmp_path / "checkpoints", 1, 1.0)
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+def test_a_folder_that_may_not_be_made_is_an_output_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="file"):
+        save(tmp_path / "file" / "checkpoints", 1, 1.0)
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", ".x", "manifest.json", "rank_00000.safetensors", ""])
+def test_names_of_extra_files_are_checked(tmp_path: Path, name: str) -> None:
+    with pytest.raises(CheckpointError, match="cannot be the name"):
+        save_checkpoint(tmp_path, 1, rank_data([]), {}, {name: b""})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pieces_that_do_not_make_a_tensor_are_refused(tmp_path: Path) -> None:
+    half = Piece("w", (4, 2), (0, 0), np.zeros((2, 2), np.float32))
+    with pytest.raises(CheckpointError, match=r"w cannot be saved: the pieces hold 4 of its 8 elements"):
+        save_checkpoint(tmp_path, 1, rank_data([half]), {}, {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_processes_that_disagree_about_a_tensor_are_refused(tmp_path: Path) -> None:
+    first = Piece("w", (4,), (0,), np.zeros(2, np.float32))
+    other = Piece("w", (4,), (2,), np.zeros(2, np.float64))
+    records = [write_rank(tmp_path, rank, rank_data([piece])) for rank, piece in enumerate((first, other))]
+    with pytest.raises(CheckpointError, match="pieces of w differ"):
+        tensors_of([record.pieces for record in records])

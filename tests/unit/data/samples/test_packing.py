@@ -1,0 +1,157 @@
+"""Packed rows hold whole documents, waste little, and every label of the data stands in them exactly once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lmtrain import native
+from lmtrain.batch import IGNORED
+from lmtrain.data.samples import packing
+from lmtrain.data.samples.packing import PackedDataset, Plan, fit, fit_twin
+from lmtrain.data.store.documents import DocumentMap
+from lmtrain.data.store.index_cache import IndexCache
+from lmtrain.errors import DataError
+from tests.unit.data.conftest import Make
+
+LENGTHS = st.lists(st.integers(0, 25), min_size=1, max_size=30)
+KINDS = ["document", "best_fit"]
+
+
+def plan(lengths: list[int], seq_len: int, kind: str) -> Plan:
+    return Plan.of_map(DocumentMap.from_lengths(np.array(lengths)), range(len(lengths)), seq_len, kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(lengths=LENGTHS, seq_len=st.integers(1, 12), window=st.sampled_from([1, 4, 1000]))
+def test_every_label_once_and_no_cut_that_need_not_be(kind: str, lengths: list[int], seq_len: int, window: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "WINDOW", window)
+        made = plan(lengths, seq_len, kind)
+    labels: list[int] = []
+    ends = np.cumsum([0, *lengths]).tolist()
+    for row in range(made.num_rows):
+        pieces = range(made.bounds[row], made.bounds[row + 1])
+        sizes = [int(made.sizes[p]) for p in pieces]
+        assert min(sizes) >= 1
+        assert made.filled[row] == sum(sizes) <= seq_len
+        assert kind == "best_fit" or len(sizes) == 1
+        for p in pieces:
+            start, size = int(made.starts[p]), int(made.sizes[p])
+            document = max(d for d in range(len(lengths)) if ends[d] <= start)
+            assert start + size < ends[document + 1]  # the last label is of the same document
+            if lengths[document] - 1 <= seq_len:
+                assert (start, size) == (ends[document], lengths[document] - 1)
+            labels += range(start + 1, start + size + 1)
+    everything = [ends[d] + i for d, length in enumerate(lengths) for i in range(1, length)]
+    assert sorted(labels) == everything
+
+
+@given(sizes=st.lists(st.integers(1, 200), max_size=60), capacity=st.integers(1, 200))
+def test_the_compiled_fit_and_its_twin(sizes: list[int], capacity: int) -> None:
+    array = np.minimum(np.array(sizes, np.int32), capacity).astype(np.int32)
+    assert fit(array, capacity).tolist() == fit_twin(array, capacity).tolist() == slow_fit(array.tolist(), capacity)
+
+
+def slow_fit(sizes: list[int], capacity: int) -> list[int]:
+    """The rule word by word: look at every row."""
+    rooms: list[int] = []
+    changed: list[int] = []
+    result = [0] * len(sizes)
+    for turn, i in enumerate(sorted(range(len(sizes)), key=lambda i: (-sizes[i], i))):
+        fitting = [row for row in range(len(rooms)) if rooms[row] >= sizes[i]]
+        if fitting:
+            row = min(fitting, key=lambda row: (rooms[row], -changed[row]))
+        else:
+            row = len(rooms)
+            rooms.append(capacity)
+            changed.append(turn)
+        rooms[row] -= sizes[i]
+        changed[row] = turn
+        result[i] = row
+    return result
+
+
+@pytest.mark.parametrize("seq_len", [1024, 2048, 8192])
+def test_best_fit_wastes_little(seq_len: int) -> None:
+    lengths = np.maximum(np.random.default_rng(0).lognormal(6.3, 1.1, 100_000).astype(int), 1).tolist()
+    made = plan(lengths, seq_len, "best_fit")
+    wasted = 1 - int(made.filled.sum()) / (made.num_rows * seq_len)
+    assert wasted < 0.01
+
+
+def slow_batch(data: PackedDataset, tokens: list[int], row: int) -> tuple[list[int], ...]:
+    """Piece by piece, then padding."""
+    plan, seq_len = data.plan, data.seq_len
+    ids: list[int] = []
+    labels: list[int] = []
+    positions: list[int] = []
+    documents: list[int] = []
+    number = 0
+    for p in range(plan.bounds[row], plan.bounds[row + 1]):
+        start, size = int(plan.starts[p]), int(plan.sizes[p])
+        ids += tokens[start : start + size]
+        labels += tokens[start + 1 : start + size + 1]
+        positions += range(size)
+        documents += [number] * size
+        number += 1
+    padding = seq_len - len(ids)
+    return (
+        ids + [0] * padding, labels + [IGNORED] * padding,
+        positions + list(range(padding)), documents + [number] * padding,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mask", [True, False])
+def test_batches_equal_the_slow_twin(make: Make, kind: str, mask: bool) -> None:
+    indexed = make("a", [3, 0, 9, 1, 2, 30, 5, 7, 2, 2, 11, 4], base=100)
+    data = PackedDataset(indexed, range(1, 12), 8, kind, mask)
+    tokens = indexed.tokens.tolist()
+    ids = np.random.default_rng(0).permutation(data.num_samples)
+    batch = data.batch(ids)
+    for i, row in enumerate(ids.tolist()):
+        expected = slow_batch(data, tokens, row)
+        assert batch.tokens_BT[i].tolist() == expected[0]
+        assert batch.labels_BT[i].tolist() == expected[1]
+        if mask:
+            assert batch.positions_BT[i].tolist() == expected[2]
+            assert batch.documents_BT[i].tolist() == expected[3]
+        assert data.num_labels(ids[i : i + 1]) == int((batch.labels_BT[i] != IGNORED).sum())
+    assert (batch.positions_BT is not None) == mask
+    assert data.num_labels(ids) == int((batch.labels_BT != IGNORED).sum())
+
+
+def test_ids_outside_the_vocabulary_are_refused(make: Make) -> None:
+    indexed = make("a", [5, 5], base=95)
+    with pytest.raises(DataError, match="holds the id 104; the vocabulary ends at 103"):
+        PackedDataset(indexed, range(2), 8, "best_fit", True, vocab_size=104).batch(np.array([0]))
+
+
+def test_documents_without_a_label_are_no_data(make: Make) -> None:
+    with pytest.raises(DataError, match="0 samples"):
+        PackedDataset(make("a", [1, 0, 1]), range(3), 8, "document", False)
+
+
+def test_a_large_plan_is_kept(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "_CACHED_FROM", 0)
+    indexed = make("a", [5, 9, 2, 2, 7])
+    for seq_len in (8, 8, 4):
+        kept = PackedDataset(indexed, range(5), seq_len, "best_fit", True, cache=IndexCache(tmp_path / "cache"))
+        fresh = PackedDataset(indexed, range(5), seq_len, "best_fit", True)
+        for name in ("starts", "sizes", "bounds", "filled"):
+            assert getattr(kept.plan, name).tolist() == getattr(fresh.plan, name).tolist()
+    assert len(list((tmp_path / "cache").glob("best_fit-*"))) == 2
+
+
+@settings(max_examples=20)
+@given(sizes=st.lists(st.integers(-2, 12), min_size=1, max_size=5), capacity=st.integers(-1, 9))
+def test_the_compiled_fit_refuses_what_cannot_be(sizes: list[int], capacity: int) -> None:
+    if native.lib is None or (capacity >= 1 and all(1 <= size <= capacity for size in sizes)):
+        return
+    with pytest.raises(ValueError, match="must lie in"):
+        native.lib.best_fit(np.array(sizes, np.int32), capacity)

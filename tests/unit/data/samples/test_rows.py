@@ -1,0 +1,78 @@
+"""Rows into batches: the compiled helpers and their twins agree, and refuse what would read or write elsewhere."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lmtrain import native
+from lmtrain.data.samples.packing import copy_pieces, copy_pieces_twin
+from lmtrain.data.samples.rows import ragged, separate, separate_twin
+
+
+@given(runs=st.lists(st.tuples(st.integers(-5, 9), st.integers(0, 4)), max_size=8))
+def test_ragged_runs(runs: list[tuple[int, int]]) -> None:
+    which, numbers = ragged(np.array([f for f, _ in runs], np.int64), np.array([n for _, n in runs], np.int64))
+    assert which.tolist() == [r for r, (_, count) in enumerate(runs) for _ in range(count)]
+    assert numbers.tolist() == [first + i for first, count in runs for i in range(count)]
+
+
+@given(num=st.integers(1, 4), seq_len=st.integers(1, 9), data=st.data())
+def test_separating_documents(num: int, seq_len: int, data: st.DataObject) -> None:
+    begins = sorted(data.draw(st.sets(st.tuples(st.integers(0, num - 1), st.integers(1, seq_len)))))
+    rows, places = (np.array([one[i] for one in begins], np.int64) for i in (0, 1))
+    positions, documents = separate(num, seq_len, rows, places)
+    for row in range(num):
+        mine = [0, *(place for r, place in begins if r == row and place < seq_len)]
+        assert positions[row].tolist() == [i - max(p for p in mine if p <= i) for i in range(seq_len)]
+        assert documents[row].tolist() == [sum(p <= i for p in mine) - 1 for i in range(seq_len)]
+    firsts = sorted({r * seq_len + p for r, p in begins if p < seq_len} | {r * seq_len for r in range(num)})
+    twin = separate_twin(np.array(firsts), num, seq_len)
+    assert [array.tolist() for array in twin] == [positions.tolist(), documents.tolist()]
+    assert [array.dtype.str for array in (*twin, positions, documents)] == ["<i8", "<i4"] * 2
+
+
+DTYPES = [np.uint8, np.int8, np.int16, np.uint16, np.int32, np.int64]
+
+
+@settings(max_examples=60)
+@given(
+    dtype=st.sampled_from(DTYPES), sizes=st.lists(st.integers(0, 5), max_size=6), limit=st.integers(1, 40),
+    data=st.data(),
+)  # fmt: skip
+def test_copying_pieces(dtype: type[np.integer], sizes: list[int], limit: int, data: st.DataObject) -> None:
+    low = -1 if data.draw(st.booleans()) and dtype not in (np.uint8, np.uint16) else 0
+    tokens = np.array(data.draw(st.lists(st.integers(low, 40), min_size=7, max_size=30)), dtype)
+    starts = np.array([data.draw(st.integers(0, len(tokens) - 1 - size)) for size in sizes], np.int64)
+    targets = np.cumsum([0, *sizes])[:-1].astype(np.int64)
+    results = []
+    for function in (copy_pieces, copy_pieces_twin):
+        ids, labels = np.zeros(40, np.int64), np.full(40, -100, np.int64)
+        known = function(tokens, starts, np.array(sizes, np.int64), targets, limit, ids, labels)
+        results.append((known, ids.tolist(), labels.tolist()))
+    assert results[0] == results[1]
+    used = [tokens[start : start + size + 1] for start, size in zip(starts, sizes, strict=True) if size]
+    assert results[0][0] == all(0 <= token < limit for piece in used for token in piece.tolist())
+
+
+@pytest.mark.parametrize(
+    ("start", "size", "target"),
+    [(-1, 2, 0), (8, 2, 0), (9, 1, 0), (0, -1, 0), (0, 5, 6), (0, 2, -1), (2**62, 1, 0), (0, 1, 2**62), (0, 2**62, 0)],
+)
+def test_pieces_elsewhere_are_refused(start: int, size: int, target: int) -> None:
+    if native.lib is None:
+        pytest.skip("lmtrain._native was not compiled")
+    ids, labels = np.zeros(10, np.int64), np.zeros(10, np.int64)
+    arrays = [np.array([value], np.int64) for value in (start, size, target)]
+    with pytest.raises(ValueError, match="outside"):
+        native.lib.pack_rows(np.arange(10, dtype=np.uint16), *arrays, 100, ids, labels)
+
+
+@pytest.mark.parametrize(("firsts", "num"), [([], 1), ([1], 1), ([0, 0], 1), ([0, 4], 1), ([0, 3, 2], 1), ([0], -1)])
+def test_places_elsewhere_are_refused(firsts: list[int], num: int) -> None:
+    if native.lib is None:
+        pytest.skip("lmtrain._native was not compiled")
+    with pytest.raises(ValueError, match=r"rise|beginning|size"):
+        native.lib.separate(np.array(firsts, np.int64), num, 4)

@@ -1,0 +1,157 @@
+"""Documents are found as a walk over all of them finds them, whatever is kept in memory; damage is found too."""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from lmtrain import native
+from lmtrain.data.store import documents
+from lmtrain.data.store.documents import (
+    DocumentMap,
+    bounds_rise,
+    bounds_rise_twin,
+    sequences_follow,
+    sequences_follow_twin,
+)
+from lmtrain.data.store.index_cache import IndexCache
+from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset, part
+from lmtrain.errors import DataError
+
+
+def slow_find(lengths: list[int], token: int) -> int:
+    """Document by document."""
+    for document, length in enumerate(lengths):
+        if token < length:
+            return document
+        token -= length
+    raise AssertionError("beyond the end")
+
+
+def check(found: DocumentMap, lengths: list[int]) -> None:
+    starts = [0, *accumulate(lengths)]
+    assert found.num_documents == len(lengths)
+    assert found.starts(np.arange(len(lengths) + 1)).tolist() == starts
+    tokens = np.arange(starts[-1])
+    assert found.find(tokens).tolist() == [slow_find(lengths, token) for token in range(starts[-1])]
+    assert found.lengths(0, len(lengths)).tolist() == lengths
+
+
+@given(lengths=st.lists(st.integers(0, 9), max_size=30))
+def test_from_lengths(lengths: list[int]) -> None:
+    check(DocumentMap.from_lengths(np.array(lengths, np.int32)), lengths)
+
+
+@pytest.mark.parametrize("stride", [1, 2, 7, 1000])
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_of_a_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stride: int, pieces: int) -> None:
+    chance = np.random.default_rng(stride + pieces)
+    lengths = [*np.where(chance.random(200) < 0.2, 0, chance.integers(0, 9, 200)).tolist(), 0, 0]
+    with DatasetWriter(tmp_path / "a", np.uint16) as writer:
+        for length in lengths:
+            writer.add_document(np.array_split(np.ones(length, np.uint16), pieces))
+    monkeypatch.setattr(documents, "STRIDE", stride)
+    monkeypatch.setattr(documents, "ALL_IN_MEMORY", 0 if stride > 1 else 1000)
+    monkeypatch.setattr(documents, "_CHUNK", 64)
+    check(DocumentMap.of(IndexedDataset.open(tmp_path / "a")), lengths)
+
+
+def test_documents_that_are_sequences_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = np.random.default_rng(0).integers(1, 9, 100).tolist()
+    with DatasetWriter(tmp_path / "a", np.uint16) as writer:
+        for length in lengths:
+            writer.add_document([np.ones(length, np.uint16)])
+    monkeypatch.setattr(documents, "STRIDE", 8)
+    monkeypatch.setattr(documents, "ALL_IN_MEMORY", 0)
+    found = DocumentMap.of(IndexedDataset.open(tmp_path / "a"))
+    assert found._one_each
+    check(found, lengths)
+
+
+def test_a_checked_index_is_not_checked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "_CACHED_FROM", 0)
+    lengths = [3, 0, 5, 2]
+    with DatasetWriter(tmp_path / "a", np.uint16) as writer:
+        for length in lengths:
+            writer.add_document([np.ones(length, np.uint16)])
+    cache = IndexCache(tmp_path / "cache")
+    check(DocumentMap.of(IndexedDataset.open(tmp_path / "a"), cache), lengths)
+    [folder] = (tmp_path / "cache").glob("documents-*")
+    before = (folder / "every").stat().st_mtime_ns
+    check(DocumentMap.of(IndexedDataset.open(tmp_path / "a"), cache), lengths)
+    assert (folder / "every").stat().st_mtime_ns == before
+    assert [path.name for path in (tmp_path / "cache").glob("documents-*")] == [folder.name]
+
+
+def test_another_dataset_of_the_same_size_is_another_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "_CACHED_FROM", 0)
+    cache = IndexCache(tmp_path / "cache")
+    for lengths in ([3, 5, 2], [2, 5, 3]):
+        with DatasetWriter(tmp_path / "a", np.uint16, overwrite=True) as writer:
+            for length in lengths:
+                writer.add_document([np.ones(length, np.uint16)])
+        check(DocumentMap.of(IndexedDataset.open(tmp_path / "a"), cache), lengths)
+    assert len(list((tmp_path / "cache").glob("documents-*"))) == 2
+
+
+@pytest.mark.parametrize(("offset", "value"), [(34, -1), (34, 4), (58, 5), (90, 3), (98, 9), (106, -1)])
+def test_damage_is_found_while_indexing(tmp_path: Path, offset: int, value: int) -> None:
+    with DatasetWriter(tmp_path / "a", np.uint16) as writer:
+        for _ in range(4):
+            writer.add_document([np.ones(3, np.uint16)])
+    path = part(tmp_path / "a", ".idx")
+    raw = bytearray(path.read_bytes())
+    raw[offset : offset + 4] = value.to_bytes(4, "little", signed=True)
+    path.write_bytes(raw)
+    dataset = IndexedDataset.open(tmp_path / "a")
+    with pytest.raises(DataError, match="offset"):
+        DocumentMap.of(dataset)
+
+
+NUMBERS = st.one_of(st.integers(-3, 9), st.integers(-(2**63), 2**63 - 1))
+
+
+@given(values=st.lists(NUMBERS, min_size=1, max_size=8), step=st.booleans())
+def test_rising_bounds(values: list[int], step: bool) -> None:
+    if step:
+        values = list(range(values[0] % 100, values[0] % 100 + len(values)))
+    bounds = unaligned(np.array(values, np.int64))
+    expected = 0 if any(b < a for a, b in pairwise(values)) else 1
+    if expected and all(b == a + 1 for a, b in pairwise(values)):
+        expected = 2
+    assert bounds_rise_twin(bounds) == expected
+    assert bounds_rise(bounds) == expected
+
+
+@given(
+    lengths=st.lists(st.integers(-2, 9), max_size=8), itemsize=st.sampled_from([1, 2, 4, 8]),
+    at=st.integers(0, 8), wrong=st.sampled_from([0, 0, 1, -1, 2**40, -(2**62)]),
+)  # fmt: skip
+def test_sequences_that_follow(lengths: list[int], itemsize: int, at: int, wrong: int) -> None:
+    pointers = [0, *accumulate(length * itemsize for length in lengths)]
+    pointers[min(at, len(lengths))] += wrong
+    expected = all(n >= 0 and b - a == n * itemsize for n, (a, b) in zip(lengths, pairwise(pointers), strict=True))
+    arrays = unaligned(np.array(lengths, np.int32)), unaligned(np.array(pointers, np.int64))
+    assert sequences_follow_twin(*arrays, itemsize) == expected
+    assert sequences_follow(*arrays, itemsize) == expected
+
+
+def unaligned(array: NDArray[Any]) -> NDArray[Any]:
+    """As the arrays of an .idx are."""
+    raw = np.zeros(array.nbytes + 2, np.uint8)
+    raw[2:] = array.view(np.uint8)
+    return np.frombuffer(raw, array.dtype, len(array), 2)
+
+
+@pytest.mark.skipif(native.lib is None, reason="lmtrain._native was not compiled")
+def test_the_compiled_check_refuses_arrays_that_do_not_belong_together() -> None:
+    assert native.lib is not None
+    with pytest.raises(ValueError, match="sizes differ"):
+        native.lib.sequences_follow(np.zeros(8, np.uint8), np.zeros(16, np.uint8), 2)

@@ -1,0 +1,161 @@
+"""An index is built once, used only for exactly what it was built from, and never seen half made."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lmtrain.data.store.index_cache import Build, Index, IndexCache, file_print
+from lmtrain.errors import StorageError
+
+
+class Builder:
+    """Counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def __call__(self, build: Build) -> dict[str, Any]:
+        self.times += 1
+        build.create("made", "<i8", 5)[:] = np.arange(5)
+        build.create("none", "<i4", 0)
+        build.append("grown", "<i4", np.arange(3))
+        build.append("grown", "<i4", np.arange(2))
+        return {"answer": 42}
+
+
+def check(index: Index) -> None:
+    assert index.facts == {"answer": 42}
+    assert index.arrays["made"].tolist() == [0, 1, 2, 3, 4]
+    assert index.arrays["grown"].tolist() == [0, 1, 2, 0, 1]
+    assert index.arrays["none"].tolist() == []
+    assert [index.arrays[name].dtype.str for name in ("made", "grown", "none")] == ["<i8", "<i4", "<i4"]
+
+
+def test_built_once(tmp_path: Path) -> None:
+    builder = Builder()
+    for _ in range(3):
+        check(IndexCache(tmp_path / "new" / "cache").get("k", {"a": [1, None]}, builder))
+    assert builder.times == 1
+    assert [path.name[:2] for path in (tmp_path / "new" / "cache").iterdir() if path.is_dir()] == ["k-"]
+
+
+def test_in_memory(tmp_path: Path) -> None:
+    builder = Builder()
+    index = IndexCache(None).get("k", {}, builder)
+    check(index)
+    assert index.folder is None
+
+
+@pytest.mark.parametrize("other", [("k", {"a": 2}), ("k", {"a": 1, "b": 1}), ("j", {"a": 1}), ("k", {"a": "1"})])
+def test_anything_else_is_another_index(tmp_path: Path, other: tuple[str, dict[str, Any]]) -> None:
+    builder = Builder()
+    IndexCache(tmp_path).get("k", {"a": 1}, builder)
+    check(IndexCache(tmp_path).get(*other, builder))
+    assert builder.times == 2
+
+
+def test_a_stale_index_under_the_right_name_is_built_again(tmp_path: Path) -> None:
+    builder = Builder()
+    [folder] = [IndexCache(tmp_path).get("k", {"a": 1}, builder).folder]
+    assert folder is not None
+    facts = json.loads((folder / "facts.json").read_text())
+    (folder / "facts.json").write_text(json.dumps(facts | {"about": {"a": 2}}))
+    check(IndexCache(tmp_path).get("k", {"a": 1}, builder))
+    assert builder.times == 2
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove", "facts", "json", "name", "dtype"])
+def test_a_damaged_index_is_built_again(tmp_path: Path, damage: str) -> None:
+    builder = Builder()
+    folder = IndexCache(tmp_path).get("k", {}, builder).folder
+    assert folder is not None
+    made, facts = folder / "made", json.loads((folder / "facts.json").read_text())
+    if damage == "flip":
+        made.write_bytes(b"\x01" + made.read_bytes()[1:])
+    elif damage == "cut":
+        made.write_bytes(made.read_bytes()[:-8])
+    elif damage == "remove":
+        made.unlink()
+    elif damage == "facts":
+        (folder / "facts.json").unlink()
+    elif damage == "json":
+        (folder / "facts.json").write_text("{")
+    elif damage == "name":
+        facts["arrays"]["../made"] = facts["arrays"].pop("made")
+        (folder / "facts.json").write_text(json.dumps(facts))
+    else:
+        facts["arrays"]["made"]["dtype"] = "|O8"
+        (folder / "facts.json").write_text(json.dumps(facts))
+    check(IndexCache(tmp_path).get("k", {}, builder))
+    check(IndexCache(tmp_path).get("k", {}, builder))
+    assert builder.times == 2
+
+
+def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
+    def fail(build: Build) -> dict[str, Any]:
+        Builder()(build)
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(StorageError, match="disk is full"):
+        IndexCache(tmp_path).get("k", {}, fail)
+    assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
+
+
+def test_what_a_killed_build_left_is_removed(tmp_path: Path) -> None:
+    builder = Builder()
+    folder = IndexCache(tmp_path).get("k", {}, builder).folder
+    assert folder is not None
+    left = tmp_path / f".{folder.name}.abc"
+    folder.rename(left)
+    check(IndexCache(tmp_path).get("k", {}, builder))
+    assert not left.exists()
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+import numpy as np
+from lmtrain.data.store.index_cache import IndexCache
+
+def build(made):
+    with open(sys.argv[2], "a") as file:
+        file.write("built\\n")
+    made.create("numbers", "<i8", 300_000)[:] = np.arange(300_000)
+    return {}
+
+index = IndexCache(Path(sys.argv[1])).get("k", {}, build)
+assert index.arrays["numbers"].sum() == 300_000 * 299_999 // 2
+"""
+
+
+def test_processes_that_want_it_at_once_build_it_once(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "cache"), str(tmp_path / "log")]
+    running = [subprocess.Popen(command) for _ in range(4)]
+    assert [process.wait(timeout=60) for process in running] == [0] * 4
+    assert (tmp_path / "log").read_text() == "built\n"
+
+
+def test_a_folder_that_cannot_be_written() -> None:
+    nobodys = Path("/sys/lmtrain.index")  # not even root makes folders there
+    index = IndexCache(nobodys).get("k", {}, Builder())
+    check(index)
+    assert (index.folder, nobodys.exists()) == (None, False)
+
+
+def test_prints_tell_large_files_apart(tmp_path: Path) -> None:
+    size = 1 << 20
+    (tmp_path / "a").write_bytes(bytes(size))
+    prints = {file_print(tmp_path / "a")}
+    for at in (0, size - 1, size // 2, size // 64 * 3):
+        (tmp_path / "b").write_bytes(bytes(at) + b"\x01" + bytes(size - at - 1))
+        prints.add(file_print(tmp_path / "b"))
+    (tmp_path / "b").write_bytes(bytes(size + 1))
+    prints.add(file_print(tmp_path / "b"))
+    assert len(prints) == 6

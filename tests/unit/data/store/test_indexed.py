@@ -1,0 +1,261 @@
+"""The .bin/.idx format byte for byte; damage is always found and never crashes; files appear only when whole."""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset, dtype_for
+from lmtrain.errors import DataError, LmtrainError, MissingInputError, OutputError
+
+DOCUMENTS = [[1, 2, 3], [4], [5, 6, 7, 8]]
+
+
+def write(prefix: Path, documents: list[list[list[int]]], *, described: bool = False) -> None:
+    with DatasetWriter(prefix, np.uint16, overwrite=True) as writer:
+        for document in documents:
+            writer.add_document([np.array(sequence) for sequence in document])
+        if described:
+            writer.describe(tokenizer=b"{}", fingerprint="abc", vocab_size=100, eod_id=None, num_bytes=42)
+
+
+def content(dataset: IndexedDataset) -> tuple[list[list[int]], list[list[int]]]:
+    documents = [dataset.document(d).tolist() for d in range(dataset.num_documents)]
+    return documents, [dataset.sequence(i).tolist() for i in range(dataset.num_sequences)]
+
+
+def test_bytes_of_the_format(tmp_path: Path) -> None:
+    write(tmp_path / "a", [[d] for d in DOCUMENTS])
+    assert (tmp_path / "a.bin").read_bytes().hex() == "01000200030004000500060007000800"
+    assert (tmp_path / "a.idx").read_bytes().hex() == (
+        "4d4d49444944580000" "0100000000000000" "08" "0300000000000000" "0400000000000000"
+        "030000000100000004000000" "000000000000000006000000000000000800000000000000"
+        "0000000000000000010000000000000002000000000000000300000000000000"
+    )  # fmt: skip
+
+
+def test_empty_documents_and_documents_of_many_sequences(tmp_path: Path) -> None:
+    write(tmp_path / "a", [[], [[1, 2], [3]], [[], [4]], [[]], []])
+    dataset = IndexedDataset.open(tmp_path / "a")
+    assert dataset.document_index.tolist() == [0, 0, 2, 3, 3, 3]
+    assert content(dataset) == ([[], [1, 2, 3], [4], [], []], [[1, 2], [3], [4]])
+    assert dataset.document_starts().tolist() == [0, 0, 3, 4, 4, 4]
+    dataset.verify()
+
+
+def test_a_dataset_of_nothing(tmp_path: Path) -> None:
+    for num in (0, 1):
+        documents: list[list[list[int]]] = [[]] * num
+        write(tmp_path / "a", documents, described=True)
+        dataset = IndexedDataset.open(tmp_path / "a")
+        dataset.verify()
+        assert (dataset.num_documents, dataset.num_tokens) == (num, 0)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.lists(st.lists(st.integers(0, 65535), max_size=4), max_size=3), max_size=6))
+def test_round_trip(tmp_path_factory: pytest.TempPathFactory, documents: list[list[list[int]]]) -> None:
+    prefix = tmp_path_factory.mktemp("data") / "a.b"
+    write(prefix, documents)
+    flat, sequences = content(IndexedDataset.open(prefix))
+    assert flat == [[token for sequence in document for token in sequence] for document in documents]
+    assert sequences == [sequence for document in documents for sequence in document if sequence]
+
+
+def test_dtypes_follow_the_vocabulary(tmp_path: Path) -> None:
+    assert dtype_for(65499) == np.uint16
+    assert dtype_for(65500) == np.int32
+    with DatasetWriter(tmp_path / "a", np.int32) as writer:
+        writer.add_document([np.array([70000])])
+    dataset = IndexedDataset.open(tmp_path / "a.bin")
+    assert (dataset.dtype.name, dataset.tokens.tolist(), dataset.info) == ("int32", [70000], None)
+    with pytest.raises(DataError, match="70000 does not fit"), DatasetWriter(tmp_path / "b", np.uint16) as writer:
+        writer.add_document([np.array([70000])])
+    with pytest.raises(DataError, match="float32 is no dtype"):
+        DatasetWriter(tmp_path / "c", np.float32)
+
+
+def test_merging(tmp_path: Path) -> None:
+    write(tmp_path / "a", [[[1, 2], [3]], []])
+    write(tmp_path / "b", [[], [[4]], [[5, 6]]])
+    with DatasetWriter(tmp_path / "both", np.int32) as writer:
+        for name in ("a", "b"):
+            writer.add_dataset(IndexedDataset.open(tmp_path / name))
+    merged = IndexedDataset.open(tmp_path / "both")
+    merged.verify()
+    assert content(merged) == ([[1, 2, 3], [], [], [4], [5, 6]], [[1, 2], [3], [4], [5, 6]])
+
+
+def test_the_sidecar_says_what_is_inside(tmp_path: Path) -> None:
+    write(tmp_path / "a", [[d] for d in DOCUMENTS], described=True)
+    info = IndexedDataset.open(tmp_path / "a").info
+    assert info is not None
+    assert (info.num_documents, info.num_tokens, info.max_id, info.num_bytes) == (3, 8, 8, 42)
+    assert (info.tokenizer_fingerprint, info.vocab_size, info.eod_id, info.dtype) == ("abc", 100, None, "uint16")
+    assert (tmp_path / "a.tokenizer.json").read_bytes() == b"{}"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"num_tokens": 9}, "num_tokens=9"),
+        ({"dtype": "int16"}, "dtype=int16"),
+        ({"version": 2}, "version=2"),
+        ({"format": "other"}, "not a sidecar"),
+        ({"max_id": "8"}, "max_id='8'"),
+        ({"vocab_size": True}, "vocab_size=True"),
+        ({"eod_id": []}, "eod_id"),
+    ],
+)
+def test_a_sidecar_that_does_not_fit(tmp_path: Path, change: dict[str, object], says: str) -> None:
+    write(tmp_path / "a", [[d] for d in DOCUMENTS], described=True)
+    sidecar = tmp_path / "a.json"
+    sidecar.write_text(json.dumps(json.loads(sidecar.read_text()) | change))
+    with pytest.raises(DataError, match=says):
+        IndexedDataset.open(tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    ("offset", "new", "says"),
+    [
+        (0, b"X", "offset 0: it does not begin"),
+        (9, b"\x02", "offset 9: version 2"),
+        (17, b"\x06", "offset 17: dtype code 6"),
+        (17, b"\x04", "a.bin has 16 bytes"),
+        (18, b"\x04", "offset 18: 4 sequences"),
+        (18, b"\xff" * 8, "offset 18"),
+        (26, b"\xff" * 8, "offset 18"),
+        (62, b"\x09", "speaks of 17"),
+        (46, b"\x01", "offset 46: the first pointer is 1"),
+        (70, b"\x01", "offset 70: the document index"),
+        (94, b"\x02", "offset 70: the document index"),
+    ],
+)
+def test_damage_found_by_opening(tmp_path: Path, offset: int, new: bytes, says: str) -> None:
+    write(tmp_path / "a", [[d] for d in DOCUMENTS])
+    index = bytearray((tmp_path / "a.idx").read_bytes())
+    index[offset : offset + len(new)] = new
+    (tmp_path / "a.idx").write_bytes(index)
+    with pytest.raises(DataError, match=says):
+        IndexedDataset.open(tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    ("offset", "new", "says"),
+    [
+        (38, struct.pack("<i", -1), "offset 38: a negative length"),
+        (38, struct.pack("<i", 2), "offset 62: a pointer"),
+        (54, struct.pack("<q", 5), "offset 54: a pointer"),
+        (86, struct.pack("<q", 0), "offset 86: a document that ends before"),
+        (86, struct.pack("<q", 9), "offset 94: a document that ends before"),
+    ],
+)
+def test_damage_found_before_reading_samples(tmp_path: Path, offset: int, new: bytes, says: str) -> None:
+    write(tmp_path / "a", [[d] for d in DOCUMENTS])
+    index = bytearray((tmp_path / "a.idx").read_bytes())
+    index[offset : offset + len(new)] = new
+    (tmp_path / "a.idx").write_bytes(index)
+    dataset = IndexedDataset.open(tmp_path / "a")
+    for look in (dataset.document_starts, dataset.verify):
+        with pytest.raises(DataError, match=says):
+            look()
+
+
+def test_mutated_indexes_never_pass_for_whole(tmp_path: Path) -> None:
+    """Bytes flipped, cut, added, repeated: an error of ours, whichever way."""
+    write(tmp_path / "a", [[d] for d in DOCUMENTS] + [[], [[9], [10, 11]]], described=True)
+    whole = (tmp_path / "a.idx").read_bytes()
+    chance = random.Random(0)
+    found = 0
+    for _ in range(500):
+        mutated = bytearray(whole)
+        kind = chance.randrange(4)
+        at = chance.randrange(len(mutated))
+        if kind == 0:
+            del mutated[at:]
+        elif kind == 1:
+            mutated[at:at] = chance.randbytes(chance.randint(1, 12))
+        else:
+            size = chance.choice([1, 1, 4, 8])
+            mutated[at : at + size] = chance.randbytes(len(mutated[at : at + size]))
+        if bytes(mutated) == whole:
+            continue
+        (tmp_path / "a.idx").write_bytes(mutated)
+        with pytest.raises(LmtrainError):
+            IndexedDataset.open(tmp_path / "a").verify()
+        found += 1
+    assert found > 480
+
+
+def test_a_changed_bin_is_found(tmp_path: Path) -> None:
+    write(tmp_path / "a", [[d] for d in DOCUMENTS], described=True)
+    whole = (tmp_path / "a.bin").read_bytes()
+    for damaged, says in (
+        (whole[:-2], "has 14 bytes"),
+        (whole[:-1], "no whole number"),
+        (whole + b"\0\0", "has 18 bytes"),
+        (b"", "has 0 bytes"),
+    ):
+        (tmp_path / "a.bin").write_bytes(damaged)
+        with pytest.raises(DataError, match=says):
+            IndexedDataset.open(tmp_path / "a")
+    for damaged, says in (
+        (b"\x02" + whole[1:], "checksum"),
+        (whole[:2] + b"\xff\xff" + whole[4:], "offset 2: an id outside"),
+    ):
+        (tmp_path / "a.bin").write_bytes(damaged)
+        with pytest.raises(DataError, match=says):
+            IndexedDataset.open(tmp_path / "a").verify()
+
+
+def test_missing_files(tmp_path: Path) -> None:
+    with pytest.raises(MissingInputError, match=r"a\.idx does not exist"):
+        IndexedDataset.open(tmp_path / "a")
+    write(tmp_path / "a", [[d] for d in DOCUMENTS])
+    (tmp_path / "a.idx").unlink()
+    with pytest.raises(MissingInputError, match="Make the dataset again"):
+        IndexedDataset.open(tmp_path / "a")
+
+
+def test_a_failed_writer_leaves_what_was_there(tmp_path: Path) -> None:
+    write(tmp_path / "a", [[[1]]], described=True)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(TypeError), DatasetWriter(tmp_path / "a", np.uint16, overwrite=True) as writer:
+        writer.add_document([np.array([2, 3]), None])  # type: ignore[list-item]
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_overwriting_must_be_asked_for_and_leaves_nothing_stale(tmp_path: Path) -> None:
+    write(tmp_path / "a", [[[1]]], described=True)
+    with pytest.raises(OutputError, match="exists already"), DatasetWriter(tmp_path / "a", np.uint16):
+        pass
+    write(tmp_path / "a", [[[2, 3]]])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.bin", "a.idx"]
+    (tmp_path / "b.json").write_text("mine")
+    with pytest.raises(OutputError, match=r"b\.json exists"), DatasetWriter(tmp_path / "b", np.uint16):
+        pass
+
+
+def test_one_writer_at_a_time(tmp_path: Path) -> None:
+    with DatasetWriter(tmp_path / "a", np.uint16) as first:
+        with pytest.raises(OutputError, match="in use"), DatasetWriter(tmp_path / "a", np.uint16):
+            pass
+        with DatasetWriter(tmp_path / "b", np.uint16) as other:
+            other.add_document([np.array([1])])
+        first.add_document([np.array([1])])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.bin", "a.idx", "b.bin", "b.idx"]
+
+
+def test_what_a_killed_writer_left_is_taken_over(tmp_path: Path) -> None:
+    (tmp_path / ".a.tmp").mkdir()
+    (tmp_path / ".a.tmp" / "bin").write_bytes(b"half a file")
+    write(tmp_path / "a", [[[1]]])
+    assert (tmp_path / "a.bin").read_bytes() == b"\x01\x00"
+    assert not (tmp_path / ".a.tmp").exists()

@@ -1,0 +1,197 @@
+"""Joining and dividing keep every document, and checking finds every byte that is not as it was."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lmtrain.data.samples.causal import CausalDataset
+from lmtrain.data.store import reshape
+from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset, part
+from lmtrain.errors import DataError, LmtrainError, OutputError, UsageError
+
+LENGTHS = [3, 0, 5, 1, 9, 2, 2, 0]
+
+
+def write(prefix: Path, lengths: list[int], *, dtype: Any = np.uint16, described: str | None = "abc") -> None:
+    chance = np.random.default_rng(len(lengths))
+    with DatasetWriter(prefix, dtype, overwrite=True) as writer:
+        for length in lengths:
+            writer.add_document(np.array_split(chance.integers(0, 100, length), 2))
+        if described:
+            writer.describe(tokenizer=b"{}", fingerprint=described, vocab_size=100, eod_id=7, num_bytes=42)
+
+
+def documents(prefix: Path) -> list[list[int]]:
+    dataset = IndexedDataset.open(prefix)
+    reshape.verify(dataset)
+    return [dataset.document(d).tolist() for d in range(dataset.num_documents)]
+
+
+@pytest.mark.parametrize("portion", [1, 4, 1000])
+def test_merging_and_splitting_keep_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, portion: int) -> None:
+    monkeypatch.setattr(reshape, "_COPIED_TOKENS", portion)
+    monkeypatch.setattr(reshape, "_COPIED_DOCUMENTS", portion)
+    write(tmp_path / "a", LENGTHS)
+    write(tmp_path / "b", [4, 0, 6])
+    reshape.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "both")
+    together = documents(tmp_path / "a") + documents(tmp_path / "b")
+    assert documents(tmp_path / "both") == together
+    info = IndexedDataset.open(tmp_path / "both").info
+    assert info is not None
+    assert (info.num_bytes, info.tokenizer_fingerprint, info.eod_id, info.vocab_size) == (84, "abc", 7, 100)
+    assert part(tmp_path / "both", ".tokenizer.json").read_bytes() == b"{}"
+    outputs = [tmp_path / name for name in ("x", "y", "z")]
+    reshape.split(tmp_path / "both", (5, 3, 3), outputs)
+    assert [len(documents(output)) for output in outputs] == [5, 3, 3]
+    assert [document for output in outputs for document in documents(output)] == together
+    sequences = [IndexedDataset.open(prefix).lengths.tolist() for prefix in (*outputs, tmp_path / "both")]
+    assert [n for lengths in sequences[:3] for n in lengths] == sequences[3]
+    divided = IndexedDataset.open(tmp_path / "x").info
+    assert divided is not None
+    assert divided.num_bytes == reshape.UNKNOWN
+
+
+def test_what_differs_is_not_merged(tmp_path: Path) -> None:
+    write(tmp_path / "a", [3])
+    kinds: list[tuple[str, dict[str, Any], str]] = [
+        ("wide", {"dtype": np.int32}, "dtype uint16 and .*wide has int32"),
+        ("other", {"described": "xyz"}, "tokenizer abc and .*other has xyz"),
+        ("foreign", {"described": None}, "foreign has no sidecar"),
+    ]
+    for name, kwargs, says in kinds:
+        write(tmp_path / name, [3], **kwargs)
+        with pytest.raises(DataError, match=says):
+            reshape.merge([tmp_path / "a", tmp_path / name], tmp_path / "both")
+        assert not part(tmp_path / "both", ".idx").exists()
+
+
+def test_foreign_datasets_merge_without_a_sidecar(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write(tmp_path / name, [3, 2], described=None)
+    reshape.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "both")
+    assert IndexedDataset.open(tmp_path / "both").info is None
+
+
+def test_nothing_is_replaced_unasked(tmp_path: Path) -> None:
+    write(tmp_path / "a", [3, 4])
+    write(tmp_path / "b", [1])
+    with pytest.raises(OutputError, match="--overwrite"):
+        reshape.merge([tmp_path / "a", tmp_path / "a"], tmp_path / "b")
+    assert len(documents(tmp_path / "b")) == 1
+    before = documents(tmp_path / "a")
+    reshape.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "a", overwrite=True)  # onto one of its own inputs
+    assert documents(tmp_path / "a")[:2] == before
+    assert len(documents(tmp_path / "a")) == 3
+
+
+@pytest.mark.parametrize(
+    ("shares", "names", "says"),
+    [
+        ((1.0,), ["x"], "two or three shares"),
+        ((1, 1), ["x"], "2 shares and 1 outputs"),
+        ((1, 1), ["x", "x"], "same name"),
+        ((1, 0), ["x", "y"], "above 0"),
+        ((1, float("nan")), ["x", "y"], "above 0"),
+    ],
+)
+def test_wrong_splits(tmp_path: Path, shares: tuple[float, ...], names: list[str], says: str) -> None:
+    write(tmp_path / "a", LENGTHS)
+    with pytest.raises(UsageError, match=says):
+        reshape.split(tmp_path / "a", shares, [tmp_path / name for name in names])
+
+
+def test_verifying_says_the_checksum(tmp_path: Path) -> None:
+    write(tmp_path / "a", LENGTHS)
+    info = IndexedDataset.open(tmp_path / "a").info
+    assert info is not None
+    facts = reshape.verify(IndexedDataset.open(tmp_path / "a"))
+    assert facts == {"content_sha256": info.content_sha256, "max_id": info.max_id, "compared_with_sidecar": True}
+    part(tmp_path / "a", ".json").unlink()
+    facts = reshape.verify(IndexedDataset.open(tmp_path / "a"))
+    assert (facts["content_sha256"], facts["compared_with_sidecar"]) == (info.content_sha256, False)
+
+
+def test_lengths_are_counted(tmp_path: Path) -> None:
+    write(tmp_path / "a", LENGTHS)
+    counts, facts = reshape.length_counts(IndexedDataset.open(tmp_path / "a"))
+    assert counts.tolist() == [2, 1, 3, 1, 1]  # 0, 1, 2-3, 4-7, 8-15
+    assert facts == {
+        "documents": 8, "tokens": 22, "empty_documents": 2, "longest_document": 9, "mean_length": 2.75
+    }  # fmt: skip
+    write(tmp_path / "b", [])
+    assert reshape.length_counts(IndexedDataset.open(tmp_path / "b"))[0].tolist() == [0]
+
+
+def mutate_and_open(folder: Path, times: int, seed: int) -> tuple[int, int]:
+    """Damage one of the files again and again: an error of ours, or (without a checksum) the bytes as they are."""
+    chance = random.Random(seed)
+    found = harmless = 0
+    for described in (True, False):
+        write(folder / "a", LENGTHS, described="abc" if described else None)
+        whole = {suffix: part(folder / "a", suffix).read_bytes() for suffix in (".bin", ".idx")}
+        for _ in range(times // 2):
+            suffix = chance.choice([".bin", ".idx", ".idx", ".idx"])
+            mutated = mutate(bytearray(whole[suffix]), chance)
+            if mutated == whole[suffix]:
+                continue
+            part(folder / "a", suffix).write_bytes(mutated)
+            try:
+                dataset = IndexedDataset.open(folder / "a")
+                reshape.verify(dataset)
+                read_all(dataset)
+            except LmtrainError:
+                found += 1
+            else:
+                assert not described, f"{suffix} passed for whole: {mutated.hex()}"
+                # Without a checksum, other ids and other borders between documents are a dataset like any other.
+                assert dataset.num_tokens * 2 == len(part(folder / "a", ".bin").read_bytes())
+                harmless += 1
+            part(folder / "a", suffix).write_bytes(whole[suffix])
+    return found, harmless
+
+
+def mutate(data: bytearray, chance: random.Random) -> bytes:
+    kind, at = chance.randrange(6), chance.randrange(len(data))
+    if kind == 0:
+        del data[at:]
+    elif kind == 1:
+        data[at:at] = chance.randbytes(chance.randint(1, 12))
+    elif kind == 2:
+        data[at] ^= 1 << chance.randrange(8)
+    elif kind == 3:  # a number set to something extreme
+        size = chance.choice([4, 8])
+        at = (at // 4 * 4 + 2) % max(len(data) - size, 1)
+        extreme = chance.choice([0, 1, -1, 2**31 - 1, -(2**31), 2**63 - 1, -(2**63), 2**60])
+        data[at : at + size] = (extreme % 2 ** (8 * size)).to_bytes(size, "little")
+    elif kind == 4:
+        other = chance.randrange(len(data))
+        data[at : at + 8], data[other : other + 8] = data[other : other + 8], data[at : at + 8]
+    else:
+        data[at : at + 8] = chance.randbytes(len(data[at : at + 8]))
+    return bytes(data)
+
+
+def read_all(dataset: IndexedDataset) -> None:
+    """Whatever passes for whole can also be read to its end."""
+    for document in range(dataset.num_documents):
+        dataset.document(document)
+    if dataset.num_tokens > 4:
+        made = CausalDataset(dataset, range(dataset.num_documents), 2, document_mask=True)
+        made.batch(np.arange(made.num_samples))
+
+
+def test_some_hundred_damaged_datasets(tmp_path: Path) -> None:
+    found, harmless = mutate_and_open(tmp_path, 400, seed=0)
+    assert found > 250
+    assert harmless < 120
+
+
+@pytest.mark.slow
+def test_ten_thousand_damaged_datasets(tmp_path: Path) -> None:
+    found, harmless = mutate_and_open(tmp_path, 10_000, seed=1)
+    assert found + harmless > 9_500

@@ -1,0 +1,181 @@
+"""Fetching from a server on this machine: broken transfers continue, wrong bytes are thrown away."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from data_tools.corpora import fetch as fetching
+from data_tools.corpora.fetch import check_address, fetch
+from lmtrain.errors import DataError, OutputError, StorageError, UsageError
+
+CONTENT = random.Random(0).randbytes(3_000_000)
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+
+
+@dataclass
+class Behaviour:
+    """How the server answers, and what it was asked."""
+
+    content: bytes = CONTENT
+    break_after: int | None = None  # bytes of an answer, once
+    ranges: bool = True
+    redirect_to: str | None = None
+    status: int = 200
+    asked: list[str | None] = field(default_factory=list)
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[str, Behaviour]]:
+    behaviour = Behaviour()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            wanted = self.headers.get("Range")
+            behaviour.asked.append(wanted)
+            if behaviour.redirect_to is not None:
+                self.send_response(302)
+                self.send_header("Location", behaviour.redirect_to)
+                self.end_headers()
+                return
+            if behaviour.status != 200:
+                self.send_error(behaviour.status)
+                return
+            start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and behaviour.ranges else 0
+            if start >= len(behaviour.content):
+                self.send_error(416)
+                return
+            body = behaviour.content[start:]
+            self.send_response(206 if start else 200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if behaviour.break_after is not None:
+                body, behaviour.break_after = body[: behaviour.break_after], None
+            with suppress(ConnectionError):  # the other side may have heard enough
+                self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    listening = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=listening.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{listening.server_port}/file", behaviour
+    listening.shutdown()
+    thread.join()
+    listening.server_close()
+
+
+def test_a_file_is_fetched_once_and_verified(tmp_path: Path, server: tuple[str, Behaviour]) -> None:
+    url, behaviour = server
+    seen: list[tuple[int, int | None]] = []
+    target = tmp_path / "deep" / "file"
+    assert fetch([url], target, sha256=SHA256, progress=lambda done, total: seen.append((done, total)))
+    assert target.read_bytes() == CONTENT
+    assert seen[-1] == (len(CONTENT), len(CONTENT))
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert not fetch([url], target, sha256=SHA256)
+    assert len(behaviour.asked) == 1
+    assert [path.name for path in target.parent.iterdir()] == ["file"]
+
+
+def test_a_broken_transfer_is_continued_where_it_stopped(tmp_path: Path, server: tuple[str, Behaviour]) -> None:
+    url, behaviour = server
+    behaviour.break_after = 1_234_567
+    with pytest.raises(StorageError, match="broke after 1234567 of 3000000 bytes"):
+        fetch([url], tmp_path / "file", sha256=SHA256)
+    assert (tmp_path / "file.part").stat().st_size == 1_234_567
+    fetch([url], tmp_path / "file", sha256=SHA256)
+    assert behaviour.asked == [None, "bytes=1234567-"]
+    assert (tmp_path / "file").read_bytes() == CONTENT
+
+
+def test_a_server_without_ranges_begins_anew(tmp_path: Path, server: tuple[str, Behaviour]) -> None:
+    url, behaviour = server
+    behaviour.ranges = False
+    (tmp_path / "file.part").write_bytes(b"something of another length" * 1000)
+    fetch([url], tmp_path / "file", sha256=SHA256)
+    assert (tmp_path / "file").read_bytes() == CONTENT
+
+
+def test_a_part_that_is_whole_already_is_only_verified(tmp_path: Path, server: tuple[str, Behaviour]) -> None:
+    url, behaviour = server
+    (tmp_path / "file.part").write_bytes(CONTENT)
+    fetch([url], tmp_path / "file", sha256=SHA256)
+    assert behaviour.asked == [f"bytes={len(CONTENT)}-"]  # which the server refuses: there is no more
+    (tmp_path / "file").rename(tmp_path / "file.part")
+    fetch([url], tmp_path / "file", sha256=SHA256, num_bytes=len(CONTENT))
+    assert len(behaviour.asked) == 1
+
+
+def test_wrong_bytes_are_thrown_away(tmp_path: Path, server: tuple[str, Behaviour]) -> None:
+    url, behaviour = server
+    behaviour.content = CONTENT[:-1] + b"!"
+    with pytest.raises(DataError, match=f"not {SHA256}"):
+        fetch([url], tmp_path / "file", sha256=SHA256)
+    assert not list(tmp_path.iterdir())
+
+
+def test_more_than_was_promised_is_refused_at_once(tmp_path: Path, server: tuple[str, Behaviour]) -> None:
+    url, behaviour = server
+    behaviour.content = CONTENT * 4
+    with pytest.raises(DataError, match="sends more than"):
+        fetch([url], tmp_path / "file", sha256=SHA256, num_bytes=len(CONTENT))
+    assert (tmp_path / "file.part").stat().st_size <= len(CONTENT)
+
+
+def test_the_next_address_is_tried(tmp_path: Path, server: tuple[str, Behaviour]) -> None:
+    url, _ = server
+    fetch(["http://127.0.0.1:1/absent", url], tmp_path / "file", sha256=SHA256)
+    assert (tmp_path / "file").read_bytes() == CONTENT
+
+
+def test_without_a_network_the_way_out_is_said(tmp_path: Path, server: tuple[str, Behaviour]) -> None:
+    url, behaviour = server
+    with pytest.raises(UsageError, match="--offline was given"):
+        fetch([url], tmp_path / "file", sha256=SHA256, offline=True)
+    assert behaviour.asked == []
+    with pytest.raises(StorageError, match=r"127\.0\.0\.1:1/absent.*give the files behind the name"):
+        fetch(["http://127.0.0.1:1/absent"], tmp_path / "file", sha256=SHA256)
+    behaviour.status = 404
+    with pytest.raises(StorageError, match="Not Found"):
+        fetch([url], tmp_path / "file", sha256=SHA256)
+
+
+def test_a_redirection_to_an_unsafe_address_is_not_followed(tmp_path: Path, server: tuple[str, Behaviour]) -> None:
+    url, behaviour = server
+    for target in ("http://example.org/file", "file:///etc/passwd", "ftp://127.0.0.1/x"):
+        behaviour.redirect_to = target
+        with pytest.raises((UsageError, StorageError)):
+            fetch([url], tmp_path / "file", sha256=SHA256)
+    assert not (tmp_path / "file").exists()
+
+
+def test_another_file_in_its_place_is_never_overwritten(tmp_path: Path, server: tuple[str, Behaviour]) -> None:
+    url, behaviour = server
+    (tmp_path / "file").write_text("precious")
+    with pytest.raises(OutputError, match="another file than the one wanted"):
+        fetch([url], tmp_path / "file", sha256=SHA256)
+    assert behaviour.asked == []
+    with pytest.raises(UsageError, match="is not a SHA-256"):
+        fetch([url], tmp_path / "other", sha256="abc")
+
+
+@pytest.mark.parametrize("url", ["http://example.org/x", "file:///etc/passwd", "ftp://a/b", "x"])
+def test_only_https_is_fetched(url: str) -> None:
+    with pytest.raises(UsageError, match="not an https address"):
+        check_address(url)
+
+
+def test_local_and_safe_addresses_pass() -> None:
+    check_address("https://example.org/x")
+    check_address("http://localhost:8000/x")
+    assert fetching.TIMEOUT_S > 0

@@ -1,0 +1,219 @@
+"""Deduplication: planted copies go, everything else stays; tasks, memory and workers change nothing."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_tools.corpus.build import dedupe_all, drop, sign
+from data_tools.corpus.build_settings import DedupeSettings
+from data_tools.corpus.copies import find_pairs, find_roots, mark_exact, mark_near, unite
+from data_tools.corpus.minhash import MinHash
+from data_tools.corpus.signatures import Sign, Signed, content_hash
+from data_tools.corpus.steps import Report, Work, merge_outputs
+from data_tools.read.records import Part, Reading
+from lmtrain.errors import DataError, MissingInputError, UsageError
+from tests.benchmarks.data_corpora import judge, write_planted
+from tests.peak import peak_bytes
+from tests.unit.data_tools.corpus_files import read_jsonl, texts, write_jsonl
+
+SETTINGS = DedupeSettings()
+
+
+def prose(seed: int, num_words: int = 200) -> list[str]:
+    chance = random.Random(seed)
+    return [f"word{chance.randrange(3000)}" for _ in range(num_words)]
+
+
+def with_one_word_changed(words: list[str], at: int) -> str:
+    return " ".join([*words[:at], "changed", *words[at + 1 :]])
+
+
+def dedupe(tmp_path: Path, documents: Iterable[str], settings: DedupeSettings = SETTINGS) -> tuple[list[int], Report]:
+    """The numbers of the documents that stay."""
+    path = write_jsonl(tmp_path / "in.jsonl", [{"text": text, "n": n} for n, text in enumerate(documents)])
+    report = dedupe_all([path], tmp_path / "out.jsonl", settings, Work())
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl", "out.jsonl.report.json"]
+    return [document["n"] for document in read_jsonl(tmp_path / "out.jsonl")], report
+
+
+def test_planted_copies_at_a_small_size(tmp_path: Path) -> None:
+    """The bars of test_planted_copies_at_full_size, at a fiftieth."""
+    write_planted(tmp_path / "in.jsonl", 2000, seed=3)
+    report = dedupe_all([tmp_path / "in.jsonl"], tmp_path / "out.jsonl", SETTINGS, Work())
+    found = judge(tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    assert found.num_planted > 400
+    assert found.recall >= 0.95
+    assert found.precision >= 0.99
+    assert report.tally.dropped.total() == found.num_dropped
+
+
+@pytest.mark.slow
+def test_planted_copies_at_full_size(tmp_path: Path) -> None:
+    before, after = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    write_planted(before, 100_000, seed=1)
+    peak = peak_bytes("corpus", "dedupe", before, "--output", after, "--workers", "1")
+    found = judge(before, after)
+    assert found.recall >= 0.95
+    assert found.precision >= 0.99
+    assert peak <= 1 << 30
+
+
+def test_exact_copies_differ_in_space_case_and_composition_only(tmp_path: Path) -> None:
+    documents = ["Café au lait", "cafe\u0301  AU\nlait", "Café au lait!", "", " \n", "..."]
+    kept, report = dedupe(tmp_path, documents, DedupeSettings(near=False))
+    assert kept == [0, 2, 3, 5]
+    assert report.tally.dropped == {"exact copy": 2}
+
+
+def test_one_of_a_group_stays_by_the_rule(tmp_path: Path) -> None:
+    words = prose(1)
+    copies = [with_one_word_changed(words, at) for at in (3, 100, 150)]
+    documents = [copies[0], " ".join(prose(2)), copies[1], " ".join([*words, "and more"]), copies[2]]
+    assert dedupe(tmp_path, documents)[0] == [0, 1]
+    kept, report = dedupe(tmp_path, documents, DedupeSettings(keep="longest"))
+    assert kept == [1, 3]
+    assert report.tally.dropped == {"near copy": 3}
+
+
+def test_a_chain_of_copies_is_one_group(tmp_path: Path) -> None:
+    words = prose(7, 400)
+    chain = [" ".join(words)]
+    for step in range(6):
+        words[step * 60 : step * 60 + 8] = prose(100 + step, 8)
+        chain.append(" ".join(words))
+    assert dedupe(tmp_path, chain)[0] == [0]
+
+
+def test_what_shares_half_its_text_stays(tmp_path: Path) -> None:
+    first, second = prose(1, 300), prose(2, 300)
+    assert dedupe(tmp_path, [" ".join(first), " ".join(first[:150] + second[150:]), " ".join(second)])[0] == [0, 1, 2]
+
+
+def test_texts_without_words_are_no_near_copies_of_each_other(tmp_path: Path) -> None:
+    assert dedupe(tmp_path, ["!!!", "???", "...", "one", "one."])[0] == [0, 1, 2, 3]
+
+
+@pytest.fixture
+def planted(tmp_path: Path) -> list[Path]:
+    write_planted(tmp_path / "all.jsonl", 600, seed=11)
+    documents = read_jsonl(tmp_path / "all.jsonl")
+    return [write_jsonl(tmp_path / f"{i}.jsonl", documents[i * 200 : (i + 1) * 200]) for i in range(3)]
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_tasks_of_an_array_come_to_the_same_as_one_run(tmp_path: Path, planted: list[Path], count: int) -> None:
+    expected = dedupe_all(planted, tmp_path / "one.jsonl", SETTINGS, Work(workers=1, block_bytes=5000))
+    work, output = tmp_path / "work", tmp_path / "many.jsonl"
+    parts = [Part(i, count) for i in range(count)]
+    for part in reversed(parts):
+        sign(planted, work, MinHash(), Work(part=part))
+    exact = mark_exact(work, memory_bytes=20_000)
+    for part in parts:
+        find_pairs(work, SETTINGS.threshold, part, memory_bytes=20_000)
+    near = mark_near(work, SETTINGS.keep, count, memory_bytes=20_000)
+    for part in parts:
+        drop(planted, work, output, Work(part=part))
+    if count > 1:
+        merge_outputs(output)
+    assert output.read_bytes() == (tmp_path / "one.jsonl").read_bytes()
+    assert expected.tally.dropped == {"exact copy": exact, "near copy": near}
+    assert near > 50
+    assert exact > 30
+
+
+def test_every_document_is_signed_once_whatever_the_parts(tmp_path: Path, planted: list[Path]) -> None:
+    sign(planted, tmp_path / "one", MinHash(), Work())
+    for number in range(5):
+        sign(planted, tmp_path / "many", MinHash(), Work(part=Part(number, 5), block_bytes=3000))
+    one, many = Signed(tmp_path / "one"), Signed(tmp_path / "many")
+    everything = np.arange(len(one))
+    assert len(one) == len(many) == 600
+    assert np.array_equal(one.rows_at(everything), many.rows_at(everything))
+    assert np.array_equal(one.signatures_at(everything[::-1]), many.signatures_at(everything[::-1]))
+    assert np.array_equal(np.concatenate(list(one.rows(7))), many.rows_at(everything))
+
+
+@given(st.integers(1, 60).flatmap(lambda n: st.tuples(st.just(n), st.lists(st.tuples(*[st.integers(0, n - 1)] * 2)))))
+def test_groups_are_those_of_a_plain_union_find(case: tuple[int, list[tuple[int, int]]]) -> None:
+    count, edges = case
+    expected = list(range(count))
+    for a, b in edges:
+        low, high = sorted((expected[a], expected[b]))
+        expected = [low if label == high else label for label in expected]
+    parent = np.arange(count)
+    for some in (edges[: len(edges) // 2], edges[len(edges) // 2 :]):
+        pairs = np.array(some, np.int64).reshape(-1, 2)
+        unite(parent, pairs[:, 0], pairs[:, 1])
+    assert find_roots(parent, np.arange(count)).tolist() == expected
+
+
+def test_a_long_chain_is_joined_quickly() -> None:
+    parent = np.arange(200_000)
+    unite(parent, np.arange(199_999), np.arange(1, 200_000))
+    assert not find_roots(parent, np.arange(200_000)).any()
+
+
+def test_steps_out_of_order_say_what_is_missing(tmp_path: Path, planted: list[Path]) -> None:
+    work = tmp_path / "work"
+    with pytest.raises(MissingInputError, match="corpus sign"):
+        mark_exact(work)
+    with pytest.raises(MissingInputError, match="corpus sign"):
+        drop(planted, work, tmp_path / "out.jsonl", Work())
+    sign(planted, work, MinHash(), Work(part=Part(0, 2)))
+    with pytest.raises(MissingInputError, match="1 parts of 2"):
+        mark_exact(work)
+    sign(planted, work, MinHash(), Work(part=Part(1, 2)))
+    with pytest.raises(MissingInputError, match=r"exact\.u64 does not exist"):
+        find_pairs(work, 0.8)
+    mark_exact(work)
+    with pytest.raises(MissingInputError, match=r"lacks pairs\.u64"):
+        mark_near(work, "first")
+    with pytest.raises(UsageError, match=r"--threshold=1\.5"):
+        find_pairs(work, 1.5)
+    with pytest.raises(DataError, match="made from other files"):
+        drop(planted[:2], work, tmp_path / "out.jsonl", Work())
+
+
+def test_exact_signatures_find_no_near_copies(tmp_path: Path, planted: list[Path]) -> None:
+    sign(planted, tmp_path / "work", None, Work())
+    mark_exact(tmp_path / "work")
+    with pytest.raises(UsageError, match="signed with --exact-only"):
+        find_pairs(tmp_path / "work", 0.8)
+
+
+def test_a_damaged_work_file_is_refused(tmp_path: Path, planted: list[Path]) -> None:
+    sign(planted, tmp_path / "work", None, Work())
+    with open(tmp_path / "work" / "rows.u64", "ab") as file:
+        file.write(b"\0")
+    with pytest.raises(DataError, match="no whole number of entries"):
+        mark_exact(tmp_path / "work")
+
+
+def test_leftovers_of_a_killed_run_are_cleared(tmp_path: Path) -> None:
+    words = prose(1)
+    left = tmp_path / "out.jsonl.work"
+    left.mkdir()
+    (left / "near.u64").write_bytes(np.array([0], np.uint64).tobytes())
+    kept, _ = dedupe(tmp_path, [" ".join(words), with_one_word_changed(words, 9)], DedupeSettings(near=False))
+    assert kept == [0, 1]
+
+
+def test_bad_lines_can_be_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"text": "a b c"}\n{"text": 3}\n{"text": "A b  c"}\n')
+    report = dedupe_all([path], tmp_path / "out.jsonl", SETTINGS, Work(reading=Reading(on_error="skip")))
+    assert texts(tmp_path / "out.jsonl") == ["a b c"]
+    assert report.tally.dropped == {"bad line: no text under the key 'text'": 1, "exact copy": 1}
+
+
+def test_hashes_are_of_content() -> None:
+    assert content_hash("A  b\n") == content_hash("a b")
+    assert content_hash("ab") != content_hash("a b")
+    assert Sign(None).files == ("rows",)

@@ -1,0 +1,137 @@
+"""Filters say no to what they should, in any script, and only installed ones can be named."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from data_tools.preprocess.filters import GROUP, SCRIPTS, Filters, parse_script, share_in_script
+from lmtrain.errors import DataError, UsageError
+
+
+@pytest.mark.parametrize(
+    ("text", "script", "share"),
+    [
+        ("plain words, 123!", "latin", 1.0),
+        ("", "latin", 0.0),
+        ("123 !?", "latin", 0.0),
+        ("naïve Größe", "latin", 1.0),
+        ("ab вг", "latin", 0.5),
+        ("ab вг", "cyrillic", 0.5),
+        ("Ελλάδα", "greek", 1.0),
+        ("日本語です", "han", 0.6),
+        ("日本語です", "kana", 0.4),
+        ("한국어 ok", "hangul", 0.6),
+        ("\U00020000a", "han", 0.5),
+        ("ⴰⵣⵓⵍ", "latin", 0.0),  # Tifinagh: letters of no script in the table
+    ],
+)
+def test_the_share_of_letters(text: str, script: str, share: float) -> None:
+    assert share_in_script(text, script) == pytest.approx(share)
+
+
+def test_no_two_scripts_share_a_block() -> None:
+    blocks = sorted(block for of_script in SCRIPTS.values() for block in of_script)
+    assert all(first <= last for first, last in blocks)
+    assert all(before[1] < after[0] for before, after in pairwise(blocks))
+
+
+def kept(filters: Filters, text: str) -> str | None:
+    """The name of the first filter that says no."""
+    return next((name for name, keep in filters.build() if not keep(text)), None)
+
+
+def test_the_first_that_says_no_is_named() -> None:
+    filters = Filters(min_chars=2, max_chars=9, scripts=(("latin", 0.6), ("greek", 0.1)))
+    texts = ["x", "x" * 10, "ab вгд", "words", "words ω", "ωω"]
+    assert [kept(filters, text) for text in texts] == [
+        "min_chars", "max_chars", "script latin", "script greek", None, "script latin"
+    ]  # fmt: skip
+
+
+def test_lengths_in_tokens() -> None:
+    verdict = Filters(min_tokens=2, max_tokens=4).judge_lengths(np.array([0, 1, 2, 4, 5]))
+    assert verdict.tolist() == [1, 1, 0, 0, 2]
+    assert Filters(min_tokens=0).of_tokens is False
+    assert (Filters().of_text, Filters().of_tokens, Filters(max_tokens=0).of_tokens) == (False, False, True)
+
+
+@pytest.mark.parametrize(("text", "found"), [("latin", ("latin", 0.9)), ("Greek:0.25", ("greek", 0.25))])
+def test_a_script_on_the_command_line(text: str, found: tuple[str, float]) -> None:
+    assert parse_script(text) == found
+
+
+@pytest.mark.parametrize("text", ["latin:0", "latin:1.1", "latin:x", "latin:nan"])
+def test_a_wrong_share(text: str) -> None:
+    with pytest.raises(UsageError, match="between 0 and 1"):
+        parse_script(text)
+
+
+@pytest.mark.parametrize(
+    ("filters", "said"),
+    [
+        ({"scripts": (("latvian", 0.9),)}, "Did you mean latin"),
+        ({"min_chars": 9, "max_chars": 8}, "--min-chars=9 is more than --max-chars=8"),
+        ({"min_tokens": 9, "max_tokens": 8}, "--min-tokens=9"),
+    ],
+)
+def test_what_makes_no_sense(filters: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        Filters(**filters)
+
+
+def even(text: str) -> bool:
+    return len(text) % 2 == 0
+
+
+def broken(text: str) -> bool:
+    return bool(1 / (len(text) - 3))
+
+
+def wordy(text: str) -> str:
+    return text
+
+
+NOT_A_FUNCTION = 7
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a package that brings filters would have it."""
+    names = ("even", "broken", "wordy", "NOT_A_FUNCTION")
+    points = [importlib.metadata.EntryPoint(name, f"{__name__}:{name}", GROUP) for name in names]
+    found: Callable[..., Any] = lambda group: importlib.metadata.EntryPoints(p for p in points if p.group == group)  # noqa: E731
+    monkeypatch.setattr(importlib.metadata, "entry_points", found)
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_installed_filter() -> None:
+    filters = Filters(entry_points=("even",))
+    assert (kept(filters, "ab"), kept(filters, "abc")) == (None, "filter even")
+    assert filters.of_text
+    assert filters.identity()[-1] == [("even", f"{__name__}:even", "")]
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("name", "error", "said"),
+    [
+        ("broken", DataError, r"--filter broken failed \(ZeroDivisionError"),
+        ("wordy", DataError, "answered 'abc'"),
+        ("NOT_A_FUNCTION", UsageError, "int, which cannot be called"),
+        ("evn", UsageError, "Did you mean even"),
+    ],
+)
+def test_a_filter_that_is_wrong(name: str, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        kept(Filters(entry_points=(name,)), "abc")
+
+
+def test_no_file_can_name_code() -> None:
+    with pytest.raises(UsageError, match="is no installed filter"):
+        Filters(entry_points=("os:remove",)).build()

@@ -1,0 +1,171 @@
+"""A preprocess that was killed goes on where it was and makes the same files; other work in its place starts over."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_tools.preprocess.pipeline import Options, Summary, preprocess
+from data_tools.preprocess.rejects import OnError
+from data_tools.read.pieces import Limits
+from lmtrain.errors import StorageError
+from lmtrain.runtime.faults import Fault, arm
+from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.train import train_bpe
+
+TEXTS = [f"document {i} says: the cat's {i % 5} mats — naïve\n" * (i % 7) for i in range(60)]
+OPTIONS: dict[str, Any] = {"limits": Limits(slice_bytes=300), "on_error": OnError.QUARANTINE, "workers": 2}
+SHARDED: dict[str, Any] = {"shard_tokens": 600}
+SCRIPT = """
+import sys
+from pathlib import Path
+from tests.unit.data_tools.preprocess.test_outputs import SHARDED, run
+run(Path(sys.argv[1]), Path(sys.argv[2]), **(SHARDED if sys.argv[3] == "sharded" else {}))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("in")
+    lines = [json.dumps({"text": text}, ensure_ascii=False) for text in TEXTS]
+    lines[25] = lines[41] = '{"text": nonsense}'
+    (folder / "a.jsonl").write_text("\n".join(lines[:30]))
+    (folder / "b.jsonl.gz").write_bytes(gzip.compress("\n".join(lines[30:50]).encode()))
+    for number in range(50, 60):
+        (folder / f"c{number}.txt").write_text(TEXTS[number])
+    train_bpe(TEXTS, 300).save(folder / "tokenizer" / "tokenizer.json")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _no_fault_is_left() -> Iterator[None]:
+    arm(None)
+    yield
+    arm(None)
+
+
+def run(folder: Path, output: Path, *, said: list[str] | None = None, **more: Any) -> Summary:
+    tokenizer = Tokenizer.load(folder / "tokenizer")
+    inputs = sorted(path for path in folder.iterdir() if path.is_file())
+    say = None if said is None else said.append
+    return preprocess(inputs, tokenizer, output, Options(**OPTIONS | more), say=say)
+
+
+def interrupted(folder: Path, output: Path, point: str, count: int, **more: Any) -> None:
+    """A run that ends in the middle, as by Ctrl-C."""
+    arm(Fault("exc", point, count))
+    with pytest.raises(RuntimeError, match=f"fault at {point}"):
+        run(folder, output, **more)
+    assert not output.with_name(output.name + ".idx").exists()
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+@pytest.mark.parametrize("kind", ["whole", "sharded"])
+def test_killed_again_and_again(folder: Path, tmp_path: Path, kind: str) -> None:
+    """By SIGKILL, at points drawn at random and at all the last ones, until there is no kill left."""
+    more = SHARDED if kind == "sharded" else {}
+    run(folder, tmp_path / "unbroken" / "data", **more)
+    chance = random.Random(kind)
+    kills = [(chance.choice(["data.slice", "data.journal"]), chance.randint(1, 4)) for _ in range(4)]
+    kills += [("data.finish", 1), ("data.publish", 1), ("data.publish", 3)]
+    command = [sys.executable, "-c", SCRIPT, str(folder), str(tmp_path / "killed" / "data"), kind]
+    for point, count in kills:
+        fault = {"LMTRAIN_FAULT": f"kill:point={point}:count={count}", "LMTRAIN_ALLOW_FAULTS": "1"}
+        done = subprocess.run(command, env=os.environ | fault, capture_output=True, text=True)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+    said: list[str] = []
+    summary = run(folder, tmp_path / "killed" / "data", said=said, **more)
+    assert files(tmp_path / "killed") == files(tmp_path / "unbroken")
+    assert said == ["going on after the 58 documents of a run that was cut short"]
+    assert (summary.num_documents, summary.rejects) == (58, {"not valid JSON": 2})
+
+
+@pytest.mark.parametrize("count", [2, 5, 9, 14])
+def test_interrupted_and_gone_on_with(folder: Path, tmp_path: Path, count: int) -> None:
+    whole = run(folder, tmp_path / "unbroken" / "data")
+    interrupted(folder, tmp_path / "cut" / "data", "data.slice", count)
+    summary = run(folder, tmp_path / "cut" / "data", workers=1)  # how many work does not matter
+    assert 0 < summary.resumed_documents < whole.num_documents
+    assert files(tmp_path / "cut") == files(tmp_path / "unbroken")
+    assert (summary.lengths, summary.rejects, summary.num_bytes) == (whole.lengths, whole.rejects, whole.num_bytes)
+
+
+@pytest.mark.parametrize("name", ["journal.jsonl", "0-00000.bin", "0-00000.lengths", "0-00000.counts", "rejects"])
+@pytest.mark.parametrize("damage", ["cut", "flip", "gone"])
+def test_what_a_power_cut_takes_is_done_again(folder: Path, tmp_path: Path, name: str, damage: str) -> None:
+    run(folder, tmp_path / "unbroken" / "data")
+    interrupted(folder, tmp_path / "cut" / "data", "data.slice", 15)
+    path = tmp_path / "cut" / ".data.tmp" / name
+    data = bytearray(path.read_bytes())
+    assert len(data) > 20
+    if damage == "gone":
+        path.unlink()
+    elif damage == "cut":
+        path.write_bytes(data[:-9])
+    else:
+        data[len(data) // 2] ^= 0xFF
+        path.write_bytes(data)
+    summary = run(folder, tmp_path / "cut" / "data")
+    made, wanted = files(tmp_path / "cut"), files(tmp_path / "unbroken")
+    if (name, damage) == ("rejects", "flip"):  # the one file without a hash: it is for people
+        assert made.pop("data.rejects.jsonl") != wanted.pop("data.rejects.jsonl")
+    assert made == wanted
+    assert summary.num_documents == 58
+
+
+def test_other_work_starts_over_and_says_so(folder: Path, tmp_path: Path) -> None:
+    changes: list[dict[str, Any]] = [{"append_eod": False}, {"on_error": OnError.SKIP}, {"shard_tokens": 10_000}]
+    for number, change in enumerate(changes):
+        interrupted(folder, tmp_path / f"{number}/data", "data.slice", 8)
+        said: list[str] = []
+        summary = run(folder, tmp_path / f"{number}/data", said=said, **change)
+        assert said == ["starting over: what a run that was cut short left behind is of other inputs or settings"]
+        assert (summary.resumed_documents, summary.num_documents) == (0, 58)
+        run(folder, tmp_path / f"fresh{number}/data", **change)
+        assert files(tmp_path / str(number)) == files(tmp_path / f"fresh{number}")
+
+
+def test_a_changed_input_starts_over(folder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "in"
+    copy.mkdir()
+    (copy / "tokenizer").symlink_to(folder / "tokenizer")
+    for path in folder.iterdir():
+        if path.is_file():
+            (copy / path.name).write_bytes(path.read_bytes())
+    interrupted(copy, tmp_path / "data", "data.slice", 8)
+    (copy / "c59.txt").write_text("another text")
+    said: list[str] = []
+    assert run(copy, tmp_path / "data", said=said).resumed_documents == 0
+    assert said[0].startswith("starting over")
+
+
+def test_a_full_disk_keeps_what_was_done(folder: Path, tmp_path: Path) -> None:
+    arm(Fault("enospc", "data.journal", 6))
+    with pytest.raises(StorageError, match="the disk is full"):
+        run(folder, tmp_path / "data")
+    assert run(folder, tmp_path / "data").resumed_documents > 0
+    assert not (tmp_path / ".data.tmp").exists()
+
+
+def test_an_old_dataset_stays_until_the_new_one_is_whole(folder: Path, tmp_path: Path) -> None:
+    run(folder, tmp_path / "data", append_eod=False)
+    old = files(tmp_path)
+    arm(Fault("exc", "data.finish"))
+    with pytest.raises(RuntimeError):
+        run(folder, tmp_path / "data", overwrite=True)
+    assert {name: data for name, data in old.items() if (tmp_path / name).read_bytes() == data} == old
+    run(folder, tmp_path / "data", overwrite=True)
+    assert (tmp_path / "data.bin").read_bytes() != old["data.bin"]

@@ -1,0 +1,210 @@
+"""Every kind of bad line, by every policy: named by file, line and byte, counted by cause, never lost silently."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+
+from data_tools.preprocess.pipeline import Options, Summary, preprocess
+from data_tools.preprocess.rejects import OnError
+from data_tools.preprocess.texts import Texts
+from data_tools.read.pieces import Limits
+from data_tools.read.sources import find_sources
+from lmtrain.data.store.indexed import IndexedDataset
+from lmtrain.errors import DataError
+from lmtrain.tokenizer.train import train_bpe
+
+TOKENIZER = train_bpe(["some text to learn a few words from"], 280)
+PACK: dict[str, Callable[[bytes], bytes]] = {"gz": gzip.compress, "zst": zstandard.compress}
+GOOD = '{"text": "é"}\n'.encode()
+BAD = [  # the line, the byte that is named, the cause
+    (b'{"text": "a"', 12, "not valid JSON"),
+    (b"nonsense", 0, "not valid JSON"),
+    (b'{"text": "a"} x', 14, "not valid JSON"),
+    (b'{"n": NaN, "text": "a"}', 0, "not valid JSON"),
+    (b'{"n": ' + b"9" * 5000 + b', "text": "a"}', 0, "not valid JSON"),
+    (b'{"n": ' + b"[" * 5000 + b"]" * 5000 + b', "text": "a"}', 0, "not valid JSON"),
+    (b'["text"]', 0, "not a JSON object"),
+    (b'"text"', 0, "not a JSON object"),
+    (b'{"body": "a"}', 0, "no key 'text'"),
+    (b'{"text": "a", "text": "b"}', 0, "the key 'text' stands twice"),
+    (b'{"text": null}', 0, "the value of 'text' is not text"),
+    (b'{"text": 1}', 0, "the value of 'text' is not text"),
+    (b'{"text": ["a"]}', 0, "the value of 'text' is not text"),
+    (b'{"text": {"text": "a"}}', 0, "the value of 'text' is not text"),
+    (b'{"text": "\\ud800"}', 0, "the text holds a lone surrogate, which is no character"),
+    (b'{"text": "a\xff"}', 11, "invalid UTF-8"),
+    (b'{"text": "\xed\xa0\x80"}', 10, "invalid UTF-8"),
+]
+FINE = [  # the line, the text in it
+    (b'{"text": "a\\r"}\r', "a\r"),
+    (b'{"n": {"text": 1}, "text": "b\\u2028\\ud83d\\ude00"}', "b\u2028😀"),
+    ('{"text": "a\u2028b\x85c"}'.encode(), "a\u2028b\x85c"),
+    (b'{"text": ""}', ""),
+    (b'{"text": "  \\n "}', "  \n "),
+]
+
+
+def run(path: Path, output: Path, **options: Any) -> Summary:
+    return preprocess([path], TOKENIZER, output, Options(**options))
+
+
+def documents(prefix: Path) -> list[list[int]]:
+    dataset = IndexedDataset.open(prefix)
+    return [dataset.document(d).tolist() for d in range(dataset.num_documents)]
+
+
+def expected(texts: list[str]) -> list[list[int]]:
+    return [ids + [0] * bool(ids) for ids in TOKENIZER.encode_batch(texts)]
+
+
+@pytest.mark.parametrize(("line", "at", "cause"), BAD)
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_first_bad_line_stops(tmp_path: Path, line: bytes, at: int, cause: str, packed: bool) -> None:
+    data = GOOD * 3 + line + b"\n" + GOOD
+    path = tmp_path / ("a.jsonl.gz" if packed else "a.jsonl")
+    path.write_bytes(gzip.compress(data) if packed else data)
+    for slice_bytes in (7, 1 << 20):
+        with pytest.raises(DataError, match=cause) as caught:
+            run(path, tmp_path / "out" / "data", limits=Limits(slice_bytes), workers=2)
+        assert str(caught.value).startswith(f"{path}:4 (byte {3 * len(GOOD) + at}): ")
+        assert caught.value.exit_code == 65
+        assert list((tmp_path / "out").iterdir()) == []
+    with pytest.raises(DataError, match=cause) as caught:
+        list(Texts(find_sources([path]), "text"))
+    assert str(caught.value).startswith(f"{path}:4 (byte {3 * len(GOOD) + at}): ")
+
+
+@pytest.mark.parametrize("policy", [OnError.SKIP, OnError.QUARANTINE])
+@pytest.mark.parametrize("slice_bytes", [7, 1 << 20])
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_whole_table_left_out(
+    tmp_path: Path, policy: OnError, slice_bytes: int, workers: int, packed: bool
+) -> None:
+    data, texts, where = b"\xef\xbb\xbf", [], []
+    for number, (line, at, _) in enumerate(BAD):
+        good, text = FINE[number % len(FINE)]
+        where.append((data.count(b"\n") + 1, len(data) + at))
+        data += line + b"\n" + good + b"\n \n"
+        texts.append(text)
+    data += b'{"text": "no end"}'
+    path = tmp_path / ("a.jsonl.zst" if packed else "a.jsonl")
+    path.write_bytes(zstandard.compress(data) if packed else data)
+    summary = run(path, tmp_path / "out", limits=Limits(slice_bytes), workers=workers, on_error=policy)
+    assert documents(tmp_path / "out") == expected([*texts, "no end"])
+    causes = [cause for _, _, cause in BAD]
+    assert summary.rejects == {cause: causes.count(cause) for cause in causes}
+    rejects = [json.loads(line) for line in (tmp_path / "out.rejects.jsonl").read_text().split("\n")[:-1]]
+    assert [(reject["line"], reject["byte"]) for reject in rejects] == where
+    assert [reject["cause"].partition(" (")[0] for reject in rejects] == causes
+    assert {reject["file"] for reject in rejects} == {str(path)}
+    kept = [content(reject) for reject in rejects]
+    assert kept == ([line for line, _, _ in BAD] if policy is OnError.QUARANTINE else [None] * len(BAD))
+
+
+def content(reject: dict[str, Any]) -> bytes | None:
+    if "content_base64" in reject:
+        return base64.b64decode(reject["content_base64"])
+    return reject["content"].encode() if "content" in reject else None
+
+
+def test_too_many_are_too_many(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes((GOOD + b"nonsense\n") * 5)
+    assert sum(run(tmp_path / "a.jsonl", tmp_path / "out", on_error=OnError.SKIP, max_bad=5).rejects.values()) == 5
+    with pytest.raises(DataError, match=r"5 bad lines are more than --max-bad 4 \(5 not valid JSON\).*a\.jsonl:10"):
+        run(tmp_path / "a.jsonl", tmp_path / "out2", on_error=OnError.SKIP, max_bad=4)
+    assert not (tmp_path / "out2.idx").exists()
+
+
+def test_what_is_no_json_lines_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("data_tools.preprocess.work.MOST_BAD", 1000)
+    (tmp_path / "a.jsonl").write_bytes(b"1\n" * 1001)
+    with pytest.raises(DataError, match="no jsonl file"):
+        run(tmp_path / "a.jsonl", tmp_path / "out", on_error=OnError.SKIP)
+
+
+def test_a_dataset_without_bad_lines_takes_an_old_list_away(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(GOOD + b"nonsense\n")
+    assert run(path, tmp_path / "out", on_error=OnError.SKIP).files[-1].endswith("out.rejects.jsonl")
+    path.write_bytes(GOOD)
+    run(path, tmp_path / "out", on_error=OnError.SKIP, overwrite=True)
+    assert not (tmp_path / "out.rejects.jsonl").exists()
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz"])
+@pytest.mark.parametrize("slice_bytes", [10, 64, 1 << 20])
+def test_a_long_line_is_passed_over(tmp_path: Path, suffix: str, slice_bytes: int) -> None:
+    long, longest = b'{"text": "' + b"b" * 187 + b'"}', b'{"text": "' + b"c" * 188 + b'"}'
+    assert (len(long), len(longest)) == (199, 200)
+    data = b"\xef\xbb\xbf" + long + b"\n" + longest + b"x\n" + GOOD + longest + b"\n" + b"[" * 5000
+    path = tmp_path / f"a.{suffix}"
+    path.write_bytes(gzip.compress(data) if suffix.endswith("gz") else data)
+    limits = Limits(slice_bytes, max_doc_bytes=200)
+    summary = run(path, tmp_path / "out", limits=limits, on_error=OnError.QUARANTINE)
+    assert documents(tmp_path / "out") == expected(["b" * 187, "é", "c" * 188])
+    assert summary.rejects == {"longer than --max-doc-bytes 200": 2}
+    rejects = [json.loads(line) for line in (tmp_path / "out.rejects.jsonl").read_text().splitlines()]
+    ends = [i for i, byte in enumerate(data) if byte == 10]
+    assert [(r["line"], r["byte"]) for r in rejects] == [(2, ends[0] + 1), (5, ends[3] + 1)]
+
+
+@pytest.mark.parametrize("suffix", ["txt", "txt.gz"])
+def test_text_files(tmp_path: Path, suffix: str) -> None:
+    def put(name: str, data: bytes) -> None:
+        (tmp_path / "in").mkdir(exist_ok=True)
+        (tmp_path / "in" / f"{name}.{suffix}").write_bytes(gzip.compress(data) if suffix == "txt.gz" else data)
+
+    put("a", b"\xef\xbb\xbfone\r\ntwo\n")
+    put("b", b"one\ntwo \xff")
+    put("c", b"")
+    put("d", b"x" * 201)
+    put("e", b"x" * 200)
+    limits = Limits(max_doc_bytes=200)
+    summary = run(tmp_path / "in", tmp_path / "out", on_error=OnError.SKIP, limits=limits)
+    assert documents(tmp_path / "out") == expected(["one\r\ntwo\n", "", "x" * 200])
+    assert summary.rejects == {"invalid UTF-8": 1, "longer than --max-doc-bytes 200": 1}
+    rejects = [json.loads(line) for line in (tmp_path / "out.rejects.jsonl").read_text().splitlines()]
+    assert [(Path(r["file"]).name[0], r["line"], r["byte"]) for r in rejects] == [("b", 2, 8), ("d", 1, 0)]
+    with pytest.raises(DataError, match=r"b\.txt(\.gz)?:2 \(byte 8\): invalid UTF-8"):
+        run(tmp_path / "in", tmp_path / "out2", limits=limits)
+
+
+@pytest.mark.parametrize("codec", ["gz", "zst"])
+def test_an_archive_that_is_cut_short(tmp_path: Path, codec: str) -> None:
+    packed = PACK[codec](GOOD * 100_000)
+    path = tmp_path / f"a.jsonl.{codec}"
+    path.write_bytes(packed[: len(packed) - 1])
+    with pytest.raises(DataError, match="the archive is cut short"):
+        run(path, tmp_path / "out")
+    summary = run(path, tmp_path / "out", on_error=OnError.SKIP)
+    assert summary.rejects == {"the archive is cut short": 1}
+    assert 90_000 < summary.num_documents <= 100_000
+
+
+@pytest.mark.parametrize("codec", ["gz", "zst"])
+def test_a_bomb(tmp_path: Path, codec: str) -> None:
+    packed = PACK[codec](bytes(64 << 20))
+    path = tmp_path / f"a.jsonl.{codec}"
+    path.write_bytes(packed * 160)  # 10 GiB of zeros
+    with pytest.raises(DataError, match="the archive grows to more than 250 times its size"):
+        run(path, tmp_path / "out", limits=Limits(max_doc_bytes=1 << 40))
+    with pytest.raises(DataError, match=r"--max-doc-bytes|250 times"):
+        run(path, tmp_path / "out", limits=Limits(max_doc_bytes=1 << 20))
+
+
+def test_a_document_of_a_gibibyte_is_refused_before_it_is_held(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    with path.open("wb") as file:
+        file.write(GOOD)
+        file.truncate(1 << 30)  # a hole, which takes no room on disk
+    with pytest.raises(DataError, match=r"a\.jsonl:2 \(byte 15\): longer than --max-doc-bytes 268435456"):
+        run(path, tmp_path / "out", workers=2)

@@ -1,0 +1,61 @@
+"""Documents become one sequence, or one for each sentence, with the end of the document behind the last."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from data_tools.preprocess.pipeline import Options, preprocess
+from data_tools.preprocess.rejects import OnError
+from data_tools.read.pieces import Limits
+from lmtrain.data.store.indexed import IndexedDataset
+from lmtrain.tokenizer.train import train_bpe, train_wordpiece
+
+TEXTS = ["One sentence. And another one!\nA third", "", "  \n", "Alone.", "It is 5 p.m. now. Dr. Who waits."]
+SENTENCES = [
+    ["One sentence.", "And another one!", "A third"],
+    [],
+    [],
+    ["Alone."],
+    ["It is 5 p.m. now.", "Dr. Who waits."],
+]
+BPE = train_bpe(TEXTS, 300)
+
+
+@pytest.mark.parametrize("append_eod", [False, True])
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("slice_bytes", [40, 1 << 20])
+def test_sentences(tmp_path: Path, append_eod: bool, workers: int, slice_bytes: int) -> None:
+    lines = [json.dumps({"text": text}) for text in TEXTS]
+    (tmp_path / "a.jsonl").write_text("\n".join([*lines[:2], "nonsense", *lines[2:]]))
+    options = Options(
+        split_sentences=True, lines_end_sentences=True, append_eod=append_eod, workers=workers,
+        limits=Limits(slice_bytes), on_error=OnError.SKIP,
+    )  # fmt: skip
+    summary = preprocess([tmp_path / "a.jsonl"], BPE, tmp_path / "out", options)
+    dataset = IndexedDataset.open(tmp_path / "out")
+    dataset.verify()
+    found = [
+        [dataset.sequence(i).tolist() for i in range(dataset.document_index[d], dataset.document_index[d + 1])]
+        for d in range(dataset.num_documents)
+    ]
+    wanted = [BPE.encode_batch(sentences) for sentences in SENTENCES]
+    for document in wanted:
+        if document and append_eod:
+            document[-1] = [*document[-1], 0]
+    assert found == wanted
+    assert summary.num_bytes == sum(len(text) for text in TEXTS)
+    assert summary.rejects == {"not valid JSON": 1}
+
+
+def test_sentences_without_ids_are_none(tmp_path: Path) -> None:
+    """WordPiece has nothing for a stretch of control characters, which still is a sentence."""
+    (tmp_path / "a.txt").write_text("A cat sat. \u200b\u200b. It slept.")
+    words = train_wordpiece(["a cat sat. it slept. \u200b"], 60, lowercase=True)
+    preprocess([tmp_path / "a.txt"], words, tmp_path / "out", Options(split_sentences=True))
+    dataset = IndexedDataset.open(tmp_path / "out")
+    dataset.verify()
+    assert dataset.num_documents == 1
+    assert min(dataset.lengths) > 0

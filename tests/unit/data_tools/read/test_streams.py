@@ -1,0 +1,81 @@
+"""Archives come out whole or not at all: cut ends, damage and bombs are found, and nothing grows beyond bounds."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import random
+import tracemalloc
+from collections.abc import Callable
+
+import pytest
+import zstandard
+
+from data_tools.read.streams import ALWAYS_ALLOWED_BYTES, CHUNK_BYTES, DamagedArchiveError, read_stream
+
+PACK: dict[str, Callable[[bytes], bytes]] = {"gz": gzip.compress, "zst": zstandard.compress}
+TEXT = random.Random(0).randbytes(300_000) + b"the same again\n" * 200_000
+codecs = pytest.mark.parametrize("codec", ["gz", "zst"])
+
+
+def read(data: bytes, codec: str) -> bytes:
+    return b"".join(read_stream(io.BytesIO(data), codec))
+
+
+@codecs
+def test_one_archive_and_several_in_a_row(codec: str) -> None:
+    packed = PACK[codec](TEXT)
+    assert read(packed, codec) == TEXT
+    assert read(packed + PACK[codec](b"") + packed, codec) == TEXT + TEXT
+    assert read(PACK[codec](b""), codec) == b""
+
+
+def test_an_archive_that_does_not_say_how_long_it_is() -> None:
+    stream = zstandard.ZstdCompressor().compressobj()
+    assert read(stream.compress(TEXT) + stream.flush(), "zst") == TEXT
+
+
+def test_zeros_may_follow_a_gz() -> None:
+    assert read(gzip.compress(b"x") + bytes(2 * CHUNK_BYTES), "gz") == b"x"
+
+
+@codecs
+@pytest.mark.parametrize("share", [0, 1e-5, 0.3, 0.999, 1])
+def test_a_cut_archive_is_no_short_one(codec: str, share: float) -> None:
+    packed = PACK[codec](TEXT)
+    with pytest.raises(DamagedArchiveError, match="cut short"):
+        read(packed[: min(int(share * len(packed)), len(packed) - 1)], codec)
+
+
+@codecs
+def test_damage_is_found_and_what_came_before_is_not_lost(codec: str) -> None:
+    packed = PACK[codec](TEXT)
+    chunks = read_stream(io.BytesIO(packed + b"garbage behind it"), codec)
+    found: list[bytes] = []
+    with pytest.raises(DamagedArchiveError, match="damaged"):
+        found.extend(chunks)
+    assert b"".join(found) == TEXT
+    flipped = bytearray(gzip.compress(TEXT))
+    flipped[-5] ^= 1  # in the checksum
+    with pytest.raises(DamagedArchiveError, match="data check"):
+        read(bytes(flipped), "gz")
+
+
+@codecs
+def test_a_bomb_is_found_early(codec: str) -> None:
+    packed = PACK[codec](bytes(ALWAYS_ALLOWED_BYTES * 2)) * 50  # 6.4 GB
+    num_bytes: list[int] = []
+    tracemalloc.start()
+    sizes = map(len, read_stream(io.BytesIO(packed), codec))
+    with pytest.raises(DamagedArchiveError, match="more than 250 times"):
+        num_bytes.extend(sizes)
+    assert sum(num_bytes) <= ALWAYS_ALLOWED_BYTES
+    assert tracemalloc.get_traced_memory()[1] < 3 * ALWAYS_ALLOWED_BYTES
+    tracemalloc.stop()
+
+
+def test_a_greedy_window_is_refused() -> None:
+    settings = zstandard.ZstdCompressionParameters.from_level(3, window_log=30, enable_ldm=True)
+    stream = zstandard.ZstdCompressor(compression_params=settings).compressobj()
+    with pytest.raises(DamagedArchiveError, match="memory"):
+        read(stream.compress(TEXT) + stream.flush(), "zst")

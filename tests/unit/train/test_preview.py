@@ -1,0 +1,37 @@
+"""What is told of a pipeline before a run: stages, bubble and activations, in few words at any size."""
+
+from __future__ import annotations
+
+import pytest
+
+from lmtrain.train.preview import in_turn, pipeline_facts, pipeline_lines
+from tests.unit.train.test_layout_table import config
+
+PIPELINE = ("parallel.pp=4", "train.global_batch=64", "train.micro_batch=4", "model.num_layers=10")
+
+
+def test_stages_bubble_and_activations_are_told() -> None:
+    run = config(*PIPELINE, "parallel.vp=2", "parallel.schedule=interleaved")
+    assert pipeline_facts(run, run.model) == {
+        "pipeline": "interleaved, 8 stages",
+        "layers_per_stage": "2, 2, 1, 1, 1, 1, 1, 1",
+        "bubble": "9.4% of the work, if F, I and W take equally long",  # 3 / (2 x 16)
+        "activations_held": "11, 9, 7, 5 (microbatches of a stage, by pp rank)",
+    }
+    assert list(pipeline_lines(run, run.model))[1] == "layers per stage  2, 2, 1, 1, 1, 1, 1, 1"
+
+
+def test_a_model_that_is_not_cut_has_none_of_them() -> None:
+    assert not pipeline_facts(config(), config().model)
+
+
+@pytest.mark.parametrize(("schedule", "held"), [("gpipe", "16 each"), ("1f1b", "4, 3, 2, 1"), ("zb_h1", "4 each")])
+def test_activations_of_a_schedule(schedule: str, held: str) -> None:
+    run = config(*PIPELINE, f"parallel.schedule={schedule}")
+    assert pipeline_facts(run, run.model)["activations_held"] == f"{held} (microbatches of a stage, by pp rank)"
+
+
+def test_many_numbers_are_few_words() -> None:
+    assert in_turn([1] * 96) == "1 each"
+    assert in_turn([2] * 13 + [1] * 83) == "2 (0-12), 1 (13-95)"
+    assert in_turn(range(111, 79, -2)) == "81 to 111"
