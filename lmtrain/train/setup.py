@@ -40,9 +40,8 @@ from lmtrain.train.layout_table import layout_lines, layout_words, merged, rank_
 from lmtrain.train.peers import saving_peers, setup_peers
 from lmtrain.train.preflight import Inputs, find_resume, settled
 from lmtrain.train.preview import pipeline_lines
+from lmtrain.train.stop_file import STOP
 from lmtrain.units import format_count
-
-STOP = "stop.json"  # in the run's folder, once it has ended: why
 
 
 @dataclass
