@@ -40,7 +40,7 @@ def pretrain(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     nproc: Annotated[
-        int | None, typer.Option("--nproc", min=1, help="Start so many processes on this machine that share the work.")
+        int | None, typer.Option("--nproc", min=1, help="Start this many processes here; they share the work.")
     ] = None,
 ) -> None:
     """Pretrain a model, or go on with a run that was stopped: the same command does both."""

@@ -136,7 +136,7 @@ def open_run(
 
 
 def enter_folder(stack: ExitStack, folder: Path, config: RunConfig, peers: Peers) -> Path | None:
-    """Rank 0 takes the run's folder, or no process starts. Gives the checkpoint from which all go on."""
+    """Rank 0 takes the folder of the run, or no process starts. Returns the checkpoint from which all go on."""
     with together(peers):
         if peers.rank == 0:
             stack.enter_context(folder_lock(folder))

@@ -18,7 +18,7 @@ from lmtrain.train.records import record
 from lmtrain.train.setup import Run
 
 _QUALITY = ("ppl", "accuracy")
-_MOST_NATS = 700.0  # because: the exponential of more is no double
+_MOST_NATS = 700.0  # because: the exponential of more does not fit a double
 
 
 def validate(run: Run) -> float:
