@@ -13,7 +13,9 @@ from typing import ClassVar, Self
 from lmtrain.config.base import Choice, Problem
 from lmtrain.errors import SettingsError
 from lmtrain.layout import words
-from lmtrain.spec import Cuts, ModelShape, Tie
+from lmtrain.spec import Cuts, ModelShape, Split, Tie
+
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +52,7 @@ class ModelSettings(Choice):
         """Numbers in the whole model without padding, each tied weight once. A closed form: plans need no torch."""
 
     @abstractmethod
-    def weights(self) -> dict[str, tuple[int, ...]]:
+    def weights(self) -> dict[str, Shape]:
         """Shape of every parameter by name, padding included, each tied weight under its first name."""
 
     @abstractmethod
@@ -60,6 +62,15 @@ class ModelSettings(Choice):
     @abstractmethod
     def ties(self) -> tuple[Tie, ...]:
         """Names that are one weight."""
+
+
+def true_weights(settings: ModelSettings) -> dict[str, Shape]:
+    """Every weight and its shape as checkpoints hold it: without the rows that pad the vocabulary."""
+    cuts, rows = settings.cuts(), settings.shape.vocab_size
+    return {
+        name: (rows, *shape[1:]) if name in cuts and cuts[name].split is Split.VOCAB else shape
+        for name, shape in settings.weights().items()
+    }
 
 
 def checked_vocab_size(given: int | None, found: int) -> int:

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from lmtrain.checkpoint.described import model_of
 from lmtrain.checkpoint.reader import CheckpointReader
-from lmtrain.checkpoint.reshard.assignment import model_of
 from lmtrain.errors import CheckpointError
 from lmtrain.optim import state as optimizer_state
 from lmtrain.parallel.apply import ParallelModel

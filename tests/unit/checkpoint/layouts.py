@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 
 from lmtrain.checkpoint.contents import Contents
+from lmtrain.checkpoint.described import model_of
 from lmtrain.checkpoint.disk.tensor_file import rank_data
 from lmtrain.checkpoint.fit import check_fit
-from lmtrain.checkpoint.reshard.assignment import files_of_layout, model_of, parse_layout, state_at_layout
-from lmtrain.checkpoint.reshard.run import Limits, Resharded, reshard
+from lmtrain.checkpoint.reshard.assignment import files_of_layout, state_at_layout
+from lmtrain.checkpoint.reshard.attempt import Resharded
+from lmtrain.checkpoint.reshard.limits import Limits
+from lmtrain.checkpoint.reshard.run import reshard
 from lmtrain.checkpoint.save.agreement import RankRecord
 from lmtrain.checkpoint.save.commit import commit, write_rank
 from lmtrain.models.bert_settings import BertSettings
@@ -20,6 +23,7 @@ from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.piece import Piece
 from lmtrain.placement.parallel_settings import ParallelSettings
+from lmtrain.placement.parse import parse_layout
 from lmtrain.placement.stages import places_of_rank
 
 Arrays = dict[str, np.ndarray[Any, np.dtype[Any]]]

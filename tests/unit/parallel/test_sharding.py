@@ -14,7 +14,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from lmtrain.batch import Batch
 from lmtrain.models.init import draw
 from lmtrain.parallel.apply import ParallelModel
-from lmtrain.placement.places import rank_bytes
+from lmtrain.placement.memory import rank_bytes
 from lmtrain.schedules.table import Action, Kind
 from tests.layouts.workers import Pool
 from tests.unit.parallel.spread import build, step_of

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from lmtrain.layout import Layout
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.placement.places import Place, Shape, place_all, rank_bytes, shard_rows
+from lmtrain.placement.memory import rank_bytes
+from lmtrain.placement.places import Place, Shape, place_all, shard_rows
 from lmtrain.spec import Cut, Cuts, Split
 
 VOCAB = 13
