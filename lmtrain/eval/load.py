@@ -47,8 +47,7 @@ def load_for_eval(path: Path, device: torch.device, precision: str) -> Loaded:
         )
     numbers = build_settings(PrecisionSettings, {"kind": precision}, "precision")
     model = build_parallel(settings, numbers, ComputeSettings(), device, seed=None, training=False)
-    reader.load_into(model.pieces())
-    model.masters.publish()
+    model.load(reader.load_into)
     subject = Subject(
         model=model,
         tokenizer=Tokenizer.from_bytes(reader.read_file("tokenizer.json")),

@@ -2,7 +2,7 @@
 
 The one table that initial values, the gradient norm, optimizers and checkpoints read. Pure integers: no torch, no
 process. A part is cut section by section (a rank's qkv is [q_t | k_t | v_t]) and a shard is rows of the part, so what a
-rank holds is a few rectangles of the whole: its blocks. Rows that pad the vocabulary are in no block.
+rank holds is a few rectangles of the whole: its regions. Rows that pad the vocabulary are in no region.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Block:
+class Region:
     """A rectangle that a rank holds: where it lies in the rank's tensor and where in the whole."""
 
     local: tuple[slice, ...]
@@ -36,7 +36,7 @@ class Place:
     cut: Cut
     part_shape: Shape  # of this tensor-parallel rank's part, padding included
     rows: range  # of the part, which this rank holds: all of them unless weights are sharded
-    blocks: tuple[Block, ...]
+    regions: tuple[Region, ...]
     num_holders: int  # ranks that hold these same numbers
     is_owner: bool  # of those, the one that saves them
 
@@ -65,7 +65,7 @@ def place_all(
         rows = shard_rows(part[0], layout.dp_shard, at.dp_shard)
         true_shape = (vocab_size, *shape[1:]) if cut.split is Split.VOCAB else shape
         result[name] = Place(
-            name, true_shape, cut, part, rows, _blocks(true_shape, cut, part, rows, layout.tp, at.tp),
+            name, true_shape, cut, part, rows, _regions(true_shape, cut, part, rows, layout.tp, at.tp),
             num_holders=copies if name in uncut else replicas,
             is_owner=owner[name] == (at.dp_replicate * layout.tp + at.tp if name in uncut else at.dp_replicate),
         )  # fmt: skip
@@ -92,16 +92,16 @@ def _cut(cuts: Cuts, name: str) -> Cut:
     return cuts.get(name, Cut(Split.NONE))
 
 
-def _blocks(true_shape: Shape, cut: Cut, part: Shape, rows: range, tp: int, index: int) -> tuple[Block, ...]:
+def _regions(true_shape: Shape, cut: Cut, part: Shape, rows: range, tp: int, index: int) -> tuple[Region, ...]:
     column = index * part[1] if cut.split is Split.ROW else 0
-    blocks = []
+    regions = []
     for start, offset, length in _runs(true_shape[0], cut, part[0], tp, index):
         first, stop = max(start, rows.start), min(start + length, rows.stop)
         if first < stop:
             local = (slice(first - rows.start, stop - rows.start), *(slice(0, size) for size in part[1:]))
             at = (offset + first - start, *((column,) if len(part) > 1 else ()), *(0 for _ in part[2:]))
-            blocks.append(Block(local, at, (stop - first, *part[1:])))
-    return tuple(blocks)
+            regions.append(Region(local, at, (stop - first, *part[1:])))
+    return tuple(regions)
 
 
 def _runs(num_rows: int, cut: Cut, part_rows: int, tp: int, index: int) -> list[tuple[int, int, int]]:

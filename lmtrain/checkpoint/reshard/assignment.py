@@ -54,7 +54,7 @@ def _holders(model: ModelSettings, parallel: ParallelSettings) -> dict[str, tupl
     for rank in range(parallel.layout.world_size):
         for place in places_of_rank(model, parallel, parallel.layout.coordinate(rank)).values():
             boxes = found.setdefault(place.name, (place.global_shape, {}))[1]
-            for block in place.blocks:
+            for block in place.regions:
                 box = Box(block.offset, block.shape)
                 boxes[box] = (*boxes.get(box, ()), rank)
     return found

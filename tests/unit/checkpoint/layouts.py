@@ -71,7 +71,7 @@ def write(folder: Path, model: ModelSettings, layout: str, arrays: Arrays, step:
         pieces, seen = [], {(s.name, p.box.offset) for record in records for s, p in record.pieces}
         for slot in SLOTS:
             for name, place in places.items():
-                for block in place.blocks if place.is_owner else ():
+                for block in place.regions if place.is_owner else ():
                     key, index = f"{slot}.{name}", tuple(map(slice, block.offset, np.add(block.offset, block.shape)))
                     if (key, block.offset) not in seen:  # of a tied weight the first stage's
                         pieces.append(Piece(key, place.global_shape, block.offset, arrays[key][index]))

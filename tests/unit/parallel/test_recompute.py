@@ -38,7 +38,7 @@ def test_gradients_are_bit_for_bit_those_of_none(model: dict[str, Any]) -> None:
     ids=lambda parallel: "-".join(f"{key}{value}" for key, value in parallel.items()),
 )
 def test_on_a_layout_too(pool: Pool, parallel: dict[str, Any]) -> None:
-    """Dropout included: shared streams, split streams and FSDP's gathers are as they were in the first forward."""
+    """Dropout included: shared noise, split noise and FSDP's gathers are as they were in the first forward."""
     arguments = {"recomputes": ALL[:3], "parallel": parallel, "model": {}}
     assert pool.run("tests.unit.parallel.recomputing:different", 2, arguments) == [[], []]
 
@@ -89,7 +89,7 @@ def test_only_the_first_blocks_run_again(recompute: dict[str, Any], expected: li
         def count(*_: Any, at: int = int(layer)) -> None:
             counts[at] += 1
 
-        block.mlp.up.register_forward_pre_hook(count)
+        block.get_submodule("mlp.up").register_forward_pre_hook(count)
     gradients(built)
     assert counts == expected
 

@@ -111,7 +111,7 @@ def held_by(rank: int, model: ModelSettings, layout: str, tensors: Mapping[str, 
     held: dict[str, set[Box]] = {name: set() for name in tensors}
     for place in places:
         for slot in SLOTS:
-            held[f"{slot}.{place.name}"] = {Box(block.offset, block.shape) for block in place.blocks}
+            held[f"{slot}.{place.name}"] = {Box(block.offset, block.shape) for block in place.regions}
     return held | {name: {whole(tensors[name].shape)} for name in ("optim.scale", "optim.seen")}
 
 
