@@ -1,4 +1,4 @@
-"""The command `lmtrain`: registers the verbs, prints errors, gives exit codes.
+"""The command `lmtrain`: registers the verbs, prints errors, sets exit codes.
 
 Verbs live in files beside this one and import what they need when they run, so that `lmtrain --help` is quick.
 """

@@ -1,4 +1,4 @@
-"""`lmtrain preprocess`: text files to a dataset. Draws progress and the summary; data_tools.preprocess does the work."""
+"""`lmtrain preprocess`: text files to a dataset. Draws progress and the summary; data_tools.preprocess works."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def _settings(cls: type[Settings], data: Any, path: str, problems: list[str]) ->
     fields = {f.name: f for f in dataclasses.fields(cls)}
     before = len(problems)
     for name in data.keys() - fields.keys():
-        problems.append(f"{_join(path, name)}={show(data[name])} is no setting. {nearest(name, fields)}")
+        problems.append(f"{_join(path, name)}={show(data[name])} is not a setting. {nearest(name, fields)}")
     values: dict[str, Any] = {}
     for name, field in fields.items():
         where = _join(path, name)
@@ -84,7 +84,7 @@ def _kind(base: type[Choice], kind: Any, path: str, problems: list[str]) -> type
     else:
         known = dict(kinds(base))
     if kind not in known:
-        problems.append(f"{_join(path, 'kind')}={show(kind)} is no kind of {path}. {nearest(str(kind), known)}")
+        problems.append(f"{_join(path, 'kind')}={show(kind)} is not a kind of {path}. {nearest(str(kind), known)}")
         return None
     return known[kind]
 

@@ -52,7 +52,7 @@ class Loader:
         for size in plan.sizes:
             if size % (micro_batch * dp_size):
                 raise SettingsError([
-                    f"A global batch of {size} samples is no multiple of micro_batch={micro_batch} x dp={dp_size}. "
+                    f"A global batch of {size} samples is not a multiple of micro_batch={micro_batch} x dp={dp_size}. "
                     f"Use a multiple of {micro_batch * dp_size}."
                 ])
         self.dataset, self.order, self.plan = dataset, order, plan

@@ -30,7 +30,7 @@ class MemoryStats:
 def pick_device(name: str, local_rank: int = 0) -> torch.device:
     """`auto` takes the GPU of this local rank if torch sees one, else the CPU."""
     if name not in ("auto", "cpu", "cuda"):
-        raise SettingsError([f"compute.device={name} is no device. Use auto, cpu or cuda."])
+        raise SettingsError([f"compute.device={name} is not a device. Use auto, cpu or cuda."])
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -110,7 +110,7 @@ def set_deterministic(enabled: bool) -> None:
 
 
 def set_threads(count: int | None) -> int:
-    """CPU threads of one operation; None leaves torch's choice. Gives the number in use."""
+    """CPU threads of one operation; None keeps torch's choice. Returns the number in use."""
     if count is not None:
         torch.set_num_threads(count)
     return torch.get_num_threads()

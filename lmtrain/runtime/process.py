@@ -40,7 +40,7 @@ class ProcessEnv:
     local_world_size: int = 0  # processes on this node; 0 where the launcher does not say
 
     def as_launcher(self, num_processes: int) -> ProcessEnv:
-        """The first of so many processes that this one is about to start on this node."""
+        """The first of the `num_processes` processes that this one is about to start on this node."""
         if self.launcher != "single":
             raise UsageError(
                 f"--nproc={num_processes} would start processes of processes that {self.launcher} has started. "
@@ -162,7 +162,7 @@ def _number(env: Mapping[str, str], name: str, default: int | None = None) -> in
     if text is None and default is not None:
         return default
     if text is None or not re.fullmatch(r"[0-9]{1,9}", text):
-        found = "is not set" if text is None else f"is {text}, which is no whole number"
+        found = "is not set" if text is None else f"is {text}, which is not a whole number"
         raise UsageError(f"{name} {found}, and this process looks like one of several. Start it with torchrun or srun.")
     return int(text)
 
@@ -179,7 +179,7 @@ def set_env_default(name: str, value: str) -> None:
 
 
 def share_cores() -> None:
-    """Threads of one product that wait for each other soon let go of their cores. Call it before torch is imported.
+    """Threads of one product that wait for each other soon yield their cores. Call it before torch is imported.
 
     because: by default they spin for milliseconds, in which the very thread that is waited for may get no core. Beside
     one busy process a small model trained 20 times slower by it; with this count 4 times, and no slower when alone.

@@ -134,7 +134,7 @@ def _rampup_problems(train: TrainSettings, together: int) -> Iterator[Problem]:
         return
     for key in ("start", "increment"):
         value = getattr(rampup, key)
-        rule = f"is no multiple of micro_batch x copies = {together}"
+        rule = f"is not a multiple of micro_batch x copies = {together}"
         yield from problem_if(value % together != 0, f"train.rampup.{key}", value, rule, f"Use {together}.")
     rule = f"does not reach train.global_batch={full} in increments of {rampup.increment}"
     wrong = rampup.start > full or (full - rampup.start) % rampup.increment != 0

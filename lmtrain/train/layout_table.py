@@ -22,7 +22,7 @@ from lmtrain.units import format_bytes, format_count
 
 Row = dict[str, Any]
 
-SINGLE_ROWS = 16  # beyond so many, rows that differ only in who they are about become one
+SINGLE_ROWS = 16  # with more, rows that differ only in their rank become one
 _WHO = ("rank", "host", "pp", "dp_replicate", "dp_shard", "tp")
 _HEADS = {
     "rank": "rank", "host": "host", "pp": "pp", "dp_replicate": "rep", "dp_shard": "shard", "tp": "tp",

@@ -120,7 +120,7 @@ def _tokenizer(settings: DataChoice, opened: Opened) -> Tokenizer:
     if settings.tokenizer is None and beside is None:
         first = opened.train[0]
         raise SettingsError(
-            [f"data.tokenizer=null leaves open who made {first.prefix}: there is no {_beside(first).name} beside it. "
+            [f"data.tokenizer=null does not say who made {first.prefix}, and no {_beside(first).name} is beside it. "
              "Add data.tokenizer=PATH of the tokenizer that wrote it."]
         )
     path = Path(settings.tokenizer) if settings.tokenizer else beside

@@ -40,9 +40,8 @@ from lmtrain.train.layout_table import layout_lines, layout_words, merged, rank_
 from lmtrain.train.peers import saving_peers, setup_peers
 from lmtrain.train.preflight import Inputs, find_resume, settled
 from lmtrain.train.preview import pipeline_lines
+from lmtrain.train.stop_file import STOP
 from lmtrain.units import format_count
-
-STOP = "stop.json"  # in the run's folder, once it has ended: why
 
 
 @dataclass
@@ -137,7 +136,7 @@ def open_run(
 
 
 def enter_folder(stack: ExitStack, folder: Path, config: RunConfig, peers: Peers) -> Path | None:
-    """Rank 0 takes the run's folder, or no process starts. Gives the checkpoint from which all go on."""
+    """Rank 0 takes the folder of the run, or no process starts. Returns the checkpoint from which all go on."""
     with together(peers):
         if peers.rank == 0:
             stack.enter_context(folder_lock(folder))

@@ -13,7 +13,7 @@ from tests.cli.harness import Toy, lmtrain
 
 def test_a_misspelt_key_is_named_with_the_nearest(toy: Toy, tmp_path: Path) -> None:
     output = lmtrain("pretrain", *toy.settings(tmp_path / "run"), "optim.lrr=1", code=2)
-    assert "optim.lrr=1 is no setting. Did you mean lr?" in output
+    assert "optim.lrr=1 is not a setting. Did you mean lr?" in output
     assert not (tmp_path / "run").exists()
 
 
@@ -37,7 +37,7 @@ def test_every_problem_is_reported_at_once(toy: Toy, tmp_path: Path) -> None:
         ("train.tokens=1B", "must be given one without the other"),
         ("schedule.warmup_steps=100", "schedule.warmup_steps=100"),
         ("train.steps=soon", "train.steps=soon is not a size"),
-        ("optim.kind=sgd", "optim.kind=sgd is no kind"),
+        ("optim.kind=sgd", "optim.kind=sgd is not a kind"),
         ("run.dir=''", "run.dir= is empty"),
         ("optim.lr=1,2", "Add -m to run each of them."),
         ("data.path=${oc.env:HOME}", "calls a resolver"),

@@ -83,12 +83,12 @@ def test_numbers_survive(cups: int, wait: float) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"drink": {"kind": "te", "leaves": 1}}, "drink.kind=te is no kind of drink. Did you mean tea?"),
-        ({"drink": {}}, "drink.kind=null is no kind of drink. Known: coffee, tea."),
+        ({"drink": {"kind": "te", "leaves": 1}}, "drink.kind=te is not a kind of drink. Did you mean tea?"),
+        ({"drink": {}}, "drink.kind=null is not a kind of drink. Known: coffee, tea."),
         ({"drink": 3}, "drink=3 is not a group of settings. Give its keys one by one: drink.key=value."),
         ({"drink": {"kind": "tea"}}, "drink.leaves is not set. Add drink.leaves=VALUE."),
         ({"drink": {"kind": "tea", "leaves": 0}}, "drink.leaves=0.0 must be above 0. Use 2."),
-        ({"drink": {"kind": "tea", "leaves": 1, "suger": 1}}, "drink.suger=1 is no setting. Did you mean sugar?"),
+        ({"drink": {"kind": "tea", "leaves": 1, "suger": 1}}, "drink.suger=1 is not a setting. Did you mean sugar?"),
         ({"cups": 1.5}, "cups=1.5 is not a whole number. Give cups a value of that type."),
         ({"cups": True}, "cups=true is not a whole number. Give cups a value of that type."),
         ({"cups": "many"}, "cups=many is not a size such as 2000, 10M or 300B. Give a number or a size with its unit."),
@@ -97,7 +97,7 @@ def test_numbers_survive(cups: int, wait: float) -> None:
         ({"size": "larg"}, "size=larg is not a choice here. Did you mean large?"),
         ({"times": 3}, "times=3 is not a list of a number. Give times a value of that type."),
         ({"times": [1, "x"]}, "times[1]=x is not a number. Give times[1] a value of that type."),
-        ({"spare": {"kind": "coffee"}}, "spare.kind=coffee is no kind of spare. Known: tea."),
+        ({"spare": {"kind": "coffee"}}, "spare.kind=coffee is not a kind of spare. Known: tea."),
     ],
 )
 def test_one_wrong_value_is_one_sentence_and_a_way_out(change: dict[str, Any], said: str) -> None:

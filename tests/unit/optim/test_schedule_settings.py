@@ -122,7 +122,7 @@ def test_human_sizes() -> None:
         ({"kind": "wsd", "decay_fraction": 1.5}, "schedule.decay_fraction=1.5"),
         ({"kind": "wsd", "decay": "cubic"}, "schedule.decay=cubic"),
         ({"kind": "cosin"}, "Did you mean cosine?"),
-        ({"kind": "constant", "min_ratio": 0.1}, "schedule.min_ratio=0.1 is no setting"),
+        ({"kind": "constant", "min_ratio": 0.1}, "schedule.min_ratio=0.1 is not a setting"),
     ],
 )
 def test_wrong_settings_are_refused(values: dict[str, Any], word: str) -> None:

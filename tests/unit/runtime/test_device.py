@@ -40,7 +40,7 @@ def test_the_cpu_is_always_there() -> None:
 
 
 def test_unknown_and_absent_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SettingsError, match=r"compute\.device=tpu is no device\. Use auto, cpu or cuda"):
+    with pytest.raises(SettingsError, match=r"compute\.device=tpu is not a device\. Use auto, cpu or cuda"):
         pick_device("tpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SettingsError, match=r"sees no GPU .* Use compute\.device=cpu or auto"):

@@ -72,7 +72,7 @@ def test_an_allocation_without_srun_is_one_process(environ: dict[str, str]) -> N
     [
         ({"RANK": "0"}, "WORLD_SIZE is not set"),
         ({"WORLD_SIZE": "2"}, "RANK is not set"),
-        ({"RANK": "two", "WORLD_SIZE": "4"}, "RANK is two, which is no whole number"),
+        ({"RANK": "two", "WORLD_SIZE": "4"}, "RANK is two, which is not a whole number"),
         ({"RANK": "-1", "WORLD_SIZE": "4"}, "RANK is -1"),
         ({"RANK": "4", "WORLD_SIZE": "4"}, "RANK=4 .* do not fit WORLD_SIZE=4"),
         ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "2"}, "LOCAL_RANK=2 do not fit"),

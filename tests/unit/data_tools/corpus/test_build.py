@@ -92,7 +92,7 @@ def test_steps_that_are_not_named_do_not_run(folder: Path) -> None:
 
 WRONG = {
     "inputs is not set": "output: x",
-    "no setting. Did you mean dedupe": "{inputs: [a], output: x, dedup: {}}",
+    "not a setting. Did you mean dedupe": "{inputs: [a], output: x, dedup: {}}",
     "clean.min_script_share=2.0": "{inputs: [a], output: x, clean: {min_script_share: 2}}",
     "split.ratios": "{inputs: [a], output: x, split: {ratios: [0.5, 0.6]}}",
     "dedupe.threshold=0.0": "{inputs: [a], output: x, dedupe: {threshold: 0}}",

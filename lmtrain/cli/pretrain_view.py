@@ -1,0 +1,72 @@
+"""What `lmtrain pretrain` prints besides the live view: settings, the preview of a dry run, the summary at the end.
+
+Called by pretrain.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from lmtrain.train.config import RunConfig
+    from lmtrain.train.loop import Summary
+    from lmtrain.train.preflight import Inputs
+
+
+def print_settings(config: RunConfig, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(config.to_dict(), indent=1))
+        return
+    from omegaconf import OmegaConf
+
+    typer.echo(OmegaConf.to_yaml(config.to_dict()), nl=False)
+
+
+def print_preview(config: RunConfig, inputs: Inputs, as_json: bool) -> None:
+    """What --dry-run says: the size of things and where each rank sits."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from lmtrain.train.layout_table import SINGLE_ROWS, layout_lines, merged, rank_rows
+    from lmtrain.train.preview import plan_facts
+
+    facts, ranks = plan_facts(config, inputs), rank_rows(config, inputs.model)
+    if as_json:
+        typer.echo(json.dumps(facts | {"ranks": ranks}))
+        return
+    console, table = Console(), Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for key, value in facts.items():
+        table.add_row(key.replace("_", " "), _shown(key, value))
+    console.print(table)
+    for line in ("", *layout_lines(ranks if len(ranks) <= SINGLE_ROWS else merged(ranks))):
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def _shown(key: str, value: object) -> str:
+    from lmtrain.units import format_count
+
+    if not isinstance(value, (int, float)):
+        return str(value)
+    return str(value) if isinstance(value, int) and value < 10_000 else format_count(value)
+
+
+def print_summary(config: RunConfig, summary: Summary, console: Console, as_json: bool) -> None:
+    from lmtrain.units import format_count, format_seconds
+
+    if as_json:
+        facts = {"run": config.run.dir, "step": summary.step, "loss": summary.loss, "valid_loss": summary.valid_loss}
+        facts |= {"tokens": summary.tokens, "seconds": summary.seconds, "stopped_by": summary.stopped_by}
+        typer.echo(json.dumps(facts))
+        return
+    parts = [f"{summary.step} steps", f"{format_count(summary.tokens)} tokens", format_seconds(summary.seconds)]
+    if summary.loss is not None:
+        parts.append(f"loss {summary.loss:.4f}")
+    if summary.valid_loss is not None:
+        parts.append(f"validation {summary.valid_loss:.4f}")
+    word = "stopped" if summary.stopped_by else "done"
+    console.print(f"{word}: {', '.join(parts)}; everything is in {config.run.dir}", highlight=False, soft_wrap=True)

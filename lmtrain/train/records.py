@@ -1,0 +1,75 @@
+"""What a run writes about itself while it trains: rows of metrics, lines of the view, TensorBoard's scalars.
+
+Called by the loop and by validation, on every process; only rank 0 has somewhere to write. Numbers in rows are global.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+
+from lmtrain.data.loader import StepBatches
+from lmtrain.observe.memory import memory_bytes
+from lmtrain.train.setup import Run
+from lmtrain.train.step import StepResult
+from lmtrain.units import format_bytes, format_seconds
+
+_TAGS = {
+    "loss/train": "loss", "optim/lr": "lr", "optim/grad_norm": "grad_norm", "speed/tokens_per_s": "tokens_per_s",
+    "speed/mfu": "mfu", "speed/data_wait_s": "data_wait_s", "memory/bytes": "memory_bytes",
+}  # fmt: skip
+
+
+def record(run: Run, event: str, values: dict[str, Any]) -> dict[str, Any]:
+    row = {"event": event, "step": run.progress.step, "attempt": run.progress.attempt} | values
+    if run.metrics is not None:
+        run.metrics.append(row)
+    return row
+
+
+def report_step(run: Run, batches: StepBatches, result: StepResult, lr: float, elapsed_s: float) -> None:
+    rates, progress = run.throughput.rates(run.config.total_steps), run.progress
+    row = record(
+        run, "step",
+        {
+            "loss": result.loss, **_terms(result), "lr": lr, "grad_norm": result.grad_norm, "skipped": progress.skipped,
+            "samples": progress.samples, "tokens": progress.tokens, "samples_hash": samples_hash(batches.sample_ids),
+            "tokens_per_s": rates.tokens_per_s, "flops_per_s": rates.flops_per_s, "mfu": rates.mfu,
+            "data_wait_s": run.loader.data_wait_s, "memory_bytes": memory_bytes(str(run.device)),
+            "elapsed_s": elapsed_s, "eta_s": rates.eta_s,
+        },
+    )  # fmt: skip
+    run.view.step(row)
+    if run.events is not None:
+        tags = {**_TAGS, **{key: key for key in _terms(result)}}
+        for tag, key in tags.items():
+            if row[key] is not None:
+                run.events.scalar(tag, row[key], progress.step)
+
+
+def _terms(result: StepResult) -> dict[str, float]:
+    """A loss of one term says nothing more by its parts."""
+    return {f"loss/{term}": mean for term, mean in result.terms.items() if len(result.terms) > 1}
+
+
+def samples_hash(sample_ids: np.ndarray[Any, np.dtype[np.int64]]) -> str:
+    """A short name for exactly these samples in this order, so that two runs' data can be compared row by row."""
+    return hashlib.sha256(sample_ids.astype("<i8").tobytes()).hexdigest()[:16]
+
+
+def report_save(run: Run) -> None:
+    """A row for the newest finished checkpoint, once."""
+    last = run.writer.last
+    if last is None or last.step == run.reported_save:
+        return
+    run.reported_save = last.step
+    values = {"saved_step": last.step, "bytes": last.num_bytes, "write_s": last.write_s, "stall_s": last.stall_s}
+    values["bytes_per_s"] = last.bytes_per_s
+    record(run, "save", values)
+    run.view.note(
+        f"saved step {last.step}: {format_bytes(last.num_bytes)} in {format_seconds(last.write_s)} "
+        f"({format_bytes(last.bytes_per_s)}/s), "
+        f"training stood still for {last.stall_s * 1000:.0f} ms"
+    )
