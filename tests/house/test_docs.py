@@ -1,10 +1,15 @@
-"""The documentation is in step: generated pages are current, links lead somewhere, commands exist as they are typed."""
+"""The documentation is in step: generated pages are current, links lead somewhere, and whatever a page names is there.
+
+That is: commands with their options, settings, files and folders, modules, names in files, and targets of the Makefile.
+"""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +18,7 @@ from typer.main import get_command
 
 from lmtrain.cli.main import app
 from lmtrain.cli.reference import commands, main, pages
-from lmtrain.cli.settings_reference import YamlFile
+from lmtrain.cli.settings_reference import YamlFile, settings_page
 from lmtrain.config.compose import compose, conf_dir, sweep
 from lmtrain.errors import LmtrainError
 from lmtrain.train.config import RunConfig
@@ -22,6 +27,17 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
+FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"`([^`]+)`")
+ROOMS = sorted(path.name for path in (ROOT / "lmtrain").iterdir() if path.is_dir() and path.name[0] not in "_.")
+# a path from the root, or a Python file from its room on: `data/order.py`
+FILE = re.compile(
+    rf"(?<![\w./~-])((?:lmtrain|data_tools|tests|conf|csrc|docs|\.ci)/[\w./{{}},*-]*|(?:{'|'.join(ROOMS)})/[\w./]+\.py)"
+)
+FILE_ENDS = (".jsonl", ".json", ".bin", ".idx", ".py", ".yaml", ".txt")
+# not the compiled module, which may be absent, nor the group of entry points that packages offer filters under
+MODULE = re.compile(r"(?<![\w./\"-])((?:lmtrain|data_tools|tests)(?!\.(?:_native|filters)\b)(?:\.[A-Za-z_]\w*)+)")
+NAME_IN_FILE = re.compile(r"`(\w+)` in\s`([\w./]+\.py)`")
 
 
 def command_lines(text: str) -> Iterator[list[str]]:
@@ -57,6 +73,77 @@ def settings_problem(words: list[str]) -> str | None:
     except LmtrainError as error:
         return f"{shlex.join(words)}: {error}"
     return None
+
+
+def missing_files(text: str) -> list[str]:
+    """Files and folders that a text names and the tree lacks; CAPITALS stand for any name, {a,b} for both."""
+    return [
+        shown
+        for found in FILE.findall(text)
+        for shown in _expanded(found.rstrip(".,"))
+        for pattern in [re.sub(r"(?<![A-Za-z])[A-Z]+(?![A-Za-z])", "*", shown).rstrip("/")]
+        if not any(any(folder.glob(pattern)) for folder in (ROOT, ROOT / "lmtrain"))
+    ]
+
+
+def _expanded(path: str) -> Iterator[str]:
+    words = [part.split(",") for part in re.split(r"\{([^}]*)\}", path)]
+    yield from ("".join(choice) for choice in product(*words)) if len(words) > 1 else [path]
+
+
+def missing_modules(text: str) -> list[str]:
+    """Dotted names below our packages that no module is called, nor anything in one."""
+    found = []
+    for dotted in MODULE.findall(text):
+        parts, depth = dotted.split("."), 1
+        while depth < len(parts) and ROOT.joinpath(*parts[:depth], parts[depth]).is_dir():
+            depth += 1
+        path = ROOT.joinpath(*parts[: depth + 1]).with_suffix(".py")
+        if depth < len(parts) and not (path.exists() and all(_has_name(path, name) for name in parts[depth + 1 :])):
+            found.append(dotted)
+    return found
+
+
+def missing_names(text: str) -> list[str]:
+    """Of "`Name` in `lmtrain/file.py`": names that the file lacks."""
+    return [
+        f"{name} in {file}"
+        for name, file in NAME_IN_FILE.findall(text)
+        if not ((ROOT / file).exists() and _has_name(ROOT / file, name))
+    ]
+
+
+def _has_name(path: Path, name: str) -> bool:
+    pattern = rf"^\s*(?:class|def) {name}\b|^\s*{name}(?::.*)? = |^\s*{name}: "
+    return bool(re.search(pattern, path.read_text("utf-8"), re.MULTILINE))
+
+
+@cache
+def known_settings() -> frozenset[str]:
+    keys = [key.split(".") for key in re.findall(r"^\| `([\w.]+)` \|", settings_page(), re.MULTILINE)]
+    return frozenset(".".join(key[:depth]) for key in keys for depth in range(1, len(key) + 1))
+
+
+def missing_settings(text: str) -> list[str]:
+    """Dotted keys in backquotes, with or without a value, that no settings class has."""
+    known = known_settings()
+    return [
+        word
+        for code in INLINE.findall(FENCED.sub("", text))
+        for word in code.split()
+        if not code.startswith("lmtrain ") and not word.endswith(FILE_ENDS)
+        if (match := re.fullmatch(r"([a-z_]+)((?:\.[a-z_]+)*)(?:\.\*|\.[A-Z]+)?(?:=.*)?", word))
+        if "." in word.split("=")[0] and match[1] in known and match[1] + match[2] not in known
+    ]
+
+
+def missing_targets(text: str) -> list[str]:
+    """`make xyz`, in backquotes or on a line of its own, that the Makefile does not have."""
+    targets = set(re.findall(r"^([a-z][a-z0-9-]*):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    lines = [line[2:] for block in BLOCK.findall(text) for line in block.splitlines() if line.startswith("$ make")]
+    words = [code.split() for code in (*INLINE.findall(FENCED.sub("", text)), *lines)]
+    asked = [code[1] for code in words if code[:1] == ["make"] and len(code) > 1]
+    return [target for target in asked if "=" not in target and target not in targets]
 
 
 def broken_links(path: Path) -> list[str]:
@@ -99,6 +186,20 @@ def test_commands_exist_as_they_are_typed(path: Path) -> None:
     assert not problems, "\n" + "\n".join(problems)
 
 
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_a_page_names_is_there(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    missing = [
+        f"{kind}: {word}"
+        for kind, find in {
+            "file": missing_files, "module": missing_modules, "name": missing_names,
+            "setting": missing_settings, "make target": missing_targets,
+        }.items()
+        for word in find(text)
+    ]  # fmt: skip
+    assert not missing, "\n" + "\n".join(missing)
+
+
 def test_there_are_commands_to_check() -> None:
     assert sum(len(list(command_lines(path.read_text(encoding="utf-8")))) for path in PAGES) > 20
 
@@ -121,6 +222,38 @@ def test_a_broken_link_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("[a](page.md#x) [b](absent.md) [c](https://x.y)\n```\n[d](no.md)\n```\n", encoding="utf-8")
     assert broken_links(page) == ["page.md: absent.md"]
+
+
+@pytest.mark.parametrize(
+    ("text", "missing"),
+    [
+        ("see `lmtrain/train/step.py`, conf/model/, lmtrain/models/NAME.py and tests/unit/.", []),
+        ("see `lmtrain/train/steps.py`.", ["lmtrain/train/steps.py"]),
+        ("`lmtrain/{train,trains}/`", ["lmtrain/trains/"]),
+        ("`data/order.py`, `data/orders.py` and your data/train", ["data/orders.py"]),
+        ("a page of mine: configs/model/mine.yaml, ~/docs/x.md", []),
+    ],
+)
+def test_a_missing_file_is_found(text: str, missing: list[str]) -> None:
+    assert missing_files(text) == missing
+
+
+@pytest.mark.parametrize(
+    ("find", "good", "bad"),
+    [
+        (missing_modules, "`python -m lmtrain.cli.reference x`", "python -m lmtrain.cli.references"),
+        (missing_modules, "lmtrain.spec.LanguageModel", "lmtrain.spec.LanguageModels"),
+        (missing_modules, "lmtrain.data.store", "lmtrain.data.shop"),
+        (missing_names, "`Layout` in `lmtrain/layout.py`", "`Outlay` in\n`lmtrain/layout.py`"),
+        (missing_settings, "`parallel.tp`, `train.steps=null`, `parallel.*`", "`parallel.tq=2`"),
+        (missing_settings, "`optim.betas` and `model.norm_order`", "`data.path model.vocabulary=3`"),
+        (missing_targets, "`make demo`, `make replay CASE=x`, make believe", "`make tests`"),
+        (missing_targets, "```console\n$ make test\n```\n", "```console\n$ make toast\n```\n"),
+    ],
+)
+def test_what_is_not_there_is_found(find: Callable[[str], list[str]], good: str, bad: str) -> None:
+    assert not find(good)
+    assert len(find(bad)) == 1
 
 
 def _bare_keys() -> list[str]:
