@@ -118,9 +118,9 @@ class _Export:
     def _part(self, place: Place) -> Tensor:
         """What a tensor-parallel rank has of one of our weights, in Megatron's order."""
         part = torch.zeros(place.part_shape, dtype=self.dtype)
-        for block in place.blocks:
-            part[block.local] = self.reader.read(f"model.{place.name}", block.offset, block.shape)
+        for region in place.regions:
+            part[region.local] = self.reader.read(f"model.{place.name}", region.offset, region.shape)
         if ".attention.qkv." not in place.name:
             return part
-        model, sections = self.settings.shape, torch.split(part, [block.shape[0] for block in place.blocks])
+        model, sections = self.settings.shape, torch.split(part, [region.shape[0] for region in place.regions])
         return fuse_qkv(sections, model.num_heads // model.num_kv_heads, model.head_width)
