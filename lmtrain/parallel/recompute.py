@@ -1,8 +1,9 @@
 """Activations that backward computes again instead of keeping: whole blocks, cheap operators, or attention's core.
 
 Called by apply after the model is cut and before it is compiled and sharded. Names of parameters and hooks stay.
-Gradients are bit for bit those without: the same kernels run on the same numbers, and dropout draws again what it
-drew, from torch's own generator (kept by checkpoint) and for the attention core (`noise`).
+Gradients are bit for bit those without, unless a compiler fuses the changed graph in another way: the same kernels run
+on the same numbers, and dropout draws again what it drew, from torch's own generator (kept by checkpoint) and for the
+attention core (`noise`).
 """
 
 from __future__ import annotations
