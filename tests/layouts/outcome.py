@@ -77,12 +77,19 @@ class References:
     pool: Pool
     known: dict[tuple[str, int], Outcome] = field(default_factory=dict)
     samples: dict[str, list[float]] = field(default_factory=dict)
+    checked: dict[str, list[str]] = field(default_factory=dict)
 
     def of(self, case: Case, steps: int = 3) -> Outcome:
         key = (case.reference.name, steps)
         if key not in self.known:
             self.known[key] = run(self.pool, case.reference, steps=steps)
         return self.known[key]
+
+    def wrong(self, case: Case) -> list[str]:
+        """What `check` says of the case as it is, run once."""
+        if case.name not in self.checked:
+            self.checked[case.name] = check(case, run(self.pool, case), self)
+        return self.checked[case.name]
 
     def exact(self, case: Case) -> Outcome:
         return self.of(replace(case, precision="fp32"))

@@ -8,6 +8,7 @@ import pytest
 
 from tests.layouts.cases import Case
 from tests.layouts.workers import Pool
+from tests.marks import wide
 
 STEPS = 2
 Mask = tuple[int, int, str]  # step, number of the microbatch among all copies', module
@@ -33,10 +34,12 @@ def num_repeated(found: dict[Mask, set[str]]) -> int:
 @pytest.mark.parametrize(
     "words",
     [
-        "pp4-tp1-dp2-zero1-full",
-        "pp2-vp2-interleaved-tp2-dp2-zero1",
-        "pp2-vp2-interleaved-tp2-dp2-zero1-sp-full",
         "pp2-vp2-zb_v-tp1-dp1",
+        *wide(
+            "pp4-tp1-dp2-zero1-full",
+            "pp2-vp2-interleaved-tp2-dp2-zero1",
+            "pp2-vp2-interleaved-tp2-dp2-zero1-sp-full",
+        ),
     ],
 )
 def test_no_mask_comes_twice(words: str, pool: Pool) -> None:
@@ -72,8 +75,10 @@ def test_a_repeated_mask_is_noticed(bug: str, words: str, pool: Pool) -> None:
     "name",
     [
         "deep-pp2-vp2-interleaved-tp2-dp1-fp32-micro4-dropout",
-        "deepbert-pp2-zb_h1-dp2-zero2-bf16-micro4-dropout",
-        "deepgqa-pp4-dp2-zero3-full-fp32-micro4-dropout",
+        *wide(
+            "deepbert-pp2-zb_h1-dp2-zero2-bf16-micro4-dropout",
+            "deepgqa-pp4-dp2-zero3-full-fp32-micro4-dropout",
+        ),
     ],
 )
 def test_a_resumed_pipeline_draws_what_an_unbroken_one_does(name: str, pool: Pool, tmp_path: Path) -> None:
