@@ -65,22 +65,17 @@ replay: $(VENV)/.tested  ## one layout beside one process: CASE=gqa-tp2-dp2-zero
 
 # the parts that never import torch, on another Python and without torch: PYTHON313=/path/to/python3.13
 PYTHON313 ?= python3.13
-TORCH_FREE_TESTS := tests/unit/test_errors.py tests/unit/test_units.py tests/unit/test_layout.py tests/unit/test_spec.py \
-  tests/unit/config tests/unit/tokenizer/test_base.py tests/unit/tokenizer/test_train.py tests/unit/data_tools/test_stdlib.py \
-  tests/unit/data_tools/corpus/test_overlap.py tests/unit/data/store/test_indexed.py tests/unit/data/test_order.py \
-  tests/unit/data/samples/test_sample_index.py tests/unit/data/samples/test_causal.py tests/unit/runtime/test_files.py \
-  tests/unit/runtime/test_process.py tests/unit/runtime/test_seed.py tests/unit/runtime/test_faults.py \
-  tests/unit/checkpoint/disk/test_format.py tests/unit/checkpoint/disk/test_boxes.py tests/house
 
 $(VENV)-torch-free/.installed: pyproject.toml
 	$(PYTHON313) -m venv $(VENV)-torch-free
-	$(VENV)-torch-free/bin/pip install --quiet --disable-pip-version-check \
-	  typer rich hydra-core tokenizers numpy pytest hypothesis transformers zstandard pyarrow
+	$(VENV)-torch-free/bin/python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+	  print(*[n for n in p['dependencies'] + p['optional-dependencies']['test'] if not n.startswith('torch')])" \
+	  | xargs $(VENV)-torch-free/bin/pip install --quiet --disable-pip-version-check
 	@touch $@
 
 .PHONY: test-torch-free
 test-torch-free: $(VENV)-torch-free/.installed  ## the torch-free parts on Python 3.13 (PYTHON313=...), without torch
-	$(VENV)-torch-free/bin/python -m pytest -q -p no:cacheprovider $(TORCH_FREE_TESTS)
+	$(VENV)-torch-free/bin/python -m tests.torch_free | xargs $(VENV)-torch-free/bin/python -m pytest -q -p no:cacheprovider
 
 # ---- the compiled helpers of csrc/, in place and file by file; `pip install` builds the same by pyproject.toml
 CXX ?= g++
