@@ -36,7 +36,7 @@ class Outcome:
 
 def run(pool: Pool, case: Case, *, steps: int = 3, bug: str | None = None) -> Outcome:
     # because: a first compilation takes each process some ten seconds, and they share few cores
-    timeout_s = (300.0 if case.compile else 120.0) + 4 * steps
+    timeout_s = (600.0 if case.compile else 300.0) + 4 * steps
     with tempfile.TemporaryDirectory() as folder:
         results = pool.run(
             "tests.layouts.training:train", case.num_processes,
