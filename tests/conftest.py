@@ -1,4 +1,4 @@
-"""What every test may ask for, and the rule that a skipped test must be on a list with a reason."""
+"""What every test may ask for, the rule that a skipped test must be on a list with a reason, and what was left out."""
 
 from __future__ import annotations
 
@@ -6,15 +6,20 @@ import os
 import signal
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.layouts.workers import Pool
 
 ROOT = Path(__file__).resolve().parent.parent
+# marker -> the command that runs the tests that bear it
+COMMANDS = {"wide": "make test-all", "slow": "make test-slow"}
 _skipped: list[tuple[str, str]] = []
+_left: Counter[str] = Counter()
 
 # because: a shell starts background commands deaf to Ctrl-C, nohup makes them deaf to hanging up, and what is under
 # test would inherit that
@@ -59,6 +64,9 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """In continuous integration a test that skips is a failure unless tests/allowed_skips.toml says why it may."""
+    if (output := getattr(session.config, "workeroutput", None)) is not None:  # a worker of pytest-xdist
+        output["left"] = dict(_left)
+        return
     if not os.environ.get("CI"):
         return
     allowed = tomllib.loads((ROOT / "tests" / "allowed_skips.toml").read_text())["skip"]
@@ -66,3 +74,18 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         if not any(nodeid.startswith(entry["test"]) and entry["reason"] in reason for entry in allowed):
             print(f"\nskipped without being on tests/allowed_skips.toml: {nodeid} ({reason})")
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    _left.update(name for item in items for name in COMMANDS if item.get_closest_marker(name))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Every worker of pytest-xdist leaves out the same tests."""
+    _left.update(Counter(getattr(node, "workeroutput", {}).get("left", {})) - _left)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for name, count in _left.items():
+        terminalreporter.write_line(f"{count} tests marked {name} were left to `{COMMANDS[name]}`")

@@ -82,7 +82,9 @@ def test_the_first_loss_is_the_imported_model_s(
     assert losses(tmp_path / "fresh")[0] > right + 0.05, "what it has learned is not in random weights"
 
 
-@pytest.mark.parametrize("name", ["gpt", pytest.param("bert", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", [pytest.param("gpt", marks=pytest.mark.wide), pytest.param("bert", marks=pytest.mark.slow)]
+)
 def test_another_layout_begins_from_the_same_weights(
     makers: dict[str, Toy], runs: dict[str, Path], tmp_path: Path, name: str
 ) -> None:

@@ -69,6 +69,12 @@ def finish_and_compare(toy: Toy, folder: Path, unbroken: Path) -> None:
     assert not list((folder / "checkpoints").glob("*.tmp*"))
 
 
+def test_killed_while_saving(toy: Toy, unbroken: Path, tmp_path: Path) -> None:
+    assert kill_in_checkpoint(toy, tmp_path / "run", "ckpt.mid_write", 3)
+    finish_and_compare(toy, tmp_path / "run", unbroken)
+
+
+@pytest.mark.wide
 def test_killed_while_stepping_and_while_saving(toy: Toy, unbroken: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     assert kill_at_line(toy, folder, 8)

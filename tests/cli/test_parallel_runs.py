@@ -67,6 +67,7 @@ def four(toy: Toy, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.wide
 def test_four_processes_give_the_curve_of_one(one: Path, four: Path) -> None:
     assert_same_curve(rows(four), rows(one))
     ours, theirs = rows(four, "valid"), rows(one, "valid")
@@ -78,6 +79,7 @@ def test_four_processes_give_the_curve_of_one(one: Path, four: Path) -> None:
     assert len(roots(four)) == 4
 
 
+@pytest.mark.wide
 def test_a_killed_rank_and_the_same_command_again(toy: Toy, four: Path, tmp_path: Path) -> None:
     settings = [*toy.settings(tmp_path / "run", **CHANGED), *FOUR]
     output = run(4, *settings, code=76, fault="kill:rank=2:point=opt_step:count=7")
@@ -101,12 +103,14 @@ def test_a_killed_pipeline_goes_on_to_the_bit_with_dropout(toy: Toy, tmp_path: P
     assert roots(tmp_path / "run") == roots(tmp_path / "unbroken")
 
 
+@pytest.mark.wide
 def test_one_process_goes_on_from_four(toy: Toy, one: Path, four: Path, tmp_path: Path) -> None:
     step = four / "checkpoints/step_00000008"
     assert "at step 8" in lmtrain("pretrain", *toy.settings(tmp_path / "run", checkpoint__resume=step, **CHANGED))
     assert_same_curve(rows(tmp_path / "run"), rows(one)[8:])
 
 
+@pytest.mark.wide
 def test_another_layout_goes_on_with_one_rank_s_disk_full(toy: Toy, one: Path, four: Path, tmp_path: Path) -> None:
     """tp 2 x dp 2 of ZeRO-2 becomes dp 2 of ZeRO-3; the save that cannot be is survived by both ranks."""
     settings = toy.settings(
@@ -121,6 +125,7 @@ def test_another_layout_goes_on_with_one_rank_s_disk_full(toy: Toy, one: Path, f
     assert Contents(tmp_path / "run/checkpoints/step_00000012").damages() == []
 
 
+@pytest.mark.wide
 def test_a_damaged_part_of_a_checkpoint_is_refused_by_all(toy: Toy, four: Path, tmp_path: Path) -> None:
     shutil.copytree(four, tmp_path / "run")
     file = tmp_path / "run/checkpoints/step_00000012/rank_00002.safetensors"
@@ -133,6 +138,7 @@ def test_a_damaged_part_of_a_checkpoint_is_refused_by_all(toy: Toy, four: Path, 
     assert exact(tmp_path / "run") == before
 
 
+@pytest.mark.wide
 def test_the_fp16_scale_of_all_ranks_is_kept(toy: Toy, tmp_path: Path) -> None:
     """A scale far too large overflows and halves until it fits; one process goes on with it."""
     # because: 2^24 x a large gradient of this toy is above fp16's 65504

@@ -25,7 +25,7 @@ def test_a_pipe_and_a_summary(toy: Toy, tmp_path: Path) -> None:
              "--output", str(tmp_path / name), *(["--json"] if name == "b" else [])],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
-        output, _ = process.communicate("\n".join(lines), timeout=60)
+        output, _ = process.communicate("\n".join(lines), timeout=120)
         assert process.returncode == 0
         if name == "a":
             assert re.match(r"59 documents, [\d.]+ KiB of text -> [\d.]+k tokens", output)

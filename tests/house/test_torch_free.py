@@ -1,45 +1,19 @@
-"""What must start fast never asks for torch: every module is imported in one process that refuses it."""
+"""What must start fast never asks for torch: all of it is imported in one process that refuses torch."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
 
-SCRIPT = """
-import importlib, json, sys, traceback
-
-asked = {}
-
-class NoTorch:
-    current = ""
-
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("torch", "torchvision", "torchaudio"):
-            frames = [f for f in traceback.extract_stack() if "/lmtrain/" in f.filename or "/data_tools/" in f.filename]
-            via = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "another package"
-            asked.setdefault(self.current, f"{name} by {via}")
-            raise ModuleNotFoundError("torch is refused here", name=name)
-        return None
-
-blocker = NoTorch()
-sys.meta_path.insert(0, blocker)
-failed = {}
-for blocker.current in json.loads(sys.argv[1]):
-    try:
-        importlib.import_module(blocker.current)
-    except Exception as error:
-        failed[blocker.current] = f"{type(error).__name__}: {error}"
-json.dump({"asked": asked, "failed": failed}, sys.stdout)
-"""
+from tests.torch_free import import_without_torch, without_torch
 
 
 def torch_free_modules(house: Any) -> dict[str, list[str]]:
-    """What each entry of the table covers: a module, a package with all below it, or a pattern with `*`."""
-    return {
+    """What each entry of the table covers: a module, a package with all below it, or a pattern with `*`.
+
+    Of a whole verb also what its functions import.
+    """
+    found = {
         entry: [
             name
             for name in house.modules
@@ -47,26 +21,16 @@ def torch_free_modules(house: Any) -> dict[str, list[str]]:
         ]
         for entry in house.rules["torch_free"]
     }
-
-
-def import_without_torch(root: Path, names: list[str]) -> dict[str, dict[str, str]]:
-    command = [sys.executable, "-c", SCRIPT, json.dumps(names)]
-    run = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120, check=False)
-    assert run.returncode == 0, run.stderr
-    answer: dict[str, dict[str, str]] = json.loads(run.stdout)
-    return answer
+    for verb in house.rules["torch_free_verbs"]:
+        module = house.modules.get(f"lmtrain.cli.{verb}")
+        targets = [one.target for one in house.imports(module)] if module else []
+        found[verb] = [target for target in targets if target in house.modules]
+    return found
 
 
 def test_every_entry_of_the_table_names_something(house: Any) -> None:
     empty = [entry for entry, names in torch_free_modules(house).items() if not names]
     assert not empty, f"[tool.lmtrain] torch_free names modules that do not exist: {', '.join(empty)}"
-
-
-def test_settings_files_are_in_the_table(house: Any) -> None:
-    covered = {name for names in torch_free_modules(house).values() for name in names}
-    settings = {name for name in house.modules if name.endswith("_settings")}
-    assert settings, "there are no settings files at all"
-    assert settings <= covered, f"add to torch_free in pyproject.toml: {', '.join(sorted(settings - covered))}"
 
 
 def test_torch_free_modules_never_ask_for_torch(house: Any) -> None:
@@ -82,6 +46,7 @@ def test_torch_free_modules_never_ask_for_torch(house: Any) -> None:
 def test_an_indirect_import_is_found(planted: Any) -> None:
     tree = planted(
         {
+            "lmtrain/__init__.py": "",
             "lmtrain/errors.py": "from lmtrain.hidden import x\n",
             "lmtrain/hidden.py": "try:\n    import torch\nexcept ImportError:\n    torch = None\nx = 1\n",
             "lmtrain/units.py": "import json\n",
@@ -90,3 +55,10 @@ def test_an_indirect_import_is_found(planted: Any) -> None:
     answer = import_without_torch(tree.root, ["lmtrain.units", "lmtrain.errors"])
     assert list(answer["asked"]) == ["lmtrain.errors"]
     assert "hidden.py:2" in answer["asked"]["lmtrain.errors"]
+
+
+def test_there_are_tests_without_torch() -> None:
+    """What `make test-torch-free` runs."""
+    found = {path.stem for path in without_torch()}
+    assert {"test_compose", "test_units", "test_floors"} <= found
+    assert "test_gpt" not in found

@@ -218,7 +218,7 @@ def space() -> tuple[Case, ...]:
 
 def array(strength: int, num_compiled: int, *, seed: int = SEED) -> list[Case]:
     """Legal cases in which every legal combination of `strength` values occurs, greedily few; then compiled ones."""
-    return _covering(space(), FACTORS, strength, seed) + compiled_cases(num_compiled)
+    return covering(space(), FACTORS, strength, seed) + compiled_cases(num_compiled)
 
 
 PIPELINE_FACTORS: dict[str, tuple[Any, ...]] = {
@@ -260,10 +260,13 @@ def _drawn(rng: random.Random) -> Case:
 
 
 def pipeline_array(strength: int, *, seed: int = SEED) -> list[Case]:
-    return _covering(pipeline_space(), PIPELINE_FACTORS, strength, seed)
+    return covering(pipeline_space(), PIPELINE_FACTORS, strength, seed)
 
 
-def _covering(cases: tuple[Case, ...], factors: dict[str, tuple[Any, ...]], strength: int, seed: int) -> list[Case]:
+def covering(
+    cases: tuple[Case, ...], factors: dict[str, tuple[Any, ...]], strength: int, seed: int = SEED
+) -> list[Case]:
+    """Cases in which every combination of `strength` values that occurs at all occurs, greedily few."""
     combined = _combinations(cases, factors, strength)
     order = np.array(random.Random(seed).sample(range(len(cases)), len(cases)))
     cost = np.array([case.num_processes for case in cases])

@@ -65,7 +65,7 @@ def _open(name: str, run_dir: str, resume: str) -> Any:
         checkpoint=CheckpointSettings(resume=resume), observe=ObserveSettings(tensorboard=False),
         run=RunSettings(dir=run_dir),
     )  # fmt: skip
-    mesh = build_mesh(case.parallel.layout, device, timeout_s=60.0)
+    mesh = build_mesh(case.parallel.layout, device, timeout_s=180.0)
     return open_run(config, _inputs(case), Console(quiet=True), mesh, device, ["here"] * case.num_processes)
 
 

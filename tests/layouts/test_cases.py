@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from lmtrain.schedules.choose import Name
+from tests.layouts.arrays import ARRAYS, each_value_once, stored
 from tests.layouts.cases import (
     FACTORS,
     MODELS,
@@ -29,6 +30,7 @@ def covered(cases: list[Case], strength: int, factors: Iterable[str] = FACTORS) 
     }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("strength", "most"), [(2, 60), (3, 250)])
 def test_an_array_covers_every_legal_combination(strength: int, most: int) -> None:
     cases = array(strength, num_compiled=4)
@@ -39,6 +41,7 @@ def test_an_array_covers_every_legal_combination(strength: int, most: int) -> No
     assert not [problem for case in cases for problem in case.problems()]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("strength", "most"), [(2, 60), (3, 350)])
 def test_a_pipeline_array_covers_every_legal_combination(strength: int, most: int) -> None:
     cases = pipeline_array(strength)
@@ -73,11 +76,13 @@ def test_zero_bubble_alone_is_refused_what_others_may() -> None:
     assert [int(count) for count in re.findall(r"^\|.* \| (\d+) \|", page, re.MULTILINE)] == counts
 
 
+@pytest.mark.wide
 def test_an_array_is_the_same_every_time() -> None:
     assert array(2, num_compiled=4) == array(2, num_compiled=4)
     assert array(2, num_compiled=4) != array(2, num_compiled=4, seed=1)
 
 
+@pytest.mark.wide
 def test_every_layout_of_up_to_eight_processes_is_there() -> None:
     assert {(case.tp, case.dp) for case in space()} == {
         (1, 1), (1, 2), (1, 3), (1, 4), (1, 8), (2, 1), (2, 2), (2, 3), (2, 4), (3, 1), (3, 2), (4, 1), (4, 2), (8, 1),
@@ -90,9 +95,19 @@ def test_settings_say_what_is_illegal() -> None:
     assert "ffn_width" in " ".join(Case("parallel", tp=3).problems()) or Case("parallel", tp=3).problems()
 
 
-@pytest.mark.parametrize("case", array(3, num_compiled=4)[::7], ids=lambda case: case.name)
-def test_a_name_is_the_case(case: Case) -> None:
-    assert Case.named(case.name) == case
+@pytest.mark.wide
+@pytest.mark.parametrize("name", ARRAYS)
+def test_the_stored_arrays_are_those_of_the_space(name: str) -> None:
+    """And a name is the case."""
+    assert list(stored(name)) == ARRAYS[name](), "run `python -m tests.layouts.arrays`"
+
+
+@pytest.mark.parametrize("name", ["pairs", "pipeline_pairs"])
+def test_make_test_has_each_value_of_each_factor(name: str) -> None:
+    factors = PIPELINE_FACTORS if name == "pipeline_pairs" else FACTORS
+    few = each_value_once(name)
+    assert covered(list(stored(name)), 1, factors) <= covered(few, 1, factors)
+    assert len(few) <= 10
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 
 from tests.layouts.cases import Case
 from tests.layouts.workers import Pool
+from tests.marks import wide
 
 STEPS = 2
 Mask = tuple[int, int, str]  # step, number of the microbatch among all copies', module
@@ -33,10 +34,12 @@ def num_repeated(found: dict[Mask, set[str]]) -> int:
 @pytest.mark.parametrize(
     "words",
     [
-        "pp4-tp1-dp2-zero1-full",
-        "pp2-vp2-interleaved-tp2-dp2-zero1",
-        "pp2-vp2-interleaved-tp2-dp2-zero1-sp-full",
         "pp2-vp2-zb_v-tp1-dp1",
+        *wide(
+            "pp4-tp1-dp2-zero1-full",
+            "pp2-vp2-interleaved-tp2-dp2-zero1",
+            "pp2-vp2-interleaved-tp2-dp2-zero1-sp-full",
+        ),
     ],
 )
 def test_no_mask_comes_twice(words: str, pool: Pool) -> None:
@@ -57,8 +60,8 @@ def test_no_mask_comes_twice(words: str, pool: Pool) -> None:
 @pytest.mark.parametrize(
     ("bug", "words"),
     [
-        ("dropout_repeated_over_microbatches", "pp2-vp2-interleaved-dp2-zero1"),
-        ("dropout_repeated_over_stages", "pp2-vp2-interleaved-dp2-zero1"),
+        ("dropout_repeated_over_microbatches", "pp2-vp2-interleaved-dp1"),
+        ("dropout_repeated_over_stages", "pp2-vp2-interleaved-dp1"),
         ("dropout_repeated_under_recompute", "pp2-tp2-dp1-full"),
     ],
 )
@@ -68,6 +71,7 @@ def test_a_repeated_mask_is_noticed(bug: str, words: str, pool: Pool) -> None:
     assert any(map(num_repeated, drawn(pool, name, bug)))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "name",
     [

@@ -10,6 +10,7 @@ from torch import Tensor
 from tests.layouts.cases import Case
 from tests.layouts.outcome import assemble
 from tests.layouts.workers import Pool
+from tests.marks import wide
 
 # because: fp32 sums over shards come in another order, and Muon orthogonalises what it has gathered
 TOLERANCE = 1e-5
@@ -29,14 +30,16 @@ def updated(pool: Pool, name: str, optim: str, folder: Path, steps: int = 3) -> 
     "name",
     [
         "tied-tp2-dp2-zero0-fp32-micro1",
-        "tied-dp8-zero1-fp32-micro1",
-        "untied-tp2-dp3-zero2-sp-fp32-micro1",
-        "gqa-tp2-dp4-zero3-hybrid-sp-fp32-micro1",
-        "parallel-tp8-dp1-fp32-micro1",
-        "deep-pp2-tp2-dp2-zero1-sp-fp32-micro4",
-        "deep-pp2-vp2-zb_v-dp2-zero2-fp32-micro4",
-        "deepgqa-pp4-dp2-zero3-fp32-micro4",
-        "deeppost-pp2-vp2-interleaved-tp2-dp1-fp32-micro4",
+        *wide(
+            "tied-dp8-zero1-fp32-micro1",
+            "untied-tp2-dp3-zero2-sp-fp32-micro1",
+            "gqa-tp2-dp4-zero3-hybrid-sp-fp32-micro1",
+            "parallel-tp8-dp1-fp32-micro1",
+            "deep-pp2-tp2-dp2-zero1-sp-fp32-micro4",
+            "deep-pp2-vp2-zb_v-dp2-zero2-fp32-micro4",
+            "deepgqa-pp4-dp2-zero3-fp32-micro4",
+            "deeppost-pp2-vp2-interleaved-tp2-dp1-fp32-micro4",
+        ),
     ],
 )
 def test_updates_are_those_of_one_process(name: str, optim: str, pool: Pool, tmp_path: Path) -> None:

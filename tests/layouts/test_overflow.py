@@ -9,6 +9,7 @@ import pytest
 
 from tests.layouts.cases import Case
 from tests.layouts.workers import Pool
+from tests.marks import wide
 
 LOSS, NORM, SKIPPED, SCALE, MOVED = range(5)
 STEPS, OVERFLOW_STEP, SAVE_STEP = 5, 1, 3
@@ -25,20 +26,22 @@ def train(pool: Pool, name: str, folder: Path, where: str, rank: int) -> list[li
 @pytest.mark.parametrize("where", ["activations", "one_shard"])
 @pytest.mark.parametrize(
     "name",
-    ["tied-tp2-dp2-zero1-fp16-micro1", "gqa-tp2-dp2-zero3-sp-fp16-micro4", "untied-tp2-dp2-zero0-sp-fp16-micro1"],
+    [
+        "tied-tp2-dp2-zero1-fp16-micro1",
+        *wide("gqa-tp2-dp2-zero3-sp-fp16-micro4", "untied-tp2-dp2-zero0-sp-fp16-micro1"),
+    ],
 )
 def test_all_ranks_skip_what_one_overflows(name: str, where: str, pool: Pool, tmp_path: Path) -> None:
     check_skip(train(pool, name, tmp_path, where, rank=2))
 
 
 @pytest.mark.parametrize("where", ["activations", "one_shard"])
-@pytest.mark.parametrize("rank", [0, 3], ids=["in_the_first_stage", "in_the_last_stage"])
+@pytest.mark.parametrize("rank", [0, *wide(3)], ids=["in_the_first_stage", "in_the_last_stage"])
 @pytest.mark.parametrize(
     "name",
     [
         "deep-pp2-dp2-zero1-fp16-micro4",
-        "deepgqa-pp2-vp2-interleaved-tp2-dp1-sp-fp16-micro4",
-        "deepbert-pp2-zb_h1-dp2-zero2-fp16-micro4",
+        *wide("deepgqa-pp2-vp2-interleaved-tp2-dp1-sp-fp16-micro4", "deepbert-pp2-zb_h1-dp2-zero2-fp16-micro4"),
     ],
 )
 def test_all_stages_skip_what_one_overflows(name: str, rank: int, where: str, pool: Pool, tmp_path: Path) -> None:
@@ -55,7 +58,7 @@ def check_skip(ranks: list[list[list[Any]]]) -> None:
     assert steps[-1][LOSS] < steps[0][LOSS]
 
 
-@pytest.mark.parametrize("name", ["tied-tp2-dp2-zero1-fp16-micro1", "deep-pp2-dp2-zero1-fp16-micro4"])
+@pytest.mark.parametrize("name", [*wide("tied-tp2-dp2-zero1-fp16-micro1"), "deep-pp2-dp2-zero1-fp16-micro4"])
 def test_a_resumed_run_keeps_the_scale(name: str, pool: Pool, tmp_path: Path) -> None:
     unbroken = train(pool, name, tmp_path, "one_shard", rank=3)[0]
     arguments = {"name": name, "folder": str(tmp_path), "start": SAVE_STEP, "stop": STEPS}
@@ -63,6 +66,7 @@ def test_a_resumed_run_keeps_the_scale(name: str, pool: Pool, tmp_path: Path) ->
         assert resumed == unbroken[SAVE_STEP:], "losses, norms and scale to the last bit"
 
 
+@pytest.mark.wide
 def test_another_layout_resumes_with_the_scale(pool: Pool, tmp_path: Path) -> None:
     unbroken = train(pool, "tied-tp2-dp2-zero1-fp16-micro1", tmp_path, "one_shard", rank=0)[0]
     arguments = {"name": "tied-dp3-zero3-fp16-micro1", "folder": str(tmp_path), "start": SAVE_STEP, "stop": STEPS}

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.layouts.cases import Case, array, compiled_cases
+from tests.layouts.arrays import beyond, few_and_the_rest
+from tests.layouts.cases import Case
 from tests.layouts.outcome import LONG_LOSS, References, check, run
 from tests.layouts.workers import Pool
+from tests.marks import wide
 
-PAIRS = array(2, num_compiled=4)
-TRIPLES = [case for case in array(3, num_compiled=0) + compiled_cases(8, num_processes=4) if case not in PAIRS]
 # every way of cutting at once, for as long as errors need to grow
 LONG = [
     "tied-tp2-dp2-zero1-sp-fp32-micro1",
@@ -24,14 +24,14 @@ LONG = [
 ]
 
 
-@pytest.mark.parametrize("case", PAIRS, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", few_and_the_rest("pairs"))
 def test_a_layout_equals_one_process(case: Case, pool: Pool, references: References) -> None:
     wrong = check(case, run(pool, case), references)
     assert not wrong, f"python -m tests.layouts.replay {case.name}\n" + "\n".join(wrong)
 
 
 @pytest.mark.parametrize(
-    "name", ["tied-dp2-zero0-fp32-micro4-dropout", "gqa-dp4-zero3-hybrid-full-fp32-micro4-dropout"]
+    "name", ["tied-dp2-zero0-fp32-micro4-dropout", *wide("gqa-dp4-zero3-hybrid-full-fp32-micro4-dropout")]
 )
 def test_dropout_over_dp_equals_one_process(name: str, pool: Pool, references: References) -> None:
     """Masks are a function of the microbatch's number, so ranks draw what one process draws, one after the other."""
@@ -41,7 +41,7 @@ def test_dropout_over_dp_equals_one_process(name: str, pool: Pool, references: R
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", TRIPLES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", beyond("triples", "pairs"))
 def test_every_triple_of_settings_equals_one_process(case: Case, pool: Pool, references: References) -> None:
     wrong = check(case, run(pool, case), references)
     assert not wrong, f"python -m tests.layouts.replay {case.name}\n" + "\n".join(wrong)

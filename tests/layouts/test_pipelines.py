@@ -11,12 +11,12 @@ import pytest
 from lmtrain.schedules.choose import build
 from lmtrain.schedules.simulate import activations_held
 from tests.layouts import pipeline_bugs
-from tests.layouts.cases import Case, pipeline_array
+from tests.layouts.arrays import beyond, few_and_the_rest
+from tests.layouts.cases import Case
 from tests.layouts.outcome import LONG_LOSS, References, check, run
 from tests.layouts.workers import Pool
+from tests.marks import wide
 
-PAIRS = pipeline_array(2)
-TRIPLES = [case for case in pipeline_array(3) if case not in PAIRS]
 ZERO_BUBBLE = [
     f"deep-{pipeline}-dp2-{zero}-{precision}-micro5"
     for pipeline in ("pp2-zb_h1", "pp2-vp2-zb_v")
@@ -25,26 +25,27 @@ ZERO_BUBBLE = [
 ]
 # two copies of a tied weight, on ranks of their own and, as ZB-V folds its stages, on one
 TIED = [
-    "deep-pp4-dp1-fp32-micro8",
     "deep-pp2-vp2-interleaved-dp1-fp32-micro4",
+    "deep-pp4-dp1-fp32-micro8",
     "deep-pp2-vp2-zb_v-dp2-zero1-fp32-micro4",
     "deepbert-pp2-tp2-dp1-sp-fp32-micro4",
 ]
 
 
-@pytest.mark.parametrize("case", PAIRS, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", few_and_the_rest("pipeline_pairs"))
 def test_a_pipeline_equals_one_process(case: Case, pool: Pool, references: References) -> None:
     wrong = check(case, run(pool, case), references)
     assert not wrong, f"python -m tests.layouts.replay {case.name}\n" + "\n".join(wrong)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", TRIPLES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", beyond("pipeline_triples", "pipeline_pairs"))
 def test_every_triple_of_settings_equals_one_process(case: Case, pool: Pool, references: References) -> None:
     wrong = check(case, run(pool, case), references)
     assert not wrong, f"python -m tests.layouts.replay {case.name}\n" + "\n".join(wrong)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", ZERO_BUBBLE)
 def test_zero_bubble_with_copies_equals_one_process(name: str, pool: Pool, references: References) -> None:
     """Second halves of backwards add gradients after the hooks that shard and send them have run."""
@@ -52,7 +53,7 @@ def test_zero_bubble_with_copies_equals_one_process(name: str, pool: Pool, refer
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("name", TIED)
+@pytest.mark.parametrize("name", [TIED[0], *wide(*TIED[1:])])
 def test_tied_copies_stay_one(name: str, pool: Pool, references: References) -> None:
     """To the bit, after 20 steps with clipping and weight decay."""
     case = Case.named(name)
@@ -73,18 +74,20 @@ def test_tied_copies_stay_one(name: str, pool: Pool, references: References) -> 
 def test_a_planted_bug_is_noticed(bug: str, name: str, pool: Pool, references: References) -> None:
     case = Case.named(name)
     assert not case.problems()
-    assert not check(case, run(pool, case), references), "without the bug"
+    assert not references.wrong(case), "without the bug"
     assert check(case, run(pool, case, bug=bug), references), f"{bug} went unnoticed on {name}"
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        "deepgqa-pp4-gpipe-dp1-fp32-micro8",
-        "deepgqa-pp4-dp1-fp32-micro8",
         "deepgqa-pp2-vp2-interleaved-dp1-fp32-micro4",
-        "deepgqa-pp4-zb_h1-dp1-fp32-micro8",
-        "deepgqa-pp2-vp2-zb_v-dp1-fp32-micro8",
+        *wide(
+            "deepgqa-pp4-gpipe-dp1-fp32-micro8",
+            "deepgqa-pp4-dp1-fp32-micro8",
+            "deepgqa-pp4-zb_h1-dp1-fp32-micro8",
+            "deepgqa-pp2-vp2-zb_v-dp1-fp32-micro8",
+        ),
     ],
 )
 def test_a_rank_holds_the_activations_that_its_schedule_says(name: str, pool: Pool) -> None:
@@ -103,7 +106,7 @@ def test_stages_with_other_batches_are_told_so(pool: Pool) -> None:
     )
 
 
-@pytest.mark.parametrize("words", ["tp1-dp1", "tp2-dp1", "tp2-dp1-sp"])
+@pytest.mark.parametrize("words", ["tp1-dp1", *wide("tp2-dp1", "tp2-dp1-sp")])
 def test_recompute_draws_the_same_dropout(words: str, pool: Pool) -> None:
     """In a pipeline other microbatches have been entered by the time one is computed again."""
     plain = run(pool, Case.named(f"deep-pp2-{words}-fp32-micro4-dropout"))
@@ -118,7 +121,7 @@ def test_dropout_repeated_under_recompute_is_noticed(pool: Pool) -> None:
     assert wrong.norms[0] != pytest.approx(plain.norms[0], rel=1e-4)
 
 
-@pytest.mark.parametrize("pipeline", ["pp2", "pp4-zb_h1", "pp2-vp2-interleaved", "pp2-vp2-zb_v"])
+@pytest.mark.parametrize("pipeline", ["pp2", *wide("pp4-zb_h1", "pp2-vp2-interleaved", "pp2-vp2-zb_v")])
 def test_microbatches_may_change_and_validation_and_logits_are_those_of_one_process(pipeline: str, pool: Pool) -> None:
     (one,) = pool.run("tests.layouts.pipelines:vary", 1, {"name": "deepbert-fp32-micro4"})
     case = Case.named(f"deepbert-{pipeline}-dp1-fp32-micro4")

@@ -10,6 +10,7 @@ import pytest
 from tests.layouts import closed_forms
 from tests.layouts.cases import Case
 from tests.layouts.workers import Pool
+from tests.marks import wide
 
 WORDS = {
     "allreduce_": closed_forms.REDUCE, "_allgather_base_": closed_forms.GATHER,
@@ -21,15 +22,17 @@ WORDS = {
     "name",
     [
         "tied-tp1-dp1-bf16-micro4",
-        "tied-tp2-bf16-micro4",
-        "tied-tp2-dp2-zero0-bf16-micro4",
         "tied-tp2-dp2-zero1-bf16-micro4",
         "tied-tp2-dp2-zero2-bf16-micro4",
         "tied-tp2-dp2-zero3-bf16-micro4",
-        "tied-dp8-zero1-bf16-micro4",
-        "tied-dp8-zero3-bf16-micro4",  # the last shard of a norm is empty
-        "gqa-tp2-dp4-zero2-hybrid-sp-bf16-micro4",
-        "gqa-tp2-dp4-zero3-hybrid-full-bf16-micro4",
+        *wide(
+            "tied-tp2-bf16-micro4",
+            "tied-tp2-dp2-zero0-bf16-micro4",
+            "tied-dp8-zero1-bf16-micro4",
+            "tied-dp8-zero3-bf16-micro4",  # the last shard of a norm is empty
+            "gqa-tp2-dp4-zero2-hybrid-sp-bf16-micro4",
+            "gqa-tp2-dp4-zero3-hybrid-full-bf16-micro4",
+        ),
     ],
 )
 def test_each_rank_holds_what_the_closed_form_says(name: str, pool: Pool) -> None:
@@ -52,16 +55,18 @@ def test_each_level_holds_less_than_the_one_before() -> None:
     "name",
     [
         "tied-tp1-dp1-fp32-micro4",
-        "tied-tp2-dp4-zero0-fp32-micro4",
-        "tied-tp2-dp4-zero1-hybrid-bf16-micro4",
-        "untied-tp2-dp4-zero2-hybrid-sp-bf16-micro4",
-        "gqa-tp2-dp4-zero3-hybrid-sp-bf16-micro4",
-        "parallel-tp4-dp2-zero3-sp-fp32-micro1",
-        "untied-tp2-full-fp32-micro1",
         "tied-tp2-sp-operators-fp32-micro4",
         "tied-tp2-dp2-zero3-sp-first-fp32-micro4",
         "gqa-tp3-attention-fp32-micro1",
-        "window-tp1-dp3-zero2-fp32-micro4",
+        *wide(
+            "tied-tp2-dp4-zero0-fp32-micro4",
+            "tied-tp2-dp4-zero1-hybrid-bf16-micro4",
+            "untied-tp2-dp4-zero2-hybrid-sp-bf16-micro4",
+            "gqa-tp2-dp4-zero3-hybrid-sp-bf16-micro4",
+            "parallel-tp4-dp2-zero3-sp-fp32-micro1",
+            "untied-tp2-full-fp32-micro1",
+            "window-tp1-dp3-zero2-fp32-micro4",
+        ),
     ],
 )
 def test_a_step_sends_what_the_table_says(name: str, pool: Pool) -> None:
@@ -91,15 +96,17 @@ def named_alike(table: Counter[closed_forms.Sent], case: Case) -> Counter[closed
     "name",
     [
         "tied-tp1-dp1-fp32-micro1",
-        "tied-tp1-dp1-bf16-micro1",
         "untied-tp2-fp32-micro1",
         "tied-tp2-sp-fp32-micro1",
-        "tied-tp4-sp-bf16-micro1",
-        "tied-tp2-sp-full-fp32-micro1",
-        "tied-tp2-sp-first-fp32-micro1",
         "untied-tp2-attention-fp32-micro1",
-        "tied-tp2-sp-operators-fp32-micro1",
-        "untied-tp2-operators-bf16-micro1",
+        *wide(
+            "tied-tp1-dp1-bf16-micro1",
+            "tied-tp4-sp-bf16-micro1",
+            "tied-tp2-sp-full-fp32-micro1",
+            "tied-tp2-sp-first-fp32-micro1",
+            "tied-tp2-sp-operators-fp32-micro1",
+            "untied-tp2-operators-bf16-micro1",
+        ),
     ],
 )
 def test_activations_are_what_the_table_says(name: str, pool: Pool) -> None:

@@ -34,7 +34,7 @@ SEED = 7
 
 def build(case: Case) -> ParallelModel:
     device = torch.device("cpu")
-    mesh = build_mesh(case.parallel.layout, device, timeout_s=60.0) if case.num_processes > 1 else None
+    mesh = build_mesh(case.parallel.layout, device, timeout_s=180.0) if case.num_processes > 1 else None
     return build_parallel(
         case.model_settings, case.precision_settings, case.compute, device, seed=SEED, training=True,
         mesh=mesh, parallel=case.parallel, recompute=case.recompute_settings,

@@ -98,7 +98,7 @@ class Pool:
         self._workers: list[Worker] = []
 
     def run(
-        self, function: str, num_processes: int, arguments: dict[str, Any] | None = None, *, timeout_s: float = 120.0
+        self, function: str, num_processes: int, arguments: dict[str, Any] | None = None, *, timeout_s: float = 300.0
     ) -> list[Any]:
         """Call `module:function(**arguments)` on each of the first n workers; gives their results by rank.
 

@@ -15,7 +15,7 @@ class Table:
     def __init__(self, num_ranks: int) -> None:
         self.num_ranks = num_ranks
         self._rows: list[list[int]] = [[]] * num_ranks
-        self._barrier = threading.Barrier(num_ranks, timeout=30)
+        self._barrier = threading.Barrier(num_ranks, timeout=120)
 
     def seat(self, rank: int) -> Seat:
         return Seat(self, rank)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lmtrain.optim.whole import Whole
 
-TIMEOUT_S = 30
+TIMEOUT_S = 120
 
 
 class Board:

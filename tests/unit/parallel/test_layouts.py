@@ -37,7 +37,7 @@ def words(parallel: dict[str, Any]) -> str:
 
 def run(pool: Pool, parallel: dict[str, Any], precision: str = "fp32", count: int = 1, **more: Any) -> dict[str, Any]:
     arguments = {"parallel": parallel, "precision": precision, "num_microbatches": count, "model": {}} | more
-    ranks = pool.run(TRAIN, num_processes(parallel), arguments, timeout_s=100)
+    ranks = pool.run(TRAIN, num_processes(parallel), arguments)
     for key in ("losses", "norms", "skipped", "scale"):
         assert all(rank[key] == ranks[0][key] for rank in ranks), key
     wholes = {key: together([rank[key] for rank in ranks]) for key in ("gradients", "weights")}

@@ -124,7 +124,7 @@ def test_signals_reach_every_child_once(
     job = parent(tmp_path, body)
     ready(2)
     job.send_signal(number)
-    output, _ = job.communicate(timeout=60)
+    output, _ = job.communicate(timeout=120)
     assert "outcome 75 None" in output
 
 
@@ -132,7 +132,7 @@ def test_a_signal_before_training_began(tmp_path: Path, ready: Callable[[int], l
     job = parent(tmp_path, f"{READY}wait()")
     ready(2)
     job.send_signal(signal.SIGTERM)
-    output, _ = job.communicate(timeout=60)
+    output, _ = job.communicate(timeout=120)
     assert "outcome 143 SIGTERM came before training began." in output
 
 
@@ -147,7 +147,7 @@ def test_no_orphan_however_the_parent_ends(
     job = parent(tmp_path, f"{helper}{report}wait()")
     pids = ready(4)
     job.send_signal(number)
-    job.communicate(timeout=60)
+    job.communicate(timeout=120)
     for pid in pids:
         gone(pid)
 

@@ -138,7 +138,7 @@ assert index.arrays["numbers"].sum() == 300_000 * 299_999 // 2
 def test_processes_that_want_it_at_once_build_it_once(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SCRIPT, str(tmp_path / "cache"), str(tmp_path / "log")]
     running = [subprocess.Popen(command) for _ in range(4)]
-    assert [process.wait(timeout=60) for process in running] == [0] * 4
+    assert [process.wait(timeout=120) for process in running] == [0] * 4
     assert (tmp_path / "log").read_text() == "built\n"
 
 
