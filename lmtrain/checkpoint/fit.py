@@ -7,15 +7,12 @@ written and still not be this model.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from lmtrain.checkpoint.contents import Contents
 from lmtrain.checkpoint.described import model_of
 from lmtrain.checkpoint.disk.format import MANIFEST, Manifest, TensorEntry
-from lmtrain.errors import CheckpointError, nearest
+from lmtrain.errors import CheckpointError, a_few, nearest
 from lmtrain.models.model_settings import ModelSettings, Shape, true_weights
-
-_SHOWN = 4
 
 
 def check_fit(contents: Contents) -> None:
@@ -35,13 +32,14 @@ def fit_problems(manifest: Manifest) -> list[str]:
         return [str(error)]
     shapes = true_weights(model)
     weights = {name.removeprefix("model."): t for name, t in manifest.tensors.items() if name.startswith("model.")}
-    return [
-        *_tie_problems(model, weights),
-        *_few(f"it has no model.{name}" for name in sorted(shapes.keys() - weights.keys())),
-        *_few(_unknown(name, shapes, model) for name in sorted(weights.keys() - shapes.keys())),
-        *_few(_shape_problem(f"model.{name}", weights[name], shapes[name]) for name in shapes.keys() & weights.keys()),
-        *_few(_slot_problem(name, tensor, shapes) for name, tensor in manifest.tensors.items()),
-    ]
+    kinds = (
+        _tie_problems(model, weights),
+        (f"it has no model.{name}" for name in sorted(shapes.keys() - weights.keys())),
+        (_unknown(name, shapes, model) for name in sorted(weights.keys() - shapes.keys())),
+        (_shape_problem(f"model.{name}", weights[name], shapes[name]) for name in shapes.keys() & weights.keys()),
+        (_slot_problem(name, tensor, shapes) for name, tensor in manifest.tensors.items()),
+    )
+    return [text for kind in kinds if (text := a_few(filter(None, kind), "; "))]
 
 
 def _tie_problems(model: ModelSettings, weights: Mapping[str, TensorEntry]) -> list[str]:
@@ -69,9 +67,3 @@ def _slot_problem(name: str, tensor: TensorEntry, shapes: Mapping[str, Shape]) -
     prefix, _, rest = name.partition(".")
     parameter = rest.partition(".")[2]
     return _shape_problem(name, tensor, shapes[parameter]) if prefix == "optim" and parameter in shapes else ""
-
-
-def _few(texts: Any) -> list[str]:
-    found = [text for text in texts if text]
-    more = [f"and {len(found) - _SHOWN} more like this"] if len(found) > _SHOWN else []
-    return found[:_SHOWN] + more

@@ -135,7 +135,7 @@ def read_json(path: Path) -> Any:
     return parse_json(read_bytes(path, MAX_JSON_BYTES), path)
 
 
-def parse_json(data: bytes, path: Path) -> Any:
+def parse_json(data: bytes | str, path: Path) -> Any:
     """Strict JSON: no key twice, no NaN, no bottomless nesting. `path` is for the message."""
     try:
         value = json.loads(data, object_pairs_hook=_unique_keys, parse_constant=_no_constant)

@@ -67,12 +67,6 @@ def spec_of(piece: Piece) -> PieceSpec:
     return PieceSpec(piece.name, dtype_code(piece.block), tuple(piece.global_shape), box)
 
 
-def rank_data(pieces: Iterable[Piece]) -> RankData:
-    """Pieces whose blocks are numpy arrays, ready to be written without a further copy where they are contiguous."""
-    ordered = file_order(pieces)
-    return RankData([spec_of(p) for p in ordered], [array_bytes(p.block).data for p in ordered])
-
-
 def array_bytes(array: Array) -> Array:
     """The little-endian bytes of an array, in a row."""
     return np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(-1).view(np.uint8)

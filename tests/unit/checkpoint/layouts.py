@@ -10,7 +10,6 @@ import numpy as np
 
 from lmtrain.checkpoint.contents import Contents
 from lmtrain.checkpoint.described import model_of
-from lmtrain.checkpoint.disk.tensor_file import rank_data
 from lmtrain.checkpoint.fit import check_fit
 from lmtrain.checkpoint.reshard.assignment import files_of_layout, state_at_layout
 from lmtrain.checkpoint.reshard.attempt import Resharded
@@ -25,6 +24,7 @@ from lmtrain.piece import Piece
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.placement.parse import parse_layout
 from lmtrain.placement.stages import places_of_rank
+from tests.unit.checkpoint.arrays import rank_data
 
 Arrays = dict[str, np.ndarray[Any, np.dtype[Any]]]
 SLOTS = ("model", "optim.exp_avg", "optim.exp_avg_sq")
