@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from lmtrain.checkpoint.contents import Contents
-from lmtrain.checkpoint.described import model_of
+from lmtrain.checkpoint.described import checked_model
 from lmtrain.checkpoint.disk.boxes import Box
 from lmtrain.checkpoint.disk.format import DTYPES, Manifest, dtype_code
 from lmtrain.checkpoint.disk.tensor_file import Array
-from lmtrain.checkpoint.fit import check_fit
 from lmtrain.errors import CheckpointError, a_few, nearest
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.piece import Piece
@@ -77,9 +76,7 @@ class CheckpointReader:
 
     def checked_model(self) -> ModelSettings:
         """The model that the checkpoint says it is of, once its tensors are found to be that model's."""
-        model = model_of(self.state, self.path)
-        check_fit(self._contents)
-        return model
+        return checked_model(self._contents)
 
     @torch.no_grad()
     def _fill(self, piece: Piece, tensor: Tensor) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.checkpoint.contents import Contents
-from lmtrain.checkpoint.fit import check_fit
+from lmtrain.checkpoint.described import checked_model
 from lmtrain.checkpoint.store import CHECKPOINTS, list_broken, list_checkpoints, resolve
 from lmtrain.errors import CheckpointError
 
@@ -30,8 +30,8 @@ def verify_checkpoint(path: Path) -> dict[str, Any]:
         facts |= {"step": manifest.step, "tensors": len(manifest.tensors), "files": len(manifest.files)}
         facts["bytes"] = sum(entry.size for entry in manifest.files.values())
         facts["problems"] = contents.damages()
-        if not facts["problems"]:
-            check_fit(contents)
+        if not facts["problems"] and "model" in manifest.state:
+            checked_model(contents)
     except CheckpointError as error:
         facts["problems"] = [str(error)]
     return facts

@@ -23,7 +23,7 @@ from lmtrain.runtime.files import is_safe_name, read_json
 
 _INDEX = "model.safetensors.index.json"
 _PREFIXES = {"gpt2": "transformer.", "llama": "model.", "mistral": "model.", "bert": "bert.", "megatron-bert": "bert."}
-# Tables that can be computed, a tied weight's second name, and heads that pretraining has not.
+# Tables that can be computed, a tied weight's second name, and heads that pretraining does not have.
 _UNUSED = (".attn.bias", ".attn.masked_bias", ".inv_freq", ".position_ids", "cls.predictions.decoder.weight")
 _OTHER_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}  # BERT's first ones
 _TYPES = ("F32", "F16", "BF16")

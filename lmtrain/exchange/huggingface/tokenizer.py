@@ -38,8 +38,8 @@ def tokenizer_files(data: bytes, seq_len: int, *, causal: bool) -> dict[str, byt
         data = json.dumps(tree, ensure_ascii=False, indent=1).encode()
     return {
         "tokenizer.json": data,
-        "tokenizer_config.json": _json(config),
-        "special_tokens_map.json": _json(special),
+        "tokenizer_config.json": json_bytes(config),
+        "special_tokens_map.json": json_bytes(special),
     }
 
 
@@ -53,5 +53,5 @@ def _around(tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-def _json(value: object) -> bytes:
+def json_bytes(value: object) -> bytes:
     return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
