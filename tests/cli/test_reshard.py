@@ -169,7 +169,9 @@ def test_verify(run: Path, other: Path, copy: Path) -> None:
     data = bytearray(file.read_bytes())
     data[-5] ^= 16
     file.write_bytes(data)
-    assert file.name in lmtrain("verify", copy, code=65)
+    said = lmtrain("verify", copy, code=65)
+    assert file.name in said
+    assert lmtrain("inspect", copy, "--verify", code=65) == said
     output = lmtrain("verify", copy, "--json", code=65)
     assert file.name in json.loads(output[: output.rindex("]") + 1])[0]["problems"][0]
     assert "does not exist" in lmtrain("verify", copy.parent / "nowhere", code=66)

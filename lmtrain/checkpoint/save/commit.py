@@ -156,7 +156,7 @@ def commit(
     path = attempt.parent / step_folder_name(step)
     # because: a checkpoint that has the name already is moved to a name that `sweep` knows
     aside = new_leftover(path.parent, step, "replaced")
-    put_in_place(attempt, path, aside, "ckpt.mid_replace")
+    put_in_place(attempt, path, aside, lambda: fault_point("ckpt.mid_replace"))
     if aside.exists():
         shutil.rmtree(aside)
     fault_point("ckpt.after_rename")
