@@ -87,6 +87,12 @@ class NoProgressError(LmtrainError):
     exit_code = 93
 
 
+def a_few(texts: Iterable[str], separator: str = ", ", most: int = 4) -> str:
+    """The first of them, and how many more there are: a message is not a list."""
+    texts = list(texts)
+    return separator.join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """The way out for a misspelt name: "Did you mean X?" or the whole list when nothing is near."""
     known = sorted(known)

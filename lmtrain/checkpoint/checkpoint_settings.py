@@ -30,12 +30,12 @@ class CheckpointSettings(Settings):
         )  # fmt: skip
         yield from problem_if(
             self.keep_every_steps is not None and self.keep_every_steps < 1, "keep_every_steps", self.keep_every_steps,
-            "is no number of steps", "Use 10000 to keep every 10,000th for good, or null for none.",
+            "is not a number of steps", "Use 10000 to keep every 10,000th for good, or null for none.",
         )  # fmt: skip
         yield from problem_if(
             bool(self.keep_every_steps and self.interval_steps and self.keep_every_steps % self.interval_steps),
             "keep_every_steps", self.keep_every_steps,
-            f"is no multiple of interval_steps={self.interval_steps}, so hardly any save would stay",
+            f"is not a multiple of interval_steps={self.interval_steps}, so hardly any save would stay",
             f"Use {_next_multiple(self.keep_every_steps, self.interval_steps)}.",
         )  # fmt: skip
         yield from problem_if(

@@ -15,16 +15,13 @@ import torch
 from torch import Tensor
 
 from lmtrain.checkpoint.contents import Contents
-from lmtrain.checkpoint.described import model_of
+from lmtrain.checkpoint.described import checked_model
 from lmtrain.checkpoint.disk.boxes import Box
 from lmtrain.checkpoint.disk.format import DTYPES, Manifest, dtype_code
 from lmtrain.checkpoint.disk.tensor_file import Array
-from lmtrain.checkpoint.fit import check_fit
-from lmtrain.errors import CheckpointError, nearest
+from lmtrain.errors import CheckpointError, a_few, nearest
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.piece import Piece
-
-_SHOWN = 4  # names in a message
 
 
 class CheckpointReader:
@@ -44,10 +41,6 @@ class CheckpointReader:
     def step(self) -> int:
         return self.manifest.step
 
-    @property
-    def names(self) -> list[str]:
-        return sorted(self.manifest.tensors)
-
     def shape(self, name: str) -> tuple[int, ...]:
         return self._contents.tensor(name).shape
 
@@ -64,13 +57,13 @@ class CheckpointReader:
         bits = self._contents.read_bits(name, Box(begin, extent))
         return _as_tensor(bits, self.dtype(name))
 
-    def load_into(self, pieces: Iterable[Piece], *, all_of_it: bool = False) -> None:
-        """Fill the pieces' blocks. `all_of_it` also demands that the checkpoint holds no other tensor.
+    def load_into(self, pieces: Iterable[Piece]) -> None:
+        """Fill the pieces' blocks.
 
         After an error about damage the blocks hold a mixture: do not go on with them.
         """
         pieces = list(pieces)
-        problems = self._mismatches(pieces, all_of_it)
+        problems = self._mismatches(pieces)
         if problems:
             raise CheckpointError(f"{self.path} does not fit this run: " + "; ".join(problems) + f". {self._way_out()}")
         for piece in pieces:
@@ -83,9 +76,7 @@ class CheckpointReader:
 
     def checked_model(self) -> ModelSettings:
         """The model that the checkpoint says it is of, once its tensors are found to be that model's."""
-        model = model_of(self.state, self.path)
-        check_fit(self._contents)
-        return model
+        return checked_model(self._contents)
 
     @torch.no_grad()
     def _fill(self, piece: Piece, tensor: Tensor) -> None:
@@ -94,20 +85,16 @@ class CheckpointReader:
         else:
             piece.block.copy_(tensor)
 
-    def _mismatches(self, pieces: list[Piece], all_of_it: bool) -> list[str]:
+    def _mismatches(self, pieces: list[Piece]) -> list[str]:
         held, asked = self.manifest.tensors, {piece.name for piece in pieces}
-        missing = sorted(asked - held.keys())
-        extra = sorted(held.keys() - asked)
-        problems = []
+        missing, problems = sorted(asked - held.keys()), []
         if missing:
-            way_out = f" ({nearest(missing[0], extra)})" if extra and len(nearest(missing[0], extra)) < 200 else ""
-            problems.append(f"it has no {_list(missing)}{way_out}")
-        if extra and all_of_it:
-            problems.append(f"the run has no {_list(extra)}")
+            others = held.keys() - asked
+            near = nearest(missing[0], others) if others else ""
+            problems.append(f"it has no {a_few(missing)}" + (f" ({near})" if 0 < len(near) < 200 else ""))
         differ = [text for piece in pieces if piece.name in held for text in self._difference(piece)]
         if differ:
-            more = f" and {len(differ) - _SHOWN} more differ" if len(differ) > _SHOWN else ""
-            problems.append("; ".join(differ[:_SHOWN]) + more)
+            problems.append(a_few(differ, "; "))
         return problems
 
     def _difference(self, piece: Piece) -> list[str]:
@@ -139,8 +126,3 @@ def _torch_dtype(code: str) -> torch.dtype:
 
 def _as_tensor(bits: Array, dtype: torch.dtype) -> Tensor:
     return torch.from_numpy(bits).view(dtype)
-
-
-def _list(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more

@@ -10,27 +10,31 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.checkpoint.contents import Contents
-from lmtrain.checkpoint.fit import check_fit
+from lmtrain.checkpoint.described import checked_model
 from lmtrain.checkpoint.store import CHECKPOINTS, list_broken, list_checkpoints, resolve
 from lmtrain.errors import CheckpointError
 
 
 def verify_checkpoints(path: Path) -> Iterator[dict[str, Any]]:
-    """What each checkpoint holds, and its problems. `path` is a checkpoint, or a run's folder for all of them."""
+    """Verify a checkpoint, or all checkpoints of a run's folder."""
     folder = path / CHECKPOINTS if (path / CHECKPOINTS).is_dir() else path
-    for checkpoint in [*list_checkpoints(folder), *list_broken(folder)] or [resolve(path)]:
-        facts: dict[str, Any] = {"checkpoint": str(checkpoint), "problems": []}
-        try:
-            contents = Contents(checkpoint)
-            manifest = contents.manifest
-            facts |= {"step": manifest.step, "tensors": len(manifest.tensors), "files": len(manifest.files)}
-            facts["bytes"] = sum(entry.size for entry in manifest.files.values())
-            facts["problems"] = contents.damages()
-            if not facts["problems"]:
-                check_fit(contents)
-        except CheckpointError as error:
-            facts["problems"] = [str(error)]
-        yield facts
+    return map(verify_checkpoint, [*list_checkpoints(folder), *list_broken(folder)] or [resolve(path)])
+
+
+def verify_checkpoint(path: Path) -> dict[str, Any]:
+    """What a checkpoint holds, and its problems."""
+    facts: dict[str, Any] = {"checkpoint": str(path), "problems": []}
+    try:
+        contents = Contents(path)
+        manifest = contents.manifest
+        facts |= {"step": manifest.step, "tensors": len(manifest.tensors), "files": len(manifest.files)}
+        facts["bytes"] = sum(entry.size for entry in manifest.files.values())
+        facts["problems"] = contents.damages()
+        if not facts["problems"] and "model" in manifest.state:
+            checked_model(contents)
+    except CheckpointError as error:
+        facts["problems"] = [str(error)]
+    return facts
 
 
 def refuse_problems(found: Iterable[dict[str, Any]]) -> None:

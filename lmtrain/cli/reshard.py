@@ -133,8 +133,7 @@ def _change(
     from time import perf_counter
 
     from lmtrain.checkpoint.contents import Contents
-    from lmtrain.checkpoint.described import layout_of, model_of
-    from lmtrain.checkpoint.fit import check_fit
+    from lmtrain.checkpoint.described import checked_model, layout_of
     from lmtrain.checkpoint.reshard.assignment import files_of_layout, state_at_layout
     from lmtrain.checkpoint.reshard.limits import Limits
     from lmtrain.checkpoint.reshard.run import reshard
@@ -149,9 +148,8 @@ def _change(
     limits = Limits(memory_bytes, workers or num_usable_cpus())
     contents = Contents(resolve(source), limits.num_cached_blocks)
     manifest, before = contents.manifest, layout_of(contents.manifest.state)
-    model, parallel = model_of(manifest.state, contents.path), parse_layout(to, before)
+    model, parallel = checked_model(contents), parse_layout(to, before)
     check_layout(model, parallel)
-    check_fit(contents)
     done = reshard(
         contents, output, files_of_layout(manifest, model, parallel),
         state_at_layout(manifest.state, parallel), limits, overwrite=overwrite, report=show,
@@ -219,14 +217,7 @@ def _progress(console: Console) -> Iterator[Show]:
         return
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
-    columns: list[Any] = [
-        "writing",
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        "left",
-        TimeRemainingColumn(),
-    ]
+    columns = ("writing", BarColumn(), DownloadColumn(), TransferSpeedColumn(), "left", TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         task = None
 

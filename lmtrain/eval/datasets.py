@@ -39,7 +39,7 @@ def dataset_prefix(source: Path) -> Path | None:
     if Path(f"{source}.idx").exists():
         return source
     if not source.is_file():
-        raise MissingInputError(f"{source} is no text file and no prefix of a .bin/.idx pair. Check the path.")
+        raise MissingInputError(f"{source} is neither a text file nor the prefix of a .bin/.idx pair. Check the path.")
     return None
 
 

@@ -31,7 +31,7 @@ class Scorable(Protocol):
     def device(self) -> torch.device: ...
 
     def logits(self, batch: Batch, keep_BT: Tensor | None = None) -> Tensor:
-        """[kept, V] over the vocabulary; columns that are no token, where there are any, are -inf."""
+        """[kept, V] over the vocabulary; columns that are not tokens, where there are any, are -inf."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ class Scorer:
             ) from error
         if not np.isfinite(nll).all():
             raise NonFiniteLossError(
-                f"{np.count_nonzero(~np.isfinite(nll))} of {len(nll)} targets have a log-likelihood that is no finite "
-                "number. The weights are damaged or --precision is too narrow: try --precision fp32."
+                f"{np.count_nonzero(~np.isfinite(nll))} of {len(nll)} targets have a log-likelihood that is not "
+                "finite. The weights are damaged or --precision is too narrow: try --precision fp32."
             )
         ends = np.cumsum([request.num_scored for request in requests])[:-1]
         return [Scored(n, g) for n, g in zip(np.split(nll, ends), np.split(greedy, ends), strict=True)]

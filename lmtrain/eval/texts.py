@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 
 from lmtrain.errors import DataError, MissingInputError
+from lmtrain.runtime.files import parse_json
 
 
 def read_text_file(source: Path) -> tuple[str, str]:
@@ -27,8 +27,8 @@ def jsonl_texts(content: str, source: Path) -> list[str]:
         if not line.strip():
             continue
         try:
-            text = json.loads(line)["text"]
-        except (ValueError, RecursionError, KeyError, TypeError) as error:
+            text = parse_json(line, source)["text"]
+        except (DataError, KeyError, TypeError) as error:
             raise _no_text(source, number) from error
         if not isinstance(text, str):
             raise _no_text(source, number)

@@ -41,7 +41,7 @@ def save_foreign(
     extra: Mapping[str, Any] | None = None,
     report: Report | None = None,
 ) -> dict[str, Any]:
-    """Write the weights, and of the optimizer these slots; `parts` gives a tensor's rows in order, by its name.
+    """Write the weights, and of the optimizer these slots; `parts` returns a tensor's rows in order, by its name.
 
     Names are those of settings.weights(), and SLOT.NAME for what the optimizer remembers. `extra` goes to the state.
     """

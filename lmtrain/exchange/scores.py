@@ -37,7 +37,7 @@ def random_batch(settings: ModelSettings, seed: int = 0) -> Batch:
 
 @torch.no_grad()
 def answers(settings: ModelSettings, weight: Callable[[str], Tensor], batch: Batch) -> list[Tensor]:
-    """fp32 scores of every real token over the true vocabulary, and those of a pair head. `weight` gives true rows."""
+    """fp32 scores of every real token over the true vocabulary, and those of a pair head. `weight` reads true rows."""
     with torch.device("meta"):
         model = cast(Stack, settings.build()).eval()
     first = {tie.second: tie.first for tie in settings.ties()}

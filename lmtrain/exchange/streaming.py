@@ -22,7 +22,7 @@ TYPES = {"fp32": (torch.float32, "F32"), "bf16": (torch.bfloat16, "BF16"), "fp16
 
 def checked_type(word: str) -> tuple[torch.dtype, str]:
     if word not in TYPES:
-        raise UsageError(f"--dtype={word} is no type to write. Use {', '.join(TYPES)}.")
+        raise UsageError(f"--dtype={word} is not a type to write. Use {', '.join(TYPES)}.")
     return TYPES[word]
 
 
@@ -51,7 +51,7 @@ def write_tensors(path: Path, specs: list[PieceSpec], parts: Iterable[memoryview
 
 
 def counted(parts: Iterable[memoryview], total: int, report: Report | None, done: int = 0) -> Iterator[memoryview]:
-    """The same parts, told to whoever shows them as they go by."""
+    """The same parts, reported as they go by."""
     for part in parts:
         yield part
         done += len(part)

@@ -16,14 +16,14 @@ KEYS = (*AXES, "zero", "schedule", "balance")
 
 
 def parse_layout(text: str, before: ParallelSettings | None = None) -> ParallelSettings:
-    """`tp=2,pp=4` -> settings. What is not named is 1; what is no matter of the layout stays as it was."""
+    """`tp=2,pp=4` -> settings. What is not named is 1; what does not belong to the layout stays as it was."""
     others = before.to_dict() if before else {}
     values: dict[str, Any] = {key: value for key, value in others.items() if key not in KEYS}
     for word in text.split(","):
         key, equals, value = (part.strip() for part in word.partition("="))
         key = {"dp": "dp_shard"}.get(key, key)
         if not equals or key in values or key not in KEYS:
-            rule = "stands twice." if key in values else f"is no layout. {nearest(key, KEYS)}"
+            rule = "is there twice." if key in values else f"is not a layout. {nearest(key, KEYS)}"
             raise SettingsError([f"--to: {word!r} {rule} Give axes and sizes, as in tp=2,pp=4,dp_shard=2."])
         values[key] = int(value) if value.isdecimal() else value
     if values.get("vp", 1) != 1:

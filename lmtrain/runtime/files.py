@@ -13,13 +13,12 @@ import re
 import shutil
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 from lmtrain.errors import DataError, MissingInputError, OutputError, StorageError
-from lmtrain.runtime.faults import fault_point
 from lmtrain.units import format_bytes
 
 MAX_JSON_BYTES = 64 << 20
@@ -105,17 +104,16 @@ def new_folder(path: Path) -> Iterator[Path]:
             raise
 
 
-def put_in_place(folder: Path, path: Path, aside: Path | None = None, point: str | None = None) -> None:
-    """Rename a finished folder to `path`. What is there goes to `aside` first, and comes back where that fails.
-
-    `point` is the fault point between the two renames.
-    """
+def put_in_place(
+    folder: Path, path: Path, aside: Path | None = None, between: Callable[[], None] = lambda: None
+) -> None:
+    """Rename a finished folder to `path`. What is there goes to `aside` first, and comes back where that fails."""
     replaced = aside if os.path.lexists(path) else None
     if replaced is not None:
         os.rename(path, replaced)
     try:
-        if replaced is not None and point is not None:
-            fault_point(point)
+        if replaced is not None:
+            between()
         os.rename(folder, path)
     except BaseException:
         if replaced is not None:
@@ -135,7 +133,7 @@ def read_json(path: Path) -> Any:
     return parse_json(read_bytes(path, MAX_JSON_BYTES), path)
 
 
-def parse_json(data: bytes, path: Path) -> Any:
+def parse_json(data: bytes | str, path: Path) -> Any:
     """Strict JSON: no key twice, no NaN, no bottomless nesting. `path` is for the message."""
     try:
         value = json.loads(data, object_pairs_hook=_unique_keys, parse_constant=_no_constant)

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.checkpoint.contents import Contents
-from lmtrain.checkpoint.described import model_of
-from lmtrain.checkpoint.fit import check_fit
+from lmtrain.checkpoint.described import checked_model
 from lmtrain.checkpoint.store import resolve
 from lmtrain.config.base import show
 from lmtrain.errors import SettingsError
@@ -29,10 +28,8 @@ def find_first_weights(config: RunConfig, model: ModelSettings, tokenizer: Token
         return None
     path = resolve(Path(config.checkpoint.init_from))
     contents = Contents(path)
-    state = contents.manifest.state
-    theirs = model_of(state, path)
-    check_fit(contents)
-    _check_tokenizer(path, state, tokenizer)
+    theirs = checked_model(contents)
+    _check_tokenizer(path, contents.manifest.state, tokenizer)
     _check_model(path, model, theirs)
     return path
 

@@ -169,7 +169,9 @@ def test_verify(run: Path, other: Path, copy: Path) -> None:
     data = bytearray(file.read_bytes())
     data[-5] ^= 16
     file.write_bytes(data)
-    assert file.name in lmtrain("verify", copy, code=65)
+    said = lmtrain("verify", copy, code=65)
+    assert file.name in said
+    assert lmtrain("inspect", copy, "--verify", code=65) == said
     output = lmtrain("verify", copy, "--json", code=65)
     assert file.name in json.loads(output[: output.rindex("]") + 1])[0]["problems"][0]
     assert "does not exist" in lmtrain("verify", copy.parent / "nowhere", code=66)
@@ -218,13 +220,13 @@ def test_inspect_tells_what_differs_and_by_how_much(run: Path) -> None:
     [
         (("--to", "tp=3"), 2, "does not divide model.num_heads=2"),
         (("--to", "pp=5"), 2, "5 stages of model.num_layers=2"),
-        (("--to", "tensor=2"), 2, "is no layout"),
+        (("--to", "tensor=2"), 2, "is not a layout"),
         ((), 2, "--to is missing"),
         (("--to", "tp=2", "--max-memory", "10MiB"), 2, "is too little"),
         (("--to", "tp=2", "--max-memory", "much"), 2, "is not a size"),
         (("--to", "hf,tp=2"), 2, "has no layout"),
         (("--to", "megatron,dp=2"), 2, "tp or pp=NUMBER"),
-        (("--from", "hf", "--to", "tensor=2"), 2, "is no layout"),
+        (("--from", "hf", "--to", "tensor=2"), 2, "is not a layout"),
         (("--from", "hf", "--to", "tp=2"), 66, "has no model.safetensors"),
     ],
 )

@@ -1,6 +1,6 @@
-"""Boxes: where a piece stands in its tensor, and how pieces of any layout make up any box of any other. Torch-free.
+"""Boxes: where a piece lies in its tensor, and how pieces of any layout make up any box of any other. Torch-free.
 
-Called by the writer (do these pieces cover their tensors?) and the reader (which parts of which pieces make this box?).
+Called by the writer (do these pieces cover their tensors?) and the readers (what of which pieces makes up this box?).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Box:
-    """An axis-aligned part of a tensor. The box of a scalar has no axes and holds one element."""
+    """A rectangle of a tensor. The box of a scalar has no axes and holds one element."""
 
     offset: tuple[int, ...]
     shape: tuple[int, ...]
@@ -59,7 +59,7 @@ def is_run(box: Box, shape: Sequence[int]) -> bool:
 
 
 def runs(box: Box, shape: Sequence[int]) -> Iterator[tuple[int, Box]]:
-    """A box of a block of this shape as runs of its elements: the first one's number, and the run as a box."""
+    """A box of a tensor of this shape as runs of its elements: the first one's number, and the run as a box."""
     if is_run(box, shape):
         yield sum(o * math.prod(shape[i + 1 :]) for i, o in enumerate(box.offset)), box
         return
@@ -70,7 +70,7 @@ def runs(box: Box, shape: Sequence[int]) -> Iterator[tuple[int, Box]]:
 
 
 def cut(box: Box, most: int) -> Iterator[Box]:
-    """Parts of at most so many elements: whole rows where they fit, so that parts are runs of the stored bytes."""
+    """Boxes of at most so many elements: whole rows where they fit, so that each is a run of the stored bytes."""
     if box.volume <= max(most, 1):
         if box.volume:
             yield box

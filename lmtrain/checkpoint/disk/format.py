@@ -40,10 +40,10 @@ _HEX = re.compile(r"[0-9a-f]{64}")
 _MAX_ELEMENTS = 1 << 56
 
 
-def dtype_code(block: Any) -> str:
+def dtype_code(tensor: Any) -> str:
     """The safetensors name of a tensor's or array's type."""
     # because: numpy's name leaves the byte order out, and torch's types have no name but their text
-    name = getattr(block.dtype, "name", None) or str(block.dtype).removeprefix("torch.")
+    name = getattr(tensor.dtype, "name", None) or str(tensor.dtype).removeprefix("torch.")
     if name not in _CODES:
         raise CheckpointError(f"a tensor of type {name} cannot be saved. Use one of {', '.join(_CODES)}.")
     return _CODES[name]
@@ -65,7 +65,7 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class PieceEntry:
-    """Where one block lies: in which file, under which key, and where it stands in its tensor."""
+    """Where one piece lies: in which file, under which key, and where in its tensor."""
 
     file: str
     key: str
@@ -137,9 +137,9 @@ def decode_manifest(value: Any, where: object) -> Manifest:
         _need(value.get("digest") == digest_of(value), "its digest does not fit, so it is damaged or was edited")
         files = {name: _decode_file(name, entry) for name, entry in value["files"].items()}
         tensors = {name: _decode_tensor(entry, files) for name, entry in value["tensors"].items()}
-        _need(_is_count(version) and version >= 1, "the version is no number from 1")
-        _need(_is_count(value["step"]), "the step is no number from 0")
-        _need(isinstance(value["state"], dict), "the state is no object")
+        _need(_is_count(version) and version >= 1, "the version is not a number from 1")
+        _need(_is_count(value["step"]), "the step is not a number from 0")
+        _need(isinstance(value["state"], dict), "the state is not an object")
         _need_distinct(tensors)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
@@ -148,19 +148,19 @@ def decode_manifest(value: Any, where: object) -> Manifest:
 
 
 def _decode_file(name: str, entry: Any) -> FileEntry:
-    _need(is_safe_name(name) and name != MANIFEST, f"{name!r} is no plain file name")
-    _need(_is_count(entry["size"]), f"the size of {name} is no number from 0")
-    _need(isinstance(entry["root"], str) and bool(_HEX.fullmatch(entry["root"])), f"the root of {name} is no SHA-256")
+    _need(is_safe_name(name) and name != MANIFEST, f"{name!r} is not a plain file name")
+    _need(_is_count(entry["size"]), f"the size of {name} is not a number from 0")
+    _need(isinstance(entry["root"], str) and bool(_HEX.fullmatch(entry["root"])), f"{name} has no SHA-256 as its root")
     return FileEntry(entry["size"], entry["root"])
 
 
 def _decode_tensor(entry: Any, files: dict[str, FileEntry]) -> TensorEntry:
     dtype, shape = entry["dtype"], _decode_sizes(entry["shape"])
-    _need(dtype in ITEM_BYTES, f"{dtype!r} is no tensor type")
+    _need(dtype in ITEM_BYTES, f"{dtype!r} is not a tensor type")
     pieces = []
     for piece in entry["pieces"]:
         _need(piece["file"] in files, f"the file {piece['file']!r} is not listed")
-        _need(isinstance(piece["key"], str), "a key is no text")
+        _need(isinstance(piece["key"], str), "a key is not a text")
         box = Box(_decode_sizes(piece["offset"]), _decode_sizes(piece["shape"]))
         pieces.append(PieceEntry(piece["file"], piece["key"], box))
     problem = cover_problem(shape, [piece.box for piece in pieces])
@@ -169,7 +169,7 @@ def _decode_tensor(entry: Any, files: dict[str, FileEntry]) -> TensorEntry:
 
 
 def _decode_sizes(value: Any) -> tuple[int, ...]:
-    _need(isinstance(value, list) and len(value) <= 64 and all(_is_count(v) for v in value), f"{value!r} are no sizes")
+    _need(isinstance(value, list) and len(value) <= 64 and all(_is_count(v) for v in value), f"{value!r} are not sizes")
     # because: numpy and torch refuse products beyond 63 bits even where a zero makes the tensor empty
     _need(math.prod(max(v, 1) for v in value) <= _MAX_ELEMENTS, f"{value!r} is larger than any tensor")
     return tuple(value)

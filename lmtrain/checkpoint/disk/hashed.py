@@ -115,7 +115,7 @@ def _aligned(num_bytes: int) -> Bytes:
 def write_hashed(
     path: Path, parts: Iterable[bytes | memoryview], point: str | None = None
 ) -> tuple[FileEntry, list[bytes]]:
-    """Write these parts as one file; gives its entry and its blocks' digests."""
+    """Write these parts as one file; returns its entry and its blocks' digests."""
     with HashedWriter(path) as file:
         for part in parts:
             file.write(part)

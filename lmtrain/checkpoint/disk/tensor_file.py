@@ -67,12 +67,6 @@ def spec_of(piece: Piece) -> PieceSpec:
     return PieceSpec(piece.name, dtype_code(piece.block), tuple(piece.global_shape), box)
 
 
-def rank_data(pieces: Iterable[Piece]) -> RankData:
-    """Pieces whose blocks are numpy arrays, ready to be written without a further copy where they are contiguous."""
-    ordered = file_order(pieces)
-    return RankData([spec_of(p) for p in ordered], [array_bytes(p.block).data for p in ordered])
-
-
 def array_bytes(array: Array) -> Array:
     """The little-endian bytes of an array, in a row."""
     return np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(-1).view(np.uint8)
@@ -118,7 +112,7 @@ def tensors_of(parts: Sequence[Sequence[tuple[PieceSpec, PieceEntry]]]) -> dict[
 
 @dataclass(frozen=True)
 class Stored:
-    """One block inside a safetensors file."""
+    """One piece inside a safetensors file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -126,7 +120,7 @@ class Stored:
 
 
 def read_header(file: HashedFile) -> dict[str, Stored]:
-    """Every block of the file by its key; a header that does not describe exactly this file is refused."""
+    """Every piece of the file by its key; a header that does not describe exactly this file is refused."""
     if file.size < 8:
         raise CheckpointError(f"{file.path} is too short for a safetensors file. Restore it from a copy.")
     (length,) = struct.unpack("<Q", file.read(0, 8))
@@ -156,7 +150,7 @@ def _decode_header(header: dict[str, dict[str, list[int]]], base: int, file_size
 
 
 def read_box(file: HashedFile, start: int, shape: tuple[int, ...], box: Box, out: Array) -> None:
-    """Fill `out` with a box of the block of this shape that begins at byte `start`.
+    """Fill `out` with a box of the piece of this shape that begins at byte `start`.
 
     Reads ranges of at most about one 4 MiB block from the box's first element to its last; where its rows lie
     further apart than that, each row is read by itself.

@@ -22,7 +22,7 @@ Ranks = tuple[int, ...]
 
 
 def files_of_layout(manifest: Manifest, model: ModelSettings, parallel: ParallelSettings) -> dict[str, list[PieceSpec]]:
-    """Every tensor file with its pieces in order. Tensors that are no parameter's are held whole by every rank."""
+    """Every tensor file with its pieces in order. Tensors that belong to no parameter are held whole by every rank."""
     world = parallel.layout.world_size
     holders, everybody = _holders(model, parallel), tuple(range(world))
     held: dict[Ranks, list[PieceSpec]] = {}

@@ -59,14 +59,9 @@ class Attempt:
     """One try at a piece of work, in a folder of its own that nobody else is in."""
 
     def __init__(
-        self,
-        contents: Contents,
-        work: WorkFolder,
-        targets: Mapping[str, Target],
-        key: str,
-        limits: Limits,
+        self, contents: Contents, work: WorkFolder, targets: Mapping[str, Target], key: str, limits: Limits,
         report: Report,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.contents, self.work, self.targets, self.limits = contents, work, targets, limits
         self.places = place(targets)
         self.segments = list(segments(contents.manifest))

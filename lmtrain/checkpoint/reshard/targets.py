@@ -1,6 +1,6 @@
-"""A tensor file while it comes to be, written in parts and in any order by several threads. Torch-free.
+"""A tensor file that is being made, written in runs and in any order by several threads. Torch-free.
 
-Called by reshard. A block is hashed by whoever writes the last of its bytes, while they are still in memory.
+Called by reshard. A hash block is hashed by whoever writes the last of its bytes, while they are still in memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lmtrain.checkpoint.disk.hashed import root_of
 from lmtrain.checkpoint.disk.tensor_file import PieceSpec, encode_header
 from lmtrain.runtime.files import read_range
 
-Digests = dict[int, bytes]  # by the block's number
+Digests = dict[int, bytes]  # by the hash block's number
 
 
 class Target:
@@ -54,7 +54,7 @@ class Target:
                 self._missing[index] -= stop - start
 
     def write(self, position: int, data: memoryview) -> Digests:
-        """Write these bytes there; gives the digests of the blocks that are whole with them."""
+        """Write these bytes there; returns the digests of the hash blocks that they complete."""
         fd = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             done = 0
@@ -92,14 +92,14 @@ class Target:
 
 
 def _blocks(position: int, size: int) -> Iterator[tuple[int, int, int]]:
-    """The blocks that a range touches, each with the range's part in it."""
+    """The hash blocks that a range touches, each with what the range covers of it."""
     stop = position + size
     for index in range(position // BLOCK_BYTES, -(-stop // BLOCK_BYTES)):
         yield index, max(position, index * BLOCK_BYTES), min(stop, (index + 1) * BLOCK_BYTES)
 
 
 def place(targets: Mapping[str, Target]) -> dict[str, list[tuple[Target, Box, int]]]:
-    """Where each tensor's parts are to lie: the file, the part of the tensor, the file's byte where it begins."""
+    """Where each tensor's pieces are to lie: the file, the piece's box, the file's byte where it begins."""
     places: dict[str, list[tuple[Target, Box, int]]] = {}
     for target in targets.values():
         for spec, start in zip(target.specs, target.starts, strict=False):

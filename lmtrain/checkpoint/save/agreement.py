@@ -29,7 +29,7 @@ class Peers(Protocol):
     @property
     def num_ranks(self) -> int: ...
     def gather(self, numbers: Sequence[int]) -> list[list[int]]:
-        """Everybody's numbers, by rank; each gives equally many."""
+        """Everybody's numbers, by rank; each hands in equally many."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def save_checkpoint(
     *,
     verify: bool = False,
 ) -> tuple[Path, int]:
-    """Commit the checkpoint of a run; gives its path and size. A failure on any process leaves nothing behind.
+    """Commit the checkpoint of a run; returns its path and size. A failure on any process leaves nothing behind.
 
     Every process comes with its own tensors, and takes part in each agreement whatever has gone wrong with it. With
     `verify` each reads its file back from the disk before all commit.
@@ -123,14 +124,14 @@ def write_rank(attempt: Path, rank: int, data: RankData) -> RankRecord:
         return RankRecord({}, [])
     name = rank_file(rank)
     header = encode_header(data.specs)
-    entry, digests = write_hashed(attempt / name, _chain(header, data), point="ckpt.mid_write")
+    entry, digests = write_hashed(attempt / name, chain((header,), data.parts), point="ckpt.mid_write")
     assert entry.size == len(header) + data.num_bytes, "the specs do not describe the parts"
     listing, _ = write_hashed(attempt / blocks_file(name), [encode_blocks(entry, digests)])
     return RankRecord({name: entry, blocks_file(name): listing}, describe(rank, data.specs))
 
 
 def read_back(attempt: Path, record: RankRecord) -> None:
-    """Whether the disk gives what it was given; a device that does not is a failure of storage."""
+    """Check that the disk returns what was written; a device that does not is a failure of storage."""
     for name, entry in record.files.items():
         forget_cached(attempt / name)
         fault_point("ckpt.read_back")
@@ -138,11 +139,6 @@ def read_back(attempt: Path, record: RankRecord) -> None:
             verify_file(attempt / name, entry)
         except CheckpointError as error:
             raise StorageError(f"What was just written does not read back: {error} Check the disk.") from error
-
-
-def _chain(header: bytes, data: RankData) -> Iterator[memoryview]:
-    yield memoryview(header)
-    yield from data.parts
 
 
 def commit(
@@ -160,7 +156,7 @@ def commit(
     path = attempt.parent / step_folder_name(step)
     # because: a checkpoint that has the name already is moved to a name that `sweep` knows
     aside = new_leftover(path.parent, step, "replaced")
-    put_in_place(attempt, path, aside, "ckpt.mid_replace")
+    put_in_place(attempt, path, aside, lambda: fault_point("ckpt.mid_replace"))
     if aside.exists():
         shutil.rmtree(aside)
     fault_point("ckpt.after_rename")

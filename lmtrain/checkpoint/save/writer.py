@@ -65,10 +65,6 @@ class CheckpointWriter:
         self._error: BaseException | None = None
         self._waited_s = 0.0  # since the last copy was taken
 
-    @property
-    def in_flight(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
-
     def reserve(self, pieces: Sequence[Piece]) -> None:
         """Make the memory for saves of these pieces now, in the background, so that the first waits no longer."""
         self._begin(partial(self._memory.reserve, pieces))

@@ -61,7 +61,7 @@ def family_of(settings: ModelSettings) -> str:
         family = "bert" if settings.norm_order == "post" else "megatron-bert"
         wrong = list(_bert_problems(settings))
     else:
-        assert isinstance(settings, GPTSettings), "a model of a new kind needs its names in hf_names.py"
+        assert isinstance(settings, GPTSettings), "a model of a new kind needs its names in names.py"
         family = "mistral" if settings.window is not None else "llama"
         family = "gpt2" if settings.positions == "learned" else family
         wrong = list(_gpt2_problems(settings) if family == "gpt2" else _llama_problems(settings, family))

@@ -6,7 +6,6 @@ own scores on random tokens are compared with the source's.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from lmtrain.errors import CheckpointError
 from lmtrain.exchange.huggingface.config import config_of, family_of
 from lmtrain.exchange.huggingface.folder import HFFolder
 from lmtrain.exchange.huggingface.names import Match, matches
-from lmtrain.exchange.huggingface.tokenizer import tokenizer_files
+from lmtrain.exchange.huggingface.tokenizer import json_bytes, tokenizer_files
 from lmtrain.exchange.scores import answers, largest, largest_difference, random_batch, transformers_answers
 from lmtrain.exchange.streaming import (
     Report,
@@ -72,10 +71,10 @@ def export_hf(
     special = Tokenizer.from_bytes(tokenizer).special
     targets = [target for match in matches(settings, family) for target in _targets(match)]
     files = tokenizer_files(tokenizer, settings.shape.seq_len, causal=settings.shape.causal)
-    files["config.json"] = _json(config_of(settings, special, str(torch_type).removeprefix("torch.")))
+    files["config.json"] = json_bytes(config_of(settings, special, str(torch_type).removeprefix("torch.")))
     if settings.shape.causal:
         ids = {f"{name}_token_id": special.get("eod") for name in ("bos", "eos")}
-        files["generation_config.json"] = _json(ids | {"pad_token_id": special.get("pad")})
+        files["generation_config.json"] = json_bytes(ids | {"pad_token_id": special.get("pad")})
     facts: dict[str, Any] = {"from": str(reader.path), "output": str(output), "model_type": family, "dtype": dtype}
     with new_folder(output) as folder:
         facts["num_files"] = _write_weights(folder, reader, targets, torch_type, code, shard_bytes, report)
@@ -94,14 +93,9 @@ def _targets(match: Match) -> Iterator[Target]:
 
 
 def _write_weights(
-    folder: Path,
-    reader: CheckpointReader,
-    targets: Sequence[Target],
-    dtype: torch.dtype,
-    code: str,
-    shard_bytes: int,
+    folder: Path, reader: CheckpointReader, targets: Sequence[Target], dtype: torch.dtype, code: str, shard_bytes: int,
     report: Report | None,
-) -> int:
+) -> int:  # fmt: skip
     """Write one file, or several and an index of which tensor is where; returns how many."""
     shards: list[list[Target]] = [[]]
     for target in targets:
@@ -116,7 +110,7 @@ def _write_weights(
     else:
         places = {target.name: name for name, shard in zip(names, shards, strict=True) for target in shard}
         index = {"metadata": {"total_size": total}, "weight_map": places}
-        (folder / "model.safetensors.index.json").write_bytes(_json(index))
+        (folder / "model.safetensors.index.json").write_bytes(json_bytes(index))
     for name, shard in zip(names, shards, strict=True):
         specs = [spec(target.name, code, target.shape) for target in shard]
         parts = (bytes_of(part.to(dtype)) for target in shard for part in _parts(reader, target))
@@ -163,7 +157,3 @@ def compare(folder: Path, settings: ModelSettings, source: Callable[[str], Tenso
 def _fits(settings: ModelSettings) -> bool:
     """Whether transformers, which loads models whole, has room for this one in half of the memory."""
     return 4 * settings.num_parameters < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-
-
-def _json(value: object) -> bytes:
-    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()

@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from lmtrain.errors import CheckpointError, DataError, MissingInputError
+from lmtrain.errors import CheckpointError, DataError, MissingInputError, a_few
 from lmtrain.exchange.huggingface.config import settings_of
 from lmtrain.exchange.huggingface.names import Match, matches
 from lmtrain.models.model_settings import ModelSettings
@@ -23,11 +23,10 @@ from lmtrain.runtime.files import is_safe_name, read_json
 
 _INDEX = "model.safetensors.index.json"
 _PREFIXES = {"gpt2": "transformer.", "llama": "model.", "mistral": "model.", "bert": "bert.", "megatron-bert": "bert."}
-# Tables that can be computed, a tied weight's second name, and heads that pretraining has not.
+# Tables that can be computed, a tied weight's second name, and heads that pretraining does not have.
 _UNUSED = (".attn.bias", ".attn.masked_bias", ".inv_freq", ".position_ids", "cls.predictions.decoder.weight")
 _OTHER_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}  # BERT's first ones
 _TYPES = ("F32", "F16", "BF16")
-_SHOWN = 4
 
 
 class HFFolder:
@@ -58,9 +57,8 @@ class HFFolder:
         others = sorted(name for name in self._where.keys() - used - tied if not name.endswith(_UNUSED))
         wrong += [f"{name} has no place in this model" for name in others]
         if wrong:
-            more = f" and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
             raise CheckpointError(
-                f"{self.path} does not hold the model of its config.json: {'; '.join(wrong[:_SHOWN])}{more}. "
+                f"{self.path} does not hold the model of its config.json: {a_few(wrong, '; ')}. "
                 "Give the folder of a pretraining model of this architecture."
             )
         return found

@@ -20,7 +20,7 @@ from lmtrain.exchange.streaming import Report, row_ranges
 def import_hf(
     folder: Path, output: Path, *, tokenizer: Path | None = None, report: Report | None = None
 ) -> dict[str, Any]:
-    """Write output/step_00000000; gives what it is."""
+    """Write output/step_00000000; returns what it is."""
     source = HFFolder(folder)
     words = tokenizer_of(tokenizer or folder)
     known = {match.name: match for match in source.matches()}

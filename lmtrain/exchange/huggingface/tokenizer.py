@@ -7,8 +7,10 @@ The ids of a text are those of our tokenizer; what is added is what their users 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
+from lmtrain.runtime.files import parse_json
 from lmtrain.tokenizer.base import Tokenizer
 
 # Which of our roles is which of theirs. A decoder's end of document also begins one.
@@ -30,14 +32,14 @@ def tokenizer_files(data: bytes, seq_len: int, *, causal: bool) -> dict[str, byt
         "clean_up_tokenization_spaces": False,
         **special,
     }
-    tree = json.loads(data)
+    tree = parse_json(data, Path("tokenizer.json"))
     if not causal and {"cls_token", "sep_token"} <= special.keys() and tree.get("post_processor") is None:
         tree["post_processor"] = _around(tokenizer)
         data = json.dumps(tree, ensure_ascii=False, indent=1).encode()
     return {
         "tokenizer.json": data,
-        "tokenizer_config.json": _json(config),
-        "special_tokens_map.json": _json(special),
+        "tokenizer_config.json": json_bytes(config),
+        "special_tokens_map.json": json_bytes(special),
     }
 
 
@@ -51,5 +53,5 @@ def _around(tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-def _json(value: object) -> bytes:
+def json_bytes(value: object) -> bytes:
     return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()

@@ -70,15 +70,9 @@ class _Export:
     """Each rank holds what it would hold in a run of ours at this layout, with the vocabulary padded as theirs is."""
 
     def __init__(
-        self,
-        reader: CheckpointReader,
-        settings: ModelSettings,
-        parallel: ParallelSettings,
-        dtype: torch.dtype,
-        code: str,
-        engine: bool,
-        report: Report | None,
-    ) -> None:
+        self, reader: CheckpointReader, settings: ModelSettings, parallel: ParallelSettings, dtype: torch.dtype,
+        code: str, engine: bool, report: Report | None,
+    ) -> None:  # fmt: skip
         self.reader, self.settings, self.parallel = reader, settings, parallel
         self.dtype, self.code, self.engine, self.report = dtype, code, engine, report
         cuts, padded = settings.cuts(), padded_rows(settings.shape.vocab_size, parallel.tp)

@@ -64,7 +64,7 @@ def open_megatron(path: Path) -> Source:
             f"{folder} holds neither {RANK_FILE} under mp_rank_XX nor .metadata. Give a checkpoint of Megatron-LM."
         )
     if any(match[3] for match in ranks):
-        raise CheckpointError(f"{folder} is of a model with experts, which lmtrain's models have not. Give another.")
+        raise CheckpointError(f"{folder} is of a model with experts, which lmtrain's models do not have. Give another.")
     files = {(int(m[1]), int(m[2] or 0)): TorchFile(child / RANK_FILE) for m, child in ranks.items()}
     return _open_ranks(folder, files)
 
@@ -121,7 +121,7 @@ def _flat(node: object, prefix: str = "") -> Iterator[tuple[str, StoredTensor]]:
 def _take_chunk(
     chunk: list[dict[str, StoredTensor]], first_layer: int, weights: dict[str, list[Part]], folder: Path
 ) -> int:
-    """Add the weights of one stage's ranks, whose layers count from 0; gives how many layers it has."""
+    """Add the weights of one stage's ranks, whose layers count from 0; returns how many layers it has."""
     layers = set()
     for theirs in chunk[0]:
         ours = _our_name(theirs, folder)
@@ -147,7 +147,7 @@ def _our_name(theirs: str, folder: Path) -> tuple[str, int | None] | None:
         return our_name(theirs)
     except KeyError as error:
         raise CheckpointError(
-            f"{folder} holds {theirs[:200]}, which lmtrain's models have not. Only plain GPTs and BERTs are read."
+            f"{folder} holds {theirs[:200]}, which lmtrain's models do not have. Only plain GPTs and BERTs are read."
         ) from error
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmtrain.errors import CheckpointError, UsageError
+from lmtrain.errors import CheckpointError, UsageError, a_few
 from lmtrain.exchange.imported import save_foreign, tokenizer_of
 from lmtrain.exchange.megatron.args import Found, settings_from
 from lmtrain.exchange.megatron.folder import Part, Source, open_megatron
@@ -21,8 +21,6 @@ from lmtrain.exchange.megatron.names import split_qkv
 from lmtrain.exchange.streaming import Report
 from lmtrain.models.model_settings import ModelSettings, Shape, true_weights
 from lmtrain.spec import Cut, Split
-
-_SHOWN = 4
 
 
 def import_megatron(
@@ -102,7 +100,7 @@ def _check(
     wrong += [f"{name} has no place in it" for name in (weights.keys() | halves.keys()) - shapes.keys()]
     if wrong:
         raise CheckpointError(
-            f"{path} does not hold the model of its arguments: {'; '.join(sorted(wrong)[:_SHOWN])}. "
+            f"{path} does not hold the model of its arguments: {a_few(sorted(wrong), '; ')}. "
             "If it has other settings, give them with --set KEY=VALUE."
         )
 

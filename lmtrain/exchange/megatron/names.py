@@ -60,7 +60,7 @@ LAYER = "*"  # stands for a layer's number in names of stacked tensors
 
 
 def our_name(name: str) -> tuple[str, int | None] | None:
-    """Our name, and which half it is of a gated input that is stored in two; None for what is no weight.
+    """Our name, and which half it is of a gated input that is stored in two; None for what is not a weight.
 
     A name that we do not know is a KeyError: the model has something that ours lack.
     """

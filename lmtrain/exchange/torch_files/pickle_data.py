@@ -1,7 +1,7 @@
 """Pickles read as data. A pickle is a program for a small stack machine; this is that machine without its one
 dangerous instruction: names of classes and functions stay names, and what would be a call becomes a record of it.
 
-Called by torch_file. Nothing is imported, looked up or called here, whatever a file says, so there is no list of what
+Called by the reader. Nothing is imported, looked up or called here, whatever a file says, so there is no list of what
 is allowed to keep up to date. Python's own module reads the instructions one by one and does not run them either.
 """
 
@@ -66,7 +66,7 @@ _IDLE = {"PROTO", "FRAME"}
 
 
 def read_pickle(file: io.BufferedIOBase, where: object) -> Any:
-    """The next pickle of a file, up to its end; the file then stands behind it."""
+    """The next pickle of a file, up to its end; the next read begins behind it."""
     machine = _Machine()
     try:
         for opcode, argument, _ in pickletools.genops(file):  # type: ignore[arg-type]  # any file that reads lines
@@ -220,7 +220,7 @@ class _Machine:
     def _build(self, _: Any) -> None:
         state, made = self.pop(), self._top()
         if isinstance(made, Made):
-            made.state = state  # of plain data there is nothing to build: torch hangs notes on its dicts
+            made.state = state  # of plain data there is nothing to build: torch attaches notes to its dicts
 
     def _persid(self, argument: Any) -> None:
         self._stack.append(Persistent(argument))
@@ -255,11 +255,11 @@ def _key(value: Any) -> Any:
 
 def _entries(value: Any) -> list[Any]:
     if not isinstance(value, (list, Made)):
-        raise ValueError("entries for what is no list")
+        raise ValueError("entries for what is not a list")
     return value if isinstance(value, list) else value.entries
 
 
 def _items(value: Any) -> dict[Any, Any]:
     if not isinstance(value, (dict, Made)):
-        raise ValueError("items for what is no dict")
+        raise ValueError("items for what is not a dict")
     return value if isinstance(value, dict) else value.items

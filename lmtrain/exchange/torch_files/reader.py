@@ -1,6 +1,6 @@
 """What torch.save wrote, without torch.load: values as plain data, tensors as places in the file, read when asked for.
 
-Called by the Megatron import. Both of torch's formats: a zip archive, and the row of pickles and storages from before
+Called by the imports. Both of torch's formats: a zip archive, and the row of pickles and storages from before
 torch 1.6. Every size is compared with the file's before anything of that size is made.
 """
 
@@ -161,7 +161,7 @@ def _read_archive(file: _File, path: Path) -> tuple[dict[str, tuple[int, int]], 
         entries = {info.filename.partition("/")[2]: info for info in archive.infolist()}
         bad = [i for i in entries.values() if i.compress_type != zipfile.ZIP_STORED or i.file_size != i.compress_size]
         if bad or "data.pkl" not in entries:
-            raise ValueError("it is no archive of torch.save")
+            raise ValueError("it is not an archive of torch.save")
         if entries["data.pkl"].file_size > _MAX_PICKLE_BYTES:
             raise ValueError("its pickle is larger than any list of tensors")
         if "byteorder" in entries and archive.read(entries["byteorder"]) != b"little":

@@ -1,4 +1,4 @@
-"""Files that torch.load reads, tensors and all, written tensor by tensor. Called by the Megatron export.
+"""Files that torch.load reads, tensors and all, written tensor by tensor. Called by the exports.
 
 The archive that torch.save writes: a pickle of plain values in which tensors are named, and each one's bytes beside it.
 The few instructions that such a pickle needs are spelled out here, so that nothing of ours ever pickles an object.
@@ -22,7 +22,7 @@ _ROOT = "archive"
 
 @dataclass(frozen=True)
 class Saved:
-    """A tensor to write; `parts` gives its bytes when its turn comes."""
+    """A tensor to write; `parts` returns its bytes when its turn comes."""
 
     code: str
     shape: tuple[int, ...]
@@ -84,7 +84,7 @@ def _encode(value: Any, tensors: list[Saved]) -> bytes:
         case Saved():
             tensors.append(value)
             return _encode_tensor(value, str(len(tensors) - 1))
-    raise TypeError(f"{type(value)} is no plain value")
+    raise TypeError(f"{type(value)} is not a plain value")
 
 
 def _encode_tensor(tensor: Saved, key: str) -> bytes:

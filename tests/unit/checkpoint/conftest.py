@@ -11,12 +11,12 @@ import pytest
 
 from lmtrain.checkpoint import contents
 from lmtrain.checkpoint.disk import hashed, tensor_file
-from lmtrain.checkpoint.disk.tensor_file import rank_data
 from lmtrain.checkpoint.reshard import attempt, limits, targets
 from lmtrain.checkpoint.save import commit as commit_module
 from lmtrain.checkpoint.save.commit import commit, write_rank
 from lmtrain.piece import Piece
 from lmtrain.runtime.faults import arm
+from tests.unit.checkpoint.arrays import rank_data
 
 Arrays = dict[str, np.ndarray]
 

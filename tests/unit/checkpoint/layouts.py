@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 
 from lmtrain.checkpoint.contents import Contents
-from lmtrain.checkpoint.described import model_of
-from lmtrain.checkpoint.disk.tensor_file import rank_data
-from lmtrain.checkpoint.fit import check_fit
+from lmtrain.checkpoint.described import checked_model
 from lmtrain.checkpoint.reshard.assignment import files_of_layout, state_at_layout
 from lmtrain.checkpoint.reshard.attempt import Resharded
 from lmtrain.checkpoint.reshard.limits import Limits
@@ -25,6 +23,7 @@ from lmtrain.piece import Piece
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.placement.parse import parse_layout
 from lmtrain.placement.stages import places_of_rank
+from tests.unit.checkpoint.arrays import rank_data
 
 Arrays = dict[str, np.ndarray[Any, np.dtype[Any]]]
 SLOTS = ("model", "optim.exp_avg", "optim.exp_avg_sq")
@@ -90,8 +89,7 @@ def reshard_to(source: Path, output: Path, layout: str, limits: Limits | None = 
     """As the command line does it."""
     limits = limits or Limits()
     contents = Contents(source, limits.num_cached_blocks)
-    state, model, parallel = contents.manifest.state, model_of(contents.manifest.state, source), at(layout)
-    check_fit(contents)
+    state, model, parallel = contents.manifest.state, checked_model(contents), at(layout)
     files = files_of_layout(contents.manifest, model, parallel)
     return reshard(contents, output, files, state_at_layout(state, parallel), limits, **options)
 
@@ -100,7 +98,7 @@ def read_all(path: Path) -> Arrays:
     """Every tensor, verified, and nothing else wrong with the checkpoint."""
     contents = Contents(path)
     assert contents.damages() == []
-    check_fit(contents)
+    checked_model(contents)
     types = {"F32": np.float32, "F16": np.float16, "I64": np.int64}
     return {name: contents.read_bits(name).view(types[t.dtype]) for name, t in contents.manifest.tensors.items()}
 

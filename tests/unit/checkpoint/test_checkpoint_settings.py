@@ -27,7 +27,7 @@ def test_wrong_values_are_refused_with_their_key(wrong: dict[str, Any]) -> None:
 
 
 def test_what_stays_for_good_must_be_saved_at_all() -> None:
-    with pytest.raises(SettingsError, match=r"no multiple of interval_steps=200, .* Use 800\."):
+    with pytest.raises(SettingsError, match=r"not a multiple of interval_steps=200, .* Use 800\."):
         CheckpointSettings(interval_steps=200, keep_every_steps=700)
     assert CheckpointSettings(interval_steps=200, keep_every_steps=800).keep_every_steps == 800
     assert CheckpointSettings(interval_steps=0, keep_every_steps=7).keep_every_steps == 7

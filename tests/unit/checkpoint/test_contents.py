@@ -19,7 +19,7 @@ import torch
 from lmtrain.checkpoint.contents import Contents
 from lmtrain.checkpoint.disk.format import digest_of
 from lmtrain.checkpoint.reader import CheckpointReader
-from lmtrain.checkpoint.verify import verify_checkpoints
+from lmtrain.checkpoint.verify import verify_checkpoint
 from lmtrain.errors import CheckpointError
 from lmtrain.piece import Piece
 
@@ -40,7 +40,7 @@ def targets(arrays: Arrays) -> list[Piece]:
 def load_all(path: Path, arrays: Arrays) -> None:
     reader = CheckpointReader(path)
     pieces = targets(arrays)
-    reader.load_into(pieces, all_of_it=True)
+    reader.load_into(pieces)
     reader.read_file("tokenizer.json")
     for piece in pieces:
         assert torch.equal(piece.block, torch.from_numpy(arrays[piece.name]))
@@ -58,7 +58,7 @@ def refused(path: Path, arrays: Arrays, name: str) -> None:
     """Loading and verifying both refuse, and name the file."""
     with pytest.raises(CheckpointError) as loading:
         load_all(path, arrays)
-    (facts,) = verify_checkpoints(path)
+    facts = verify_checkpoint(path)
     assert name in str(loading.value)
     assert name in " ".join(facts["problems"])
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from lmtrain.checkpoint.contents import Contents
+from lmtrain.checkpoint.described import checked_model
 from lmtrain.checkpoint.disk.format import FileEntry, blocks_file, digest_of
 from lmtrain.checkpoint.disk.hashed import encode_blocks, write_hashed
-from lmtrain.checkpoint.fit import check_fit
 from lmtrain.errors import LmtrainError
 from lmtrain.models.gpt_settings import GPTSettings
 from tests.unit.checkpoint.layouts import MODELS, draw, reshard_to, write
@@ -240,7 +240,7 @@ def verify(path: Path) -> None:
     damages = contents.damages()
     if damages:
         raise contents_error(damages)
-    check_fit(contents)
+    checked_model(contents)
 
 
 def contents_error(damages: list[str]) -> LmtrainError:
@@ -256,7 +256,7 @@ def load(path: Path) -> None:
         contents.read_bits(name)
     for name in contents.manifest.files:
         contents.read_file(name)
-    check_fit(contents)
+    checked_model(contents)
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -10,10 +10,10 @@ import pytest
 
 from lmtrain.checkpoint import diff
 from lmtrain.checkpoint.contents import Contents
-from lmtrain.checkpoint.disk.tensor_file import rank_data
 from lmtrain.checkpoint.save.commit import save_checkpoint
 from lmtrain.checkpoint.save.writer import CheckpointWriter
 from lmtrain.piece import Piece
+from tests.unit.checkpoint.arrays import rank_data
 from tests.unit.checkpoint.layouts import MODELS, draw, write
 
 

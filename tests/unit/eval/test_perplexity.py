@@ -110,7 +110,7 @@ def test_a_dataset_of_a_larger_vocabulary_is_refused(subject: Subject, tmp_path:
 
 
 def test_refusals(subject: Subject, tmp_path: Path) -> None:
-    with pytest.raises(MissingInputError, match="no text file and no prefix"):
+    with pytest.raises(MissingInputError, match="neither a text file nor the prefix"):
         measured(subject, tmp_path / "absent")
     (tmp_path / "empty.txt").write_text("")
     with pytest.raises(DataError, match="no token to predict"):

@@ -66,4 +66,5 @@ def save(folder: Path, settings: ModelSettings, seed: int = 1) -> Path:
 
 def same_weights(left: Path, right: Path) -> bool:
     a, b = CheckpointReader(left), CheckpointReader(right)
-    return a.names == b.names and all(torch.equal(a.read(name), b.read(name)) for name in a.names)
+    names = a.manifest.tensors.keys()
+    return names == b.manifest.tensors.keys() and all(torch.equal(a.read(name), b.read(name)) for name in names)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtrain.layout import Layout
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.placement.memory import rank_bytes
 from lmtrain.placement.places import Place, Shape, place_all, shard_rows
 from lmtrain.spec import Cut, Cuts, Split
 
@@ -108,21 +105,3 @@ def places_of_gpt(layout: Layout) -> list[dict[str, Place]]:
     return [
         place_all(GPT.weights(), GPT.cuts(), layout, layout.coordinate(rank), 250) for rank in range(layout.world_size)
     ]
-
-
-@pytest.mark.parametrize("zero", [1, 2, 3])
-def test_bytes_of_an_even_model_fall_by_the_number_of_ranks(zero: int) -> None:
-    """The closed forms of the ZeRO paper, with fp32 masters: nothing here needs padding."""
-    settings, shards = replace(GPT, vocab_size=256), 4
-    layout, total = Layout(dp_shard=shards), settings.num_parameters
-    places = place_all(settings.weights(), settings.cuts(), layout, layout.coordinate(0), 256)
-    held = rank_bytes(places.values(), layout, zero=zero, work_bytes=2)
-    assert held.masters == 4 * total / shards
-    assert held.optimizer == 8 * total / shards
-    assert held.gradients == (4 * total if zero == 1 else 4 * total / shards)
-    assert held.work == (0 if zero == 3 else 2 * total)
-
-
-def test_one_process_in_fp32_computes_with_its_masters() -> None:
-    held = rank_bytes(places_of_gpt(Layout())[0].values(), Layout(), zero=1, work_bytes=4)
-    assert (held.work, held.total) == (0, 16 * GPT.num_parameters)

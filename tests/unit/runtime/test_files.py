@@ -17,8 +17,10 @@ from lmtrain.runtime.files import (
     folder_lock,
     free_bytes,
     is_safe_name,
+    new_folder,
     open_regular,
     parse_json,
+    put_in_place,
     read_bytes,
     read_json,
     storage_errors,
@@ -37,6 +39,54 @@ def test_a_file_appears_only_when_whole(tmp_path: Path) -> None:
         raise KeyError
     assert path.read_bytes() == b"one"
     assert [p.name for p in path.parent.iterdir()] == ["file"]
+
+
+def test_a_folder_appears_only_when_whole(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "folder"
+    with pytest.raises(KeyError), new_folder(path) as folder:  # noqa: PT012
+        (folder / "inner").mkdir()
+        raise KeyError
+    assert list(path.parent.iterdir()) == []
+    path.mkdir()  # an empty one may be taken
+    with new_folder(path) as folder:
+        (folder / "inner").mkdir()
+        (folder / "inner" / "file").write_bytes(b"one")
+        assert list(path.iterdir()) == []
+    assert (path / "inner" / "file").read_bytes() == b"one"
+    with pytest.raises(OutputError, match="not empty"), new_folder(path):
+        pass
+    assert [p.name for p in path.parent.iterdir()] == ["folder"]
+
+
+def test_every_file_and_folder_is_on_disk_before_the_name_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+    with new_folder(tmp_path / "folder") as folder:
+        (folder / "inner").mkdir()
+        (folder / "inner" / "file").write_bytes(b"one")
+    assert {*synced[:-1]} == {str(folder), str(folder / "inner"), str(folder / "inner" / "file")}
+    assert synced[-1] == str(tmp_path)
+
+
+def test_what_a_folder_replaces_comes_back_where_that_fails(tmp_path: Path) -> None:
+    old, new, aside = tmp_path / "old", tmp_path / "new", tmp_path / "aside"
+    old.mkdir()
+    (old / "file").write_bytes(b"old")
+
+    def fail() -> None:
+        assert not old.exists()
+        raise KeyError
+
+    new.mkdir()
+    with pytest.raises(KeyError):
+        put_in_place(new, old, aside, fail)
+    assert (old / "file").read_bytes() == b"old"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["new", "old"]
+    put_in_place(new, old, aside)
+    assert list(old.iterdir()) == []
+    assert (aside / "file").read_bytes() == b"old"
 
 
 @pytest.mark.parametrize("name", ["fsync", "replace"])

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtrain.checkpoint.contents import Contents
-from lmtrain.checkpoint.disk.tensor_file import rank_data
 from lmtrain.checkpoint.reader import CheckpointReader
 from lmtrain.checkpoint.save.agreement import Alone, RankRecord, encode_part, part_file, read_part, together
 from lmtrain.checkpoint.save.commit import save_checkpoint, take_parts, write_rank
@@ -23,6 +22,7 @@ from lmtrain.errors import CheckpointError, LmtrainError, NonFiniteLossError, Ou
 from lmtrain.piece import Piece
 from lmtrain.runtime import faults
 from lmtrain.runtime.faults import Fault
+from tests.unit.checkpoint.arrays import rank_data
 from tests.unit.checkpoint.seats import Outcome, Seat, on_ranks
 
 W = np.arange(7 * 12, dtype=np.float32).reshape(7, 12)

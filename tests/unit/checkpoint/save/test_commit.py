@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from lmtrain.checkpoint.contents import Contents
-from lmtrain.checkpoint.disk.tensor_file import rank_data, tensors_of
+from lmtrain.checkpoint.disk.tensor_file import tensors_of
 from lmtrain.checkpoint.reader import CheckpointReader
 from lmtrain.checkpoint.save.commit import save_checkpoint, write_rank
 from lmtrain.checkpoint.store import latest, list_checkpoints, prune, sweep
@@ -25,6 +25,7 @@ from lmtrain.errors import CheckpointError, LmtrainError, OutputError, StorageEr
 from lmtrain.piece import Piece
 from lmtrain.runtime import faults
 from lmtrain.runtime.faults import Fault
+from tests.unit.checkpoint.arrays import rank_data
 
 SCRIPT = """
 import sys
@@ -32,8 +33,8 @@ from pathlib import Path
 import numpy as np
 from lmtrain.checkpoint.save.commit import save_checkpoint
 from lmtrain.checkpoint.store import prune
-from lmtrain.checkpoint.disk.tensor_file import rank_data
 from lmtrain.piece import Piece
+from tests.unit.checkpoint.arrays import rank_data
 folder, step, value = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 block = np.full((300, 7), value, np.float32)
 data = rank_data([Piece("w", block.shape, (0, 0), block)])

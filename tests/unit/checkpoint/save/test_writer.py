@@ -123,8 +123,8 @@ def test_the_run_may_change_everything_once_save_returns(tmp_path: Path, monkeyp
     writer = CheckpointWriter(tmp_path, keep_last=2, asynchronous=True)
     writer.save(1, live, state, files)
     assert gate.reached.wait(30)
-    assert writer.in_flight
     assert writer.last is None
+    assert not (tmp_path / "step_00000001").exists()
     for piece in live:
         piece.block.zero_()
     state["list"].append(2)
@@ -144,7 +144,7 @@ def test_a_save_waits_for_the_one_before(tmp_path: Path, monkeypatch: pytest.Mon
     capture = writer._memory.capture
 
     def watched(given: Sequence[Piece]) -> RankData:
-        found.append((writer.in_flight, [step for step in range(1, 9) if (tmp_path / step_folder_name(step)).exists()]))
+        found.append([step for step in range(1, 9) if (tmp_path / step_folder_name(step)).exists()])
         return capture(given)
 
     monkeypatch.setattr(writer._memory, "capture", watched)
@@ -163,7 +163,7 @@ def test_a_save_waits_for_the_one_before(tmp_path: Path, monkeypatch: pytest.Mon
     second.join()
     writer.close()
     assert gate.most_inside == 1
-    assert found == [(False, []), (False, [1]), (False, [1, 2]), (False, [1, 2, 3])]
+    assert found == [[], [1], [1, 2], [1, 2, 3]]
     assert [id(chunk) for chunk in writer._memory._chunks] == [id(chunk) for chunk in chunks]
     for step in (1, 2, 3, 4):
         assert (CheckpointReader(tmp_path / step_folder_name(step)).read("w") == step).all()

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lmtrain.checkpoint.contents import Contents
+from lmtrain.checkpoint.described import checked_model
 from lmtrain.checkpoint.disk.format import Manifest, TensorEntry
-from lmtrain.checkpoint.fit import check_fit, fit_problems
 from lmtrain.errors import CheckpointError
 from tests.unit.checkpoint.layouts import MODELS, draw, write
 
@@ -25,7 +26,7 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_every_model_fits_itself(tmp_path: Path, model: str) -> None:
-    check_fit(Contents(write(tmp_path, MODELS[model], "tp=2", draw(MODELS[model]))))
+    checked_model(Contents(write(tmp_path, MODELS[model], "tp=2", draw(MODELS[model]))))
 
 
 def other_rows(tensors: Tensors, name: str, rows: int) -> None:
@@ -46,7 +47,7 @@ def other_rows(tensors: Tensors, name: str, rows: int) -> None:
             r"shape \[68, 24\] and the model says \[67, 24\]",
         ),
         (lambda t: other_rows(t, "optim.exp_avg.norm.bias", 4), r"optim.exp_avg.norm.bias has shape \[4\]"),
-        (lambda t: [t.pop(n) for n in list(t) if "blocks.0" in n], "and 8 more like this"),
+        (lambda t: [t.pop(n) for n in list(t) if "blocks.0" in n], "and 8 more"),
     ],
 )
 def test_what_does_not_fit_is_said(manifest: Manifest, change: Callable[[Tensors], None], said: str) -> None:
@@ -55,9 +56,12 @@ def test_what_does_not_fit_is_said(manifest: Manifest, change: Callable[[Tensors
     contents = Contents.__new__(Contents)
     contents.path, contents.manifest = Path("there"), replace(manifest, tensors=tensors)
     with pytest.raises(CheckpointError, match=f"there/manifest.json contradicts itself: .*{said}"):
-        check_fit(contents)
+        checked_model(contents)
 
 
-def test_a_checkpoint_of_no_model_or_of_an_unknown_one(manifest: Manifest) -> None:
-    assert fit_problems(replace(manifest, state={})) == []
-    assert "describes no model" in fit_problems(replace(manifest, state={"model": {"kind": "gpt", "width": 8}}))[0]
+@pytest.mark.parametrize("state", [{}, {"model": {"kind": "gpt", "width": 8}}])
+def test_a_checkpoint_of_no_model_or_of_an_unknown_one(manifest: Manifest, state: dict[str, Any]) -> None:
+    contents = Contents.__new__(Contents)
+    contents.path, contents.manifest = Path("there"), replace(manifest, state=state)
+    with pytest.raises(CheckpointError, match="there does not say what model it is of"):
+        checked_model(contents)
