@@ -5,7 +5,7 @@ A table is checked when it is made: every action there once, on the rank that ho
 rank waits for ever.
 
     F forward        needs F of the stage before
-    B backward       needs its own F and the gradient of the stage after; gives the gradient of input and weights
+    B backward       needs its own F and the gradient of the stage after; makes the gradient of input and weights
     I input          the half of B that the stage before waits for
     W weight         the other half, whenever there is time
 """

@@ -17,7 +17,8 @@ from lmtrain.errors import SettingsError
 
 @dataclass(frozen=True, kw_only=True)
 class Drink(Choice):
-    room: ClassVar[str] = "lmtrain.config"
+    files: ClassVar[str] = "test_build"
+    room: ClassVar[str] = "tests.unit.config"
     sugar: int = 0
 
 
@@ -83,8 +84,11 @@ def test_numbers_survive(cups: int, wait: float) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"drink": {"kind": "te", "leaves": 1}}, "drink.kind=te is no kind of drink. Did you mean tea?"),
-        ({"drink": {}}, "drink.kind=null is no kind of drink. Known: coffee, tea."),
+        (
+            {"drink": {"kind": "te", "leaves": 1}},
+            "drink.kind=te is not a kind of drink. Did you mean tea? If it is a plugin's, add --plugin PACKAGE.",
+        ),
+        ({"drink": {}}, "drink.kind=null is not a kind of drink. Known: coffee, tea."),
         ({"drink": 3}, "drink=3 is not a group of settings. Give its keys one by one: drink.key=value."),
         ({"drink": {"kind": "tea"}}, "drink.leaves is not set. Add drink.leaves=VALUE."),
         ({"drink": {"kind": "tea", "leaves": 0}}, "drink.leaves=0.0 must be above 0. Use 2."),
@@ -97,7 +101,7 @@ def test_numbers_survive(cups: int, wait: float) -> None:
         ({"size": "larg"}, "size=larg is not a choice here. Did you mean large?"),
         ({"times": 3}, "times=3 is not a list of a number. Give times a value of that type."),
         ({"times": [1, "x"]}, "times[1]=x is not a number. Give times[1] a value of that type."),
-        ({"spare": {"kind": "coffee"}}, "spare.kind=coffee is no kind of spare. Known: tea."),
+        ({"spare": {"kind": "coffee"}}, "spare.kind=coffee is not a kind of spare. Known: tea."),
     ],
 )
 def test_one_wrong_value_is_one_sentence_and_a_way_out(change: dict[str, Any], said: str) -> None:
