@@ -95,7 +95,7 @@ class Choice(Settings):
         return importlib.import_module(type(self).__module__.removesuffix("_settings"))
 
 
-_plugins: dict[str, list[ModuleType]] = {}  # each package that --plugin has named, and its files below
+plugins: dict[str, list[ModuleType]] = {}  # each package that --plugin has named, and its files below
 
 
 def add_plugin(name: str) -> None:
@@ -106,21 +106,17 @@ def add_plugin(name: str) -> None:
     try:
         package = importlib.import_module(name)
         inside = [f"{name}.{found.name}" for found in pkgutil.iter_modules(getattr(package, "__path__", ()))]
-        _plugins[name] = [package, *(importlib.import_module(file) for file in inside if file.endswith(PLUGIN_FILES))]
+        plugins[name] = [package, *(importlib.import_module(file) for file in inside if file.endswith(PLUGIN_FILES))]
     except ImportError as error:
         raise UsageError(
             f"--plugin={name} cannot be imported: {error}. Install it, or put the folder it lies in on PYTHONPATH."
         ) from error
 
 
-def remove_plugin(name: str) -> None:
-    del _plugins[name]
-
-
 def modules(room: str, ending: str = "") -> Iterator[ModuleType]:
     """The files of a room whose names end so, then all that plugins bring."""
     yield from _room_modules(room, ending)
-    for files in _plugins.values():
+    for files in plugins.values():
         yield from files
 
 
