@@ -52,9 +52,6 @@ class Table:
     def num_stages(self) -> int:
         return len(self.rank_of)
 
-    def stages_of(self, rank: int) -> list[int]:
-        return [stage for stage, owner in enumerate(self.rank_of) if owner == rank]
-
 
 def looping(num_ranks: int, chunks: int = 1) -> tuple[int, ...]:
     """Stages dealt round and round: rank r holds r, r + p, r + 2p, ..."""
