@@ -41,7 +41,7 @@ class ParallelSettings(Settings):
 
     def _zero_problems(self) -> Iterator[Problem]:
         zero, shard = self.zero, self.dp_shard
-        yield from problem_if(not 0 <= zero <= 3, "zero", zero, "is no level", "Use 0, 1, 2 or 3.")
+        yield from problem_if(not 0 <= zero <= 3, "zero", zero, "is not a level", "Use 0, 1, 2 or 3.")
         yield from problem_if(
             zero == 0 and shard > 1, "zero", zero, f"shares nothing and dp_shard={shard} shares it among {shard}",
             f"Use zero=1, or dp_shard=1 and dp_replicate={self.dp_replicate * max(shard, 1)}.",

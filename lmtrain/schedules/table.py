@@ -2,7 +2,7 @@
 
 Called by the schedules (which make tables), by parallel/pipeline (which runs them), by the simulator and the planner.
 A table is checked when it is made: every action there once, on the rank that holds its stage, in an order in which no
-rank waits for ever.
+rank waits forever.
 
     F forward        needs F of the stage before
     B backward       needs its own F and the gradient of the stage after; makes the gradient of input and weights

@@ -37,7 +37,7 @@ def test_every_problem_is_reported_at_once(toy: Toy, tmp_path: Path) -> None:
         ("train.tokens=1B", "must be given one without the other"),
         ("schedule.warmup_steps=100", "schedule.warmup_steps=100"),
         ("train.steps=soon", "train.steps=soon is not a size"),
-        ("optim.kind=sgd", "optim.kind=sgd is no kind"),
+        ("optim.kind=sgd", "optim.kind=sgd is not a kind"),
         ("run.dir=''", "run.dir= is empty"),
         ("optim.lr=1,2", "Add -m to run each of them."),
         ("data.path=${oc.env:HOME}", "calls a resolver"),
