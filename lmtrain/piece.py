@@ -1,4 +1,4 @@
-"""A block of a named tensor and where it stands in the whole: what `parallel` and `checkpoint` say to each other."""
+"""A rectangle of a named tensor that one process holds: what `parallel` and `checkpoint` say to each other."""
 
 from __future__ import annotations
 

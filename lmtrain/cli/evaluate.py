@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from lmtrain import __version__
+from lmtrain.cli.plugins import Plugins
 from lmtrain.errors import MissingInputError, UsageError
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def evaluate(
     output: Annotated[
         Path | None, typer.Option("--output", help="Also write JSON to this file.", metavar="FILE")
     ] = None,
+    plugin: Plugins = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     list_tasks: Annotated[bool, typer.Option("--list", help="List the tasks with their recipes and stop.")] = False,
 ) -> None:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from lmtrain.cli.plugins import Plugins
+
 if TYPE_CHECKING:
     from lmtrain.eval.generate import Sampling
     from lmtrain.eval.load import Loaded
@@ -37,6 +39,7 @@ def generate(
     precision: Annotated[
         Literal["fp32", "bf16", "fp16"], typer.Option("--precision", help="In which numbers to compute.")
     ] = "fp32",
+    plugin: Plugins = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON when all is written.")] = False,
 ) -> None:
     """Let a checkpoint write on from a prompt. The same seed gives the same text."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lmtrain.cli.plugins import Plugins
 from lmtrain.errors import MissingInputError
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ def inspect(
         Path | None,
         typer.Option("--diff", metavar="OTHER", help="Say what differs from this other checkpoint, and by how much."),
     ] = None,
+    plugin: Plugins = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show what is in a dataset, a run or a checkpoint; or what differs between two checkpoints."""

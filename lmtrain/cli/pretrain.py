@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lmtrain.cli.plugins import Plugins
 from lmtrain.errors import LmtrainError, OutputError, PeerLostError, StoppedEarly
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def pretrain(
         bool, typer.Option("--dry-run", help="Check everything, say what would run, and stop.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    plugin: Plugins = None,
     nproc: Annotated[
         int | None, typer.Option("--nproc", min=1, help="Start this many processes here; they share the work.")
     ] = None,
@@ -55,6 +57,7 @@ def pretrain(
         env = env.as_launcher(nproc)
     overrides = list(overrides or [])
     flags = ["--config-name", config_name, *(["--config-dir", str(config_dir)] if config_dir else [])]
+    flags += [f"--plugin={name}" for name in plugin or ()]
     flags += ["--json"] * as_json + ["--debug"] * ("--debug" in sys.argv)  # because: main has taken --debug out
     if multirun:
         flags += ["--dry-run"] * dry_run + ["--print-config"] * print_config

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 import typer
 
+from lmtrain.cli.plugins import Plugins
 from lmtrain.cli.sizes import parse_size
 from lmtrain.errors import UsageError
 
@@ -61,6 +62,7 @@ def reshard(
             "--set", metavar="KEY=VALUE", help="With --from megatron: a setting of the model that SOURCE lacks."
         ),
     ] = None,
+    plugin: Plugins = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Write a checkpoint for another layout: weights, optimizer and all else that a run goes on from.

@@ -70,8 +70,9 @@ def _rows(path: str, cls: type[Settings], meanings: Meanings) -> Iterator[str]:
         key, hint = f"{path}.{field.name}", hints[field.name]
         default, meaning = meanings.of(key, _default(field))
         meaning = meaning if meanings.is_sure(key) else _source_comment(cls, field.name) or meaning
-        unit = _UNITS.get(field.metadata.get("unit", ""))
-        yield f"| `{key}` | {type_words(hint, unit)} | {default} | {meaning.replace('|', '&#124;')} |"
+        chosen, unit = field.metadata.get("kinds"), _UNITS.get(field.metadata.get("unit", ""))
+        words = ", ".join(f"`{word}`" for word in kinds(chosen)) if chosen else type_words(hint, unit)
+        yield f"| `{key}` | {words} | {default} | {meaning.replace('|', '&#124;')} |"
         inner = settings_class(hint)
         if inner is not None and not (issubclass(inner, Choice) and not inner.kind):
             yield from _rows(key, inner, meanings)

@@ -8,11 +8,14 @@ from typing import Annotated
 
 import typer
 
+from lmtrain.cli.plugins import Plugins
+
 
 def verify(
     path: Annotated[
         Path, typer.Argument(metavar="PATH", help="A checkpoint, or a run's folder for all of its checkpoints.")
     ],
+    plugin: Plugins = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check a checkpoint: hashes, shapes, that pieces fill their tensors, tied weights.

@@ -1,7 +1,8 @@
 """What a setting is: a frozen, keyword-only dataclass that checks itself. Torch-free.
 
 Every room declares its settings in a `*_settings.py` file. A room with a choice (which model? which optimizer?)
-derives a base from `Choice`; each alternative is a subclass with a `kind`, found by `kinds()` without a list to edit.
+derives a base from `Choice`; each alternative is a subclass with a `kind`, found by `kinds()` without a list to edit:
+in the room, or in a package that `--plugin` names.
 """
 
 from __future__ import annotations
@@ -13,9 +14,13 @@ import json
 import pkgutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
 from typing import Any, ClassVar
 
-from lmtrain.errors import SettingsError
+from lmtrain.errors import SettingsError, UsageError
+
+PLUGIN_FILES = ("_settings", "_schedule", "_task")  # files of a plugin that are read at the start: torch-free
 
 
 @dataclass(frozen=True)
@@ -79,9 +84,10 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice(Settings):
-    """Base of settings that come in kinds. `room` is the package whose *_settings.py files hold the kinds."""
+    """Base of settings that come in kinds. `room` is the package whose files with this ending hold the kinds."""
 
     room: ClassVar[str]
+    files: ClassVar[str] = "_settings"
     kind: ClassVar[str] = ""
 
     def component(self) -> Any:
@@ -89,19 +95,50 @@ class Choice(Settings):
         return importlib.import_module(type(self).__module__.removesuffix("_settings"))
 
 
+plugins: dict[str, list[ModuleType]] = {}  # each package that --plugin has named, and its files below
+
+
+def add_plugin(name: str) -> None:
+    """What stands in this package counts from now on as if it stood in its room: see PLUGIN_FILES.
+
+    Only the command line names plugins: no file does, since files must not decide what code runs.
+    """
+    try:
+        package = importlib.import_module(name)
+        inside = [f"{name}.{found.name}" for found in pkgutil.iter_modules(getattr(package, "__path__", ()))]
+        plugins[name] = [package, *(importlib.import_module(file) for file in inside if file.endswith(PLUGIN_FILES))]
+    except ImportError as error:
+        raise UsageError(
+            f"--plugin={name} cannot be imported: {error}. Install it, or put the folder it lies in on PYTHONPATH."
+        ) from error
+
+
+def modules(room: str, ending: str = "") -> Iterator[ModuleType]:
+    """The files of a room whose names end so, then all that plugins bring."""
+    yield from _room_modules(room, ending)
+    for files in plugins.values():
+        yield from files
+
+
+@cache
+def _room_modules(room: str, ending: str) -> list[ModuleType]:
+    names = [found.name for found in pkgutil.iter_modules(importlib.import_module(room).__path__)]
+    return [importlib.import_module(f"{room}.{name}") for name in names if name.endswith(ending)]
+
+
 def kinds(base: type[Choice]) -> dict[str, type[Choice]]:
-    """Every kind of a choice, by its short word: the subclasses that stand in the room's settings files."""
-    package = importlib.import_module(base.room)
-    for module in pkgutil.iter_modules(package.__path__):
-        if module.name.endswith("_settings"):
-            importlib.import_module(f"{base.room}.{module.name}")
+    """Every kind of a choice, by its short word: the subclasses that stand in the room's files or in a plugin."""
+    homes = {module.__name__ for module in modules(base.room, base.files)}
     found: dict[str, type[Choice]] = {}
     todo = [base]
     while todo:
         cls = todo.pop()
         todo.extend(cls.__subclasses__())
-        if cls.kind:
-            found[cls.kind] = cls
+        if "kind" in vars(cls) and cls.__module__ in homes:
+            other = found.setdefault(cls.kind, cls)
+            if other is not cls:
+                both = " and ".join(sorted((other.__module__, cls.__module__)))
+                raise SettingsError([f"kind={cls.kind} is both in {both}. Give the plugin's another word."])
     return dict(sorted(found.items()))
 
 

@@ -84,7 +84,9 @@ def _kind(base: type[Choice], kind: Any, path: str, problems: list[str]) -> type
     else:
         known = dict(kinds(base))
     if kind not in known:
-        problems.append(f"{_join(path, 'kind')}={show(kind)} is not a kind of {path}. {nearest(str(kind), known)}")
+        plugin = "" if base.kind or kind is None else " If it is a plugin's, add --plugin PACKAGE."
+        way_out = nearest(str(kind), known) + plugin
+        problems.append(f"{_join(path, 'kind')}={show(kind)} is not a kind of {path}. {way_out}")
         return None
     return known[kind]
 

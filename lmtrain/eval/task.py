@@ -1,4 +1,4 @@
-"""What an evaluation task is, and how tasks are found: one file in eval/tasks/ with a `TASK`. Torch-free.
+"""What an evaluation task is, and how tasks are found: a file in eval/tasks/ with a `TASK`, or a plugin's. Torch-free.
 
 A task turns a file into requests, with the facts of its text, and turns the totals of the answers into measures. It
 never sees a model; the runner joins the two.
@@ -6,15 +6,13 @@ never sees a model; the runner joins the two.
 
 from __future__ import annotations
 
-import importlib
 import math
-import pkgutil
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import ClassVar, Protocol
 
+from lmtrain.config.base import modules
 from lmtrain.errors import UsageError, nearest
 from lmtrain.eval.windows import Request, Tokens
 from lmtrain.tokenizer.base import Tokenizer
@@ -72,18 +70,15 @@ class Task(Protocol):
     def measures(self, facts: Facts, totals: Totals) -> dict[str, float]: ...
 
 
-@cache
 def all_tasks() -> dict[str, Task]:
-    """Every task by its id, found by listing the folder."""
-    room = importlib.import_module(TASK_ROOM)
-    modules = [importlib.import_module(f"{TASK_ROOM}.{found.name}") for found in pkgutil.iter_modules(room.__path__)]
-    return {module.TASK.id: module.TASK for module in modules}
+    """Every task by its id: the files of the folder, and a plugin's `*_task.py`."""
+    return {module.TASK.id: module.TASK for module in modules(TASK_ROOM) if hasattr(module, "TASK")}
 
 
 def find_task(name: str) -> Task:
     tasks = all_tasks()
     if name not in tasks:
-        raise UsageError(f"--task={name} is no evaluation task. {nearest(name, tasks)}")
+        raise UsageError(f"--task={name} is not an evaluation task. {nearest(name, tasks)}")
     return tasks[name]
 
 

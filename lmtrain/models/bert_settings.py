@@ -124,7 +124,7 @@ class BertSettings(ModelSettings):
             yield from problem_if(not 0 < value < float("inf"), key, value, "must be above 0", f"Use {default:g}.")
         yield from problem_if(
             not 0 <= self.dropout < 1, "dropout", self.dropout,
-            "is no share of activations to drop, which lies in [0, 1)", "Use 0 or 0.1.",
+            "is not a share of activations to drop, which lies in [0, 1)", "Use 0 or 0.1.",
         )  # fmt: skip
 
 

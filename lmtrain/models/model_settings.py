@@ -30,7 +30,7 @@ class ModelSettings(Choice):
     @property
     @abstractmethod
     def shape(self) -> ModelShape:
-        """The integers behind sizes and FLOPs; its vocabulary is 0 as long as the tokenizer has not been asked."""
+        """The integers behind sizes and FLOPs; its vocabulary is 0 until the tokenizer has been asked."""
 
     @property
     @abstractmethod

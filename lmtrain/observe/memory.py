@@ -12,12 +12,12 @@ _STATUS = Path("/proc/self/status")
 
 def host_memory_bytes(status: Path = _STATUS) -> int | None:
     """Resident memory of this process now; None where there is no /proc."""
-    return _status_bytes(status, "VmRSS")
-
-
-def host_peak_bytes(status: Path = _STATUS) -> int | None:
-    """The most that this process ever held."""
-    return _status_bytes(status, "VmHWM")
+    try:
+        lines = status.read_text().splitlines()
+    except OSError:
+        return None
+    found = (line.split()[1] for line in lines if line.startswith("VmRSS:"))
+    return next((int(kibibytes) * 1024 for kibibytes in found), None)
 
 
 def device_peak_bytes(device: str) -> int | None:
@@ -33,15 +33,3 @@ def memory_bytes(device: str) -> int | None:
     """The figure to show beside a step: the device's peak where there is a device, else what the host holds now."""
     peak = device_peak_bytes(device)
     return host_memory_bytes() if peak is None else peak
-
-
-def _status_bytes(status: Path, key: str) -> int | None:
-    try:
-        lines = status.read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        name, _, value = line.partition(":")
-        if name == key:
-            return int(value.split()[0]) * 1024  # /proc counts in kB and means KiB
-    return None

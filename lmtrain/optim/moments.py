@@ -1,6 +1,6 @@
-"""Adam's two running averages and the direction they give, for optimizers that do something else with it.
+"""Adam's two running averages and the direction that follows from them, for optimizers that do something else with it.
 
-Called by LAMB, and by Muon for what is no hidden matrix. Works on shards, with one kernel over many tensors at a
+Called by LAMB, and by Muon for what is not a hidden matrix. Works on shards, with one kernel over many tensors at a
 time; nothing waits for the device, since the count of updates lies on the host.
 """
 
@@ -23,7 +23,7 @@ def with_gradients(group: dict[str, Any]) -> tuple[list[str], list[Tensor]]:
 
 
 def count_update(optimizer: Optimizer, parameters: Sequence[Tensor]) -> int:
-    """One more update of each; gives its number, from 1."""
+    """One more update of each; returns its number, from 1."""
     counts = [optimizer.state[p]["step"] for p in parameters]
     torch._foreach_add_(counts, 1)
     return int(counts[0])
@@ -32,7 +32,7 @@ def count_update(optimizer: Optimizer, parameters: Sequence[Tensor]) -> int:
 def adam_directions(
     optimizer: Optimizer, parameters: Sequence[Tensor], *, betas: tuple[float, ...], eps: float
 ) -> list[Tensor]:
-    """Move the averages by this step's gradients; gives m / (sqrt(v) + eps), both freed of their start at 0."""
+    """Move the averages by this step's gradients; returns m / (sqrt(v) + eps), both freed of their start at 0."""
     if not parameters:
         return []
     first, second = betas

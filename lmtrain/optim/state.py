@@ -12,8 +12,6 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lmtrain.errors import CheckpointError, nearest
-
 
 @torch.no_grad()
 def apply_empty_state(optimizer: Optimizer) -> None:
@@ -53,18 +51,3 @@ def apply_num_updates(optimizer: Optimizer, count: int) -> None:
     apply_empty_state(optimizer)
     for state in optimizer.state.values():
         state["step"].fill_(count)
-
-
-@torch.no_grad()
-def load_state(
-    optimizer: Optimizer, parameters: Mapping[str, Tensor], saved: Mapping[str, Tensor], num_updates: int
-) -> None:
-    """Copy saved tensors in. Every one that the optimizer needs must be there, in the shape of its parameter."""
-    for name, tensor in state_tensors(optimizer, parameters).items():
-        if name not in saved:
-            raise CheckpointError(f"The saved optimizer state has no {name}. {nearest(name, saved)}")
-        if saved[name].shape != tensor.shape:
-            found, needed = tuple(saved[name].shape), tuple(tensor.shape)
-            raise CheckpointError(f"Optimizer state {name} is {found} and the run needs {needed}. Use the same model.")
-        tensor.copy_(saved[name])
-    apply_num_updates(optimizer, num_updates)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 class Whole(Protocol):
     def sum(self, names: Sequence[str], values_PN: Tensor) -> Tensor:
-        """Row p holds sums over this process's shard of names[p]; gives those over the whole, each number once."""
+        """Row p holds sums over this process's shard of names[p]; returns those over the whole, each number once."""
 
     def gather(self, name: str, local: Tensor) -> list[Tensor]:
         """The whole of a tensor shaped like this shard of a matrix, as its sections: queries, keys and values apart."""
@@ -25,7 +25,7 @@ class Whole(Protocol):
 
 
 class Alone:
-    """One process holds everything. `sections` gives the rows of matrices that are several; others are one."""
+    """One process holds everything. `sections` lists the rows of matrices that are several; others are one."""
 
     def __init__(self, sections: Mapping[str, tuple[int, ...]] | None = None) -> None:
         self.sections = sections or {}

@@ -98,7 +98,7 @@ def build_parallel(
     weights.publish()
     applied.append(f"weights: {len(places)}, computed with in {precision.kind}, kept in fp32")
     runner = (
-        Pipeline(parallel.schedule, mesh, dtype, device, shares=mesh.tp.size > 1 and not sequence)
+        Pipeline(parallel.pipeline, mesh, dtype, device, shares=mesh.tp.size > 1 and not sequence)
         if mesh.pp.size > 1
         else OneStage()
     )

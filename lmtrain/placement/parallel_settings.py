@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-from lmtrain.config.base import Problem, Settings, problem_if
+from lmtrain.config.base import Problem, Settings, kinds, problem_if
+from lmtrain.errors import nearest
 from lmtrain.layout import Layout, divisors, words
-from lmtrain.schedules.choose import SPLITS_BACKWARD, Name, legal_chunks
+from lmtrain.schedules.pipeline_schedule import PipelineSchedule, schedule_named
 from lmtrain.spec import ModelShape
 
 AXES = ("pp", "vp", "dp_replicate", "dp_shard", "tp")
@@ -23,7 +24,7 @@ class ParallelSettings(Settings):
     tp: int = 1
     zero: int = 1  # what dp_shard shares: 0 nothing, 1 optimizer state, 2 and gradients, 3 and weights
     sequence_parallel: bool = True
-    schedule: Name = "1f1b"  # with pp: in which order stages run their microbatches
+    schedule: str = field(default="1f1b", metadata={"kinds": PipelineSchedule})  # with pp: the order of microbatches
     balance: Literal["layers", "cost"] = "layers"  # with pp: what stages have equally much of
     timeout_s: float = 600.0
 
@@ -31,13 +32,16 @@ class ParallelSettings(Settings):
         for axis in AXES:
             size = getattr(self, axis)
             yield from problem_if(size < 1, axis, size, "must be at least 1", "Use 1.")
-        yield from self._schedule_problems()
+        known = kinds(PipelineSchedule)
+        unknown = self.schedule not in known
+        yield from problem_if(unknown, "schedule", self.schedule, "is not a choice here", nearest(self.schedule, known))
+        yield from () if unknown else self._schedule_problems()
         yield from self._zero_problems()
         yield from problem_if(self.timeout_s <= 0, "timeout_s", self.timeout_s, "must be above 0", "Use 600.")
 
     def _zero_problems(self) -> Iterator[Problem]:
         zero, shard = self.zero, self.dp_shard
-        yield from problem_if(not 0 <= zero <= 3, "zero", zero, "is no level", "Use 0, 1, 2 or 3.")
+        yield from problem_if(not 0 <= zero <= 3, "zero", zero, "is not a level", "Use 0, 1, 2 or 3.")
         yield from problem_if(
             zero == 0 and shard > 1, "zero", zero, f"shares nothing and dp_shard={shard} shares it among {shard}",
             f"Use zero=1, or dp_shard=1 and dp_replicate={self.dp_replicate * max(shard, 1)}.",
@@ -51,20 +55,25 @@ class ParallelSettings(Settings):
         if self.pp == 1:
             yield from problem_if(self.vp > 1, "vp", self.vp, "needs stages, and pp=1 has none", "Use vp=1 or pp=2.")
             return
-        rule, chunks = legal_chunks(self.schedule, self.vp), {"interleaved": 2, "zb_v": 2}.get(self.schedule, 1)
+        schedule = self.pipeline
         yield from problem_if(
-            rule is not None, "vp", self.vp, f"does not fit parallel.schedule={self.schedule}, which {rule}",
-            f"Use vp={chunks}, or parallel.schedule=interleaved for more stages a rank.",
+            not schedule.allows(self.vp), "vp", self.vp,
+            f"does not fit parallel.schedule={self.schedule}, which {schedule.rule}",
+            f"Use vp={schedule.chunks}, or parallel.schedule=interleaved for more stages a rank.",
         )
         yield from problem_if(
-            self.schedule in SPLITS_BACKWARD and self.zero == 3, "zero", self.zero,
-            f"lets go of the weights that the second half of schedule={self.schedule}'s backward needs", "Use 2 or 1.",
+            schedule.splits_backward and self.zero == 3, "zero", self.zero,
+            f"releases the weights that the second half of schedule={self.schedule}'s backward needs", "Use 2 or 1.",
         )
+
+    @property
+    def pipeline(self) -> PipelineSchedule:
+        return schedule_named(self.schedule)
 
     @property
     def splits_backward(self) -> bool:
         """Whether gradients of inputs and of weights are made apart."""
-        return self.pp > 1 and self.schedule in SPLITS_BACKWARD
+        return self.pp > 1 and self.pipeline.splits_backward
 
     @property
     def layout(self) -> Layout:

@@ -9,7 +9,6 @@ from lmtrain.layout import Coordinate
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.placement.places import Place, place_all
-from lmtrain.schedules.choose import ranks_of_stages
 from lmtrain.spec import ModelShape
 
 
@@ -23,7 +22,7 @@ class Stage:
 
 def stages_of_rank(settings: ModelSettings, parallel: ParallelSettings, rank: int) -> list[Stage]:
     """`rank` counts along pp. A model that is not cut is one stage."""
-    owners = ranks_of_stages(parallel.schedule, parallel.pp, parallel.vp) if parallel.pp > 1 else (0,)
+    owners = parallel.pipeline.ranks_of_stages(parallel.pp, parallel.vp) if parallel.pp > 1 else (0,)
     after = head_cost(settings.shape) if parallel.balance == "cost" else 0.0
     layers = layers_of_stages(settings.shape.num_layers, len(owners), after=after)
     last = len(owners) - 1

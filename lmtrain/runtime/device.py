@@ -1,9 +1,8 @@
-"""The device a run computes on: its choice, name, memory and random numbers. Called by set-up and observe."""
+"""The device a run computes on: its choice, name and memory. Called by set-up and observe."""
 
 from __future__ import annotations
 
 import platform
-import random
 import resource
 import sys
 from collections.abc import Iterator
@@ -11,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from lmtrain.errors import OutOfMemoryError, SettingsError
@@ -79,11 +77,6 @@ def _memory_info() -> dict[str, int]:
     return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if len(words) == 3}
 
 
-def reset_peak_memory(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-
-
 @contextmanager
 def memory_errors(way_out: str) -> Iterator[None]:
     """Turn what torch raises when memory runs out, on either side, into the error that users see."""
@@ -114,10 +107,3 @@ def set_threads(count: int | None) -> int:
     if count is not None:
         torch.set_num_threads(count)
     return torch.get_num_threads()
-
-
-def seed_everything(seed: int) -> None:
-    """Seed the global generators, for code that is not ours; ours derives a seed per purpose (runtime/seed)."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from lmtrain.schedules.table import Action, Kind, Table, looping
+from collections.abc import Sequence
+from typing import ClassVar
+
+from lmtrain.schedules.pipeline_schedule import PipelineSchedule
+from lmtrain.schedules.table import Action, Kind
 
 
-def build(num_ranks: int, num_microbatches: int) -> Table:
-    rows = tuple(
-        tuple(Action(kind, rank, m) for kind in (Kind.FORWARD, Kind.BACKWARD) for m in range(num_microbatches))
-        for rank in range(num_ranks)
-    )
-    return Table(looping(num_ranks), num_microbatches, rows)
+class GPipe(PipelineSchedule):
+    kind: ClassVar[str] = "gpipe"
+
+    def row(self, rank: int, num_ranks: int, chunks: int, num_microbatches: int) -> Sequence[Action]:
+        return [Action(kind, rank, m) for kind in (Kind.FORWARD, Kind.BACKWARD) for m in range(num_microbatches)]

@@ -6,14 +6,24 @@ through its second, and so on. Where the ranks do not divide the microbatches, t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
+from typing import ClassVar
 
-from lmtrain.schedules.table import Action, Kind, Table, looping
+from lmtrain.schedules.pipeline_schedule import PipelineSchedule
+from lmtrain.schedules.table import Action, Kind
 
 
-def build(num_ranks: int, num_microbatches: int, chunks: int) -> Table:
-    rows = tuple(_row(rank, num_ranks, num_microbatches, chunks) for rank in range(num_ranks))
-    return Table(looping(num_ranks, chunks), num_microbatches, rows)
+class Interleaved(PipelineSchedule):
+    kind: ClassVar[str] = "interleaved"
+    chunks: ClassVar[int] = 2
+    rule: ClassVar[str] = "needs two stages a rank or more"
+
+    def allows(self, chunks: int) -> bool:
+        return chunks > 1
+
+    def row(self, rank: int, num_ranks: int, chunks: int, num_microbatches: int) -> Sequence[Action]:
+        return _row(rank, num_ranks, num_microbatches, chunks)
 
 
 def _row(rank: int, num_ranks: int, num_microbatches: int, chunks: int) -> tuple[Action, ...]:

@@ -5,21 +5,21 @@ As long a bubble as GPipe's, but a rank holds the activations of at most as many
 
 from __future__ import annotations
 
-from lmtrain.schedules.table import Action, Kind, Table, looping
+from collections.abc import Sequence
+from typing import ClassVar
+
+from lmtrain.schedules.pipeline_schedule import PipelineSchedule
+from lmtrain.schedules.table import Action, Kind
 
 
-def build(num_ranks: int, num_microbatches: int) -> Table:
-    return Table(
-        looping(num_ranks), num_microbatches,
-        tuple(_row(rank, num_ranks - rank - 1, num_microbatches) for rank in range(num_ranks)),
-    )  # fmt: skip
+class OneFOneB(PipelineSchedule):
+    kind: ClassVar[str] = "1f1b"
 
-
-def _row(rank: int, ahead: int, num_microbatches: int) -> tuple[Action, ...]:
-    ahead = min(ahead, num_microbatches)
-    row = [Action(Kind.FORWARD, rank, m) for m in range(ahead)]
-    for m in range(num_microbatches):
-        if m + ahead < num_microbatches:
-            row.append(Action(Kind.FORWARD, rank, m + ahead))
-        row.append(Action(Kind.BACKWARD, rank, m))
-    return tuple(row)
+    def row(self, rank: int, num_ranks: int, chunks: int, num_microbatches: int) -> Sequence[Action]:
+        ahead = min(num_ranks - rank - 1, num_microbatches)
+        row = [Action(Kind.FORWARD, rank, m) for m in range(ahead)]
+        for m in range(num_microbatches):
+            if m + ahead < num_microbatches:
+                row.append(Action(Kind.FORWARD, rank, m + ahead))
+            row.append(Action(Kind.BACKWARD, rank, m))
+        return row

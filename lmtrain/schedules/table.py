@@ -2,10 +2,10 @@
 
 Called by the schedules (which make tables), by parallel/pipeline (which runs them), by the simulator and the planner.
 A table is checked when it is made: every action there once, on the rank that holds its stage, in an order in which no
-rank waits for ever.
+rank waits forever.
 
     F forward        needs F of the stage before
-    B backward       needs its own F and the gradient of the stage after; gives the gradient of input and weights
+    B backward       needs its own F and the gradient of the stage after; makes the gradient of input and weights
     I input          the half of B that the stage before waits for
     W weight         the other half, whenever there is time
 """
@@ -51,9 +51,6 @@ class Table:
     @property
     def num_stages(self) -> int:
         return len(self.rank_of)
-
-    def stages_of(self, rank: int) -> list[int]:
-        return [stage for stage, owner in enumerate(self.rank_of) if owner == rank]
 
 
 def looping(num_ranks: int, chunks: int = 1) -> tuple[int, ...]:

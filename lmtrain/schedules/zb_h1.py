@@ -6,22 +6,25 @@ Rank r is r weight halves behind: that fills the gap in which 1F1B waits for gra
 
 from __future__ import annotations
 
-from lmtrain.schedules.table import Action, Kind, Table, looping
+from collections.abc import Sequence
+from typing import ClassVar
+
+from lmtrain.schedules.pipeline_schedule import PipelineSchedule
+from lmtrain.schedules.table import Action, Kind
 
 
-def build(num_ranks: int, num_microbatches: int) -> Table:
-    rows = tuple(_row(rank, num_ranks - rank - 1, num_microbatches) for rank in range(num_ranks))
-    return Table(looping(num_ranks), num_microbatches, rows)
+class ZBH1(PipelineSchedule):
+    kind: ClassVar[str] = "zb_h1"
+    splits_backward: ClassVar[bool] = True
 
-
-def _row(rank: int, ahead: int, num_microbatches: int) -> tuple[Action, ...]:
-    ahead = min(ahead, num_microbatches)
-    row = [Action(Kind.FORWARD, rank, m) for m in range(ahead)]
-    for m in range(num_microbatches):
-        if m + ahead < num_microbatches:
-            row.append(Action(Kind.FORWARD, rank, m + ahead))
-        row.append(Action(Kind.INPUT, rank, m))
-        if m >= rank:
-            row.append(Action(Kind.WEIGHT, rank, m - rank))
-    behind = range(max(num_microbatches - rank, 0), num_microbatches)
-    return (*row, *(Action(Kind.WEIGHT, rank, m) for m in behind))
+    def row(self, rank: int, num_ranks: int, chunks: int, num_microbatches: int) -> Sequence[Action]:
+        ahead = min(num_ranks - rank - 1, num_microbatches)
+        row = [Action(Kind.FORWARD, rank, m) for m in range(ahead)]
+        for m in range(num_microbatches):
+            if m + ahead < num_microbatches:
+                row.append(Action(Kind.FORWARD, rank, m + ahead))
+            row.append(Action(Kind.INPUT, rank, m))
+            if m >= rank:
+                row.append(Action(Kind.WEIGHT, rank, m - rank))
+        behind = range(max(num_microbatches - rank, 0), num_microbatches)
+        return [*row, *(Action(Kind.WEIGHT, rank, m) for m in behind)]

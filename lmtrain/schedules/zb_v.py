@@ -7,12 +7,24 @@ action and its last. A rank holds 2p half-size stages' activations: as many as 1
 
 from __future__ import annotations
 
-from lmtrain.schedules.table import Action, Kind, Table, folded
+from collections.abc import Sequence
+from typing import ClassVar
+
+from lmtrain.schedules.pipeline_schedule import PipelineSchedule
+from lmtrain.schedules.table import Action, Kind, folded
 
 
-def build(num_ranks: int, num_microbatches: int) -> Table:
-    rows = tuple(_row(rank, num_ranks, num_microbatches) for rank in range(num_ranks))
-    return Table(folded(num_ranks), num_microbatches, rows)
+class ZBV(PipelineSchedule):
+    kind: ClassVar[str] = "zb_v"
+    chunks: ClassVar[int] = 2
+    rule: ClassVar[str] = "has exactly two stages a rank"
+    splits_backward: ClassVar[bool] = True
+
+    def ranks_of_stages(self, num_ranks: int, chunks: int) -> tuple[int, ...]:
+        return folded(num_ranks)
+
+    def row(self, rank: int, num_ranks: int, chunks: int, num_microbatches: int) -> Sequence[Action]:
+        return _row(rank, num_ranks, num_microbatches)
 
 
 class _Row:

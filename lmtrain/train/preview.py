@@ -11,7 +11,6 @@ from typing import Any
 
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.placement.stages import stages_of_rank
-from lmtrain.schedules.choose import build
 from lmtrain.schedules.simulate import activations_held, simulate
 from lmtrain.train.config import RunConfig
 from lmtrain.train.layout_table import layout_words, span
@@ -48,7 +47,7 @@ def pipeline_facts(config: RunConfig, model: ModelSettings) -> dict[str, Any]:
     if parallel.pp == 1:
         return {}
     count = config.train.global_batch // (config.train.micro_batch * parallel.layout.dp)
-    table = build(parallel.schedule, parallel.pp, parallel.vp, count)
+    table = parallel.pipeline.table(parallel.pp, parallel.vp, count)
     layers = {s.number: len(s.layers) for rank in range(parallel.pp) for s in stages_of_rank(model, parallel, rank)}
     return {
         "pipeline": f"{parallel.schedule}, {len(layers)} stages",

@@ -31,13 +31,13 @@ from lmtrain.parallel.model import ParallelModel
 from lmtrain.parallel.precision_settings import Fp32Settings
 from lmtrain.parallel.split_backward import weight_gradient
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.schedules.choose import Name, build
+from lmtrain.schedules.pipeline_schedule import schedule_named
 from lmtrain.schedules.simulate import Costs, simulate
 from tests.layouts.workers import Pool
 
 PROCESSES, REPEATS, MOST_APART = 4, 5, 0.10
 COSTS = Costs(forward=0.030, input=0.036, weight=0.024)  # seconds, of every stage
-SCHEDULES: tuple[tuple[Name, int], ...] = (("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zb_h1", 1), ("zb_v", 2))
+SCHEDULES: tuple[tuple[str, int], ...] = (("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zb_h1", 1), ("zb_v", 2))
 MICROBATCHES = (PROCESSES, 2 * PROCESSES, 2 * PROCESSES + 1)
 CPU = torch.device("cpu")
 
@@ -50,7 +50,7 @@ def main() -> int:
     with Pool() as pool:
         for schedule, vp in SCHEDULES:
             for count in MICROBATCHES:
-                timeline = simulate(build(schedule, PROCESSES, vp, count), COSTS)
+                timeline = simulate(schedule_named(schedule).table(PROCESSES, vp, count), COSTS)
                 ranks = pool.run(
                     "tests.benchmarks.pipeline_makespan:measure", PROCESSES,
                     {"schedule": schedule, "vp": vp, "count": count},
@@ -66,7 +66,7 @@ def main() -> int:
     return int(off > 0)
 
 
-def measure(schedule: Name, vp: int, count: int) -> list[float]:
+def measure(schedule: str, vp: int, count: int) -> list[float]:
     """Seconds of each repeated `forward_backward` on this rank, from a barrier on."""
     model, batches = build_model(schedule, vp), build_batches(count)
     for stage in model.stages.values():
@@ -81,7 +81,7 @@ def measure(schedule: Name, vp: int, count: int) -> list[float]:
     return times[1:]
 
 
-def build_model(schedule: Name, vp: int) -> ParallelModel:
+def build_model(schedule: str, vp: int) -> ParallelModel:
     """A layer a stage."""
     settings = GPTSettings(num_layers=PROCESSES * vp, width=8, num_heads=1, vocab_size=16, vocab_multiple=1, seq_len=8)
     parallel = ParallelSettings(pp=PROCESSES, vp=vp, schedule=schedule)

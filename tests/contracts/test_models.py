@@ -1,8 +1,7 @@
-"""Every file of conf/model, found by itself: it makes settings, builds, and describes itself truly."""
+"""Every file of conf/model and of a plugin, found by itself: it makes settings, builds, and describes itself truly."""
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -13,11 +12,12 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from lmtrain.config.build import build_settings
-from lmtrain.config.compose import conf_dir, group_choices
 from lmtrain.models.model_settings import ModelSettings
+from lmtrain.placement.stages import Stage, names_of_rank
 from lmtrain.spec import LanguageModel, Split
+from tests.contracts.plugin import choices, config_file
 
-NAMES = group_choices()["model"]
+NAMES = choices("model")
 VOCAB = 50257  # for the files that leave the vocabulary to the tokenizer
 PUBLISHED = {
     "gpt2_small": 124_439_808,
@@ -41,14 +41,14 @@ def made(data: Any) -> ModelSettings:
 
 @cache
 def settings_of(name: str) -> Any:
-    settings: Any = made(OmegaConf.to_container(OmegaConf.load(conf_dir() / "model" / f"{name}.yaml")))
+    settings: Any = made(OmegaConf.to_container(OmegaConf.load(config_file("model", name))))
     return settings if settings.shape.vocab_size else settings.with_vocab(VOCAB)
 
 
 def built(settings: Any) -> Any:
-    """A model of the kind's module, without memory."""
+    """A model without memory."""
     with torch.device("meta"):
-        return importlib.import_module(f"lmtrain.models.{settings.kind}").build(settings)
+        return settings.build()
 
 
 @cache
@@ -58,14 +58,14 @@ def model_of(name: str) -> Any:
 
 def test_files_are_found() -> None:
     named = {*PUBLISHED, *BERTS, *ROUNDED_BILLIONS, *ROUNDED_BERTS}
-    assert named | {"llama_1b", "gpt_tiny", "llama_tiny", "bert_tiny"} <= set(NAMES)
+    assert named | {"llama_1b", "gpt_tiny", "llama_tiny", "bert_tiny", "mean_mixer"} <= set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_settings_go_round_and_every_key_is_explained(name: str) -> None:
     settings = settings_of(name)
     assert made(settings.to_dict()) == settings
-    lines = (conf_dir() / "model" / f"{name}.yaml").read_text().splitlines()
+    lines = config_file("model", name).read_text().splitlines()
     keys = {line.split(":")[0] for line in lines if not line.startswith("#")}
     assert keys == set(settings.to_dict())
     assert all(line.startswith("#") or " # " in line for line in lines)
@@ -171,3 +171,15 @@ def test_the_list_of_weights_is_what_is_built(name: str) -> None:
     assert settings.weights() == {key: tuple(value.shape) for key, value in model.named_parameters()}
     cuts = model.cuts()
     assert settings.cuts() == {key: cuts[key] for key in settings.weights()}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_stages_hold_what_the_settings_say(name: str) -> None:
+    """Weights of three stages, by cutting the model and by asking its settings; a tied copy counts as the first."""
+    settings = settings_of(name)
+    count, first_of = settings.shape.num_layers, {tie.second: tie.first for tie in settings.ties()}
+    for layers, first, last in ((range(1), True, False), (range(1, 1), False, False), (range(1, count), False, True)):
+        model = built(settings)
+        model.cut(layers, first=first, last=last)
+        held = {first_of.get(name, name) for name, _ in model.named_parameters(remove_duplicate=False)}
+        assert held == set(names_of_rank(settings, [Stage(0, layers, first, last)]))

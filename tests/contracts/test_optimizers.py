@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import importlib
 from collections import Counter
 
 import pytest
 import torch
 
 from lmtrain.config.build import build_settings
-from lmtrain.config.compose import compose_plain, group_choices
+from lmtrain.config.compose import compose_plain
 from lmtrain.optim import state
 from lmtrain.optim.groups import apply_learning_rate, build_groups
 from lmtrain.optim.optim_settings import OptimSettings
+from tests.contracts.plugin import PLUGIN_CONF, choices
 
-NAMES = group_choices()["optim"]
+NAMES = choices("optim")
 WEIGHT, BIAS = "blocks.0.fit.weight", "blocks.0.fit.bias"
 
 
 def settings_of(name: str) -> OptimSettings:
-    return build_settings(OptimSettings, compose_plain(["data.path=x", f"optim={name}"])["optim"], "optim")
+    plain = compose_plain(["data.path=x", f"optim={name}"], config_dir=PLUGIN_CONF)
+    return build_settings(OptimSettings, plain["optim"], "optim")
 
 
 class Problem:
@@ -33,8 +34,8 @@ class Problem:
         weight, bias = torch.nn.Parameter(torch.zeros(4, 3)), torch.nn.Parameter(torch.zeros(3))
         self.parameters = {WEIGHT: weight, BIAS: bias}
         self.settings = settings_of(name)
-        module = importlib.import_module(f"lmtrain.optim.{self.settings.kind}")
-        self.optimizer: torch.optim.Optimizer = module.build(self.settings, build_groups(self.parameters, 0.0))
+        build = self.settings.component().build
+        self.optimizer: torch.optim.Optimizer = build(self.settings, build_groups(self.parameters, 0.0))
 
     def step(self) -> float:
         loss = (self.x @ self.parameters[WEIGHT] + self.parameters[BIAS] - self.y).square().mean()
@@ -60,8 +61,10 @@ def test_its_state_is_all_it_needs_to_go_on(name: str) -> None:
         whole.step()
     for key, parameter in resumed.parameters.items():
         parameter.data.copy_(whole.parameters[key].data)
-    saved = {key: tensor.clone() for key, tensor in state.state_tensors(whole.optimizer, whole.parameters).items()}
-    state.load_state(resumed.optimizer, resumed.parameters, saved, state.num_updates(whole.optimizer))
+    saved = state.state_tensors(whole.optimizer, whole.parameters)
+    for key, tensor in state.state_tensors(resumed.optimizer, resumed.parameters).items():
+        tensor.copy_(saved[key])
+    state.apply_num_updates(resumed.optimizer, state.num_updates(whole.optimizer))
     assert [resumed.step() for _ in range(5)] == [whole.step() for _ in range(5)]
 
 

@@ -26,10 +26,11 @@ from lmtrain.parallel.compute_settings import ComputeSettings
 from lmtrain.parallel.precision_settings import Fp16Settings, PrecisionSettings
 from lmtrain.parallel.recompute_settings import RecomputeSettings
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.schedules.choose import NAMES, Name, legal_chunks
+from lmtrain.schedules.pipeline_schedule import schedule_named
 from lmtrain.train.config import RunConfig
 from lmtrain.train.train_settings import TrainSettings
 
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb_h1", "zb_v")
 SEED = 20
 MOST_PROCESSES = 8
 GLOBAL_BATCH = 96  # because: every dp x microbatches of the space divides it, so a model has one reference
@@ -90,7 +91,7 @@ class Case:
     dropout: bool = False  # the arrays are without: masks depend on the layout wherever tp cuts what is dropped
     pp: int = 1
     vp: int = 1
-    schedule: Name = "1f1b"
+    schedule: str = "1f1b"
     balance: Literal["layers", "cost"] = "layers"
 
     @property
@@ -225,7 +226,7 @@ PIPELINE_FACTORS: dict[str, tuple[Any, ...]] = {
     "model": tuple(DEEP_MODELS),
     "pp": (2, 3, 4),
     "vp": (1, 2),
-    "schedule": NAMES,
+    "schedule": SCHEDULES,
     "balance": ("layers", "cost"),
     "tp": (1, 2),
     "dp": (1, 2),
@@ -253,7 +254,7 @@ def _drawn(rng: random.Random) -> Case:
     return replace(
         case,
         microbatches=rng.choice((case.pp, 2 * case.pp, 2 * case.pp + 1)),
-        vp=rng.choice([vp for vp in PIPELINE_FACTORS["vp"] if legal_chunks(case.schedule, vp) is None]),
+        vp=rng.choice([vp for vp in PIPELINE_FACTORS["vp"] if schedule_named(case.schedule).allows(vp)]),
         zero=case.zero if case.dp > 1 else 1,
         sequence=case.sequence and case.tp > 1,
     )
@@ -334,4 +335,4 @@ def _value_of(word: str, name: str) -> dict[str, Any]:
 
 def _known_words() -> Iterator[str]:
     yield from ("ppN", "vpN", "tpN", "dpN", "zeroN", "microN", "hybrid", "sp", "compile", "dropout")
-    yield from (*RECOMPUTE, *FACTORS["precision"], *NAMES, "cost")
+    yield from (*RECOMPUTE, *FACTORS["precision"], *SCHEDULES, "cost")

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.schedules.choose import Name
 from tests.layouts.arrays import ARRAYS, each_value_once, stored
 from tests.layouts.cases import (
     FACTORS,
@@ -54,7 +53,7 @@ def test_a_pipeline_array_covers_every_legal_combination(strength: int, most: in
 
 def test_zero_bubble_alone_is_refused_what_others_may() -> None:
     """The counts of docs/explanation/pipelines.md."""
-    schedules: list[tuple[Name, int]] = [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zb_h1", 1), ("zb_v", 2)]
+    schedules: list[tuple[str, int]] = [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zb_h1", 1), ("zb_v", 2)]
     copies = [(1, 1), (2, 0), (2, 1), (2, 2), (2, 3)]
     cases = [
         Case("deep", pp=2, vp=vp, schedule=schedule, dp=dp, zero=zero, tp=tp, sequence=sequence, recompute=recompute,

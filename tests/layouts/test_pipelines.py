@@ -8,7 +8,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lmtrain.schedules.choose import build
 from lmtrain.schedules.simulate import activations_held
 from tests.layouts import pipeline_bugs
 from tests.layouts.arrays import beyond, few_and_the_rest
@@ -92,7 +91,7 @@ def test_a_planted_bug_is_noticed(bug: str, name: str, pool: Pool, references: R
 )
 def test_a_rank_holds_the_activations_that_its_schedule_says(name: str, pool: Pool) -> None:
     case = Case.named(name)
-    bounds = activations_held(build(case.schedule, case.pp, case.vp, case.microbatches))
+    bounds = activations_held(case.parallel.pipeline.table(case.pp, case.vp, case.microbatches))
     for rank, found in enumerate(pool.run("tests.layouts.pipelines:in_flight", case.num_processes, {"name": name})):
         assert found["most"]["activations"] == bounds[rank], f"rank {rank}"
         assert found["most"].get("outputs", 0) <= bounds[rank], "an output is dropped once it has arrived"

@@ -1,7 +1,7 @@
 """Self-attention with one fused query-key-value linear. Called by Block.
 
 Knows no head count: a tensor-parallel rank holds some of the heads, so counts follow from the width that the qkv
-linear gives. What does not change with a cut is the head width and how many queries share a key.
+linear makes. What does not change with a cut is the head width and how many queries share a key.
 """
 
 from __future__ import annotations

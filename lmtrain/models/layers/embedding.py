@@ -57,6 +57,6 @@ def positions_of(batch: Batch) -> Tensor:
 
 
 def segments_of(batch: Batch) -> Tensor:
-    """[B, T]; a sample that is no pair is all first segment."""
+    """[B, T]; a sample that is not a pair is all first segment."""
     segments: Tensor | None = batch.segments_BT
     return torch.zeros_like(batch.tokens_BT) if segments is None else segments

@@ -1,6 +1,6 @@
 """Rotary positions: turn pairs of query and key numbers by an angle that grows with the position (RoFormer).
 
-Angles are made once a forward by the stack and handed to every block, so there is no table to fill on meta, to
+Angles are made once for each forward by the stack and handed to every block, so there is no table to fill on meta, to
 resize, or to round to bf16 with the weights. LLaMA's pairing: number i turns with number i + K/2.
 """
 

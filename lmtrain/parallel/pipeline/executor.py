@@ -20,7 +20,7 @@ from lmtrain.parallel.mesh import Mesh
 from lmtrain.parallel.pipeline.messages import Lanes, Letter, Post, Routes
 from lmtrain.parallel.split_backward import Later, put_off
 from lmtrain.runtime.process_group import new_group
-from lmtrain.schedules.choose import Name, build, ranks_of_stages
+from lmtrain.schedules.pipeline_schedule import PipelineSchedule
 from lmtrain.schedules.table import Action, Kind
 
 Compute = Callable[[int, int, Tensor | None], Tensor]  # (stage, microbatch, hidden states) -> hidden states, or terms
@@ -67,11 +67,13 @@ class OneStage:
 
 
 class Pipeline:
-    def __init__(self, schedule: Name, mesh: Mesh, dtype: torch.dtype, device: torch.device, *, shares: bool) -> None:
+    def __init__(
+        self, schedule: PipelineSchedule, mesh: Mesh, dtype: torch.dtype, device: torch.device, *, shares: bool
+    ) -> None:
         """`shares`: tp ranks hold the same activations, so each sends a part of them."""
         self.schedule, self.mesh, self.dtype, self.device, self.shares = schedule, mesh, dtype, device, shares
         self.at_once = 4 * mesh.pp.size
-        owners = ranks_of_stages(schedule, mesh.layout.pp, mesh.layout.vp)
+        owners = schedule.ranks_of_stages(mesh.layout.pp, mesh.layout.vp)
         self.ends = owners[0], owners[-1]
         group = mesh.pp.group
         assert group is not None
@@ -79,7 +81,7 @@ class Pipeline:
 
     def train(self, count: int, compute: Compute, shape: Shape, scale: float, watch: Watch) -> dict[int, Tensor]:
         """[terms] of each microbatch, on the rank of the last stage."""
-        row, routes = self._plan(count, forward_only=False)
+        row, routes = self._turns(count, forward_only=False)
         post, last = self._post(routes, shape), len(routes.rank_of) - 1
         held: dict[tuple[int, int], Held] = {}
         shares = {}
@@ -108,7 +110,7 @@ class Pipeline:
     @torch.no_grad()
     def forward(self, count: int, compute: Compute, shape: Shape) -> dict[int, Tensor]:
         """What the last stage makes of each batch, on its rank: a schedule's forwards alone."""
-        row, routes = self._plan(count, forward_only=True)
+        row, routes = self._turns(count, forward_only=True)
         post, results = self._post(routes, shape), {}
         for action in row:
             out = compute(action.stage, action.microbatch, self._arrive(post, action))
@@ -119,9 +121,9 @@ class Pipeline:
         post.close()
         return results
 
-    def _plan(self, count: int, *, forward_only: bool) -> tuple[Row, Routes]:
+    def _turns(self, count: int, *, forward_only: bool) -> tuple[Row, Routes]:
         layout = self.mesh.layout
-        return _plan_once(self.schedule, layout.pp, layout.vp, count, self.mesh.pp.index, forward_only)
+        return _turns_once(self.schedule, layout.pp, layout.vp, count, self.mesh.pp.index, forward_only)
 
     def _post(self, routes: Routes, shape: Shape) -> Post:
         like = torch.empty(shape, dtype=self.dtype, device=self.device)
@@ -153,8 +155,10 @@ class Pipeline:
 
 
 @cache  # because: a run has a few numbers of microbatches
-def _plan_once(schedule: Name, pp: int, vp: int, count: int, rank: int, forward_only: bool) -> tuple[Row, Routes]:
-    table = build(schedule, pp, vp, count)
+def _turns_once(
+    schedule: PipelineSchedule, pp: int, vp: int, count: int, rank: int, forward_only: bool
+) -> tuple[Row, Routes]:
+    table = schedule.table(pp, vp, count)
     rows = [[a for a in row if a.kind is Kind.FORWARD or not forward_only] for row in table.actions]
     return rows[rank], Routes.of(rows, table.rank_of, rank)
 

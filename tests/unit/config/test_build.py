@@ -17,7 +17,8 @@ from lmtrain.errors import SettingsError
 
 @dataclass(frozen=True, kw_only=True)
 class Drink(Choice):
-    room: ClassVar[str] = "lmtrain.config"
+    files: ClassVar[str] = "test_build"
+    room: ClassVar[str] = "tests.unit.config"
     sugar: int = 0
 
 
@@ -83,7 +84,10 @@ def test_numbers_survive(cups: int, wait: float) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"drink": {"kind": "te", "leaves": 1}}, "drink.kind=te is not a kind of drink. Did you mean tea?"),
+        (
+            {"drink": {"kind": "te", "leaves": 1}},
+            "drink.kind=te is not a kind of drink. Did you mean tea? If it is a plugin's, add --plugin PACKAGE.",
+        ),
         ({"drink": {}}, "drink.kind=null is not a kind of drink. Known: coffee, tea."),
         ({"drink": 3}, "drink=3 is not a group of settings. Give its keys one by one: drink.key=value."),
         ({"drink": {"kind": "tea"}}, "drink.leaves is not set. Add drink.leaves=VALUE."),

@@ -22,12 +22,12 @@ from lmtrain.layout import Layout
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.parallel.pipeline.executor import Pipeline
 from lmtrain.parallel.split_backward import apply_deferral
-from lmtrain.schedules.choose import SPLITS_BACKWARD, Name, ranks_of_stages
+from lmtrain.schedules.pipeline_schedule import schedule_named
 from lmtrain.schedules.table import Action
 
 CPU = torch.device("cpu")
 STAGES, ROWS, LENGTH, WIDTH = 4, 2, 3, 6
-TWINS: dict[Name, Any] = {
+TWINS: dict[str, Any] = {
     "gpipe": ScheduleGPipe, "1f1b": Schedule1F1B, "interleaved": ScheduleInterleaved1F1B,
     "zb_h1": ScheduleInterleavedZeroBubble, "zb_v": ScheduleZBVZeroBubble,
 }  # fmt: skip
@@ -35,7 +35,7 @@ Stages = dict[int, nn.Module]
 Losses = list[float]  # by microbatch, on the rank of the last stage
 
 
-def both(schedule: Name, vp: int, count: int) -> dict[str, Any]:
+def both(schedule: str, vp: int, count: int) -> dict[str, Any]:
     """Losses of either on this rank, and by parameter how far our gradient is from torch's, relative to its norm."""
     layout = Layout(pp=STAGES // vp, vp=vp)
     torch.manual_seed(0)
@@ -45,7 +45,7 @@ def both(schedule: Name, vp: int, count: int) -> dict[str, Any]:
         for _ in range(STAGES)
     ]
     x, y = (torch.randn(count * ROWS, LENGTH, WIDTH) for _ in range(2))
-    owners = ranks_of_stages(schedule, layout.pp, vp)
+    owners = schedule_named(schedule).ranks_of_stages(layout.pp, vp)
     mine: Stages = {n: stage for n, stage in enumerate(whole) if owners[n] == dist.get_rank()}
     theirs = deepcopy(mine)
     losses = {"ours": run_ours(schedule, layout, mine, x.chunk(count), y.chunk(count))}
@@ -56,8 +56,8 @@ def both(schedule: Name, vp: int, count: int) -> dict[str, Any]:
     }}  # fmt: skip
 
 
-def run_ours(schedule: Name, layout: Layout, stages: Stages, xs: tuple[Tensor, ...], ys: tuple[Tensor, ...]) -> Losses:
-    if schedule in SPLITS_BACKWARD:
+def run_ours(schedule: str, layout: Layout, stages: Stages, xs: tuple[Tensor, ...], ys: tuple[Tensor, ...]) -> Losses:
+    if schedule_named(schedule).splits_backward:
         for stage in stages.values():
             apply_deferral(stage)
 
@@ -65,7 +65,7 @@ def run_ours(schedule: Name, layout: Layout, stages: Stages, xs: tuple[Tensor, .
         out: Tensor = stages[stage](xs[microbatch] if hidden is None else hidden)
         return out if stage < STAGES - 1 else F.mse_loss(out, ys[microbatch])[None]
 
-    pipeline = Pipeline(schedule, build_mesh(layout, CPU, 60.0), torch.float32, CPU, shares=False)
+    pipeline = Pipeline(schedule_named(schedule), build_mesh(layout, CPU, 60.0), torch.float32, CPU, shares=False)
     shares = pipeline.train(len(xs), compute, (ROWS, LENGTH, WIDTH), 1.0, Nobody())
     return [shares[index].item() for index in sorted(shares)]
 
@@ -82,7 +82,7 @@ class Part(PipelineStage):
         return []
 
 
-def run_torchs(schedule: Name, stages: Stages, x: Tensor, y: Tensor, count: int) -> Losses:
+def run_torchs(schedule: str, stages: Stages, x: Tensor, y: Tensor, count: int) -> Losses:
     parts = [Part(stage, n, STAGES, CPU) for n, stage in stages.items()]
     single = schedule in ("gpipe", "1f1b")
     twin = TWINS[schedule](parts[0] if single else parts, count, F.mse_loss, scale_grads=False)

@@ -6,31 +6,39 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmtrain.schedules import choose
+from lmtrain.config.base import kinds
+from lmtrain.schedules.pipeline_schedule import PipelineSchedule, schedule_named
 from lmtrain.schedules.simulate import Costs, Timeline, activations_held, simulate
 from lmtrain.schedules.table import Action, Kind, Table, looping
 
-SIZES = st.tuples(st.sampled_from(choose.NAMES), st.integers(1, 8), st.integers(2, 4), st.integers(1, 40))
+NAMES = list(kinds(PipelineSchedule))
+SIZES = st.tuples(st.sampled_from(NAMES), st.integers(1, 8), st.integers(2, 4), st.integers(1, 40))
 UNEVEN = Costs(forward=1.0, input=1.25, weight=0.75)
 
 
-def build(name: choose.Name, num_ranks: int, chunks: int, num_microbatches: int) -> Table:
-    return choose.build(name, num_ranks, {"interleaved": chunks, "zb_v": 2}.get(name, 1), num_microbatches)
+def build(name: str, num_ranks: int, chunks: int, num_microbatches: int) -> Table:
+    schedule = schedule_named(name)
+    chunks = chunks if schedule.allows(chunks) else schedule.chunks
+    return schedule.table(num_ranks, chunks, num_microbatches)
+
+
+def test_every_schedule_is_found() -> None:
+    assert NAMES == ["1f1b", "gpipe", "interleaved", "zb_h1", "zb_v"]
 
 
 @given(SIZES)
-def test_any_size_is_complete_and_never_halts(size: tuple[choose.Name, int, int, int]) -> None:
+def test_any_size_is_complete_and_never_halts(size: tuple[str, int, int, int]) -> None:
     table = build(*size)  # is checked as it is made
     assert table.num_ranks == size[1]
     for rank, actions in enumerate(table.actions):
-        for stage in table.stages_of(rank):
+        for stage in (stage for stage, owner in enumerate(table.rank_of) if owner == rank):
             for kind in Kind:  # a receiver can take what comes in the order in which it was sent
                 of_stage = [a.microbatch for a in actions if (a.stage, a.kind) == (stage, kind)]
                 assert of_stage == sorted(of_stage)
 
 
-@pytest.mark.parametrize("name", choose.NAMES)
-def test_every_table_up_to_eight_ranks_is_complete_and_never_halts(name: choose.Name) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_every_table_up_to_eight_ranks_is_complete_and_never_halts(name: str) -> None:
     for p in range(1, 9):
         for m in (1, p, p + 1, 2 * p, 2 * p + 1):
             for chunks in (2, 3, 4) if name == "interleaved" else (1,):
@@ -98,8 +106,8 @@ def test_a_wrong_table_is_refused() -> None:
 
 def test_chunks_that_a_schedule_does_not_have() -> None:
     with pytest.raises(ValueError, match="1f1b has one stage a rank, not 2"):
-        choose.build("1f1b", 2, 2, 4)
+        schedule_named("1f1b").table(2, 2, 4)
     with pytest.raises(ValueError, match="needs two stages"):
-        choose.build("interleaved", 2, 1, 4)
-    assert choose.ranks_of_stages("zb_v", 3, 2) == (0, 1, 2, 2, 1, 0)
-    assert choose.ranks_of_stages("interleaved", 2, 2) == (0, 1, 0, 1)
+        schedule_named("interleaved").table(2, 1, 4)
+    assert schedule_named("zb_v").ranks_of_stages(3, 2) == (0, 1, 2, 2, 1, 0)
+    assert schedule_named("interleaved").ranks_of_stages(2, 2) == (0, 1, 0, 1)

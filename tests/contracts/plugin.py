@@ -1,0 +1,19 @@
+"""The example of a plugin: where it lies, and how its configs are found beside the house's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lmtrain.config.compose import conf_dir, group_choices
+
+PLUGIN = "tests.plugin_example"
+PLUGIN_CONF = Path(__file__).resolve().parents[1] / "plugin_example" / "conf"
+
+
+def choices(group: str) -> list[str]:
+    return group_choices(PLUGIN_CONF)[group]
+
+
+def config_file(group: str, name: str) -> Path:
+    folders = (PLUGIN_CONF, conf_dir())
+    return next(path for folder in folders if (path := folder / group / f"{name}.yaml").is_file())

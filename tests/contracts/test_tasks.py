@@ -1,0 +1,40 @@
+"""Every evaluation task, a plugin's among them: whatever else a task measures, what every result needs is there."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from lmtrain.config.base import add_plugin, plugins
+from lmtrain.eval.task import Facts, Totals, all_tasks, find_task
+from tests.contracts.plugin import PLUGIN
+
+FACTS = Facts(
+    text_sha256="0", num_documents=2, num_words=9, words_rule="", num_bytes=40, bytes_rule="", num_tokens=12,
+    prefix="", stride=4, denominator="",
+)  # fmt: skip
+
+
+def names() -> list[str]:
+    add_plugin(PLUGIN)
+    try:
+        return list(all_tasks())
+    finally:
+        del plugins[PLUGIN]
+
+
+def test_the_plugins_is_among_them() -> None:
+    assert "lines" in all_tasks()
+
+
+@pytest.mark.parametrize("name", names())
+def test_measures_have_explicit_names_and_bits_per_byte(name: str) -> None:
+    task = find_task(name)
+    measures = task.measures(FACTS, Totals(50.0, 12, 3, 2, 1))
+    assert task.headline in measures
+    assert "perplexity" not in measures
+    assert measures["bits_per_byte"] == pytest.approx(50 / math.log(2) / 40)
+    assert task.id == name
+    assert task.data
+    assert task.recipe
