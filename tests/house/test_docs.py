@@ -256,6 +256,20 @@ def test_what_is_not_there_is_found(find: Callable[[str], list[str]], good: str,
     assert len(find(bad)) == 1
 
 
+def floors_drawn(text: str) -> list[list[str]]:
+    """Rooms from the roof down, as a page draws them: a line of number, name and rooms for each floor."""
+    return [rooms.split() for rooms in re.findall(r"^\d  \S.*?\S {2,}(.+)$", text, re.MULTILINE)]
+
+
+def test_the_floors_are_drawn_as_they_are(house: Any) -> None:
+    page = (ROOT / "docs/explanation/where_things_live.md").read_text(encoding="utf-8")
+    assert floors_drawn(page) == house.rules["floors"][::-1]
+
+
+def test_a_floor_drawn_wrong_is_found() -> None:
+    assert floors_drawn("8  roof   cli\n7  the apps    train  eval\nsome text\n") == [["cli"], ["train", "eval"]]
+
+
 def _bare_keys() -> list[str]:
     return [
         f"{path.relative_to(conf_dir())}: {key}"
