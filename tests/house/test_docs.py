@@ -9,7 +9,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterator
 from functools import cache
-from itertools import product
+from itertools import product, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from lmtrain.train.config import RunConfig
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(console|bash)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`([^`]+)`")
 ROOMS = sorted(path.name for path in (ROOT / "lmtrain").iterdir() if path.is_dir() and path.name[0] not in "_.")
@@ -41,11 +41,16 @@ NAME_IN_FILE = re.compile(r"`(\w+)` in\s`([\w./]+\.py)`")
 
 
 def command_lines(text: str) -> Iterator[list[str]]:
-    """The words of every `$ lmtrain ...` line in the text's console blocks; a backslash joins lines."""
-    for block in BLOCK.findall(text):
+    """The words of every command of ours: lines after `$` in console blocks, all lines of scripts, whatever starts it.
+
+    A backslash joins lines.
+    """
+    for kind, block in BLOCK.findall(text):
         for line in block.replace("\\\n", " ").splitlines():
-            if line.startswith("$ lmtrain"):
-                yield shlex.split(line[2:], comments=True)
+            if kind == "bash" or line.startswith("$ "):
+                words = shlex.split(line.removeprefix("$ "), comments=True)
+                if "lmtrain" in words and words[0] != "git":  # because: there it is a folder
+                    yield list(takewhile(lambda word: word not in ("|", "&&"), words[words.index("lmtrain") :]))
 
 
 def command_problem(words: list[str]) -> str | None:
@@ -140,7 +145,7 @@ def missing_settings(text: str) -> list[str]:
 def missing_targets(text: str) -> list[str]:
     """`make xyz`, in backquotes or on a line of its own, that the Makefile does not have."""
     targets = set(re.findall(r"^([a-z][a-z0-9-]*):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
-    lines = [line[2:] for block in BLOCK.findall(text) for line in block.splitlines() if line.startswith("$ make")]
+    lines = [line[2:] for _, block in BLOCK.findall(text) for line in block.splitlines() if line.startswith("$ make")]
     words = [code.split() for code in (*INLINE.findall(FENCED.sub("", text)), *lines)]
     asked = [code[1] for code in words if code[:1] == ["make"] and len(code) > 1]
     return [target for target in asked if "=" not in target and target not in targets]
@@ -209,6 +214,7 @@ def test_there_are_commands_to_check() -> None:
     [
         ("lmtrain cook", "no such command"),
         ("lmtrain pretrain --epochs 3", "no option --epochs"),
+        ("srun --ntasks-per-node=2 lmtrain pretrain data.path=x --epochs 3", "no option --epochs"),
         ("lmtrain pretrain data.path=x optim.lrr=1", "Did you mean lr"),
         ("lmtrain pretrain -m data.path=x model=gpt_tiny,gpt_huge", "model=gpt_huge is not in"),
     ],
