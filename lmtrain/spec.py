@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor, nn
+
+    from lmtrain.batch import Batch
 
 
 class Split(Enum):
@@ -37,6 +44,15 @@ class Tie:
 
     first: str
     second: str
+
+
+@dataclass(frozen=True)
+class Start:
+    """How a parameter starts: normal around `mean`, or constant where `std` is 0."""
+
+    mean: float = 0.0
+    std: float = 0.0
+    num_rows: int | None = None  # rows after these pad the vocabulary and start at 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,21 +90,53 @@ class ModelShape:
 
 
 class LanguageModel(Protocol):
-    """What every model offers. `forward` gives hidden states; `head` turns chosen ones into logits."""
+    """All that `parallel` asks of a model. It is a torch module, made on the meta device by its settings' `build`.
 
-    shape: ModelShape
-    blocks: Any  # nn.ModuleDict[str, block]
+    Its settings say the rest before torch is there: the list of its weights, and which stage each belongs to.
+    """
 
-    def __call__(self, batch: Any) -> Any: ...
-    def logits(self, hidden: Any) -> Any: ...
-    def cuts(self) -> Cuts: ...
-    def ties(self) -> tuple[Tie, ...]: ...
+    @property
+    def shape(self) -> ModelShape: ...
+
+    @property
+    def blocks(self) -> nn.ModuleDict:
+        """By their number in the whole model, whatever the stage: each is compiled, recomputed and sharded as one."""
+
+    def __call__(self, batch: Batch, hidden_BTD: Tensor | None = None) -> Tensor:
+        """Hidden states, for the next stage or for `logits`. A stage after the first is given those of the one before.
+
+        With sequence parallelism the hidden states of a rank are its cut of the sequence; the batch is always whole.
+        """
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores over the padded vocabulary, -inf for padding; each position by itself, so any leading dims will do.
+
+        The linear that makes them is a `models.layers.heads.Head`, cut as Split.VOCAB. Over tp it makes the columns of
+        this rank's tokens, and all columns inside `parallel.tensor.vocabulary.whole_scores`: nothing may follow it that
+        looks at several columns.
+        """
+
+    def starts(self) -> dict[str, Start]:
+        """How each parameter starts, tied names included."""
+
+    def cuts(self) -> Cuts:
+        """How each parameter may be cut over tp; its sections divide evenly, or tp is refused."""
+
+    def ties(self) -> tuple[Tie, ...]:
+        """Pairs of names that are one tensor."""
+
+    def cut(self, layers: range, *, first: bool, last: bool) -> None:
+        """Keep what one pipeline stage holds: these blocks, what stands before the first, what follows the last."""
+
+    # and of what every torch module has:
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
+
+    def train(self, mode: bool = True) -> Self: ...
 
 
-class Objective(Protocol):
-    """What turns a model's output into numbers to minimise: sums, one a term, with their counts known beforehand."""
+class PairModel(LanguageModel, Protocol):
+    """What a model with the term `pair` offers besides."""
 
-    terms: tuple[str, ...]
-
-    def loss_sums(self, model: Any, batch: Any) -> Any: ...
-    def valid_sums(self, model: Any, batch: Any) -> Any: ...
+    def pair_logits(self, hidden_BTD: Tensor) -> Tensor:
+        """[B, 2]: whether the second segment follows the first (0) or not (1)."""

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from lmtrain.checkpoint.contents import Contents
-from lmtrain.checkpoint.disk.boxes import whole
+from lmtrain.checkpoint.disk.boxes import cut, whole
 from lmtrain.checkpoint.disk.format import DTYPES
 from lmtrain.checkpoint.disk.tensor_file import Array
-from lmtrain.checkpoint.reshard.run import cut
 
 PART_ITEMS = 4 << 20
 

@@ -10,13 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from lmtrain.checkpoint.contents import Contents
+from lmtrain.checkpoint.described import model_of
 from lmtrain.checkpoint.disk.format import MANIFEST, Manifest, TensorEntry
-from lmtrain.config.build import build_settings
-from lmtrain.errors import CheckpointError, LmtrainError, nearest
-from lmtrain.models.model_settings import ModelSettings
-from lmtrain.spec import Split
+from lmtrain.errors import CheckpointError, nearest
+from lmtrain.models.model_settings import ModelSettings, Shape, true_weights
 
-Shape = tuple[int, ...]
 _SHOWN = 4
 
 
@@ -32,10 +30,10 @@ def fit_problems(manifest: Manifest) -> list[str]:
     if "model" not in manifest.state:
         return []
     try:
-        model: ModelSettings = build_settings(ModelSettings, manifest.state["model"], "model")  # type: ignore[type-abstract]
-    except LmtrainError as error:
-        return [f"its state describes no model: {error}"]
-    shapes = true_shapes(model)
+        model = model_of(manifest.state, "its state")
+    except CheckpointError as error:
+        return [str(error)]
+    shapes = true_weights(model)
     weights = {name.removeprefix("model."): t for name, t in manifest.tensors.items() if name.startswith("model.")}
     return [
         *_tie_problems(model, weights),
@@ -44,15 +42,6 @@ def fit_problems(manifest: Manifest) -> list[str]:
         *_few(_shape_problem(f"model.{name}", weights[name], shapes[name]) for name in shapes.keys() & weights.keys()),
         *_few(_slot_problem(name, tensor, shapes) for name, tensor in manifest.tensors.items()),
     ]
-
-
-def true_shapes(model: ModelSettings) -> dict[str, Shape]:
-    """Of every weight, without the rows that pad the vocabulary."""
-    cuts, rows = model.cuts(), model.shape.vocab_size
-    return {
-        name: (rows, *shape[1:]) if name in cuts and cuts[name].split is Split.VOCAB else shape
-        for name, shape in model.weights().items()
-    }
 
 
 def _tie_problems(model: ModelSettings, weights: Mapping[str, TensorEntry]) -> list[str]:
@@ -66,7 +55,7 @@ def _tie_problems(model: ModelSettings, weights: Mapping[str, TensorEntry]) -> l
 def _unknown(name: str, shapes: Mapping[str, Shape], model: ModelSettings) -> str:
     if name in {tie.second for tie in model.ties()}:
         return ""
-    return f"it holds model.{name}, which its model has not. {nearest(name, shapes)}"
+    return f"it holds model.{name}, which its model does not have. {nearest(name, shapes)}"
 
 
 def _shape_problem(name: str, tensor: TensorEntry, shape: Shape) -> str:

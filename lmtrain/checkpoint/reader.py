@@ -15,10 +15,13 @@ import torch
 from torch import Tensor
 
 from lmtrain.checkpoint.contents import Contents
+from lmtrain.checkpoint.described import model_of
 from lmtrain.checkpoint.disk.boxes import Box
 from lmtrain.checkpoint.disk.format import DTYPES, Manifest, dtype_code
 from lmtrain.checkpoint.disk.tensor_file import Array
+from lmtrain.checkpoint.fit import check_fit
 from lmtrain.errors import CheckpointError, nearest
+from lmtrain.models.model_settings import ModelSettings
 from lmtrain.piece import Piece
 
 _SHOWN = 4  # names in a message
@@ -78,12 +81,11 @@ class CheckpointReader:
         """An extra file such as tokenizer.json, verified."""
         return self._contents.read_file(name)
 
-    def verify(self) -> None:
-        """Read and check everything; one error names every damaged file."""
-        found = self._contents.damages()
-        if found:
-            more = f" And {len(found) - _SHOWN} more." if len(found) > _SHOWN else ""
-            raise CheckpointError(" ".join(found[:_SHOWN]) + more)
+    def checked_model(self) -> ModelSettings:
+        """The model that the checkpoint says it is of, once its tensors are found to be that model's."""
+        model = model_of(self.state, self.path)
+        check_fit(self._contents)
+        return model
 
     @torch.no_grad()
     def _fill(self, piece: Piece, tensor: Tensor) -> None:

@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lmtrain.checkpoint.disk.format import FORMAT, MANIFEST, MAX_MANIFEST_BYTES
-from lmtrain.errors import DataError, MissingInputError
+from lmtrain.errors import DataError, MissingInputError, StorageError
 from lmtrain.runtime.faults import fault_point
-from lmtrain.runtime.files import parse_json, read_bytes, storage_errors
+from lmtrain.runtime.files import free_bytes, parse_json, read_bytes, storage_errors
+from lmtrain.units import format_bytes
 
 CHECKPOINTS = "checkpoints"  # the folder of a run that holds them
 _STEP = re.compile(r"step_([0-9]{8,18})")
@@ -97,6 +98,15 @@ def leftover(folder: Path, step: int, numbers: Sequence[int], kind: str = "tmp")
 def leftover_numbers(path: Path) -> tuple[int, int]:
     process, attempt = path.name.rpartition(".")[2].split("-")[1:]
     return int(process), int(attempt)
+
+
+def check_room(folder: Path, need: int) -> None:
+    free = free_bytes(folder)
+    if free < need:
+        raise StorageError(
+            f"A checkpoint in {folder} needs {format_bytes(need)} and the disk has {format_bytes(free)} free. "
+            "Free some space."
+        )
 
 
 def sweep(folder: Path) -> list[str]:

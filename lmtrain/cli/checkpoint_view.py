@@ -18,15 +18,14 @@ def checkpoint_facts(path: Path, verify: bool) -> dict[str, Any]:
     import math
 
     from lmtrain.checkpoint.contents import Contents
+    from lmtrain.checkpoint.described import layout_of
     from lmtrain.checkpoint.disk.format import ITEM_BYTES
-    from lmtrain.checkpoint.reshard.assignment import layout_of
-    from lmtrain.errors import CheckpointError
+    from lmtrain.checkpoint.verify import refuse_problems, verify_checkpoints
     from lmtrain.train.layout_table import layout_words
 
-    contents = Contents(path)
-    manifest = contents.manifest
-    if verify and (found := contents.damages()):
-        raise CheckpointError("\n".join(found))
+    if verify:
+        refuse_problems(verify_checkpoints(path))
+    manifest = Contents(path).manifest
     state, parallel = manifest.state, layout_of(manifest.state)
     tensors: dict[str, dict[str, Any]] = {
         name: {

@@ -37,7 +37,7 @@ def inspect(
         facts = _dataset(path, verify)
     else:
         raise MissingInputError(
-            f"{path} is no run folder (config.json), no checkpoint (manifest.json) and no dataset ({path}.idx). "
+            f"{path} is not a run folder (config.json), a checkpoint (manifest.json) or a dataset ({path}.idx). "
             "Check the path."
         )
     if as_json:
@@ -49,15 +49,14 @@ def inspect(
 
 
 def _run(path: Path, verify: bool) -> dict[str, Any]:
-    from lmtrain.checkpoint.reader import CheckpointReader
-    from lmtrain.checkpoint.store import list_checkpoints
+    from lmtrain.checkpoint.store import CHECKPOINTS, list_checkpoints
+    from lmtrain.checkpoint.verify import refuse_problems, verify_checkpoints
     from lmtrain.observe.metrics import read_metrics
     from lmtrain.runtime.files import read_json
 
-    checkpoints = list_checkpoints(path / "checkpoints")
+    checkpoints = list_checkpoints(path / CHECKPOINTS)
     if verify:
-        for checkpoint in checkpoints:
-            CheckpointReader(checkpoint).verify()
+        refuse_problems(verify_checkpoints(path))
     rows = read_metrics(path / "metrics.jsonl") if (path / "metrics.jsonl").is_file() else []
     latest = {event: next((r for r in reversed(rows) if r["event"] == event), None) for event in ("step", "valid")}
     return {
@@ -75,11 +74,12 @@ def _run(path: Path, verify: bool) -> dict[str, Any]:
 def _dataset(path: Path, verify: bool) -> dict[str, Any]:
     import dataclasses
 
+    from lmtrain.data.store import reshape
     from lmtrain.data.store.indexed import IndexedDataset
 
     dataset = IndexedDataset.open(path)
     if verify:
-        dataset.verify()
+        reshape.verify(dataset)
     lengths = dataset.lengths
     return {
         "dataset": str(dataset.prefix),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 import typer
 
@@ -17,7 +17,11 @@ from lmtrain.errors import UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
-Show = Callable[[int, int, int], None]  # bytes done, bytes in all, of those done by an earlier attempt
+
+
+class Show(Protocol):
+    def __call__(self, done: int, total: int, earlier: int = 0) -> None:
+        """Bytes done, bytes in all, and of those done by an earlier attempt."""
 
 
 def reshard(
@@ -103,7 +107,7 @@ def _program(to: str) -> bool:
 
 def _check_target(to: str) -> None:
     """What is wrong in itself is said before an import, not after it."""
-    from lmtrain.checkpoint.reshard.assignment import parse_layout
+    from lmtrain.placement.parse import parse_layout
 
     if not _program(to):
         parse_layout(to)
@@ -129,10 +133,13 @@ def _change(
     from time import perf_counter
 
     from lmtrain.checkpoint.contents import Contents
+    from lmtrain.checkpoint.described import layout_of, model_of
     from lmtrain.checkpoint.fit import check_fit
-    from lmtrain.checkpoint.reshard import assignment as layouts
-    from lmtrain.checkpoint.reshard.run import Limits, reshard
+    from lmtrain.checkpoint.reshard.assignment import files_of_layout, state_at_layout
+    from lmtrain.checkpoint.reshard.limits import Limits
+    from lmtrain.checkpoint.reshard.run import reshard
     from lmtrain.checkpoint.store import resolve
+    from lmtrain.placement.parse import check_layout, parse_layout
     from lmtrain.runtime.faults import arm_from_env
     from lmtrain.runtime.process import num_usable_cpus
     from lmtrain.train.layout_table import layout_words
@@ -141,14 +148,13 @@ def _change(
     began = perf_counter()
     limits = Limits(memory_bytes, workers or num_usable_cpus())
     contents = Contents(resolve(source), limits.num_cached_blocks)
-    manifest, before = contents.manifest, layouts.layout_of(contents.manifest.state)
-    model, parallel = layouts.model_of(manifest.state, contents.path), layouts.parse_layout(to, before)
-    layouts.check_layout(model, parallel)
+    manifest, before = contents.manifest, layout_of(contents.manifest.state)
+    model, parallel = model_of(manifest.state, contents.path), parse_layout(to, before)
+    check_layout(model, parallel)
     check_fit(contents)
     done = reshard(
-        contents, output, layouts.files_of_layout(manifest, model, parallel),
-        layouts.state_at_layout(manifest.state, parallel), limits, overwrite=overwrite,
-        progress=lambda now: show(now.done_bytes, now.total_bytes, now.earlier_bytes),
+        contents, output, files_of_layout(manifest, model, parallel),
+        state_at_layout(manifest.state, parallel), limits, overwrite=overwrite, report=show,
     )  # fmt: skip
     return {
         "checkpoint": str(done.path), "step": manifest.step, "from": layout_words(before) if before else "not said",
@@ -166,12 +172,12 @@ def _export(source: Path, output: Path, to: str, dtype: str, show: Show) -> dict
 
         if rest:
             raise UsageError(f"--to {to}: a folder for Hugging Face has no layout. Use --to hf.")
-        return export_hf(source, output, dtype=dtype, progress=lambda done, total: show(done, total, 0))
+        return export_hf(source, output, dtype=dtype, report=show)
     sizes = {key: int(size) for key, size in _pairs("--to", rest.split(",") if rest else [], ("tp", "pp")).items()}
     from lmtrain.exchange.megatron.exporter import export_megatron
 
     tp, pp = sizes.get("tp", 1), sizes.get("pp", 1)
-    return export_megatron(source, output, tp=tp, pp=pp, dtype=dtype, progress=lambda done, total: show(done, total, 0))
+    return export_megatron(source, output, tp=tp, pp=pp, dtype=dtype, report=show)
 
 
 def _import(
@@ -180,12 +186,12 @@ def _import(
     if program == "hf":
         from lmtrain.exchange.huggingface.importer import import_hf
 
-        return import_hf(source, output, tokenizer=tokenizer, progress=lambda done, total: show(done, total, 0))
+        return import_hf(source, output, tokenizer=tokenizer, report=show)
     from lmtrain.exchange.megatron.importer import import_megatron
 
     values = {key: _value(text) for key, text in _pairs("--set", given).items()}
     return import_megatron(
-        source, output, tokenizer=tokenizer, overrides=values, progress=lambda done, total: show(done, total, 0)
+        source, output, tokenizer=tokenizer, overrides=values, report=show
     )
 
 
@@ -224,7 +230,7 @@ def _progress(console: Console) -> Iterator[Show]:
     with Progress(*columns, console=console, transient=True) as bar:
         task = None
 
-        def show(done: int, total: int, earlier: int) -> None:
+        def show(done: int, total: int, earlier: int = 0) -> None:
             nonlocal task
             if task is None:
                 task = bar.add_task("writing", total=total, completed=earlier)
@@ -240,7 +246,7 @@ def _plain_progress(console: Console) -> Show:
 
     began, told = perf_counter(), 0
 
-    def show(done: int, total: int, earlier: int) -> None:
+    def show(done: int, total: int, earlier: int = 0) -> None:
         nonlocal began, told
         tenths = done * 10 // max(total, 1)
         if tenths < told:  # an import is over and its writing begins

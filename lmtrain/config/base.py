@@ -84,6 +84,10 @@ class Choice(Settings):
     room: ClassVar[str]
     kind: ClassVar[str] = ""
 
+    def component(self) -> Any:
+        """The module that these settings are of: `lmtrain.models.gpt` for a kind in `lmtrain.models.gpt_settings`."""
+        return importlib.import_module(type(self).__module__.removesuffix("_settings"))
+
 
 def kinds(base: type[Choice]) -> dict[str, type[Choice]]:
     """Every kind of a choice, by its short word: the subclasses that stand in the room's settings files."""

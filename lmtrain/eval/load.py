@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
+from lmtrain.checkpoint.described import model_of
 from lmtrain.checkpoint.reader import CheckpointReader
 from lmtrain.checkpoint.store import resolve
 from lmtrain.config.build import build_settings
 from lmtrain.errors import CheckpointError
 from lmtrain.eval.runner import Subject
-from lmtrain.models.model_settings import ModelSettings
 from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings
 from lmtrain.parallel.precision_settings import PrecisionSettings
@@ -39,7 +39,7 @@ def load_for_eval(path: Path, device: torch.device, precision: str) -> Loaded:
         raise CheckpointError(
             f"{folder} does not say its {', '.join(missing)}. Give a checkpoint that a run has written."
         )
-    settings = build_settings(ModelSettings, reader.state["model"], "model")  # type: ignore[type-abstract]
+    settings = model_of(reader.state, folder)
     if not settings.shape.causal:
         raise CheckpointError(
             f"{folder} is a {settings.kind} model, which sees both sides and cannot write on. Give a causal model; "
@@ -47,8 +47,7 @@ def load_for_eval(path: Path, device: torch.device, precision: str) -> Loaded:
         )
     numbers = build_settings(PrecisionSettings, {"kind": precision}, "precision")
     model = build_parallel(settings, numbers, ComputeSettings(), device, seed=None, training=False)
-    reader.load_into(model.pieces())
-    model.masters.publish()
+    model.load(reader.load_into)
     subject = Subject(
         model=model,
         tokenizer=Tokenizer.from_bytes(reader.read_file("tokenizer.json")),

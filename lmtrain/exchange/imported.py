@@ -17,9 +17,8 @@ from lmtrain.checkpoint.disk.tensor_file import RankData
 from lmtrain.checkpoint.save.commit import save_checkpoint
 from lmtrain.checkpoint.store import latest, step_folder_name
 from lmtrain.errors import CheckpointError, MissingInputError, OutputError
-from lmtrain.exchange.huggingface.names import true_weights
-from lmtrain.exchange.streaming import Progress, bytes_of, counted, spec
-from lmtrain.models.model_settings import ModelSettings
+from lmtrain.exchange.streaming import Report, bytes_of, counted, spec
+from lmtrain.models.model_settings import ModelSettings, true_weights
 from lmtrain.tokenizer.base import Tokenizer
 
 
@@ -40,7 +39,7 @@ def save_foreign(
     slots: tuple[str, ...] = (),
     step: int = 0,
     extra: Mapping[str, Any] | None = None,
-    progress: Progress | None = None,
+    report: Report | None = None,
 ) -> dict[str, Any]:
     """Write the weights, and of the optimizer these slots; `parts` gives a tensor's rows in order, by its name.
 
@@ -81,7 +80,7 @@ def save_foreign(
         "imported": dict(came_from),
         **(extra or {}),
     }
-    data = RankData(specs, counted(rows(), total, progress))
+    data = RankData(specs, counted(rows(), total, report))
     path, _ = save_checkpoint(output, step, data, state, {"tokenizer.json": tokenizer.to_bytes()})
     assert path.name == step_folder_name(step)
     return {"checkpoint": str(path), "parameters": settings.num_parameters, "bytes": total, **came_from}

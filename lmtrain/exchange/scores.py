@@ -6,7 +6,6 @@ in memory, whatever the size of the model. Knows weights by name alone and not w
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -40,7 +39,7 @@ def random_batch(settings: ModelSettings, seed: int = 0) -> Batch:
 def answers(settings: ModelSettings, weight: Callable[[str], Tensor], batch: Batch) -> list[Tensor]:
     """fp32 scores of every real token over the true vocabulary, and those of a pair head. `weight` gives true rows."""
     with torch.device("meta"):
-        model = cast(Stack, importlib.import_module(f"lmtrain.models.{settings.kind}").build(settings).eval())
+        model = cast(Stack, settings.build()).eval()
     first = {tie.second: tie.first for tie in settings.ties()}
 
     def run(path: str, *inputs: Any) -> Tensor:

@@ -4,7 +4,7 @@ Built by parallel from BertSettings; knows no process and no layout. Blocks and 
 the first BERT: a norm of the embedding and of every sum. `pre` is Megatron-LM's: norms before attention and MLP and one
 at the end, so that the residual stream is untouched and more layers keep helping.
 
-Cut for a pipeline, `embedding`, `norm`, `head` or `pair` is None and `forward` takes and gives hidden states instead.
+Cut for a pipeline, `embedding`, `norm`, `head` or `pair` is None and `forward` takes and returns hidden states instead.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lmtrain.errors import SettingsError
 from lmtrain.models.bert_settings import NUM_SEGMENTS, BertSettings, cut_of
-from lmtrain.models.init import Start, apply_ties
+from lmtrain.models.init import apply_ties
 from lmtrain.models.layers.attention import Attention
 from lmtrain.models.layers.block import Block, PostNormBlock
 from lmtrain.models.layers.embedding import Embedding
@@ -23,7 +23,7 @@ from lmtrain.models.layers.heads import MaskedHead, PairHead
 from lmtrain.models.layers.mlp import MLP
 from lmtrain.models.layers.norm import build_norm
 from lmtrain.models.stack import Stack
-from lmtrain.spec import Cuts
+from lmtrain.spec import Cuts, Start
 
 
 def build(settings: BertSettings) -> Bert:

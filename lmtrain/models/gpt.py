@@ -1,6 +1,6 @@
 """The decoder: embedding, blocks, norm, head. Built by parallel from GPTSettings; knows no process and no layout.
 
-Cut for a pipeline, `embedding`, `norm` or `head` is None and `forward` takes and gives hidden states instead.
+Cut for a pipeline, `embedding`, `norm` or `head` is None and `forward` takes and returns hidden states instead.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch import nn
 
 from lmtrain.errors import SettingsError
 from lmtrain.models.gpt_settings import GPTSettings, cut_of
-from lmtrain.models.init import Start, apply_ties
+from lmtrain.models.init import apply_ties
 from lmtrain.models.layers.attention import Attention
 from lmtrain.models.layers.block import Block
 from lmtrain.models.layers.embedding import Embedding
@@ -19,7 +19,7 @@ from lmtrain.models.layers.heads import Head
 from lmtrain.models.layers.mlp import MLP
 from lmtrain.models.layers.norm import build_norm
 from lmtrain.models.stack import Stack
-from lmtrain.spec import Cuts
+from lmtrain.spec import Cuts, Start
 
 
 def build(settings: GPTSettings) -> GPT:

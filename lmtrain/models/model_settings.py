@@ -1,7 +1,7 @@
 """What every model's settings offer, whatever its kind. Torch-free.
 
-Called by train/config (checks across settings), parallel (which module builds this kind?) and the planner. A kind
-named `gpt` stands in `gpt_settings.py`, and `gpt.py` beside it has `build(settings)`.
+Called by train/config (checks across settings), placement, parallel and the planner. A kind named `gpt` stands in
+`gpt_settings.py`, and `gpt.py` beside it has `build(settings)`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from typing import ClassVar, Self
 from lmtrain.config.base import Choice, Problem
 from lmtrain.errors import SettingsError
 from lmtrain.layout import words
-from lmtrain.spec import Cuts, ModelShape, Tie
+from lmtrain.spec import Cuts, LanguageModel, ModelShape, Split, Tie
+
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +52,7 @@ class ModelSettings(Choice):
         """Numbers in the whole model without padding, each tied weight once. A closed form: plans need no torch."""
 
     @abstractmethod
-    def weights(self) -> dict[str, tuple[int, ...]]:
+    def weights(self) -> dict[str, Shape]:
         """Shape of every parameter by name, padding included, each tied weight under its first name."""
 
     @abstractmethod
@@ -60,6 +62,30 @@ class ModelSettings(Choice):
     @abstractmethod
     def ties(self) -> tuple[Tie, ...]:
         """Names that are one weight."""
+
+    def layer_of(self, name: str) -> int:
+        """The block that a weight belongs to; -1 where it stands before them all, num_layers where it follows them.
+
+        Whatever a model calls its other parts, its blocks are `blocks.0`, `blocks.1` and so on.
+        """
+        part, _, rest = name.partition(".")
+        if part == "blocks":
+            return int(rest.partition(".")[0])
+        return -1 if part == "embedding" else self.shape.num_layers
+
+    def build(self) -> LanguageModel:
+        """The whole model, with memory on torch's default device: `meta` has none."""
+        model: LanguageModel = self.component().build(self)
+        return model
+
+
+def true_weights(settings: ModelSettings) -> dict[str, Shape]:
+    """Every weight and its shape as checkpoints hold it: without the rows that pad the vocabulary."""
+    cuts, rows = settings.cuts(), settings.shape.vocab_size
+    return {
+        name: (rows, *shape[1:]) if name in cuts and cuts[name].split is Split.VOCAB else shape
+        for name, shape in settings.weights().items()
+    }
 
 
 def checked_vocab_size(given: int | None, found: int) -> int:
@@ -76,5 +102,5 @@ def round_up(value: int, multiple: int) -> int:
 
 
 def some(values: list[int]) -> str:
-    """At most a dozen legal values: a message is no table."""
+    """At most a dozen legal values: a message is not a table."""
     return words(values if len(values) <= 12 else values[-12:])

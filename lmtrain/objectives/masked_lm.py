@@ -6,7 +6,7 @@ sum of both means. Called by parallel.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch import Tensor
 from lmtrain.batch import Batch
 from lmtrain.objectives.causal_lm import CausalLM
 from lmtrain.objectives.cross_entropy import cross_entropy_plain, hit_sum
+from lmtrain.spec import LanguageModel, PairModel
 
 
 class MaskedLM(CausalLM):
@@ -23,18 +24,18 @@ class MaskedLM(CausalLM):
         super().__init__()
         self.terms = terms
 
-    def loss_sums_of_hidden(self, model: Any, hidden_BTD: Tensor, batch: Batch) -> Tensor:
-        sums = super().loss_sums_of_hidden(model, hidden_BTD, batch)
+    def loss_sums(self, model: LanguageModel, hidden_BTD: Tensor, batch: Batch) -> Tensor:
+        sums = super().loss_sums(model, hidden_BTD, batch)
         if "pair" not in self.terms:
             return sums
-        pair = cross_entropy_plain(model.pair_logits(hidden_BTD), batch.pair_labels_B)
+        pair = cross_entropy_plain(cast(PairModel, model).pair_logits(hidden_BTD), batch.pair_labels_B)
         return torch.cat([sums, pair.unsqueeze(0)])
 
-    def valid_sums_of_hidden(self, model: Any, hidden_BTD: Tensor, batch: Batch) -> Tensor:
-        sums = super().valid_sums_of_hidden(model, hidden_BTD, batch)
+    def valid_sums(self, model: LanguageModel, hidden_BTD: Tensor, batch: Batch) -> Tensor:
+        sums = super().valid_sums(model, hidden_BTD, batch)
         if "pair" not in self.terms:
             return sums
-        logits_B2 = model.pair_logits(hidden_BTD)
+        logits_B2 = cast(PairModel, model).pair_logits(hidden_BTD)
         pair = torch.stack([of(logits_B2, batch.pair_labels_B) for of in (cross_entropy_plain, hit_sum)])
         return torch.cat([sums, pair.unsqueeze(1)], dim=1)
 

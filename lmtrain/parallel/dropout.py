@@ -4,9 +4,9 @@ Called by ParallelModel before each microbatch and by recompute, which draws the
 run enters the same step. Where tp ranks hold the same activations they must drop the same ones, where they hold
 different ones they must not:
 
-    sequence cut over tp      every activation is split          one stream a rank
-    whole sequence, tp > 1    residual and embedding are whole   torch's own stream is the same on all tp ranks
-                              attention's heads are split        a stream a rank for each core, see SplitCore
+    sequence cut over tp      every activation is split          each rank its own
+    whole sequence, tp > 1    residual and embedding are whole   torch's own generator is the same on all tp ranks
+                              attention's heads are split        each rank its own for each core, see SplitCore
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ class Microbatch:
     stage: int = 0
 
 
-class Streams:
+class Noise:
+    """The random numbers of dropout."""
+
     def __init__(self, seed: int, tp: Axis, dp: Axis, *, sequence: bool, uses_dropout: bool) -> None:
         self.seed, self.tp, self.dp, self.uses_dropout = seed, tp, dp, uses_dropout
         self.splits_all = sequence and tp.size > 1
@@ -64,22 +66,25 @@ class Streams:
         return nullcontext(), self.at(self.current)
 
 
-def apply_streams(model: nn.Module, streams: Streams) -> None:
-    """Give every attention core that needs it a stream of its own, in place. Paths name the streams, so pipelines
-    and the order of layers do not matter."""
-    if not (streams.uses_dropout and streams.splits_heads):
-        return
-    for path, module in list(model.named_modules()):
-        if isinstance(module, DotProduct):
-            model.set_submodule(path, SplitCore(module, streams, path))
+def apply_noise(model: nn.Module, noise: Noise) -> str | None:
+    """Give every attention core that needs it noise of its own, in place; returns what was done, for the log.
+
+    Paths name the noise, so pipelines and the order of layers do not matter.
+    """
+    if not (noise.uses_dropout and noise.splits_heads):
+        return None
+    cores = [(path, module) for path, module in model.named_modules() if isinstance(module, DotProduct)]
+    for path, module in cores:
+        model.set_submodule(path, SplitCore(module, noise, path))
+    return f"dropout: {len(cores)} attention cores with noise of this tp rank's own"
 
 
 class SplitCore(nn.Module):
-    """Draws from the rank's own stream and leaves torch's own where it was, in step with the other tp ranks."""
+    """Draws the rank's own noise and leaves torch's own generator where it was, in step with the other tp ranks."""
 
-    def __init__(self, core: nn.Module, streams: Streams, path: str) -> None:
+    def __init__(self, core: nn.Module, noise: Noise, path: str) -> None:
         super().__init__()
-        self.core, self.streams, self.path = core, streams, path
+        self.core, self.noise, self.path = core, noise, path
 
     def forward(self, q_BHTK: Tensor, *rest: Tensor | None) -> Tensor:
         if not self.training:
@@ -88,7 +93,7 @@ class SplitCore(nn.Module):
         generator = _generator(q_BHTK.device)
         before = generator.get_state()
         try:
-            generator.manual_seed(self.streams.core_seed(self.path))
+            generator.manual_seed(self.noise.core_seed(self.path))
             y_BHTK = self.core(q_BHTK, *rest)
         finally:  # recompute leaves a forward by an exception as soon as it has what it needs
             generator.set_state(before)

@@ -6,7 +6,6 @@ has made it, and freed: accumulation is exact to fp32 and no full set of half-pr
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -21,9 +20,8 @@ WORK_DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float
 class MasterWeights:
     """Name -> fp32 weight, in the model's order; `publish` hands new values to the model."""
 
-    def __init__(self, stages: Iterable[nn.Module], precision: PrecisionSettings) -> None:
-        self.dtype = WORK_DTYPE[precision.kind]
-        self.work: dict[str, nn.Parameter] = {name: p for stage in stages for name, p in stage.named_parameters()}
+    def __init__(self, parameters: dict[str, nn.Parameter], precision: PrecisionSettings) -> None:
+        self.dtype, self.work = WORK_DTYPE[precision.kind], parameters
         if self.dtype is torch.float32:
             self.master = self.work
             return

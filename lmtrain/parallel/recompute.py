@@ -1,8 +1,9 @@
 """Activations that backward computes again instead of keeping: whole blocks, cheap operators, or attention's core.
 
 Called by apply after the model is cut and before it is compiled and sharded. Names of parameters and hooks stay.
-Gradients are bit for bit those without: the same kernels run on the same numbers, and dropout draws again what it
-drew, from torch's own stream (kept by checkpoint) and from the attention core's (`streams`).
+Gradients are bit for bit those without, unless a compiler fuses the changed graph in another way: the same kernels run
+on the same numbers, and dropout draws again what it drew, from torch's own generator (kept by checkpoint) and for the
+attention core (`noise`).
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from lmtrain.parallel.dropout import Streams
-from lmtrain.parallel.recompute_settings import RecomputeSettings, SomeRecomputeSettings
+from lmtrain.errors import SettingsError
+from lmtrain.models.layers.attention import DotProduct
+from lmtrain.parallel.dropout import Noise, SplitCore
+from lmtrain.parallel.recompute_settings import SomeRecomputeSettings
+from lmtrain.spec import LanguageModel
 
 _aten = torch.ops.aten
 # what `operators` keeps: products, before tp sums them, and fused attention in every form that a device has
@@ -36,15 +40,27 @@ Pair = tuple[AbstractContextManager[Any], ...]  # around forward and around reco
 Contexts = Callable[[], Pair]
 
 
-def apply_recompute(model: Any, settings: RecomputeSettings, streams: Streams, *, compiled: bool) -> None:
-    if not isinstance(settings, SomeRecomputeSettings):
-        return
-    options = _options(settings.kind, streams, compiled=compiled)
-    for block in list(model.blocks.values())[: settings.blocks]:
+def apply_recompute(model: LanguageModel, settings: SomeRecomputeSettings, noise: Noise, *, compiled: bool) -> str:
+    """In place; returns what was done, for the log."""
+    options = _options(settings.kind, noise, compiled=compiled)
+    blocks = list(model.blocks.values())[: settings.blocks]
+    for block in blocks:
         if settings.kind == "attention":
-            block.attention.core = RecomputedCore(block.attention.core, options)
+            _apply_to_cores(block, options)
         else:
-            block.forward = Recomputed(block.forward, options, inside=settings.kind == "operators")
+            block.forward = Recomputed(
+                block.forward, options, inside=settings.kind == "operators"
+            )
+    return f"recompute: {settings.kind}, {len(blocks)} blocks"
+
+
+def _apply_to_cores(block: nn.Module, options: Mapping[str, Any]) -> None:
+    cores = {path: module for path, module in block.named_modules() if isinstance(module, (DotProduct, SplitCore))}
+    outer = {path: core for path, core in cores.items() if path.rpartition(".")[0] not in cores}
+    if not outer:
+        raise SettingsError(["recompute.kind=attention finds no attention in this model's blocks. Use recompute=full."])
+    for path, core in outer.items():
+        block.set_submodule(path, RecomputedCore(core, options))
 
 
 class Recomputed:
@@ -82,16 +98,16 @@ def _recomputed(inner: Callable[..., Tensor], options: Mapping[str, Any], *args:
     return y
 
 
-def _options(kind: str, streams: Streams, *, compiled: bool) -> dict[str, Any]:
-    """What checkpoint is told: whether to put torch's own stream back, and what to enter around both forwards."""
-    options: dict[str, Any] = {"preserve_rng_state": streams.uses_dropout}
+def _options(kind: str, noise: Noise, *, compiled: bool) -> dict[str, Any]:
+    """What checkpoint is told: whether to put torch's own generator back, and what to enter around both forwards."""
+    options: dict[str, Any] = {"preserve_rng_state": noise.uses_dropout}
     # because: a compiler can trace no context but torch's choice of operators; it repeats random numbers by itself
     if kind == "operators":
         keep = partial(create_selective_checkpoint_contexts, [*KEPT])
-        return options | {"context_fn": keep if compiled else partial(_both, keep, streams.contexts)}
+        return options | {"context_fn": keep if compiled else partial(_both, keep, noise.contexts)}
     if kind == "attention" and compiled:
         return options
-    return options | {"context_fn": streams.contexts}
+    return options | {"context_fn": noise.contexts}
 
 
 def _both(first: Contexts, second: Contexts) -> Pair:

@@ -6,7 +6,7 @@ already divided by the global count. Knows no tensor parallelism: what it is giv
 
 zero 0, 1   one reduction a step, after the last microbatch; weights are gathered once a step
 zero 2      one reduce-scatter a microbatch; over dp_replicate once a step
-zero 3      as 2, and weights are gathered for each block's forward and backward, and let go
+zero 3      as 2, and weights are gathered for each block's forward and backward, and released
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from lmtrain.parallel.mesh import Mesh
-from lmtrain.parallel.pipeline.executor import end_backward
 from lmtrain.schedules.table import Action, Kind
+from lmtrain.spec import LanguageModel
 
 
-def apply_data_parallel(model: Any, mesh: Mesh, zero: int, work_dtype: torch.dtype) -> None:
-    """In place, on a model without memory."""
+def apply_data_parallel(model: LanguageModel, mesh: Mesh, zero: int, work_dtype: torch.dtype) -> str:
+    """In place, on a model without memory; returns what was done, for the log."""
+    assert isinstance(model, nn.Module)
     plane = mesh.data_mesh()
     options: dict[str, Any] = {
         "mesh": plane if mesh.dp_replicate.size > 1 else plane["dp_shard"],
@@ -40,17 +41,20 @@ def apply_data_parallel(model: Any, mesh: Mesh, zero: int, work_dtype: torch.dty
         group.set_gradient_divide_factor(1.0)
         # because: gloo has no scaled sum, and NCCL's would divide what is divided already
         group.set_force_sum_reduction_for_comms(True)
+    copies = f", {mesh.dp_replicate.size} copies" if mesh.dp_replicate.size > 1 else ""
+    return f"sharded: zero {zero} over {mesh.dp_shard.size}{copies}, a group a block"
 
 
 class ShardedWeights:
     """MasterWeights of a sharded model: name -> fp32 shard, a plain tensor that shares memory with FSDP's."""
 
-    def __init__(self, stages: Mapping[int, Any], zero: int) -> None:
-        self.stages, self.zero = stages, zero
-        self.groups = [group for stage in stages.values() for group in _groups(stage)]
-        self.sharded: dict[str, nn.Parameter] = {
-            name: parameter for stage in stages.values() for name, parameter in stage.named_parameters()
-        }
+    def __init__(
+        self, stages: Mapping[int, LanguageModel], parameters: dict[str, nn.Parameter], zero: int
+    ) -> None:
+        self.stages = {number: stage for number, stage in stages.items() if isinstance(stage, FSDPModule)}
+        self.zero = zero
+        self.groups = [group for stage in self.stages.values() for group in _groups(stage)]
+        self.sharded = parameters
         self.master = {name: nn.Parameter(_local(parameter.detach())) for name, parameter in self.sharded.items()}
         self._sends: dict[int, tuple[bool, bool]] = {}  # what each stage has been told
 
@@ -64,7 +68,7 @@ class ShardedWeights:
             self._tell(action.stage, action.kind is Kind.BACKWARD and (last or self.zero >= 2), last)
             if self.zero == 3:
                 # because: a head works after FSDP's last look at a forward, so that no hook gathers it for its
-                # backward; it is let go where another microbatch's backward has come in between
+                # backward; it is released where another microbatch's backward has come in between
                 self.stages[action.stage].unshard()
 
     def done(self, action: Action, last: bool) -> None:
@@ -94,7 +98,7 @@ class ShardedWeights:
                 parameter.grad = None
 
     def publish(self) -> None:
-        """After an update or a load: let go of gathered weights, so that nothing computes with old ones."""
+        """After an update or a load: release gathered weights, so that nothing computes with old ones."""
         for group in self.groups:
             group.reshard()
 
@@ -103,7 +107,16 @@ class ShardedWeights:
             parameter.grad = None
 
 
-def _groups(model: nn.Module) -> list[FSDPModule]:
+def end_backward(stage: FSDPModule) -> None:
+    """FSDP's work at the end of a backward: adds this one's gradients to the fp32 sums, and sends them if it is to.
+
+    because: second halves accumulate gradients after the last hook of a backward has run, and FSDP has no public call
+    """
+    stage._get_fsdp_state()._root_post_backward_final_callback()
+
+
+def _groups(model: nn.Module | FSDPModule) -> list[FSDPModule]:
+    assert isinstance(model, nn.Module)
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 

@@ -11,16 +11,17 @@ from collections.abc import Container, Iterable, Mapping
 import torch
 from torch import Tensor
 
-from lmtrain.models.init import Start, draw
+from lmtrain.models.init import draw
 from lmtrain.piece import Piece
-from lmtrain.placement.places import Block, Place
+from lmtrain.placement.places import Place, Region
+from lmtrain.spec import Start
 
 Places = Mapping[str, Place]
 
 
 @torch.no_grad()
 def fill(parameters: Mapping[str, Tensor], places: Places, starts: Mapping[str, Start] | None, seed: int) -> None:
-    """Draw each whole parameter by its name and keep this rank's blocks: a layout never changes a weight.
+    """Draw each whole parameter by its name and keep this rank's regions: a layout never changes a weight.
 
     All is 0 without `starts`. Padding starts at 0 and stays there: it gets no gradient.
     """
@@ -30,12 +31,12 @@ def fill(parameters: Mapping[str, Tensor], places: Places, starts: Mapping[str, 
     for name, parameter in parameters.items():
         place = places[name]
         whole = draw(place.name, place.global_shape, starts[name], seed)
-        for block in place.blocks:
-            parameter[block.local].copy_(whole[_slices(block)])
+        for region in place.regions:
+            parameter[region.local].copy_(whole[_slices(region)])
 
 
 def pieces_of(tensors: Mapping[str, Tensor], places: Places, prefix: str) -> list[Piece]:
-    """Every block that this rank holds; each key is, or ends in, a parameter's name.
+    """Every region that this rank holds; each key is, or ends in, a parameter's name.
 
     A piece has the name of its place: of two tied weights both are pieces of the first.
     """
@@ -43,7 +44,7 @@ def pieces_of(tensors: Mapping[str, Tensor], places: Places, prefix: str) -> lis
     for key, tensor in tensors.items():
         held, local = ending(key, places), tensor.detach()
         place, name = places[held], f"{prefix}.{key.removesuffix(held)}{places[held].name}"
-        result += [Piece(name, place.global_shape, b.offset, local[b.local]) for b in place.blocks]
+        result += [Piece(name, place.global_shape, r.offset, local[r.local]) for r in place.regions]
     return result
 
 
@@ -63,5 +64,5 @@ def ending(key: str, names: Container[str]) -> str:
     return name
 
 
-def _slices(block: Block) -> tuple[slice, ...]:
-    return tuple(slice(start, start + size) for start, size in zip(block.offset, block.shape, strict=True))
+def _slices(region: Region) -> tuple[slice, ...]:
+    return tuple(slice(start, start + size) for start, size in zip(region.offset, region.shape, strict=True))

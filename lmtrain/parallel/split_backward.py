@@ -70,8 +70,9 @@ class _Linear(torch.autograd.Function):
         return grad @ weight, grad_weight, rows.sum(0) if ctx.needs_input_grad[2] else None
 
 
-def apply_deferral(model: nn.Module) -> None:
-    """Plain linears, in place; the tensor-parallel ones ask `weight_gradient` themselves."""
-    for path, module in list(model.named_modules()):
-        if isinstance(module, nn.Linear):
-            model.set_submodule(path, DeferringLinear(module))
+def apply_deferral(model: nn.Module) -> str:
+    """Plain linears, in place; the tensor-parallel ones ask `weight_gradient` themselves. Says so for the log."""
+    linears = [(path, module) for path, module in model.named_modules() if isinstance(module, nn.Linear)]
+    for path, module in linears:
+        model.set_submodule(path, DeferringLinear(module))
+    return f"backward in halves: {len(linears)} linears besides those cut over tp"

@@ -2,14 +2,14 @@
 
 The one table that initial values, the gradient norm, optimizers and checkpoints read. Pure integers: no torch, no
 process. A part is cut section by section (a rank's qkv is [q_t | k_t | v_t]) and a shard is rows of the part, so what a
-rank holds is a few rectangles of the whole: its blocks. Rows that pad the vocabulary are in no block.
+rank holds is a few rectangles of the whole: its regions. Rows that pad the vocabulary are in no region.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lmtrain.layout import Coordinate, Layout
@@ -17,11 +17,9 @@ from lmtrain.spec import Cut, Cuts, Split
 
 Shape = tuple[int, ...]
 
-FP32_BYTES = 4
-
 
 @dataclass(frozen=True)
-class Block:
+class Region:
     """A rectangle that a rank holds: where it lies in the rank's tensor and where in the whole."""
 
     local: tuple[slice, ...]
@@ -38,7 +36,7 @@ class Place:
     cut: Cut
     part_shape: Shape  # of this tensor-parallel rank's part, padding included
     rows: range  # of the part, which this rank holds: all of them unless weights are sharded
-    blocks: tuple[Block, ...]
+    regions: tuple[Region, ...]
     num_holders: int  # ranks that hold these same numbers
     is_owner: bool  # of those, the one that saves them
 
@@ -67,7 +65,7 @@ def place_all(
         rows = shard_rows(part[0], layout.dp_shard, at.dp_shard)
         true_shape = (vocab_size, *shape[1:]) if cut.split is Split.VOCAB else shape
         result[name] = Place(
-            name, true_shape, cut, part, rows, _blocks(true_shape, cut, part, rows, layout.tp, at.tp),
+            name, true_shape, cut, part, rows, _regions(true_shape, cut, part, rows, layout.tp, at.tp),
             num_holders=copies if name in uncut else replicas,
             is_owner=owner[name] == (at.dp_replicate * layout.tp + at.tp if name in uncut else at.dp_replicate),
         )  # fmt: skip
@@ -94,16 +92,16 @@ def _cut(cuts: Cuts, name: str) -> Cut:
     return cuts.get(name, Cut(Split.NONE))
 
 
-def _blocks(true_shape: Shape, cut: Cut, part: Shape, rows: range, tp: int, index: int) -> tuple[Block, ...]:
+def _regions(true_shape: Shape, cut: Cut, part: Shape, rows: range, tp: int, index: int) -> tuple[Region, ...]:
     column = index * part[1] if cut.split is Split.ROW else 0
-    blocks = []
+    regions = []
     for start, offset, length in _runs(true_shape[0], cut, part[0], tp, index):
         first, stop = max(start, rows.start), min(start + length, rows.stop)
         if first < stop:
             local = (slice(first - rows.start, stop - rows.start), *(slice(0, size) for size in part[1:]))
             at = (offset + first - start, *((column,) if len(part) > 1 else ()), *(0 for _ in part[2:]))
-            blocks.append(Block(local, at, (stop - first, *part[1:])))
-    return tuple(blocks)
+            regions.append(Region(local, at, (stop - first, *part[1:])))
+    return tuple(regions)
 
 
 def _runs(num_rows: int, cut: Cut, part_rows: int, tp: int, index: int) -> list[tuple[int, int, int]]:
@@ -128,52 +126,3 @@ def _deal(sizes: Mapping[str, int], num_hands: int) -> dict[str, int]:
         heapq.heapreplace(hands, (load + sizes[name], hand))
         result[name] = hand
     return result
-
-
-@dataclass(frozen=True)
-class RankBytes:
-    """What weights cost one rank, in bytes."""
-
-    masters: int  # fp32 weights that the optimizer owns
-    work: int  # weights that compute, where they are not the masters themselves
-    gradients: int
-    optimizer: int
-
-    @property
-    def total(self) -> int:
-        return self.masters + self.work + self.gradients + self.optimizer
-
-
-def rank_bytes(
-    places: Iterable[Place],
-    layout: Layout,
-    *,
-    zero: int,
-    work_bytes: int,
-    num_slots: Callable[[str, Shape], int] = lambda name, shape: 2,
-) -> RankBytes:
-    """Held between two microbatches of a step, the moment that tells the levels apart.
-
-    zero 0 and 1 keep whole gathered weights and whole gradients; 2 keeps shards of gradients; 3 keeps shards of both,
-    and gathers a block at a time. Shards are padded to equal size, the optimizer's state is not. `work_bytes` is the
-    size of a number that computes, `num_slots` how many tensors the optimizer keeps for a parameter of this name and
-    whole shape.
-    """
-    places = list(places)
-    parts = sum(math.prod(place.part_shape) for place in places)
-    slots = sum(num_slots(place.name, place.global_shape) * math.prod(place.local_shape) for place in places)
-    optimizer = FP32_BYTES * slots
-    if layout.dp == 1:
-        work = 0 if work_bytes == FP32_BYTES else work_bytes * parts
-        return RankBytes(FP32_BYTES * parts, work, FP32_BYTES * parts, optimizer)
-    shards = sum(_padded_shard(place.part_shape, layout.dp_shard) for place in places)
-    return RankBytes(
-        masters=FP32_BYTES * shards,
-        work=work_bytes * shards * layout.dp_shard if zero < 3 else 0,
-        gradients=FP32_BYTES * (parts if zero < 2 else shards),
-        optimizer=optimizer,
-    )
-
-
-def _padded_shard(shape: Shape, num_shards: int) -> int:
-    return math.prod((-(-shape[0] // num_shards), *shape[1:]))

@@ -32,19 +32,12 @@ def stages_of_rank(settings: ModelSettings, parallel: ParallelSettings, rank: in
 
 def names_of_rank(settings: ModelSettings, stages: list[Stage]) -> list[str]:
     """The parameters of these stages by their names in a checkpoint: a copy counts as what it copies."""
-    layers = {layer for stage in stages for layer in stage.layers}
-    first, last = any(stage.first for stage in stages), any(stage.last for stage in stages)
+    last = any(stage.last for stage in stages)
+    held = {layer for stage in stages for layer in stage.layers}
+    held |= {-1} if any(stage.first for stage in stages) else set()
+    held |= {settings.shape.num_layers} if last else set()
     copied = {tie.first for tie in settings.ties()} if last else set()
-    result = []
-    for name in settings.weights():
-        top, _, rest = name.partition(".")
-        if top == "blocks":
-            held = int(rest.partition(".")[0]) in layers
-        else:
-            held = (first if top == "embedding" else last) or name in copied
-        if held:
-            result.append(name)
-    return result
+    return [name for name in settings.weights() if name in copied or settings.layer_of(name) in held]
 
 
 def places_of_rank(settings: ModelSettings, parallel: ParallelSettings, at: Coordinate) -> dict[str, Place]:

@@ -1,6 +1,6 @@
-"""Writing files so that a kill at any instant leaves the old one or the new one. Torch-free.
+"""Writing files and folders so that a kill at any instant leaves the old one or the new one. Torch-free.
 
-Called by datasets, checkpoints, metrics and reports. Only this file knows fsync and rename.
+Called by datasets, checkpoints, metrics and reports.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from lmtrain.errors import DataError, MissingInputError, OutputError, StorageError
+from lmtrain.runtime.faults import fault_point
 from lmtrain.units import format_bytes
 
 MAX_JSON_BYTES = 64 << 20
@@ -27,7 +28,11 @@ _SAFE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 
 
 def fsync_dir(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    _fsync(folder, os.O_DIRECTORY)
+
+
+def _fsync(path: Path, flags: int = 0) -> None:
+    fd = os.open(path, os.O_RDONLY | flags)
     try:
         os.fsync(fd)
     finally:
@@ -73,6 +78,50 @@ def atomic_file(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
             temporary.unlink(missing_ok=True)
             raise
         fsync_dir(path.parent)
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill, which is brought to disk and becomes `path` on leaving; gone again where that fails.
+
+    `path` must not hold anything.
+    """
+    with storage_errors(path, "Writing"):
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise OutputError(f"{path} exists and is not empty. Choose a new --output, or remove it.")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        attempt = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+        shutil.rmtree(attempt, ignore_errors=True)
+        attempt.mkdir()
+        try:
+            yield attempt
+            for folder, _, names in os.walk(attempt):
+                for name in names:
+                    _fsync(Path(folder, name))
+                fsync_dir(Path(folder))
+            put_in_place(attempt, path)
+        except BaseException:
+            shutil.rmtree(attempt, ignore_errors=True)
+            raise
+
+
+def put_in_place(folder: Path, path: Path, aside: Path | None = None, point: str | None = None) -> None:
+    """Rename a finished folder to `path`. What is there goes to `aside` first, and comes back where that fails.
+
+    `point` is the fault point between the two renames.
+    """
+    replaced = aside if os.path.lexists(path) else None
+    if replaced is not None:
+        os.rename(path, replaced)
+    try:
+        if replaced is not None and point is not None:
+            fault_point(point)
+        os.rename(folder, path)
+    except BaseException:
+        if replaced is not None:
+            os.rename(replaced, path)
+        raise
+    fsync_dir(path.parent)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.checkpoint.contents import Contents
+from lmtrain.checkpoint.described import model_of
 from lmtrain.checkpoint.fit import check_fit
-from lmtrain.checkpoint.reshard.assignment import model_of
 from lmtrain.checkpoint.store import resolve
 from lmtrain.config.base import show
 from lmtrain.errors import SettingsError

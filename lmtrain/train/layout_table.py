@@ -14,8 +14,9 @@ from typing import Any
 
 from lmtrain.layout import Coordinate, Layout
 from lmtrain.models.model_settings import ModelSettings
+from lmtrain.placement.memory import FP32_BYTES, rank_bytes
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.placement.places import FP32_BYTES, Place, place_all, rank_bytes, shard_rows
+from lmtrain.placement.places import Place, place_all, shard_rows
 from lmtrain.placement.stages import names_of_rank, stages_of_rank
 from lmtrain.train.config import RunConfig
 from lmtrain.units import format_bytes, format_count

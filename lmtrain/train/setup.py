@@ -6,7 +6,6 @@ save; only rank 0 speaks and keeps the run's folder. The second step of the stai
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -29,8 +28,9 @@ from lmtrain.observe.tensorboard import EventWriter
 from lmtrain.observe.throughput import Throughput, peak_flops
 from lmtrain.optim.groups import build_groups
 from lmtrain.optim.optim_settings import OptimSettings
-from lmtrain.parallel.apply import ParallelModel, build_parallel
+from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.mesh import Mesh
+from lmtrain.parallel.model import ParallelModel
 from lmtrain.runtime.device import device_name, set_deterministic, set_threads
 from lmtrain.runtime.files import atomic_file, folder_lock, write_json
 from lmtrain.runtime.process import environment_report
@@ -87,11 +87,9 @@ def open_run(
         if inputs.resume_from is not None:
             with together(peers):
                 progress = state.restore(inputs.resume_from, config, inputs, model, optimizer)
-            model.masters.publish()
         elif inputs.weights_from is not None:
             with together(peers):
-                CheckpointReader(inputs.weights_from).load_into(model.pieces())
-            model.masters.publish()
+                model.load(CheckpointReader(inputs.weights_from).load_into)
 
         loader = Loader(
             inputs.train, inputs.data.order, config.batch_plan, config.train.micro_batch, mesh.dp.index, mesh.dp.size,
@@ -124,6 +122,8 @@ def open_run(
         } | ({"layout": layout_words(config.parallel)} if mesh.world.size > 1 else {})
         view = (build_view if leads else RunView)(console, title, config.total_steps, log=log)
         stack.enter_context(view)
+        if log is not None:
+            log.line("\n".join(["applied to the model:", *model.applied]))
         if leads and mesh.world.size > 1:
             rows = merged(rank_rows(config, inputs.model, hosts))
             view.note("\n".join([*pipeline_lines(config, inputs.model), *layout_lines(rows)]))
@@ -168,9 +168,8 @@ def open_records(
 
 def build_optimizer(settings: OptimSettings, model: ParallelModel) -> torch.optim.Optimizer:
     """By convention `kind: lamb` is lmtrain/optim/lamb.py with a `build`; a new optimizer edits nothing here."""
-    module = importlib.import_module(f"lmtrain.optim.{settings.kind}")
     groups = build_groups(model.parameters, settings.weight_decay)
-    optimizer: torch.optim.Optimizer = module.build(settings, groups, model.whole)
+    optimizer: torch.optim.Optimizer = settings.component().build(settings, groups, model.whole)
     return optimizer
 
 

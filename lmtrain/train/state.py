@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
+from lmtrain.checkpoint.described import model_of
 from lmtrain.checkpoint.reader import CheckpointReader
-from lmtrain.checkpoint.reshard.assignment import model_of
 from lmtrain.errors import CheckpointError
 from lmtrain.optim import state as optimizer_state
-from lmtrain.parallel.apply import ParallelModel
+from lmtrain.parallel.model import ParallelModel
 from lmtrain.piece import Piece
 from lmtrain.train.config import RunConfig
 from lmtrain.train.preflight import Inputs
@@ -34,9 +34,11 @@ class Progress:
 
 def pieces(model: ParallelModel, optimizer: torch.optim.Optimizer) -> list[Piece]:
     """All that this process holds; `model.owned` says which of it this process saves."""
-    result = model.pieces()
-    state = optimizer_state.state_tensors(optimizer, model.parameters)
-    return result + model.place(state, "optim")
+    return model.pieces() + memory(model, optimizer)
+
+
+def memory(model: ParallelModel, optimizer: torch.optim.Optimizer) -> list[Piece]:
+    return model.place(optimizer_state.state_tensors(optimizer, model.parameters), "optim")
 
 
 def facts(
@@ -69,12 +71,12 @@ def restore(
 ) -> Progress:
     """Fill masters and optimizer from a checkpoint of this same run at any layout, or refuse with what differs.
 
-    Each process reads its own parts and talks to none: `masters.publish` is left to the caller.
+    Each process reads its own parts and talks to none.
     """
     reader = CheckpointReader(path)
     state = reader.state
     check_same_run(path, state, config, inputs)
-    reader.load_into(pieces(model, optimizer))
+    model.load(reader.load_into, also=memory(model, optimizer))
     optimizer_state.apply_num_updates(optimizer, state["optimizer"]["num_updates"])
     model.loss_scale.load(state["precision"])
     return Progress(state["step"], state["samples"], state["tokens"], state["attempt"] + 1, state["skipped"])

@@ -13,7 +13,7 @@ import torch
 from lmtrain.data.loader import StepBatches
 from lmtrain.errors import NonFiniteLossError
 from lmtrain.optim.groups import apply_learning_rate
-from lmtrain.parallel.apply import ParallelModel
+from lmtrain.parallel.model import ParallelModel
 from lmtrain.runtime.faults import fault_point
 
 
@@ -49,8 +49,7 @@ def train_step(
     fault_point("opt_step")
     if not overflow:
         apply_learning_rate(optimizer, lr)
-        optimizer.step()
-        model.masters.publish()
+        model.update(optimizer)
     model.loss_scale.update(overflow)
     return StepResult(math.fsum(losses), grad_norm, overflow, terms)
 

@@ -36,7 +36,7 @@ from lmtrain.data.loader import StepBatches
 from lmtrain.layout import Coordinate, Layout
 from lmtrain.models.gpt import GPT, build
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.models.init import apply_init
+from lmtrain.models.init import apply_ties
 from lmtrain.models.layers.block import Surroundings
 from lmtrain.objectives.cross_entropy import cross_entropy_sum
 from lmtrain.parallel.apply import build_parallel
@@ -46,6 +46,7 @@ from lmtrain.parallel.precision_settings import Fp32Settings
 from lmtrain.parallel.tensor.layers import apply_tensor_parallel
 from lmtrain.placement.places import place_all
 from tests.layouts.workers import Pool
+from tests.unit.models.first_weights import start
 
 SETTINGS = GPTSettings(
     num_layers=4, width=64, num_heads=4, vocab_size=64, vocab_multiple=1, seq_len=16, activation="gelu_tanh"
@@ -147,7 +148,8 @@ def whole_model() -> GPT:
     with torch.device("meta"):
         model = build(SETTINGS)
     model.to_empty(device=CPU)
-    apply_init(model, seed=1)
+    apply_ties(model)
+    start(model, seed=1)
     return model
 
 
@@ -163,7 +165,7 @@ def cut_model(layout: Layout, whole: GPT) -> GPT:
     coordinate = Coordinate(0, 0, 0, mesh.tp.index)
     places = place_all(shapes, whole.cuts(), layout, coordinate, SETTINGS.shape.vocab_size)
     for name, place in places.items():
-        for block in place.blocks:
+        for block in place.regions:
             source = tuple(slice(o, o + n) for o, n in zip(block.offset, block.shape, strict=True))
             model.get_parameter(name)[block.local] = whole.get_parameter(name)[source]
     return model

@@ -24,9 +24,10 @@ from lmtrain.batch import Batch
 from lmtrain.data.loader import StepBatches
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.layers.block import Surroundings
-from lmtrain.parallel.apply import ParallelModel, build_parallel
+from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings
 from lmtrain.parallel.mesh import build_mesh
+from lmtrain.parallel.model import ParallelModel
 from lmtrain.parallel.precision_settings import Fp32Settings
 from lmtrain.parallel.split_backward import weight_gradient
 from lmtrain.placement.parallel_settings import ParallelSettings

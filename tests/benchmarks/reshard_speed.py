@@ -25,12 +25,14 @@ from typing import Any
 import numpy as np
 
 from lmtrain.checkpoint.contents import Contents
-from lmtrain.checkpoint.disk.tensor_file import BlockSpec, RankData
-from lmtrain.checkpoint.reshard.assignment import files_of_layout, layout_of, parse_layout
+from lmtrain.checkpoint.described import layout_of
+from lmtrain.checkpoint.disk.tensor_file import PieceSpec, RankData
+from lmtrain.checkpoint.reshard.assignment import files_of_layout
 from lmtrain.checkpoint.save.agreement import RankRecord
 from lmtrain.checkpoint.save.commit import commit, write_rank
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.placement.places import FP32_BYTES
+from lmtrain.placement.memory import FP32_BYTES
+from lmtrain.placement.parse import parse_layout
 from lmtrain.runtime.files import forget_cached
 from tests.unit.checkpoint.layouts import SLOTS
 
@@ -65,11 +67,11 @@ def write(folder: Path, model: GPTSettings, layout: str) -> Path:
     return commit(attempt, 1000, records, state, {})[0]
 
 
-def _specs(model: GPTSettings, layout: str) -> list[list[BlockSpec]]:
+def _specs(model: GPTSettings, layout: str) -> list[list[PieceSpec]]:
     from lmtrain.checkpoint.disk.format import Manifest, TensorEntry
-    from lmtrain.checkpoint.fit import true_shapes
+    from lmtrain.models.model_settings import true_weights
 
-    shapes = {f"{slot}.{name}": shape for slot in SLOTS for name, shape in true_shapes(model).items()}
+    shapes = {f"{slot}.{name}": shape for slot in SLOTS for name, shape in true_weights(model).items()}
     tensors = {name: TensorEntry("F32", shape, ()) for name, shape in shapes.items()}
     return list(files_of_layout(Manifest(1000, {}, tensors, {}), model, parse_layout(layout)).values())
 

@@ -25,8 +25,9 @@ from torch import Tensor
 from lmtrain.checkpoint.save.writer import CheckpointWriter
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.optim.adamw_settings import AdamWSettings
-from lmtrain.parallel.apply import ParallelModel, build_parallel
+from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings
+from lmtrain.parallel.model import ParallelModel
 from lmtrain.parallel.precision_settings import Fp32Settings
 from lmtrain.piece import Piece
 from lmtrain.runtime.files import forget_cached

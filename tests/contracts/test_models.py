@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from omegaconf import OmegaConf
+from torch import nn
 
 from lmtrain.config.build import build_settings
 from lmtrain.config.compose import conf_dir, group_choices
@@ -74,7 +75,8 @@ def test_settings_go_round_and_every_key_is_explained(name: str) -> None:
 def test_words_are_true(name: str) -> None:
     """Every cut names a parameter, sections add up to its rows, ties join equal shapes, every start is known."""
     model: LanguageModel = model_of(name)
-    parameters = dict(model.named_parameters(remove_duplicate=False))  # type: ignore[attr-defined]
+    assert isinstance(model, nn.Module)
+    parameters = dict(model.named_parameters(remove_duplicate=False))
     assert set(model.cuts()) <= set(parameters)
     for parameter, cut in model.cuts().items():
         if cut.sections:
@@ -86,7 +88,7 @@ def test_words_are_true(name: str) -> None:
             assert parameters[parameter].shape[0] == settings_of(name).padded_vocab_size
     for tie in model.ties():
         assert parameters[tie.first] is parameters[tie.second]
-    assert set(model.starts()) == set(parameters)  # type: ignore[attr-defined]
+    assert set(model.starts()) == set(parameters)
     assert list(model.blocks) == [str(layer) for layer in range(model.shape.num_layers)]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -74,6 +75,38 @@ def cycle_problems(house: Any) -> list[str]:
     return []
 
 
+def wing_of(name: str) -> str:
+    """lmtrain.data.store.writer -> lmtrain.data.store; a file that stands in no wing is its own."""
+    parts = name.split(".")
+    deep = 3 if parts[0] == "lmtrain" else 2
+    return ".".join(parts[:deep])
+
+
+def wing_problems(house: Any) -> list[str]:
+    """Wings (sub-folders of a room) and the files beside them import one another one way; some not at all."""
+    graph: dict[str, set[str]] = {}
+    examples: dict[tuple[str, str], str] = {}
+    for name, module in house.modules.items():
+        for item in house.imports(module):
+            here, there = wing_of(name), wing_of(item.target)
+            if item.target in house.modules and here != there and room_of(name) == room_of(item.target):
+                graph.setdefault(here, set()).add(there)
+                examples[here, there] = f"{module.shown}:{item.line} imports {house.modules[item.target].shown}"
+    problems = [
+        f"{example}: {' and '.join(pair)} stand apart. Move what both need into a place below both."
+        for pair in house.rules["apart"]
+        for (here, there), example in examples.items()
+        if {here, there} == set(pair)
+    ]
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        ring = list(reversed(error.args[1]))
+        steps = "; ".join(examples[pair] for pair in pairwise(ring))
+        problems.append(f"wings import each other: {steps}. Move what both need into one of them, or below both.")
+    return problems
+
+
 def init_problems(house: Any) -> list[str]:
     problems = []
     for module in house.modules.values():
@@ -137,7 +170,7 @@ def distributed_problems(house: Any) -> list[str]:
 
 
 CHECKS: list[Callable[[Any], list[str]]] = [
-    floor_problems, cycle_problems, init_problems, late_import_problems, distributed_problems
+    floor_problems, cycle_problems, wing_problems, init_problems, late_import_problems, distributed_problems
 ]  # fmt: skip
 
 
@@ -162,6 +195,33 @@ def test_the_house_stands(house: Any, check: Callable[[Any], list[str]]) -> None
             cycle_problems,
             {"lmtrain/data/a.py": "from . import b\n", "lmtrain/data/b.py": "import lmtrain.data.a\n"},
             "ring",
+        ),
+        (
+            wing_problems,
+            {
+                "lmtrain/data/store/a.py": "import lmtrain.data.samples.b\n",
+                "lmtrain/data/samples/b.py": "",
+                "lmtrain/data/samples/c.py": "import lmtrain.data.store.d\n",
+                "lmtrain/data/store/d.py": "",
+            },
+            "lmtrain/data/samples/c.py:1 imports lmtrain/data/store/d.py",
+        ),
+        (
+            wing_problems,
+            {
+                "data_tools/read/a.py": "import data_tools.between\n",
+                "data_tools/between.py": "import data_tools.read.b\n",
+                "data_tools/read/b.py": "",
+            },
+            "data_tools/between.py:1 imports data_tools/read/b.py",
+        ),
+        (
+            wing_problems,
+            {
+                "lmtrain/exchange/huggingface/a.py": "import lmtrain.exchange.megatron.b\n",
+                "lmtrain/exchange/megatron/b.py": "",
+            },
+            "stand apart",
         ),
         (init_problems, {"lmtrain/data/__init__.py": '"""Data."""\nx = 1\n'}, "lmtrain/data/__init__.py"),
         (init_problems, {"lmtrain/data/__init__.py": ""}, "lmtrain/data/__init__.py"),

@@ -16,10 +16,10 @@ from torch.distributed.fsdp import FSDPModule
 
 from lmtrain.data.loader import StepBatches
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.parallel import apply, collectives, grads
-from lmtrain.parallel.apply import ParallelModel
-from lmtrain.parallel.dropout import Streams
+from lmtrain.parallel import collectives, grads, model
+from lmtrain.parallel.dropout import Noise
 from lmtrain.parallel.mesh import Axis
+from lmtrain.parallel.model import ParallelModel
 from lmtrain.parallel.tensor import layers as tensor
 from lmtrain.parallel.tensor.vocabulary import VocabHead
 from lmtrain.spec import Cut, Cuts, Split
@@ -86,11 +86,11 @@ def _replicated_weight_counted_for_each_rank() -> Iterator[Patch]:
     def norm(gradients: Any, places: Any, *rest: Any) -> Tensor:
         return right(gradients, {name: replace(place, num_holders=1) for name, place in places.items()}, *rest)
 
-    yield apply, "gradient_norm", norm
+    yield model, "gradient_norm", norm
 
 
 def _sequence_gradients_not_summed() -> Iterator[Patch]:
-    yield apply, "sum_partial_gradients", lambda *_: None
+    yield model, "sum_partial_gradients", lambda *_: None
 
 
 def _loss_scale_left_in_clipping() -> Iterator[Patch]:
@@ -98,17 +98,17 @@ def _loss_scale_left_in_clipping() -> Iterator[Patch]:
         factor = (clip_norm / (norm + 1e-6)).clamp(max=1.0) / loss_scale
         torch._foreach_mul_(gradients, factor)
 
-    yield apply, "apply_clip", clip
+    yield model, "apply_clip", clip
 
 
 def _dropout_repeated_across_dp() -> Iterator[Patch]:
-    right = Streams.enter
+    right = Noise.enter
 
-    def enter(self: Streams, *args: Any) -> None:
+    def enter(self: Noise, *args: Any) -> None:
         self.dp = replace(self.dp, index=0)  # the loader has dealt out different samples by now
         right(self, *args)
 
-    yield Streams, "enter", enter
+    yield Noise, "enter", enter
 
 
 def _padded_column_wins() -> Iterator[Patch]:

@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 from lmtrain.layout import Coordinate
-from lmtrain.placement.places import Place, RankBytes, place_all, rank_bytes
+from lmtrain.placement.memory import RankBytes, rank_bytes
+from lmtrain.placement.places import Place, place_all
 from lmtrain.spec import Split
 from tests.layouts.cases import GLOBAL_BATCH, SEQ_LEN, Case
 

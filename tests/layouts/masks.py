@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lmtrain.models.layers.attention import DotProduct
-from lmtrain.parallel.apply import ParallelModel
+from lmtrain.parallel.model import ParallelModel
 from lmtrain.schedules.table import Action
 from lmtrain.train.setup import build_optimizer
 from lmtrain.train.step import train_step
@@ -27,7 +27,7 @@ Saw = Callable[[str, Tensor], None]
 
 @dataclass
 class Now:
-    """What is going on, as the schedule says it: the streams of random numbers are under test."""
+    """What is going on, as the schedule says it: the noise of random numbers are under test."""
 
     step: int = 0
     microbatch: int = -1
@@ -69,6 +69,7 @@ def masks(name: str, steps: int = 2, bug: str | None = None) -> dict[str, Any]:
 
 def _watch(model: ParallelModel, saw: Saw) -> None:
     for stage in model.stages.values():
+        assert isinstance(stage, nn.Module)
         for path, module in stage.named_modules():
             if isinstance(module, DotProduct):
                 module.register_forward_pre_hook(partial(_core_mask, saw, path))

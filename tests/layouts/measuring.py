@@ -73,7 +73,7 @@ def activations(name: str) -> int:
     (batch,) = loader_of(case, dp_index(case)).read(0).microbatches
     live = LiveBytes()
     with live:
-        loss = model.objective.loss_sums(model.model, batch).sum()
+        loss = model.objective.loss_sums(model.model, model.model(batch), batch).sum()
         gc.collect()
         found = live.total
     torch.autograd.backward(loss)

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmtrain.batch import Batch
-from lmtrain.parallel.apply import ParallelModel
+from lmtrain.parallel.model import ParallelModel
 
 # because: losses and their scale are single numbers, and no weight is that small
 SMALLEST_BYTES = 64

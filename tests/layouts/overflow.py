@@ -10,15 +10,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 
 from lmtrain.checkpoint.reader import CheckpointReader
 from lmtrain.checkpoint.save.writer import CheckpointWriter
 from lmtrain.checkpoint.store import resolve
 from lmtrain.optim.state import apply_num_updates, num_updates
-from lmtrain.parallel.apply import ParallelModel
+from lmtrain.parallel.model import ParallelModel
 from lmtrain.train.peers import saving_peers
 from lmtrain.train.setup import build_optimizer
-from lmtrain.train.state import pieces
+from lmtrain.train.state import memory, pieces
 from lmtrain.train.step import train_step
 from tests.layouts.cases import Case
 from tests.layouts.toy_data import loader_of
@@ -50,10 +51,9 @@ def resume(name: str, folder: str, start: int, stop: int) -> list[list[Any]]:
     model = build(case)
     optimizer = build_optimizer(OPTIM, model)
     reader = CheckpointReader(resolve(Path(folder)))
-    reader.load_into(pieces(model, optimizer))
+    model.load(reader.load_into, also=memory(model, optimizer))
     apply_num_updates(optimizer, reader.state["num_updates"])
     model.loss_scale.load(reader.state["precision"])
-    model.masters.publish()
     return [_step(case, model, optimizer, step) for step in range(start, stop)]
 
 
@@ -68,10 +68,14 @@ def _step(case: Case, model: ParallelModel, optimizer: torch.optim.Optimizer, st
 @contextmanager
 def _in_activations(model: ParallelModel) -> Iterator[None]:
     """Too large for fp16 on its way back, as an unlucky batch makes it: peers meet it in sums, or stages before it."""
-    up = list(model.stages[min(model.stages)].blocks.values())[-1].mlp.up
-    hook = up.register_full_backward_pre_hook(lambda module, grads: tuple(grad * 1e30 for grad in grads))
+    up = list(model.stages[min(model.stages)].blocks.values())[-1].get_submodule("mlp.up")
+    hook = up.register_full_backward_pre_hook(_enlarged)
     yield
     hook.remove()
+
+
+def _enlarged(module: nn.Module, grads: Any) -> tuple[Tensor, ...]:
+    return tuple(grad * 1e30 for grad in grads)
 
 
 @contextmanager

@@ -16,8 +16,8 @@ from torch import Tensor
 from lmtrain.batch import Batch
 from lmtrain.models.stack import Stack
 from lmtrain.objectives.causal_lm import CausalLM
-from lmtrain.parallel import apply, grads
-from lmtrain.parallel.dropout import Streams
+from lmtrain.parallel import apply, grads, model
+from lmtrain.parallel.dropout import Noise
 from lmtrain.parallel.pipeline.executor import Pipeline
 from lmtrain.placement import stages
 
@@ -36,7 +36,7 @@ DROPOUT = ("dropout_repeated_under_recompute", "dropout_repeated_over_microbatch
 
 
 def _tied_copies_not_summed() -> Iterator[Patch]:
-    yield apply, "sum_gradients", lambda *_: None
+    yield model, "sum_gradients", lambda *_: None
 
 
 def _tied_weight_counted_twice() -> Iterator[Patch]:
@@ -44,13 +44,13 @@ def _tied_weight_counted_twice() -> Iterator[Patch]:
 
 
 def _labels_shifted_at_the_last_stage() -> Iterator[Patch]:
-    right = CausalLM.loss_sums_of_hidden
+    right = CausalLM.loss_sums
 
     def loss_sums(self: CausalLM, model: Any, hidden_BTD: Tensor, batch: Batch) -> Tensor:
         labels_BT = batch.labels_BT.roll(1, dims=1) if model.embedding is None else batch.labels_BT
         return right(self, model, hidden_BTD, replace(batch, labels_BT=labels_BT))
 
-    yield CausalLM, "loss_sums_of_hidden", loss_sums
+    yield CausalLM, "loss_sums", loss_sums
 
 
 def _pipeline_drops_the_last_microbatch() -> Iterator[Patch]:
@@ -87,20 +87,20 @@ def _padding_unknown_to_later_stages() -> Iterator[Patch]:
 def _dropout_repeated_under_recompute() -> Iterator[Patch]:
     """What is computed again draws what another microbatch drew."""
 
-    def contexts(self: Streams) -> Any:
+    def contexts(self: Noise) -> Any:
         return nullcontext(), self.at(replace(self.current, number=0))
 
-    yield Streams, "contexts", contexts
+    yield Noise, "contexts", contexts
 
 
 def _dropout_repeated_over_microbatches() -> Iterator[Patch]:
-    right = Streams.enter
-    yield Streams, "enter", lambda self, step, index, stage=0: right(self, step, 0, stage)
+    right = Noise.enter
+    yield Noise, "enter", lambda self, step, index, stage=0: right(self, step, 0, stage)
 
 
 def _dropout_repeated_over_stages() -> Iterator[Patch]:
-    right = Streams.enter
-    yield Streams, "enter", lambda self, step, index, stage=0: right(self, step, index)
+    right = Noise.enter
+    yield Noise, "enter", lambda self, step, index, stage=0: right(self, step, index)
 
 
 PATCHES: dict[str, Callable[[], Iterator[Patch]]] = {

@@ -74,7 +74,7 @@ def in_flight(name: str) -> dict[str, dict[str, int]]:
         alive.born("activations", args[0])
 
     for stage in model.stages.values():
-        next(iter(stage.blocks.values())).mlp.down.register_forward_pre_hook(watch)
+        next(iter(stage.blocks.values())).get_submodule("mlp.down").register_forward_pre_hook(watch)
     right = model.runner.train
 
     def train(count: int, compute: Compute, *rest: Any) -> dict[int, Tensor]:

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from lmtrain.optim.adamw_settings import AdamWSettings
 from lmtrain.optim.optim_settings import OptimSettings
-from lmtrain.parallel.apply import ParallelModel, build_parallel
+from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.mesh import build_mesh
+from lmtrain.parallel.model import ParallelModel
 from lmtrain.piece import Piece
 from lmtrain.train.setup import build_optimizer
 from lmtrain.train.step import train_step

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
-from lmtrain.models.init import Start, draw
+from lmtrain.models.init import draw
 from lmtrain.optim.adamw_settings import AdamWSettings
 from lmtrain.optim.lamb_settings import LAMBSettings
 from lmtrain.optim.muon_settings import MuonSettings
+from lmtrain.spec import Start
 from lmtrain.train.setup import build_optimizer
 from tests.layouts.cases import Case
 from tests.layouts.training import build, write_pieces

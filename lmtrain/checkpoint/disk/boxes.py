@@ -6,7 +6,7 @@ Called by the writer (do these pieces cover their tensors?) and the reader (whic
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +50,38 @@ def intersect(a: Box, b: Box) -> Box | None:
     offset = tuple(map(max, a.offset, b.offset))
     shape = tuple(min(p, q) - o for p, q, o in zip(a.stop, b.stop, offset, strict=True))
     return Box(offset, shape) if all(n > 0 for n in shape) else None
+
+
+def is_run(box: Box, shape: Sequence[int]) -> bool:
+    """Whether the elements of a box follow each other in a tensor of this shape."""
+    axis = next((i for i, n in enumerate(box.shape) if n > 1), len(shape))
+    return tuple(box.shape[axis + 1 :]) == tuple(shape[axis + 1 :])
+
+
+def runs(box: Box, shape: Sequence[int]) -> Iterator[tuple[int, Box]]:
+    """A box of a block of this shape as runs of its elements: the first one's number, and the run as a box."""
+    if is_run(box, shape):
+        yield sum(o * math.prod(shape[i + 1 :]) for i, o in enumerate(box.offset)), box
+        return
+    axis = next(i for i, n in enumerate(box.shape) if n > 1)
+    for index in range(box.offset[axis], box.stop[axis]):
+        offset = (*box.offset[:axis], index, *box.offset[axis + 1 :])
+        yield from runs(Box(offset, (*box.shape[:axis], 1, *box.shape[axis + 1 :])), shape)
+
+
+def cut(box: Box, most: int) -> Iterator[Box]:
+    """Parts of at most so many elements: whole rows where they fit, so that parts are runs of the stored bytes."""
+    if box.volume <= max(most, 1):
+        if box.volume:
+            yield box
+        return
+    axis = next(i for i, n in enumerate(box.shape) if n > 1)
+    row = box.volume // box.shape[axis]
+    step = max(1, most // row)
+    for at in range(0, box.shape[axis], step):
+        offset = (*box.offset[:axis], box.offset[axis] + at, *box.offset[axis + 1 :])
+        shape = (*box.shape[:axis], min(step, box.shape[axis] - at), *box.shape[axis + 1 :])
+        yield from cut(Box(offset, shape), most)
 
 
 def cover_problem(shape: Sequence[int], boxes: Sequence[Box]) -> str | None:

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from lmtrain.checkpoint.disk.boxes import Box
-from lmtrain.checkpoint.disk.format import BLOCK_BYTES, DTYPES, ITEM_BYTES, dtype_code
+from lmtrain.checkpoint.disk.boxes import Box, cover_problem, is_run
+from lmtrain.checkpoint.disk.format import BLOCK_BYTES, DTYPES, ITEM_BYTES, PieceEntry, TensorEntry, dtype_code
 from lmtrain.checkpoint.disk.hashed import HashedFile
 from lmtrain.errors import CheckpointError, DataError
 from lmtrain.piece import Piece
@@ -26,7 +26,7 @@ MAX_HEADER_BYTES = 100 << 20  # because: the official library refuses larger one
 
 
 @dataclass(frozen=True)
-class BlockSpec:
+class PieceSpec:
     """A piece without its data."""
 
     name: str
@@ -49,7 +49,7 @@ class BlockSpec:
 class RankData:
     """What one process saves: the specs in the order of the file, and their bytes in a row."""
 
-    specs: Sequence[BlockSpec]
+    specs: Sequence[PieceSpec]
     parts: Iterable[memoryview]
 
     @property
@@ -62,9 +62,9 @@ def file_order(pieces: Iterable[Piece]) -> list[Piece]:
     return sorted(pieces, key=lambda piece: -ITEM_BYTES[dtype_code(piece.block)])
 
 
-def spec_of(piece: Piece) -> BlockSpec:
+def spec_of(piece: Piece) -> PieceSpec:
     box = Box(tuple(piece.offset), tuple(piece.block.shape))
-    return BlockSpec(piece.name, dtype_code(piece.block), tuple(piece.global_shape), box)
+    return PieceSpec(piece.name, dtype_code(piece.block), tuple(piece.global_shape), box)
 
 
 def rank_data(pieces: Iterable[Piece]) -> RankData:
@@ -78,7 +78,7 @@ def array_bytes(array: Array) -> Array:
     return np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(-1).view(np.uint8)
 
 
-def encode_header(specs: Sequence[BlockSpec]) -> bytes:
+def encode_header(specs: Sequence[PieceSpec]) -> bytes:
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for spec in specs:
@@ -93,6 +93,27 @@ def encode_header(specs: Sequence[BlockSpec]) -> bytes:
             f"{len(specs)} pieces are more than a safetensors file can list. Save from more processes."
         )
     return struct.pack("<Q", len(text)) + text
+
+
+def tensors_of(parts: Sequence[Sequence[tuple[PieceSpec, PieceEntry]]]) -> dict[str, TensorEntry]:
+    """Every tensor with its pieces from all processes; refused unless they make it whole."""
+    specs: dict[str, PieceSpec] = {}
+    pieces: dict[str, list[PieceEntry]] = {}
+    for spec, piece in (item for part in parts for item in part):
+        first = specs.setdefault(spec.name, spec)
+        if (first.dtype, first.global_shape) != (spec.dtype, spec.global_shape):
+            raise CheckpointError(
+                f"pieces of {spec.name} differ: {first.dtype} {list(first.global_shape)} and "
+                f"{spec.dtype} {list(spec.global_shape)}. Every process must describe the same tensor."
+            )
+        pieces.setdefault(spec.name, []).append(piece)
+    tensors = {}
+    for name, spec in specs.items():
+        problem = cover_problem(spec.global_shape, [piece.box for piece in pieces[name]])
+        if problem is not None:
+            raise CheckpointError(f"{name} cannot be saved: {problem}. Every element must be saved exactly once.")
+        tensors[name] = TensorEntry(spec.dtype, spec.global_shape, tuple(pieces[name]))
+    return tensors
 
 
 @dataclass(frozen=True)
@@ -132,12 +153,6 @@ def _decode_header(header: dict[str, dict[str, list[int]]], base: int, file_size
     if base + end != file_size:
         raise ValueError(f"it describes {base + end} bytes of {file_size}")
     return stored
-
-
-def is_run(box: Box, shape: Sequence[int]) -> bool:
-    """Whether the elements of a box follow each other in a tensor of this shape."""
-    axis = next((i for i, n in enumerate(box.shape) if n > 1), len(shape))
-    return tuple(box.shape[axis + 1 :]) == tuple(shape[axis + 1 :])
 
 
 def read_box(file: HashedFile, start: int, shape: tuple[int, ...], box: Box, out: Array) -> None:

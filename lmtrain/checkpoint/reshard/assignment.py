@@ -10,68 +10,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from lmtrain.checkpoint.described import layout_of
 from lmtrain.checkpoint.disk.boxes import Box, whole
 from lmtrain.checkpoint.disk.format import ITEM_BYTES, Manifest, TensorEntry, rank_file
-from lmtrain.checkpoint.disk.tensor_file import BlockSpec
-from lmtrain.config.build import build_settings
-from lmtrain.errors import CheckpointError, LmtrainError, SettingsError, nearest
+from lmtrain.checkpoint.disk.tensor_file import PieceSpec
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.placement.parallel_settings import AXES, ParallelSettings, layout_problems
+from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.placement.stages import places_of_rank
 
-KEYS = (*AXES, "zero", "schedule", "balance")
 Ranks = tuple[int, ...]
 
 
-def model_of(state: Mapping[str, Any], where: object) -> ModelSettings:
-    """The model that a checkpoint says it is of."""
-    try:
-        return build_settings(ModelSettings, state.get("model"), "model")  # type: ignore[type-abstract]
-    except LmtrainError as error:
-        raise CheckpointError(f"{where} does not say what model it is of: {error}") from error
-
-
-def layout_of(state: Mapping[str, Any]) -> ParallelSettings | None:
-    """The settings of parallelism that a checkpoint was made with, where it says so in words that are still known."""
-    settings = state.get("settings")
-    found = settings.get("parallel") if isinstance(settings, dict) else None
-    try:
-        return build_settings(ParallelSettings, found, "parallel")
-    except SettingsError:
-        return None
-
-
-def parse_layout(text: str, before: ParallelSettings | None = None) -> ParallelSettings:
-    """`tp=2,pp=4` -> settings. What is not named is 1; what is no matter of the layout stays as it was."""
-    others = before.to_dict() if before else {}
-    values: dict[str, Any] = {key: value for key, value in others.items() if key not in KEYS}
-    for word in text.split(","):
-        key, equals, value = (part.strip() for part in word.partition("="))
-        key = {"dp": "dp_shard"}.get(key, key)
-        if not equals or key in values or key not in KEYS:
-            rule = "stands twice." if key in values else f"is no layout. {nearest(key, KEYS)}"
-            raise SettingsError([f"--to: {word!r} {rule} Give axes and sizes, as in tp=2,pp=4,dp_shard=2."])
-        values[key] = int(value) if value.isdecimal() else value
-    if values.get("vp", 1) != 1:
-        values.setdefault("schedule", "interleaved")  # because: the others have one stage a rank, or are asked for
-    return build_settings(ParallelSettings, values, "parallel")
-
-
-def check_layout(model: ModelSettings, parallel: ParallelSettings) -> None:
-    problems = layout_problems(model.shape, parallel, uses_dropout=False, compiles=False)
-    texts = [problem.text() for problem in problems]
-    if texts:
-        raise SettingsError(texts)
-
-
-def files_of_layout(manifest: Manifest, model: ModelSettings, parallel: ParallelSettings) -> dict[str, list[BlockSpec]]:
+def files_of_layout(manifest: Manifest, model: ModelSettings, parallel: ParallelSettings) -> dict[str, list[PieceSpec]]:
     """Every tensor file with its pieces in order. Tensors that are no parameter's are held whole by every rank."""
     world = parallel.layout.world_size
     holders, everybody = _holders(model, parallel), tuple(range(world))
-    held: dict[Ranks, list[BlockSpec]] = {}
+    held: dict[Ranks, list[PieceSpec]] = {}
     for name, tensor in manifest.tensors.items():
         for box, ranks in (_parameter(name, tensor, holders) or {whole(tensor.shape): everybody}).items():
-            held.setdefault(ranks, []).append(BlockSpec(name, tensor.dtype, tensor.shape, box))
+            held.setdefault(ranks, []).append(PieceSpec(name, tensor.dtype, tensor.shape, box))
     names: dict[Ranks, str] = {}
     shared = dict.fromkeys(everybody, 0)
     for ranks in sorted(held):
@@ -97,7 +54,7 @@ def _holders(model: ModelSettings, parallel: ParallelSettings) -> dict[str, tupl
     for rank in range(parallel.layout.world_size):
         for place in places_of_rank(model, parallel, parallel.layout.coordinate(rank)).values():
             boxes = found.setdefault(place.name, (place.global_shape, {}))[1]
-            for block in place.blocks:
+            for block in place.regions:
                 box = Box(block.offset, block.shape)
                 boxes[box] = (*boxes.get(box, ()), rank)
     return found

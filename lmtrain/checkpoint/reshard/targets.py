@@ -6,7 +6,6 @@ Called by reshard. A block is hashed by whoever writes the last of its bytes, wh
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from threading import Lock
 from lmtrain.checkpoint.disk.boxes import Box
 from lmtrain.checkpoint.disk.format import BLOCK_BYTES, FileEntry, PieceEntry
 from lmtrain.checkpoint.disk.hashed import root_of
-from lmtrain.checkpoint.disk.tensor_file import BlockSpec, encode_header, is_run
+from lmtrain.checkpoint.disk.tensor_file import PieceSpec, encode_header
 from lmtrain.runtime.files import read_range
 
 Digests = dict[int, bytes]  # by the block's number
@@ -24,7 +23,7 @@ Digests = dict[int, bytes]  # by the block's number
 class Target:
     """Knows which bytes are still missing. Holds no descriptor: a layout may have thousands of files."""
 
-    def __init__(self, path: Path, specs: Sequence[BlockSpec]) -> None:
+    def __init__(self, path: Path, specs: Sequence[PieceSpec]) -> None:
         self.path, self.specs = path, specs
         self._header = encode_header(specs)
         self.starts = [len(self._header)]
@@ -36,7 +35,7 @@ class Target:
         self._lock = Lock()
 
     @property
-    def pieces(self) -> list[tuple[BlockSpec, PieceEntry]]:
+    def pieces(self) -> list[tuple[PieceSpec, PieceEntry]]:
         return [(spec, PieceEntry(self.path.name, spec.key, spec.box)) for spec in self.specs]
 
     def begin(self) -> None:
@@ -97,17 +96,6 @@ def _blocks(position: int, size: int) -> Iterator[tuple[int, int, int]]:
     stop = position + size
     for index in range(position // BLOCK_BYTES, -(-stop // BLOCK_BYTES)):
         yield index, max(position, index * BLOCK_BYTES), min(stop, (index + 1) * BLOCK_BYTES)
-
-
-def runs(box: Box, shape: Sequence[int]) -> Iterator[tuple[int, Box]]:
-    """A box of a block of this shape as runs of its elements: the first one's number, and the run as a box."""
-    if is_run(box, shape):
-        yield sum(o * math.prod(shape[i + 1 :]) for i, o in enumerate(box.offset)), box
-        return
-    axis = next(i for i, n in enumerate(box.shape) if n > 1)
-    for index in range(box.offset[axis], box.stop[axis]):
-        offset = (*box.offset[:axis], index, *box.offset[axis + 1 :])
-        yield from runs(Box(offset, (*box.shape[:axis], 1, *box.shape[axis + 1 :])), shape)
 
 
 def place(targets: Mapping[str, Target]) -> dict[str, list[tuple[Target, Box, int]]]:

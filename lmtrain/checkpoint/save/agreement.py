@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from lmtrain.checkpoint.disk.boxes import Box
 from lmtrain.checkpoint.disk.format import MAX_FILE_BYTES, FileEntry, PieceEntry
-from lmtrain.checkpoint.disk.tensor_file import BlockSpec
+from lmtrain.checkpoint.disk.tensor_file import PieceSpec
 from lmtrain.errors import CheckpointError, LmtrainError, OutputError, StorageError
 from lmtrain.runtime.files import parse_json, read_bytes
 
@@ -102,7 +102,7 @@ class RankRecord:
     """What one process has written."""
 
     files: Mapping[str, FileEntry]
-    pieces: Sequence[tuple[BlockSpec, PieceEntry]]
+    pieces: Sequence[tuple[PieceSpec, PieceEntry]]
 
 
 def part_file(rank: int) -> str:
@@ -123,7 +123,7 @@ def read_part(path: Path) -> RankRecord:
         pieces = []
         for name, dtype, shape, file, key, offset, extent in value["pieces"]:
             box = Box(tuple(offset), tuple(extent))
-            pieces.append((BlockSpec(name, dtype, tuple(shape), box), PieceEntry(file, key, box)))
+            pieces.append((PieceSpec(name, dtype, tuple(shape), box), PieceEntry(file, key, box)))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{path} is not what a process of this run writes ({error}). Save again.") from error
     return RankRecord(files, pieces)

@@ -14,25 +14,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lmtrain.checkpoint.disk.boxes import cover_problem
 from lmtrain.checkpoint.disk.format import (
     BLOCK_BYTES,
     MANIFEST,
     MAX_FILE_BYTES,
     Manifest,
     PieceEntry,
-    TensorEntry,
     blocks_file,
     encode_manifest,
     rank_file,
 )
 from lmtrain.checkpoint.disk.hashed import encode_blocks, verify_file, write_hashed
-from lmtrain.checkpoint.disk.tensor_file import BlockSpec, RankData, encode_header
+from lmtrain.checkpoint.disk.tensor_file import PieceSpec, RankData, encode_header, tensors_of
 from lmtrain.checkpoint.save.agreement import ALONE, Peers, RankRecord, encode_part, part_file, read_part, together
-from lmtrain.checkpoint.store import leftover, leftover_numbers, new_leftover, step_folder_name
+from lmtrain.checkpoint.store import check_room, leftover, leftover_numbers, new_leftover, step_folder_name
 from lmtrain.errors import CheckpointError, StorageError
 from lmtrain.runtime.faults import fault_point
-from lmtrain.runtime.files import forget_cached, free_bytes, fsync_dir, is_safe_name, storage_errors
+from lmtrain.runtime.files import forget_cached, fsync_dir, is_safe_name, put_in_place, storage_errors
 from lmtrain.units import format_bytes
 
 _SLACK_BYTES = 1 << 20  # folders and the file system's own records
@@ -109,22 +107,13 @@ def check_files(files: Mapping[str, bytes]) -> None:
             )
 
 
-def check_room(folder: Path, need: int) -> None:
-    free = free_bytes(folder)
-    if free < need:
-        raise StorageError(
-            f"A checkpoint in {folder} needs {format_bytes(need)} and the disk has {format_bytes(free)} free. "
-            "Free some space."
-        )
-
-
 def num_overhead_bytes(data: RankData, state: Mapping[str, Any]) -> int:
     """Room for header, list of blocks and manifest, rather too much than too little."""
     names = sum(len(spec.key) + 200 for spec in data.specs)
     return 3 * names + 80 * (data.num_bytes // BLOCK_BYTES + 1) + len(json.dumps(state)) + _SLACK_BYTES
 
 
-def describe(rank: int, specs: Sequence[BlockSpec]) -> list[tuple[BlockSpec, PieceEntry]]:
+def describe(rank: int, specs: Sequence[PieceSpec]) -> list[tuple[PieceSpec, PieceEntry]]:
     return [(spec, PieceEntry(rank_file(rank), spec.key, spec.box)) for spec in specs]
 
 
@@ -156,27 +145,6 @@ def _chain(header: bytes, data: RankData) -> Iterator[memoryview]:
     yield from data.parts
 
 
-def tensors_of(parts: Sequence[Sequence[tuple[BlockSpec, PieceEntry]]]) -> dict[str, TensorEntry]:
-    """Every tensor with its pieces from all processes; refused unless they make it whole."""
-    specs: dict[str, BlockSpec] = {}
-    pieces: dict[str, list[PieceEntry]] = {}
-    for spec, piece in (item for part in parts for item in part):
-        first = specs.setdefault(spec.name, spec)
-        if (first.dtype, first.global_shape) != (spec.dtype, spec.global_shape):
-            raise CheckpointError(
-                f"pieces of {spec.name} differ: {first.dtype} {list(first.global_shape)} and "
-                f"{spec.dtype} {list(spec.global_shape)}. Every process must describe the same tensor."
-            )
-        pieces.setdefault(spec.name, []).append(piece)
-    tensors = {}
-    for name, spec in specs.items():
-        problem = cover_problem(spec.global_shape, [piece.box for piece in pieces[name]])
-        if problem is not None:
-            raise CheckpointError(f"{name} cannot be saved: {problem}. Every element must be saved exactly once.")
-        tensors[name] = TensorEntry(spec.dtype, spec.global_shape, tuple(pieces[name]))
-    return tensors
-
-
 def commit(
     attempt: Path, step: int, records: Sequence[RankRecord], state: Mapping[str, Any], files: Mapping[str, bytes]
 ) -> tuple[Path, int]:
@@ -190,24 +158,10 @@ def commit(
     fsync_dir(attempt)
     fault_point("ckpt.before_rename")
     path = attempt.parent / step_folder_name(step)
-    _publish(attempt, path, step)
-    fault_point("ckpt.after_rename")
-    fsync_dir(attempt.parent)
-    return path, len(manifest) + sum(entry.size for entry in entries.values())
-
-
-def _publish(attempt: Path, path: Path, step: int) -> None:
-    """Give the folder its name. A checkpoint that has it already is moved aside first, and `sweep` knows that state."""
-    if not path.exists():
-        os.rename(attempt, path)
-        return
+    # because: a checkpoint that has the name already is moved to a name that `sweep` knows
     aside = new_leftover(path.parent, step, "replaced")
-    os.rename(path, aside)
-    try:
-        fault_point("ckpt.mid_replace")
-        os.rename(attempt, path)
-    except BaseException:
-        os.rename(aside, path)
-        raise
-    fsync_dir(path.parent)
-    shutil.rmtree(aside)
+    put_in_place(attempt, path, aside, "ckpt.mid_replace")
+    if aside.exists():
+        shutil.rmtree(aside)
+    fault_point("ckpt.after_rename")
+    return path, len(manifest) + sum(entry.size for entry in entries.values())

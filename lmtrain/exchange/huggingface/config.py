@@ -7,12 +7,11 @@ models lack, is refused with every setting that stands in the way.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from lmtrain.config.base import show
-from lmtrain.config.build import build_settings
-from lmtrain.errors import CheckpointError, SettingsError
+from lmtrain.errors import CheckpointError
+from lmtrain.exchange.plain_values import settings_of_values
 from lmtrain.models.bert_settings import NUM_SEGMENTS, BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.model_settings import ModelSettings
@@ -179,21 +178,7 @@ def settings_of(config: Any, where: object, *, pair_head: bool) -> tuple[str, Mo
             f"{where} describes what lmtrain's models do not compute: {'; '.join(wrong)}. "
             "Only models that come out the same are imported."
         )
-    try:
-        # because: mypy asks for a concrete class where build_settings takes the base of a choice
-        return family, plain(build_settings(ModelSettings, values, "model"))  # type: ignore[type-abstract]
-    except SettingsError as error:
-        raise CheckpointError(f"{where} describes no model that works: {error} Check the file.") from error
-
-
-def plain(settings: ModelSettings) -> ModelSettings:
-    """The same model with null for what is the default anyway, as one writes it in a config."""
-    assert isinstance(settings, (GPTSettings, BertSettings))
-    bare = replace(settings, ffn_width=None)
-    settings = bare if bare.ffn == settings.ffn else settings
-    if isinstance(settings, GPTSettings) and settings.head * settings.num_heads == settings.width:
-        return replace(settings, head_width=None)
-    return settings
+    return family, settings_of_values(values, where, "Check the file.")
 
 
 def _from_gpt2(c: Config, wrong: list[str]) -> Config:

@@ -19,7 +19,6 @@ from torch import Tensor
 from lmtrain.checkpoint.disk.format import ITEM_BYTES
 from lmtrain.checkpoint.reader import CheckpointReader
 from lmtrain.checkpoint.store import resolve
-from lmtrain.config.build import build_settings
 from lmtrain.errors import CheckpointError
 from lmtrain.exchange.huggingface.config import config_of, family_of
 from lmtrain.exchange.huggingface.folder import HFFolder
@@ -27,17 +26,16 @@ from lmtrain.exchange.huggingface.names import Match, matches
 from lmtrain.exchange.huggingface.tokenizer import tokenizer_files
 from lmtrain.exchange.scores import answers, largest, largest_difference, random_batch, transformers_answers
 from lmtrain.exchange.streaming import (
-    Progress,
+    Report,
     bytes_of,
     checked_type,
     counted,
-    new_folder,
     row_ranges,
     spec,
-    write_file,
     write_tensors,
 )
 from lmtrain.models.model_settings import ModelSettings
+from lmtrain.runtime.files import new_folder
 from lmtrain.tokenizer.base import Tokenizer
 
 SHARD_BYTES = 5_000_000_000  # because: what transformers calls 5GB, where a download that breaks is not all lost
@@ -64,16 +62,15 @@ def export_hf(
     *,
     dtype: str = "fp32",
     check: bool = True,
-    progress: Progress | None = None,
+    report: Report | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> dict[str, Any]:
-    """Write the folder; gives what it is and the largest difference of its scores from the source's."""
+    """Write the folder; returns what it is and the largest difference of its scores from the source's."""
     reader = CheckpointReader(resolve(source))
-    settings, (torch_type, code) = model_of(reader), checked_type(dtype)
+    settings, (torch_type, code) = reader.checked_model(), checked_type(dtype)
     family, tokenizer = family_of(settings), reader.read_file("tokenizer.json")
     special = Tokenizer.from_bytes(tokenizer).special
     targets = [target for match in matches(settings, family) for target in _targets(match)]
-    check_weights(reader, {target.match.name: target.match.shape for target in targets})
     files = tokenizer_files(tokenizer, settings.shape.seq_len, causal=settings.shape.causal)
     files["config.json"] = _json(config_of(settings, special, str(torch_type).removeprefix("torch.")))
     if settings.shape.causal:
@@ -81,28 +78,12 @@ def export_hf(
         files["generation_config.json"] = _json(ids | {"pad_token_id": special.get("pad")})
     facts: dict[str, Any] = {"from": str(reader.path), "output": str(output), "model_type": family, "dtype": dtype}
     with new_folder(output) as folder:
-        facts["num_files"] = _write_weights(folder, reader, targets, torch_type, code, shard_bytes, progress)
+        facts["num_files"] = _write_weights(folder, reader, targets, torch_type, code, shard_bytes, report)
         for name, data in files.items():
-            write_file(folder / name, data)
+            (folder / name).write_bytes(data)
         if check:
             facts |= compare(folder, settings, lambda name: reader.read(f"model.{name}"), exact=dtype == "fp32")
     return facts
-
-
-def model_of(reader: CheckpointReader) -> ModelSettings:
-    if "model" not in reader.state:
-        raise CheckpointError(f"{reader.path} does not say its model. Give a checkpoint that a run has written.")
-    # because: mypy asks for a concrete class where build_settings takes the base of a choice
-    return build_settings(ModelSettings, reader.state["model"], "model")  # type: ignore[type-abstract]
-
-
-def check_weights(reader: CheckpointReader, shapes: dict[str, tuple[int, ...]]) -> None:
-    """All that the settings ask for is there in its shape, and nothing else that a model would use."""
-    held = {name.removeprefix("model."): reader.shape(name) for name in reader.names if name.startswith("model.")}
-    wrong = [f"{name} is {held.get(name)} and not {shape}" for name, shape in shapes.items() if held.get(name) != shape]
-    wrong += [f"{name} is not of its model" for name in held.keys() - shapes.keys()]
-    if wrong:
-        raise CheckpointError(f"{reader.path} does not hold its model: {'; '.join(wrong[:4])}. Use another checkpoint.")
 
 
 def _targets(match: Match) -> Iterator[Target]:
@@ -119,9 +100,9 @@ def _write_weights(
     dtype: torch.dtype,
     code: str,
     shard_bytes: int,
-    progress: Progress | None,
+    report: Report | None,
 ) -> int:
-    """One file, or several and an index of which tensor is where; gives how many."""
+    """Write one file, or several and an index of which tensor is where; returns how many."""
     shards: list[list[Target]] = [[]]
     for target in targets:
         size = sum(t.num_bytes(code) for t in shards[-1])
@@ -135,11 +116,11 @@ def _write_weights(
     else:
         places = {target.name: name for name, shard in zip(names, shards, strict=True) for target in shard}
         index = {"metadata": {"total_size": total}, "weight_map": places}
-        write_file(folder / "model.safetensors.index.json", _json(index))
+        (folder / "model.safetensors.index.json").write_bytes(_json(index))
     for name, shard in zip(names, shards, strict=True):
         specs = [spec(target.name, code, target.shape) for target in shard]
         parts = (bytes_of(part.to(dtype)) for target in shard for part in _parts(reader, target))
-        write_tensors(folder / name, specs, counted(parts, total, progress, done))
+        write_tensors(folder / name, specs, counted(parts, total, report, done))
         done += sum(target.num_bytes(code) for target in shard)
     return len(shards)
 

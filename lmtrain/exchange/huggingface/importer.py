@@ -14,11 +14,11 @@ from torch import Tensor
 
 from lmtrain.exchange.huggingface.folder import HFFolder
 from lmtrain.exchange.imported import save_foreign, tokenizer_of
-from lmtrain.exchange.streaming import Progress, row_ranges
+from lmtrain.exchange.streaming import Report, row_ranges
 
 
 def import_hf(
-    folder: Path, output: Path, *, tokenizer: Path | None = None, progress: Progress | None = None
+    folder: Path, output: Path, *, tokenizer: Path | None = None, report: Report | None = None
 ) -> dict[str, Any]:
     """Write output/step_00000000; gives what it is."""
     source = HFFolder(folder)
@@ -33,4 +33,4 @@ def import_hf(
                 yield source.part(match, index, some)
 
     came_from = {"format": "huggingface", "model_type": source.family}
-    return save_foreign(output, source.settings, parts, words, came_from, progress=progress)
+    return save_foreign(output, source.settings, parts, words, came_from, report=report)

@@ -8,10 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lmtrain.models.model_settings import ModelSettings
-from lmtrain.spec import Split
-
-Shape = tuple[int, ...]
+from lmtrain.models.model_settings import ModelSettings, Shape, true_weights
 
 
 @dataclass(frozen=True)
@@ -82,15 +79,6 @@ MEGATRON_BERT = Names(
     BERT.blocks, BERT.inside | {"attention_norm": ("attention.ln",), "mlp_norm": ("ln",)}, BERT.outside
 )
 NAMES = {"gpt2": GPT2, "llama": LLAMA, "mistral": LLAMA, "bert": BERT, "megatron-bert": MEGATRON_BERT}
-
-
-def true_weights(settings: ModelSettings) -> dict[str, Shape]:
-    """Every weight and its shape as checkpoints hold it: without the rows that pad the vocabulary."""
-    cuts, vocab = settings.cuts(), settings.shape.vocab_size
-    return {
-        name: (vocab, *shape[1:]) if cuts[name].split is Split.VOCAB else shape
-        for name, shape in settings.weights().items()
-    }
 
 
 def matches(settings: ModelSettings, family: str) -> Iterator[Match]:

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmtrain.config.base import show
-from lmtrain.config.build import build_settings
-from lmtrain.errors import CheckpointError, SettingsError
-from lmtrain.exchange.huggingface.config import plain
+from lmtrain.errors import CheckpointError
+from lmtrain.exchange.plain_values import settings_of_values
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.model_settings import ModelSettings, round_up
@@ -105,11 +104,7 @@ def settings_from(
             f"{where} does not tell which gelu it has, as files before --bias-gelu-fusion do not. "
             "Give it: --set activation=gelu or --set activation=gelu_tanh."
         )
-    try:
-        # because: mypy asks for a concrete class where build_settings takes the base of a choice
-        return plain(build_settings(ModelSettings, values, "model"))  # type: ignore[type-abstract]
-    except SettingsError as error:
-        raise CheckpointError(f"{where} describes no model that works: {error} Check the file, or --set.") from error
+    return settings_of_values(values, where, "Check the file, or --set.")
 
 
 def _is_layernorm(ask: Get, found: Found) -> bool:

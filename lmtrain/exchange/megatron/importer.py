@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 
 from lmtrain.errors import CheckpointError, UsageError
-from lmtrain.exchange.huggingface.names import Shape, true_weights
 from lmtrain.exchange.imported import save_foreign, tokenizer_of
 from lmtrain.exchange.megatron.args import Found, settings_from
 from lmtrain.exchange.megatron.folder import Part, Source, open_megatron
 from lmtrain.exchange.megatron.names import split_qkv
-from lmtrain.exchange.streaming import Progress
-from lmtrain.models.model_settings import ModelSettings
+from lmtrain.exchange.streaming import Report
+from lmtrain.models.model_settings import ModelSettings, Shape, true_weights
 from lmtrain.spec import Cut, Split
 
 _SHOWN = 4
@@ -32,7 +31,7 @@ def import_megatron(
     *,
     tokenizer: Path | None = None,
     overrides: Mapping[str, object] | None = None,
-    progress: Progress | None = None,
+    report: Report | None = None,
 ) -> dict[str, Any]:
     """Write output/step_XXXXXXXX of the same iteration; `overrides` are settings that the folder does not tell."""
     if tokenizer is None and not (folder / "tokenizer.json").is_file():
@@ -62,7 +61,7 @@ def import_megatron(
     came_from = {"format": "megatron", "checkpoint_version": source.version, "iteration": source.iteration}
     extra = {"optimizer": {"kind": "adamw", "num_updates": source.iteration}} if slots else {}
     return save_foreign(
-        output, settings, parts, words, came_from, slots=slots, step=source.iteration, extra=extra, progress=progress
+        output, settings, parts, words, came_from, slots=slots, step=source.iteration, extra=extra, report=report
     )
 
 

@@ -7,7 +7,6 @@ The few instructions that such a pickle needs are spelled out here, so that noth
 from __future__ import annotations
 
 import math
-import os
 import struct
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
@@ -56,11 +55,6 @@ def write_torch_file(path: Path, value: Any) -> None:
             with archive.open(zipfile.ZipInfo(f"{_ROOT}/data/{number}"), "w", force_zip64=True) as file:
                 written = sum(file.write(part) for part in tensor.parts())
                 assert written == tensor.num_bytes, "a tensor came in another size"
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _encode(value: Any, tensors: list[Saved]) -> bytes:

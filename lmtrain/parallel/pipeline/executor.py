@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -47,7 +47,7 @@ class Held:
 class OneStage:
     """A model that is not cut: forward and backward of one microbatch after the other."""
 
-    at_once = 1  # batches that `forward` is given together
+    at_once = 1  # batches that `forward` takes together
     ends = (0, 0)  # ranks along pp of the first and the last stage
 
     def train(self, count: int, compute: Compute, shape: Shape, scale: float, watch: Watch) -> dict[int, Tensor]:
@@ -107,7 +107,7 @@ class Pipeline:
 
     @torch.no_grad()
     def forward(self, count: int, compute: Compute, shape: Shape) -> dict[int, Tensor]:
-        """What the last stage gives for each batch, on its rank: a schedule's forwards alone."""
+        """What the last stage makes of each batch, on its rank: a schedule's forwards alone."""
         row, routes = self._plan(count, forward_only=True)
         post, results = self._post(routes, shape), {}
         for action in row:
@@ -162,11 +162,3 @@ def _plan_once(schedule: Name, pp: int, vp: int, count: int, rank: int, forward_
 def _scaled(terms: Tensor, scale: float) -> Tensor:
     loss = terms.sum()
     return loss if scale == 1.0 else loss * scale
-
-
-def end_backward(stage: Any) -> None:
-    """FSDP's work at the end of a backward: adds this one's gradients to the fp32 sums, and sends them if it is to.
-
-    because: second halves accumulate gradients after the last hook of a backward has run, and FSDP has no public call
-    """
-    stage._get_fsdp_state()._root_post_backward_final_callback()

@@ -10,8 +10,6 @@ and dropout cost 1/tp, and weights that are not cut get partial gradients, to be
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor, nn
 
 from lmtrain.errors import LayoutError
@@ -21,20 +19,24 @@ from lmtrain.models.layers.heads import Head, OfFirst
 from lmtrain.parallel.collectives import column_linear, row_linear, taken_from_first
 from lmtrain.parallel.mesh import Axis
 from lmtrain.parallel.tensor.vocabulary import VocabEmbedding, VocabHead
-from lmtrain.spec import Cut, ModelShape, Split
+from lmtrain.spec import Cut, LanguageModel, ModelShape, Split
 
 
-def apply_tensor_parallel(model: Any, axis: Axis, *, sequence: bool) -> None:
-    """In place; a model that is not cut (one rank) is left as it is."""
+def apply_tensor_parallel(model: LanguageModel, axis: Axis, *, sequence: bool) -> str | None:
+    """In place; returns what was done, for the log. A model that is not cut (one rank) is left as it is."""
     if axis.size == 1:
-        return
+        return None
+    assert isinstance(model, nn.Module)
     _check(model.shape, axis.size)
-    cuts = model.cuts()
+    cuts, num_cut = model.cuts(), 0
     for path, module in list(model.named_modules()):
-        part = _part(module, cuts.get(f"{path}.weight", Cut(Split.NONE)), axis, sequence)
+        cut = cuts.get(f"{path}.weight", Cut(Split.NONE))
+        part = _part(module, cut, axis, sequence)
         if part is not None:
             model.set_submodule(path, part)
+            num_cut += cut.split is not Split.NONE
     apply_ties(model)
+    return f"tensor parallel over {axis.size}: {num_cut} modules{', the sequence too' if sequence else ''}"
 
 
 def _part(module: nn.Module, cut: Cut, axis: Axis, sequence: bool) -> nn.Module | None:

@@ -1,11 +1,14 @@
 """The vocabulary cut over tp: embedding rows, head rows, and a cross-entropy that never sees whole logits.
 
-Called by tensor (which swaps the modules in), apply (the objective's loss, logits for inference). A rank holds an
+Called by layers (which swaps the modules in), apply (the objective's loss) and logits (inference). A rank holds an
 equal run of rows; rows after the true vocabulary are padding, score -inf and get no gradient.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,7 +36,7 @@ def rows_per_rank(num_rows: int, size: int) -> int:
 
 
 class VocabEmbedding(nn.Module):
-    """Each rank looks up the tokens it has, gives 0 for the others, and the sum over ranks is the embedding."""
+    """Each rank looks up the tokens it has, takes 0 for the others, and the sum over ranks is the embedding."""
 
     def __init__(self, whole: nn.Embedding, axis: Axis, *, sequence: bool) -> None:
         super().__init__()
@@ -60,9 +63,7 @@ class VocabHead(nn.Module):
     def forward(self, hidden_BTD: Tensor) -> Tensor:
         return column_linear(hidden_BTD, self.weight, self._padding(), self.axis, sequence=self.sequence)
 
-    @torch.no_grad()
-    def whole(self, hidden_BTD: Tensor, keep_BT: Tensor | None = None) -> Tensor:
-        """Inference: every token's scores on every rank, of all positions or of the kept ones."""
+    def whole(self, hidden_BTD: Tensor, keep_BT: Tensor | None) -> Tensor:
         if self.sequence:
             hidden_BTD = gather_sequence(hidden_BTD, self.axis)
         hidden = hidden_BTD if keep_BT is None else hidden_BTD[keep_BT]
@@ -71,6 +72,19 @@ class VocabHead(nn.Module):
     def _padding(self) -> Tensor | None:
         """As Head's; a rank may hold nothing but padding."""
         return added_to_scores(self.weight, self.bias, self.vocab_size - self.axis.index * self.weight.shape[0])
+
+
+@contextmanager
+def whole_scores(model: nn.Module, keep_BT: Tensor | None) -> Iterator[None]:
+    """Inference: inside, a model's logits are every token's on every rank, of all positions or of the kept ones."""
+    heads = [module for module in model.modules() if isinstance(module, VocabHead)]
+    for head in heads:
+        head.forward = partial(head.whole, keep_BT=keep_BT)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for head in heads:
+            del head.forward
 
 
 def cross_entropy_sum(logits: Tensor, labels: Tensor, axis: Axis) -> Tensor:

@@ -12,8 +12,7 @@ import pytest
 from lmtrain.checkpoint import contents
 from lmtrain.checkpoint.disk import hashed, tensor_file
 from lmtrain.checkpoint.disk.tensor_file import rank_data
-from lmtrain.checkpoint.reshard import run as reshard
-from lmtrain.checkpoint.reshard import targets
+from lmtrain.checkpoint.reshard import attempt, limits, targets
 from lmtrain.checkpoint.save import commit as commit_module
 from lmtrain.checkpoint.save.commit import commit, write_rank
 from lmtrain.piece import Piece
@@ -47,7 +46,7 @@ def arrays() -> Arrays:
 def small_blocks() -> Iterator[None]:
     """Blocks of 4 KiB, so that small files have many."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (hashed, tensor_file, contents, commit_module, targets, reshard):
+        for module in (hashed, tensor_file, contents, commit_module, targets, attempt, limits):
             patch.setattr(module, "BLOCK_BYTES", 4096)
         yield
 

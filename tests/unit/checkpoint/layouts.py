@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 
 from lmtrain.checkpoint.contents import Contents
+from lmtrain.checkpoint.described import model_of
 from lmtrain.checkpoint.disk.tensor_file import rank_data
 from lmtrain.checkpoint.fit import check_fit
-from lmtrain.checkpoint.reshard.assignment import files_of_layout, model_of, parse_layout, state_at_layout
-from lmtrain.checkpoint.reshard.run import Limits, Resharded, reshard
+from lmtrain.checkpoint.reshard.assignment import files_of_layout, state_at_layout
+from lmtrain.checkpoint.reshard.attempt import Resharded
+from lmtrain.checkpoint.reshard.limits import Limits
+from lmtrain.checkpoint.reshard.run import reshard
 from lmtrain.checkpoint.save.agreement import RankRecord
 from lmtrain.checkpoint.save.commit import commit, write_rank
 from lmtrain.models.bert_settings import BertSettings
@@ -20,6 +23,7 @@ from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.piece import Piece
 from lmtrain.placement.parallel_settings import ParallelSettings
+from lmtrain.placement.parse import parse_layout
 from lmtrain.placement.stages import places_of_rank
 
 Arrays = dict[str, np.ndarray[Any, np.dtype[Any]]]
@@ -67,7 +71,7 @@ def write(folder: Path, model: ModelSettings, layout: str, arrays: Arrays, step:
         pieces, seen = [], {(s.name, p.box.offset) for record in records for s, p in record.pieces}
         for slot in SLOTS:
             for name, place in places.items():
-                for block in place.blocks if place.is_owner else ():
+                for block in place.regions if place.is_owner else ():
                     key, index = f"{slot}.{name}", tuple(map(slice, block.offset, np.add(block.offset, block.shape)))
                     if (key, block.offset) not in seen:  # of a tied weight the first stage's
                         pieces.append(Piece(key, place.global_shape, block.offset, arrays[key][index]))

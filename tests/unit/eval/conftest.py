@@ -13,9 +13,9 @@ from torch import Tensor
 from lmtrain.batch import Batch
 from lmtrain.models.gpt import GPT, build
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.models.init import apply_init
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.train import train_bpe
+from tests.unit.models.first_weights import start
 
 VOCAB_SIZE, SEQ_LEN = 37, 16
 TEXT = (
@@ -66,7 +66,7 @@ def build_gpt() -> BuildGpt:
             init_std=std,
         )  # fmt: skip
         model = build(settings)
-        apply_init(model, 1)
+        start(model, 1)
         return PlainModel(model)
 
     return build_gpt

@@ -14,8 +14,9 @@ from lmtrain.checkpoint.save.writer import CheckpointWriter
 from lmtrain.errors import CheckpointError, MissingInputError
 from lmtrain.eval.load import load_for_eval
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.parallel.apply import ParallelModel, build_parallel
+from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings
+from lmtrain.parallel.model import ParallelModel
 from lmtrain.parallel.precision_settings import Fp32Settings
 from lmtrain.tokenizer.base import Tokenizer
 

@@ -12,7 +12,7 @@ from lmtrain.eval.runner import run
 from lmtrain.eval.task import find_task
 from lmtrain.exchange.huggingface.exporter import export_hf
 from lmtrain.models.gpt_settings import GPTSettings
-from tests.unit.checkpoint.models import TEXT, gpt2, llama, save
+from tests.unit.exchange.models import TEXT, gpt2, llama, save
 
 
 @torch.no_grad()

@@ -14,10 +14,10 @@ from lmtrain.batch import IGNORED, Batch
 from lmtrain.errors import SettingsError
 from lmtrain.models.bert import Bert, build
 from lmtrain.models.bert_settings import BertSettings
-from lmtrain.models.init import apply_init
 from lmtrain.models.layers.block import Block, PostNormBlock
 from lmtrain.objectives.masked_lm import MaskedLM
 from lmtrain.spec import Split, Tie
+from tests.unit.models.first_weights import start
 
 VOCAB, LENGTH, WIDTH = 97, 24, 48
 ORDERS = ("pre", "post")
@@ -33,7 +33,7 @@ def tiny(**changes: Any) -> BertSettings:
 def model_of(settings: BertSettings, seed: int = 1) -> Bert:
     """Far from its first weights, under which a wrong block would go almost unseen."""
     model = build(settings)
-    apply_init(model, seed)
+    start(model, seed)
     with torch.no_grad():
         generator = torch.Generator().manual_seed(seed)
         for name, parameter in model.named_parameters():
@@ -176,7 +176,7 @@ def test_the_order_of_norms() -> None:
     assert pre.norm is not None
     assert "embedding.norm.weight" in dict(post.named_parameters())
     assert "embedding.norm.weight" not in dict(pre.named_parameters())
-    apply_init(post, 1)
+    start(post, 1)
     hidden = post(batch_of())
     assert torch.allclose(hidden.mean(-1), torch.zeros(()), atol=1e-5)
     assert torch.allclose(hidden.var(-1, unbiased=False), torch.ones(()), atol=1e-2)
@@ -186,7 +186,7 @@ def test_the_order_of_norms() -> None:
 def test_every_weight_gets_a_gradient_and_padding_gets_none(order: str) -> None:
     model, batch = model_of(tiny(norm_order=order)), batch_of()
     objective = MaskedLM(model.settings.terms)
-    torch.autograd.backward(objective.loss_sums(model, batch).sum())
+    torch.autograd.backward(objective.loss_sums(model, model(batch), batch).sum())
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.abs().sum() > 0, name

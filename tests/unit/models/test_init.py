@@ -1,4 +1,4 @@
-"""First weights hang on seed and name alone: not on order, device, padding or ties."""
+"""First weights depend on seed and name alone: not on order, device, padding or ties."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import torch
 
 from lmtrain.models.gpt import GPT, build
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.models.init import Start, apply_init, apply_ties, draw
+from lmtrain.models.init import apply_ties, draw
+from lmtrain.spec import Start
+from tests.unit.models.first_weights import start
 
 
 def settings(**changes: Any) -> GPTSettings:
@@ -23,7 +25,7 @@ def weights(model: GPT) -> dict[str, torch.Tensor]:
 
 def started(seed: int = 5, **changes: Any) -> dict[str, torch.Tensor]:
     model = build(settings(**changes))
-    apply_init(model, seed)
+    start(model, seed)
     return weights(model)
 
 
@@ -32,8 +34,9 @@ def test_meta_construction_gives_the_same_weights() -> None:
         model = build(settings())
     assert all(parameter.is_meta for parameter in model.parameters())
     model.to_empty(device="cpu")
+    apply_ties(model)
     torch.manual_seed(123)  # the global generator plays no part
-    apply_init(model, 5)
+    start(model, 5)
     assert model.get_parameter("head.weight") is model.get_parameter("embedding.token.weight")
     expected = started()
     assert weights(model).keys() == expected.keys()
@@ -45,7 +48,7 @@ def test_order_does_not_matter_and_names_do() -> None:
     for layer in ("0", "1", "3"):
         del stage.blocks[layer]
     stage.embedding = None
-    apply_init(stage, 5)
+    start(stage, 5)
     for name, value in weights(stage).items():
         # a stage without the embedding holds the tied weight under the head's name
         assert torch.equal(value, whole[name.replace("head", "embedding.token")]), name
@@ -55,7 +58,7 @@ def test_order_does_not_matter_and_names_do() -> None:
 
 def test_any_slice_can_be_had_from_the_name() -> None:
     model = build(settings())
-    apply_init(model, 5)
+    start(model, 5)
     name = "blocks.2.mlp.up.weight"
     value = draw(name, (256, 64), model.starts()[name], 5)
     assert torch.equal(value[128:], model.get_parameter(name)[128:])
@@ -84,7 +87,7 @@ def test_gpt2_deviations() -> None:
 
 def test_half_precision_is_the_rounded_fp32() -> None:
     model = build(settings()).bfloat16()
-    apply_init(model, 5)
+    start(model, 5)
     expected = started()
     assert all(torch.equal(value, expected[name].bfloat16()) for name, value in weights(model).items())
 

@@ -18,8 +18,9 @@ from lmtrain.models.bert_settings import BertSettings
 from lmtrain.objectives.causal_lm import CausalLM
 from lmtrain.objectives.cross_entropy import hit_sum
 from lmtrain.objectives.masked_lm import MaskedLM, build_objective
-from lmtrain.parallel.apply import ParallelModel, build_parallel
+from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings
+from lmtrain.parallel.model import ParallelModel
 from lmtrain.parallel.precision_settings import Fp32Settings
 
 SETTINGS = BertSettings(num_layers=1, width=16, num_heads=2, seq_len=8, vocab_size=13, vocab_multiple=8, init_std=0.5)
@@ -82,10 +83,12 @@ def test_counts_must_be_of_the_models_terms() -> None:
 
 def test_without_pairs_there_is_one_term() -> None:
     model, objective = model_of(replace(SETTINGS, pair_head=False)).model, MaskedLM(("mlm",))
-    sums = objective.loss_sums(model, batch_of())
+    batch = batch_of()
+    hidden_BTD = model(batch)
+    sums = objective.loss_sums(model, hidden_BTD, batch)
     assert sums.shape == (1,)
-    assert objective.valid_sums(model, batch_of()).shape == (2, 1)
-    assert sums[0] == CausalLM().loss_sums(model, batch_of())[0]
+    assert objective.valid_sums(model, hidden_BTD, batch).shape == (2, 1)
+    assert sums[0] == CausalLM().loss_sums(model, hidden_BTD, batch)[0]
 
 
 def test_hits_are_labels_with_the_highest_score() -> None:
@@ -93,12 +96,12 @@ def test_hits_are_labels_with_the_highest_score() -> None:
     batch = batch_of()
     (losses, hits) = next(model.valid_sums([batch]))
     with torch.no_grad():
-        model.model.eval()
-        hidden = model.model(batch)
+        bert: Any = model.model.train(False)
+        hidden = bert(batch)
         labels = batch.labels_BT
-        right = (model.model.logits(hidden).argmax(-1) == labels) & (labels != IGNORED)
-        pairs = model.model.pair_logits(hidden).argmax(-1) == batch.pair_labels_B
-        means = torch.stack(expected(model.model, batch))
+        right = (bert.logits(hidden).argmax(-1) == labels) & (labels != IGNORED)
+        pairs = bert.pair_logits(hidden).argmax(-1) == batch.pair_labels_B
+        means = torch.stack(expected(bert, batch))
     assert hits.tolist() == [right.sum(), pairs.sum()]
     assert 0 < hits[1] < COUNT
     torch.testing.assert_close(losses, means * torch.tensor(step_of(1).counts), rtol=1e-5, atol=0)

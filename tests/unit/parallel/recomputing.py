@@ -17,9 +17,10 @@ from lmtrain.batch import Batch
 from lmtrain.config.build import build_settings
 from lmtrain.data.loader import StepBatches
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.parallel.apply import ParallelModel, build_parallel
+from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings
 from lmtrain.parallel.mesh import build_mesh
+from lmtrain.parallel.model import ParallelModel
 from lmtrain.parallel.precision_settings import Fp32Settings
 from lmtrain.parallel.recompute_settings import RecomputeSettings
 from lmtrain.placement.parallel_settings import ParallelSettings
@@ -91,7 +92,7 @@ def saved_bytes(recompute: dict[str, Any], **model: Any) -> int:
     batch = step_of(built).microbatches[0]
     live = Live()
     with live:
-        loss = built.objective.loss_sums(built.model, batch).sum()
+        loss = built.objective.loss_sums(built.model, built.model(batch), batch).sum()
     kept = live.num_bytes
     torch.autograd.backward(loss)
     return kept

@@ -20,9 +20,10 @@ from lmtrain.data.loader import StepBatches
 from lmtrain.layout import Layout
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.optim.adamw_settings import AdamWSettings
-from lmtrain.parallel.apply import ParallelModel, build_parallel
+from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings
 from lmtrain.parallel.mesh import build_mesh
+from lmtrain.parallel.model import ParallelModel
 from lmtrain.parallel.precision_settings import Bf16Settings, Fp16Settings, Fp32Settings, PrecisionSettings
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.train.setup import build_optimizer
@@ -81,7 +82,7 @@ def train(
         spoilt = None
         if (rank, step) == (overflow_rank, 0):
             block = next(block for stage in built.stages.values() for block in stage.blocks.values())
-            spoilt = block.mlp.register_full_backward_hook(to_infinity)
+            spoilt = block.get_submodule("mlp").register_full_backward_hook(to_infinity)
         batches = step_of(step, built.mesh.layout, num_microbatches, built.mesh.dp.index)
         results.append(train_step(built, optimizer, batches, 1e-2, 0.5))
         if spoilt is not None:

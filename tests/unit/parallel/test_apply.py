@@ -13,9 +13,10 @@ from lmtrain.data.loader import StepBatches
 from lmtrain.errors import LayoutError
 from lmtrain.layout import Layout
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.parallel.apply import ParallelModel, build_parallel
+from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings
 from lmtrain.parallel.mesh import build_mesh
+from lmtrain.parallel.model import ParallelModel
 from lmtrain.parallel.precision_settings import Bf16Settings, Fp16Settings, Fp32Settings, PrecisionSettings
 
 SETTINGS = GPTSettings(

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from lmtrain.models.layers.attention import DotProduct
-from lmtrain.parallel.dropout import Microbatch, SplitCore, Streams, apply_streams
+from lmtrain.parallel.dropout import Microbatch, Noise, SplitCore, apply_noise
 from lmtrain.parallel.mesh import Axis
 from lmtrain.runtime.seed import derive_seed
 from tests.layouts.workers import Pool
@@ -20,8 +20,8 @@ from tests.unit.parallel.cut_models import GPT2, batch_of, cut, uncut, world_axi
 DROPPING = GPT2 | {"dropout": 0.5}
 
 
-def streams_of(*, tp: int = 0, num_tp: int = 1, dp: int = 0, num_dp: int = 1, sequence: bool = False) -> Streams:
-    return Streams(7, Axis(num_tp, tp, None), Axis(num_dp, dp, None), sequence=sequence, uses_dropout=True)
+def noise_of(*, tp: int = 0, num_tp: int = 1, dp: int = 0, num_dp: int = 1, sequence: bool = False) -> Noise:
+    return Noise(7, Axis(num_tp, tp, None), Axis(num_dp, dp, None), sequence=sequence, uses_dropout=True)
 
 
 def drawn() -> list[float]:
@@ -30,40 +30,40 @@ def drawn() -> list[float]:
     return values
 
 
-def entered(streams: Streams, step: int, index: int) -> list[float]:
-    streams.enter(step, index)
+def entered(noise: Noise, step: int, index: int) -> list[float]:
+    noise.enter(step, index)
     return drawn()
 
 
 def test_one_process_draws_by_step_and_microbatch() -> None:
     torch.manual_seed(derive_seed(7, "dropout", 3, 1))
-    assert drawn() == entered(streams_of(), 3, 1)
+    assert drawn() == entered(noise_of(), 3, 1)
 
 
 def test_two_copies_draw_as_one_process_with_as_many_microbatches() -> None:
     """So no mask repeats across dp."""
-    alone = [entered(streams_of(), 3, index) for index in range(4)]
-    copies = [entered(streams_of(dp=dp, num_dp=2), 3, index) for index in range(2) for dp in range(2)]
+    alone = [entered(noise_of(), 3, index) for index in range(4)]
+    copies = [entered(noise_of(dp=dp, num_dp=2), 3, index) for index in range(2) for dp in range(2)]
     assert copies == alone
     assert len({tuple(values) for values in alone}) == 4
 
 
 @pytest.mark.parametrize("sequence", [False, True])
 def test_torchs_own_stream_agrees_over_tp_where_the_sequence_is_whole(sequence: bool) -> None:
-    first, second = (entered(streams_of(tp=tp, num_tp=2, sequence=sequence), 0, 0) for tp in range(2))
+    first, second = (entered(noise_of(tp=tp, num_tp=2, sequence=sequence), 0, 0) for tp in range(2))
     assert (first == second) is not sequence
 
 
 def test_a_resumed_step_draws_the_same_again() -> None:
-    streams = streams_of(tp=1, num_tp=2, sequence=True)
-    first = entered(streams, 5, 0)
-    assert entered(streams, 6, 0) != first
-    assert entered(streams, 5, 0) == first
+    noise = noise_of(tp=1, num_tp=2, sequence=True)
+    first = entered(noise, 5, 0)
+    assert entered(noise, 6, 0) != first
+    assert entered(noise, 5, 0) == first
 
 
-def core_mask(streams: Streams, path: str = "blocks.0.attention.core") -> Tensor:
+def core_mask(noise: Noise, path: str = "blocks.0.attention.core") -> Tensor:
     """Which weights a core dropped: with equal scores and values of one position each they are its output."""
-    core = SplitCore(DotProduct(0.5, causal=False), streams, path).train()
+    core = SplitCore(DotProduct(0.5, causal=False), noise, path).train()
     zeros, ones = torch.zeros(2, 3, 8, 8), torch.eye(8).expand(2, 3, 8, 8)
     mask: Tensor = core(zeros, zeros, ones, None) > 0
     return mask
@@ -72,49 +72,49 @@ def core_mask(streams: Streams, path: str = "blocks.0.attention.core") -> Tensor
 def test_cores_differ_over_everything_that_tells_them_apart() -> None:
     masks = []
     for tp, dp, step, path in [(0, 0, 0, "a"), (1, 0, 0, "a"), (0, 1, 0, "a"), (0, 0, 1, "a"), (0, 0, 0, "b")]:
-        streams = streams_of(tp=tp, num_tp=2, dp=dp, num_dp=2)
-        streams.enter(step, 0)
-        masks.append(core_mask(streams, path))
-        assert torch.equal(core_mask(streams, path), masks[-1])
+        noise = noise_of(tp=tp, num_tp=2, dp=dp, num_dp=2)
+        noise.enter(step, 0)
+        masks.append(core_mask(noise, path))
+        assert torch.equal(core_mask(noise, path), masks[-1])
         assert 0.2 < masks[-1].float().mean() < 0.8
     for i, mask in enumerate(masks):
         assert not any(torch.equal(mask, other) for other in masks[:i])
 
 
 def test_a_core_leaves_torchs_own_stream_where_it_was() -> None:
-    streams = streams_of(num_tp=2)
-    expected = entered(streams, 0, 0)
-    streams.enter(0, 0)
-    core_mask(streams)
+    noise = noise_of(num_tp=2)
+    expected = entered(noise, 0, 0)
+    noise.enter(0, 0)
+    core_mask(noise)
     assert drawn() == expected
 
 
 def test_a_core_that_fails_leaves_it_too() -> None:
-    streams = streams_of(num_tp=2)
-    expected = entered(streams, 0, 0)
-    streams.enter(0, 0)
-    core = SplitCore(DotProduct(0.5, causal=False), streams, "core").train()
+    noise = noise_of(num_tp=2)
+    expected = entered(noise, 0, 0)
+    noise.enter(0, 0)
+    core = SplitCore(DotProduct(0.5, causal=False), noise, "core").train()
     with pytest.raises(RuntimeError):
         core(torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 2, 3), torch.zeros(1, 1, 2, 4), None)
     assert drawn() == expected
 
 
 def test_contexts_bring_back_the_microbatch_they_were_made_in() -> None:
-    streams = streams_of(num_tp=2)
-    streams.enter(2, 1)
-    forward, recompute = streams.contexts()
-    streams.enter(2, 2)
+    noise = noise_of(num_tp=2)
+    noise.enter(2, 1)
+    forward, recompute = noise.contexts()
+    noise.enter(2, 2)
     with forward:
-        assert streams.current == Microbatch(2, 2)
+        assert noise.current == Microbatch(2, 2)
     with recompute:
-        assert streams.current == Microbatch(2, 1)
-    assert streams.current == Microbatch(2, 2)
+        assert noise.current == Microbatch(2, 1)
+    assert noise.current == Microbatch(2, 2)
 
 
 @pytest.mark.parametrize(("sequence", "num_tp", "swapped"), [(False, 1, 0), (False, 2, 2), (True, 2, 0)])
 def test_cores_are_swapped_only_where_heads_alone_are_split(sequence: bool, num_tp: int, swapped: int) -> None:
     model = uncut(DROPPING)
-    apply_streams(model, streams_of(num_tp=num_tp, sequence=sequence))
+    apply_noise(model, noise_of(num_tp=num_tp, sequence=sequence))
     assert sum(isinstance(module, SplitCore) for module in model.modules()) == swapped
 
 
@@ -122,25 +122,25 @@ def hidden_and_gradients(settings: dict[str, Any], sequence: bool, recompute: bo
     """Of two microbatches whose backwards come after both forwards, as in a pipeline."""
     axis = world_axis()
     model = cut(settings, uncut(settings), axis, sequence=sequence)
-    streams = Streams(7, axis, Axis(1, 0, None), sequence=sequence, uses_dropout=True)
-    apply_streams(model, streams)
+    noise = Noise(7, axis, Axis(1, 0, None), sequence=sequence, uses_dropout=True)
+    apply_noise(model, noise)
     if recompute:
         for block in model.blocks.values():
-            recompute_in_place(block, streams)
+            recompute_in_place(block, noise)
     batch, hiddens = batch_of(settings), []
     for index in range(2):
-        streams.enter(4, index)
+        noise.enter(4, index)
         hiddens.append(model(batch))
-    streams.enter(9, 0)
+    noise.enter(9, 0)
     for hidden in hiddens:
         torch.autograd.backward(hidden, torch.linspace(-1, 1, hidden.numel(), dtype=hidden.dtype).view_as(hidden))
     gradients = {name: parameter.grad.flatten().tolist() for name, parameter in model.blocks["0"].named_parameters()}
     return {"hidden": hiddens[0].flatten().tolist(), "second": hiddens[1].flatten().tolist(), "gradients": gradients}
 
 
-def recompute_in_place(block: Any, streams: Streams) -> None:
+def recompute_in_place(block: Any, noise: Noise) -> None:
     forward = block.forward
-    block.forward = lambda *inputs: checkpoint(forward, *inputs, use_reentrant=False, context_fn=streams.contexts)
+    block.forward = lambda *inputs: checkpoint(forward, *inputs, use_reentrant=False, context_fn=noise.contexts)
 
 
 @pytest.mark.parametrize("sequence", [False, True])
@@ -156,8 +156,8 @@ def residual_masks() -> list[list[bool]]:
     """What each rank drops of a residual of ones, gathered from all ranks, under sequence parallelism."""
     axis = world_axis()
     model = cut(DROPPING, uncut(DROPPING), axis, sequence=True)
-    streams = Streams(7, axis, Axis(1, 0, None), sequence=True, uses_dropout=True)
-    streams.enter(0, 0)
+    noise = Noise(7, axis, Axis(1, 0, None), sequence=True, uses_dropout=True)
+    noise.enter(0, 0)
     mask = model.blocks["0"].mlp.dropout(torch.ones(2, 6, 24)) > 0
     masks = [torch.empty_like(mask) for _ in range(axis.size)]
     dist.all_gather(masks, mask)

@@ -38,14 +38,18 @@ def test_gradients_are_bit_for_bit_those_of_none(model: dict[str, Any]) -> None:
     ids=lambda parallel: "-".join(f"{key}{value}" for key, value in parallel.items()),
 )
 def test_on_a_layout_too(pool: Pool, parallel: dict[str, Any]) -> None:
-    """Dropout included: shared streams, split streams and FSDP's gathers are as they were in the first forward."""
+    """Dropout included: shared noise, split noise and FSDP's gathers are as they were in the first forward."""
     arguments = {"recomputes": ALL[:3], "parallel": parallel, "model": {}}
     assert pool.run("tests.unit.parallel.recomputing:different", 2, arguments) == [[], []]
 
 
 @pytest.mark.parametrize("kind", ["attention", "operators", "full"])
 def test_compiled_too_and_in_one_graph(kind: str) -> None:
-    """Blocks share one graph without breaks, whatever is made again inside or around it."""
+    """Blocks share one graph without breaks, whatever is made again inside or around it.
+
+    `full` runs the same graph twice, bit for bit. The other two change the graph: a compiler may fuse it in another
+    way, which shows in the last bits on some processors.
+    """
     torch._dynamo.reset()
     expected = gradients(build(NONE, compile=True))
     torch._dynamo.reset()
@@ -53,7 +57,8 @@ def test_compiled_too_and_in_one_graph(kind: str) -> None:
     found = gradients(build({"kind": kind}, compile=True))
     assert not counters["graph_break"]
     assert counters["stats"]["unique_graphs"] == 2  # a block and the loss
-    assert all(torch.equal(found[name], gradient) for name, gradient in expected.items())
+    worst = max(float((found[name] - g).abs().max() / g.abs().max()) for name, g in expected.items())
+    assert worst == 0 if kind == "full" else worst < 2e-6
 
 
 def test_compiled_over_tp_nothing_breaks_the_graph(pool: Pool) -> None:
@@ -89,7 +94,7 @@ def test_only_the_first_blocks_run_again(recompute: dict[str, Any], expected: li
         def count(*_: Any, at: int = int(layer)) -> None:
             counts[at] += 1
 
-        block.mlp.up.register_forward_pre_hook(count)
+        block.get_submodule("mlp.up").register_forward_pre_hook(count)
     gradients(built)
     assert counts == expected
 

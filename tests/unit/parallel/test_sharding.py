@@ -13,8 +13,9 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 from lmtrain.batch import Batch
 from lmtrain.models.init import draw
-from lmtrain.parallel.apply import ParallelModel
-from lmtrain.placement.places import rank_bytes
+from lmtrain.parallel.model import ParallelModel
+from lmtrain.piece import Piece
+from lmtrain.placement.memory import rank_bytes
 from lmtrain.schedules.table import Action, Kind
 from tests.layouts.workers import Pool
 from tests.unit.parallel.spread import build, step_of
@@ -55,10 +56,10 @@ def live_tensors() -> dict[int, Tensor]:
 
 
 def microbatch(built: ParallelModel, *, last: bool) -> dict[str, int]:
-    """One forward and backward; gives how many collectives of each kind it took."""
+    """One forward and backward; returns how many collectives of each kind it took."""
     batch = step_of(0, built.mesh.layout, 2, built.mesh.dp.index).microbatches[int(last)]
     with CommDebugMode() as mode:  # type: ignore[no-untyped-call]
-        loss = built.objective.loss_sums(built.model, batch).sum()
+        loss = built.objective.loss_sums(built.model, built.model(batch), batch).sum()
         built.masters.begin(Action(Kind.BACKWARD, 0, 0), last)
         torch.autograd.backward(loss)
     return {str(op).rpartition(".")[2].strip("_"): count for op, count in mode.get_comm_counts().items()}
@@ -105,11 +106,15 @@ def load_and_look(parallel: dict[str, Any]) -> dict[str, Any]:
     keep[0, 6] = keep[1, 2] = True
     empty = built.logits(Batch(tokens, tokens))
     starts = built.model.starts()
-    for piece in built.pieces():
-        name = piece.name.removeprefix("model.")
-        whole = draw(name, piece.global_shape, starts[name], 5)
-        piece.block.copy_(whole[tuple(slice(o, o + n) for o, n in zip(piece.offset, piece.block.shape, strict=True))])
-    built.masters.publish()
+
+    def fill(pieces: list[Piece]) -> None:
+        for piece in pieces:
+            name = piece.name.removeprefix("model.")
+            whole = draw(name, piece.global_shape, starts[name], 5)
+            at = zip(piece.offset, piece.block.shape, strict=True)
+            piece.block.copy_(whole[tuple(slice(o, o + n) for o, n in at)])
+
+    built.load(fill)
     logits = built.logits(Batch(tokens, tokens))
     assert torch.equal(built.logits(Batch(tokens, tokens), keep), logits[keep])
     return {"empty": empty.abs().max().item(), "logits": logits.tolist(), "count": built.num_parameters}

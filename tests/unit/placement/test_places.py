@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from lmtrain.layout import Layout
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.placement.places import Place, Shape, place_all, rank_bytes, shard_rows
+from lmtrain.placement.memory import rank_bytes
+from lmtrain.placement.places import Place, Shape, place_all, shard_rows
 from lmtrain.spec import Cut, Cuts, Split
 
 VOCAB = 13
@@ -49,7 +50,7 @@ def test_owned_blocks_tile_the_whole_once(model: tuple[Layout, dict[str, Shape],
     for name, place in ranks[0].items():
         saved, held = np.zeros(place.global_shape, int), np.zeros(place.global_shape, int)
         for places in ranks:
-            for block in places[name].blocks:
+            for block in places[name].regions:
                 at = tuple(slice(o, o + n) for o, n in zip(block.offset, block.shape, strict=True))
                 held[at] += 1
                 saved[at] += places[name].is_owner
@@ -63,7 +64,7 @@ def test_blocks_tile_the_true_rows_of_what_a_rank_holds(model: tuple[Layout, dic
     for places in places_of(*model):
         for place in places.values():
             local = np.zeros(place.local_shape, int)
-            for block in place.blocks:
+            for block in place.regions:
                 assert local[block.local].shape == block.shape
                 local[block.local] += 1
             assert local.max(initial=0) <= 1
@@ -80,9 +81,9 @@ def test_a_fused_weight_is_cut_section_by_section() -> None:
     cuts = {"qkv": Cut(Split.COLUMN, (4, 2, 2))}
     place = place_all({"qkv": (8, 5)}, cuts, layout, layout.coordinate(1), VOCAB)["qkv"]
     assert place.part_shape == (4, 5)
-    assert [block.offset for block in place.blocks] == [(2, 0)]  # the first shard is the rank's two query rows
+    assert [block.offset for block in place.regions] == [(2, 0)]  # the first shard is the rank's two query rows
     other = place_all({"qkv": (8, 5)}, cuts, layout, layout.coordinate(3), VOCAB)["qkv"]
-    assert [block.offset for block in other.blocks] == [(5, 0), (7, 0)]
+    assert [block.offset for block in other.regions] == [(5, 0), (7, 0)]
 
 
 def test_shards_are_equal_but_for_the_last() -> None:
@@ -96,7 +97,7 @@ GPT = GPTSettings(num_layers=4, width=64, num_heads=4, vocab_size=250, vocab_mul
 def test_saving_is_shared_among_those_who_hold_the_same() -> None:
     layout = Layout(dp_replicate=4, tp=2)
     written = [
-        sum(math.prod(block.shape) for place in places.values() if place.is_owner for block in place.blocks)
+        sum(math.prod(block.shape) for place in places.values() if place.is_owner for block in place.regions)
         for places in places_of_gpt(layout)
     ]
     assert sum(written) == GPT.num_parameters

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmtrain.checkpoint.disk.boxes import Box, cover_problem, intersect, whole
+from lmtrain.checkpoint.disk.boxes import Box, cover_problem, cut, intersect, runs, whole
 
 
 @st.composite
@@ -85,3 +87,25 @@ def test_covering_by_many_pieces_is_quick_to_judge() -> None:
     """A tensor cut over 3000 processes by columns: the sweep must not compare all pairs."""
     columns = [Box((0, i), (1000, 1)) for i in range(3000)]
     assert cover_problem((1000, 3000), columns) is None
+
+
+def test_parts_fill_their_box_and_are_small() -> None:
+    generator = random.Random(8)
+    for _ in range(200):
+        shape = tuple(generator.randrange(0, 9) for _ in range(generator.randrange(0, 4)))
+        most = generator.randrange(1, 60)
+        parts = list(cut(whole(shape), most))
+        assert cover_problem(shape, parts) is None
+        assert all(0 < part.volume <= most for part in parts)
+
+
+def test_runs_are_where_numpy_has_them() -> None:
+    generator = random.Random(9)
+    for _ in range(200):
+        shape = tuple(generator.randrange(1, 6) for _ in range(generator.randrange(0, 4)))
+        offset = tuple(generator.randrange(n) for n in shape)
+        box = Box(offset, tuple(generator.randrange(1, n - o + 1) for n, o in zip(shape, offset, strict=True)))
+        array = np.arange(whole(shape).volume).reshape(shape)
+        for first, run in runs(box, shape):
+            np.testing.assert_array_equal(array[run.slices()].ravel(), np.arange(first, first + run.volume))
+        assert sum(run.volume for _, run in runs(box, shape)) == box.volume

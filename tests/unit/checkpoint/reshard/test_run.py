@@ -8,22 +8,18 @@ import random
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from lmtrain.checkpoint.contents import Contents
 from lmtrain.checkpoint.disk.boxes import Box, cover_problem, intersect, whole
 from lmtrain.checkpoint.disk.format import TensorEntry
-from lmtrain.checkpoint.reshard import run as reshard_module
-from lmtrain.checkpoint.reshard.assignment import check_layout, parse_layout
-from lmtrain.checkpoint.reshard.journal import Journal
-from lmtrain.checkpoint.reshard.run import Limits, Progress, cut, segments
-from lmtrain.checkpoint.reshard.targets import runs
-from lmtrain.errors import CheckpointError, MissingInputError, OutputError, SettingsError, StorageError, UsageError
+from lmtrain.checkpoint.reshard import attempt, limits
+from lmtrain.checkpoint.reshard.attempt import segments
+from lmtrain.checkpoint.reshard.limits import Limits
+from lmtrain.errors import CheckpointError, MissingInputError, OutputError, StorageError, UsageError
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.placement.stages import places_of_rank
 from lmtrain.runtime.faults import Fault, arm
@@ -49,9 +45,9 @@ MIB = 1 << 20
 @pytest.fixture(autouse=True)
 def _small(small_blocks: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of 4 KiB, segments of 64 and parts of 10: small models then have many."""
-    monkeypatch.setattr(reshard_module, "SEGMENT_BYTES", 64 << 10)
-    monkeypatch.setattr(reshard_module, "PART_BYTES", 10 << 10)
-    monkeypatch.setattr(reshard_module, "MIN_PART_BYTES", 10 << 10)
+    monkeypatch.setattr(attempt, "SEGMENT_BYTES", 64 << 10)
+    monkeypatch.setattr(limits, "PART_BYTES", 10 << 10)
+    monkeypatch.setattr(limits, "MIN_PART_BYTES", 10 << 10)
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +111,7 @@ def held_by(rank: int, model: ModelSettings, layout: str, tensors: Mapping[str, 
     held: dict[str, set[Box]] = {name: set() for name in tensors}
     for place in places:
         for slot in SLOTS:
-            held[f"{slot}.{place.name}"] = {Box(block.offset, block.shape) for block in place.blocks}
+            held[f"{slot}.{place.name}"] = {Box(block.offset, block.shape) for block in place.regions}
     return held | {name: {whole(tensors[name].shape)} for name in ("optim.scale", "optim.seen")}
 
 
@@ -156,14 +152,13 @@ import sys
 from pathlib import Path
 from lmtrain.checkpoint import contents
 from lmtrain.checkpoint.disk import hashed, tensor_file
-from lmtrain.checkpoint.reshard import run as reshard
-from lmtrain.checkpoint.reshard import targets
-from lmtrain.checkpoint.reshard.run import Limits
+from lmtrain.checkpoint.reshard import attempt, limits, targets
+from lmtrain.checkpoint.reshard.limits import Limits
 from lmtrain.runtime.faults import parse_fault, arm
 from tests.unit.checkpoint.layouts import reshard_to
-for module in (hashed, tensor_file, contents, targets, reshard):
+for module in (hashed, tensor_file, contents, targets, attempt, limits):
     module.BLOCK_BYTES = 4096
-reshard.SEGMENT_BYTES, reshard.PART_BYTES, reshard.MIN_PART_BYTES = 64 << 10, 10 << 10, 10 << 10
+attempt.SEGMENT_BYTES, limits.PART_BYTES, limits.MIN_PART_BYTES = 64 << 10, 10 << 10, 10 << 10
 arm(parse_fault(sys.argv[3]))
 reshard_to(Path(sys.argv[1]), Path(sys.argv[2]), "pp=2,tp=2", Limits(workers=2))
 """
@@ -206,11 +201,11 @@ def test_what_an_attempt_left_is_not_believed_when_it_is_not_whole(source: Path,
             journal.unlink()
         case "wrong segment":
             journal.write_bytes(b"".join([*lines, json.dumps({"segment": 10**6, "digests": {}}).encode(), b"\n"]))
-    seen: list[Progress] = []
-    resharded = reshard_to(source, tmp_path / "out", "pp=2", progress=seen.append)
+    seen: list[tuple[int, ...]] = []
+    resharded = reshard_to(source, tmp_path / "out", "pp=2", report=lambda *now: seen.append(now))
     assert (resharded.earlier_bytes > 0) == (harm == "torn")
-    assert seen[-1].done_bytes == seen[-1].total_bytes > 0
-    assert [now.done_bytes for now in seen] == sorted(now.done_bytes for now in seen)
+    assert seen[-1][0] == seen[-1][1] > 0
+    assert [done for done, *_ in seen] == sorted(done for done, *_ in seen)
     assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "unbroken")
 
 
@@ -275,7 +270,7 @@ def test_outputs_that_are_refused(source: Path, tmp_path: Path) -> None:
 def test_a_full_disk_is_said_before_a_byte_is_copied(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lmtrain.checkpoint.save.commit.free_bytes", lambda path: 1000)
+    monkeypatch.setattr("lmtrain.checkpoint.store.free_bytes", lambda path: 1000)
     with pytest.raises(StorageError, match="1000 B free"):
         reshard_to(source, tmp_path / "out", "pp=2")
     assert sorted(os.listdir(tmp_path)) == ["run"]
@@ -288,64 +283,7 @@ def test_a_disk_that_fills_up_leaves_what_was_done(source: Path, tmp_path: Path)
     assert reshard_to(source, tmp_path / "out", "pp=2").earlier_bytes > 0
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("tp=3", "does not divide model.num_heads=4"),
-        ("pp=9", "9 stages of model.num_layers=5"),
-        ("tq=2", "Known: balance, dp_replicate"),
-        ("tp=two", "tp=two is not a whole number"),
-        ("tp", "Did you mean tp"),
-        ("tp=2,tp=2", "twice"),
-        ("dp=2,dp_shard=2", "twice"),
-        ("tp=0", "must be at least 1"),
-        ("zero=0,dp=2", "shares nothing"),
-        ("vp=2", "needs stages"),
-    ],
-)
-def test_layouts_that_are_refused(text: str, said: str) -> None:
-    with pytest.raises(SettingsError, match=said):
-        check_layout(MODELS["tied"], parse_layout(text))
-
-
-def test_what_is_no_matter_of_the_layout_stays() -> None:
-    before = replace(at("tp=2,dp=2,zero=3"), timeout_s=33.0, sequence_parallel=False)
-    found = parse_layout("pp=2", before)
-    assert (found.pp, found.tp, found.dp_shard, found.zero) == (2, 1, 1, 1)
-    assert (found.timeout_s, found.sequence_parallel) == (33.0, False)
-    assert parse_layout("pp=2,vp=3").schedule == "interleaved"
-
-
-def test_limits() -> None:
-    with pytest.raises(UsageError, match="--workers 0"):
-        Limits(workers=0)
-    with pytest.raises(UsageError, match=r"too little for 4 workers. Use \d+\.\d MiB"):
-        Limits(memory_bytes=64 * MIB, workers=4)
-
-
-# Parts
-
-
-def test_parts_fill_their_box_and_are_small() -> None:
-    generator = random.Random(8)
-    for _ in range(200):
-        shape = tuple(generator.randrange(0, 9) for _ in range(generator.randrange(0, 4)))
-        most = generator.randrange(1, 60)
-        parts = list(cut(whole(shape), most))
-        assert cover_problem(shape, parts) is None
-        assert all(0 < part.volume <= most for part in parts)
-
-
-def test_runs_are_where_numpy_has_them() -> None:
-    generator = random.Random(9)
-    for _ in range(200):
-        shape = tuple(generator.randrange(1, 6) for _ in range(generator.randrange(0, 4)))
-        offset = tuple(generator.randrange(n) for n in shape)
-        box = Box(offset, tuple(generator.randrange(1, n - o + 1) for n, o in zip(shape, offset, strict=True)))
-        array = np.arange(whole(shape).volume).reshape(shape)
-        for first, run in runs(box, shape):
-            np.testing.assert_array_equal(array[run.slices()].ravel(), np.arange(first, first + run.volume))
-        assert sum(run.volume for _, run in runs(box, shape)) == box.volume
+# Copy jobs
 
 
 def test_segments_hold_every_number_once(source: Path) -> None:
@@ -357,12 +295,3 @@ def test_segments_hold_every_number_once(source: Path) -> None:
     assert len(list(segments(manifest))) > 5
     for name, tensor in manifest.tensors.items():
         assert cover_problem(tensor.shape, found.get(name, [])) is None
-
-
-def test_a_journal_of_other_work_is_none(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "journal", "a")
-    assert journal.read() is None
-    journal.begin()
-    journal.add(3, {"f": {0: b"\x01" * 32}})
-    assert journal.read() == {3: {"f": {0: b"\x01" * 32}}}
-    assert Journal(tmp_path / "journal", "b").read() is None

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lmtrain.checkpoint.contents import Contents
 from lmtrain.checkpoint.disk.tensor_file import rank_data
 from lmtrain.checkpoint.reader import CheckpointReader
 from lmtrain.checkpoint.save.agreement import Alone, RankRecord, encode_part, part_file, read_part, together
@@ -51,7 +52,7 @@ def test_four_writers_make_one_checkpoint(tmp_path: Path) -> None:
         names = {f"rank_{rank:05d}.{kind}" for rank in range(4) for kind in ("safetensors", "blocks.json")}
         assert {file.name for file in path.iterdir()} == names | {"manifest.json", "tokenizer.json"}
         reader = CheckpointReader(path)
-        reader.verify()
+        assert Contents(reader.path).damages() == []
         assert reader.read("w").numpy().tolist() == (W * step).tolist()
         assert reader.read("n").item() == 5
     assert {(fact.step, fact.path, fact.num_bytes) for fact in facts} == {(3, path, facts[0].num_bytes)}
@@ -68,7 +69,7 @@ def test_a_replica_that_owns_nothing_writes_nothing(tmp_path: Path) -> None:
     assert {file.name for file in path.iterdir()} == {
         "rank_00001.safetensors", "rank_00001.blocks.json", "manifest.json",
     }  # fmt: skip
-    CheckpointReader(path).verify()
+    assert Contents(path).damages() == []
 
 
 @pytest.mark.parametrize(
@@ -105,7 +106,7 @@ def test_what_fails_on_one_rank_fails_on_all_and_leaves_nothing(
         assert {type(error) for error in first} == {RuntimeError, LmtrainError}
     assert second == (None,) * 4
     assert [path.name for path in tmp_path.iterdir()] == ["step_00000002"]
-    CheckpointReader(tmp_path / "step_00000002").verify()
+    assert Contents(tmp_path / "step_00000002").damages() == []
 
 
 def test_a_hole_between_the_ranks_is_refused(tmp_path: Path) -> None:
@@ -119,7 +120,7 @@ def test_a_hole_between_the_ranks_is_refused(tmp_path: Path) -> None:
 
 
 def test_room_is_asked_for_all_ranks_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lmtrain.checkpoint.save.commit.free_bytes", lambda _: 5 << 20)  # four need 1 MiB and more each
+    monkeypatch.setattr("lmtrain.checkpoint.store.free_bytes", lambda _: 5 << 20)  # four need 1 MiB and more each
     errors = on_ranks(8, lambda seat: save_checkpoint(tmp_path, 1, rank_data([]), {}, {}, seat))
     assert "needs 8." in str(errors[0])
     assert {type(error) for error in errors} == {StorageError}

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from lmtrain.checkpoint.reader import CheckpointReader
-from lmtrain.exchange.huggingface.names import true_weights
 from lmtrain.exchange.imported import save_foreign
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.models.model_settings import ModelSettings
+from lmtrain.models.model_settings import ModelSettings, true_weights
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.train import train_bpe, train_wordpiece
 

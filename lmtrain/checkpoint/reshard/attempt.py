@@ -1,0 +1,236 @@
+"""One try at writing a checkpoint's tensors into other files: workers copy, a journal tells what is on disk.
+
+Called by reshard, inside the work folder's lock. Tensors go through memory in boxes of some MiB; every byte read is
+verified and every byte written is hashed. Torch-free.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Event, Lock
+from typing import Any
+
+import numpy as np
+
+from lmtrain.checkpoint.contents import Contents
+from lmtrain.checkpoint.disk.boxes import Box, cut, intersect, runs, whole
+from lmtrain.checkpoint.disk.format import (
+    BLOCK_BYTES,
+    ITEM_BYTES,
+    MANIFEST,
+    FileEntry,
+    Manifest,
+    blocks_file,
+    encode_manifest,
+)
+from lmtrain.checkpoint.disk.hashed import encode_blocks, write_hashed
+from lmtrain.checkpoint.disk.tensor_file import PieceSpec, tensors_of
+from lmtrain.checkpoint.reshard.journal import Done, Journal
+from lmtrain.checkpoint.reshard.limits import Limits, Report
+from lmtrain.checkpoint.reshard.targets import Target, place
+from lmtrain.checkpoint.reshard.work_folder import SLACK_BYTES, WorkFolder
+from lmtrain.checkpoint.store import check_room
+from lmtrain.runtime.faults import fault_point
+from lmtrain.runtime.files import fsync_dir
+
+SEGMENT_BYTES = 64 << 20  # of a tensor, between two lines of the journal
+CopyJob = tuple[str, Box]  # of a named tensor
+Files = Mapping[str, Sequence[PieceSpec]]  # by name, in the order in which each holds them
+
+
+@dataclass(frozen=True)
+class Resharded:
+    path: Path
+    num_files: int
+    num_bytes: int
+    earlier_bytes: int
+    was_there: bool = False  # an earlier attempt had finished
+
+
+class Attempt:
+    """One try at a piece of work, in a folder of its own that nobody else is in."""
+
+    def __init__(
+        self,
+        contents: Contents,
+        work: WorkFolder,
+        targets: Mapping[str, Target],
+        key: str,
+        limits: Limits,
+        report: Report,
+    ) -> None:
+        self.contents, self.work, self.targets, self.limits = contents, work, targets, limits
+        self.places = place(targets)
+        self.segments = list(segments(contents.manifest))
+        self.journal = Journal(work.journal, key)
+        self._total, self._done, self._earlier = sum(map(self._num_bytes, self.segments)), 0, 0
+        self._report, self._lock, self._stop = report, Lock(), Event()
+
+    def run(self, state: Mapping[str, Any], overwrite: bool) -> Resharded:
+        done = self._take_up()
+        self._advance(0)
+        self._copy([number for number in range(len(self.segments)) if number not in done])
+        assert all(target.is_whole for target in self.targets.values())
+        num_bytes = self._finish(state)
+        self.work.publish(overwrite)
+        return Resharded(self.work.output, len(self.targets), num_bytes, self._earlier)
+
+    def _take_up(self) -> Done:
+        """The segments that an earlier attempt has left, all of its files being there; else an empty folder."""
+        done, folder = self.journal.read(), self.work.files
+        sizes = [target.path.stat().st_size if target.path.is_file() else -1 for target in self.targets.values()]
+        if done is None or not self._fits(done) or sizes != [target.size for target in self.targets.values()]:
+            done = {}
+            self.journal.path.unlink(missing_ok=True)  # because: it must not outlive the files it tells of
+            shutil.rmtree(folder, ignore_errors=True)
+            check_room(self.work.output.parent, num_bytes_of(self.targets) + SLACK_BYTES)
+            folder.mkdir()
+        else:
+            self.journal.trim()
+        for target in self.targets.values():
+            target.begin()
+        if not done:  # because: a journal tells that all files have been begun
+            self.journal.begin()
+        for number, digests in done.items():
+            for name, box in self.segments[number]:
+                self._pass(name, box)
+            for file, found in digests.items():
+                self.targets[file].digests |= found
+        self._done = self._earlier = sum(self._num_bytes(self.segments[number]) for number in done)
+        return done
+
+    def _fits(self, done: Done) -> bool:
+        numbers = range(len(self.segments))
+        files = {file for digests in done.values() for file in digests}
+        return all(number in numbers for number in done) and files <= self.targets.keys()
+
+    def _pass(self, name: str, box: Box) -> None:
+        item = ITEM_BYTES[self.contents.tensor(name).dtype]
+        for target, held, start in self.places[name]:
+            common = intersect(held, box)
+            if common is not None:
+                for first, run in runs(common.relative_to(held.offset), held.shape):
+                    target.passed(start + first * item, run.volume * item)
+
+    def _copy(self, numbers: Sequence[int]) -> None:
+        """Workers copy segments; this thread brings to disk what they have written, and says so in the journal."""
+        finished: SimpleQueue[Future[tuple[int, dict[str, dict[int, bytes]]]]] = SimpleQueue()
+        with ThreadPoolExecutor(self.limits.workers, "reshard") as pool:
+            try:
+                for number in numbers:
+                    pool.submit(self._copy_segment, number).add_done_callback(finished.put)
+                left = len(numbers)
+                while left:
+                    batch = [finished.get().result()]
+                    while True:
+                        try:
+                            batch.append(finished.get_nowait().result())
+                        except Empty:
+                            break
+                    for file in sorted({file for _, digests in batch for file in digests}):
+                        self.targets[file].sync()
+                    for number, digests in batch:
+                        self.journal.add(number, digests)
+                        fault_point("reshard.journal")
+                    left -= len(batch)
+            except BaseException:
+                self._stop.set()
+                pool.shutdown(wait=True, cancel_futures=True)
+                raise
+
+    def _copy_segment(self, number: int) -> tuple[int, dict[str, dict[int, bytes]]]:
+        """Returns the files that were written to, each with the hash blocks that became whole."""
+        found: dict[str, dict[int, bytes]] = {}
+        for name, box in self.segments[number]:
+            item = ITEM_BYTES[self.contents.tensor(name).dtype]
+            for inner in cut(box, self.limits.part_bytes // item):
+                if self._stop.is_set():
+                    break
+                self._copy_box(name, inner, item, found)
+                self._advance(inner.volume * item)
+        fault_point("reshard.segment")
+        return number, found
+
+    def _copy_box(self, name: str, box: Box, item: int, found: dict[str, dict[int, bytes]]) -> None:
+        bits = self.contents.read_bits(name, box)
+        for target, held, start in self.places[name]:
+            common = intersect(held, box)
+            if common is not None:
+                mine, digests = common.relative_to(held.offset), found.setdefault(target.path.name, {})
+                values = bits[common.relative_to(box.offset).slices()]
+                for first, run in runs(mine, held.shape):
+                    flat = np.ascontiguousarray(values[run.relative_to(mine.offset).slices()]).reshape(-1)
+                    digests |= target.write(start + first * item, flat.view(np.uint8).data)
+                with self._lock:
+                    target.digests |= digests
+
+    def _finish(self, state: Mapping[str, Any]) -> int:
+        """Write everything but the tensors, the manifest last; returns the size of all files."""
+        folder, manifest = self.work.files, self.contents.manifest
+        for name in os.listdir(folder):
+            if name not in self.targets:  # because: an earlier attempt may have come this far
+                os.unlink(folder / name)
+        entries: dict[str, FileEntry] = {}
+        for name, target in self.targets.items():
+            entries[name], digests = target.entry()
+            listing = blocks_file(name)
+            entries[listing], _ = write_hashed(folder / listing, [encode_blocks(entries[name], digests)])
+            target.sync()
+        for name in extra_files(manifest):
+            entries[name], _ = write_hashed(folder / name, [self.contents.read_file(name)])
+        fault_point("reshard.finish")
+        tensors = tensors_of([target.pieces for target in self.targets.values()])
+        text = encode_manifest(Manifest(manifest.step, entries, tensors, dict(state)))
+        write_hashed(folder / MANIFEST, [text])
+        fsync_dir(folder)
+        return len(text) + sum(entry.size for entry in entries.values())
+
+    def _num_bytes(self, segment: Sequence[CopyJob]) -> int:
+        return sum(box.volume * ITEM_BYTES[self.contents.tensor(name).dtype] for name, box in segment)
+
+    def _advance(self, num_bytes: int) -> None:
+        with self._lock:
+            self._done += num_bytes
+            self._report(self._done, self._total, self._earlier)
+
+
+def key_of(manifest: Manifest, files: Files) -> str:
+    """Names this work: which tensors, cut how, in which steps."""
+    wanted = {
+        name: [[s.name, s.dtype, s.global_shape, s.box.offset, s.box.shape] for s in specs]
+        for name, specs in files.items()
+    }
+    return hashlib.sha256(json.dumps([manifest.digest, SEGMENT_BYTES, BLOCK_BYTES, wanted]).encode()).hexdigest()
+
+
+def num_bytes_of(targets: Mapping[str, Target]) -> int:
+    return sum(target.size for target in targets.values())
+
+
+def extra_files(manifest: Manifest) -> list[str]:
+    """All but tensor files and their lists of blocks."""
+    return [name for name in manifest.files if not name.startswith("rank_")]
+
+
+def segments(manifest: Manifest) -> Iterator[list[CopyJob]]:
+    """All tensors in the order in which they are stored, as lists of copy jobs of about the same size."""
+    current: list[CopyJob] = []
+    size = 0
+    for name, tensor in manifest.tensors.items():
+        item = ITEM_BYTES[tensor.dtype]
+        for box in cut(whole(tensor.shape), SEGMENT_BYTES // item):
+            if current and size + box.volume * item > SEGMENT_BYTES:
+                yield current
+                current, size = [], 0
+            current.append((name, box))
+            size += box.volume * item
+    if current:
+        yield current

@@ -1,0 +1,35 @@
+"""Settings of a model from the values that another program's files have for them, written as a user would. Torch-free.
+
+Called by the imports, whose formats spell out what ours leave to defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from lmtrain.config.build import build_settings
+from lmtrain.errors import CheckpointError, SettingsError
+from lmtrain.models.bert_settings import BertSettings
+from lmtrain.models.gpt_settings import GPTSettings
+from lmtrain.models.model_settings import ModelSettings
+
+
+def settings_of_values(values: Mapping[str, Any], where: object, way_out: str) -> ModelSettings:
+    """The model that these settings describe; `where` holds them and `way_out` is what the user may do about them."""
+    try:
+        # because: mypy asks for a concrete class where build_settings takes the base of a choice
+        return plain(build_settings(ModelSettings, values, "model"))  # type: ignore[type-abstract]
+    except SettingsError as error:
+        raise CheckpointError(f"{where} describes no model that works: {error} {way_out}") from error
+
+
+def plain(settings: ModelSettings) -> ModelSettings:
+    """The same model with null for what is the default anyway, as one writes it in a config."""
+    assert isinstance(settings, (GPTSettings, BertSettings))
+    bare = replace(settings, ffn_width=None)
+    settings = bare if bare.ffn == settings.ffn else settings
+    if isinstance(settings, GPTSettings) and settings.head * settings.num_heads == settings.width:
+        return replace(settings, head_width=None)
+    return settings

@@ -1,0 +1,218 @@
+"""What train and eval see of a model, whatever its layout: the verbs of ParallelModel. Made by apply.build_parallel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby, islice
+
+import torch
+from torch import Tensor, nn
+
+from lmtrain.batch import Batch
+from lmtrain.data.loader import StepBatches
+from lmtrain.models.model_settings import ModelSettings
+from lmtrain.objectives.causal_lm import CausalLM
+from lmtrain.optim.whole import Alone, Whole
+from lmtrain.parallel.collectives import all_reduce
+from lmtrain.parallel.dropout import Noise
+from lmtrain.parallel.grads import apply_clip, gradient_norm, sum_partial_gradients
+from lmtrain.parallel.mesh import Mesh
+from lmtrain.parallel.pipeline.executor import OneStage, Pipeline
+from lmtrain.parallel.precision import LossScale, MasterWeights
+from lmtrain.parallel.sharding import ShardedWeights
+from lmtrain.parallel.shards import owned, pieces_of
+from lmtrain.parallel.tensor.logits import whole_logits
+from lmtrain.parallel.tied import sum_gradients
+from lmtrain.parallel.whole_weights import Spread
+from lmtrain.piece import Piece
+from lmtrain.placement.places import Place
+from lmtrain.runtime.faults import fault_point
+from lmtrain.schedules.table import Action, Kind
+from lmtrain.spec import LanguageModel
+
+
+class ParallelModel:
+    """No caller asks which axes exist. `applied` says, line by line, what was done to the model.
+
+    All ranks call the same verbs in the same order, those of one dp copy with the same batches.
+    """
+
+    def __init__(
+        self,
+        stages: dict[int, LanguageModel],
+        runner: OneStage | Pipeline,
+        objective: CausalLM,
+        masters: MasterWeights | ShardedWeights,
+        loss_scale: LossScale,
+        settings: ModelSettings,
+        device: torch.device,
+        mesh: Mesh,
+        places: Mapping[str, Place],
+        noise: Noise,
+        applied: Sequence[str],
+    ) -> None:
+        self.stages, self.runner, self.objective, self.masters = stages, runner, objective, masters
+        self.loss_scale, self.settings, self.device = loss_scale, settings, device
+        self.mesh, self.places, self.noise, self.applied = mesh, places, noise, applied
+        self.last_stage = mesh.layout.pp * mesh.layout.vp - 1
+
+    @property
+    def model(self) -> LanguageModel:
+        """The model of a run without a pipeline."""
+        (model,) = self.stages.values()
+        return model
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The fp32 weights, or this rank's shards of them, that an optimizer updates; each tied weight once."""
+        return self.masters.master
+
+    @property
+    def num_parameters(self) -> int:
+        """Of the whole model, without padding."""
+        return self.settings.num_parameters
+
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """What the loss adds up, in the order of every tensor of shares and sums."""
+        return self.objective.terms
+
+    @property
+    def whole(self) -> Whole:
+        """How an optimizer sees whole weights."""
+        if self.mesh.world.size > 1:
+            return Spread(self.places, self.mesh)
+        return Alone({name: place.sections for name, place in self.places.items() if place.cut.sections})
+
+    def forward_backward(self, batches: StepBatches) -> Tensor:
+        """Gradients of the step's mean loss; returns [microbatches, terms], their shares of the mean of each term.
+
+        The division by the global counts happens here, before backward, so that gradients need no rescaling after.
+        """
+        self._turn(training=True)
+        self.masters.clear_gradients()
+        count = len(batches.microbatches)
+
+        def compute(stage: int, index: int, hidden_BTD: Tensor | None) -> Tensor:
+            self.noise.enter(batches.step, index, stage)
+            batch = self._to_device(batches.microbatches[index])
+            hidden_BTD = self.stages[stage](batch, hidden_BTD)
+            if stage < self.last_stage:
+                return hidden_BTD
+            sums = self.objective.loss_sums(self.stages[stage], hidden_BTD, batch)
+            # because: numbers of Python need no copy to the device
+            return torch.stack([one / num for one, num in zip(sums.unbind(), batches.counts, strict=True)])
+
+        shape = self._hidden_shape(batches.microbatches[0])
+        shares = self.runner.train(count, compute, shape, self.loss_scale.value, Watched(self.masters, count))
+        self.masters.collect()
+        return self._to_all(shares, count, (len(self.terms),))
+
+    def finish_gradients(self, clip_norm: float | None) -> Tensor:
+        """Sum what is partial, clip in place; returns the norm before clipping, still on the device."""
+        gradients = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
+        if self.noise.splits_all:
+            sum_partial_gradients(gradients, self.places, self.mesh.tp)
+        sum_gradients(gradients, self.settings.ties(), self.mesh.pp, self.runner.ends)
+        norm = gradient_norm(gradients, self.places, self.mesh.world, self.device)
+        apply_clip(list(gradients.values()), norm, clip_norm, self.loss_scale.value)
+        return norm / self.loss_scale.value
+
+    def update(self, optimizer: torch.optim.Optimizer) -> None:
+        """One step of the optimizer, and the model computes with the new weights."""
+        optimizer.step()
+        self.masters.publish()
+
+    def load(self, fill: Callable[[list[Piece]], None], also: Sequence[Piece] = ()) -> None:
+        """Have the weights filled, with other pieces of the same files, and the model computes with them."""
+        fill([*self.pieces(), *also])
+        self.masters.publish()
+
+    @torch.no_grad()
+    def valid_sums(self, batches: Iterable[Batch]) -> Iterator[Tensor]:
+        """Of each batch [2, terms]: summed losses and numbers of hits, without gradients, over all dp copies."""
+        self._turn(training=False)
+        for some in _alike(batches, self.runner.at_once):
+
+            def compute(stage: int, index: int, hidden_BTD: Tensor | None, some: list[Batch] = some) -> Tensor:
+                batch = self._to_device(some[index])
+                hidden_BTD = self.stages[stage](batch, hidden_BTD)
+                if stage < self.last_stage:
+                    return hidden_BTD
+                return self.objective.valid_sums(self.stages[stage], hidden_BTD, batch)
+
+            sums = self.runner.forward(len(some), compute, self._hidden_shape(some[0]))
+            yield from self._to_all(sums, len(some), (2, len(self.terms)))
+        self._turn(training=True)
+
+    @torch.no_grad()
+    def logits(self, batch: Batch, keep_BT: Tensor | None = None) -> Tensor:
+        """fp32 logits over the true vocabulary, of all positions or of the kept ones only, on every rank."""
+        self._turn(training=False)
+        keep_BT = None if keep_BT is None else keep_BT.to(self.device)
+
+        def run(batch: Batch) -> Tensor | None:
+            compute = lambda stage, index, hidden_BTD: self.stages[stage](batch, hidden_BTD)  # noqa: E731
+            return self.runner.forward(1, compute, self._hidden_shape(batch)).get(0)
+
+        model, sequence = self.stages.get(self.last_stage), self.noise.splits_all
+        found = whole_logits(run, model, self._to_device(batch), keep_BT, self.mesh.tp, sequence=sequence)
+        shape = batch.tokens_BT.shape if keep_BT is None else (int(keep_BT.sum()),)
+        vocab_size = self.settings.shape.vocab_size
+        none = torch.zeros(*shape, vocab_size, device=self.device)
+        logits = none if found is None else found[..., :vocab_size].float()
+        # collective: logits of the last stage to all, over pp
+        return all_reduce(logits.contiguous(), self.mesh.pp)
+
+    def pieces(self) -> list[Piece]:
+        return self.place(self.parameters, "model")
+
+    def place(self, tensors: Mapping[str, Tensor], prefix: str) -> list[Piece]:
+        """Where tensors shaped like this rank's parameters stand in the whole: all regions that it holds, for loading.
+
+        Each key is, or ends in, a parameter's name. Padding of the vocabulary belongs to a layout and is in no region.
+        """
+        return pieces_of(tensors, self.places, prefix)
+
+    def owned(self, pieces: Iterable[Piece]) -> list[Piece]:
+        """Those that this rank saves: over all ranks, each number once."""
+        return owned(pieces, self.places)
+
+    def _to_device(self, batch: Batch) -> Batch:
+        return batch.map(lambda array: array.to(self.device, non_blocking=True))
+
+    def _hidden_shape(self, batch: Batch) -> tuple[int, ...]:
+        rows, length = batch.tokens_BT.shape
+        return rows, length // self.mesh.tp.size if self.noise.splits_all else length, self.settings.shape.width
+
+    def _to_all(self, found: Mapping[int, Tensor], count: int, shape: tuple[int, ...]) -> Tensor:
+        """[count, *shape] of all dp copies together, from the last stage to every rank."""
+        none = torch.zeros(shape, device=self.device)
+        mine = torch.stack([found.get(index, none) for index in range(count)])
+        # collective: shares of the loss, or validation's sums, over dp; then what the last stage has to all stages
+        return all_reduce(all_reduce(mine, self.mesh.dp), self.mesh.pp)
+
+    def _turn(self, *, training: bool) -> None:
+        for stage in self.stages.values():
+            stage.train(training)
+
+
+class Watched:
+    """Tells the weights of every action, so that gradients are sent when they are whole."""
+
+    def __init__(self, weights: MasterWeights | ShardedWeights, count: int) -> None:
+        self.weights, self.last = weights, count - 1
+
+    def begin(self, action: Action) -> None:
+        fault_point("forward" if action.kind is Kind.FORWARD else "backward")
+        self.weights.begin(action, action.microbatch == self.last)
+
+    def done(self, action: Action) -> None:
+        self.weights.done(action, action.microbatch == self.last)
+
+
+def _alike(batches: Iterable[Batch], most: int) -> Iterator[list[Batch]]:
+    """Neighbours of one shape, at most so many together."""
+    for _, some in groupby(batches, lambda batch: batch.tokens_BT.shape):
+        while together := list(islice(some, most)):
+            yield together

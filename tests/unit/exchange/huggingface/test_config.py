@@ -1,0 +1,49 @@
+"""Models that have no counterpart on the other side are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lmtrain.errors import CheckpointError
+from lmtrain.exchange.huggingface.config import family_of, settings_of
+from lmtrain.models.model_settings import ModelSettings
+from tests.unit.exchange.models import bert, gpt2, llama
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (gpt2(parallel_block=True), "model.parallel_block=true"),
+        (gpt2(bias=False), "model.bias=false"),
+        (gpt2(norm="rmsnorm", window=5), "model.norm=rmsnorm .*; model.window=5"),
+        (gpt2(num_kv_heads=2), "model.num_kv_heads=2 would have to be 4"),
+        (gpt2(head_width=16), "model.head_width=16"),
+        (llama(activation="gelu"), "nearest is llama, .* model.activation=gelu would have to be swiglu"),
+        (llama(window=5, bias=True), "nearest is mistral, .* model.bias=true"),
+        (bert(activation="gelu_tanh"), "model.head_activation=gelu would have to be model.activation=gelu_tanh"),
+    ],
+)
+def test_a_model_that_none_of_theirs_equals_is_refused(settings: ModelSettings, said: str) -> None:
+    with pytest.raises(CheckpointError, match=said):
+        family_of(settings)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"model_type": "t5"}, "model_type t5"),
+        ({"model_type": ["gpt2"]}, "model_type"),
+        ([], "model_type null"),
+        ({"model_type": "gpt2", "activation_function": "relu"}, "activation_function=relu"),
+        ({"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=true"),
+        ({"model_type": "llama", "rope_scaling": {"rope_type": "llama3", "factor": 8}}, "type llama3"),
+        ({"model_type": "llama", "attention_bias": True}, "mlp_bias=false would have to be true"),
+        ({"model_type": "llama", "hidden_size": "many"}, "model.width=many"),
+        ({"model_type": "bert", "hidden_act": "relu", "type_vocab_size": 1}, "hidden_act=relu .*type_vocab_size=1"),
+    ],
+)
+def test_a_config_that_asks_for_what_we_lack_is_refused(config: Any, said: str) -> None:
+    with pytest.raises(CheckpointError, match=said):
+        settings_of(config, "config.json", pair_head=True)

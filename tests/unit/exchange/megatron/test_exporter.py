@@ -1,0 +1,68 @@
+"""An export loads in torch, and comes back as the weights that it was made of."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+import torch
+
+from lmtrain.checkpoint.reader import CheckpointReader
+from lmtrain.errors import CheckpointError
+from lmtrain.exchange.megatron.exporter import export_megatron
+from lmtrain.exchange.megatron.importer import import_megatron
+from lmtrain.models.model_settings import ModelSettings
+from tests.unit.exchange.models import bert, gpt2, llama, same_weights, save
+
+MODELS: dict[str, ModelSettings] = {
+    "gpt2": gpt2(),
+    "untied": gpt2(tied=False, activation="gelu"),
+    "llama": llama(),
+    "window": llama(tied=True, window=9),
+    "bert": bert(norm_order="pre"),
+    "bert-fused": bert(norm_order="pre", activation="gelu_tanh"),
+}
+
+
+@pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize("name", MODELS)
+def test_an_export_loads_in_torch_and_comes_back(name: str, tp: int, pp: int, tmp_path: Path) -> None:
+    settings, source = MODELS[name], save(tmp_path / "run", MODELS[name])
+    told: list[tuple[int, int]] = []
+    export_megatron(
+        source, tmp_path / "out", tp=tp, pp=pp, transformer_engine=pp == 1, report=lambda *now: told.append(now)
+    )
+    assert told[-1][0] == told[-1][1] == max(told)[0]
+    files = sorted(tmp_path.glob("out/release/mp_rank_*/model_optim_rng.pt"))
+    assert len(files) == tp * pp
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        states = [torch.load(file, weights_only=True) for file in files]
+    assert states[0]["args"].padded_vocab_size == (384 if tp == 1 else 512)
+    assert len(states[0]["model"]["embedding.word_embeddings.weight"]) == (384 if tp == 1 else 256)
+    if pp > 1 and settings.ties():
+        assert torch.equal(
+            states[0]["model"]["embedding.word_embeddings.weight"], states[1]["model"]["output_layer.weight"]
+        )
+    back = Path(import_megatron(tmp_path / "out", tmp_path / "back")["checkpoint"])
+    assert same_weights(source, back)
+    assert CheckpointReader(back).state["model"] == settings.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("settings", "tp", "pp", "said"),
+    [
+        (llama(), 4, 1, r"tp=4 does not divide model\.num_kv_heads=2"),
+        (gpt2(), 1, 3, r"pp=3 does not divide model\.num_layers=2"),
+        (gpt2(parallel_block=True), 1, 1, r"model\.parallel_block=true"),
+        (bert(norm_order="post"), 1, 1, r"model\.norm_order=post"),
+        (bert(norm_order="pre", head_activation="gelu_tanh"), 1, 1, r"model\.head_activation=gelu_tanh"),
+    ],
+)
+def test_what_megatron_cannot_be_is_refused(
+    settings: ModelSettings, tp: int, pp: int, said: str, tmp_path: Path
+) -> None:
+    source = save(tmp_path / "run", settings)
+    with pytest.raises(CheckpointError, match=said):
+        export_megatron(source, tmp_path / "out", tp=tp, pp=pp)
+    assert not (tmp_path / "out").exists()
