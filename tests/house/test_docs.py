@@ -9,7 +9,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterator
 from functools import cache
-from itertools import product
+from itertools import product, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,9 @@ from lmtrain.errors import LmtrainError
 from lmtrain.train.config import RunConfig
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), ROOT / "csrc/README.md", *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(console|bash)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`([^`]+)`")
 ROOMS = sorted(path.name for path in (ROOT / "lmtrain").iterdir() if path.is_dir() and path.name[0] not in "_.")
@@ -41,11 +41,16 @@ NAME_IN_FILE = re.compile(r"`(\w+)` in\s`([\w./]+\.py)`")
 
 
 def command_lines(text: str) -> Iterator[list[str]]:
-    """The words of every `$ lmtrain ...` line in the text's console blocks; a backslash joins lines."""
-    for block in BLOCK.findall(text):
+    """The words of every command of ours: lines after `$` in console blocks, all lines of scripts, whatever starts it.
+
+    A backslash joins lines.
+    """
+    for kind, block in BLOCK.findall(text):
         for line in block.replace("\\\n", " ").splitlines():
-            if line.startswith("$ lmtrain"):
-                yield shlex.split(line[2:], comments=True)
+            if kind == "bash" or line.startswith("$ "):
+                words = shlex.split(line.removeprefix("$ "), comments=True)
+                if "lmtrain" in words and words[0] != "git":  # because: there it is a folder
+                    yield list(takewhile(lambda word: word not in ("|", "&&"), words[words.index("lmtrain") :]))
 
 
 def command_problem(words: list[str]) -> str | None:
@@ -140,7 +145,7 @@ def missing_settings(text: str) -> list[str]:
 def missing_targets(text: str) -> list[str]:
     """`make xyz`, in backquotes or on a line of its own, that the Makefile does not have."""
     targets = set(re.findall(r"^([a-z][a-z0-9-]*):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
-    lines = [line[2:] for block in BLOCK.findall(text) for line in block.splitlines() if line.startswith("$ make")]
+    lines = [line[2:] for _, block in BLOCK.findall(text) for line in block.splitlines() if line.startswith("$ make")]
     words = [code.split() for code in (*INLINE.findall(FENCED.sub("", text)), *lines)]
     asked = [code[1] for code in words if code[:1] == ["make"] and len(code) > 1]
     return [target for target in asked if "=" not in target and target not in targets]
@@ -209,6 +214,7 @@ def test_there_are_commands_to_check() -> None:
     [
         ("lmtrain cook", "no such command"),
         ("lmtrain pretrain --epochs 3", "no option --epochs"),
+        ("srun --ntasks-per-node=2 lmtrain pretrain data.path=x --epochs 3", "no option --epochs"),
         ("lmtrain pretrain data.path=x optim.lrr=1", "Did you mean lr"),
         ("lmtrain pretrain -m data.path=x model=gpt_tiny,gpt_huge", "model=gpt_huge is not in"),
     ],
@@ -254,6 +260,20 @@ def test_a_missing_file_is_found(text: str, missing: list[str]) -> None:
 def test_what_is_not_there_is_found(find: Callable[[str], list[str]], good: str, bad: str) -> None:
     assert not find(good)
     assert len(find(bad)) == 1
+
+
+def floors_drawn(text: str) -> list[list[str]]:
+    """Rooms from the roof down, as a page draws them: a line of number, name and rooms for each floor."""
+    return [rooms.split() for rooms in re.findall(r"^\d  \S.*?\S {2,}(.+)$", text, re.MULTILINE)]
+
+
+def test_the_floors_are_drawn_as_they_are(house: Any) -> None:
+    page = (ROOT / "docs/explanation/where_things_live.md").read_text(encoding="utf-8")
+    assert floors_drawn(page) == house.rules["floors"][::-1]
+
+
+def test_a_floor_drawn_wrong_is_found() -> None:
+    assert floors_drawn("8  roof   cli\n7  the apps    train  eval\nsome text\n") == [["cli"], ["train", "eval"]]
 
 
 def _bare_keys() -> list[str]:
