@@ -10,10 +10,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from data_tools.corpus.lines import to_line
 from data_tools.corpus.mend import mend
 from data_tools.corpus.quality import GROUPS, LINE_RULES, RULES, Facts, script_shares
-from data_tools.corpus.steps import Documents, Tally
-from data_tools.read.records import to_line
+from data_tools.corpus.reading import Documents
+from data_tools.corpus.steps import Tally
 from lmtrain.errors import UsageError, nearest
 
 DEFAULT_RULES = ("gopher", "lines_ending_in_punctuation")

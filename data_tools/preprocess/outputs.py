@@ -23,7 +23,7 @@ import numpy as np
 
 from data_tools.preprocess.journal import Journal
 from data_tools.preprocess.sequences import Batch
-from data_tools.read.pieces import START, Place
+from data_tools.read.chunks import START, Place
 from lmtrain.data.store.indexed import SUFFIXES, part
 from lmtrain.data.store.writer import DatasetSpool, Mark, publish, refuse_taken, working_folder
 from lmtrain.errors import LmtrainError, OutputError, StorageError
