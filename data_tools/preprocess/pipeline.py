@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from data_tools.preprocess.filters import Filters
-from data_tools.preprocess.outputs import Outputs, Plan, Totals
+from data_tools.preprocess.outputs import Names, Outputs, Totals
 from data_tools.preprocess.work import Job, Result, Worker
 from data_tools.read.ahead import budget_of, worked_ahead
 from data_tools.read.chunks import Limits, Portion, cut
@@ -98,9 +98,9 @@ def preprocess(
     options = replace(options, append_eod=_whether_eod(tokenizer, options.append_eod))
     sources = find_sources(inputs)
     _check_keys(sources, options)
-    plan = Plan(output, options.keys, dtype_for(tokenizer.vocab_size), options.shard_tokens, options.overwrite)
+    names = Names(output, options.keys, dtype_for(tokenizer.vocab_size), options.shard_tokens, options.overwrite)
     data = tokenizer.to_bytes()
-    with Outputs(plan, _identity(sources, data, options), tokenizer) as outputs:
+    with Outputs(names, _identity(sources, data, options), tokenizer) as outputs:
         resumed = outputs.totals.num_documents if outputs.resumed else 0
         _say_what_was_found(outputs, say)
         if not outputs.finished:
