@@ -7,21 +7,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from data_tools.corpora.recipe import Documents, Recipe, split_of
+from data_tools.corpora.recipe import Recipe, SplitDocuments, split_of
+from data_tools.corpus.reading import Reading, find_files, read_documents
 from data_tools.corpus.steps import Tally
-from data_tools.read.records import SUFFIXES, WHOLE, Reading, cut, read_block
-from lmtrain.errors import UsageError
+from data_tools.read.rejects import OnError
 
 
-def read(path: Path, tally: Tally) -> Documents:
-    if not path.name.endswith(SUFFIXES):
-        raise UsageError(f"{path} is none of {', '.join(SUFFIXES)}. Give C4's shards as they were published.")
+def read(path: Path, tally: Tally) -> SplitDocuments:
     split = split_of(path.name)
-    reading = Reading(on_error="skip")
-    for block in cut([path], WHOLE, reading):
-        for position, document in read_block(block, reading, tally.drop):
-            name = document.get("url") or f"c4/{path.name}/{position}"
-            yield split, {"id": name} | document
+    for position, document in read_documents(find_files([path]), Reading(on_error=OnError.SKIP), tally.drop_bad):
+        name = document.get("url") or f"c4/{path.name}/{position}"
+        yield split, {"id": name} | document
 
 
 RECIPE = Recipe(

@@ -1,4 +1,4 @@
-"""Fetching a file whose SHA-256 is known before: resumable, with progress, kept only when it is what was promised.
+"""Fetching a file whose SHA-256 is known before: resumable, kept only when it is what was promised.
 
 Called by `lmtrain corpus get` and `lmtrain corpus fetch`, and by nothing else: no other part of lmtrain opens a
 connection. https only, also after redirections; plain http is for this machine itself.
@@ -20,7 +20,7 @@ from lmtrain.errors import DataError, OutputError, StorageError, UsageError
 from lmtrain.runtime.files import fsync_dir, storage_errors
 from lmtrain.units import format_bytes
 
-Progress = Callable[[int, int | None], None]  # bytes there, of how many if that is known
+ReportBytes = Callable[[int, int | None], None]  # bytes there, of how many if that is known
 TIMEOUT_S = 60
 _CHUNK = 1 << 20
 _LOCAL = ("127.0.0.1", "localhost", "::1")
@@ -28,7 +28,7 @@ _LOCAL = ("127.0.0.1", "localhost", "::1")
 
 def fetch(
     urls: Sequence[str], target: Path, *, sha256: str, num_bytes: int | None = None, offline: bool = False,
-    progress: Progress | None = None,
+    report: ReportBytes | None = None,
 ) -> bool:  # fmt: skip
     """Have the file at `target`, from the first address that answers. Returns False when it was there already.
 
@@ -52,7 +52,7 @@ def fetch(
     problems: list[str] = []
     for url in urls:
         try:
-            _download(url, part, num_bytes, progress)
+            _download(url, part, num_bytes, report)
         except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
             problems.append(f"{url}: {getattr(error, 'reason', None) or error}")
             continue
@@ -81,7 +81,7 @@ class _SafeRedirects(urllib.request.HTTPRedirectHandler):
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-def _download(url: str, part: Path, num_bytes: int | None, progress: Progress | None) -> None:
+def _download(url: str, part: Path, num_bytes: int | None, report: ReportBytes | None) -> None:
     done = part.stat().st_size if part.exists() else 0
     if num_bytes is not None and done >= num_bytes:
         return  # whole, or too long: the digest decides
@@ -101,7 +101,7 @@ def _download(url: str, part: Path, num_bytes: int | None, progress: Progress | 
         expected = _length(response, done)
         with open(part, "r+b" if done else "wb") as file:
             file.seek(done)
-            _copy(response, file, done, num_bytes, expected, progress, url)
+            _copy(response, file, done, num_bytes, expected, report, url)
 
 
 def _length(response: Any, done: int) -> int | None:
@@ -110,7 +110,7 @@ def _length(response: Any, done: int) -> int | None:
 
 
 def _copy(
-    response: Any, file: IO[bytes], done: int, num_bytes: int | None, expected: int | None, progress: Progress | None,
+    response: Any, file: IO[bytes], done: int, num_bytes: int | None, expected: int | None, report: ReportBytes | None,
     url: str,
 ) -> None:  # fmt: skip
     while data := response.read(_CHUNK):
@@ -120,8 +120,8 @@ def _copy(
         # because: a broken connection is an OSError too, and not one of the disk
         with storage_errors(Path(file.name), "Writing"):
             file.write(data)
-        if progress is not None:
-            progress(done, num_bytes or expected)
+        if report is not None:
+            report(done, num_bytes or expected)
     file.truncate()
     if expected is not None and done < expected:
         raise ConnectionError(f"the connection broke after {done} of {expected} bytes")

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from data_tools.corpora.recipe import Documents, Recipe, RemoteFile, split_of
+from data_tools.corpora.recipe import Recipe, RemoteFile, SplitDocuments, split_of
+from data_tools.corpus.reading import Reading, find_files, read_documents
 from data_tools.corpus.steps import Tally
-from data_tools.read.records import WHOLE, Reading, cut, numbered, open_compressed, read_block
+from data_tools.read.streams import unpacked
 from lmtrain.errors import DataError
 
-MAX_PASSAGE_BYTES = 1 << 20
+_MOST_BYTES = 64 << 20
 
 
-def read(path: Path, tally: Tally) -> Documents:
+def read(path: Path, tally: Tally) -> SplitDocuments:
     split = split_of(path.name, "test")
     for number, text in enumerate(_passages(path, tally)):
         yield split, {"id": f"lambada/{split}/{number}", "text": text}
@@ -24,13 +25,13 @@ def read(path: Path, tally: Tally) -> Documents:
 
 def _passages(path: Path, tally: Tally) -> list[str]:
     if ".jsonl" in path.name:
-        reading = Reading(max_doc_bytes=MAX_PASSAGE_BYTES)
-        blocks = cut([path], WHOLE, reading)
-        return [document["text"] for block in blocks for _, document in read_block(block, reading, tally.drop)]
-    with open_compressed(path) as file:
-        lines = [line or b"" for _, line in numbered(file, 0, MAX_PASSAGE_BYTES)]
+        return [document["text"] for _, document in read_documents(find_files([path]), Reading(), tally.drop_bad)]
+    with unpacked(path) as file:
+        data = file.read(_MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
+        raise DataError(f"{path} is larger than any edition of LAMBADA. Give the text as it was published.")
     try:
-        return [line.decode().removesuffix("\n") for line in lines if line.strip()]
+        return [line for line in data.decode("utf-8-sig").split("\n") if line.strip()]
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8. Give the text as it was published.") from error
 

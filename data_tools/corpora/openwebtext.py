@@ -6,29 +6,22 @@ name in the archive becomes a path. Found by recipe.py.
 
 from __future__ import annotations
 
-import lzma
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from data_tools.corpora.recipe import Documents, Recipe, RemoteFile
+from data_tools.corpora.recipe import Recipe, RemoteFile, SplitDocuments
 from data_tools.corpus.steps import Tally
-from data_tools.read.records import (
-    ALWAYS_ALLOWED_BYTES,
-    MAX_DOC_BYTES,
-    MAX_RATIO,
-    Capped,
-    open_compressed,
-    unpack_errors,
-)
+from data_tools.read.chunks import MAX_DOC_BYTES
+from data_tools.read.streams import as_file, read_stream, unpacked
 from lmtrain.errors import DataError
 
 
-def read(path: Path, tally: Tally) -> Documents:
+def read(path: Path, tally: Tally) -> SplitDocuments:
     """Of the whole archive, or of one of the archives in it (urlsf_subset00-1_data.xz)."""
     try:
-        with unpack_errors(path), open_compressed(path) as file:
+        with unpacked(path) as file:
             for name, text in _pages(file, path, tally, depth=0):
                 yield "train", {"id": f"openwebtext/{name}", "text": text}
     except tarfile.TarError as error:
@@ -42,9 +35,7 @@ def _pages(file: IO[bytes], path: Path, tally: Tally, depth: int) -> Iterator[tu
             if inner is None:
                 continue
             if member.name.endswith(".xz") and depth == 0:
-                limit = max(ALWAYS_ALLOWED_BYTES, MAX_RATIO * member.size)
-                unpacked = Capped(lzma.LZMAFile(inner), path, limit).buffered()  # noqa: SIM115 - it holds no file of its own
-                yield from _pages(unpacked, path, tally, depth + 1)
+                yield from _pages(as_file(read_stream(inner, "xz"), path), path, tally, depth + 1)
             elif member.name.endswith(".txt"):
                 if member.size > MAX_DOC_BYTES:
                     tally.drop("too long")
@@ -53,6 +44,8 @@ def _pages(file: IO[bytes], path: Path, tally: Tally, depth: int) -> Iterator[tu
                     yield member.name.rsplit("/", 1)[-1].removesuffix(".txt"), inner.read().decode()
                 except UnicodeDecodeError:
                     tally.drop("not UTF-8")
+    while file.read(1 << 20):  # because: an archive may be cut short behind its last page
+        pass
 
 
 RECIPE = Recipe(

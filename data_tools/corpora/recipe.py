@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -16,14 +17,16 @@ from pathlib import Path
 from typing import IO
 
 from data_tools import corpora
-from data_tools.corpora.fetch import Progress, fetch
+from data_tools.corpora.fetch import ReportBytes, fetch
+from data_tools.corpus.lines import to_line
 from data_tools.corpus.steps import Report, Tally
-from data_tools.read.records import ALWAYS_ALLOWED_BYTES, MAX_RATIO, Capped, Document, to_line, unpack_errors
+from data_tools.read.streams import as_file, read_member
 from lmtrain.errors import DataError, MissingInputError, UsageError, nearest
-from lmtrain.runtime.files import atomic_file, is_safe_name, write_json
+from lmtrain.runtime.files import atomic_file, is_safe_name, read_errors, write_json
+from lmtrain.tokenizer.json_lines import Document
 
 SPLITS = ("train", "valid", "test")
-Documents = Iterator[tuple[str, Document]]  # the split each belongs to, and the document
+SplitDocuments = Iterator[tuple[str, Document]]  # the split each belongs to, and the document
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class Recipe:
     name: str
     about: str
     files: tuple[RemoteFile, ...]  # none: there is no fixed release, so the user says which
-    read: Callable[[Path, Tally], Documents]
+    read: Callable[[Path, Tally], SplitDocuments]
     takes: str  # which local files `read` understands, in words
 
 
@@ -62,10 +65,10 @@ def find_recipe(name: str) -> Recipe:
 
 
 def get_corpus(
-    recipe: Recipe, local: Sequence[Path], output: Path, *, offline: bool = False, progress: Progress | None = None
+    recipe: Recipe, local: Sequence[Path], output: Path, *, offline: bool = False, report: ReportBytes | None = None
 ) -> Report:
     """Write OUTPUT/{train,valid,test}.jsonl, as far as there are such, from local files or fetched ones."""
-    paths = list(local) or fetch_files(recipe, output / "source", offline, progress)
+    paths = list(local) or fetch_files(recipe, output / "source", offline, report)
     missing = [path for path in paths if not path.is_file()]
     if missing:
         raise MissingInputError(f"{missing[0]} is not a file. {recipe.name} takes {recipe.takes}.")
@@ -84,12 +87,12 @@ def get_corpus(
         if not targets:
             raise DataError(f"{paths[0]} holds no document of {recipe.name}, which takes {recipe.takes}.")
     tally.num_in += tally.dropped.total()
-    report = Report(f"get {recipe.name}", tally)
-    write_json(output / "get.report.json", report.to_dict())
-    return report
+    result = Report(f"get {recipe.name}", tally)
+    write_json(output / "get.report.json", result.to_dict())
+    return result
 
 
-def fetch_files(recipe: Recipe, folder: Path, offline: bool, progress: Progress | None) -> list[Path]:
+def fetch_files(recipe: Recipe, folder: Path, offline: bool, report: ReportBytes | None) -> list[Path]:
     if not recipe.files:
         raise UsageError(
             f"{recipe.name} has no fixed release to fetch. Fetch {recipe.takes} with `lmtrain corpus fetch`, and give "
@@ -99,7 +102,7 @@ def fetch_files(recipe: Recipe, folder: Path, offline: bool, progress: Progress 
         assert is_safe_name(file.name), file.name
         fetch(
             file.urls, folder / file.name, sha256=file.sha256, num_bytes=file.num_bytes, offline=offline,
-            progress=progress,
+            report=report,
         )  # fmt: skip
     return [folder / file.name for file in recipe.files]
 
@@ -120,11 +123,10 @@ def zip_members(path: Path, wanted: Sequence[str]) -> Iterator[Iterator[tuple[st
             name = info.filename.rsplit("/", 1)[-1]
             if name in wanted and not info.is_dir():
                 with archive.open(info) as inner:
-                    limit = max(ALWAYS_ALLOWED_BYTES, MAX_RATIO * info.compress_size)
-                    yield name, Capped(inner, path, limit).buffered()
+                    yield name, as_file(read_member(inner, info.compress_size), path)
 
     try:
-        with unpack_errors(path), zipfile.ZipFile(path) as archive:
+        with read_errors(path), zipfile.ZipFile(path) as archive:
             yield members(archive)
-    except (zipfile.BadZipFile, RuntimeError) as error:  # RuntimeError: a password is wanted
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:  # RuntimeError: a password is wanted
         raise DataError(f"{path} is not a whole zip archive ({error}). Get it again.") from error

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 from xml.parsers import expat
 
-from data_tools.corpora.recipe import Documents, Recipe
+from data_tools.corpora.recipe import Recipe, SplitDocuments
 from data_tools.corpora.wiki_markup import plain_text
 from data_tools.corpus.steps import Tally
-from data_tools.read.records import MAX_DOC_BYTES, open_compressed
+from data_tools.read.chunks import MAX_DOC_BYTES
+from data_tools.read.streams import unpacked
 from lmtrain.errors import DataError
 
 _CHUNK = 1 << 18
@@ -34,7 +35,7 @@ class Page:
     too_long: bool = False
 
 
-def read(path: Path, tally: Tally) -> Documents:
+def read(path: Path, tally: Tally) -> SplitDocuments:
     found = _WIKI.match(path.name)
     wiki = found[0] if found else "wikipedia"
     for page in pages(path):
@@ -53,7 +54,7 @@ def read(path: Path, tally: Tally) -> Documents:
 def pages(path: Path) -> Iterator[Page]:
     """Every page of a dump, compressed or not, in order."""
     reader = _Reader(path)
-    with open_compressed(path) as file:
+    with unpacked(path) as file:
         try:
             while data := file.read(_CHUNK):
                 reader.parser.Parse(data, False)

@@ -10,17 +10,17 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from data_tools.corpora.recipe import Documents, Recipe, RemoteFile, split_of, zip_members
+from data_tools.corpora.recipe import Recipe, RemoteFile, SplitDocuments, split_of, zip_members
 from data_tools.corpus.steps import Tally
-from data_tools.read.records import Document
 from lmtrain.errors import DataError
 from lmtrain.runtime.files import read_errors
+from lmtrain.tokenizer.json_lines import Document
 
 MEMBERS = tuple(f"wiki.{split}.{kind}" for kind in ("raw", "tokens") for split in ("train", "valid", "test"))
 _HEADING = re.compile(r" = (?!= )(.*[^ =].*|.) = ?\n?")
 
 
-def read(path: Path, tally: Tally) -> Documents:
+def read(path: Path, tally: Tally) -> SplitDocuments:
     if path.suffix == ".zip":
         with zip_members(path, MEMBERS) as members:
             for name, file in members:
@@ -58,7 +58,7 @@ def _with_end(lines: Iterable[str]) -> Iterator[str]:
     yield ""
 
 
-def _documents(lines: Iterable[str], split: str) -> Documents:
+def _documents(lines: Iterable[str], split: str) -> SplitDocuments:
     for number, (title, text) in enumerate(articles(lines)):
         document: Document = {"id": f"wikitext103/{split}/{number}", "title": title, "text": text}
         yield split, document

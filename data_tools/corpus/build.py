@@ -24,10 +24,11 @@ from data_tools.corpus.clean import build_clean
 from data_tools.corpus.copies import EXACT, NEAR, find_pairs, mark_exact, mark_near
 from data_tools.corpus.decontaminate import Decontaminate, read_passages
 from data_tools.corpus.minhash import MinHash
+from data_tools.corpus.reading import Reading, find_files
 from data_tools.corpus.shuffle import Split, shuffle, split_outputs
 from data_tools.corpus.signatures import Drop, Sign, check_inputs, remember_inputs
-from data_tools.corpus.steps import Collect, Progress, Report, Step, Work, read_report, report_path, run_step
-from data_tools.read.records import Reading, find_files
+from data_tools.corpus.steps import Collect, Report, ReportDocuments, Step, Work, read_report, report_path, run_step
+from data_tools.read.rejects import OnError
 from lmtrain.config.base import Settings
 from lmtrain.config.build import build_settings
 from lmtrain.errors import DataError, SettingsError
@@ -55,9 +56,9 @@ class _Stage:
     run: Callable[[Sequence[str | Path], Path], Report]  # inputs, output
 
 
-def build_corpus(recipe: BuildSettings, workers: int = 1, progress: Progress | None = None) -> list[Report]:
+def build_corpus(recipe: BuildSettings, workers: int = 1, report: ReportDocuments | None = None) -> list[Report]:
     """Run the steps; says what each did. OUTPUT gets documents.jsonl, or train, valid and test where it is split."""
-    work = Work(workers, reading=Reading(recipe.key, recipe.on_error), progress=progress)
+    work = Work(workers, Reading(recipe.key, OnError(recipe.on_error)), report)
     folder = Path(recipe.output) / "work"
     inputs: Sequence[str | Path] = recipe.inputs
     reports: list[Report] = []
@@ -103,7 +104,8 @@ def _runner(step: Step, work: Work) -> Callable[[Sequence[str | Path], Path], Re
 
 def _key(stage: _Stage, inputs: Sequence[str | Path], recipe: BuildSettings) -> str:
     """A name for exactly this step on exactly these files."""
-    facts = [stage.name, stage.settings, recipe.key, recipe.on_error, recipe.seed, _identity(find_files(inputs))]
+    files = _identity([source.path for source in find_files(inputs)])
+    facts = [stage.name, stage.settings, recipe.key, recipe.on_error, recipe.seed, files]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 

@@ -52,7 +52,7 @@ class SplitSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class BuildSettings(Settings):
-    inputs: tuple[str, ...]  # JSON lines: files, folders or globs
+    inputs: tuple[str, ...]  # files, folders or globs
     output: str  # a folder
     key: str = "text"
     on_error: Literal["stop", "skip"] = "stop"  # at a bad line
@@ -64,4 +64,4 @@ class BuildSettings(Settings):
     split: SplitSettings | None = None
 
     def problems(self) -> Iterator[Problem]:
-        yield from problem_if(not self.inputs, "inputs", "[]", "names no file", "List JSON lines files.")
+        yield from problem_if(not self.inputs, "inputs", "[]", "names no file", "List files of text.")

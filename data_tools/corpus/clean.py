@@ -10,10 +10,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from data_tools.corpus.lines import to_line
 from data_tools.corpus.mend import mend
-from data_tools.corpus.quality import GROUPS, LINE_RULES, RULES, Facts, script_shares
-from data_tools.corpus.steps import Documents, Tally
-from data_tools.read.records import to_line
+from data_tools.corpus.quality import GROUPS, LINE_RULES, RULES, Facts
+from data_tools.corpus.reading import Documents
+from data_tools.corpus.steps import Tally
+from data_tools.scripts import check_script, script_shares
 from lmtrain.errors import UsageError, nearest
 
 DEFAULT_RULES = ("gopher", "lines_ending_in_punctuation")
@@ -91,7 +93,10 @@ def build_clean(words: Iterable[str], scripts: Sequence[str] = (), min_script_sh
             raise UsageError(f"--rule={word} is no rule. {nearest(name, known)}")
     if not 0 <= min_script_share <= 1:
         raise UsageError(f"--min-script-share={min_script_share} is not a share. Give a number from 0 to 1.")
-    return Clean(tuple(rules.items()), tuple(line_rules), tuple(s.lower() for s in scripts), min_script_share)
+    welcome = tuple(name.lower() for name in scripts)
+    for name in welcome:
+        check_script(name)
+    return Clean(tuple(rules.items()), tuple(line_rules), welcome, min_script_share)
 
 
 def _limit(word: str, limit: str) -> float:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from data_tools.corpus.external_sort import MEMORY_BYTES, Rows, Sorter
 from data_tools.corpus.minhash import similarity
 from data_tools.corpus.signatures import Signed, load_array
-from data_tools.read.records import WHOLE, Part
+from data_tools.read.parts import WHOLE, Part
 from lmtrain.errors import MissingInputError, UsageError
 from lmtrain.runtime.files import atomic_file, storage_errors
 

@@ -19,13 +19,17 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from data_tools.corpus.steps import Documents, Tally
+from data_tools.corpus.lines import to_line
+from data_tools.corpus.reading import Documents, Reading, find_files, read_documents
+from data_tools.corpus.steps import Tally
 from data_tools.corpus.words import UNSPACED, Hashes, hash_runs, hash_words
-from data_tools.read.records import MAX_DOC_BYTES, Block, Reading, open_compressed, read_block, to_line
+from data_tools.read.sources import SUFFIXES
+from data_tools.read.streams import unpacked
 from lmtrain.errors import DataError, UsageError
 
 NUM_WORDS, LEAST_WORDS = 13, 8
 SIDE_CHARS, LEAST_CHARS, MOST_PIECES = 200, 200, 10
+_MOST_BYTES = 1 << 30
 ACTIONS = ("cut", "drop")
 # Contractions are two words, cut as the tokenizers cut with which some evaluation texts are published: do n't, it 's.
 _WORD = re.compile(
@@ -86,20 +90,19 @@ def _sorted(length: int, runs: list[tuple[Hashes, int]]) -> tuple[int, Hashes, n
 
 
 def _texts(path: Path) -> Iterator[str]:
-    with open_compressed(path) as file:
-        data = file.read(MAX_DOC_BYTES * 16 + 1)
-    if len(data) > MAX_DOC_BYTES * 16:
-        raise DataError(f"{path} is larger than 1 GiB, which no evaluation set is. Check --against.")
-    if ".jsonl" in path.name:
-        block = Block(path, 0, 0, len(data), data)
+    if next((kind for suffix, (kind, _) in SUFFIXES.items() if path.name.endswith(suffix)), "text") != "text":
         # because: an evaluation file has keys of its own, and every text in it counts
-        for _, document in read_block(block, Reading(key="", max_doc_bytes=len(data)), lambda cause: None):
+        for _, document in read_documents(find_files([path]), Reading(key=None), lambda bad: None):
             yield from _strings(document)
-    else:
-        try:
-            yield data.decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise DataError(f"{path} is not UTF-8 at byte {error.start}. Give the text as it was published.") from error
+        return
+    with unpacked(path) as file:
+        data = file.read(_MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
+        raise DataError(f"{path} is larger than 1 GiB, which no evaluation set is. Check --against.")
+    try:
+        yield data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 at byte {error.start}. Give the text as it was published.") from error
 
 
 def _strings(value: Any) -> Iterator[str]:

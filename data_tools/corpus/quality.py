@@ -8,11 +8,9 @@ is left out and counted under that name. Line rules take lines out of a document
 from __future__ import annotations
 
 import re
-import unicodedata
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 
 import numpy as np
 import numpy.typing as npt
@@ -180,22 +178,3 @@ LINE_RULES: dict[str, Callable[[str], bool]] = {  # C4: true for a line that goe
     "line_javascript": lambda line: "javascript" in line.lower(),
     "line_policy": lambda line: _POLICY.search(line) is not None,
 }
-
-
-_SCRIPTS = {"cjk": "han", "hiragana": "kana", "katakana": "kana", "halfwidth": "kana", "fullwidth": "latin"}
-
-
-@lru_cache(maxsize=1 << 16)
-def script_of(character: str) -> str:
-    """The script of a letter, in small letters, as Unicode's names of characters begin: latin, cyrillic, han, ..."""
-    name = unicodedata.name(character, "").split(" ", 1)[0].lower()
-    return _SCRIPTS.get(name, name)
-
-
-def script_shares(text: str) -> dict[str, float]:
-    """How much of the letters belongs to each script; empty for a text without letters."""
-    counts: Counter[str] = Counter()
-    for character, number in Counter(text).items():
-        if character.isalpha():
-            counts[script_of(character)] += number
-    return {script: number / counts.total() for script, number in counts.most_common()}

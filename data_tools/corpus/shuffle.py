@@ -12,16 +12,18 @@ import struct
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, ClassVar
 
 import numpy as np
 
 from data_tools.corpus.external_sort import MEMORY_BYTES, Sorter
+from data_tools.corpus.lines import to_line
+from data_tools.corpus.reading import Documents, find_files, read_documents
 from data_tools.corpus.signatures import content_hash
-from data_tools.corpus.steps import Documents, Report, Tally, Work, refuse_overwriting, run_step
-from data_tools.read.records import WHOLE, cut, find_files, read_block, to_line
+from data_tools.corpus.steps import Report, Tally, Work, refuse_overwriting, run_step
+from data_tools.read.parts import WHOLE
 from lmtrain.errors import UsageError
 from lmtrain.runtime.files import atomic_file, storage_errors, write_json
 
@@ -117,7 +119,7 @@ def sample_limit(
         if not 0 <= fraction <= 1:
             raise UsageError(f"--fraction={fraction} is not a share. Give a number from 0 to 1.")
         return int(fraction * 2.0**64) - 1
-    if not work.part.whole:
+    if not work.reading.part.whole:
         raise UsageError("--count needs all documents, not a part of them. Use --fraction, or leave --part out.")
     assert count is not None
     with storage_errors(folder, "Making"):
@@ -143,42 +145,47 @@ def _smallest(draws: Path, count: int, folder: Path) -> int:
 
 
 def shuffle(
-    inputs: Sequence[str | Path], output: Path, work: Work, report: Path, seed: int, memory_bytes: int = MEMORY_BYTES
-) -> Report:
+    inputs: Sequence[str | Path], output: Path, work: Work, report_file: Path, seed: int,
+    memory_bytes: int = MEMORY_BYTES,
+) -> Report:  # fmt: skip
     """All documents in an order that the seed and their positions decide. A part is a range of that order."""
-    files = find_files(inputs)
-    refuse_overwriting(files, [output])
+    part = work.reading.part
+    key = work.reading.key or "text"
+    sources = find_files(inputs)
+    refuse_overwriting(sources, [output])
     tally = Tally()
     with storage_errors(output, "Writing"):
         output.parent.mkdir(parents=True, exist_ok=True)
-    size = sum(path.stat().st_size * (1 if path.suffix == ".jsonl" else 8) for path in files)
+    size = sum(source.num_bytes * (8 if source.streamed or source.kind == "parquet" else 1) for source in sources)
     # because: a bucket's lines, their list and the joined output are held at once
-    num_buckets = min(4 * size // work.part.count // memory_bytes + 1, _MOST_BUCKETS)
-    first, stop = work.part.range(1 << 64)
+    num_buckets = min(4 * size // part.count // memory_bytes + 1, _MOST_BUCKETS)
+    first, stop = part.range(1 << 64)
     with tempfile.TemporaryDirectory(prefix=".shuffle-", dir=output.parent) as folder, ExitStack() as stack:
         names = [Path(folder) / f"{number:04d}" for number in range(num_buckets)]
         buckets = [stack.enter_context(open(name, "wb", buffering=1 << 16)) for name in names]
-        for block in cut(files, WHOLE, work.reading, work.block_bytes):
-            for position, document in read_block(block, work.reading, tally.drop):
-                number = draw(seed, "shuffle", _position(position))
-                if first <= number < stop:
-                    text, line = document[work.reading.key], to_line(document)
-                    tally.num_in += 1
-                    tally.bytes_in += len(text.encode())
-                    tally.keep(text)
-                    bucket = buckets[(number - first) * num_buckets // (stop - first)]
-                    bucket.write(_HEAD.pack(number, len(line)) + line)
-            if work.progress is not None:
-                work.progress("shuffle", tally.num_in)
+        # because: every part reads all, and what is bad must be counted once
+        drop_bad = tally.drop_bad if part.number == 0 else lambda bad: None
+        for position, document in read_documents(sources, replace(work.reading, part=WHOLE), drop_bad):
+            number = draw(seed, "shuffle", _position(position))
+            if first <= number < stop:
+                text, line = document[key], to_line(document)
+                tally.num_in += 1
+                tally.bytes_in += len(text.encode())
+                tally.keep(text)
+                bucket = buckets[(number - first) * num_buckets // (stop - first)]
+                bucket.write(_HEAD.pack(number, len(line)) + line)
+                if work.report is not None and tally.num_in % 1024 == 0:
+                    work.report("shuffle", tally.num_in)
         for bucket in buckets:
             bucket.close()
-        with atomic_file(work.part.name(output)) as target:
+        with atomic_file(work.named(output)) as target:
             for name in names:
                 with open(name, "rb") as bucket:
                     target.writelines(line for _, line in sorted(_entries(bucket)))
                 name.unlink()
+    tally.num_in += tally.dropped.total()
     result = Report("shuffle", tally)
-    write_json(work.part.name(report), result.to_dict())
+    write_json(work.named(report_file), result.to_dict())
     return result
 
 

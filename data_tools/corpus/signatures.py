@@ -18,9 +18,10 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from data_tools.corpus.lines import to_line
 from data_tools.corpus.minhash import MinHash, Signature
-from data_tools.corpus.steps import Documents, Tally
-from data_tools.read.records import find_files, to_line
+from data_tools.corpus.reading import Documents, find_files
+from data_tools.corpus.steps import Tally
 from lmtrain.errors import DataError, MissingInputError
 from lmtrain.runtime.files import read_json, write_json
 
@@ -120,7 +121,7 @@ def signed_minhash(work: Path) -> MinHash | None:
 
 
 def _facts(inputs: Sequence[str | Path], minhash: MinHash | None) -> dict[str, object]:
-    files = [[str(path.resolve()), os.stat(path).st_size, os.stat(path).st_mtime_ns] for path in find_files(inputs)]
+    files = [[str(source.path.resolve()), source.num_bytes, source.mtime_ns] for source in find_files(inputs)]
     shape = {"bands": minhash.bands, "rows": minhash.rows, "words": minhash.words} if minhash else None
     return {"files": files, "minhash": shape}
 

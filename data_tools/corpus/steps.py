@@ -1,7 +1,7 @@
 """Runs one step of corpus building over JSON lines: any number of workers, any part of the work, the same bytes.
 
 A step sees documents one by one and says what becomes of each; it never knows which worker or part it runs in.
-Called by the verbs of `lmtrain corpus`. At most a few blocks are in memory, and files appear only when whole.
+Called by the verbs of `lmtrain corpus`. At most a few chunks are in memory, and files appear only when whole.
 """
 
 from __future__ import annotations
@@ -9,35 +9,27 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import signal
-import threading
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from multiprocessing import get_context, parent_process
+from functools import partial
 from pathlib import Path
+from threading import RLock
 from typing import Any, ClassVar, Protocol
 
-from data_tools.read.records import (
-    BLOCK_BYTES,
-    WHOLE,
-    Block,
-    Document,
-    Part,
-    Reading,
-    cut,
-    find_files,
-    read_block,
-    to_line,
-)
-from lmtrain.errors import DataError, MissingInputError, OutOfMemoryError, UsageError
+from data_tools.corpus.lines import to_line
+from data_tools.corpus.reading import Documents, PortionReader, Reading, count_bad, find_files
+from data_tools.read.ahead import budget_of, worked_ahead
+from data_tools.read.chunks import Portion
+from data_tools.read.content import Bad
+from data_tools.read.parts import Part
+from data_tools.read.rejects import BadLines
+from data_tools.read.sources import Source
+from lmtrain.errors import DataError, MissingInputError, UsageError
 from lmtrain.runtime.files import atomic_file, read_errors, read_json, write_json
 
-Documents = Iterator[tuple[int, Document]]  # positions and documents
-Progress = Callable[[str, int], None]  # the step, and documents done
+ReportDocuments = Callable[[str, int], None]  # is told the step, and documents done
 
 
 @dataclass
@@ -57,6 +49,9 @@ class Tally:
 
     def drop(self, cause: str) -> None:
         self.dropped[cause] += 1
+
+    def drop_bad(self, bad: Sequence[Bad]) -> None:
+        self.dropped.update(f"bad line: {one.kind}" for one in bad)
 
     def add(self, other: Tally) -> None:
         self.num_in += other.num_in
@@ -118,35 +113,42 @@ class Work:
     """How a step is run; nothing here changes what it writes, except that a part writes its part."""
 
     workers: int = 1
-    part: Part = WHOLE
     reading: Reading = field(default_factory=Reading)
-    block_bytes: int = BLOCK_BYTES
-    progress: Progress | None = None
+    report: ReportDocuments | None = None
+
+    def named(self, path: Path) -> Path:
+        """What an output is called here."""
+        return self.reading.part.name(path)
 
 
-def run_step(step: Step, inputs: Sequence[str | Path], outputs: dict[str, Path], work: Work, report: Path) -> Report:
+def run_step(
+    step: Step, inputs: Sequence[str | Path], outputs: dict[str, Path], work: Work, report_file: Path
+) -> Report:
     """Write each of the step's files, and the report last: where it stands, all is done."""
     if work.workers < 1:
         raise UsageError(f"--workers={work.workers} must be at least 1. Leave it out to use every core.")
-    files = find_files(inputs)
-    refuse_overwriting(files, outputs.values())
-    tally = Tally()
+    sources = find_files(inputs)
+    refuse_overwriting(sources, outputs.values())
+    tally, bad_lines = Tally(), BadLines(work.reading.on_error)
+    budget = budget_of(work.workers, work.reading.limits)
+    portions, build = work.reading.cut(sources, budget), partial(StepWorker, step, work.reading)
     with ExitStack() as stack:
-        targets = {name: stack.enter_context(atomic_file(work.part.name(outputs[name]))) for name in step.files}
-        blocks = cut(files, work.part, work.reading, work.block_bytes)
-        for chunks, found in _results(step, blocks, work):
-            for name, data in chunks.items():
+        targets = {name: stack.enter_context(atomic_file(work.named(outputs[name]))) for name in step.files}
+        results = worked_ahead(portions, build, work.workers, budget, processes=work.workers > 1)
+        for portion, found in stack.enter_context(results):
+            count_bad(portion, found, bad_lines)
+            for name, data in found.files.items():
                 targets[name].write(data)
-            tally.add(found)
-            if work.progress is not None:
-                work.progress(step.name, tally.num_in)
+            tally.add(found.tally)
+            if work.report is not None:
+                work.report(step.name, tally.num_in)
     result = Report(step.name, tally)
-    write_json(work.part.name(report), result.to_dict())
+    write_json(work.named(report_file), result.to_dict())
     return result
 
 
-def refuse_overwriting(files: Iterable[Path], outputs: Iterable[Path]) -> None:
-    inputs = {path.resolve() for path in files}
+def refuse_overwriting(sources: Iterable[Source], outputs: Iterable[Path]) -> None:
+    inputs = {source.path.resolve() for source in sources}
     for path in outputs:
         if path.resolve() in inputs:
             raise UsageError(f"--output={path} is also an input. Choose another output.")
@@ -222,63 +224,37 @@ def parts_stems(folder: Path) -> list[Path]:
     return sorted({folder / f"{match[1]}{match[2] or ''}" for match in found if match})
 
 
-# ---- one block in a worker, and the pool -----------------------------------------------------------------------------
+# ---- one portion in a worker
 
 
-def run_block(step: Step, block: Block, reading: Reading) -> tuple[dict[str, bytes], Tally]:
-    tally = Tally()
-
-    def bad_line(cause: str) -> None:
-        tally.num_in += 1
-        tally.drop(cause)
-
-    def counted() -> Documents:
-        for position, document in read_block(block, reading, bad_line):
-            tally.num_in += 1
-            tally.bytes_in += len(document[reading.key].encode())
-            yield position, document
-
-    return step.run(counted(), reading.key, tally), tally
+@dataclass
+class Result:
+    files: dict[str, bytes]
+    tally: Tally
+    bad: list[list[Bad]]  # of each chunk, in order
+    num_lines: list[int]
 
 
-_job: tuple[Step, Reading] | None = None  # of this worker process
+class StepWorker:
+    def __init__(self, step: Step, reading: Reading) -> None:
+        self._step, self._reading = step, reading
+        self._large = RLock()  # because: one document of the longest at a time, however many workers there are
 
+    def run(self, portion: Portion) -> Result:
+        tally, key = Tally(), self._reading.key
+        assert key is not None, "a step works on texts"
+        reader = PortionReader(portion, self._reading, self._large)
 
-def _start_worker(step: Step, reading: Reading) -> None:
-    global _job
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    _job = (step, reading)
+        def counted() -> Documents:
+            for position, document in reader:
+                tally.num_in += 1
+                tally.bytes_in += len(document[key].encode())
+                yield position, document
 
-
-def _end_with_parent() -> None:
-    # because: the workers of a killed pool hold both ends of its pipes and would wait for ever
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
-
-
-def _run_in_worker(block: Block) -> tuple[dict[str, bytes], Tally]:
-    assert _job is not None, "_start_worker runs first"
-    return run_block(_job[0], block, _job[1])
-
-
-def _results(step: Step, blocks: Iterable[Block], work: Work) -> Iterator[tuple[dict[str, bytes], Tally]]:
-    if work.workers == 1:
-        for block in blocks:
-            yield run_block(step, block, work.reading)
-        return
-    pool = ProcessPoolExecutor(work.workers, get_context("spawn"), _start_worker, (step, work.reading))
-    running: deque[Future[tuple[dict[str, bytes], Tally]]] = deque()
-    try:
-        for block in blocks:
-            running.append(pool.submit(_run_in_worker, block))
-            if len(running) >= 2 * work.workers:
-                yield running.popleft().result()
-        while running:
-            yield running.popleft().result()
-    except BrokenProcessPool as error:
-        raise OutOfMemoryError("A worker process was killed, most likely for memory. Use fewer --workers.") from error
-    finally:
-        pool.shutdown(cancel_futures=True)
+        files = self._step.run(counted(), key, tally)
+        for chunk in portion.chunks:
+            chunk.held = None  # because: the portion is kept until its output is written
+        for bad in reader.bad:
+            tally.num_in += len(bad)
+            tally.drop_bad(bad)
+        return Result(files, tally, reader.bad, reader.num_lines)

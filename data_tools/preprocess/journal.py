@@ -11,8 +11,9 @@ import json
 from pathlib import Path
 from typing import IO, Any
 
+from lmtrain.errors import LmtrainError
 from lmtrain.runtime.faults import fault_point
-from lmtrain.runtime.files import storage_errors
+from lmtrain.runtime.files import parse_json, storage_errors
 
 _HEAD = {"format": "lmtrain preprocess journal", "version": 1}
 
@@ -26,8 +27,8 @@ class Journal:
         """The lines of the same work; None where there is no journal, or that of other work."""
         try:
             lines = self._path.read_bytes().split(b"\n")[:-1]
-            trees = [json.loads(line) for line in lines]
-        except (OSError, ValueError):
+            trees = [parse_json(line, self._path) for line in lines]
+        except (OSError, LmtrainError):
             return None
         if not trees or identity is None or trees[0] != _HEAD | {"identity": identity}:
             return None

@@ -23,7 +23,7 @@ import numpy as np
 
 from data_tools.preprocess.journal import Journal
 from data_tools.preprocess.sequences import Batch
-from data_tools.read.pieces import START, Place
+from data_tools.read.chunks import START, Place
 from lmtrain.data.store.indexed import SUFFIXES, part
 from lmtrain.data.store.writer import DatasetSpool, Mark, publish, refuse_taken, working_folder
 from lmtrain.errors import LmtrainError, OutputError, StorageError
@@ -73,7 +73,7 @@ class Totals:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Names:
     """What the outputs are called and when a shard ends."""
 
     prefix: Path
@@ -103,13 +103,13 @@ class Plan:
 class Outputs:
     """Use as a context manager: the folder is held inside it, and kept after it only where resuming makes sense."""
 
-    def __init__(self, plan: Plan, identity: str | None, tokenizer: Tokenizer) -> None:
-        self.plan, self.totals = plan, Totals(shard_text_bytes=[0] * len(plan.keys))
+    def __init__(self, names: Names, identity: str | None, tokenizer: Tokenizer) -> None:
+        self.names, self.totals = names, Totals(shard_text_bytes=[0] * len(names.keys))
         self.finished = False  # by an earlier run, but for the renaming
         self.resumed, self.dropped = False, False  # whether there was work to go on with, or other work in the way
         self.sync_seconds = 0.0
         self._identity, self._tokenizer = identity, tokenizer
-        self._folder = working_folder(plan.prefix)
+        self._folder = working_folder(names.prefix)
         self._journal = Journal(self._folder / "journal.jsonl")
         self._shard = 0
         self._spools: list[DatasetSpool] = []
@@ -163,29 +163,29 @@ class Outputs:
             self._finish_shard()
             self._sync()
             self._journal.append({"publish": True, "shard": self._shard, "totals": vars(self.totals)})
-        stale = set(self.plan.existing()) - {self.plan.name(k, s) for k, s in self._all()}
+        stale = set(self.names.existing()) - {self.names.name(k, s) for k, s in self._all()}
         for prefix in stale:
             for suffix in reversed(SUFFIXES):
                 part(prefix, suffix).unlink(missing_ok=True)
         self._publish_rejects()
         for key, shard in self._all():
-            publish(self._folder, _spool_name(key, shard), self.plan.name(key, shard))
+            publish(self._folder, _spool_name(key, shard), self.names.name(key, shard))
         shutil.rmtree(self._folder, ignore_errors=True)
-        made = [part(self.plan.name(key, shard), suffix) for key, shard in self._all() for suffix in SUFFIXES]
+        made = [part(self.names.name(key, shard), suffix) for key, shard in self._all() for suffix in SUFFIXES]
         return [*made, *([self._rejects_path] if self._rejects_path.exists() else [])]
 
     @property
     def _rejects_path(self) -> Path:
-        return part(self.plan.prefix, REJECTS)
+        return part(self.names.prefix, REJECTS)
 
     def _all(self) -> list[tuple[int, int]]:
-        return [(key, shard) for shard in range(self._shard + 1) for key in range(len(self.plan.keys))]
+        return [(key, shard) for shard in range(self._shard + 1) for key in range(len(self.names.keys))]
 
     def _refuse_taken(self, held: ExitStack) -> None:
-        if self.plan.overwrite:
+        if self.names.overwrite:
             return
         try:
-            for prefix in self.plan.existing():
+            for prefix in self.names.existing():
                 refuse_taken(prefix)
         except OutputError:
             if not self.dropped:  # the folder was made by this very call
@@ -219,7 +219,7 @@ class Outputs:
         """The lines, from the first on, that the files bear out; opens the spools at the last of them."""
         try:
             for shard in range(lines[-1]["shard"] if lines else 0):  # on disk since they were finished
-                made = [self._folder / f"{_spool_name(key, shard)}.idx" for key in range(len(self.plan.keys))]
+                made = [self._folder / f"{_spool_name(key, shard)}.idx" for key in range(len(self.names.keys))]
                 if not all(path.exists() for path in made):
                     return []
             kept = self._verified(lines)
@@ -236,7 +236,7 @@ class Outputs:
             current = [line for line in lines if line["shard"] == shard]
             self._shard = shard
             self._spools = self._new_spools(empty=False)
-            marks = [[Mark.from_dict(line["marks"][k]) for line in current] for k in range(len(self.plan.keys))]
+            marks = [[Mark.from_dict(line["marks"][k]) for line in current] for k in range(len(self.names.keys))]
             held = [spool.rewind(of_key) for spool, of_key in zip(self._spools, marks, strict=True)]
             current = [line for line in current[: min(held)] if line["rejects"] <= self._rejects_on_disk()]
             if current:
@@ -253,10 +253,10 @@ class Outputs:
         return path.stat().st_size if path.exists() else -1
 
     def _new_spools(self, empty: bool = True) -> list[DatasetSpool]:
-        plan = self.plan
+        names, shard = self.names, self._shard
         return [
-            DatasetSpool(self._folder, _spool_name(k, self._shard), plan.name(k, self._shard), plan.dtype, empty=empty)
-            for k in range(len(plan.keys))
+            DatasetSpool(self._folder, _spool_name(k, shard), names.name(k, shard), names.dtype, empty=empty)
+            for k in range(len(names.keys))
         ]
 
     def _close(self) -> None:
@@ -268,7 +268,7 @@ class Outputs:
     # ---- shards
 
     def _full(self) -> bool:
-        wanted = self.plan.shard_tokens
+        wanted = self.names.shard_tokens
         return wanted is not None and self._spools[0].num_tokens >= wanted
 
     def _next_shard(self) -> None:
@@ -276,7 +276,7 @@ class Outputs:
         self._sync()
         self._shard += 1
         self._spools = self._new_spools()
-        self.totals.shard_text_bytes = [0] * len(self.plan.keys)
+        self.totals.shard_text_bytes = [0] * len(self.names.keys)
 
     def _finish_shard(self) -> None:
         about = {

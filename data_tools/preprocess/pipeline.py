@@ -11,22 +11,21 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from data_tools.preprocess.ahead import worked_ahead
 from data_tools.preprocess.filters import Filters
-from data_tools.preprocess.outputs import Outputs, Plan, Totals
-from data_tools.preprocess.pools import worker_pool
-from data_tools.preprocess.rejects import LineCounter, OnError, check, record, where
-from data_tools.preprocess.work import Job, Result
-from data_tools.read.budget import Budget
-from data_tools.read.pieces import Limits, Portion, cut
+from data_tools.preprocess.outputs import Names, Outputs, Totals
+from data_tools.preprocess.work import Job, Result, Worker
+from data_tools.read.ahead import budget_of, worked_ahead
+from data_tools.read.chunks import Limits, Portion, cut
+from data_tools.read.rejects import BadLines, OnError
 from data_tools.read.sources import STDIN, Source, find_sources
 from lmtrain.data.store.indexed import dtype_for
 from lmtrain.errors import DataError, UsageError
 from lmtrain.tokenizer.base import Tokenizer
-from lmtrain.tokenizer.fast import build_encoder
+from lmtrain.tokenizer.fast import TwinEncoder, build_encoder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +54,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Progress:
+class Standing:
     """Where a run stands; total_bytes is 0 where nobody knows."""
 
     done_bytes: int  # of the source files
@@ -90,7 +89,7 @@ def preprocess(
     output: Path,
     options: Options | None = None,
     *,
-    progress: Callable[[Progress], None] | None = None,
+    report: Callable[[Standing], None] | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Summary:
     """Tokenize the inputs into the dataset `output`, or several. `say` gets what a user should know on the way."""
@@ -99,13 +98,13 @@ def preprocess(
     options = replace(options, append_eod=_whether_eod(tokenizer, options.append_eod))
     sources = find_sources(inputs)
     _check_keys(sources, options)
-    plan = Plan(output, options.keys, dtype_for(tokenizer.vocab_size), options.shard_tokens, options.overwrite)
+    names = Names(output, options.keys, dtype_for(tokenizer.vocab_size), options.shard_tokens, options.overwrite)
     data = tokenizer.to_bytes()
-    with Outputs(plan, _identity(sources, data, options), tokenizer) as outputs:
+    with Outputs(names, _identity(sources, data, options), tokenizer) as outputs:
         resumed = outputs.totals.num_documents if outputs.resumed else 0
         _say_what_was_found(outputs, say)
         if not outputs.finished:
-            _run(sources, tokenizer, data, options, outputs, progress)
+            _run(sources, tokenizer, data, options, outputs, report)
         if outputs.totals.num_tokens == 0:
             raise DataError(_nothing(outputs.totals, len(sources)))
         files = outputs.finish()
@@ -131,46 +130,39 @@ def _run(
     data: bytes,
     options: Options,
     outputs: Outputs,
-    progress: Callable[[Progress], None] | None,
+    report: Callable[[Standing], None] | None,
 ) -> None:
     job = Job(
         data, options.keys, tokenizer.eod_id if options.append_eod else None, options.limits, options.filters,
         options.split_sentences, options.lines_end_sentences, options.on_error is OnError.QUARANTINE,
     )  # fmt: skip
     total = sum(source.num_bytes for source in sources) if STDIN not in {s.path for s in sources} else 0
-    # because: one portion for each worker, one that is written and one that is read
-    budget = Budget((options.workers + 2) * options.limits.slice_bytes)
-    lines = LineCounter()
-    portions = cut(sources, outputs.totals.place, options.limits, options.keys, budget)
-    with (
-        worker_pool(job, build_encoder(tokenizer), options.workers) as (pool, run),
-        worked_ahead(portions, pool, run, budget) as results,
-    ):
+    budget = budget_of(options.workers, options.limits)
+    totals = outputs.totals
+    bad_lines = BadLines(options.on_error, options.max_bad, totals.bad, totals.line)
+    portions = cut(sources, totals.place, options.limits, options.keys, budget)
+    encoder = build_encoder(tokenizer)
+    # because: the compiled encoder lets threads run at once; its twin holds the interpreter, as looking at texts does
+    processes = options.workers > 1 and (job.looks_at_texts or isinstance(encoder, TwinEncoder))
+    build = partial(Worker, job) if processes else partial(Worker, job, encoder)
+    with worked_ahead(portions, build, options.workers, budget, processes=processes) as results:
         _ = tokenizer.fingerprint  # because: it takes a while, and now the workers are busy beside
         for portion, result in results:
-            totals = outputs.totals
-            outputs.add(result.batches, _count(portion, result, totals, options, lines))
-            if progress is not None:
+            outputs.add(result.batches, _count(portion, result, totals, bad_lines))
+            if report is not None:
                 counts = totals.num_text_bytes, totals.num_tokens, totals.num_documents
-                progress(Progress(totals.num_disk_bytes, total, *counts))
+                report(Standing(totals.num_disk_bytes, total, *counts))
             del portion, result  # because: a name keeps a document alive while the next one is read
 
 
-def _count(portion: Portion, result: Result, totals: Totals, options: Options, lines: LineCounter) -> bytes:
-    """Bring the totals up to the end of a portion; raises at a bad line too many. Gives the lines for the rejects."""
+def _count(portion: Portion, result: Result, totals: Totals, bad_lines: BadLines) -> bytes:
+    """Bring the totals up to the end of a portion; raises at a bad line too many. Returns the lines for the rejects."""
     rejects = []
-    for piece, bad, num_lines in zip(portion.pieces, result.bad, result.num_lines, strict=True):
-        if piece.source != totals.place.source or piece.kind == "text":
-            totals.line = 0
-        before = lines.before(piece.path, piece.start) if piece.plain and bad else totals.line
-        for one in bad:
-            totals.bad[one.kind] += 1
-            line = before + one.line + 1
-            check(options.on_error, options.max_bad, totals.bad, where(piece.path, piece.kind, line, one), one)
-            rejects.append(record(piece.path, piece.kind, line, one))
-        totals.line += num_lines
-        totals.place = piece.next
-        totals.num_disk_bytes += piece.num_disk_bytes
+    for chunk, bad, num_lines in zip(portion.chunks, result.bad, result.num_lines, strict=True):
+        rejects.append(bad_lines.add(chunk, bad, num_lines))
+        totals.line = bad_lines.line
+        totals.place = chunk.next
+        totals.num_disk_bytes += chunk.num_disk_bytes
     totals.filtered.update(result.filtered)
     return b"".join(rejects)
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_tools.preprocess.sentences import split_sentences
-from data_tools.read.documents import Documents
+from data_tools.read.content import Content
 from lmtrain.tokenizer.fast import Encoder
 from lmtrain.tokenizer.json_lines import Reject
 
@@ -35,7 +35,7 @@ class Batch:
         return Batch(tokens, self.lengths[of_sequences], self.num_sequences[kept], num_text_bytes, self.rejects)
 
 
-ToSequences = Callable[[Documents, int, str], Batch]  # the documents, and the number and name of the key
+ToSequences = Callable[[Content, int, str], Batch]  # what holds the documents, and the number and name of the key
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Whole:
     encoder: Encoder
     append_eod: bool
 
-    def __call__(self, documents: Documents, number: int, key: str) -> Batch:
-        found = documents.encode(self.encoder, number, key, self.append_eod)
+    def __call__(self, content: Content, number: int, key: str) -> Batch:
+        found = content.encode(self.encoder, number, key, self.append_eod)
         filled = found.lengths > 0
         return Batch(
             found.tokens, found.lengths[filled], filled.astype(np.int64), found.num_text_bytes, found.rejects
@@ -61,11 +61,11 @@ class Sentences:
     eod_id: int | None
     newlines: bool = False  # a line ends a sentence too
 
-    def __call__(self, documents: Documents, number: int, key: str) -> Batch:
+    def __call__(self, content: Content, number: int, key: str) -> Batch:
         rejects: list[Reject] = []
         sentences: list[str] = []
         counts, num_text_bytes = [], 0
-        for _, text in documents.texts(number, key):
+        for _, text in content.texts(number, key):
             if isinstance(text, Reject):
                 rejects.append(text)
                 continue

@@ -17,9 +17,8 @@ import numpy as np
 
 from data_tools.preprocess.filters import Filters
 from data_tools.preprocess.sequences import Batch, Sentences, ToSequences, Whole
-from data_tools.read.documents import MOST_BAD, Bad, Documents, TextList, read_documents
-from data_tools.read.pieces import Limits, Piece, Portion
-from lmtrain.errors import DataError
+from data_tools.read.chunks import Chunk, Limits, Portion
+from data_tools.read.content import Bad, Content, TextList, judge, read_content
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.fast import Encoder, build_encoder
 from lmtrain.tokenizer.json_lines import Reject
@@ -47,8 +46,8 @@ class Job:
 @dataclass
 class Result:
     batches: list[Batch]  # one for each key; document i of each comes from the same line
-    bad: list[list[Bad]]  # of each piece, in order
-    num_lines: list[int]  # of each piece, but for ranges of plain files, where it is counted when it is asked for
+    bad: list[list[Bad]]  # of each chunk, in order
+    num_lines: list[int]  # of each chunk, but for ranges of plain files, where it is counted when it is asked for
     filtered: Counter[str]
 
 
@@ -65,78 +64,75 @@ class Worker:
         self._large = RLock()  # because: one document of the longest at a time, however many workers there are
 
     def run(self, portion: Portion) -> Result:
-        if portion.pieces[0].kind == "text":
-            return self._run_texts(portion.pieces)
-        results = [self._run_piece(piece) for piece in portion.pieces]
-        for piece in portion.pieces:
-            piece.held = None  # because: the portion is kept until its output is written
+        if portion.chunks[0].kind == "text":
+            return self._run_texts(portion.chunks)
+        results = [self._run_chunk(chunk) for chunk in portion.chunks]
+        for chunk in portion.chunks:
+            chunk.held = None  # because: the portion is kept until its output is written
         return results[0] if len(results) == 1 else _joined(results)
 
-    def _run_piece(self, piece: Piece) -> Result:
+    def _run_chunk(self, chunk: Chunk) -> Result:
         with ExitStack() as held:
-            documents, bad = read_documents(piece, self._job.limits, lambda: held.enter_context(self._large))
-            batches, rejects, filtered = self._encode(documents)
-            bad = sorted([*bad, *documents.located(rejects, self._job.keep_content)], key=lambda b: b.line)
-        if len(bad) > MOST_BAD:
-            where = f"{piece.path}, near byte {piece.start}"
-            raise DataError(f"{where}: more than {MOST_BAD} bad lines follow each other. It is no {piece.kind} file.")
-        num_lines = 0 if piece.plain else documents.num_lines + bool(piece.problem)
+            content, bad = read_content(chunk, self._job.limits, lambda: held.enter_context(self._large))
+            batches, rejects, filtered = self._encode(content)
+            bad += content.located(rejects, self._job.keep_content)
+            bad, num_lines = judge(chunk, content, bad)
         return Result(batches, [bad], [num_lines], filtered)
 
-    def _run_texts(self, pieces: list[Piece]) -> Result:
+    def _run_texts(self, chunks: list[Chunk]) -> Result:
         """Whole files, one document each, encoded together."""
         texts: list[tuple[Any, ...]] = []
         bad: list[list[Bad]] = []
-        of_text: list[int] = []  # which piece each text is of
+        of_text: list[int] = []  # which chunk each text is of
         with ExitStack() as held:
-            for number, piece in enumerate(pieces):
-                documents, problems = read_documents(piece, self._job.limits, lambda: held.enter_context(self._large))
-                texts += documents.rows.values() if isinstance(documents, TextList) else ()
+            for number, chunk in enumerate(chunks):
+                content, problems = read_content(chunk, self._job.limits, lambda: held.enter_context(self._large))
+                texts += content.rows.values() if isinstance(content, TextList) else ()
                 of_text += [number] * (len(texts) - len(of_text))
                 bad.append(problems)
             together = TextList(texts)
             batches, rejects, filtered = self._encode(together)
         for reject in rejects:
             bad[of_text[reject.item]] += together.located([reject])
-        return Result(batches, bad, [1] * len(pieces), filtered)
+        return Result(batches, bad, [1] * len(chunks), filtered)
 
-    def _encode(self, documents: Documents) -> tuple[list[Batch], list[Reject], Counter[str]]:
-        filtered = self._filter_texts(documents) if self._filters else Counter()
-        batches = self._of_keys(documents)
+    def _encode(self, content: Content) -> tuple[list[Batch], list[Reject], Counter[str]]:
+        filtered = self._filter_texts(content) if self._filters else Counter()
+        batches = self._of_keys(content)
         rejects = batches[0].rejects
         if len(batches) > 1:  # what is bad for one key is bad for all
             found = {reject.item: reject for batch in reversed(batches) for reject in batch.rejects}
             rejects = [found[item] for item in sorted(found)]
             if any(len(batch.rejects) < len(rejects) for batch in batches):
-                batches = self._of_keys(documents.without(found))
+                batches = self._of_keys(content.without(found))
         if self._job.filters.of_tokens and len(batches[0].num_sequences):
-            filtered += self._filter_lengths(documents, batches, {reject.item for reject in rejects})
+            filtered += self._filter_lengths(content, batches, {reject.item for reject in rejects})
         return batches, rejects, filtered
 
-    def _of_keys(self, documents: Documents) -> list[Batch]:
-        return [self._to_sequences(documents, number, key) for number, key in enumerate(self._job.keys)]
+    def _of_keys(self, content: Content) -> list[Batch]:
+        return [self._to_sequences(content, number, key) for number, key in enumerate(self._job.keys)]
 
-    def _filter_texts(self, documents: Documents) -> Counter[str]:
+    def _filter_texts(self, content: Content) -> Counter[str]:
         """The first key's text decides; bad ones are left for the encoder to name."""
         filtered: Counter[str] = Counter()
         dropped = []
-        for item, text in documents.texts(0, self._job.keys[0]):
+        for item, text in content.texts(0, self._job.keys[0]):
             if isinstance(text, str):
                 said_no = next((name for name, keep in self._filters if not keep(text)), None)
                 if said_no is not None:
                     dropped.append(item)
                     filtered[said_no] += 1
-        documents.drop(dropped)
+        content.drop(dropped)
         return filtered
 
-    def _filter_lengths(self, documents: Documents, batches: list[Batch], rejected: set[int]) -> Counter[str]:
+    def _filter_lengths(self, content: Content, batches: list[Batch], rejected: set[int]) -> Counter[str]:
         """Takes documents with too few or too many tokens of the first key out of every batch."""
         lengths = batches[0].document_lengths()
         verdict = self._job.filters.judge_lengths(lengths - (lengths > 0) * (self._job.eod_id is not None))
         if not verdict.any():
             return Counter()
-        items = [item for item in documents.items() if item not in rejected]
-        out = documents.only([item for item, v in zip(items, verdict.tolist(), strict=True) if v])
+        items = [item for item in content.items() if item not in rejected]
+        out = content.only([item for item, v in zip(items, verdict.tolist(), strict=True) if v])
         for number, (batch, gone) in enumerate(zip(batches, self._of_keys(out), strict=True)):
             batches[number] = batch.only(verdict == 0, batch.num_text_bytes - gone.num_text_bytes)
         counts = {"min_tokens": int((verdict == 1).sum()), "max_tokens": int((verdict == 2).sum())}

@@ -1,4 +1,4 @@
-"""How much of the corpus may be in memory at once. Called by who reads ahead, and by who is done with a piece."""
+"""How much of the corpus may be in memory at once. Called by ahead.py and by who cuts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of a .parquet file, the wanted columns only, a bounded number at a time. Called by pieces.py.
+"""Rows of a .parquet file, the wanted columns only, a bounded number at a time. Called by chunks.py.
 
 Needs the package pyarrow. Columns are read as their dictionaries where they have one, so that a text which stands a
 million times in the file stands once in memory.

@@ -1,8 +1,8 @@
 """Which files to read: files, folders and globs become a list of sources. Called by the verbs that take INPUT.
 
-What a file holds is said by its name. JSON lines: .jsonl, .jsonl.gz, .json.gz, .jsonl.zst, .json.zst, .zst. Text, one
-document a file: .txt, .txt.gz, .txt.zst. Columns: .parquet. `-` is standard input, read as JSON lines. No file is
-opened here.
+What a file holds is said by its name. JSON lines: .jsonl, and compressed .jsonl.gz, .json.gz and alone .zst. Text, one
+document a file: .txt, .txt.gz. Columns: .parquet. For .gz may stand .zst, .bz2 or .xz. `-` is standard input, read as
+JSON lines. No file is opened here.
 """
 
 from __future__ import annotations
@@ -16,24 +16,23 @@ from lmtrain.errors import MissingInputError, UsageError
 from lmtrain.runtime.files import storage_errors
 
 STDIN = Path("-")
+_CODECS = ("gz", "zst", "bz2", "xz")
 SUFFIXES = {  # the first that fits decides: what the file holds, and how it is compressed
     ".txt": ("text", ""),
-    ".txt.gz": ("text", "gz"),
-    ".txt.zst": ("text", "zst"),
     ".jsonl": ("jsonl", ""),
-    ".jsonl.gz": ("jsonl", "gz"),
-    ".json.gz": ("jsonl", "gz"),
-    ".zst": ("jsonl", "zst"),
     ".parquet": ("parquet", ""),
+    **{f".txt.{codec}": ("text", codec) for codec in _CODECS},
+    **{f".json{line}.{codec}": ("jsonl", codec) for codec in _CODECS for line in ("l", "")},
+    ".zst": ("jsonl", "zst"),
 }
-_KNOWN = ", ".join(SUFFIXES)
+_KNOWN = ".txt, .jsonl, .parquet, .txt.gz, .jsonl.gz, .json.gz (or .zst, .bz2, .xz for .gz), .zst"
 
 
 @dataclass(frozen=True)
 class Source:
     path: Path
     kind: str  # jsonl, text or parquet
-    codec: str  # gz, zst or nothing
+    codec: str  # one of _CODECS, or nothing
     num_bytes: int = 0  # on disk; of standard input nothing is known
     mtime_ns: int = 0
 
@@ -57,15 +56,17 @@ def find_sources(inputs: Sequence[str | Path]) -> list[Source]:
         return [_source(path) for path in paths]
 
 
+def codec_of(name: str) -> str:
+    """How a file is compressed, whatever it holds."""
+    return next((codec for codec in _CODECS if name.endswith(f".{codec}")), "")
+
+
 def _source(path: Path) -> Source:
     if path == STDIN:
         return Source(path, "jsonl", "")
     found = path.stat()
-    return Source(path, *_judged(path), found.st_size, found.st_mtime_ns)
-
-
-def _judged(path: Path) -> tuple[str, str]:
-    return next(what for suffix, what in SUFFIXES.items() if path.name.endswith(suffix))
+    kind, codec = next(what for suffix, what in SUFFIXES.items() if path.name.endswith(suffix))
+    return Source(path, kind, codec, found.st_size, found.st_mtime_ns)
 
 
 def _readable(path: Path) -> bool:

@@ -1,26 +1,31 @@
-"""Compressed files and pipes as chunks of bytes, whatever is in them. Called by pieces.py.
+"""Compressed files and pipes as streams of bytes, whatever is in them. Called by chunks.py, and by who reads archives.
 
-An archive may be hostile: a few kilobytes that stand for gigabytes are found out after 64 MiB, and no chunk is ever
+An archive may be hostile: a few kilobytes that stand for gigabytes are found out after 64 MiB, and no step is ever
 larger than the input can make one step of the decompressor. An archive that ends too early is damaged, not short.
 """
 
 from __future__ import annotations
 
+import bz2
+import io
+import lzma
 import sys
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import IO, Any
 
-from data_tools.read.sources import STDIN, Source
-from lmtrain.errors import UsageError
+from data_tools.read.sources import STDIN, Source, codec_of
+from lmtrain.errors import DataError, UsageError
 from lmtrain.runtime.files import read_errors
 
 # because: text shrinks three- to tenfold, logs to a fiftieth; zeros to a thousandth (gz) or a ten-thousandth (zst)
 MAX_RATIO = 250
 ALWAYS_ALLOWED_BYTES = 64 << 20
-CHUNK_BYTES = 1 << 20
-_GZ_FEED_BYTES = 64 << 10
+STEP_BYTES = 1 << 20
+_FEED_BYTES = 64 << 10
 # because: four bytes of a zst file can stand for 128 KiB, and the library hands out all that it was fed
 _ZST_FEED_BYTES = 2 << 10
 _ZST_WINDOW_BYTES = 128 << 20  # as the zstd command allows
@@ -40,48 +45,112 @@ def opened(source: Source) -> Iterator[IO[bytes]]:
         yield file
 
 
+@contextmanager
+def unpacked(path: Path) -> Iterator[IO[bytes]]:
+    """The content of a file as a file, unpacked if its name says so."""
+    with read_errors(path), open(path, "rb") as file:
+        yield as_file(read_stream(file, codec_of(path.name)), path)
+
+
 def read_stream(file: IO[bytes], codec: str) -> Iterator[bytes]:
     """The content of an open source in order. Raises DamagedArchiveError after what could be read."""
     if not codec:
-        while data := _read_full(file):
-            yield data
-        return
+        yield from _full_reads(file)
+    else:
+        yield from _bounded(_UNPACK[codec](file), file.tell)
+
+
+def read_member(file: IO[bytes], packed_bytes: int) -> Iterator[bytes]:
+    """The content of an archive's member, which something else unpacks."""
+    return _bounded(_full_reads(file), lambda: packed_bytes)
+
+
+def _bounded(stream: Iterator[bytes], packed_bytes: Callable[[], int]) -> Iterator[bytes]:
     num_bytes = 0
-    for chunk in (_gunzip if codec == "gz" else _unzstd)(file):
-        num_bytes += len(chunk)
-        if num_bytes > max(ALWAYS_ALLOWED_BYTES, MAX_RATIO * file.tell()):
+    for data in stream:
+        num_bytes += len(data)
+        if num_bytes > max(ALWAYS_ALLOWED_BYTES, MAX_RATIO * packed_bytes()):
             raise DamagedArchiveError(f"the archive grows to more than {MAX_RATIO} times its size")
-        yield chunk
+        yield data
 
 
-def _read_full(file: IO[bytes]) -> bytes:
-    """A whole chunk, for a pipe gives what it has: where pieces end must not hang on that."""
-    parts, missing = [], CHUNK_BYTES
-    while missing and (data := file.read(missing)):
-        parts.append(data)
-        missing -= len(data)
-    return b"".join(parts)
+class _Stream(io.RawIOBase):
+    def __init__(self, stream: Iterator[bytes], path: Path) -> None:
+        self._stream, self._path, self._left = stream, path, b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            while not self._left and (data := next(self._stream, None)) is not None:
+                self._left = data
+        except DamagedArchiveError as error:
+            raise DataError(f"{self._path}: {error}. Get it again.") from error
+        taken, self._left = self._left[: len(buffer)], self._left[len(buffer) :]
+        buffer[: len(taken)] = taken
+        return len(taken)
+
+
+def as_file(stream: Iterator[bytes], path: Path) -> IO[bytes]:
+    """A stream to be read like a file; damage is an error that names `path`."""
+    return io.BufferedReader(_Stream(stream, path), STEP_BYTES)
+
+
+def _full_reads(file: IO[bytes]) -> Iterator[bytes]:
+    """Always whole steps, for a pipe gives what it has: where chunks end must not depend on that."""
+    while True:
+        parts, missing = [], STEP_BYTES
+        while missing and (data := file.read(missing)):
+            parts.append(data)
+            missing -= len(data)
+        if not parts:
+            return
+        yield b"".join(parts)
 
 
 def _gunzip(file: IO[bytes]) -> Iterator[bytes]:
-    data, part = file.read(_GZ_FEED_BYTES), zlib.decompressobj(31)
+    data, part = file.read(_FEED_BYTES), zlib.decompressobj(31)
     if not data:
         raise DamagedArchiveError("the archive is cut short")
     while data:
         try:
-            yield part.decompress(data, CHUNK_BYTES)
+            yield part.decompress(data, STEP_BYTES)
             while not part.eof and part.unconsumed_tail:
-                yield part.decompress(part.unconsumed_tail, CHUNK_BYTES)
-            data = part.unused_data or file.read(_GZ_FEED_BYTES)
-            while not part.eof and not data and (rest := part.decompress(b"", CHUNK_BYTES)):
+                yield part.decompress(part.unconsumed_tail, STEP_BYTES)
+            data = part.unused_data or file.read(_FEED_BYTES)
+            while not part.eof and not data and (rest := part.decompress(b"", STEP_BYTES)):
                 yield rest
         except zlib.error as error:
             raise DamagedArchiveError(f"the archive is damaged ({error})") from error
-        if part.eof:  # archives may follow each other, and zeros the last
-            data = data.lstrip(b"\0")
-            while not data and (more := file.read(_GZ_FEED_BYTES)):
-                data = more.lstrip(b"\0")
+        if part.eof:
+            data = _next_archive(data, file)
             part = zlib.decompressobj(31) if data else part
+    if not part.eof:
+        raise DamagedArchiveError("the archive is cut short")
+
+
+def _next_archive(data: bytes, file: IO[bytes]) -> bytes:
+    """What follows an archive: archives may follow each other, and zeros the last."""
+    data = data.lstrip(b"\0")
+    while not data and (more := file.read(_FEED_BYTES)):
+        data = more.lstrip(b"\0")
+    return data
+
+
+def _unpack(build: Callable[[], Any], file: IO[bytes]) -> Iterator[bytes]:
+    """bz2 and xz, whose decompressors are used alike."""
+    data, part = file.read(_FEED_BYTES), build()
+    while data:
+        try:
+            yield part.decompress(data, STEP_BYTES)
+            while not part.eof and not part.needs_input:
+                yield part.decompress(b"", STEP_BYTES)
+        except (OSError, lzma.LZMAError) as error:
+            raise DamagedArchiveError(f"the archive is damaged ({error})") from error
+        data = _next_archive(part.unused_data, file) if part.eof else file.read(_FEED_BYTES)
+        if part.eof and data:
+            part = build()
     if not part.eof:
         raise DamagedArchiveError("the archive is cut short")
 
@@ -99,7 +168,7 @@ def _unzstd(file: IO[bytes]) -> Iterator[bytes]:
         except zstandard.ZstdError as error:
             yield b"".join(held)
             raise DamagedArchiveError(f"the archive is damaged ({error})") from error
-        if sum(map(len, held)) >= CHUNK_BYTES:
+        if sum(map(len, held)) >= STEP_BYTES:
             yield b"".join(held)
             held = []
         data = (part.unused_data if part.eof else b"") or file.read(_ZST_FEED_BYTES)
@@ -108,6 +177,14 @@ def _unzstd(file: IO[bytes]) -> Iterator[bytes]:
     yield b"".join(held)
     if not part.eof:
         raise DamagedArchiveError("the archive is cut short")
+
+
+_UNPACK: dict[str, Callable[[IO[bytes]], Iterator[bytes]]] = {
+    "gz": _gunzip,
+    "bz2": partial(_unpack, bz2.BZ2Decompressor),
+    "xz": partial(_unpack, lzma.LZMADecompressor),
+    "zst": _unzstd,
+}
 
 
 def _zstandard() -> Any:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True)
 
-Inputs = Annotated[list[str], typer.Argument(metavar="INPUT...", help=".jsonl (.gz .xz .bz2 .zst), folders, globs.")]
+INPUTS = "Files (.jsonl .txt .parquet, also .gz .zst .bz2 .xz), folders of them, globs."
+Inputs = Annotated[list[str], typer.Argument(metavar="INPUT...", help=INPUTS)]
 Output = Annotated[Path, typer.Option(metavar="FILE", help="The .jsonl to write; FILE.report.json goes beside it.")]
 Workers = Annotated[int | None, typer.Option(help="Processes that work. [default: every core]")]
 PartText = Annotated[str, typer.Option("--part", metavar="I/N", help="Do task I (from 0) of N, and write its part.")]
@@ -51,9 +52,9 @@ def get(
     from data_tools.corpora.recipe import find_recipe, get_corpus
 
     recipe = find_recipe(name)
-    with _bytes_shown() as progress:
-        report = get_corpus(recipe, files or [], output, offline=offline, progress=progress)
-    _print(report)
+    with _bytes_shown() as report:
+        result = get_corpus(recipe, files or [], output, offline=offline, report=report)
+    _print(result)
 
 
 @app.command()
@@ -65,8 +66,8 @@ def fetch(
     """Fetch one file whose SHA-256 you know; a broken transfer is continued."""
     from data_tools.corpora import fetch as fetching
 
-    with _bytes_shown() as progress:
-        fresh = fetching.fetch([url], output, sha256=sha256, progress=progress)
+    with _bytes_shown() as report:
+        fresh = fetching.fetch([url], output, sha256=sha256, report=report)
     typer.echo(f"{output}: {'fetched' if fresh else 'was there already'}, SHA-256 as promised")
 
 
@@ -117,9 +118,8 @@ def dedupe(
 
     facts = {"near": not exact_only, "threshold": threshold, "keep": keep}
     settings = build_settings(DedupeSettings, facts, "dedupe")
-    with _documents_shown() as progress:
-        report = dedupe_all(inputs, output, settings, _work(workers, "0/1", key, on_error, progress))
-    _print(report)
+    with _documents_shown() as report:
+        _print(dedupe_all(inputs, output, settings, _work(workers, "0/1", key, on_error, report)))
 
 
 @app.command()
@@ -133,9 +133,9 @@ def sign(
     from data_tools.corpus import build
     from data_tools.corpus.minhash import MinHash
 
-    with _documents_shown() as progress:
+    with _documents_shown() as report:
         minhash = None if exact_only else MinHash()
-        _print(build.sign(inputs, work, minhash, _work(workers, part, key, on_error, progress)))
+        _print(build.sign(inputs, work, minhash, _work(workers, part, key, on_error, report)))
 
 
 @app.command()
@@ -147,7 +147,7 @@ def match(
 ) -> None:
     """Second step: mark exact copies with `--exact`, then find near ones, the bands in parts."""
     from data_tools.corpus.copies import find_pairs, mark_exact
-    from data_tools.read.records import Part
+    from data_tools.read.parts import Part
 
     if exact:
         typer.echo(f"{mark_exact(work)} exact copies")
@@ -175,8 +175,8 @@ def drop(
     """Last step: write the documents that are no copies."""
     from data_tools.corpus import build
 
-    with _documents_shown() as progress:
-        _print(build.drop(inputs, work, output, _work(workers, part, key, on_error, progress)))
+    with _documents_shown() as report:
+        _print(build.drop(inputs, work, output, _work(workers, part, key, on_error, report)))
 
 
 @app.command()
@@ -206,8 +206,8 @@ def split(
     from data_tools.corpus.steps import run_step
 
     step = Split(_shares(ratios), seed, by)
-    with _documents_shown() as progress:
-        work = _work(workers, part, key, on_error, progress)
+    with _documents_shown() as report:
+        work = _work(workers, part, key, on_error, report)
         _print(run_step(step, inputs, split_outputs(output), work, output / "split.report.json"))
 
 
@@ -220,15 +220,11 @@ def shuffle(
     """Put all documents in a random order, in two passes over disk."""
     from data_tools.corpus import shuffle as shuffling
     from data_tools.corpus.steps import report_path
-    from lmtrain.errors import UsageError
-    from lmtrain.units import parse_bytes
+    from lmtrain.cli.sizes import parse_size
 
-    try:
-        memory_bytes = parse_bytes(memory)
-    except ValueError as error:
-        raise UsageError(f"--memory={memory} {error}. Give a size with its unit.") from error
-    with _documents_shown() as progress:
-        work = _work(1, part, key, on_error, progress)
+    memory_bytes = parse_size("--memory", memory)
+    with _documents_shown() as report:
+        work = _work(1, part, key, on_error, report)
         _print(shuffling.shuffle(inputs, output, work, report_path(output), seed, max(memory_bytes, 1 << 20)))
 
 
@@ -267,10 +263,10 @@ def build(
     from data_tools.corpus.build import build_corpus, read_recipe
 
     settings = read_recipe(recipe)
-    with _documents_shown() as progress:
-        reports = build_corpus(settings, _cores(workers), progress)
-    for report in reports:
-        _print(report)
+    with _documents_shown() as report:
+        reports = build_corpus(settings, _cores(workers), report)
+    for result in reports:
+        _print(result)
     typer.echo(f"{settings.output}/report.json has all of this")
 
 
@@ -282,21 +278,23 @@ def _run(
 ) -> None:
     from data_tools.corpus.steps import report_path, run_step
 
-    with _documents_shown() as progress:
-        work = _work(workers, part, key, on_error, progress)
+    with _documents_shown() as report:
+        work = _work(workers, part, key, on_error, report)
         _print(run_step(step, inputs, {"documents": output}, work, report_path(output)))
 
 
 def _work(
-    workers: int | None, part: str, key: str, on_error: str, progress: Callable[[str, int], None] | None
+    workers: int | None, part: str, key: str, on_error: str, report: Callable[[str, int], None] | None
 ) -> Work:
+    from data_tools.corpus.reading import Reading
     from data_tools.corpus.steps import Work
-    from data_tools.read.records import Part, Reading
+    from data_tools.read.parts import Part
+    from data_tools.read.rejects import OnError
     from lmtrain.errors import UsageError
 
     if on_error not in ("stop", "skip"):
         raise UsageError(f"--on-error={on_error} is no choice. Use stop or skip.")
-    return Work(_cores(workers), Part.parse(part), Reading(key, on_error), progress=progress)
+    return Work(_cores(workers), Reading(key, OnError(on_error), part=Part.parse(part)), report)
 
 
 def _cores(workers: int | None) -> int:
@@ -314,12 +312,12 @@ def _shares(text: str) -> tuple[float, ...]:
         raise UsageError(f"--ratios={text} are not numbers. Write them as 0.98,0.01,0.01.") from error
 
 
-def _print(report: Report) -> None:
+def _print(result: Report) -> None:
     from lmtrain.units import format_bytes
 
-    tally = report.tally
+    tally = result.tally
     typer.echo(
-        f"{report.step}: {tally.num_in} documents ({format_bytes(tally.bytes_in)}) -> "
+        f"{result.step}: {tally.num_in} documents ({format_bytes(tally.bytes_in)}) -> "
         f"{tally.num_out} ({format_bytes(tally.bytes_out)})"
     )
     for sign_, counts in (("-", tally.dropped), ("*", tally.changed)):

@@ -1,4 +1,4 @@
-"""`lmtrain preprocess`: text files to a dataset. Draws progress and the summary; data_tools.preprocess works."""
+"""`lmtrain preprocess`: text files to a dataset. Draws how far it is; data_tools.preprocess does the work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from data_tools.preprocess.pipeline import Progress, Summary
+    from data_tools.preprocess.pipeline import Standing, Summary
 
 
 class OnError(StrEnum):
@@ -22,7 +22,7 @@ class OnError(StrEnum):
     QUARANTINE = "quarantine"
 
 
-INPUTS = "Files (.jsonl .txt .parquet, also .gz and .zst), folders of them, globs, or - for standard input."
+INPUTS = "Files (.jsonl .txt .parquet, also .gz .zst .bz2 .xz), folders of them, globs, or - for standard input."
 _FILTERS = "What is left out"
 _BAD = "Bad lines"
 
@@ -97,13 +97,15 @@ def preprocess(
     """
     from rich.console import Console
 
-    from data_tools.preprocess import pipeline, rejects
+    from data_tools.preprocess import pipeline
     from data_tools.preprocess.filters import Filters, parse_script
-    from data_tools.read.pieces import Limits
+    from data_tools.read import rejects
+    from data_tools.read.chunks import Limits
+    from lmtrain.cli.sizes import parse_size
     from lmtrain.runtime.faults import arm_from_env
     from lmtrain.runtime.process import num_usable_cpus
     from lmtrain.tokenizer.base import Tokenizer
-    from lmtrain.units import parse_bytes, parse_count
+    from lmtrain.units import parse_count
 
     arm_from_env()
     options = pipeline.Options(
@@ -117,44 +119,34 @@ def preprocess(
         lines_end_sentences=lines_end_sentences,
         on_error=rejects.OnError(on_error),
         max_bad=max_bad,
-        limits=Limits(max_doc_bytes=_size(parse_bytes, "--max-doc-bytes", max_doc_bytes)),
-        shard_tokens=None if shard_tokens is None else _size(parse_count, "--shard-tokens", shard_tokens),
+        limits=Limits(max_doc_bytes=parse_size("--max-doc-bytes", max_doc_bytes)),
+        shard_tokens=None if shard_tokens is None else parse_size("--shard-tokens", shard_tokens, parse_count),
         overwrite=overwrite,
     )
     console = Console(stderr=True)
-    with _progress(console) as progress:
+    with _shown(console) as report:
         summary = pipeline.preprocess(
-            inputs, Tokenizer.load(tokenizer), output, options, progress=progress,
+            inputs, Tokenizer.load(tokenizer), output, options, report=report,
             say=lambda line: console.print(line, highlight=False),
         )  # fmt: skip
     _print(summary, as_json)
 
 
-def _size(parse: Callable[[str], int], option: str, text: str) -> int:
-    from lmtrain.errors import UsageError
-
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise UsageError(f"{option} {text} {error}.") from error
-
-
 @contextmanager
-def _progress(console: Console) -> Iterator[Callable[[Progress], None]]:
+def _shown(console: Console) -> Iterator[Callable[[Standing], None]]:
     if not (console.is_terminal and console.is_interactive):
-        yield _plain_progress(console)
+        yield _plainly_shown(console)
         return
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns: list[Any] = [
         "tokenizing", BarColumn(), DownloadColumn(), TextColumn("{task.fields[rates]}"), "left", TimeRemainingColumn()
     ]  # fmt: skip
-    with Bar(*columns, console=console, transient=True) as bar:
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("tokenizing", total=None, rates="")
         rates = _Rates()
 
-        def show(now: Progress) -> None:
+        def show(now: Standing) -> None:
             bar.update(task, completed=now.done_bytes, total=now.total_bytes or None, rates=rates.of(now))
 
         yield show
@@ -167,13 +159,13 @@ class _Rates:
         from time import perf_counter
 
         self._clock, self._began = perf_counter, perf_counter()
-        self._first: Progress | None = None
+        self._first: Standing | None = None
 
     @property
     def seconds(self) -> float:
         return max(self._clock() - self._began, 1e-9)
 
-    def of(self, now: Progress) -> str:
+    def of(self, now: Standing) -> str:
         from lmtrain.units import format_count
 
         if self._first is None:
@@ -183,18 +175,18 @@ class _Rates:
         tokens = now.num_tokens - self._first.num_tokens
         return f"{megabytes / self.seconds:.1f} MB/s, {format_count(tokens / self.seconds)} tokens/s"
 
-    def left(self, now: Progress) -> str:
+    def left(self, now: Standing) -> str:
         from lmtrain.units import format_seconds
 
         done = now.done_bytes - (self._first.done_bytes if self._first else 0)
         return format_seconds(self.seconds * (now.total_bytes - now.done_bytes) / done) if done else "some time"
 
 
-def _plain_progress(console: Console) -> Callable[[Progress], None]:
+def _plainly_shown(console: Console) -> Callable[[Standing], None]:
     """A line every tenth of the way; every 10 s where nobody knows how long the way is."""
     rates, told = _Rates(), 0
 
-    def show(now: Progress) -> None:
+    def show(now: Standing) -> None:
         nonlocal told
         speed = rates.of(now)
         if not now.total_bytes:

@@ -20,9 +20,9 @@ import torch
 from numpy.typing import NDArray
 
 from lmtrain.batch import Batch
+from lmtrain.data.batch_plan import BatchPlan
 from lmtrain.data.dataset import Dataset as Dataset
 from lmtrain.data.dataset import SampleOrder, count_labels
-from lmtrain.data.order import BatchPlan
 from lmtrain.errors import SettingsError
 
 Int64s = NDArray[np.int64]

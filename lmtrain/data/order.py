@@ -7,16 +7,14 @@ is its own permutation, computed an id at a time by a keyed one-to-one function.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain import native
-from lmtrain.errors import DataError, SettingsError
+from lmtrain.errors import DataError
 
 Int64s = NDArray[np.int64]
 
@@ -89,50 +87,3 @@ class Order:
             parts.append(permute(np.arange(at, at + now, dtype=np.int64), self.num_samples, seed))
             first, count = first + now, count - now
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
-
-
-class RampUp(Protocol):
-    """The global batch begins at `start` samples and grows by `increment`, evenly over the first `samples` samples."""
-
-    @property
-    def start(self) -> int: ...
-    @property
-    def increment(self) -> int: ...
-    @property
-    def samples(self) -> int: ...
-
-
-class BatchPlan:
-    """Step -> the positions it reads. Steps follow each other without gaps, whatever the ramp-up."""
-
-    def __init__(self, global_batch: int, rampup: RampUp | None = None) -> None:
-        self.global_batch = global_batch
-        self._stages: list[tuple[int, int, int]] = []  # first step, first position, batch size
-        step = position = 0
-        if rampup is not None:
-            sizes = _rampup_sizes(global_batch, rampup)
-            for i, size in enumerate(sizes, 1):
-                self._stages.append((step, position, size))
-                steps = -(-max(rampup.samples * i // len(sizes) - position, 0) // size)
-                step, position = step + steps, position + steps * size
-        self._stages.append((step, position, global_batch))
-
-    @property
-    def sizes(self) -> list[int]:
-        """Every batch size that occurs, each of which the layout must divide."""
-        return sorted({size for _, _, size in self._stages})
-
-    def range_of(self, step: int) -> tuple[int, int]:
-        """(first position, number of samples) of a step counted from 0."""
-        first_step, first_position, size = self._stages[bisect_right(self._stages, (step, _MASK)) - 1]
-        return first_position + (step - first_step) * size, size
-
-
-def _rampup_sizes(global_batch: int, rampup: RampUp) -> range:
-    fair = 1 <= rampup.start <= global_batch and rampup.increment >= 1
-    if not fair or (global_batch - rampup.start) % rampup.increment:
-        raise SettingsError([
-            f"A ramp-up from {rampup.start} by {rampup.increment} never reaches the global batch of {global_batch}. "
-            "Use a smaller start and an increment that divides their difference."
-        ])
-    return range(rampup.start, global_batch, rampup.increment)

@@ -23,11 +23,10 @@ from lmtrain.data.order import Order
 from lmtrain.data.samples.blend import BlendedDataset, BlendOrder, MegatronBlendOrder
 from lmtrain.data.samples.blend_schedule import whole_shares
 from lmtrain.data.samples.causal import CausalDataset
-from lmtrain.data.samples.masked import MaskedDataset, MaskVocabulary, Pieces
+from lmtrain.data.samples.masked import MaskedDataset, MaskVocabulary, WordPieces
 from lmtrain.data.samples.megatron import AsNumbered, MegatronDataset, blend_sizes, split_sequences
 from lmtrain.data.samples.packing import PackedDataset
-from lmtrain.data.samples.sample_index import split_documents
-from lmtrain.data.store.documents import DocumentMap
+from lmtrain.data.store.documents import DocumentMap, split_documents
 from lmtrain.data.store.index_cache import IndexCache
 from lmtrain.data.store.indexed import IndexedDataset
 from lmtrain.errors import DataError, SettingsError
@@ -56,7 +55,7 @@ class Asked:
     seed: int
     num_samples: int  # in the whole run
     validate: bool
-    tokenizer: Pieces | None = None  # for masked samples alone
+    tokenizer: WordPieces | None = None  # for masked samples alone
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,13 @@ space is put in front), and pairs merge in the order of their rank; so every tex
 
 from __future__ import annotations
 
-import json
+from pathlib import Path
 from typing import Literal
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from lmtrain.errors import DataError
+from lmtrain.runtime.files import parse_json
 
 EOD = "<|endoftext|>"
 ALPHABET = frozenset(pre_tokenizers.ByteLevel.alphabet())  # one letter for each of the 256 bytes
@@ -49,10 +50,7 @@ def read_gpt2(vocab: bytes, merges: bytes, vocab_name: str, merges_name: str) ->
 
 
 def _read_vocab(data: bytes, name: str) -> dict[str, int]:
-    try:
-        pieces = json.loads(data.decode())
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{name} is not valid JSON ({error}). It is damaged or another kind of file.") from error
+    pieces = parse_json(data, Path(name))
     if not isinstance(pieces, dict) or not pieces:
         raise DataError(f"{name} is not a JSON object of piece to id. It is damaged or another kind of file.")
     for piece, number in pieces.items():

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from lmtrain.tokenizer import compiled
 from lmtrain.tokenizer.base import Tokenizer
-from lmtrain.tokenizer.json_lines import BadTextError, Document, Reject, bad_lines, judged, lines_of, reject
+from lmtrain.tokenizer.json_lines import BadTextError, Reject, Text, bad_lines, judged, lines_of, reject
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Encoded:
 class Encoder(Protocol):
     """What both encoders do. `append_eod` ends every document that has ids with the end-of-document token."""
 
-    def encode_documents(self, documents: Sequence[Document], *, append_eod: bool = False) -> Encoded:
+    def encode_documents(self, documents: Sequence[Text], *, append_eod: bool = False) -> Encoded:
         """Texts, as str or as UTF-8 bytes. A reject's `item` is the document's number."""
 
     def encode_jsonl(self, data: bytes, key: str, *, append_eod: bool = False) -> Encoded:
@@ -58,7 +58,7 @@ class CompiledEncoder:
     def __init__(self, tokenizer: Tokenizer, encoder: Any) -> None:
         self._eod, self._encoder = tokenizer.eod_id, encoder
 
-    def encode_documents(self, documents: Sequence[Document], *, append_eod: bool = False) -> Encoded:
+    def encode_documents(self, documents: Sequence[Text], *, append_eod: bool = False) -> Encoded:
         tokens, lengths, num_text_bytes, bad = self._encoder.encode_documents(documents, self._end(append_eod))
         rejects = [reject(number, 0, documents[number], None) for number in bad[::2].tolist()]
         return Encoded(tokens, lengths, num_text_bytes, rejects)
@@ -81,13 +81,13 @@ class TwinEncoder:
     def __init__(self, tokenizer: Tokenizer, dtype: np.dtype[Any]) -> None:
         self._tokenizer, self._dtype = tokenizer, dtype
 
-    def encode_documents(self, documents: Sequence[Document], *, append_eod: bool = False) -> Encoded:
+    def encode_documents(self, documents: Sequence[Text], *, append_eod: bool = False) -> Encoded:
         return self._encode(((number, 0, document) for number, document in enumerate(documents)), None, append_eod)
 
     def encode_jsonl(self, data: bytes, key: str, *, append_eod: bool = False) -> Encoded:
         return self._encode(((start, start, line) for start, line in lines_of(bytes(data))), key, append_eod)
 
-    def _encode(self, items: Iterable[tuple[int, int, Document]], key: str | None, append_eod: bool) -> Encoded:
+    def _encode(self, items: Iterable[tuple[int, int, Text]], key: str | None, append_eod: bool) -> Encoded:
         arrays: list[NDArray[Any]] = [np.empty(0, self._dtype)]
         lengths: list[int] = []
         rejects: list[Reject] = []

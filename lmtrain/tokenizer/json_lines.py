@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 
 from lmtrain import native
 
-Document = bytes | str
+Text = bytes | str
+Document = dict[str, Any]  # a text with what stands beside it
+Pairs = list[tuple[str, Any]]
 MAX_DEPTH = 256  # of a line's brackets; because: Python's own limit hangs on its version and on who calls
 MAX_DIGITS = 4300  # of a whole number; because: Python's own, unless an environment variable says otherwise
 MAX_WORD_BYTES = 4 << 20  # without white space; because: merging a word takes some thirty times its size
@@ -91,7 +93,7 @@ def bad_lines(data: bytes, key: str, bounds: NDArray[np.int64]) -> list[Reject]:
     return [reject(start, start, bytes(view[start:stop]), key) for start, stop in bounds.reshape(-1, 2).tolist()]
 
 
-def reject(item: int, start: int, source: Document, key: str | None) -> Reject:
+def reject(item: int, start: int, source: Text, key: str | None) -> Reject:
     try:
         judged(source, key)
     except BadTextError as error:
@@ -99,37 +101,56 @@ def reject(item: int, start: int, source: Document, key: str | None) -> Reject:
     raise RuntimeError(f"the compiled reader refuses what its twin accepts: {source[:200]!r}")
 
 
-def judged(source: Document, key: str | None) -> str:
+def judged(source: Text, key: str | None) -> str:
     """The text of a document or, with a key, of a line; raises BadTextError."""
     if key is not None:
         assert isinstance(source, bytes)
-        source = text_of(source, key)
+        return text_of(source, key)
     text = source if isinstance(source, str) else decoded(source)
-    refuse_long_words(_utf8(text))
+    refuse_bad_text(text)
     return text
 
 
 def text_of(line: bytes, key: str) -> str:
     """The text under the key of one line; raises BadTextError."""
+    text: str = document_of(line, key)[key]
+    return text
+
+
+def document_of(line: bytes, key: str | None) -> Document:
+    """All that one line holds, with a text under the key where one is given; raises BadTextError."""
     text = decoded(line)
+    top: Pairs = []  # of the object that ended last, which is the outermost
+
+    def remember(pairs: Pairs) -> Document:
+        nonlocal top
+        top = pairs
+        return dict(pairs)
+
     try:
-        value = json.loads(text, object_pairs_hook=_Pairs, parse_constant=_no_constant, parse_int=_whole)
-        if text.count("[") + text.count("{") > MAX_DEPTH and _deeper(value):
+        if text.count("[") + text.count("{") > MAX_DEPTH and _deeper(_loads(text, _Pairs)):
             raise RecursionError
+        value = _loads(text, remember)
     except json.JSONDecodeError as error:
         raise BadTextError(len(text[: error.pos].encode()), f"not valid JSON ({error.msg})") from error
     except ValueError as error:  # NaN, numbers of thousands of digits
         raise BadTextError(0, f"not valid JSON ({error})") from error
     except RecursionError as error:
         raise BadTextError(0, f"not valid JSON (it nests deeper than {MAX_DEPTH} levels)") from error
-    if not isinstance(value, _Pairs):
+    if not isinstance(value, dict):
         raise BadTextError(0, "not a JSON object")
-    found = [v for k, v in value.pairs if k == key]
-    if len(found) != 1:
-        raise BadTextError(0, f"the key {key!r} stands twice" if found else f"no key {key!r}")
-    if not isinstance(found[0], str):
-        raise BadTextError(0, f"the value of {key!r} is not text")
-    return found[0]
+    if key is not None:
+        found = sum(name == key for name, _ in top)
+        if found != 1:
+            raise BadTextError(0, f"the key {key!r} stands twice" if found else f"no key {key!r}")
+        if not isinstance(value[key], str):
+            raise BadTextError(0, f"the value of {key!r} is not text")
+        refuse_bad_text(value[key])
+    return value
+
+
+def _loads(text: str, to_object: Callable[[Pairs], Any]) -> Any:
+    return json.loads(text, object_pairs_hook=to_object, parse_constant=_no_constant, parse_int=_whole)
 
 
 def decoded(data: bytes) -> str:
@@ -140,10 +161,11 @@ def decoded(data: bytes) -> str:
         raise BadTextError(error.start, "invalid UTF-8") from error
 
 
-def refuse_long_words(text: bytes) -> None:
-    """Raises BadTextError where a stretch of ASCII white space, or without any, is longer than MAX_WORD_BYTES."""
-    if len(text) > MAX_WORD_BYTES:
-        for stretch in _STRETCH.finditer(text):
+def refuse_bad_text(text: str) -> None:
+    """Raises BadTextError at half a character, and where a run of ASCII white space, or without any, is too long."""
+    data = _utf8(text)
+    if len(data) > MAX_WORD_BYTES:
+        for stretch in _STRETCH.finditer(data):
             if stretch.end() - stretch.start() > MAX_WORD_BYTES:
                 raise BadTextError(stretch.start(), f"a word longer than {MAX_WORD_BYTES >> 20} MiB")
 
@@ -151,7 +173,7 @@ def refuse_long_words(text: bytes) -> None:
 class _Pairs:
     """A JSON object as the pairs it was written with, so that a key that stands twice is seen."""
 
-    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
+    def __init__(self, pairs: Pairs) -> None:
         self.pairs = pairs
 
 
@@ -162,7 +184,7 @@ def _no_constant(name: str) -> None:
 def _whole(digits: str) -> int:
     if len(digits.removeprefix("-")) > MAX_DIGITS:
         raise ValueError(f"a number has more than {MAX_DIGITS} digits")
-    return 0  # nobody asks for the number
+    return int(digits)
 
 
 def _deeper(value: Any) -> bool:

@@ -12,8 +12,8 @@ from typing import Any
 
 from lmtrain.checkpoint.checkpoint_settings import CheckpointSettings
 from lmtrain.config.base import Problem, Settings, problem_if
+from lmtrain.data.batch_plan import BatchPlan
 from lmtrain.data.data_settings import DataChoice
-from lmtrain.data.order import BatchPlan
 from lmtrain.layout import divisors, words
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.optim.optim_settings import OptimSettings

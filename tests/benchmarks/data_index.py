@@ -26,7 +26,7 @@ from lmtrain.data.dataset import Dataset
 from lmtrain.data.order import Order
 from lmtrain.data.samples.blend_schedule import Schedule, whole_shares
 from lmtrain.data.samples.causal import CausalDataset
-from lmtrain.data.samples.packing import PackedDataset, Plan
+from lmtrain.data.samples.packing import PackedDataset, Packing
 from lmtrain.data.store.documents import DocumentMap
 from lmtrain.data.store.format import HEADER, MAGIC
 from lmtrain.data.store.index_cache import IndexCache
@@ -172,11 +172,11 @@ def measure_packing() -> None:
         lengths = lognormal(rng, 1_000_000, 1000)
         map_ = DocumentMap.from_lengths(lengths)
         began = time.perf_counter()
-        plan = Plan.of_map(map_, range(len(lengths)), seq_len, "best_fit")
+        packing = Packing.of_map(map_, range(len(lengths)), seq_len, "best_fit")
         seconds = time.perf_counter() - began
         report(
-            "best fit", seq_len=seq_len, documents=len(lengths), seconds=seconds, rows=plan.num_rows,
-            wasted=1 - plan.num_labels(np.arange(plan.num_rows)) / (plan.num_rows * seq_len),
+            "best fit", seq_len=seq_len, documents=len(lengths), seconds=seconds, rows=packing.num_rows,
+            wasted=1 - packing.num_labels(np.arange(packing.num_rows)) / (packing.num_rows * seq_len),
         )  # fmt: skip
 
 

@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.batch import IGNORED, Batch
+from lmtrain.data.batch_plan import BatchPlan
 from lmtrain.data.loader import Loader
-from lmtrain.data.order import BatchPlan, Order
+from lmtrain.data.order import Order
 from tests.layouts.cases import GLOBAL_BATCH, SEQ_LEN, VOCAB, Case
 
 NUM_SAMPLES = 4 * GLOBAL_BATCH

@@ -42,12 +42,12 @@ class BlendedDataset:
             return parts[0][0]
         arrays = {}
         for field in fields(Batch):
-            pieces = [(getattr(batch, field.name), rows) for batch, rows in parts]
-            if pieces[0][0] is None:
+            found = [(getattr(batch, field.name), rows) for batch, rows in parts]
+            if found[0][0] is None:
                 continue
-            whole = np.empty((len(sample_ids), *pieces[0][0].shape[1:]), pieces[0][0].dtype)
-            for piece, rows in pieces:
-                whole[rows] = piece
+            whole = np.empty((len(sample_ids), *found[0][0].shape[1:]), found[0][0].dtype)
+            for array, rows in found:
+                whole[rows] = array
             arrays[field.name] = whole
         return Batch(**arrays)
 

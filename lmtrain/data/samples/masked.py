@@ -25,7 +25,7 @@ from lmtrain.data.samples import sentence_pairs
 from lmtrain.data.samples.masked_twin import BEGINS, CONTINUES, SPECIAL, MaskedSamplerTwin, Pairs
 from lmtrain.data.samples.megatron import AsNumbered
 from lmtrain.data.store.documents import DocumentMap, identity
-from lmtrain.data.store.index_cache import Build, IndexCache
+from lmtrain.data.store.index_cache import Build, IndexCache, kept_if
 from lmtrain.data.store.indexed import IndexedDataset
 from lmtrain.errors import DataError, SettingsError
 from lmtrain.runtime.seed import derive_seed
@@ -36,7 +36,7 @@ _LEAST_SEQ_LEN = 8
 _CACHED_FROM = 1 << 26  # sentences; the map of fewer takes less than half a second
 
 
-class Pieces(Protocol):
+class WordPieces(Protocol):
     """What is asked of a tokenizer."""
 
     @property
@@ -54,7 +54,7 @@ class MaskVocabulary:
     special: dict[str, int]
 
     @classmethod
-    def of(cls, tokenizer: Pieces) -> MaskVocabulary:
+    def of(cls, tokenizer: WordPieces) -> MaskVocabulary:
         missing = [role for role in ("cls", "sep", "mask", "pad") if role not in tokenizer.special]
         if missing:
             names = ", ".join(f"[{role.upper()}]" for role in missing)
@@ -156,10 +156,9 @@ class MaskedDataset:
             index.create("rows", rows.dtype.str, rows.size)[:] = rows.ravel()
             return {}
 
-        kept = cache if cache is not None and indexed.num_sequences >= _CACHED_FROM else IndexCache(None)
+        kept = kept_if(indexed.num_sequences >= _CACHED_FROM, cache)
         about = shape | {"order": settings.order, "documents": [self.documents.start, self.documents.stop]}
-        about |= identity(indexed) if kept.folder else {}
-        rows = kept.get("sentences", about, fill).arrays["rows"].reshape(-1, 3)
+        rows = kept.get("sentences", lambda: about | identity(indexed), fill).arrays["rows"].reshape(-1, 3)
         self._refuse_too_little(rows)
         return rows
 

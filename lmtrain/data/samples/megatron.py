@@ -21,7 +21,7 @@ from lmtrain.batch import Batch
 from lmtrain.data.samples.causal import known_vocab_size, refuse_none
 from lmtrain.data.samples.rows import build_batch, check_ids, ragged
 from lmtrain.data.store.documents import DocumentMap, identity
-from lmtrain.data.store.index_cache import Build, Index, IndexCache
+from lmtrain.data.store.index_cache import Build, Index, IndexCache, kept_if
 from lmtrain.data.store.indexed import IndexedDataset
 from lmtrain.errors import DataError
 
@@ -143,9 +143,8 @@ class MegatronDataset:
             )
         about = {"sequences": [sequences.start, sequences.stop], "seq_len": seq_len}
         about |= {"num_samples": num_samples, "seed": seed}
-        large = cache is not None and num_epochs * len(sequences) >= _CACHED_FROM
-        index: Index = (cache if cache is not None and large else IndexCache(None)).get(
-            "megatron", identity(indexed) | about if large else {},
+        index: Index = kept_if(num_epochs * len(sequences) >= _CACHED_FROM, cache).get(
+            "megatron", lambda: identity(indexed) | about,
             lambda build: build_index(build, indexed.lengths, sequences, seq_len, num_samples, seed),
         )  # fmt: skip
         self.document_index, self.shuffle_index = index.arrays["document_index"], index.arrays["shuffle_index"]
@@ -158,16 +157,16 @@ class MegatronDataset:
     def num_labels(self, sample_ids: Int64s) -> int:
         if not self.document_mask:
             return len(sample_ids) * self.seq_len
-        return len(sample_ids) * self.seq_len - len(self._begins(*self._pieces(sample_ids)[::2])[0])
+        return len(sample_ids) * self.seq_len - len(self._begins(*self._runs(sample_ids)[::2])[0])
 
     def batch(self, sample_ids: Int64s) -> Batch:
-        rows, starts, sizes = self._pieces(sample_ids)
+        rows, starts, sizes = self._runs(sample_ids)
         _, places = ragged(starts, sizes)
         ids = self.indexed.tokens[places].reshape(len(sample_ids), self.seq_len + 1)
         check_ids(ids, self._vocab_size, self.prefix)
         return build_batch(ids, self._begins(rows, sizes) if self.document_mask else None)
 
-    def _pieces(self, sample_ids: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+    def _runs(self, sample_ids: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         """Runs of tokens, in order: (row, first token, how many)."""
         which = self.shuffle_index[sample_ids].astype(np.int64)
         (first, skipped), (last, kept) = (self.sample_index[which + i].astype(np.int64).T for i in (0, 1))

@@ -3,13 +3,13 @@
 Called by the loader where documents must not run on into each other. A document of n tokens takes n - 1 positions, for
 its last token is only ever a label; one longer than a row is cut into full rows and a rest. Nothing else is ever cut.
 What is left of a row is padding: id 0, its labels ignored. Best fit takes a million documents at a time, largest
-pieces first, each into the fullest row with room.
+stretches first, each into the fullest row with room.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from lmtrain.batch import IGNORED, Batch
 from lmtrain.data.samples.causal import known_vocab_size, refuse_none
 from lmtrain.data.samples.rows import check_ids, ragged, separate
 from lmtrain.data.store.documents import DocumentMap, identity
-from lmtrain.data.store.index_cache import Build, IndexCache
+from lmtrain.data.store.index_cache import Build, IndexCache, kept_if
 from lmtrain.data.store.indexed import IndexedDataset
 
 Int64s = NDArray[np.int64]
@@ -31,8 +31,8 @@ _CACHED_FROM = 1 << 22  # documents; fewer are packed in less than a second
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Piece p is sizes[p] positions from token starts[p] on; row r holds pieces bounds[r] to bounds[r + 1] - 1."""
+class Packing:
+    """Stretch p is sizes[p] positions from token starts[p] on; row r holds stretches bounds[r] to bounds[r + 1] - 1."""
 
     starts: Int64s
     sizes: NDArray[np.int32]
@@ -40,20 +40,22 @@ class Plan:
     filled: NDArray[np.int32]  # positions of each row that are no padding
 
     @classmethod
-    def of(cls, dataset: IndexedDataset, documents: range, seq_len: int, kind: str, cache: IndexCache | None) -> Plan:
+    def of(
+        cls, dataset: IndexedDataset, documents: range, seq_len: int, kind: str, cache: IndexCache | None
+    ) -> Packing:
         """Packed now, or found where it was packed before."""
         map_ = DocumentMap.of(dataset, cache)
-        if cache is None or len(documents) < _CACHED_FROM:
-            return cls.of_map(map_, documents, seq_len, kind)
-        about = identity(dataset) | {"documents": [documents.start, documents.stop], "seq_len": seq_len}
-        about |= {"window": WINDOW}
-        arrays = cache.get(kind, about, lambda build: _pack(build, map_, documents, seq_len, kind)).arrays
-        return cls(arrays["starts"], arrays["sizes"], arrays["bounds"], arrays["filled"])
+        about = {"documents": [documents.start, documents.stop], "seq_len": seq_len, "window": WINDOW}
+        kept = kept_if(len(documents) >= _CACHED_FROM, cache)
+        return cls.of_map(map_, documents, seq_len, kind, kept, lambda: identity(dataset) | about)
 
     @classmethod
-    def of_map(cls, map_: DocumentMap, documents: range, seq_len: int, kind: str) -> Plan:
-        arrays = IndexCache(None).get(kind, {}, lambda build: _pack(build, map_, documents, seq_len, kind)).arrays
-        return cls(arrays["starts"], arrays["sizes"], arrays["bounds"], arrays["filled"])
+    def of_map(
+        cls, map_: DocumentMap, documents: range, seq_len: int, kind: str,
+        cache: IndexCache | None = None, about: Callable[[], dict[str, Any]] = dict,
+    ) -> Packing:  # fmt: skip
+        index = kept_if(True, cache).get(kind, about, lambda build: _pack(build, map_, documents, seq_len, kind))
+        return cls(*(index.arrays[name] for name in ("starts", "sizes", "bounds", "filled")))
 
     @property
     def num_rows(self) -> int:
@@ -64,7 +66,7 @@ class Plan:
 
 
 def _pack(build: Build, map_: DocumentMap, documents: range, seq_len: int, kind: str) -> dict[str, Any]:
-    num_pieces = 0
+    num_stretches = 0
     build.append("bounds", "<i8", np.zeros(1, np.int64))
     for name, dtype in (("starts", "<i8"), ("sizes", "<i4"), ("filled", "<i4")):
         build.append(name, dtype, np.empty(0, dtype))
@@ -75,9 +77,9 @@ def _pack(build: Build, map_: DocumentMap, documents: range, seq_len: int, kind:
         counts = np.bincount(rows)
         build.append("starts", "<i8", starts[in_rows])
         build.append("sizes", "<i4", sizes[in_rows])
-        build.append("bounds", "<i8", num_pieces + np.cumsum(counts))
+        build.append("bounds", "<i8", num_stretches + np.cumsum(counts))
         build.append("filled", "<i4", np.bincount(rows, sizes))
-        num_pieces += len(sizes)
+        num_stretches += len(sizes)
     return {}
 
 
@@ -87,7 +89,7 @@ def _windows(documents: range) -> Iterator[tuple[int, int]]:
 
 
 def cut(starts: Int64s, seq_len: int) -> tuple[Int64s, NDArray[np.int32]]:
-    """Pieces of at most seq_len positions, document by document: (first token, positions)."""
+    """Stretches of at most seq_len positions, document by document: (first token, positions)."""
     positions = np.maximum(np.diff(starts) - 1, 0)
     counts = -(-positions // seq_len)
     documents, numbers = ragged(np.zeros(len(counts), np.int64), counts)
@@ -96,7 +98,7 @@ def cut(starts: Int64s, seq_len: int) -> tuple[Int64s, NDArray[np.int32]]:
 
 
 def fit(sizes: NDArray[np.int32], seq_len: int) -> Int64s:
-    """The row of each piece: largest first, each into the fullest row with room, of several the one last changed."""
+    """The row of each stretch: largest first, each into the fullest row with room, of several the one last changed."""
     if native.lib is not None:
         rows: Int64s = native.lib.best_fit(np.ascontiguousarray(sizes, np.int32), seq_len)
         return rows
@@ -129,7 +131,7 @@ def fit_twin(sizes: NDArray[np.int32], seq_len: int) -> Int64s:
 
 
 class PackedDataset:
-    """Samples that are rows of a plan. With a document mask each document of a row is a world of its own."""
+    """Samples that are rows of a packing. With a document mask each document of a row is a world of its own."""
 
     def __init__(
         self,
@@ -141,52 +143,52 @@ class PackedDataset:
         vocab_size: int | None = None,
         cache: IndexCache | None = None,
     ) -> None:
-        self.plan = Plan.of(indexed, documents, seq_len, kind, cache)
-        refuse_none(indexed, documents, seq_len, self.plan.num_rows, len(documents) and indexed.num_tokens)
+        self.packing = Packing.of(indexed, documents, seq_len, kind, cache)
+        refuse_none(indexed, documents, seq_len, self.packing.num_rows, len(documents) and indexed.num_tokens)
         self.prefix, self.seq_len, self.document_mask = indexed.prefix, seq_len, document_mask
         self._tokens: NDArray[Any] = indexed.tokens
         self._vocab_size = vocab_size or known_vocab_size(indexed)
 
     @property
     def num_samples(self) -> int:
-        return self.plan.num_rows
+        return self.packing.num_rows
 
     def num_labels(self, sample_ids: Int64s) -> int:
-        return self.plan.num_labels(sample_ids)
+        return self.packing.num_labels(sample_ids)
 
     def batch(self, sample_ids: Int64s) -> Batch:
-        num, seq_len, plan = len(sample_ids), self.seq_len, self.plan
-        first = plan.bounds[sample_ids]
-        rows, pieces = ragged(first, plan.bounds[sample_ids + 1] - first)
-        sizes = plan.sizes[pieces].astype(np.int64)
+        num, seq_len, packing = len(sample_ids), self.seq_len, self.packing
+        first = packing.bounds[sample_ids]
+        rows, stretches = ragged(first, packing.bounds[sample_ids + 1] - first)
+        sizes = packing.sizes[stretches].astype(np.int64)
         ends = np.cumsum(sizes)
-        before = ends - sizes  # positions of the batch before each piece
+        before = ends - sizes  # positions of the batch before each stretch
         places = before - before[np.searchsorted(rows, np.arange(num))][rows]
         tokens, labels = np.zeros(num * seq_len, np.int64), np.full(num * seq_len, IGNORED, np.int64)
         targets = rows * seq_len + places
-        if not copy_pieces(self._tokens, plan.starts[pieces], sizes, targets, self._vocab_size, tokens, labels):
+        if not copy_rows(self._tokens, packing.starts[stretches], sizes, targets, self._vocab_size, tokens, labels):
             check_ids(tokens, self._vocab_size, self.prefix)
             check_ids(np.where(labels == IGNORED, 0, labels), self._vocab_size, self.prefix)
         tokens_BT, labels_BT = tokens.reshape(num, seq_len), labels.reshape(num, seq_len)
         if not self.document_mask:
             return Batch(tokens_BT, labels_BT)
-        padding = np.flatnonzero(plan.filled[sample_ids] < seq_len)  # it is a document of its own, seen by nobody
-        begins = np.concatenate([rows, padding]), np.concatenate([places, plan.filled[sample_ids][padding]])
+        padding = np.flatnonzero(packing.filled[sample_ids] < seq_len)  # it is a document of its own, seen by nobody
+        begins = np.concatenate([rows, padding]), np.concatenate([places, packing.filled[sample_ids][padding]])
         inner = begins[1] > 0
         return Batch(tokens_BT, labels_BT, *separate(num, seq_len, begins[0][inner], begins[1][inner]))
 
 
-def copy_pieces(
+def copy_rows(
     tokens: NDArray[Any], starts: Int64s, sizes: Int64s, targets: Int64s, vocab_size: int, ids: Int64s, labels: Int64s
 ) -> bool:
-    """Tokens of each piece to its place in `ids`, the token after each to `labels`. False: not all are in 0..vocab."""
+    """Tokens of each stretch to its place in `ids`, the token after each to `labels`. False: not all are in 0..vocab."""
     if native.lib is not None:
         known: bool = native.lib.pack_rows(tokens, starts, sizes, targets, vocab_size, ids, labels)
         return known
-    return copy_pieces_twin(tokens, starts, sizes, targets, vocab_size, ids, labels)
+    return copy_rows_twin(tokens, starts, sizes, targets, vocab_size, ids, labels)
 
 
-def copy_pieces_twin(
+def copy_rows_twin(
     tokens: NDArray[Any], starts: Int64s, sizes: Int64s, targets: Int64s, vocab_size: int, ids: Int64s, labels: Int64s
 ) -> bool:
     source, target = ragged(starts, sizes)[1], ragged(targets, sizes)[1]

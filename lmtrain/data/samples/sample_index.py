@@ -7,8 +7,6 @@ the length of a run. All arithmetic is 64-bit. Must not know how samples are ord
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,14 +14,6 @@ from lmtrain.data.samples.rows import ragged
 from lmtrain.data.store.documents import DocumentMap
 
 Int64s = NDArray[np.int64]
-
-
-def split_documents(num: int, ratios: Sequence[float]) -> tuple[range, range, range]:
-    """Documents of train, validation and test: consecutive ranges in these proportions, each document in one."""
-    shares = [float(ratio) for ratio in ratios] + [0.0] * (3 - len(ratios))
-    total = sum(shares)
-    bounds = [round(sum(shares[:i]) / total * num) for i in range(4)]
-    return range(bounds[0], bounds[1]), range(bounds[1], bounds[2]), range(bounds[2], bounds[3])
 
 
 class SampleIndex:

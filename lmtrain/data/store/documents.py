@@ -9,7 +9,7 @@ of index_cache.py, made once for a dataset.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain import native
-from lmtrain.data.store.index_cache import IndexCache, file_print
+from lmtrain.data.store.index_cache import IndexCache, file_print, kept_if
 from lmtrain.data.store.indexed import IndexedDataset, part
 from lmtrain.errors import DataError
 
@@ -45,9 +45,8 @@ class DocumentMap:
         """Checks every entry of the .idx, or finds that it has been checked."""
         num = dataset.num_documents
         stride = 1 if num <= ALL_IN_MEMORY else STRIDE
-        small = dataset.num_sequences + num < _CACHED_FROM
-        index = (IndexCache(None) if cache is None or small else cache).get(
-            "documents", identity(dataset) | {"stride": stride} if cache and not small else {},
+        index = kept_if(dataset.num_sequences + num >= _CACHED_FROM, cache).get(
+            "documents", lambda: identity(dataset) | {"stride": stride},
             lambda build: _check(dataset, stride, build.create("every", "<i8", -(-num // stride))),
         )  # fmt: skip
         every = np.append(index.arrays["every"], dataset.num_tokens)
@@ -90,6 +89,14 @@ class DocumentMap:
             before = self.starts(middle) <= tokens
             low, high = np.where(before, middle, low), np.where(before, high, middle)
         return low
+
+
+def split_documents(num: int, ratios: Sequence[float]) -> tuple[range, range, range]:
+    """Documents of train, validation and test: consecutive ranges in these proportions, each document in one."""
+    shares = [float(ratio) for ratio in ratios] + [0.0] * (3 - len(ratios))
+    total = sum(shares)
+    bounds = [round(sum(shares[:i]) / total * num) for i in range(4)]
+    return range(bounds[0], bounds[1]), range(bounds[1], bounds[2]), range(bounds[2], bounds[3])
 
 
 def identity(dataset: IndexedDataset) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class Index:
 
 @dataclass
 class Build:
-    """What a builder fills: arrays that are made whole, or that grow piece by piece."""
+    """What a builder fills: arrays that are made whole, or that grow bit by bit."""
 
     folder: Path | None
     arrays: dict[str, Array] = field(default_factory=dict)
@@ -67,19 +67,19 @@ class Build:
             self.arrays[name] = mapped.view(np.ndarray)
         return self.arrays[name]
 
-    def append(self, name: str, dtype: str, piece: Array) -> None:
-        piece = np.ascontiguousarray(piece, dtype)
+    def append(self, name: str, dtype: str, more: Array) -> None:
+        more = np.ascontiguousarray(more, dtype)
         self._dtypes[name] = np.dtype(dtype)
         if self.folder is None:
-            self._grown.setdefault(name, []).append(piece)
+            self._grown.setdefault(name, []).append(more)
             return
         with open(self.folder / name, "ab") as file:
-            file.write(piece.data.cast("B") if piece.size else b"")
+            file.write(more.data.cast("B") if more.size else b"")
 
     def finish(self, header: dict[str, Any]) -> None:
         """In a folder: put all on disk, facts last."""
         if self.folder is None:
-            self.arrays |= {name: np.concatenate(pieces) for name, pieces in self._grown.items()}
+            self.arrays |= {name: np.concatenate(arrays) for name, arrays in self._grown.items()}
             return
         self.arrays.clear()
         described = {}
@@ -108,14 +108,14 @@ class IndexCache:
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
 
-    def get(self, kind: str, about: dict[str, Any], build: Callable[[Build], dict[str, Any]]) -> Index:
+    def get(self, kind: str, about: Callable[[], dict[str, Any]], build: Callable[[Build], dict[str, Any]]) -> Index:
         """The index of this kind built from exactly this, built now if it is not there."""
         if self.folder is None:
             return _in_memory(build)
-        about = json.loads(json.dumps(about))
-        text = json.dumps([kind, VERSION, about], sort_keys=True)
+        plain = files.parse_json(json.dumps(about()).encode(), self.folder)
+        text = json.dumps([kind, VERSION, plain], sort_keys=True)
         path = self.folder / f"{kind}-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
-        header = {"format": "lmtrain index", "version": VERSION, "kind": kind, "about": about}
+        header = {"format": "lmtrain index", "version": VERSION, "kind": kind, "about": plain}
         found = _read(path, header)
         if found is not None:
             return found
@@ -124,6 +124,11 @@ class IndexCache:
                 return _read(path, header) or _on_disk(path, header, build, sure)
         except _Unwritable:
             return _in_memory(build)
+
+
+def kept_if(large: bool, cache: IndexCache | None) -> IndexCache:
+    """The cache for an index that is worth a file; else, or without one, an index is built in memory."""
+    return cache if cache is not None and large else IndexCache(None)
 
 
 class _Unwritable(Exception):

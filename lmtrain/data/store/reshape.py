@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.data.samples.sample_index import split_documents
-from lmtrain.data.store.documents import DocumentMap
+from lmtrain.data.store.documents import DocumentMap, split_documents
 from lmtrain.data.store.format import DatasetInfo
 from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset, part
 from lmtrain.errors import DataError, UsageError

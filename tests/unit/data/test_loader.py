@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from lmtrain.batch import IGNORED, Batch
+from lmtrain.data.batch_plan import BatchPlan
 from lmtrain.data.loader import Dataset, Loader, StepBatches
-from lmtrain.data.order import BatchPlan, Order
+from lmtrain.data.order import Order
 from lmtrain.data.samples.causal import CausalDataset
 from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset
 from lmtrain.errors import SettingsError

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from lmtrain.batch import IGNORED
+from lmtrain.data.batch_plan import BatchPlan
 from lmtrain.data.data_settings import BlendPart, BlendSettings, DataChoice, DataSettings
 from lmtrain.data.loader import Loader
 from lmtrain.data.masked_settings import MaskedSettings
-from lmtrain.data.order import BatchPlan, Order
+from lmtrain.data.order import Order
 from lmtrain.data.samples.blend_schedule import whole_shares
 from lmtrain.data.samples.masked import MaskedDataset
 from lmtrain.data.samples.megatron import MegatronDataset, split_sequences

@@ -7,8 +7,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from data_tools.corpus.reading import Reading
 from data_tools.corpus.steps import Report, Step, Work, report_path, run_step
-from data_tools.read.records import Part, Reading
+from data_tools.read.chunks import Limits
+from data_tools.read.parts import Part
+from data_tools.read.rejects import OnError
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "mu", "nu", "xi", "pi"]
 
@@ -28,8 +31,9 @@ def texts(path: Path) -> list[str]:
 
 
 def run(step: Step, inputs: Sequence[Path], output: Path, **how: Any) -> Report:
-    """Run a step that writes documents; `part` as text, `block_bytes` and `workers` as in Work."""
-    part = Part.parse(how.pop("part", "0/1"))
-    reading = Reading(**{name: how.pop(name) for name in ("key", "on_error", "max_doc_bytes") if name in how})
-    work = Work(part=part, reading=reading, **how)
+    """Run a step that writes documents; `part` and `on_error` as text, limits by their names, `workers` as in Work."""
+    limits = Limits(**{name: how.pop(name) for name in ("slice_bytes", "max_doc_bytes") if name in how})
+    part, on_error = Part.parse(how.pop("part", "0/1")), OnError(how.pop("on_error", "stop"))
+    work = Work(how.pop("workers", 1), Reading(how.pop("key", "text"), on_error, limits, part))
+    assert not how
     return run_step(step, list(inputs), dict.fromkeys(step.files, output), work, report_path(output))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lmtrain.config.build import build_settings
 from lmtrain.config.compose import compose, group_choices
-from lmtrain.data.order import BatchPlan
+from lmtrain.data.batch_plan import BatchPlan
 from lmtrain.errors import SettingsError
 from lmtrain.train.config import RunConfig, count_steps
 from lmtrain.train.train_settings import RampUpSettings, TrainSettings

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lmtrain import native
 from lmtrain.batch import IGNORED
 from lmtrain.data.samples import packing
-from lmtrain.data.samples.packing import PackedDataset, Plan, fit, fit_twin
+from lmtrain.data.samples.packing import PackedDataset, Packing, fit, fit_twin
 from lmtrain.data.store.documents import DocumentMap
 from lmtrain.data.store.index_cache import IndexCache
 from lmtrain.errors import DataError
@@ -22,8 +22,8 @@ LENGTHS = st.lists(st.integers(0, 25), min_size=1, max_size=30)
 KINDS = ["document", "best_fit"]
 
 
-def plan(lengths: list[int], seq_len: int, kind: str) -> Plan:
-    return Plan.of_map(DocumentMap.from_lengths(np.array(lengths)), range(len(lengths)), seq_len, kind)
+def packed(lengths: list[int], seq_len: int, kind: str) -> Packing:
+    return Packing.of_map(DocumentMap.from_lengths(np.array(lengths)), range(len(lengths)), seq_len, kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -31,16 +31,16 @@ def plan(lengths: list[int], seq_len: int, kind: str) -> Plan:
 def test_every_label_once_and_no_cut_that_need_not_be(kind: str, lengths: list[int], seq_len: int, window: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packing, "WINDOW", window)
-        made = plan(lengths, seq_len, kind)
+        made = packed(lengths, seq_len, kind)
     labels: list[int] = []
     ends = np.cumsum([0, *lengths]).tolist()
     for row in range(made.num_rows):
-        pieces = range(made.bounds[row], made.bounds[row + 1])
-        sizes = [int(made.sizes[p]) for p in pieces]
+        stretches = range(made.bounds[row], made.bounds[row + 1])
+        sizes = [int(made.sizes[p]) for p in stretches]
         assert min(sizes) >= 1
         assert made.filled[row] == sum(sizes) <= seq_len
         assert kind == "best_fit" or len(sizes) == 1
-        for p in pieces:
+        for p in stretches:
             start, size = int(made.starts[p]), int(made.sizes[p])
             document = max(d for d in range(len(lengths)) if ends[d] <= start)
             assert start + size < ends[document + 1]  # the last label is of the same document
@@ -79,21 +79,21 @@ def slow_fit(sizes: list[int], capacity: int) -> list[int]:
 @pytest.mark.parametrize("seq_len", [1024, 2048, 8192])
 def test_best_fit_wastes_little(seq_len: int) -> None:
     lengths = np.maximum(np.random.default_rng(0).lognormal(6.3, 1.1, 100_000).astype(int), 1).tolist()
-    made = plan(lengths, seq_len, "best_fit")
+    made = packed(lengths, seq_len, "best_fit")
     wasted = 1 - int(made.filled.sum()) / (made.num_rows * seq_len)
     assert wasted < 0.01
 
 
 def slow_batch(data: PackedDataset, tokens: list[int], row: int) -> tuple[list[int], ...]:
-    """Piece by piece, then padding."""
-    plan, seq_len = data.plan, data.seq_len
+    """Piece by stretch, then padding."""
+    packing, seq_len = data.packing, data.seq_len
     ids: list[int] = []
     labels: list[int] = []
     positions: list[int] = []
     documents: list[int] = []
     number = 0
-    for p in range(plan.bounds[row], plan.bounds[row + 1]):
-        start, size = int(plan.starts[p]), int(plan.sizes[p])
+    for p in range(packing.bounds[row], packing.bounds[row + 1]):
+        start, size = int(packing.starts[p]), int(packing.sizes[p])
         ids += tokens[start : start + size]
         labels += tokens[start + 1 : start + size + 1]
         positions += range(size)
@@ -144,7 +144,7 @@ def test_a_large_plan_is_kept(make: Make, tmp_path: Path, monkeypatch: pytest.Mo
         kept = PackedDataset(indexed, range(5), seq_len, "best_fit", True, cache=IndexCache(tmp_path / "cache"))
         fresh = PackedDataset(indexed, range(5), seq_len, "best_fit", True)
         for name in ("starts", "sizes", "bounds", "filled"):
-            assert getattr(kept.plan, name).tolist() == getattr(fresh.plan, name).tolist()
+            assert getattr(kept.packing, name).tolist() == getattr(fresh.packing, name).tolist()
     assert len(list((tmp_path / "cache").glob("best_fit-*"))) == 2
 
 

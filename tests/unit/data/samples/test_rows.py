@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtrain import native
-from lmtrain.data.samples.packing import copy_pieces, copy_pieces_twin
+from lmtrain.data.samples.packing import copy_rows, copy_rows_twin
 from lmtrain.data.samples.rows import ragged, separate, separate_twin
 
 
@@ -48,13 +48,13 @@ def test_copying_pieces(dtype: type[np.integer], sizes: list[int], limit: int, d
     starts = np.array([data.draw(st.integers(0, len(tokens) - 1 - size)) for size in sizes], np.int64)
     targets = np.cumsum([0, *sizes])[:-1].astype(np.int64)
     results = []
-    for function in (copy_pieces, copy_pieces_twin):
+    for function in (copy_rows, copy_rows_twin):
         ids, labels = np.zeros(40, np.int64), np.full(40, -100, np.int64)
         known = function(tokens, starts, np.array(sizes, np.int64), targets, limit, ids, labels)
         results.append((known, ids.tolist(), labels.tolist()))
     assert results[0] == results[1]
     used = [tokens[start : start + size + 1] for start, size in zip(starts, sizes, strict=True) if size]
-    assert results[0][0] == all(0 <= token < limit for piece in used for token in piece.tolist())
+    assert results[0][0] == all(0 <= token < limit for stretch in used for token in stretch.tolist())
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmtrain.data.samples.sample_index import SampleIndex, split_documents
+from lmtrain.data.samples.sample_index import SampleIndex
 
 LENGTHS = st.lists(st.integers(0, 9), min_size=1, max_size=12)
 
@@ -71,18 +70,3 @@ def test_beyond_32_bits() -> None:
     last = index.num_samples - 1
     assert index.starts(np.array([last])).tolist() == [last * 1024]
     assert index.spans(last)[-1][0] == 4999
-
-
-@given(num=st.integers(0, 10_000), ratios=st.lists(st.floats(0, 1000), min_size=1, max_size=3))
-def test_splits_are_a_partition(num: int, ratios: list[float]) -> None:
-    if sum(ratios) == 0:
-        return
-    ranges = split_documents(num, ratios)
-    assert [i for part in ranges for i in part] == list(range(num))
-    for part, ratio in zip(ranges, [*ratios, 0.0, 0.0], strict=False):
-        assert abs(len(part) - num * ratio / sum(ratios)) <= 1
-
-
-@pytest.mark.parametrize("ratios", [(0.98, 0.02, 0.0), (98, 2), (49, 1, 0)])
-def test_splits_have_no_scale(ratios: tuple[float, ...]) -> None:
-    assert split_documents(100, ratios) == (range(98), range(98, 100), range(100, 100))

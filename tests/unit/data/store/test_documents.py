@@ -20,6 +20,7 @@ from lmtrain.data.store.documents import (
     bounds_rise_twin,
     sequences_follow,
     sequences_follow_twin,
+    split_documents,
 )
 from lmtrain.data.store.index_cache import IndexCache
 from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset, part
@@ -155,3 +156,18 @@ def test_the_compiled_check_refuses_arrays_that_do_not_belong_together() -> None
     assert native.lib is not None
     with pytest.raises(ValueError, match="sizes differ"):
         native.lib.sequences_follow(np.zeros(8, np.uint8), np.zeros(16, np.uint8), 2)
+
+
+@given(num=st.integers(0, 10_000), ratios=st.lists(st.floats(0, 1000), min_size=1, max_size=3))
+def test_splits_are_a_partition(num: int, ratios: list[float]) -> None:
+    if sum(ratios) == 0:
+        return
+    ranges = split_documents(num, ratios)
+    assert [i for one in ranges for i in one] == list(range(num))
+    for one, ratio in zip(ranges, [*ratios, 0.0, 0.0], strict=False):
+        assert abs(len(one) - num * ratio / sum(ratios)) <= 1
+
+
+@pytest.mark.parametrize("ratios", [(0.98, 0.02, 0.0), (98, 2), (49, 1, 0)])
+def test_splits_have_no_scale(ratios: tuple[float, ...]) -> None:
+    assert split_documents(100, ratios) == (range(98), range(98, 100), range(100, 100))

@@ -41,14 +41,14 @@ def check(index: Index) -> None:
 def test_built_once(tmp_path: Path) -> None:
     builder = Builder()
     for _ in range(3):
-        check(IndexCache(tmp_path / "new" / "cache").get("k", {"a": [1, None]}, builder))
+        check(IndexCache(tmp_path / "new" / "cache").get("k", lambda: {"a": [1, None]}, builder))
     assert builder.times == 1
     assert [path.name[:2] for path in (tmp_path / "new" / "cache").iterdir() if path.is_dir()] == ["k-"]
 
 
 def test_in_memory(tmp_path: Path) -> None:
     builder = Builder()
-    index = IndexCache(None).get("k", {}, builder)
+    index = IndexCache(None).get("k", dict, builder)
     check(index)
     assert index.folder is None
 
@@ -56,25 +56,26 @@ def test_in_memory(tmp_path: Path) -> None:
 @pytest.mark.parametrize("other", [("k", {"a": 2}), ("k", {"a": 1, "b": 1}), ("j", {"a": 1}), ("k", {"a": "1"})])
 def test_anything_else_is_another_index(tmp_path: Path, other: tuple[str, dict[str, Any]]) -> None:
     builder = Builder()
-    IndexCache(tmp_path).get("k", {"a": 1}, builder)
-    check(IndexCache(tmp_path).get(*other, builder))
+    IndexCache(tmp_path).get("k", lambda: {"a": 1}, builder)
+    kind, about = other
+    check(IndexCache(tmp_path).get(kind, lambda: about, builder))
     assert builder.times == 2
 
 
 def test_a_stale_index_under_the_right_name_is_built_again(tmp_path: Path) -> None:
     builder = Builder()
-    [folder] = [IndexCache(tmp_path).get("k", {"a": 1}, builder).folder]
+    [folder] = [IndexCache(tmp_path).get("k", lambda: {"a": 1}, builder).folder]
     assert folder is not None
     facts = json.loads((folder / "facts.json").read_text())
     (folder / "facts.json").write_text(json.dumps(facts | {"about": {"a": 2}}))
-    check(IndexCache(tmp_path).get("k", {"a": 1}, builder))
+    check(IndexCache(tmp_path).get("k", lambda: {"a": 1}, builder))
     assert builder.times == 2
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove", "facts", "json", "name", "dtype"])
 def test_a_damaged_index_is_built_again(tmp_path: Path, damage: str) -> None:
     builder = Builder()
-    folder = IndexCache(tmp_path).get("k", {}, builder).folder
+    folder = IndexCache(tmp_path).get("k", dict, builder).folder
     assert folder is not None
     made, facts = folder / "made", json.loads((folder / "facts.json").read_text())
     if damage == "flip":
@@ -93,8 +94,8 @@ def test_a_damaged_index_is_built_again(tmp_path: Path, damage: str) -> None:
     else:
         facts["arrays"]["made"]["dtype"] = "|O8"
         (folder / "facts.json").write_text(json.dumps(facts))
-    check(IndexCache(tmp_path).get("k", {}, builder))
-    check(IndexCache(tmp_path).get("k", {}, builder))
+    check(IndexCache(tmp_path).get("k", dict, builder))
+    check(IndexCache(tmp_path).get("k", dict, builder))
     assert builder.times == 2
 
 
@@ -104,17 +105,17 @@ def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
         raise OSError(28, "No space left on device")
 
     with pytest.raises(StorageError, match="disk is full"):
-        IndexCache(tmp_path).get("k", {}, fail)
+        IndexCache(tmp_path).get("k", dict, fail)
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
 
 
 def test_what_a_killed_build_left_is_removed(tmp_path: Path) -> None:
     builder = Builder()
-    folder = IndexCache(tmp_path).get("k", {}, builder).folder
+    folder = IndexCache(tmp_path).get("k", dict, builder).folder
     assert folder is not None
     left = tmp_path / f".{folder.name}.abc"
     folder.rename(left)
-    check(IndexCache(tmp_path).get("k", {}, builder))
+    check(IndexCache(tmp_path).get("k", dict, builder))
     assert not left.exists()
 
 
@@ -130,7 +131,7 @@ def build(made):
     made.create("numbers", "<i8", 300_000)[:] = np.arange(300_000)
     return {}
 
-index = IndexCache(Path(sys.argv[1])).get("k", {}, build)
+index = IndexCache(Path(sys.argv[1])).get("k", lambda: {}, build)
 assert index.arrays["numbers"].sum() == 300_000 * 299_999 // 2
 """
 
@@ -144,7 +145,7 @@ def test_processes_that_want_it_at_once_build_it_once(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written() -> None:
     nobodys = Path("/sys/lmtrain.index")  # not even root makes folders there
-    index = IndexCache(nobodys).get("k", {}, Builder())
+    index = IndexCache(nobodys).get("k", dict, Builder())
     check(index)
     assert (index.folder, nobodys.exists()) == (None, False)
 

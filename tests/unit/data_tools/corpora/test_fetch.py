@@ -78,7 +78,7 @@ def test_a_file_is_fetched_once_and_verified(tmp_path: Path, server: tuple[str, 
     url, behaviour = server
     seen: list[tuple[int, int | None]] = []
     target = tmp_path / "deep" / "file"
-    assert fetch([url], target, sha256=SHA256, progress=lambda done, total: seen.append((done, total)))
+    assert fetch([url], target, sha256=SHA256, report=lambda done, total: seen.append((done, total)))
     assert target.read_bytes() == CONTENT
     assert seen[-1] == (len(CONTENT), len(CONTENT))
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)

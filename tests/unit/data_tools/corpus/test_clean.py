@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from data_tools.corpus.clean import DEFAULT_RULES, build_clean
-from data_tools.corpus.quality import GROUPS, LINE_RULES, RULES, Facts, script_of, script_shares
+from data_tools.corpus.quality import GROUPS, LINE_RULES, RULES, Facts
 from lmtrain.errors import UsageError
 from tests.unit.data_tools.corpus_files import run, texts, write_jsonl
 
@@ -98,14 +98,6 @@ def test_lines_are_taken_out_and_counted(tmp_path: Path) -> None:
     assert tally.changed == {f"lines taken out: {rule}": 1 for rule in LINE_RULES}
 
 
-def test_scripts_are_told_apart() -> None:
-    assert [script_of(letter) for letter in "aÅДλ漢カひ한\u0627ไ"] == [
-        "latin", "latin", "cyrillic", "greek", "han", "kana", "kana", "hangul", "arabic", "thai"
-    ]  # fmt: skip
-    assert script_shares("abc ДЖ 12!") == {"latin": 0.6, "cyrillic": 0.4}
-    assert script_shares("12 !") == {}
-
-
 def test_unwelcome_scripts_are_left_out_and_named() -> None:
     clean = build_clean([], ["Latin"], 0.7)
     assert clean.cause("Mostly Latin words слово") is None
@@ -120,3 +112,5 @@ def test_a_wrong_rule_is_refused(word: str) -> None:
         build_clean([word])
     with pytest.raises(UsageError, match="min-script-share"):
         build_clean([], [], 1.5)
+    with pytest.raises(UsageError, match="Did you mean latin"):
+        build_clean([], ["latvian"])

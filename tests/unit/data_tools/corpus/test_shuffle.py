@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data_tools.corpus.reading import Reading
 from data_tools.corpus.shuffle import Sample, Split, draw, sample_limit, shuffle, split_outputs
 from data_tools.corpus.steps import Report, Work, merge_outputs, report_path, run_step
-from data_tools.read.records import Part
+from data_tools.read.parts import Part
 from lmtrain.errors import UsageError
 from tests.unit.data_tools.corpus_files import read_jsonl, run, texts, write_jsonl
 
@@ -26,7 +27,8 @@ def inputs(tmp_path: Path) -> list[Path]:
 def shuffled(
     inputs: list[Path], output: Path, seed: int = 0, memory_bytes: int = 1 << 28, part: str = "0/1"
 ) -> Report:
-    return shuffle(inputs, output, Work(part=Part.parse(part)), report_path(output), seed, memory_bytes)
+    work = Work(reading=Reading(part=Part.parse(part)))
+    return shuffle(inputs, output, work, report_path(output), seed, memory_bytes)
 
 
 def test_a_shuffle_keeps_every_document_and_hangs_on_the_seed_alone(tmp_path: Path, inputs: list[Path]) -> None:
@@ -120,6 +122,6 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path, inputs: list[Path]) -> N
     with pytest.raises(UsageError, match="--fraction=2"):
         sample_limit(inputs, Work(), tmp_path, fraction=2.0, count=None, seed=0)
     with pytest.raises(UsageError, match="--count needs all documents"):
-        sample_limit(inputs, Work(part=Part(0, 2)), tmp_path, fraction=None, count=3, seed=0)
+        sample_limit(inputs, Work(reading=Reading(part=Part(0, 2))), tmp_path, fraction=None, count=3, seed=0)
     with pytest.raises(UsageError, match="also an input"):
         shuffled(inputs, inputs[0])

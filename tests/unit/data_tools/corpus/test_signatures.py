@@ -15,9 +15,12 @@ from data_tools.corpus.build import dedupe_all, drop, sign
 from data_tools.corpus.build_settings import DedupeSettings
 from data_tools.corpus.copies import find_pairs, find_roots, mark_exact, mark_near, unite
 from data_tools.corpus.minhash import MinHash
+from data_tools.corpus.reading import Reading
 from data_tools.corpus.signatures import Sign, Signed, content_hash
 from data_tools.corpus.steps import Report, Work, merge_outputs
-from data_tools.read.records import Part, Reading
+from data_tools.read.chunks import Limits
+from data_tools.read.parts import Part
+from data_tools.read.rejects import OnError
 from lmtrain.errors import DataError, MissingInputError, UsageError
 from tests.benchmarks.data_corpora import judge, write_planted
 from tests.peak import peak_bytes
@@ -109,17 +112,17 @@ def planted(tmp_path: Path) -> list[Path]:
 
 @pytest.mark.parametrize("count", [1, 4])
 def test_tasks_of_an_array_come_to_the_same_as_one_run(tmp_path: Path, planted: list[Path], count: int) -> None:
-    expected = dedupe_all(planted, tmp_path / "one.jsonl", SETTINGS, Work(workers=1, block_bytes=5000))
+    expected = dedupe_all(planted, tmp_path / "one.jsonl", SETTINGS, Work(1, Reading(limits=Limits(5000))))
     work, output = tmp_path / "work", tmp_path / "many.jsonl"
     parts = [Part(i, count) for i in range(count)]
     for part in reversed(parts):
-        sign(planted, work, MinHash(), Work(part=part))
+        sign(planted, work, MinHash(), Work(reading=Reading(part=part)))
     exact = mark_exact(work, memory_bytes=20_000)
     for part in parts:
         find_pairs(work, SETTINGS.threshold, part, memory_bytes=20_000)
     near = mark_near(work, SETTINGS.keep, count, memory_bytes=20_000)
     for part in parts:
-        drop(planted, work, output, Work(part=part))
+        drop(planted, work, output, Work(reading=Reading(part=part)))
     if count > 1:
         merge_outputs(output)
     assert output.read_bytes() == (tmp_path / "one.jsonl").read_bytes()
@@ -131,7 +134,7 @@ def test_tasks_of_an_array_come_to_the_same_as_one_run(tmp_path: Path, planted: 
 def test_every_document_is_signed_once_whatever_the_parts(tmp_path: Path, planted: list[Path]) -> None:
     sign(planted, tmp_path / "one", MinHash(), Work())
     for number in range(5):
-        sign(planted, tmp_path / "many", MinHash(), Work(part=Part(number, 5), block_bytes=3000))
+        sign(planted, tmp_path / "many", MinHash(), Work(reading=Reading(limits=Limits(3000), part=Part(number, 5))))
     one, many = Signed(tmp_path / "one"), Signed(tmp_path / "many")
     everything = np.arange(len(one))
     assert len(one) == len(many) == 600
@@ -166,10 +169,10 @@ def test_steps_out_of_order_say_what_is_missing(tmp_path: Path, planted: list[Pa
         mark_exact(work)
     with pytest.raises(MissingInputError, match="corpus sign"):
         drop(planted, work, tmp_path / "out.jsonl", Work())
-    sign(planted, work, MinHash(), Work(part=Part(0, 2)))
+    sign(planted, work, MinHash(), Work(reading=Reading(part=Part(0, 2))))
     with pytest.raises(MissingInputError, match="1 parts of 2"):
         mark_exact(work)
-    sign(planted, work, MinHash(), Work(part=Part(1, 2)))
+    sign(planted, work, MinHash(), Work(reading=Reading(part=Part(1, 2))))
     with pytest.raises(MissingInputError, match=r"exact\.u64 does not exist"):
         find_pairs(work, 0.8)
     mark_exact(work)
@@ -208,9 +211,9 @@ def test_leftovers_of_a_killed_run_are_cleared(tmp_path: Path) -> None:
 def test_bad_lines_can_be_skipped(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     path.write_text('{"text": "a b c"}\n{"text": 3}\n{"text": "A b  c"}\n')
-    report = dedupe_all([path], tmp_path / "out.jsonl", SETTINGS, Work(reading=Reading(on_error="skip")))
+    report = dedupe_all([path], tmp_path / "out.jsonl", SETTINGS, Work(reading=Reading(on_error=OnError.SKIP)))
     assert texts(tmp_path / "out.jsonl") == ["a b c"]
-    assert report.tally.dropped == {"bad line: no text under the key 'text'": 1, "exact copy": 1}
+    assert report.tally.dropped == {"bad line: the value of 'text' is not text": 1, "exact copy": 1}
 
 
 def test_hashes_are_of_content() -> None:

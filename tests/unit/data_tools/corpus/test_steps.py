@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from data_tools.corpus.clean import Clean
+from data_tools.corpus.reading import Reading
 from data_tools.corpus.shuffle import Sample, Split, split_outputs
 from data_tools.corpus.steps import Collect, Work, merge_outputs, merge_parts, read_report, report_path, run_step
-from data_tools.read.records import Part
+from data_tools.read.parts import Part
 from lmtrain.errors import DataError, MissingInputError, UsageError
 from tests.unit.data_tools.corpus_files import read_jsonl, run, texts, write_jsonl
 
@@ -25,7 +26,7 @@ def inputs(tmp_path: Path) -> list[Path]:
 
 def test_workers_and_blocks_do_not_change_a_byte(tmp_path: Path, inputs: list[Path]) -> None:
     reports = [
-        run(Clean(), inputs, tmp_path / f"{workers}.jsonl", workers=workers, block_bytes=700) for workers in (1, 3)
+        run(Clean(), inputs, tmp_path / f"{workers}.jsonl", workers=workers, slice_bytes=700) for workers in (1, 3)
     ]
     run(Clean(), inputs, tmp_path / "whole.jsonl")
     assert (tmp_path / "1.jsonl").read_bytes() == (tmp_path / "3.jsonl").read_bytes()
@@ -61,7 +62,8 @@ def test_parts_of_a_split_merge_file_by_file(tmp_path: Path, inputs: list[Path])
     for folder, parts in (("one", [Part()]), ("many", [Part(i, 3) for i in range(3)])):
         for part in parts:
             output = tmp_path / folder
-            run_step(step, inputs, split_outputs(output), Work(part=part), output / "split.report.json")
+            work = Work(reading=Reading(part=part))
+            run_step(step, inputs, split_outputs(output), work, output / "split.report.json")
     merge_outputs(tmp_path / "many")
     names = ["split.report.json", "test.jsonl", "train.jsonl", "valid.jsonl"]
     assert sorted(path.name for path in (tmp_path / "many").iterdir()) == names
@@ -90,7 +92,7 @@ def test_a_bad_line_leaves_nothing_behind(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["a.jsonl"]
     tally = run(Collect(), [path], tmp_path / "out.jsonl", on_error="skip").tally
     assert (tally.num_in, tally.num_out) == (2, 1)
-    assert tally.dropped == {"bad line: no text under the key 'text'": 1}
+    assert tally.dropped == {"bad line: the value of 'text' is not text": 1}
 
 
 def test_an_input_is_never_overwritten(tmp_path: Path, inputs: list[Path]) -> None:

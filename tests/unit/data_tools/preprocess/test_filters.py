@@ -4,41 +4,13 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 
-from data_tools.preprocess.filters import GROUP, SCRIPTS, Filters, parse_script, share_in_script
+from data_tools.preprocess.filters import GROUP, Filters, parse_script
 from lmtrain.errors import DataError, UsageError
-
-
-@pytest.mark.parametrize(
-    ("text", "script", "share"),
-    [
-        ("plain words, 123!", "latin", 1.0),
-        ("", "latin", 0.0),
-        ("123 !?", "latin", 0.0),
-        ("naïve Größe", "latin", 1.0),
-        ("ab вг", "latin", 0.5),
-        ("ab вг", "cyrillic", 0.5),
-        ("Ελλάδα", "greek", 1.0),
-        ("日本語です", "han", 0.6),
-        ("日本語です", "kana", 0.4),
-        ("한국어 ok", "hangul", 0.6),
-        ("\U00020000a", "han", 0.5),
-        ("ⴰⵣⵓⵍ", "latin", 0.0),  # Tifinagh: letters of no script in the table
-    ],
-)
-def test_the_share_of_letters(text: str, script: str, share: float) -> None:
-    assert share_in_script(text, script) == pytest.approx(share)
-
-
-def test_no_two_scripts_share_a_block() -> None:
-    blocks = sorted(block for of_script in SCRIPTS.values() for block in of_script)
-    assert all(first <= last for first, last in blocks)
-    assert all(before[1] < after[0] for before, after in pairwise(blocks))
 
 
 def kept(filters: Filters, text: str) -> str | None:

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from data_tools.preprocess.pipeline import Options, Summary, preprocess
-from data_tools.preprocess.rejects import OnError
-from data_tools.read.pieces import Limits
+from data_tools.read.chunks import Limits
+from data_tools.read.rejects import OnError
 from lmtrain.errors import StorageError
 from lmtrain.runtime.faults import Fault, arm
 from lmtrain.tokenizer.base import Tokenizer

@@ -16,9 +16,9 @@ import pytest
 import zstandard
 
 from data_tools.preprocess.filters import Filters
-from data_tools.preprocess.pipeline import Options, Progress, Summary, preprocess
-from data_tools.preprocess.rejects import OnError
-from data_tools.read.pieces import Limits
+from data_tools.preprocess.pipeline import Options, Standing, Summary, preprocess
+from data_tools.read.chunks import Limits
+from data_tools.read.rejects import OnError
 from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset, dtype_for
 from lmtrain.errors import DataError, OutputError, UsageError
 from lmtrain.tokenizer.base import Tokenizer
@@ -83,8 +83,8 @@ def test_the_number_of_workers_does_not_matter(corpus: Path, tmp_path: Path, loo
 
 
 def test_what_is_written(corpus: Path, tmp_path: Path) -> None:
-    calls: list[Progress] = []
-    summary = preprocess([corpus], TOKENIZER, tmp_path / "out", Options(limits=SMALL), progress=calls.append)
+    calls: list[Standing] = []
+    summary = preprocess([corpus], TOKENIZER, tmp_path / "out", Options(limits=SMALL), report=calls.append)
     assert documents(tmp_path / "out") == expected(TEXTS)
     info = IndexedDataset.open(tmp_path / "out").info
     assert info is not None

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from data_tools.preprocess.pipeline import Options, preprocess
-from data_tools.preprocess.rejects import OnError
-from data_tools.read.pieces import Limits
+from data_tools.read.chunks import Limits
+from data_tools.read.rejects import OnError
 from lmtrain.data.store.indexed import IndexedDataset
 from lmtrain.tokenizer.train import train_bpe, train_wordpiece
 

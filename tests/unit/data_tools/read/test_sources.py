@@ -63,6 +63,9 @@ def test_what_is_refused(folder: Path, inputs: list[str], error: type[Exception]
         ("a.txt", "text", ""),
         ("a.txt.gz", "text", "gz"),
         ("a.txt.zst", "text", "zst"),
+        ("a.jsonl.bz2", "jsonl", "bz2"),
+        ("a.json.xz", "jsonl", "xz"),
+        ("a.txt.xz", "text", "xz"),
         ("a.parquet", "parquet", ""),
     ],
 )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
+import lzma
 import random
 import tracemalloc
 from collections.abc import Callable
@@ -11,11 +13,13 @@ from collections.abc import Callable
 import pytest
 import zstandard
 
-from data_tools.read.streams import ALWAYS_ALLOWED_BYTES, CHUNK_BYTES, DamagedArchiveError, read_stream
+from data_tools.read.streams import ALWAYS_ALLOWED_BYTES, STEP_BYTES, DamagedArchiveError, read_stream
 
-PACK: dict[str, Callable[[bytes], bytes]] = {"gz": gzip.compress, "zst": zstandard.compress}
+PACK: dict[str, Callable[[bytes], bytes]] = {
+    "gz": gzip.compress, "zst": zstandard.compress, "bz2": bz2.compress, "xz": lzma.compress
+}  # fmt: skip
 TEXT = random.Random(0).randbytes(300_000) + b"the same again\n" * 200_000
-codecs = pytest.mark.parametrize("codec", ["gz", "zst"])
+codecs = pytest.mark.parametrize("codec", PACK)
 
 
 def read(data: bytes, codec: str) -> bytes:
@@ -36,7 +40,7 @@ def test_an_archive_that_does_not_say_how_long_it_is() -> None:
 
 
 def test_zeros_may_follow_a_gz() -> None:
-    assert read(gzip.compress(b"x") + bytes(2 * CHUNK_BYTES), "gz") == b"x"
+    assert read(gzip.compress(b"x") + bytes(2 * STEP_BYTES), "gz") == b"x"
 
 
 @codecs

@@ -1,4 +1,4 @@
-"""The documents of a piece: JSON lines in a buffer, or texts in a list. Called by workers, and where texts are needed.
+"""What a chunk holds: JSON lines in a buffer, or texts in a list. Called by workers, and where texts are needed.
 
 Each document is known by a number that grows, its item, and both kinds can be encoded, looked through and thinned
 out. What is wrong with a line is said by the tokenizer's room; here it gets its place in the source.
@@ -13,12 +13,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from data_tools.read.pieces import Buffer, Limits, Piece, read_lines
+from data_tools.read.chunks import Buffer, Chunk, Limits, read_lines
+from lmtrain.errors import DataError
 from lmtrain.runtime.files import read_errors
 from lmtrain.tokenizer.fast import Encoded, Encoder
-from lmtrain.tokenizer.json_lines import BOM, BadTextError, Reject, judged, lines_of, read_jsonl
+from lmtrain.tokenizer.json_lines import BOM, BadTextError, Document, Reject, document_of, judged, lines_of, read_jsonl
 
-# because: a slice with more bad lines than this is no JSON lines, and a list of them would fill the memory
+# because: a slice with more bad lines than this is not JSON lines, and a list of them would fill the memory
 MOST_BAD = 100_000
 _STEP_BYTES = 1 << 20
 
@@ -27,7 +28,7 @@ _STEP_BYTES = 1 << 20
 class Bad:
     """A line, row or file that cannot be used."""
 
-    line: int  # how many lines or rows of the piece stand before it
+    line: int  # how many lines or rows of the chunk stand before it
     offset: int | None  # the wrong byte of the source's text; rows have none
     cause: str
     content: bytes | None = None
@@ -38,7 +39,9 @@ class Bad:
         return self.cause.partition(" (")[0]
 
 
-class Documents(Protocol):
+class Content(Protocol):
+    """What a chunk holds."""
+
     @property
     def num_lines(self) -> int:
         """Lines or rows, blank ones too."""
@@ -49,64 +52,80 @@ class Documents(Protocol):
     def texts(self, number: int, key: str) -> Iterator[tuple[int, str | Reject]]:
         """The texts of the `number`-th key, or what is wrong with them, in order."""
 
+    def documents(self, key: str | None) -> Iterator[tuple[int, Document | Reject]]:
+        """The texts with what stands beside them, or what is wrong with them, in order; without a key, as they are."""
+
+    def position(self, item: int) -> int:
+        """The first byte of a document's line in the source, or its row."""
+
     def items(self) -> Iterable[int]: ...
 
     def drop(self, items: Iterable[int]) -> None: ...
 
-    def only(self, items: Sequence[int]) -> Documents: ...
+    def only(self, items: Sequence[int]) -> Content: ...
 
-    def without(self, items: Iterable[int]) -> Documents:
+    def without(self, items: Iterable[int]) -> Content:
         """A copy; what is dropped here can still be located in the original."""
 
     def located(self, rejects: Sequence[Reject], keep_content: bool = False) -> list[Bad]: ...
 
 
-def read_documents(piece: Piece, limits: Limits, large: Callable[[], object]) -> tuple[Documents, list[Bad]]:
-    """What a piece holds, and what in it is too long to look at. `large` is called before a long document is held."""
-    if piece.problem:
-        return (TextList([]) if piece.kind == "text" else Lines(b"", piece.start)), [Bad(0, piece.start, piece.problem)]
-    if piece.kind == "parquet":
-        return _rows(piece, limits)
-    if piece.kind == "text":
-        text = _read_text(piece, limits)
+def read_content(chunk: Chunk, limits: Limits, large: Callable[[], object]) -> tuple[Content, list[Bad]]:
+    """What a chunk holds, and what in it is too long to look at. `large` is called before a long document is held."""
+    if chunk.problem:
+        return (TextList([]) if chunk.kind == "text" else Lines(b"", chunk.start)), [Bad(0, chunk.start, chunk.problem)]
+    if chunk.kind == "parquet":
+        return _rows(chunk, limits)
+    if chunk.kind == "text":
+        text = _read_text(chunk, limits)
         fits = len(text) <= limits.max_doc_bytes
         return TextList([(text,)] if fits else []), [] if fits else [Bad(0, 0, limits.too_long)]
-    start, data, long_at = piece.start, piece.held, None
+    start, data, long_at = chunk.start, chunk.held, None
     if data is None:
-        start, data, long_at = read_lines(piece.path, piece.start, piece.stop, limits, large)
+        start, data, long_at = read_lines(chunk.path, chunk.start, chunk.stop, limits, large)
     skipped = len(BOM) if start == 0 and bytes(data[: len(BOM)]) == BOM else 0
-    lines = Lines(data[skipped:] if skipped else data, start + skipped)
+    lines = Lines(data[skipped:] if skipped else data, start + skipped, start)
     bad = lines.drop_long(limits)
     if long_at is not None:
         bad.append(Bad(lines.num_lines, long_at, limits.too_long))
     return lines, bad
 
 
-def _rows(piece: Piece, limits: Limits) -> tuple[Documents, list[Bad]]:
-    rows = TextList(piece.rows)
+def _rows(chunk: Chunk, limits: Limits) -> tuple[Content, list[Bad]]:
+    rows = TextList(chunk.rows, chunk.start)
     # because: four bytes is the most that a character takes
     long = [
         item
-        for item, row in enumerate(piece.rows)
+        for item, row in enumerate(chunk.rows)
         if any(t and 4 * len(t) > limits.max_doc_bytes and len(t.encode()) > limits.max_doc_bytes for t in row)
     ]
     rows.drop(long)
     return rows, [Bad(item, None, limits.too_long) for item in long]
 
 
-def _read_text(piece: Piece, limits: Limits) -> bytes:
-    data: Buffer | None = piece.held
+def _read_text(chunk: Chunk, limits: Limits) -> bytes:
+    data: Buffer | None = chunk.held
     if data is None:
-        with read_errors(piece.path), open(piece.path, "rb") as file:
+        with read_errors(chunk.path), open(chunk.path, "rb") as file:
             data = file.read(limits.hopeless_bytes)
     return bytes(data).removeprefix(BOM)
+
+
+def judge(chunk: Chunk, content: Content, bad: list[Bad]) -> tuple[list[Bad], int]:
+    """All that is wrong with a chunk, in order, and how many lines it has: 0 where they are counted when asked for."""
+    if len(bad) > MOST_BAD:
+        where = f"{chunk.path}, near byte {chunk.start}"
+        raise DataError(f"{where}: more than {MOST_BAD} bad lines follow each other. It is not a {chunk.kind} file.")
+    num_lines = 0 if chunk.plain else content.num_lines + bool(chunk.problem)
+    return sorted(bad, key=lambda one: one.line), num_lines
 
 
 class Lines:
     """JSON lines; an item is where its line begins. A dropped line is blanked, so that all others stay in place."""
 
-    def __init__(self, data: Buffer, start: int) -> None:
+    def __init__(self, data: Buffer, start: int, first: int | None = None) -> None:
         self._data, self._start = data, start
+        self._first = start if first is None else first  # where the first line begins, a mark before it included
 
     @cached_property
     def num_lines(self) -> int:
@@ -126,6 +145,16 @@ class Lines:
                 reject = next(rejects)
             yield start, text.decode()
         yield from ((last.item, last) for last in (reject, *rejects) if last is not None)
+
+    def documents(self, key: str | None) -> Iterator[tuple[int, Document | Reject]]:
+        for start, line in lines_of(bytes(self._data)):
+            try:
+                yield start, document_of(line, key)
+            except BadTextError as error:
+                yield start, Reject(start, start + error.at, error.cause)
+
+    def position(self, item: int) -> int:
+        return self._start + item if item else self._first
 
     def items(self) -> Iterable[int]:
         return (start for start, _ in lines_of(bytes(self._data)))
@@ -185,8 +214,8 @@ def _count(data: Buffer, start: int, stop: int) -> int:
 class TextList:
     """Texts, as many a document as there are keys; an item is a document's number."""
 
-    def __init__(self, rows: Iterable[tuple[Any, ...]]) -> None:
-        self.rows = dict(enumerate(rows))
+    def __init__(self, rows: Iterable[tuple[Any, ...]], start: int = 0) -> None:
+        self.rows, self._start = dict(enumerate(rows)), start
         self.num_lines = len(self.rows)
 
     def encode(self, encoder: Encoder, number: int, key: str, append_eod: bool) -> Encoded:
@@ -205,6 +234,14 @@ class TextList:
                 yield item, judged(text, None)
             except BadTextError as error:
                 yield item, Reject(item, error.at, error.cause)
+
+    def documents(self, key: str | None) -> Iterator[tuple[int, Document | Reject]]:
+        name = key or "text"
+        for item, text in self.texts(0, name):
+            yield item, {name: text} if isinstance(text, str) else text
+
+    def position(self, item: int) -> int:
+        return self._start + item
 
     def items(self) -> Iterable[int]:
         return self.rows.keys()

@@ -1,8 +1,8 @@
-"""Cuts the sources into pieces of work, in order, and reads lines of plain files by position. Called by pipeline.py.
+"""Cuts the sources into chunks of work, in order, and reads lines of plain files by position. Called by all who read.
 
-A piece of a plain .jsonl file is a range of bytes that the worker reads by itself; a line belongs to the piece that
+A chunk of a plain .jsonl file is a range of bytes that the worker reads by itself; a line belongs to the chunk that
 its first byte is in. What can only be read from the beginning (archives, pipes) or through a library (.parquet) is
-read here and travels in the piece. Where pieces end hangs on the sources and the settings alone, so that a resumed
+read here and travels in the chunk. Where chunks end depends on the sources and the settings alone, so that a resumed
 run cuts as the first one did.
 """
 
@@ -16,12 +16,14 @@ from typing import Any, NamedTuple
 
 from data_tools.read.budget import Budget
 from data_tools.read.columns import read_rows
+from data_tools.read.parts import WHOLE, Part, Span
 from data_tools.read.sources import Source
 from data_tools.read.streams import DamagedArchiveError, opened, read_stream
 from lmtrain.runtime.files import open_regular, read_errors, read_range
 from lmtrain.tokenizer.json_lines import BOM
 
 SLICE_BYTES = 4 << 20
+MAX_DOC_BYTES = 256 << 20
 _MOST_FILES = 1024  # of a portion
 _BEYOND_BYTES = 64 << 10  # what is read past a slice at once, for the end of its last line
 _SCAN_BYTES = 1 << 20
@@ -43,7 +45,7 @@ START = Place()
 @dataclass(frozen=True)
 class Limits:
     slice_bytes: int = SLICE_BYTES
-    max_doc_bytes: int = 256 << 20
+    max_doc_bytes: int = MAX_DOC_BYTES
 
     @property
     def hopeless_bytes(self) -> int:
@@ -52,11 +54,11 @@ class Limits:
 
     @property
     def too_long(self) -> str:
-        return f"longer than --max-doc-bytes {self.max_doc_bytes}"
+        return f"longer than a document may be ({self.max_doc_bytes} bytes)"
 
 
 @dataclass
-class Piece:
+class Chunk:
     source: int
     path: Path
     kind: str  # jsonl, text or parquet
@@ -67,7 +69,7 @@ class Piece:
     rows: list[tuple[str | None, ...]] = field(default_factory=list)
     problem: str = ""  # nothing is held, because of this
     plain: bool = False  # a range of a file that can be read again
-    num_disk_bytes: int = 0  # for the progress
+    num_disk_bytes: int = 0  # to tell how far the work is
 
     def __getstate__(self) -> dict[str, Any]:
         """On the way to another process: a view cannot travel."""
@@ -80,84 +82,87 @@ class Piece:
 
 @dataclass
 class Portion:
-    """What one worker does at a time: one large piece, or small ones of a kind."""
+    """What one worker does at a time: one large chunk, or small ones of a kind."""
 
-    pieces: list[Piece]
+    chunks: list[Chunk]
 
     @property
     def next(self) -> Place:
-        return self.pieces[-1].next
+        return self.chunks[-1].next
 
     @property
     def num_bytes(self) -> int:
-        return sum(piece.num_bytes for piece in self.pieces)
+        return sum(chunk.num_bytes for chunk in self.chunks)
 
-    def takes(self, piece: Piece, limits: Limits) -> bool:
-        """Whether a piece goes with what is here."""
-        if not self.pieces:
+    def takes(self, chunk: Chunk, limits: Limits) -> bool:
+        """Whether a chunk goes with what is here."""
+        if not self.chunks:
             return True
         return (
-            piece.kind == self.pieces[0].kind
-            and self.num_bytes + piece.num_bytes <= limits.slice_bytes
-            and len(self.pieces) < _MOST_FILES
+            chunk.kind == self.chunks[0].kind
+            and self.num_bytes + chunk.num_bytes <= limits.slice_bytes
+            and len(self.chunks) < _MOST_FILES
         )
 
 
 def cut(
-    sources: Sequence[Source], place: Place, limits: Limits, keys: Sequence[str], budget: Budget
+    sources: Sequence[Source], place: Place, limits: Limits, keys: Sequence[str], budget: Budget, part: Part = WHOLE
 ) -> Iterator[Portion]:
-    """Everything from a place on; waits for the budget before bytes are held, or will be."""
+    """Everything of a part from a place on; waits for the budget before bytes are held, or will be."""
     portion = Portion([])
+    spans = list(part.spans([source.num_bytes for source in sources]))
     for number in range(place.source, len(sources)):
         start = place.offset if number == place.source else 0
-        for piece in _pieces(number, sources[number], start, limits, keys, budget):
-            if not portion.takes(piece, limits):
+        for chunk in _chunks(number, sources[number], start, spans[number], limits, keys, budget):
+            if not portion.takes(chunk, limits):
                 yield portion
                 portion = Portion([])
-            portion.pieces.append(piece)
-    if portion.pieces:
+            portion.chunks.append(chunk)
+    if portion.chunks:
         yield portion
 
 
-def _pieces(
-    number: int, source: Source, start: int, limits: Limits, keys: Sequence[str], budget: Budget
-) -> Iterator[Piece]:
-    if source.kind == "parquet":
+def _chunks(
+    number: int, source: Source, start: int, span: Span, limits: Limits, keys: Sequence[str], budget: Budget
+) -> Iterator[Chunk]:
+    if source.kind == "jsonl" and not source.streamed:
+        for begin in range(max(start, span.start), span.stop, limits.slice_bytes):
+            stop = min(begin + limits.slice_bytes, span.stop)
+            budget.take(stop - begin)
+            size = stop - begin
+            yield Chunk(number, source.path, "jsonl", begin, stop, size, num_disk_bytes=size, plain=True)
+    elif not span.whole:
+        return
+    elif source.kind == "parquet":
         yield from _rows(number, source, start, limits, keys, budget)
     elif source.streamed:
         yield from _streamed(number, source, start, limits, budget)
-    elif source.kind == "text":
-        yield _text(number, source, limits, budget)
     else:
-        for begin in range(start, source.num_bytes, limits.slice_bytes):
-            stop = min(begin + limits.slice_bytes, source.num_bytes)
-            budget.take(stop - begin)
-            size = stop - begin
-            yield Piece(number, source.path, "jsonl", begin, stop, size, num_disk_bytes=size, plain=True)
+        yield _text(number, source, limits, budget)
 
 
-def _text(number: int, source: Source, limits: Limits, budget: Budget) -> Piece:
+def _text(number: int, source: Source, limits: Limits, budget: Budget) -> Chunk:
     size = source.num_bytes
     if size >= limits.hopeless_bytes:
-        return Piece(number, source.path, "text", 0, size, 0, problem=limits.too_long, num_disk_bytes=size)
+        return Chunk(number, source.path, "text", 0, size, 0, problem=limits.too_long, num_disk_bytes=size)
     budget.take(size)
-    return Piece(number, source.path, "text", 0, size, size, num_disk_bytes=size)
+    return Chunk(number, source.path, "text", 0, size, size, num_disk_bytes=size)
 
 
 def _rows(
     number: int, source: Source, start: int, limits: Limits, keys: Sequence[str], budget: Budget
-) -> Iterator[Piece]:
+) -> Iterator[Chunk]:
     told = 0
     for at, rows, num_bytes, share in read_rows(source.path, keys, start, limits.slice_bytes):
         budget.take(num_bytes)
         done = int(share * source.num_bytes)
-        yield Piece(
+        yield Chunk(
             number, source.path, "parquet", at, at + len(rows), num_bytes, rows=rows, num_disk_bytes=done - told
         )
         told = done
 
 
-def _streamed(number: int, source: Source, start: int, limits: Limits, budget: Budget) -> Iterator[Piece]:
+def _streamed(number: int, source: Source, start: int, limits: Limits, budget: Budget) -> Iterator[Chunk]:
     """Whole lines of about a slice, or the whole text; what was done before a kill is read and passed over."""
     told = 0
     with opened(source) as file:
@@ -168,31 +173,31 @@ def _streamed(number: int, source: Source, start: int, limits: Limits, budget: B
             if stop <= start:
                 budget.give(num_bytes)
                 continue
-            yield Piece(
+            yield Chunk(
                 number, source.path, source.kind, at, stop, num_bytes, held, [], problem, num_disk_bytes=done - told
             )
             told = done
 
 
-_Block = tuple[int, int, Buffer | None, str]  # the first byte, the byte behind the last, the bytes or what is wrong
+_Span = tuple[int, int, Buffer | None, str]  # the first byte, the byte behind the last, the bytes or what is wrong
 
 
-def _lines(chunks: Iterator[bytes], limits: Limits, budget: Budget) -> Iterator[_Block]:
+def _lines(stream: Iterator[bytes], limits: Limits, budget: Budget) -> Iterator[_Span]:
     held, start, whole = bytearray(), 0, 0  # what is held, where that begins, how much of it is whole lines
     long_from, damage = -1, ""  # where the line began of which nothing is held; why the stream ended
-    for chunk, cause in _until_damaged(chunks):
+    for data, cause in _until_damaged(stream):
         damage = cause
         if long_from >= 0:
-            end = chunk.find(b"\n") + 1
-            start += end or len(chunk)
+            end = data.find(b"\n") + 1
+            start += end or len(data)
             if not end:
                 continue
             yield long_from, start, None, limits.too_long
-            long_from, chunk = -1, chunk[end:]
-        budget.take(len(chunk))
-        end = chunk.rfind(b"\n") + 1
+            long_from, data = -1, data[end:]
+        budget.take(len(data))
+        end = data.rfind(b"\n") + 1
         whole = len(held) + end if end else whole
-        held += chunk
+        held += data
         hopeless = len(held) - whole >= limits.hopeless_bytes
         if whole >= limits.slice_bytes or (whole and hopeless):
             rest = held[whole:]
@@ -212,11 +217,11 @@ def _lines(chunks: Iterator[bytes], limits: Limits, budget: Budget) -> Iterator[
         yield start + len(held), start + len(held) + 1, None, damage
 
 
-def _whole(chunks: Iterator[bytes], limits: Limits, budget: Budget) -> Iterator[_Block]:
+def _whole(stream: Iterator[bytes], limits: Limits, budget: Budget) -> Iterator[_Span]:
     held, problem = bytearray(), ""
-    for chunk, problem in _until_damaged(chunks):
-        budget.take(len(chunk))
-        held += chunk
+    for data, problem in _until_damaged(stream):
+        budget.take(len(data))
+        held += data
         if len(held) >= limits.hopeless_bytes:
             problem = limits.too_long
             break
@@ -225,10 +230,10 @@ def _whole(chunks: Iterator[bytes], limits: Limits, budget: Budget) -> Iterator[
     yield 0, len(held) + 1, None if problem else held, problem
 
 
-def _until_damaged(chunks: Iterator[bytes]) -> Iterator[tuple[bytes, str]]:
+def _until_damaged(stream: Iterator[bytes]) -> Iterator[tuple[bytes, str]]:
     try:
-        for chunk in chunks:
-            yield chunk, ""
+        for data in stream:
+            yield data, ""
     except DamagedArchiveError as error:
         yield b"", str(error)
 

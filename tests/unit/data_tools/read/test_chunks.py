@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_tools.read.budget import Budget
-from data_tools.read.documents import read_documents
-from data_tools.read.pieces import START, Limits, Place, Portion, cut, read_lines
+from data_tools.read.chunks import START, Limits, Place, Portion, cut, read_lines
+from data_tools.read.content import read_content
 from data_tools.read.sources import find_sources
 
 UNBOUNDED = 2**62
@@ -25,8 +25,8 @@ def portions(path: Path, limits: Limits, place: Place = START, budget: Budget | 
 def texts(path: Path, limits: Limits, place: Place = START) -> list[str]:
     found = []
     for portion in portions(path, limits, place):
-        for piece in portion.pieces:
-            documents, bad = read_documents(piece, limits, lambda: None)
+        for chunk in portion.chunks:
+            documents, bad = read_content(chunk, limits, lambda: None)
             assert not bad
             found += [str(text) for _, text in documents.texts(0, "text")]
     return found
@@ -55,8 +55,8 @@ def test_every_line_is_read_once(
 def texts_of(portion: Portion, limits: Limits) -> list[object]:
     return [
         text
-        for piece in portion.pieces
-        for _, text in read_documents(piece, limits, lambda: None)[0].texts(0, "text")
+        for chunk in portion.chunks
+        for _, text in read_content(chunk, limits, lambda: None)[0].texts(0, "text")
     ]
 
 
@@ -64,7 +64,7 @@ def test_small_files_go_together_and_large_ones_are_cut(tmp_path: Path) -> None:
     for number in range(5):
         (tmp_path / f"{number}.txt").write_text("x" * 10)
     (tmp_path / "large.jsonl").write_text("y" * 45)
-    found = [[(p.path.name, p.start, p.stop) for p in portion.pieces] for portion in portions(tmp_path, Limits(20))]
+    found = [[(p.path.name, p.start, p.stop) for p in portion.chunks] for portion in portions(tmp_path, Limits(20))]
     assert found == [
         [("0.txt", 0, 10), ("1.txt", 0, 10)],
         [("2.txt", 0, 10), ("3.txt", 0, 10)],
@@ -78,8 +78,8 @@ def test_small_files_go_together_and_large_ones_are_cut(tmp_path: Path) -> None:
 @pytest.mark.parametrize("long", [False, True])
 @pytest.mark.parametrize("start", range(0, 70, 7))
 def test_lines_of_a_range(tmp_path: Path, start: int, long: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("data_tools.read.pieces._BEYOND_BYTES", 4)
-    monkeypatch.setattr("data_tools.read.pieces._SCAN_BYTES", 16)
+    monkeypatch.setattr("data_tools.read.chunks._BEYOND_BYTES", 4)
+    monkeypatch.setattr("data_tools.read.chunks._SCAN_BYTES", 16)
     path = tmp_path / "a.jsonl"
     data = b"first\n" + b"x" * 50 + b"\nlast"
     path.write_bytes(data)

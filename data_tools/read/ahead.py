@@ -1,0 +1,136 @@
+"""Portions are read ahead and worked on by a pool while earlier ones are written. Called by pipeline.py and steps.py.
+
+A thread cuts the sources and hands every portion to the pool; who iterates gets the results in the order of the input
+and an exception where it belongs in that order. The budget bounds what is in memory.
+
+Threads share what a worker knows and return their results without a copy; processes are for work that holds the
+interpreter. They end with their parent, however that ends.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from multiprocessing import get_context, parent_process
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol, TypeVar
+
+from data_tools.read.budget import Budget, StoppedError
+from data_tools.read.chunks import Limits, Portion
+from lmtrain.errors import OutOfMemoryError
+
+R = TypeVar("R", covariant=True)
+Item = tuple[Portion, "Future[R]"]
+
+
+class Worker(Protocol[R]):
+    def run(self, portion: Portion) -> R: ...
+
+
+def budget_of(workers: int, limits: Limits) -> Budget:
+    """One portion for each worker, one that is written and one that is read."""
+    return Budget((workers + 2) * limits.slice_bytes)
+
+
+@contextmanager
+def worked_ahead(
+    portions: Iterator[Portion], build: Callable[[], Worker[R]], workers: int, budget: Budget, *, processes: bool
+) -> Iterator[Iterator[tuple[Portion, R]]]:
+    """`budget` is the one that the portions ask. `build` travels to the processes where there are such."""
+    with _pool(build, workers, processes) as (pool, run):
+        queue: SimpleQueue[Item[R] | BaseException | None] = SimpleQueue()
+
+        def feed() -> None:
+            try:
+                for portion in portions:
+                    budget.hand_on(portion.num_bytes)
+                    queue.put((portion, pool.submit(run, portion)))
+                queue.put(None)
+            except StoppedError:
+                pass
+            except BaseException as error:  # is raised where it belongs
+                queue.put(error)
+
+        thread = threading.Thread(target=feed, name="read-ahead", daemon=True)
+        thread.start()
+        try:
+            yield _results(queue, budget)
+        finally:
+            budget.stop()
+            thread.join(timeout=1)  # because: a pipe that says nothing cannot be interrupted
+            _cancel(queue)
+
+
+def _results(queue: SimpleQueue[Item[R] | BaseException | None], budget: Budget) -> Iterator[tuple[Portion, R]]:
+    while (item := queue.get()) is not None:
+        if isinstance(item, BaseException):
+            raise item
+        portion, future = item
+        result = future.result()
+        del item, future  # because: a name keeps a document alive while the next one is read
+        yield portion, result
+        num_bytes = portion.num_bytes
+        del portion, result
+        budget.give_back(num_bytes)
+
+
+def _cancel(queue: SimpleQueue[Any]) -> None:
+    try:
+        while True:
+            item = queue.get_nowait()
+            if isinstance(item, tuple):
+                item[1].cancel()
+    except Empty:
+        return
+
+
+# ---- the pool
+
+
+_worker: Worker[Any] | None = None  # of this process
+
+
+@contextmanager
+def _pool(
+    build: Callable[[], Worker[R]], workers: int, processes: bool
+) -> Iterator[tuple[Executor, Callable[[Portion], R]]]:
+    if not processes:
+        threads = ThreadPoolExecutor(workers, "worker")
+        try:
+            yield threads, build().run
+        finally:
+            threads.shutdown(cancel_futures=True)
+        return
+    # because: a forked child would inherit threads' locks in whatever state they are
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), _start_process, (build,))
+    try:
+        yield pool, _run_in_process
+    except BrokenProcessPool as error:
+        raise OutOfMemoryError("A worker process was killed, most likely for memory. Use fewer --workers.") from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _start_process(build: Callable[[], Worker[Any]]) -> None:
+    global _worker
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _worker = build()
+
+
+def _run_in_process(portion: Portion) -> Any:
+    assert _worker is not None, "_start_process runs first"
+    return _worker.run(portion)
+
+
+def _end_with_parent() -> None:
+    # because: the workers of a killed pool hold both ends of its pipes and would wait for ever
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
