@@ -37,11 +37,12 @@ $(VENV)/.documented: $(VENV)/.installed
 install: $(VENV)/.installed  ## make .venv and install lmtrain into it
 
 .PHONY: demo
-demo: $(VENV)/.installed  ## the whole job in under nine minutes: corpus, tokenizer, dataset, GPT, evaluation, resharding
+demo: $(VENV)/.installed  ## the whole job in a few minutes: corpus, tokenizer, dataset, GPT, evaluation, resharding
 	$(BIN)/lmtrain demo --output $(RUN)
 
 # as many tests at once as there are cores, but 4 at most: each brings a torch of its own, and some use several cores
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
+AT_ONCE := -n auto --maxprocesses 4 --dist worksteal
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(AT_ONCE)
 
 .PHONY: test
 test: $(VENV)/.tested  ## the proof: unit tests, a layout for every axis and schedule, every planted bug, a kill; under five minutes
@@ -75,7 +76,8 @@ $(VENV)-torch-free/.installed: pyproject.toml
 
 .PHONY: test-torch-free
 test-torch-free: $(VENV)-torch-free/.installed  ## the torch-free parts on Python 3.13 (PYTHON313=...), without torch
-	$(VENV)-torch-free/bin/python -m tests.torch_free | xargs $(VENV)-torch-free/bin/python -m pytest -q -p no:cacheprovider
+	$(VENV)-torch-free/bin/python -m tests.torch_free \
+	  | xargs $(VENV)-torch-free/bin/python -m pytest -q -p no:cacheprovider $(AT_ONCE) -m "not slow"
 
 # ---- the compiled helpers of csrc/, in place and file by file; `pip install` builds the same by pyproject.toml
 CXX ?= g++

@@ -47,7 +47,8 @@ def demo(
         f"run.dir={run}", *(overrides or []),
     )  # fmt: skip
     reports = output / "evaluation.json", output / "evaluation_resharded.json"
-    measure = ("--task", "perplexity", "--data", data / "heldout", "--output")
+    # because: these windows cost a quarter less than the default's, which overlap by half, for 0.001 bits per byte
+    measure = ("--task", "perplexity", "--stride", 96, "--data", data / "heldout", "--output")
     _lmtrain(console, "eval", run, *measure, reports[0], "--baseline", data / "train")
     _lmtrain(console, "reshard", run, "--to", LAYOUT, "--output", output / "resharded", "--overwrite")
     _lmtrain(console, "eval", output / "resharded", *measure, reports[1])
