@@ -2,7 +2,7 @@
 
 Called by the first tutorial, which must run without a download, through `build_stdlib_corpus`. Tests are left
 out, so that a full CPython and a distribution's stripped one give nearly the same corpus (about 10 MB). The
-choice and the order of files hang on a hash of their names alone, never on the file system.
+choice and the order of files depend on a hash of their names alone, never on the file system.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def read_library(library: Path, skipped: Counter[str], *, tests: bool) -> Iterat
 
 
 def why_skip(data: bytes) -> str | None:
-    """The reason why a file is no text to learn from, or None for a good one."""
+    """The reason why a file is not a text to learn from, or None for a good one."""
     if len(data) < MIN_FILE_BYTES:
         return "too short"
     if len(data) > MAX_FILE_BYTES:

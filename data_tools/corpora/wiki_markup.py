@@ -106,7 +106,7 @@ def _lines(text: str) -> list[str]:
     headings: list[tuple[int, str]] = []  # those whose text has not come yet, outermost first
     for raw in text.split("\n"):
         line = _SPACES.sub(" ", raw).strip()
-        # because: a line of a thousand signs is no heading, and trying it as one would take long
+        # because: a line of a thousand signs is not a heading, and trying it as one would take long
         if line.startswith("=") and len(line) < _LONGEST_HEADING and (found := _HEADING.fullmatch(line)):
             level = len(found[1])
             headings = [*(h for h in headings if h[0] < level), (level, found[2])]

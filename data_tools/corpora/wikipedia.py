@@ -1,7 +1,7 @@
 """A Wikipedia dump (pages-articles.xml.bz2) as a stream of plain texts. Found by recipe.py.
 
 The XML is read in pieces by expat, without a tree; a document type or an entity of its own, which no dump has, is
-refused. Redirects and pages that are no articles are left out and counted.
+refused. Redirects and pages that are not articles are left out and counted.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ class CleanSettings(Settings):
 
     def problems(self) -> Iterator[Problem]:
         share = self.min_script_share
-        yield from problem_if(not 0 <= share <= 1, "min_script_share", share, "is no share", "Use 0 to 1.")
+        yield from problem_if(not 0 <= share <= 1, "min_script_share", share, "is not a share", "Use 0 to 1.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class DedupeSettings(Settings):
 
     def problems(self) -> Iterator[Problem]:
         wrong = not 0 < self.threshold <= 1
-        yield from problem_if(wrong, "threshold", self.threshold, "is no similarity", "Use 0.7 to 0.9.")
+        yield from problem_if(wrong, "threshold", self.threshold, "is not a similarity", "Use 0.7 to 0.9.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ _REST = _class(0x80, 0xBF)
 _LONG = rf"{_class(0xE0, 0xEF)}{_REST}{{2}}|{_class(0xF0, 0xF4)}{_REST}{{3}}"
 _SHORT = rf"{_class(0xC2, 0xDF)}{_REST}"
 # One lone pair may be honest text (a name in capitals before a quote mark), so it counts only with the two leads that
-# stand before nearly all of Western Europe's letters; two pairs in a row, or a longer sequence, are no accident.
+# stand before nearly all of Western Europe's letters; two pairs in a row, or a longer sequence, are not an accident.
 _GARBLED = re.compile(rf"(?:{_LONG}|{_SHORT}){{2,}}|{_LONG}|[ÂÃ]{_REST}")
 _QUOTES = frozenset("\u2018\u2019\u201c\u201d\u2013\u2014\u2026\xa0")
 

@@ -91,7 +91,7 @@ def _holds(positions: npt.NDArray[np.uint64], position: int) -> bool:
 
 
 def load_array(path: Path, dtype: type) -> npt.NDArray[Any]:
-    """A file of numbers as a view of the disk, so that its size is no matter."""
+    """A file of numbers as a view of the disk, so that its size does not matter."""
     try:
         size = path.stat().st_size
     except FileNotFoundError as error:

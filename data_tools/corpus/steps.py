@@ -88,7 +88,7 @@ class Step(Protocol):
     def name(self) -> str: ...
 
     @property
-    def files(self) -> Sequence[str]: ...  # what `run` gives bytes for; the caller says where they go
+    def files(self) -> Sequence[str]: ...  # what `run` returns bytes for; the caller says where they go
 
     def run(self, documents: Documents, key: str, tally: Tally) -> dict[str, bytes]: ...
 

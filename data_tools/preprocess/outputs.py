@@ -157,7 +157,7 @@ class Outputs:
         self._journal.append(state | {"totals": vars(self.totals)})
 
     def finish(self) -> list[Path]:
-        """Complete all files, put them on disk and give them their names; gives the names."""
+        """Complete all files, put them on disk and give them their names; returns the names."""
         if not self.finished:
             fault_point("data.finish")
             self._finish_shard()

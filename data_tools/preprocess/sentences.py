@@ -10,7 +10,7 @@ A sentence ends
 
 Every character that is not white space lies in exactly one sentence, in order. The abbreviations are English with a
 few of German and Spanish; other languages go by punctuation. csrc/sentences.cpp holds the same rules over UTF-8 and
-gives the same answer: what is changed here must be changed there.
+comes to the same answer: what is changed here must be changed there.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def as_file(stream: Iterator[bytes], path: Path) -> IO[bytes]:
 
 
 def _full_reads(file: IO[bytes]) -> Iterator[bytes]:
-    """Always whole steps, for a pipe gives what it has: where chunks end must not depend on that."""
+    """Always whole steps, for a pipe returns what it has: where chunks end must not depend on that."""
     while True:
         parts, missing = [], STEP_BYTES
         while missing and (data := file.read(missing)):

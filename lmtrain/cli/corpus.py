@@ -172,7 +172,7 @@ def drop(
     inputs: Inputs, work: WorkFolder, output: Output,
     workers: Workers = None, part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
 ) -> None:  # fmt: skip
-    """Last step: write the documents that are no copies."""
+    """Last step: write the documents that are not copies."""
     from data_tools.corpus import build
 
     with _documents_shown() as report:
@@ -293,7 +293,7 @@ def _work(
     from lmtrain.errors import UsageError
 
     if on_error not in ("stop", "skip"):
-        raise UsageError(f"--on-error={on_error} is no choice. Use stop or skip.")
+        raise UsageError(f"--on-error={on_error} is not a choice. Use stop or skip.")
     return Work(_cores(workers), Reading(key, OnError(on_error), part=Part.parse(part)), report)
 
 

@@ -100,7 +100,7 @@ def split(
     try:
         wanted = [float(share) for share in shares.split(",")]
     except ValueError as error:
-        raise UsageError(f"--shares={shares} is no list of numbers. Use shares such as 98,2.") from error
+        raise UsageError(f"--shares={shares} is not a list of numbers. Use shares such as 98,2.") from error
     reshape.split(prefix, wanted, output, overwrite=overwrite)
     _show_made(output, as_json)
 
@@ -187,7 +187,7 @@ def index(overrides: Overrides = None, config_dir: ConfigDir = None, as_json: Js
 
 @app.command()
 def blend(overrides: Overrides = None, config_dir: ConfigDir = None, as_json: Json = False) -> None:
-    """Show what each dataset gives to a run with these settings."""
+    """Show what each dataset adds to a run with these settings."""
     from lmtrain.train.preflight import load_data
 
     config = _compose(overrides, config_dir)

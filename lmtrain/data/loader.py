@@ -2,7 +2,7 @@
 
 Called by train. Every rank knows the global batch of a step (order.py) and reads its own share of it:
 microbatch m takes dp_size * micro_batch consecutive samples, of which rank r has the r-th micro_batch. So the samples
-of a step do not depend on dp_size, and a loader started at step k gives what an unbroken one gives at k.
+of a step do not depend on dp_size, and a loader started at step k returns what an unbroken one returns at k.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from lmtrain.runtime.files import parse_json
 
 EOD = "<|endoftext|>"
 ALPHABET = frozenset(pre_tokenizers.ByteLevel.alphabet())  # one letter for each of the 256 bytes
-_OTHERS = [letter for letter in sorted(ALPHABET) if ord(letter) > 255]  # of bytes that are no printable letters
+_OTHERS = [letter for letter in sorted(ALPHABET) if ord(letter) > 255]  # of bytes that are not printable letters
 LETTERS = tuple(chr(byte) if chr(byte) in ALPHABET else _OTHERS.pop(0) for byte in range(256))  # by byte
 
 CL100K = (  # of GPT-4 and LLaMA 3

@@ -1,6 +1,6 @@
 """Text to ids in bulk: JSON lines or documents to arrays of ids. Called by data_tools' workers.
 
-`build_encoder` gives the compiled encoder (csrc/encoder.cpp) for tokenizers that it knows, GPT-2's and LLaMA-3's
+`build_encoder` returns the compiled encoder (csrc/encoder.cpp) for tokenizers that it knows, GPT-2's and LLaMA-3's
 byte-level BPE and BERT's WordPiece, and for every other tokenizer, or where nothing was compiled, its twin, which asks
 the `tokenizers` library. Both give the same answers. An encoder may be used by several threads at once; the compiled
 one works without the interpreter lock.

@@ -1,7 +1,7 @@
 """JSON lines: the text that stands under a key of every line, and why a line is bad. Called by fast.py and data_tools.
 
 The rules stand here: one JSON object a line, the wanted key once at its top, its value text. Lines end at "\\n" alone;
-lines of white space are no documents. csrc/json_lines.cpp finds the same texts, only faster; what is wrong with a line
+lines of white space are not documents. csrc/json_lines.cpp finds the same texts, only faster; what is wrong with a line
 is always said by this file.
 """
 
@@ -20,10 +20,10 @@ from lmtrain import native
 Text = bytes | str
 Document = dict[str, Any]  # a text with what stands beside it
 Pairs = list[tuple[str, Any]]
-MAX_DEPTH = 256  # of a line's brackets; because: Python's own limit hangs on its version and on who calls
+MAX_DEPTH = 256  # of a line's brackets; because: Python's own limit depends on its version and on who calls
 MAX_DIGITS = 4300  # of a whole number; because: Python's own, unless an environment variable says otherwise
 MAX_WORD_BYTES = 4 << 20  # without white space; because: merging a word takes some thirty times its size
-BOM = b"\xef\xbb\xbf"  # some editors begin a file with it; elsewhere it is no JSON
+BOM = b"\xef\xbb\xbf"  # some editors begin a file with it; elsewhere it is not JSON
 _STRETCH = re.compile(rb"\s+|\S+")
 
 
@@ -68,7 +68,7 @@ def lines_of(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def read_jsonl(data: bytes, key: str) -> JsonLines:
-    """The texts of whole JSON lines, for who has more to do with them than to encode them."""
+    """The texts of whole JSON lines, for those who have more to do with them than to encode them."""
     compiled = getattr(native.lib, "read_jsonl", None)
     if compiled is None:
         return read_jsonl_twin(data, key)

@@ -15,7 +15,7 @@ from lmtrain.errors import DataError, UsageError
 from lmtrain.tokenizer import bpe, wordpiece
 from lmtrain.tokenizer.base import Tokenizer
 
-_MIN_FREQUENCY = 2  # a pair seen once is no regularity
+_MIN_FREQUENCY = 2  # a pair seen once is not a pattern
 _MAX_ALPHABET = 1000  # characters that WordPiece knows by themselves; rarer ones are [UNK]
 
 

@@ -13,16 +13,9 @@ ALLOWED = {
     "lmtrain.exchange.torch_files.reader.readable": "asked by io.BufferedReader",
     "lmtrain.exchange.torch_files.reader.seekable": "asked by zipfile",
     "lmtrain.exchange.torch_files.reader.readinto": "called by io.BufferedReader",
-    "data_tools.read.records.readable": "asked by io.BufferedReader",
-    "data_tools.read.records.readinto": "called by io.BufferedReader",
+    "data_tools.read.streams.readable": "asked by io.BufferedReader",
+    "data_tools.read.streams.readinto": "called by io.BufferedReader",
     "data_tools.corpora.fetch.redirect_request": "called by urllib",
-    # rooms that are being put in order: out of this list as soon as they are
-    "lmtrain.checkpoint.disk.tensor_file.rank_data": "room checkpoint",
-    "lmtrain.checkpoint.save.writer.in_flight": "room checkpoint",
-    "lmtrain.data.samples.sample_index.num_crossings": "room data",
-    "lmtrain.data.store.writer.add_document": "room data",
-    "lmtrain.data.store.writer.add_dataset": "room data",
-    "data_tools.corpus.minhash.chance": "room data_tools",
 }
 QUIET = {"property", "cached_property", "cache", "abstractmethod", "classmethod", "staticmethod", "contextmanager"}
 

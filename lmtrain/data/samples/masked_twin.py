@@ -71,7 +71,7 @@ class MaskedSamplerTwin:
     seed: int
 
     def batch(self, ids: Ints) -> tuple[Ints, ...]:
-        """tokens, labels, segments, what is no padding, pair labels."""
+        """tokens, labels, segments, what is not padding, pair labels."""
         shape = (len(ids), self.seq_len)
         tokens, labels = np.full(shape, self.pad, np.int64), np.full(shape, IGNORED, np.int64)
         segments, real, pair = np.zeros(shape, np.int64), np.zeros(shape, np.bool_), np.zeros(len(ids), np.int64)

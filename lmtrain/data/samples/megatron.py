@@ -207,7 +207,7 @@ class AsNumbered:
 
 
 def blend_sizes(weights: Sequence[float], num_samples: int) -> tuple[list[int], list[int]]:
-    """What each dataset gives to a blend, and what it is asked for."""
+    """What each dataset adds to a blend, and what it is asked for."""
     given = [math.ceil(num_samples * weight) for weight in _normed(weights).tolist()]
     return given, [math.ceil(count * (1 + SURPLUS)) for count in given]
 

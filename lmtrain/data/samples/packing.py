@@ -37,7 +37,7 @@ class Packing:
     starts: Int64s
     sizes: NDArray[np.int32]
     bounds: Int64s
-    filled: NDArray[np.int32]  # positions of each row that are no padding
+    filled: NDArray[np.int32]  # positions of each row that are not padding
 
     @classmethod
     def of(
@@ -181,7 +181,7 @@ class PackedDataset:
 def copy_rows(
     tokens: NDArray[Any], starts: Int64s, sizes: Int64s, targets: Int64s, vocab_size: int, ids: Int64s, labels: Int64s
 ) -> bool:
-    """Tokens of each stretch to its place in `ids`, the token after each to `labels`. False: not all are in 0..V."""
+    """Tokens of each stretch to its place in `ids`, those after them to `labels`. False: not all are in 0..vocab."""
     if native.lib is not None:
         known: bool = native.lib.pack_rows(tokens, starts, sizes, targets, vocab_size, ids, labels)
         return known

@@ -43,11 +43,6 @@ class SampleIndex:
         new = np.append(True, (rows[1:] != rows[:-1]) | (places[1:] != places[:-1]))[: len(rows)] & (places > 0)
         return rows[new], places[new]
 
-    def num_crossings(self, sample_ids: Int64s) -> Int64s:
-        """How many labels of each sample are the first token of a document."""
-        counts: Int64s = np.bincount(self.begins(sample_ids)[0], minlength=len(sample_ids))
-        return counts
-
     def spans(self, sample_id: int) -> list[tuple[int, int, int]]:
         """The sample in words: (document, first token, one past the last token), in order."""
         first = sample_id * self.seq_len + self.first_token

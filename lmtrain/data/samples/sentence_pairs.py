@@ -5,7 +5,7 @@ sample's tokens are later cut to the target, which is `max_tokens` or, with the 
 number from 2. A sample takes sentences until it has its target, `min_sentences` and at least two remain for the next.
 
 `build_map` is ours: one pass over the documents, in their order; the target is drawn from the stream of the sample's
-first sentence, so that a document's samples hang on nothing else. `build_megatron_map` is Megatron-LM's to the bit,
+first sentence, so that a document's samples depend on nothing else. `build_megatron_map` is Megatron-LM's to the bit,
 for going on with a run begun there: all epochs of the run in one map, drawn from one generator and shuffled.
 csrc/sentence_pairs.cpp holds both; the twins here give the same answer.
 """

@@ -79,12 +79,6 @@ class IndexedDataset:
             return self.tokens[:0]
         return self.tokens[int(self.pointers[first]) // self.dtype.itemsize :][: int(self.lengths[first:last].sum())]
 
-    def document_starts(self) -> NDArray[np.int64]:
-        """Where each document begins in `tokens`, and where the last one ends; every index entry is checked first."""
-        self.check_index()
-        starts = np.append(self.pointers // self.dtype.itemsize, self.num_tokens)
-        return starts[self.document_index].astype(np.int64, copy=False)
-
     def check_index(self) -> None:
         """Lengths, pointers and document index agree with each other, entry by entry."""
         path, base, expected = part(self.prefix, ".idx"), HEADER.size, 0

@@ -17,12 +17,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from lmtrain.data.store.format import CHUNK, CODES, HEADER, MAGIC, SUFFIXES, DatasetInfo, Ints, part
+from lmtrain.data.store.format import CODES, HEADER, MAGIC, SUFFIXES, DatasetInfo, Ints, part
 from lmtrain.errors import DataError, OutputError
 from lmtrain.runtime import files
 from lmtrain.runtime.faults import fault_point
@@ -30,16 +29,6 @@ from lmtrain.runtime.faults import fault_point
 _COUNTS = ("num_documents", "num_sequences", "num_tokens", "max_id")
 _GROWING = (".bin", ".lengths", ".counts")
 _READ_BYTES = 4 << 20
-
-
-class Documents(Protocol):
-    """What can be appended as a whole: an opened dataset."""
-
-    tokens: Ints
-    lengths: Ints
-    document_index: Ints
-
-    def document_starts(self) -> NDArray[np.int64]: ...
 
 
 class _Growing:
@@ -315,16 +304,6 @@ class DatasetWriter:
     def add_documents(self, tokens: Ints, lengths: Ints, num_sequences: Ints) -> None:
         """Many documents at once: their tokens, the length of each sequence, how many sequences each document has."""
         self._spool.add_documents(tokens, lengths, num_sequences)
-
-    def add_dataset(self, other: Documents) -> None:
-        """Append all documents of another dataset."""
-        counts, at = np.diff(other.document_index), 0
-        starts = other.document_starts()
-        for first in range(0, len(counts), CHUNK >> 4):
-            part_counts = counts[first : first + (CHUNK >> 4)]
-            last, end = first + len(part_counts), at + int(part_counts.sum())
-            self.add_documents(other.tokens[starts[first] : starts[last]], other.lengths[at:end], part_counts)
-            at = end
 
     def describe(
         self, *, tokenizer: bytes, fingerprint: str, vocab_size: int, eod_id: int | None, num_bytes: int

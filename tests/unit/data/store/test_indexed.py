@@ -46,7 +46,6 @@ def test_empty_documents_and_documents_of_many_sequences(tmp_path: Path) -> None
     dataset = IndexedDataset.open(tmp_path / "a")
     assert dataset.document_index.tolist() == [0, 0, 2, 3, 3, 3]
     assert content(dataset) == ([[], [1, 2, 3], [4], [], []], [[1, 2], [3], [4]])
-    assert dataset.document_starts().tolist() == [0, 0, 3, 4, 4, 4]
     dataset.verify()
 
 
@@ -80,17 +79,6 @@ def test_dtypes_follow_the_vocabulary(tmp_path: Path) -> None:
         writer.add_document([np.array([70000])])
     with pytest.raises(DataError, match="float32 is no dtype"):
         DatasetWriter(tmp_path / "c", np.float32)
-
-
-def test_merging(tmp_path: Path) -> None:
-    write(tmp_path / "a", [[[1, 2], [3]], []])
-    write(tmp_path / "b", [[], [[4]], [[5, 6]]])
-    with DatasetWriter(tmp_path / "both", np.int32) as writer:
-        for name in ("a", "b"):
-            writer.add_dataset(IndexedDataset.open(tmp_path / name))
-    merged = IndexedDataset.open(tmp_path / "both")
-    merged.verify()
-    assert content(merged) == ([[1, 2, 3], [], [], [4], [5, 6]], [[1, 2], [3], [4], [5, 6]])
 
 
 def test_the_sidecar_says_what_is_inside(tmp_path: Path) -> None:
@@ -163,7 +151,7 @@ def test_damage_found_before_reading_samples(tmp_path: Path, offset: int, new: b
     index[offset : offset + len(new)] = new
     (tmp_path / "a.idx").write_bytes(index)
     dataset = IndexedDataset.open(tmp_path / "a")
-    for look in (dataset.document_starts, dataset.verify):
+    for look in (dataset.check_index, dataset.verify):
         with pytest.raises(DataError, match=says):
             look()
 

@@ -20,6 +20,7 @@ from data_tools.preprocess.pipeline import Options, Standing, Summary, preproces
 from data_tools.read.chunks import Limits
 from data_tools.read.rejects import OnError
 from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset, dtype_for
+from lmtrain.data.store.reshape import merge
 from lmtrain.errors import DataError, OutputError, UsageError
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.train import train_bpe, train_wordpiece
@@ -161,10 +162,7 @@ def test_shards_put_together_are_the_whole(corpus: Path, tmp_path: Path, workers
     assert summary.num_shards >= 3
     sizes = [IndexedDataset.open(prefix).num_tokens for prefix in prefixes]
     assert min(sizes[:-1]) >= 500
-    with DatasetWriter(tmp_path / "joined", dtype_for(300)) as writer:
-        for prefix in prefixes:
-            IndexedDataset.open(prefix).verify()
-            writer.add_dataset(IndexedDataset.open(prefix))
+    merge(prefixes, tmp_path / "joined")
     for suffix in (".bin", ".idx"):
         assert (tmp_path / f"joined{suffix}").read_bytes() == (tmp_path / f"whole{suffix}").read_bytes()
     infos = [IndexedDataset.open(prefix).info for prefix in prefixes]
