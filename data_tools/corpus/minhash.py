@@ -34,9 +34,6 @@ class MinHash:
     def num_hashes(self) -> int:
         return self.bands * self.rows
 
-    def chance(self, similarity: float) -> float:
-        return float(1 - (1 - similarity**self.rows) ** self.bands)
-
     def signature(self, text: str) -> Signature | None:
         """None for a text without words, which is like no other."""
         found = shingles(text, self.words)

@@ -34,6 +34,7 @@ from lmtrain.data.samples.masked import MaskedDataset, MaskVocabulary
 from lmtrain.data.samples.masked_twin import BEGINS, CONTINUES, SPECIAL
 from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset
 from lmtrain.tokenizer.base import Tokenizer
+from tests.unit.data.writing import add_document
 
 CASES = [(512, 1), (512, 3), (128, 1), (128, 3)]  # tokens, longest n-gram
 BATCH = 32
@@ -97,7 +98,7 @@ def real(prefix: Path, arguments: argparse.Namespace) -> MaskVocabulary:
     with DatasetWriter(prefix, np.uint16) as writer, arguments.text.open(encoding="utf-8") as lines:
         for line in lines:
             text = json.loads(line)["text"]
-            writer.add_document([np.array(ids, np.uint16) for ids in tokenizer.encode_batch(split_sentences(text))])
+            add_document(writer, [np.array(ids, np.uint16) for ids in tokenizer.encode_batch(split_sentences(text))])
             num_bytes += len(text)
             if num_bytes > limit:
                 break
@@ -115,7 +116,7 @@ def synthetic(prefix: Path, num_documents: int) -> MaskVocabulary:
             lengths = np.minimum(random.lognormal(2.9, 0.7, random.integers(50, 300)).astype(int) + 1, 400)
             begins = 1000 + np.minimum(random.zipf(1.3, lengths.sum()), 23_000)
             tokens = np.where(random.random(lengths.sum()) < 0.06, random.integers(24694, 30522, lengths.sum()), begins)
-            writer.add_document(np.split(tokens, np.cumsum(lengths)[:-1]))
+            add_document(writer, np.split(tokens, np.cumsum(lengths)[:-1]))
     return MaskVocabulary(kinds, ROLES)
 
 

@@ -26,6 +26,7 @@ from lmtrain.data.store.indexed import DatasetWriter
 from lmtrain.observe.metrics import read_metrics
 from lmtrain.tokenizer.train import train_bpe
 from lmtrain.train.config import RunConfig
+from tests.unit.data.writing import add_document
 
 WARM_UP = 2
 
@@ -74,7 +75,7 @@ def synthetic_data(folder: Path) -> Path:
     rng = np.random.default_rng(0)
     with DatasetWriter(prefix, np.dtype(np.uint16)) as writer:
         for _ in range(64):
-            writer.add_document([rng.integers(0, 50000, 32768).astype(np.uint16)])
+            add_document(writer, [rng.integers(0, 50000, 32768).astype(np.uint16)])
     train_bpe(["a few words are enough for a tokenizer that nobody uses"], 300).save(folder / "tokenizer.json")
     return prefix
 

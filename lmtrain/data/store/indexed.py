@@ -8,12 +8,11 @@ Called by samples and by `lmtrain inspect` (IndexedDataset); writer.py makes dat
     P.tokenizer.json  the tokenizer itself
 
 P.idx is renamed into place last, so a dataset without it was never finished. Opening costs the same for any size;
-`check_index` looks at every entry of the index and `verify` at every byte.
+`check_index` looks at every entry of the index, `reshape.verify` at every byte.
 """
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -94,21 +93,6 @@ class IndexedDataset:
         for first in range(0, self.num_documents, _CHUNK):
             step = np.diff(self.document_index[first : first + _CHUNK + 1])
             _refuse_any(step < 0, path, at_documents + 8 * (first + 1), 8, "a document that ends before it starts")
-
-    def verify(self) -> None:
-        """Every byte: the index, the ids against the vocabulary, the checksum. Reads the whole dataset."""
-        self.check_index()
-        bin_path = part(self.prefix, ".bin")
-        limit = self.info.vocab_size if self.info else None
-        digest = hashlib.sha256()
-        for first in range(0, self.num_tokens, _CHUNK):
-            tokens = self.tokens[first : first + _CHUNK]
-            digest.update(tokens.data.cast("B"))
-            bad = (tokens < 0) if limit is None else (tokens < 0) | (tokens >= limit)
-            _refuse_any(bad, bin_path, first * self.dtype.itemsize, self.dtype.itemsize, "an id outside the vocabulary")
-        digest.update(self._index.data)
-        if self.info and digest.hexdigest() != self.info.content_sha256:
-            raise DataError(f"{bin_path} or its .idx has not the checksum in its sidecar. Make the dataset again.")
 
     def _check_ends(self, idx_path: Path, bin_path: Path, num_bin_bytes: int) -> None:
         """What can be judged without reading the arrays: their first and last entries."""

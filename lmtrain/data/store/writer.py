@@ -295,12 +295,6 @@ class DatasetWriter:
     def num_tokens(self) -> int:
         return self._spool.num_tokens
 
-    def add_document(self, sequences: Sequence[Ints]) -> None:
-        """One document of some sequences (a text model's documents have one). An empty sequence is none."""
-        kept = [sequence for sequence in sequences if len(sequence)]
-        tokens = np.concatenate(kept) if kept else np.empty(0, self.dtype)
-        self.add_documents(tokens, np.array([len(s) for s in kept], np.int64), np.array([len(kept)]))
-
     def add_documents(self, tokens: Ints, lengths: Ints, num_sequences: Ints) -> None:
         """Many documents at once: their tokens, the length of each sequence, how many sequences each document has."""
         self._spool.add_documents(tokens, lengths, num_sequences)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset
+from tests.unit.data.writing import add_document
 
 Make = Callable[..., IndexedDataset]
 
@@ -21,7 +22,7 @@ def make(tmp_path: Path) -> Make:
         ends = np.cumsum([0, *lengths]) + base
         with DatasetWriter(tmp_path / name, np.int32, overwrite=True) as writer:
             for i in range(len(lengths)):
-                writer.add_document([np.arange(ends[i], ends[i + 1])])
+                add_document(writer, [np.arange(ends[i], ends[i + 1])])
             if described:
                 writer.describe(tokenizer=b"{}", fingerprint="abc", vocab_size=10**6, eod_id=None, num_bytes=42)
         return IndexedDataset.open(tmp_path / name)

@@ -14,6 +14,7 @@ from lmtrain.data.order import Order
 from lmtrain.data.samples.causal import CausalDataset
 from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset
 from lmtrain.errors import SettingsError
+from tests.unit.data.writing import add_document
 
 PLAN = BatchPlan(8)
 
@@ -24,7 +25,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> CausalDataset:
     chance = np.random.default_rng(0)
     with DatasetWriter(prefix, np.uint16) as writer:
         for _ in range(40):
-            writer.add_document([chance.integers(0, 500, chance.integers(1, 20))])
+            add_document(writer, [chance.integers(0, 500, chance.integers(1, 20))])
     indexed = IndexedDataset.open(prefix)
     return CausalDataset(indexed, range(indexed.num_documents), 8, document_mask=True)
 

@@ -22,6 +22,7 @@ from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset
 from lmtrain.data.training_data import Asked, TrainingData, build_training_data, open_datasets
 from lmtrain.errors import DataError, SettingsError
 from tests.unit.data.conftest import Make
+from tests.unit.data.writing import add_document
 
 ASKED = Asked(seq_len=8, vocab_size=10**6, seed=3, num_samples=96, validate=True)
 PLAN = BatchPlan(8)
@@ -210,7 +211,7 @@ def sentences(tmp_path: Path) -> str:
     chance = np.random.default_rng(1)
     with DatasetWriter(tmp_path / "sentences", np.uint16) as writer:
         for _ in range(40):
-            writer.add_document([chance.integers(6, 206, chance.integers(3, 9)) for _ in range(chance.integers(2, 9))])
+            add_document(writer, [chance.integers(6, 206, chance.integers(3, 9)) for _ in range(chance.integers(2, 9))])
         writer.describe(tokenizer=b"{}", fingerprint="abc", vocab_size=206, eod_id=None, num_bytes=42)
     return str(tmp_path / "sentences")
 

@@ -17,13 +17,14 @@ from lmtrain.eval.compare import with_baselines
 from lmtrain.eval.runner import Subject, run
 from lmtrain.eval.task import find_task
 from lmtrain.tokenizer.base import Tokenizer
+from tests.unit.data.writing import add_document
 
 
 @pytest.fixture
 def train(tmp_path: Path, tokenizer: Tokenizer, text: str) -> Path:
     with DatasetWriter(tmp_path / "train", np.dtype(np.uint16)) as writer:
         for line in text.split("\n"):
-            writer.add_document([np.array([*tokenizer.encode(line), tokenizer.eod_id], np.uint16)])
+            add_document(writer, [np.array([*tokenizer.encode(line), tokenizer.eod_id], np.uint16)])
     return tmp_path / "train"
 
 

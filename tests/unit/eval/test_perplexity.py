@@ -17,6 +17,7 @@ from lmtrain.eval.result import Result
 from lmtrain.eval.runner import Subject, run
 from lmtrain.eval.tasks.perplexity import TASK
 from lmtrain.tokenizer.base import Tokenizer
+from tests.unit.data.writing import add_document
 
 SEQ_LEN = 16
 TEXTS = ["The old mill was cold .", "", "Nobody dared to speak ! \u00e9\u20ac", "x"]
@@ -41,7 +42,7 @@ def write_dataset(prefix: Path, tokenizer: Tokenizer, *, closed: bool) -> Path:
     with DatasetWriter(prefix, np.dtype(np.uint16)) as writer:
         for text in TEXTS:
             ids = tokenizer.encode(text) + [tokenizer.eod_id] * closed
-            writer.add_document([np.array(ids, np.uint16)])
+            add_document(writer, [np.array(ids, np.uint16)])
     return prefix
 
 
@@ -104,7 +105,7 @@ def test_the_first_token_is_conditioned_on_the_end_of_document(subject: Subject,
 
 def test_a_dataset_of_a_larger_vocabulary_is_refused(subject: Subject, tmp_path: Path) -> None:
     with DatasetWriter(tmp_path / "set", np.dtype(np.uint16)) as writer:
-        writer.add_document([np.array([1, 60000], np.uint16)])
+        add_document(writer, [np.array([1, 60000], np.uint16)])
     with pytest.raises(DataError, match="holds token 60000"):
         measured(subject, tmp_path / "set")
 

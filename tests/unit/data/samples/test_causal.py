@@ -11,6 +11,7 @@ from lmtrain.batch import IGNORED
 from lmtrain.data.samples.causal import CausalDataset
 from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset
 from lmtrain.errors import DataError
+from tests.unit.data.writing import add_document
 
 DOCUMENTS = [[10, 11, 12], [], [20, 21, 22, 23, 24], [30], [40, 41, 42]]
 FLAT = [token for document in DOCUMENTS for token in document]
@@ -20,7 +21,7 @@ FLAT = [token for document in DOCUMENTS for token in document]
 def indexed(tmp_path: Path) -> IndexedDataset:
     with DatasetWriter(tmp_path / "a", np.uint16) as writer:
         for document in DOCUMENTS:
-            writer.add_document([np.array(document)])
+            add_document(writer, [np.array(document)])
     return IndexedDataset.open(tmp_path / "a")
 
 
@@ -75,7 +76,7 @@ def test_ids_outside_the_vocabulary_are_refused(indexed: IndexedDataset) -> None
     with pytest.raises(DataError, match="holds the id 30; the vocabulary ends at 22"):
         CausalDataset(indexed, range(5), 4, vocab_size=23).batch(np.array([0, 1]))
     with DatasetWriter(indexed.prefix.with_name("b"), np.int32) as writer:
-        writer.add_document([np.arange(9)])
+        add_document(writer, [np.arange(9)])
     bin_path = indexed.prefix.with_name("b.bin")
     bin_path.write_bytes(b"\xff" * 4 + bin_path.read_bytes()[4:])
     with pytest.raises(DataError, match="holds the id -1; ids begin at 0"):

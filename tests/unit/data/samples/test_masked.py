@@ -21,6 +21,7 @@ from lmtrain.data.samples.masked_twin import BEGINS, CONTINUES, SPECIAL, MaskedS
 from lmtrain.data.store.index_cache import IndexCache
 from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset
 from lmtrain.errors import DataError, SettingsError
+from tests.unit.data.writing import add_document
 
 VOCAB = 400
 ROLES = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 399}
@@ -45,7 +46,7 @@ def write(prefix: Path, dtype: Any = np.uint16, seed: int = 0) -> IndexedDataset
         for _ in range(NUM_DOCUMENTS):
             sizes = random.integers(1, 40, random.integers(0, 14))
             words = [np.where(random.random(size) < 0.02, 1, random.integers(4, 399, size)) for size in sizes]
-            writer.add_document(words)
+            add_document(writer, words)
     return IndexedDataset.open(prefix)
 
 
@@ -286,7 +287,7 @@ def test_megatrons_order(indexed: IndexedDataset) -> None:
 def test_a_dataset_of_whole_documents(tmp_path: Path) -> None:
     with DatasetWriter(tmp_path / "whole", np.uint16) as writer:
         for size in (70, 0, 50):
-            writer.add_document([np.arange(4, 4 + size)])
+            add_document(writer, [np.arange(4, 4 + size)])
     whole = IndexedDataset.open(tmp_path / "whole")
     both: tuple[Literal["sentence_order", "none"], ...] = ("sentence_order", "none")
     for pairs in both:
@@ -305,8 +306,8 @@ def test_too_little_data(indexed: IndexedDataset, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="Samples of 7 tokens have no room"):
         made(indexed, seq_len=7)
     with DatasetWriter(tmp_path / "one", np.uint16) as writer:
-        writer.add_document([np.arange(4, 9)])
-        writer.add_document([np.arange(4, 30)] * 9)
+        add_document(writer, [np.arange(4, 9)])
+        add_document(writer, [np.arange(4, 30)] * 9)
     one = IndexedDataset.open(tmp_path / "one")
     with pytest.raises(DataError, match="takes sentences of another document, and only one"):
         MaskedDataset(one, range(2), 64, VOCABULARY, MaskedSettings(path="a", pairs="next_sentence"), 0)

@@ -29,6 +29,7 @@ from lmtrain.data.store.index_cache import Build, IndexCache
 from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset
 from lmtrain.errors import DataError
 from tests.unit.data.conftest import Make
+from tests.unit.data.writing import add_document
 
 Rows = list[tuple[int, int]]
 
@@ -189,8 +190,8 @@ def test_large_indexes_are_kept(make: Make, tmp_path: Path, monkeypatch: pytest.
 
 def test_documents_of_many_sequences_are_gone_through_by_sequence(tmp_path: Path) -> None:
     with DatasetWriter(tmp_path / "a", np.uint16) as writer:
-        writer.add_document([np.arange(0, 5), np.arange(5, 8)])
-        writer.add_document([np.arange(8, 16)])
+        add_document(writer, [np.arange(0, 5), np.arange(5, 8)])
+        add_document(writer, [np.arange(8, 16)])
     data = MegatronDataset(IndexedDataset.open(tmp_path / "a"), range(3), 3, 5, 3)
     assert sorted(data.document_index.tolist()) == [0, 1, 2]
     assert data.batch(np.arange(5)).tokens_BT.shape == (5, 3)

@@ -25,6 +25,7 @@ from lmtrain.data.store.documents import (
 from lmtrain.data.store.index_cache import IndexCache
 from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset, part
 from lmtrain.errors import DataError
+from tests.unit.data.writing import add_document
 
 
 def slow_find(lengths: list[int], token: int) -> int:
@@ -57,7 +58,7 @@ def test_of_a_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stride: i
     lengths = [*np.where(chance.random(200) < 0.2, 0, chance.integers(0, 9, 200)).tolist(), 0, 0]
     with DatasetWriter(tmp_path / "a", np.uint16) as writer:
         for length in lengths:
-            writer.add_document(np.array_split(np.ones(length, np.uint16), pieces))
+            add_document(writer, np.array_split(np.ones(length, np.uint16), pieces))
     monkeypatch.setattr(documents, "STRIDE", stride)
     monkeypatch.setattr(documents, "ALL_IN_MEMORY", 0 if stride > 1 else 1000)
     monkeypatch.setattr(documents, "_CHUNK", 64)
@@ -68,7 +69,7 @@ def test_documents_that_are_sequences_one_by_one(tmp_path: Path, monkeypatch: py
     lengths = np.random.default_rng(0).integers(1, 9, 100).tolist()
     with DatasetWriter(tmp_path / "a", np.uint16) as writer:
         for length in lengths:
-            writer.add_document([np.ones(length, np.uint16)])
+            add_document(writer, [np.ones(length, np.uint16)])
     monkeypatch.setattr(documents, "STRIDE", 8)
     monkeypatch.setattr(documents, "ALL_IN_MEMORY", 0)
     found = DocumentMap.of(IndexedDataset.open(tmp_path / "a"))
@@ -81,7 +82,7 @@ def test_a_checked_index_is_not_checked_again(tmp_path: Path, monkeypatch: pytes
     lengths = [3, 0, 5, 2]
     with DatasetWriter(tmp_path / "a", np.uint16) as writer:
         for length in lengths:
-            writer.add_document([np.ones(length, np.uint16)])
+            add_document(writer, [np.ones(length, np.uint16)])
     cache = IndexCache(tmp_path / "cache")
     check(DocumentMap.of(IndexedDataset.open(tmp_path / "a"), cache), lengths)
     [folder] = (tmp_path / "cache").glob("documents-*")
@@ -97,7 +98,7 @@ def test_another_dataset_of_the_same_size_is_another_index(tmp_path: Path, monke
     for lengths in ([3, 5, 2], [2, 5, 3]):
         with DatasetWriter(tmp_path / "a", np.uint16, overwrite=True) as writer:
             for length in lengths:
-                writer.add_document([np.ones(length, np.uint16)])
+                add_document(writer, [np.ones(length, np.uint16)])
         check(DocumentMap.of(IndexedDataset.open(tmp_path / "a"), cache), lengths)
     assert len(list((tmp_path / "cache").glob("documents-*"))) == 2
 
@@ -106,7 +107,7 @@ def test_another_dataset_of_the_same_size_is_another_index(tmp_path: Path, monke
 def test_damage_is_found_while_indexing(tmp_path: Path, offset: int, value: int) -> None:
     with DatasetWriter(tmp_path / "a", np.uint16) as writer:
         for _ in range(4):
-            writer.add_document([np.ones(3, np.uint16)])
+            add_document(writer, [np.ones(3, np.uint16)])
     path = part(tmp_path / "a", ".idx")
     raw = bytearray(path.read_bytes())
     raw[offset : offset + 4] = value.to_bytes(4, "little", signed=True)

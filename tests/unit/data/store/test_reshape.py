@@ -13,6 +13,7 @@ from lmtrain.data.samples.causal import CausalDataset
 from lmtrain.data.store import reshape
 from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset, part
 from lmtrain.errors import DataError, LmtrainError, OutputError, UsageError
+from tests.unit.data.writing import add_document
 
 LENGTHS = [3, 0, 5, 1, 9, 2, 2, 0]
 
@@ -21,7 +22,7 @@ def write(prefix: Path, lengths: list[int], *, dtype: Any = np.uint16, described
     chance = np.random.default_rng(len(lengths))
     with DatasetWriter(prefix, dtype, overwrite=True) as writer:
         for length in lengths:
-            writer.add_document(np.array_split(chance.integers(0, 100, length), 2))
+            add_document(writer, np.array_split(chance.integers(0, 100, length), 2))
         if described:
             writer.describe(tokenizer=b"{}", fingerprint=described, vocab_size=100, eod_id=7, num_bytes=42)
 

@@ -20,10 +20,11 @@ from data_tools.preprocess.pipeline import Options, Standing, Summary, preproces
 from data_tools.read.chunks import Limits
 from data_tools.read.rejects import OnError
 from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset, dtype_for
-from lmtrain.data.store.reshape import merge
+from lmtrain.data.store.reshape import merge, verify
 from lmtrain.errors import DataError, OutputError, UsageError
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.train import train_bpe, train_wordpiece
+from tests.unit.data.writing import add_document
 
 TEXTS = [f"document {i} says: the cat's {i % 5} mats — naïve\u2028\n" * (i % 7) for i in range(60)]
 TOKENIZER = train_bpe(TEXTS, 300)
@@ -61,7 +62,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def documents(prefix: Path) -> list[list[int]]:
     dataset = IndexedDataset.open(prefix)
-    dataset.verify()
+    verify(dataset)
     return [dataset.document(d).tolist() for d in range(dataset.num_documents)]
 
 
@@ -191,7 +192,7 @@ def test_the_output_is_guarded(corpus: Path, tmp_path: Path) -> None:
         with pytest.raises(OutputError, match="in use") as caught:
             run(corpus, tmp_path / "out")
         assert caught.value.exit_code == 73
-        writer.add_document([])
+        add_document(writer, [])
     before = files(tmp_path / "corpus")
     with pytest.raises(OutputError, match="--overwrite"):
         run(corpus, tmp_path / "out")

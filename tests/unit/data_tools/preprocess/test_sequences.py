@@ -11,6 +11,7 @@ from data_tools.preprocess.pipeline import Options, preprocess
 from data_tools.read.chunks import Limits
 from data_tools.read.rejects import OnError
 from lmtrain.data.store.indexed import IndexedDataset
+from lmtrain.data.store.reshape import verify
 from lmtrain.tokenizer.train import train_bpe, train_wordpiece
 
 TEXTS = ["One sentence. And another one!\nA third", "", "  \n", "Alone.", "It is 5 p.m. now. Dr. Who waits."]
@@ -36,7 +37,7 @@ def test_sentences(tmp_path: Path, append_eod: bool, workers: int, slice_bytes: 
     )  # fmt: skip
     summary = preprocess([tmp_path / "a.jsonl"], BPE, tmp_path / "out", options)
     dataset = IndexedDataset.open(tmp_path / "out")
-    dataset.verify()
+    verify(dataset)
     found = [
         [dataset.sequence(i).tolist() for i in range(dataset.document_index[d], dataset.document_index[d + 1])]
         for d in range(dataset.num_documents)
@@ -56,6 +57,6 @@ def test_sentences_without_ids_are_none(tmp_path: Path) -> None:
     words = train_wordpiece(["a cat sat. it slept. \u200b"], 60, lowercase=True)
     preprocess([tmp_path / "a.txt"], words, tmp_path / "out", Options(split_sentences=True))
     dataset = IndexedDataset.open(tmp_path / "out")
-    dataset.verify()
+    verify(dataset)
     assert dataset.num_documents == 1
     assert min(dataset.lengths) > 0

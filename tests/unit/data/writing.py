@@ -1,0 +1,18 @@
+"""One document at a time into a DatasetWriter, which takes many at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmtrain.data.store.writer import DatasetWriter
+
+
+def add_document(writer: DatasetWriter, sequences: Sequence[NDArray[Any]]) -> None:
+    """One document of some sequences (a text model's documents have one). An empty sequence does not count."""
+    kept = [sequence for sequence in sequences if len(sequence)]
+    tokens = np.concatenate(kept) if kept else np.empty(0, writer.dtype)
+    writer.add_documents(tokens, np.array([len(s) for s in kept], np.int64), np.array([len(kept)]))
