@@ -53,13 +53,15 @@ def test_compiled_too_and_in_one_graph(kind: str) -> None:
     found = gradients(build({"kind": kind}, compile=True))
     assert not counters["graph_break"]
     assert counters["stats"]["unique_graphs"] == 2  # a block and the loss
-    assert all(torch.equal(found[name], gradient) for name, gradient in expected.items())
+    # because: a compiler fuses sums in another order where something is made again; on some CPUs that changes last bits
+    worst = max(float((found[name] - g).norm() / (g.norm() + 1e-9)) for name, g in expected.items())
+    assert worst < 1e-5
 
 
 def test_compiled_over_tp_nothing_breaks_the_graph(pool: Pool) -> None:
     """Collectives, the loss over a cut vocabulary and recompute are inside two graphs: a block's and the loss's."""
     arguments = {"parallel": {"tp": 2}, "recomputes": [{"kind": "operators"}]}
-    for rank in pool.run("tests.unit.parallel.recomputing:compiled", 2, arguments, timeout_s=240):
+    for rank in pool.run("tests.unit.parallel.recomputing:compiled", 2, arguments, timeout_s=600):
         assert rank["broken"] == 0
         assert rank["graphs"] == [2]
         assert rank["worst"] < 1e-5
