@@ -8,6 +8,7 @@ An arrow points at what is imported, and to the same floor or up there is none: 
 from __future__ import annotations
 
 import tomllib
+from textwrap import wrap
 from typing import Any
 
 from tests.house.conftest import ROOT, House
@@ -45,10 +46,11 @@ def draw(house: Any) -> str:
     between, lines = arrows(house, room_of), []
     floors = [*house.rules["floors"]]
     for number in range(len(floors) - 1, -1, -1):
-        lines.append(f"floor {number}")
+        lines.append(f"floor {number + 1}")
         rooms = [room for room in floors[number] if room in between]
         for room in ["data_tools", *rooms] if number == len(floors) - 2 else rooms:
-            lines.append(f"  {room}".ljust(16) + f"-> {', '.join(sorted(between[room]))}" * bool(between[room]))
+            seen = f"-> {', '.join(sorted(between[room]))}" if between[room] else ""
+            lines += wrap(f"  {room}".ljust(16) + seen, 118, subsequent_indent=" " * 19, drop_whitespace=True)
             lines += wings(house, room)
     return "\n".join(line.rstrip() for line in lines)
 

@@ -64,7 +64,7 @@ def test_compiled_too_and_in_one_graph(kind: str) -> None:
 def test_compiled_over_tp_nothing_breaks_the_graph(pool: Pool) -> None:
     """Collectives, the loss over a cut vocabulary and recompute are inside two graphs: a block's and the loss's."""
     arguments = {"parallel": {"tp": 2}, "recomputes": [{"kind": "operators"}]}
-    for rank in pool.run("tests.unit.parallel.recomputing:compiled", 2, arguments, timeout_s=240):
+    for rank in pool.run("tests.unit.parallel.recomputing:compiled", 2, arguments, timeout_s=600):
         assert rank["broken"] == 0
         assert rank["graphs"] == [2]
         assert rank["worst"] < 1e-5
