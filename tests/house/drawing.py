@@ -48,7 +48,7 @@ def draw(house: Any) -> str:
     for number in range(len(floors) - 1, -1, -1):
         lines.append(f"floor {number + 1}")
         rooms = [room for room in floors[number] if room in between]
-        for room in ["data_tools", *rooms] if number == len(floors) - 2 else rooms:
+        for room in ["data_tools"] * (number == len(floors) - 2 and "data_tools" in between) + rooms:
             seen = f"-> {', '.join(sorted(between[room]))}" if between[room] else ""
             lines += wrap(f"  {room}".ljust(16) + seen, 118, subsequent_indent=" " * 19, drop_whitespace=True)
             lines += wings(house, room)
