@@ -77,7 +77,7 @@ $(VENV)-torch-free/.installed: pyproject.toml
 .PHONY: test-torch-free
 test-torch-free: $(VENV)-torch-free/.installed  ## the torch-free parts on Python 3.13 (PYTHON313=...), without torch
 	$(VENV)-torch-free/bin/python -m tests.torch_free \
-	  | xargs $(VENV)-torch-free/bin/python -m pytest -q -p no:cacheprovider $(AT_ONCE) -m "not slow"
+	  | PYTHONPATH="$(CURDIR)" xargs $(VENV)-torch-free/bin/python -m pytest -q -p no:cacheprovider $(AT_ONCE) -m "not slow"
 
 # ---- the compiled helpers of csrc/, in place and file by file; `pip install` builds the same by pyproject.toml
 CXX ?= g++

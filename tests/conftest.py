@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from tests.layouts.workers import Pool
@@ -20,6 +21,8 @@ ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = {"wide": "make test-all", "slow": "make test-slow"}
 _skipped: list[tuple[str, str]] = []
 _left: Counter[str] = Counter()
+hypothesis.settings.register_profile("house", deadline=None)  # because: a busy machine is not a slow function
+hypothesis.settings.load_profile("house")
 
 # because: a shell starts background commands deaf to Ctrl-C, nohup makes them deaf to hanging up, and what is under
 # test would inherit that

@@ -69,6 +69,7 @@ def test_fp32_equals_one_process(pool: Pool, parallel: dict[str, Any], count: in
 
 
 @pytest.mark.parametrize("parallel", LAYOUTS[3:10:3], ids=words)
+@pytest.mark.wide
 def test_an_untied_llama_equals_one_process(pool: Pool, parallel: dict[str, Any]) -> None:
     check(run(pool, parallel, count=2, model=UNTIED), run(pool, {}, count=2, model=UNTIED), 1e-5)
 
@@ -78,6 +79,7 @@ HALF_LAYOUTS = [LAYOUTS[0], LAYOUTS[2], LAYOUTS[5], LAYOUTS[9]]
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @pytest.mark.parametrize("parallel", HALF_LAYOUTS, ids=words)
+@pytest.mark.wide
 def test_half_precision_is_as_near_to_fp32_as_one_process(pool: Pool, parallel: dict[str, Any], precision: str) -> None:
     exact, one, found = run(pool, {}), run(pool, {}, precision), run(pool, parallel, precision)
     assert found["skipped"] == one["skipped"] == [False, False, False]

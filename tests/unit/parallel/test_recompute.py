@@ -61,6 +61,7 @@ def test_compiled_too_and_in_one_graph(kind: str) -> None:
     assert worst == 0 if kind == "full" else worst < 2e-6
 
 
+@pytest.mark.wide
 def test_compiled_over_tp_nothing_breaks_the_graph(pool: Pool) -> None:
     """Collectives, the loss over a cut vocabulary and recompute are inside two graphs: a block's and the loss's."""
     arguments = {"parallel": {"tp": 2}, "recomputes": [{"kind": "operators"}]}
