@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from lmtrain.errors import LayoutError
@@ -101,6 +102,7 @@ def disagree(name: str) -> str:
     try:
         model.forward_backward(batches)
     except LayoutError as error:
+        dist.destroy_process_group()  # because: a run ends here, and its closed sockets are what frees the other stage
         return str(error)
     except RuntimeError as error:
         return f"lost: {error}"

@@ -43,6 +43,7 @@ def test_on_a_layout_too(pool: Pool, parallel: dict[str, Any]) -> None:
     assert pool.run("tests.unit.parallel.recomputing:different", 2, arguments) == [[], []]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("kind", ["attention", "operators", "full"])
 def test_compiled_too_and_in_one_graph(kind: str) -> None:
     """Blocks share one graph without breaks, whatever is made again inside or around it.

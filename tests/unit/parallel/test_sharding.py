@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
 
@@ -46,7 +47,8 @@ SENT: dict[str, list[dict[str, int]]] = {
 def live_tensors() -> dict[int, Tensor]:
     """Floating-point memory that tensors of this process keep, one tensor for each piece of it."""
     gc.collect()
-    tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), Tensor)]
+    # because: a compiler of an earlier test may keep fakes, which have no memory
+    tensors = [t for t in gc.get_objects() if issubclass(type(t), Tensor) and not issubclass(type(t), FakeTensor)]
     found: dict[int, Tensor] = {}
     for tensor in [*tensors, *(t.grad for t in tensors if t.is_leaf and t.grad is not None)]:
         plain = tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -116,7 +118,8 @@ def load_and_look(parallel: dict[str, Any]) -> dict[str, Any]:
 
     built.load(fill)
     logits = built.logits(Batch(tokens, tokens))
-    assert torch.equal(built.logits(Batch(tokens, tokens), keep), logits[keep])
+    # because: a product of fewer rows may sum in another order, on some processors
+    torch.testing.assert_close(built.logits(Batch(tokens, tokens), keep), logits[keep], rtol=1e-6, atol=1e-6)
     return {"empty": empty.abs().max().item(), "logits": logits.tolist(), "count": built.num_parameters}
 
 
