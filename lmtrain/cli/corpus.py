@@ -220,7 +220,7 @@ def shuffle(
     """Put all documents in a random order, in two passes over disk."""
     from data_tools.corpus import shuffle as shuffling
     from data_tools.corpus.steps import report_path
-    from lmtrain.cli.sizes import parse_size
+    from lmtrain.cli.options import parse_size
 
     memory_bytes = parse_size("--memory", memory)
     with _documents_shown() as report:

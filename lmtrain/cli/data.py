@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lmtrain.cli.options import ConfigDir, Json
+
 if TYPE_CHECKING:
     from lmtrain.data.store.indexed import IndexedDataset
     from lmtrain.tokenizer.base import Tokenizer
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True)
 
 Prefix = Annotated[Path, typer.Argument(metavar="PREFIX", help="A dataset: its .bin's path without the suffix.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing datasets.")]
 TokenizerPath = Annotated[
     Path | None, typer.Option(help="The tokenizer of a dataset that carries none: a file or folder.")
@@ -25,9 +26,6 @@ TokenizerPath = Annotated[
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="[KEY=VALUE]...", help="The settings of the run, as `lmtrain pretrain` takes them."),
-]
-ConfigDir = Annotated[
-    Path | None, typer.Option("--config-dir", help="A folder of your own configs; it wins over conf/.")
 ]
 
 

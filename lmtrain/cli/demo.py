@@ -23,9 +23,7 @@ def demo(
         list[str] | None,
         typer.Argument(help="Settings for its pretraining, as in train.steps=100.", metavar="KEY=VALUE"),
     ] = None,
-    output: Annotated[
-        Path, typer.Option("--output", help="The folder for everything that the demo makes.")
-    ] = Path("runs/demo"),
+    output: Annotated[Path, typer.Option(help="The folder for everything that the demo makes.")] = Path("runs/demo"),
 ) -> None:
     """Corpus, tokenizer, dataset, a small GPT on CPU for a few minutes, and its evaluation.
 

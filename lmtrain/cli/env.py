@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
 
 import typer
 
+from lmtrain.cli.options import Json
 
-def env(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+
+def env(as_json: Json = False) -> None:
     """Print versions, processor, devices and compiled helpers, for a bug report. No secrets are read."""
     import torch
 

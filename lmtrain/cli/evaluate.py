@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lmtrain import __version__
-from lmtrain.cli.plugins import Plugins
+from lmtrain.cli.options import CHECKPOINT, Device, Plugins, Precision
 from lmtrain.errors import MissingInputError, UsageError
 
 if TYPE_CHECKING:
@@ -17,34 +17,25 @@ if TYPE_CHECKING:
     from lmtrain.eval.result import Result
     from lmtrain.eval.task import Task
 
-Device = Literal["auto", "cpu", "cuda"]
-Precision = Literal["fp32", "bf16", "fp16"]
-
 
 def evaluate(
-    checkpoint: Annotated[
-        Path | None, typer.Argument(help="A checkpoint, or a run's folder for its latest one.", metavar="CHECKPOINT")
-    ] = None,
+    checkpoint: Annotated[Path | None, CHECKPOINT] = None,
     task: Annotated[
-        list[str] | None,
-        typer.Option("--task", help="What to measure; several need a --data each.", metavar="ID"),
+        list[str] | None, typer.Option(metavar="ID", help="What to measure; several need a --data each.")
     ] = None,
     data: Annotated[
-        list[Path] | None, typer.Option("--data", help="The task's file, or a .bin/.idx prefix.", metavar="PATH")
+        list[Path] | None, typer.Option(metavar="PATH", help="The task's file, or a .bin/.idx prefix.")
     ] = None,
     baseline: Annotated[
-        Path | None,
-        typer.Option("--baseline", help="A training .bin/.idx prefix: also score by its counts.", metavar="PREFIX"),
+        Path | None, typer.Option(metavar="PREFIX", help="A training .bin/.idx prefix: also score by its counts.")
     ] = None,
-    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Windows scored together.")] = 8,
+    batch_size: Annotated[int, typer.Option(min=1, help="Windows scored together.")] = 8,
     stride: Annotated[
-        int | None, typer.Option("--stride", min=1, help="Tokens between windows, where the task leaves it open.")
+        int | None, typer.Option(min=1, help="Tokens between windows, where the task leaves it open.")
     ] = None,
-    device: Annotated[Device, typer.Option("--device", help="Where to compute.")] = "auto",
-    precision: Annotated[Precision, typer.Option("--precision", help="In which numbers to compute.")] = "fp32",
-    output: Annotated[
-        Path | None, typer.Option("--output", help="Also write JSON to this file.", metavar="FILE")
-    ] = None,
+    device: Device = "auto",
+    precision: Precision = "fp32",
+    output: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write JSON to this file.")] = None,
     plugin: Plugins = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     list_tasks: Annotated[bool, typer.Option("--list", help="List the tasks with their recipes and stop.")] = False,

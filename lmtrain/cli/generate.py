@@ -6,11 +6,11 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lmtrain.cli.plugins import Plugins
+from lmtrain.cli.options import CHECKPOINT, Device, Plugins, Precision
 
 if TYPE_CHECKING:
     from lmtrain.eval.generate import Sampling
@@ -20,25 +20,20 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def generate(
-    checkpoint: Annotated[
-        Path, typer.Argument(help="A checkpoint, or a run's folder for its latest one.", metavar="CHECKPOINT")
-    ],
+    checkpoint: Annotated[Path, CHECKPOINT],
     prompt: Annotated[
-        str | None,
-        typer.Option("--prompt", help="The text to go on from; else standard input, or a new document."),
+        str | None, typer.Option(help="The text to go on from; else standard input, or a new document.")
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="Stop after this many tokens.")] = 200,
-    temperature: Annotated[float, typer.Option("--temperature", help="Above 1 wilder, 0 always the likeliest.")] = 0.8,
-    top_k: Annotated[int | None, typer.Option("--top-k", help="Draw from this many of the likeliest tokens.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Stop after this many tokens.")] = 200,
+    temperature: Annotated[float, typer.Option(help="Above 1 wilder, 0 always the likeliest.")] = 0.8,
+    top_k: Annotated[int | None, typer.Option(help="Draw from this many of the likeliest tokens.")] = None,
     top_p: Annotated[
-        float | None, typer.Option("--top-p", help="Draw from the likeliest tokens that make up this probability.")
+        float | None, typer.Option(help="Draw from the likeliest tokens that make up this probability.")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="The first sample's seed; the next ones count up.")] = 0,
-    num_samples: Annotated[int, typer.Option("--num-samples", min=1, help="How many continuations.")] = 1,
-    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device", help="Where to compute.")] = "auto",
-    precision: Annotated[
-        Literal["fp32", "bf16", "fp16"], typer.Option("--precision", help="In which numbers to compute.")
-    ] = "fp32",
+    seed: Annotated[int, typer.Option(min=0, help="The first sample's seed; the next ones count up.")] = 0,
+    num_samples: Annotated[int, typer.Option(min=1, help="How many continuations.")] = 1,
+    device: Device = "auto",
+    precision: Precision = "fp32",
     plugin: Plugins = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON when all is written.")] = False,
 ) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lmtrain.cli.plugins import Plugins
+from lmtrain.cli.options import Json, Plugins
 from lmtrain.errors import MissingInputError
 
 if TYPE_CHECKING:
@@ -19,11 +19,10 @@ def inspect(
     path: Annotated[Path, typer.Argument(help="A run folder, a checkpoint folder, or the prefix of a dataset.")],
     verify: Annotated[bool, typer.Option("--verify", help="Also check every hash or index entry.")] = False,
     diff: Annotated[
-        Path | None,
-        typer.Option("--diff", metavar="OTHER", help="Say what differs from this other checkpoint, and by how much."),
+        Path | None, typer.Option(metavar="OTHER", help="Say what differs from this other checkpoint, and by how much.")
     ] = None,
     plugin: Plugins = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Show what is in a dataset, a run or a checkpoint; or what differs between two checkpoints."""
     from lmtrain.cli import checkpoint_view as view

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,8 +24,8 @@ class OnError(StrEnum):
 
 
 INPUTS = "Files (.jsonl .txt .parquet, also .gz .zst .bz2 .xz), folders of them, globs, or - for standard input."
-_FILTERS = "What is left out"
-_BAD = "Bad lines"
+_filter = partial(typer.Option, rich_help_panel="What is left out")
+_bad = partial(typer.Option, rich_help_panel="Bad lines")
 
 
 def preprocess(
@@ -54,39 +55,25 @@ def preprocess(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing dataset.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     on_error: Annotated[
-        OnError,
-        typer.Option(
-            rich_help_panel=_BAD, help="Stop, list them in PREFIX.rejects.jsonl, or keep them there with their content."
-        ),
+        OnError, _bad(help="Stop, list them in PREFIX.rejects.jsonl, or keep them there with their content.")
     ] = OnError.STOP,
-    max_bad: Annotated[
-        int | None, typer.Option(min=0, rich_help_panel=_BAD, help="Stop after all when there are more than these.")
-    ] = None,
-    max_doc_bytes: Annotated[
-        str, typer.Option(metavar="SIZE", rich_help_panel=_BAD, help="A longer line, row or file is bad.")
-    ] = "256MiB",
-    min_chars: Annotated[int | None, typer.Option(min=0, rich_help_panel=_FILTERS, help="Shorter documents.")] = None,
-    max_chars: Annotated[int | None, typer.Option(min=0, rich_help_panel=_FILTERS, help="Longer documents.")] = None,
-    min_tokens: Annotated[
-        int | None, typer.Option(min=0, rich_help_panel=_FILTERS, help="Documents of fewer tokens.")
-    ] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option(min=0, rich_help_panel=_FILTERS, help="Documents of more tokens.")
-    ] = None,
+    max_bad: Annotated[int | None, _bad(min=0, help="Stop after all when there are more than these.")] = None,
+    max_doc_bytes: Annotated[str, _bad(metavar="SIZE", help="A longer line, row or file is bad.")] = "256MiB",
+    min_chars: Annotated[int | None, _filter(min=0, help="Shorter documents.")] = None,
+    max_chars: Annotated[int | None, _filter(min=0, help="Longer documents.")] = None,
+    min_tokens: Annotated[int | None, _filter(min=0, help="Documents of fewer tokens.")] = None,
+    max_tokens: Annotated[int | None, _filter(min=0, help="Documents of more tokens.")] = None,
     script: Annotated[
         list[str] | None,
-        typer.Option(
+        _filter(
             metavar="NAME[:SHARE]",
-            rich_help_panel=_FILTERS,
             help="Documents with a smaller share of their letters in this script, as in latin:0.9.",
         ),
     ] = None,
     filter_: Annotated[
         list[str] | None,
-        typer.Option(
-            "--filter",
-            metavar="NAME",
-            rich_help_panel=_FILTERS,
+        _filter(
+            "--filter", metavar="NAME",
             help="Those that an installed entry point of the group lmtrain.filters says no to.",
         ),
     ] = None,
@@ -101,7 +88,7 @@ def preprocess(
     from data_tools.preprocess.filters import Filters, parse_script
     from data_tools.read import rejects
     from data_tools.read.chunks import Limits
-    from lmtrain.cli.sizes import parse_size
+    from lmtrain.cli.options import parse_size
     from lmtrain.runtime.faults import arm_from_env
     from lmtrain.runtime.process import num_usable_cpus
     from lmtrain.tokenizer.base import Tokenizer

@@ -6,12 +6,11 @@ Everything up to preflight runs without torch, so that a wrong run is refused at
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lmtrain.cli.plugins import Plugins
+from lmtrain.cli.options import ConfigDir, Plugins
 from lmtrain.errors import LmtrainError, OutputError, PeerLostError, StoppedEarly
 
 if TYPE_CHECKING:
@@ -26,23 +25,19 @@ def pretrain(
         list[str] | None,
         typer.Argument(help="Settings: key=value, or group=choice as in model=gpt2_small.", metavar="KEY=VALUE"),
     ] = None,
-    config_dir: Annotated[
-        Path | None, typer.Option("--config-dir", help="A folder of your own configs; it wins over conf/.")
-    ] = None,
-    config_name: Annotated[str, typer.Option("--config-name", help="The root config to start from.")] = "pretrain",
+    config_dir: ConfigDir = None,
+    config_name: Annotated[str, typer.Option(help="The root config to start from.")] = "pretrain",
     multirun: Annotated[
         bool, typer.Option("-m", "--multirun", help="Run every combination of a=1,2 b=range(3), one after another.")
     ] = False,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print the settled settings as YAML and stop.")
     ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check everything, say what would run, and stop.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, say what would run, and stop.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     plugin: Plugins = None,
     nproc: Annotated[
-        int | None, typer.Option("--nproc", min=1, help="Start this many processes here; they share the work.")
+        int | None, typer.Option(min=1, help="Start this many processes here; they share the work.")
     ] = None,
 ) -> None:
     """Pretrain a model, or go on with a run that was stopped: the same command does both."""

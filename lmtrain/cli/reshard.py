@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 import typer
 
-from lmtrain.cli.plugins import Plugins
-from lmtrain.cli.sizes import parse_size
+from lmtrain.cli.options import Json, Plugins, parse_size
 from lmtrain.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
-
 
 
 class Show(Protocol):
@@ -27,34 +25,28 @@ class Show(Protocol):
 
 def reshard(
     source: Annotated[
-        Path,
-        typer.Argument(
-            metavar="SOURCE", help="A checkpoint, a run's folder for its latest one, or with --from a folder."
-        ),
+        Path, typer.Argument(help="A checkpoint, a run's folder for its latest one, or with --from a folder.")
     ],
-    output: Annotated[Path, typer.Option("--output", metavar="DIR", help="The folder that becomes the result.")],
+    output: Annotated[Path, typer.Option(metavar="DIR", help="The folder that becomes the result.")],
     to: Annotated[
         str | None,
         typer.Option(
-            "--to", metavar="LAYOUT|FORMAT", help="A layout, as in tp=2,pp=4; or hf; or megatron, megatron,tp=2,pp=2."
+            metavar="LAYOUT|FORMAT", help="A layout, as in tp=2,pp=4; or hf; or megatron, megatron,tp=2,pp=2."
         ),
     ] = None,
     from_: Annotated[
         Literal["hf", "megatron"] | None, typer.Option("--from", help="SOURCE is a folder of this program.")
     ] = None,
     max_memory: Annotated[
-        str, typer.Option("--max-memory", metavar="SIZE", help="Bound of the memory that a change of layout takes.")
+        str, typer.Option(metavar="SIZE", help="Bound of the memory that a change of layout takes.")
     ] = "2GiB",
-    workers: Annotated[
-        int | None, typer.Option("--workers", min=1, help="Threads; one a processor by default.")
-    ] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Threads; one a processor by default.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a checkpoint that is already there.")] = False,
     tokenizer: Annotated[
-        Path | None,
-        typer.Option("--tokenizer", metavar="PATH", help="With --from: the tokenizer, where SOURCE has none."),
+        Path | None, typer.Option(metavar="PATH", help="With --from: the tokenizer, where SOURCE has none.")
     ] = None,
     dtype: Annotated[
-        Literal["fp32", "bf16", "fp16"], typer.Option("--dtype", help="With --to hf or megatron: in which numbers.")
+        Literal["fp32", "bf16", "fp16"], typer.Option(help="With --to hf or megatron: in which numbers.")
     ] = "fp32",
     set_: Annotated[
         list[str] | None,
@@ -63,7 +55,7 @@ def reshard(
         ),
     ] = None,
     plugin: Plugins = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Write a checkpoint for another layout: weights, optimizer and all else that a run goes on from.
 
@@ -190,9 +182,7 @@ def _import(
     from lmtrain.exchange.megatron.importer import import_megatron
 
     values = {key: _value(text) for key, text in _pairs("--set", given).items()}
-    return import_megatron(
-        source, output, tokenizer=tokenizer, overrides=values, report=show
-    )
+    return import_megatron(source, output, tokenizer=tokenizer, overrides=values, report=show)
 
 
 def _pairs(option: str, words: list[str], known: tuple[str, ...] = ()) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from lmtrain.cli.plugins import Plugins
+from lmtrain.cli.options import Json, Plugins
 
 
 def verify(
@@ -16,7 +16,7 @@ def verify(
         Path, typer.Argument(metavar="PATH", help="A checkpoint, or a run's folder for all of its checkpoints.")
     ],
     plugin: Plugins = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Check a checkpoint: hashes, shapes, that pieces fill their tensors, tied weights.
 

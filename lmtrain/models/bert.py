@@ -9,12 +9,10 @@ Cut for a pipeline, `embedding`, `norm`, `head` or `pair` is None and `forward` 
 
 from __future__ import annotations
 
-import math
-
 from torch import Tensor, nn
 
 from lmtrain.errors import SettingsError
-from lmtrain.models.bert_settings import NUM_SEGMENTS, BertSettings, cut_of
+from lmtrain.models.bert_settings import NUM_SEGMENTS, BertSettings
 from lmtrain.models.init import apply_ties
 from lmtrain.models.layers.attention import Attention
 from lmtrain.models.layers.block import Block, PostNormBlock
@@ -23,7 +21,6 @@ from lmtrain.models.layers.heads import MaskedHead, PairHead
 from lmtrain.models.layers.mlp import MLP
 from lmtrain.models.layers.norm import build_norm
 from lmtrain.models.stack import Stack
-from lmtrain.spec import Cuts, Start
 
 
 def build(settings: BertSettings) -> Bert:
@@ -62,13 +59,6 @@ class Bert(Stack):
         """[B, 2]: whether the second segment follows the first (0) or not (1)."""
         return hidden_BTD if self.pair is None else self.pair(hidden_BTD)
 
-    def cuts(self) -> Cuts:
-        return {name: cut_of(name, self.shape) for name, _ in self.named_parameters(remove_duplicate=False)}
-
-    def starts(self) -> dict[str, Start]:
-        """One deviation for all; with an untouched residual stream smaller where 2L branches add up in it."""
-        return {name: _start(name, self.settings) for name, _ in self.named_parameters(remove_duplicate=False)}
-
 
 def _block(s: BertSettings) -> Block:
     attention = Attention(
@@ -81,16 +71,3 @@ def _block(s: BertSettings) -> Block:
 
 def _norm(s: BertSettings) -> nn.Module:
     return build_norm("layernorm", s.width, eps=s.norm_eps, bias=True)
-
-
-def _start(name: str, s: BertSettings) -> Start:
-    match name.split(".")[-2:]:
-        case [_, "bias"]:
-            return Start()
-        case ["norm" | "attention_norm" | "mlp_norm", _]:
-            return Start(mean=1.0)
-        case ["out" | "down", _] if s.norm_order == "pre":
-            return Start(std=s.init_std / math.sqrt(2 * s.num_layers))
-        case ["token" | "decoder", _]:
-            return Start(std=s.init_std, num_rows=s.vocab_size)
-    return Start(std=s.init_std)

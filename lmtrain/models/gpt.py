@@ -5,12 +5,10 @@ Cut for a pipeline, `embedding`, `norm` or `head` is None and `forward` takes an
 
 from __future__ import annotations
 
-import math
-
 from torch import nn
 
 from lmtrain.errors import SettingsError
-from lmtrain.models.gpt_settings import GPTSettings, cut_of
+from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.init import apply_ties
 from lmtrain.models.layers.attention import Attention
 from lmtrain.models.layers.block import Block
@@ -19,7 +17,6 @@ from lmtrain.models.layers.heads import Head
 from lmtrain.models.layers.mlp import MLP
 from lmtrain.models.layers.norm import build_norm
 from lmtrain.models.stack import Stack
-from lmtrain.spec import Cuts, Start
 
 
 def build(settings: GPTSettings) -> GPT:
@@ -51,13 +48,6 @@ class GPT(Stack):
         self.settings = settings
         apply_ties(self)
 
-    def cuts(self) -> Cuts:
-        return {name: cut_of(name, self.shape) for name, _ in self.named_parameters(remove_duplicate=False)}
-
-    def starts(self) -> dict[str, Start]:
-        """GPT-2's scheme: one deviation for all, smaller where 2L branches add up in the residual stream."""
-        return {name: _start(name, self.settings) for name, _ in self.named_parameters(remove_duplicate=False)}
-
 
 def _block(s: GPTSettings) -> Block:
     attention = Attention(s.width, s.num_heads, s.kv_heads, s.head, bias=s.bias, dropout=s.dropout, causal=True)
@@ -67,16 +57,3 @@ def _block(s: GPTSettings) -> Block:
 
 def _norm(s: GPTSettings) -> nn.Module:
     return build_norm(s.norm, s.width, eps=s.norm_eps, bias=s.bias)
-
-
-def _start(name: str, s: GPTSettings) -> Start:
-    match name.split(".")[-2:]:
-        case [_, "bias"]:
-            return Start()
-        case ["norm" | "attention_norm" | "mlp_norm", _]:
-            return Start(mean=1.0)
-        case ["out" | "down", _]:
-            return Start(std=s.init_std / math.sqrt(2 * s.num_layers))
-        case ["token" | "head", _]:
-            return Start(std=s.init_std, num_rows=s.vocab_size)
-    return Start(std=s.init_std)

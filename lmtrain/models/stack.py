@@ -11,8 +11,8 @@ from lmtrain.models.layers.attention import build_mask
 from lmtrain.models.layers.block import Block, Surroundings
 from lmtrain.models.layers.embedding import positions_of
 from lmtrain.models.layers.positions import build_rotation
-from lmtrain.models.model_settings import ModelSettings
-from lmtrain.spec import ModelShape, Tie
+from lmtrain.models.transformer_settings import TransformerSettings, cut_of
+from lmtrain.spec import Cuts, ModelShape, Start, Tie
 
 
 class Stack(nn.Module):
@@ -20,7 +20,7 @@ class Stack(nn.Module):
 
     behind: ClassVar[tuple[str, ...]] = ("norm", "head")  # parts that follow the last block
 
-    settings: ModelSettings
+    settings: TransformerSettings
     embedding: nn.Module | None
     blocks: nn.ModuleDict
     norm: nn.Module | None
@@ -52,6 +52,13 @@ class Stack(nn.Module):
 
     def ties(self) -> tuple[Tie, ...]:
         return self.settings.ties()
+
+    def cuts(self) -> Cuts:
+        return {name: cut_of(name, self.shape) for name, _ in self.named_parameters(remove_duplicate=False)}
+
+    def starts(self) -> dict[str, Start]:
+        """GPT-2's scheme: one deviation for all but the last linear of a branch."""
+        return {name: _start(name, self.settings) for name, _ in self.named_parameters(remove_duplicate=False)}
 
     def forward(self, batch: Batch, hidden_BTD: Tensor | None = None) -> Tensor:
         """Hidden states after the last norm. A later pipeline stage is given those of the stage before."""
@@ -90,3 +97,16 @@ class Stack(nn.Module):
         if self.rotary_width is None:
             return Surroundings(mask)
         return Surroundings(mask, build_rotation(positions_of(batch), self.rotary_width, self.rotary_base))
+
+
+def _start(name: str, s: TransformerSettings) -> Start:
+    match name.split(".")[-2:]:
+        case [_, "bias"]:
+            return Start()
+        case ["norm" | "attention_norm" | "mlp_norm", _]:
+            return Start(mean=1.0)
+        case ["out" | "down", _]:
+            return Start(std=s.branch_std)
+        case ["token" | "head" | "decoder", _]:
+            return Start(std=s.init_std, num_rows=s.vocab_size)
+    return Start(std=s.init_std)

@@ -1,0 +1,135 @@
+"""What the settings of decoders and encoders share: sizes, the vocabulary, and the blocks' weights. Torch-free.
+
+Base of gpt_settings and bert_settings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
+
+from lmtrain.config.base import Problem, problem_if
+from lmtrain.layout import divisors
+from lmtrain.models.model_settings import ModelSettings, Shape, checked_vocab_size, round_up, some
+from lmtrain.spec import Cut, Cuts, ModelShape, Split
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerSettings(ModelSettings):
+    optional: ClassVar[tuple[str, ...]] = ("ffn_width", "vocab_size")  # sizes that may be null
+    positive: ClassVar[tuple[str, ...]] = ("norm_eps", "init_std")  # numbers that must be above 0
+
+    num_layers: int
+    width: int
+    num_heads: int
+    ffn_width: int | None = None  # None: 4 x width
+    vocab_size: int | None = None  # None: the tokenizer's
+    vocab_multiple: int = 128
+    seq_len: int
+    norm_eps: float = 1e-5
+    dropout: float = 0.0
+    init_std: float = 0.02
+
+    @property
+    def ffn(self) -> int:
+        return 4 * self.width if self.ffn_width is None else self.ffn_width
+
+    @property
+    def shape(self) -> ModelShape:
+        return ModelShape(
+            num_layers=self.num_layers,
+            width=self.width,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_heads,
+            head_width=self.width // self.num_heads,
+            ffn_width=self.ffn,
+            gated=False,
+            vocab_size=self.vocab_size or 0,
+            seq_len=self.seq_len,
+        )
+
+    @property
+    def padded_vocab_size(self) -> int:
+        return round_up(self.vocab_size or 0, self.vocab_multiple)
+
+    @property
+    def uses_dropout(self) -> bool:
+        return self.dropout > 0
+
+    @property
+    def branch_std(self) -> float:
+        """What the last linear of a branch starts at: smaller, since 2L branches add up in the residual stream."""
+        return self.init_std / math.sqrt(2 * self.num_layers)
+
+    def cuts(self) -> Cuts:
+        return {name: cut_of(name, self.shape) for name in self.weights()}
+
+    def with_vocab(self, vocab_size: int) -> Self:
+        return replace(self, vocab_size=checked_vocab_size(self.vocab_size, vocab_size))
+
+    def problems(self) -> Iterator[Problem]:
+        for key in ("num_layers", "width", "num_heads", "vocab_multiple", "seq_len", *self.optional):
+            value = getattr(self, key)
+            way_out = f"Use 1 or more{', or null for the default' if key in self.optional else ''}."
+            yield from problem_if(value is not None and value < 1, key, value, "must be at least 1", way_out)
+        yield from self.head_problems()
+        for key in self.positive:
+            value, way_out = getattr(self, key), f"Use {getattr(type(self), key):g}."
+            yield from problem_if(not 0 < value < float("inf"), key, value, "must be above 0", way_out)
+        yield from problem_if(
+            not 0 <= self.dropout < 1, "dropout", self.dropout,
+            "is not a share of activations to drop, which lies in [0, 1)", "Use 0 or 0.1.",
+        )  # fmt: skip
+
+    def head_problems(self) -> Iterator[Problem]:
+        """How heads divide the width; sizes below 1 have been reported and are left alone here."""
+        if min(self.width, self.num_heads) >= 1:
+            yield from problem_if(
+                self.width % self.num_heads != 0, "num_heads", self.num_heads,
+                f"does not divide width={self.width}", f"Use {some(divisors(self.width, 256))}.",
+            )  # fmt: skip
+
+
+def cut_of(name: str, shape: ModelShape) -> Cut:
+    """How Megatron-LM cuts a layer: first linears by output, second ones by input, the vocabulary by rows.
+
+    BERT's decoder is the embedding's rows and has a bias for each; what else is in a head is left whole.
+    """
+    match name.split(".")[-2:]:
+        case ["qkv", _]:
+            kv = shape.num_kv_heads * shape.head_width
+            return Cut(Split.COLUMN, (shape.num_heads * shape.head_width, kv, kv))
+        case ["up", _]:
+            return Cut(Split.COLUMN, (shape.ffn_width,) * (2 if shape.gated else 1))
+        case ["out" | "down", "weight"]:
+            return Cut(Split.ROW)
+        case ["token" | "head", "weight"] | ["decoder", _]:
+            return Cut(Split.VOCAB)
+    return Cut(Split.NONE)
+
+
+def block_weights(
+    path: str, shape: ModelShape, *, bias: bool = True, norm_bias: bool = True, parallel: bool = False
+) -> dict[str, Shape]:
+    """The weights of one block; a parallel one has no norm of its own before its MLP."""
+    width, ffn = shape.width, shape.ffn_width
+    heads, keys = shape.num_heads * shape.head_width, shape.num_kv_heads * shape.head_width
+    return (
+        norm_weights(f"{path}.attention_norm", width, bias=norm_bias)
+        | linear_weights(f"{path}.attention.qkv", heads + 2 * keys, width, bias=bias)
+        | linear_weights(f"{path}.attention.out", width, heads, bias=bias)
+        | ({} if parallel else norm_weights(f"{path}.mlp_norm", width, bias=norm_bias))
+        | linear_weights(f"{path}.mlp.up", ffn * (2 if shape.gated else 1), width, bias=bias)
+        | linear_weights(f"{path}.mlp.down", width, ffn, bias=bias)
+    )
+
+
+def norm_weights(path: str, width: int, *, bias: bool = True) -> dict[str, Shape]:
+    return {f"{path}.{name}": (width,) for name in (("weight", "bias") if bias else ("weight",))}
+
+
+def linear_weights(path: str, outputs: int, inputs: int, *, bias: bool = True) -> dict[str, Shape]:
+    weight: dict[str, Shape] = {f"{path}.weight": (outputs, inputs)}
+    return weight | {f"{path}.bias": (outputs,)} if bias else weight
