@@ -41,7 +41,7 @@ def test_merge_and_split(toy: Toy, tmp_path: Path) -> None:
     assert part(tmp_path / "one", ".bin").read_bytes() == part(toy.data, ".bin").read_bytes()
     assert part(tmp_path / "two", ".idx").read_bytes() == part(toy.data, ".idx").read_bytes()
     assert "--overwrite" in lmtrain("data", "split", tmp_path / "twice", "--shares", "1,1", *outputs, code=73)
-    assert "no list of numbers" in lmtrain("data", "split", toy.data, "--shares", "half", *outputs, code=2)
+    assert "is not a list of numbers" in lmtrain("data", "split", toy.data, "--shares", "half", *outputs, code=2)
 
 
 def test_documents_as_text(toy: Toy, tmp_path: Path) -> None:
