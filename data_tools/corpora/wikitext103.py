@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 
 from data_tools.corpora.recipe import Recipe, RemoteFile, SplitDocuments, split_of, zip_members
@@ -36,7 +37,7 @@ def articles(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
     title = ""
     previous = "\n"
     current: str | None = None
-    for line in _with_end(lines):
+    for line in chain(lines, [""]):
         if current is not None:
             found = _HEADING.fullmatch(current)
             if found and not previous.strip() and not line.strip():
@@ -51,11 +52,6 @@ def articles(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
         current = line
     if title:
         yield title, "".join(held)
-
-
-def _with_end(lines: Iterable[str]) -> Iterator[str]:
-    yield from lines
-    yield ""
 
 
 def _documents(lines: Iterable[str], split: str) -> SplitDocuments:

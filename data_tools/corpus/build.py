@@ -29,7 +29,6 @@ from data_tools.corpus.shuffle import Split, shuffle, split_outputs
 from data_tools.corpus.signatures import Drop, Sign, check_inputs, remember_inputs
 from data_tools.corpus.steps import Collect, Report, ReportDocuments, Step, Work, read_report, report_path, run_step
 from data_tools.read.rejects import OnError
-from lmtrain.config.base import Settings
 from lmtrain.config.build import build_settings
 from lmtrain.errors import DataError, SettingsError
 from lmtrain.runtime.files import read_bytes, read_json, storage_errors, write_json
@@ -81,21 +80,17 @@ def _stages(recipe: BuildSettings, work: Work) -> list[_Stage]:
     stages: list[_Stage] = []
     if (clean := recipe.clean) is not None:
         step = build_clean(clean.rules, clean.scripts, clean.min_script_share)
-        stages.append(_Stage("clean", _plain(clean), _runner(step, work)))
+        stages.append(_Stage("clean", clean.to_dict(), _runner(step, work)))
     if (dedupe := recipe.dedupe) is not None:
-        stages.append(_Stage("dedupe", _plain(dedupe), lambda i, o: dedupe_all(i, o, dedupe, work)))
+        stages.append(_Stage("dedupe", dedupe.to_dict(), lambda i, o: dedupe_all(i, o, dedupe, work)))
     if (decontaminate := recipe.decontaminate) is not None:
         files = [Path(name) for name in decontaminate.against]
-        facts = _plain(decontaminate) | {"files": _identity(files)}
+        facts = decontaminate.to_dict() | {"files": _identity(files)}
         run = _runner(Decontaminate(read_passages(files), decontaminate.action), work)
         stages.append(_Stage("decontaminate", facts, run))
     if recipe.shuffle:
         stages.append(_Stage("shuffle", {}, lambda i, o: shuffle(i, o, work, report_path(o), recipe.seed)))
     return stages
-
-
-def _plain(settings: Settings) -> dict[str, Any]:
-    return settings.to_dict()
 
 
 def _runner(step: Step, work: Work) -> Callable[[Sequence[str | Path], Path], Report]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from lmtrain.config.base import Problem, Settings, problem_if
+from lmtrain.config.base import Problem, Settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,8 +16,8 @@ class CleanSettings(Settings):
     min_script_share: float = 0.5  # of the letters
 
     def problems(self) -> Iterator[Problem]:
-        share = self.min_script_share
-        yield from problem_if(not 0 <= share <= 1, "min_script_share", share, "is not a share", "Use 0 to 1.")
+        wrong = not 0 <= self.min_script_share <= 1
+        yield from self.problem_if(wrong, "min_script_share", "is not a share", "Use 0 to 1.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class DedupeSettings(Settings):
 
     def problems(self) -> Iterator[Problem]:
         wrong = not 0 < self.threshold <= 1
-        yield from problem_if(wrong, "threshold", self.threshold, "is not a similarity", "Use 0.7 to 0.9.")
+        yield from self.problem_if(wrong, "threshold", "is not a similarity", "Use 0.7 to 0.9.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class DecontaminateSettings(Settings):
     action: Literal["cut", "drop"] = "cut"
 
     def problems(self) -> Iterator[Problem]:
-        yield from problem_if(not self.against, "against", "[]", "names no file", "List the evaluation texts.")
+        yield from self.problem_if(not self.against, "against", "names no file", "List the evaluation texts.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class SplitSettings(Settings):
 
     def problems(self) -> Iterator[Problem]:
         wrong = len(self.ratios) != 3 or min(self.ratios, default=-1) < 0 or abs(sum(self.ratios) - 1) > 1e-9
-        yield from problem_if(wrong, "ratios", list(self.ratios), "are not three shares of 1", "Use [0.98,0.01,0.01].")
+        yield from self.problem_if(wrong, "ratios", "are not three shares of 1", "Use [0.98,0.01,0.01].")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,4 +64,4 @@ class BuildSettings(Settings):
     split: SplitSettings | None = None
 
     def problems(self) -> Iterator[Problem]:
-        yield from problem_if(not self.inputs, "inputs", "[]", "names no file", "List files of text.")
+        yield from self.problem_if(not self.inputs, "inputs", "names no file", "List files of text.")

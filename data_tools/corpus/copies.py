@@ -42,13 +42,13 @@ def mark_exact(work: Path, memory_bytes: int = MEMORY_BYTES) -> int:
                 repeats = np.concatenate([[False], repeats])
             copies.add(batch[repeats, 2:])
             last = batch[-1:, :2]
-        return _write_sorted(work / EXACT, copies)
+        return _write(work / EXACT, copies.batches())
 
 
-def _write_sorted(path: Path, sorter: Sorter) -> int:
+def _write(path: Path, batches: Iterator[Rows]) -> int:
     count = 0
     with atomic_file(path) as file:
-        for batch in sorter.batches():
+        for batch in batches:
             file.write(batch.tobytes())
             count += len(batch)
     return count
@@ -68,15 +68,10 @@ def find_pairs(work: Path, threshold: float, part: Part = WHOLE, memory_bytes: i
             for pairs in _sharing(signed, band, wanted, work, memory_bytes):
                 candidates.add(pairs)
         with atomic_file(work / part.name(PAIRS)) as file:
-            last = np.empty((0, 2), np.uint64)
-            for batch in candidates.batches():
-                pairs = np.concatenate([last, batch])
-                fresh = np.ones(len(pairs), bool)
-                fresh[1:] = (pairs[1:] != pairs[:-1]).any(axis=1)
-                for alike in _alike(signed, pairs[fresh][len(last) :], threshold):
+            for pairs in candidates.distinct():
+                for alike in _alike(signed, pairs, threshold):
                     file.write(alike.tobytes())
                     count += len(alike)
-                last = batch[-1:]
     return count
 
 
@@ -147,7 +142,7 @@ def mark_near(work: Path, keep: str, num_parts: int = 1, memory_bytes: int = MEM
             for pairs in _pairs_of(paths):
                 members.add(_members(signed, parent, np.unique(pairs), keep))
             _copies_of(members, signed, copies)
-            return _write_unique(work / NEAR, copies)
+            return _write(work / NEAR, copies.distinct())
     finally:
         del parent
         (work / ".groups.i64").unlink(missing_ok=True)
@@ -197,18 +192,3 @@ def _copies_of(members: Sorter, signed: Signed, copies: Sorter) -> None:
         gone = indices[indices != leader].astype(np.int64)
         copies.add(signed.rows_at(gone)[:, :1])
         group, stays = roots[-1:], leader[-1:]
-
-
-def _write_unique(path: Path, sorter: Sorter) -> int:
-    count = 0
-    last = np.empty((0, 1), np.uint64)
-    with atomic_file(path) as file:
-        for batch in sorter.batches():
-            rows = np.concatenate([last, batch])
-            fresh = np.ones(len(rows), bool)
-            fresh[1:] = (rows[1:] != rows[:-1]).ravel()
-            fresh[: len(last)] = False
-            file.write(rows[fresh].tobytes())
-            count += int(fresh.sum())
-            last = rows[-1:]
-    return count

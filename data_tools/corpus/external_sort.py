@@ -68,6 +68,17 @@ class Sorter:
             for file in files:
                 file.close()
 
+    def distinct(self) -> Iterator[Rows]:
+        """As `batches`, each row once."""
+        last = np.empty((0, self._columns), np.uint64)
+        for batch in self.batches():
+            rows = np.concatenate([last, batch])
+            fresh = np.ones(len(rows), bool)
+            fresh[1:] = (rows[1:] != rows[:-1]).any(axis=1)
+            fresh[: len(last)] = False
+            yield rows[fresh]
+            last = rows[-1:]
+
     def _spill(self) -> None:
         path = Path(self._temporary.name) / f"run-{len(self._runs):06d}"
         with storage_errors(path, "Writing"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lmtrain.config.base import Problem, Settings, problem_if
+from lmtrain.config.base import Problem, Settings
 from lmtrain.config.build import quantity
 
 
@@ -20,34 +20,28 @@ class CheckpointSettings(Settings):
     init_from: str | None = None  # the path of one whose weights a new run begins from
 
     def problems(self) -> Iterator[Problem]:
-        yield from problem_if(
-            self.interval_steps is not None and self.interval_steps < 0, "interval_steps", self.interval_steps,
+        yield from self.problem_if(
+            self.interval_steps is not None and self.interval_steps < 0, "interval_steps",
             "is negative", "Use 0 to save only at the end of the run, or null for never.",
         )  # fmt: skip
-        yield from problem_if(
-            self.keep_last < 1, "keep_last", self.keep_last,
-            "would keep no checkpoint", "Use 2, so that a damaged newest one has a predecessor.",
-        )  # fmt: skip
-        yield from problem_if(
-            self.keep_every_steps is not None and self.keep_every_steps < 1, "keep_every_steps", self.keep_every_steps,
+        way_out = "Use 2, so that a damaged newest one has a predecessor."
+        yield from self.problem_if(self.keep_last < 1, "keep_last", "would keep no checkpoint", way_out)
+        yield from self.problem_if(
+            self.keep_every_steps is not None and self.keep_every_steps < 1, "keep_every_steps",
             "is not a number of steps", "Use 10000 to keep every 10,000th for good, or null for none.",
         )  # fmt: skip
-        yield from problem_if(
+        yield from self.problem_if(
             bool(self.keep_every_steps and self.interval_steps and self.keep_every_steps % self.interval_steps),
-            "keep_every_steps", self.keep_every_steps,
+            "keep_every_steps",
             f"is not a multiple of interval_steps={self.interval_steps}, so hardly any save would stay",
             f"Use {_next_multiple(self.keep_every_steps, self.interval_steps)}.",
         )  # fmt: skip
-        yield from problem_if(
-            not self.resume.strip(), "resume", self.resume, "is empty", "Use auto, none or the path of a checkpoint.",
-        )  # fmt: skip
-        start = self.init_from
-        yield from problem_if(
-            start is not None and not start.strip(), "init_from", start, "is empty",
-            "Use null or the path of a checkpoint.",
-        )  # fmt: skip
-        yield from problem_if(
-            start is not None and self.resume not in ("auto", "none"), "init_from", start,
+        wrong, start = not self.resume.strip(), self.init_from
+        yield from self.problem_if(wrong, "resume", "is empty", "Use auto, none or the path of a checkpoint.")
+        wrong = start is not None and not start.strip()
+        yield from self.problem_if(wrong, "init_from", "is empty", "Use null or the path of a checkpoint.")
+        yield from self.problem_if(
+            start is not None and self.resume not in ("auto", "none"), "init_from",
             f"begins a new run and checkpoint.resume={self.resume} goes on with an old one", "Leave one of them out.",
         )  # fmt: skip
 

@@ -82,7 +82,7 @@ class Contents:
     def damages(self) -> list[str]:
         """Everything that is wrong, file by file; reads every byte."""
         found = []
-        for name in self._strays():
+        for name in sorted({*os.listdir(self.path)} - self.manifest.files.keys() - {MANIFEST}):
             found.append(f"{self.path / name} does not belong to the checkpoint. Remove it.")
         for name in self.manifest.files:
             with _collecting(found):
@@ -100,10 +100,6 @@ class Contents:
             self._open(name)[0].verify()
         else:
             self.read_file(name)
-
-    def _strays(self) -> list[str]:
-        known = self.manifest.files.keys() | {MANIFEST}
-        return sorted(set(os.listdir(self.path)) - known)
 
     def _unlisted(self) -> list[str]:
         listed = {(p.file, p.key) for entry in self.manifest.tensors.values() for p in entry.pieces}

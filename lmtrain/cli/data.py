@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -170,8 +171,6 @@ def stats(prefix: Prefix, as_json: Json = False) -> None:
 @app.command()
 def index(overrides: Overrides = None, config_dir: ConfigDir = None, as_json: Json = False) -> None:
     """Build ahead of time the indexes that a run with these settings would build at its start."""
-    from time import perf_counter
-
     from lmtrain.train.preflight import load_data
 
     began = perf_counter()
@@ -236,25 +235,20 @@ def _tokenizer_of(dataset: IndexedDataset, given: Path | None) -> Tokenizer:
 def _show_documents(
     dataset: IndexedDataset, documents: Sequence[int], most: int | None, tokenizer: Tokenizer | None, as_json: bool
 ) -> None:
-    rows = list(_documents(dataset, documents, most, tokenizer))
+    dataset.check_index()
+    rows: list[dict[str, Any]] = []
+    for number in documents:
+        tokens = dataset.document(number)
+        ids = tokens[:most].tolist()
+        shown = {"ids": ids} if tokenizer is None else {"text": tokenizer.decode(ids)}
+        rows.append({"document": number, "tokens": len(tokens)} | shown)
     if as_json:
         typer.echo(json.dumps(rows, indent=1, ensure_ascii=False))
         return
     for row in rows:
-        shown = f", the first {most}" if most is not None and row["tokens"] > most else ""
-        typer.echo(typer.style(f"document {row['document']}: {row['tokens']} tokens{shown}", bold=True))
+        cut = f", the first {most}" if most is not None and row["tokens"] > most else ""
+        typer.echo(typer.style(f"document {row['document']}: {row['tokens']} tokens{cut}", bold=True))
         typer.echo(row.get("text", " ".join(map(str, row.get("ids", [])))))
-
-
-def _documents(
-    dataset: IndexedDataset, documents: Sequence[int], most: int | None, tokenizer: Tokenizer | None
-) -> Iterator[dict[str, Any]]:
-    dataset.check_index()
-    for number in documents:
-        tokens = dataset.document(number)
-        row = {"document": number, "tokens": len(tokens)}
-        ids = tokens[:most].tolist()
-        yield row | ({"ids": ids} if tokenizer is None else {"text": tokenizer.decode(ids)})
 
 
 def _show_made(prefixes: Sequence[Path], as_json: bool) -> None:

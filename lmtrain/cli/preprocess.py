@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -143,20 +144,18 @@ class _Rates:
     """MB of text and tokens a second since the first call; what an earlier run did is not counted."""
 
     def __init__(self) -> None:
-        from time import perf_counter
-
-        self._clock, self._began = perf_counter, perf_counter()
+        self._began = perf_counter()
         self._first: Standing | None = None
 
     @property
     def seconds(self) -> float:
-        return max(self._clock() - self._began, 1e-9)
+        return max(perf_counter() - self._began, 1e-9)
 
     def of(self, now: Standing) -> str:
         from lmtrain.units import format_count
 
         if self._first is None:
-            self._first, self._began = now, self._clock()
+            self._first, self._began = now, perf_counter()
             return ""
         megabytes = (now.num_text_bytes - self._first.num_text_bytes) / 1e6
         tokens = now.num_tokens - self._first.num_tokens

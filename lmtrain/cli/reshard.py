@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 import typer
@@ -67,10 +67,15 @@ def reshard(
 
     console = Console(stderr=True)
     with _progress(console) as show:
-        write = partial(
-            _write, output=output, to=to, dtype=dtype, memory_bytes=parse_size("--max-memory", max_memory),
-            workers=workers, overwrite=overwrite, show=show,
-        )  # fmt: skip
+        memory_bytes = parse_size("--max-memory", max_memory)
+
+        def write(source: Path) -> dict[str, Any]:
+            if to is None:
+                raise UsageError("--to is missing. Give a layout such as tp=2,pp=4, or hf, or megatron.")
+            if _program(to):
+                return _export(source, output, to, dtype, show)
+            return _change(source, output, to, memory_bytes, workers, overwrite, show)
+
         if from_ is None:
             facts = write(source)
         elif to is None:
@@ -82,17 +87,6 @@ def reshard(
                 facts = {key: value for key, value in imported.items() if key not in ("checkpoint", "bytes")}
                 facts |= write(Path(imported["checkpoint"])) | {"from": str(source)}
     _print(facts, as_json)
-
-
-def _write(
-    source: Path, output: Path, to: str | None, dtype: str, memory_bytes: int, workers: int | None, overwrite: bool,
-    show: Show,
-) -> dict[str, Any]:  # fmt: skip
-    if to is None:
-        raise UsageError("--to is missing. Give a layout such as tp=2,pp=4, or hf, or megatron.")
-    if _program(to):
-        return _export(source, output, to, dtype, show)
-    return _change(source, output, to, memory_bytes, workers, overwrite, show)
 
 
 def _program(to: str) -> bool:
@@ -124,8 +118,6 @@ def _beside(output: Path) -> Iterator[Path]:
 def _change(
     source: Path, output: Path, to: str, memory_bytes: int, workers: int | None, overwrite: bool, show: Show
 ) -> dict[str, Any]:
-    from time import perf_counter
-
     from lmtrain.checkpoint.contents import Contents
     from lmtrain.checkpoint.described import checked_model, layout_of
     from lmtrain.checkpoint.reshard.assignment import files_of_layout, state_at_layout
@@ -223,8 +215,6 @@ def _progress(console: Console) -> Iterator[Show]:
 
 
 def _plain_progress(console: Console) -> Show:
-    from time import perf_counter
-
     from lmtrain.units import format_bytes, format_seconds
 
     began, told = perf_counter(), 0

@@ -57,6 +57,16 @@ class Settings:
         """What is wrong within these settings alone; checks across settings live in train/config.py."""
         return iter(())
 
+    def problem_if(self, wrong: bool, key: str, rule: str, way_out: str) -> Iterator[Problem]:
+        """`yield from self.problem_if(self.x == "", "x", ...)`: one line a check of one key."""
+        value = getattr(self, key)
+        return problem_if(wrong, key, list(value) if isinstance(value, tuple) else value, rule, way_out)
+
+    def at_least(self, least: int, key: str, way_out: str) -> Iterator[Problem]:
+        """A null, where a key may be null, is no number and passes."""
+        value = getattr(self, key)
+        return self.problem_if(value is not None and value < least, key, f"must be at least {least}", way_out)
+
     @classmethod
     def problems_across(cls, parts: Mapping[str, Any]) -> Iterator[Problem]:
         """What is wrong between those parts that are each right: asked even when others are missing."""
@@ -143,6 +153,6 @@ def kinds(base: type[Choice]) -> dict[str, type[Choice]]:
 
 
 def problem_if(wrong: bool, key: str, value: object, rule: str, way_out: str) -> Iterator[Problem]:
-    """`yield from problem_if(x < 1, ...)`: one line a check."""
+    """A check across settings, or of a value that is not shown as it was given."""
     if wrong:
         yield Problem(key, value, rule, way_out)

@@ -40,26 +40,21 @@ class DataChoice(Choice):
             "must be one to three shares (training, validation, test), none negative and the first above 0",
             "Use data.split=[0.98,0.02,0].",
         )  # fmt: skip
-        ahead = self.prefetch_steps
-        yield from problem_if(ahead < 0, "prefetch_steps", ahead, "must be at least 0", "Use 2, or 0 to read in turn.")
-        yield from problem_if(
-            self.packing == "best_fit" and not self.document_mask, "packing", self.packing,
+        yield from self.at_least(0, "prefetch_steps", "Use 2, or 0 to read in turn.")
+        yield from self.problem_if(
+            self.packing == "best_fit" and not self.document_mask, "packing",
             "puts documents that have nothing to do with each other into one sample", "Add data.document_mask=true.",
         )  # fmt: skip
-        yield from problem_if(
-            self.order == "megatron" and self.packing != "concatenate", "packing", self.packing,
+        yield from self.problem_if(
+            self.order == "megatron" and self.packing != "concatenate", "packing",
             "is not known to Megatron-LM, whose order is asked for", "Use data.packing=concatenate or data.order=own.",
         )  # fmt: skip
-        yield from problem_if(
-            self.order == "own" and self.megatron_samples is not None, "megatron_samples", self.megatron_samples,
+        yield from self.problem_if(
+            self.order == "own" and self.megatron_samples is not None, "megatron_samples",
             "has no meaning with data.order=own", "Leave it out, or add data.order=megatron.",
         )  # fmt: skip
-        wanted = self.megatron_samples
-        yield from problem_if(
-            wanted is not None and wanted < 1, "megatron_samples", wanted, "must be at least 1", "Use null."
-        )
-        skipped = self.first_sample
-        yield from problem_if(skipped < 0, "first_sample", skipped, "must be at least 0", "Use 0 for the front.")
+        yield from self.at_least(1, "megatron_samples", "Use null.")
+        yield from self.at_least(0, "first_sample", "Use 0 for the front.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +68,7 @@ class DataSettings(DataChoice):
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
-        yield from problem_if(self.path == "", "path", "", "names no dataset", "Give a .bin's path without the suffix.")
+        yield from self.problem_if(not self.path, "path", "names no dataset", "Give a .bin's path without the suffix.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,15 +81,13 @@ class BlendPart(Settings):
     epochs: float | None = None
 
     def problems(self) -> Iterator[Problem]:
-        yield from problem_if(self.path == "", "path", "", "names no dataset", "Give a .bin's path without the suffix.")
+        yield from self.problem_if(not self.path, "path", "names no dataset", "Give a .bin's path without the suffix.")
         given = {key: v for key in ("weight", "tokens", "epochs") if (v := getattr(self, key)) is not None}
-        yield from problem_if(
-            len(given) != 1, "path", self.path, f"has {len(given)} of weight, tokens and epochs", "Give it exactly one."
-        )
+        rule = f"has {len(given)} of weight, tokens and epochs"
+        yield from self.problem_if(len(given) != 1, "path", rule, "Give it exactly one.")
         for key, value in given.items():
-            yield from problem_if(
-                not 0 < value < float("inf"), key, value, f"is no share for {self.path}", "Use a number above 0."
-            )
+            wrong = not 0 < value < float("inf")
+            yield from self.problem_if(wrong, key, f"is no share for {self.path}", "Use a number above 0.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,8 +116,8 @@ class BlendSettings(DataChoice):
             yield from problem_if(
                 len(twice) > 0, key, ", ".join(twice), "stands there twice", "Add its shares up in one entry."
             )
-        yield from problem_if(
-            self.order == "megatron" and any(part.weight is None for part in self.datasets), "order", self.order,
+        yield from self.problem_if(
+            self.order == "megatron" and any(part.weight is None for part in self.datasets), "order",
             "blends by weights only", "Give every dataset a weight, or use data.order=own.",
         )  # fmt: skip
 

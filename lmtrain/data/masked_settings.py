@@ -6,18 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from lmtrain.config.base import Problem, problem_if
-from lmtrain.data.data_settings import DataChoice
+from lmtrain.config.base import Problem
+from lmtrain.data.data_settings import DataSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskedSettings(DataChoice):
+class MaskedSettings(DataSettings):
     """One dataset made with --split-sentences: pairs of runs of sentences, with words masked."""
 
     kind = "masked"
 
-    path: str
-    valid_path: str | None = None
     pairs: Literal["sentence_order", "next_sentence", "none"] = "sentence_order"
     min_sentences: int = 2
     short_share: float = 0.1
@@ -38,29 +36,17 @@ class MaskedSettings(DataChoice):
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
-        yield from problem_if(self.path == "", "path", "", "names no dataset", "Give a .bin's path without the suffix.")
         for key, default in (("document_mask", False), ("packing", "concatenate")):
-            value = getattr(self, key)
-            yield from problem_if(value != default, key, value, "has no meaning with masked samples", "Leave it out.")
+            wrong = getattr(self, key) != default
+            yield from self.problem_if(wrong, key, "has no meaning with masked samples", "Leave it out.")
         least = 1 if self.pairs == "none" else 2
-        yield from problem_if(
-            self.min_sentences < least, "min_sentences", self.min_sentences,
-            f"must be at least {least} with pairs={self.pairs}", f"Use {least}.",
-        )  # fmt: skip
-        yield from problem_if(
-            not 0 <= self.short_share <= 1, "short_share", self.short_share, "must lie in 0..1", "Use 0.1."
-        )
-        yield from problem_if(
-            not 0 < self.mask_share < 1, "mask_share", self.mask_share, "must lie between 0 and 1", "Use 0.15."
-        )
-        yield from problem_if(
-            self.max_predictions is not None and self.max_predictions < 1, "max_predictions", self.max_predictions,
-            "must be at least 1", "Use null for no limit.",
-        )  # fmt: skip
-        yield from problem_if(
-            not 1 <= self.max_ngram <= 16, "max_ngram", self.max_ngram, "must lie in 1..16", "Use 1 or 3."
-        )
-        yield from problem_if(
-            self.order == "megatron" and self.pairs == "next_sentence", "order", self.order,
+        rule = f"must be at least {least} with pairs={self.pairs}"
+        yield from self.problem_if(self.min_sentences < least, "min_sentences", rule, f"Use {least}.")
+        yield from self.problem_if(not 0 <= self.short_share <= 1, "short_share", "must lie in 0..1", "Use 0.1.")
+        yield from self.problem_if(not 0 < self.mask_share < 1, "mask_share", "must lie between 0 and 1", "Use 0.15.")
+        yield from self.at_least(1, "max_predictions", "Use null for no limit.")
+        yield from self.problem_if(not 1 <= self.max_ngram <= 16, "max_ngram", "must lie in 1..16", "Use 1 or 3.")
+        yield from self.problem_if(
+            self.order == "megatron" and self.pairs == "next_sentence", "order",
             "knows pairs=sentence_order and pairs=none only, as Megatron-LM does", "Use order=own.",
         )  # fmt: skip

@@ -110,7 +110,7 @@ class TrainingData:
 
 
 def open_datasets(settings: DataChoice) -> Opened:
-    if isinstance(settings, (DataSettings, MaskedSettings)):
+    if isinstance(settings, DataSettings):
         paths, valid_paths = [settings.path], [settings.valid_path] if settings.valid_path else []
     elif isinstance(settings, BlendSettings):
         paths, valid_paths = ([part.path for part in parts] for parts in (settings.datasets, settings.valid_datasets))

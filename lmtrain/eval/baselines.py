@@ -45,10 +45,6 @@ class Unigram:
         return float(-np.log(self.probabilities[_checked(tokens, self.vocab_size)]).sum())
 
 
-def unigram(train_tokens: Tokens, vocab_size: int) -> Unigram:
-    return Unigram(train_tokens, vocab_size)
-
-
 class WittenBellBigram:
     """P(w | c): the counts of pairs, interpolated with the unigram by the variety of what followed c."""
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
-from lmtrain.config.base import Problem, problem_if
+from lmtrain.config.base import Problem
 from lmtrain.layout import divisors
 from lmtrain.models.model_settings import ModelSettings, Shape, checked_vocab_size, round_up, some
 from lmtrain.spec import Cut, Cuts, ModelShape, Split
@@ -71,23 +71,22 @@ class TransformerSettings(ModelSettings):
 
     def problems(self) -> Iterator[Problem]:
         for key in ("num_layers", "width", "num_heads", "vocab_multiple", "seq_len", *self.optional):
-            value = getattr(self, key)
-            way_out = f"Use 1 or more{', or null for the default' if key in self.optional else ''}."
-            yield from problem_if(value is not None and value < 1, key, value, "must be at least 1", way_out)
+            default = ", or null for the default" if key in self.optional else ""
+            yield from self.at_least(1, key, f"Use 1 or more{default}.")
         yield from self.head_problems()
         for key in self.positive:
-            value, way_out = getattr(self, key), f"Use {getattr(type(self), key):g}."
-            yield from problem_if(not 0 < value < float("inf"), key, value, "must be above 0", way_out)
-        yield from problem_if(
-            not 0 <= self.dropout < 1, "dropout", self.dropout,
+            wrong = not 0 < getattr(self, key) < float("inf")
+            yield from self.problem_if(wrong, key, "must be above 0", f"Use {getattr(type(self), key):g}.")
+        yield from self.problem_if(
+            not 0 <= self.dropout < 1, "dropout",
             "is not a share of activations to drop, which lies in [0, 1)", "Use 0 or 0.1.",
         )  # fmt: skip
 
     def head_problems(self) -> Iterator[Problem]:
         """How heads divide the width; sizes below 1 have been reported and are left alone here."""
         if min(self.width, self.num_heads) >= 1:
-            yield from problem_if(
-                self.width % self.num_heads != 0, "num_heads", self.num_heads,
+            yield from self.problem_if(
+                self.width % self.num_heads != 0, "num_heads",
                 f"does not divide width={self.width}", f"Use {some(divisors(self.width, 256))}.",
             )  # fmt: skip
 

@@ -18,8 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lmtrain.observe.log import RunLog
-from lmtrain.observe.words import Row, compute, figures, sparkline, step_line, valid_line
-from lmtrain.units import format_seconds
+from lmtrain.observe.words import Row, compute, figures, seconds, sparkline, step_line, valid_line
 
 _KEPT_LOSSES = 512
 _TWO_COLUMNS = 70  # below this width the figures stand in one column
@@ -132,7 +131,7 @@ class RunPanel:
     def _progress(self, width: int) -> Table:
         step = int(self.row.get("step", 0))
         eta = self.row.get("eta_s")
-        done = Text.assemble(f"step {step}/{self.total_steps}", ("  left ", "dim"), _duration(eta))
+        done = Text.assemble(f"step {step}/{self.total_steps}", ("  left ", "dim"), seconds(eta))
         line = Table.grid(expand=True, padding=(0, 2, 0, 0))
         line.add_column(ratio=1)
         line.add_column(justify="right", no_wrap=True)
@@ -164,7 +163,3 @@ class RunPanel:
 
 def _number(value: Any, spec: str) -> str:
     return "-" if value is None else format(value, spec)
-
-
-def _duration(value: Any) -> str:
-    return "-" if value is None else format_seconds(value)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from lmtrain.runtime.files import storage_errors
@@ -16,12 +17,8 @@ _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 
-def _utc_now() -> datetime:
-    return datetime.now(UTC)
-
-
 class RunLog:
-    def __init__(self, path: Path, clock: Callable[[], datetime] = _utc_now) -> None:
+    def __init__(self, path: Path, clock: Callable[[], datetime] = partial(datetime.now, UTC)) -> None:
         self.path, self._clock = path, clock
         with storage_errors(path, "Opening"):
             path.parent.mkdir(parents=True, exist_ok=True)

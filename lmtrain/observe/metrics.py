@@ -11,7 +11,6 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from lmtrain.errors import DataError, MissingInputError
@@ -40,12 +39,6 @@ class MetricsLog:
 
     def close(self) -> None:
         self._file.close()
-
-    def __enter__(self) -> MetricsLog:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -30,7 +30,7 @@ def step_line(row: Row, total_steps: int) -> str:
             ("mfu", f"mfu {percent(row.get('mfu'))}"),
             ("data_wait_s", f"wait {milliseconds(row.get('data_wait_s'))}"),
             ("memory_bytes", f"mem {_bytes(row.get('memory_bytes'))}"),
-            ("eta_s", f"left {_seconds(row.get('eta_s'))}"),
+            ("eta_s", f"left {seconds(row.get('eta_s'))}"),
         )
         if row.get(key) is not None
     ]
@@ -75,7 +75,7 @@ def compute(row: Row) -> list[tuple[str, str]]:
         ("compute", model),
         ("data wait", milliseconds(row.get("data_wait_s")) + ("" if row.get("data_wait_s") is None else " a step")),
         ("memory", _bytes(row.get("memory_bytes"))),
-        ("elapsed", _seconds(row.get("elapsed_s")) + _seen(row)),
+        ("elapsed", seconds(row.get("elapsed_s")) + _seen(row)),
     ]
 
 
@@ -125,5 +125,5 @@ def _bytes(value: float | None) -> str:
     return "-" if value is None else format_bytes(value)
 
 
-def _seconds(value: float | None) -> str:
+def seconds(value: float | None) -> str:
     return "-" if value is None else format_seconds(value)

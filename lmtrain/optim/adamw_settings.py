@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lmtrain.config.base import Problem, problem_if
+from lmtrain.config.base import Problem
 from lmtrain.optim.optim_settings import OptimSettings
 
 
@@ -20,5 +20,5 @@ class AdamWSettings(OptimSettings):
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
         wrong = len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas)
-        yield from problem_if(wrong, "betas", list(self.betas), "are not two numbers in [0, 1)", "Use [0.9,0.95].")
-        yield from problem_if(not 0 < self.eps < float("inf"), "eps", self.eps, "must be above 0", "Use 1e-8.")
+        yield from self.problem_if(wrong, "betas", "are not two numbers in [0, 1)", "Use [0.9,0.95].")
+        yield from self.problem_if(not 0 < self.eps < float("inf"), "eps", "must be above 0", "Use 1e-8.")

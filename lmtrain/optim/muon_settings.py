@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lmtrain.config.base import Problem, problem_if
+from lmtrain.config.base import Problem
 from lmtrain.optim.adamw_settings import AdamWSettings
 
 
@@ -19,11 +19,8 @@ class MuonSettings(AdamWSettings):
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
-        wrong = not 0 <= self.momentum < 1
-        yield from problem_if(wrong, "momentum", self.momentum, "must lie in [0, 1)", "Use 0.95.")
-        wrong = self.newton_schulz_rounds < 1
-        rounds = self.newton_schulz_rounds
-        yield from problem_if(wrong, "newton_schulz_rounds", rounds, "must be at least 1", "Use 5.")
+        yield from self.problem_if(not 0 <= self.momentum < 1, "momentum", "must lie in [0, 1)", "Use 0.95.")
+        yield from self.at_least(1, "newton_schulz_rounds", "Use 5.")
 
     def num_slots(self, name: str, shape: tuple[int, ...]) -> int:
         return 1 if is_hidden_matrix(name, len(shape)) else 2

@@ -32,8 +32,7 @@ class ScheduleSettings(Choice):
         """The factor from step `warmup_steps` on; 1 there."""
 
     def problems(self) -> Iterator[Problem]:
-        wrong = self.warmup_steps < 0
-        yield from problem_if(wrong, "warmup_steps", self.warmup_steps, "must be 0 or more", "Use 0 for no warm-up.")
+        yield from self.problem_if(self.warmup_steps < 0, "warmup_steps", "must be 0 or more", "Use 0 for no warm-up.")
         floor = getattr(self, "min_ratio", 0.0)
         yield from problem_if(not 0 <= floor <= 1, "min_ratio", floor, "must lie in [0, 1]", "Use 0.1.")
 
@@ -41,7 +40,7 @@ class ScheduleSettings(Choice):
         """What is wrong with this schedule in a run of this length; train/config asks."""
         rule = f"leaves nothing of the run's {total_steps} steps"
         way_out = f"Use {total_steps // 10}, or train longer."
-        yield from problem_if(self.warmup_steps >= total_steps, "warmup_steps", self.warmup_steps, rule, way_out)
+        yield from self.problem_if(self.warmup_steps >= total_steps, "warmup_steps", rule, way_out)
 
     def progress(self, step: int, total_steps: int) -> float:
         """0 where the warm-up ends, 1 where the run ends."""
@@ -106,13 +105,13 @@ class WSDSettings(ScheduleSettings):
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
         wrong = not 0 <= self.decay_fraction <= 1
-        yield from problem_if(wrong, "decay_fraction", self.decay_fraction, "must lie in [0, 1]", "Use 0.2.")
+        yield from self.problem_if(wrong, "decay_fraction", "must lie in [0, 1]", "Use 0.2.")
 
     def problems_in_run(self, total_steps: int) -> Iterator[Problem]:
         yield from super().problems_in_run(total_steps)
         start = self.decay_start(total_steps)
-        yield from problem_if(
-            start < self.warmup_steps < total_steps, "warmup_steps", self.warmup_steps,
+        yield from self.problem_if(
+            start < self.warmup_steps < total_steps, "warmup_steps",
             f"ends after the decay begins at step {start} of {total_steps}",
             f"Use {start} or less, or a smaller decay_fraction.",
         )

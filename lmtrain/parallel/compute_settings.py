@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from lmtrain.config.base import Problem, Settings, problem_if
+from lmtrain.config.base import Problem, Settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,5 +17,4 @@ class ComputeSettings(Settings):
     threads: int | None = None
 
     def problems(self) -> Iterator[Problem]:
-        wrong = self.threads is not None and self.threads < 1
-        yield from problem_if(wrong, "threads", self.threads, "must be at least 1", "Use null for torch's own choice.")
+        yield from self.at_least(1, "threads", "Use null for torch's own choice.")

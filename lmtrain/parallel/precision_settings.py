@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lmtrain.config.base import Choice, Problem, problem_if
+from lmtrain.config.base import Choice, Problem
 from lmtrain.config.build import quantity
 
 
@@ -37,12 +37,7 @@ class Fp16Settings(PrecisionSettings):
     min_scale: float = 1.0
 
     def problems(self) -> Iterator[Problem]:
-        yield from problem_if(self.min_scale <= 0, "min_scale", self.min_scale, "must be above 0", "Use 1.0.")
-        yield from problem_if(
-            self.initial_scale < self.min_scale, "initial_scale", self.initial_scale,
-            f"is below min_scale={self.min_scale}", "Use 65536.",
-        )
-        yield from problem_if(
-            self.growth_interval_steps < 1, "growth_interval_steps", self.growth_interval_steps,
-            "must be at least 1", "Use 1000.",
-        )
+        yield from self.problem_if(self.min_scale <= 0, "min_scale", "must be above 0", "Use 1.0.")
+        below = self.initial_scale < self.min_scale
+        yield from self.problem_if(below, "initial_scale", f"is below min_scale={self.min_scale}", "Use 65536.")
+        yield from self.at_least(1, "growth_interval_steps", "Use 1000.")

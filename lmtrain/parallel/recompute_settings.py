@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lmtrain.config.base import Choice, Problem, problem_if
+from lmtrain.config.base import Choice, Problem
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,15 +26,13 @@ class SomeRecomputeSettings(RecomputeSettings):
     blocks: int | None = None  # how many blocks, from the first; null for all
 
     def problems(self) -> Iterator[Problem]:
-        wrong = self.blocks is not None and self.blocks < 1
-        way_out = "Use null for all blocks, or recompute=none for none."
-        yield from problem_if(wrong, "blocks", self.blocks, "must be at least 1", way_out)
+        yield from self.at_least(1, "blocks", "Use null for all blocks, or recompute=none for none.")
 
     def problems_in_model(self, num_layers: int) -> Iterator[Problem]:
         """What is wrong with these settings for a model of this depth; train/config asks."""
         wrong = self.blocks is not None and self.blocks > num_layers
         rule = f"is more than model.num_layers={num_layers}"
-        yield from problem_if(wrong, "blocks", self.blocks, rule, "Use null for all blocks.")
+        yield from self.problem_if(wrong, "blocks", rule, "Use null for all blocks.")
 
 
 @dataclass(frozen=True, kw_only=True)

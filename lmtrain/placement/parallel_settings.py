@@ -30,39 +30,38 @@ class ParallelSettings(Settings):
 
     def problems(self) -> Iterator[Problem]:
         for axis in AXES:
-            size = getattr(self, axis)
-            yield from problem_if(size < 1, axis, size, "must be at least 1", "Use 1.")
+            yield from self.at_least(1, axis, "Use 1.")
         known = kinds(PipelineSchedule)
         unknown = self.schedule not in known
-        yield from problem_if(unknown, "schedule", self.schedule, "is not a choice here", nearest(self.schedule, known))
+        yield from self.problem_if(unknown, "schedule", "is not a choice here", nearest(self.schedule, known))
         yield from () if unknown else self._schedule_problems()
         yield from self._zero_problems()
-        yield from problem_if(self.timeout_s <= 0, "timeout_s", self.timeout_s, "must be above 0", "Use 600.")
+        yield from self.problem_if(self.timeout_s <= 0, "timeout_s", "must be above 0", "Use 600.")
 
     def _zero_problems(self) -> Iterator[Problem]:
         zero, shard = self.zero, self.dp_shard
-        yield from problem_if(not 0 <= zero <= 3, "zero", zero, "is not a level", "Use 0, 1, 2 or 3.")
-        yield from problem_if(
-            zero == 0 and shard > 1, "zero", zero, f"shares nothing and dp_shard={shard} shares it among {shard}",
+        yield from self.problem_if(not 0 <= zero <= 3, "zero", "is not a level", "Use 0, 1, 2 or 3.")
+        yield from self.problem_if(
+            zero == 0 and shard > 1, "zero", f"shares nothing and dp_shard={shard} shares it among {shard}",
             f"Use zero=1, or dp_shard=1 and dp_replicate={self.dp_replicate * max(shard, 1)}.",
         )
-        yield from problem_if(
-            zero in (2, 3) and shard == 1, "zero", zero, "has nobody to share with, since dp_shard=1",
-            "Use zero=1, or dp_shard=2 or more.",
+        yield from self.problem_if(
+            zero in (2, 3) and shard == 1, "zero",
+            "has nobody to share with, since dp_shard=1", "Use zero=1, or dp_shard=2 or more.",
         )
 
     def _schedule_problems(self) -> Iterator[Problem]:
         if self.pp == 1:
-            yield from problem_if(self.vp > 1, "vp", self.vp, "needs stages, and pp=1 has none", "Use vp=1 or pp=2.")
+            yield from self.problem_if(self.vp > 1, "vp", "needs stages, and pp=1 has none", "Use vp=1 or pp=2.")
             return
         schedule = self.pipeline
-        yield from problem_if(
-            not schedule.allows(self.vp), "vp", self.vp,
+        yield from self.problem_if(
+            not schedule.allows(self.vp), "vp",
             f"does not fit parallel.schedule={self.schedule}, which {schedule.rule}",
             f"Use vp={schedule.chunks}, or parallel.schedule=interleaved for more stages a rank.",
         )
-        yield from problem_if(
-            schedule.splits_backward and self.zero == 3, "zero", self.zero,
+        yield from self.problem_if(
+            schedule.splits_backward and self.zero == 3, "zero",
             f"releases the weights that the second half of schedule={self.schedule}'s backward needs", "Use 2 or 1.",
         )
 

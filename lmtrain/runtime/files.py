@@ -27,10 +27,10 @@ _SAFE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 
 
 def fsync_dir(folder: Path) -> None:
-    _fsync(folder, os.O_DIRECTORY)
+    fsync_file(folder, os.O_DIRECTORY)
 
 
-def _fsync(path: Path, flags: int = 0) -> None:
+def fsync_file(path: Path, flags: int = 0) -> None:
     fd = os.open(path, os.O_RDONLY | flags)
     try:
         os.fsync(fd)
@@ -96,7 +96,7 @@ def new_folder(path: Path) -> Iterator[Path]:
             yield attempt
             for folder, _, names in os.walk(attempt):
                 for name in names:
-                    _fsync(Path(folder, name))
+                    fsync_file(Path(folder, name))
                 fsync_dir(Path(folder))
             put_in_place(attempt, path)
         except BaseException:

@@ -23,22 +23,18 @@ class Interleaved(PipelineSchedule):
         return chunks > 1
 
     def row(self, rank: int, num_ranks: int, chunks: int, num_microbatches: int) -> Sequence[Action]:
-        return _row(rank, num_ranks, num_microbatches, chunks)
-
-
-def _row(rank: int, num_ranks: int, num_microbatches: int, chunks: int) -> tuple[Action, ...]:
-    num_groups = max(num_microbatches // num_ranks, 1)
-    size, larger = divmod(num_microbatches, num_groups)
-    firsts = [group * size + min(group, larger) for group in range(num_groups + 1)]
-    turns = [
-        (chunk, m) for first, stop in pairwise(firsts) for chunk in range(chunks) for m in range(first, stop)
-    ]
-    forwards = [Action(Kind.FORWARD, chunk * num_ranks + rank, m) for chunk, m in turns]
-    backwards = [Action(Kind.BACKWARD, (chunks - 1 - chunk) * num_ranks + rank, m) for chunk, m in turns]
-    # because: the first backward comes back after its microbatch has gone through all ranks once more for each chunk
-    ahead = min(2 * (num_ranks - rank - 1) + (chunks - 1) * firsts[1], len(forwards))
-    row = forwards[:ahead]
-    for number, backward in enumerate(backwards):
-        row += forwards[ahead + number : ahead + number + 1]
-        row.append(backward)
-    return tuple(row)
+        num_groups = max(num_microbatches // num_ranks, 1)
+        size, larger = divmod(num_microbatches, num_groups)
+        firsts = [group * size + min(group, larger) for group in range(num_groups + 1)]
+        turns = [
+            (chunk, m) for first, stop in pairwise(firsts) for chunk in range(chunks) for m in range(first, stop)
+        ]
+        forwards = [Action(Kind.FORWARD, chunk * num_ranks + rank, m) for chunk, m in turns]
+        backwards = [Action(Kind.BACKWARD, (chunks - 1 - chunk) * num_ranks + rank, m) for chunk, m in turns]
+        # because: the first backward comes after its microbatch has gone through all ranks once more for each chunk
+        ahead = min(2 * (num_ranks - rank - 1) + (chunks - 1) * firsts[1], len(forwards))
+        row = forwards[:ahead]
+        for number, backward in enumerate(backwards):
+            row += forwards[ahead + number : ahead + number + 1]
+            row.append(backward)
+        return row

@@ -21,5 +21,9 @@ class OneFOneB(PipelineSchedule):
         for m in range(num_microbatches):
             if m + ahead < num_microbatches:
                 row.append(Action(Kind.FORWARD, rank, m + ahead))
-            row.append(Action(Kind.BACKWARD, rank, m))
+            row += self.backward(rank, m)
         return row
+
+    def backward(self, rank: int, m: int) -> list[Action]:
+        """What follows the forward that makes room for this microbatch's gradient."""
+        return [Action(Kind.BACKWARD, rank, m)]

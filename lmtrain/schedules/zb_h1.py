@@ -9,22 +9,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from lmtrain.schedules.pipeline_schedule import PipelineSchedule
+from lmtrain.schedules.one_f_one_b import OneFOneB
 from lmtrain.schedules.table import Action, Kind
 
 
-class ZBH1(PipelineSchedule):
+class ZBH1(OneFOneB):
     kind: ClassVar[str] = "zb_h1"
     splits_backward: ClassVar[bool] = True
 
     def row(self, rank: int, num_ranks: int, chunks: int, num_microbatches: int) -> Sequence[Action]:
-        ahead = min(num_ranks - rank - 1, num_microbatches)
-        row = [Action(Kind.FORWARD, rank, m) for m in range(ahead)]
-        for m in range(num_microbatches):
-            if m + ahead < num_microbatches:
-                row.append(Action(Kind.FORWARD, rank, m + ahead))
-            row.append(Action(Kind.INPUT, rank, m))
-            if m >= rank:
-                row.append(Action(Kind.WEIGHT, rank, m - rank))
+        row = super().row(rank, num_ranks, chunks, num_microbatches)
         behind = range(max(num_microbatches - rank, 0), num_microbatches)
         return [*row, *(Action(Kind.WEIGHT, rank, m) for m in behind)]
+
+    def backward(self, rank: int, m: int) -> list[Action]:
+        put_off = [Action(Kind.WEIGHT, rank, m - rank)] if m >= rank else []
+        return [Action(Kind.INPUT, rank, m), *put_off]

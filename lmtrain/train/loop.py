@@ -64,7 +64,8 @@ def train(run: Run) -> Summary:
             done = progress.step == total or stopped_by is not None
             if progress.step % config.observe.log_interval_steps == 0 or done:
                 report_step(run, batches, result, lr, now - began)
-            if _due(progress.step, config.train.valid_interval_steps) or (progress.step == total and run.inputs.valid):
+            due = _due(progress.step, config.train.valid_interval_steps)
+            if due or (progress.step == total and run.inputs.data.valid):
                 valid_loss = validate(run)
                 run.throughput.start(progress.step, time.monotonic())
             if keep and (_due(progress.step, config.checkpoint.interval_steps) or done):

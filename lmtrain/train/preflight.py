@@ -12,7 +12,6 @@ from pathlib import Path
 
 from lmtrain.checkpoint.store import CHECKPOINTS, latest, resolve
 from lmtrain.data.data_settings import DataChoice
-from lmtrain.data.dataset import Dataset
 from lmtrain.data.store.indexed import IndexedDataset, part
 from lmtrain.data.training_data import Asked, Opened, TrainingData, build_training_data, open_datasets
 from lmtrain.errors import DataError, LayoutError, OutputError, SettingsError
@@ -32,17 +31,9 @@ class Inputs:
     resume_from: Path | None
     weights_from: Path | None = None  # where a new run begins, if not at random weights
 
-    @property
-    def train(self) -> Dataset:
-        return self.data.train
-
-    @property
-    def valid(self) -> Dataset | None:
-        return self.data.valid
-
     def epochs(self, config: RunConfig) -> float:
         first, count = config.batch_plan.range_of(config.total_steps - 1)
-        return (first + count) / self.train.num_samples
+        return (first + count) / self.data.train.num_samples
 
 
 def preflight(config: RunConfig, env: ProcessEnv, *, starting: bool = True) -> Inputs:

@@ -29,7 +29,7 @@ def plan_facts(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
         "tokens": tokens,
         "tokens_per_step": config.train.global_batch * config.seq_len,
         "microbatches_per_step": config.train.global_batch // (config.train.micro_batch * config.parallel.layout.dp),
-        "training_samples": inputs.train.num_samples,
+        "training_samples": inputs.data.train.num_samples,
         "epochs": inputs.epochs(config),
         "model_flops": shape.flops_per_token(config.seq_len) * tokens,
         "resume_from": str(inputs.resume_from) if inputs.resume_from else "nothing: a new run",

@@ -92,8 +92,8 @@ def open_run(
                 model.load(CheckpointReader(inputs.weights_from).load_into)
 
         loader = Loader(
-            inputs.train, inputs.data.order, config.batch_plan, config.train.micro_batch, mesh.dp.index, mesh.dp.size,
-            prefetch_steps=config.data.prefetch_steps, pin=device.type == "cuda",
+            inputs.data.train, inputs.data.order, config.batch_plan, config.train.micro_batch,
+            mesh.dp.index, mesh.dp.size, prefetch_steps=config.data.prefetch_steps, pin=device.type == "cuda",
         )  # fmt: skip
         stack.callback(loader.close)
         writer = stack.enter_context(CheckpointWriter(
@@ -118,7 +118,7 @@ def open_run(
             "run": str(folder),
             "model": f"{inputs.model.kind} {format_count(model.num_parameters)} parameters",
             "device": f"{name} {config.precision.kind}",
-            "data": f"{format_count(inputs.train.num_samples)} samples of {config.seq_len} tokens",
+            "data": f"{format_count(inputs.data.train.num_samples)} samples of {config.seq_len} tokens",
         } | ({"layout": layout_words(config.parallel)} if mesh.world.size > 1 else {})
         view = (build_view if leads else RunView)(console, title, config.total_steps, log=log)
         stack.enter_context(view)
@@ -159,7 +159,8 @@ def open_records(
     write_run_files(folder, config, inputs)
     log = RunLog(folder / "log.txt")
     stack.callback(log.close)
-    metrics = stack.enter_context(MetricsLog(folder / "metrics.jsonl"))
+    metrics = MetricsLog(folder / "metrics.jsonl")
+    stack.callback(metrics.close)
     events = EventWriter(folder / "tensorboard", progress.step) if config.observe.tensorboard else None
     if events is not None:
         stack.callback(events.close)

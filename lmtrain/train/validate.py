@@ -26,7 +26,7 @@ def validate(run: Run) -> float:
 
     Of several terms the loss is the sum of their means; perplexity and accuracy are the first's, that of tokens.
     """
-    valid, dp, terms = run.inputs.valid, run.mesh.dp, run.model.terms
+    valid, dp, terms = run.inputs.data.valid, run.mesh.dp, run.model.terms
     assert valid is not None
     ids = np.arange(min(run.config.train.valid_samples, valid.num_samples))
     batches = valid_batches(valid, ids, run.config.train.micro_batch, dp.index, dp.size)

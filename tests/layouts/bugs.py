@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from lmtrain.data.loader import StepBatches
-from lmtrain.models.gpt_settings import GPTSettings
+from lmtrain.models.transformer_settings import TransformerSettings
 from lmtrain.parallel import collectives, grads, model
 from lmtrain.parallel.dropout import Noise
 from lmtrain.parallel.mesh import Axis
@@ -117,12 +117,12 @@ def _padded_column_wins() -> Iterator[Patch]:
 
 def _wrong_head_order() -> Iterator[Patch]:
     """Rows of the fused weight are dealt out as they stand, and not queries, keys and values each by heads."""
-    right = GPTSettings.cuts
+    right = TransformerSettings.cuts
 
-    def cuts(self: GPTSettings) -> Cuts:
+    def cuts(self: TransformerSettings) -> Cuts:
         return {n: Cut(Split.COLUMN) if ".qkv." in n else cut for n, cut in right(self).items()}
 
-    yield GPTSettings, "cuts", cuts
+    yield TransformerSettings, "cuts", cuts
 
 
 def _last_microbatch_dropped() -> Iterator[Patch]:

@@ -9,7 +9,7 @@ stretches first, each into the fullest row with room.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,7 +70,8 @@ def _pack(build: Build, map_: DocumentMap, documents: range, seq_len: int, kind:
     build.append("bounds", "<i8", np.zeros(1, np.int64))
     for name, dtype in (("starts", "<i8"), ("sizes", "<i4"), ("filled", "<i4")):
         build.append(name, dtype, np.empty(0, dtype))
-    for first, last in _windows(documents):
+    for first in range(documents.start, documents.stop, WINDOW):
+        last = min(first + WINDOW, documents.stop)
         starts, sizes = cut(map_.starts(np.arange(first, last + 1)), seq_len)
         rows = np.arange(len(sizes)) if kind == "document" else fit(sizes, seq_len)
         in_rows = np.argsort(rows, kind="stable")
@@ -81,11 +82,6 @@ def _pack(build: Build, map_: DocumentMap, documents: range, seq_len: int, kind:
         build.append("filled", "<i4", np.bincount(rows, sizes))
         num_stretches += len(sizes)
     return {}
-
-
-def _windows(documents: range) -> Iterator[tuple[int, int]]:
-    for first in range(documents.start, documents.stop, WINDOW):
-        yield first, min(first + WINDOW, documents.stop)
 
 
 def cut(starts: Int64s, seq_len: int) -> tuple[Int64s, NDArray[np.int32]]:

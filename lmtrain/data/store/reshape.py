@@ -125,8 +125,8 @@ def length_counts(dataset: IndexedDataset) -> tuple[NDArray[np.int64], dict[str,
     """Documents by length in powers of two (0, 1, 2-3, 4-7, ...), and a summary. One pass, bounded memory."""
     map_ = DocumentMap.of(dataset)
     counts, longest, ones = np.zeros(65, np.int64), 0, np.array([2**i for i in range(63)], np.int64)
-    for first, last in _steps(dataset.num_documents):
-        lengths = map_.lengths(first, last)
+    for first in range(0, dataset.num_documents, _COPIED_DOCUMENTS):
+        lengths = map_.lengths(first, min(first + _COPIED_DOCUMENTS, dataset.num_documents))
         counts += np.bincount(np.searchsorted(ones, lengths, side="right"), minlength=65)
         longest = max(longest, int(lengths.max()))
     num = dataset.num_documents
@@ -135,8 +135,3 @@ def length_counts(dataset: IndexedDataset) -> tuple[NDArray[np.int64], dict[str,
         "longest_document": longest, "mean_length": dataset.num_tokens / num if num else 0.0,
     }  # fmt: skip
     return counts[: int(longest).bit_length() + 1], facts
-
-
-def _steps(num: int) -> Iterator[tuple[int, int]]:
-    for first in range(0, num, _COPIED_DOCUMENTS):
-        yield first, min(first + _COPIED_DOCUMENTS, num)

@@ -145,7 +145,7 @@ class DatasetSpool:
         with files.storage_errors(self.prefix, "Writing"):
             for path in (self._path(suffix) for suffix in SUFFIXES):
                 if path.exists():
-                    _fsync(path)
+                    files.fsync_file(path)
             files.fsync_dir(self.folder)
 
     def close(self) -> None:
@@ -209,14 +209,6 @@ def _states(growing: _Growing, ends: list[int]) -> list[Any]:
             at += len(data)
         states.append(digest.copy() if at == end else None)
     return states
-
-
-def _fsync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def publish(folder: Path, name: str, prefix: Path) -> None:
@@ -286,14 +278,6 @@ class DatasetWriter:
                 self._spool.finish(self._about, self._tokenizer)
                 self._spool.sync()
                 publish(self._spool.folder, self._spool.name, self.prefix)
-
-    @property
-    def num_documents(self) -> int:
-        return self._spool.num_documents
-
-    @property
-    def num_tokens(self) -> int:
-        return self._spool.num_tokens
 
     def add_documents(self, tokens: Ints, lengths: Ints, num_sequences: Ints) -> None:
         """Many documents at once: their tokens, the length of each sequence, how many sequences each document has."""

@@ -48,7 +48,6 @@ class Perplexity(Task):
         sequences = [np.array([eod_id, *ids], np.int64) for ids in tokenizer.encode_batch(documents)]
         return _prepared(
             sequences,
-            sum(len(tokens) - 1 for tokens in sequences),
             (seq_len, stride),
             text_sha256=sha256,
             num_documents=len(documents),
@@ -70,7 +69,6 @@ class Perplexity(Task):
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         return _prepared(
             sequences,
-            sum(len(tokens) - 1 for tokens in sequences),
             (seq_len, stride),
             text_sha256=sha256,
             num_documents=indexed.num_documents,
@@ -93,8 +91,9 @@ class Perplexity(Task):
         return found
 
 
-def _prepared(sequences: Iterable[Tokens], num_targets: int, shape: tuple[int, int], **facts: Any) -> Prepared:
+def _prepared(sequences: Iterable[Tokens], shape: tuple[int, int], **facts: Any) -> Prepared:
     seq_len, stride = shape
+    num_targets = sum(len(tokens) - 1 for tokens in sequences)
     return Prepared(
         requests=WindowedRequests(sequences, seq_len, stride),
         num_targets=num_targets,

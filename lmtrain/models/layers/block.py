@@ -1,4 +1,4 @@
-"""One layer of the stack: attention and MLP with norms before them, or behind. Called by Stack.
+"""One layer of the stack: attention and MLP with norms before them, or behind, and which norms. Called by Stack.
 
 This is the unit that `parallel` compiles, recomputes and shards.
 """
@@ -6,6 +6,7 @@ This is the unit that `parallel` compiles, recomputes and shards.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor, nn
 
@@ -50,3 +51,8 @@ class PostNormBlock(Block):
         x_BTD = self.attention_norm(x_BTD + self.attention(x_BTD, around.mask, around.rotation))
         y_BTD: Tensor = self.mlp_norm(x_BTD + self.mlp(x_BTD))
         return y_BTD
+
+
+def build_norm(kind: Literal["layernorm", "rmsnorm"], width: int, *, eps: float, bias: bool) -> nn.Module:
+    """Both keep their sums in fp32 whatever the input. An RMSNorm has no bias, whatever the linears have."""
+    return nn.RMSNorm(width, eps=eps) if kind == "rmsnorm" else nn.LayerNorm(width, eps=eps, bias=bias)

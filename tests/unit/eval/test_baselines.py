@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from lmtrain.errors import DataError
 from lmtrain.eval import baselines
-from lmtrain.eval.baselines import WittenBellBigram, unigram
+from lmtrain.eval.baselines import Unigram, WittenBellBigram
 
 VOCAB, EOD = 7, 0
 Ids = npt.NDArray[np.uint16]
@@ -43,7 +43,7 @@ def test_both_agree_with_the_slow_twin(train: Ids, document: Ids) -> None:
     words, text = [int(t) for t in train], [int(t) for t in document]
     alone = -sum(math.log(twin_unigram(words, w)) for w in text)
     paired = -sum(math.log(twin_bigram(words, c, w)) for c, w in zip([EOD, *text], text, strict=False))
-    assert unigram(train, VOCAB).nll(document) == pytest.approx(alone)
+    assert Unigram(train, VOCAB).nll(document) == pytest.approx(alone)
     assert WittenBellBigram(train, VOCAB, EOD).nll(document) == pytest.approx(paired)
 
 
@@ -78,18 +78,18 @@ def test_pair_keys_of_a_large_vocabulary_do_not_overflow() -> None:
 def test_a_regular_text_is_cheaper_in_pairs_than_alone() -> None:
     train = np.tile(np.array([1, 2, 3, 4], dtype=np.uint16), 200)
     text = train[:40]
-    assert WittenBellBigram(train, VOCAB, EOD).nll(text) < unigram(train, VOCAB).nll(text) / 10
+    assert WittenBellBigram(train, VOCAB, EOD).nll(text) < Unigram(train, VOCAB).nll(text) / 10
 
 
 def test_an_empty_document_costs_nothing() -> None:
     nothing = np.zeros(0, dtype=np.uint16)
     train = np.array([1, 2, 1], dtype=np.uint16)
-    assert unigram(train, VOCAB).nll(nothing) == 0
+    assert Unigram(train, VOCAB).nll(nothing) == 0
     assert WittenBellBigram(train, VOCAB, EOD).nll(nothing) == 0
 
 
 def test_ids_outside_the_vocabulary_are_refused() -> None:
     with pytest.raises(DataError, match="0 to 6"):
-        unigram(np.array([7]), VOCAB)
+        Unigram(np.array([7]), VOCAB)
     with pytest.raises(DataError, match="-1"):
-        unigram(np.array([1]), VOCAB).nll(np.array([-1]))
+        Unigram(np.array([1]), VOCAB).nll(np.array([-1]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ def _row(event: str, step: int, attempt: int = 1, **more: Any) -> dict[str, Any]
 
 
 def _write(path: Path, *rows: dict[str, Any]) -> None:
-    with MetricsLog(path) as log:
+    with closing(MetricsLog(path)) as log:
         for row in rows:
             log.append(row)
 
@@ -52,7 +53,7 @@ def test_a_row_is_on_disk_before_the_log_is_closed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("row", [{"event": "step", "step": 1}, {"step": 1, "attempt": 1}, _row("lunch", 1)])
 def test_an_incomplete_row_is_refused(tmp_path: Path, row: dict[str, Any]) -> None:
-    with MetricsLog(tmp_path / "metrics.jsonl") as log, pytest.raises(ValueError, match="needs a known event"):
+    with closing(MetricsLog(tmp_path / "metrics.jsonl")) as log, pytest.raises(ValueError, match="needs a known event"):
         log.append(row)
 
 
