@@ -66,6 +66,8 @@ replay: $(VENV)/.tested  ## one layout beside one process: CASE=gqa-tp2-dp2-zero
 
 # the parts that never import torch, on another Python and without torch: PYTHON313=/path/to/python3.13
 PYTHON313 ?= python3.13
+# which of them: a pattern of paths
+TORCH_FREE ?= .
 
 $(VENV)-torch-free/.installed: pyproject.toml
 	$(PYTHON313) -m venv $(VENV)-torch-free
@@ -76,7 +78,7 @@ $(VENV)-torch-free/.installed: pyproject.toml
 
 .PHONY: test-torch-free
 test-torch-free: $(VENV)-torch-free/.installed  ## the torch-free parts on Python 3.13 (PYTHON313=...), without torch
-	$(VENV)-torch-free/bin/python -m tests.torch_free \
+	$(VENV)-torch-free/bin/python -m tests.torch_free | xargs -n 1 | grep -E "$(TORCH_FREE)" \
 	  | PYTHONPATH="$(CURDIR)" xargs $(VENV)-torch-free/bin/python -m pytest -q -p no:cacheprovider $(AT_ONCE) -m "not slow"
 
 # ---- the compiled helpers of csrc/, in place and file by file; `pip install` builds the same by pyproject.toml
