@@ -54,6 +54,7 @@ def _run(path: Path, verify: bool) -> dict[str, Any]:
     from lmtrain.checkpoint.verify import refuse_problems, verify_checkpoints
     from lmtrain.observe.metrics import read_metrics
     from lmtrain.runtime.files import read_json
+    from lmtrain.train.stop_file import STOP
 
     checkpoints = list_checkpoints(path / CHECKPOINTS)
     if verify:
@@ -63,7 +64,7 @@ def _run(path: Path, verify: bool) -> dict[str, Any]:
     return {
         "run": str(path),
         "verified": verify,
-        "stopped": read_json(path / "stop.json") if (path / "stop.json").is_file() else "still running, or killed",
+        "stopped": read_json(path / STOP) if (path / STOP).is_file() else "still running, or killed",
         "attempts": max((row["attempt"] for row in rows), default=0),
         "last_step": latest["step"],
         "last_validation": latest["valid"],
