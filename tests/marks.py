@@ -8,4 +8,5 @@ import pytest
 
 
 def wide(*values: Any) -> list[Any]:
-    return [pytest.param(value, marks=pytest.mark.wide) for value in values]
+    """A tuple is the values of several parameters."""
+    return [pytest.param(*value if isinstance(value, tuple) else (value,), marks=pytest.mark.wide) for value in values]

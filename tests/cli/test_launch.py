@@ -53,6 +53,7 @@ def rank_of(launcher: subprocess.Popen[str], rank: int) -> int:
     return int(found)
 
 
+@pytest.mark.wide
 def test_two_processes_lose_a_peer_and_go_on_to_the_losses_of_one(toy: Toy, one: list[float], tmp_path: Path) -> None:
     folder = tmp_path / "run"
     settings = toy.settings(folder, **TWO)
@@ -75,7 +76,8 @@ def test_two_processes_lose_a_peer_and_go_on_to_the_losses_of_one(toy: Toy, one:
     assert stop_facts(folder)["exit_code"] == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGUSR1, marks=pytest.mark.wide)])
+@pytest.mark.wide
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_gives_one_checkpoint_and_a_way_on(toy: Toy, tmp_path: Path, number: signal.Signals) -> None:
     folder = tmp_path / "run"
     process = run_until_step(toy, folder, 2, **LONG, checkpoint__interval_steps=1000)

@@ -34,6 +34,7 @@ def four(toy: Toy, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.wide
 def test_it_trains_on_any_layout_as_on_one_process(toy: Toy, four: Path, tmp_path: Path) -> None:
     lmtrain("pretrain", *toy.settings(tmp_path / "one"), *WITH, *CHOSEN)
     assert_same_curve(rows(four), rows(tmp_path / "one"))
@@ -44,6 +45,7 @@ def test_it_trains_on_any_layout_as_on_one_process(toy: Toy, four: Path, tmp_pat
         assert line in log
 
 
+@pytest.mark.wide
 def test_its_checkpoint_is_opened_by_every_verb(four: Path, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("def f(x):\n    return x + 1\n")
     found = json.loads(lmtrain(
@@ -57,6 +59,7 @@ def test_its_checkpoint_is_opened_by_every_verb(four: Path, tmp_path: Path) -> N
     assert "all is well" in lmtrain("verify", tmp_path / "whole", *WITH)
 
 
+@pytest.mark.wide
 def test_without_the_plugin_it_is_refused_with_a_way_out(toy: Toy, four: Path, tmp_path: Path) -> None:
     said = "model.kind=mean_mixer is not a kind of model. Known: bert, gpt. If it is a plugin's, add --plugin PACKAGE."
     assert said in lmtrain("generate", four, "--prompt", "x", code=65)
@@ -65,6 +68,7 @@ def test_without_the_plugin_it_is_refused_with_a_way_out(toy: Toy, four: Path, t
         assert part in output
 
 
+@pytest.mark.wide
 def test_a_plugin_that_is_not_there(four: Path) -> None:
     output = lmtrain("verify", four, "--plugin", "tests.no_such_plugin", code=2)
     assert "--plugin=tests.no_such_plugin cannot be imported: No module named 'tests.no_such_plugin'." in output

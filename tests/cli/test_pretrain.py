@@ -112,6 +112,7 @@ def test_document_mask_and_sliding_window_train(toy: Toy, tmp_path: Path) -> Non
     assert rows[-1]["loss"] < rows[0]["loss"]
 
 
+@pytest.mark.wide
 def test_compiled_blocks_give_the_same_curve(toy: Toy, run: Path, tmp_path: Path) -> None:
     lmtrain("pretrain", *toy.settings(tmp_path / "run", train__steps=3, compute__compile="true"))
     for ours, theirs in zip(steps(tmp_path / "run"), steps(run), strict=False):
@@ -178,6 +179,7 @@ def test_a_damaged_checkpoint_is_named(toy: Toy, tmp_path: Path) -> None:
     assert file.name in lmtrain("inspect", file.parent, "--verify", code=65)
 
 
+@pytest.mark.wide
 def test_a_sweep_runs_every_combination_in_its_own_folder(toy: Toy, tmp_path: Path) -> None:
     settings = toy.settings(tmp_path / "sweep", train__steps=2, schedule__warmup_steps=1)
     lmtrain("pretrain", "-m", *settings, "optim.lr=1e-3,2e-3")
@@ -243,6 +245,7 @@ def test_a_fault_that_was_left_behind_is_refused(toy: Toy, tmp_path: Path) -> No
     assert "LMTRAIN_ALLOW_FAULTS" in lmtrain("pretrain", *toy.settings(tmp_path / "run"), code=2, env=env)
 
 
+@pytest.mark.wide
 def test_running_out_of_memory_names_what_to_make_smaller(toy: Toy, tmp_path: Path) -> None:
     batch = 1 << 17
     settings = toy.settings(tmp_path / "run", train__global_batch=batch, train__micro_batch=batch, train__steps=3)

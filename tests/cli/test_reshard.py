@@ -66,6 +66,7 @@ def test_there_and_back_and_on_with_the_run(toy: Toy, run: Path, other: Path, tm
     assert curves[0] == curves[1] == curves[2]
 
 
+@pytest.mark.wide
 def test_processes_of_the_new_layout_go_on_with_it(toy: Toy, run: Path, tmp_path: Path) -> None:
     lmtrain("reshard", run, "--to", "pp=2", "--output", tmp_path / "two")
     settings = toy.settings(tmp_path / "one", **LONGER)

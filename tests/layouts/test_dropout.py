@@ -8,7 +8,6 @@ import pytest
 
 from tests.layouts.cases import Case
 from tests.layouts.workers import Pool
-from tests.marks import wide
 
 STEPS = 2
 Mask = tuple[int, int, str]  # step, number of the microbatch among all copies', module
@@ -31,15 +30,14 @@ def num_repeated(found: dict[Mask, set[str]]) -> int:
     return len(digests) - len(set(digests)) + sum(len(one) > 1 for one in found.values())
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "words",
     [
         "pp2-vp2-zb_v-tp1-dp1",
-        *wide(
-            "pp4-tp1-dp2-zero1-full",
-            "pp2-vp2-interleaved-tp2-dp2-zero1",
-            "pp2-vp2-interleaved-tp2-dp2-zero1-sp-full",
-        ),
+        "pp4-tp1-dp2-zero1-full",
+        "pp2-vp2-interleaved-tp2-dp2-zero1",
+        "pp2-vp2-interleaved-tp2-dp2-zero1-sp-full",
     ],
 )
 def test_no_mask_comes_twice(words: str, pool: Pool) -> None:

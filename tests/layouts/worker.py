@@ -25,6 +25,8 @@ import torch.distributed.fsdp
 import torch.distributed.tensor.debug
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
+import tests.layouts.training  # noqa: F401, here since nearly every case needs what it imports
+
 GROUP_TIMEOUT = timedelta(seconds=180)  # because: a busy machine may take ten times as long as an idle one
 
 

@@ -132,6 +132,7 @@ def test_too_small_a_library_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.wide
 def test_this_python_has_a_corpus_without_near_copies(tmp_path: Path) -> None:
     report = build_stdlib_corpus(tmp_path)
     train, heldout = read(report.train_path), read(report.heldout_path)

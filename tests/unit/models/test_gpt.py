@@ -270,7 +270,10 @@ def test_vocabulary_must_be_known() -> None:
 
 @pytest.mark.parametrize(
     ("backend", "settings"),
-    [("inductor", tiny(num_layers=1)), ("aot_eager", llama(num_layers=1, num_kv_heads=2, window=5))],
+    [
+        pytest.param("inductor", tiny(num_layers=1), marks=pytest.mark.wide),
+        ("aot_eager", llama(num_layers=1, num_kv_heads=2, window=5)),
+    ],
     ids=["inductor", "masked_rotary"],
 )
 def test_compiled_block_equals_the_plain_one(backend: str, settings: GPTSettings) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.layouts.workers import Pool
+from tests.marks import wide
 from tests.unit.parallel.spread import together
 
 TRAIN = "tests.unit.parallel.spread:train"
@@ -61,7 +62,7 @@ def check(found: dict[str, Any], expected: dict[str, Any], tolerance: float) -> 
 
 @pytest.mark.parametrize(
     ("parallel", "count"),
-    [*((parallel, 4) for parallel in LAYOUTS), *((parallel, 1) for parallel in (LAYOUTS[2], LAYOUTS[5], LAYOUTS[9]))],
+    [*((parallel, 4) for parallel in LAYOUTS), *wide(*((LAYOUTS[number], 1) for number in (2, 5, 9)))],
     ids=lambda value: words(value) if isinstance(value, dict) else f"micro{value}",
 )  # fmt: skip
 def test_fp32_equals_one_process(pool: Pool, parallel: dict[str, Any], count: int) -> None:

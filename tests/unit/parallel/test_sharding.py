@@ -19,6 +19,7 @@ from lmtrain.piece import Piece
 from lmtrain.placement.memory import rank_bytes
 from lmtrain.schedules.table import Action, Kind
 from tests.layouts.workers import Pool
+from tests.marks import wide
 from tests.unit.parallel.spread import build, step_of
 from tests.unit.parallel.test_layouts import num_processes, words
 
@@ -87,7 +88,7 @@ def measure(parallel: dict[str, Any], precision: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("parallel", "precision"),
-    [*((parallel, "fp32") for parallel in LAYOUTS), (LAYOUTS[1], "bf16"), (LAYOUTS[2], "bf16")],
+    [*((parallel, "fp32") for parallel in LAYOUTS), (LAYOUTS[1], "bf16"), *wide((LAYOUTS[2], "bf16"))],
     ids=lambda value: words(value) if isinstance(value, dict) else value,
 )
 def test_bytes_equal_the_closed_form_and_nothing_more_is_sent(

@@ -125,6 +125,7 @@ def test_our_own_launcher_hands_over_a_listening_socket() -> None:
     assert [(code, output) for code, output, _ in ends(jobs)] == [(0, "lmtrain 6.0 3\n")] * 3
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("launcher", ["torchrun", "slurm"])
 def test_other_launchers(launcher: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:

@@ -21,6 +21,7 @@ from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.fast import CompiledEncoder, Encoded, Encoder, TwinEncoder, build_encoder
 from lmtrain.tokenizer.json_lines import MAX_WORD_BYTES, Reject
 from lmtrain.tokenizer.train import train_bpe, train_wordpiece
+from tests.marks import wide
 from tests.unit.tokenizer.adversarial import PIECES, documents
 
 SOURCES = [*documents(1500, seed=0), " ".join(PIECES) * 3]
@@ -114,8 +115,14 @@ def test_every_character_of_the_first_planes(kind: str) -> None:
     assert_same(encoder.encode_documents(texts), twin.encode_documents(texts))
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "uncased"])
-@pytest.mark.parametrize("dtype", [np.uint16, np.int32])
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        ("llama", np.uint16),
+        ("uncased", np.int32),
+        *wide(("gpt2", np.uint16), ("gpt2", np.int32), ("llama", np.int32), ("uncased", np.uint16)),
+    ],
+)
 def test_documents_longer_than_what_is_cut_at_a_time(kind: str, dtype: Any) -> None:
     encoder, twin = pair(kind, dtype)
     rng = random.Random(3)

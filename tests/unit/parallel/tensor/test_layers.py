@@ -19,6 +19,7 @@ from lmtrain.parallel.mesh import Axis
 from lmtrain.parallel.tensor.layers import ColumnLinear, apply_tensor_parallel
 from lmtrain.parallel.tensor.vocabulary import cross_entropy_sum
 from tests.layouts.workers import Pool
+from tests.marks import wide
 from tests.unit.parallel.cut_models import (
     GPT2,
     LLAMA,
@@ -107,7 +108,7 @@ def compiled_gradients(settings: dict[str, Any], sequence: bool) -> float:
     return max(distance(parameter.grad, gradients[name]) for name, parameter in compiled.named_parameters())
 
 
-@pytest.mark.parametrize("sequence", [False, True])
+@pytest.mark.parametrize("sequence", [True, *wide(False)])
 def test_compiles_in_one_piece(pool: Pool, sequence: bool) -> None:
     assert (
         max(pool.run(f"{__name__}:compiled_gradients", 2, {"settings": GPT2 | {"num_layers": 1}, "sequence": sequence}))
