@@ -27,7 +27,7 @@ RANKS = {f"rank_{rank:05d}" for rank in range(4)}
 
 def demo(output: Path, *settings: str) -> str:
     process = start("demo", "--output", output, *SHORT, *settings, env={"COLUMNS": "80"})
-    text = process.communicate(timeout=280)[0]
+    text = process.communicate(timeout=900)[0]
     assert process.returncode == 0, text
     return text
 

@@ -37,7 +37,7 @@ def leg(number: int, layout: dict[str, Any], settings: list[str]) -> str:
     fault = f"kill:point=step:step={5 * (number + 1)}:rank={num_processes - 1}"
     env = {} if last else {"LMTRAIN_FAULT": fault, "LMTRAIN_ALLOW_FAULTS": "1"}
     process = start("pretrain", *launcher, *settings, *parallel, "parallel.timeout_s=120", env=env)
-    output: str = process.communicate(timeout=240)[0]
+    output: str = process.communicate(timeout=900)[0]
     assert process.returncode == (0 if last else 76 if launcher else -9), output
     return output
 

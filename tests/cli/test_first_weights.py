@@ -92,7 +92,7 @@ def test_another_layout_begins_from_the_same_weights(
     lmtrain("pretrain", *settings(makers, name, tmp_path / "one", checkpoint__init_from=runs[name]))
     given = settings(makers, name, tmp_path / "two", checkpoint__init_from=runs[name], parallel__pp=2)
     process = start("pretrain", "--nproc", 2, *given, "parallel.timeout_s=60")
-    output = process.communicate(timeout=240)[0]
+    output = process.communicate(timeout=900)[0]
     assert process.returncode == 0, output
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
 

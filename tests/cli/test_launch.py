@@ -59,7 +59,7 @@ def test_two_processes_lose_a_peer_and_go_on_to_the_losses_of_one(toy: Toy, one:
     settings = toy.settings(folder, **TWO)
     fault = {"LMTRAIN_FAULT": "kill:point=step:step=9:rank=1", "LMTRAIN_ALLOW_FAULTS": "1"}
     killed = start("pretrain", *settings, "--nproc", 2, env=fault)
-    output, _ = killed.communicate(timeout=240)
+    output, _ = killed.communicate(timeout=900)
     assert killed.returncode == 76, output
     assert "error: rank 1 of 2 was ended by SIGKILL, and the run with it" in output
     assert "error: rank 0 on" in output  # what the survivor has to say
@@ -68,7 +68,7 @@ def test_two_processes_lose_a_peer_and_go_on_to_the_losses_of_one(toy: Toy, one:
         "exit_code": 76, "rank": 1, "requeue": True
     }  # fmt: skip
     again = start("pretrain", *settings, "--nproc", 2)
-    output, _ = again.communicate(timeout=240)
+    output, _ = again.communicate(timeout=900)
     assert again.returncode == 0, output
     assert "at step 8" in output  # of the checkpoint
     assert output.count("done: 12 steps") == 1
@@ -82,7 +82,7 @@ def test_a_signal_gives_one_checkpoint_and_a_way_on(toy: Toy, tmp_path: Path, nu
     folder = tmp_path / "run"
     process = run_until_step(toy, folder, 2, **LONG, checkpoint__interval_steps=1000)
     process.send_signal(number)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=600)
     assert process.returncode == 75, output
     assert output.count("a checkpoint is saved") == output.count("stopped: ") == 1
     (saved,) = (folder / "checkpoints").iterdir()
@@ -96,7 +96,7 @@ def test_a_signal_gives_one_checkpoint_and_a_way_on(toy: Toy, tmp_path: Path, nu
 def test_a_process_that_hangs_is_noticed(toy: Toy, tmp_path: Path) -> None:
     process = run_until_step(toy, tmp_path / "run", 2, **LONG | {"parallel__timeout_s": 10})
     os.kill(rank_of(process, 1), signal.SIGSTOP)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=600)
     assert process.returncode == 76, output
     assert "rank 0 on" in output
     assert "Timed out waiting" in output
@@ -106,7 +106,7 @@ def test_a_process_that_hangs_is_noticed(toy: Toy, tmp_path: Path) -> None:
 def test_what_is_wrong_is_said_once_and_nothing_starts(toy: Toy, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     process = start("pretrain", *toy.settings(folder), "optim.lrr=1", "--nproc", 2)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=600)
     assert process.returncode == 2
     assert output.count("optim.lrr=1 is not a setting. Did you mean lr?") == 1
     assert not folder.exists()

@@ -24,7 +24,7 @@ def run(nproc: int, *settings: object, code: int = 0, fault: str | None = None) 
     """`lmtrain pretrain --nproc N`, started as users do."""
     env = {"LMTRAIN_FAULT": fault, "LMTRAIN_ALLOW_FAULTS": "1"} if fault else {}
     process = start("pretrain", "--nproc", nproc, *settings, env=env)
-    output = process.communicate(timeout=240)[0]
+    output = process.communicate(timeout=900)[0]
     assert process.returncode == code, output
     return output
 

@@ -25,7 +25,7 @@ def test_a_pipe_and_a_summary(toy: Toy, tmp_path: Path) -> None:
              "--output", str(tmp_path / name), *(["--json"] if name == "b" else [])],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
-        output, _ = process.communicate("\n".join(lines), timeout=120)
+        output, _ = process.communicate("\n".join(lines), timeout=600)
         assert process.returncode == 0
         if name == "a":
             assert re.match(r"59 documents, [\d.]+ KiB of text -> [\d.]+k tokens", output)
@@ -57,7 +57,7 @@ def test_killed_and_started_again(toy: Toy, tmp_path: Path) -> None:
     lmtrain(*common, tmp_path / "whole")
     for fault in ("kill:point=data.slice:count=2", "kill:point=data.finish"):
         process = start(*common, tmp_path / "cut", env={"LMTRAIN_FAULT": fault, "LMTRAIN_ALLOW_FAULTS": "1"})
-        said, _ = process.communicate(timeout=120)
+        said, _ = process.communicate(timeout=600)
         assert process.returncode == -signal.SIGKILL, said
     said = lmtrain(*common, tmp_path / "cut")
     assert "going on after the 12000 documents" in said

@@ -81,7 +81,7 @@ def test_processes_of_the_new_layout_go_on_with_it(toy: Toy, run: Path, tmp_path
         "parallel.timeout_s=60",
         f"checkpoint.resume={tmp_path}/two",
     )
-    output = process.communicate(timeout=240)[0]
+    output = process.communicate(timeout=900)[0]
     assert process.returncode == 0, output
     ours, theirs = curve(tmp_path / "pp"), curve(tmp_path / "one")
     assert [row[2] for row in ours] == [row[2] for row in theirs]
@@ -113,7 +113,7 @@ def test_a_kill_and_the_same_command_again(run: Path, other: Path, tmp_path: Pat
     fault = {"LMTRAIN_FAULT": "kill:point=reshard.publish", "LMTRAIN_ALLOW_FAULTS": "1"}
     command = ("reshard", run, "--to", OTHER, "--output", tmp_path / "again")
     process = start(*command, env=fault)
-    process.communicate(timeout=120)
+    process.communicate(timeout=600)
     assert process.returncode == -9
     assert not (tmp_path / "again").exists()
     assert "bytes done before  0" not in lmtrain(*command)
@@ -155,7 +155,7 @@ def killed(chance: random.Random, *command: object) -> bool:
         for _ in range(line):
             process.stdout.readline()
         process.kill()
-    process.communicate(timeout=240)
+    process.communicate(timeout=900)
     return process.returncode == -9
 
 

@@ -32,7 +32,7 @@ def srun(*arguments: object, tasks: int = 2, env: dict[str, str] | None = None) 
     command = ["srun", "--nodes=2", f"--ntasks-per-node={tasks}", "--kill-on-bad-exit=1"]
     done = subprocess.run(
         [*command, sys.executable, "-m", "lmtrain.cli.main", *map(str, arguments)],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=280,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=900,
         env={**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "200", **(env or {})},
     )  # fmt: skip
     return done.returncode, done.stdout
