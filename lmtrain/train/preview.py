@@ -31,6 +31,7 @@ def plan_facts(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
         "microbatches_per_step": config.train.global_batch // (config.train.micro_batch * config.parallel.layout.dp),
         "training_samples": inputs.data.train.num_samples,
         "epochs": inputs.epochs(config),
+        **({"validation": inputs.data.said} if inputs.data.said else {}),
         "model_flops": shape.flops_per_token(config.seq_len) * tokens,
         "resume_from": str(inputs.resume_from) if inputs.resume_from else "nothing: a new run",
         **({"weights_from": str(inputs.weights_from)} if inputs.weights_from else {}),

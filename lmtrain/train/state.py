@@ -92,7 +92,8 @@ def check_same_run(path: Path, state: dict[str, Any], config: RunConfig, inputs:
     # because: a checkpoint may be older than some settings, which then were what is now their default
     model = model_of(state, path).to_dict()
     pairs = [(f"model.{key}", value, model.get(key)) for key, value in inputs.model.to_dict().items()]
-    known = {"packing": "concatenate", "order": "own", "first_sample": 0, "blend": None} | state["data"]
+    known = {"packing": "concatenate", "order": "own", "first_sample": 0, "blend": None, "held_out_tokens": 0}
+    known |= state["data"]
     pairs += [(f"data: {key}", value, known.get(key)) for key, value in inputs.data.identity.items()]
     ours, theirs = inputs.data.content_sha256, state["data"].get("content_sha256")
     if ours is not None and theirs is not None:
