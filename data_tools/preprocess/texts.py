@@ -1,4 +1,4 @@
-"""All documents of some files, one by one, for who needs texts and no dataset: `lmtrain tokenizer train`, `lmtrain eval`.
+"""All documents of some files, one by one, for who needs texts and no dataset: `tokenizer train`, `lmtrain eval`.
 
 The first bad line stops with an error that says where and why.
 """

@@ -50,7 +50,6 @@ def sample_rows(data: TrainingData, numbers: Sequence[int], most: int | None, to
 def _sample(data: TrainingData, number: int, most: int | None, tokenizer: Tokenizer) -> dict[str, Any]:
     import numpy as np
 
-    from lmtrain.batch import IGNORED
     from lmtrain.data.samples.causal import CausalDataset
     from lmtrain.data.samples.masked import MaskedDataset
 
@@ -63,16 +62,16 @@ def _sample(data: TrainingData, number: int, most: int | None, tokenizer: Tokeni
         inside, part = inside - data.parts[part].dataset.num_samples, part + 1
     dataset = data.parts[part].dataset
     row: dict[str, Any] = {"sample": number, "dataset": str(data.parts[part].indexed.prefix)}
-    row |= {"tokens": len(batch.tokens_BT[0]), "num_labels": int((batch.labels_BT != IGNORED).sum())}
+    row |= {"tokens": len(batch.tokens_BT[0]), "num_labels": int((batch.labels_BT >= 0).sum())}
     ids, labels = batch.tokens_BT[0][:most].tolist(), batch.labels_BT[0][:most].tolist()
     if isinstance(dataset, CausalDataset):
         row["documents"] = [
             {"document": document, "from": first, "to": last} for document, first, last in dataset.index.spans(inside)
         ]
     row |= {"text": tokenizer.decode(ids), "ids": ids}
-    row["labels"] = [None if label == IGNORED else label for label in labels]
+    row["labels"] = [label if label >= 0 else None for label in labels]  # an ignored one is below 0
     if masked:
-        row["predicted"] = {str(i): tokenizer.piece(label) for i, label in enumerate(labels) if label != IGNORED}
+        row["predicted"] = {str(i): tokenizer.piece(label) for i, label in enumerate(labels) if label >= 0}
     if batch.pair_labels_B is not None:
         row["pair_label"] = int(batch.pair_labels_B[0])
     return row
