@@ -29,6 +29,7 @@ from data_tools.corpus.shuffle import Split, shuffle, split_outputs
 from data_tools.corpus.signatures import Drop, Sign, check_inputs, remember_inputs
 from data_tools.corpus.steps import Collect, Report, ReportDocuments, Step, Work, read_report, report_path, run_step
 from data_tools.read.rejects import OnError
+from data_tools.read.sources import Inputs
 from lmtrain.config.build import build_settings
 from lmtrain.errors import DataError, SettingsError
 from lmtrain.runtime.files import read_bytes, read_json, storage_errors, write_json
@@ -52,14 +53,14 @@ def read_recipe(path: Path) -> BuildSettings:
 class _Stage:
     name: str
     settings: dict[str, Any]
-    run: Callable[[Sequence[str | Path], Path], Report]  # inputs, output
+    run: Callable[[Inputs, Path], Report]  # inputs, output
 
 
 def build_corpus(recipe: BuildSettings, workers: int = 1, report: ReportDocuments | None = None) -> list[Report]:
     """Run the steps; says what each did. OUTPUT gets documents.jsonl, or train, valid and test where it is split."""
     work = Work(workers, Reading(recipe.key, OnError(recipe.on_error)), report)
     folder = Path(recipe.output) / "work"
-    inputs: Sequence[str | Path] = recipe.inputs
+    inputs: Inputs = recipe.inputs
     reports: list[Report] = []
     for number, stage in enumerate(_stages(recipe, work), 1):
         output = folder / f"{number}-{stage.name}.jsonl"
@@ -93,11 +94,11 @@ def _stages(recipe: BuildSettings, work: Work) -> list[_Stage]:
     return stages
 
 
-def _runner(step: Step, work: Work) -> Callable[[Sequence[str | Path], Path], Report]:
+def _runner(step: Step, work: Work) -> Callable[[Inputs, Path], Report]:
     return lambda inputs, output: run_step(step, inputs, {"documents": output}, work, report_path(output))
 
 
-def _key(stage: _Stage, inputs: Sequence[str | Path], recipe: BuildSettings) -> str:
+def _key(stage: _Stage, inputs: Inputs, recipe: BuildSettings) -> str:
     """A name for exactly this step on exactly these files."""
     files = _identity([source.path for source in find_files(inputs)])
     facts = [stage.name, stage.settings, recipe.key, recipe.on_error, recipe.seed, files]
@@ -109,7 +110,7 @@ def _identity(files: Sequence[Path]) -> list[list[Any]]:
     return [[str(path.resolve()), stat.st_size, stat.st_mtime_ns] for path, stat in found]
 
 
-def dedupe_all(inputs: Sequence[str | Path], output: Path, settings: DedupeSettings, work: Work) -> Report:
+def dedupe_all(inputs: Inputs, output: Path, settings: DedupeSettings, work: Work) -> Report:
     """Sign, match and drop in a row; the work folder lies beside the output."""
     folder = output.with_name(f"{output.name}.work")
     clear(folder)
@@ -130,20 +131,20 @@ def clear(folder: Path) -> None:
             shutil.rmtree(folder)
 
 
-def sign(inputs: Sequence[str | Path], folder: Path, minhash: MinHash | None, work: Work) -> Report:
+def sign(inputs: Inputs, folder: Path, minhash: MinHash | None, work: Work) -> Report:
     remember_inputs(folder, inputs, minhash)
     outputs = {"rows": folder / "rows.u64", "signatures": folder / "signatures.u16"}
     return run_step(Sign(minhash), inputs, outputs, work, folder / "sign.report.json")
 
 
-def drop(inputs: Sequence[str | Path], folder: Path, output: Path, work: Work) -> Report:
+def drop(inputs: Inputs, folder: Path, output: Path, work: Work) -> Report:
     check_inputs(folder, inputs)
     marks = (("exact copy", folder / EXACT), ("near copy", folder / NEAR))
     step = Drop(tuple(mark for mark in marks if mark[1].exists()))
     return run_step(step, inputs, {"documents": output}, work, report_path(output))
 
 
-def _publish(recipe: BuildSettings, inputs: Sequence[str | Path], work: Work) -> Report:
+def _publish(recipe: BuildSettings, inputs: Inputs, work: Work) -> Report:
     output = Path(recipe.output)
     if recipe.split is not None:
         step = Split(recipe.split.ratios, recipe.seed, recipe.split.by)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from threading import RLock
 from typing import Any
 
@@ -18,7 +17,7 @@ from data_tools.read.chunks import START, Limits, Portion, cut
 from data_tools.read.content import Bad, judge, read_content
 from data_tools.read.parts import WHOLE, Part
 from data_tools.read.rejects import BadLines, OnError
-from data_tools.read.sources import STDIN, Source, find_sources
+from data_tools.read.sources import STDIN, Inputs, Source, find_sources
 from lmtrain.errors import UsageError
 from lmtrain.tokenizer.json_lines import Document, Reject
 
@@ -39,11 +38,11 @@ class Reading:
         return cut(sources, START, self.limits, (self.key or "text",), budget, self.part)
 
 
-def find_files(inputs: Sequence[str | Path]) -> list[Source]:
-    """The sources; each can be read as often as a step likes."""
+def find_files(inputs: Inputs, *, once: bool = False) -> list[Source]:
+    """The sources; each can be read as often as a step likes, or `once`."""
     sources = find_sources(inputs)
-    if STDIN in {source.path for source in sources}:
-        raise UsageError("Standard input can be read once only, which is not enough for a corpus. Give files.")
+    if not once and STDIN in {source.path for source in sources}:
+        raise UsageError("Standard input can be read once only, and this step reads its input again. Give files.")
     return sources
 
 

@@ -24,6 +24,7 @@ from data_tools.corpus.reading import Documents, find_files, read_documents
 from data_tools.corpus.signatures import content_hash
 from data_tools.corpus.steps import Report, Tally, Work, refuse_overwriting, run_step
 from data_tools.read.parts import WHOLE
+from data_tools.read.sources import Inputs
 from lmtrain.errors import UsageError
 from lmtrain.runtime.files import atomic_file, storage_errors, write_json
 
@@ -110,7 +111,7 @@ class _Draws:
 
 
 def sample_limit(
-    inputs: Sequence[str | Path], work: Work, folder: Path, *, fraction: float | None, count: int | None, seed: int
+    inputs: Inputs, work: Work, folder: Path, *, fraction: float | None, count: int | None, seed: int
 ) -> int:
     """The limit for a share of the documents, or for exactly so many of them."""
     if (fraction is None) == (count is None):
@@ -122,6 +123,7 @@ def sample_limit(
     if not work.reading.part.whole:
         raise UsageError("--count needs all documents, not a part of them. Use --fraction, or leave --part out.")
     assert count is not None
+    find_files(inputs)  # because: they are read once to count and once to draw, which standard input cannot be
     with storage_errors(folder, "Making"):
         folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".sample-", dir=folder) as temporary:
@@ -145,13 +147,13 @@ def _smallest(draws: Path, count: int, folder: Path) -> int:
 
 
 def shuffle(
-    inputs: Sequence[str | Path], output: Path, work: Work, report_file: Path, seed: int,
+    inputs: Inputs, output: Path, work: Work, report_file: Path, seed: int,
     memory_bytes: int = MEMORY_BYTES,
 ) -> Report:  # fmt: skip
     """All documents in an order that the seed and their positions decide. A part is a range of that order."""
     part = work.reading.part
     key = work.reading.key or "text"
-    sources = find_files(inputs)
+    sources = find_files(inputs, once=part.whole)
     refuse_overwriting(sources, [output])
     tally = Tally()
     with storage_errors(output, "Writing"):

@@ -22,6 +22,7 @@ from data_tools.corpus.lines import to_line
 from data_tools.corpus.minhash import MinHash, Signature
 from data_tools.corpus.reading import Documents, find_files
 from data_tools.corpus.steps import Tally
+from data_tools.read.sources import Inputs
 from lmtrain.errors import DataError, MissingInputError
 from lmtrain.runtime.files import read_json, write_json
 
@@ -101,12 +102,12 @@ def load_array(path: Path, dtype: type) -> npt.NDArray[Any]:
     return np.memmap(path, dtype, "r") if size else np.empty(0, dtype)
 
 
-def remember_inputs(work: Path, inputs: Sequence[str | Path], minhash: MinHash | None) -> None:
+def remember_inputs(work: Path, inputs: Inputs, minhash: MinHash | None) -> None:
     """Note what is being signed. Every task of an array writes the same, so that they cannot disagree."""
     write_json(work / "inputs.json", _facts(inputs, minhash))
 
 
-def check_inputs(work: Path, inputs: Sequence[str | Path]) -> None:
+def check_inputs(work: Path, inputs: Inputs) -> None:
     """Positions mean something only in the files they were taken from."""
     path = work / "inputs.json"
     if not path.exists():
@@ -120,7 +121,7 @@ def signed_minhash(work: Path) -> MinHash | None:
     return MinHash(**shape) if shape else None
 
 
-def _facts(inputs: Sequence[str | Path], minhash: MinHash | None) -> dict[str, object]:
+def _facts(inputs: Inputs, minhash: MinHash | None) -> dict[str, object]:
     files = [[str(source.path.resolve()), source.num_bytes, source.mtime_ns] for source in find_files(inputs)]
     shape = {"bands": minhash.bands, "rows": minhash.rows, "words": minhash.words} if minhash else None
     return {"files": files, "minhash": shape}

@@ -25,7 +25,7 @@ from data_tools.read.chunks import Portion
 from data_tools.read.content import Bad
 from data_tools.read.parts import Part
 from data_tools.read.rejects import BadLines
-from data_tools.read.sources import Source
+from data_tools.read.sources import Inputs, Source
 from lmtrain.errors import DataError, MissingInputError, UsageError
 from lmtrain.runtime.files import atomic_file, read_errors, read_json, write_json
 
@@ -122,12 +122,12 @@ class Work:
 
 
 def run_step(
-    step: Step, inputs: Sequence[str | Path], outputs: dict[str, Path], work: Work, report_file: Path
+    step: Step, inputs: Inputs, outputs: dict[str, Path], work: Work, report_file: Path
 ) -> Report:
     """Write each of the step's files, and the report last: where it stands, all is done."""
     if work.workers < 1:
         raise UsageError(f"--workers={work.workers} must be at least 1. Leave it out to use every core.")
-    sources = find_files(inputs)
+    sources = find_files(inputs, once=work.reading.part.whole)
     refuse_overwriting(sources, outputs.values())
     tally, bad_lines = Tally(), BadLines(work.reading.on_error)
     budget = budget_of(work.workers, work.reading.limits)

@@ -21,7 +21,7 @@ from data_tools.preprocess.work import Job, Result, Worker
 from data_tools.read.ahead import budget_of, worked_ahead
 from data_tools.read.chunks import Limits, Portion, cut
 from data_tools.read.rejects import BadLines, OnError
-from data_tools.read.sources import STDIN, Source, find_sources
+from data_tools.read.sources import STDIN, Inputs, Source, find_sources
 from lmtrain.data.store.indexed import dtype_for
 from lmtrain.errors import DataError, UsageError
 from lmtrain.tokenizer.base import Tokenizer
@@ -84,7 +84,7 @@ class Summary:
 
 
 def preprocess(
-    inputs: Sequence[str | Path],
+    inputs: Inputs,
     tokenizer: Tokenizer,
     output: Path,
     options: Options | None = None,

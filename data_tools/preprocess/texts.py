@@ -1,11 +1,11 @@
-"""All documents of some files, one by one, for who needs texts and no dataset. Called by `lmtrain tokenizer train`.
+"""All documents of some files, one by one, for who needs texts and no dataset: `tokenizer train`, `lmtrain eval`.
 
 The first bad line stops with an error that says where and why.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 
 from data_tools.read.budget import Budget
 from data_tools.read.chunks import START, Chunk, Limits, cut
@@ -15,19 +15,30 @@ from data_tools.read.sources import Source
 from lmtrain.errors import DataError
 from lmtrain.tokenizer.json_lines import Reject
 
+ALL = -1
+
 
 class Texts:
-    """As often as one iterates."""
+    """As often as one iterates. `report` is told the bytes of the sources that were read, and -1 when all were."""
 
-    def __init__(self, sources: Sequence[Source], key: str, limits: Limits | None = None) -> None:
-        self._sources, self._key, self._limits = sources, key, limits or Limits()
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        key: str,
+        limits: Limits | None = None,
+        report: Callable[[int], None] = lambda done: None,
+    ) -> None:
+        self._sources, self._key, self._limits, self._report = sources, key, limits or Limits(), report
 
     def __iter__(self) -> Iterator[str]:
-        line = 0
+        line = done = 0
         for portion in cut(self._sources, START, self._limits, (self._key,), Budget(2**62)):
             for chunk in portion.chunks:
                 line = line if chunk.start else 0
                 line += yield from self._of_chunk(chunk, line)
+                done += chunk.num_disk_bytes
+                self._report(done)
+        self._report(ALL)
 
     def _of_chunk(self, chunk: Chunk, line: int) -> Generator[str, None, int]:
         content, too_long = read_content(chunk, self._limits, lambda: None)

@@ -2,7 +2,7 @@
 
 What a file holds is said by its name. JSON lines: .jsonl, and compressed .jsonl.gz, .json.gz and alone .zst. Text, one
 document a file: .txt, .txt.gz. Columns: .parquet. For .gz may stand .zst, .bz2 or .xz. `-` is standard input, read as
-JSON lines. No file is opened here.
+JSON lines unless somebody says what else. No file is opened here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SUFFIXES = {  # the first that fits decides: what the file holds, and how it is 
     **{f".json{line}.{codec}": ("jsonl", codec) for codec in _CODECS for line in ("l", "")},
     ".zst": ("jsonl", "zst"),
 }
-_KNOWN = ".txt, .jsonl, .parquet, .txt.gz, .jsonl.gz, .json.gz (or .zst, .bz2, .xz for .gz), .zst"
+KNOWN = ".txt, .jsonl, .parquet, .txt.gz, .jsonl.gz, .json.gz (or .zst, .bz2, .xz for .gz), .zst"
 
 
 @dataclass(frozen=True)
@@ -42,18 +42,54 @@ class Source:
         return bool(self.codec) or self.path == STDIN
 
 
-def find_sources(inputs: Sequence[str | Path]) -> list[Source]:
+Inputs = Sequence[str | Path | Source]
+
+
+def source_of(given: str, format_: str | None) -> str | Source:
+    """Standard input, or a file of any other name, as what it is said to hold: what a file of that suffix would."""
+    path = Path(given)
+    if path != STDIN and (format_ is None or _known(path) or not path.is_file()):
+        return given
+    kind, codec = SUFFIXES.get(f".{(format_ or 'jsonl').removeprefix('.')}", ("", ""))
+    if not kind or (path == STDIN and kind == "parquet"):
+        known = ", ".join(suffix.removeprefix(".") for suffix, (kind, _) in SUFFIXES.items() if kind != "parquet")
+        rule = "has to be a file, for it is read from its end" if kind else "is none of what can be read"
+        raise UsageError(f"--format={format_} {rule}. Use one of {known}.")
+    if path == STDIN:
+        return Source(path, kind, codec)
+    with storage_errors(path, "Reading"):
+        found = path.stat()
+    return Source(path, kind, codec, found.st_size, found.st_mtime_ns)
+
+
+def skipped_files(inputs: Inputs) -> list[Path]:
+    """Files of these folders and globs that `find_sources` passes over, for their names say nothing of them."""
+    skipped = []
+    for given in inputs:
+        if isinstance(given, Source) or Path(given) == STDIN:
+            continue
+        path = Path(given)
+        if path.is_dir():
+            found = [one for one in path.rglob("*") if not _hidden(one, path)]
+        else:
+            found = [] if path.exists() else [Path(name) for name in glob.glob(str(given), recursive=True)]
+        skipped += sorted(one for one in found if one.is_file() and not _known(one))
+    return skipped
+
+
+def find_sources(inputs: Inputs) -> list[Source]:
     """The files that these files, folders and globs stand for, in the order given, folders sorted by path."""
     if not inputs:
-        raise UsageError(f"No input was given. Give files ({_KNOWN}), folders of them, globs, or - for standard input.")
-    paths = [path for given in inputs for path in _expand(Path(given))]
+        raise UsageError(f"No input was given. Give files ({KNOWN}), folders of them, globs, or - for standard input.")
+    found = [one for given in inputs for one in _expand(given if isinstance(given, Source) else Path(given))]
+    paths = [one.path if isinstance(one, Source) else one for one in found]
     seen: set[Path] = set()
     for path in paths:
         if path.resolve() in seen:
             raise UsageError(f"{path} is given more than once. Give every file once.")
         seen.add(path.resolve())
     with storage_errors(paths[0], "Reading"):
-        return [_source(path) for path in paths]
+        return [one if isinstance(one, Source) else _source(one) for one in found]
 
 
 def codec_of(name: str) -> str:
@@ -69,30 +105,34 @@ def _source(path: Path) -> Source:
     return Source(path, kind, codec, found.st_size, found.st_mtime_ns)
 
 
+def _known(path: Path) -> bool:
+    return path.name.endswith(tuple(SUFFIXES))
+
+
 def _readable(path: Path) -> bool:
-    return path.name.endswith(tuple(SUFFIXES)) and path.is_file()
+    return _known(path) and path.is_file()
 
 
-def _expand(given: Path) -> list[Path]:
-    if given == STDIN:
+def _expand(given: Path | Source) -> Sequence[Path | Source]:
+    if isinstance(given, Source) or given == STDIN:
         return [given]
     if given.is_dir():
         return list(_all_of(given))
     if given.exists():
-        if not given.name.endswith(tuple(SUFFIXES)):
-            raise UsageError(f"{given} is none of {_KNOWN}. Convert it, or rename it if it is one of them.")
+        if not _known(given):
+            raise UsageError(f"{given} is none of {KNOWN}. Say what it holds, as in --format txt, or convert it.")
         return [given]
     matches = sorted(Path(name) for name in glob.glob(str(given), recursive=True))  # Path.glob refuses absolute ones
     found = [path for path in matches if _readable(path)]
     if not found:
-        raise MissingInputError(f"{given} does not exist. Give files ({_KNOWN}), folders of them, or globs.")
+        raise MissingInputError(f"{given} does not exist. Give files ({KNOWN}), folders of them, or globs.")
     return found
 
 
 def _all_of(folder: Path) -> Iterator[Path]:
     found = sorted(path for path in folder.rglob("*") if not _hidden(path, folder) and _readable(path))
     if not found:
-        raise MissingInputError(f"{folder} holds none of {_KNOWN}. Check the folder.")
+        raise MissingInputError(f"{folder} holds none of {KNOWN}. Check the folder.")
     yield from found
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from data_tools.read.sources import STDIN, Source, codec_of
 from lmtrain.errors import DataError, UsageError
@@ -35,11 +35,26 @@ class DamagedArchiveError(Exception):
     """Raised in the middle of a stream; the message is the cause."""
 
 
+class _Pipe:
+    """A file that cannot say where it is: reads of it are counted."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._at = file, 0
+
+    def read(self, size: int) -> bytes:
+        data = self._file.read(size) or b""
+        self._at += len(data)
+        return data
+
+    def tell(self) -> int:
+        return self._at
+
+
 @contextmanager
 def opened(source: Source) -> Iterator[IO[bytes]]:
     if source.path == STDIN:
         # because: a thread that waits in a buffered read holds its lock, and the process could not end before it
-        yield getattr(sys.stdin.buffer, "raw", sys.stdin.buffer)
+        yield cast("IO[bytes]", _Pipe(getattr(sys.stdin.buffer, "raw", sys.stdin.buffer)))
         return
     with read_errors(source.path), open(source.path, "rb") as file:
         yield file

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.tree import Tree
 
+_OF_MODEL = ("kind", "num_layers", "width", "num_heads", "seq_len", "vocab_size")
 _SHOWN = 40  # lines of a kind in a comparison
 
 
@@ -54,26 +55,27 @@ def checkpoint_facts(path: Path, verify: bool) -> dict[str, Any]:
     }
 
 
-def print_checkpoint(console: Console, facts: dict[str, Any]) -> None:
-    from rich.tree import Tree
+def print_checkpoint(console: Console, facts: dict[str, Any], all_: bool) -> None:
+    from lmtrain.cli.facts import print_facts, print_tree
 
-    def line(key: str, value: object) -> None:
-        console.print(f"{key:18} {value}", highlight=False, soft_wrap=True)
-
-    for key in ("checkpoint", "verified", "step", "samples", "tokens", "layout", "digest"):
-        line(key, facts[key])
-    line("parameters", format_count(facts["parameters"]))
-    line("bytes", format_bytes(facts["bytes"]))
-    for key in ("model", "tokenizer", "settings"):
-        if isinstance(facts[key], dict):
-            tree = Tree(key)
-            grow(tree, facts[key])
-            console.print(tree, highlight=False)
-    files = Tree("files")
-    for name, size in facts["files"].items():
-        files.add(f"{name}  {format_bytes(size)}")
-    console.print(files, highlight=False)
-    console.print(_tensor_tree(facts["tensors"]), highlight=False, soft_wrap=True)
+    lines = [(key, str(facts[key])) for key in ("step", "samples", "tokens", "layout", "digest")]
+    lines.append(("parameters", f"{format_count(facts['parameters'])} in {len(facts['tensors'])} tensors"))
+    lines.append(("bytes", f"{format_bytes(facts['bytes'])} in {len(facts['files'])} files"))
+    model, tokenizer = facts["model"], facts["tokenizer"]
+    if isinstance(model, dict):
+        lines.append(("model", ", ".join(f"{k} {model[k]}" for k in _OF_MODEL if k in model)))
+    if isinstance(tokenizer, dict):
+        lines.append(("tokenizer", ", ".join(f"{key} {value}" for key, value in tokenizer.items())))
+    lines.append(("verified", "every hash" if facts["verified"] else "no; add --verify to read every byte"))
+    if not all_:
+        lines.append(("more", "--all lists settings, files and tensors"))
+    print_facts(console, f"checkpoint {facts['checkpoint']}", lines)
+    if all_:
+        for key in ("model", "settings"):
+            if isinstance(facts[key], dict):
+                print_tree(console, key, facts[key])
+        print_tree(console, "files", {name: format_bytes(size) for name, size in facts["files"].items()})
+        console.print(_tensor_tree(facts["tensors"]), highlight=False, soft_wrap=True)
 
 
 def _tensor_tree(tensors: dict[str, dict[str, Any]]) -> Tree:
@@ -106,14 +108,6 @@ def _by_word(names: list[str], depth: int) -> list[tuple[str, list[str]]]:
     for name in names:
         groups.setdefault((name.split(".") + [""] * depth)[depth], []).append(name)
     return sorted(groups.items(), key=lambda item: (int(item[0]) if item[0].isdecimal() else -1, item[0]))
-
-
-def grow(tree: Tree, values: dict[str, Any]) -> None:
-    for key, value in values.items():
-        if isinstance(value, dict):
-            grow(tree.add(key), value)
-        else:
-            tree.add(f"{key}: {value}")
 
 
 def difference_facts(path: Path, other: Path) -> dict[str, Any]:

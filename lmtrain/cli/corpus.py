@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lmtrain.cli.options import InputFormat, TextInputs, text_inputs
+
 if TYPE_CHECKING:
     from data_tools.corpus.steps import Report, Work
+    from data_tools.read.sources import Inputs
 
 app = typer.Typer(no_args_is_help=True)
 
-INPUTS = "Files (.jsonl .txt .parquet, also .gz .zst .bz2 .xz), folders of them, globs."
-Inputs = Annotated[list[str], typer.Argument(metavar="INPUT...", help=INPUTS)]
 Output = Annotated[Path, typer.Option(metavar="FILE", help="The .jsonl to write; FILE.report.json goes beside it.")]
 Workers = Annotated[int | None, typer.Option(help="Processes that work. [default: every core]")]
 PartText = Annotated[str, typer.Option("--part", metavar="I/N", help="Do task I (from 0) of N, and write its part.")]
@@ -73,7 +74,7 @@ def fetch(
 
 @app.command()
 def clean(
-    inputs: Inputs,
+    inputs: TextInputs,
     output: Output,
     rule: Annotated[
         list[str] | None,
@@ -83,12 +84,13 @@ def clean(
     script: Annotated[list[str] | None, typer.Option(help="A welcome script (latin, han, ...). [default: all]")] = None,
     min_script_share: Annotated[float, typer.Option(help="The least share of letters in welcome scripts.")] = 0.5,
     workers: Workers = None, part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
+    format_: InputFormat = None,
 ) -> None:  # fmt: skip
     """Mend damaged text, and leave out boilerplate, repetition and unwelcome scripts."""
     from data_tools.corpus.clean import DEFAULT_RULES, build_clean
 
     step = build_clean(DEFAULT_RULES if rule is None else rule, script or (), min_script_share)
-    _run(step, inputs, output, workers, part, key, on_error)
+    _run(step, text_inputs(inputs, format_), output, workers, part, key, on_error)
 
 
 @app.command()
@@ -104,12 +106,13 @@ def rules() -> None:
 
 @app.command()
 def dedupe(
-    inputs: Inputs,
+    inputs: TextInputs,
     output: Output,
     exact_only: Annotated[bool, typer.Option("--exact-only", help="Leave near copies in.")] = False,
     threshold: Annotated[float, typer.Option(help="Jaccard similarity that makes two texts copies.")] = 0.8,
     keep: Keep = "first",
     workers: Workers = None, key: Key = "text", on_error: OnError = "stop",
+    format_: InputFormat = None,
 ) -> None:  # fmt: skip
     """Leave out exact and near copies: `sign`, `match`, `join` and `drop` in a row."""
     from data_tools.corpus.build import dedupe_all
@@ -119,15 +122,16 @@ def dedupe(
     facts = {"near": not exact_only, "threshold": threshold, "keep": keep}
     settings = build_settings(DedupeSettings, facts, "dedupe")
     with _documents_shown() as report:
-        _print(dedupe_all(inputs, output, settings, _work(workers, "0/1", key, on_error, report)))
+        _print(dedupe_all(text_inputs(inputs, format_), output, settings, _work(workers, "0/1", key, on_error, report)))
 
 
 @app.command()
 def sign(
-    inputs: Inputs,
+    inputs: TextInputs,
     work: WorkFolder,
     exact_only: Annotated[bool, typer.Option("--exact-only", help="No signatures for near copies.")] = False,
     workers: Workers = None, part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
+    format_: InputFormat = None,
 ) -> None:  # fmt: skip
     """First step of deduplication in tasks: hash and sign every document."""
     from data_tools.corpus import build
@@ -135,7 +139,7 @@ def sign(
 
     with _documents_shown() as report:
         minhash = None if exact_only else MinHash()
-        _print(build.sign(inputs, work, minhash, _work(workers, part, key, on_error, report)))
+        _print(build.sign(text_inputs(inputs, format_), work, minhash, _work(workers, part, key, on_error, report)))
 
 
 @app.command()
@@ -149,10 +153,9 @@ def match(
     from data_tools.corpus.copies import find_pairs, mark_exact
     from data_tools.read.parts import Part
 
-    if exact:
-        typer.echo(f"{mark_exact(work)} exact copies")
-    else:
-        typer.echo(f"{find_pairs(work, threshold, Part.parse(part))} pairs of near copies")
+    with _documents_shown("matching"):
+        found = mark_exact(work) if exact else find_pairs(work, threshold, Part.parse(part))
+    typer.echo(f"{found} exact copies" if exact else f"{found} pairs of near copies")
 
 
 @app.command()
@@ -164,42 +167,48 @@ def join(
     """Third step: join the pairs of all parts into groups and mark all but one of each."""
     from data_tools.corpus.copies import mark_near
 
-    typer.echo(f"{mark_near(work, keep, parts)} near copies")
+    with _documents_shown("joining"):
+        found = mark_near(work, keep, parts)
+    typer.echo(f"{found} near copies")
 
 
 @app.command()
 def drop(
-    inputs: Inputs, work: WorkFolder, output: Output,
+    inputs: TextInputs, work: WorkFolder, output: Output,
     workers: Workers = None, part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
+    format_: InputFormat = None,
 ) -> None:  # fmt: skip
     """Last step: write the documents that are not copies."""
     from data_tools.corpus import build
 
     with _documents_shown() as report:
-        _print(build.drop(inputs, work, output, _work(workers, part, key, on_error, report)))
+        _print(build.drop(text_inputs(inputs, format_), work, output, _work(workers, part, key, on_error, report)))
 
 
 @app.command()
 def decontaminate(
-    inputs: Inputs,
+    inputs: TextInputs,
     output: Output,
     against: Annotated[list[Path], typer.Option(help="A file of evaluation texts; may be given again.")],
     action: Annotated[str, typer.Option(metavar="{cut,drop}", help="Cut passages out, or drop the document.")] = "cut",
     workers: Workers = None, part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
+    format_: InputFormat = None,
 ) -> None:  # fmt: skip
     """Take passages of evaluation texts out, found by runs of 13 words."""
     from data_tools.corpus.decontaminate import Decontaminate, read_passages
 
-    _run(Decontaminate(read_passages(against), action), inputs, output, workers, part, key, on_error)
+    step = Decontaminate(read_passages(against), action)
+    _run(step, text_inputs(inputs, format_), output, workers, part, key, on_error)
 
 
 @app.command()
 def split(
-    inputs: Inputs,
+    inputs: TextInputs,
     output: Annotated[Path, typer.Option(metavar="DIR", help="Gets train.jsonl, valid.jsonl and test.jsonl.")],
     ratios: Annotated[str, typer.Option(help="Shares of train, valid and test.")] = "0.98,0.01,0.01",
     by: Annotated[str, typer.Option(metavar="{text,id}", help="What decides; equal ones stay together.")] = "text",
     seed: Seed = 0, workers: Workers = None, part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
+    format_: InputFormat = None,
 ) -> None:  # fmt: skip
     """Split into train, valid and test by a hash of each document."""
     from data_tools.corpus.shuffle import Split, split_outputs
@@ -208,39 +217,43 @@ def split(
     step = Split(_shares(ratios), seed, by)
     with _documents_shown() as report:
         work = _work(workers, part, key, on_error, report)
-        _print(run_step(step, inputs, split_outputs(output), work, output / "split.report.json"))
+        _print(run_step(step, text_inputs(inputs, format_), split_outputs(output), work, output / "split.report.json"))
 
 
 @app.command()
 def shuffle(
-    inputs: Inputs, output: Output,
+    inputs: TextInputs, output: Output,
     seed: Seed = 0, memory: Annotated[str, typer.Option(help="How much to hold at once.")] = "256MiB",
     part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
+    format_: InputFormat = None,
 ) -> None:  # fmt: skip
     """Put all documents in a random order, in two passes over disk."""
     from data_tools.corpus import shuffle as shuffling
     from data_tools.corpus.steps import report_path
     from lmtrain.cli.options import parse_size
 
-    memory_bytes = parse_size("--memory", memory)
+    memory_bytes = max(parse_size("--memory", memory), 1 << 20)
+    found = text_inputs(inputs, format_)
     with _documents_shown() as report:
         work = _work(1, part, key, on_error, report)
-        _print(shuffling.shuffle(inputs, output, work, report_path(output), seed, max(memory_bytes, 1 << 20)))
+        _print(shuffling.shuffle(found, output, work, report_path(output), seed, memory_bytes))
 
 
 @app.command()
 def sample(
-    inputs: Inputs, output: Output,
+    inputs: TextInputs, output: Output,
     fraction: Annotated[float | None, typer.Option(help="This share of the documents, nearly.")] = None,
     count: Annotated[int | None, typer.Option(help="Exactly so many documents.")] = None,
     seed: Seed = 0, workers: Workers = None, part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
+    format_: InputFormat = None,
 ) -> None:  # fmt: skip
     """Draw documents at random; they keep their order."""
     from data_tools.corpus.shuffle import Sample, sample_limit
 
     work = _work(workers, part, key, on_error, None)
-    limit = sample_limit(inputs, work, output.parent, fraction=fraction, count=count, seed=seed)
-    _run(Sample(limit, seed), inputs, output, workers, part, key, on_error)
+    found = text_inputs(inputs, format_)
+    limit = sample_limit(found, work, output.parent, fraction=fraction, count=count, seed=seed)
+    _run(Sample(limit, seed), found, output, workers, part, key, on_error)
 
 
 @app.command()
@@ -274,7 +287,7 @@ def build(
 
 
 def _run(
-    step: Any, inputs: list[str], output: Path, workers: int | None, part: str, key: str, on_error: str
+    step: Any, inputs: Inputs, output: Path, workers: int | None, part: str, key: str, on_error: str
 ) -> None:
     from data_tools.corpus.steps import report_path, run_step
 
@@ -326,22 +339,35 @@ def _print(result: Report) -> None:
 
 
 @contextmanager
-def _documents_shown() -> Iterator[Callable[[str, int], None]]:
-    """How many documents are done, on a terminal; else nothing but the report at the end."""
+def _documents_shown(doing: str = "starting") -> Iterator[Callable[[str, int], None]]:
+    """How many documents are done: on a terminal at once, else every few seconds."""
     from rich.console import Console
 
-    console = Console(stderr=True)
-    with console.status("starting") as status:
-        yield lambda step, done: status.update(f"{step}: {done:,} documents")
+    from lmtrain.observe.progress import progress
+
+    stopped = "nothing has the output's name. The same command begins anew; `build` goes on after its last whole step."
+    with progress(Console(stderr=True), doing, "documents", stopped=stopped) as shown:
+
+        def report(step: str, done: int) -> None:
+            shown.doing(step)
+            shown(done)
+
+        yield report
 
 
 @contextmanager
 def _bytes_shown() -> Iterator[Callable[[int, int | None], None]]:
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
-    columns: list[Any] = ["fetching", BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()]
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("fetching", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    from lmtrain.observe.progress import progress
+
+    stopped = "the same command goes on where this one was."
+    with progress(Console(stderr=True), "fetched", "bytes", stopped=stopped) as shown:
+        before: int | None = None  # bytes that an earlier transfer brought
+
+        def report(done: int, total: int | None) -> None:
+            nonlocal before
+            before = done if before is None or done < before else before
+            shown(done, total or 0, before)
+
+        yield report

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lmtrain.cli.options import ConfigDir, Json
+from lmtrain.cli.options import ConfigDir, Json, Plugins
 
 if TYPE_CHECKING:
     from lmtrain.data.store.indexed import IndexedDataset
@@ -31,23 +31,22 @@ Overrides = Annotated[
 
 
 @app.command()
-def inspect(prefix: Prefix, as_json: Json = False) -> None:
-    """Say what a dataset holds, from its header and sidecar alone."""
-    import dataclasses
+def inspect(
+    prefix: Prefix,
+    all_: Annotated[bool, typer.Option("--all", help="Also the whole sidecar.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Say what a dataset holds, from its header and sidecar; `lmtrain inspect PREFIX` says the same."""
+    from lmtrain.cli.dataset_view import dataset_facts
+    from lmtrain.cli.inspect import print_dataset
 
-    from lmtrain.data.store.indexed import IndexedDataset, part
+    facts = dataset_facts(prefix)
+    if as_json:
+        typer.echo(json.dumps(facts, indent=1))
+        return
+    from rich.console import Console
 
-    dataset = IndexedDataset.open(prefix)
-    facts = {
-        "dataset": str(dataset.prefix),
-        "documents": dataset.num_documents,
-        "sequences": dataset.num_sequences,
-        "tokens": dataset.num_tokens,
-        "dtype": dataset.dtype.name,
-        "bytes": sum(part(dataset.prefix, suffix).stat().st_size for suffix in (".bin", ".idx")),
-        "sidecar": dataclasses.asdict(dataset.info) if dataset.info else None,
-    }
-    _show(facts, as_json)
+    print_dataset(Console(), facts, all_)
 
 
 @app.command()
@@ -89,10 +88,13 @@ def split(
     prefix: Prefix,
     shares: Annotated[str, typer.Option(help="Two or three shares of the documents, as in 98,2.")],
     output: Annotated[list[Path], typer.Option(metavar="PREFIX", help="A dataset to make; once for each share.")],
+    seed: Annotated[
+        int | None, typer.Option(help="Draw the documents at random by this seed. [default: consecutive documents]")
+    ] = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
-    """Divide a dataset into two or three, at document borders and in the order of the file."""
+    """Divide a dataset into two or three, at document borders; in each, documents keep the order of the file."""
     from lmtrain.data.store import reshape
     from lmtrain.errors import UsageError
 
@@ -100,32 +102,79 @@ def split(
         wanted = [float(share) for share in shares.split(",")]
     except ValueError as error:
         raise UsageError(f"--shares={shares} is not a list of numbers. Use shares such as 98,2.") from error
-    reshape.split(prefix, wanted, output, overwrite=overwrite)
+    reshape.split(prefix, wanted, output, overwrite=overwrite, seed=seed)
     _show_made(output, as_json)
 
 
 @app.command()
+def show(
+    prefix: Annotated[
+        str | None, typer.Argument(metavar="[PREFIX]", help="A dataset; not with --run, which names its own.")
+    ] = None,
+    overrides: Overrides = None,
+    sample: Annotated[
+        list[int] | None, typer.Option("--sample", metavar="NUMBER", help="A training sample, as a run numbers them.")
+    ] = None,
+    document: Annotated[
+        list[int] | None, typer.Option("--document", metavar="NUMBER", help="A document, from 0.")
+    ] = None,
+    random: Annotated[int | None, typer.Option(min=1, help="So many documents drawn at random. [default: 3]")] = None,
+    seed: Annotated[int | None, typer.Option(help="With --random: another seed, other documents.")] = None,
+    run: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="With --sample: the run's folder, which knows data and settings.")
+    ] = None,
+    most: Annotated[int | None, typer.Option(min=1, help="Show so many tokens of each. [default: all]")] = None,
+    ids: Annotated[bool, typer.Option("--ids", help="Show token ids and not the text.")] = False,
+    tokenizer: TokenizerPath = None,
+    config_dir: ConfigDir = None,
+    plugin: Plugins = None,
+    as_json: Json = False,
+) -> None:
+    """Show documents, or training samples as the model sees them: text and ids.
+
+    A sample depends on how a run cuts them: give its folder, or the settings that it was started with.
+    """
+    from lmtrain.errors import UsageError
+
+    words = [*([prefix] if prefix else []), *(overrides or [])]
+    given = [word for word in words if "=" not in word]
+    settings = [word for word in words if "=" in word]
+    chosen = [name for name, value in (("sample", sample), ("document", document), ("random", random)) if value]
+    if len(chosen) > 1:
+        raise UsageError(f"--{' and --'.join(chosen)} were given. Give one of them.")
+    what = (chosen or ["random"])[0]
+    for name, value, needs in (
+        ("--seed", seed, "random"), ("--run", run, "sample"), ("--config-dir", config_dir, "sample"),
+        (settings[0] if settings else "", settings or None, "sample"),
+    ):  # fmt: skip
+        if value is not None and needs != what:
+            raise UsageError(f"{name} is for --{needs} NUMBER, which was not given. Add it, or leave {name} out.")
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)} are two datasets. Show one at a time.")
+    if run is None and not given:
+        raise UsageError("PREFIX is missing. Give a dataset such as data/books, or --run RUN --sample NUMBER.")
+    if sample:
+        if tokenizer is not None:
+            settings.append(f"data.tokenizer={tokenizer}")
+        return _show_samples(sample, given, settings, run, config_dir, most, ids, as_json)
+    return _show_documents(Path(given[0]), document, random or 3, seed or 0, most, ids, tokenizer, as_json)
+
+
+@app.command(hidden=True)
 def sample(
     prefix: Prefix,
     number: Annotated[int, typer.Option("-n", "--number", min=1, help="How many documents.")] = 3,
     seed: Annotated[int, typer.Option(help="Another seed, other documents.")] = 0,
     most: Annotated[int, typer.Option(min=1, help="Show so many tokens of a document.")] = 200,
+    ids: Annotated[bool, typer.Option("--ids", help="Show token ids and not the text.")] = False,
     tokenizer: TokenizerPath = None,
     as_json: Json = False,
 ) -> None:
-    """Show some documents drawn at random."""
-    import numpy as np
-
-    from lmtrain.data.order import permute
-    from lmtrain.data.store.indexed import IndexedDataset
-
-    dataset = IndexedDataset.open(prefix)
-    count = min(number, dataset.num_documents)
-    drawn = permute(np.arange(count), dataset.num_documents, seed).tolist() if count else []
-    _show_documents(dataset, drawn, most, _tokenizer_of(dataset, tokenizer), as_json)
+    """The older spelling of `lmtrain data show PREFIX --random N`."""
+    _show_documents(prefix, None, number, seed, most, ids, tokenizer, as_json)
 
 
-@app.command()
+@app.command(hidden=True)
 def decode(
     prefix: Prefix,
     documents: Annotated[list[int], typer.Argument(metavar="DOCUMENT...", help="Numbers of documents, from 0.")],
@@ -134,22 +183,14 @@ def decode(
     tokenizer: TokenizerPath = None,
     as_json: Json = False,
 ) -> None:
-    """Show documents as text again."""
-    from lmtrain.data.store.indexed import IndexedDataset
-    from lmtrain.errors import UsageError
-
-    dataset = IndexedDataset.open(prefix)
-    for number in documents:
-        if not 0 <= number < dataset.num_documents:
-            raise UsageError(
-                f"Document {number} is not in {dataset.prefix}. Use a number from 0 to {dataset.num_documents - 1}."
-            )
-    _show_documents(dataset, documents, most, None if ids else _tokenizer_of(dataset, tokenizer), as_json)
+    """The older spelling of `lmtrain data show PREFIX --document N`."""
+    _show_documents(prefix, documents, 0, 0, most, ids, tokenizer, as_json)
 
 
 @app.command()
 def stats(prefix: Prefix, as_json: Json = False) -> None:
     """Count documents by length and draw a histogram."""
+    from lmtrain.cli.facts import print_facts
     from lmtrain.data.store import reshape
     from lmtrain.data.store.indexed import IndexedDataset
     from lmtrain.units import format_count
@@ -160,7 +201,11 @@ def stats(prefix: Prefix, as_json: Json = False) -> None:
     if as_json:
         typer.echo(json.dumps(facts | {"lengths": bars}, indent=1))
         return
-    _show(facts | {"mean_length": f"{facts['mean_length']:.1f}"}, False)
+    from rich.console import Console
+
+    lines = [(name.replace("_", " "), f"{value:,}" if isinstance(value, int) else f"{value:,.1f}")
+             for name, value in facts.items()]  # fmt: skip
+    print_facts(Console(), f"dataset {dataset.prefix}", lines)
     typer.echo("\ntokens in a document")
     highest = max((bar["documents"] for bar in bars), default=0) or 1
     for bar in bars:
@@ -171,6 +216,7 @@ def stats(prefix: Prefix, as_json: Json = False) -> None:
 @app.command()
 def index(overrides: Overrides = None, config_dir: ConfigDir = None, as_json: Json = False) -> None:
     """Build ahead of time the indexes that a run with these settings would build at its start."""
+    from lmtrain.cli.facts import print_facts
     from lmtrain.train.preflight import load_data
 
     began = perf_counter()
@@ -179,7 +225,12 @@ def index(overrides: Overrides = None, config_dir: ConfigDir = None, as_json: Js
     facts = {
         "datasets": len(made.parts), "samples": made.train.num_samples, "seconds": round(perf_counter() - began, 3),
     }  # fmt: skip
-    _show(facts, as_json)
+    if as_json:
+        typer.echo(json.dumps(facts, indent=1))
+        return
+    from rich.console import Console
+
+    print_facts(Console(), "indexes are built", [(name, f"{value:,}") for name, value in facts.items()])
 
 
 @app.command()
@@ -233,22 +284,47 @@ def _tokenizer_of(dataset: IndexedDataset, given: Path | None) -> Tokenizer:
 
 
 def _show_documents(
-    dataset: IndexedDataset, documents: Sequence[int], most: int | None, tokenizer: Tokenizer | None, as_json: bool
-) -> None:
-    dataset.check_index()
-    rows: list[dict[str, Any]] = []
-    for number in documents:
-        tokens = dataset.document(number)
-        ids = tokens[:most].tolist()
-        shown = {"ids": ids} if tokenizer is None else {"text": tokenizer.decode(ids)}
-        rows.append({"document": number, "tokens": len(tokens)} | shown)
+    prefix: Path, documents: list[int] | None, number: int, seed: int, most: int | None, ids: bool,
+    tokenizer: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    """These documents, or so many drawn at random."""
+    import numpy as np
+
+    from lmtrain.cli.sample_view import document_rows, print_documents
+    from lmtrain.data.order import permute
+    from lmtrain.data.store.indexed import IndexedDataset
+
+    dataset = IndexedDataset.open(prefix)
+    if documents is None:
+        count = min(number, dataset.num_documents)
+        documents = permute(np.arange(count), dataset.num_documents, seed).tolist() if count else []
+    rows = document_rows(dataset, documents, most, None if ids else _tokenizer_of(dataset, tokenizer))
     if as_json:
         typer.echo(json.dumps(rows, indent=1, ensure_ascii=False))
         return
-    for row in rows:
-        cut = f", the first {most}" if most is not None and row["tokens"] > most else ""
-        typer.echo(typer.style(f"document {row['document']}: {row['tokens']} tokens{cut}", bold=True))
-        typer.echo(row.get("text", " ".join(map(str, row.get("ids", [])))))
+    print_documents(rows, most)
+
+
+def _show_samples(
+    numbers: list[int], given: list[str], settings: list[str], run: Path | None, config_dir: Path | None,
+    most: int | None, ids: bool, as_json: bool,
+) -> None:  # fmt: skip
+    from lmtrain.cli.run_view import settings_of
+    from lmtrain.cli.sample_view import print_samples, sample_rows
+    from lmtrain.errors import UsageError
+    from lmtrain.train.preflight import load_data
+
+    if run is not None and (given or settings):
+        raise UsageError(f"--run={run} has its own data and settings, and {(given + settings)[0]} was given too. "
+                         "Give the run alone, or a dataset with settings.")  # fmt: skip
+    paths = [f"data.path={path}" for path in given]
+    config = settings_of(run) if run is not None else _compose([*paths, "run.dir=none", *settings], config_dir)
+    tokenizer, _, data = load_data(config)
+    rows = sample_rows(data, numbers, most, tokenizer)
+    if as_json:
+        typer.echo(json.dumps(rows, indent=1, ensure_ascii=False))
+        return
+    print_samples(rows, ids)
 
 
 def _show_made(prefixes: Sequence[Path], as_json: bool) -> None:
@@ -261,19 +337,6 @@ def _show_made(prefixes: Sequence[Path], as_json: bool) -> None:
         return
     for row in facts:
         typer.echo(f"{row['dataset']}: {row['documents']} documents, {row['tokens']} tokens")
-
-
-def _show(facts: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps(facts, indent=1))
-        return
-    for key, value in facts.items():
-        if isinstance(value, dict):
-            typer.echo(key.replace("_", " "))
-            for name, inner in value.items():
-                typer.echo(f"  {name.replace('_', ' '):22} {inner}")
-        else:
-            typer.echo(f"{key.replace('_', ' '):24} {'none' if value is None else value}")
 
 
 def _bar(share: float, width: int) -> str:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lmtrain import __version__
-from lmtrain.cli.options import CHECKPOINT, Device, Plugins, Precision
+from lmtrain.cli.options import CHECKPOINT, Device, InputFormat, Plugins, Precision, text_inputs
 from lmtrain.errors import MissingInputError, UsageError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from data_tools.read.sources import Source
     from lmtrain.eval.load import Loaded
     from lmtrain.eval.result import Result
     from lmtrain.eval.task import Task
+    from lmtrain.eval.texts import TextInput
 
 
 def evaluate(
@@ -24,8 +29,11 @@ def evaluate(
         list[str] | None, typer.Option(metavar="ID", help="What to measure; several need a --data each.")
     ] = None,
     data: Annotated[
-        list[Path] | None, typer.Option(metavar="PATH", help="The task's file, or a .bin/.idx prefix.")
+        list[str] | None,
+        typer.Option(metavar="PATH", help="The task's file, a .bin/.idx prefix, or any input of `lmtrain preprocess`."),
     ] = None,
+    key: Annotated[str, typer.Option(help="The key or column of the text, where the task leaves it open.")] = "text",
+    format_: InputFormat = None,
     baseline: Annotated[
         Path | None, typer.Option(metavar="PREFIX", help="A training .bin/.idx prefix: also score by its counts.")
     ] = None,
@@ -46,7 +54,7 @@ def evaluate(
     """
     if list_tasks:
         return _list(as_json)
-    jobs = _jobs(task, data, baseline)
+    jobs = _jobs(task, data, baseline, format_)
     if checkpoint is None:
         raise UsageError("CHECKPOINT is missing. Give a checkpoint or a run's folder, as in `lmtrain eval runs/a ...`.")
 
@@ -60,11 +68,14 @@ def evaluate(
 
     from lmtrain.eval.load import load_for_eval
     from lmtrain.eval.report import render
+    from lmtrain.observe.progress import progress
     from lmtrain.runtime.device import pick_device
     from lmtrain.runtime.files import write_json
 
-    loaded = load_for_eval(checkpoint, pick_device(device), precision)
-    results = [_measure(one, source, loaded, batch_size, stride, baseline) for one, source in jobs]
+    console = Console(stderr=True)
+    with progress(console, "loading the model"):
+        loaded = load_for_eval(checkpoint, pick_device(device), precision)
+    results = [_measure(one, source, loaded, batch_size, stride, baseline, key, console) for one, source in jobs]
     document = {
         "format": "lmtrain evaluation",
         "lmtrain": __version__,
@@ -81,9 +92,13 @@ def evaluate(
     return None
 
 
-def _jobs(names: list[str] | None, sources: list[Path] | None, baseline: Path | None) -> list[tuple[Task, Path]]:
-    """Each task with its file, refused before a model is loaded."""
-    from lmtrain.eval.task import find_task
+def _jobs(
+    names: list[str] | None, sources: list[str] | None, baseline: Path | None, format_: str | None
+) -> list[tuple[Task, Path | list[Source]]]:
+    """Each task with its files, refused before a model is loaded."""
+    from data_tools.read.sources import find_sources
+    from lmtrain.eval.datasets import dataset_prefix
+    from lmtrain.eval.task import TextTask, find_task
 
     names, sources = names or [], sources or []
     if not names or len(names) != len(sources):
@@ -94,35 +109,60 @@ def _jobs(names: list[str] | None, sources: list[Path] | None, baseline: Path | 
     tasks = [find_task(name) for name in names]
     if baseline is not None and not any(task.compares for task in tasks):
         raise UsageError(f"--baseline={baseline} works with --task perplexity only. Leave it out or use that task.")
-    for source in sources:
-        if not source.exists() and not Path(f"{source}.idx").exists():
-            raise MissingInputError(f"--data={source} does not exist. Give a file or a .bin/.idx prefix.")
-    return list(zip(tasks, sources, strict=True))
+    jobs: list[tuple[Task, Path | list[Source]]] = []
+    for task, source in zip(tasks, sources, strict=True):
+        prefix = dataset_prefix(Path(source))
+        if prefix is not None or not isinstance(task, TextTask):
+            if prefix is None and not Path(source).exists():
+                raise MissingInputError(f"--data={source} does not exist. Give a file or a .bin/.idx prefix.")
+            jobs.append((task, Path(source)))
+        elif source != "-" and not Path(source).exists() and not any(mark in source for mark in "*?["):
+            raise MissingInputError(f"--data={source} does not exist. Give a file, a folder or a .bin/.idx prefix.")
+        else:
+            jobs.append((task, find_sources(text_inputs([source], format_))))
+    if format_ is not None and all(isinstance(source, Path) for _, source in jobs):
+        raise UsageError(f"--format={format_} is for texts, and no task here reads any. Leave it out.")
+    return jobs
 
 
 def _measure(
-    task: Task, source: Path, loaded: Loaded, batch_size: int, stride: int | None, baseline: Path | None
-) -> Result:
-    from rich.console import Console
-    from rich.progress import Progress
-
+    task: Task, source: Path | list[Source], loaded: Loaded, batch_size: int, stride: int | None,
+    baseline: Path | None, key: str, console: Console,
+) -> Result:  # fmt: skip
     from lmtrain.eval.compare import with_baselines
     from lmtrain.eval.runner import run
+    from lmtrain.observe.progress import progress
 
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task(task.id, total=None)
+    with progress(console, f"{task.id}: read", "bytes", stopped="nothing is written.") as shown:
+        given = source if isinstance(source, Path) else read_texts(source, key, shown)
+    with progress(console, f"{task.id}: scored", "tokens", stopped="nothing is written.") as shown:
         result, prepared = run(
-            task,
-            loaded.subject,
-            source,
-            stride=stride,
-            batch_size=batch_size,
-            progress=lambda done, total: progress.update(bar, completed=done, total=total),
-        )
+            task, loaded.subject, given, stride=stride, batch_size=batch_size, progress=shown,
+        )  # fmt: skip
     if baseline is None or not task.compares:
         return result
-    return with_baselines(result, prepared, baseline, loaded.subject.tokenizer)
+    with progress(console, "counting for the baselines"):
+        return with_baselines(result, prepared, baseline, loaded.subject.tokenizer)
+
+
+def read_texts(sources: list[Source], key: str, report: Callable[[int], None]) -> TextInput:
+    """All documents, and a hash to know them by: the file's, where there is one."""
+    import hashlib
+
+    from data_tools.preprocess.texts import ALL, Texts
+    from lmtrain.eval.texts import TextInput
+
+    documents = list(Texts(sources, key, report=lambda done: None if done == ALL else report(done)))
+    if len(sources) == 1 and sources[0].num_bytes:
+        with open(sources[0].path, "rb") as file:
+            return TextInput(
+                str(sources[0].path), documents, hashlib.file_digest(file, "sha256").hexdigest(), "the file"
+            )
+    digest = hashlib.sha256()
+    for document in documents:
+        digest.update(document.encode() + b"\0")
+    name = str(sources[0].path) if len(sources) == 1 else f"{len(sources)} files, the first {sources[0].path}"
+    return TextInput(name, documents, digest.hexdigest(), "the documents, each with a zero byte behind it")
 
 
 def _list(as_json: bool) -> None:

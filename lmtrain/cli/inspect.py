@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 def inspect(
     path: Annotated[Path, typer.Argument(help="A run folder, a checkpoint folder, or the prefix of a dataset.")],
+    all_: Annotated[bool, typer.Option("--all", help="Also every setting, checkpoint, file and tensor.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Also check every hash or index entry.")] = False,
     diff: Annotated[
         Path | None, typer.Option(metavar="OTHER", help="Say what differs from this other checkpoint, and by how much.")
@@ -26,93 +27,52 @@ def inspect(
 ) -> None:
     """Show what is in a dataset, a run or a checkpoint; or what differs between two checkpoints."""
     from lmtrain.cli import checkpoint_view as view
+    from lmtrain.cli.dataset_view import dataset_facts
+    from lmtrain.cli.run_view import run_facts
 
-    show = _print
     if diff is not None:
-        facts, show = view.difference_facts(path, diff), view.print_difference
+        facts = view.difference_facts(path, diff)
     elif (path / "manifest.json").is_file():
-        facts, show = view.checkpoint_facts(path, verify), view.print_checkpoint
+        facts = view.checkpoint_facts(path, verify)
     elif (path / "config.json").is_file():
-        facts = _run(path, verify)
+        facts = run_facts(path, verify)
     elif path.with_name(path.name + ".idx").is_file() or path.suffix in (".idx", ".bin"):
-        facts = _dataset(path, verify)
+        facts = dataset_facts(path, verify)
     else:
         raise MissingInputError(
             f"{path} is not a run folder (config.json), a checkpoint (manifest.json) or a dataset ({path}.idx). "
             "Check the path."
         )
     if as_json:
-        typer.echo(json.dumps(facts, indent=1))
+        typer.echo(json.dumps({key: value for key, value in facts.items() if key != "losses"}, indent=1))
         return
     from rich.console import Console
 
-    show(Console(), facts)
+    if diff is not None:
+        view.print_difference(Console(), facts)
+    elif "run" in facts:
+        _print_run(Console(), facts, all_)
+    elif "checkpoint" in facts:
+        view.print_checkpoint(Console(), facts, all_)
+    else:
+        print_dataset(Console(), facts, all_)
 
 
-def _run(path: Path, verify: bool) -> dict[str, Any]:
-    from lmtrain.checkpoint.store import CHECKPOINTS, list_checkpoints
-    from lmtrain.checkpoint.verify import refuse_problems, verify_checkpoints
-    from lmtrain.observe.metrics import read_metrics
-    from lmtrain.runtime.files import read_json
-    from lmtrain.train.stop_file import STOP
+def print_dataset(console: Console, facts: dict[str, Any], all_: bool = False) -> None:
+    """Also what `lmtrain data inspect` prints."""
+    from lmtrain.cli.dataset_view import dataset_lines
+    from lmtrain.cli.facts import print_facts, print_tree
 
-    checkpoints = list_checkpoints(path / CHECKPOINTS)
-    if verify:
-        refuse_problems(verify_checkpoints(path))
-    rows = read_metrics(path / "metrics.jsonl") if (path / "metrics.jsonl").is_file() else []
-    latest = {event: next((r for r in reversed(rows) if r["event"] == event), None) for event in ("step", "valid")}
-    return {
-        "run": str(path),
-        "verified": verify,
-        "stopped": read_json(path / STOP) if (path / STOP).is_file() else "still running, or killed",
-        "attempts": max((row["attempt"] for row in rows), default=0),
-        "last_step": latest["step"],
-        "last_validation": latest["valid"],
-        "checkpoints": [c.name for c in checkpoints],
-        "settings": read_json(path / "config.json"),
-    }
+    print_facts(console, f"dataset {facts['dataset']}", [*dataset_lines(facts)])
+    if all_ and facts["sidecar"] is not None:
+        print_tree(console, "sidecar", facts["sidecar"])
 
 
-def _dataset(path: Path, verify: bool) -> dict[str, Any]:
-    import dataclasses
+def _print_run(console: Console, facts: dict[str, Any], all_: bool) -> None:
+    from lmtrain.cli.facts import print_facts, print_tree
+    from lmtrain.cli.run_view import run_lines
 
-    from lmtrain.data.store import reshape
-    from lmtrain.data.store.indexed import IndexedDataset
-
-    dataset = IndexedDataset.open(path)
-    if verify:
-        reshape.verify(dataset)
-    lengths = dataset.lengths
-    return {
-        "dataset": str(dataset.prefix),
-        "verified": verify,
-        "documents": dataset.num_documents,
-        "sequences": dataset.num_sequences,
-        "tokens": dataset.num_tokens,
-        "dtype": dataset.dtype.name,
-        "shortest_sequence": int(lengths.min()) if len(lengths) else 0,
-        "longest_sequence": int(lengths.max()) if len(lengths) else 0,
-        "sidecar": dataclasses.asdict(dataset.info) if dataset.info else "none: a foreign dataset",
-    }
-
-
-def _print(console: Console, facts: dict[str, Any]) -> None:
-    from rich.table import Table
-    from rich.tree import Tree
-
-    from lmtrain.cli.checkpoint_view import grow
-
-    for key, value in facts.items():
-        name = key.replace("_", " ")
-        if isinstance(value, dict) and key != "settings":
-            table = Table(title=name, title_justify="left", show_header=False)
-            for k, v in value.items():
-                table.add_row(str(k), str(v))
-            console.print(table)
-        elif isinstance(value, dict):
-            tree = Tree(name)
-            grow(tree, value)
-            console.print(tree)
-        else:
-            text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-            console.print(f"{name:18} {text}", highlight=False)
+    print_facts(console, f"run {facts['run']}", [*run_lines(facts, console.encoding.startswith("utf"))])
+    if all_:
+        print_facts(console, "checkpoints", [("", name) for name in facts["checkpoints"]] or [("", "none")])
+        print_tree(console, "settings", facts["settings"])

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from lmtrain.errors import UsageError
 from lmtrain.units import parse_bytes
+
+if TYPE_CHECKING:
+    from data_tools.read.sources import Inputs
 
 
 def _add(names: list[str] | None) -> list[str] | None:
@@ -31,6 +34,15 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ConfigDir = Annotated[Path | None, typer.Option(help="A folder of your own configs; it wins over conf/.")]
 Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to compute.")]
 Precision = Annotated[Literal["fp32", "bf16", "fp16"], typer.Option(help="In which numbers to compute.")]
+INPUTS = "Files (.txt .jsonl .parquet; also .gz .bz2 .xz .zst), folders of them, globs, or - for standard input."
+TextInputs = Annotated[list[str], typer.Argument(metavar="INPUT...", help=INPUTS)]
+InputFormat = Annotated[
+    str | None,
+    typer.Option(
+        "--format", metavar="NAME",
+        help="What - or a file of another name holds: txt, jsonl, or one compressed, as in txt.gz. [default: jsonl]",
+    ),
+]
 CHECKPOINT = typer.Argument(metavar="CHECKPOINT", help="A checkpoint, or a run's folder for its latest one.")
 
 
@@ -39,3 +51,21 @@ def parse_size(option: str, text: str, parse: Callable[[str], int] = parse_bytes
         return parse(text)
     except ValueError as error:
         raise UsageError(f"{option} {text} {error}.") from error
+
+
+def text_inputs(inputs: list[str], format_: str | None) -> Inputs:
+    """What a verb that reads text was given: `-` and files of other names with what they hold.
+
+    Files of a folder that nobody can read as text are named.
+    """
+    from data_tools.read.sources import KNOWN, skipped_files, source_of
+    from lmtrain.errors import a_few
+
+    found = [source_of(one, format_) for one in inputs]
+    if format_ is not None and all(isinstance(one, str) for one in found):
+        raise UsageError(f"--format={format_} is for - and for files whose names do not say what they hold. "
+                         "None was given; leave it out.")  # fmt: skip
+    if skipped := skipped_files(found):
+        names = a_few([str(path) for path in skipped], most=3)
+        typer.echo(f"left out: {names}. Folders are searched for {KNOWN}.", err=True)
+    return found

@@ -8,9 +8,11 @@ from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from lmtrain.cli.options import InputFormat, TextInputs
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,13 +26,12 @@ class OnError(StrEnum):
     QUARANTINE = "quarantine"
 
 
-INPUTS = "Files (.jsonl .txt .parquet, also .gz .zst .bz2 .xz), folders of them, globs, or - for standard input."
 _filter = partial(typer.Option, rich_help_panel="What is left out")
 _bad = partial(typer.Option, rich_help_panel="Bad lines")
 
 
 def preprocess(
-    inputs: Annotated[list[str], typer.Argument(metavar="INPUT...", help=INPUTS)],
+    inputs: TextInputs,
     tokenizer: Annotated[
         Path, typer.Option(help="tokenizer.json, GPT-2's vocab.json, BERT's vocab.txt, or a folder that holds one.")
     ],
@@ -40,6 +41,7 @@ def preprocess(
         list[str] | None,
         typer.Option(help="Key or column of the text; repeat it for one dataset PREFIX_KEY each. [default: text]"),
     ] = None,
+    format_: InputFormat = None,
     append_eod: Annotated[
         bool | None,
         typer.Option("--append-eod/--no-append-eod", help="End each document with the end token, if there is one."),
@@ -89,7 +91,7 @@ def preprocess(
     from data_tools.preprocess.filters import Filters, parse_script
     from data_tools.read import rejects
     from data_tools.read.chunks import Limits
-    from lmtrain.cli.options import parse_size
+    from lmtrain.cli.options import parse_size, text_inputs
     from lmtrain.runtime.faults import arm_from_env
     from lmtrain.runtime.process import num_usable_cpus
     from lmtrain.tokenizer.base import Tokenizer
@@ -112,30 +114,26 @@ def preprocess(
         overwrite=overwrite,
     )
     console = Console(stderr=True)
-    with _shown(console) as report:
+    found = text_inputs(inputs, format_)
+    with _shown(console, inputs) as report:
         summary = pipeline.preprocess(
-            inputs, Tokenizer.load(tokenizer), output, options, report=report,
+            found, Tokenizer.load(tokenizer), output, options, report=report,
             say=lambda line: console.print(line, highlight=False),
         )  # fmt: skip
     _print(summary, as_json)
 
 
 @contextmanager
-def _shown(console: Console) -> Iterator[Callable[[Standing], None]]:
-    if not (console.is_terminal and console.is_interactive):
-        yield _plainly_shown(console)
-        return
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+def _shown(console: Console, inputs: list[str]) -> Iterator[Callable[[Standing], None]]:
+    from lmtrain.observe.progress import progress
 
-    columns: list[Any] = [
-        "tokenizing", BarColumn(), DownloadColumn(), TextColumn("{task.fields[rates]}"), "left", TimeRemainingColumn()
-    ]  # fmt: skip
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("tokenizing", total=None, rates="")
+    again = "what was read from the pipe is lost" if "-" in inputs else "the same command goes on where this one was"
+    with progress(console, "tokenized", "bytes", stopped=f"no dataset is written yet; {again}.") as shown:
         rates = _Rates()
 
         def show(now: Standing) -> None:
-            bar.update(task, completed=now.done_bytes, total=now.total_bytes or None, rates=rates.of(now))
+            speed, earlier = rates.of(now), rates.earlier
+            shown(now.done_bytes if now.total_bytes else now.num_text_bytes, now.total_bytes, earlier, speed)
 
         yield show
 
@@ -148,8 +146,9 @@ class _Rates:
         self._first: Standing | None = None
 
     @property
-    def seconds(self) -> float:
-        return max(perf_counter() - self._began, 1e-9)
+    def earlier(self) -> int:
+        """Bytes of the sources that were done before the first call."""
+        return self._first.done_bytes if self._first and self._first.total_bytes else 0
 
     def of(self, now: Standing) -> str:
         from lmtrain.units import format_count
@@ -158,35 +157,8 @@ class _Rates:
             self._first, self._began = now, perf_counter()
             return ""
         megabytes = (now.num_text_bytes - self._first.num_text_bytes) / 1e6
-        tokens = now.num_tokens - self._first.num_tokens
-        return f"{megabytes / self.seconds:.1f} MB/s, {format_count(tokens / self.seconds)} tokens/s"
-
-    def left(self, now: Standing) -> str:
-        from lmtrain.units import format_seconds
-
-        done = now.done_bytes - (self._first.done_bytes if self._first else 0)
-        return format_seconds(self.seconds * (now.total_bytes - now.done_bytes) / done) if done else "some time"
-
-
-def _plainly_shown(console: Console) -> Callable[[Standing], None]:
-    """A line every tenth of the way; every 10 s where nobody knows how long the way is."""
-    rates, told = _Rates(), 0
-
-    def show(now: Standing) -> None:
-        nonlocal told
-        speed = rates.of(now)
-        if not now.total_bytes:
-            if speed and rates.seconds > 10 * (told + 1):
-                told = int(rates.seconds // 10)
-                console.print(f"tokenized {now.num_text_bytes / 1e6:.1f} MB, {speed}", highlight=False)
-            return
-        tenths = now.done_bytes * 10 // now.total_bytes
-        if tenths > told and speed:
-            told = tenths
-            share = f"{now.done_bytes / 1e6:.1f} of {now.total_bytes / 1e6:.1f} MB"
-            console.print(f"tokenized {share}, {speed}, {rates.left(now)} left", highlight=False)
-
-    return show
+        tokens, seconds = now.num_tokens - self._first.num_tokens, max(perf_counter() - self._began, 1e-9)
+        return f"{megabytes / seconds:.1f} MB/s, {format_count(tokens / seconds)} tokens/s"
 
 
 def _print(summary: Summary, as_json: bool) -> None:

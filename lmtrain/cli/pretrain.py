@@ -61,7 +61,7 @@ def pretrain(
 
         return run_all(overrides, config_dir, config_name, flags, quiet=as_json)
 
-    from lmtrain.cli.pretrain_view import print_preview, print_settings
+    from lmtrain.cli.pretrain_view import left_behind, print_preview, print_settings
     from lmtrain.config.compose import compose
     from lmtrain.train.config import RunConfig
 
@@ -85,12 +85,15 @@ def pretrain(
     except LmtrainError as error:
         write_failure(config, error, env)
         raise
+    except KeyboardInterrupt:
+        if env.rank == 0:
+            typer.echo(f"stopped at once: {left_behind(config)}", err=True)
+        raise
     if env.world_size > 1:
         ignore_stops()  # because: srun --kill-on-bad-exit ends tasks that leave a moment after the first with code 75
     facts = {"cause": summary.stopped_by or "done", "step": summary.step}
     stop = StoppedEarly(
-        f"{summary.stopped_by} at step {summary.step} of {config.total_steps}: a checkpoint is saved. "
-        "Run the same command again to go on."
+        f"{summary.stopped_by} at step {summary.step} of {config.total_steps}: {left_behind(config)}"
     )
     code = stop.exit_code if summary.stopped_by else 0
     if env.rank > 0:

@@ -6,6 +6,7 @@ Called by pretrain.
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -70,3 +71,13 @@ def print_summary(config: RunConfig, summary: Summary, console: Console, as_json
         parts.append(f"validation {summary.valid_loss:.4f}")
     word = "stopped" if summary.stopped_by else "done"
     console.print(f"{word}: {', '.join(parts)}; everything is in {config.run.dir}", highlight=False, soft_wrap=True)
+
+
+def left_behind(config: RunConfig) -> str:
+    """What a run that was stopped goes on from, and how."""
+    from lmtrain.checkpoint.store import CHECKPOINTS, latest
+
+    newest = latest(Path(config.run.dir) / CHECKPOINTS)
+    if newest is None:
+        return "nothing is saved. The same command begins anew; checkpoint.interval_steps says when a run saves."
+    return f"a checkpoint is saved, {newest}. Run the same command again to go on."

@@ -7,15 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import typer
 
 from lmtrain.cli.options import Json, Plugins, parse_size
 from lmtrain.errors import UsageError
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 class Show(Protocol):
@@ -66,10 +63,14 @@ def reshard(
     """
     from rich.console import Console
 
+    from lmtrain.observe.progress import progress
+
     if from_ is None and (set_ or tokenizer):
         raise UsageError(f"{'--set' if set_ else '--tokenizer'} is read with --from alone. Add --from hf or megatron.")
-    console = Console(stderr=True)
-    with _progress(console) as show:
+    resumes = to is not None and from_ is None and not _program(to)
+    again = "goes on where this one was" if resumes else "begins anew"
+    stopped = f"{output} is not there yet; the same command {again}."
+    with progress(Console(stderr=True), "written", "bytes", stopped=stopped) as show:
         memory_bytes = parse_size("--max-memory", max_memory)
 
         def write(source: Path) -> dict[str, Any]:
@@ -194,46 +195,6 @@ def _value(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
-
-
-@contextmanager
-def _progress(console: Console) -> Iterator[Show]:
-    """A bar with bytes, speed and the time left; on a plain output a line every tenth of the way."""
-    if not (console.is_terminal and console.is_interactive):
-        yield _plain_progress(console)
-        return
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = ("writing", BarColumn(), DownloadColumn(), TransferSpeedColumn(), "left", TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = None
-
-        def show(done: int, total: int, earlier: int = 0) -> None:
-            nonlocal task
-            if task is None:
-                task = bar.add_task("writing", total=total, completed=earlier)
-            bar.update(task, completed=done, total=total)
-
-        yield show
-
-
-def _plain_progress(console: Console) -> Show:
-    from lmtrain.units import format_bytes, format_seconds
-
-    began, told = perf_counter(), 0
-
-    def show(done: int, total: int, earlier: int = 0) -> None:
-        nonlocal began, told
-        tenths = done * 10 // max(total, 1)
-        if tenths < told:  # an import is over and its writing begins
-            began, told = perf_counter(), 0
-        if tenths > told and done > earlier:
-            told, seconds = tenths, max(perf_counter() - began, 1e-9)
-            left = format_seconds(seconds * (total - done) / (done - earlier))
-            speed = format_bytes((done - earlier) / seconds)
-            console.print(f"{format_bytes(done)} of {format_bytes(total)}, {speed}/s, {left} left", highlight=False)
-
-    return show
 
 
 def _print(facts: dict[str, Any], as_json: bool) -> None:

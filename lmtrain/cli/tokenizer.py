@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from lmtrain.cli.options import InputFormat, TextInputs
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -18,26 +21,40 @@ class Kind(StrEnum):
 
 @app.command()
 def train(
-    inputs: Annotated[
-        list[str], typer.Argument(metavar="INPUT...", help=".txt and .jsonl files, folders of them, or globs.")
-    ],
+    inputs: TextInputs,
     output: Annotated[Path, typer.Option(metavar="DIR", help="The folder that gets tokenizer.json.")],
     vocab_size: Annotated[int, typer.Option(help="How many pieces to learn, special tokens among them.")],
     kind: Annotated[Kind, typer.Option(help="bpe as GPT-2 has, wordpiece as BERT has.")] = Kind.BPE,
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Lower-case and strip accents (wordpiece).")] = False,
-    key: Annotated[str, typer.Option(help="The key of the text in .jsonl files.")] = "text",
+    key: Annotated[str, typer.Option(help="The key of the text in .jsonl files, or the column.")] = "text",
+    format_: InputFormat = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing, different tokenizer.")] = False,
 ) -> None:
     """Learn a vocabulary from text; the same text gives the same tokenizer."""
-    from data_tools.preprocess.texts import Texts
+    from rich.console import Console
+
+    from data_tools.preprocess.texts import ALL, Texts
     from data_tools.read.sources import find_sources
+    from lmtrain.cli.options import text_inputs
     from lmtrain.errors import OutputError, UsageError
+    from lmtrain.observe.progress import progress
     from lmtrain.tokenizer.train import train_bpe, train_wordpiece
 
     if lowercase and kind is Kind.BPE:
         raise UsageError("--lowercase is for --kind wordpiece; byte-level BPE keeps the text as it is. Leave it out.")
-    texts = Texts(find_sources(inputs), key)
-    made = train_bpe(texts, vocab_size) if kind is Kind.BPE else train_wordpiece(texts, vocab_size, lowercase)
+    sources = find_sources(text_inputs(inputs, format_))
+    total = sum(source.num_bytes for source in sources) if all(source.num_bytes for source in sources) else 0
+    with progress(Console(stderr=True), "read", "bytes", stopped="nothing is written.") as shown:
+
+        def report(done: int) -> None:
+            shown.doing(f"learning {vocab_size} pieces" if done == ALL else "read")
+            if done != ALL:
+                shown(done, total)
+
+        texts: Iterable[str] = Texts(sources, key, report=report)
+        if "-" in inputs:
+            texts = iter(texts)  # because: a pipe is read once, and who reads twice keeps what an iterator gave
+        made = train_bpe(texts, vocab_size) if kind is Kind.BPE else train_wordpiece(texts, vocab_size, lowercase)
     path = output / "tokenizer.json"
     if path.exists() and not overwrite and path.read_bytes() != made.to_bytes():
         raise OutputError(f"{path} exists already and is another one. Choose another --output, or add --overwrite.")

@@ -83,6 +83,7 @@ class TrainingData:
     first_sample: int
     num_samples: int  # that the run takes
     pads: bool = False  # whether samples can be shorter than the sequence
+    said: str | None = None  # of a way to validate that nobody asked for by name
 
     @property
     def content_sha256(self) -> str | None:
@@ -136,6 +137,7 @@ def build_training_data(settings: DataChoice, opened: Opened, asked: Asked) -> T
             f"{asked.num_samples} samples of this run. Give what the whole of Megatron-LM's run was to take."
         ])
     valid: Dataset | None = None
+    held_out, said = 0, None
     if isinstance(settings, BlendSettings):
         train, order, parts = _blend(settings, make, opened.train, wanted)
         if asked.validate:
@@ -143,16 +145,23 @@ def build_training_data(settings: DataChoice, opened: Opened, asked: Asked) -> T
     else:
         [indexed] = opened.train
         documents = make.ranges(indexed)[0]
-        train = make.dataset(indexed, documents, wanted)
+        tail = _tail(settings, make, opened) if asked.validate else None
+        train = make.dataset(indexed, documents, wanted, None if tail is None else tail.before)
         order = make.order(train)
         parts = [Part(indexed, documents, train, Fraction(1))]
-        if asked.validate:
+        if tail is not None:
+            valid, held_out = make.dataset(indexed, documents, None, tail.tokens), len(tail.tokens)
+            said = tail.words(documents, indexed)
+        elif asked.validate:
             valid = _valid_part(settings, make, opened)
     if settings.first_sample:
         order = Later(order, settings.first_sample)
-    identity = _identity(settings, parts, wanted) | ({"shares": READ_SHARES} if make.shares == READ_SHARES else {})
+    identity = _identity(settings, parts, wanted) | {"held_out_tokens": held_out}
+    identity |= {"shares": READ_SHARES} if make.shares == READ_SHARES else {}
     pads = settings.packing != "concatenate" or isinstance(settings, MaskedSettings)
-    return TrainingData(train, order, valid, parts, identity, settings.first_sample, asked.num_samples, pads=pads)
+    return TrainingData(
+        train, order, valid, parts, identity, settings.first_sample, asked.num_samples, pads=pads, said=said
+    )  # fmt: skip
 
 
 class _Maker:
@@ -192,8 +201,10 @@ class _Maker:
             return dataset.order(self.asked.seed)
         return AsNumbered(dataset.num_samples) if self.megatron else Order(dataset.num_samples, self.asked.seed)
 
-    def dataset(self, indexed: IndexedDataset, documents: range, num_samples: int | None) -> Dataset:
-        """`num_samples` is for Megatron-LM's order alone; None: one epoch."""
+    def dataset(
+        self, indexed: IndexedDataset, documents: range, num_samples: int | None, tokens: range | None = None
+    ) -> Dataset:
+        """`num_samples` is for Megatron-LM's order alone; None: one epoch. `tokens`: those of a cut document."""
         settings, seq_len, vocab_size = self.settings, self.asked.seq_len, self.asked.vocab_size
         mask, cache = settings.document_mask, self.cache(indexed)
         if isinstance(settings, MaskedSettings):
@@ -205,7 +216,7 @@ class _Maker:
                 indexed, documents, seq_len, num_samples, self.asked.seed, mask, vocab_size, cache
             )  # fmt: skip
         if settings.packing == "concatenate":
-            return CausalDataset(indexed, documents, seq_len, mask, vocab_size, cache)
+            return CausalDataset(indexed, documents, seq_len, mask, vocab_size, cache, tokens)
         return PackedDataset(indexed, documents, seq_len, settings.packing, mask, vocab_size, cache)
 
 
@@ -237,6 +248,41 @@ def _shares(parts: Sequence[BlendPart], sets: Sequence[Dataset], seq_len: int) -
         else Fraction(repr(part.epochs)) * one.num_samples
         for part, one in zip(parts, sets, strict=True)
     ])  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Tail:
+    """The last tokens of documents that are too few for some of them to be held out whole."""
+
+    before: range  # what is left to train on
+    tokens: range
+
+    def words(self, documents: range, indexed: IndexedDataset) -> str:
+        few = "its only document" if len(documents) == 1 else f"its {len(documents)} documents"
+        return (
+            f"the last {len(self.tokens):,} of {len(self.before) + len(self.tokens):,} tokens of {indexed.prefix}, "
+            f"cut off {few} and not trained on"
+        )
+
+
+def _tail(settings: DataChoice, make: _Maker, opened: Opened) -> _Tail | None:
+    """Where data.split's share of validation rounds to no document: that share of the tokens, a sample at least."""
+    [indexed] = opened.train
+    documents, held_out = make.ranges(indexed)[:2]
+    share = settings.split[1] if len(settings.split) > 1 else 0.0
+    plain = settings.order == "own" and settings.packing == "concatenate" and not isinstance(settings, MaskedSettings)
+    if opened.valid or held_out or not documents or not share or not plain:
+        return None
+    map_ = DocumentMap.of(indexed, make.cache(indexed))
+    first, last, least = map_.start(documents.start), map_.start(documents.stop), make.asked.seq_len + 1
+    cut = last - max(round((last - first) * share / (settings.split[0] + share)), least)
+    if cut - first < least:
+        raise DataError(
+            f"{indexed.prefix} has {last - first} tokens, which are not two samples of {make.asked.seq_len}: one to "
+            "train on and one to validate on. Use more text, a smaller model.seq_len, data.valid_path=PREFIX, or "
+            "train.valid_interval_steps=0."
+        )
+    return _Tail(range(first, cut), range(cut, last))
 
 
 def _valid_part(settings: DataChoice, make: _Maker, opened: Opened) -> Dataset:
@@ -281,7 +327,7 @@ def _has_sample(make: _Maker, indexed: IndexedDataset, documents: range) -> bool
 
 def _nothing_to_validate_on(settings: DataChoice, other: str) -> SettingsError:
     return SettingsError([
-        f"data.split={list(settings.split)} leaves no document to validate on. Give the second part a "
+        f"data.split={list(settings.split)} leaves no document to validate on. Give the second part a larger "
         f"share, set {other}, or train.valid_interval_steps=0."
     ])
 

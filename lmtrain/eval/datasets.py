@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from lmtrain.data.store.indexed import IndexedDataset
-from lmtrain.errors import DataError, MissingInputError
+from lmtrain.errors import DataError
 from lmtrain.eval.windows import Tokens
 from lmtrain.tokenizer.base import Tokenizer
 
@@ -33,14 +33,10 @@ class DatasetSequences:
 
 
 def dataset_prefix(source: Path) -> Path | None:
-    """The prefix behind PREFIX, PREFIX.bin or PREFIX.idx; None for a text file."""
+    """The prefix behind PREFIX, PREFIX.bin or PREFIX.idx; None for anything else."""
     if source.suffix in (".bin", ".idx"):
         return source.with_suffix("")
-    if Path(f"{source}.idx").exists():
-        return source
-    if not source.is_file():
-        raise MissingInputError(f"{source} is neither a text file nor the prefix of a .bin/.idx pair. Check the path.")
-    return None
+    return source if Path(f"{source}.idx").exists() else None
 
 
 def open_dataset(prefix: Path, tokenizer: Tokenizer) -> IndexedDataset:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from lmtrain.errors import DataError, LmtrainError
 from lmtrain.eval.result import Result
 from lmtrain.eval.scoring import Scorable, Scored, Scorer
-from lmtrain.eval.task import Prepared, Task, Totals
+from lmtrain.eval.task import Prepared, Task, TextTask, Totals
+from lmtrain.eval.texts import TextInput
 from lmtrain.tokenizer.base import Tokenizer
 
 Progress = Callable[[int, int], None]  # targets scored, targets in all
@@ -30,7 +31,7 @@ class Subject:
 def run(
     task: Task,
     subject: Subject,
-    source: Path,
+    source: Path | TextInput,
     *,
     stride: int | None = None,
     batch_size: int = 8,
@@ -38,15 +39,20 @@ def run(
 ) -> tuple[Result, Prepared]:
     """The result, and what was scored, so that baselines can score the same targets."""
     _check_vocabulary(subject)
-    prepared = task.prepare(source, subject.tokenizer, subject.seq_len, stride)
+    shape = subject.tokenizer, subject.seq_len, stride
+    if isinstance(source, TextInput):
+        assert isinstance(task, TextTask), f"{task.id} reads a file of its own kind"
+        prepared, name = task.prepare_texts(source, *shape), source.name
+    else:
+        prepared, name = task.prepare(source, *shape), str(source)
     if prepared.num_targets == 0:
-        raise DataError(f"{source} has no token to predict. Give a file with text.")
-    scorer = Scorer(subject.model, batch_size=batch_size)
-    answers = scorer.score(prepared.requests)
-    totals = add_up(_watched(answers, prepared.num_targets, progress) if progress else answers)
+        raise DataError(f"{name} has no token to predict. Give a file with text.")
+    report = (lambda done: progress(done, prepared.num_targets)) if progress else None
+    scorer = Scorer(subject.model, batch_size=batch_size, report=report)
+    totals = add_up(scorer.score(prepared.requests))
     if totals.num_targets != prepared.num_targets:
         raise LmtrainError(f"{task.id} scored {totals.num_targets} of {prepared.num_targets} targets: our mistake.")
-    return _result(task, subject, source, prepared, totals), prepared
+    return _result(task, subject, name, prepared, totals), prepared
 
 
 def add_up(answers: Iterable[Scored]) -> Totals:
@@ -60,20 +66,12 @@ def add_up(answers: Iterable[Scored]) -> Totals:
     return totals
 
 
-def _watched(answers: Iterable[Scored], num_targets: int, progress: Progress) -> Iterator[Scored]:
-    done = 0
-    for scored in answers:
-        done += len(scored.nll)
-        progress(done, num_targets)
-        yield scored
-
-
-def _result(task: Task, subject: Subject, source: Path, prepared: Prepared, totals: Totals) -> Result:
+def _result(task: Task, subject: Subject, name: str, prepared: Prepared, totals: Totals) -> Result:
     facts = prepared.facts
     known = {field.name: getattr(facts, field.name) for field in dataclasses.fields(facts)}
     return Result(
         protocol=task.id,
-        data=str(source),
+        data=name,
         num_targets=totals.num_targets,
         seq_len=subject.seq_len,
         dtype=subject.dtype,

@@ -7,7 +7,7 @@ scored positions go through the head.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
@@ -43,8 +43,12 @@ class Scored:
 
 
 class Scorer:
-    def __init__(self, model: Scorable, *, batch_size: int, max_kept: int = MAX_KEPT) -> None:
+    def __init__(
+        self, model: Scorable, *, batch_size: int, max_kept: int = MAX_KEPT, report: Callable[[int], None] | None = None
+    ) -> None:
+        """`report` is told how many targets have been scored, after every batch: answers come many batches later."""
         self.model, self.batch_size, self.max_kept = model, batch_size, max_kept
+        self._report, self._done = report, 0
 
     def score(self, requests: Iterable[Request]) -> Iterator[Scored]:
         """Answers in the order of the requests, which are read only a little ahead."""
@@ -86,6 +90,9 @@ class Scorer:
                 f"{np.count_nonzero(~np.isfinite(nll))} of {len(nll)} targets have a log-likelihood that is not "
                 "finite. The weights are damaged or --precision is too narrow: try --precision fp32."
             )
+        self._done += len(nll)
+        if self._report is not None:
+            self._report(self._done)
         ends = np.cumsum([request.num_scored for request in requests])[:-1]
         return [Scored(n, g) for n, g in zip(np.split(nll, ends), np.split(greedy, ends), strict=True)]
 

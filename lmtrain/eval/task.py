@@ -10,10 +10,11 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 from lmtrain.config.base import modules
 from lmtrain.errors import UsageError, nearest
+from lmtrain.eval.texts import TextInput
 from lmtrain.eval.windows import Request, Tokens
 from lmtrain.tokenizer.base import Tokenizer
 
@@ -68,6 +69,13 @@ class Task(Protocol):
     def prepare(self, source: Path, tokenizer: Tokenizer, seq_len: int, stride: int | None) -> Prepared: ...
 
     def measures(self, facts: Facts, totals: Totals) -> dict[str, float]: ...
+
+
+@runtime_checkable
+class TextTask(Protocol):
+    """A task that takes any documents, whatever files they came in; `prepare` then gets datasets alone."""
+
+    def prepare_texts(self, texts: TextInput, tokenizer: Tokenizer, seq_len: int, stride: int | None) -> Prepared: ...
 
 
 def all_tasks() -> dict[str, Task]:

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from pathlib import Path
 
 from lmtrain.errors import DataError, MissingInputError
 from lmtrain.runtime.files import parse_json
+
+
+@dataclass(frozen=True)
+class TextInput:
+    """Documents that whoever calls has read, for files of text are read in one way everywhere. `name` is for people."""
+
+    name: str
+    documents: list[str]
+    sha256: str
+    sha256_of: str
 
 
 def read_text_file(source: Path) -> tuple[str, str]:

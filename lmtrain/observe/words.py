@@ -14,6 +14,7 @@ from lmtrain.units import format_bytes, format_count, format_seconds
 
 Row = Mapping[str, Any]
 _BARS = "▁▂▃▄▅▆▇█"
+_FADE = 0.9  # of a loss's weight, from row to row
 
 
 def step_line(row: Row, total_steps: int) -> str:
@@ -56,7 +57,7 @@ def terms(row: Row) -> str:
 
 
 def figures(row: Row, valid: Row) -> tuple[str, str]:
-    """The two losses of the panel; the validation loss says which step it is of."""
+    """The last loss and the last validation loss, which says which step it is of."""
     loss, validation = row.get("loss"), valid.get("loss")
     return (
         "-" if loss is None else f"{loss:.4f}{terms(row)}",
@@ -75,7 +76,7 @@ def compute(row: Row) -> list[tuple[str, str]]:
         ("compute", model),
         ("data wait", milliseconds(row.get("data_wait_s")) + ("" if row.get("data_wait_s") is None else " a step")),
         ("memory", _bytes(row.get("memory_bytes"))),
-        ("elapsed", seconds(row.get("elapsed_s")) + _seen(row)),
+        ("elapsed", ("-" if row.get("elapsed_s") is None else ticking(row["elapsed_s"])) + _seen(row)),
     ]
 
 
@@ -107,6 +108,15 @@ def percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.1f}%"
 
 
+def smoothed(losses: Sequence[float]) -> float | None:
+    """The losses' running mean, older ones fading: where a noisy curve is. None where none is finite."""
+    mean, weight = 0.0, 0.0
+    for loss in losses:
+        if math.isfinite(loss):
+            mean, weight = _FADE * mean + loss, _FADE * weight + 1
+    return mean / weight if weight else None
+
+
 def milliseconds(value: float | None) -> str:
     if value is None:
         return "-"
@@ -123,6 +133,11 @@ def _seen(row: Row) -> str:
 
 def _bytes(value: float | None) -> str:
     return "-" if value is None else format_bytes(value)
+
+
+def ticking(value: float) -> str:
+    """For a clock that is redrawn: whole seconds."""
+    return f"{int(value)}s" if value < 60 else format_seconds(int(value))
 
 
 def seconds(value: float | None) -> str:

@@ -233,6 +233,17 @@ def is_safe_name(name: object) -> bool:
     return isinstance(name, str) and _SAFE_NAME.fullmatch(name) is not None
 
 
+def lock_holder(folder: Path) -> tuple[str, bool] | None:
+    """Who took the lock of this folder last, and whether a process of this machine holds it now. Takes no lock."""
+    path = folder / ".lock"
+    try:
+        number, owner = os.stat(path).st_ino, read_bytes(path, 1 << 10).decode(errors="replace").strip()
+        held = any(line.split()[5].endswith(f":{number}") for line in Path("/proc/locks").read_text().splitlines())
+    except (OSError, MissingInputError, IndexError):
+        return None
+    return owner, held
+
+
 @contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
     """Only one run may own an output folder; the lock goes with the process, however that ends."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -18,12 +19,14 @@ _URGENT = (signal.SIGTERM, signal.SIGINT)
 class StopRequest:
     """`with StopRequest() as stop:` and then ask `stop.requested`. Only the main thread may enter it."""
 
-    def __init__(self, repeat_after_s: float = 1.0) -> None:
+    def __init__(self, repeat_after_s: float = 1.0, heard: Callable[[str], None] = lambda name: None) -> None:
+        """`heard` gets the first signal's name at once; it runs wherever the signal came, so it may only set a word."""
         # because: one Ctrl-C reaches a process twice, from the terminal and forwarded by its launcher
         self._repeat_after_s = repeat_after_s
         self._urgent_since: float | None = None
         self._previous: dict[signal.Signals, Any] = {}
         self.requested: str | None = None  # the first signal's name
+        self._heard = heard
 
     def __enter__(self) -> StopRequest:
         for number in _WATCHED:
@@ -38,7 +41,9 @@ class StopRequest:
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
-        self.requested = self.requested or name
+        if self.requested is None:
+            self.requested = name
+            self._heard(name)
         if number not in _URGENT:
             return
         now = time.monotonic()

@@ -49,13 +49,13 @@ def train(run: Run) -> Summary:
 
     stopped_by = None
     vote = StopVote(run.mesh)
-    with StopRequest() as stop:
+    with StopRequest(heard=lambda name: view.doing(f"{name}: stopping after this step")) as stop:
         run.throughput.start(progress.step, time.monotonic())
         for batches in run.loader.steps(progress.step, total):
             fault_point("step", batches.step)
             vote.ask(stop)
             lr = config.optim.lr * config.schedule.factor(batches.step, total)
-            result = train_step(run.model, run.optimizer, batches, lr, config.optim.clip_norm)
+            result = train_step(run.model, run.optimizer, batches, lr, config.optim.clip_norm, run.folder)
             loss = result.loss
             progress.step += 1
             progress.samples += batches.num_samples
@@ -65,6 +65,7 @@ def train(run: Run) -> Summary:
             run.throughput.step_done(progress.step, now, batches.num_tokens)
 
             stopped_by = vote.answer(stop)
+            report_save(run)
             done = progress.step == total or stopped_by is not None
             if progress.step % config.observe.log_interval_steps == 0 or done:
                 report_step(run, batches, result, lr, now - began)
@@ -79,6 +80,7 @@ def train(run: Run) -> Summary:
 
         if keep and last_saved != progress.step:
             save(run)
+        view.doing("writing the last checkpoint to disk")
         run.writer.wait()  # a failure of the last checkpoint is the run's failure
         report_save(run)
     stopped_by = stopped_by if progress.step < total else None

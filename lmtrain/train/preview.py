@@ -34,6 +34,7 @@ def plan_facts(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
         "microbatches_per_step": config.train.global_batch // (config.train.micro_batch * config.parallel.layout.dp),
         "training_samples": inputs.data.train.num_samples,
         "epochs": inputs.epochs(config),
+        **({"validation": inputs.data.said} if inputs.data.said else {}),
         "model_flops": shape.flops_per_token(config.seq_len) * tokens,
         **_beginning(config, inputs),
         "processes": config.parallel.layout.world_size,

@@ -6,6 +6,7 @@ Called by the loop and by validation, on every process; only rank 0 has somewher
 from __future__ import annotations
 
 import hashlib
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,8 @@ _TAGS = {
 
 
 def record(run: Run, event: str, values: dict[str, Any]) -> dict[str, Any]:
-    row = {"event": event, "step": run.progress.step, "attempt": run.progress.attempt} | values
+    time = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    row = {"event": event, "step": run.progress.step, "attempt": run.progress.attempt, "time": time} | values
     if run.metrics is not None:
         run.metrics.append(row)
     return row
@@ -67,9 +69,9 @@ def report_save(run: Run) -> None:
     run.reported_save = last.step
     values = {"saved_step": last.step, "bytes": last.num_bytes, "write_s": last.write_s, "stall_s": last.stall_s}
     values["bytes_per_s"] = last.bytes_per_s
-    record(run, "save", values)
-    run.view.note(
+    run.view.saved(
+        record(run, "save", values),
         f"saved step {last.step}: {format_bytes(last.num_bytes)} in {format_seconds(last.write_s)} "
         f"({format_bytes(last.bytes_per_s)}/s), "
-        f"training stood still for {last.stall_s * 1000:.0f} ms"
+        f"training stood still for {last.stall_s * 1000:.0f} ms",
     )

@@ -124,6 +124,8 @@ def open_run(
         stack.enter_context(view)
         if log is not None:
             log.line("\n".join(["applied to the model:", *model.applied]))
+        if leads and inputs.data.said:
+            view.note(f"validation reads {inputs.data.said}")
         if leads and mesh.world.size > 1:
             rows = merged(rank_rows(config, inputs.model, hosts))
             view.note("\n".join([*pipeline_lines(config, inputs.model), *layout_lines(rows)]))

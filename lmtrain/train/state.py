@@ -93,7 +93,8 @@ def check_same_run(path: Path, state: dict[str, Any], config: RunConfig, inputs:
     saved = model_of(state, path)
     model, unread = saved.to_dict(), {problem.key for problem in saved.unused()}
     pairs = [(f"model.{key}", v, model.get(key)) for key, v in inputs.model.to_dict().items() if key not in unread]
-    known = {"packing": "concatenate", "order": "own", "first_sample": 0, "blend": None} | state["data"]
+    known = {"packing": "concatenate", "order": "own", "first_sample": 0, "blend": None, "held_out_tokens": 0}
+    known |= state["data"]
     pairs += [(f"data: {key}", value, known.get(key)) for key, value in inputs.data.identity.items()]
     ours, theirs = inputs.data.content_sha256, state["data"].get("content_sha256")
     if ours is not None and theirs is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
@@ -26,8 +27,10 @@ class StepResult:
 
 
 def train_step(
-    model: ParallelModel, optimizer: torch.optim.Optimizer, batches: StepBatches, lr: float, clip_norm: float | None
-) -> StepResult:
+    model: ParallelModel, optimizer: torch.optim.Optimizer, batches: StepBatches, lr: float, clip_norm: float | None,
+    folder: Path | None = None,
+) -> StepResult:  # fmt: skip
+    """`folder` is the run's, for what a message tells to type."""
     shares = model.forward_backward(batches)
     norm = model.finish_gradients(clip_norm)
     *numbers, grad_norm = torch.cat([shares.flatten(), norm.view(1)]).tolist()  # sync: the only wait of a step
@@ -36,9 +39,11 @@ def train_step(
     terms = {name: math.fsum(numbers[i::num_terms]) for i, name in enumerate(model.terms)}
     for index, share in enumerate(losses):
         if not math.isfinite(share):
+            some = _some(batches, index, len(losses))
             raise NonFiniteLossError(
                 f"the loss of microbatch {index} of step {batches.step + 1} is {share}. No weight was changed; "
-                f"lower optim.lr or look at samples {_some(batches, index, len(losses))}."
+                f"lower optim.lr, or look at samples {some} as in "
+                f"`lmtrain data show --run {folder or 'RUN'} --sample {some.split(',')[0]}`."
             )
     overflow = not math.isfinite(grad_norm)
     if overflow and not model.loss_scale.dynamic:

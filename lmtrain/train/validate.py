@@ -29,6 +29,7 @@ def validate(run: Run) -> float:
     valid, dp, terms = run.inputs.data.valid, run.mesh.dp, run.model.terms
     assert valid is not None
     ids = np.arange(min(run.config.train.valid_samples, valid.num_samples))
+    run.view.doing(f"validating on {len(ids)} samples")
     batches = valid_batches(valid, ids, run.config.train.micro_batch, dp.index, dp.size)
     sums = torch.stack(list(run.model.valid_sums(batches))).sum(0).tolist()  # sync: validation ends
     counts = labels_of_terms(valid.counts(ids).labels, len(ids), valid.batch(ids[:1]))

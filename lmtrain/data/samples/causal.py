@@ -33,15 +33,16 @@ class CausalDataset:
         document_mask: bool = False,
         vocab_size: int | None = None,
         cache: IndexCache | None = None,
+        tokens: range | None = None,
     ) -> None:
-        self.index = SampleIndex(DocumentMap.of(indexed, cache), documents, seq_len)
+        self.index = SampleIndex(DocumentMap.of(indexed, cache), documents, seq_len, tokens)
         refuse_none(indexed, documents, seq_len, self.index.num_samples, self.index.num_tokens)
         self.prefix, self.seq_len, self.document_mask = indexed.prefix, seq_len, document_mask
         self._vocab_size = vocab_size or known_vocab_size(indexed)
-        tokens = indexed.tokens[self.index.first_token :]
+        held = indexed.tokens[self.index.first_token :]
         # Row i of this view is sample i. Neighbours share a token and nothing is copied.
         self._rows: NDArray[Any] = np.lib.stride_tricks.as_strided(
-            tokens, (self.index.num_samples, seq_len + 1), (seq_len * tokens.itemsize, tokens.itemsize), writeable=False
+            held, (self.index.num_samples, seq_len + 1), (seq_len * held.itemsize, held.itemsize), writeable=False
         )
 
     @property

@@ -17,13 +17,22 @@ Int64s = NDArray[np.int64]
 
 
 class SampleIndex:
-    """Samples of some consecutive documents, counted in tokens from the first document's first."""
+    """Samples of some consecutive documents, counted in tokens from the first document's first.
 
-    def __init__(self, lengths: NDArray[np.integer] | DocumentMap, documents: range, seq_len: int) -> None:
+    `tokens` takes fewer: a range of the dataset's tokens, where a document is cut between training and validation.
+    """
+
+    def __init__(
+        self,
+        lengths: NDArray[np.integer] | DocumentMap,
+        documents: range,
+        seq_len: int,
+        tokens: range | None = None,
+    ) -> None:
         self.map = lengths if isinstance(lengths, DocumentMap) else DocumentMap.from_lengths(lengths)
         self.seq_len, self.documents = seq_len, documents
-        self.first_token = self.map.start(documents.start)
-        self.num_tokens: int = self.map.start(documents.stop) - self.first_token
+        tokens = range(self.map.start(documents.start), self.map.start(documents.stop)) if tokens is None else tokens
+        self.first_token, self.num_tokens = tokens.start, len(tokens)
 
     @property
     def num_samples(self) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lmtrain.data.order import mix, permute
 from lmtrain.data.store.documents import DocumentMap, split_documents
 from lmtrain.data.store.format import DatasetInfo
 from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset, part
@@ -58,14 +59,19 @@ def merge(prefixes: Sequence[Path], output: Path, *, overwrite: bool = False) ->
         _refuse_unlike(first, other)
     with DatasetWriter(output, first.dtype, overwrite=overwrite) as writer:
         for dataset in datasets:
-            _copy(writer, dataset, range(dataset.num_documents))
+            _copy(writer, dataset, DocumentMap.of(dataset), range(dataset.num_documents))
         if first.info is not None:
             counted = [one.info.num_bytes for one in datasets if one.info]
             _describe(writer, first, first.info, UNKNOWN if UNKNOWN in counted else sum(counted))
 
 
-def split(prefix: Path, shares: Sequence[float], outputs: Sequence[Path], *, overwrite: bool = False) -> None:
-    """Consecutive documents in these proportions to as many datasets."""
+def split(
+    prefix: Path, shares: Sequence[float], outputs: Sequence[Path], *, overwrite: bool = False, seed: int | None = None
+) -> None:
+    """Documents in these proportions to as many datasets: consecutive ones, or with a seed drawn at random.
+
+    Those drawn keep their order, so that a dataset larger than memory is read from its front to its end.
+    """
     if len(shares) != len(outputs) or not 2 <= len(shares) <= 3:
         raise UsageError(
             f"{len(shares)} shares and {len(outputs)} outputs were given. "
@@ -76,9 +82,11 @@ def split(prefix: Path, shares: Sequence[float], outputs: Sequence[Path], *, ove
     if len({output.absolute() for output in outputs}) < len(outputs):
         raise UsageError("Two outputs have the same name. Give each part one of its own.")
     dataset = IndexedDataset.open(prefix)
-    for documents, output in zip(split_documents(dataset.num_documents, shares), outputs, strict=False):
+    map_ = DocumentMap.of(dataset)
+    for places, output in zip(split_documents(dataset.num_documents, shares), outputs, strict=False):
         with DatasetWriter(output, dataset.dtype, overwrite=overwrite) as writer:
-            _copy(writer, dataset, documents)
+            for documents in [places] if seed is None else _drawn(dataset.num_documents, places, seed):
+                _copy(writer, dataset, map_, documents)
             if dataset.info is not None:
                 _describe(writer, dataset, dataset.info, UNKNOWN)
 
@@ -92,8 +100,18 @@ def _refuse_unlike(first: IndexedDataset, other: IndexedDataset) -> None:
             )
 
 
-def _copy(writer: DatasetWriter, dataset: IndexedDataset, documents: range) -> None:
-    map_ = DocumentMap.of(dataset)
+def _drawn(num_documents: int, places: range, seed: int) -> Iterator[range]:
+    """Runs of the documents whose places in the shuffle of this seed are these."""
+    for first in range(0, num_documents, _COPIED_DOCUMENTS):
+        numbers = np.arange(first, min(first + _COPIED_DOCUMENTS, num_documents))
+        shuffled = permute(numbers, num_documents, mix(seed))
+        mine = numbers[(shuffled >= places.start) & (shuffled < places.stop)]
+        for run in np.split(mine, np.flatnonzero(np.diff(mine) > 1) + 1):
+            if len(run):
+                yield range(int(run[0]), int(run[-1]) + 1)
+
+
+def _copy(writer: DatasetWriter, dataset: IndexedDataset, map_: DocumentMap, documents: range) -> None:
     for first, last in _portions(map_, documents):
         bounds = dataset.document_index[first : last + 1].astype(np.int64)
         start, stop = map_.starts(np.array([first, last])).tolist()

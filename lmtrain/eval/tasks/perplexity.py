@@ -16,14 +16,14 @@ import numpy as np
 from lmtrain.errors import DataError
 from lmtrain.eval.datasets import DatasetSequences, dataset_prefix, open_dataset
 from lmtrain.eval.task import Facts, Prepared, Task, Totals, bits_per_byte, perplexity
-from lmtrain.eval.texts import jsonl_texts, read_text_file
+from lmtrain.eval.texts import TextInput
 from lmtrain.eval.windows import Tokens, WindowedRequests
 from lmtrain.tokenizer.base import Tokenizer
 
 
 class Perplexity(Task):
     id = "perplexity"
-    data = 'any .txt (one document), .jsonl ({"text": ...} a line) or .bin/.idx prefix'
+    data = "whatever `lmtrain preprocess` reads (.txt, .jsonl, .parquet, compressed, a folder), or a .bin/.idx prefix"
     headline = "token_perplexity"
     compares = True
     recipe: ClassVar = {
@@ -33,23 +33,14 @@ class Perplexity(Task):
         "denominator": "tokens, words or bytes, as each measure's name says",
     }
 
-    def prepare(self, source: Path, tokenizer: Tokenizer, seq_len: int, stride: int | None) -> Prepared:
-        if tokenizer.eod_id is None:
-            raise DataError("The tokenizer has no end-of-document token to put before a first token. Add one to it.")
-        stride = max(seq_len // 2, 1) if stride is None else stride
-        prefix = dataset_prefix(source)
-        if prefix is not None:
-            return self._dataset(prefix, tokenizer, tokenizer.eod_id, seq_len, stride)
-        return self._text(source, tokenizer, tokenizer.eod_id, seq_len, stride)
-
-    def _text(self, source: Path, tokenizer: Tokenizer, eod_id: int, seq_len: int, stride: int) -> Prepared:
-        text, sha256 = read_text_file(source)
-        documents = jsonl_texts(text, source) if source.suffix == ".jsonl" else [text]
+    def prepare_texts(self, texts: TextInput, tokenizer: Tokenizer, seq_len: int, stride: int | None) -> Prepared:
+        eod_id, documents = _eod_id(tokenizer), texts.documents
         sequences = [np.array([eod_id, *ids], np.int64) for ids in tokenizer.encode_batch(documents)]
         return _prepared(
             sequences,
-            (seq_len, stride),
-            text_sha256=sha256,
+            (seq_len, _stride(stride, seq_len)),
+            text_sha256=texts.sha256,
+            notes={"text_sha256_of": texts.sha256_of},
             num_documents=len(documents),
             num_words=sum(len(document.split()) for document in documents),
             words_rule="len(text.split())",
@@ -57,9 +48,10 @@ class Perplexity(Task):
             bytes_rule="UTF-8 bytes of the documents",
         )
 
-    def _dataset(self, prefix: Path, tokenizer: Tokenizer, eod_id: int, seq_len: int, stride: int) -> Prepared:
+    def prepare(self, source: Path, tokenizer: Tokenizer, seq_len: int, stride: int | None) -> Prepared:
+        prefix = dataset_prefix(source) or source
         indexed = open_dataset(prefix, tokenizer)
-        sequences = DatasetSequences(indexed, eod_id)
+        sequences = DatasetSequences(indexed, _eod_id(tokenizer))
         if indexed.info is not None:
             num_bytes, rule = indexed.info.num_bytes, "UTF-8 bytes of the source text, as the dataset's sidecar says"
         else:
@@ -69,7 +61,7 @@ class Perplexity(Task):
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         return _prepared(
             sequences,
-            (seq_len, stride),
+            (seq_len, _stride(stride, seq_len)),
             text_sha256=sha256,
             num_documents=indexed.num_documents,
             num_words=None,
@@ -89,6 +81,16 @@ class Perplexity(Task):
         if facts.num_words is not None:
             found["word_perplexity"] = perplexity(totals.nll_sum_nats, facts.num_words)
         return found
+
+
+def _eod_id(tokenizer: Tokenizer) -> int:
+    if tokenizer.eod_id is None:
+        raise DataError("The tokenizer has no end-of-document token to put before a first token. Add one to it.")
+    return tokenizer.eod_id
+
+
+def _stride(stride: int | None, seq_len: int) -> int:
+    return max(seq_len // 2, 1) if stride is None else stride
 
 
 def _prepared(sequences: Iterable[Tokens], shape: tuple[int, int], **facts: Any) -> Prepared:

@@ -186,6 +186,38 @@ def test_training_keeps_what_nothing_else_reads(
     assert (data.identity.get("shares") == READ_SHARES) == (order == "own" and shares == READ_SHARES)
 
 
+@pytest.mark.parametrize("lengths", [[1000], [400, 300, 300]], ids=["one document", "a few"])
+@pytest.mark.parametrize("mask", [False, True])
+def test_a_share_that_rounds_to_no_document_is_a_tail_of_tokens(make: Make, lengths: list[int], mask: bool) -> None:
+    prefix = str(make("few", lengths).prefix)  # token t is the number t
+    data = build(DataSettings(path=prefix, split=(0.9, 0.1), document_mask=mask))
+    assert data.valid is not None
+    train, valid = (one.batch(np.arange(one.num_samples)) for one in (data.train, data.valid))
+    assert valid.tokens_BT.ravel()[:3].tolist() == [900, 901, 902]
+    labels = [batch.labels_BT[batch.labels_BT != IGNORED] for batch in (train, valid)]
+    assert max(labels[0].max(), train.tokens_BT.max()) < 900
+    assert labels[1].max() == 900 + 8 * 12  # twelve samples of 8 tokens and a label behind them
+    assert data.identity["held_out_tokens"] == 100
+    assert data.said is not None
+    assert "the last 100 of 1,000 tokens" in data.said
+    everything = build(DataSettings(path=prefix, split=(0.9, 0.1)), replace(ASKED, validate=False))
+    assert (everything.identity["held_out_tokens"], everything.train.num_samples) == (0, 124)
+
+
+def test_a_tail_is_a_sample_at_least_and_leaves_one(make: Make) -> None:
+    data = build(DataSettings(path=str(make("short", [40]).prefix)))
+    assert data.valid is not None
+    assert (data.valid.num_samples, data.train.num_samples, data.identity["held_out_tokens"]) == (1, 3, 9)
+    with pytest.raises(DataError, match="17 tokens, which are not two samples of 8"):
+        build(DataSettings(path=str(make("shorter", [17]).prefix)))
+
+
+@pytest.mark.parametrize("other", [{"packing": "document"}, {"order": "megatron"}, {"split": (1.0,)}])
+def test_only_running_text_is_cut_in_the_middle(make: Make, other: dict[str, Any]) -> None:
+    with pytest.raises((SettingsError, DataError), match=r"to validate on|gives 0 samples"):
+        build(DataSettings(path=str(make("one", [1000]).prefix), **other))
+
+
 def test_one_dataset_is_read_as_ever(paths: list[str]) -> None:
     data = build(DataSettings(path=paths[0], split=SPLIT))
     assert data.order == Order(data.train.num_samples, 3)

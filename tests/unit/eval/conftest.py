@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,12 +11,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from data_tools.read.sources import find_sources
 from lmtrain.batch import Batch
+from lmtrain.cli.evaluate import read_texts
+from lmtrain.eval.texts import TextInput
 from lmtrain.models.gpt import GPT, build
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.train import train_bpe
 from tests.unit.models.first_weights import start
+
+
+def given_texts(path: Path) -> TextInput:
+    """A file of text as the command line reads it."""
+    return read_texts(find_sources([path]), "text", lambda done: None)
+
 
 VOCAB_SIZE, SEQ_LEN = 37, 16
 TEXT = (

@@ -18,6 +18,7 @@ from lmtrain.eval.runner import Subject, run
 from lmtrain.eval.task import find_task
 from lmtrain.tokenizer.base import Tokenizer
 from tests.unit.data.writing import add_document
+from tests.unit.eval.conftest import given_texts
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def test_a_model_that_is_the_bigram_gets_the_bigrams_number(
 ) -> None:
     model = build_table(bigram_table(train, tokenizer))
     subject = Subject(model=model, tokenizer=tokenizer, seq_len=8, vocab_size=tokenizer.vocab_size, dtype="fp32")
-    result, prepared = run(find_task("perplexity"), subject, held_out)
+    result, prepared = run(find_task("perplexity"), subject, given_texts(held_out))
     compared = with_baselines(result, prepared, train, tokenizer)
     unigram, bigram = compared.baselines
     assert bigram.nll_sum_nats == pytest.approx(result.nll_sum_nats, rel=1e-12)

@@ -18,6 +18,7 @@ from lmtrain.eval.runner import Subject, run
 from lmtrain.eval.tasks.perplexity import TASK
 from lmtrain.tokenizer.base import Tokenizer
 from tests.unit.data.writing import add_document
+from tests.unit.eval.conftest import given_texts
 
 SEQ_LEN = 16
 TEXTS = ["The old mill was cold .", "", "Nobody dared to speak ! \u00e9\u20ac", "x"]
@@ -47,7 +48,8 @@ def write_dataset(prefix: Path, tokenizer: Tokenizer, *, closed: bool) -> Path:
 
 
 def measured(subject: Subject, source: Path, stride: int | None = None) -> Result:
-    return run(TASK, subject, source, stride=stride)[0]
+    given = given_texts(source) if source.suffix in (".txt", ".jsonl") else source
+    return run(TASK, subject, given, stride=stride)[0]
 
 
 def test_documents_are_scored_apart(subject: Subject, jsonl: Path, tmp_path: Path) -> None:
@@ -97,7 +99,7 @@ def test_more_context_by_a_smaller_stride_changes_the_number_not_the_count(subje
 
 
 def test_the_first_token_is_conditioned_on_the_end_of_document(subject: Subject, jsonl: Path) -> None:
-    prepared = TASK.prepare(jsonl, subject.tokenizer, SEQ_LEN, None)
+    prepared = TASK.prepare_texts(given_texts(jsonl), subject.tokenizer, SEQ_LEN, None)
     first = next(iter(prepared.requests))
     assert first.tokens[0] == subject.tokenizer.eod_id
     assert first.num_scored == len(first.tokens) - 1
@@ -111,7 +113,7 @@ def test_a_dataset_of_a_larger_vocabulary_is_refused(subject: Subject, tmp_path:
 
 
 def test_refusals(subject: Subject, tmp_path: Path) -> None:
-    with pytest.raises(MissingInputError, match="neither a text file nor the prefix"):
+    with pytest.raises(MissingInputError, match="absent"):
         measured(subject, tmp_path / "absent")
     (tmp_path / "empty.txt").write_text("")
     with pytest.raises(DataError, match="no token to predict"):

@@ -12,6 +12,7 @@ from lmtrain.eval.runner import run
 from lmtrain.eval.task import find_task
 from lmtrain.exchange.huggingface.exporter import export_hf
 from lmtrain.models.gpt_settings import GPTSettings
+from tests.unit.eval.conftest import given_texts
 from tests.unit.exchange.models import TEXT, gpt2, llama, save
 
 
@@ -38,7 +39,7 @@ def test_an_export_scores_a_text_as_its_source_does(settings: GPTSettings, tmp_p
     text = tmp_path / "text.txt"
     text.write_text(" and ".join(TEXT * 10))
     subject = load_for_eval(source, torch.device("cpu"), "fp32").subject
-    ours, _ = run(find_task("perplexity"), subject, text, stride=settings.seq_len)
+    ours, _ = run(find_task("perplexity"), subject, given_texts(text), stride=settings.seq_len)
     nats, num_tokens = rolling(tmp_path / "hf", text.read_text(), settings.seq_len)
     assert ours.num_targets == num_tokens >= 1000
     assert ours.nll_sum_nats == pytest.approx(nats, abs=1e-4 * num_tokens / 1000)

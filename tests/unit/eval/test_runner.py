@@ -14,6 +14,7 @@ from lmtrain.eval.runner import Subject, add_up, run
 from lmtrain.eval.scoring import Scored
 from lmtrain.eval.task import Totals, find_task
 from lmtrain.tokenizer.base import Tokenizer
+from tests.unit.eval.conftest import given_texts
 
 
 def test_sums_count_targets_and_whole_requests() -> None:
@@ -34,8 +35,9 @@ def test_progress_ends_at_the_number_of_targets(
     )  # fmt: skip
     seen: list[tuple[int, int]] = []
     result, _ = run(
-        find_task("perplexity"), subject, tmp_path / "a.txt", progress=lambda done, total: seen.append((done, total))
-    )
+        find_task("perplexity"), subject, given_texts(tmp_path / "a.txt"),
+        progress=lambda done, total: seen.append((done, total)),
+    )  # fmt: skip
     assert seen[-1] == (result.num_targets, result.num_targets)
     assert [done for done, _ in seen] == sorted({done for done, _ in seen})
 
@@ -46,4 +48,4 @@ def test_a_tokenizer_larger_than_the_model_is_refused(
     (tmp_path / "a.txt").write_text("mill")
     subject = Subject(model=build_gpt(37), tokenizer=tokenizer, seq_len=16, vocab_size=37, dtype="fp32")
     with pytest.raises(DataError, match="and the model 37"):
-        run(find_task("perplexity"), subject, tmp_path / "a.txt")
+        run(find_task("perplexity"), subject, given_texts(tmp_path / "a.txt"))

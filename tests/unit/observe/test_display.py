@@ -8,6 +8,7 @@ import os
 import pty
 import re
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
@@ -27,18 +28,31 @@ def _row(step: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _panel(width: int, steps: int = 1234) -> str:
-    panel = RunPanel(FACTS, 2000)
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def _panel(width: int, steps: int = 1234, later_s: float = 0.0, stopped: bool = False) -> str:
+    clock = Clock()
+    panel = RunPanel(FACTS, 2000, clock)
     for step in range(1, steps + 1):
         panel.step(_row(step))
     if steps:
         panel.valid({"step": 1000, "loss": 3.3012})
+        panel.saved({"saved_step": 1200})
+    if stopped:
+        panel.stop()
+    clock.now_s += later_s
     console = Console(width=width, record=True, file=io.StringIO(), legacy_windows=False)
     console.print(panel)
     return console.export_text()
 
 
-def _drain(host: int) -> str:
+def drain(host: int) -> str:
     """All that a terminal was sent, read once its other end is closed."""
     data = b""
     with contextlib.suppress(OSError):  # Linux says EIO at the end
@@ -54,16 +68,29 @@ def test_the_panel_shows_every_figure_whole(width: int) -> None:
     for figure in (
         "runs/first", "124M", "step 1234/2000", "left 16m36s", "6.9150", "3.3012 at step 1000", "3.00e-04", "0.840",
         "412k tokens/s", "412 TFLOP/s, MFU 41.6%", "1.2 ms a step", "61.0 GiB", "26m44s, 647M tokens",
+        "smoothed loss 6.9375", "step 1200, 0s ago", "Ctrl-C stops after a step",
     ):  # fmt: skip
         assert figure in text
     assert "…" not in text
     assert re.search("█[▁-█]+▁", text)
-    assert {len(line) for line in text.splitlines()} == {width}
+    *panel, last = text.splitlines()
+    assert {len(line) for line in panel} == {width}
+    assert len(last.rstrip()) < width - 10  # where ^C is echoed, which must not begin a new line
 
 
 def test_two_columns_at_80_and_one_below_70() -> None:
-    assert len(_panel(80).splitlines()) == 10
-    assert len(_panel(66).splitlines()) > 13
+    assert len(_panel(80).splitlines()) == 12
+    assert len(_panel(66).splitlines()) > 15
+
+
+def test_the_clock_ticks_between_rows_and_stands_still_at_the_end() -> None:
+    later = _panel(80, later_s=5.0)
+    for figure in ("left 16m31s", "26m49s", "step 1200, 5s ago"):
+        assert figure in later
+    assert "left 0s" in _panel(80, later_s=2000.0)
+    ended = _panel(80, later_s=5.0, stopped=True)
+    assert "left 16m36s" in ended
+    assert "Ctrl-C" not in ended
 
 
 def test_an_empty_panel_has_dashes() -> None:
@@ -100,11 +127,14 @@ def test_on_a_terminal_there_is_a_live_panel(tmp_path: Path, monkeypatch: pytest
         assert isinstance(view, LiveView)
         with view:
             view.step(_row(100))
-            view.note("saved step_00000100")
+            view.saved({"saved_step": 100}, "saved step_00000100")
+            view.doing("SIGINT: stopping after this step")
+            sleep(0.4)
     log.close()
-    shown = _drain(host)
+    shown = drain(host)
     assert "saved step_00000100" in shown
     assert "step 100/2000" in shown
+    assert "SIGINT: stopping after this step" in shown
     assert ("\x1b[36m" in shown) is not no_color
     assert "step  100/2000  loss" in (tmp_path / "log.txt").read_text()
 
@@ -115,5 +145,5 @@ def test_the_terminal_is_given_back_after_an_error() -> None:
         console = Console(file=file, width=80, height=24, force_terminal=True)
         with pytest.raises(KeyError), LiveView(console, FACTS, 10) as view:
             view.valid({"loss": 1.0})  # lacks its step
-    shown = _drain(host)
+    shown = drain(host)
     assert shown.rfind("\x1b[?25h") > shown.rfind("\x1b[?25l") >= 0  # the cursor is shown again

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmtrain.observe.words import figures, flops, sparkline, step_line, valid_line
+from lmtrain.observe.words import figures, flops, smoothed, sparkline, step_line, ticking, valid_line
 
 FULL: dict[str, Any] = {
     "step": 100, "loss": 3.21449, "lr": 3e-4, "grad_norm": 0.8412, "tokens_per_s": 12345.0, "flops_per_s": 4.12e14,
@@ -62,6 +62,17 @@ def test_a_falling_loss_falls() -> None:
     assert sparkline([8, 8, 1, 1], 2) == "█▁"
     assert sparkline([2, math.nan, 1], 9) == "█ ▁"
     assert sparkline([1, 1], 2) == "▁▁"
+
+
+def test_a_smoothed_loss_follows_slowly_and_leaves_out_what_is_no_number() -> None:
+    assert smoothed([]) is smoothed([math.nan]) is None
+    assert smoothed([2.0]) == 2.0
+    assert smoothed([2.0, 1.0]) == pytest.approx((0.9 * 2 + 1) / 1.9)
+    assert smoothed([3.0] * 9 + [math.inf]) == pytest.approx(3.0)
+
+
+def test_a_clock_has_whole_seconds() -> None:
+    assert [ticking(value) for value in (0.4, 59.99, 61.7, 3725)] == ["0s", "59s", "1m01s", "1h02m"]
 
 
 @given(values=st.lists(st.floats(-1e6, 1e6) | st.just(math.nan), max_size=60), width=st.integers(0, 40))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from data_tools.read.sources import find_sources
+from data_tools.read.sources import find_sources, skipped_files, source_of
 from lmtrain.errors import MissingInputError, UsageError
 
 
@@ -78,3 +78,34 @@ def test_a_name_says_what_a_file_holds(tmp_path: Path, name: str, kind: str, cod
 def test_standard_input() -> None:
     (source,) = find_sources(["-"])
     assert (source.kind, source.streamed) == ("jsonl", True)
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "codec"),
+    [(None, "jsonl", ""), ("txt", "text", ""), ("jsonl.gz", "jsonl", "gz"), (".txt.zst", "text", "zst")],
+)
+def test_somebody_says_what_standard_input_holds(said: str | None, kind: str, codec: str) -> None:
+    given = source_of("-", said)
+    assert not isinstance(given, str)
+    assert (given.kind, given.codec, given.streamed) == (kind, codec, True)
+    assert find_sources([given]) == [given]
+
+
+def test_a_format_is_for_names_that_say_nothing(folder: Path) -> None:
+    given = source_of(str(folder / "b/5.md"), "txt")
+    assert not isinstance(given, str)
+    assert (given.kind, given.num_bytes) == ("text", 2)
+    for name in ("a.txt", "b", "*.txt"):
+        assert source_of(str(folder / name), "jsonl") == str(folder / name)
+
+
+@pytest.mark.parametrize(("name", "said"), [("md", "none of what can be read"), ("parquet", "has to be a file")])
+def test_a_format_that_is_none(name: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        source_of("-", name)
+
+
+def test_what_a_folder_or_a_glob_holds_besides_is_named(folder: Path) -> None:
+    (folder / "b/notes.pdf").write_text("")
+    skipped = skipped_files([folder, folder / "b/*", folder / "a.txt", "-"])
+    assert [str(path.relative_to(folder)) for path in skipped] == ["b/5.md", "b/notes.pdf", "b/5.md", "b/notes.pdf"]

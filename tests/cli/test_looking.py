@@ -1,0 +1,201 @@
+"""What a person sees after a run and of its data: inspect, data show, a text that is one document, inputs by name."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lmtrain.data.store.indexed import IndexedDataset
+from lmtrain.observe.metrics import read_metrics
+from lmtrain.tokenizer.base import Tokenizer
+from tests.cli.harness import Toy, lmtrain
+
+
+@pytest.fixture(scope="module")
+def run(toy: Toy, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("looked") / "run"
+    lmtrain("pretrain", *toy.settings(folder, train__valid_interval_steps=4, train__valid_samples=5))
+    return folder
+
+
+def test_a_run_in_fifteen_lines(run: Path) -> None:
+    title, *lines = lmtrain("inspect", run).splitlines()
+    assert title == f"run {run}"
+    facts = {line[:18].rstrip(): line[19:] for line in lines}
+    assert len(lines) <= 15
+    assert facts["state"].startswith("finished, last heard of ")
+    assert facts["step"] == "12 of 12 (100%)"
+    assert re.fullmatch("[▁-█]{12}", facts["curve"])
+    assert "at step" not in facts["best validation"]
+    assert facts["saved"].startswith("step_00000012 and 1 older: ")
+    assert facts["model"].startswith("gpt, ")
+    assert "seq_len" not in "".join(lines)
+    everything = lmtrain("inspect", run, "--all")
+    assert "step_00000008" in everything
+    assert "warmup_steps: 2" in everything
+
+
+def test_the_facts_of_a_run_for_a_program(run: Path) -> None:
+    facts = json.loads(lmtrain("inspect", run, "--json"))
+    valid = [row for row in read_metrics(run / "metrics.jsonl") if row["event"] == "valid"]
+    assert facts["best_validation"] == min(valid, key=lambda row: row["loss"])
+    assert (facts["state"], facts["steps"], facts["last_save"]["saved_step"]) == ("finished", 12, 12)
+    assert facts["parameters"] > 10_000
+    assert "losses" not in facts
+
+
+def test_a_run_of_an_older_version_is_read(run: Path, tmp_path: Path) -> None:
+    """Rows without a time, settings that nobody knows any more, no stop.json and no lock."""
+    old = tmp_path / "old"
+    old.mkdir()
+    settings = json.loads((run / "config.json").read_text()) | {"gone": 1}
+    (old / "config.json").write_text(json.dumps(settings))
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    kept = [json.dumps({key: value for key, value in row.items() if key != "time"}) for row in rows]
+    (old / "metrics.jsonl").write_text("\n".join(kept) + "\n")
+    text = lmtrain("inspect", old)
+    assert "killed, for no stop.json was written" in text
+    assert "12 of 12" in text
+    assert "no checkpoint" in text
+
+
+def test_rows_carry_the_time_of_day(run: Path) -> None:
+    times = [datetime.fromisoformat(row["time"]) for row in read_metrics(run / "metrics.jsonl")]
+    assert times == sorted(times)
+    assert times[0].tzinfo is not None
+    assert abs((datetime.now(UTC) - times[-1]).total_seconds()) < 3600
+
+
+def test_saves_are_told_before_the_next_one(run: Path) -> None:
+    rows = [row for row in read_metrics(run / "metrics.jsonl") if row["event"] == "save"]
+    assert [row["saved_step"] for row in rows] == [4, 8, 12]
+    assert all(row["step"] - row["saved_step"] < 4 for row in rows)
+
+
+def test_a_sample_as_the_model_saw_it(toy: Toy, run: Path) -> None:
+    [row] = json.loads(lmtrain("data", "show", "--run", run, "--sample", 7, "--json"))
+    dataset = IndexedDataset.open(toy.data)
+    ids = dataset.tokens[7 * 32 : 8 * 32].tolist()
+    assert row["ids"] == ids
+    assert row["labels"] == dataset.tokens[7 * 32 + 1 : 8 * 32 + 1].tolist()
+    assert row["text"] == Tokenizer.load(toy.tokenizer).decode(ids)
+    named = lmtrain("data", "show", toy.data, "--sample", 7, *toy.settings(run)[1:])
+    assert " ".join(map(str, ids)) in named
+    assert f"sample 7 of {toy.data}: 32 tokens, 32 with a label" in named
+    assert row["text"].splitlines()[-1] in named
+
+
+def test_documents_are_shown_by_the_same_verb(toy: Toy) -> None:
+    shown = lmtrain("data", "show", toy.data, "--document", 1, "--most", 5, "--ids")
+    assert shown == lmtrain("data", "decode", toy.data, 1, "--most", 5, "--ids")
+    assert shown.splitlines()[1] == " ".join(map(str, IndexedDataset.open(toy.data).document(1)[:5].tolist()))
+    drawn = lmtrain("data", "show", toy.data, "--random", 2, "--seed", 3, "--most", 9)
+    assert drawn == lmtrain("data", "sample", toy.data, "-n", 2, "--seed", 3, "--most", 9)
+    assert lmtrain("data", "sample", toy.data, "-n", 1, "--ids").count("\n") == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--sample", 10**9, "--run", "RUN"], "is not one of the"),
+        (["DATA", "--sample", 1, "--document", 1], "Give one of them"),
+        (["DATA", "--run", "RUN"], "--run is for --sample"),
+        (["DATA", "--sample", 1, "--run", "RUN"], "Give the run alone"),
+        (["DATA", "--document", 1, "--seed", 2], "--seed is for --random"),
+        (["--sample", 1], "PREFIX is missing"),
+        (["DATA", "DATA"], "two datasets"),
+    ],
+)
+def test_what_cannot_be_shown(toy: Toy, run: Path, words: list[object], said: str) -> None:
+    given = [{"RUN": run, "DATA": toy.data}.get(str(word), word) for word in words]
+    assert said in lmtrain("data", "show", *given, code=2)
+
+
+@pytest.fixture(scope="module")
+def one(toy: Toy, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of one plain text."""
+    folder = tmp_path_factory.mktemp("one")
+    (folder / "book.txt").write_text("\n".join(path.read_text() for path in sorted(toy.text.iterdir())[:8]))
+    lmtrain("preprocess", folder / "book.txt", "--tokenizer", toy.tokenizer, "--output", folder / "book")
+    return folder / "book"
+
+
+def test_one_document_is_validated_on_its_tail(toy: Toy, one: Path, tmp_path: Path) -> None:
+    settings = toy.settings(
+        tmp_path / "run", data__path=one, train__valid_interval_steps=4, train__valid_samples=9, train__steps=8
+    )
+    plan = json.loads(lmtrain("pretrain", *settings, "--dry-run", "--json"))
+    tokens = IndexedDataset.open(one).num_tokens
+    tail = round(tokens * 0.02)
+    assert f"the last {tail:,} of {tokens:,} tokens" in plan["validation"]
+    assert plan["training_samples"] == (tokens - tail - 1) // 32
+    output = lmtrain("pretrain", *settings)
+    assert f"validation reads the last {tail:,} of" in output
+    rows = read_metrics(tmp_path / "run/metrics.jsonl")
+    assert [row["step"] for row in rows if row["event"] == "valid"] == [4, 8]
+    assert "at step 8" in lmtrain("pretrain", *settings, "train.steps=9")
+    refused = lmtrain("pretrain", *settings, "train.steps=10", "train.valid_interval_steps=0", code=65)
+    assert f"data: held_out_tokens is 0, there {tail}" in refused
+
+
+def test_documents_drawn_by_a_seed(toy: Toy, tmp_path: Path) -> None:
+    dataset = IndexedDataset.open(toy.data)
+
+    def parts(seed: int) -> list[list[tuple[int, ...]]]:
+        outputs = [tmp_path / f"{name}{seed}" for name in ("train", "heldout")]
+        lmtrain("data", "split", toy.data, "--shares", "8,2", "--seed", seed, "--overwrite",
+                *(word for output in outputs for word in ("--output", output)))  # fmt: skip
+        made = [IndexedDataset.open(output) for output in outputs]
+        return [[tuple(one.document(i).tolist()) for i in range(one.num_documents)] for one in made]
+
+    whole = [tuple(dataset.document(i).tolist()) for i in range(dataset.num_documents)]
+    train, heldout = parts(1)
+    assert sorted(train + heldout) == sorted(whole)
+    assert len(heldout) == pytest.approx(0.2 * len(whole), abs=1)
+    places = [whole.index(document) for document in heldout]
+    assert places == sorted(places)
+    assert np.ptp(places) > len(whole) / 2  # not the tail
+    assert parts(1) == [train, heldout] != parts(2)
+
+
+def test_what_a_folder_holds_besides_is_named_by_every_verb(toy: Toy, tmp_path: Path) -> None:
+    folder = tmp_path / "text"
+    folder.mkdir()
+    (folder / "a.txt.gz").write_bytes(gzip.compress(b"some words to learn from, some words to read\n" * 40))
+    (folder / "notes.md").write_text("and more of them\n" * 40)
+    said = f"left out: {folder / 'notes.md'}. Folders are searched for .txt, .jsonl"
+    made = ["--output", tmp_path / "out"]
+    assert said in lmtrain("tokenizer", "train", folder, "--vocab-size", 260, "--output", tmp_path / "tokenizer")
+    assert said in lmtrain("preprocess", folder, "--tokenizer", toy.tokenizer, *made)
+    assert said in lmtrain("corpus", "split", folder, "--output", tmp_path / "split", "--workers", 1)
+    lmtrain("preprocess", folder / "notes.md", "--format", "txt", "--tokenizer", toy.tokenizer, *made, "--overwrite")
+    assert IndexedDataset.open(tmp_path / "out").num_documents == 1
+    refused = lmtrain("preprocess", folder / "notes.md", "--tokenizer", toy.tokenizer, *made, code=2)
+    assert "Say what it holds, as in --format txt" in refused
+    refused = lmtrain("corpus", "clean", folder, "--output", tmp_path / "c.jsonl", "--format", "txt", code=2)
+    assert "None was given" in refused
+
+
+def test_any_input_is_evaluated(run: Path, tmp_path: Path) -> None:
+    text = "def read(path: Path) -> str:\n"
+    (tmp_path / "a.txt").write_text(text)
+    (tmp_path / "packed").mkdir()
+    (tmp_path / "packed/a.jsonl.gz").write_bytes(gzip.compress(json.dumps({"code": text}).encode()))
+    words = ["eval", run, "--task", "perplexity", "--device", "cpu", "--json", "--data"]
+    one = first_result(lmtrain(*words, tmp_path / "a.txt"))
+    same = first_result(lmtrain(*words, tmp_path / "packed", "--key", "code"))
+    assert one["nll_sum_nats"] == same["nll_sum_nats"]
+    assert (one["num_bytes"], one["num_documents"]) == (same["num_bytes"], same["num_documents"]) == (len(text), 1)
+
+
+def first_result(output: str) -> dict[str, Any]:
+    """Lines of progress, where the machine is slow, stand before the JSON."""
+    result: dict[str, Any] = json.loads(output[output.index("{") :])["results"][0]
+    return result
