@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-WIDTH = 18  # of the names
+WIDTH = 15  # of the names
 Lines = Sequence[tuple[str, str]]
 
 

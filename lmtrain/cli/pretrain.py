@@ -87,7 +87,7 @@ def pretrain(
         raise
     except KeyboardInterrupt:
         if env.rank == 0:
-            typer.echo(f"stopped at once: {left_behind(config)}", err=True)
+            typer.echo(f"\nstopped at once: {left_behind(config)}", err=True)
         raise
     if env.world_size > 1:
         ignore_stops()  # because: srun --kill-on-bad-exit ends tasks that leave a moment after the first with code 75

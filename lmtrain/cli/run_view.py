@@ -125,12 +125,12 @@ def _digest(settings: dict[str, Any]) -> str:
 
 def run_lines(facts: dict[str, Any], curve: bool) -> Iterator[tuple[str, str]]:
     """A name and a text each; `curve` is whether the output can show block characters."""
-    from lmtrain.observe.words import sparkline, valid_line
+    from lmtrain.observe.words import sparkline
 
     row, losses = facts["last_step"] or {}, facts["losses"]
     step, steps = int(row.get("step", 0)), facts["steps"]
     share = f" of {steps:,} ({step / steps:.0%})" if steps else ""
-    yield "state", _state_words(facts, step)
+    yield "state", _state_words(facts)
     yield "step", f"{step:,}{share}" + (f", attempt {facts['attempts']}" if facts["attempts"] > 1 else "")
     if losses:
         smooth = "" if facts["smoothed_loss"] is None else f", smoothed {facts['smoothed_loss']:.4f}"
@@ -139,27 +139,36 @@ def run_lines(facts: dict[str, Any], curve: bool) -> Iterator[tuple[str, str]]:
             yield "curve", sparkline(losses, _CURVE)
     best, last = facts["best_validation"], facts["last_validation"]
     if best is not None:
-        yield "best validation", valid_line(best).removeprefix("valid at ")
+        yield "best validation", _valid_words(best)
     if last is not None and last is not best:
-        yield "last validation", valid_line(last).removeprefix("valid at ")
+        yield "last validation", _valid_words(last)
     yield from _pace(facts, row)
     yield "saved", _save_words(facts)
     yield from _made_of(facts)
 
 
-def _state_words(facts: dict[str, Any], step: int) -> str:
+def _valid_words(row: dict[str, Any]) -> str:
+    from lmtrain.observe.words import percent, terms
+
+    loss = "-" if row.get("loss") is None else f"{row['loss']:.4f}"
+    quality = f", perplexity {row['ppl']:.2f} a token" if "ppl" in row else ""
+    quality += f", accuracy {percent(row['accuracy'])}" if "accuracy" in row else ""
+    return f"{loss}{terms(row)} at step {row['step']:,}{quality}"
+
+
+def _state_words(facts: dict[str, Any]) -> str:
     state, stop, seen = facts["state"], facts["stopped"], facts["last_row_time"]
-    ago = f", last heard of {_ago(seen)}" if seen else ""
+    ago = f" {_ago(seen)}" if seen else ""
     if state == "finished":
         return f"finished{ago}"
     if state == "running":
-        return f"running: {facts['process']}{ago}"
+        return f"running: {facts['process']}" + (f", last row{ago}" if ago else "")
     if state == "out of sight":
-        return f"running or killed: {facts['process']}, which cannot be seen from here{ago}"
+        return f"running or killed: {facts['process']} cannot be seen from here" + (f", last row{ago}" if ago else "")
     if state == "killed":
-        return f"killed, for no stop.json was written{ago}; the same command goes on"
+        return f"killed{ago} (it left no stop.json); the same command goes on"
     if state == "stopped":
-        return f"stopped by {stop['cause']} at step {stop.get('step', step)}{ago}; the same command goes on"
+        return f"stopped by {stop['cause']}{ago}; the same command goes on"
     return f"failed with exit code {stop.get('exit_code')}{ago}: {stop.get('cause')}"
 
 
@@ -173,8 +182,7 @@ def _pace(facts: dict[str, Any], row: dict[str, Any]) -> Iterator[tuple[str, str
 
     figures = dict(compute(row))
     if row:
-        wait = figures["data wait"]
-        yield "speed", f"{figures['speed']}, {figures['compute']}; data wait {wait}; memory {figures['memory']}"
+        yield "speed", f"{figures['speed']}, {figures['compute']}, memory {figures['memory']}"
         skipped = f", skipped {row['skipped']}" if row.get("skipped") else ""
         yield "optimizer", f"learning rate {row['lr']:.2e}, gradient norm {row['grad_norm']:.3f}{skipped}"
     if row.get("tokens") is not None:

@@ -47,6 +47,8 @@ def run(
         prepared, name = task.prepare(source, *shape), str(source)
     if prepared.num_targets == 0:
         raise DataError(f"{name} has no token to predict. Give a file with text.")
+    if progress:
+        progress(0, prepared.num_targets)  # because: what comes before is no part of the speed of scoring
     report = (lambda done: progress(done, prepared.num_targets)) if progress else None
     scorer = Scorer(subject.model, batch_size=batch_size, report=report)
     totals = add_up(scorer.score(prepared.requests))

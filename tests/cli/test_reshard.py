@@ -199,7 +199,7 @@ def test_inspect_tells_what_is_in_a_checkpoint(other: Path, run: Path) -> None:
     assert (qkv["dtype"], qkv["bytes"], len(qkv["files"])) == ("F32", 96 * 32 * 4, 4)
     assert len(lmtrain("inspect", other).splitlines()) < 15
     shown = lmtrain("inspect", other, "--all")
-    for word in ("digest", "layout             pp 2", "blocks  ", "seed: 1234", "rank_00000.safetensors"):
+    for word in ("digest", "layout          pp 2", "blocks  ", "seed: 1234", "rank_00000.safetensors"):
         assert word in shown
 
 
