@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import ROOT, WHY_NOT, blocks, pages_with_commands
-from tests.docs.typist import PROGRAMS, seated, small
+from tests.docs.typist import AT_ROOT, PROGRAMS, seated, small
 from tests.docs.world import World
 from tests.marks import wide
 
@@ -36,7 +36,7 @@ def mark_problems(text: str) -> list[str]:
     for block in blocks(text):
         if block.why_not is not None and (block.why_not not in WHY_NOT or not block.commands):
             found.append(f"line {block.line}: `not run: {block.why_not}`, which is not of {', '.join(WHY_NOT)}")
-        strange = [line for line in block.commands if line.split()[0] not in PROGRAMS]
+        strange = [line for line in block.commands if line.split()[0] not in {*PROGRAMS, *AT_ROOT}]
         if block.why_not is None and strange:
             found.append(f"line {block.line}: `{strange[0]}` needs a mark `<!-- not run: WHY -->` before its block")
     if text.count("<!-- not run") != sum(block.why_not is not None for block in blocks(text)):

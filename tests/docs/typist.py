@@ -37,7 +37,8 @@ SHORT = {
     "train.steps": "2", "train.tokens": "1k", "train.global_batch": "4", "model.seq_len": "128",
     "data.megatron_samples": "64", "data.first_sample": "16",
 }  # fmt: skip
-PROGRAMS = ("lmtrain", "python", "torchrun", "zcat", "grep")
+PROGRAMS = ("lmtrain", "python", "torchrun", "zcat")
+AT_ROOT = ("python", "grep", "git")  # these look at the repository
 _SHELL = re.compile(r"[|&;<>$*]")
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 _STEP = re.compile(r"(\S+)/step_\d{8}")
@@ -122,8 +123,8 @@ class Typist:
             line = before + shlex.join(small(shlex.split(is_ours + after)))
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         ran = subprocess.run(
-            ["bash", "-o", "pipefail", "-c", line], text=True, capture_output=True, timeout=300, check=False,
-            cwd=ROOT if line.startswith(("python ", "grep ")) else self.folder,
+            ["bash", "-c", line], text=True, capture_output=True, timeout=300, check=False,
+            cwd=ROOT if line.split()[0] in AT_ROOT else self.folder,
             env={**os.environ, **self.env, "PATH": path, "PYTHONPATH": str(ROOT)},
         )  # fmt: skip
         assert ran.returncode == 0, f"{line}\nexit code {ran.returncode}\n{ran.stdout}{ran.stderr}"
