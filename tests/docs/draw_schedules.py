@@ -79,12 +79,11 @@ def _boxes(timeline: Timeline, like: Action, y: int, fill: str, ink: str) -> Ite
 def _legend(y: int) -> Iterator[str]:
     x = LEFT
     for kind, shades in COLOURS.items():
-        for (fill, _), which in zip(shades, ("", ", second stage of a rank"), strict=True):
+        for (fill, _), which in zip(shades, ("", " of the second stage"), strict=True):
             text = NAMES[kind] + which
             yield f'<rect x="{x}" y="{y}" width="12" height="12" rx="2" fill="{fill}"/>'
             yield f'<text x="{x + 18}" y="{y + 10}">{text}</text>'
-            x += 34 + 6 * len(text)
-    yield f'<text x="{x}" y="{y + 10}">time goes to the right</text>'
+            x += 40 + 6 * len(text)
 
 
 if __name__ == "__main__":
