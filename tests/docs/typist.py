@@ -5,7 +5,7 @@ Called by tests/docs/test_commands.py. Commands run as they stand, except that
 * `lmtrain pretrain` gets settings that make a run small: those of SMALL that the command lacks are added, and lengths
   that would take long are those of SHORT;
 * a checkpoint's step that so short a run does not reach becomes the newest one;
-* of what needs GPUs or a cluster, `lmtrain pretrain` is a dry run.
+* of what needs GPUs or a cluster, `lmtrain pretrain` is a dry run, and so is each run of a sweep of more than six.
 
 A block that shows a file of the reader's own is written as that file; other Python is run. Where a block of kind `text`
 begins with a command, it must end with an error, and print what the block shows.
@@ -13,7 +13,7 @@ begins with a command, it must end with an error, and print what the block shows
 
 from __future__ import annotations
 
-import importlib.metadata
+import importlib
 import os
 import re
 import shlex
@@ -28,6 +28,7 @@ from pathlib import Path
 import pytest
 
 from lmtrain.config.base import plugins
+from lmtrain.config.compose import sweep
 from tests.cli.harness import lmtrain
 from tests.docs.pages import ROOT, Block
 from tests.docs.world import MAKERS, SMALL, World
@@ -35,7 +36,7 @@ from tests.docs.world import MAKERS, SMALL, World
 # lengths that a page may give
 SHORT = {
     "train.steps": "2", "train.tokens": "1k", "train.global_batch": "4", "model.seq_len": "128",
-    "data.megatron_samples": "64", "data.first_sample": "16",
+    "data.megatron_samples": "64", "data.first_sample": "16", "recompute.blocks": "2",
 }  # fmt: skip
 PROGRAMS = ("lmtrain", "python", "torchrun", "zcat")
 AT_ROOT = ("python", "grep", "git")  # these look at the repository
@@ -59,8 +60,8 @@ def small(words: list[str]) -> list[str]:
 class Typist:
     """Sits in `folder`, knows the world, and types."""
 
-    def __init__(self, world: World, folder: Path, patch: pytest.MonkeyPatch) -> None:
-        self.world, self.folder, self.patch = world, folder, patch
+    def __init__(self, world: World, folder: Path) -> None:
+        self.world, self.folder = world, folder
         self.env = {"HOME": str(folder), "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
 
     def type(self, block: Block) -> int:
@@ -87,19 +88,23 @@ class Typist:
         if path.suffix == ".py":
             (path.parent / "__init__.py").touch()
         if path.suffix == ".toml":
-            points = [
-                importlib.metadata.EntryPoint(key, value, group)
-                for group, found in tomllib.loads(block.text)["project"]["entry-points"].items()
-                for key, value in found.items()
+            note = self.folder / "mypackage-1.dist-info"
+            note.mkdir()
+            (note / "METADATA").write_text("Metadata-Version: 2.1\nName: mypackage\nVersion: 1\n")
+            lines = [
+                f"[{group}]\n" + "".join(f"{key} = {value}\n" for key, value in points.items())
+                for group, points in tomllib.loads(block.text)["project"]["entry-points"].items()
             ]
-            self.patch.setattr(
-                importlib.metadata, "entry_points",
-                lambda group: importlib.metadata.EntryPoints(p for p in points if p.group == group),
-            )  # fmt: skip
+            (note / "entry_points.txt").write_text("\n".join(lines))
+            importlib.invalidate_caches()
 
     def _run(self, line: str) -> int:
         words = small(self._words(line))
-        if words[0] == "lmtrain" and not _SHELL.search(_QUOTED.sub("", line)):
+        runs = sweep([word for word in words[2:] if "=" in word]) if "-m" in words else []
+        if len(runs) > 6:
+            for run in runs:
+                lmtrain("pretrain", *run, "--dry-run", env=self.env)
+        elif words[0] == "lmtrain" and not _SHELL.search(_QUOTED.sub("", line)):
             lmtrain(*words[1:], env=self.env)
         else:
             self._shell(line)
@@ -157,7 +162,7 @@ def seated(world: World, folder: Path) -> Iterator[Typist]:
         patch.syspath_prepend(folder)
         known, loaded = dict(plugins), set(sys.modules)
         try:
-            yield Typist(world, folder, patch)
+            yield Typist(world, folder)
         finally:
             for name in set(plugins) - set(known):
                 del plugins[name]

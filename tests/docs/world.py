@@ -168,7 +168,16 @@ MAKERS: dict[str, Callable[[World, Path], None]] = {
     **dict.fromkeys(("tokenizer", "runs/demo/tokenizer"), _tokenizer),
     "gpt2": _gpt2,
     **dict.fromkeys(
-        ("data/train", "data/heldout", "data/web", "data/books", "data/code", "data/text", "runs/demo/data/heldout"),
+        (
+            "data/train",
+            "data/heldout",
+            "data/web",
+            "data/books",
+            "data/code",
+            "data/text",
+            "data/mine",
+            "runs/demo/data/heldout",
+        ),
         _dataset,
     ),
     **dict.fromkeys(("runs/a", "runs/b"), _run),
