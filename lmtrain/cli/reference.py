@@ -40,7 +40,7 @@ def cli_page(app: Any) -> str:
 
     root = get_command(app)
     parts = ["# Commands\n", f"{root.help}\n", *_root_options(root)]
-    for path, command in sorted(commands(root).items()):
+    for path, command in commands(root).items():  # in the order of `lmtrain --help`
         parts += [f"## {path}\n", f"```console\n$ {path} {_usage(command)}\n```\n", f"{_prose(command.help)}\n"]
         parts += [*_table("Argument", command, "argument"), *_table("Option", command, "option")]
     return "\n".join(parts)

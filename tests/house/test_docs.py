@@ -9,7 +9,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterator
 from functools import cache
-from itertools import product, takewhile
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,10 @@ from lmtrain.cli.settings_reference import YamlFile, settings_page
 from lmtrain.config.compose import compose, conf_dir, sweep
 from lmtrain.errors import LmtrainError
 from lmtrain.train.config import RunConfig
+from tests.docs.pages import ROOT, blocks, command_lines
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), ROOT / "csrc/README.md", *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-BLOCK = re.compile(r"^```(console|bash)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`([^`]+)`")
 ROOMS = sorted(path.name for path in (ROOT / "lmtrain").iterdir() if path.is_dir() and path.name[0] not in "_.")
@@ -38,19 +37,6 @@ FILE_ENDS = (".jsonl", ".json", ".bin", ".idx", ".py", ".yaml", ".txt")
 # not the compiled module, which may be absent, nor the group of entry points that packages offer filters under
 MODULE = re.compile(r"(?<![\w./\"-])((?:lmtrain|data_tools|tests)(?!\.(?:_native|filters)\b)(?:\.[A-Za-z_]\w*)+)")
 NAME_IN_FILE = re.compile(r"`(\w+)` in\s`([\w./]+\.py)`")
-
-
-def command_lines(text: str) -> Iterator[list[str]]:
-    """The words of every command of ours: lines after `$` in console blocks, all lines of scripts, whatever starts it.
-
-    A backslash joins lines.
-    """
-    for kind, block in BLOCK.findall(text):
-        for line in block.replace("\\\n", " ").splitlines():
-            if kind == "bash" or line.startswith("$ "):
-                words = shlex.split(line.removeprefix("$ "), comments=True)
-                if "lmtrain" in words and words[0] != "git":  # because: there it is a folder
-                    yield list(takewhile(lambda word: word not in ("|", "&&"), words[words.index("lmtrain") :]))
 
 
 def command_problem(words: list[str]) -> str | None:
@@ -145,7 +131,7 @@ def missing_settings(text: str) -> list[str]:
 def missing_targets(text: str) -> list[str]:
     """`make xyz`, in backquotes or on a line of its own, that the Makefile does not have."""
     targets = set(re.findall(r"^([a-z][a-z0-9-]*):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
-    lines = [line[2:] for _, block in BLOCK.findall(text) for line in block.splitlines() if line.startswith("$ make")]
+    lines = [line for block in blocks(text) for line in block.commands]
     words = [code.split() for code in (*INLINE.findall(FENCED.sub("", text)), *lines)]
     asked = [code[1] for code in words if code[:1] == ["make"] and len(code) > 1]
     return [target for target in asked if "=" not in target and target not in targets]

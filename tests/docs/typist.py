@@ -1,0 +1,171 @@
+"""Types a page's commands, block by block, in a folder that holds what the page takes for granted.
+
+Called by tests/docs/test_commands.py. Commands run as they stand, except that
+
+* `lmtrain pretrain` gets settings that make a run small: those of SMALL that the command lacks are added, and lengths
+  that would take long are those of SHORT;
+* a checkpoint's step that so short a run does not reach becomes the newest one;
+* of what needs GPUs or a cluster, `lmtrain pretrain` is a dry run, and so is each run of a sweep of more than six.
+
+A block that shows a file of the reader's own is written as that file; other Python is run. Where a block of kind `text`
+begins with a command, it must end with an error, and print what the block shows.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from lmtrain.config.base import plugins
+from lmtrain.config.compose import sweep
+from tests.cli.harness import lmtrain
+from tests.docs.pages import ROOT, Block
+from tests.docs.world import MAKERS, SMALL, World
+
+# lengths that a page may give
+SHORT = {
+    "train.steps": "2", "train.tokens": "1k", "train.global_batch": "4", "model.seq_len": "128",
+    "data.megatron_samples": "64", "data.first_sample": "16", "recompute.blocks": "2",
+}  # fmt: skip
+PROGRAMS = ("lmtrain", "python", "torchrun", "zcat")
+AT_ROOT = ("python", "grep", "git")  # these look at the repository
+_SHELL = re.compile(r"[|&;<>$*]")
+_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
+_STEP = re.compile(r"(\S+)/step_\d{8}")
+
+
+def small(words: list[str]) -> list[str]:
+    """`lmtrain pretrain ...` as a run of a second; any other command as it is."""
+    if words[:2] != ["lmtrain", "pretrain"] or {"--dry-run", "--print-config"} & set(words):
+        return words
+    keys = [word.partition("=")[0] for word in words]
+    kept = [
+        f"{key}={SHORT[key]}" if key in SHORT and word != f"{key}=null" else word
+        for key, word in zip(keys, words, strict=True)
+    ]
+    return kept + [f"{key}={value}" for key, value in SMALL.items() if key not in keys]
+
+
+class Typist:
+    """Sits in `folder`, knows the world, and types."""
+
+    def __init__(self, world: World, folder: Path) -> None:
+        self.world, self.folder = world, folder
+        self.env = {"HOME": str(folder), "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+
+    def type(self, block: Block) -> int:
+        """Do what a reader does with a block; how many commands were run."""
+        if block.file is not None or block.kind == "toml":
+            self._write(block)
+        elif block.kind == "python":
+            self._bring(re.findall(r"[\w./~-]+", block.text))
+            exec(compile(block.text, f"line {block.line}", "exec"), {})  # noqa: S102
+        elif block.why_not in ("needs GPUs", "needs a cluster"):
+            return sum(self._dry_run(line) for line in block.commands if "lmtrain pretrain" in line)
+        elif block.why_not is None:
+            refused = block.kind == "text"
+            return sum(self._refuse(line, block) if refused else self._run(line) for line in block.commands)
+        return 0
+
+    def _write(self, block: Block) -> None:
+        """A file of the reader's own; of a package, also the note that an installer would leave of its entry points."""
+        self._bring(re.findall(r"[\w./~-]+", block.text))
+        name = block.file or "pyproject.toml"
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(block.text, encoding="utf-8")
+        if path.suffix == ".py":
+            (path.parent / "__init__.py").touch()
+        if path.suffix == ".toml":
+            note = self.folder / "mypackage-1.dist-info"
+            note.mkdir()
+            (note / "METADATA").write_text("Metadata-Version: 2.1\nName: mypackage\nVersion: 1\n")
+            lines = [
+                f"[{group}]\n" + "".join(f"{key} = {value}\n" for key, value in points.items())
+                for group, points in tomllib.loads(block.text)["project"]["entry-points"].items()
+            ]
+            (note / "entry_points.txt").write_text("\n".join(lines))
+            importlib.invalidate_caches()
+
+    def _run(self, line: str) -> int:
+        words = small(self._words(line))
+        runs = sweep([word for word in words[2:] if "=" in word]) if "-m" in words else []
+        if len(runs) > 6:
+            for run in runs:
+                lmtrain("pretrain", *run, "--dry-run", env=self.env)
+        elif words[0] == "lmtrain" and not _SHELL.search(_QUOTED.sub("", line)):
+            lmtrain(*words[1:], env=self.env)
+        else:
+            self._shell(line)
+        return 1
+
+    def _dry_run(self, line: str) -> int:
+        words = small(self._words("lmtrain pretrain" + line.partition("lmtrain pretrain")[2]))
+        lmtrain(*words[1:], "--dry-run", env=self.env)
+        return 1
+
+    def _refuse(self, line: str, block: Block) -> int:
+        with pytest.raises(AssertionError, match="exit code") as ended:  # because: of all codes but 0
+            lmtrain(*self._words(line)[1:], env=self.env)
+        assert block.printed.split() == str(ended.value).partition(":\n")[2].split()
+        return 1
+
+    def _shell(self, line: str) -> None:
+        """In a shell, for pipes and other programs. Commands on the repository's own files run at its root."""
+        before, is_ours, after = line.partition("lmtrain pretrain ")
+        if is_ours:
+            line = before + shlex.join(small(shlex.split(is_ours + after)))
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        ran = subprocess.run(
+            ["bash", "-c", line], text=True, capture_output=True, timeout=300, check=False,
+            cwd=ROOT if line.split()[0] in AT_ROOT else self.folder,
+            env={**os.environ, **self.env, "PATH": path, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        assert ran.returncode == 0, f"{line}\nexit code {ran.returncode}\n{ran.stdout}{ran.stderr}"
+
+    def _words(self, line: str) -> list[str]:
+        """A command's words as the shell would hand them over, once what they name is there."""
+        words = shlex.split(line, comments=True)
+        outputs = {after for word, after in pairwise(words) if word == "--output"}
+        self._bring([word for word in words if word not in outputs and not word.startswith("run.dir=")])
+        return [_STEP.sub(self._newest, re.sub("^~", str(self.folder), word)) for word in words]
+
+    def _newest(self, found: re.Match[str]) -> str:
+        folder = Path(found[1].rpartition("=")[2])
+        return found[0] if Path(found[0]).exists() or not folder.is_dir() else f"{found[1]}/{max(os.listdir(folder))}"
+
+    def _bring(self, words: list[str]) -> None:
+        """Whatever of the world these words name, or lie in."""
+        for word in words:
+            path = Path(word.rpartition("=")[2].removeprefix("~/"))
+            for name in (path, *path.parents):
+                if str(name) in MAKERS:
+                    self.world.bring(str(name), self.folder)
+
+
+@contextmanager
+def seated(world: World, folder: Path) -> Iterator[Typist]:
+    """A typist in the folder; packages and plugins that a page made are forgotten in the end."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.syspath_prepend(folder)
+        known, loaded = dict(plugins), set(sys.modules)
+        try:
+            yield Typist(world, folder)
+        finally:
+            for name in set(plugins) - set(known):
+                del plugins[name]
+            for name in set(sys.modules) - loaded:
+                if str(getattr(sys.modules[name], "__file__", None)).startswith(str(folder)):
+                    del sys.modules[name]
