@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from lmtrain.train.config import RunConfig
 
 app = typer.Typer(no_args_is_help=True)
+_UNWRITTEN = "the dataset being written is not there. Begin again, with --overwrite if the first of several is done."
 
 Prefix = Annotated[Path, typer.Argument(metavar="PREFIX", help="A dataset: its .bin's path without the suffix.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing datasets.")]
@@ -55,13 +56,17 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Read every byte: index entries against each other, ids against the vocabulary, the checksum."""
+    from rich.console import Console
+
     from lmtrain.data.store import reshape
     from lmtrain.data.store.indexed import IndexedDataset
+    from lmtrain.observe.progress import progress
 
     facts = []
     for prefix in prefixes:
         dataset = IndexedDataset.open(prefix)
-        facts.append({"dataset": str(dataset.prefix)} | reshape.verify(dataset))
+        with progress(Console(stderr=True), f"reading {dataset.prefix}"):
+            facts.append({"dataset": str(dataset.prefix)} | reshape.verify(dataset))
         if not as_json:
             against = "as its sidecar says" if facts[-1]["compared_with_sidecar"] else "and no sidecar to compare with"
             typer.echo(f"{dataset.prefix} is whole: sha256 {facts[-1]['content_sha256']}, {against}")
@@ -77,9 +82,13 @@ def merge(
     as_json: Json = False,
 ) -> None:
     """Join datasets of one dtype and one tokenizer; their sidecars are added up."""
-    from lmtrain.data.store import reshape
+    from rich.console import Console
 
-    reshape.merge(prefixes, output, overwrite=overwrite)
+    from lmtrain.data.store import reshape
+    from lmtrain.observe.progress import progress
+
+    with progress(Console(stderr=True), f"writing {output}", stopped=_UNWRITTEN):
+        reshape.merge(prefixes, output, overwrite=overwrite)
     _show_made([output], as_json)
 
 
@@ -95,14 +104,18 @@ def split(
     as_json: Json = False,
 ) -> None:
     """Divide a dataset into two or three, at document borders; in each, documents keep the order of the file."""
+    from rich.console import Console
+
     from lmtrain.data.store import reshape
     from lmtrain.errors import UsageError
+    from lmtrain.observe.progress import progress
 
     try:
         wanted = [float(share) for share in shares.split(",")]
     except ValueError as error:
         raise UsageError(f"--shares={shares} is not a list of numbers. Use shares such as 98,2.") from error
-    reshape.split(prefix, wanted, output, overwrite=overwrite, seed=seed)
+    with progress(Console(stderr=True), f"dividing {prefix}", stopped=_UNWRITTEN):
+        reshape.split(prefix, wanted, output, overwrite=overwrite, seed=seed)
     _show_made(output, as_json)
 
 
@@ -309,17 +322,21 @@ def _show_samples(
     numbers: list[int], given: list[str], settings: list[str], run: Path | None, config_dir: Path | None,
     most: int | None, ids: bool, as_json: bool,
 ) -> None:  # fmt: skip
+    from lmtrain.checkpoint.store import CHECKPOINTS, latest
     from lmtrain.cli.run_view import settings_of
     from lmtrain.cli.sample_view import print_samples, sample_rows
     from lmtrain.errors import UsageError
     from lmtrain.train.preflight import load_data
+    from lmtrain.train.resumed import shares_of
 
     if run is not None and (given or settings):
         raise UsageError(f"--run={run} has its own data and settings, and {(given + settings)[0]} was given too. "
                          "Give the run alone, or a dataset with settings.")  # fmt: skip
     paths = [f"data.path={path}" for path in given]
     config = settings_of(run) if run is not None else _compose([*paths, "run.dir=none", *settings], config_dir)
-    tokenizer, _, data = load_data(config)
+    # because: what data.split keeps from training is as the run began with it
+    shares = shares_of(config, None if run is None else latest(run / CHECKPOINTS))
+    tokenizer, _, data = load_data(config, validate=run is not None, shares=shares)
     rows = sample_rows(data, numbers, most, tokenizer)
     if as_json:
         typer.echo(json.dumps(rows, indent=1, ensure_ascii=False))

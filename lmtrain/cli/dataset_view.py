@@ -55,4 +55,5 @@ def dataset_lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         fingerprint = sidecar["tokenizer_fingerprint"][:12]
         yield "tokenizer", f"{sidecar['vocab_size']:,} pieces, {eod}, fingerprint {fingerprint}"
         yield "content sha256", sidecar["content_sha256"]
-    yield "verified", "every entry and every byte" if facts["verified"] else "no; add --verify to read every byte"
+    unread = f"no; lmtrain inspect {facts['dataset']} --verify reads every byte"
+    yield "verified", "every entry and every byte" if facts["verified"] else unread

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import gzip
 import json
+import os
+import pty
 import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -194,6 +203,35 @@ def test_any_input_is_evaluated(run: Path, tmp_path: Path) -> None:
     same = first_result(lmtrain(*words, tmp_path / "packed", "--key", "code"))
     assert one["nll_sum_nats"] == same["nll_sum_nats"]
     assert (one["num_bytes"], one["num_documents"]) == (same["num_bytes"], same["num_documents"]) == (len(text), 1)
+
+
+@pytest.mark.wide
+def test_a_run_on_a_terminal_gives_it_back_after_a_stop(toy: Toy, tmp_path: Path) -> None:
+    host, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 80, 0, 0))
+    settings = toy.settings(tmp_path / "run", train__steps=100_000, checkpoint__interval_steps=20)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lmtrain.cli.main", "pretrain", *settings],
+        stdout=terminal, stderr=terminal, env={**os.environ, "TERM": "xterm-256color", "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    os.close(terminal)
+    seen, asked = b"", False
+    with contextlib.suppress(OSError):  # Linux says EIO at the end
+        while chunk := os.read(host, 1 << 16):
+            seen += chunk
+            if not asked and b"last save" in seen and b"saved step 20" in seen:
+                process.send_signal(signal.SIGINT)
+                asked = True
+    os.close(host)
+    assert process.wait(60) == 75
+    shown = seen.decode(errors="replace")
+    assert "Ctrl-C stops after a step" in shown
+    assert shown.rfind("\x1b[?25h") > shown.rfind("\x1b[?25l") >= 0  # the cursor is shown again
+    *_, panel = shown.split("╭─")
+    assert panel.count("╰─") == 1  # the last one is whole, and what is said comes behind it
+    plain = re.sub(r"\s+", "", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", panel.split("╰─")[1]))
+    assert "Runthesamecommandagaintogoon." in plain
+    assert "Ctrl-C" not in plain
 
 
 def first_result(output: str) -> dict[str, Any]:
