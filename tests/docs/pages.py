@@ -26,7 +26,7 @@ WHY_NOT = (
     "needs GPUs", "needs a cluster", "needs the network", "needs your files", "needs a browser", "takes minutes"
 )  # fmt: skip
 _BLOCK = re.compile(r"^(?:<!-- not run: ([^\n]*) -->\n\n?)?```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-_FILE = re.compile(r"# ([\w./-]+\.\w+)\n")
+_FILE = re.compile(r"(?:# @package _global_\n)?# ([\w./-]+\.\w+)\n")
 
 
 @dataclass(frozen=True)
