@@ -70,6 +70,7 @@ def test_a_mark_without_sense_is_found(text: str) -> None:
     assert len(mark_problems(text)) == 1
 
 
+@pytest.mark.wide
 def test_a_page_that_does_not_work_is_found(world: World, tmp_path: Path) -> None:
     wrong = [
         "```console\n$ lmtrain data inspect data/nothing\n```\n",

@@ -4,7 +4,7 @@ Called by tests/docs/test_commands.py. Commands run as they stand, except that
 
 * `lmtrain pretrain` gets settings that make a run small: those of SMALL that the command lacks are added, and lengths
   that would take long are those of SHORT;
-* a checkpoint's step that so short a run does not reach becomes the newest one;
+* a checkpoint's step that so short a run does not reach becomes the newest one, and the number of a sample becomes 1;
 * of what needs GPUs or a cluster, `lmtrain pretrain` is a dry run, and so is each run of a sweep of more than six.
 
 A block that shows a file of the reader's own is written as that file; other Python is run. Where a block of kind `text`
@@ -136,7 +136,7 @@ class Typist:
 
     def _words(self, line: str) -> list[str]:
         """A command's words as the shell would hand them over, once what they name is there."""
-        words = shlex.split(line, comments=True)
+        words = shlex.split(re.sub(r"(--sample) \d+", r"\1 1", line), comments=True)
         outputs = {after for word, after in pairwise(words) if word == "--output"}
         self._bring([word for word in words if word not in outputs and not word.startswith("run.dir=")])
         return [_STEP.sub(self._newest, re.sub("^~", str(self.folder), word)) for word in words]
