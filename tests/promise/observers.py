@@ -32,6 +32,7 @@ from lmtrain.observe.metrics import read_metrics
 from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.runtime.device import pick_device, set_deterministic, set_threads
+from lmtrain.runtime.faults import arm
 from lmtrain.runtime.process import ProcessEnv
 from lmtrain.train.preflight import load_data, preflight
 from lmtrain.train.setup import Run, open_run
@@ -151,7 +152,10 @@ def peak(bench: Bench, settings: Settings) -> Any:
 def bad_disk(bench: Bench, settings: Settings) -> Any:
     """What a run makes of a disk that does not give back what was written."""
     fault = {"LMTRAIN_FAULT": "enospc:point=ckpt.read_back", "LMTRAIN_ALLOW_FAULTS": "1"}
-    return run(bench, settings, **fault).code
+    try:
+        return run(bench, settings, **fault).code
+    finally:
+        arm(None)
 
 
 def activations(bench: Bench, settings: Settings) -> Any:

@@ -208,6 +208,7 @@ UPDATES = [
     *proofs("fp16", see.rows, half(2.0**40), {"precision.min_scale": (1.0, 2.0**40)}),
 ]  # fmt: skip
 
+UNSAVED = BASE | {"checkpoint.interval_steps": None}
 SAVING = BASE | {"checkpoint.interval_steps": 1}
 RAMPUP = BASE | {"train.micro_batch": 1, "train.rampup": {"start": 1, "increment": 1, "samples": 6}}
 RUN = [
@@ -272,8 +273,9 @@ LATER = [
     Refusal(Key("blend", "data.valid_datasets"), BLEND | {"data.valid_datasets": [{"path": B, "weight": 1}]}),
     Refusal(Key("", "parallel.schedule"), BASE | {"parallel.schedule": "gpipe"}),
     Refusal(Key("", "parallel.balance"), BASE | {"parallel.balance": "cost"}),
-    Refusal(Key("", "checkpoint.keep_every_steps"), BASE | {"checkpoint.interval_steps": None,
-                                                            "checkpoint.keep_every_steps": 2}),
+    Refusal(Key("", "checkpoint.keep_every_steps"), UNSAVED | {"checkpoint.keep_every_steps": 2}),
+    Refusal(Key("", "checkpoint.keep_every_steps"), BASE | {"checkpoint.keep_every_steps": 2}),
+    Refusal(Key("", "checkpoint.verify_after_save"), UNSAVED | {"checkpoint.verify_after_save": True}),
 ]  # fmt: skip
 REFUSALS = [
     Refusal(Key("masked", "data.document_mask"), BERT | {"data.document_mask": True}),
