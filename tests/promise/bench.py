@@ -28,7 +28,7 @@ Observer = Callable[["Bench", Settings], Any]
 # as seen from a look's own folder: two datasets of running text, two of sentences, each also without its tokenizer
 A, B, SENTENCES, OTHER_SENTENCES = "../../a", "../../b", "../../s", "../../t"
 FOREIGN_A, FOREIGN_B, FOREIGN_SENTENCES = "../../fa", "../../fb", "../../fs"
-BYTES, FEWER_BYTES, WORDS, FEWER_WORDS = "../../bpe", "../../bpe2", "../../wordpiece", "../../wordpiece2"
+BYTES, MORE_BYTES, WORDS, MORE_WORDS = "../../bpe", "../../bpe2", "../../wordpiece", "../../wordpiece2"
 DONE = "../../done"  # a run of BASE to its end, made when it is first named
 _SYLLABLES = ("ba", "do", "ki", "lu", "me", "no", "ra", "shi", "ten", "vor")
 
@@ -124,8 +124,8 @@ def _write_corpus(folder: Path) -> None:
             lines.append(json.dumps({"text": " ".join(f"{sentence.capitalize()}." for sentence in sentences)}))
         (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
     texts = folder / "one.jsonl", folder / "two.jsonl"
-    for name, kind, size in (("bpe", "bpe", 300), ("bpe2", "bpe", 290), ("wordpiece", "wordpiece", 90),
-                             ("wordpiece2", "wordpiece", 80)):  # fmt: skip
+    for name, kind, size in (("bpe", "bpe", 300), ("bpe2", "bpe", 310), ("wordpiece", "wordpiece", 90),
+                             ("wordpiece2", "wordpiece", 100)):  # fmt: skip
         lmtrain("tokenizer", "train", *texts, "--output", folder / name, "--kind", kind, "--vocab-size", size)
     for name, text, tokenizer in (("a", texts[0], "bpe"), ("b", texts[1], "bpe"), ("s", texts[0], "wordpiece"),
                                   ("t", texts[1], "wordpiece")):  # fmt: skip

@@ -189,9 +189,8 @@ def ranks(bench: Bench, settings: Settings) -> Any:
 
 
 def patience(bench: Bench, settings: Settings) -> Any:
-    """Whether a process is still there after two seconds without its peer."""
-    (waited,) = bench.pool.run("tests.promise.ranks:waited", 1, {"tree": tree_of(settings), "place": os.getcwd()})
-    return waited > 2.0
+    """Whether a process still waits for its peer after two seconds."""
+    return bench.pool.run("tests.promise.ranks:met", 2, {"tree": tree_of(settings)})[0]
 
 
 @contextmanager

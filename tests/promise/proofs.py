@@ -15,11 +15,11 @@ from tests.promise.bench import (
     BASE,
     BYTES,
     DONE,
-    FEWER_BYTES,
-    FEWER_WORDS,
     FOREIGN_A,
     FOREIGN_B,
     FOREIGN_SENTENCES,
+    MORE_BYTES,
+    MORE_WORDS,
     OTHER_SENTENCES,
     SENTENCES,
     WORDS,
@@ -127,7 +127,7 @@ DATA = [
     *proofs("dataset", see.samples, BASE | VALID, _TEXT | _ORDER | {"data.path": (A, B), "data.valid_path": (None, B)}),
     *proofs("dataset", see.samples, BASE | VALID | MEGATRON, _TEXT | _RUN_SAMPLES | {"data.valid_path": (None, B)}),
     *proofs("dataset", see.samples, BASE | LONGER | {"data.document_mask": True}, _PACKING),
-    *proofs("dataset", see.samples, BASE | {"data.path": FOREIGN_A}, {"data.tokenizer": (BYTES, FEWER_BYTES)}),
+    *proofs("dataset", see.samples, BASE | {"data.path": FOREIGN_A}, {"data.tokenizer": (BYTES, MORE_BYTES)}),
     *proofs("dataset", see.indexes, BASE, _INDEX_DIR),
     *proofs("dataset", see.threads, BASE, _PREFETCH),
     *proofs("blend", see.samples, BLEND | VALID, _TEXT | _ORDER | {
@@ -136,7 +136,7 @@ DATA = [
     }),
     *proofs("blend", see.samples, BLEND | VALID | MEGATRON, _TEXT | _RUN_SAMPLES | {"data.datasets.weight": (1, 3)}),
     *proofs("blend", see.samples, BLEND | LONGER | {"data.document_mask": True}, _PACKING),
-    *proofs("blend", see.samples, BLEND | {"data.datasets": FOREIGN}, {"data.tokenizer": (BYTES, FEWER_BYTES)}),
+    *proofs("blend", see.samples, BLEND | {"data.datasets": FOREIGN}, {"data.tokenizer": (BYTES, MORE_BYTES)}),
     *(
         proof
         for key in ("data.datasets", "data.valid_datasets")
@@ -157,7 +157,7 @@ DATA = [
     *proofs("masked", see.samples, BERT | VALID | MEGATRON, _MASKED | _RUN_SAMPLES),
     *proofs("masked", see.samples, BERT | MEGATRON, {"data.pairs": ("sentence_order", "none")},
             {"none": BERT | MEGATRON | {"model.pair_head": False}}),
-    *proofs("masked", see.samples, BERT | {"data.path": FOREIGN_SENTENCES}, {"data.tokenizer": (WORDS, FEWER_WORDS)}),
+    *proofs("masked", see.samples, BERT | {"data.path": FOREIGN_SENTENCES}, {"data.tokenizer": (WORDS, MORE_WORDS)}),
     *proofs("masked", see.indexes, BERT, _INDEX_DIR),
     *proofs("masked", see.threads, BERT, _PREFETCH),
 ]  # fmt: skip
@@ -205,7 +205,7 @@ UPDATES = [
             {word: BASE | {"precision": word} for word in PRECISIONS}),
     *proofs("fp16", see.rows, LONG_RUN | {"precision": "fp16"}, {"precision.initial_scale": (65536.0, 2.0**40)}),
     *proofs("fp16", see.rows, half(2.0**16), {"precision.growth_interval_steps": (1000, 1)}),
-    *proofs("fp16", see.rows, half(2.0**40), {"precision.min_scale": (1.0, 2.0**40)}),
+    *proofs("fp16", see.rows, half(2.0**20), {"precision.min_scale": (1.0, 2.0**20)}),
 ]  # fmt: skip
 
 UNSAVED = BASE | {"checkpoint.interval_steps": None}
@@ -241,7 +241,7 @@ RUN = [
         proof
         for word in RECOMPUTES[1:]
         for proof in proofs(
-            word, see.activations, BASE | {"recompute": word, "model.num_layers": 2}, {"recompute.blocks": (1, 2, None)}
+            word, see.activations, BASE | {"recompute": word, "model.num_layers": 2}, {"recompute.blocks": (1, None)}
         )
     ),
 ]  # fmt: skip
@@ -261,7 +261,7 @@ PARALLEL = [
     }),
     *proofs("", see.ranks, LOOPED, {"parallel.schedule": ("interleaved", "zb_v")}),
     *proofs("", see.ranks, LOOPED | {"model.num_layers": 6}, {"parallel.vp": (2, 3)}),
-    *proofs("", see.patience, TOGETHER | {"parallel.dp_shard": 2}, {"parallel.timeout_s": (0.5, 3.0)}),
+    *proofs("", see.patience, TOGETHER | {"parallel.dp_shard": 2}, {"parallel.timeout_s": (1.0, 60.0)}),
 ]  # fmt: skip
 
 PROOFS = MODELS + DATA + UPDATES + RUN + PARALLEL

@@ -6,7 +6,6 @@ Called on each rank through the pool of tests/layouts.
 from __future__ import annotations
 
 import os
-import socket
 import time
 from typing import Any
 
@@ -17,12 +16,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmtrain.config.build import build_settings
-from lmtrain.errors import PeerLostError
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.runtime.process import ProcessEnv
-from lmtrain.runtime.process_group import start
 from lmtrain.train.config import RunConfig
 from lmtrain.train.loop import train
+from lmtrain.train.peers import setup_peers
 from lmtrain.train.preflight import preflight
 from lmtrain.train.setup import open_run
 
@@ -60,16 +58,13 @@ def trained(tree: dict[str, Any], place: str) -> dict[str, Any]:
         return {"parts": {name: list(p.shape) for name, p in run.model.parameters.items()}, "order": watch.seen}
 
 
-def waited(tree: dict[str, Any], place: str) -> float:
-    """Seconds until the first of two processes gives up its peer, which never comes."""
+def met(tree: dict[str, Any]) -> bool:
+    """Whether the first process was still there when the second came, who takes three seconds."""
     config = build_settings(RunConfig, tree)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    began = time.monotonic()
     try:
-        with start(ProcessEnv(0, 2, 0, "torchrun", "here"), _CPU, config.parallel.timeout_s):
-            pass
-    except PeerLostError:
-        return time.monotonic() - began
-    raise AssertionError("a peer has come")
+        peers = setup_peers(build_mesh(config.parallel.layout, _CPU, config.parallel.timeout_s))
+        time.sleep(3.0 * peers.rank)
+        peers.gather([peers.rank])
+    except RuntimeError:
+        return False
+    return True

@@ -23,7 +23,7 @@ from tests.promise.proofs import BERT, PROOFS, REFUSALS, TOGETHER, Proof, Refusa
 QUICK = (see.built, see.samples, see.indexes)  # these need no run
 # a word that means another one, whichever the machine allows
 MEANS_ANOTHER = {(Key("", "compute.device"), "auto")}
-IMPATIENT = TOGETHER | {"parallel.dp_shard": 2, "parallel.timeout_s": 0.5}
+IMPATIENT = TOGETHER | {"parallel.dp_shard": 2, "parallel.timeout_s": 1.0}
 WAYS_OUT = ("Use ", "Set ", "Add ", "Leave ", "Choose ", "Give ", "Start ")
 
 
