@@ -83,7 +83,7 @@ def indexes(bench: Bench, settings: Settings) -> Any:
 class Seen:
     """A run through the command line, as it looks from outside once it is over."""
 
-    code: int
+    code: object
     rows: list[dict[str, Any]]
     weights: dict[str, str]  # what the last checkpoint holds, each tensor's bytes by a hash
     files: list[str]
@@ -165,7 +165,7 @@ def activations(bench: Bench, settings: Settings) -> Any:
         with LiveBytes() as live:
             loss = it.model.objective.loss_sums(it.model.model, it.model.model(batch), batch).sum()
             found = live.total
-        loss.backward()
+        torch.autograd.backward(loss)
         return found
 
 
@@ -208,7 +208,8 @@ def _step_of(model: ModelSettings) -> StepBatches:
     """A batch that is the same for all models of this length."""
     rng, shape = np.random.default_rng(3), (_ROWS, model.shape.seq_len)
     tokens = rng.integers(_VOCABULARY, size=shape)
-    batch, counts = Batch(tokens, np.roll(tokens, -1, axis=1)), (tokens.size,)
+    batch = Batch(tokens, np.roll(tokens, -1, axis=1))
+    counts: tuple[int, ...] = (tokens.size,)
     if model.terms != ("lm",):
         labels = np.where(rng.random(shape) < 0.3, tokens, IGNORED)
         pairs = {"segments_BT": rng.integers(2, size=shape), "pair_labels_B": rng.integers(2, size=_ROWS)}
