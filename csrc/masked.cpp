@@ -147,17 +147,19 @@ class MaskedSampler {
     return py::make_tuple(tokens, labels, segments, real, pair);
   }
 
-  py::array_t<int64_t> counts(const Numbers& ids) const {
+  // of each sample: tokens that are masked, and all tokens
+  py::array_t<int64_t> sizes(const Numbers& ids) const {
     check(ids);
-    py::array_t<int64_t> result(ids.size());
+    const auto count = static_cast<int64_t>(ids.size());
+    py::array_t<int64_t> result({count, int64_t{2}});
     int64_t* out = result.mutable_data();
     const int64_t* id = ids.data();
-    const auto count = static_cast<int64_t>(ids.size());
     py::gil_scoped_release release;
     Row row(static_cast<size_t>(seq_len_));
     for (int64_t i = 0; i < count; ++i) {
       make(static_cast<uint64_t>(id[i]), row);
-      out[i] = static_cast<int64_t>(row.masked.size());
+      out[2 * i] = static_cast<int64_t>(row.masked.size());
+      out[2 * i + 1] = static_cast<int64_t>(row.tokens.size());
     }
     return result;
   }
@@ -352,5 +354,5 @@ void bind_masked(py::module_& module) {
            py::arg("pad"), py::arg("seq_len"), py::arg("pairs"), py::arg("share"), py::arg("max_predictions"),
            py::arg("ngram_thresholds"), py::arg("seed"))
       .def("batch", &MaskedSampler::batch, py::arg("ids"))
-      .def("counts", &MaskedSampler::counts, py::arg("ids"));
+      .def("sizes", &MaskedSampler::sizes, py::arg("ids"));
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lmtrain.config.base import Problem, Settings
+from lmtrain.config.base import Problem, Settings, show
 from lmtrain.config.build import quantity
 
 
@@ -35,6 +35,17 @@ class CheckpointSettings(Settings):
             "keep_every_steps",
             f"is not a multiple of interval_steps={self.interval_steps}, so hardly any save would stay",
             f"Use {_next_multiple(self.keep_every_steps, self.interval_steps)}.",
+        )  # fmt: skip
+        saves = "no step is" if self.interval_steps is None else "the last step alone is"
+        yield from self.problem_if(
+            self.keep_every_steps is not None and not self.interval_steps, "keep_every_steps",
+            f"finds nothing to keep, since with interval_steps={show(self.interval_steps)} {saves} saved",
+            f"Add checkpoint.interval_steps={self.keep_every_steps}, or leave it out.",
+        )  # fmt: skip
+        yield from self.problem_if(
+            self.verify_after_save and self.interval_steps is None, "verify_after_save",
+            "finds nothing to read back, since with interval_steps=null nothing is saved",
+            "Use checkpoint.interval_steps=0 to save at the end of the run, or leave it out.",
         )  # fmt: skip
         wrong, start = not self.resume.strip(), self.init_from
         yield from self.problem_if(wrong, "resume", "is empty", "Use auto, none or the path of a checkpoint.")

@@ -51,7 +51,8 @@ def reshard(
     set_: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="KEY=VALUE", help="With --from megatron: a setting of the model that SOURCE lacks."
+            "--set", metavar="KEY=VALUE",
+            help="With --from: a setting of the model that SOURCE lacks; of hf, dropout=SHARE alone.",
         ),
     ] = None,
     plugin: Plugins = None,
@@ -65,6 +66,8 @@ def reshard(
     """
     from rich.console import Console
 
+    if from_ is None and (set_ or tokenizer):
+        raise UsageError(f"{'--set' if set_ else '--tokenizer'} is read with --from alone. Add --from hf or megatron.")
     console = Console(stderr=True)
     with _progress(console) as show:
         memory_bytes = parse_size("--max-memory", max_memory)
@@ -167,13 +170,13 @@ def _export(source: Path, output: Path, to: str, dtype: str, show: Show) -> dict
 def _import(
     program: str, source: Path, output: Path, tokenizer: Path | None, given: list[str], show: Show
 ) -> dict[str, Any]:
+    values = {key: _value(text) for key, text in _pairs("--set", given).items()}
     if program == "hf":
         from lmtrain.exchange.huggingface.importer import import_hf
 
-        return import_hf(source, output, tokenizer=tokenizer, report=show)
+        return import_hf(source, output, tokenizer=tokenizer, overrides=values, report=show)
     from lmtrain.exchange.megatron.importer import import_megatron
 
-    values = {key: _value(text) for key, text in _pairs("--set", given).items()}
     return import_megatron(source, output, tokenizer=tokenizer, overrides=values, report=show)
 
 

@@ -10,6 +10,9 @@ from typing import Any, Literal
 from lmtrain.config.base import Choice, Problem, Settings, problem_if, show
 from lmtrain.config.build import quantity
 
+_NEVER_READ = "is never read with train.valid_interval_steps=0, which means no validation"
+_VALIDATE = "Leave it out, or add train.valid_interval_steps=200."
+
 
 @dataclass(frozen=True, kw_only=True)
 class DataChoice(Choice):
@@ -31,6 +34,10 @@ class DataChoice(Choice):
     first_sample: int = quantity("count", default=0)
     index_dir: str | None = None
     prefetch_steps: int = 2
+
+    def unvalidated(self) -> Iterator[Problem]:
+        """What was given for validation, where a run does none."""
+        return iter(())
 
     def problems(self) -> Iterator[Problem]:
         listed = "[" + ",".join(show(share) for share in self.split) + "]"
@@ -69,6 +76,9 @@ class DataSettings(DataChoice):
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
         yield from self.problem_if(not self.path, "path", "names no dataset", "Give a .bin's path without the suffix.")
+
+    def unvalidated(self) -> Iterator[Problem]:
+        yield from problem_if(self.valid_path is not None, "data.valid_path", self.valid_path, _NEVER_READ, _VALIDATE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +130,10 @@ class BlendSettings(DataChoice):
             self.order == "megatron" and any(part.weight is None for part in self.datasets), "order",
             "blends by weights only", "Give every dataset a weight, or use data.order=own.",
         )  # fmt: skip
+
+    def unvalidated(self) -> Iterator[Problem]:
+        paths = "[" + ",".join(part.path for part in self.valid_datasets) + "]"
+        yield from problem_if(len(self.valid_datasets) > 0, "data.valid_datasets", paths, _NEVER_READ, _VALIDATE)
 
     def to_dict(self) -> dict[str, Any]:
         lists = {key: [part.to_dict() for part in getattr(self, key)] for key in ("datasets", "valid_datasets")}

@@ -7,7 +7,7 @@ megatron_order.py and blend.py; the loader and validation know only what is here
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,21 +17,27 @@ from lmtrain.batch import Batch
 Int64s = NDArray[np.int64]
 
 
+class Counts(NamedTuple):
+    """What some samples hold, over all of them."""
+
+    labels: int  # positions that take part in the loss of tokens
+    tokens: int  # positions that are not padding
+
+
 class Dataset(Protocol):
     @property
     def num_samples(self) -> int: ...
 
-    def num_labels(self, sample_ids: Int64s) -> int:
-        """Tokens of these samples that take part in the loss; cheap enough to count a whole global batch."""
+    def counts(self, sample_ids: Int64s) -> Counts:
+        """Of these samples; cheap enough to count a whole global batch on every rank."""
 
     def batch(self, sample_ids: Int64s) -> Batch:
         """These samples as numpy arrays."""
 
 
-def count_labels(dataset: Dataset, sample_ids: Int64s, example: Batch) -> tuple[int, ...]:
-    """For each term of the loss, how many labels these samples have: tokens, and one a sample where they are pairs."""
-    num_tokens = dataset.num_labels(sample_ids)
-    return (num_tokens,) if example.pair_labels_B is None else (num_tokens, len(sample_ids))
+def labels_of_terms(num_labels: int, num_samples: int, example: Batch) -> tuple[int, ...]:
+    """For each term of the loss, how many labels there are: those of tokens, and one a sample where these are pairs."""
+    return (num_labels,) if example.pair_labels_B is None else (num_labels, num_samples)
 
 
 class SampleOrder(Protocol):
@@ -58,8 +64,8 @@ class InOrder:
     order: SampleOrder
     num_samples: int
 
-    def num_labels(self, sample_ids: Int64s) -> int:
-        return self.dataset.num_labels(self._ids(sample_ids))
+    def counts(self, sample_ids: Int64s) -> Counts:
+        return self.dataset.counts(self._ids(sample_ids))
 
     def batch(self, sample_ids: Int64s) -> Batch:
         return self.dataset.batch(self._ids(sample_ids))

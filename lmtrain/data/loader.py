@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from lmtrain.batch import Batch
 from lmtrain.data.batch_plan import BatchPlan
 from lmtrain.data.dataset import Dataset as Dataset
-from lmtrain.data.dataset import SampleOrder, count_labels
+from lmtrain.data.dataset import SampleOrder, labels_of_terms
 from lmtrain.errors import SettingsError
 
 Int64s = NDArray[np.int64]
@@ -35,6 +35,7 @@ class StepBatches:
     num_samples: int  # of the global batch
     counts: tuple[int, ...]  # labels of each term of the loss, of the global batch: the same on every rank
     sample_ids: Int64s  # of the global batch, in order
+    num_tokens: int  # of the global batch, padding left out
 
 
 class Loader:
@@ -67,7 +68,9 @@ class Loader:
         ids = self.order.ids(first, num_samples)
         mine = ids.reshape(-1, self.dp_size, self.micro_batch)[:, self.dp_index]
         microbatches = [self.dataset.batch(row).map(self._to_torch) for row in mine]
-        return StepBatches(step, microbatches, num_samples, count_labels(self.dataset, ids, microbatches[0]), ids)
+        labels, tokens = self.dataset.counts(ids)
+        counts = labels_of_terms(labels, num_samples, microbatches[0])
+        return StepBatches(step, microbatches, num_samples, counts, ids, tokens)
 
     def steps(self, start: int, stop: int) -> Iterator[StepBatches]:
         """Steps start to stop - 1. What fails in the reading thread is raised here."""

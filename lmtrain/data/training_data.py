@@ -33,6 +33,10 @@ from lmtrain.errors import DataError, SettingsError
 
 _FILES_EACH = 2  # a memory map holds its file open
 
+# Which shares of data.split are kept from training: what validation reads or, as it once was, all but the first, read
+# or not. A run that began so goes on so.
+READ_SHARES, ALL_SHARES = "read", "all"
+
 
 @dataclass(frozen=True)
 class Opened:
@@ -56,6 +60,7 @@ class Asked:
     num_samples: int  # in the whole run
     validate: bool
     tokenizer: WordPieces | None = None  # for masked samples alone
+    shares: str = READ_SHARES  # or ALL_SHARES
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,7 @@ class TrainingData:
     identity: dict[str, Any]  # what decides which tokens the sample at position n is made of
     first_sample: int
     num_samples: int  # that the run takes
+    pads: bool = False  # whether samples can be shorter than the sequence
 
     @property
     def content_sha256(self) -> str | None:
@@ -121,7 +127,7 @@ def open_datasets(settings: DataChoice) -> Opened:
 
 
 def build_training_data(settings: DataChoice, opened: Opened, asked: Asked) -> TrainingData:
-    make = _Maker(settings, asked)
+    make = _Maker(settings, asked, reads_valid=len(opened.valid) == 0)
     needed = settings.first_sample + asked.num_samples
     wanted = settings.megatron_samples or needed
     if wanted < needed:
@@ -144,16 +150,21 @@ def build_training_data(settings: DataChoice, opened: Opened, asked: Asked) -> T
             valid = _valid_part(settings, make, opened)
     if settings.first_sample:
         order = Later(order, settings.first_sample)
-    identity = _identity(settings, parts, wanted)
-    return TrainingData(train, order, valid, parts, identity, settings.first_sample, asked.num_samples)
+    identity = _identity(settings, parts, wanted) | ({"shares": READ_SHARES} if make.shares == READ_SHARES else {})
+    pads = settings.packing != "concatenate" or isinstance(settings, MaskedSettings)
+    return TrainingData(train, order, valid, parts, identity, settings.first_sample, asked.num_samples, pads=pads)
 
 
 class _Maker:
     """Makes samples of documents as the settings say."""
 
-    def __init__(self, settings: DataChoice, asked: Asked) -> None:
+    def __init__(self, settings: DataChoice, asked: Asked, *, reads_valid: bool) -> None:
+        """`reads_valid`: whether validation reads, or could, a share of the training datasets and not other ones."""
         self.settings, self.asked = settings, asked
         self.megatron = settings.order == "megatron"
+        # because: a share must be cut where Megatron-LM cuts it, whoever reads it
+        self.shares = ALL_SHARES if self.megatron else asked.shares
+        self.num_shares = 3 if self.shares == ALL_SHARES else 2 if reads_valid else 1
 
     @cached_property
     def vocabulary(self) -> MaskVocabulary:
@@ -165,9 +176,11 @@ class _Maker:
         return IndexCache(Path(chosen) if chosen else indexed.prefix.with_name(f"{indexed.prefix.name}.index"))
 
     def ranges(self, indexed: IndexedDataset) -> Sequence[range]:
+        """Documents to train on, to validate on, and those that nothing reads."""
+        shares = self.settings.split[: self.num_shares]
         if self.megatron:
-            return split_sequences(len(self.everything(indexed)), self.settings.split)
-        return split_documents(indexed.num_documents, self.settings.split)
+            return split_sequences(len(self.everything(indexed)), shares)
+        return split_documents(indexed.num_documents, shares)
 
     def everything(self, indexed: IndexedDataset) -> range:
         """Megatron-LM divides running text by sequences, and sentences by documents."""

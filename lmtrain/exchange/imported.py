@@ -36,15 +36,10 @@ def save_foreign(
     tokenizer: Tokenizer,
     came_from: Mapping[str, Any],
     *,
-    slots: tuple[str, ...] = (),
     step: int = 0,
-    extra: Mapping[str, Any] | None = None,
     report: Report | None = None,
 ) -> dict[str, Any]:
-    """Write the weights, and of the optimizer these slots; `parts` returns a tensor's rows in order, by its name.
-
-    Names are those of settings.weights(), and SLOT.NAME for what the optimizer remembers. `extra` goes to the state.
-    """
+    """Write the weights; `parts` returns a tensor's rows in order, by its name in settings.weights()."""
     vocab = settings.shape.vocab_size
     if tokenizer.vocab_size > vocab:
         raise CheckpointError(
@@ -55,7 +50,6 @@ def save_foreign(
         raise OutputError(f"{output} holds a checkpoint already. Choose a new --output.")
     shapes = true_weights(settings)
     specs = [spec(f"model.{name}", "F32", shape) for name, shape in shapes.items()]
-    specs += [spec(f"optim.{slot}.{name}", "F32", shape) for slot in slots for name, shape in shapes.items()]
     total = sum(s.num_bytes for s in specs)
 
     def rows() -> Iterator[memoryview]:
@@ -78,7 +72,6 @@ def save_foreign(
             "vocab_size": tokenizer.vocab_size,
         },
         "imported": dict(came_from),
-        **(extra or {}),
     }
     data = RankData(specs, counted(rows(), total, report))
     path, _ = save_checkpoint(output, step, data, state, {"tokenizer.json": tokenizer.to_bytes()})

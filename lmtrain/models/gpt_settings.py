@@ -91,6 +91,13 @@ class GPTSettings(TransformerSettings):
     def ties(self) -> tuple[Tie, ...]:
         return (Tie("embedding.token.weight", "head.weight"),) if self.tied else ()
 
+    def unused(self) -> Iterator[Problem]:
+        usual = type(self).rotary_base
+        yield from self.problem_if(
+            self.positions == "learned" and self.rotary_base != usual, "rotary_base",
+            "is read with model.positions=rotary alone, and they are learned", f"Leave it out, which is {usual:g}.",
+        )  # fmt: skip
+
     def head_problems(self) -> Iterator[Problem]:
         if min(self.width, self.num_heads, self.kv_heads) < 1:
             return  # reported as sizes; dividing by them says nothing more

@@ -7,6 +7,7 @@ Called by train/config (checks across settings), placement, parallel and the pla
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -41,6 +42,10 @@ class ModelSettings(Choice):
     @abstractmethod
     def uses_dropout(self) -> bool:
         """Whether a training step draws random numbers."""
+
+    def unused(self) -> Iterator[Problem]:
+        """Settings that were given and change nothing in this model: a run refuses them, a checkpoint may have them."""
+        return iter(())
 
     @abstractmethod
     def with_vocab(self, vocab_size: int) -> Self:

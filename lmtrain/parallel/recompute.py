@@ -40,10 +40,12 @@ Pair = tuple[AbstractContextManager[Any], ...]  # around forward and around reco
 Contexts = Callable[[], Pair]
 
 
-def apply_recompute(model: LanguageModel, settings: SomeRecomputeSettings, noise: Noise, *, compiled: bool) -> str:
-    """In place; returns what was done, for the log."""
+def apply_recompute(
+    model: LanguageModel, settings: SomeRecomputeSettings, noise: Noise, *, compiled: bool
+) -> str | None:
+    """In place; returns what was done, for the log. A pipeline's stage may have none of the blocks that it is for."""
     options = _options(settings.kind, noise, compiled=compiled)
-    blocks = list(model.blocks.values())[: settings.blocks]
+    blocks = [block for number, block in model.blocks.items() if settings.is_for(int(number))]
     for block in blocks:
         if settings.kind == "attention":
             _apply_to_cores(block, options)
@@ -51,7 +53,7 @@ def apply_recompute(model: LanguageModel, settings: SomeRecomputeSettings, noise
             block.forward = Recomputed(
                 block.forward, options, inside=settings.kind == "operators"
             )
-    return f"recompute: {settings.kind}, {len(blocks)} blocks"
+    return f"recompute: {settings.kind}, {len(blocks)} blocks" if blocks else None
 
 
 def _apply_to_cores(block: nn.Module, options: Mapping[str, Any]) -> None:

@@ -23,10 +23,14 @@ class NoRecomputeSettings(RecomputeSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class SomeRecomputeSettings(RecomputeSettings):
-    blocks: int | None = None  # how many blocks, from the first; null for all
+    blocks: int | None = None  # how many blocks of the model, from its first; null for all
 
     def problems(self) -> Iterator[Problem]:
         yield from self.at_least(1, "blocks", "Use null for all blocks, or recompute=none for none.")
+
+    def is_for(self, block: int) -> bool:
+        """Whether the block of this number in the whole model is computed twice."""
+        return self.blocks is None or block < self.blocks
 
     def problems_in_model(self, num_layers: int) -> Iterator[Problem]:
         """What is wrong with these settings for a model of this depth; train/config asks."""

@@ -84,6 +84,11 @@ def layout_problems(
 ) -> Iterator[Problem]:
     """What a model of this shape does not allow. A head or a column is never cut in two."""
     tp, stages = parallel.tp, parallel.pp * parallel.vp
+    for key, given, usual in (("schedule", parallel.schedule, "1f1b"), ("balance", parallel.balance, "layers")):
+        yield from problem_if(
+            parallel.pp == 1 and given != usual, f"parallel.{key}", given,
+            "is about the stages of a pipeline, and parallel.pp=1 has none", "Use parallel.pp=2 or leave it out.",
+        )
     yield from problem_if(
         stages > shape.num_layers, "parallel.pp", parallel.pp,
         f"x vp={parallel.vp} makes {stages} stages of model.num_layers={shape.num_layers}",

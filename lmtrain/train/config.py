@@ -49,8 +49,13 @@ class RunConfig(Settings):
             model, compiles = parts["model"], parts["compute"].compile
             dropout = model.uses_dropout
             yield from layout_problems(model.shape, parts["parallel"], uses_dropout=dropout, compiles=compiles)
+        if "model" in parts:
+            for problem in parts["model"].unused():
+                yield replace(problem, key=f"model.{problem.key}")
         if {"model", "data"} <= parts.keys():
             yield from _label_problems(parts["model"], parts["data"])
+        if {"train", "data"} <= parts.keys() and parts["train"].valid_interval_steps == 0:
+            yield from parts["data"].unvalidated()
         recompute = parts.get("recompute")
         if isinstance(recompute, SomeRecomputeSettings) and "model" in parts:
             for problem in recompute.problems_in_model(parts["model"].shape.num_layers):

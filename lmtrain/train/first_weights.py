@@ -49,7 +49,8 @@ def _check_model(path: Path, ours: ModelSettings, theirs: ModelSettings) -> None
     mine, other = _meaning(ours), _meaning(theirs)
     positions = "embedding.position.weight" in theirs.weights()
     free = _FREE if positions else (*_FREE, "seq_len")  # because: angles go on where a table ends
-    wrong = [key for key in other if key not in free and mine.get(key) != other[key]]
+    unread = {problem.key for problem in theirs.unused()}
+    wrong = [key for key in other if key not in {*free, *unread} and mine.get(key) != other[key]]
     if wrong:
         found = ", ".join(f"model.{key} is {show(mine.get(key))}, there {show(other[key])}" for key in wrong)
         way_out = "Choose a model of that kind." if "kind" in wrong else _way_out(wrong, other)

@@ -38,7 +38,11 @@ def train(run: Run) -> Summary:
     loss = valid_loss = None
     resumed, weights = run.inputs.resume_from, run.inputs.weights_from
     record(run, "start", {"resumed_from": resumed and str(resumed), "weights_from": weights and str(weights)})
-    if resumed is not None:
+    for warning in run.inputs.warnings:
+        view.note(f"warning: {warning}")
+    if resumed is not None and progress.step == total:
+        view.note(f"nothing is left to do: {resumed} is step {total} of {total}")
+    elif resumed is not None:
         view.note(f"continuing from {resumed} at step {progress.step}")
     elif weights is not None:
         view.note(f"a new run with the weights of {weights}")
@@ -55,10 +59,10 @@ def train(run: Run) -> Summary:
             loss = result.loss
             progress.step += 1
             progress.samples += batches.num_samples
-            progress.tokens += batches.num_samples * config.seq_len
+            progress.tokens += batches.num_tokens
             progress.skipped += result.skipped
             now = time.monotonic()
-            run.throughput.step_done(progress.step, now, batches.num_samples * config.seq_len)
+            run.throughput.step_done(progress.step, now, batches.num_tokens)
 
             stopped_by = vote.answer(stop)
             done = progress.step == total or stopped_by is not None

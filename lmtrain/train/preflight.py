@@ -13,14 +13,22 @@ from pathlib import Path
 from lmtrain.checkpoint.store import CHECKPOINTS, latest, resolve
 from lmtrain.data.data_settings import DataChoice
 from lmtrain.data.store.indexed import IndexedDataset, part
-from lmtrain.data.training_data import Asked, Opened, TrainingData, build_training_data, open_datasets
+from lmtrain.data.training_data import (
+    READ_SHARES,
+    Asked,
+    Opened,
+    TrainingData,
+    build_training_data,
+    open_datasets,
+)
 from lmtrain.errors import DataError, LayoutError, OutputError, SettingsError
-from lmtrain.layout import Layout, divisors, words
+from lmtrain.layout import Layout, divisors
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.runtime.process import ProcessEnv
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.train.config import RunConfig
 from lmtrain.train.first_weights import find_first_weights
+from lmtrain.train.resumed import shares_of
 
 
 @dataclass(frozen=True)
@@ -30,6 +38,7 @@ class Inputs:
     data: TrainingData
     resume_from: Path | None
     weights_from: Path | None = None  # where a new run begins, if not at random weights
+    warnings: tuple[str, ...] = ()  # what works and may not be meant
 
     def epochs(self, config: RunConfig) -> float:
         first, count = config.batch_plan.range_of(config.total_steps - 1)
@@ -43,14 +52,17 @@ def preflight(config: RunConfig, env: ProcessEnv, *, starting: bool = True) -> I
     lock. Not `starting`: one process may ask about a run of many.
     """
     _check_processes(config, env, starting)
-    tokenizer, model, data = load_data(config)
     resume_from = find_resume(config)
+    tokenizer, model, data = load_data(config, shares=shares_of(config, resume_from))
     # because: once a run has a checkpoint of its own, the one it began from may be gone
     weights_from = find_first_weights(config, model, tokenizer) if resume_from is None else None
-    return Inputs(model, tokenizer, data, resume_from, weights_from)
+    warnings = tuple(_warnings(config.parallel.layout, env))
+    return Inputs(model, tokenizer, data, resume_from, weights_from, warnings)
 
 
-def load_data(config: RunConfig, *, validate: bool = True) -> tuple[Tokenizer, ModelSettings, TrainingData]:
+def load_data(
+    config: RunConfig, *, validate: bool = True, shares: str = READ_SHARES
+) -> tuple[Tokenizer, ModelSettings, TrainingData]:
     """The data of a run, its tokenizer, and the model with the vocabulary that follows from both."""
     opened = open_datasets(config.data)
     tokenizer = _tokenizer(config.data, opened)
@@ -58,7 +70,7 @@ def load_data(config: RunConfig, *, validate: bool = True) -> tuple[Tokenizer, M
     first, count = config.batch_plan.range_of(config.total_steps - 1)
     asked = Asked(
         seq_len=config.seq_len, vocab_size=model.shape.vocab_size, seed=config.train.seed, num_samples=first + count,
-        validate=validate and config.train.valid_interval_steps > 0, tokenizer=tokenizer,
+        validate=validate and config.train.valid_interval_steps > 0, tokenizer=tokenizer, shares=shares,
     )  # fmt: skip
     return tokenizer, model, build_training_data(config.data, opened, asked)
 
@@ -86,10 +98,15 @@ def _process_problems(layout: Layout, env: ProcessEnv) -> Iterator[str]:
         ways += f" or set parallel.{axis}={fitting}" if rest == 0 else ""
         were = "was" if env.world_size == 1 else "were"
         yield f"{_processes(env.world_size)} {were} started but {asked} {layout.world_size}. {ways}."
-    elif env.local_world_size and env.local_world_size % layout.tp:
+
+
+def _warnings(layout: Layout, env: ProcessEnv) -> Iterator[str]:
+    if env.local_world_size and env.local_world_size % layout.tp:
+        inside = [size for size in divisors(env.local_world_size) if size <= layout.tp]
         yield (
-            f"parallel.tp={layout.tp} does not divide the {env.local_world_size} processes of {env.host}, and a group "
-            f"of tp stays inside a node. Use {words(divisors(env.local_world_size))}."
+            f"parallel.tp={layout.tp} goes across nodes, as {env.host} has {env.local_world_size} processes: each "
+            "layer waits for sums over the links between them. If these are slower than those inside a node, "
+            f"parallel.tp={inside[-1]} is faster."
         )
 
 

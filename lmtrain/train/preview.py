@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
+from lmtrain.checkpoint.contents import Contents
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.placement.stages import stages_of_rank
 from lmtrain.schedules.simulate import activations_held, simulate
@@ -28,17 +30,40 @@ def plan_facts(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
         "steps": steps,
         "tokens": tokens,
         "tokens_per_step": config.train.global_batch * config.seq_len,
+        **({"padding": "tokens and FLOPs here count it, metrics do not"} if inputs.data.pads else {}),
         "microbatches_per_step": config.train.global_batch // (config.train.micro_batch * config.parallel.layout.dp),
         "training_samples": inputs.data.train.num_samples,
         "epochs": inputs.epochs(config),
         "model_flops": shape.flops_per_token(config.seq_len) * tokens,
-        "resume_from": str(inputs.resume_from) if inputs.resume_from else "nothing: a new run",
-        **({"weights_from": str(inputs.weights_from)} if inputs.weights_from else {}),
+        **_beginning(config, inputs),
         "processes": config.parallel.layout.world_size,
         "layout": layout_words(config.parallel),
         **pipeline_facts(config, inputs.model),
         "run_folder": config.run.dir,
+        **({"warning": " ".join(inputs.warnings)} if inputs.warnings else {}),
     }
+
+
+def _beginning(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
+    """What the run goes on from, or whose weights it begins with."""
+    named = config.checkpoint.init_from
+    if inputs.resume_from is not None:
+        found = {"resume_from": str(inputs.resume_from)}
+        return found | ({"weights_from": f"{named}, when the run began"} if named else {})
+    found = {"resume_from": "nothing: a new run"}
+    if inputs.weights_from is not None:
+        found |= {"weights_from": str(inputs.weights_from), "weights_are": _origin(inputs.weights_from)}
+    return found
+
+
+def _origin(checkpoint: Path) -> str:
+    """Where the weights of a checkpoint were made."""
+    manifest = Contents(checkpoint).manifest
+    imported = manifest.state.get("imported")
+    if isinstance(imported, dict):
+        kind = f" {imported['model_type']}" if "model_type" in imported else ""
+        return f"imported from {imported.get('format')}{kind}"
+    return f"those of step {manifest.step} of a run"
 
 
 def pipeline_facts(config: RunConfig, model: ModelSettings) -> dict[str, Any]:

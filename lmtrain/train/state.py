@@ -90,8 +90,9 @@ def check_same_run(path: Path, state: dict[str, Any], config: RunConfig, inputs:
             f"Begin one from them: checkpoint.init_from={path}."
         )
     # because: a checkpoint may be older than some settings, which then were what is now their default
-    model = model_of(state, path).to_dict()
-    pairs = [(f"model.{key}", value, model.get(key)) for key, value in inputs.model.to_dict().items()]
+    saved = model_of(state, path)
+    model, unread = saved.to_dict(), {problem.key for problem in saved.unused()}
+    pairs = [(f"model.{key}", v, model.get(key)) for key, v in inputs.model.to_dict().items() if key not in unread]
     known = {"packing": "concatenate", "order": "own", "first_sample": 0, "blend": None} | state["data"]
     pairs += [(f"data: {key}", value, known.get(key)) for key, value in inputs.data.identity.items()]
     ours, theirs = inputs.data.content_sha256, state["data"].get("content_sha256")

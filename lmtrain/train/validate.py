@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from lmtrain.batch import Batch
-from lmtrain.data.dataset import Dataset, count_labels
+from lmtrain.data.dataset import Dataset, labels_of_terms
 from lmtrain.train.records import record
 from lmtrain.train.setup import Run
 
@@ -31,7 +31,7 @@ def validate(run: Run) -> float:
     ids = np.arange(min(run.config.train.valid_samples, valid.num_samples))
     batches = valid_batches(valid, ids, run.config.train.micro_batch, dp.index, dp.size)
     sums = torch.stack(list(run.model.valid_sums(batches))).sum(0).tolist()  # sync: validation ends
-    counts = count_labels(valid, ids, valid.batch(ids[:1]))
+    counts = labels_of_terms(valid.counts(ids).labels, len(ids), valid.batch(ids[:1]))
     means, hits = ([one / num for one, num in zip(row, counts, strict=True)] for row in sums)
     loss = math.fsum(means)
     row = {"loss": loss, "ppl": math.exp(min(means[0], _MOST_NATS)), "accuracy": hits[0]}

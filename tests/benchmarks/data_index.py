@@ -176,7 +176,7 @@ def measure_packing() -> None:
         seconds = time.perf_counter() - began
         report(
             "best fit", seq_len=seq_len, documents=len(lengths), seconds=seconds, rows=packing.num_rows,
-            wasted=1 - packing.num_labels(np.arange(packing.num_rows)) / (packing.num_rows * seq_len),
+            wasted=1 - packing.num_filled(np.arange(packing.num_rows)) / (packing.num_rows * seq_len),
         )  # fmt: skip
 
 

@@ -90,7 +90,7 @@ def one_process() -> Times:
     """A step's forward and backward through ParallelModel, and through the module it is made of."""
     tokens = torch.randint(SETTINGS.vocab_size or 0, (SAMPLES, SETTINGS.seq_len))
     batch = Batch(tokens, tokens.roll(-1, dims=1))
-    step = StepBatches(0, [batch], SAMPLES, (tokens.numel(),), np.arange(SAMPLES))
+    step = StepBatches(0, [batch], SAMPLES, (tokens.numel(),), np.arange(SAMPLES), tokens.numel())
     model = build_parallel(SETTINGS, Fp32Settings(), ComputeSettings(device="cpu"), CPU, seed=1, training=True)
     plain = whole_model()
 

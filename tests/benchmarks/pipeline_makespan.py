@@ -93,7 +93,7 @@ def build_model(schedule: str, vp: int) -> ParallelModel:
 
 def build_batches(count: int) -> StepBatches:
     tokens = torch.arange(8).view(1, 8)
-    return StepBatches(0, [Batch(tokens, tokens + 1)] * count, count, (8 * count,), np.arange(count))
+    return StepBatches(0, [Batch(tokens, tokens + 1)] * count, count, (8 * count,), np.arange(count), 8 * count)
 
 
 class Slow(nn.Module):

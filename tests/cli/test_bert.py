@@ -39,6 +39,7 @@ def test_it_trains_and_says_each_term(run: Path) -> None:
         assert row["loss"] == pytest.approx(row["loss/mlm"] + row["loss/pair"], rel=1e-6)
         assert 0.3 < row["loss/pair"] < 1.2
     assert steps[-1]["loss/mlm"] < steps[0]["loss/mlm"]
+    assert 48 * 5 <= steps[-1]["tokens"] < 48 * 32, "padding was counted"
     log = (run / "log.txt").read_text()
     assert "(mlm " in log
     assert "accuracy" in log

@@ -16,7 +16,7 @@ from tests.cli.harness import start
 SHORT = (
     "train.steps=4",
     "schedule.warmup_steps=1",
-    "train.valid_interval_steps=0",
+    "train.valid_samples=1",
     "model.num_layers=2",
     "model.width=32",
     "model.ffn_width=32",

@@ -74,6 +74,7 @@ def test_the_first_loss_is_the_imported_model_s(
     given = settings(makers, name, tmp_path / "one", checkpoint__init_from=runs[name])
     plan = json.loads(lmtrain("pretrain", *given, "--dry-run", "--json"))
     assert plan["weights_from"] == str(runs[name] / "step_00000000")
+    assert plan["weights_are"] == f"imported from huggingface {'llama' if name == 'gpt' else 'megatron-bert'}"
     assert "a new run with the weights of" in lmtrain("pretrain", *given)
     right = direct_loss(given, runs[name])
     assert losses(tmp_path / "one")[0] == pytest.approx(right, rel=1e-5)

@@ -51,8 +51,20 @@ def test_a_run_folder_holds_all_that_is_promised(run: Path) -> None:
 def test_a_finished_run_started_again_changes_nothing(toy: Toy, run: Path) -> None:
     before = steps(run)
     again = toy.settings(run, train__valid_interval_steps=6, train__valid_samples=5, observe__tensorboard="true")
-    assert "done: 12 steps" in lmtrain("pretrain", *again)
+    output = lmtrain("pretrain", *again)
+    assert f"nothing is left to do: {run}/checkpoints/step_00000012 is step 12 of 12" in output
+    assert "done: 12 steps" in output
     assert steps(run) == before
+
+
+def test_a_run_shorter_than_its_checkpoint_is_refused(toy: Toy, run: Path) -> None:
+    output = lmtrain("pretrain", *toy.settings(run, train__steps=9), "--dry-run", code=2)
+    assert f"train.steps=9 ends before step 12, which {run}/checkpoints/step_00000012 has reached." in output
+    assert "Use train.steps=13 or more to go on, or another run.dir for a new run." in output
+    tokens = toy.settings(run, train__steps="null", train__tokens=1000)
+    output = lmtrain("pretrain", *tokens, code=2)
+    assert "train.tokens=1000, 8 steps, ends before step 12" in output
+    assert "parameters" in lmtrain("pretrain", *tokens, "train.tokens=null", "train.steps=13", "--dry-run")
 
 
 def test_more_steps_go_on_from_the_last_checkpoint(toy: Toy, run: Path, tmp_path: Path) -> None:

@@ -86,12 +86,14 @@ def test_too_many_or_too_few_processes(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_group_of_tp_stays_inside_a_node(toy: Toy, tmp_path: Path) -> None:
-    given = [*toy.settings(tmp_path / "run"), "parallel.tp=2", "parallel.dp_replicate=3", "parallel.zero=0",
-             "train.global_batch=6"]  # fmt: skip
-    output = lmtrain("pretrain", *given, code=78, env=torchrun(6, local=3))
-    assert "parallel.tp=2 does not divide the 3 processes of" in output
-    assert "Use 1 or 3." in output
+def test_a_group_of_tp_across_nodes_is_warned_of(toy: Toy, tmp_path: Path) -> None:
+    """Two trays of four GPUs may be joined by links as fast as those inside one."""
+    given = [*toy.settings(tmp_path / "run", model__num_heads=8), "parallel.tp=8", "--dry-run", "--json"]
+    plan = json.loads(lmtrain("pretrain", *given, env=torchrun(8, local=4)))
+    assert "parallel.tp=8 goes across nodes, as " in plan["warning"]
+    assert " has 4 processes: " in plan["warning"]
+    assert plan["warning"].endswith("parallel.tp=4 is faster.")
+    assert "warning" not in json.loads(lmtrain("pretrain", *given, env=torchrun(8)))
 
 
 def test_every_problem_of_a_layout_is_reported_at_once(toy: Toy, tmp_path: Path) -> None:

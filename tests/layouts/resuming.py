@@ -93,7 +93,7 @@ def _go_on(run: Run, stop: int) -> list[float]:
         losses.append(train_step(run.model, run.optimizer, batches, lr, config.optim.clip_norm).loss)
         progress.step += 1
         progress.samples += batches.num_samples
-        progress.tokens += batches.num_samples * config.seq_len
+        progress.tokens += batches.num_tokens
     return losses
 
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from lmtrain.batch import IGNORED, Batch
 from lmtrain.data.batch_plan import BatchPlan
+from lmtrain.data.dataset import Counts
 from lmtrain.data.loader import Loader
 from lmtrain.data.order import Order
 from tests.layouts.cases import GLOBAL_BATCH, SEQ_LEN, VOCAB, Case
@@ -50,8 +51,9 @@ def _masked() -> Batch:
 class ToyMasked:
     num_samples = NUM_SAMPLES
 
-    def num_labels(self, sample_ids: Int64s) -> int:
-        return int((_masked().labels_BT[sample_ids] != IGNORED).sum())
+    def counts(self, sample_ids: Int64s) -> Counts:
+        rows = self.batch(sample_ids)
+        return Counts(int((rows.labels_BT != IGNORED).sum()), int(rows.real_BT.sum()))
 
     def batch(self, sample_ids: Int64s) -> Batch:
         return _masked().map(lambda array: array[sample_ids])
@@ -60,8 +62,9 @@ class ToyMasked:
 class ToyData:
     num_samples = NUM_SAMPLES
 
-    def num_labels(self, sample_ids: Int64s) -> int:
-        return int((_samples()[1][sample_ids] != IGNORED).sum())
+    def counts(self, sample_ids: Int64s) -> Counts:
+        labels = _samples()[1][sample_ids]
+        return Counts(int((labels != IGNORED).sum()), labels.size)
 
     def batch(self, sample_ids: Int64s) -> Batch:
         tokens, labels = _samples()

@@ -215,7 +215,7 @@ def _step_of(model: ModelSettings) -> StepBatches:
         pairs = {"segments_BT": rng.integers(2, size=shape), "pair_labels_B": rng.integers(2, size=_ROWS)}
         batch = Batch(tokens, labels, real_BT=np.ones(shape, bool), **pairs)
         counts = (int((labels != IGNORED).sum()), *[_ROWS] * ("pair" in model.terms))
-    return StepBatches(0, [batch.map(torch.from_numpy)], _ROWS, counts, np.arange(_ROWS))
+    return StepBatches(0, [batch.map(torch.from_numpy)], _ROWS, counts, np.arange(_ROWS), tokens.size)
 
 
 def _arrays(batch: Batch) -> dict[str, Any]:

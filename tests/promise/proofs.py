@@ -59,7 +59,6 @@ class Refusal:
 
     key: Key
     on: Settings
-    words: str = ""  # of the message, beside the key's name
 
 
 def proofs(
@@ -261,12 +260,14 @@ PARALLEL = [
     }),
     *proofs("", see.ranks, LOOPED, {"parallel.schedule": ("interleaved", "zb_v")}),
     *proofs("", see.ranks, LOOPED | {"model.num_layers": 6}, {"parallel.vp": (2, 3)}),
+    # of the whole model: of a stage, which has two blocks, there would be no third
+    *proofs("full", see.ranks, PIPELINE | {"recompute": "full"}, {"recompute.blocks": (2, 3)}),
     *proofs("", see.patience, TOGETHER | {"parallel.dp_shard": 2}, {"parallel.timeout_s": (1.0, 60.0)}),
 ]  # fmt: skip
 
 PROOFS = MODELS + DATA + UPDATES + RUN + PARALLEL
 
-LATER = [
+REFUSALS = [
     Refusal(Key("gpt", "model.rotary_base"), BASE | {"model.rotary_base": 500.0}),
     Refusal(Key("dataset", "data.valid_path"), BASE | {"data.valid_path": B}),
     Refusal(Key("masked", "data.valid_path"), BERT | {"data.valid_path": OTHER_SENTENCES}),
@@ -276,8 +277,6 @@ LATER = [
     Refusal(Key("", "checkpoint.keep_every_steps"), UNSAVED | {"checkpoint.keep_every_steps": 2}),
     Refusal(Key("", "checkpoint.keep_every_steps"), BASE | {"checkpoint.keep_every_steps": 2}),
     Refusal(Key("", "checkpoint.verify_after_save"), UNSAVED | {"checkpoint.verify_after_save": True}),
-]  # fmt: skip
-REFUSALS = [
     Refusal(Key("masked", "data.document_mask"), BERT | {"data.document_mask": True}),
     Refusal(Key("masked", "data.packing"), BERT | {"data.packing": "document"}),
     Refusal(Key("dataset", "data.packing"), BASE | MEGATRON | {"data.packing": "document"}),
@@ -290,4 +289,4 @@ REFUSALS = [
     Refusal(Key("", "parallel.zero"), BASE | {"parallel.zero": 2}),
     Refusal(Key("", "checkpoint.init_from"), BASE | {"checkpoint.init_from": DONE, "checkpoint.resume": DONE}),
     Refusal(Key("", "checkpoint.resume"), BASE | {"run.dir": DONE, "checkpoint.resume": "none"}),
-]
+]  # fmt: skip

@@ -71,7 +71,6 @@ def alike(bench: Bench, proof: Proof) -> list[str]:
 def test_a_key_that_could_do_nothing_is_refused(bench: Bench, refusal: Refusal) -> None:
     message = bench.look(refused, refusal.on)
     assert f"{refusal.key.name}=" in message
-    assert refusal.words in message
     assert any(way in message for way in WAYS_OUT), message
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.batch import Batch
-from lmtrain.data.dataset import Dataset, SampleOrder
+from lmtrain.data.dataset import Counts, Dataset, SampleOrder
 from lmtrain.data.order import Order, mix
 from lmtrain.data.samples.blend_schedule import Schedule
 from lmtrain.data.samples.megatron import blend_index
@@ -33,8 +33,9 @@ class BlendedDataset:
     def num_samples(self) -> int:
         return int(self.offsets[-1])
 
-    def num_labels(self, sample_ids: Int64s) -> int:
-        return sum(dataset.num_labels(ids) for dataset, ids, _ in self._parts(sample_ids))
+    def counts(self, sample_ids: Int64s) -> Counts:
+        found = [dataset.counts(ids) for dataset, ids, _ in self._parts(sample_ids)]
+        return Counts(sum(one.labels for one in found), sum(one.tokens for one in found))
 
     def batch(self, sample_ids: Int64s) -> Batch:
         parts = [(dataset.batch(ids), rows) for dataset, ids, rows in self._parts(sample_ids)]

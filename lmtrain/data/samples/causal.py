@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.batch import Batch
+from lmtrain.data.dataset import Counts
 from lmtrain.data.samples.rows import build_batch, check_ids
 from lmtrain.data.samples.sample_index import SampleIndex
 from lmtrain.data.store.documents import DocumentMap
@@ -47,10 +48,11 @@ class CausalDataset:
     def num_samples(self) -> int:
         return self.index.num_samples
 
-    def num_labels(self, sample_ids: Int64s) -> int:
-        """Labels that take part in the loss; cheap enough to count a whole global batch on every rank."""
+    def counts(self, sample_ids: Int64s) -> Counts:
+        """With a document mask a document's last token is no label."""
         crossing = len(self.index.begins(sample_ids)[0]) if self.document_mask else 0
-        return len(sample_ids) * self.seq_len - crossing
+        tokens = len(sample_ids) * self.seq_len
+        return Counts(tokens - crossing, tokens)
 
     def batch(self, sample_ids: Int64s) -> Batch:
         rows = self._rows[sample_ids]

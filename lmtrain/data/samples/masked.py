@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from lmtrain import native
 from lmtrain.batch import Batch
-from lmtrain.data.dataset import SampleOrder
+from lmtrain.data.dataset import Counts, SampleOrder
 from lmtrain.data.masked_settings import MaskedSettings
 from lmtrain.data.order import Order
 from lmtrain.data.samples import sentence_pairs
@@ -103,9 +103,10 @@ class MaskedDataset:
             return AsNumbered(self.num_samples)
         return FreshOrder(self.num_samples, seed)
 
-    def num_labels(self, sample_ids: Int64s) -> int:
-        """Tokens to be predicted."""
-        return int(self._checked(self._sampler.counts, sample_ids).sum())
+    def counts(self, sample_ids: Int64s) -> Counts:
+        """Labels are the tokens to be predicted; tokens include the marks around segments."""
+        labels, tokens = self._checked(self._sampler.sizes, sample_ids).sum(axis=0).tolist()
+        return Counts(labels, tokens)
 
     def batch(self, sample_ids: Int64s) -> Batch:
         tokens_BT, labels_BT, segments_BT, real_BT, pair_labels_B = self._checked(self._sampler.batch, sample_ids)
@@ -177,7 +178,7 @@ class MaskedDataset:
 
     def _build_sampler(self, indexed: IndexedDataset, vocabulary: MaskVocabulary, seed: int) -> Any:
         settings = self.settings
-        known = native.lib is not None and hasattr(native.lib, "MaskedSampler")
+        known = hasattr(getattr(native.lib, "MaskedSampler", None), "sizes")
         # because: the compiled helper reads the two dtypes of text, the twin any
         known = known and indexed.dtype in (np.uint16, np.int32)
         build: Any = native.lib.MaskedSampler if native.lib is not None and known else MaskedSamplerTwin

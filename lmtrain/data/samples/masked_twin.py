@@ -86,8 +86,10 @@ class MaskedSamplerTwin:
             pair[i] = sample.label
         return tokens, labels, segments, real, pair
 
-    def counts(self, ids: Ints) -> Ints:
-        return np.array([len(self.sample(number).masked) for number in self._checked(ids)], np.int64)
+    def sizes(self, ids: Ints) -> Ints:
+        """Of each sample: tokens that are masked, and all tokens."""
+        samples = [self.sample(number) for number in self._checked(ids)]
+        return np.array([(len(one.masked), len(one.tokens)) for one in samples], np.int64).reshape(-1, 2)
 
     def sample(self, number: int) -> Sample:
         key = stream(self.seed, number)

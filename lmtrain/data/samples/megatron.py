@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from lmtrain import native
 from lmtrain.batch import Batch
+from lmtrain.data.dataset import Counts
 from lmtrain.data.samples.causal import known_vocab_size, refuse_none
 from lmtrain.data.samples.rows import build_batch, check_ids, ragged
 from lmtrain.data.store.documents import DocumentMap, identity
@@ -154,10 +155,10 @@ class MegatronDataset:
     def num_samples(self) -> int:
         return len(self.shuffle_index)
 
-    def num_labels(self, sample_ids: Int64s) -> int:
-        if not self.document_mask:
-            return len(sample_ids) * self.seq_len
-        return len(sample_ids) * self.seq_len - len(self._begins(*self._runs(sample_ids)[::2])[0])
+    def counts(self, sample_ids: Int64s) -> Counts:
+        tokens = len(sample_ids) * self.seq_len
+        crossing = len(self._begins(*self._runs(sample_ids)[::2])[0]) if self.document_mask else 0
+        return Counts(tokens - crossing, tokens)
 
     def batch(self, sample_ids: Int64s) -> Batch:
         rows, starts, sizes = self._runs(sample_ids)

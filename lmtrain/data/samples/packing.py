@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from lmtrain import native
 from lmtrain.batch import IGNORED, Batch
+from lmtrain.data.dataset import Counts
 from lmtrain.data.samples.causal import known_vocab_size, refuse_none
 from lmtrain.data.samples.rows import check_ids, ragged, separate
 from lmtrain.data.store.documents import DocumentMap, identity
@@ -61,7 +62,7 @@ class Packing:
     def num_rows(self) -> int:
         return len(self.filled)
 
-    def num_labels(self, rows: Int64s) -> int:
+    def num_filled(self, rows: Int64s) -> int:
         return int(self.filled[rows].sum(dtype=np.int64))
 
 
@@ -149,8 +150,10 @@ class PackedDataset:
     def num_samples(self) -> int:
         return self.packing.num_rows
 
-    def num_labels(self, sample_ids: Int64s) -> int:
-        return self.packing.num_labels(sample_ids)
+    def counts(self, sample_ids: Int64s) -> Counts:
+        """Every token that stands in a row has a label: a document's last one is not put there."""
+        filled = self.packing.num_filled(sample_ids)
+        return Counts(filled, filled)
 
     def batch(self, sample_ids: Int64s) -> Batch:
         num, seq_len, packing = len(sample_ids), self.seq_len, self.packing

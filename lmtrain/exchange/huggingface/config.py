@@ -27,8 +27,8 @@ _OUR_GELUS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gel
 _GPT2 = {
     "vocab_size": 50257, "n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12, "n_inner": None,
     "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "initializer_range": 0.02, "resid_pdrop": 0.1,
-    "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False,
-    "tie_word_embeddings": True,
+    "embd_pdrop": 0.1, "attn_pdrop": 0.1, "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False,
+    "add_cross_attention": False, "tie_word_embeddings": True,
 }  # fmt: skip
 _LLAMA = {
     "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
@@ -42,9 +42,10 @@ _MISTRAL = _LLAMA | {
 }  # fmt: skip
 _BERT = {
     "vocab_size": 30522, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
-    "intermediate_size": 3072, "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "max_position_embeddings": 512,
-    "type_vocab_size": 2, "initializer_range": 0.02, "layer_norm_eps": 1e-12, "is_decoder": False,
-    "add_cross_attention": False, "position_embedding_type": "absolute", "tie_word_embeddings": True,
+    "intermediate_size": 3072, "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1,
+    "max_position_embeddings": 512, "type_vocab_size": 2, "initializer_range": 0.02, "layer_norm_eps": 1e-12,
+    "is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute",
+    "tie_word_embeddings": True,
 }  # fmt: skip
 _MEGATRON_BERT = _BERT | {
     "vocab_size": 29056, "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16,
@@ -52,6 +53,12 @@ _MEGATRON_BERT = _BERT | {
 }  # fmt: skip
 _MEANT: dict[str, Config] = {
     "gpt2": _GPT2, "llama": _LLAMA, "mistral": _MISTRAL, "bert": _BERT, "megatron-bert": _MEGATRON_BERT
+}  # fmt: skip
+
+_DROPOUTS = {
+    "gpt2": ("resid_pdrop", "embd_pdrop", "attn_pdrop"), "llama": ("attention_dropout",),
+    "mistral": ("attention_dropout",), "bert": ("hidden_dropout_prob", "attention_probs_dropout_prob"),
+    "megatron-bert": ("hidden_dropout_prob", "attention_probs_dropout_prob"),
 }  # fmt: skip
 
 
@@ -137,7 +144,8 @@ def _llama_config(s: GPTSettings, family: str) -> Config:
         "vocab_size": s.vocab_size, "hidden_size": s.width, "intermediate_size": s.ffn,
         "num_hidden_layers": s.num_layers, "num_attention_heads": s.num_heads, "num_key_value_heads": s.kv_heads,
         "head_dim": s.head, "hidden_act": "silu", "max_position_embeddings": s.seq_len, "rms_norm_eps": s.norm_eps,
-        "initializer_range": s.init_std, "attention_dropout": s.dropout, "tie_word_embeddings": s.tied,
+        # because: theirs would drop attention alone, which is not how this model was trained
+        "initializer_range": s.init_std, "attention_dropout": 0.0, "tie_word_embeddings": s.tied,
         # because: transformers 4 reads the base alone, 5 the group
         "rope_theta": s.rotary_base, "rope_parameters": {"rope_type": "default", "rope_theta": s.rotary_base},
     }  # fmt: skip
@@ -156,8 +164,13 @@ def _bert_config(s: BertSettings) -> Config:
     }  # fmt: skip
 
 
-def settings_of(config: Any, where: object, *, pair_head: bool) -> tuple[str, ModelSettings]:
-    """The family and our settings of a parsed config.json; whether BERT has its second head is told by the weights."""
+def settings_of(
+    config: Any, where: object, *, pair_head: bool, dropout: object = None
+) -> tuple[str, ModelSettings]:
+    """The family and our settings of a parsed config.json; whether BERT has its second head is told by the weights.
+
+    `dropout` is the user's choice where theirs cannot be ours.
+    """
     family = config.get("model_type") if isinstance(config, dict) else None
     if not isinstance(family, str) or family not in _MEANT:
         raise CheckpointError(
@@ -173,6 +186,7 @@ def settings_of(config: Any, where: object, *, pair_head: bool) -> tuple[str, Mo
     else:
         values = _from_bert(meant, wrong) | {"norm_order": "post" if family == "bert" else "pre"}
         values["pair_head"] = pair_head
+    values["dropout"] = _dropout(meant, family, wrong) if dropout is None else dropout
     if wrong:
         raise CheckpointError(
             f"{where} describes what lmtrain's models do not compute: {'; '.join(wrong)}. "
@@ -188,7 +202,7 @@ def _from_gpt2(c: Config, wrong: list[str]) -> Config:
         "kind": "gpt", "num_layers": c["n_layer"], "width": c["n_embd"], "num_heads": c["n_head"],
         "ffn_width": c["n_inner"], "vocab_size": c["vocab_size"], "seq_len": c["n_positions"], "positions": "learned",
         "norm": "layernorm", "norm_eps": c["layer_norm_epsilon"], "activation": activation, "bias": True,
-        "tied": c["tie_word_embeddings"], "dropout": c["resid_pdrop"], "init_std": c["initializer_range"],
+        "tied": c["tie_word_embeddings"], "init_std": c["initializer_range"],
     }  # fmt: skip
 
 
@@ -207,7 +221,7 @@ def _from_llama(c: Config, wrong: list[str]) -> Config:
         "ffn_width": c["intermediate_size"], "vocab_size": c["vocab_size"], "seq_len": c["max_position_embeddings"],
         "positions": "rotary", "rotary_base": rope.get("rope_theta", c["rope_theta"]), "norm": "rmsnorm",
         "norm_eps": c["rms_norm_eps"], "activation": "swiglu", "bias": c["attention_bias"],
-        "tied": c["tie_word_embeddings"], "dropout": c["attention_dropout"], "window": c["sliding_window"],
+        "tied": c["tie_word_embeddings"], "window": c["sliding_window"],
         "init_std": c["initializer_range"],
     }  # fmt: skip
 
@@ -220,9 +234,22 @@ def _from_bert(c: Config, wrong: list[str]) -> Config:
         "kind": "bert", "num_layers": c["num_hidden_layers"], "width": c["hidden_size"],
         "num_heads": c["num_attention_heads"], "ffn_width": c["intermediate_size"], "vocab_size": c["vocab_size"],
         "seq_len": c["max_position_embeddings"], "norm_eps": c["layer_norm_eps"],
-        "activation": activation, "head_activation": activation, "dropout": c["hidden_dropout_prob"],
+        "activation": activation, "head_activation": activation,
         "init_std": c["initializer_range"],
     }  # fmt: skip
+
+
+def _dropout(c: Config, family: str, wrong: list[str]) -> Any:
+    """Ours is one share for attention, embeddings and what blocks add."""
+    shares = {key: c[key] for key in _DROPOUTS[family]}
+    first, *others = shares.values()
+    told = ", ".join(f"{key}={show(share)}" for key, share in shares.items())
+    choose = "as lmtrain has one share for embeddings, attention and residuals: choose it with --set dropout=SHARE"
+    if any(other != first for other in others):
+        wrong.append(f"{told} would have to be equal, {choose}")
+    if not others and first != 0:
+        wrong.append(f"{told}, which is for attention alone, would have to be 0, {choose}")
+    return first
 
 
 def _gelu(config: Config, key: str, wrong: list[str]) -> str:

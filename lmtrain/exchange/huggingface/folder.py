@@ -32,7 +32,8 @@ _TYPES = ("F32", "F16", "BF16")
 class HFFolder:
     """An opened folder. `family` and `settings` say what it is, `rows` reads."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, dropout: object = None) -> None:
+        """`dropout`: what the user chooses instead of what config.json says."""
         self.path = path
         if not path.is_dir():
             raise MissingInputError(f"{path} is not a folder. Give one with config.json and model.safetensors.")
@@ -43,7 +44,7 @@ class HFFolder:
         if layers > len(self._where):
             raise CheckpointError(f"{where} tells of {layers} layers and the files hold {len(self._where)} tensors.")
         pair_head = "cls.seq_relationship.weight" in self._where
-        self.family, self.settings = settings_of(config, where, pair_head=pair_head)
+        self.family, self.settings = settings_of(config, where, pair_head=pair_head, dropout=dropout)
 
     def matches(self) -> list[Match]:
         """All of the model's weights; refused unless each is there in its shape, and nothing else that counts is."""

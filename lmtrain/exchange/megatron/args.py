@@ -83,12 +83,19 @@ def settings_from(
         values |= {
             "kind": "gpt", "head_width": ask("kv_channels"), "positions": "rotary" if rotary else "learned",
             "num_kv_heads": ask("num_query_groups") if ask("group_query_attention", False) else None,
-            "rotary_base": ask("rotary_base", 10000), "bias": found.has_bias,
+            "bias": found.has_bias,
             "norm": "layernorm" if _is_layernorm(ask, found) else "rmsnorm",
             "activation": "swiglu" if swiglu else "gelu_tanh" if by_tanh else "gelu",
             "tied": not (ask("untie_embeddings_and_output_weights", False) or (get is None and found.has_output)),
             "window": None if window is None or window[0] < 0 else window[0] + 1,
         }  # fmt: skip
+        values |= {"rotary_base": ask("rotary_base", 10000)} if rotary else {}
+    hidden, attention = values["dropout"], ask("attention_dropout", values["dropout"])
+    if hidden != attention and "dropout" not in overrides:
+        wrong.append(
+            f"--attention-dropout {show(attention)} would have to be --hidden-dropout {show(hidden)}, as lmtrain has "
+            "one for both; choose it with --set dropout=SHARE"
+        )
     if wrong:
         raise CheckpointError(
             f"{where} holds a model that lmtrain's do not compute: {'; '.join(wrong)}. "

@@ -27,7 +27,7 @@ TRACKER = "latest_checkpointed_iteration.txt"
 RANK_FILE = "model_optim_rng.pt"
 _RANK = re.compile(r"mp_rank_(\d{2,5})(?:_(\d{3,5}))?(_\d{3,5})?")
 _CODES = {f"torch.{name}": code for code, name in DTYPES.items()}
-_SLOT = re.compile(r"(?:chained_0\.)?optimizer\.state\.(fp32_param|exp_avg|exp_avg_sq)\.(.+)")
+_MASTER = re.compile(r"(?:chained_0\.)?optimizer\.state\.fp32_param\.(.+)")
 _MAX_LAYERS = 1 << 16
 _MAX_METADATA_BYTES = 1 << 30
 
@@ -42,7 +42,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Source:
-    """`weights` has each one's parts by rank; `halves` those that come as gate and up; `slots` the optimizer's."""
+    """`weights` has each one's parts by rank, `halves` those that come as gate and up, `masters` the optimizer's."""
 
     path: Path
     args: Made | None
@@ -50,7 +50,8 @@ class Source:
     iteration: int
     weights: dict[str, list[Part]]
     halves: dict[str, list[Part]]
-    slots: dict[str, dict[str, list[Part]]]
+    masters: dict[str, list[Part]]
+    has_optimizer: bool
 
 
 def open_megatron(path: Path) -> Source:
@@ -96,7 +97,7 @@ def _open_ranks(folder: Path, files: Mapping[tuple[int, int], TorchFile]) -> Sou
             chunk = [dict(_flat(_top(files[tp, pp]).get(key, {}))) for tp in tps]
             next_layer += _take_chunk(chunk, next_layer, weights, folder)
     known = args if isinstance(args, Made) else None
-    return Source(folder, known, _number(version), int(_number(iteration)), weights, {}, {})
+    return Source(folder, known, _number(version), int(_number(iteration)), weights, {}, {}, "optimizer" in first)
 
 
 def _top(file: TorchFile) -> dict[str, Any]:
@@ -187,17 +188,16 @@ def _open_distributed(folder: Path) -> Source:
     args = state.get("args")
     weights: dict[str, list[Part]] = {}
     halves: dict[str, list[Part]] = {}
-    slots: dict[str, dict[str, list[Part]]] = {}
+    masters: dict[str, list[Part]] = {}
     for theirs, stacked in tensors.items():
-        slot = _SLOT.fullmatch(theirs)
-        if slot is not None:
-            ours = _our_name(slot[2], folder)
-            where = slots.setdefault(slot[1], {})
+        master = _MASTER.fullmatch(theirs)
+        if master is not None:
+            ours = _our_name(master[1], folder)
             if ours is not None and ours[1] is None:
-                where |= {name: [part] for name, part in _unstacked(ours[0], stacked)}
+                masters |= {name: [part] for name, part in _unstacked(ours[0], stacked)}
             elif ours is not None:
                 for name, part in _unstacked(ours[0], stacked):
-                    where.setdefault(name, [part, part])[ours[1] or 0] = part
+                    masters.setdefault(name, [part, part])[ours[1] or 0] = part
         elif not theirs.startswith(("optimizer.", "chained_", "rng_state", "rerun_state")):
             ours = _our_name(theirs, folder)
             for name, part in _unstacked(ours[0], stacked) if ours else ():
@@ -207,7 +207,8 @@ def _open_distributed(folder: Path) -> Source:
                     weights[name] = [part]
     # because: whatever the version says, these folders have only ever had today's order
     version, iteration = 3.0, int(_number(state.get("iteration", 0)))
-    return Source(folder, args if isinstance(args, Made) else None, version, iteration, weights, halves, slots)
+    known, has_optimizer = args if isinstance(args, Made) else None, any(".state." in name for name in tensors)
+    return Source(folder, known, version, iteration, weights, halves, masters, has_optimizer)
 
 
 def _unstacked(name: str, stacked: Stacked) -> Iterator[tuple[str, Part]]:

@@ -1,7 +1,7 @@
 """A checkpoint of Megatron-LM as one of ours: settings from its arguments and weights, tensors put together by rank.
 
-Called by `lmtrain reshard --from megatron`. One tensor is in memory at a time. The optimizer comes along where a
-distributed checkpoint names its state by weight; a rank file numbers it in an order that only the run knew.
+Called by `lmtrain reshard --from megatron`. One tensor is in memory at a time. Of the optimizer only its fp32 weights
+are read, where a distributed checkpoint names them: with its moments alone no run of ours could go on.
 """
 
 from __future__ import annotations
@@ -21,6 +21,11 @@ from lmtrain.exchange.megatron.names import split_qkv
 from lmtrain.exchange.streaming import Report
 from lmtrain.models.model_settings import ModelSettings, Shape, true_weights
 from lmtrain.spec import Cut, Split
+
+_NO_OPTIMIZER = (
+    "not imported: a run goes on from its data's order, schedule and loss scale as well, which are not taken from "
+    "Megatron-LM. Begin a new run with checkpoint.init_from"
+)
 
 
 def import_megatron(
@@ -43,24 +48,18 @@ def import_megatron(
     settings = settings_from(get, found, vocab_size, dict(overrides or {}), source.path)
     weights = {name: parts for name, parts in source.weights.items() if name != "head.weight" or not settings.ties()}
     _check(source.path, settings, weights, source.halves)
-    masters, slots = _optimizer(source, settings)
+    masters = _masters(source, settings)
 
     def parts(name: str) -> Iterator[Tensor]:
-        slot, _, rest = name.partition(".")
-        if slot in slots:
-            held = source.slots[slot]
-            yield _joined(rest, held[rest], len(held[rest]) == 2, settings, source.version)
-        elif name in masters:
+        if name in masters:
             yield _joined(name, masters[name], len(masters[name]) == 2, settings, source.version)
         else:
             by_half = name in source.halves
             yield _joined(name, (source.halves if by_half else weights)[name], by_half, settings, source.version)
 
     came_from = {"format": "megatron", "checkpoint_version": source.version, "iteration": source.iteration}
-    extra = {"optimizer": {"kind": "adamw", "num_updates": source.iteration}} if slots else {}
-    return save_foreign(
-        output, settings, parts, words, came_from, slots=slots, step=source.iteration, extra=extra, report=report
-    )
+    facts = save_foreign(output, settings, parts, words, came_from, step=source.iteration, report=report)
+    return facts | ({"optimizer": _NO_OPTIMIZER} if source.has_optimizer else {})
 
 
 def _found(source: Source) -> Found:
@@ -138,14 +137,11 @@ def _joined(name: str, parts: list[Part], by_half: bool, settings: ModelSettings
     return torch.cat(tensors)
 
 
-def _optimizer(source: Source, settings: ModelSettings) -> tuple[dict[str, list[Part]], tuple[str, ...]]:
-    """fp32 masters and Adam's two moments, if all of them are there for all weights; else nothing."""
+def _masters(source: Source, settings: ModelSettings) -> dict[str, list[Part]]:
+    """The optimizer's fp32 weights, if all of them are there; else none."""
     shapes, cuts = true_weights(settings), settings.cuts()
-    kinds = ("fp32_param", "exp_avg", "exp_avg_sq")
     whole = all(
-        (parts := source.slots.get(kind, {}).get(name)) is not None
-        and _fits(parts, shape, cuts[name], by_half=len(parts) == 2)
-        for kind in kinds
+        (parts := source.masters.get(name)) is not None and _fits(parts, shape, cuts[name], by_half=len(parts) == 2)
         for name, shape in shapes.items()
     )
-    return (source.slots["fp32_param"], kinds[1:]) if whole else ({}, ())
+    return source.masters if whole else {}

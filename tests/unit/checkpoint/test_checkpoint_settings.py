@@ -30,4 +30,16 @@ def test_what_stays_for_good_must_be_saved_at_all() -> None:
     with pytest.raises(SettingsError, match=r"not a multiple of interval_steps=200, .* Use 800\."):
         CheckpointSettings(interval_steps=200, keep_every_steps=700)
     assert CheckpointSettings(interval_steps=200, keep_every_steps=800).keep_every_steps == 800
-    assert CheckpointSettings(interval_steps=0, keep_every_steps=7).keep_every_steps == 7
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"interval_steps": None, "keep_every_steps": 7}, "no step is saved. Add checkpoint.interval_steps=7, or"),
+        ({"interval_steps": 0, "keep_every_steps": 7}, "the last step alone is saved. Add checkpoint.interval_steps=7"),
+        ({"interval_steps": None, "verify_after_save": True}, "nothing is saved. Use checkpoint.interval_steps=0 to"),
+    ],
+)
+def test_what_is_for_saves_needs_saves(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        CheckpointSettings(**given)

@@ -9,6 +9,7 @@ import pytest
 
 from lmtrain.batch import IGNORED, Batch
 from lmtrain.data.batch_plan import BatchPlan
+from lmtrain.data.dataset import Counts
 from lmtrain.data.loader import Dataset, Loader, StepBatches
 from lmtrain.data.order import Order
 from lmtrain.data.samples.causal import CausalDataset
@@ -40,7 +41,7 @@ def plain(step: StepBatches) -> tuple[object, ...]:
         [batch.tokens_BT.tolist(), batch.labels_BT.tolist(), batch.positions_BT.tolist(), batch.documents_BT.tolist()]
         for batch in step.microbatches
     ]
-    return step.step, arrays, step.num_samples, step.counts, step.sample_ids.tolist()
+    return step.step, arrays, step.num_samples, step.counts, step.num_tokens, step.sample_ids.tolist()
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
@@ -61,7 +62,7 @@ def test_any_number_of_ranks_reads_the_same_samples(dataset: CausalDataset, dp_s
         together = [row for batch in turns for row in batch.tokens_BT.tolist()]
         assert together == [batch.tokens_BT[0].tolist() for batch in expected.microbatches]
         for rank in ranks:
-            assert rank[step].counts == expected.counts
+            assert (rank[step].counts, rank[step].num_tokens) == (expected.counts, 64)
             assert rank[step].sample_ids.tolist() == expected.sample_ids.tolist()
         labels = [batch.labels_BT for rank in ranks for batch in rank[step].microbatches]
         assert sum(int((label != IGNORED).sum()) for label in labels) == expected.counts[0]
@@ -88,8 +89,8 @@ def test_stopping_early_ends_the_thread(dataset: CausalDataset) -> None:
 class Failing:
     num_samples = 100
 
-    def num_labels(self, sample_ids: object) -> int:
-        return 1
+    def counts(self, sample_ids: object) -> Counts:
+        return Counts(1, 1)
 
     def batch(self, sample_ids: object) -> Batch:
         raise OSError("the disk is gone")

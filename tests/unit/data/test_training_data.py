@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pytest
@@ -19,7 +19,14 @@ from lmtrain.data.samples.blend_schedule import whole_shares
 from lmtrain.data.samples.masked import MaskedDataset
 from lmtrain.data.samples.megatron import MegatronDataset, split_sequences
 from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset
-from lmtrain.data.training_data import Asked, TrainingData, build_training_data, open_datasets
+from lmtrain.data.training_data import (
+    ALL_SHARES,
+    READ_SHARES,
+    Asked,
+    TrainingData,
+    build_training_data,
+    open_datasets,
+)
 from lmtrain.errors import DataError, SettingsError
 from tests.unit.data.conftest import Make
 from tests.unit.data.writing import add_document
@@ -109,7 +116,7 @@ def test_training_and_validation_share_no_token(paths: list[str], kind: str, ble
     assert seen[0]
     assert seen[1]
     assert not seen[0] & seen[1]
-    assert data.valid.num_labels(np.arange(data.valid.num_samples)) == int((valid.labels_BT != IGNORED).sum())
+    assert data.valid.counts(np.arange(data.valid.num_samples)).labels == int((valid.labels_BT != IGNORED).sum())
 
 
 def test_a_blend_is_read_by_its_shares(paths: list[str]) -> None:
@@ -151,6 +158,32 @@ def test_valid_path_and_its_absence(paths: list[str]) -> None:
         with pytest.raises(SettingsError, match="leaves no document to validate on"):
             build(settings)
         assert build(settings, Asked(**(vars(ASKED) | {"validate": False}))).valid is None
+
+
+@pytest.mark.parametrize(
+    ("split", "valid", "shares", "order", "expected"),
+    [
+        ((0.5, 0.25, 0.25), False, READ_SHARES, "own", 27),  # nothing reads a third share
+        ((0.5, 0.25, 0.25), True, READ_SHARES, "own", 40),  # nor the second where others are validated on
+        ((0.5, 0.25, 0.25), False, ALL_SHARES, "own", 20),
+        ((0.5, 0.25, 0.25), True, ALL_SHARES, "own", 20),
+        ((0.5, 0.25, 0.25), True, READ_SHARES, "megatron", 20),  # as its --split cuts, whoever reads
+    ],
+)
+def test_training_keeps_what_nothing_else_reads(
+    paths: list[str], split: tuple[float, ...], valid: bool, shares: str, order: Literal["own", "megatron"],
+    expected: int,
+) -> None:  # fmt: skip
+    asked = replace(ASKED, shares=shares)
+    data = build(DataSettings(path=paths[0], valid_path=paths[1] if valid else None, split=split, order=order), asked)
+    assert data.valid is not None
+    given = data.parts[0].documents
+    assert given == range(expected)
+    parts = (BlendPart(path=paths[0], weight=1.0), BlendPart(path=paths[2], weight=1.0))
+    others = (BlendPart(path=paths[1], weight=1.0),) if valid else ()
+    blend = build(BlendSettings(datasets=parts, valid_datasets=others, split=split, order=order), asked)
+    assert blend.parts[0].documents == given
+    assert (data.identity.get("shares") == READ_SHARES) == (order == "own" and shares == READ_SHARES)
 
 
 def test_one_dataset_is_read_as_ever(paths: list[str]) -> None:

@@ -46,7 +46,8 @@ def step_of(num_microbatches: int) -> StepBatches:
     whole = batch_of()
     size = COUNT // num_microbatches
     parts = [whole.map(partial(_rows, first=i * size, count=size)) for i in range(num_microbatches)]
-    return StepBatches(0, parts, COUNT, (int((whole.labels_BT != IGNORED).sum()), COUNT), np.arange(COUNT))
+    counts = int((whole.labels_BT != IGNORED).sum()), COUNT
+    return StepBatches(0, parts, COUNT, counts, np.arange(COUNT), whole.labels_BT.numel())
 
 
 def _rows(array: Tensor, first: int, count: int) -> Tensor:
@@ -78,7 +79,7 @@ def test_each_term_is_the_mean_over_its_own_labels(num_microbatches: int) -> Non
 def test_counts_must_be_of_the_models_terms() -> None:
     model, step = model_of(), step_of(1)
     with pytest.raises(ValueError, match="zip"):
-        model.forward_backward(StepBatches(0, step.microbatches, COUNT, step.counts[:1], step.sample_ids))
+        model.forward_backward(replace(step, counts=step.counts[:1]))
 
 
 def test_without_pairs_there_is_one_term() -> None:

@@ -46,7 +46,8 @@ def build(
 def step_of(built: ParallelModel) -> StepBatches:
     tokens = torch.randint(61, (2, 2, 32), generator=torch.Generator().manual_seed(built.mesh.dp.index))
     batches = [Batch(tokens_BT, tokens_BT.roll(-1, dims=1)) for tokens_BT in tokens]
-    return StepBatches(0, batches, 4 * built.mesh.dp.size, (128 * built.mesh.dp.size,), np.arange(4))
+    num_tokens = 128 * built.mesh.dp.size
+    return StepBatches(0, batches, 4 * built.mesh.dp.size, (num_tokens,), np.arange(4), num_tokens)
 
 
 def gradients(built: ParallelModel) -> dict[str, Tensor]:

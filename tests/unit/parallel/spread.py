@@ -61,7 +61,8 @@ def step_of(step: int, layout: Layout, num_microbatches: int, dp_index: int) -> 
     share = (num_microbatches, layout.dp, -1, 8)
     mine = zip(tokens.view(share)[:, dp_index], labels.view(share)[:, dp_index], strict=True)
     batches = [Batch(tokens_BT, labels_BT) for tokens_BT, labels_BT in mine]
-    return StepBatches(step, batches, NUM_SAMPLES, (int((labels != IGNORED).sum()),), np.arange(NUM_SAMPLES))
+    count = int((labels != IGNORED).sum())
+    return StepBatches(step, batches, NUM_SAMPLES, (count,), np.arange(NUM_SAMPLES), labels.numel())
 
 
 def train(

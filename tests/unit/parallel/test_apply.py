@@ -42,7 +42,7 @@ def step_of(num_microbatches: int, step: int = 0) -> StepBatches:
     labels[0, 2:] = IGNORED
     labels[5] = IGNORED
     batches = [Batch(t, y) for t, y in zip(tokens.chunk(num_microbatches), labels.chunk(num_microbatches), strict=True)]
-    return StepBatches(step, batches, 8, (int((labels != IGNORED).sum()),), np.arange(8))
+    return StepBatches(step, batches, 8, (int((labels != IGNORED).sum()),), np.arange(8), labels.numel())
 
 
 def gradients(model: ParallelModel) -> dict[str, torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch._dynamo.utils import counters
 
 from lmtrain.config.build import build_settings
 from lmtrain.errors import SettingsError
+from lmtrain.parallel.recompute import Recomputed, apply_recompute
 from lmtrain.parallel.recompute_settings import FullRecomputeSettings, RecomputeSettings
 from tests.layouts.workers import Pool
 from tests.unit.parallel import recomputing
@@ -99,6 +101,19 @@ def test_only_the_first_blocks_run_again(recompute: dict[str, Any], expected: li
         block.get_submodule("mlp.up").register_forward_pre_hook(count)
     gradients(built)
     assert counts == expected
+
+
+def test_blocks_count_in_the_whole_model() -> None:
+    """The second of two stages, blocks 2 and 3, computes one of the first three again."""
+    settings = replace(recomputing.SETTINGS, num_layers=4)
+    for blocks, expected in ((3, [True, False]), (2, [False, False]), (None, [True, True])):
+        with torch.device("meta"):
+            model = settings.build()
+        model.cut(range(2, 4), first=False, last=True)
+        noise = build(NONE).noise
+        said = apply_recompute(model, FullRecomputeSettings(blocks=blocks), noise, compiled=False)
+        assert [isinstance(block.forward, Recomputed) for block in model.blocks.values()] == expected
+        assert said == (f"recompute: full, {sum(expected)} blocks" if any(expected) else None)
 
 
 def test_without_gradients_nothing_is_kept_or_run_again() -> None:

@@ -35,7 +35,8 @@ def test_rows_are_those_of_the_datasets(make: Make, mask: bool) -> None:
         for name in ("tokens_BT", "labels_BT", *(["positions_BT", "documents_BT"] if mask else [])):
             assert getattr(batch, name)[row].tolist() == getattr(flat[sample], name)[0].tolist()
     assert (batch.positions_BT is None) == (not mask)
-    assert blended.num_labels(ids) == sum(blended.num_labels(np.array([sample])) for sample in ids)
+    each = [blended.counts(np.array([sample])) for sample in ids]
+    assert blended.counts(ids) == (sum(one.labels for one in each), sum(one.tokens for one in each))
     two = blended.batch(np.array([0, 1])).tokens_BT  # of one dataset
     assert two.tolist() == [flat[i].tokens_BT[0].tolist() for i in (0, 1)]
 

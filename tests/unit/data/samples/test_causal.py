@@ -34,7 +34,7 @@ def test_tokens_and_labels(indexed: IndexedDataset) -> None:
     assert (batch.tokens_BT.dtype, batch.labels_BT.dtype) == (np.int64, np.int64)
     assert batch.positions_BT is None
     assert batch.documents_BT is None
-    assert dataset.num_labels(np.array([0, 1, 1])) == 12
+    assert dataset.counts(np.array([0, 1, 1])) == (12, 12)
 
 
 def test_the_document_mask(indexed: IndexedDataset) -> None:
@@ -45,7 +45,7 @@ def test_the_document_mask(indexed: IndexedDataset) -> None:
     assert batch.positions_BT.tolist() == [[0, 1, 2, 0, 1, 2, 3, 4, 0, 0]]
     assert batch.documents_BT.tolist() == [[0, 0, 0, 1, 1, 1, 1, 1, 2, 3]]
     assert (batch.documents_BT.dtype, batch.positions_BT.dtype) == (np.int32, np.int64)
-    assert dataset.num_labels(np.array([0])) == 7
+    assert dataset.counts(np.array([0])) == (7, 10)
 
 
 def test_a_row_that_begins_within_a_document(indexed: IndexedDataset) -> None:
@@ -62,7 +62,7 @@ def test_labels_are_counted_as_they_are_made(indexed: IndexedDataset) -> None:
         dataset = CausalDataset(indexed, range(5), seq_len, document_mask=True)
         for sample in range(dataset.num_samples):
             ids = np.array([sample])
-            assert dataset.num_labels(ids) == int((dataset.batch(ids).labels_BT != IGNORED).sum())
+            assert dataset.counts(ids) == (int((dataset.batch(ids).labels_BT != IGNORED).sum()), seq_len)
 
 
 def test_too_little_data(indexed: IndexedDataset) -> None:

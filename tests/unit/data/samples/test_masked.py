@@ -234,8 +234,9 @@ def test_the_twin_makes_the_same(
 ) -> None:
     here, twin = made(indexed, seq_len, seed, **values), made(indexed, seq_len, seed, twin=True, **values)
     ids = np.array(data.draw(st.lists(st.integers(0, 2**40), min_size=1, max_size=6)))
-    assert arrays(here.batch(ids)) == arrays(twin.batch(ids))
-    assert here.num_labels(ids) == twin.num_labels(ids) == (here.batch(ids).labels_BT != IGNORED).sum()
+    batch = here.batch(ids)
+    assert arrays(batch) == arrays(twin.batch(ids))
+    assert here.counts(ids) == twin.counts(ids) == ((batch.labels_BT != IGNORED).sum(), batch.real_BT.sum())
 
 
 def test_other_dtypes_of_tokens(indexed: IndexedDataset, tmp_path: Path) -> None:
@@ -320,7 +321,7 @@ def test_ids_outside_the_vocabulary(indexed: IndexedDataset, twin: bool) -> None
         if twin:
             patch.setattr(native, "lib", None)
         dataset = MaskedDataset(indexed, range(60), 64, small, MaskedSettings(path="a"), 0)
-    for ask in (dataset.batch, dataset.num_labels):
+    for ask in (dataset.batch, dataset.counts):
         with pytest.raises(DataError, match=r"a\.bin holds the id 39\d as token \d+, outside the vocabulary"):
             ask(np.arange(dataset.num_samples))
     with pytest.raises(ValueError, match="ids begin at 0"):

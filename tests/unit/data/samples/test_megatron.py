@@ -158,7 +158,7 @@ def test_samples_come_in_its_order(make: Make, mask: bool) -> None:
         labels = [IGNORED if mask and i + 1 in begins else label for i, label in enumerate(tokens[1:])]
         assert batch.tokens_BT[k].tolist() == tokens[:-1]
         assert batch.labels_BT[k].tolist() == labels
-        assert data.num_labels(ids[k : k + 1]) == sum(label != IGNORED for label in labels)
+        assert data.counts(ids[k : k + 1]) == (sum(label != IGNORED for label in labels), 6)
         if mask:
             firsts = [max([0, *(b for b in begins if b <= i)]) for i in range(6)]
             assert batch.positions_BT[k].tolist() == [i - first for i, first in enumerate(firsts)]

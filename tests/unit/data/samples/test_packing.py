@@ -121,9 +121,9 @@ def test_batches_equal_the_slow_twin(make: Make, kind: str, mask: bool) -> None:
         if mask:
             assert batch.positions_BT[i].tolist() == expected[2]
             assert batch.documents_BT[i].tolist() == expected[3]
-        assert data.num_labels(ids[i : i + 1]) == int((batch.labels_BT[i] != IGNORED).sum())
+        assert data.counts(ids[i : i + 1]) == (int((batch.labels_BT[i] != IGNORED).sum()),) * 2
     assert (batch.positions_BT is not None) == mask
-    assert data.num_labels(ids) == int((batch.labels_BT != IGNORED).sum())
+    assert data.counts(ids) == (int((batch.labels_BT != IGNORED).sum()),) * 2
 
 
 def test_ids_outside_the_vocabulary_are_refused(make: Make) -> None:

@@ -41,9 +41,30 @@ def test_a_model_that_none_of_theirs_equals_is_refused(settings: ModelSettings, 
         ({"model_type": "llama", "rope_scaling": {"rope_type": "llama3", "factor": 8}}, "type llama3"),
         ({"model_type": "llama", "attention_bias": True}, "mlp_bias=false would have to be true"),
         ({"model_type": "llama", "hidden_size": "many"}, "model.width=many"),
+        ({"model_type": "gpt2", "attn_pdrop": 0.0}, "embd_pdrop=0.1, attn_pdrop=0.0 would have to be equal"),
+        ({"model_type": "gpt2", "embd_pdrop": [1]}, r"embd_pdrop=\[1\], .* choose it with --set dropout=SHARE"),
+        ({"model_type": "bert", "hidden_dropout_prob": 0}, "attention_probs_dropout_prob=0.1 would have to be equal"),
+        ({"model_type": "llama", "attention_dropout": 0.1}, "attention_dropout=0.1, which is for attention alone"),
         ({"model_type": "bert", "hidden_act": "relu", "type_vocab_size": 1}, "hidden_act=relu .*type_vocab_size=1"),
     ],
 )
 def test_a_config_that_asks_for_what_we_lack_is_refused(config: Any, said: str) -> None:
     with pytest.raises(CheckpointError, match=said):
         settings_of(config, "config.json", pair_head=True)
+
+
+@pytest.mark.parametrize(
+    ("config", "chosen", "expected"),
+    [
+        ({"model_type": "gpt2"}, None, 0.1),
+        ({"model_type": "gpt2", "resid_pdrop": 0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}, None, 0.0),
+        ({"model_type": "gpt2", "attn_pdrop": 0.0}, 0.3, 0.3),
+        ({"model_type": "bert", "hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.2}, None, 0.2),
+        ({"model_type": "megatron-bert", "attention_probs_dropout_prob": 0.2}, 0.0, 0.0),
+        ({"model_type": "llama"}, None, 0.0),
+        ({"model_type": "mistral", "attention_dropout": 0.1}, 0.1, 0.1),
+    ],
+)
+def test_dropout_is_kept_or_chosen(config: dict[str, Any], chosen: object, expected: float) -> None:
+    _, settings = settings_of(config, "config.json", pair_head=True, dropout=chosen)
+    assert settings.to_dict()["dropout"] == expected

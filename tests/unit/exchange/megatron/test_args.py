@@ -32,3 +32,17 @@ def test_which_gelu_a_bert_has(told: dict[str, object], given: dict[str, object]
     else:
         with pytest.raises(CheckpointError, match=activation):
             settings_from(get, found, 331, given, "here")
+
+
+def test_one_dropout_is_kept_or_chosen() -> None:
+    found = Found(
+        num_layers=2, width=48, ffn_width=192, num_positions=40, is_encoder=False, has_bias=True, norm_has_bias=True,
+        has_output=False, has_pair=False,
+    )  # fmt: skip
+    told: dict[str, object] = {"num_attention_heads": 4, "hidden_dropout": 0.1, "rotary_base": 500000}
+    for more, given, expected in (({}, {}, 0.1), ({"attention_dropout": 0.0}, {"dropout": 0.2}, 0.2)):
+        settings = settings_from((told | more).get, found, 331, given, "here")
+        assert settings.to_dict()["dropout"] == expected
+        assert not list(settings.unused()), "a base of angles that the arguments hold for no reason is left there"
+    with pytest.raises(CheckpointError, match=r"--attention-dropout 0\.0 would have to be .* --set dropout=SHARE"):
+        settings_from((told | {"attention_dropout": 0.0}).get, found, 331, {}, "here")

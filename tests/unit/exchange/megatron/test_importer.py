@@ -84,7 +84,7 @@ def test_grouped_queries_and_virtual_stages(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("halves", [False, True])
-def test_distributed_folders_with_their_optimizer(halves: bool, tmp_path: Path) -> None:
+def test_distributed_folders_and_the_optimizers_weights(halves: bool, tmp_path: Path) -> None:
     settings = llama()
     parts = {kind: random_weights(settings, seed) for seed, kind in enumerate(("fp32_param", "exp_avg", "exp_avg_sq"))}
     weights = {name: value.bfloat16() for name, value in parts["fp32_param"].items()}
@@ -106,11 +106,10 @@ def test_distributed_folders_with_their_optimizer(halves: bool, tmp_path: Path) 
     torch.save(common | {"checkpoint_version": 3.0}, tmp_path / "dist" / "common.pt")
     found = import_megatron(tmp_path / "dist", tmp_path / "out", tokenizer=tokenizer_file(tmp_path, settings))
     reader = CheckpointReader(found["checkpoint"])
-    for kind, values in parts.items():
-        prefix = "model" if kind == "fp32_param" else f"optim.{kind}"
-        for name, value in values.items():
-            assert torch.equal(reader.read(f"{prefix}.{name}"), value), name
-    assert reader.state["optimizer"] == {"kind": "adamw", "num_updates": 12}
+    for name, value in parts["fp32_param"].items():
+        assert torch.equal(reader.read(f"model.{name}"), value), name
+    assert reader.manifest.tensors.keys() == {f"model.{name}" for name in weights}
+    assert found["optimizer"].startswith("not imported: a run goes on from its data's order")
     assert reader.step == 12
 
 

@@ -1,0 +1,77 @@
+"""What a run trains on, and how many tokens it says it took."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lmtrain.checkpoint.contents import Contents
+from lmtrain.checkpoint.disk.format import MANIFEST, encode_manifest
+from lmtrain.data.samples.packing import Packing
+from lmtrain.data.store.indexed import IndexedDataset
+from lmtrain.observe.metrics import read_metrics
+from tests.cli.harness import Toy, lmtrain
+
+
+def steps(folder: Path) -> list[dict[str, Any]]:
+    return [row for row in read_metrics(folder / "metrics.jsonl") if row["event"] == "step"]
+
+
+def samples_of(toy: Toy, folder: Path, *more: str) -> int:
+    plan = lmtrain("pretrain", *toy.settings(folder, train__valid_interval_steps=100), *more, "--dry-run", "--json")
+    return int(json.loads(plan)["training_samples"])
+
+
+def test_what_nothing_reads_is_trained_on(toy: Toy, tmp_path: Path) -> None:
+    elsewhere = f"data.valid_path={toy.data}"
+    everything = samples_of(toy, tmp_path, "data.split=[1]", elsewhere)
+    assert samples_of(toy, tmp_path, "data.split=[50,50,0]", elsewhere) == everything
+    assert samples_of(toy, tmp_path, "data.split=[50,25,25]", elsewhere) == everything
+    two = samples_of(toy, tmp_path, "data.split=[60,20]")
+    assert two < 0.9 * everything
+    assert samples_of(toy, tmp_path, "data.split=[60,20,20]") == two
+    assert samples_of(toy, tmp_path, "data.split=[60,20,20]", "data.order=megatron") < 0.9 * two
+
+
+def forget_shares(checkpoint: Path) -> None:
+    """As it was written when every share was cut, read or not."""
+    manifest = Contents(checkpoint).manifest
+    del manifest.state["data"]["shares"]
+    (checkpoint / MANIFEST).write_bytes(encode_manifest(replace(manifest, digest="")))
+
+
+@pytest.mark.wide
+def test_an_older_run_goes_on_with_the_samples_that_it_had(toy: Toy, tmp_path: Path) -> None:
+    given = {"data__split": "[60,40]", "train__steps": 8}
+    lmtrain("pretrain", *toy.settings(tmp_path / "run", **given))
+    whole = steps(tmp_path / "run")
+    checkpoint = tmp_path / "run/checkpoints/step_00000004"
+    changed = given | {"checkpoint__resume": checkpoint, "data__valid_path": toy.data, "train__valid_interval_steps": 8}
+    output = lmtrain("pretrain", *toy.settings(tmp_path / "new", **changed), code=65)
+    assert "data: train_documents is " in output
+    forget_shares(checkpoint)
+    lmtrain("pretrain", *toy.settings(tmp_path / "old", **changed))
+    assert [row["loss"] for row in steps(tmp_path / "old")] == [row["loss"] for row in whole[4:]]
+    again = changed | {"checkpoint__resume": "auto", "train__steps": 9}
+    assert "at step 8" in lmtrain("pretrain", *toy.settings(tmp_path / "old", **again))
+
+
+def test_padding_is_not_counted(toy: Toy, tmp_path: Path) -> None:
+    given = {"data__packing": "document", "data__split": "[1]", "train__steps": 3, "model__seq_len": 128}
+    settings = toy.settings(tmp_path / "run", **given)
+    assert "count it, metrics do not" in lmtrain("pretrain", *settings, "--dry-run")
+    lmtrain("pretrain", *settings)
+    rows = steps(tmp_path / "run")
+    indexed = IndexedDataset.open(toy.data)
+    filled = Packing.of(indexed, range(indexed.num_documents), 128, "document", None).filled
+    assert rows[-1]["tokens"] % 128
+    assert rows[-1]["tokens"] < 3 * 4 * 128
+    taken = np.diff([0, *(row["tokens"] for row in rows)])
+    assert (taken >= 4 * filled.min()).all()
+    each = [row["flops_per_s"] / row["tokens_per_s"] for row in rows]
+    assert each == pytest.approx([each[0]] * 3)
