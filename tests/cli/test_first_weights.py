@@ -121,6 +121,20 @@ def test_the_same_command_goes_on_and_needs_those_weights_no_more(
     assert "does not exist" in lmtrain("pretrain", *other, code=66)
 
 
+def test_two_dropouts_are_not_taken_for_one(runs: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copytree(runs["bert"].with_name("bert_hf"), tmp_path / "hf")
+    config = json.loads((tmp_path / "hf/config.json").read_text())
+    (tmp_path / "hf/config.json").write_text(json.dumps(config | {"attention_probs_dropout_prob": 0.1}))
+    command = ["reshard", tmp_path / "hf", "--from", "hf", "--output", tmp_path / "out"]
+    output = lmtrain(*command, code=65)
+    assert "hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.1 would have to be equal" in output
+    assert "choose it with --set dropout=SHARE" in output
+    assert "With --from hf only dropout can be set." in lmtrain(*command, "--set", "width=64", code=2)
+    lmtrain(*command, "--set", "dropout=0.1")
+    state = json.loads((tmp_path / "out/step_00000000/manifest.json").read_text())["state"]
+    assert state["model"]["dropout"] == 0.1
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

@@ -11,12 +11,9 @@ from tests.cli.harness import Toy, lmtrain
 # what is typed, what is said, and what is typed instead
 UNUSED = {
     "schedule": (["parallel.schedule=gpipe"], "parallel.schedule=gpipe is about the stages", ["parallel.pp=2"]),
-    "balance": (["parallel.balance=cost"], "Use parallel.pp=2 or leave it out", ["parallel.pp=2"]),
     "rotary_base": (["model.rotary_base=500000"], "Leave it out, which is 10000", ["model.positions=rotary"]),
     "keep": (["checkpoint.keep_every_steps=7", "checkpoint.interval_steps=null"], "Add checkpoint.interval_steps=7, or",
              ["checkpoint.interval_steps=7"]),
-    "verify": (["checkpoint.verify_after_save=true", "checkpoint.interval_steps=null"], "nothing to read back",
-               ["checkpoint.interval_steps=0"]),
     "valid_path": (["data.valid_path=DATA"], "add train.valid_interval_steps=200", ["train.valid_interval_steps=200"]),
 }  # fmt: skip
 
