@@ -30,6 +30,13 @@ def start(*arguments: object, env: Mapping[str, str] | None = None) -> subproces
 
 def lmtrain(*arguments: object, code: int = 0, env: Mapping[str, str] | None = None) -> str:
     """Run to the end, expect this exit code, give the output. In this process, so that torch is imported once."""
+    found, output = outcome(*arguments, env=env)
+    assert found == code, f"exit code {found}, not {code}:\n{output}"
+    return output
+
+
+def outcome(*arguments: object, env: Mapping[str, str] | None = None) -> tuple[object, str]:
+    """Exit code and output, whatever they are."""
     output, old = io.StringIO(), dict(os.environ)
     os.environ.update({"NO_COLOR": "1", "COLUMNS": "200"} | dict(env or {}))
     found: object = 0
@@ -44,8 +51,7 @@ def lmtrain(*arguments: object, code: int = 0, env: Mapping[str, str] | None = N
     finally:
         os.environ.clear()
         os.environ.update(old)
-    assert found == code, f"exit code {found}, not {code}:\n{output.getvalue()}"
-    return output.getvalue()
+    return found, output.getvalue()
 
 
 @dataclass(frozen=True)

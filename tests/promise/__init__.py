@@ -1,0 +1,1 @@
+"""The test of a promise: nothing is accepted and then ignored."""

@@ -1,0 +1,242 @@
+"""What can be seen of settings: the model they build, the samples they give, the run they make, the talk of its ranks.
+
+Each takes settings and gives something that can be compared. None gives back what it was told: not the run folder's
+config.json, not a line of its log, not the dry run's table. Called through Bench.see by the proofs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+
+from lmtrain.batch import IGNORED, Batch
+from lmtrain.data.loader import StepBatches
+from lmtrain.data.samples import masked, megatron, packing
+from lmtrain.data.store import documents
+from lmtrain.errors import LmtrainError
+from lmtrain.models.model_settings import ModelSettings
+from lmtrain.observe.metrics import read_metrics
+from lmtrain.parallel.apply import build_parallel
+from lmtrain.parallel.mesh import build_mesh
+from lmtrain.runtime.device import pick_device, set_deterministic, set_threads
+from lmtrain.runtime.faults import arm
+from lmtrain.runtime.process import ProcessEnv
+from lmtrain.train.preflight import load_data, preflight
+from lmtrain.train.setup import Run, open_run
+from tests.cli.harness import outcome
+from tests.layouts.memory import LiveBytes
+from tests.promise.bench import Bench, Settings, config_of, tree_of, typed
+
+_VOCABULARY, _ROWS, _MANY = 40, 4, 48
+_STEP = ("step", "loss", "grad_norm", "samples", "tokens", "samples_hash", "skipped")
+
+
+def built(bench: Bench, settings: Settings) -> Any:
+    """The shape of every weight, and loss and gradient of one batch."""
+    config = config_of(settings)
+    described = config.model.with_vocab(_VOCABULARY)
+    model = build_parallel(
+        described, config.precision, config.compute, torch.device("cpu"), seed=config.train.seed, training=True
+    )  # fmt: skip
+    losses = model.forward_backward(_step_of(described)).tolist()
+    norm = model.finish_gradients(None).item()
+    shapes = {name: tuple(p.shape) for name, p in model.parameters.items()}
+    return {"shapes": shapes, "losses": losses, "gradient": norm}
+
+
+def samples(bench: Bench, settings: Settings) -> Any:
+    """The first samples to train on and to validate on, and the vocabulary."""
+    _, model, data = load_data(config_of(settings))
+    ids = data.order.ids(0, min(_MANY, data.num_samples))
+    seen = {"vocabulary": model.shape.vocab_size, "train": _arrays(data.train.batch(ids))}
+    if data.valid is not None:
+        seen["valid"] = _arrays(data.valid.batch(np.arange(min(_MANY, data.valid.num_samples))))
+    return seen
+
+
+def indexes(bench: Bench, settings: Settings) -> Any:
+    """Where an index of the data is kept, as that of a large dataset is."""
+    before = {path.name for path in bench.folder.iterdir()}
+    with patch.multiple(documents, _CACHED_FROM=0), patch.multiple(megatron, _CACHED_FROM=0), \
+            patch.multiple(masked, _CACHED_FROM=0), patch.multiple(packing, _CACHED_FROM=0):  # fmt: skip
+        load_data(config_of(settings))
+    beside = sorted({path.name for path in bench.folder.iterdir()} - before)
+    for name in beside:
+        shutil.rmtree(bench.folder / name)
+    return {"here": sorted(path.name for path in Path().iterdir()), "beside the data": beside}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A run through the command line, as it looks from outside once it is over."""
+
+    code: object
+    rows: list[dict[str, Any]]
+    weights: dict[str, str]  # what the last checkpoint holds, each tensor's bytes by a hash
+    files: list[str]
+    threads: list[str]  # which the run has started
+    num_threads: int  # that torch uses
+    refuses: bool  # whether torch refuses a kernel whose result can differ
+
+
+def run(bench: Bench, settings: Settings, **env: str) -> Seen:
+    started: list[str] = []
+    start = threading.Thread.start
+
+    def watched(thread: threading.Thread) -> None:
+        started.append(thread.name)
+        start(thread)
+
+    with patch.object(threading.Thread, "start", watched):
+        code = outcome("pretrain", *typed(settings), env=env)[0]
+    try:
+        return Seen(
+            code, _rows(), _weights(), sorted(str(path) for path in Path().rglob("*")), sorted(set(started)),
+            torch.get_num_threads(), _refuses(),
+        )  # fmt: skip
+    finally:
+        set_deterministic(False)
+        set_threads(1)
+
+
+def rows(bench: Bench, settings: Settings) -> Any:
+    """Losses, gradients, samples and validations of a run, step by step, and how it ended."""
+    seen = bench.see(run, settings)
+    return seen.code, [{key: row.get(key) for key in _STEP} for row in seen.rows]
+
+
+def weights(bench: Bench, settings: Settings) -> Any:
+    """What the last checkpoint of a run holds."""
+    seen: Seen = bench.see(run, settings)
+    assert seen.weights, "the run saved nothing"
+    return seen.weights
+
+
+def files(bench: Bench, settings: Settings) -> Any:
+    """The files that a run leaves behind, by name."""
+    return bench.see(run, settings).files
+
+
+def threads(bench: Bench, settings: Settings) -> Any:
+    """The threads that a run starts."""
+    seen: Seen = bench.see(run, settings)
+    assert seen.code == 0
+    return [name for name in seen.threads if name in ("loader", "checkpoint-writer")]
+
+
+def torchs_state(bench: Bench, settings: Settings) -> Any:
+    """How torch computes during a run: with how many threads, and what it refuses."""
+    seen: Seen = bench.see(run, settings)
+    return seen.code, seen.num_threads, seen.refuses
+
+
+def peak(bench: Bench, settings: Settings) -> Any:
+    """FLOP/s of which a run's MFU is a share."""
+    row = bench.see(run, settings).rows[-1]
+    return row["mfu"] and float(f"{row['flops_per_s'] / row['mfu']:.4g}")
+
+
+def bad_disk(bench: Bench, settings: Settings) -> Any:
+    """What a run makes of a disk that does not give back what was written."""
+    fault = {"LMTRAIN_FAULT": "enospc:point=ckpt.read_back", "LMTRAIN_ALLOW_FAULTS": "1"}
+    try:
+        return run(bench, settings, **fault).code
+    finally:
+        arm(None)
+
+
+def activations(bench: Bench, settings: Settings) -> Any:
+    """Bytes that live between forward and backward of a microbatch."""
+    with opened(settings) as it:
+        (batch, *_) = it.loader.read(0).microbatches
+        with LiveBytes() as live:
+            loss = it.model.objective.loss_sums(it.model.model, it.model.model(batch), batch).sum()
+            found = live.total
+        torch.autograd.backward(loss)
+        return found
+
+
+def graph(bench: Bench, settings: Settings) -> Any:
+    """Where the model's weights lie, and whether its blocks are compiled; or why there is no model."""
+    try:
+        with opened(settings) as it:
+            forwards = [block.forward for block in it.model.model.blocks.values()]
+            places = {p.device.type for p in it.model.parameters.values()}
+            return sorted(places), [hasattr(forward, "_torchdynamo_orig_callable") for forward in forwards]
+    except LmtrainError as error:
+        return type(error).__name__
+
+
+def ranks(bench: Bench, settings: Settings) -> Any:
+    """What each process of a run holds, and in which order it multiplies and talks."""
+    tree = tree_of(settings)
+    parallel = config_of(settings).parallel
+    arguments = {"tree": tree, "place": os.getcwd()}
+    return bench.pool.run("tests.promise.ranks:trained", parallel.layout.world_size, arguments)
+
+
+def patience(bench: Bench, settings: Settings) -> Any:
+    """Whether a process still waits for its peer after two seconds."""
+    return bench.pool.run("tests.promise.ranks:met", 2, {"tree": tree_of(settings)})[0]
+
+
+@contextmanager
+def opened(settings: Settings) -> Iterator[Run]:
+    """A run that is set up and does not begin."""
+    config, env = config_of(settings), ProcessEnv.detect()
+    inputs = preflight(config, env)
+    device = pick_device(config.compute.device)
+    mesh = build_mesh(config.parallel.layout, device)
+    with open_run(config, inputs, Console(quiet=True), mesh, device) as it:
+        yield it
+
+
+def _step_of(model: ModelSettings) -> StepBatches:
+    """A batch that is the same for all models of this length."""
+    rng, shape = np.random.default_rng(3), (_ROWS, model.shape.seq_len)
+    tokens = rng.integers(_VOCABULARY, size=shape)
+    batch = Batch(tokens, np.roll(tokens, -1, axis=1))
+    counts: tuple[int, ...] = (tokens.size,)
+    if model.terms != ("lm",):
+        labels = np.where(rng.random(shape) < 0.3, tokens, IGNORED)
+        pairs = {"segments_BT": rng.integers(2, size=shape), "pair_labels_B": rng.integers(2, size=_ROWS)}
+        batch = Batch(tokens, labels, real_BT=np.ones(shape, bool), **pairs)
+        counts = (int((labels != IGNORED).sum()), *[_ROWS] * ("pair" in model.terms))
+    return StepBatches(0, [batch.map(torch.from_numpy)], _ROWS, counts, np.arange(_ROWS), tokens.size)
+
+
+def _arrays(batch: Batch) -> dict[str, Any]:
+    found = {field.name: getattr(batch, field.name) for field in fields(batch)}
+    return {name: array.tolist() for name, array in found.items() if array is not None}
+
+
+def _rows() -> list[dict[str, Any]]:
+    found = [row for file in Path().rglob("metrics.jsonl") for row in read_metrics(file)]
+    return [row for row in found if row["event"] in ("step", "valid")]
+
+
+def _weights() -> dict[str, str]:
+    saved = sorted(Path().rglob("rank_00000.safetensors"))
+    tensors = load_file(saved[-1]) if saved else {}
+    return {name: hashlib.sha256(tensor.numpy().tobytes()).hexdigest() for name, tensor in tensors.items()}
+
+
+def _refuses() -> bool:
+    try:
+        torch.zeros(2).put_(torch.tensor([0]), torch.ones(1))
+    except RuntimeError:
+        return True
+    return False

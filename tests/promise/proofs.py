@@ -1,0 +1,292 @@
+"""The table of proofs: every key with values that an observer tells apart, or the settings in which it is refused.
+
+Read by test_promise.py, and by `python -m tests.promise`, which counts them. A new key belongs into the table of its
+kind, under the observer that sees most directly what it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.promise import observers as see
+from tests.promise.bench import (
+    BASE,
+    BYTES,
+    DONE,
+    FOREIGN_A,
+    FOREIGN_B,
+    FOREIGN_SENTENCES,
+    MORE_BYTES,
+    MORE_WORDS,
+    OTHER_SENTENCES,
+    SENTENCES,
+    WORDS,
+    A,
+    B,
+    Observer,
+    Settings,
+)
+from tests.promise.keys import Key
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Each of these values looks different from each other one, with all else as in `on`."""
+
+    key: Key
+    values: Sequence[Any]
+    observer: Observer
+    on: Settings
+    instead: Mapping[Any, Settings] = field(default_factory=dict)  # of `on`, for values that need others beside them
+
+    @property
+    def name(self) -> str:
+        given = {name: value for name, value in self.on.items() if BASE.get(name, "") != value}
+        order = ["megatron"] * (given.get("data.order") == "megatron")
+        return "-".join([self.key.name, *([self.key.kind] if self.key.kind else []), *order])
+
+    def variants(self) -> Iterator[tuple[Any, dict[str, Any]]]:
+        for value in self.values:
+            on = self.instead.get(value, self.on) if self.instead else self.on
+            yield value, {**on, self.key.name: value}
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Settings in which this key would change nothing, and so is not accepted."""
+
+    key: Key
+    on: Settings
+
+
+def proofs(
+    kind: str, observer: Observer, on: Settings, values: Mapping[str, Sequence[Any]],
+    instead: Mapping[Any, Settings] | None = None,
+) -> list[Proof]:  # fmt: skip
+    """A proof for each of these keys of one kind."""
+    return [Proof(Key(kind, key), of, observer, on, instead or {}) for key, of in values.items()]
+
+
+def without(settings: Settings, *keys: str) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if key not in keys}
+
+
+VALID = {"train.valid_interval_steps": 2}
+MEGATRON = {"data.order": "megatron"}
+LONGER = {"model.seq_len": 32}
+BERT = BASE | LONGER | {"model": "bert_tiny", "data": "masked", "data.path": SENTENCES}
+BLEND = without(BASE, "data.path") | {
+    "data": "blend", "data.datasets": [{"path": A, "weight": 1}, {"path": B, "weight": 1}]
+}  # fmt: skip
+FOREIGN = [{"path": FOREIGN_A, "weight": 1}, {"path": FOREIGN_B, "weight": 1}]
+
+
+def blend_of(key: str, share: str, number: float, *paths: str) -> dict[str, Any]:
+    return BLEND | VALID | {key: [{"path": path, share: number} for path in paths]}
+
+
+_MODEL: dict[str, Sequence[Any]] = {
+    "model.num_layers": (1, 2), "model.width": (16, 32), "model.num_heads": (2, 4), "model.ffn_width": (None, 24),
+    "model.vocab_size": (None, 48), "model.vocab_multiple": (8, 64), "model.seq_len": (16, 8),
+    "model.norm_eps": (1e-5, 1e-1), "model.dropout": (0.0, 0.5), "model.init_std": (0.3, 0.1),
+}  # fmt: skip
+MODELS = [
+    *proofs("", see.built, BASE, {"model.kind": ("gpt", "bert")}, {"bert": BERT}),
+    *proofs("gpt", see.built, BASE, _MODEL | {
+        "model.num_kv_heads": (None, 1), "model.head_width": (None, 4), "model.positions": ("learned", "rotary"),
+        "model.norm": ("layernorm", "rmsnorm"), "model.activation": ("gelu", "gelu_tanh", "swiglu"),
+        "model.bias": (True, False), "model.tied": (True, False), "model.parallel_block": (False, True),
+        "model.window": (None, 4),
+    }),
+    *proofs("gpt", see.built, BASE | {"model.positions": "rotary"}, {"model.rotary_base": (10000.0, 100.0)}),
+    *proofs("bert", see.built, BERT, _MODEL | {
+        "model.norm_order": ("pre", "post"), "model.activation": ("gelu", "gelu_tanh"),
+        "model.head_activation": ("gelu", "gelu_tanh"),
+    }),
+    *proofs("bert", see.built, BERT, {"model.pair_head": (True, False)}, {False: BERT | {"data.pairs": "none"}}),
+]  # fmt: skip
+
+_DATA: dict[str, Sequence[Any]] = {"data.split": ([0.8, 0.2, 0.0], [0.5, 0.5, 0.0]), "data.first_sample": (0, 5)}
+_TEXT: dict[str, Sequence[Any]] = _DATA | {"data.document_mask": (False, True)}
+_MASKED: dict[str, Sequence[Any]] = _DATA | {
+    "data.min_sentences": (2, 4), "data.short_share": (0.0, 0.9),
+    "data.mask_share": (0.15, 0.5), "data.max_predictions": (None, 1), "data.whole_word": (True, False),
+    "data.max_ngram": (1, 3),
+}  # fmt: skip
+_PACKING = {"data.packing": ("concatenate", "document", "best_fit")}
+_ORDER = {"data.order": ("own", "megatron")}
+_RUN_SAMPLES = {"data.megatron_samples": (None, 4000)}
+_INDEX_DIR = {"data.index_dir": (None, "kept")}
+_PREFETCH = {"data.prefetch_steps": (0, 2)}
+DATA = [
+    *proofs("", see.samples, BASE, {"data.kind": ("dataset", "blend", "masked")},
+            {"blend": BLEND, "masked": BERT}),
+    *proofs("dataset", see.samples, BASE | VALID, _TEXT | _ORDER | {"data.path": (A, B), "data.valid_path": (None, B)}),
+    *proofs("dataset", see.samples, BASE | VALID | MEGATRON, _TEXT | _RUN_SAMPLES | {"data.valid_path": (None, B)}),
+    *proofs("dataset", see.samples, BASE | LONGER | {"data.document_mask": True}, _PACKING),
+    *proofs("dataset", see.samples, BASE | {"data.path": FOREIGN_A}, {"data.tokenizer": (BYTES, MORE_BYTES)}),
+    *proofs("dataset", see.indexes, BASE, _INDEX_DIR),
+    *proofs("dataset", see.threads, BASE, _PREFETCH),
+    *proofs("blend", see.samples, BLEND | VALID, _TEXT | _ORDER | {
+        "data.datasets": (BLEND["data.datasets"][:1], BLEND["data.datasets"]),
+        "data.datasets.weight": (1, 3), "data.valid_datasets": ([], BLEND["data.datasets"][1:]),
+    }),
+    *proofs("blend", see.samples, BLEND | VALID | MEGATRON, _TEXT | _RUN_SAMPLES | {"data.datasets.weight": (1, 3)}),
+    *proofs("blend", see.samples, BLEND | LONGER | {"data.document_mask": True}, _PACKING),
+    *proofs("blend", see.samples, BLEND | {"data.datasets": FOREIGN}, {"data.tokenizer": (BYTES, MORE_BYTES)}),
+    *(
+        proof
+        for key in ("data.datasets", "data.valid_datasets")
+        for proof in [
+            *proofs("blend", see.samples, blend_of(key, "weight", 1, A), {f"{key}.path": (A, B)}),
+            *proofs("blend", see.samples, blend_of(key, "tokens", 100, A, B), {f"{key}.tokens": (100, 300)}),
+            *proofs("blend", see.samples, blend_of(key, "epochs", 1.0, A, B), {f"{key}.epochs": (1.0, 3.0)}),
+        ]
+    ),
+    *proofs("blend", see.samples, blend_of("data.valid_datasets", "weight", 1, A, B),
+            {"data.valid_datasets.weight": (1, 3)}),
+    *proofs("blend", see.indexes, BLEND, _INDEX_DIR),
+    *proofs("blend", see.threads, BLEND, _PREFETCH),
+    *proofs("masked", see.samples, BERT | VALID,
+            _MASKED | _ORDER | {"data.path": (SENTENCES, OTHER_SENTENCES), "data.valid_path": (None, OTHER_SENTENCES)}),
+    *proofs("masked", see.samples, BERT, {"data.pairs": ("sentence_order", "next_sentence", "none")},
+            {"none": BERT | {"model.pair_head": False}}),
+    *proofs("masked", see.samples, BERT | VALID | MEGATRON, _MASKED | _RUN_SAMPLES),
+    *proofs("masked", see.samples, BERT | MEGATRON, {"data.pairs": ("sentence_order", "none")},
+            {"none": BERT | MEGATRON | {"model.pair_head": False}}),
+    *proofs("masked", see.samples, BERT | {"data.path": FOREIGN_SENTENCES}, {"data.tokenizer": (WORDS, MORE_WORDS)}),
+    *proofs("masked", see.indexes, BERT, _INDEX_DIR),
+    *proofs("masked", see.threads, BERT, _PREFETCH),
+]  # fmt: skip
+
+_OPTIM: dict[str, Sequence[Any]] = {
+    "optim.lr": (0.01, 0.001), "optim.weight_decay": (0.1, 0.0), "optim.clip_norm": (None, 0.01),
+    "optim.betas": ([0.9, 0.95], [0.5, 0.95], [0.9, 0.5]), "optim.eps": (1e-8, 1e-3),
+}  # fmt: skip
+_MUON = _OPTIM | {"optim.momentum": (0.95, 0.5), "optim.newton_schulz_rounds": (5, 2)}
+LONG_RUN = BASE | {"train.steps": 8}
+SCHEDULES = ("constant", "cosine", "inverse_sqrt", "linear", "wsd")
+PRECISIONS = ("bf16", "fp16", "fp32")
+RECOMPUTES = ("none", "attention", "operators", "full")
+
+
+def half(scale: float) -> dict[str, Any]:
+    return LONG_RUN | {"precision": "fp16", "precision.initial_scale": scale}
+
+
+def on_schedule(word: str, **more: Any) -> dict[str, Any]:
+    return LONG_RUN | {"schedule": word} | {f"schedule.{key}": value for key, value in more.items()}
+
+
+UPDATES = [
+    *proofs("", see.weights, BASE, {"optim.kind": ("adamw", "lamb", "muon")},
+            {word: BASE | {"optim": word} for word in ("adamw", "lamb", "muon")}),
+    *proofs("adamw", see.weights, BASE, _OPTIM),
+    *proofs("lamb", see.weights, BASE | {"optim": "lamb"}, _OPTIM),
+    *proofs("muon", see.weights, BASE | {"optim": "muon"}, _MUON),
+    *proofs("", see.weights, LONG_RUN, {"schedule.kind": SCHEDULES}, {word: on_schedule(word) for word in SCHEDULES}),
+    *(
+        proof
+        for word in SCHEDULES
+        for proof in proofs(word, see.weights, on_schedule(word), {"schedule.warmup_steps": (1, 4)})
+    ),
+    *(
+        proof
+        for word in ("cosine", "inverse_sqrt", "linear")
+        for proof in proofs(word, see.weights, on_schedule(word), {"schedule.min_ratio": (0.0, 0.6)})
+    ),
+    *proofs("wsd", see.weights, on_schedule("wsd", decay_fraction=0.5), {
+        "schedule.min_ratio": (0.0, 0.6), "schedule.decay": ("linear", "sqrt"), "schedule.decay_fraction": (0.5, 0.25),
+    }),
+    *proofs("", see.weights, BASE, {"precision.kind": PRECISIONS},
+            {word: BASE | {"precision": word} for word in PRECISIONS}),
+    *proofs("fp16", see.rows, LONG_RUN | {"precision": "fp16"}, {"precision.initial_scale": (65536.0, 2.0**40)}),
+    *proofs("fp16", see.rows, half(2.0**16), {"precision.growth_interval_steps": (1000, 1)}),
+    *proofs("fp16", see.rows, half(2.0**20), {"precision.min_scale": (1.0, 2.0**20)}),
+]  # fmt: skip
+
+UNSAVED = BASE | {"checkpoint.interval_steps": None}
+SAVING = BASE | {"checkpoint.interval_steps": 1}
+RAMPUP = BASE | {"train.micro_batch": 1, "train.rampup": {"start": 1, "increment": 1, "samples": 6}}
+RUN = [
+    *proofs("", see.rows, BASE, {
+        "train.steps": (4, 3), "train.global_batch": (4, 2), "train.seed": (1234, 7),
+        "train.valid_interval_steps": (0, 2), "observe.log_interval_steps": (1, 2),
+        "checkpoint.init_from": (None, DONE),
+    }),
+    *proofs("", see.rows, BASE | {"train.micro_batch": 1}, {"train.rampup": (None, RAMPUP["train.rampup"])}),
+    *proofs("", see.rows, BASE | {"train.steps": None}, {"train.tokens": (128, 192)}),
+    *proofs("", see.rows, BASE | VALID, {"train.valid_samples": (2, 4)}),
+    *proofs("", see.rows, RAMPUP, {
+        "train.rampup.start": (1, 2), "train.rampup.increment": (1, 3), "train.rampup.samples": (6, 12)
+    }),
+    *proofs("", see.rows, LONG_RUN, {"checkpoint.resume": ("auto", DONE)}),
+    *proofs("", see.activations, BASE, {"train.micro_batch": (2, 4)}),
+    *proofs("", see.files, BASE, {
+        "checkpoint.interval_steps": (0, 2, None), "observe.tensorboard": (False, True), "run.dir": ("run", "there/run")
+    }),
+    *proofs("", see.files, SAVING, {"checkpoint.keep_last": (2, 1)}),
+    *proofs("", see.files, SAVING | {"checkpoint.keep_last": 1}, {"checkpoint.keep_every_steps": (None, 2)}),
+    *proofs("", see.threads, BASE, {"checkpoint.asynchronous": (True, False)}),
+    *proofs("", see.bad_disk, BASE, {"checkpoint.verify_after_save": (False, True)}),
+    *proofs("", see.peak, BASE, {"observe.peak_tflops": (None, 1.0, 2.0)}),
+    *proofs("", see.torchs_state, BASE, {"compute.threads": (1, 2), "compute.deterministic": (False, True)}),
+    *proofs("", see.graph, BASE, {"compute.device": ("cpu", "cuda"), "compute.compile": (False, True)}),
+    *proofs("", see.activations, BASE, {"recompute.kind": RECOMPUTES},
+            {word: BASE | {"recompute": word} for word in RECOMPUTES}),
+    *(
+        proof
+        for word in RECOMPUTES[1:]
+        for proof in proofs(
+            word, see.activations, BASE | {"recompute": word, "model.num_layers": 2}, {"recompute.blocks": (1, None)}
+        )
+    ),
+]  # fmt: skip
+
+TOGETHER = BASE | {"train.steps": 2, "train.micro_batch": 1, "checkpoint.interval_steps": None}
+PIPELINE = TOGETHER | {"parallel.pp": 2, "model.num_layers": 4}
+LOOPED = PIPELINE | {"parallel.vp": 2, "parallel.schedule": "interleaved"}
+PARALLEL = [
+    *proofs("", see.ranks, TOGETHER | {"model.num_layers": 4}, {"parallel.pp": (1, 2)}),
+    *proofs("", see.ranks, TOGETHER, {
+        "parallel.dp_replicate": (1, 2), "parallel.dp_shard": (1, 2), "parallel.tp": (1, 2)
+    }),
+    *proofs("", see.ranks, TOGETHER | {"parallel.dp_shard": 2}, {"parallel.zero": (1, 2, 3)}),
+    *proofs("", see.ranks, TOGETHER | {"parallel.tp": 2}, {"parallel.sequence_parallel": (True, False)}),
+    *proofs("", see.ranks, PIPELINE, {
+        "parallel.schedule": ("1f1b", "gpipe", "zb_h1"), "parallel.balance": ("layers", "cost")
+    }),
+    *proofs("", see.ranks, LOOPED, {"parallel.schedule": ("interleaved", "zb_v")}),
+    *proofs("", see.ranks, LOOPED | {"model.num_layers": 6}, {"parallel.vp": (2, 3)}),
+    # of the whole model: of a stage, which has two blocks, there would be no third
+    *proofs("full", see.ranks, PIPELINE | {"recompute": "full"}, {"recompute.blocks": (2, 3)}),
+    *proofs("", see.patience, TOGETHER | {"parallel.dp_shard": 2}, {"parallel.timeout_s": (1.0, 60.0)}),
+]  # fmt: skip
+
+PROOFS = MODELS + DATA + UPDATES + RUN + PARALLEL
+
+REFUSALS = [
+    Refusal(Key("gpt", "model.rotary_base"), BASE | {"model.rotary_base": 500.0}),
+    Refusal(Key("dataset", "data.valid_path"), BASE | {"data.valid_path": B}),
+    Refusal(Key("masked", "data.valid_path"), BERT | {"data.valid_path": OTHER_SENTENCES}),
+    Refusal(Key("blend", "data.valid_datasets"), BLEND | {"data.valid_datasets": [{"path": B, "weight": 1}]}),
+    Refusal(Key("", "parallel.schedule"), BASE | {"parallel.schedule": "gpipe"}),
+    Refusal(Key("", "parallel.balance"), BASE | {"parallel.balance": "cost"}),
+    Refusal(Key("", "checkpoint.keep_every_steps"), UNSAVED | {"checkpoint.keep_every_steps": 2}),
+    Refusal(Key("", "checkpoint.keep_every_steps"), BASE | {"checkpoint.keep_every_steps": 2}),
+    Refusal(Key("", "checkpoint.verify_after_save"), UNSAVED | {"checkpoint.verify_after_save": True}),
+    Refusal(Key("masked", "data.document_mask"), BERT | {"data.document_mask": True}),
+    Refusal(Key("masked", "data.packing"), BERT | {"data.packing": "document"}),
+    Refusal(Key("dataset", "data.packing"), BASE | MEGATRON | {"data.packing": "document"}),
+    Refusal(Key("dataset", "data.megatron_samples"), BASE | {"data.megatron_samples": 100}),
+    Refusal(Key("blend", "data.megatron_samples"), BLEND | {"data.megatron_samples": 100}),
+    Refusal(Key("masked", "data.megatron_samples"), BERT | {"data.megatron_samples": 100}),
+    Refusal(Key("bert", "model.pair_head"), BERT | {"data.pairs": "none"}),
+    Refusal(Key("", "train.steps"), BASE | {"train.tokens": 1000}),
+    Refusal(Key("", "parallel.vp"), BASE | {"parallel.vp": 2}),
+    Refusal(Key("", "parallel.zero"), BASE | {"parallel.zero": 2}),
+    Refusal(Key("", "checkpoint.init_from"), BASE | {"checkpoint.init_from": DONE, "checkpoint.resume": DONE}),
+    Refusal(Key("", "checkpoint.resume"), BASE | {"run.dir": DONE, "checkpoint.resume": "none"}),
+]  # fmt: skip
