@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True)
 
 INPUTS = "Files (.jsonl .txt .parquet, also .gz .zst .bz2 .xz), folders of them, globs."
-Inputs = Annotated[list[str], typer.Argument(metavar="INPUT...", help=INPUTS)]
+Inputs = Annotated[list[str], typer.Argument(metavar="INPUT", help=INPUTS)]
 Output = Annotated[Path, typer.Option(metavar="FILE", help="The .jsonl to write; FILE.report.json goes beside it.")]
 Workers = Annotated[int | None, typer.Option(help="Processes that work. [default: every core]")]
 PartText = Annotated[str, typer.Option("--part", metavar="I/N", help="Do task I (from 0) of N, and write its part.")]

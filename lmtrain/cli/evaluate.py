@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lmtrain import __version__
+from lmtrain.cli.completion import complete_task
 from lmtrain.cli.options import CHECKPOINT, Device, Plugins, Precision
 from lmtrain.errors import MissingInputError, UsageError
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 def evaluate(
     checkpoint: Annotated[Path | None, CHECKPOINT] = None,
     task: Annotated[
-        list[str] | None, typer.Option(metavar="ID", help="What to measure; several need a --data each.")
+        list[str] | None,
+        typer.Option(metavar="ID", help="What to measure; several need a --data each.", autocompletion=complete_task),
     ] = None,
     data: Annotated[
         list[Path] | None, typer.Option(metavar="PATH", help="The task's file, or a .bin/.idx prefix.")

@@ -30,7 +30,7 @@ _bad = partial(typer.Option, rich_help_panel="Bad lines")
 
 
 def preprocess(
-    inputs: Annotated[list[str], typer.Argument(metavar="INPUT...", help=INPUTS)],
+    inputs: Annotated[list[str], typer.Argument(metavar="INPUT", help=INPUTS)],
     tokenizer: Annotated[
         Path, typer.Option(help="tokenizer.json, GPT-2's vocab.json, BERT's vocab.txt, or a folder that holds one.")
     ],

@@ -19,7 +19,7 @@ class Kind(StrEnum):
 @app.command()
 def train(
     inputs: Annotated[
-        list[str], typer.Argument(metavar="INPUT...", help=".txt and .jsonl files, folders of them, or globs.")
+        list[str], typer.Argument(metavar="INPUT", help=".txt and .jsonl files, folders of them, or globs.")
     ],
     output: Annotated[Path, typer.Option(metavar="DIR", help="The folder that gets tokenizer.json.")],
     vocab_size: Annotated[int, typer.Option(help="How many pieces to learn, special tokens among them.")],
