@@ -74,10 +74,8 @@ def _with_plain_words(command: Any, ctx: Any) -> Any:
 
 
 def _in_plain_words(param: Any, hint: Any) -> Any:
-    word = takes(param, hint)
-    if param.param_type_name == "option":
-        param.metavar = word
-    else:
+    param.metavar = word = takes(param, hint)
+    if param.param_type_name == "argument":
         # because: typer has no setting for these of an argument; a version that lacks one does not ask for it
         dots = "..." if param.nargs == -1 else ""
         usage = f"{word}{dots}" if param.required else f"[{word}]{dots}"

@@ -74,7 +74,7 @@ def test_a_key_for_bash_in_little_time() -> None:
         ("lmtrain pretrain compute.com", "compute.compile=true"),
         ("lmtrain pretrain optim=muon optim.", "optim.momentum="),
         ("lmtrain pretrain tra", "train.steps="),
-        ("lmtrain eval --task lam", "lambada"),
+        ("lmtrain eval --task lam", "lambada/megatron-strict"),
         ("lmtrain config show mod", "model"),
         ("lmtrain config show model bert_b", "bert_base"),
         ("lmtrain config explain optim.l", "optim.lr"),

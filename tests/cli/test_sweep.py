@@ -88,26 +88,24 @@ def test_all_are_refused_before_one_starts(tmp_path: Path) -> None:
 def test_a_sweep_with_a_failure_its_table_and_its_second_try(toy: Toy, tmp_path: Path) -> None:
     settings = toy.settings(tmp_path / "s", train__steps=4, train__valid_interval_steps=2, train__valid_samples=2)
     settings = [one for one in settings if not one.startswith("optim.lr")]
-    sweep = ["pretrain", "-m", *settings, "optim.lr=1e-3,1e18", "optim.clip_norm=null", "train.seed=1,2"]
-    with start(*sweep, "--json") as process:
+    sweep = ["pretrain", "-m", *settings, "optim.clip_norm=null"]
+    with start(*sweep, "optim.lr=1e-3,1e18", "--json") as process:
         output, _ = process.communicate(timeout=300)
     assert process.returncode == 86
     rows = json.loads(next(line for line in output.splitlines() if line.startswith('{"runs"')))["runs"]
     assert rows == json.loads((tmp_path / "s/sweep.json").read_text())["runs"]
-    assert [row["state"] for row in rows] == ["done", "done", "failed, exit code 86", "failed, exit code 86"]
-    assert rows[0]["settings"] == {"optim.lr": "0.001", "train.seed": "1"}
+    assert [row["state"] for row in rows] == ["done", "failed, exit code 86"]
+    assert rows[0]["settings"] == {"optim.lr": "0.001"}
     assert rows[0]["steps"] == 4
     assert 0 < rows[0]["best_valid_loss"] < 7
     assert rows[0]["tokens_per_s"] > 0
-    assert "2 of 4 runs failed" in output
-    with start(*sweep[:-3], "optim.lr=1e-3", "optim.clip_norm=null", "train.seed=1,2") as process:
+    assert "1 of 2 runs failed" in output
+    with start(*sweep, "optim.lr=1e-3,2e-3") as process:
         output, _ = process.communicate(timeout=300)
-    assert process.returncode == 0  # another sweep: the learning rate no longer varies
-    with start(*sweep[:-3], "optim.lr=1e-3", "optim.clip_norm=null", "train.seed=1,2") as process:
-        output, _ = process.communicate(timeout=300)
-    assert output.count("which is done") == 2
+    assert process.returncode == 0
+    assert output.count("which is done") == 1
     assert "best validation: " in output
-    assert "train.seed  state" in output
+    assert "optim.lr  state" in output
 
 
 @pytest.mark.wide
