@@ -186,7 +186,7 @@ def _refuse_failures(jobs: Sequence[Job]) -> None:
     names = a_few(f"{job.folder} (exit code {job.exit_code})" for job in failed)
     error = LmtrainError(
         f"{len(failed)} of {len(jobs)} runs failed: {names}. "
-        "Their messages are above and in stop.json; the same command tries them again, and leaves those that are done."
+        "Their messages are above; the same command tries them again, and leaves alone those that are done."
     )
     codes = {job.exit_code for job in failed}
     error.exit_code = code if len(codes) == 1 and (code := codes.pop()) > 0 else LmtrainError.exit_code
