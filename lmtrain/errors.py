@@ -11,7 +11,7 @@
     |-- StorageError            74  reading or writing failed (disk full, device error)
     |-- StoppedEarly            75  stopped on request with a checkpoint: start the same command again
     |-- PeerLostError           76  another process hangs or is gone
-    |-- LayoutError             78  the layout cannot work with these processes
+    |-- LayoutError             78  the layout cannot work with this model or these processes
     |-- NonFiniteLossError      86  the loss or a gradient is not a finite number
     `-- NoProgressError         93  the same step failed again and again: do not requeue
 
@@ -38,9 +38,13 @@ class SettingsError(UsageError):
 
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
-        head = "" if len(self.problems) == 1 else f"{len(self.problems)} settings are wrong:\n"
-        body = self.problems if len(self.problems) == 1 else [f"  {i}. {p}" for i, p in enumerate(self.problems, 1)]
-        super().__init__(head + "\n".join(body))
+        super().__init__(_listed(self.problems))
+
+
+def _listed(problems: tuple[str, ...]) -> str:
+    if len(problems) == 1:
+        return problems[0]
+    return "\n".join([f"{len(problems)} settings are wrong:", *(f"  {i}. {p}" for i, p in enumerate(problems, 1))])
 
 
 class DataError(LmtrainError):
@@ -76,7 +80,13 @@ class PeerLostError(LmtrainError):
 
 
 class LayoutError(LmtrainError):
+    """Where settings make the layout, it carries them as a SettingsError does."""
+
     exit_code = 78
+
+    def __init__(self, *problems: str) -> None:
+        self.problems = problems
+        super().__init__(_listed(problems))
 
 
 class NonFiniteLossError(LmtrainError):
@@ -85,6 +95,17 @@ class NonFiniteLossError(LmtrainError):
 
 class NoProgressError(LmtrainError):
     exit_code = 93
+
+
+class LayoutProblem(str):
+    """A problem of settings that are each right and together make a layout that cannot work."""
+
+
+def refusal(problems: Sequence[str]) -> LmtrainError:
+    """The error that says all of these: of the layout where nothing else is wrong, of the settings otherwise."""
+    if all(isinstance(problem, LayoutProblem) for problem in problems):
+        return LayoutError(*problems)
+    return SettingsError(problems)
 
 
 def a_few(texts: Iterable[str], separator: str = ", ", most: int = 4) -> str:

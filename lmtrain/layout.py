@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 from lmtrain.errors import LayoutError
 
+_MOST_DIVISOR = 4096  # because: nobody wants a larger answer, and looking for it could take hours
+
 
 @dataclass(frozen=True)
 class Coordinate:
@@ -64,7 +66,7 @@ class Layout:
 
 def divisors(value: int, limit: int | None = None) -> list[int]:
     """Every legal answer to "what divides this?": the way out in most layout messages."""
-    return [d for d in range(1, (limit or value) + 1) if value % d == 0]
+    return [d for d in range(1, min(value, limit or _MOST_DIVISOR) + 1) if value % d == 0]
 
 
 def words(values: list[int]) -> str:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 if TYPE_CHECKING:
-    from lmtrain.cli.settings_reference import Key
+    from lmtrain.cli.settings_reference import Key, Section
 
 Offer = tuple[str, str]  # what would stand there, and its help
 
@@ -79,6 +80,12 @@ class _Known:
         self._config_dir = config_dir
         self._chosen = dict(word.lstrip("+").partition("=")[::2] for word in before)
 
+    @cached_property
+    def _sections(self) -> dict[str, Section]:
+        from lmtrain.cli.settings_reference import sections
+
+        return sections()
+
     def offers(self, word: str) -> Iterator[Offer]:
         name, equals, _ = word.partition("=")
         if equals:
@@ -92,9 +99,7 @@ class _Known:
 
     def name_offers(self, word: str) -> list[Offer]:
         """Groups and parts of the settings; the keys of a part once it is named, or the only one that can be meant."""
-        from lmtrain.cli.settings_reference import sections
-
-        parts = [name for name in sections() if f"{name}.".startswith(word) or word.startswith(f"{name}.")]
+        parts = [name for name in self._sections if f"{name}.".startswith(word) or word.startswith(f"{name}.")]
         groups = [(f"{name}=", words) for name, words in self.group_offers() if f"{name}=".startswith(word)]
         if len(parts) == 1 and not groups:
             return list({f"{key.name}=": _short(key.meaning) for key in self._keys(parts[0])}.items())
@@ -112,9 +117,8 @@ class _Known:
     def _keys(self, part: str) -> list[Key]:
         """Of a group, the keys of the kind that is chosen; of all kinds where that cannot be told."""
         from lmtrain.cli.conf_files import YamlFile, config_file, default_choices
-        from lmtrain.cli.settings_reference import sections
 
-        section = sections().get(part)
+        section = self._sections.get(part)
         if section is None:
             return []
         choice = self._chosen.get(part) or ("" if "experiment" in self._chosen else default_choices().get(part, ""))

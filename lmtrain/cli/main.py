@@ -29,6 +29,7 @@ from lmtrain.cli import (
     verify,
 )
 from lmtrain.cli.plain_help import PlainGroup, examples
+from lmtrain.cli.usage import Refused, explained, of_system
 from lmtrain.errors import LmtrainError
 
 app = typer.Typer(
@@ -84,16 +85,25 @@ def main(arguments: list[str] | None = None) -> None:
     # tenth of a start
     gc.set_threshold(100_000, 20, 20)
     try:
-        app(arguments)
-    except LmtrainError as error:
-        if debug:
-            raise
-        print_error(error)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(130)
+        code = app(arguments, standalone_mode=False)  # because: what typer refuses is said in our words
     except BrokenPipeError:
         sys.exit(0)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except (LmtrainError, OSError, Refused) as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            sys.exit(2)  # because: the help is on the screen by now
+        if debug and not isinstance(error, Refused):
+            raise
+        said = error if isinstance(error, LmtrainError) else _as_ours(error, arguments)
+        print_error(said)
+        sys.exit(said.exit_code)
+    if isinstance(code, int):
+        sys.exit(code)
+
+
+def _as_ours(error: Exception, arguments: list[str]) -> LmtrainError:
+    return of_system(error) if isinstance(error, OSError) else explained(error, arguments)
 
 
 def print_error(error: LmtrainError) -> None:

@@ -131,7 +131,8 @@ def errors_page() -> str:
             "# Errors and exit codes\n",
             "A message says what is wrong with which value, what is allowed, the key or file, and a way out. "
             "`--debug` adds the traceback. A batch script can go by the exit code alone: 75 means that the same "
-            "command continues the run, 93 that it should not be tried again.\n",
+            "command continues the run, 93 that it should not be tried again. Where a wrong setting and an impossible "
+            "layout come together, both are said and the code is 2.\n",
             *rows, "",
         ]
     )  # fmt: skip

@@ -18,7 +18,7 @@ from functools import cache
 from types import ModuleType
 from typing import Any, ClassVar
 
-from lmtrain.errors import SettingsError, UsageError
+from lmtrain.errors import LayoutProblem, SettingsError, UsageError, refusal
 
 PLUGIN_FILES = ("_settings", "_schedule", "_task")  # files of a plugin that are read at the start: torch-free
 
@@ -31,10 +31,12 @@ class Problem:
     value: object
     rule: str
     way_out: str
+    of_layout: bool = False  # not of one key: keys that are each right make a layout that cannot work
 
     def text(self, prefix: str = "") -> str:
         key = f"{prefix}.{self.key}" if prefix else self.key
-        return f"{key}={show(self.value)} {self.rule}. {self.way_out}"
+        said = f"{key}={show(self.value)} {self.rule}. {self.way_out}"
+        return LayoutProblem(said) if self.of_layout else said
 
 
 def show(value: object) -> str:
@@ -43,6 +45,10 @@ def show(value: object) -> str:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(map(show, value))}]"
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{key}: {show(one)}' for key, one in value.items())}}}"
     return str(value)
 
 
@@ -51,7 +57,7 @@ class Settings:
     def __post_init__(self) -> None:
         problems = list(self.problems())
         if problems:
-            raise SettingsError([p.text() for p in problems])
+            raise refusal([p.text() for p in problems])
 
     def problems(self) -> Iterator[Problem]:
         """What is wrong within these settings alone; checks across settings live in train/config.py."""

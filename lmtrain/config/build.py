@@ -7,16 +7,22 @@ A field whose metadata names a unit ("count", "bytes", "seconds") also takes a h
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
+from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from lmtrain import units
 from lmtrain.config.base import Choice, Settings, kinds, show
-from lmtrain.errors import SettingsError, nearest
+from lmtrain.config.names import Names, nearest_value
+from lmtrain.config.overrides import quoted, shell
+from lmtrain.errors import LayoutError, SettingsError, a_few, nearest, refusal
 
 _READERS = {"count": units.parse_count, "bytes": units.parse_bytes, "seconds": units.parse_seconds}
+_SIZES = {"count": "1000", "bytes": "512MiB", "seconds": "30min"}
 _INVALID = object()  # stands in for a value whose problem has been noted
+_MOST = 10**18  # because: no count of anything here is larger, and numpy and torch end soon after
 
 
 def quantity(unit: str, **kwargs: Any) -> Any:
@@ -27,124 +33,197 @@ def quantity(unit: str, **kwargs: Any) -> Any:
 S = TypeVar("S", bound=Settings)
 
 
-def build_settings(cls: type[S], data: Any, prefix: str = "") -> S:
-    """Make settings of this class or raise one SettingsError that lists all that is wrong."""
-    problems: list[str] = []
-    result = _settings(cls, data, prefix, problems)
-    if problems:
-        raise SettingsError(problems)
+def build_settings(cls: type[S], data: Any, prefix: str = "", *, names: Names | None = None) -> S:
+    """Make settings of this class or raise one error that lists all that is wrong.
+
+    `names` knows what a wrong key may have been meant for, beyond its own level.
+    """
+    builder = _Builder(names)
+    result = builder.settings(cls, data, prefix)
+    if builder.problems:
+        raise refusal(builder.problems)
     assert isinstance(result, cls)
     return result
 
 
-def _settings(cls: type[Settings], data: Any, path: str, problems: list[str]) -> Any:
-    if not isinstance(data, dict):
-        problems.append(f"{path}={show(data)} is not a group of settings. Give its keys one by one: {path}.key=value.")
-        return _INVALID
-    data = dict(data)
-    if issubclass(cls, Choice):
-        chosen = _kind(cls, data.pop("kind", None), path, problems)
-        if chosen is None:
+class _Builder:
+    def __init__(self, names: Names | None) -> None:
+        self.names, self.problems = names, list[str]()
+
+    def settings(self, cls: type[Settings], data: Any, path: str) -> Any:
+        if not isinstance(data, dict):
+            self.problems.append(f"{path}={show(data)} is not a group of settings. {self._ways_into(path)}")
             return _INVALID
-        cls = chosen
-    hints = typing.get_type_hints(cls)
-    fields = {f.name: f for f in dataclasses.fields(cls)}
-    before = len(problems)
-    for name in data.keys() - fields.keys():
-        problems.append(f"{_join(path, name)}={show(data[name])} is not a setting. {nearest(name, fields)}")
-    values: dict[str, Any] = {}
-    for name, field in fields.items():
-        where = _join(path, name)
-        if name in data:
-            value = data[name]
-            if isinstance(value, str) and (unit := field.metadata.get("unit")):
-                try:
-                    value = _READERS[unit](value)
-                except ValueError as error:
-                    problems.append(f"{where}={value} {error}. Give a number or a size with its unit.")
-                    continue
-            values[name] = _value(hints[name], value, where, problems)
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            problems.append(f"{where} is not set. Add {where}=VALUE.")
-    if len(problems) > before:
-        right = {name: value for name, value in values.items() if value is not _INVALID}
-        problems.extend(_join(path, p.text()) for p in cls.problems_across(right))
-        return _INVALID
-    try:
-        return cls(**values)
-    except SettingsError as error:
-        problems.extend(_join(path, p) for p in error.problems)
-        return _INVALID
+        data = dict(data)
+        if issubclass(cls, Choice):
+            chosen = self._kind(cls, data.pop("kind", None), path)
+            if chosen is None:
+                return _INVALID
+            cls = chosen
+        hints = typing.get_type_hints(cls)
+        fields = {f.name: f for f in dataclasses.fields(cls)}
+        before = len(self.problems)
+        for name in data.keys() - fields.keys():
+            self._unknown(_join(path, str(name)), data[name], fields)
+        values: dict[str, Any] = {}
+        for name, field in fields.items():
+            where = _join(path, name)
+            if name in data:
+                values[name] = self._field(field, hints[name], data[name], where)
+            elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+                self.problems.append(f"{where} is not set. {self._ways_to_set(where)}")
+        if len(self.problems) > before:
+            right = {name: value for name, value in values.items() if value is not _INVALID}
+            self.problems.extend(_under(path, p.text()) for p in cls.problems_across(right))
+            return _INVALID
+        try:
+            return cls(**values)
+        except (SettingsError, LayoutError) as error:
+            self.problems.extend(_under(path, p) for p in error.problems)
+            return _INVALID
 
+    def _unknown(self, path: str, value: Any, beside: Mapping[str, Any]) -> None:
+        """A key that is no setting; of a group that is none, each key that was given."""
+        if self.names is None:
+            near = nearest(path.rpartition(".")[2], beside)
+            self.problems.append(f"{path}={show(value)} is not a setting. {near}")
+            return
+        inside = [(key, text) for key, text in self.names.typed.items() if key.startswith(f"{path}.")]
+        typed = inside or [(path, self.names.typed.get(path, show(value)))]
+        for key, text in typed:
+            self.problems.append(f"{key}={text} is not a setting. {self.names.way_out(key, text, beside)}")
 
-def _kind(base: type[Choice], kind: Any, path: str, problems: list[str]) -> type[Choice] | None:
-    if base.kind:
-        known = {base.kind: base}
-        kind = kind or base.kind
-    else:
-        known = dict(kinds(base))
-    if kind not in known:
-        plugin = "" if base.kind or kind is None else " If it is a plugin's, add --plugin PACKAGE."
-        way_out = nearest(str(kind), known) + plugin
-        problems.append(f"{_join(path, 'kind')}={show(kind)} is not a kind of {path}. {way_out}")
-        return None
-    return known[kind]
-
-
-def _value(hint: Any, value: Any, path: str, problems: list[str]) -> Any:
-    origin = get_origin(hint)
-    if origin in (Union, types.UnionType):
-        if value is None and type(None) in get_args(hint):
+    def _kind(self, base: type[Choice], kind: Any, path: str) -> type[Choice] | None:
+        if base.kind:
+            known = {base.kind: base}
+            kind = kind or base.kind
+        else:
+            known = dict(kinds(base))
+        if not isinstance(kind, str) or kind not in known:
+            plugin = "" if base.kind or kind is None else " If it is a plugin's, add --plugin PACKAGE."
+            way_out = nearest_value(str(kind), known) + plugin
+            self.problems.append(f"{_join(path, 'kind')}={show(kind)} is not a kind of {path}. {way_out}")
             return None
-        options = [h for h in get_args(hint) if h is not type(None)]
-        if len(options) == 1:
-            return _value(options[0], value, path, problems)
-        for option in options:
-            attempt: list[str] = []
-            made = _value(option, value, path, attempt)
-            if not attempt:
-                return made
-        names = " or ".join(_name(o) for o in options)
-        problems.append(f"{path}={show(value)} is not {names}. Give {path} a value of that type.")
+        return known[kind]
+
+    def _field(self, field: dataclasses.Field[Any], hint: Any, value: Any, where: str) -> Any:
+        if isinstance(value, str) and (unit := field.metadata.get("unit")):
+            try:
+                value = _READERS[unit](value)
+            except ValueError as error:
+                self.problems.append(f"{where}={value} {error}. Write {where}={_SIZES[unit]}.")
+                return _INVALID
+        return self._value(hint, value, where, _example(field))
+
+    def _value(self, hint: Any, value: Any, path: str, example: str = "") -> Any:
+        origin = get_origin(hint)
+        if origin in (Union, types.UnionType):
+            if value is None and type(None) in get_args(hint):
+                return None
+            options = [h for h in get_args(hint) if h is not type(None)]
+            if len(options) == 1:
+                return self._value(options[0], value, path, example)
+            for option in options:
+                attempt = _Builder(self.names)
+                made = attempt._value(option, value, path, example)
+                if not attempt.problems:
+                    return made
+            return self._wrong(" or ".join(_name(option) for option in options), value, path, example)
+        if origin is Literal:
+            choices = get_args(hint)
+            if any(value == choice and type(value) is type(choice) for choice in choices):
+                return value
+            near = nearest_value(str(value), map(str, choices))
+            self.problems.append(f"{path}={show(value)} is not a choice here. {near}")
+            return _INVALID
+        if isinstance(hint, type) and issubclass(hint, Settings):
+            return self.settings(hint, value, path)
+        if origin is tuple:
+            return self._list(hint, value, path, example)
+        plain = _plain(hint, value)
+        if plain is None and hint is str and self.names and (typed := self.names.typed.get(path)):
+            way_out = f"As a text it is {shell(f'{path}={quoted(typed)}')}."
+            self.problems.append(f"{path}={typed} is not a text. {way_out}")
+            return _INVALID
+        if plain is None:
+            return self._wrong(_name(hint), value, path, example or _EXAMPLES.get(hint, "VALUE"))
+        if isinstance(plain, str) and "\0" in plain:
+            self.problems.append(f"{path} holds a zero byte, which no text has. Take it out.")
+            return _INVALID
+        if isinstance(plain, (int, float)) and not math.isfinite(plain):
+            self.problems.append(f"{path}={show(value)} is not a finite number. Write {path}={example or 1}.")
+            return _INVALID
+        if hint is int and abs(float(plain)) > _MOST:
+            self.problems.append(f"{path}={show(value)} must be at most 1e18. Write {path}={example or 1}.")
+            return _INVALID
+        return plain
+
+    def _list(self, hint: Any, value: Any, path: str, example: str) -> Any:
+        inner = get_args(hint)[0]
+        if not isinstance(value, (list, tuple)):
+            return self._wrong(_name(hint), value, path, example or "[]")
+        if isinstance(inner, type) and issubclass(inner, Settings):
+            return tuple(self.settings(inner, one, f"{path}[{i}]") for i, one in enumerate(value))
+        attempt = _Builder(None)
+        made = tuple(attempt._value(inner, one, f"{path}[{i}]") for i, one in enumerate(value))
+        if attempt.problems:
+            return self._wrong(_name(hint), value, path, example or "[]")
+        return made
+
+    def _wrong(self, name: str, value: Any, path: str, example: str) -> Any:
+        self.problems.append(f"{path}={show(value)} is not {name}. Write {path}={example}.")
         return _INVALID
-    if origin is Literal:
-        if value in get_args(hint):
-            return value
-        problems.append(f"{path}={show(value)} is not a choice here. {nearest(str(value), map(str, get_args(hint)))}")
-        return _INVALID
-    if origin is tuple:
-        if isinstance(value, (list, tuple)):
-            return tuple(_value(get_args(hint)[0], v, f"{path}[{i}]", problems) for i, v in enumerate(value))
-    elif isinstance(hint, type) and issubclass(hint, Settings):
-        return _settings(hint, value, path, problems)
-    elif hint is bool:
-        if isinstance(value, bool):
-            return value
-    elif hint is int:
-        if isinstance(value, int) and not isinstance(value, bool):
-            return value
-        if isinstance(value, float) and value.is_integer():
-            return int(value)
-    elif hint is float:
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            return float(value)
-    elif hint is str:
-        if isinstance(value, str):
-            return value
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            return str(value)
-    problems.append(f"{path}={show(value)} is not {_name(hint)}. Give {path} a value of that type.")
-    return _INVALID
+
+    def _ways_into(self, path: str) -> str:
+        known = self.names.groups.get(path) if self.names else None
+        if known:
+            return f"Choose one: {a_few([f'{path}={one}' for one in known])}."
+        return f"Give its keys one by one: {path}.key=value."
+
+    def _ways_to_set(self, where: str) -> str:
+        known = self.names.groups.get(where) if self.names else None
+        return f"Choose one: {a_few([f'{where}={one}' for one in known])}." if known else f"Add {where}=VALUE."
 
 
 _NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+_EXAMPLES = {bool: "true", int: "1", float: "1.0", str: "TEXT"}
+
+
+def _plain(hint: Any, value: Any) -> bool | int | float | str | None:
+    """The value as this type takes it; None where it is none."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if hint is bool and isinstance(value, bool):
+        return value
+    if hint is int and is_number and not (isinstance(value, float) and value.is_integer() is False):
+        return int(value) if math.isfinite(value) else value
+    if hint is float and is_number:
+        return float(value) if isinstance(value, float) or abs(value) <= _MOST else value
+    if hint is str and (isinstance(value, str) or is_number):
+        return str(value)
+    return None
+
+
+def _example(field: dataclasses.Field[Any]) -> str:
+    """A value that may stand here: the default, where it says something."""
+    value = field.default
+    if value is dataclasses.MISSING or value is None or isinstance(value, Settings):
+        return ""
+    return show(value)
 
 
 def _name(hint: Any) -> str:
     if get_origin(hint) is tuple:
-        return f"a list of {_name(get_args(hint)[0])}"
+        return f"a list of {_PLURALS.get(get_args(hint)[0], 'groups of settings')}"
     return _NAMES.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+_PLURALS = {bool: "true or false", int: "whole numbers", float: "numbers", str: "texts"}
 
 
 def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
+
+
+def _under(path: str, problem: str) -> str:
+    """The problem with its whole key, and still of its sort."""
+    return type(problem)(_join(path, problem))

@@ -1,12 +1,12 @@
 """Hydra's composition over conf/, then typed settings. Called by the command line; torch-free.
 
 Hydra is used to compose and for its override grammar only. Nothing is ever instantiated from a file: a config is
-data (security promise), so `_target_` keys and `${oc.env:...}` style resolvers are refused.
+data (security promise), so `_target_` keys and `${oc.env:...}` style resolvers are refused. Hydra joins the files; what
+the command line sets and what `${other.key}` refers to is put in here.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
@@ -14,10 +14,12 @@ from typing import Any, TypeVar
 
 from lmtrain.config.base import Settings
 from lmtrain.config.build import build_settings
+from lmtrain.config.names import Names, nearest_value
+from lmtrain.config.overrides import change, parse, several
+from lmtrain.config.references import resolved
 from lmtrain.errors import MissingInputError, SettingsError, nearest
 
 S = TypeVar("S", bound=Settings)
-_RESOLVER = re.compile(r"\$\{\s*[A-Za-z_][\w.]*\s*:")
 
 
 def conf_dir() -> Path:
@@ -29,36 +31,46 @@ def conf_dir() -> Path:
 
 def compose(cls: type[S], overrides: Sequence[str], *, config_dir: Path | None = None, name: str = "pretrain") -> S:
     """Settings of this class from conf/NAME.yaml, a user's config folder and the overrides, judged whole."""
-    return build_settings(cls, compose_plain(overrides, config_dir=config_dir, name=name))
+    words = [word.lstrip("~+").partition("=") for word in overrides]
+    names = Names(cls, group_choices(config_dir), {key: value for key, _, value in words})
+    return build_settings(cls, compose_plain(overrides, config_dir=config_dir, name=name), names=names)
 
 
 def compose_plain(
     overrides: Sequence[str], *, config_dir: Path | None = None, name: str = "pretrain"
 ) -> dict[str, Any]:
     """The composed tree as plain data, before types are judged."""
+    folders = _search_path(config_dir)
+    roots = sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})
+    name = _checked_name(name, roots, folders)
+    groups = group_choices(config_dir)
+    choices, words, changes, problems = dict[str, str](), list[str](), list[Any](), list[str]()
+    for override in parse(overrides, groups):
+        group = override.key_or_group
+        if override.is_sweep_override():
+            problems.append(several(override))
+        elif group in groups:
+            if group in choices:
+                problems.append(f"{override.input_line} chooses {group} again, after {choices[group]}. Leave one out.")
+            choices[group] = str(override.input_line)
+            problems += [] if override.is_delete() else _choice_problems(group, override.value(), groups[group])
+            words.append(f"~{group}" if override.value() is None else choices[group])
+        elif "/" in group:
+            problems.append(f"{override.input_line} chooses in {group}, which is no group. {nearest(group, groups)}")
+        else:
+            changes.append(override)
+    if problems:
+        raise SettingsError(problems)
     # because: hydra takes a third of a second to import, and most commands compose nothing
-    from hydra import compose as hydra_compose
-    from hydra import initialize_config_dir
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.errors import HydraException
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
+    from lmtrain.config.source import Asked, compose_files
 
-    search = _search_path(config_dir)
-    home = _home_of(name, search)
-    before, after = search[: search.index(home)], search[search.index(home) + 1 :]
-    arguments = [*_lenient(_parse(overrides), search), _further_folders(after)]
-    with initialize_config_dir(config_dir=str(home), version_base="1.3"):
-        for folder in before:  # takes effect because hydra.searchpath makes Hydra look at its folders anew
-            GlobalHydra.instance().config_loader().get_search_path().prepend("lmtrain", f"file://{folder}")
-        try:
-            tree = hydra_compose(config_name=name, overrides=arguments)
-            _refuse_code(OmegaConf.to_container(tree, resolve=False))
-            plain = OmegaConf.to_container(tree, resolve=True)
-        except (HydraException, OmegaConfBaseException) as error:
-            raise SettingsError([" ".join(str(error).split())]) from error
-    assert isinstance(plain, dict)
-    return {str(k): v for k, v in plain.items()}
+    tree = compose_files(folders, Asked(name, roots, groups, choices), words)
+    problems = [problem for override in changes if (problem := change(tree, override))]
+    _refuse_code(tree)
+    plain, unresolved = resolved(tree)
+    if problems or unresolved:
+        raise SettingsError(problems + unresolved)
+    return plain
 
 
 def sweep(overrides: Sequence[str], *, config_dir: Path | None = None) -> list[list[str]]:
@@ -68,7 +80,7 @@ def sweep(overrides: Sequence[str], *, config_dir: Path | None = None) -> list[l
 
     groups = group_choices(config_dir)
     options: list[list[str]] = []
-    for override in _parse(overrides):
+    for override in parse(overrides, groups):
         key, value = override.get_key_element(), override.value()
         if not override.is_sweep_override():
             options.append([str(override.input_line)])
@@ -100,71 +112,23 @@ def _search_path(config_dir: Path | None) -> list[Path]:
     return [config_dir.resolve(), conf_dir()]
 
 
-def _home_of(name: str, search: list[Path]) -> Path:
-    """The first folder that holds the root config; Hydra must start there."""
-    known = {file.stem for root in search for file in root.glob("*.yaml")}
-    if name not in known:
-        raise SettingsError([f"--config-name={name} is not in {search[0]}. {nearest(name, known)}"])
-    return next(root for root in search if (root / f"{name}.yaml").exists())
+def _checked_name(name: str, known: Sequence[str], folders: Sequence[Path]) -> str:
+    """The root config that a user means, with or without its suffix."""
+    if name.removesuffix(".yaml") in known:
+        return name.removesuffix(".yaml")
+    other = next((folder / f"{name}.yml" for folder in folders if (folder / f"{name}.yml").exists()), None)
+    way_out = f"Rename {other} to {name}.yaml." if other else nearest(name, known)
+    raise SettingsError([f"--config-name={name} is not in {folders[0]}. {way_out}"])
 
 
-def _further_folders(folders: list[Path]) -> str:
-    """Where else Hydra looks. Always given, so that no config file can add a place of its own."""
-    quoted = ["'file://" + str(folder).replace("'", "\\'") + "'" for folder in folders]
-    return f"hydra.searchpath=[{','.join(quoted)}]"
-
-
-def _parse(overrides: Sequence[str]) -> list[Any]:
-    # because: hydra is slow to import
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    parser, parsed, problems = OverridesParser.create(), [], []
-    for text in overrides:
-        try:
-            parsed.append(parser.parse_override(text))
-            reason = "" if parsed[-1].key_or_group else "it names no key"
-        except HydraException as error:
-            reason = str(error).splitlines()[0]
-        if reason:
-            problems.append(f"{text!r} is not an override ({reason}). Write key=value, +key=value or group=choice.")
-    if problems:
-        raise SettingsError(problems)
-    return parsed
-
-
-def _lenient(overrides: list[Any], search: list[Path]) -> list[str]:
-    """Let Hydra take every key, so that unknown ones are judged by our types, together and with a near name.
-
-    `key=value` becomes `++key=value` unless key is a group; a group's choice must exist.
-    """
-    groups: dict[str, set[str]] = {}
-    for root in search:
-        for file in root.glob("*/**/*.yaml"):
-            groups.setdefault(file.parent.relative_to(root).as_posix(), set()).add(file.stem)
-    problems, result = [], []
-    for override in overrides:
-        if override.is_sweep_override():
-            problems.append(f"{override.input_line} names several values. Add -m to run each of them.")
-            continue
-        name = override.key_or_group
-        if name in groups:
-            choice = override.value()
-            for one in choice if isinstance(choice, list) else [choice]:
-                if one is not None and str(one) not in groups[name] and not override.is_delete():
-                    problems.append(f"{name}={one} is not in conf/{name}/. {nearest(str(one), groups[name])}")
-            result.append(override.input_line)
-        elif override.is_delete():
-            result.append(override.input_line)
-        else:
-            result.append("++" + str(override.input_line).lstrip("+"))
-    if problems:
-        raise SettingsError(problems)
-    return result
+def _choice_problems(group: str, value: Any, known: Sequence[str]) -> list[str]:
+    chosen = value if isinstance(value, list) else [value]
+    wrong = [one for one in chosen if one is not None and str(one) not in known]
+    return [f"{group}={one} is not in conf/{group}/. {nearest_value(str(one), known)}" for one in wrong]
 
 
 def _refuse_code(node: Any, path: str = "") -> None:
-    """Configs are data: no import strings, no resolvers that read the environment or call anything."""
+    """Configs are data: no import strings."""
     if isinstance(node, dict):
         for key, value in node.items():
             where = f"{path}.{key}" if path else str(key)
@@ -174,5 +138,3 @@ def _refuse_code(node: Any, path: str = "") -> None:
     elif isinstance(node, list):
         for i, value in enumerate(node):
             _refuse_code(value, f"{path}[{i}]")
-    elif isinstance(node, str) and _RESOLVER.search(node):
-        raise SettingsError([f"{path}={node} calls a resolver. Use plain values or ${{other.key}} references."])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from lmtrain.config.base import Problem, Settings, kinds, problem_if
@@ -83,6 +83,13 @@ def layout_problems(
     shape: ModelShape, parallel: ParallelSettings, *, uses_dropout: bool, compiles: bool
 ) -> Iterator[Problem]:
     """What a model of this shape does not allow. A head or a column is never cut in two."""
+    for problem in _problems_of(shape, parallel, uses_dropout, compiles):
+        yield replace(problem, of_layout=True)
+
+
+def _problems_of(
+    shape: ModelShape, parallel: ParallelSettings, uses_dropout: bool, compiles: bool
+) -> Iterator[Problem]:
     tp, stages = parallel.tp, parallel.pp * parallel.vp
     yield from problem_if(
         stages > shape.num_layers, "parallel.pp", parallel.pp,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from lmtrain.config.build import build_settings
-from lmtrain.errors import SettingsError, nearest
+from lmtrain.errors import SettingsError, nearest, refusal
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.placement.parallel_settings import AXES, ParallelSettings, layout_problems
 
@@ -35,4 +35,4 @@ def check_layout(model: ModelSettings, parallel: ParallelSettings) -> None:
     problems = layout_problems(model.shape, parallel, uses_dropout=False, compiles=False)
     texts = [problem.text() for problem in problems]
     if texts:
-        raise SettingsError(texts)
+        raise refusal(texts)

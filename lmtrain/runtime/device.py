@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from lmtrain.errors import OutOfMemoryError, SettingsError
+from lmtrain.runtime.gpus import Gpus, device_problem
 from lmtrain.runtime.process import set_env_default
 
 
@@ -29,16 +30,11 @@ def pick_device(name: str, local_rank: int = 0) -> torch.device:
     """`auto` takes the GPU of this local rank if torch sees one, else the CPU."""
     if name not in ("auto", "cpu", "cuda"):
         raise SettingsError([f"compute.device={name} is not a device. Use auto, cpu or cuda."])
-    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+    gpus = Gpus(torch.version.cuda, torch.cuda.device_count() if torch.cuda.is_available() else 0, torch.__version__)
+    if problem := device_problem(name, gpus, local_rank):
+        raise problem
+    if name == "cpu" or gpus.count == 0:
         return torch.device("cpu")
-    if not torch.cuda.is_available():
-        built = f"is built for CUDA {torch.version.cuda}" if torch.version.cuda else "is built without CUDA"
-        problem = f"compute.device=cuda and torch {torch.__version__} sees no GPU (it {built})."
-        raise SettingsError([f"{problem} Use compute.device=cpu or auto."])
-    count = torch.cuda.device_count()
-    if local_rank >= count:
-        problem = f"local rank {local_rank} has no GPU of its own, since this node shows {count}."
-        raise SettingsError([f"{problem} Start at most {count} processes per node."])
     device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)
     return device

@@ -23,6 +23,10 @@ from lmtrain.units import format_bytes
 
 MAX_JSON_BYTES = 64 << 20
 MAX_JSON_DEPTH = 64
+_NO_OUTPUT = (
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP
+)  # fmt: skip
+_NO_INPUT = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 
 
@@ -55,7 +59,7 @@ def storage_errors(path: Path, doing: str, need_bytes: int = 0) -> Iterator[None
             need = f"{format_bytes(need_bytes)} needed, " if need_bytes else ""
             room = f"{need}{format_bytes(free_bytes(path))} free"
             raise StorageError(f"{doing} {path} failed: the disk is full ({room}). Free some space.") from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
+        if error.errno in _NO_OUTPUT:
             reason = error.strerror
             raise OutputError(f"{doing} {path} failed: {reason}. Choose an output that you may write.") from error
         raise StorageError(f"{doing} {path} failed: {error.strerror or error}.") from error
@@ -179,6 +183,8 @@ def read_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise DataError(f"{path} is a symbolic link. Put the file itself in its place.") from error
+        if error.errno in _NO_INPUT:
+            raise MissingInputError(f"{path} cannot be read: {error.strerror}. Check the path, and who may.") from error
         raise StorageError(f"Reading {path} failed: {error.strerror or error}.") from error
 
 
@@ -233,6 +239,46 @@ def is_safe_name(name: object) -> bool:
     return isinstance(name, str) and _SAFE_NAME.fullmatch(name) is not None
 
 
+def check_output_folder(folder: Path, named: str, *, lock: bool) -> None:
+    """Refuse what `folder_lock` would, and make nothing. `lock`: also whether another run has it now."""
+    at = folder
+    try:
+        while not _is_there(at):
+            at = at.parent
+        is_folder = at.is_dir()
+    except OSError as error:
+        raise OutputError(f"{named} cannot be a folder: {error.strerror}. Choose another one.") from error
+    if not is_folder:
+        raise OutputError(f"{named} cannot be a folder, since {at} is a file. Choose another one.")
+    if not os.access(at, os.W_OK | os.X_OK):
+        raise OutputError(f"{named} cannot be written, since {at} is closed to you. Choose another one.")
+    # because: a try shuts out for its instant who takes the lock in earnest
+    if lock and (folder / ".lock").is_file():
+        fd = os.open(folder / ".lock", os.O_RDONLY)
+        try:
+            _take_lock(fd, folder, fcntl.LOCK_SH)
+        finally:
+            os.close(fd)
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return False
+    except NotADirectoryError:
+        return False
+    return True
+
+
+def _take_lock(fd: int, folder: Path, kind: int) -> None:
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except OSError as error:
+        owner = os.read(fd, 200).decode(errors="replace").strip() or "another process"
+        raise OutputError(f"{folder} is in use by {owner}. Wait for it or choose another folder.") from error
+
+
 @contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
     """Only one run may own an output folder; the lock goes with the process, however that ends."""
@@ -242,11 +288,7 @@ def folder_lock(folder: Path) -> Iterator[None]:
     with storage_errors(path, "Opening"):
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            owner = os.read(fd, 200).decode(errors="replace").strip() or "another process"
-            raise OutputError(f"{folder} is in use by {owner}. Wait for it or choose another folder.") from error
+        _take_lock(fd, folder, fcntl.LOCK_EX)
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
         yield

@@ -6,9 +6,7 @@ models.
 
 from __future__ import annotations
 
-import errno
 import re
-import socket
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +20,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # because: public, but not in __all__
 
-from lmtrain.errors import LmtrainError, PeerLostError, UsageError
+from lmtrain.errors import LmtrainError, PeerLostError
+from lmtrain.runtime.ports import listen
 from lmtrain.runtime.process import ProcessEnv, Rendezvous
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -71,23 +70,11 @@ def _store(process: ProcessEnv, at: Rendezvous, timeout: timedelta) -> Any:
     first, listen_fd = process.rank == 0 and not at.held_by_launcher, at.listen_fd
     if first and listen_fd is None:
         # because: TCPStore itself listens on every interface, which a run within one node has no need of
-        listen_fd = _listen("127.0.0.1" if at.stays_on_node else "", at.port)
+        listen_fd = listen("127.0.0.1" if at.stays_on_node else "", at.port)
     return TCPStore(
         at.host, at.port, process.world_size, first, timeout,
         wait_for_workers=False, master_listen_fd=listen_fd if first else None,
     )  # fmt: skip
-
-
-def _listen(host: str, port: int) -> int:
-    family = socket.AF_INET if host or not socket.has_dualstack_ipv6() else socket.AF_INET6
-    try:
-        return socket.create_server(
-            (host, port), family=family, backlog=1024, dualstack_ipv6=family == socket.AF_INET6
-        ).detach()
-    except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            raise
-        raise UsageError(f"Port {port} is in use by another program. Set MASTER_PORT to a free one.") from error
 
 
 def _gather_names(name: str) -> list[str]:

@@ -5,7 +5,6 @@ Called by the command line right after the settings; its answer is what set-up b
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from lmtrain.runtime.process import ProcessEnv
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.train.config import RunConfig
 from lmtrain.train.first_weights import find_first_weights
+from lmtrain.train.machine import check_device, check_folder, check_port, compiler_problems
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,15 @@ def preflight(config: RunConfig, env: ProcessEnv, *, starting: bool = True) -> I
     lock. Not `starting`: one process may ask about a run of many.
     """
     _check_processes(config, env, starting)
+    is_here = env.world_size == config.parallel.layout.world_size  # else one process asks about a run of many
+    if is_here:
+        check_device(config, env)
     tokenizer, model, data = load_data(config)
     resume_from = find_resume(config)
+    if is_here and env.rank == 0:
+        check_folder(config, model, lock=not starting)
+    if is_here and not starting:
+        check_port(env)  # because: a run opens it right after this, and finds out itself
     # because: once a run has a checkpoint of its own, the one it began from may be gone
     weights_from = find_first_weights(config, model, tokenizer) if resume_from is None else None
     return Inputs(model, tokenizer, data, resume_from, weights_from)
@@ -64,7 +71,7 @@ def load_data(config: RunConfig, *, validate: bool = True) -> tuple[Tokenizer, M
 
 
 def _check_processes(config: RunConfig, env: ProcessEnv, starting: bool) -> None:
-    problems = list(_compiler_problems(config))
+    problems = list(compiler_problems(config))
     if starting or env.launcher != "single":
         wrong = list(_process_problems(config.parallel.layout, env))
         if wrong:
@@ -95,14 +102,6 @@ def _process_problems(layout: Layout, env: ProcessEnv) -> Iterator[str]:
 
 def _processes(count: int) -> str:
     return "1 process" if count == 1 else f"{count} processes"
-
-
-def _compiler_problems(config: RunConfig) -> Iterator[str]:
-    if config.compute.compile and not any(shutil.which(cc) for cc in ("c++", "g++", "clang++")):
-        yield (
-            "compute.compile=true needs a C++ compiler and none of c++, g++ and clang++ is here. "
-            "Install one or set compute.compile=false."
-        )
 
 
 def _tokenizer(settings: DataChoice, opened: Opened) -> Tokenizer:

@@ -36,6 +36,8 @@ class TrainSettings(Settings):
     def problems(self) -> Iterator[Problem]:
         rule = f"and train.tokens={show(self.tokens)} must be given one without the other"
         way_out = "Set train.steps=1000 or train.tokens=300B."
+        if self.steps is not None and self.tokens is not None:
+            way_out = "Add train.steps=null to train for tokens, or train.tokens=null to train for steps."
         yield from self.problem_if((self.steps is None) == (self.tokens is None), "steps", rule, way_out)
         least = {"steps": 1, "tokens": 1, "global_batch": 1, "micro_batch": 1, "seed": 0, "valid_interval_steps": 0}
         for key, number in (least | {"valid_samples": 1}).items():

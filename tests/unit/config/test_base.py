@@ -33,7 +33,7 @@ class Kitchen(Settings):
 def test_all_problems_are_raised_at_once() -> None:
     with pytest.raises(SettingsError) as caught:
         Oven(heat=300, trays=())
-    assert caught.value.problems == ("heat=300 is above 250. Use heat=250.", "trays=() is empty. Use trays=[1].")
+    assert caught.value.problems == ("heat=300 is above 250. Use heat=250.", "trays=[] is empty. Use trays=[1].")
 
 
 def test_settings_cannot_be_changed() -> None:

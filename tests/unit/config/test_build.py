@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lmtrain.config.base import Choice, Problem, Settings, problem_if
 from lmtrain.config.build import build_settings, quantity
-from lmtrain.errors import SettingsError
+from lmtrain.errors import LayoutError, SettingsError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,19 +93,36 @@ def test_numbers_survive(cups: int, wait: float) -> None:
         ({"drink": {"kind": "tea"}}, "drink.leaves is not set. Add drink.leaves=VALUE."),
         ({"drink": {"kind": "tea", "leaves": 0}}, "drink.leaves=0.0 must be above 0. Use 2."),
         ({"drink": {"kind": "tea", "leaves": 1, "suger": 1}}, "drink.suger=1 is not a setting. Did you mean sugar?"),
-        ({"cups": 1.5}, "cups=1.5 is not a whole number. Give cups a value of that type."),
-        ({"cups": True}, "cups=true is not a whole number. Give cups a value of that type."),
-        ({"cups": "many"}, "cups=many is not a size such as 2000, 10M or 300B. Give a number or a size with its unit."),
-        ({"name": None}, "name=null is not a text. Give name a value of that type."),
-        ({"hot": "yes"}, "hot=yes is not true or false. Give hot a value of that type."),
+        ({"cups": 1.5}, "cups=1.5 is not a whole number. Write cups=1."),
+        ({"cups": True}, "cups=true is not a whole number. Write cups=1."),
+        ({"cups": "many"}, "cups=many is not a size such as 2000, 10M or 300B. Write cups=1000."),
+        ({"name": None}, "name=null is not a text. Write name=anon."),
+        ({"hot": "yes"}, "hot=yes is not true or false. Write hot=true."),
         ({"size": "larg"}, "size=larg is not a choice here. Did you mean large?"),
-        ({"times": 3}, "times=3 is not a list of a number. Give times a value of that type."),
-        ({"times": [1, "x"]}, "times[1]=x is not a number. Give times[1] a value of that type."),
+        ({"times": 3}, "times=3 is not a list of numbers. Write times=[]."),
+        ({"times": [1, "x"]}, "times=[1,x] is not a list of numbers. Write times=[]."),
+        ({"cups": 1e30}, "cups=1e+30 must be at most 1e18. Write cups=1."),
+        ({"wait": float("nan")}, "wait=nan is not a finite number. Write wait=0.0."),
+        ({"name": "a\0b"}, "name holds a zero byte, which no text has. Take it out."),
         ({"spare": {"kind": "coffee"}}, "spare.kind=coffee is not a kind of spare. Known: tea."),
     ],
 )
 def test_one_wrong_value_is_one_sentence_and_a_way_out(change: dict[str, Any], said: str) -> None:
     assert _problems({"drink": {"kind": "tea", "leaves": 1}} | change) == (said,)
+
+
+def test_problems_of_the_layout_alone_are_another_error() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Trays(Settings):
+        wide: int = 1
+
+        def problems(self) -> Iterator[Problem]:
+            yield Problem("wide", self.wide, "does not fit the oven", "Use 1.", of_layout=self.wide > 1)
+
+    with pytest.raises(LayoutError, match="wide=2 does not fit the oven"):
+        build_settings(Trays, {"wide": 2})
+    with pytest.raises(SettingsError, match="2 settings are wrong"):
+        build_settings(Trays, {"wide": 1, "deep": 1} | {"wide": "x"})
 
 
 def test_every_problem_is_collected() -> None:

@@ -179,7 +179,7 @@ def test_reading_is_bounded_and_names_what_it_finds(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(DataError, match="pipe is not a plain file"):
         read_bytes(tmp_path / "pipe", 10)
-    with pytest.raises(StorageError, match="Not a directory"):
+    with pytest.raises(MissingInputError, match="Not a directory"):
         read_bytes(path / "below", 10)
 
 

@@ -1,0 +1,168 @@
+"""The setting that a wrong name was meant for, over all levels and under the names that other tools give it.
+
+Called by build, where a key is no setting, and by the command line, where an option is none. It answers with what to
+type.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any, Literal, Union, get_args, get_origin
+
+from lmtrain.config.base import Choice, Settings, kinds
+from lmtrain.errors import nearest
+
+# what Megatron-LM, Hugging Face's Trainer, DeepSpeed and nanoGPT call it; a name without a dot is a group
+ELSEWHERE = {
+    "optim.lr": "learning_rate max_lr peak_lr",
+    "optim.clip_norm": "clip_grad max_grad_norm gradient_clip_val grad_clip gradient_clipping",
+    "optim.eps": "adam_eps adam_epsilon epsilon",
+    "optim.betas": "adam_beta1 adam_beta2 beta1 beta2",
+    "optim.weight_decay": "wd",
+    "optim": "optimizer optimizer_type optimizer_name",
+    "schedule": "lr_decay_style lr_scheduler_type lr_scheduler scheduler lr_schedule",
+    "schedule.warmup_steps": "lr_warmup_iters warmup_iters warmup num_warmup_steps lr_warmup_steps",
+    "train.micro_batch": "micro_batch_size per_device_train_batch_size train_micro_batch_size_per_gpu microbatch",
+    "train.global_batch": "global_batch_size batch_size train_batch_size total_batch_size batch",
+    "train.steps": "train_iters max_steps max_iters iterations iters num_steps total_steps num_train_steps",
+    "train.tokens": "train_tokens max_tokens num_tokens",
+    "train.rampup": "rampup_batch_size batch_size_rampup",
+    "train.valid_interval_steps": "eval_interval eval_steps val_check_interval eval_every",
+    "train.valid_samples": "eval_iters eval_samples",
+    "model": "model_name model_type model_name_or_path arch architecture",
+    "model.width": "hidden_size d_model n_embd dim hidden_dim embed_dim",
+    "model.num_layers": "n_layer n_layers num_hidden_layers layers depth",
+    "model.num_heads": "num_attention_heads n_head n_heads heads",
+    "model.num_kv_heads": "num_key_value_heads num_query_groups n_kv_heads",
+    "model.ffn_width": "ffn_hidden_size intermediate_size d_ff n_inner",
+    "model.seq_len": "seq_length max_seq_len max_position_embeddings sequence_length context_length block_size n_ctx",
+    "model.dropout": "hidden_dropout resid_pdrop dropout_rate",
+    "model.rotary_base": "rope_theta rope_base",
+    "parallel.tp": "tensor_model_parallel_size tensor_parallel_size tp_size",
+    "parallel.pp": "pipeline_model_parallel_size pipeline_parallel_size pp_size",
+    "parallel.vp": "virtual_pipeline_model_parallel_size vp_size",
+    "parallel.dp_shard": "data_parallel_size dp dp_size fsdp",
+    "parallel.zero": "zero_stage",
+    "recompute": "recompute_granularity gradient_checkpointing activation_checkpointing checkpoint_activations",
+    "precision": "mixed_precision dtype torch_dtype",
+    "checkpoint.interval_steps": "save_interval save_steps save_every",
+    "checkpoint.keep_last": "save_total_limit max_checkpoints",
+    "checkpoint.resume": "load resume_from_checkpoint resume_from restore",
+    "checkpoint.init_from": "pretrained_checkpoint finetune_from init_checkpoint",
+    "observe.log_interval_steps": "log_interval logging_steps log_every",
+    "data.path": "data_path data_prefix train_data_path dataset dataset_path train_data",
+    "data.valid_path": "valid_data_path val_data_path eval_data",
+    "data.tokenizer": "tokenizer_model tokenizer_path tokenizer_name",
+    "run.dir": "output_dir save out_dir save_dir output run_dir log_dir logging_dir",
+    "compute.device": "accelerator device_type",
+    "compute.compile": "torch_compile",
+}
+_KEY_OF = {name: key for key, names in ELSEWHERE.items() for name in names.split()}
+_VALUES = {
+    "gpu": "cuda", "nvidia": "cuda", "half": "fp16", "float16": "fp16", "16": "fp16", "16-mixed": "fp16",
+    "bfloat16": "bf16", "float32": "fp32", "float": "fp32", "32": "fp32", "rope": "rotary", "absolute": "learned",
+    "1F1B": "1f1b", "zero_bubble": "zb_h1", "selective": "attention", "linear_decay": "linear", "noop": "none",
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Names:
+    """All settings of a class by their keys, and the choices of its groups."""
+
+    root: type[Settings]
+    groups: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+    typed: Mapping[str, str] = dataclasses.field(default_factory=dict)  # values as they stand on the command line
+
+    def meant(self, path: str, value: str) -> list[str]:
+        """What to type instead of this key and value: nothing, one or a few words `key=value`."""
+        parent, _, name = path.rpartition(".")
+        word = name.lower().replace("-", "_")
+        known = keys_of(self.root)
+        if parent in self.groups and value in self.groups[parent]:
+            return [f"{parent}={value}"]
+        if word in self.groups and not parent:
+            return [self._choice(word, value)]
+        once = ".".join(part for part, _ in groupby(path.split(".")))  # a file may repeat its group's name
+        if once in known:
+            return [self._word(once, value)]
+        same = [key for key in known if key.rpartition(".")[2] == word]
+        if len(same) > 3:
+            same = [key for key in same if key.startswith(f"{parent}.")] or same[:3]
+        if not same and word in _KEY_OF:
+            same = [_KEY_OF[word]]
+        if not same:
+            beside = [key for key in known if key.rpartition(".")[0] == parent]
+            same = [key for key in beside if key.rpartition(".")[2] in _close(name, beside, 0.6)][:1]
+        if not same:
+            same = difflib.get_close_matches(path, known, n=1, cutoff=0.8)
+        if not same:
+            last = _close(word, known, 0.75)
+            same = [key for key in known if key.rpartition(".")[2] in last][:3]
+        return [self._word(key, value) for key in same]
+
+    def way_out(self, path: str, value: str, beside: typing.Iterable[str]) -> str:
+        """The sentence that ends a message about a key that is no setting; `beside` are those of its level."""
+        words = self.meant(path, value)
+        if words:
+            return f"Did you mean {' or '.join(words)}?"
+        return nearest(path.rpartition(".")[2], beside)
+
+    def _word(self, key: str, value: str) -> str:
+        if "." not in key:
+            return self._choice(key, value)
+        hint = keys_of(self.root).get(key)
+        literals = [option for option in options_of(hint) if get_origin(option) is Literal]
+        choices = [str(choice) for option in literals for choice in get_args(option)]
+        return f"{key}={near_value(value, choices) or value if choices else value}"
+
+    def _choice(self, group: str, value: str) -> str:
+        known = self.groups.get(group, ())
+        return f"{group}={value if value in known else near_value(value, known) or 'NAME'}"
+
+
+def near_value(value: str, known: typing.Iterable[str]) -> str | None:
+    """Another tool's word for one of these, or the nearest of them."""
+    known = list(known)
+    if _VALUES.get(value) in known:
+        return _VALUES[value]
+    close = difflib.get_close_matches(value, known, n=1, cutoff=0.6)
+    parts = [one for one in known if value and (value.startswith(one) or one.startswith(value))]
+    return next(iter([*close, *parts]), None)
+
+
+def nearest_value(value: str, known: typing.Iterable[str]) -> str:
+    """As `nearest`, for values: other tools' words are known."""
+    known = list(known)
+    found = near_value(value, known)
+    return f"Did you mean {found}?" if found else nearest(value, known)
+
+
+def _close(name: str, keys: typing.Iterable[str], cutoff: float) -> list[str]:
+    return difflib.get_close_matches(name, {key.rpartition(".")[2] for key in keys}, n=1, cutoff=cutoff)
+
+
+def keys_of(root: type[Settings]) -> dict[str, Any]:
+    """Every key that holds a value, with its type; of choices those of every kind."""
+    return dict(_walk(root, ""))
+
+
+def _walk(cls: type[Settings], path: str) -> Iterator[tuple[str, Any]]:
+    alternatives = list(kinds(cls).values()) if issubclass(cls, Choice) and not cls.kind else [cls]
+    for one in alternatives:
+        hints = typing.get_type_hints(one)
+        for field in dataclasses.fields(one):
+            key, hint = f"{path}.{field.name}" if path else field.name, hints[field.name]
+            inner = [option for option in options_of(hint) if isinstance(option, type) and issubclass(option, Settings)]
+            for option in inner:
+                yield from _walk(option, key)
+            if not inner:
+                yield key, hint
+
+
+def options_of(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)

@@ -1,0 +1,226 @@
+"""The words of a command line that set something: `key=value`, `group=choice`, `~key`. Hydra's grammar, our messages.
+
+Called by compose. It knows words alone; what a key means and which choices there are is judged by its callers.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from lmtrain.config import references
+from lmtrain.errors import SettingsError
+
+MAX_WORD = 20_000
+MAX_DEPTH = 20
+_KEY = re.compile(r"[~+]{0,2}[A-Za-z_$][\w$/-]*(?:\.[\w$-]+)*", re.ASCII)
+_HYDRA = re.compile(r"[~+]*hydra(?:[./]|$)")
+_SIGNS = ",[]{}()'\""
+_CLOSE = {"[": "]", "{": "}", "(": ")"}
+_INSTEAD = {
+    "hydra.run.dir": "Use run.dir=FOLDER.",
+    "hydra.sweep.dir": "Use -m with run.dir=FOLDER, in which each run gets a folder of its own.",
+    "hydra.sweep.subdir": "Use -m with run.dir=FOLDER, in which each run gets a folder of its own.",
+    "hydra.searchpath": "Use --config-dir FOLDER.",
+}
+
+
+def parse(words: Sequence[str], groups: Mapping[str, Sequence[str]]) -> list[Any]:
+    """Hydra's overrides of these words, or one error with all that are none."""
+    # because: hydra is slow to import
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    parser, parsed, problems = OverridesParser.create(), list[Any](), list[str]()
+    for index, text in enumerate(words):
+        problem = _refused(text)
+        if problem is None:
+            problem = _is_no_pair(words, index, groups)
+        if problem is not None:
+            problems += [problem] if problem else []
+            continue
+        key, _, value = text.partition("=")
+        override = None
+        # because: signs that the grammar lacks, such as letters beyond ASCII, can only be a text
+        as_text = [f"{key}={quoted(value)}"] if not (value.startswith("=") or set(_SIGNS) & set(value)) else []
+        for one in (text, *as_text):
+            with suppress(HydraException, RecursionError):
+                override = override or parser.parse_override(one)
+        if override is None:
+            problems.append(_unreadable(text))
+        else:
+            parsed.append(override)
+            if not override.is_sweep_override():
+                problems += _reference_problems(text, override.value())
+    if problems:
+        raise SettingsError(problems)
+    return parsed
+
+
+def several(override: Any) -> str:
+    """What is wrong with `a=1,2` where one run is asked for."""
+    text = str(override.input_line)
+    key, _, value = text.partition("=")
+    ways = ""
+    if "," in value and not set(_SIGNS[1:]) & set(value):
+        ways = f" A list is {shell(f'{key}=[{value}]')}, one text {shell(f'{key}={quoted(value)}')}."
+    return f"{text} names several values. Add -m to run each of them.{ways}"
+
+
+def change(tree: dict[str, Any], override: Any) -> str | None:
+    """Set, add or remove one key of plain data; what is wrong, if it cannot be."""
+    key, text = str(override.key_or_group), override.input_line
+    *path, last = key.split(".")
+    node: Any = tree
+    for depth, part in enumerate(path):
+        if isinstance(node, list) and part.isdecimal() and int(part) < len(node):
+            node = node[int(part)]
+            continue
+        below = node.get(part) if isinstance(node, dict) else part  # no entry of a list: as one value
+        if override.is_delete() and not isinstance(below, (dict, list)):
+            return f"{text} removes what is not there. Leave it out."
+        if not (below is None or isinstance(below, (dict, list))):
+            above = ".".join(path[: depth + isinstance(node, dict)])
+            return f"{text} goes below {above}, which is one value. Write {above}=VALUE."
+        if below is None:
+            node[part] = {}
+        node = node[part]
+    if override.is_delete():
+        if not isinstance(node, dict) or last not in node:
+            return f"{text} removes what is not there. Leave it out."
+        del node[last]
+    elif isinstance(node, list):
+        if not (last.isdecimal() and int(last) < len(node)):
+            return f"{text} names entry {last} of a list of {len(node)}. Count from 0, or give the whole list."
+        node[int(last)] = override.value()
+    else:
+        node[last] = _merged(node.get(last), override.value())
+    return None
+
+
+def quoted(text: str) -> str:
+    """A value that Hydra's grammar takes as one text, whatever is in it."""
+    # because: hydra is slow to import
+    from hydra.core.override_parser.types import Quote, QuotedString
+
+    return QuotedString(text, Quote.double if "'" in text and '"' not in text else Quote.single).with_quotes()
+
+
+def shell(word: str) -> str:
+    """A word as one types it in a shell."""
+    if re.fullmatch(r"[\w@%+=:,./-]+", word):
+        return word
+    return shlex.quote(word) if re.search(r'["$`\\!]', word) else f'"{word}"'
+
+
+def _merged(old: Any, new: Any) -> Any:
+    """A mapping adds to the one that is there."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        return old | {key: _merged(old.get(key), value) for key, value in new.items()}
+    return new
+
+
+def _refused(text: str) -> str | None:
+    key = text.partition("=")[0]
+    if len(text) > MAX_WORD or max(_depths(text)) > MAX_DEPTH:
+        return f"{text[:40]}... is too long or nests too deeply. Put it into a file of --config-dir."
+    if _HYDRA.match(key):
+        way_out = _INSTEAD.get(key.lstrip("~+"), "Leave it out; -m runs every combination of values.")
+        return f"{text} sets Hydra itself, which only composes settings here. {way_out}"
+    return None
+
+
+def _is_no_pair(words: Sequence[str], index: int, groups: Mapping[str, Sequence[str]]) -> str | None:
+    """What is wrong with a word that has no key or no value; "" where the word before has said it."""
+    text, before, after = words[index], words[index - 1] if index else "", words[index + 1 : index + 3]
+    key, sign, value = text.partition("=")
+    bare = key.lstrip("~+")
+    if not sign and after and after[0].startswith("="):
+        joined = shell(f"{text}{''.join(after) if after[0] == '=' else after[0]}")
+        return f"{text!r} has a space before its value. Type {joined}."
+    if not bare and before and "=" not in before:
+        return ""
+    if index > 1 and words[index - 1] == "=" and not sign:
+        return ""
+    if not bare:
+        return f"{text!r} is not an override, since it names no key. Write key=value."
+    if bare != bare.strip() and _KEY.fullmatch(bare.strip()):
+        return f"{text!r} has a space beside its key. Type {shell(f'{key.strip()}={value.strip()}')}."
+    if "@" in bare:
+        return f"{text!r} is not an override, since @ has no meaning here. Write key=value or group=choice."
+    if match := re.match(r"([\w.]+)\[", bare):
+        return f"{text!r} names an entry of a list. Give the whole list: {match[1]}=[FIRST,SECOND]."
+    if not _KEY.fullmatch(key):
+        return f"{text!r} is not an override ({bare!r} is no name of a key). Write key=value or group=choice."
+    if sign or key.startswith("~"):
+        return None
+    if found := [group for group, choices in groups.items() if text in choices]:
+        return f"{text!r} is not an override, since it names no key. Did you mean {found[0]}={text}?"
+    if text.endswith((".yaml", ".yml")):
+        return f"{text!r} is a file. Type --config-dir FOLDER --config-name NAME, without the .yaml."
+    if "=" in before and not set(_SIGNS) & set(before):
+        key, _, value = before.partition("=")
+        joined = shell(f"{key}={quoted(f'{value} {text}')}")
+        return f"{text!r} is not an override, since it names no key. If it belongs to the word before, type {joined}."
+    return f"{text!r} is not an override, since it gives no value. Write {text}=VALUE."
+
+
+def _unreadable(text: str) -> str:
+    key, _, value = text.partition("=")
+    if value.startswith("="):
+        return f"{text!r} is not an override, since it has = twice. Write {shell(key + value)}."
+    as_text = f"type {shell(f'{key}={quoted(value)}')}"
+    opened = _first_open(value)
+    if opened in _CLOSE and value.startswith(opened):
+        whole = value + _CLOSE[opened]
+        way_out = f"Type {shell(f'{key}={whole}')}, or, if it is one text, {as_text}."
+        return f"{text} opens a {opened} that is not closed. {way_out}"
+    if opened in ("'", '"', *_CLOSE):
+        what = f"a {opened}" if opened in _CLOSE else "a quote"
+        return f"{text} has {what} that is not closed. If it belongs to the text, {as_text}."
+    if opened:
+        return f"{text} closes a {opened} that is not open. If it belongs to the text, {as_text}."
+    signs = " ".join(sorted({sign for sign in value if sign in _SIGNS}))
+    if not signs:
+        return f"{text!r} is not an override ({key!r} is no name of a key). Write key=value or group=choice."
+    return f"{text} cannot be read: {signs} have a meaning of their own in a value. If it is one text, {as_text}."
+
+
+def _first_open(value: str) -> str:
+    """The first bracket or quote without its other half, or nothing."""
+    stack: list[str] = []
+    quote = ""
+    for position, sign in enumerate(value):
+        if quote:
+            quote = "" if sign == quote and value[position - 1] != "\\" else quote
+        elif sign in "'\"":
+            quote = sign
+        elif sign in _CLOSE:
+            stack.append(sign)
+        elif sign in _CLOSE.values() and (not stack or _CLOSE[stack.pop()] != sign):
+            return sign
+    return quote or (stack[-1] if stack else "")
+
+
+def _depths(text: str) -> list[int]:
+    depths = [0]
+    for sign in text:
+        if sign in "[{(":
+            depths.append(depths[-1] + 1)
+        elif sign in "]})":
+            depths.append(depths[-1] - 1)
+    return depths
+
+
+def _reference_problems(text: str, value: Any) -> list[str]:
+    if isinstance(value, (dict, list)):
+        inside = value.values() if isinstance(value, dict) else value
+        return [problem for one in inside for problem in _reference_problems(text, one)]
+    try:
+        references.check(value) if isinstance(value, str) else None
+    except references.ReferenceProblem as problem:
+        return [f"{text} {problem}"]
+    return []

@@ -1,0 +1,108 @@
+"""References between settings, `${other.key}`: what may be written, and putting the values in their places.
+
+Called by compose and its readers. Nothing is called and nothing outside the settings is read: `${oc.env:HOME}` and its
+like are refused.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+Path = tuple[str | int, ...]
+_INNER = re.compile(r"(?<!\\)\$\{([^${}]*)\}")
+_NAME = re.compile(r"\s*(\.*)([\w-]+(?:\.[\w-]+|\[\w+\])*)\s*")
+_MAX_STEPS = 10_000  # because: references to references can grow as fast as they like
+_MAX_TEXT = 10_000
+_MAX_WAY = 50
+
+
+class ReferenceProblem(Exception):
+    """What is wrong with a reference and the way out, without the key that holds it."""
+
+
+def check(text: str) -> None:
+    """Refuse what is no reference, before anything is composed."""
+    left = text
+    while match := _INNER.search(left):
+        if ":" in match[1]:
+            raise ReferenceProblem("calls a resolver. Use plain values or ${other.key} references.")
+        if not _NAME.fullmatch(match[1]):
+            raise ReferenceProblem(f"refers to {match[1].strip() or 'nothing'!r}. Write ${{other.key}}.")
+        left = f"{left[: match.start()]}x{left[match.end() :]}"
+    if "${" in left.replace("\\${", ""):
+        raise ReferenceProblem("opens a ${ that is not closed. Write ${other.key}, or \\${ for the signs themselves.")
+
+
+def shown_path(path: Path) -> str:
+    """("data", "datasets", 0, "path") -> "data.datasets[0].path"."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+
+
+def resolved(tree: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The tree with every reference replaced by what it refers to, and all that could not be."""
+    one = _Resolver(tree)
+    plain = one.inside(tree, (), ())
+    return plain, one.problems
+
+
+class _Resolver:
+    def __init__(self, tree: dict[str, Any]) -> None:
+        self.tree, self.problems, self.steps = tree, list[str](), 0
+
+    def inside(self, node: Any, path: Path, way: tuple[str, ...]) -> Any:
+        """`path` is where the value stands, `way` what was referred to on the way here."""
+        if isinstance(node, dict):
+            return {key: self.inside(value, (*path, key), way) for key, value in node.items()}
+        if isinstance(node, list):
+            return [self.inside(value, (*path, index), way) for index, value in enumerate(node)]
+        if not isinstance(node, str) or "${" not in node:
+            return node
+        if way:
+            return self.value(node, path, way)
+        try:
+            return self.value(node, path, ())
+        except ReferenceProblem as problem:
+            self.problems.append(f"{shown_path(path)}={node} {problem}")
+            return node
+
+    def value(self, text: str, path: Path, way: tuple[str, ...]) -> Any:
+        check(text)
+        while match := _INNER.search(text):
+            found = self.found(match[1], path, way)
+            if match[0] == text:
+                return found
+            if isinstance(found, (dict, list)):
+                raise ReferenceProblem(f"puts {match[1].strip()}, which is not one value, into a text. Name a part.")
+            shown = "null" if found is None else str(found).lower() if isinstance(found, bool) else str(found)
+            text = text[: match.start()] + shown.replace("${", "\\${") + text[match.end() :]
+            if len(text) > _MAX_TEXT:
+                raise ReferenceProblem(f"becomes longer than {_MAX_TEXT} characters. Write it out.")
+        return text.replace("\\${", "${")
+
+    def found(self, inner: str, path: Path, way: tuple[str, ...]) -> Any:
+        match = _NAME.fullmatch(inner)
+        assert match is not None, "check has seen it"
+        self.steps += 1
+        if self.steps > _MAX_STEPS:
+            raise ReferenceProblem(f"is one of more than {_MAX_STEPS} references. Write some of them out.")
+        base: Path = path[: len(path) - len(match[1])] if match[1] else ()
+        words = [int(word) if word.isdecimal() else word for word in re.findall(r"[\w-]+", match[2])]
+        at = (*base, *words)
+        name = shown_path(at)
+        if name in way or name == shown_path(path):
+            circle = " -> ".join((*way, name))
+            raise ReferenceProblem(f"leads back to itself ({circle}). Give one of them a value.")
+        if len(way) >= _MAX_WAY:
+            raise ReferenceProblem(f"is reached over {_MAX_WAY} references. Refer to the value itself.")
+        node: Any = self.tree
+        for depth, word in enumerate(at):
+            if isinstance(node, str) and "${" in node:
+                node = self.value(node, at[:depth], (*way, name))
+            if isinstance(node, dict) and str(word) in node:
+                node = node[str(word)]
+            elif isinstance(node, list) and isinstance(word, int) and word < len(node):
+                node = node[word]
+            else:
+                raise ReferenceProblem(f"refers to {name}, which is not there. Name another key, or give the value.")
+        return self.inside(node, at, (*way, name))

@@ -1,0 +1,247 @@
+"""Where Hydra gets configs from: our strict reader of YAML, which judges a file as it is read. Then the composing.
+
+Called by compose, which says what the command line chose. Each defaults list is checked with file and line before
+Hydra follows it, so that Hydra has next to nothing left to refuse.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
+from hydra.core.plugins import Plugins
+from hydra.errors import HydraException
+from hydra.plugins.config_source import ConfigResult, ConfigSource
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from lmtrain.config import references
+from lmtrain.config.names import nearest_value
+from lmtrain.config.yaml_file import YamlFile, read_yaml
+from lmtrain.errors import SettingsError, a_few, nearest
+
+_HEADER = re.compile(r"^\s*#\s*@(.*)$", re.MULTILINE)
+_WORDS = ("override", "optional")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is composed: the root config, the groups that exist with their choices, and those of the command line."""
+
+    name: str
+    roots: Sequence[str]  # the root configs that there are
+    groups: Mapping[str, Sequence[str]]
+    chosen: Mapping[str, str]  # group -> the word that chose it
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of a defaults list."""
+
+    where: str
+    text: str
+    group: str  # from the top; "" for a config that is named without a group
+    values: tuple[str, ...]  # names of files, null left out
+    override: bool
+    optional: bool
+
+
+def compose_files(folders: Sequence[Path], asked: Asked, choices: Sequence[str]) -> dict[str, Any]:
+    """The files of the root config and of everything that is chosen, joined; references stay as they are written."""
+    Plugins.instance().register(YamlSource)
+    YamlSource.asked, YamlSource.read = asked, {}
+    # because: the folder that is named here is looked at last, and Hydra wants one
+    with initialize_config_dir(config_dir=str(folders[-1]), version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+        for folder in reversed(folders):
+            loader.get_search_path().prepend("lmtrain", f"{YamlSource.scheme()}://{folder}")
+        loader.repository.initialize_sources(loader.get_search_path())  # type: ignore[attr-defined]
+        try:
+            tree = hydra_compose(config_name=asked.name, overrides=list(choices))
+            plain = OmegaConf.to_container(tree, resolve=False)
+        except (HydraException, OmegaConfBaseException, RecursionError) as error:
+            raise SettingsError(_explain(error, asked, YamlSource.read)) from error
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
+class YamlSource(ConfigSource):
+    """A folder of configs. Hydra makes one for each folder that it searches, and copies them."""
+
+    asked: ClassVar[Asked]
+    read: ClassVar[dict[str, YamlFile]]  # what has been read so far, by its name from the top
+
+    @staticmethod
+    def scheme() -> str:
+        return "lmtrain"
+
+    def _file(self, config_path: str) -> Path:
+        return Path(self.path, self._normalize_file_name(config_path))
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        file = read_yaml(self._file(config_path))
+        self.read[config_path] = file
+        package, problems = _package(file)
+        problems += list(_problems(config_path, package, file, self.asked, self.read.get(self.asked.name)))
+        if problems:
+            raise SettingsError(problems)
+        where = f"{self.scheme()}://{self.path}"
+        return ConfigResult(self.provider, where, OmegaConf.create(file.data), {"package": package})
+
+    def is_group(self, config_path: str) -> bool:
+        return not config_path.startswith("hydra") and Path(self.path, config_path).is_dir()
+
+    def is_config(self, config_path: str) -> bool:
+        return not config_path.startswith("hydra/") and os.path.lexists(self._file(config_path))
+
+    def available(self) -> bool:
+        return Path(self.path).is_dir()
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        return list(self.asked.groups.get(config_path, ()))
+
+
+def _package(file: YamlFile) -> tuple[str | None, list[str]]:
+    """Where the keys of a file go: its `# @package NAME`."""
+    for line in _HEADER.findall(file.header):
+        words = line.split()
+        if len(words) != 2 or words[0] != "package":
+            known = "Write `# @package _global_`."
+            return None, [f"{file.path} has the line `# @{line.strip()}`, which says nothing here. {known}"]
+        return words[1], []
+    return None, []
+
+
+def _problems(
+    config_path: str, package: str | None, file: YamlFile, asked: Asked, root: YamlFile | None
+) -> Iterator[str]:
+    group = config_path.rpartition("/")[0]
+    if "hydra" in file.data:
+        yield f"{file.at('hydra')} sets Hydra itself, which only composes settings here. Take `hydra` out."
+    if group == "experiment" and package != "_global_":
+        yield (
+            f"{file.path} has no line `# @package _global_`, so that its keys would go into {group}. "
+            "Add `# @package _global_` as its first line."
+        )
+    entries, problems = read_entries(config_path, file)
+    yield from problems
+    root_entries = read_entries(asked.name, root)[0] if root else []
+    root_groups = {entry.group for entry in root_entries if not entry.override}
+    is_root = config_path == asked.name
+    seen_override = ""
+    for entry in entries:
+        if entry.override:
+            seen_override = entry.text
+        elif seen_override:
+            yield f"{entry.where} has {entry.text} after {seen_override}. Move it up: overrides stand last."
+        yield from _entry_problems(entry, is_root, asked, root_groups)
+    for path, value in _strings({key: value for key, value in file.data.items() if key != "defaults"}):
+        try:
+            references.check(value)
+        except references.ReferenceProblem as problem:
+            yield f"{file.at(*path)}: {references.shown_path(path)}={value} {problem}"
+
+
+def read_entries(config_path: str, file: YamlFile) -> tuple[list[Entry], list[str]]:
+    """The defaults list of a file, and what is wrong with how it is written."""
+    raw, problems, entries = file.data.get("defaults", []), list[str](), list[Entry]()
+    if not isinstance(raw, list):
+        return [], [f"{file.at('defaults')} has a defaults that is no list. Write lines such as `- optim: adamw`."]
+    here, selves = config_path.rpartition("/")[0], 0
+    for index, item in enumerate(raw):
+        where, value = file.at("defaults", index), item
+        key = ""
+        if isinstance(item, dict) and len(item) == 1:
+            [(key, value)] = item.items()
+        values = value if isinstance(value, list) and key else [value]
+        if not all(isinstance(one, str) or (one is None and key) for one in values):
+            problems.append(f"{where} has {item!r}, which names no file. Write `- GROUP: NAME`, or `- GROUP: null`.")
+            continue
+        if value == "_self_" and not key:
+            selves += 1
+            continue
+        *words, name = (key or value).split() or [""]
+        text = f"`- {key}: {', '.join(map(str, values)) if value is not None else 'null'}`" if key else f"`- {value}`"
+        wrong = next((word for word in words if word not in _WORDS), None)
+        if wrong is not None or (words and not key):
+            problems.append(f"{where} has {text}, with {wrong or words[0]}. {nearest(wrong or '', _WORDS)}")
+            continue
+        name = name.partition("@")[0]
+        whole = name[1:] if name.startswith("/") else f"{here}/{name}".lstrip("/")
+        files = tuple(one for one in values if one is not None) if key else (whole,)
+        entries.append(Entry(where, text, whole if key else "", files, "override" in words, "optional" in words))
+    if selves > 1:
+        problems.append(f"{file.at('defaults')} has _self_ twice. Keep one.")
+    return entries, problems
+
+
+def _entry_problems(entry: Entry, is_root: bool, asked: Asked, root_groups: set[str]) -> Iterator[str]:
+    group, last = entry.group, entry.group.rpartition("/")[2]
+    if not group:
+        folder, _, name = entry.values[0].rpartition("/")
+        known = asked.groups.get(folder, ()) if folder else asked.roots
+        if name not in known:
+            yield f"{entry.where} has {entry.text}, and there is no {entry.values[0]}.yaml. {nearest(name, known)}"
+        return
+    value = ", ".join(entry.values) or "null"
+    if not is_root and not entry.override and (
+        group in root_groups or (group not in asked.groups and last in root_groups)
+    ):  # fmt: skip
+        right = group if group in root_groups else last
+        yield f"{entry.where} has {entry.text}, and {right} is chosen already. Write `- override /{right}: {value}`."
+    elif group not in asked.groups:
+        if not entry.optional:
+            yield f"{entry.where} has {entry.text}, and {group} is no group. {nearest(group, asked.groups)}"
+    elif group not in asked.chosen and not entry.optional:
+        for name in entry.values:
+            if "${" not in name and name.removesuffix(".yaml") not in asked.groups[group]:
+                near = nearest_value(name, asked.groups[group])
+                yield f"{entry.where} has {entry.text}, and {group} has no {name}. {near}"
+
+
+def _strings(node: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for key, value in items:
+        if isinstance(value, str):
+            yield (*path, key), value
+        else:
+            yield from _strings(value, (*path, key))
+
+
+def _explain(error: Exception, asked: Asked, read: Mapping[str, YamlFile]) -> list[str]:
+    """What of it can only be seen over several files."""
+    lists = [read_entries(name, file)[0] for name, file in read.items()]
+    chosen = [entry for entries in lists for entry in entries if not entry.override and entry.group]
+    groups = {entry.group for entry in chosen}
+    problems = []
+    for group, word in asked.chosen.items():
+        if group in groups and word.startswith("+"):
+            problems.append(f"{word} adds {group}, which is chosen already. Write {word.lstrip('+')}.")
+        elif group not in groups and word.startswith("~"):
+            problems.append(f"{word} takes away {group}, which nothing has chosen. Leave it out.")
+        elif group not in groups and not word.startswith("+"):
+            problems.append(f"{word} changes {group}, which no defaults list names. Write +{word}.")
+    for entries in lists:
+        for entry in entries:
+            if entry.override and entry.group not in groups:
+                what = f"{entry.where} has {entry.text}, and nothing chose {entry.group} before"
+                problems.append(f"{what}. Leave out override.")
+    first: dict[str, Entry] = {}
+    for entry in chosen:
+        if (other := first.setdefault(entry.group, entry)) is not entry:
+            right = f"- override /{entry.group}: {', '.join(entry.values)}"
+            problems.append(f"{entry.where} has {entry.text} after {other.where} has chosen it. Write `{right}`.")
+    files = a_few(str(file.path) for file in read.values() if file.data)
+    if isinstance(error, RecursionError) and not problems:
+        return [f"The defaults lists of {files} lead back to themselves. Take one of the entries out."]
+    key = getattr(error, "full_key", None)
+    at = f" at {key}" if key else ""
+    return problems or [f"{files} do not fit together{at}. Look at their defaults lists; --debug shows more."]

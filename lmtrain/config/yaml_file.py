@@ -1,0 +1,221 @@
+"""One YAML file, read strictly: what is wrong with it is said with the file and the line, in words of our own.
+
+Called for every config that is composed, and by `lmtrain corpus build`. A file is data of bounded size and depth: no
+tags, no key twice, nothing that grows when it is read. Must not know what its keys mean.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lmtrain.errors import MissingInputError, SettingsError
+
+MAX_BYTES = 256 << 10
+MAX_DEPTH = 32
+MAX_VALUES = 50_000  # because: aliases of aliases make a gigabyte of a hundred bytes
+_TEXT = "tag:yaml.org,2002:str"
+# because: YAML 1.1 takes 1e-3 for a text, and nobody who writes it means one
+_FLOAT = re.compile(
+    r"(?:[-+]?(?:[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?|[0-9][0-9_]*[eE][-+]?[0-9]+"
+    r"|\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?|\.(?:inf|Inf|INF))|\.(?:nan|NaN|NAN))$"
+)
+
+
+@dataclass(frozen=True)
+class YamlFile:
+    path: Path
+    data: dict[str, Any]
+    header: str  # the comments that stand before everything else
+    lines: dict[tuple[str | int, ...], int] = field(repr=False)  # where each value begins, counted from 1
+
+    def at(self, *keys: str | int) -> str:
+        """The file and the line of this value: how a message names it."""
+        line = self.lines.get(keys)
+        return f"{self.path} line {line}" if line else str(self.path)
+
+
+def read_yaml(path: Path) -> YamlFile:
+    """A file whose top is `key: value` lines."""
+    text = _text(path)
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            raise _Wrong(1, "holds nothing", "Write lines of `key: value` into it, or leave it out")
+        if not isinstance(node, yaml.MappingNode):
+            kind = "a list" if isinstance(node, yaml.SequenceNode) else "a single value"
+            raise _Wrong(node.start_mark.line + 1, f"begins with {kind}", "A config is lines of `key: value`")
+        lines = dict(_lines(node))
+        data = loader.construct_document(node)
+    except _Wrong as error:
+        raise SettingsError([f"{path} line {error.line} {error.what}. {error.way_out}."]) from error
+    except (yaml.YAMLError, ValueError) as error:
+        line, what, way_out = _explain(error, text)
+        raise SettingsError([f"{path} line {line} {what}. {way_out}."]) from error
+    finally:
+        loader.dispose()
+    header = "\n".join(_header(text))
+    return YamlFile(path, data, header, lines)
+
+
+class _Wrong(Exception):
+    def __init__(self, line: int, what: str, way_out: str) -> None:
+        self.line, self.what, self.way_out = line, what, way_out
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # because: yaml comes without types
+    """Counts while it reads, so that no file can be small on disk and large in memory."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.depth = 0
+        self.sizes: dict[int, int] = {}  # values below each node, by identity
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event = self.peek_event()
+        line = event.start_mark.line + 1
+        if getattr(event, "tag", None) not in (None, _TEXT):
+            raise _Wrong(line, "has a tag (a word with `!`), and settings are plain data", "Take the tag out")
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise _Wrong(line, f"nests deeper than {MAX_DEPTH} levels", "Nothing in a config is that deep")
+        is_alias = self.check_event(yaml.AliasEvent)
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        if is_alias and id(node) not in self.sizes:
+            raise _Wrong(line, "refers to a value from within it", "Write the value out")
+        self.sizes[id(node)] = size = 1 + sum(self.sizes.get(id(child), 0) for child in _children(node))
+        if size > MAX_VALUES:
+            raise _Wrong(line, f"makes more than {MAX_VALUES} values", "Write out what its `*` stand for")
+        return node
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        node = super().compose_mapping_node(anchor)
+        seen: dict[str, int] = {}
+        for key, _ in node.value:
+            line = key.start_mark.line + 1
+            if key.tag == "tag:yaml.org,2002:merge":
+                continue
+            if key.tag != _TEXT:
+                shown = f"the key {key.value}" if isinstance(key, yaml.ScalarNode) else "a key"
+                raise _Wrong(line, f"has {shown}, which is not a word", "Put it in quotes if it is a name")
+            if key.value in seen:
+                where = f"line {seen[key.value]}" if seen[key.value] != line else "the same line"
+                raise _Wrong(line, f"gives {key.value} again, after {where}", "Keep one of the two")
+            seen[key.value] = line
+        return node
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, found) for tag, found in rules if tag.rpartition(":")[2] not in ("timestamp", "float")]
+    for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
+
+
+def _text(path: Path) -> str:
+    try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            kind = "a folder" if stat.S_ISDIR(found.st_mode) else "no plain file"
+            raise MissingInputError(f"{path} is {kind}, and a config is a file. Give another name.")
+        if found.st_size > MAX_BYTES:
+            problem = f"{path} has {found.st_size} bytes, and no config has more than {MAX_BYTES}"
+            raise SettingsError([f"{problem}. Shorten it."])
+        data = path.read_bytes()
+    except OSError as error:
+        missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
+        what = "does not exist" if missing else f"cannot be read: {error.strerror}"
+        way_out = "Check the name." if missing else "Make it readable, or give another one."
+        raise MissingInputError(f"{path} {what}. {way_out}") from error
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise SettingsError([f"{path} line {line} is not UTF-8 text. Save the file as UTF-8."]) from error
+    wrong = yaml.reader.Reader.NON_PRINTABLE.search(text)
+    if wrong:
+        line, sign = text.count("\n", 0, wrong.start()) + 1, f"U+{ord(wrong[0]):04X}"
+        raise SettingsError([f"{path} line {line} holds the character {sign}, which no text has. Take it out."])
+    return text
+
+
+def _children(node: Any) -> Iterator[Any]:
+    for child in node.value if isinstance(node, yaml.CollectionNode) else ():
+        yield from child if isinstance(child, tuple) else (child,)
+
+
+def _lines(node: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], int]]:
+    """Aliases count where they lead to."""
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield (*path, key.value), key.start_mark.line + 1
+            yield from _lines(value, (*path, key.value))
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            yield (*path, index), value.start_mark.line + 1
+            yield from _lines(value, (*path, index))
+
+
+def _header(text: str) -> Iterator[str]:
+    for line in text.splitlines():
+        if line.strip() and not line.lstrip().startswith("#"):
+            return
+        yield line
+
+
+def _explain(error: Exception, text: str) -> tuple[int, str, str]:
+    """The line, what is wrong there and the way out, for what the parser of YAML calls by its own names."""
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    begin = getattr(error, "context_mark", None) or mark
+    said = f"{getattr(error, 'context', '')} {getattr(error, 'problem', '')}"
+    lines = text.splitlines() or [""]
+    line = min(mark.line + 1 if mark else 1, len(lines))
+    first = min(begin.line + 1 if begin else line, len(lines))
+    for number in (line, first):
+        if "\t" in lines[number - 1][: len(lines[number - 1]) - len(lines[number - 1].lstrip())]:
+            return number, "is indented with a tab", "Use spaces"
+    if "quoted scalar" in said and "escape" in said:
+        return line, "has a backslash that means nothing within double quotes", "Use single quotes around the text"
+    if "quoted scalar" in said:
+        return first, "opens a quote that is not closed", "Close it, or take it out"
+    if "flow sequence" in said or "flow mapping" in said:
+        sign = "[" if "sequence" in said else "{"
+        other = "]" if sign == "[" else "}"
+        return first, f"opens a {sign} that is not closed", f"Add the {other}, or a comma between two entries"
+    if "could not find expected ':'" in said:
+        return first, f"has no colon: {_shown(lines[first - 1])}", "Write `key: value`, with a space after the colon"
+    if "mapping values are not allowed" in said:
+        before = lines[line - 2].strip() if line > 1 else ""
+        if before and not before.startswith(("#", "-")) and not re.search(r":(\s|$)", before):
+            return line - 1, f"has no colon with a space after it: {_shown(before)}", "Write `key: value`"
+        shown = _shown(lines[line - 1])
+        return line, f"has a colon too many or is indented too far: {shown}", (
+            "Begin it where the keys around it begin, and put a text with a colon in quotes"
+        )  # fmt: skip
+    if "another document" in said or "document start" in said:
+        return line, "begins a second document", "Keep what stands before or after the `---`"
+    if "alias" in said:
+        return line, "refers with `*` to a name that no `&` gives", "Write the value out, or quote the text"
+    if "anchor" in said:
+        return line, "gives a name with `&` that is not a new one", "Write the value out, or quote the text"
+    if "block end" in said or "block collection" in said or "block mapping" in said or "not allowed here" in said:
+        shown = _shown(lines[line - 1])
+        return line, f"is not indented as the lines above it: {shown}", "Begin it where the keys around it begin"
+    if "cannot start any token" in said:
+        shown = _shown(lines[line - 1])
+        return line, f"begins with a sign that YAML keeps for itself: {shown}", "Put the text in quotes"
+    return line, f"is not YAML: {_shown(lines[line - 1])}", "Write lines of `key: value`, indented with spaces"
+
+
+def _shown(line: str) -> str:
+    line = line.strip()
+    return line if len(line) <= 60 else f"{line[:57]}..."

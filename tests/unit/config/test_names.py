@@ -1,0 +1,45 @@
+"""What a wrong key or value was meant for."""
+
+from __future__ import annotations
+
+import pytest
+
+from lmtrain.config.compose import group_choices
+from lmtrain.config.names import ELSEWHERE, Names, keys_of, near_value, nearest_value
+from lmtrain.train.config import RunConfig
+
+NAMES = Names(RunConfig, group_choices())
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "meant"),
+    [
+        ("lr", "1e-3", "optim.lr=1e-3"), ("steps", "500", "train.steps=500"), ("device", "gpu", "compute.device=cuda"),
+        ("train.lr", "1", "optim.lr=1"), ("optim.lrr", "1", "optim.lr=1"), ("optim.optim.lr", "1", "optim.lr=1"),
+        ("optim.learning_rate", "1", "optim.lr=1"), ("micro-batch-size", "4", "train.micro_batch=4"),
+        ("model.name", "gpt2_small", "model=gpt2_small"), ("optimizer", "adam", "optim=adamw"),
+        ("optimm.lr", "1", "optim.lr=1"), ("mixed_precision", "float16", "precision=fp16"),
+        ("parallel.tensor_parallel_size", "2", "parallel.tp=2"),
+    ],
+)  # fmt: skip
+def test_the_nearest_name_over_all_levels(key: str, value: str, meant: str) -> None:
+    assert NAMES.meant(key, value)[0] == meant
+
+
+def test_nothing_near_gives_the_names_of_the_level() -> None:
+    assert NAMES.way_out("optim.xyzzy", "1", ["lr", "eps"]) == "Known: eps, lr."
+
+
+def test_names_of_other_tools_lead_to_keys_and_groups_that_there_are() -> None:
+    known = keys_of(RunConfig).keys() | set(NAMES.groups)
+    assert [key for key in ELSEWHERE if key not in known and key != "train.rampup"] == []
+    names = [name for names in ELSEWHERE.values() for name in names.split()]
+    assert len(names) == len(set(names))
+
+
+def test_values() -> None:
+    assert near_value("gpu", ["cpu", "cuda"]) == "cuda"
+    assert near_value("fp16_mixed", ["bf16", "fp16", "fp32"]) == "fp16"
+    assert near_value("tpu", ["auto"]) is None
+    assert nearest_value("gpu", ["cpu", "cuda"]) == "Did you mean cuda?"
+    assert nearest_value("x", ["b", "a"]) == "Known: a, b."

@@ -1,0 +1,93 @@
+"""Words of a command line become overrides, or say how to type what was meant."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lmtrain.config.overrides import change, parse, quoted, several, shell
+from lmtrain.errors import SettingsError
+
+GROUPS = {"model": ["gpt_tiny"]}
+
+
+def _said(*words: str) -> str:
+    with pytest.raises(SettingsError) as caught:
+        parse(words, GROUPS)
+    return str(caught.value)
+
+
+def _tree(tree: dict[str, Any], *words: str) -> dict[str, Any]:
+    for override in parse(words, GROUPS):
+        assert change(tree, override) is None
+    return tree
+
+
+@settings(max_examples=40)
+@given(st.text(st.characters(blacklist_categories=("Cs", "Cc")), min_size=1, max_size=20))
+def test_any_text_can_be_quoted_for_grammar_and_shell(text: str) -> None:
+    if "${" in text:
+        return
+    word = f"run.dir={quoted(text)}"
+    assert shlex.split(shell(word)) == [word]
+    [override] = parse([word], GROUPS)
+    assert override.value() == text
+
+
+@pytest.mark.parametrize("name", ["a=b", "größe", "a;b", "a#b", "a~b", "a&b<c>", "50%!", "a b"])
+def test_names_that_can_mean_nothing_else_need_no_quotes(name: str) -> None:
+    assert parse([f"run.dir={name}"], GROUPS)[0].value() == name
+
+
+def test_keys_are_set_added_and_removed() -> None:
+    tree: dict[str, Any] = {"a": {"b": 1, "c": None}, "l": [1, {"x": 2}]}
+    assert _tree(tree, "a.b=2", "+a.d.e=3", "a.c={x: 1}", "a.c.y=2", "~l", "++n=null") == {
+        "a": {"b": 2, "c": {"x": 1, "y": 2}, "d": {"e": 3}}, "n": None
+    }  # fmt: skip
+    assert _tree({"l": [1, {"x": 2}]}, "l.1.x=3", "l.0=7") == {"l": [7, {"x": 3}]}
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("a.b.c=1", "goes below a.b, which is one value. Write a.b=VALUE."),
+        ("~a.x", "removes what is not there"), ("~x.y", "removes what is not there"),
+        ("l.5=1", "names entry 5 of a list of 1"), ("l.5.x=1", "goes below l"),
+    ],
+)  # fmt: skip
+def test_a_change_that_cannot_be(word: str, said: str) -> None:
+    problem = change({"a": {"b": 1}, "l": [1]}, parse([word], GROUPS)[0])
+    assert problem is not None
+    assert said in problem
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run.dir=a=b,c"], "type \"run.dir='a=b,c'\"."),
+        (["run.dir=it's"], "has a quote that is not closed"),
+        (["data.split=[1,0"], "Type \"data.split=[1,0]\""),
+        (["run.dir=a]"], "closes a ] that is not open"),
+        (["lr", "=", "3"], "Type lr=3."), (["lr", "=3"], "Type lr=3."), (["lr =3"], "Type lr=3."),
+        (["run.dir=a", "b"], "type \"run.dir='a b'\"."),
+        (["gpt_tiny"], "Did you mean model=gpt_tiny?"),
+        (["lr==3"], "Write lr=3."),
+        (["hydra.run.dir=x"], "Use run.dir=FOLDER."),
+        (["a=" + "[" * 50], "nests too deeply"),
+        (["a=${oc.env:X}"], "calls a resolver"), (["a=[{b: '${'}]"], "that is not closed"),
+        (["a b"], "is no name of a key"), (["a@b=c"], "@ has no meaning here"), (["a[0]=1"], "a=[FIRST,SECOND]"),
+    ],
+)  # fmt: skip
+def test_a_word_that_is_no_override(words: list[str], said: str) -> None:
+    assert said in _said(*words)
+
+
+def test_several_values() -> None:
+    assert several(parse(["a=1,2"], GROUPS)[0]) == (
+        'a=1,2 names several values. Add -m to run each of them. A list is "a=[1,2]", one text "a=\'1,2\'".'
+    )
+    assert several(parse(["a=range(3)"], GROUPS)[0]).endswith("Add -m to run each of them.")

@@ -1,0 +1,58 @@
+"""References are replaced by what they refer to, or say why they cannot be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lmtrain.config.references import ReferenceProblem, check, resolved, shown_path
+
+TREE: dict[str, Any] = {"a": {"b": 2, "c": {"d": [3, {"e": "x"}]}}, "n": None, "yes": True}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("${a.b}", 2), ("${ a.b }", 2), ("${a.c}", {"d": [3, {"e": "x"}]}), ("${a.c.d[1].e}", "x"), ("${a.c.d.0}", 3),
+        ("runs/${a.b}-${yes}-${n}", "runs/2-true-null"), ("\\${a.b}", "${a.b}"), ("${a.c.d[1].${name}}", "x"),
+    ],
+)  # fmt: skip
+def test_a_reference_is_its_value(text: str, value: Any) -> None:
+    plain, problems = resolved(TREE | {"name": "e", "here": text})
+    assert problems == []
+    assert plain["here"] == value
+
+
+def test_dots_count_from_where_the_reference_stands() -> None:
+    plain, problems = resolved({"a": {"b": 1, "c": {"d": "${..b}", "e": "${.d}"}}})
+    assert (plain["a"]["c"], problems) == ({"d": 1, "e": 1}, [])
+
+
+@pytest.mark.parametrize(
+    ("tree", "said"),
+    [
+        ({"a": "${b.c}"}, "a=${b.c} refers to b.c, which is not there. Name another key, or give the value."),
+        ({"a": "${b}", "b": "${a}"}, "leads back to itself (b -> a -> b)"),
+        ({"a": {"b": "${a}"}}, "leads back to itself"),
+        ({"a": "x${b}", "b": [1]}, "puts b, which is not one value, into a text"),
+        ({"a": "${oc.env:HOME}"}, "calls a resolver"),
+        ({"a": ["${"]}, "a[0]=${ opens a ${ that is not closed"),
+        ({"a": "${}"}, "refers to 'nothing'"),
+        ({f"k{i}": f"${{k{i + 1}}}" for i in range(99)} | {"k99": 1}, "is reached over 50 references"),
+        ({f"k{i}": f"${{k{i + 1}}}" * 9 for i in range(5)} | {"k5": "x" * 9}, "becomes longer than"),
+        ({f"k{i}": [f"${{k{i + 1}}}"] * 9 for i in range(9)} | {"k9": 1}, "is one of more than 10000 references"),
+    ],
+)
+def test_a_reference_that_has_no_value(tree: dict[str, Any], said: str) -> None:
+    assert any(said in problem for problem in resolved(tree)[1])
+
+
+def test_a_check_before_anything_is_composed() -> None:
+    check("plain, ${a.b} and \\${ too")
+    with pytest.raises(ReferenceProblem, match="Write"):
+        check("${a b}")
+
+
+def test_paths_are_shown_as_one_types_them() -> None:
+    assert shown_path(("data", "datasets", 0, "path")) == "data.datasets[0].path"
