@@ -21,6 +21,7 @@ def test_groups_and_their_choices() -> None:
     assert rows["experiment"]["default"] is None
 
 
+@pytest.mark.wide
 def test_sizes_of_models() -> None:
     rows = {row["choice"]: row for row in json.loads(lmtrain("config", "list", "model", "--json"))}
     assert rows["gpt2_small"] | {"about": "", "file": ""} == {
@@ -43,6 +44,7 @@ def test_what_each_choice_is() -> None:
         assert all(row["about"] for row in json.loads(lmtrain("config", "list", group, "--json"))), group
 
 
+@pytest.mark.wide
 def test_show_prints_yaml_and_where_it_lies(tmp_path: Path) -> None:
     text = lmtrain("config", "show", "schedule", "wsd")
     file = conf_dir() / "schedule/wsd.yaml"

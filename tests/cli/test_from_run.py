@@ -66,6 +66,7 @@ def test_from_a_checkpoint_of_a_run(trained: Path, tmp_path: Path) -> None:
     assert weights["weights_from"] == str(trained / "checkpoints/step_00000006")
 
 
+@pytest.mark.wide
 def test_groups_and_recipes_change_it_as_they_change_conf(run: Path, tmp_path: Path) -> None:
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment/mine.yaml").write_text(

@@ -49,6 +49,7 @@ def test_examples_of_pretrain_are_in_its_help_and_in_the_reference() -> None:
         assert f"$ {command}  # {what}\n" in page
 
 
+@pytest.mark.wide
 def test_python_m_lmtrain() -> None:
     done = subprocess.run([sys.executable, "-m", "lmtrain", "--version"], capture_output=True, text=True)
     assert done.stdout.startswith("lmtrain ")

@@ -39,6 +39,7 @@ def jobs(*overrides: str) -> list[Job]:
     return plan(["data.path=x", *overrides], None, "pretrain", None)
 
 
+@pytest.mark.wide
 def test_each_combination_once_in_a_folder_of_its_own(tmp_path: Path) -> None:
     made = jobs(f"run.dir={tmp_path}", "optim.lr=1e-4", "model.width=128,256,128", "train.seed=1,2")
     assert [job.folder.name for job in made] == [
@@ -78,6 +79,7 @@ def test_done_is_what_has_ended_with_these_settings(tmp_path: Path) -> None:
     assert not is_done(job)
 
 
+@pytest.mark.wide
 def test_all_are_refused_before_one_starts(tmp_path: Path) -> None:
     words = ["pretrain", "-m", "data.path=x", f"run.dir={tmp_path / 'a'}", "optim.lr=1,-1"]
     assert "optim.lr=-1" in lmtrain(*words, code=2)

@@ -41,6 +41,7 @@ def test_the_last_file_or_override_counts(mine: Path) -> None:
     assert place(origin_of(found, "train.steps"))[0] == "pretrain.yaml"  # type: ignore[index]
 
 
+@pytest.mark.wide
 def test_every_composed_value_has_an_origin_that_says_it(mine: Path) -> None:
     """But for a group that an override sets as a whole, what is written there is what is composed."""
     overrides = ["experiment=mine", "model=llama_tiny", "data.path=x"]
