@@ -32,7 +32,7 @@ def part_of_root(name: str) -> tuple[Path, str] | None:
 
 def headline(path: Path) -> str:
     """What a config file says of itself: the first line of the comment at its top, or that beside its kind."""
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         if not line.startswith("# @package"):
             return line.lstrip("# ") if line.startswith("#") else YamlFile(path).comments.get("kind", "")
     return ""
@@ -46,7 +46,7 @@ class YamlFile:
         self.comments: dict[str, str] = {}
         above: list[str] = []
         parents: list[tuple[int, str]] = []  # indentation and name of every key that is still open
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             text = line.strip()
             if text.startswith("#"):
                 above.append(text.lstrip("# "))

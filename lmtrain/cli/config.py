@@ -74,7 +74,7 @@ def show(
         if found is None:
             said = f"{group} has no choice {name}" if name else f"A run has no {group} unless one is chosen"
             raise UsageError(f"{said}. {nearest(name, groups[group])}")
-        file, text = found, found.read_text(encoding="utf-8")
+        file, text = found, found.read_text(encoding="utf-8", errors="replace")
     if as_json:
         return typer.echo(json.dumps({"file": str(file), "yaml": text}, indent=1))
     return typer.echo(f"# {file}\n{text}", nl=False)

@@ -21,13 +21,12 @@ def choice_row(file: Path) -> dict[str, Any]:
 
 def model_row(name: str, file: Path, config_dir: Path | None) -> dict[str, Any]:
     """The sizes of a model; parameters without the embedding where the tokenizer decides how large that is."""
-    from omegaconf import OmegaConf
-
     from lmtrain.config.build import build_settings
     from lmtrain.config.compose import compose_plain
+    from lmtrain.config.yaml_file import read_yaml
     from lmtrain.models.model_settings import ModelSettings
 
-    tree: Any = OmegaConf.to_container(OmegaConf.load(file))
+    tree: Any = read_yaml(file).data
     if "defaults" in tree or "${" in str(tree):  # because: composing costs more than all the rest
         tree = compose_plain([f"model={name}"], config_dir=config_dir)["model"]
     model = build_settings(ModelSettings, tree, "model")  # type: ignore[type-abstract]

@@ -107,7 +107,7 @@ def _choices_that_set(name: str, config_dir: Path | None) -> list[dict[str, str]
 
 
 def _is_global(file: Path) -> bool:
-    return file.read_text(encoding="utf-8").startswith("# @package _global_")
+    return file.read_text(encoding="utf-8", errors="replace").startswith("# @package _global_")
 
 
 def _words(origin: Origin | None) -> str:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from lmtrain.config.base import show
 from lmtrain.config.compose import conf_dir, group_choices
+from lmtrain.config.yaml_file import read_yaml
 
 
 @dataclass(frozen=True)
@@ -50,19 +50,18 @@ def origin_of(found: dict[str, Origin], key: str) -> Origin | None:
 
 
 def file_origins(file: Path) -> dict[str, Origin]:
-    """The dotted keys of a config file, with what is written there and in which line."""
-    text = file.read_text(encoding="utf-8")
-    root = yaml.compose(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    found = {key: Origin(said, file, line) for key, said, line in _leaves(text, root, "")} if root else {}
-    return {key: origin for key, origin in found.items() if key != "defaults"}
+    """The dotted keys of a config file, with what is set there and in which line."""
+    read = read_yaml(file)
+    values = _leaves({key: value for key, value in read.data.items() if key != "defaults"}, ())
+    return {".".join(path): Origin(show(value), file, read.lines.get(path, 0)) for path, value in values}
 
 
-def _leaves(text: str, node: Any, key: str) -> Iterator[tuple[str, str, int]]:
-    if isinstance(node, yaml.MappingNode) and node.value:
-        for name, inner in node.value:
-            yield from _leaves(text, inner, f"{key}.{name.value}" if key else str(name.value))
-    elif key:
-        yield key, text[node.start_mark.index : node.end_mark.index].strip(), node.start_mark.line + 1
+def _leaves(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if isinstance(node, dict) and node:
+        for name, inner in node.items():
+            yield from _leaves(inner, (*path, str(name)))
+    elif path:
+        yield path, node
 
 
 def _merged_files(groups: Sequence[str], config_dir: Path | None, name: str) -> Iterator[tuple[Path, str]]:

@@ -84,8 +84,8 @@ def test_explain_a_key() -> None:
     assert facts["default"] == {"value": 3e-4, "from": "conf/optim/adamw.yaml, line 3"}
     assert facts["run"]["value"] == 4e-3
     assert facts["run"]["from"].startswith("conf/experiment/demo.yaml, line ")
-    assert {"choice": "optim=lamb", "value": "1.0e-2"} in facts["set_by"]
-    assert {"choice": "experiment=demo", "value": "4.0e-3"} in facts["set_by"]
+    assert {"choice": "optim=lamb", "value": "0.01"} in facts["set_by"]
+    assert {"choice": "experiment=demo", "value": "0.004"} in facts["set_by"]
 
 
 @pytest.mark.wide
