@@ -18,6 +18,12 @@ ALLOWED = {
     "data_tools.corpora.fetch.redirect_request": "called by urllib",
     "lmtrain.cli.plain_help.list_commands": "called by typer",
     "lmtrain.cli.plain_help.get_command": "called by typer",
+    "lmtrain.config.source.load_config": "called by hydra",
+    "lmtrain.config.source.is_group": "called by hydra",
+    "lmtrain.config.source.is_config": "called by hydra",
+    "lmtrain.config.source.available": "called by hydra",
+    "lmtrain.config.yaml_file.compose_node": "called by yaml",
+    "lmtrain.config.yaml_file.compose_mapping_node": "called by yaml",
 }
 QUIET = {"property", "cached_property", "cache", "abstractmethod", "classmethod", "staticmethod", "contextmanager"}
 
