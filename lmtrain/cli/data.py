@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lmtrain.cli.completion import complete_override
 from lmtrain.cli.options import ConfigDir, Json, Plugins
 
 if TYPE_CHECKING:
@@ -27,7 +28,9 @@ TokenizerPath = Annotated[
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="The settings of the run, as `lmtrain pretrain` takes them."),
+    typer.Argument(
+        metavar="KEY=VALUE", autocompletion=complete_override,
+        help="The settings of the run, as `lmtrain pretrain` takes them."),
 ]
 
 
@@ -52,7 +55,7 @@ def inspect(
 
 @app.command()
 def verify(
-    prefixes: Annotated[list[Path], typer.Argument(metavar="PREFIX...", help="Datasets to check.")],
+    prefixes: Annotated[list[Path], typer.Argument(metavar="PREFIX", help="Datasets to check.")],
     as_json: Json = False,
 ) -> None:
     """Read every byte: index entries against each other, ids against the vocabulary, the checksum."""
@@ -76,7 +79,7 @@ def verify(
 
 @app.command()
 def merge(
-    prefixes: Annotated[list[Path], typer.Argument(metavar="PREFIX...", help="Datasets to join, in this order.")],
+    prefixes: Annotated[list[Path], typer.Argument(metavar="PREFIX", help="Datasets to join, in this order.")],
     output: Annotated[Path, typer.Option(metavar="PREFIX", help="The dataset to make.")],
     overwrite: Overwrite = False,
     as_json: Json = False,
@@ -190,7 +193,7 @@ def sample(
 @app.command(hidden=True)
 def decode(
     prefix: Prefix,
-    documents: Annotated[list[int], typer.Argument(metavar="DOCUMENT...", help="Numbers of documents, from 0.")],
+    documents: Annotated[list[int], typer.Argument(metavar="DOCUMENT", help="Numbers of documents, from 0.")],
     most: Annotated[int | None, typer.Option(min=1, help="Show so many tokens of a document. [default: all]")] = None,
     ids: Annotated[bool, typer.Option("--ids", help="Show token ids and not the text.")] = False,
     tokenizer: TokenizerPath = None,

@@ -15,16 +15,20 @@ from typing import Annotated, Any
 
 import typer
 
+from lmtrain.cli.completion import complete_override
 from lmtrain.errors import LmtrainError
 
 
 def demo(
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(help="Settings for its pretraining, as in train.steps=100.", metavar="KEY=VALUE"),
+        typer.Argument(
+            help="Settings for its pretraining, as in train.steps=100.", metavar="KEY=VALUE",
+            autocompletion=complete_override,
+        ),
     ] = None,
     output: Annotated[Path, typer.Option(help="The folder for everything that the demo makes.")] = Path("runs/demo"),
-) -> None:
+) -> None:  # fmt: skip
     """Corpus, tokenizer, dataset, a small GPT on CPU for a few minutes, and its evaluation.
 
     Its checkpoint is then cut for four processes and evaluated again, and written for Hugging Face.
@@ -81,7 +85,7 @@ def _lmtrain(console: Any, *arguments: object) -> None:
     words = [str(a) for a in arguments]
     console.print(f"\n[bold]$ lmtrain[/] {shlex.join(words)}", highlight=False, soft_wrap=True)
     sys.stdout.flush()
-    code = subprocess.run([sys.executable, "-m", "lmtrain.cli.main", *words]).returncode
+    code = subprocess.run([sys.executable, "-m", "lmtrain", *words]).returncode
     if code != 0:
         failure = LmtrainError(f"lmtrain {words[0]} ended with exit code {code}. Its message is above.")
         failure.exit_code = code

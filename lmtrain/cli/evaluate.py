@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lmtrain import __version__
+from lmtrain.cli.completion import complete_task
 from lmtrain.cli.options import CHECKPOINT, Device, InputFormat, Plugins, Precision, text_inputs
 from lmtrain.errors import MissingInputError, UsageError
 
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 def evaluate(
     checkpoint: Annotated[Path | None, CHECKPOINT] = None,
     task: Annotated[
-        list[str] | None, typer.Option(metavar="ID", help="What to measure; several need a --data each.")
+        list[str] | None,
+        typer.Option(metavar="ID", help="What to measure; several need a --data each.", autocompletion=complete_task),
     ] = None,
     data: Annotated[
         list[str] | None,

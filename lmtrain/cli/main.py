@@ -13,6 +13,7 @@ import typer
 
 from lmtrain import __version__
 from lmtrain.cli import (
+    config,
     corpus,
     data,
     demo,
@@ -22,15 +23,18 @@ from lmtrain.cli import (
     inspect,
     preprocess,
     pretrain,
+    pretrain_view,
     reshard,
     tokenizer,
     verify,
 )
+from lmtrain.cli.plain_help import PlainGroup, examples
 from lmtrain.cli.usage import Refused, explained, of_system
 from lmtrain.errors import LmtrainError
 
 app = typer.Typer(
     name="lmtrain",
+    cls=PlainGroup,
     help="Pretrain language models end to end: text, datasets, training, checkpoints, evaluation.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -61,7 +65,8 @@ app.add_typer(tokenizer.app, name="tokenizer", help="Train a tokenizer, or look 
 app.add_typer(corpus.app, name="corpus", help="Make a clean corpus: fetch, clean, deduplicate, decontaminate, split.")
 app.add_typer(data.app, name="data", help="Look at datasets, check, join, divide and index them.")
 app.command(name="preprocess")(preprocess.preprocess)
-app.command(name="pretrain")(pretrain.pretrain)
+app.add_typer(config.app, name="config", help="See which settings there are, and where those of a run come from.")
+app.command(name="pretrain", epilog=examples(pretrain_view.EXAMPLES))(pretrain.pretrain)
 app.command(name="eval")(evaluate.evaluate)
 app.command(name="generate")(generate.generate)
 app.command(name="inspect")(inspect.inspect)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from lmtrain.cli.completion import complete_override
 from lmtrain.errors import UsageError
 from lmtrain.units import parse_bytes
 
@@ -31,11 +32,29 @@ Plugins = Annotated[
     ),
 ]  # fmt: skip
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-ConfigDir = Annotated[Path | None, typer.Option(help="A folder of your own configs; it wins over conf/.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="KEY=VALUE", autocompletion=complete_override,
+        help="Settings: key=value, or group=choice as in model=gpt2_small. `lmtrain config list` shows the groups.",
+    ),
+]  # fmt: skip
+ConfigDir = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="A folder of your own configs; it wins over conf/.")
+]
+ConfigName = Annotated[str, typer.Option(metavar="NAME", help="The root config to start from.")]
+FromRun = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="RUN",
+        help="Take the settings of this run: to go on with it, or with another run.dir to branch off from its newest "
+        "checkpoint, or from the checkpoint given here.",
+    ),
+]
 Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to compute.")]
 Precision = Annotated[Literal["fp32", "bf16", "fp16"], typer.Option(help="In which numbers to compute.")]
 INPUTS = "Files (.txt .jsonl .parquet; also .gz .bz2 .xz .zst), folders of them, globs, or - for standard input."
-TextInputs = Annotated[list[str], typer.Argument(metavar="INPUT...", help=INPUTS)]
+TextInputs = Annotated[list[str], typer.Argument(metavar="INPUT", help=INPUTS)]
 InputFormat = Annotated[
     str | None,
     typer.Option(

@@ -27,6 +27,7 @@ class OnError(StrEnum):
 
 
 _filter = partial(typer.Option, rich_help_panel="What is left out")
+_ends = partial(typer.Option, rich_help_panel="Where texts end")
 _bad = partial(typer.Option, rich_help_panel="Bad lines")
 
 
@@ -44,13 +45,13 @@ def preprocess(
     format_: InputFormat = None,
     append_eod: Annotated[
         bool | None,
-        typer.Option("--append-eod/--no-append-eod", help="End each document with the end token, if there is one."),
+        _ends("--append-eod/--no-append-eod", help="End each document with the end token, if there is one."),
     ] = None,
     split_sentences: Annotated[
-        bool, typer.Option("--split-sentences", help="Make a sequence of every sentence, for BERT.")
+        bool, _ends("--split-sentences", help="Make a sequence of every sentence, for BERT.")
     ] = False,
     lines_end_sentences: Annotated[
-        bool, typer.Option("--lines-end-sentences", help="With --split-sentences: a sentence ends with its line too.")
+        bool, _ends("--lines-end-sentences", help="With --split-sentences: a sentence ends with its line too.")
     ] = False,
     shard_tokens: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Start a new PREFIX-00000, -00001, ... after, say, 10B tokens.")

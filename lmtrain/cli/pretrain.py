@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lmtrain.cli.options import ConfigDir, Plugins
+from lmtrain.cli.options import ConfigDir, ConfigName, FromRun, Overrides, Plugins
 from lmtrain.errors import LmtrainError, OutputError, PeerLostError, StoppedEarly
 
 if TYPE_CHECKING:
@@ -21,12 +21,10 @@ if TYPE_CHECKING:
 
 
 def pretrain(
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(help="Settings: key=value, or group=choice as in model=gpt2_small.", metavar="KEY=VALUE"),
-    ] = None,
+    overrides: Overrides = None,
     config_dir: ConfigDir = None,
-    config_name: Annotated[str, typer.Option(help="The root config to start from.")] = "pretrain",
+    config_name: ConfigName = "pretrain",
+    from_run: FromRun = None,
     multirun: Annotated[
         bool, typer.Option("-m", "--multirun", help="Run every combination of a=1,2 b=range(3), one after another.")
     ] = False,
@@ -52,20 +50,19 @@ def pretrain(
         env = env.as_launcher(nproc)
     overrides = list(overrides or [])
     flags = ["--config-name", config_name, *(["--config-dir", str(config_dir)] if config_dir else [])]
-    flags += [f"--plugin={name}" for name in plugin or ()]
+    flags += [f"--from-run={from_run}"] * (from_run is not None) + [f"--plugin={name}" for name in plugin or ()]
     flags += ["--json"] * as_json + ["--debug"] * ("--debug" in sys.argv)  # because: main has taken --debug out
     if multirun:
         flags += ["--dry-run"] * dry_run + ["--print-config"] * print_config
         flags += ["--nproc", str(nproc)] if nproc else []
         from lmtrain.cli.sweep import run_all
 
-        return run_all(overrides, config_dir, config_name, flags, quiet=as_json)
+        return run_all(overrides, config_dir, config_name, from_run, flags)
 
+    from lmtrain.cli.from_run import compose_run
     from lmtrain.cli.pretrain_view import left_behind, print_preview, print_settings
-    from lmtrain.config.compose import compose
-    from lmtrain.train.config import RunConfig
 
-    config = compose(RunConfig, overrides, config_dir=config_dir, name=config_name)
+    config = compose_run(overrides, from_run=from_run, config_dir=config_dir, name=config_name)
     if print_config:
         return print_settings(config, as_json)
 
@@ -133,7 +130,7 @@ def _launch(config: RunConfig, arguments: list[str], nproc: int) -> None:
     from lmtrain.runtime.launch import launch
     from lmtrain.train.stop_file import write_stop
 
-    outcome = launch([sys.executable, "-m", "lmtrain.cli.main", "pretrain", *arguments], nproc)
+    outcome = launch([sys.executable, "-m", "lmtrain", "pretrain", *arguments], nproc)
     if outcome.cause is not None:
         typer.echo(f"error: {outcome.cause}", err=True)
         lost = outcome.exit_code == PeerLostError.exit_code

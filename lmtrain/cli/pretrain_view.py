@@ -1,4 +1,4 @@
-"""What `lmtrain pretrain` prints besides the live view: settings, the preview of a dry run, the summary at the end.
+"""What `lmtrain pretrain` prints besides the live view: examples, settings, the preview of a dry run, the summary.
 
 Called by pretrain.
 """
@@ -17,6 +17,14 @@ if TYPE_CHECKING:
     from lmtrain.train.config import RunConfig
     from lmtrain.train.loop import Summary
     from lmtrain.train.preflight import Inputs
+
+
+EXAMPLES = (
+    ("lmtrain pretrain data.path=data/books --dry-run", "check it all, and say what would run"),
+    ("lmtrain pretrain model=gpt2_small data.path=data/books run.dir=runs/a", "begin, or go on where it stopped"),
+    ("lmtrain pretrain --from-run runs/a train.steps=20k", "the same run for longer"),
+    ("lmtrain pretrain -m data.path=data/books run.dir=runs/b optim.lr=1e-4,3e-4", "two runs and a table"),
+)
 
 
 def print_settings(config: RunConfig, as_json: bool) -> None:

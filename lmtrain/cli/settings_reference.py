@@ -1,6 +1,7 @@
-"""The page of settings: every key of a run with its type, default and meaning. Called by `reference.py`.
+"""Every key of a run with its type, default and meaning, and the page of them. Torch-free.
 
-Keys and types come from the dataclasses, meanings from the comments of conf/*.yaml, so that neither is said twice.
+Called by `reference.py`, `lmtrain config` and shell completion. Keys and types come from the dataclasses, meanings from
+the comments of conf/*.yaml, so that neither is said twice.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ import re
 import types
 import typing
 from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Literal, Union, get_args, get_origin
 
+from lmtrain.cli.conf_files import YamlFile
 from lmtrain.config.base import Choice, Settings, kinds, show
 from lmtrain.config.compose import conf_dir, group_choices
 
@@ -27,55 +29,111 @@ _WORDS = {bool: "true or false", int: "whole number", float: "number", str: "tex
 _UNITS = {"count": "count", "bytes": "bytes", "seconds": "seconds"}
 
 
-def settings_page(cls: type[Settings] | None = None) -> str:
+@dataclass(frozen=True)
+class Key:
+    """One setting, and what is said of it."""
+
+    name: str  # as typed: optim.lr
+    kind: str  # the kind of its group that has it; "" where the group comes in one kind
+    types: str  # in words
+    default: str  # as typed; "" where it has none
+    meaning: str
+    values: tuple[str, ...]  # all that it can be, where they can be counted
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a run's settings, such as `optim`: of one kind, or a choice of several."""
+
+    name: str
+    base: type[Settings]
+    kinds: dict[str, type[Settings]]  # by their words; the word is "" where there is one kind
+
+    def keys(self, kind: str) -> Iterator[Key]:
+        """Those of settings within settings stand behind their parents."""
+        cls = self.kinds[kind]
+        return _keys(self.name, cls, Meanings(self.name, getattr(cls, "kind", "")), kind)
+
+
+def sections(cls: type[Settings] | None = None) -> dict[str, Section]:
     if cls is None:
         from lmtrain.train.config import RunConfig as cls
     assert cls is not None
-    hints = typing.get_type_hints(cls)
-    parts = [_INTRO, *(part for name in hints if (part := "\n".join(_section(name, hints[name]))))]
-    return "\n".join(parts)
+    found: dict[str, Section] = {}
+    for name, hint in typing.get_type_hints(cls).items():
+        inner = settings_class(hint)
+        if inner is not None:
+            of_kinds = kinds(inner) if issubclass(inner, Choice) and not inner.kind else {"": inner}
+            found[name] = Section(name, inner, dict(of_kinds))
+    return found
 
 
-def _section(name: str, hint: Any) -> Iterator[str]:
-    cls = settings_class(hint)
-    if cls is None:
-        return
-    yield f"## {name}\n"
-    if doc := _own_doc(cls):
+def known_keys() -> dict[str, list[Key]]:
+    """Every setting by its name, once for each kind that has it."""
+    found: dict[str, list[Key]] = {}
+    for name, section in sections().items():
+        if "" not in section.kinds:
+            words = tuple(section.kinds)
+            meaning = f"of which kind it is; {name}=NAME chooses one with its settings"
+            found[f"{name}.kind"] = [Key(f"{name}.kind", "", ", ".join(words), "", meaning, words)]
+        for key in (key for kind in section.kinds for key in section.keys(kind)):
+            found.setdefault(key.name, []).append(key)
+    return found
+
+
+def settings_page(cls: type[Settings] | None = None) -> str:
+    return "\n".join([_INTRO, *("\n".join(_section(section)) for section in sections(cls).values())])
+
+
+def _section(section: Section) -> Iterator[str]:
+    yield f"## {section.name}\n"
+    if doc := _own_doc(section.base):
         yield f"{doc}\n"
-    choices = group_choices().get(name.replace(".", "/"), [])
+    choices = group_choices().get(section.name, [])
     if choices:
-        yield f"Choices: {', '.join(f'`{name}={choice}`' for choice in choices)}.\n"
-    if issubclass(cls, Choice) and not cls.kind:
-        for word, kind in kinds(cls).items():
-            yield f"### {name}, kind {word}\n"
-            if doc := _own_doc(kind):
+        yield f"Choices: {', '.join(f'`{section.name}={choice}`' for choice in choices)}.\n"
+    for kind, cls in section.kinds.items():
+        if kind:
+            yield f"### {section.name}, kind {kind}\n"
+            if doc := _own_doc(cls):
                 yield f"{doc}\n"
-            yield from _table(name, kind)
-    else:
-        yield from _table(name, cls)
+        yield _table(section.keys(kind))
 
 
-def _table(name: str, cls: type[Settings]) -> Iterator[str]:
-    rows = list(_rows(name, cls, Meanings(name, getattr(cls, "kind", ""))))
-    if rows:
-        yield "\n".join(["| Key | Type | Default | Meaning |", "|---|---|---|---|", *rows]) + "\n"
-    else:
-        yield "No keys of its own.\n"
+def _table(rows: Iterator[Key]) -> str:
+    lines = [
+        f"| `{key.name}` | {key.types} | {f'`{key.default}`' if key.default else ''} | "
+        f"{key.meaning.replace('|', '&#124;')} |"
+        for key in rows
+    ]
+    if not lines:
+        return "No keys of its own.\n"
+    return "\n".join(["| Key | Type | Default | Meaning |", "|---|---|---|---|", *lines]) + "\n"
 
 
-def _rows(path: str, cls: type[Settings], meanings: Meanings) -> Iterator[str]:
+def _keys(path: str, cls: type[Settings], meanings: Meanings, kind: str) -> Iterator[Key]:
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
-        key, hint = f"{path}.{field.name}", hints[field.name]
-        default, meaning = meanings.of(key, _default(field))
-        meaning = meaning if meanings.is_sure(key) else _source_comment(cls, field.name) or meaning
+        name, hint = f"{path}.{field.name}", hints[field.name]
+        default, meaning = meanings.of(name, _default(field))
+        meaning = meaning if meanings.is_sure(name) else _source_comment(cls, field.name) or meaning
         chosen, unit = field.metadata.get("kinds"), _UNITS.get(field.metadata.get("unit", ""))
         words = ", ".join(f"`{word}`" for word in kinds(chosen)) if chosen else type_words(hint, unit)
-        yield f"| `{key}` | {words} | {default} | {meaning.replace('|', '&#124;')} |"
+        yield Key(name, kind, words, default, meaning, tuple(kinds(chosen)) if chosen else _values(hint))
         inner = settings_class(hint)
         if inner is not None and not (issubclass(inner, Choice) and not inner.kind):
-            yield from _rows(key, inner, meanings)
+            yield from _keys(name, inner, meanings, kind)
+
+
+def _values(hint: Any) -> tuple[str, ...]:
+    """All values of this type, as typed; nothing where they cannot be counted."""
+    options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    found = {
+        option: ("true", "false") if option is bool else ("null",) if option is type(None) else
+        tuple(map(str, get_args(option))) if get_origin(option) is Literal else ()
+        for option in options
+    }  # fmt: skip
+    return tuple(word for words in found.values() for word in words) if all(found.values()) else ()
 
 
 def settings_class(hint: Any) -> type[Settings] | None:
@@ -109,7 +167,7 @@ def _default(field: dataclasses.Field[Any]) -> str:
         return ""
     if isinstance(value, Settings):
         return ""
-    return f"`{show(list(value) if isinstance(value, tuple) else value)}`"
+    return show(list(value) if isinstance(value, tuple) else value)
 
 
 def _source_comment(cls: type, name: str) -> str:
@@ -147,36 +205,8 @@ class Meanings:
     def of(self, key: str, default: str) -> tuple[str, str]:
         value = self._defaults.get(key)
         said = self._comments.get(key, [""])
-        return (default if value is None else f"`{value}`"), max(said, key=said.count)
+        return (default if value is None else value), max(said, key=said.count)
 
     def is_sure(self, key: str) -> bool:
         """Where the files of a group differ, a comment may speak of that file's value and not of the key."""
         return len(set(self._comments.get(key, []))) == 1
-
-
-class YamlFile:
-    """The dotted keys of a YAML file with their plain values and their comments: beside the key, or right above it."""
-
-    def __init__(self, path: Path) -> None:
-        self.values: dict[str, str] = {}
-        self.comments: dict[str, str] = {}
-        above: list[str] = []
-        parents: list[tuple[int, str]] = []  # indentation and name of every key that is still open
-        for line in path.read_text(encoding="utf-8").splitlines():
-            text = line.strip()
-            if text.startswith("#"):
-                above.append(text.lstrip("# "))
-                continue
-            name, colon, rest = text.partition(":")
-            if not text or not colon or not name.replace("_", "").isalnum():
-                above = []
-                continue
-            indent = len(line) - len(line.lstrip())
-            parents = [*((i, n) for i, n in parents if i < indent), (indent, name)]
-            key = ".".join(n for _, n in parents)
-            value, _, beside = f"{rest} ".partition(" #")
-            if value.strip():
-                self.values[key] = value.strip()
-            if comment := beside.strip() or " ".join(above):
-                self.comments[key] = comment
-            above = []

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -138,3 +139,17 @@ def test_a_dry_run_starts_nothing(toy: Toy, tmp_path: Path) -> None:
     )  # fmt: skip
     assert len(facts["ranks"]) == 2
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.wide
+def test_torchrun_starts_the_package(toy: Toy, tmp_path: Path) -> None:
+    """`torchrun -m lmtrain`: for machines where the script is not on the path of every process."""
+    settings = toy.settings(tmp_path / "run", train__steps=2, schedule__warmup_steps=1)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "lmtrain"]
+    done = subprocess.run(
+        [*command, "pretrain", *settings, "parallel.dp_shard=2"], capture_output=True, text=True, timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "done: 2 steps" in done.stdout
+    assert json.loads((tmp_path / "run/stop.json").read_text())["cause"] == "done"

@@ -197,16 +197,6 @@ def test_a_damaged_checkpoint_is_named(toy: Toy, tmp_path: Path) -> None:
     assert file.name in lmtrain("inspect", file.parent, "--verify", code=65)
 
 
-@pytest.mark.wide
-def test_a_sweep_runs_every_combination_in_its_own_folder(toy: Toy, tmp_path: Path) -> None:
-    settings = toy.settings(tmp_path / "sweep", train__steps=2, schedule__warmup_steps=1)
-    lmtrain("pretrain", "-m", *settings, "optim.lr=1e-3,2e-3")
-    made = sorted(p.name for p in (tmp_path / "sweep").iterdir())
-    assert made == ["optim.lr=0.001", "optim.lr=0.002"] or made == ["optim.lr=1e-3", "optim.lr=2e-3"]
-    for name in made:
-        assert len(steps(tmp_path / "sweep" / name)) == 2
-
-
 def test_dry_run_says_what_would_run(toy: Toy, tmp_path: Path) -> None:
     plan = json.loads(lmtrain("pretrain", *toy.settings(tmp_path / "run"), "--dry-run", "--json"))
     assert plan["steps"] == 12

@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
+from lmtrain.cli.conf_files import YamlFile
 from lmtrain.cli.main import app
 from lmtrain.cli.reference import commands, main, pages
-from lmtrain.cli.settings_reference import YamlFile, settings_page
+from lmtrain.cli.settings_reference import settings_page
 from lmtrain.config.compose import compose, conf_dir, sweep
 from lmtrain.errors import LmtrainError
 from lmtrain.train.config import RunConfig
@@ -41,7 +42,10 @@ NAME_IN_FILE = re.compile(r"`(\w+)` in\s`([\w./]+\.py)`")
 
 def command_problem(words: list[str]) -> str | None:
     """Why a command line is not one of ours: an unknown verb, or an option that the verb lacks."""
-    known = commands(get_command(app))
+    root = get_command(app)
+    if words[1:] and words[1] in {name for param in root.params for name in param.opts}:
+        return None
+    known = commands(root)
     verbs = sorted((verb for verb in known if words[: len(verb.split())] == verb.split()), key=len)
     if not verbs:
         return f"{shlex.join(words)}: there is no such command"
@@ -58,6 +62,8 @@ def settings_problem(words: list[str]) -> str | None:
     overrides = [word for word in words[2:] if re.match(r"[a-z_./]+=", word)]
     if words[:2] != ["lmtrain", "pretrain"] or "--config-dir" in words or not overrides:
         return None
+    if "--from-run" in words:
+        overrides.append("data.path=that_of_the_run")
     try:
         for combination in sweep(overrides)[:4] if "-m" in words else [overrides]:  # a few stand for all
             compose(RunConfig, combination)

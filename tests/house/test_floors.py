@@ -12,9 +12,12 @@ import pytest
 
 
 def room_of(name: str) -> str:
-    """lmtrain.data.order -> data; lmtrain.errors -> errors; data_tools.read.sources -> data_tools; lmtrain -> ""."""
+    """lmtrain.data.order -> data; lmtrain.errors -> errors; data_tools.read.sources -> data_tools; lmtrain -> "".
+
+    `python -m lmtrain` is the door of the house and in no room.
+    """
     first, *rest = name.split(".")
-    return first if first != "lmtrain" else (rest[0] if rest else "")
+    return first if first != "lmtrain" else (rest[0] if rest not in ([], ["__main__"]) else "")
 
 
 def floor_problems(house: Any) -> list[str]:

@@ -16,6 +16,8 @@ ALLOWED = {
     "data_tools.read.streams.readable": "asked by io.BufferedReader",
     "data_tools.read.streams.readinto": "called by io.BufferedReader",
     "data_tools.corpora.fetch.redirect_request": "called by urllib",
+    "lmtrain.cli.plain_help.list_commands": "called by typer",
+    "lmtrain.cli.plain_help.get_command": "called by typer",
     "lmtrain.config.source.load_config": "called by hydra",
     "lmtrain.config.source.is_group": "called by hydra",
     "lmtrain.config.source.is_config": "called by hydra",

@@ -1,0 +1,104 @@
+"""What `lmtrain config` prints: tables of choices and of models, and what there is to say of a setting. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from lmtrain.cli.conf_files import headline
+from lmtrain.config.base import show
+from lmtrain.units import format_count
+
+
+def choice_row(file: Path) -> dict[str, Any]:
+    return {"about": headline(file), "file": str(file)}
+
+
+def model_row(name: str, file: Path, config_dir: Path | None) -> dict[str, Any]:
+    """The sizes of a model; parameters without the embedding where the tokenizer decides how large that is."""
+    from lmtrain.config.build import build_settings
+    from lmtrain.config.compose import compose_plain
+    from lmtrain.config.yaml_file import read_yaml
+    from lmtrain.models.model_settings import ModelSettings
+
+    tree: Any = read_yaml(file).data
+    if "defaults" in tree or "${" in str(tree):  # because: composing costs more than all the rest
+        tree = compose_plain([f"model={name}"], config_dir=config_dir)["model"]
+    model = build_settings(ModelSettings, tree, "model")  # type: ignore[type-abstract]
+    shape = model.shape
+    return {
+        "kind": model.kind, "parameters": model.num_parameters, "vocab_size": shape.vocab_size or None,
+        "num_layers": shape.num_layers, "width": shape.width, "num_heads": shape.num_heads, "seq_len": shape.seq_len,
+    }  # fmt: skip
+
+
+def print_groups(rows: Sequence[dict[str, Any]]) -> None:
+    _print_table(
+        ("group", "default", "choices"),
+        [(row["group"], row["default"] or "", ", ".join(row["choices"])) for row in rows],
+    )
+    _say("`lmtrain config list GROUP` says what each is, `lmtrain config show GROUP NAME` prints one.")
+
+
+def print_choices(group: str, rows: Sequence[dict[str, Any]]) -> None:
+    _print_table(("choice", "what it is"), [(_name(group, row), row["about"]) for row in rows])
+    _say("* what a run has where nothing else is chosen")
+
+
+def print_models(rows: Sequence[dict[str, Any]]) -> None:
+    rows = sorted(rows, key=lambda row: (row["kind"], row["parameters"]))
+    _print_table(
+        ("choice", "kind", ">parameters", ">layers", ">width", ">heads", ">seq_len"),
+        [
+            (_name("model", row), row["kind"], f"{format_count(row['parameters'])}{'' if row['vocab_size'] else '+'}",
+             *(str(row[key]) for key in ("num_layers", "width", "num_heads", "seq_len")))
+            for row in rows
+        ],
+    )  # fmt: skip
+    _say("* what a run has where nothing else is chosen\n+ and the embedding of the tokenizer's vocabulary")
+
+
+def print_key(facts: dict[str, Any]) -> None:
+    console, table = Console(highlight=False), Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    kinds = f", of kind {' and '.join(facts['kinds'])}" if facts["kinds"] else ""
+    rows = [("meaning", facts["meaning"]), ("type", f"{facts['type']}{kinds}")]
+    for title, key in (("default", "default"), ("this run", "run")):
+        if key in facts:
+            rows.append((title, _value(facts[key])))
+    for number, one in enumerate(facts["set_by"]):
+        rows.append(("" if number else "set by", f"{one['choice']}: {one['value']}"))
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console.print(Text(facts["key"], style="bold"))
+    console.print(table)
+
+
+def print_values(rows: Sequence[dict[str, Any]]) -> None:
+    _print_table(("key", "value", "from"), [(row["key"], show(row["value"]), row["from"] or "nobody") for row in rows])
+
+
+def _value(facts: dict[str, Any]) -> str:
+    return f"{show(facts['value'])}, from {facts['from']}" if facts["from"] else facts["why"]
+
+
+def _name(group: str, row: dict[str, Any]) -> str:
+    return f"{group}={row['choice']}{' *' if row['default'] else ''}"
+
+
+def _print_table(columns: Iterable[str], rows: Iterable[Sequence[str]]) -> None:
+    """A column whose title begins with > holds numbers."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for title in columns:
+        table.add_column(title.lstrip(">"), justify="right" if title.startswith(">") else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    Console(highlight=False).print(table)
+
+
+def _say(text: str) -> None:
+    Console(highlight=False).print(Text(text, style="dim"))

@@ -1,0 +1,112 @@
+"""`lmtrain config`: what there is to choose, what a choice sets, where a value of a run comes from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lmtrain.cli.settings_reference import known_keys
+from lmtrain.config.compose import conf_dir, group_choices
+from tests.cli.harness import lmtrain
+from tests.marks import wide
+
+
+def test_groups_and_their_choices() -> None:
+    rows = {row["group"]: row for row in json.loads(lmtrain("config", "list", "--json"))}
+    assert {name: row["choices"] for name, row in rows.items()} == group_choices()
+    assert rows["model"]["default"] == "gpt_tiny"
+    assert rows["experiment"]["default"] is None
+
+
+@pytest.mark.wide
+def test_sizes_of_models() -> None:
+    rows = {row["choice"]: row for row in json.loads(lmtrain("config", "list", "model", "--json"))}
+    assert rows["gpt2_small"] | {"about": "", "file": ""} == {
+        "choice": "gpt2_small", "default": False, "about": "", "file": "", "kind": "gpt", "parameters": 124_439_808,
+        "vocab_size": 50257, "num_layers": 12, "width": 768, "num_heads": 12, "seq_len": 1024,
+    }  # fmt: skip
+    assert rows["gpt_tiny"]["default"]
+    assert rows["gpt_tiny"]["vocab_size"] is None
+    table = lmtrain("config", "list", "model", env={"COLUMNS": "80"})
+    assert "model=gpt3_175b" in table
+    assert max(map(len, table.splitlines())) <= 80
+
+
+@pytest.mark.wide
+def test_what_each_choice_is() -> None:
+    table = lmtrain("config", "list", "optim")
+    assert "optim=adamw *" in table
+    assert "LAMB: AdamW whose steps" in table
+    for group in group_choices().keys() - {"model"}:
+        assert all(row["about"] for row in json.loads(lmtrain("config", "list", group, "--json"))), group
+
+
+@pytest.mark.wide
+def test_show_prints_yaml_and_where_it_lies(tmp_path: Path) -> None:
+    text = lmtrain("config", "show", "schedule", "wsd")
+    file = conf_dir() / "schedule/wsd.yaml"
+    assert text == f"# {file}\n{file.read_text(encoding='utf-8')}"
+    assert yaml.safe_load(lmtrain("config", "show", "optim"))["kind"] == "adamw"
+    part = lmtrain("config", "show", "checkpoint")
+    assert yaml.safe_load(part)["checkpoint"]["keep_last"] == 2
+    assert "observe" not in yaml.safe_load(part)
+    (tmp_path / "optim").mkdir()
+    (tmp_path / "optim/mine.yaml").write_text("# Mine.\nkind: adamw\nlr: 1.0\n")
+    assert "lr: 1.0" in lmtrain("config", "show", "optim", "mine", "--config-dir", tmp_path)
+    assert "optim=mine" in lmtrain("config", "list", "optim", "--config-dir", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("list", "optimizer"), "optimizer is not a group of settings. Did you mean optim?"),
+        (("show", "optim", "adam"), "optim has no choice adam. Did you mean adamw?"),
+        (("show", "experiment"), "A run has no experiment unless one is chosen. Known: demo."),
+        (("explain", "lr"), "lr is not a setting. Did you mean optim.lr?"),
+        *wide(
+            (("explain", "optim.learning_rate"), "optim.learning_rate is not a setting."),
+            (("explain", "optim.lr", "optim.lrr=3"), "optim.lrr=3 is not a setting."),
+        ),
+    ],
+)
+def test_refused_with_a_way_out(words: tuple[str, ...], said: str) -> None:
+    assert said in lmtrain("config", *words, code=2)
+
+
+def test_explain_a_key() -> None:
+    facts = json.loads(lmtrain("config", "explain", "optim.lr", "model=gpt2_small", "experiment=demo", "--json"))
+    assert facts["type"] == "number"
+    assert facts["meaning"].startswith("the peak learning rate")
+    assert facts["kinds"] == ["adamw", "lamb", "muon"]
+    assert facts["default"] == {"value": 3e-4, "from": "conf/optim/adamw.yaml, line 3"}
+    assert facts["run"]["value"] == 4e-3
+    assert facts["run"]["from"].startswith("conf/experiment/demo.yaml, line ")
+    assert {"choice": "optim=lamb", "value": "0.01"} in facts["set_by"]
+    assert {"choice": "experiment=demo", "value": "0.004"} in facts["set_by"]
+
+
+@pytest.mark.wide
+def test_explain_a_key_of_another_kind_and_one_that_is_missing() -> None:
+    assert "optim.kind=adamw has no such key" in lmtrain("config", "explain", "optim.momentum")
+    assert "0.95, from conf/optim/muon.yaml" in lmtrain("config", "explain", "optim.momentum", "optim=muon")
+    assert "has to be given" in lmtrain("config", "explain", "data.path")
+    text = lmtrain("config", "explain", "optim.lr", "optim.lr=1e-3")
+    assert "0.001, from the command line: optim.lr=1e-3" in text
+
+
+@pytest.mark.wide
+def test_explain_all_of_a_run() -> None:
+    given = ["model=llama_tiny", "train.rampup={start: 8, increment: 8, samples: 1k}", "data.path=x"]
+    rows = {row["key"]: row for row in json.loads(lmtrain("config", "explain", "all", *given, "--json"))}
+    assert rows.keys() <= known_keys().keys()
+    assert rows["train.rampup.start"]["value"] == 8
+    assert rows["data.path"]["from"] == "the command line: data.path=x"
+    assert rows["model.positions"]["from"].startswith("conf/model/llama_tiny.yaml")
+    assert not [row for row in rows.values() if row["from"] is None]
+    bare = lmtrain("config", "explain", "train", env={"COLUMNS": "80"})
+    assert "train.rampup" in bare
+    assert "train.rampup.start" not in bare
+    assert max(map(len, bare.splitlines())) <= 80

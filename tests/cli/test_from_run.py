@@ -1,0 +1,117 @@
+"""`pretrain --from-run`: a run's settings in place of conf/, to go on with it or to branch off."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmtrain.config.compose import compose
+from lmtrain.train.config import RunConfig
+from tests.cli.harness import Toy, lmtrain
+
+
+@pytest.fixture(scope="module")
+def trained(toy: Toy, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("from") / "run"
+    lmtrain("pretrain", *toy.settings(folder, train__steps=6, checkpoint__interval_steps=2, schedule="wsd"))
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run that has begun and saved nothing; its config.json is all that settings need."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    overrides = ["data.path=x", "model.vocab_size=400", "schedule=wsd", "run.dir=where/it/was"]
+    (folder / "config.json").write_text(json.dumps(compose(RunConfig, overrides).to_dict()))
+    return folder
+
+
+def settled(*words: object) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(lmtrain("pretrain", *words, "--print-config", "--json"))
+    return found
+
+
+def plan(*words: object) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(lmtrain("pretrain", *words, "--dry-run", "--json"))
+    return found
+
+
+@pytest.mark.wide
+def test_it_goes_on_or_branches_off(trained: Path, tmp_path: Path) -> None:
+    assert settled("--from-run", trained) == json.loads((trained / "config.json").read_text())
+    longer = plan("--from-run", trained, "train.steps=9")
+    assert longer["resume_from"] == str(trained / "checkpoints/step_00000006")
+    assert longer["steps"] == 9
+    assert longer["run_folder"] == str(trained)
+    words = ["--from-run", trained, f"run.dir={tmp_path / 'branch'}", "train.steps=8", "optim.lr=1e-4"]
+    assert f"continuing from {trained}" in lmtrain("pretrain", *words)
+    made = json.loads((tmp_path / "branch/config.json").read_text())
+    assert made["checkpoint"]["resume"] == str(trained)
+    assert made["optim"]["lr"] == 1e-4
+    assert made["schedule"]["kind"] == "wsd"
+    assert plan("--from-run", tmp_path / "branch")["resume_from"] == str(tmp_path / "branch/checkpoints/step_00000008")
+
+
+@pytest.mark.wide
+def test_from_a_checkpoint_of_a_run(trained: Path, tmp_path: Path) -> None:
+    earlier, new = trained / "checkpoints/step_00000004", f"run.dir={tmp_path / 'new'}"
+    assert plan("--from-run", earlier, new)["resume_from"] == str(earlier)
+    assert "goes back in a run" in lmtrain("pretrain", "--from-run", earlier, code=73)
+    assert plan("--from-run", trained, new, "checkpoint.resume=none")["resume_from"] == "nothing: a new run"
+    weights = plan("--from-run", trained, new, f"checkpoint.init_from={trained}", "optim=lamb")
+    assert weights["weights_from"] == str(trained / "checkpoints/step_00000006")
+
+
+@pytest.mark.wide
+def test_groups_and_recipes_change_it_as_they_change_conf(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment/mine.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - override /schedule: constant\nrun:\n  dir: new\noptim:\n  clip_norm: 0.5\n"
+    )
+    before = json.loads((run / "config.json").read_text())
+    words = ["experiment=mine", "optim=lamb", "checkpoint.resume=none"]
+    made = settled("--from-run", run, "--config-dir", tmp_path, *words)
+    assert made["schedule"]["kind"] == "constant"
+    assert made["optim"]["kind"] == "lamb"
+    assert made["optim"]["lr"] == 1e-2
+    assert made["optim"]["clip_norm"] == 0.5
+    assert made["model"] == before["model"]
+    assert made["run"]["dir"] == "new"
+
+
+def test_a_run_of_an_earlier_version(run: Path, tmp_path: Path) -> None:
+    """Its config.json lacks what has come since; a `$` in a value is a letter."""
+    old = json.loads((run / "config.json").read_text())
+    del old["recompute"], old["compute"]["deterministic"], old["checkpoint"]["init_from"]
+    old["checkpoint"]["resume"] = "none"
+    old["data"]["index_dir"] = "a${b}"
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old/config.json").write_text(json.dumps(old))
+    made = settled("--from-run", tmp_path / "old")
+    assert made["run"]["dir"] == str(tmp_path / "old")
+    assert made["data"]["index_dir"] == "a${b}"
+    assert made["recompute"] == {"kind": "none"}
+    assert made["checkpoint"]["resume"] == "auto"
+    assert settled("--from-run", tmp_path / "old", "recompute=full")["recompute"]["kind"] == "full"
+    assert "Add checkpoint.resume=none" in lmtrain("pretrain", "--from-run", tmp_path / "old", "run.dir=x", code=66)
+
+
+def test_refusals(run: Path, tmp_path: Path) -> None:
+    assert f"--from-run={tmp_path / 'no'} does not exist" in lmtrain("pretrain", "--from-run", tmp_path / "no", code=66)
+    assert "holds no config.json" in lmtrain("pretrain", "--from-run", tmp_path, code=66)
+    assert "is not a folder" in lmtrain("pretrain", "--from-run", run / "config.json", code=66)
+    (tmp_path / "config.json").write_text("{")
+    assert "config.json is not valid JSON" in lmtrain("pretrain", "--from-run", tmp_path, code=65)
+    (tmp_path / "config.json").write_text("[]")
+    assert "does not hold the settings of a run" in lmtrain("pretrain", "--from-run", tmp_path, code=65)
+    assert "Leave one of them out" in lmtrain("pretrain", "--from-run", run, "--config-name", "other", code=2)
+
+
+@pytest.mark.wide
+def test_refusals_of_overrides(run: Path) -> None:
+    assert "optim.lrr=1 is not a setting" in lmtrain("pretrain", "--from-run", run, "optim.lrr=1", code=2)
+    assert "Add run.dir=DIR" in lmtrain("pretrain", "-m", "--from-run", run, "optim.lr=1,2", code=2)

@@ -1,0 +1,126 @@
+"""`pretrain -m`: folders that can be typed back, a table in the end, and a sweep that goes on where it stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from lmtrain.cli.sweep import Job, folder_name, is_done, plan
+from lmtrain.config.compose import compose_plain
+from tests.cli.harness import Toy, lmtrain, start
+
+NAMES: dict[str, dict[str, str]] = {
+    "optim.lr_1e-06__train.seed_2": {"optim.lr": "1e-06", "train.seed": "2"},
+    "model_gpt_tiny": {"model": "gpt_tiny"},
+    "optim.betas_0.9_0.95__data.path_data_a_b": {"optim.betas": "[0.9,0.95]", "data.path": "data/a b"},
+    "data.index_dir_empty": {"data.index_dir": "''"},
+    "optim.lr_-1": {"optim.lr": "-1"},
+}
+
+
+def test_names_can_be_typed_back() -> None:
+    assert {name: folder_name(changed) for name, changed in NAMES.items()} == {name: name for name in NAMES}
+    path = "/".join(NAMES)
+    assert compose_plain([f"run.dir={path}"])["run"]["dir"] == path
+
+
+def test_long_names_are_cut_and_stay_apart() -> None:
+    names = {folder_name({"data.path": "x" * 300 + end}) for end in "ab"}
+    assert len(names) == 2
+    assert max(map(len, names)) < 140
+
+
+def jobs(*overrides: str) -> list[Job]:
+    return plan(["data.path=x", *overrides], None, "pretrain", None)
+
+
+@pytest.mark.wide
+def test_each_combination_once_in_a_folder_of_its_own(tmp_path: Path) -> None:
+    made = jobs(f"run.dir={tmp_path}", "optim.lr=1e-4", "model.width=128,256,128", "train.seed=1,2")
+    assert [job.folder.name for job in made] == [
+        f"model.width_{width}__train.seed_{seed}" for width in (128, 256) for seed in (1, 2)
+    ]
+
+
+@pytest.mark.wide
+def test_names_that_would_be_one_and_those_that_are_not_needed(tmp_path: Path) -> None:
+    made = jobs(f"run.dir={tmp_path}", "data.tokenizer=a/b,a_b")
+    assert [job.folder.name for job in made] == ["data.tokenizer_a_b", "data.tokenizer_a_b__2"]
+    assert [job.folder for job in jobs("run.dir=a,b")] == [Path("a"), Path("b")]
+    assert jobs("run.dir=a", "optim.lr=1e-4")[0].folder == Path("a")
+
+
+def test_a_sweep_of_an_earlier_version_goes_on_in_its_folders(tmp_path: Path) -> None:
+    (tmp_path / "optim.lr=0.0001").mkdir()
+    made = jobs(f"run.dir={tmp_path}", "optim.lr=1e-4,2e-4")
+    assert made[0].folder.name == "optim.lr=0.0001"
+    assert made[1].folder.name == "optim.lr_0.0002"
+    assert made[0].overrides[-1] == f"run.dir='{made[0].folder}'"
+
+
+def test_done_is_what_has_ended_with_these_settings(tmp_path: Path) -> None:
+    (job, _) = jobs(f"run.dir={tmp_path}", "optim.lr=1e-4,2e-4")
+    assert not is_done(job)
+    job.folder.mkdir()
+    then = job.config.to_dict() | {"run": {"dir": str(job.folder)}}
+    then["model"]["vocab_size"] = 400
+    (job.folder / "config.json").write_text(json.dumps(then))
+    (job.folder / "stop.json").write_text(json.dumps({"cause": "SIGTERM", "exit_code": 75}))
+    assert not is_done(job)
+    (job.folder / "stop.json").write_text(json.dumps({"cause": "done", "exit_code": 0}))
+    assert is_done(job)
+    then["train"]["steps"] = 5
+    (job.folder / "config.json").write_text(json.dumps(then))
+    assert not is_done(job)
+
+
+@pytest.mark.wide
+def test_all_are_refused_before_one_starts(tmp_path: Path) -> None:
+    words = ["pretrain", "-m", "data.path=x", f"run.dir={tmp_path / 'a'}", "optim.lr=1,-1"]
+    assert "optim.lr=-1" in lmtrain(*words, code=2)
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.wide
+def test_a_sweep_with_a_failure_its_table_and_its_second_try(toy: Toy, tmp_path: Path) -> None:
+    settings = toy.settings(tmp_path / "s", train__steps=4, train__valid_interval_steps=2, train__valid_samples=2)
+    settings = [one for one in settings if not one.startswith("optim.lr")]
+    sweep = ["pretrain", "-m", *settings, "optim.clip_norm=null"]
+    with start(*sweep, "optim.lr=1e-3,1e18", "--json") as process:
+        output, _ = process.communicate(timeout=300)
+    assert process.returncode == 86
+    rows = json.loads(next(line for line in output.splitlines() if line.startswith('{"runs"')))["runs"]
+    assert rows == json.loads((tmp_path / "s/sweep.json").read_text())["runs"]
+    assert [row["state"] for row in rows] == ["done", "failed, exit code 86"]
+    assert rows[0]["settings"] == {"optim.lr": "0.001"}
+    assert rows[0]["steps"] == 4
+    assert 0 < rows[0]["best_valid_loss"] < 7
+    assert rows[0]["tokens_per_s"] > 0
+    assert "1 of 2 runs failed" in output
+    with start(*sweep, "optim.lr=1e-3,2e-3") as process:
+        output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0
+    assert output.count("which is done") == 1
+    assert "best validation: " in output
+    assert "optim.lr  state" in output
+
+
+@pytest.mark.wide
+def test_ctrl_c_lets_the_run_save_and_ends_the_sweep(toy: Toy, tmp_path: Path) -> None:
+    settings = toy.settings(tmp_path / "s", train__steps=100_000, checkpoint__interval_steps=0)
+    with start("pretrain", "-m", *settings, "train.seed=1,2") as process:
+        deadline = time.monotonic() + 120
+        first = tmp_path / "s/train.seed_1/metrics.jsonl"
+        while time.monotonic() < deadline and not (first.exists() and '"step": 3' in first.read_text()):
+            time.sleep(0.1)
+        os.kill(process.pid, signal.SIGINT)
+        output, _ = process.communicate(timeout=120)
+    assert process.returncode == 75, output
+    assert list((tmp_path / "s/train.seed_1/checkpoints").glob("step_*"))
+    assert not (tmp_path / "s/train.seed_2").exists()
+    assert "not begun" in output
