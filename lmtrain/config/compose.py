@@ -122,7 +122,8 @@ def _checked_name(name: str, known: Sequence[str], folders: Sequence[Path]) -> s
 
 
 def _choice_problems(group: str, value: Any, known: Sequence[str]) -> list[str]:
-    wrong = [one for one in (value if isinstance(value, list) else [value]) if one is not None and str(one) not in known]
+    chosen = value if isinstance(value, list) else [value]
+    wrong = [one for one in chosen if one is not None and str(one) not in known]
     return [f"{group}={one} is not in conf/{group}/. {nearest_value(str(one), known)}" for one in wrong]
 
 

@@ -1,6 +1,7 @@
 """The setting that a wrong name was meant for, over all levels and under the names that other tools give it.
 
-Called by build, where a key is no setting, and by the command line, where an option is none. The answer is what to type.
+Called by build, where a key is no setting, and by the command line, where an option is none. It answers with what to
+type.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import difflib
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any, Literal, Union, get_args, get_origin
 
 from lmtrain.config.base import Choice, Settings, kinds
@@ -85,7 +87,7 @@ class Names:
             return [f"{parent}={value}"]
         if word in self.groups and not parent:
             return [self._choice(word, value)]
-        once = ".".join(part for part, before in zip(path.split("."), ["", *path.split(".")], strict=False) if part != before)
+        once = ".".join(part for part, _ in groupby(path.split(".")))  # a file may repeat its group's name
         if once in known:
             return [self._word(once, value)]
         same = [key for key in known if key.rpartition(".")[2] == word]
@@ -114,7 +116,8 @@ class Names:
         if "." not in key:
             return self._choice(key, value)
         hint = keys_of(self.root).get(key)
-        choices = [str(choice) for option in options_of(hint) if get_origin(option) is Literal for choice in get_args(option)]
+        literals = [option for option in options_of(hint) if get_origin(option) is Literal]
+        choices = [str(choice) for option in literals for choice in get_args(option)]
         return f"{key}={near_value(value, choices) or value if choices else value}"
 
     def _choice(self, group: str, value: str) -> str:
@@ -129,7 +132,7 @@ def near_value(value: str, known: typing.Iterable[str]) -> str | None:
         return _VALUES[value]
     close = difflib.get_close_matches(value, known, n=1, cutoff=0.6)
     parts = [one for one in known if value and (value.startswith(one) or one.startswith(value))]
-    return (close or parts or [None])[0]
+    return next(iter([*close, *parts]), None)
 
 
 def nearest_value(value: str, known: typing.Iterable[str]) -> str:

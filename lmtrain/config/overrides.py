@@ -151,9 +151,9 @@ def _is_no_pair(words: Sequence[str], index: int, groups: Mapping[str, Sequence[
         return f"{text!r} has a space beside its key. Type {shell(f'{key.strip()}={value.strip()}')}."
     if "@" in bare:
         return f"{text!r} is not an override, since @ has no meaning here. Write key=value or group=choice."
+    if match := re.match(r"([\w.]+)\[", bare):
+        return f"{text!r} names an entry of a list. Give the whole list: {match[1]}=[FIRST,SECOND]."
     if not _KEY.fullmatch(key):
-        if match := re.match(r"([\w.]+)\[", bare):
-            return f"{text!r} names an entry of a list. Give the whole list: {match[1]}=[FIRST,SECOND]."
         return f"{text!r} is not an override ({bare!r} is no name of a key). Write key=value or group=choice."
     if sign or key.startswith("~"):
         return None
@@ -200,9 +200,8 @@ def _first_open(value: str) -> str:
             quote = sign
         elif sign in _CLOSE:
             stack.append(sign)
-        elif sign in _CLOSE.values():
-            if not stack or _CLOSE[stack.pop()] != sign:
-                return sign
+        elif sign in _CLOSE.values() and (not stack or _CLOSE[stack.pop()] != sign):
+            return sign
     return quote or (stack[-1] if stack else "")
 
 

@@ -73,7 +73,7 @@ class _Resolver:
             if match[0] == text:
                 return found
             if isinstance(found, (dict, list)):
-                raise ReferenceProblem(f"puts {match[1].strip()}, which is not one value, into a text. Refer to a part.")
+                raise ReferenceProblem(f"puts {match[1].strip()}, which is not one value, into a text. Name a part.")
             shown = "null" if found is None else str(found).lower() if isinstance(found, bool) else str(found)
             text = text[: match.start()] + shown.replace("${", "\\${") + text[match.end() :]
             if len(text) > _MAX_TEXT:

@@ -232,7 +232,8 @@ def _explain(error: Exception, asked: Asked, read: Mapping[str, YamlFile]) -> li
     for entries in lists:
         for entry in entries:
             if entry.override and entry.group not in groups:
-                problems.append(f"{entry.where} has {entry.text}, and nothing chose {entry.group} before. Leave out override.")
+                what = f"{entry.where} has {entry.text}, and nothing chose {entry.group} before"
+                problems.append(f"{what}. Leave out override.")
     first: dict[str, Entry] = {}
     for entry in chosen:
         if (other := first.setdefault(entry.group, entry)) is not entry:

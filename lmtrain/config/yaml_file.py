@@ -71,7 +71,7 @@ class _Wrong(Exception):
         self.line, self.what, self.way_out = line, what, way_out
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # because: yaml comes without types
     """Counts while it reads, so that no file can be small on disk and large in memory."""
 
     def __init__(self, text: str) -> None:
@@ -94,7 +94,7 @@ class _Loader(yaml.SafeLoader):
             raise _Wrong(line, "refers to a value from within it", "Write the value out")
         self.sizes[id(node)] = size = 1 + sum(self.sizes.get(id(child), 0) for child in _children(node))
         if size > MAX_VALUES:
-            raise _Wrong(line, f"makes more than {MAX_VALUES} values", "Write out what its `*` stand for, or shorten it")
+            raise _Wrong(line, f"makes more than {MAX_VALUES} values", "Write out what its `*` stand for")
         return node
 
     def compose_mapping_node(self, anchor: Any) -> Any:
@@ -115,7 +115,7 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, found) for tag, found in rules if tag not in ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:float")]
+    first: [(tag, found) for tag, found in rules if tag.rpartition(":")[2] not in ("timestamp", "float")]
     for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
@@ -126,9 +126,10 @@ def _text(path: Path) -> str:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):
             kind = "a folder" if stat.S_ISDIR(found.st_mode) else "no plain file"
-            raise MissingInputError(f"{path} is {kind}, and a config is a file. Give another name, or put a file there.")
+            raise MissingInputError(f"{path} is {kind}, and a config is a file. Give another name.")
         if found.st_size > MAX_BYTES:
-            raise SettingsError([f"{path} has {found.st_size} bytes, and no config has more than {MAX_BYTES}. Shorten it."])
+            problem = f"{path} has {found.st_size} bytes, and no config has more than {MAX_BYTES}"
+            raise SettingsError([f"{problem}. Shorten it."])
         data = path.read_bytes()
     except OSError as error:
         missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
@@ -203,14 +204,15 @@ def _explain(error: Exception, text: str) -> tuple[int, str, str]:
     if "another document" in said or "document start" in said:
         return line, "begins a second document", "Keep what stands before or after the `---`"
     if "alias" in said:
-        return line, "refers with `*` to a name that no `&` gives", "Write the value out, or quote a text that begins so"
+        return line, "refers with `*` to a name that no `&` gives", "Write the value out, or quote the text"
     if "anchor" in said:
-        return line, "gives a name with `&` that is not a new one", "Write the value out, or quote a text that begins so"
+        return line, "gives a name with `&` that is not a new one", "Write the value out, or quote the text"
     if "block end" in said or "block collection" in said or "block mapping" in said or "not allowed here" in said:
         shown = _shown(lines[line - 1])
         return line, f"is not indented as the lines above it: {shown}", "Begin it where the keys around it begin"
     if "cannot start any token" in said:
-        return line, f"begins with a sign that YAML keeps for itself: {_shown(lines[line - 1])}", "Put the text in quotes"
+        shown = _shown(lines[line - 1])
+        return line, f"begins with a sign that YAML keeps for itself: {shown}", "Put the text in quotes"
     return line, f"is not YAML: {_shown(lines[line - 1])}", "Write lines of `key: value`, indented with spaces"
 
 

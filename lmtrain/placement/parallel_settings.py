@@ -87,7 +87,9 @@ def layout_problems(
         yield replace(problem, of_layout=True)
 
 
-def _problems_of(shape: ModelShape, parallel: ParallelSettings, uses_dropout: bool, compiles: bool) -> Iterator[Problem]:
+def _problems_of(
+    shape: ModelShape, parallel: ParallelSettings, uses_dropout: bool, compiles: bool
+) -> Iterator[Problem]:
     tp, stages = parallel.tp, parallel.pp * parallel.vp
     yield from problem_if(
         stages > shape.num_layers, "parallel.pp", parallel.pp,

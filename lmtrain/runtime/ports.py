@@ -16,5 +16,6 @@ def listen(host: str, port: int) -> int:
             (host, port), family=family, backlog=1024, dualstack_ipv6=family == socket.AF_INET6
         ).detach()
     except OSError as error:
-        what = "is in use by another program" if error.errno == errno.EADDRINUSE else f"cannot be opened: {error.strerror}"
+        taken = error.errno == errno.EADDRINUSE
+        what = "is in use by another program" if taken else f"cannot be opened: {error.strerror}"
         raise UsageError(f"Port {port} {what}. Set MASTER_PORT to a free one.") from error

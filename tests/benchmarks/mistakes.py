@@ -42,7 +42,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             seconds[mistake.name] = cpu_seconds(mistake.at(Path(folder)))
     worst = max(seconds, key=seconds.__getitem__)
-    print(f"{len(seconds)} mistakes: median {statistics.median(seconds.values()):.2f} s, {worst} {seconds[worst]:.2f} s")
+    median = statistics.median(seconds.values())
+    print(f"{len(seconds)} mistakes: median {median:.2f} s of CPU, most {seconds[worst]:.2f} s ({worst})")
 
 
 if __name__ == "__main__":

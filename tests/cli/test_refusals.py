@@ -13,7 +13,7 @@ from tests.cli.harness import Toy, lmtrain
 
 def test_a_misspelt_key_is_named_with_the_nearest(toy: Toy, tmp_path: Path) -> None:
     output = lmtrain("pretrain", *toy.settings(tmp_path / "run"), "optim.lrr=1", code=2)
-    assert "optim.lrr=1 is not a setting. Did you mean lr?" in output
+    assert "optim.lrr=1 is not a setting. Did you mean optim.lr=1?" in output
     assert not (tmp_path / "run").exists()
 
 

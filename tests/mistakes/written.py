@@ -1,9 +1,8 @@
-"""Mistakes written by hand: YAML's faults, hostile names, wrong verbs and options, files that are not what they should be."""
+"""Mistakes written by hand: YAML's faults, hostile names, wrong verbs and options, files that are something else."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from tests.mistakes.families import OURS, SHOW, show
 from tests.mistakes.mistake import Mistake
@@ -11,7 +10,8 @@ from tests.mistakes.mistake import Mistake
 GLOBAL = "# @package _global_\n"
 GOOD = f"{GLOBAL}train:\n  steps: 7\n"
 LAUGH = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
-    f"{c}: &{c} [*{b}, *{b}, *{b}, *{b}, *{b}, *{b}, *{b}, *{b}, *{b}]\n" for b, c in zip("abcdefgh", "bcdefghi", strict=True)
+    f"{c}: &{c} [*{b}, *{b}, *{b}, *{b}, *{b}, *{b}, *{b}, *{b}, *{b}]\n"
+    for b, c in zip("abcdefgh", "bcdefghi", strict=True)
 )
 
 
@@ -19,9 +19,7 @@ def written() -> list[Mistake]:
     return [*yaml_files(), *configs(), *names(), *words(), *layouts(), *verbs(), *inputs()]
 
 
-def experiment(
-    name: str, text: str | bytes, *says: str, good: str | bytes = GOOD, says_file: bool = True
-) -> Mistake:
+def experiment(name: str, text: str | bytes, *says: str, good: str | bytes = GOOD, says_file: bool = True) -> Mistake:
     """A fault in a file; what is wrong only when all files are joined names its key."""
     return Mistake(
         f"yaml {name}", (*OURS, "experiment=mine"), ("mine.yaml", *says) if says_file else says,
@@ -50,7 +48,9 @@ def yaml_files() -> Iterator[Mistake]:
     yield experiment("open quote", f"{g}run:\n  dir: 'here\ntrain:\n  steps: 7\n", "line 3", "quote")
     yield experiment("open bracket", f"{g}data:\n  split: [1, 0\ntrain:\n  steps: 7\n", "line 3", "[")
     yield experiment("open brace", f"{g}train: {{steps: 7\nmodel:\n  width: 64\n", "line 2", "{")
-    yield experiment("backslash", f'{g}run:\n  dir: "C:\\data"\n', "line 3", "backslash", good=f"{g}run:\n  dir: 'C:\\d'\n")
+    yield experiment(
+        "backslash", f'{g}run:\n  dir: "C:\\data"\n', "line 3", "backslash", good=f"{g}run:\n  dir: 'C:\\d'\n"
+    )
     yield experiment("percent", f"{g}run:\n  dir: %here\n", "line 3", "%", good=f"{g}run:\n  dir: '%here'\n")
     yield experiment("at", f"{g}run:\n  dir: @here\n", "line 3", "@", good=f"{g}run:\n  dir: '@here'\n")
     yield experiment("star", f"{g}run:\n  dir: *here\n", "line 3", "*", good=f"{g}run:\n  dir: '*here'\n")
@@ -68,29 +68,41 @@ def yaml_files() -> Iterator[Mistake]:
 def configs() -> Iterator[Mistake]:
     """Right YAML that is no config."""
     yield experiment("no package", "train:\n  steps: 7\n", "# @package _global_", good=GOOD)
-    yield experiment("wrong package", f"# @package train\nsteps: 7\n", "# @package _global_")
-    yield experiment("header that is none", f"# @packages _global_\ntrain:\n  steps: 7\n", "@packages _global_")
+    yield experiment("wrong package", "# @package train\nsteps: 7\n", "# @package _global_")
+    yield experiment("header that is none", "# @packages _global_\ntrain:\n  steps: 7\n", "@packages _global_")
     good = f"{GLOBAL}defaults:\n  - override /optim: lamb\n"
-    yield experiment("no override", f"{GLOBAL}defaults:\n  - /optim: lamb\n", "line 3", "`- override /optim: lamb`", good=good)
-    yield experiment("no slash", f"{GLOBAL}defaults:\n  - optim: lamb\n", "line 3", "`- override /optim: lamb`", good=good)
+    yield experiment(
+        "no override", f"{GLOBAL}defaults:\n  - /optim: lamb\n", "line 3", "`- override /optim: lamb`", good=good
+    )
+    yield experiment(
+        "no slash", f"{GLOBAL}defaults:\n  - optim: lamb\n", "line 3", "`- override /optim: lamb`", good=good
+    )
     yield experiment("overide", f"{GLOBAL}defaults:\n  - overide /optim: lamb\n", "line 3", "override", good=good)
-    yield experiment("a choice that is none", f"{GLOBAL}defaults:\n  - override /optim: lambb\n", "line 3", "lamb?", good=good)
-    yield experiment("a group that is none", f"{GLOBAL}defaults:\n  - override /optimm: lamb\n", "line 3", "optim?", good=good)
+    yield experiment(
+        "a choice that is none", f"{GLOBAL}defaults:\n  - override /optim: lambb\n", "line 3", "lamb?", good=good
+    )
+    yield experiment(
+        "a group that is none", f"{GLOBAL}defaults:\n  - override /optimm: lamb\n", "line 3", "optim?", good=good
+    )
     yield experiment("a mapping", f"{GLOBAL}defaults:\n  optim: lamb\n", "line 2", "list", good=good)
     yield experiment("a number", f"{GLOBAL}defaults:\n  - override /optim: 3\n", "line 3", "3", good=good)
     yield experiment("order", f"{GLOBAL}defaults:\n  - override /optim: lamb\n  - mine2\n", "line 4", good=good)
     yield experiment("no such file", f"{GLOBAL}defaults:\n  - other\n", "line 3", "other", good=GOOD)
     yield experiment("itself again", f"{GLOBAL}defaults:\n  - mine\n", "mine", good=GOOD)
-    yield experiment("self twice", f"{GLOBAL}defaults:\n  - _self_\n  - _self_\ntrain:\n  steps: 7\n", "_self_", good=GOOD)
+    yield experiment(
+        "self twice", f"{GLOBAL}defaults:\n  - _self_\n  - _self_\ntrain:\n  steps: 7\n", "_self_", good=GOOD
+    )
     yield experiment("hydra", f"{GOOD}hydra:\n  run:\n    dir: here\n", "line 4", "hydra")
     yield experiment("nowhere", f"{GLOBAL}train:\n  steps: ${{train.stepps}}\n", "train.stepps", says_file=False)
-    yield experiment("circle", f"{GLOBAL}train:\n  steps: ${{train.seed}}\n  seed: ${{train.steps}}\n", "train.seed", says_file=False)
+    yield experiment(
+        "circle", f"{GLOBAL}train:\n  steps: ${{train.seed}}\n  seed: ${{train.steps}}\n", "train.seed", says_file=False
+    )
     yield experiment("resolver", f"{GLOBAL}run:\n  dir: ${{oc.env:HOME}}\n", "line 3", "resolver")
     yield experiment("open reference", f"{GLOBAL}run:\n  dir: ${{train.seed\n", "line 3", "${")
     yield experiment("code", f"{GLOBAL}optim:\n  _target_: os.system\n", "optim._target_", says_file=False)
     yield experiment("a level too many", f"{GLOBAL}optim:\n  optim:\n    lr: 0.1\n", "optim.optim", says_file=False)
     yield experiment("a value for a group", f"{GLOBAL}optim: 0.1\n", "optim", says_file=False)
-    yield Mistake("no root config", ("pretrain", "--config-name", "pretrian", "--print-config"), ("pretrian", "pretrain"),
+    yield Mistake("no root config", ("pretrain", "--config-name", "pretrian", "--print-config"), ("pretrian", "Did"),
                   "pretrian", code_after=None)  # fmt: skip
     root = {"mine.yml": "defaults: [pretrain, _self_]\n"}
     yield Mistake("yml", (*OURS, "--config-name", "mine"), ("mine.yml", "mine.yaml"), files=root,
@@ -101,12 +113,29 @@ def configs() -> Iterator[Mistake]:
 
 def names() -> Iterator[Mistake]:
     """Folders that a shell or a grammar reads as something else."""
-    for name in ("runs/a=b,c", "a,b", "it's", 'a"b', "(x)", "[x]", "{x}", "x]", "runs/[1", "f(x)", "a'b,c", "${x}", "${"):
-        kept = {"instead": ("pretrain", "--print-config", "data.path=x", "run.dir=plain")} if "$" in name else {}
+    for name in (
+        "runs/a=b,c",
+        "a,b",
+        "it's",
+        'a"b',
+        "(x)",
+        "[x]",
+        "{x}",
+        "x]",
+        "runs/[1",
+        "f(x)",
+        "a'b,c",
+        "${x}",
+        "${",
+    ):
+        kept = {"instead": (*SHOW, "run.dir=plain")} if "$" in name else {}
+        kept = {"instead": (*SHOW, f"run.dir='{name}'")} if name == "a,b" else kept
         for key in ("run.dir", "data.path") if len(name) < 5 else ("run.dir",):
             yield show(f"folder {key}={name}", f"{key}={name}", f"{key}={name}", **kept)
     yield Mistake("a space", (*SHOW, "run.dir=my", "runs"), ("runs", "run.dir='my runs'"), "runs")
-    yield Mistake("spaces around =", (*SHOW, "optim.lr", "=", "0.1"), ("optim.lr=0.1",), instead=(*SHOW, "optim.lr=0.1"))
+    yield Mistake(
+        "spaces around =", (*SHOW, "optim.lr", "=", "0.1"), ("optim.lr=0.1",), instead=(*SHOW, "optim.lr=0.1")
+    )
     yield Mistake("a space before =", (*SHOW, "optim.lr", "=0.1"), ("optim.lr=0.1",), instead=(*SHOW, "optim.lr=0.1"))
 
 
@@ -132,11 +161,13 @@ def words() -> Iterator[Mistake]:
     yield show("take away nothing", "~optim.nothing", "~optim.nothing", instead=SHOW)
     yield show("take away what must be", "~optim.lr", "optim.lr", instead=(*SHOW, "optim.lr=0.1"))
     yield show("at", "optim@x=adamw", "optim@x", instead=(*SHOW, "optim=adamw"))
-    yield show("twice chosen", "model=gpt2_small", "model", before=("model=gpt_tiny",), instead=(*SHOW, "model=gpt_tiny"))
+    yield show(
+        "twice chosen", "model=gpt2_small", "model", before=("model=gpt_tiny",), instead=(*SHOW, "model=gpt_tiny")
+    )
     yield show("deep word", f"data.split={'[' * 40}{']' * 40}", "data.split", instead=SHOW)
     yield show("resolver", "run.dir=${oc.env:HOME}", "run.dir", "resolver", instead=(*SHOW, "run.dir=x"))
-    for word, way in {"hydra.run.dir=x": "run.dir=", "hydra.sweep.dir=x": "-m", "hydra/launcher=joblib": "-m",
-                      "+hydra.verbose=true": "Leave it out", "hydra.searchpath=[x]": "--config-dir"}.items():  # fmt: skip
+    for word, way in (("hydra.run.dir=x", "run.dir="), ("hydra.sweep.dir=x", "-m"), ("hydra/launcher=joblib", "-m"),
+                      ("+hydra.verbose=true", "Leave it out"), ("hydra.searchpath=[x]", "--config-dir")):  # fmt: skip
         yield show(f"hydra {word}", word, word, way, instead=SHOW)
     for option, value, key in (
         ("--lr", "1e-3", "optim.lr=1e-3"), ("--micro-batch-size", "4", "train.micro_batch=4"),
@@ -170,7 +201,9 @@ def verbs() -> Iterator[Mistake]:
     yield Mistake("eval option", ("eval", "x", "--taks", "lambada"), ("--taks", "--task"), instead=("eval", "--help"))
     yield Mistake("no argument", ("inspect",), ("lmtrain inspect --help",), instead=("inspect", "--help"))
     yield Mistake("too many", ("env", "more"), ("more", "lmtrain env --help"), instead=("env", "--help"))
-    yield Mistake("no value", ("pretrain", "--nproc"), ("--nproc", "lmtrain pretrain --help"), instead=("pretrain", "--help"))
+    yield Mistake(
+        "no number", ("pretrain", "--nproc"), ("--nproc", "lmtrain pretrain --help"), instead=("pretrain", "--help")
+    )
     yield Mistake("not a number", ("pretrain", "--nproc", "two"), ("two", "--nproc"), instead=("pretrain", "--help"))
     yield Mistake("none", ("pretrain", "--nproc", "0"), ("--nproc", "0"), instead=("pretrain", "--help"))
     yield Mistake("dry_run", (*SHOW, "--dry_run"), ("--dry_run", "--dry-run"), "--dry_run")
@@ -182,18 +215,19 @@ def inputs() -> Iterator[Mistake]:
     text = {"a.txt": "some text\n", "folder/x.txt": "more\n"}
     out = ("--output", "{here}/out")
     for command in (
-        ("preprocess", "{here}/none.txt", "--tokenizer", "{here}/none", *out), ("tokenizer", "train", "{here}/none.txt", *out, "--vocab-size", "300"),
+        ("preprocess", "{here}/none.txt", "--tokenizer", "{here}/none", *out), ("pretrain", "data.path={here}/none"),
+        ("tokenizer", "train", "{here}/none.txt", *out, "--vocab-size", "300"), ("verify", "{here}/none"),
         ("data", "inspect", "{here}/none"), ("data", "verify", "{here}/none"), ("inspect", "{here}/none"),
-        ("verify", "{here}/none"), ("pretrain", "data.path={here}/none"), ("reshard", "{here}/none", *out, "--to", "tp=1"),
+        ("reshard", "{here}/none", *out, "--to", "tp=1"),
         ("tokenizer", "show", "{here}/none"), ("pretrain", "data.path=x", "--config-dir", "{here}/none"),
-        ("eval", "{here}/none", "--task", "lambada", "--data", "{here}/a.txt"), ("generate", "{here}/none"),
+        ("eval", "{here}/none", "--task", "perplexity", "--data", "{here}/a.txt"), ("generate", "{here}/none"),
     ):  # fmt: skip
         yield Mistake(f"missing {' '.join(command[:2])}", command, ("{here}/none",), code=66, files=text,
-                      instead=("env",))  # fmt: skip
-    yield Mistake("a file as config dir", ("pretrain", "data.path=x", "--config-dir", "{here}/a.txt"), ("a.txt",), code=66,
-                  files=text, instead=("env",))  # fmt: skip
-    yield Mistake("a long name", (*SHOW[:1], f"data.path={'x' * 300}"), ("x" * 50,), instead=("env",))
+                      instead=("--version",))  # fmt: skip
+    yield Mistake("a file as config dir", ("pretrain", "data.path=x", "--config-dir", "{here}/a.txt"), ("a.txt",),
+                  code=66, files=text, instead=("--version",))  # fmt: skip
+    yield Mistake("a long name", (*SHOW[:1], f"data.path={'x' * 300}"), ("x" * 50,), instead=("--version",))
     yield Mistake("through a file", ("pretrain", "data.path={here}/a.txt/x"), ("a.txt/x",), code=66, files=text,
-                  instead=("env",))  # fmt: skip
+                  instead=("--version",))  # fmt: skip
     yield Mistake("a text as dataset", ("pretrain", "data.path={here}/a.txt"), ("a.txt",), code=66, files=text,
-                  instead=("env",))  # fmt: skip
+                  instead=("--version",))  # fmt: skip

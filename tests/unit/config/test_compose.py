@@ -63,7 +63,7 @@ def test_composing_leaves_nothing_behind(mine: Path) -> None:
 
 def test_unknown_names_are_answered_with_near_ones(mine: Path) -> None:
     assert _refused(mine, "drink=coffe") == "drink=coffe is not in conf/drink/. Did you mean coffee?"
-    assert "Write key=value" in _refused(mine, "cups==")
+    assert "Write cups=." in _refused(mine, "cups==")
     assert "Add -m" in _refused(mine, "cups=1,2")
     with pytest.raises(SettingsError, match=r"--config-name=minni.*Did you mean mini\?"):
         compose_plain([], config_dir=mine, name="minni")

@@ -6,6 +6,7 @@ import dataclasses
 import fcntl
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ def config() -> RunConfig:
     return compose(RunConfig, ["data.path=x", "model.vocab_size=1000", "optim=muon"])
 
 
-def _in(config: RunConfig, folder: Path, **checkpoint: object) -> RunConfig:
+def _in(config: RunConfig, folder: Path, **checkpoint: Any) -> RunConfig:
     run = dataclasses.replace(config.run, dir=str(folder))
     return dataclasses.replace(config, run=run, checkpoint=dataclasses.replace(config.checkpoint, **checkpoint))
 
