@@ -108,7 +108,7 @@ def test_what_is_wrong_is_said_once_and_nothing_starts(toy: Toy, tmp_path: Path)
     process = start("pretrain", *toy.settings(folder), "optim.lrr=1", "--nproc", 2)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 2
-    assert output.count("optim.lrr=1 is not a setting. Did you mean lr?") == 1
+    assert output.count("optim.lrr=1 is not a setting. Did you mean optim.lr=1?") == 1
     assert not folder.exists()
 
 

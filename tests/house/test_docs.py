@@ -215,7 +215,7 @@ def test_there_are_commands_to_check() -> None:
         ("lmtrain cook", "no such command"),
         ("lmtrain pretrain --epochs 3", "no option --epochs"),
         ("srun --ntasks-per-node=2 lmtrain pretrain data.path=x --epochs 3", "no option --epochs"),
-        ("lmtrain pretrain data.path=x optim.lrr=1", "Did you mean lr"),
+        ("lmtrain pretrain data.path=x optim.lrr=1", "Did you mean optim.lr=1"),
         ("lmtrain pretrain -m data.path=x model=gpt_tiny,gpt_huge", "model=gpt_huge is not in"),
     ],
 )

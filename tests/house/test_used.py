@@ -16,6 +16,12 @@ ALLOWED = {
     "data_tools.read.streams.readable": "asked by io.BufferedReader",
     "data_tools.read.streams.readinto": "called by io.BufferedReader",
     "data_tools.corpora.fetch.redirect_request": "called by urllib",
+    "lmtrain.config.source.load_config": "called by hydra",
+    "lmtrain.config.source.is_group": "called by hydra",
+    "lmtrain.config.source.is_config": "called by hydra",
+    "lmtrain.config.source.available": "called by hydra",
+    "lmtrain.config.yaml_file.compose_node": "called by yaml",
+    "lmtrain.config.yaml_file.compose_mapping_node": "called by yaml",
 }
 QUIET = {"property", "cached_property", "cache", "abstractmethod", "classmethod", "staticmethod", "contextmanager"}
 

@@ -1,4 +1,4 @@
-"""A dry run finds what the run would: a device, a folder, room and ports, without torch and with the run's exit code."""
+"""A dry run finds what the run would, without torch and with the same exit code: device, folder, room, ports."""
 
 from __future__ import annotations
 
