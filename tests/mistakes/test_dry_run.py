@@ -12,6 +12,7 @@ import pytest
 from tests.cli.harness import ROOT
 from tests.mistakes.runner import Runner
 
+pytestmark = pytest.mark.wide
 TINY = ("model.num_layers=1", "model.width=16", "model.num_heads=2", "model.seq_len=16", "schedule.warmup_steps=0",
         "train.valid_interval_steps=0", "train.steps=4")  # fmt: skip
 
@@ -69,7 +70,6 @@ def test_what_the_machine_lacks(runner: Runner, data: Path, tmp_path: Path) -> N
     assert dry("parallel.dp_shard=2", "--nproc", "2")[0] == 0
 
 
-@pytest.mark.wide
 def test_a_device_that_is_not_there(runner: Runner, data: Path, tmp_path: Path) -> None:
     from lmtrain.runtime.gpus import Gpus
 
