@@ -15,10 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
-
 from data_tools.corpus.build_settings import BuildSettings, DedupeSettings
 from data_tools.corpus.clean import build_clean
 from data_tools.corpus.copies import EXACT, NEAR, find_pairs, mark_exact, mark_near
@@ -30,22 +26,16 @@ from data_tools.corpus.signatures import Drop, Sign, check_inputs, remember_inpu
 from data_tools.corpus.steps import Collect, Report, ReportDocuments, Step, Work, read_report, report_path, run_step
 from data_tools.read.rejects import OnError
 from lmtrain.config.build import build_settings
-from lmtrain.errors import DataError, SettingsError
-from lmtrain.runtime.files import read_bytes, read_json, storage_errors, write_json
+from lmtrain.config.names import Names
+from lmtrain.config.yaml_file import read_yaml
+from lmtrain.runtime.files import read_json, storage_errors, write_json
 
-MAX_RECIPE_BYTES = 1 << 20
 DOCUMENTS = "documents.jsonl"
 
 
 def read_recipe(path: Path) -> BuildSettings:
     """The settings in a YAML file; it is data, and nothing in it is resolved or called."""
-    try:
-        data = OmegaConf.to_container(OmegaConf.create(read_bytes(path, MAX_RECIPE_BYTES).decode()), resolve=False)
-    except (OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} is not a YAML file ({' '.join(str(error).split())}). Repair it.") from error
-    if not isinstance(data, dict):
-        raise SettingsError([f"{path} holds no settings. Give at least inputs and output."])
-    return build_settings(BuildSettings, {str(key): value for key, value in data.items()})
+    return build_settings(BuildSettings, read_yaml(path).data, names=Names(BuildSettings))
 
 
 @dataclass(frozen=True)

@@ -186,7 +186,7 @@ def _unreadable(text: str) -> str:
     signs = " ".join(sorted({sign for sign in value if sign in _SIGNS}))
     if not signs:
         return f"{text!r} is not an override ({key!r} is no name of a key). Write key=value or group=choice."
-    return f"{text} cannot be read: {signs} have a meaning of their own in a value. If it is one text, {as_text}."
+    return f"{text} cannot be read, since {signs} must be quoted within a value. If it is one text, {as_text}."
 
 
 def _first_open(value: str) -> str:

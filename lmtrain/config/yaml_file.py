@@ -18,7 +18,7 @@ import yaml
 
 from lmtrain.errors import MissingInputError, SettingsError
 
-MAX_BYTES = 256 << 10
+MAX_BYTES = 1 << 20
 MAX_DEPTH = 32
 MAX_VALUES = 50_000  # because: aliases of aliases make a gigabyte of a hundred bytes
 _TEXT = "tag:yaml.org,2002:str"

@@ -59,7 +59,7 @@ def yaml_files() -> Iterator[Mistake]:
     yield experiment("laugh", g + LAUGH, "values")
     yield experiment("deep", f"{g}a: {'[' * 60}{']' * 60}\n", "line 2", "deeper")
     yield experiment("itself", f"{g}train: &t\n  steps: *t\n", "line 3")
-    yield experiment("huge", g + "# long\n" * 60_000, "bytes")
+    yield experiment("huge", g + "# long\n" * 160_000, "bytes")
     yield experiment("number as key", f"{g}train:\n  7: steps\n", "line 3", "7")
     yield experiment("yes as key", f"{g}train:\n  yes: 7\n", "line 3", "yes")
     yield experiment("sixty", f"{g}run:\n  dir: !!int abc\n", "line 3", "tag")

@@ -98,7 +98,7 @@ WRONG = {
     "dedupe.threshold=0.0": "{inputs: [a], output: x, dedupe: {threshold: 0}}",
     "decontaminate.against is not set": "{inputs: [a], output: x, decontaminate: {}}",
     "on_error=ignore": "{inputs: [a], output: x, on_error: ignore}",
-    "holds no settings": "- a",
+    "begins with a list": "- a",
     "inputs=[] names no file": "{inputs: [], output: x}",
 }
 
