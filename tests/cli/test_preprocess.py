@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from lmtrain.data.store.indexed import IndexedDataset
 from tests.cli.harness import Toy, lmtrain, start
@@ -91,6 +92,7 @@ def documents_of(num_bytes: int, path: Path) -> None:
             file.write(json.dumps({"text": text[at : at + 5000]}) + "\n")
 
 
+@pytest.mark.wide
 def test_memory_does_not_grow_with_the_corpus(toy: Toy, tmp_path: Path) -> None:
     peaks = []
     for size in (8 << 20, 96 << 20):
@@ -102,6 +104,7 @@ def test_memory_does_not_grow_with_the_corpus(toy: Toy, tmp_path: Path) -> None:
     assert peaks[1] - peaks[0] < 48 << 20
 
 
+@pytest.mark.wide
 def test_memory_grows_with_twice_the_longest_document(toy: Toy, tmp_path: Path) -> None:
     size = 64 << 20
     with (tmp_path / "a.jsonl").open("w") as file:

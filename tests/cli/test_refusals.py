@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 from pathlib import Path
 
@@ -89,11 +90,13 @@ def test_too_many_or_too_few_processes(
 def test_a_group_of_tp_across_nodes_is_warned_of(toy: Toy, tmp_path: Path) -> None:
     """Two trays of four GPUs may be joined by links as fast as those inside one."""
     given = [*toy.settings(tmp_path / "run", model__num_heads=8), "parallel.tp=8", "--dry-run", "--json"]
-    plan = json.loads(lmtrain("pretrain", *given, env=torchrun(8, local=4)))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    plan = json.loads(lmtrain("pretrain", *given, env=torchrun(8, local=4) | meeting))
     assert "parallel.tp=8 goes across nodes, as " in plan["warning"]
     assert " has 4 processes: " in plan["warning"]
     assert plan["warning"].endswith("parallel.tp=4 is faster.")
-    assert "warning" not in json.loads(lmtrain("pretrain", *given, env=torchrun(8)))
+    assert "warning" not in json.loads(lmtrain("pretrain", *given, env=torchrun(8) | meeting))
 
 
 def test_every_problem_of_a_layout_is_reported_at_once(toy: Toy, tmp_path: Path) -> None:

@@ -58,7 +58,8 @@ def check_skip(ranks: list[list[list[Any]]]) -> None:
     assert steps[-1][LOSS] < steps[0][LOSS]
 
 
-@pytest.mark.parametrize("name", ["tied-tp2-dp2-zero1-fp16-micro1", *wide("deep-pp2-dp2-zero1-fp16-micro4")])
+@pytest.mark.wide
+@pytest.mark.parametrize("name", ["tied-tp2-dp2-zero1-fp16-micro1", "deep-pp2-dp2-zero1-fp16-micro4"])
 def test_a_resumed_run_keeps_the_scale(name: str, pool: Pool, tmp_path: Path) -> None:
     unbroken = train(pool, name, tmp_path, "one_shard", rank=3)[0]
     arguments = {"name": name, "folder": str(tmp_path), "start": SAVE_STEP, "stop": STEPS}

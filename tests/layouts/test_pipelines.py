@@ -52,7 +52,8 @@ def test_zero_bubble_with_copies_equals_one_process(name: str, pool: Pool, refer
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("name", [TIED[0], *wide(*TIED[1:])])
+@pytest.mark.wide
+@pytest.mark.parametrize("name", TIED)
 def test_tied_copies_stay_one(name: str, pool: Pool, references: References) -> None:
     """To the bit, after 20 steps with clipping and weight decay."""
     case = Case.named(name)

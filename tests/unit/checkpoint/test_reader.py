@@ -105,6 +105,7 @@ def cuts(draw: st.DrawFn, shape: tuple[int, ...]) -> list[Box]:
     return boxes
 
 
+@pytest.mark.wide
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_any_layout_loads_at_any_other(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:

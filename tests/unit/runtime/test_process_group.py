@@ -118,6 +118,7 @@ def ends(jobs: list[Any]) -> list[tuple[int, str, str]]:
     return [(job.returncode, *output) for job, output in zip(jobs, outputs, strict=True)]
 
 
+@pytest.mark.wide
 def test_our_own_launcher_hands_over_a_listening_socket() -> None:
     environments, store = ours(3)
     jobs = processes(environments, -1, "", 60, fds=(store.fileno(),))

@@ -99,6 +99,7 @@ def test_json_lines_are_searched_in_every_string_and_short_texts_whole(tmp_path:
     assert cleaned(tmp_path, path, [*spoilt, kept], "drop") == [kept]
 
 
+@pytest.mark.wide
 def test_real_evaluation_sets_leave_nothing_behind(tmp_path: Path, shared_data: Path) -> None:
     files = [shared_data / name for name in ("lambada_test.jsonl", "wt103.wiki.test.tokens", "wt2.test.txt")]
     chance, prose = random.Random(5), Prose(5)
