@@ -77,13 +77,14 @@ def _option_meant(option: str, command: str, error: Any, words: Sequence[str]) -
     near = list(error.possibilities or ())
     name = option.lstrip("-").lower().replace("-", "_")
     takes_settings = any(param.name == "overrides" for param in error.ctx.command.params)
-    if takes_settings and not difflib.get_close_matches(option, near, n=1, cutoff=0.8):
+    surely = difflib.get_close_matches(option, near, n=1, cutoff=0.8)
+    if takes_settings and not surely:
         typed = _settings_meant(option, name, words)
         if typed:
             return f"Settings are words without dashes: type {' or '.join(typed)}."
         if name in _PROCESSES:
             return "Did you mean --nproc?"
-    return f"Did you mean {' or '.join(near)}?" if near else f"`{command} --help` lists its options."
+    return f"Did you mean {' or '.join(surely or near)}?" if near else f"`{command} --help` lists its options."
 
 
 def _value_of(option: str, words: Sequence[str]) -> str:

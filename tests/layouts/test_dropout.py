@@ -58,7 +58,7 @@ def test_no_mask_comes_twice(words: str, pool: Pool) -> None:
 @pytest.mark.parametrize(
     ("bug", "words"),
     [
-        ("dropout_repeated_over_microbatches", "pp2-vp2-interleaved-dp1"),
+        pytest.param("dropout_repeated_over_microbatches", "pp2-vp2-interleaved-dp1", marks=pytest.mark.wide),
         ("dropout_repeated_over_stages", "pp2-vp2-interleaved-dp1"),
         ("dropout_repeated_under_recompute", "pp2-tp2-dp1-full"),
     ],

@@ -35,7 +35,7 @@ def test_all_ranks_skip_what_one_overflows(name: str, where: str, pool: Pool, tm
     check_skip(train(pool, name, tmp_path, where, rank=2))
 
 
-@pytest.mark.parametrize("where", ["activations", "one_shard"])
+@pytest.mark.parametrize("where", ["activations", *wide("one_shard")])
 @pytest.mark.parametrize("rank", [0, *wide(3)], ids=["in_the_first_stage", "in_the_last_stage"])
 @pytest.mark.parametrize(
     "name",

@@ -115,6 +115,7 @@ def test_recompute_draws_the_same_dropout(words: str, pool: Pool) -> None:
     assert not again.quarrels
 
 
+@pytest.mark.wide
 def test_dropout_repeated_under_recompute_is_noticed(pool: Pool) -> None:
     plain = run(pool, Case.named("deep-pp2-tp2-dp1-fp32-micro4-dropout"))
     wrong = run(pool, Case.named("deep-pp2-tp2-dp1-full-fp32-micro4-dropout"), bug="dropout_repeated_under_recompute")

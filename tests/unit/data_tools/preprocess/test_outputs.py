@@ -22,6 +22,7 @@ from lmtrain.errors import StorageError
 from lmtrain.runtime.faults import Fault, arm
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.train import train_bpe
+from tests.marks import wide
 
 TEXTS = [f"document {i} says: the cat's {i % 5} mats — naïve\n" * (i % 7) for i in range(60)]
 OPTIONS: dict[str, Any] = {"limits": Limits(slice_bytes=300), "on_error": OnError.QUARANTINE, "workers": 2}
@@ -73,7 +74,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-@pytest.mark.parametrize("kind", ["whole", "sharded"])
+@pytest.mark.parametrize("kind", ["sharded", *wide("whole")])
 def test_killed_again_and_again(folder: Path, tmp_path: Path, kind: str) -> None:
     """By SIGKILL, at points drawn at random and at all the last ones, until there is no kill left."""
     more = SHARDED if kind == "sharded" else {}

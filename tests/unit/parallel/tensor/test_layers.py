@@ -19,7 +19,6 @@ from lmtrain.parallel.mesh import Axis
 from lmtrain.parallel.tensor.layers import ColumnLinear, apply_tensor_parallel
 from lmtrain.parallel.tensor.vocabulary import cross_entropy_sum
 from tests.layouts.workers import Pool
-from tests.marks import wide
 from tests.unit.parallel.cut_models import (
     GPT2,
     LLAMA,
@@ -108,7 +107,8 @@ def compiled_gradients(settings: dict[str, Any], sequence: bool) -> float:
     return max(distance(parameter.grad, gradients[name]) for name, parameter in compiled.named_parameters())
 
 
-@pytest.mark.parametrize("sequence", [True, *wide(False)])
+@pytest.mark.wide
+@pytest.mark.parametrize("sequence", [False, True])
 def test_compiles_in_one_piece(pool: Pool, sequence: bool) -> None:
     assert (
         max(pool.run(f"{__name__}:compiled_gradients", 2, {"settings": GPT2 | {"num_layers": 1}, "sequence": sequence}))
