@@ -116,14 +116,14 @@ class _Known:
 
     def _keys(self, part: str) -> list[Key]:
         """Of a group, the keys of the kind that is chosen; of all kinds where that cannot be told."""
-        from lmtrain.cli.conf_files import YamlFile, config_file, default_choices
+        from lmtrain.cli.conf_files import CommentedFile, config_file, default_choices
 
         section = self._sections.get(part)
         if section is None:
             return []
         choice = self._chosen.get(part) or ("" if "experiment" in self._chosen else default_choices().get(part, ""))
         file = config_file(part, choice, self._config_dir)
-        kind = YamlFile(file).values.get("kind", "") if file else ""
+        kind = CommentedFile(file).values.get("kind", "") if file else ""
         kinds = [kind] if kind in section.kinds else list(section.kinds)
         return [key for one in kinds for key in section.keys(one)]
 

@@ -34,11 +34,11 @@ def headline(path: Path) -> str:
     """What a config file says of itself: the first line of the comment at its top, or that beside its kind."""
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         if not line.startswith("# @package"):
-            return line.lstrip("# ") if line.startswith("#") else YamlFile(path).comments.get("kind", "")
+            return line.lstrip("# ") if line.startswith("#") else CommentedFile(path).comments.get("kind", "")
     return ""
 
 
-class YamlFile:
+class CommentedFile:
     """The dotted keys of a YAML file with their plain values and their comments: beside the key, or right above it."""
 
     def __init__(self, path: Path) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, Union, get_args, get_origin
 
-from lmtrain.cli.conf_files import YamlFile
+from lmtrain.cli.conf_files import CommentedFile
 from lmtrain.config.base import Choice, Settings, kinds, show
 from lmtrain.config.compose import conf_dir, group_choices
 
@@ -189,9 +189,9 @@ class Meanings:
     """Defaults and comments from conf/: a group's own files first, then the root config."""
 
     def __init__(self, group: str, kind: str) -> None:
-        root = YamlFile(conf_dir() / "pretrain.yaml")
+        root = CommentedFile(conf_dir() / "pretrain.yaml")
         folder = conf_dir() / group.replace(".", "/")
-        files = [YamlFile(path) for path in sorted(folder.glob("*.yaml"))] if folder.is_dir() else []
+        files = [CommentedFile(path) for path in sorted(folder.glob("*.yaml"))] if folder.is_dir() else []
         files = [file for file in files if not kind or file.values.get("kind") == kind]
         # because: one file of a group is one choice of many; only a lone choice and the root config name a default
         self._defaults = {

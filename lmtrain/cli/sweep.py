@@ -76,6 +76,7 @@ def plan(overrides: list[str], config_dir: Path | None, config_name: str, from_r
     """Every combination, all of them refused before one is started."""
     from lmtrain.cli.from_run import Source, compose_run
     from lmtrain.config.compose import sweep
+    from lmtrain.config.overrides import quoted
 
     combinations = [list(one) for one in dict.fromkeys(map(tuple, sweep(overrides, config_dir=config_dir)))]
     fixed = set.intersection(*map(set, combinations))
@@ -86,7 +87,7 @@ def plan(overrides: list[str], config_dir: Path | None, config_name: str, from_r
         changed = {key: value for key, _, value in (text.partition("=") for text in varying) if key != "run.dir"}
         folder = _folder(Path(config.run.dir), changed, ",".join(varying), {job.folder for job in jobs})
         rest = [text for text in combination if not text.lstrip("+").startswith("run.dir=")]
-        jobs.append(Job(changed, folder, [*rest, f"run.dir={_quoted(str(folder))}"], config))
+        jobs.append(Job(changed, folder, [*rest, f"run.dir={quoted(str(folder))}"], config))
     if from_run is not None and jobs[0].changed and _same(jobs[0].config.run.dir, Source.find(from_run).run):
         raise UsageError(f"-m makes several runs of --from-run={from_run}, which need a folder. Add run.dir=DIR.")
     return jobs
@@ -163,11 +164,6 @@ def _folder(base: Path, changed: dict[str, str], old_name: str, taken: set[Path]
 
 def _plain(value: str) -> str:
     return re.sub(r"[^A-Za-z0-9.+-]+", "_", value).strip("_") or "empty"
-
-
-def _quoted(text: str) -> str:
-    """A value that Hydra's grammar takes as one text, whatever is in it."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _write_summary(jobs: Sequence[Job], rows: list[dict[str, Any]]) -> None:

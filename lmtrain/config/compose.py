@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lmtrain.config.base import Settings
 from lmtrain.config.build import build_settings
@@ -18,6 +18,9 @@ from lmtrain.config.names import Names, nearest_value
 from lmtrain.config.overrides import change, parse, several
 from lmtrain.config.references import resolved
 from lmtrain.errors import MissingInputError, SettingsError, nearest
+
+if TYPE_CHECKING:
+    from lmtrain.config.source import Asked
 
 S = TypeVar("S", bound=Settings)
 
@@ -40,6 +43,26 @@ def compose_plain(
     overrides: Sequence[str], *, config_dir: Path | None = None, name: str = "pretrain"
 ) -> dict[str, Any]:
     """The composed tree as plain data, before types are judged."""
+    # because: hydra takes a third of a second to import, and most commands compose nothing
+    from lmtrain.config.source import compose_files
+
+    folders, asked, words, changes = selected(overrides, config_dir=config_dir, name=name)
+    tree = compose_files(folders, asked, words)
+    problems = [problem for override in changes if (problem := change(tree, override))]
+    _refuse_code(tree)
+    plain, unresolved = resolved(tree)
+    if problems or unresolved:
+        raise SettingsError(problems + unresolved)
+    return plain
+
+
+def selected(
+    overrides: Sequence[str], *, config_dir: Path | None, name: str
+) -> tuple[list[Path], Asked, list[str], list[Any]]:
+    """Where files are looked for, which are asked for, the words that choose them, and what changes their values."""
+    # because: hydra is slow to import
+    from lmtrain.config.source import Asked
+
     folders = _search_path(config_dir)
     roots = sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})
     name = _checked_name(name, roots, folders)
@@ -61,16 +84,7 @@ def compose_plain(
             changes.append(override)
     if problems:
         raise SettingsError(problems)
-    # because: hydra takes a third of a second to import, and most commands compose nothing
-    from lmtrain.config.source import Asked, compose_files
-
-    tree = compose_files(folders, Asked(name, roots, groups, choices), words)
-    problems = [problem for override in changes if (problem := change(tree, override))]
-    _refuse_code(tree)
-    plain, unresolved = resolved(tree)
-    if problems or unresolved:
-        raise SettingsError(problems + unresolved)
-    return plain
+    return folders, Asked(name, roots, groups, choices), words, changes
 
 
 def sweep(overrides: Sequence[str], *, config_dir: Path | None = None) -> list[list[str]]:

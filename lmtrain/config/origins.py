@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.config.base import show
-from lmtrain.config.compose import conf_dir, group_choices
-from lmtrain.config.yaml_file import read_yaml
+from lmtrain.config.compose import selected
+from lmtrain.config.yaml_file import YamlFile, read_yaml
 
 
 @dataclass(frozen=True)
@@ -27,18 +27,20 @@ class Origin:
 
 def origins(overrides: Sequence[str], *, config_dir: Path | None = None, name: str = "pretrain") -> dict[str, Origin]:
     """Of every value that a file or an override sets, by its dotted key; what nobody sets is a default of the code."""
-    groups = group_choices(config_dir)
-    keys = [(text, text.lstrip("+~").partition("=")[0]) for text in overrides]
+    # because: hydra is slow to import
+    from lmtrain.config.source import merged_files
+
     found: dict[str, Origin] = {}
-    for file, package in _merged_files([text for text, key in keys if key in groups], config_dir, name):
-        for key, origin in file_origins(file).items():
-            _put(found, f"{package}.{key}" if package else key, origin)
-    for text, key in keys:
-        if text.startswith("~"):
-            _drop(found, key)
-        elif key not in groups:
-            for one in _keys(key, _value(text)):
-                _put(found, one, Origin(text))
+    folders, asked, words, changes = selected(overrides, config_dir=config_dir, name=name)
+    for file, place in merged_files(folders, asked, words):
+        for key, origin in _origins_in(file).items():
+            _put(found, f"{place}.{key}" if place else key, origin)
+    for override in changes:
+        if override.is_delete():
+            _drop(found, override.key_or_group)
+            continue
+        for one in _keys(override.key_or_group, override.value()):
+            _put(found, one, Origin(override.input_line))
     return found
 
 
@@ -51,9 +53,12 @@ def origin_of(found: dict[str, Origin], key: str) -> Origin | None:
 
 def file_origins(file: Path) -> dict[str, Origin]:
     """The dotted keys of a config file, with what is set there and in which line."""
-    read = read_yaml(file)
-    values = _leaves({key: value for key, value in read.data.items() if key != "defaults"}, ())
-    return {".".join(path): Origin(show(value), file, read.lines.get(path, 0)) for path, value in values}
+    return _origins_in(read_yaml(file))
+
+
+def _origins_in(file: YamlFile) -> dict[str, Origin]:
+    values = _leaves({key: value for key, value in file.data.items() if key != "defaults"}, ())
+    return {".".join(path): Origin(show(value), file.path, file.lines.get(path, 0)) for path, value in values}
 
 
 def _leaves(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -62,41 +67,6 @@ def _leaves(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...],
             yield from _leaves(inner, (*path, str(name)))
     elif path:
         yield path, node
-
-
-def _merged_files(groups: Sequence[str], config_dir: Path | None, name: str) -> Iterator[tuple[Path, str]]:
-    """The files of which Hydra makes the config, in its order, each with the place in the tree where it puts it."""
-    # because: hydra is slow to import
-    from hydra import initialize_config_dir
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.types import RunMode
-
-    roots = [*([config_dir.resolve()] if config_dir else []), conf_dir()]
-    home = next(root for root in roots if (root / f"{name}.yaml").is_file())
-    before, after = roots[: roots.index(home)], roots[roots.index(home) + 1 :]
-    with initialize_config_dir(config_dir=str(home), version_base="1.3"):
-        loader = GlobalHydra.instance().config_loader()
-        for folder in before:  # takes effect because hydra.searchpath makes Hydra look at its folders anew
-            loader.get_search_path().prepend("lmtrain", f"file://{folder}")
-        further = ",".join("'file://" + str(folder).replace("'", "\\'") + "'" for folder in after)
-        given = [*groups, f"hydra.searchpath=[{further}]"]
-        merged = loader.compute_defaults_list(name, given, RunMode.RUN).defaults
-    for one in merged:
-        file = next((path for root in roots if (path := root / f"{one.config_path}.yaml").is_file()), None)
-        if file is not None:
-            yield file, (one.package or "").removeprefix("_global_").lstrip(".")
-
-
-def _value(text: str) -> Any:
-    """What an override sets a key to; None where that is not for Hydra's grammar to say."""
-    # because: hydra is slow to import
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    try:
-        return OverridesParser.create().parse_override(text).value()
-    except HydraException:
-        return None
 
 
 def _keys(key: str, value: Any) -> Iterator[str]:

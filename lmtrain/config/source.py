@@ -9,17 +9,20 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.plugins.config_source import ConfigResult, ConfigSource
+from hydra.types import RunMode
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -56,6 +59,24 @@ class Entry:
 
 def compose_files(folders: Sequence[Path], asked: Asked, choices: Sequence[str]) -> dict[str, Any]:
     """The files of the root config and of everything that is chosen, joined; references stay as they are written."""
+    with _opened(folders, asked):
+        tree = hydra_compose(config_name=asked.name, overrides=list(choices))
+        plain = OmegaConf.to_container(tree, resolve=False)
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
+def merged_files(folders: Sequence[Path], asked: Asked, choices: Sequence[str]) -> list[tuple[YamlFile, str]]:
+    """The files that are joined, in their order, each with the place in the tree where its keys go."""
+    with _opened(folders, asked) as loader:
+        merged = loader.compute_defaults_list(asked.name, list(choices), RunMode.RUN).defaults
+    places = [(one.config_path, (one.package or "").removeprefix("_global_").lstrip(".")) for one in merged]
+    return [(YamlSource.read[path], place) for path, place in places if path in YamlSource.read]
+
+
+@contextmanager
+def _opened(folders: Sequence[Path], asked: Asked) -> Iterator[ConfigLoader]:
+    """Hydra, reading these folders with our reader; what it refuses is said in our words."""
     Plugins.instance().register(YamlSource)
     YamlSource.asked, YamlSource.read = asked, {}
     # because: the folder that is named here is looked at last, and Hydra wants one
@@ -65,12 +86,9 @@ def compose_files(folders: Sequence[Path], asked: Asked, choices: Sequence[str])
             loader.get_search_path().prepend("lmtrain", f"{YamlSource.scheme()}://{folder}")
         loader.repository.initialize_sources(loader.get_search_path())  # type: ignore[attr-defined]
         try:
-            tree = hydra_compose(config_name=asked.name, overrides=list(choices))
-            plain = OmegaConf.to_container(tree, resolve=False)
+            yield loader
         except (HydraException, OmegaConfBaseException, RecursionError) as error:
             raise SettingsError(_explain(error, asked, YamlSource.read)) from error
-    assert isinstance(plain, dict)
-    return {str(key): value for key, value in plain.items()}
 
 
 class YamlSource(ConfigSource):

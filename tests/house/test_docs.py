@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from lmtrain.cli.conf_files import YamlFile
+from lmtrain.cli.conf_files import CommentedFile
 from lmtrain.cli.main import app
 from lmtrain.cli.reference import commands, main, pages
 from lmtrain.cli.settings_reference import settings_page
@@ -272,7 +272,7 @@ def _bare_keys() -> list[str]:
     return [
         f"{path.relative_to(conf_dir())}: {key}"
         for path in sorted(conf_dir().rglob("*.yaml"))
-        for file in [YamlFile(path)]
+        for file in [CommentedFile(path)]
         for key in file.values
         if key not in file.comments and not key.startswith("defaults")
     ]
@@ -285,7 +285,7 @@ def test_every_key_of_the_shipped_configs_has_a_comment() -> None:
 def test_comments_are_read_beside_and_above(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text("# one\n# two\na: 1\n\n# lost\n\nb:\n  c: '#3'  # three\n  d: 4\ne: 5 # five\n", encoding="utf-8")
-    file = YamlFile(path)
+    file = CommentedFile(path)
     assert file.values == {"a": "1", "b.c": "'#3'", "b.d": "4", "e": "5"}
     assert file.comments == {"a": "one two", "b.c": "three", "e": "five"}
 
