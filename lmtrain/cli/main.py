@@ -30,7 +30,7 @@ from lmtrain.cli import (
 )
 from lmtrain.cli.plain_help import PlainGroup, examples
 from lmtrain.cli.usage import Refused, explained, of_system
-from lmtrain.errors import LmtrainError
+from lmtrain.errors import LmtrainError, StoppedEarly
 
 app = typer.Typer(
     name="lmtrain",
@@ -108,10 +108,11 @@ def _as_ours(error: Exception, arguments: list[str]) -> LmtrainError:
 
 def print_error(error: LmtrainError) -> None:
     from rich.console import Console
-    from rich.text import Text
 
-    text = Text.assemble(("error: ", "bold red"), _who(str(error)), str(error))
-    Console(stderr=True).print(text, soft_wrap=True, highlight=False)
+    from lmtrain.cli.say import say
+
+    title = "" if isinstance(error, StoppedEarly) else "error: "  # because: who asks for a stop sees no error in it
+    say(Console(stderr=True), f"{title}{_who(str(error))}{error}")
 
 
 def _who(message: str) -> str:

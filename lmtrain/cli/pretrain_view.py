@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from lmtrain.cli.say import say
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -57,8 +59,11 @@ def print_preview(config: RunConfig, inputs: Inputs, as_json: bool) -> None:
 
 
 def _shown(key: str, value: object) -> str:
+    from lmtrain.observe.words import work
     from lmtrain.units import format_count
 
+    if key == "model_flops" and isinstance(value, (int, float)):
+        return work(value)
     if not isinstance(value, (int, float)):
         return str(value)
     return str(value) if isinstance(value, int) and value < 10_000 else format_count(value)
@@ -78,7 +83,7 @@ def print_summary(config: RunConfig, summary: Summary, console: Console, as_json
     if summary.valid_loss is not None:
         parts.append(f"validation {summary.valid_loss:.4f}")
     word = "stopped" if summary.stopped_by else "done"
-    console.print(f"{word}: {', '.join(parts)}; everything is in {config.run.dir}", highlight=False, soft_wrap=True)
+    say(console, f"{word}: {', '.join(parts)}; everything is in {config.run.dir}")
 
 
 def left_behind(config: RunConfig) -> str:
