@@ -29,6 +29,7 @@ from lmtrain.cli import (
     verify,
 )
 from lmtrain.cli.plain_help import PlainGroup, examples
+from lmtrain.cli.say import tell
 from lmtrain.cli.usage import Refused, explained, of_system
 from lmtrain.errors import LmtrainError, StoppedEarly
 
@@ -107,12 +108,8 @@ def _as_ours(error: Exception, arguments: list[str]) -> LmtrainError:
 
 
 def print_error(error: LmtrainError) -> None:
-    from rich.console import Console
-
-    from lmtrain.cli.say import say
-
     title = "" if isinstance(error, StoppedEarly) else "error: "  # because: who asks for a stop sees no error in it
-    say(Console(stderr=True), f"{title}{_who(str(error))}{error}")
+    tell(f"{title}{_who(str(error))}{error}")
 
 
 def _who(message: str) -> str:

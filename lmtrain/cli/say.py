@@ -29,6 +29,13 @@ def say(console: Console, message: str) -> None:
     console.print(text, soft_wrap=True, highlight=False)
 
 
+def tell(message: str) -> None:
+    """On stderr, beside a verb's result."""
+    from rich.console import Console
+
+    say(Console(stderr=True), message)
+
+
 def _wrapped(line: str, width: int) -> str:
     head = _HEAD.match(line)
     return textwrap.fill(
