@@ -62,8 +62,10 @@ def print_checkpoint(console: Console, facts: dict[str, Any], all_: bool) -> Non
     counts = [(key, facts[key]) for key in ("step", "samples", "tokens")]
     lines = [(key, f"{count:,}" if isinstance(count, int) else "-") for key, count in counts]
     lines += [(key, str(facts[key] or "-")) for key in ("layout", "digest")]
-    lines.append(("parameters", f"{format_count(facts['parameters'])} in {len(facts['tensors'])} tensors"))
-    lines.append(("bytes", f"{format_bytes(facts['bytes'])} in {len(facts['files'])} files"))
+    lines.append(("parameters", format_count(facts["parameters"])))
+    size, files, names = format_bytes(facts["bytes"]), len(facts["files"]), facts["tensors"]
+    both = " with the optimizer's" if any(name.startswith("optim.") for name in names) else ""
+    lines.append(("on disk", f"{size} in {files} files, {len(names)} tensors{both}"))
     model, tokenizer = facts["model"], facts["tokenizer"]
     if isinstance(model, dict):
         lines.append(("model", model_words(model)))
