@@ -20,7 +20,6 @@ from lmtrain.checkpoint.disk.format import (
     ITEM_BYTES,
     MANIFEST,
     MAX_FILE_BYTES,
-    Manifest,
     PieceEntry,
     TensorEntry,
     blocks_file,

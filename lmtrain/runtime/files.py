@@ -141,7 +141,7 @@ def read_json(path: Path) -> Any:
 
 
 def parse_json(data: bytes | str, path: Path) -> Any:
-    """Strict JSON: no key twice, no NaN, no bottomless nesting, no more than memory can hold. `path` is for the message.
+    """Strict JSON: no key twice, no NaN, no bottomless nesting, nothing that would not fit. `path` is for the message.
 
     How large it is and would become is told from the text, before anything is made of it.
     """

@@ -75,6 +75,13 @@ def runs(box: Box, shape: Sequence[int]) -> Iterator[tuple[int, Box]]:
         yield from runs(Box(offset, (*box.shape[:axis], 1, *box.shape[axis + 1 :])), shape)
 
 
+def ends(box: Box, shape: Sequence[int]) -> tuple[int, int]:
+    """The numbers of the first and the last element of a box of a tensor of this shape."""
+    steps = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+    first = sum(o * step for o, step in zip(box.offset, steps, strict=True))
+    return first, first + sum((n - 1) * step for n, step in zip(box.shape, steps, strict=True))
+
+
 def cut(box: Box, most: int) -> Iterator[Box]:
     """Boxes of at most so many elements: whole rows where they fit, so that each is a run of the stored bytes."""
     if box.volume <= max(most, 1):
