@@ -210,7 +210,7 @@ def test_what_an_attempt_left_is_not_believed_when_it_is_not_whole(source: Path,
     assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "unbroken")
 
 
-LEFTOVERS = random.Random(3).sample(range(60), 12)
+LEFTOVERS = [*range(3), *(pytest.param(seed, marks=pytest.mark.wide) for seed in range(3, 15))]
 
 
 @pytest.mark.parametrize("seed", LEFTOVERS)
