@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from lmtrain.errors import DataError, MissingInputError, OutputError, StorageError
 from lmtrain.runtime.files import (
+    MAX_JSON_BYTES,
     MAX_JSON_DEPTH,
     atomic_file,
     folder_lock,
@@ -153,6 +154,10 @@ def test_json_round_trip(tmp_path_factory: pytest.TempPathFactory, value: object
         (b"[" * 200_000, "recursion|Expecting"),
         (b"[" * 100 + b"]" * 100, f"deeper than {MAX_JSON_DEPTH} levels"),
         (b"1" * 5000, "digits"),
+        (b" " * (MAX_JSON_BYTES + 1), "larger than 64.0 MiB"),
+        (b"[" + b"[]," * 4_000_000 + b"0]", "its values would take more than 400.0 MiB"),
+        (b"[" + b"1," * 8_000_000 + b"0]", "its values would take more"),
+        (b'["' + b"x" * (32 << 20) + '\U0001f600"]'.encode() * 2 + b"," * 5_000_000, "its values would take more"),
     ],
 )
 def test_wrong_json_is_a_data_error_that_names_the_file(text: bytes, why: str) -> None:
