@@ -18,7 +18,7 @@ from pathlib import Path
 from lmtrain.checkpoint.disk.format import MANIFEST, MAX_MANIFEST_BYTES, Manifest, NewerFormatError, decode_manifest
 from lmtrain.errors import CheckpointError, DataError, MissingInputError, StorageError
 from lmtrain.runtime.faults import fault_point
-from lmtrain.runtime.files import free_bytes, parse_json, read_bytes, storage_errors
+from lmtrain.runtime.files import free_bytes, parse_json, read_bytes, read_errors, storage_errors
 from lmtrain.units import format_bytes
 
 CHECKPOINTS = "checkpoints"  # the folder of a run that holds them
@@ -74,7 +74,7 @@ def newer_than(path: Path) -> list[Path]:
 def _step_folders(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
-    found = [(step, path) for path in folder.iterdir() if (step := step_of(path.name)) is not None and path.is_dir()]
+    found = [(step, path) for path in folder.iterdir() if (step := step_of(path.name)) is not None]
     return [path for _, path in sorted(found)]
 
 
@@ -106,7 +106,7 @@ def _judged(path: Path, version: tuple[int, ...]) -> str | None:
         _read_manifest(path)
     except NewerFormatError:
         return None
-    except (CheckpointError, MissingInputError, StorageError) as error:
+    except (CheckpointError, MissingInputError) as error:
         return str(error)
     return None
 
@@ -114,14 +114,16 @@ def _judged(path: Path, version: tuple[int, ...]) -> str | None:
 def _read_manifest(path: Path) -> Manifest:
     where = path / MANIFEST
     try:
-        if not stat.S_ISDIR(os.stat(path).st_mode):
+        with read_errors(path):
+            is_folder = stat.S_ISDIR(os.stat(path).st_mode)
+        if not is_folder:
             raise CheckpointError(f"{path} is not a folder. Give a checkpoint's folder.")
         manifest = decode_manifest(parse_json(read_bytes(where, MAX_MANIFEST_BYTES, follow_links=False), where), where)
-    except FileNotFoundError as error:
-        raise MissingInputError(f"{path} does not exist. Give a checkpoint's folder.") from error
     except CheckpointError:
         raise
     except (DataError, MissingInputError) as error:
+        if not os.path.lexists(path):
+            raise MissingInputError(f"{path} does not exist. Give a checkpoint's folder.") from error
         raise CheckpointError(f"{error} Without it the checkpoint cannot be used.") from error
     if step_of(path.name) not in (None, manifest.step):
         raise CheckpointError(f"{path} holds step {manifest.step}. Give the folder its own name back.")

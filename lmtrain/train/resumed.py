@@ -13,7 +13,7 @@ from typing import Any
 
 from lmtrain.checkpoint.contents import Contents
 from lmtrain.checkpoint.described import checked_model, model_of
-from lmtrain.checkpoint.disk.format import MANIFEST, Manifest
+from lmtrain.checkpoint.disk.format import MANIFEST, Manifest, NewerFormatError
 from lmtrain.checkpoint.store import before, manifest_problem, newer_than, set_aside
 from lmtrain.config.base import show
 from lmtrain.data.training_data import ALL_SHARES, READ_SHARES, TrainingData
@@ -34,7 +34,7 @@ def open_resumed(config: RunConfig, path: Path | None) -> Contents | None:
     try:
         contents = Contents(path)
     except CheckpointError as error:
-        if config.checkpoint.fallback or before(path) is None:
+        if config.checkpoint.fallback or isinstance(error, NewerFormatError) or before(path) is None:
             raise
         raise CheckpointError(f"{error} To go on from there, add checkpoint.fallback=true.") from error
     _refuse_shorter(config, path, contents.manifest.step)

@@ -41,7 +41,9 @@ class WorkFolder:
         return self.path / "replaced"
 
     def check_free(self, overwrite: bool) -> None:
-        """Refuse an output that is there, unless it is a checkpoint that may go."""
+        """Refuse an output that is there, unless it is a checkpoint that may go, and a link in place of this folder."""
+        if self.path.is_symlink():
+            raise OutputError(f"{self.path}, where reshard works, is a link. Remove it or choose another output.")
         if not os.path.lexists(self.output):
             return
         if not overwrite:

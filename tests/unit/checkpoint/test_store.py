@@ -58,7 +58,7 @@ def damage(folder: Path, step: int) -> Path:
 
 def test_what_has_no_checkpoint_s_name_is_passed_over(tmp_path: Path) -> None:
     save(tmp_path, 1, 5)
-    (tmp_path / "step_00000007").write_text("a file")
+    (tmp_path / "step_7").mkdir()
     (tmp_path / "notes").mkdir()
     assert latest(tmp_path) == tmp_path / "step_00000005"
     assert list_checkpoints(tmp_path / "nowhere") == []
@@ -68,14 +68,24 @@ def test_what_has_no_checkpoint_s_name_is_passed_over(tmp_path: Path) -> None:
 def test_a_damaged_newest_one_is_the_newest(tmp_path: Path) -> None:
     save(tmp_path, 1, 5, 8)
     (tmp_path / "step_00000006").mkdir()
+    (tmp_path / "step_00000007").write_text("a file")
     newest = damage(tmp_path, 8)
     assert latest(tmp_path) == resolve(tmp_path) == newest
-    assert list_broken(tmp_path) == [tmp_path / "step_00000006", newest]
+    assert list_broken(tmp_path) == [tmp_path / "step_00000006", tmp_path / "step_00000007", newest]
     assert before(newest) == tmp_path / "step_00000005"
     assert before(tmp_path / "step_00000001") is None
     assert newer_than(tmp_path / "step_00000005") == list_broken(tmp_path)
     with pytest.raises(CheckpointError, match=r"manifest.json is not valid .* be read is .*step_00000005\.$"):
         load_manifest(newest)
+
+
+@pytest.mark.parametrize("leads", ["nowhere", "step_00000009"])
+def test_a_link_that_leads_nowhere_is_no_reason_to_take_an_older_one(tmp_path: Path, leads: str) -> None:
+    save(tmp_path, 1)
+    (tmp_path / "step_00000009").symlink_to(leads)
+    assert latest(tmp_path) == resolve(tmp_path) == tmp_path / "step_00000009"
+    with pytest.raises(CheckpointError, match=r"be read is .*step_00000001\.$"):
+        load_manifest(tmp_path / "step_00000009")
 
 
 def test_damage_is_seen_again_after_each_change(tmp_path: Path) -> None:
