@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from zlib import crc32
 
 import torch
 from rich.console import Console
@@ -20,7 +19,6 @@ from lmtrain.checkpoint.save.agreement import Peers, together
 from lmtrain.checkpoint.save.writer import CheckpointWriter
 from lmtrain.checkpoint.store import CHECKPOINTS, list_broken, sweep
 from lmtrain.data.loader import Loader
-from lmtrain.errors import CheckpointError, LmtrainError, OutputError
 from lmtrain.observe.display import RunView, build_view
 from lmtrain.observe.log import RunLog
 from lmtrain.observe.metrics import MetricsLog
@@ -38,9 +36,9 @@ from lmtrain.train import state
 from lmtrain.train.config import RunConfig
 from lmtrain.train.layout_table import layout_lines, layout_words, merged, rank_rows
 from lmtrain.train.peers import saving_peers, setup_peers
-from lmtrain.train.preflight import Inputs, find_resume, settled
+from lmtrain.train.preflight import Inputs, settled
 from lmtrain.train.preview import pipeline_lines
-from lmtrain.train.resumed import pass_over, passed_over
+from lmtrain.train.resumed import passed_over
 from lmtrain.train.stop_file import STOP
 from lmtrain.units import format_count
 
@@ -88,7 +86,7 @@ def open_run(
         progress = state.Progress()
         passed: list[str] = []
         if inputs.resume_from is not None:
-            inputs, progress = go_on(config, inputs, model, optimizer, peers, passed)
+            inputs, progress = state.go_on(config, inputs, model, optimizer, peers, passed)
         elif inputs.weights_from is not None:
             with together(peers):
                 model.load(CheckpointReader(inputs.weights_from).load_into)
@@ -151,45 +149,7 @@ def enter_folder(stack: ExitStack, folder: Path, config: RunConfig, peers: Peers
             stack.enter_context(folder_lock(folder))
             sweep(folder / CHECKPOINTS)
             (folder / STOP).unlink(missing_ok=True)  # because: a run that goes on has not stopped
-    return agreed_resume(folder, config, peers)  # because: a sweep can bring one back
-
-
-def agreed_resume(folder: Path, config: RunConfig, peers: Peers) -> Path | None:
-    with together(peers, 1) as seen:
-        if not folder.is_dir():
-            raise OutputError(f"run.dir={folder} is not there on rank {peers.rank}. Use a folder that all nodes share.")
-        path = find_resume(config)
-        seen.give = (crc32(str(path).encode()),)
-    if len({number for (number,) in seen.all}) > 1:
-        raise OutputError(f"Processes see different checkpoints in {folder}. Use a folder that all nodes share.")
-    return path
-
-
-def go_on(
-    config: RunConfig, inputs: Inputs, model: ParallelModel, optimizer: torch.optim.Optimizer, peers: Peers,
-    passed: list[str],
-) -> tuple[Inputs, state.Progress]:  # fmt: skip
-    """Restore the checkpoint, or with checkpoint.fallback the newest before it that is whole.
-
-    `passed` takes what was not.
-    """
-    while True:
-        path = inputs.resume_from
-        assert path is not None
-        with together(peers):
-            reader = state.open_checked(path, config, inputs)
-        try:
-            with together(peers):
-                return inputs, state.restore(reader, model, optimizer)
-        except LmtrainError as error:
-            if not config.checkpoint.fallback or error.exit_code != CheckpointError.exit_code:
-                raise
-            folder = Path(config.run.dir)
-            with together(peers):
-                if peers.rank == 0:
-                    pass_over(path, folder / CHECKPOINTS, error)
-            passed.append(f"{path} is set aside: {error}")
-            inputs = replace(inputs, resume_from=agreed_resume(folder, config, peers))
+    return state.agreed_resume(folder, config, peers)  # because: a sweep can bring one back
 
 
 def open_records(

@@ -5,19 +5,23 @@ No random state is in it: weights, order and dropout are pure functions of the s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import torch
 
 from lmtrain.checkpoint.reader import CheckpointReader
+from lmtrain.checkpoint.save.agreement import Peers, together
+from lmtrain.checkpoint.store import CHECKPOINTS
+from lmtrain.errors import CheckpointError, LmtrainError, OutputError
 from lmtrain.optim import state as optimizer_state
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.piece import Piece
 from lmtrain.train.config import RunConfig
-from lmtrain.train.preflight import Inputs
-from lmtrain.train.resumed import check_same_run
+from lmtrain.train.preflight import Inputs, find_resume
+from lmtrain.train.resumed import check_same_run, pass_over
 
 
 @dataclass
@@ -79,3 +83,41 @@ def restore(reader: CheckpointReader, model: ParallelModel, optimizer: torch.opt
     optimizer_state.apply_num_updates(optimizer, state["optimizer"]["num_updates"])
     model.loss_scale.load(state["precision"])
     return Progress(state["step"], state["samples"], state["tokens"], state["attempt"] + 1, state["skipped"])
+
+
+def go_on(
+    config: RunConfig, inputs: Inputs, model: ParallelModel, optimizer: torch.optim.Optimizer, peers: Peers,
+    passed: list[str],
+) -> tuple[Inputs, Progress]:  # fmt: skip
+    """Restore the checkpoint, or with checkpoint.fallback the newest before it that is whole.
+
+    `passed` takes what was not.
+    """
+    while True:
+        path = inputs.resume_from
+        assert path is not None
+        with together(peers):
+            reader = open_checked(path, config, inputs)
+        try:
+            with together(peers):
+                return inputs, restore(reader, model, optimizer)
+        except LmtrainError as error:
+            if not config.checkpoint.fallback or error.exit_code != CheckpointError.exit_code:
+                raise
+            folder = Path(config.run.dir)
+            with together(peers):
+                if peers.rank == 0:
+                    pass_over(path, folder / CHECKPOINTS, error)
+            passed.append(f"{path} is set aside: {error}")
+            inputs = replace(inputs, resume_from=agreed_resume(folder, config, peers))
+
+
+def agreed_resume(folder: Path, config: RunConfig, peers: Peers) -> Path | None:
+    with together(peers, 1) as seen:
+        if not folder.is_dir():
+            raise OutputError(f"run.dir={folder} is not there on rank {peers.rank}. Use a folder that all nodes share.")
+        path = find_resume(config)
+        seen.give = (crc32(str(path).encode()),)
+    if len({number for (number,) in seen.all}) > 1:
+        raise OutputError(f"Processes see different checkpoints in {folder}. Use a folder that all nodes share.")
+    return path
