@@ -28,7 +28,7 @@ def settings_of(run: Path) -> RunConfig:
 
 
 def run_facts(path: Path, verify: bool) -> dict[str, Any]:
-    from lmtrain.checkpoint.store import CHECKPOINTS, list_checkpoints
+    from lmtrain.checkpoint.store import CHECKPOINTS, list_broken, list_checkpoints, list_set_aside
     from lmtrain.checkpoint.verify import refuse_problems, verify_checkpoints
     from lmtrain.observe.metrics import read_metrics
     from lmtrain.observe.words import smoothed
@@ -59,6 +59,7 @@ def run_facts(path: Path, verify: bool) -> dict[str, Any]:
         "elapsed_s": _elapsed_s(steps),
         **_planned(path, settings),
         "checkpoints": [one.name for one in list_checkpoints(path / CHECKPOINTS)],
+        "damaged": [one.name for some in (list_broken, list_set_aside) for one in some(path / CHECKPOINTS)],
         "settings_digest": _digest(settings),
         "settings": settings,
     }
@@ -144,6 +145,8 @@ def run_lines(facts: dict[str, Any], curve: bool) -> Iterator[tuple[str, str]]:
         yield "last validation", _valid_words(last)
     yield from _pace(facts, row)
     yield "saved", _save_words(facts)
+    if facts["damaged"]:
+        yield "damaged", ", ".join(facts["damaged"])
     yield from _made_of(facts)
 
 
