@@ -119,7 +119,7 @@ def brief(value: object, most: int = 200) -> str:
 
     because: what comes from a file may be as long as the file, and take forever to write out
     """
-    text = value if isinstance(value, str) else str(value) if isinstance(value, Exception) else type(value).__name__
+    text = value if isinstance(value, str) else str(value) if isinstance(value, BaseException) else type(value).__name__
     return text if len(text) <= most else f"{text[:most]}..."
 
 

@@ -174,8 +174,8 @@ class HFFolder:
             os.close(fd)
         if header_bytes > _MAX_HEADER_BYTES:
             raise CheckpointError(
-                f"{path} claims a header of {header_bytes} bytes, and no list of tensors has more than "
-                f"{_MAX_HEADER_BYTES}. Get it again."
+                f"{path} cannot be read: it claims a header of {header_bytes} bytes, and no list of tensors has more "
+                f"than {_MAX_HEADER_BYTES}. Get it again."
             )
         self._last, self._left = (name, safe_open(path, framework="pt")), _KEPT_BYTES
         return self._last[1]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 MAX_PICKLE_BYTES = 64 << 20
-MAX_MADE_BYTES = 384 << 20  # of Python's objects, by their rough sizes; so there are at most 8 million instructions
+MAX_MADE_BYTES = 256 << 20  # of Python's objects, by their rough sizes; so there are at most 6 million instructions
 MAX_NUMBER_BITS = 256  # because: states of random numbers have 128, and nothing has more
 MAX_KEY = 1 << 32  # because: numbers can be chosen so that a dict of them takes forever
 MAX_KEY_PARTS = 16
