@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
@@ -57,19 +57,18 @@ def _read_vocab(data: bytes, name: str) -> dict[str, int]:
         raise DataError(f"{name} is not a JSON object of piece to id. It is damaged or another kind of file.")
     for piece, number in pieces.items():
         if type(number) is not int or not 0 <= number < 2**31:
-            raise DataError(f"{name} gives {brief(piece)!a} the id {_said(number)}; ids are whole numbers from 0. It is damaged.")
+            said = repr(number) if isinstance(number, (bool, int, float)) else brief(number)
+            raise DataError(
+                f"{name} gives {brief(piece)!a} the id {said}; ids are whole numbers from 0. It is damaged."
+            )
         if not piece.isascii() and _SURROGATE.search(piece):
-            raise DataError(f"{name} has the piece {brief(piece)!a}, half of whose character is missing. It is damaged.")
+            raise DataError(f"{name} has {brief(piece)!a}, a piece with half of a character. It is damaged.")
     if len(set(pieces.values())) < len(pieces):
         raise DataError(f"{name} gives one id to two pieces. It is damaged.")
     missing = ALPHABET - pieces.keys()
     if missing:
         raise DataError(f"{name} lacks {len(missing)} of the 256 byte letters. It is no byte-level BPE vocabulary.")
     return pieces
-
-
-def _said(number: Any) -> str:
-    return repr(number) if isinstance(number, (bool, int, float)) else brief(number)
 
 
 def _read_merges(data: bytes, name: str, pieces: dict[str, int]) -> list[tuple[str, str]]:
@@ -84,7 +83,8 @@ def _read_merges(data: bytes, name: str, pieces: dict[str, int]) -> list[tuple[s
             continue
         left, space, right = line.partition(" ")
         if not (left and space and right) or " " in right:
-            raise DataError(f"{name}:{number}: {brief(line)!r} is no pair of pieces. It is damaged or another kind of file.")
+            said = f"{name}:{number}: {brief(line)!r} is no pair of pieces"
+            raise DataError(f"{said}. It is damaged or another kind of file.")
         if left not in pieces or right not in pieces or left + right not in pieces:
             piece = next(piece for piece in (left, right, left + right) if piece not in pieces)
             raise DataError(f"{name}:{number}: {brief(piece)!r} is not in the vocabulary. It is of another vocabulary.")

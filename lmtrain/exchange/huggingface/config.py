@@ -175,8 +175,8 @@ def settings_of(
     family = config.get("model_type") if isinstance(config, dict) else None
     if not isinstance(family, str) or family not in _MEANT:
         raise CheckpointError(
-            f"{where} is of model_type {show(family) if family is None else brief(family)} and lmtrain imports {', '.join(_MEANT)}. "
-            "Convert it to one of them."
+            f"{where} is of model_type {show(None) if family is None else brief(family)} and lmtrain imports "
+            f"{', '.join(_MEANT)}. Convert it to one of them."
         )
     meant = _MEANT[family] | config
     long = [key for key in _MEANT[family].keys() & config.keys() if len(str(config[key])) > _LONGEST_VALUE]

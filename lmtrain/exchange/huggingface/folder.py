@@ -6,7 +6,6 @@ opened. Names of files are plain names in this folder; links are followed only a
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -115,7 +114,9 @@ class HFFolder:
                     if not name.startswith((prefix, "lm_head.", "cls.")):
                         name = prefix + name  # a model that was saved without its heads
                     if name in result:
-                        raise CheckpointError(f"{self.path / file} holds {brief(name)} a second time. Get it again.")
+                        raise CheckpointError(
+                            f"{self.path / file} holds {brief(name)} a second time. Get it again."
+                        )
                     stored = tensors.get_slice(theirs)
                     result[name] = _Found(file, theirs, tuple(stored.get_shape()), str(stored.get_dtype()))
         decoder = result.pop("cls.predictions.decoder.bias", None)
@@ -125,7 +126,8 @@ class HFFolder:
         if (self.path / _INDEX).exists():
             places = read_json(self._file(_INDEX))
             named = places.get("weight_map") if isinstance(places, dict) else None
-            files = sorted({name if isinstance(name, str) else "" for name in named.values()}) if isinstance(named, dict) else []
+            values = named.values() if isinstance(named, dict) else ()
+            files = sorted({name if isinstance(name, str) else "" for name in values})
             bad = [name for name in files if not is_safe_name(name) or not name.endswith(".safetensors")]
             if bad or not files:
                 raise CheckpointError(
@@ -163,7 +165,7 @@ class HFFolder:
         return [] if found.kind in _TYPES else [f"{name} is {found.kind}, which is none of {', '.join(_TYPES)}"]
 
     def _opened(self, name: str) -> Any:
-        """A file of tensors, kept for the next part: each opening reads the header, which says itself how long it is."""
+        """A file of tensors, kept for the next part: an opening reads the header, which says itself how long it is."""
         if self._last is not None and self._last[0] == name and self._left > 0:
             return self._last[1]
         path = self._file(name)

@@ -297,7 +297,7 @@ class _File(io.BufferedReader):
         super().__init__(_Part(fd, start, size))
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """At most as much at once as what lies here may have, since archives say themselves how long their parts are."""
+        """At most as much at once as what lies here may have: archives say themselves how long their parts are."""
         size = self.size - self.tell() if size is None or size < 0 else size
         if size > self.most_bytes:
             raise ValueError(f"a part of {size} bytes, where {self.most_bytes} are the most")

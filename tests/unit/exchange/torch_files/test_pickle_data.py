@@ -82,20 +82,15 @@ def test_numbers_that_changed_since_they_were_saved_are_refused(tmp_path: Path) 
     whole = torch.arange(6.0)
     torch.save({"whole": torch.arange(5.0), "parts": [whole[:2], whole[2:]]}, tmp_path / "a.pt")
     data = bytearray((tmp_path / "a.pt").read_bytes())
-    for number in (4.0, 5.0):  # the last of one storage, and of the other
+    for number in (4, 5):  # the last of one storage, and of the other
         changed = data.copy()
         changed[changed.rindex(struct.pack("<f", number))] ^= 1
         (tmp_path / "b.pt").write_bytes(changed)
         value = TorchFile(tmp_path / "b.pt").value
-        found: list[StoredTensor] = [value["whole"], *value["parts"]]
-        said = 0
+        found: list[StoredTensor] = [value["whole"]] if number == 4 else value["parts"]
         for stored in found:
-            try:
+            with pytest.raises(CheckpointError, match="not those that were saved"):
                 stored.read()
-            except CheckpointError as error:
-                assert "not those that were saved" in str(error)
-                said += 1
-        assert said >= 1
     value = TorchFile(tmp_path / "a.pt").value
     assert torch.equal(value["parts"][1].read(), whole[2:])
 
