@@ -61,7 +61,7 @@ def _judge_ids(inner: tokenizers.Tokenizer, name: str) -> None:
     if not ids:
         raise DataError(f"{name} has no vocabulary. It is damaged or another kind of file.")
     # because: a model has a row for every id up to the largest
-    most = min(_MAX_ID, 8 * len(ids) + (1 << 16))
+    most = min(_MAX_ID, 8 * len(ids) + (1 << 18))
     if max(ids) > most:
         raise DataError(f"{name} has the id {max(ids)}; with {len(ids)} tokens the largest is {most}. It is damaged.")
     if len(set(ids)) < len(ids):

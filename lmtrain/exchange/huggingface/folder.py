@@ -150,7 +150,7 @@ class HFFolder:
         """A file of this folder. A link must stay in it, or lead to the blobs beside it, as in the hub's cache."""
         path = self.path / name
         if path.is_symlink():
-            real, home = path.resolve(), self.path.resolve()
+            real, home = Path(os.path.realpath(path)), self.path.resolve()
             homes = [home, *([home.parents[1] / "blobs"] if home.parent.name == "snapshots" else [])]
             if not any(real.is_relative_to(place) for place in homes):
                 raise DataError(f"{path} is a link that leads out of its folder. Put the file itself in its place.")

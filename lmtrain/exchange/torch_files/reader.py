@@ -293,7 +293,7 @@ class _File(io.BufferedReader):
         if start < 0 or size < 0 or start + size > whole:
             os.close(fd)
             raise DataError(f"{path} has {whole} bytes and not {start + size}. Get the file again.")
-        self.size = self.most_bytes = size
+        self.size, self.most_bytes = size, MAX_PICKLE_BYTES
         super().__init__(_Part(fd, start, size))
 
     def read(self, size: int | None = -1, /) -> bytes:
