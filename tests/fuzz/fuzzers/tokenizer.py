@@ -99,7 +99,9 @@ class Fuzz:
                 if form in ("bpe", "bert"):  # because: calls of one verb take the same, and a start takes a second
                     self.honest[form, verb] = honest(run, *arguments, folder=folder)
             shutil.rmtree(folder / f"{form}-data", ignore_errors=True)
-        honest(run, *self._verbs(folder / "bpe", folder / "shown")["preprocess"], folder=folder)
+        (folder / "plain.txt").write_text("\n".join(TEXTS))
+        arguments = ("preprocess", folder / "plain.txt", "--tokenizer", folder / "bpe", "--output", folder / "shown")
+        honest(run, *arguments, folder=folder)
         honest(run, "data", "show", folder / "shown", "--random", 3, folder=folder)
 
     def _verbs(self, tokenizer: Path, output: Path) -> dict[str, tuple[object, ...]]:
