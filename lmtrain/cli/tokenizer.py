@@ -59,7 +59,7 @@ def train(
     if path.exists() and not overwrite and path.read_bytes() != made.to_bytes():
         raise OutputError(f"{path} exists already and is another one. Choose another --output, or add --overwrite.")
     made.save(path)
-    typer.echo(f"{path}: {made.kind}, {made.vocab_size} pieces, fingerprint {made.fingerprint[:12]}")
+    typer.echo(f"{path}: {made.kind}, {made.vocab_size:,} pieces, fingerprint {made.fingerprint[:12]}")
 
 
 @app.command()
@@ -76,7 +76,7 @@ def show(
 
     tokenizer = Tokenizer.load(path)
     special = ", ".join(f"{role} {number}" for role, number in tokenizer.special.items())
-    typer.echo(f"{tokenizer.kind}, {tokenizer.vocab_size} pieces; special: {special or 'none'}")
+    typer.echo(f"{tokenizer.kind}, {tokenizer.vocab_size:,} pieces; special: {special or 'none'}")
     typer.echo(f"fingerprint {tokenizer.fingerprint}")
     if text is None:
         return

@@ -70,7 +70,7 @@ class RunView:
         self._show(text)
 
     def _show(self, text: str) -> None:
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self.console.print(text, markup=False, highlight=False, soft_wrap=not self.console.file.isatty())
 
 
 class LiveView(RunView):
