@@ -114,6 +114,15 @@ def a_few(texts: Iterable[str], separator: str = ", ", most: int = 4) -> str:
     return separator.join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
 
 
+def brief(value: object, most: int = 200) -> str:
+    """What a file or an error of the library says, short enough for a message; of what is no text, its kind alone.
+
+    because: what comes from a file may be as long as the file, and take forever to write out
+    """
+    text = value if isinstance(value, str) else str(value) if isinstance(value, BaseException) else type(value).__name__
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """The way out for a misspelt name: "Did you mean X?" or the whole list when nothing is near."""
     known = sorted(known)

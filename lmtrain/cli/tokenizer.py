@@ -84,5 +84,6 @@ def show(
     typer.echo(f"{len(ids)} tokens, {len(text.encode(errors='replace')) / max(len(ids), 1):.2f} bytes each")
     table = Table("id", "piece")
     for number in ids:
-        table.add_row(str(number), Text(tokenizer.piece(number)))
+        piece = tokenizer.piece(number)
+        table.add_row(str(number), Text("".join(c if c.isprintable() else ascii(c)[1:-1] for c in piece)))
     Console().print(table)
