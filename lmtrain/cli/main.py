@@ -110,7 +110,8 @@ def print_error(error: LmtrainError) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    text = Text.assemble(("error: ", "bold red"), _who(str(error)), str(error))
+    said = "\n".join([str(error), *getattr(error, "__notes__", ())])
+    text = Text.assemble(("error: ", "bold red"), _who(str(error)), said)
     Console(stderr=True).print(text, soft_wrap=True, highlight=False)
 
 

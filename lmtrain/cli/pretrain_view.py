@@ -65,6 +65,7 @@ def _shown(key: str, value: object) -> str:
 
 
 def print_summary(config: RunConfig, summary: Summary, console: Console, as_json: bool) -> None:
+    from lmtrain.observe.display import print_line
     from lmtrain.units import format_count, format_seconds
 
     if as_json:
@@ -78,7 +79,7 @@ def print_summary(config: RunConfig, summary: Summary, console: Console, as_json
     if summary.valid_loss is not None:
         parts.append(f"validation {summary.valid_loss:.4f}")
     word = "stopped" if summary.stopped_by else "done"
-    console.print(f"{word}: {', '.join(parts)}; everything is in {config.run.dir}", highlight=False, soft_wrap=True)
+    print_line(console, f"{word}: {', '.join(parts)}; everything is in {config.run.dir}")
 
 
 def left_behind(config: RunConfig) -> str:
