@@ -6,21 +6,12 @@ says how many.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from lmtrain.observe.growing_file import GrowingFile, warn
-
-_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
-
-
-def plain(text: str) -> str:
-    """Without what a terminal would obey: names of files are in many lines, and may hold anything."""
-    return _CONTROL.sub("", _ESCAPE.sub("", text))
+from lmtrain.observe.growing_file import GrowingFile, plain, warn
 
 
 class RunLog:
@@ -35,7 +26,7 @@ class RunLog:
         gap = f"{self._file.lost} lines are missing here, which could not be written\n" if self._file.lost else ""
         stamp = self._clock().strftime("%Y-%m-%dT%H:%M:%SZ")
         lines = plain(gap + text).rstrip().replace("\n", "\n" + " " * (len(stamp) + 2))
-        self._file.append(f"{stamp}  {lines}\n".encode(errors="backslashreplace"))
+        self._file.append(f"{stamp}  {lines}\n".encode())
 
     def warn(self, text: str) -> None:
         """For somebody who looks now, and for who reads the log later."""
