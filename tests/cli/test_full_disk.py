@@ -94,7 +94,7 @@ def test_room_that_comes_back_is_used_and_a_save_without_room_is_the_cause(toy: 
     assert then.startswith("The reason stands in no file: Writing ")
     log = (run / "log.txt").read_text()
     assert "lines are missing here, which could not be written" in log
-    lost = int(re.search(r"metrics.jsonl is written again; (\d+) rows were lost", log)[1])
+    [lost] = map(int, re.findall(r"metrics.jsonl is written again; (\d+) rows were lost", log))
     steps = _steps(run)
     assert steps[-1] - len(steps) >= lost >= 1
     assert "SIGTERM: stopping after this step" in rest
