@@ -26,8 +26,8 @@ def limit_reached(error: OSError, path: Path, need_bytes: int = 0) -> str | None
         return f"a file may have {format_bytes(limit)} here. Raise that limit with `ulimit -f unlimited`."
     if error.errno == errno.EMFILE:
         limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        way = f"with `ulimit -n {hard}`" if limit < hard else "where your login or job gets it from"
-        return f"too many open files, of which this process may have {limit}. Raise that limit {way}."
+        way = f"that limit with `ulimit -n {hard}`" if limit < hard else "the limit of your login or job"
+        return f"too many open files, of which this process may have {limit}. Raise {way}."
     if error.errno == errno.ENFILE:
         return "too many open files on the whole machine. End other programs, or raise fs.file-max."
     return None
