@@ -43,6 +43,7 @@ def test_a_step_that_leaves_nothing_says_what_took_it(here: Path) -> None:
     assert not Path("out.jsonl").exists()
 
 
+@pytest.mark.wide
 def test_parts_may_be_empty_and_their_whole_may_not(here: Path) -> None:
     write_jsonl(Path("one.jsonl"), [{"text": "a single line"}])
     Path("empty.jsonl").write_text("")
@@ -89,6 +90,7 @@ def test_links_that_lead_nowhere_are_named(here: Path) -> None:
     assert "loop.jsonl is a symbolic link, and nothing is written through one" in said
 
 
+@pytest.mark.wide
 def test_no_step_writes_through_a_link(here: Path) -> None:
     write_jsonl(Path("in.jsonl"), [{"text": "some text of no length"}])
     Path("precious").write_text("mine")
