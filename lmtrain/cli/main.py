@@ -109,7 +109,8 @@ def _as_ours(error: Exception, arguments: list[str]) -> LmtrainError:
 
 def print_error(error: LmtrainError) -> None:
     title = "" if isinstance(error, StoppedEarly) else "error: "  # because: who asks for a stop sees no error in it
-    tell(f"{title}{_who(str(error))}{error}")
+    said = "\n".join([str(error), *getattr(error, "__notes__", ())])
+    tell(f"{title}{_who(str(error))}{said}")
 
 
 def _who(message: str) -> str:

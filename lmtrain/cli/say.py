@@ -20,10 +20,12 @@ def say(console: Console, message: str) -> None:
     """Words that are longer than a line, as paths can be, stay whole: the terminal breaks them, and copies them so."""
     from rich.text import Text
 
-    lines = message.split("\n")
-    if console.file.isatty():
-        lines = [_wrapped(line, console.width) for line in lines]
-    text = Text("\n".join(lines))
+    from lmtrain.observe.display import print_line
+
+    if not console.file.isatty():
+        print_line(console, message)
+        return
+    text = Text("\n".join(_wrapped(line, console.width) for line in message.split("\n")))
     if message.startswith(_TITLE):
         text.stylize("bold red", 0, len(_TITLE))
     console.print(text, soft_wrap=True, highlight=False)

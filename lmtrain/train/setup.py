@@ -161,9 +161,9 @@ def open_records(
     write_run_files(folder, config, inputs)
     log = RunLog(folder / "log.txt")
     stack.callback(log.close)
-    metrics = MetricsLog(folder / "metrics.jsonl")
+    metrics = MetricsLog(folder / "metrics.jsonl", log.warn)
     stack.callback(metrics.close)
-    events = EventWriter(folder / "tensorboard", progress.step) if config.observe.tensorboard else None
+    events = EventWriter(folder / "tensorboard", progress.step, say=log.warn) if config.observe.tensorboard else None
     if events is not None:
         stack.callback(events.close)
     return metrics, events, log
