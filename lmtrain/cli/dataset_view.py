@@ -55,5 +55,7 @@ def dataset_lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         fingerprint = sidecar["tokenizer_fingerprint"][:12]
         yield "tokenizer", f"{sidecar['vocab_size']:,} pieces, {eod}, fingerprint {fingerprint}"
         yield "content sha256", sidecar["content_sha256"]
+        if sidecar["sidecar_sha256"] is None:
+            yield "sidecar", "has no hash of itself, being of an older lmtrain"
     unread = f"no; lmtrain inspect {facts['dataset']} --verify reads every byte"
     yield "verified", "every entry and every byte" if facts["verified"] else unread
