@@ -57,10 +57,12 @@ class DatasetInfo:
     format: str = "lmtrain dataset"
     version: int = 1
 
+    def sealed(self) -> DatasetInfo:
+        return dataclasses.replace(self, sidecar_sha256=seal(dataclasses.asdict(self)))
+
     def to_bytes(self) -> bytes:
-        """P.json, signed."""
-        tree = {key: value for key, value in dataclasses.asdict(self).items() if key != _SEAL}
-        return (json.dumps(tree | {_SEAL: seal(tree)}, indent=1) + "\n").encode()
+        """P.json."""
+        return (json.dumps(dataclasses.asdict(self), indent=1) + "\n").encode()
 
     @classmethod
     def read(cls, path: Path) -> DatasetInfo:

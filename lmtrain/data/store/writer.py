@@ -31,11 +31,20 @@ _READ_BYTES = 4 << 20
 _ONE_BLOCK = 1 << 62  # more than any file has
 
 
+def open_own(path: Path, mode: str) -> IO[bytes]:
+    """A file of a folder that a killed process may have left: what became a link or a pipe meanwhile is refused."""
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+
+    return open(path, mode, opener=opener)
+
+
 class _Growing:
     """A file that is only appended to, with the hash of all it holds and, if asked for, checksums of its blocks."""
 
     def __init__(self, path: Path, mode: str = "w+b", blocks: BlockSums | None = None) -> None:
-        self.file: IO[bytes] = open(path, mode)  # noqa: SIM115
+        self.file: IO[bytes] = open_own(path, mode)
         self.num_bytes, self.digest, self.blocks = 0, hashlib.sha256(), blocks
 
     def append(self, data: Ints | bytes) -> None:
@@ -83,6 +92,7 @@ class DatasetSpool:
             raise DataError(f"{self.dtype} is no dtype of a token file. Use {', '.join(d.name for d in CODES)}.")
         self.num_documents = self.num_sequences = self.num_tokens = 0
         self.max_id = -1
+        self.sidecar_sha256: str | None = None  # once it is finished
         self._largest = np.iinfo(self.dtype).max
         self._held = ExitStack()
         self._bin, self._lengths, self._counts = self._open("w+b" if empty else "r+b")
@@ -144,6 +154,7 @@ class DatasetSpool:
                 self._path(".blocks").write_bytes(blocks)
                 info = self._info(about, index.digest.hexdigest(), hashlib.sha256(blocks).hexdigest())
                 self._path(".json").write_bytes(info.to_bytes())
+                self.sidecar_sha256 = info.sidecar_sha256
             self.close()
 
     def sync(self) -> None:
@@ -207,7 +218,7 @@ class DatasetSpool:
             dtype=self.dtype.name,
             content_sha256=content_sha256,
             blocks_sha256=blocks_sha256,
-        )
+        ).sealed()
 
 
 def _states(growing: _Growing, ends: list[int]) -> list[Any]:
