@@ -313,9 +313,11 @@ def _show_documents(
 
     from lmtrain.cli.sample_view import document_rows, print_documents
     from lmtrain.data.order import permute
+    from lmtrain.data.store.documents import compare_with_record
     from lmtrain.data.store.indexed import IndexedDataset
 
     dataset = IndexedDataset.open(prefix)
+    compare_with_record(dataset)
     if documents is None:
         count = min(number, dataset.num_documents)
         documents = permute(np.arange(count), dataset.num_documents, seed).tolist() if count else []

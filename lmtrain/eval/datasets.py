@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lmtrain.data.store.documents import compare_with_record
 from lmtrain.data.store.indexed import IndexedDataset, part
 from lmtrain.errors import DataError
 from lmtrain.eval.windows import Tokens
@@ -54,6 +55,7 @@ def open_dataset(prefix: Path, tokenizer: Tokenizer) -> IndexedDataset:
             f"{prefix} was made with the tokenizer {indexed.info.tokenizer_fingerprint[:12]}, and the checkpoint has "
             f"{tokenizer.fingerprint[:12]}. Preprocess the text with the checkpoint's tokenizer."
         )
+    compare_with_record(indexed)
     refuse_hole(part(prefix, ".bin"))
     highest = _highest(indexed)
     if highest >= tokenizer.vocab_size:

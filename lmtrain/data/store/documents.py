@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain import native
-from lmtrain.data.store.index_cache import Index, IndexCache, kept_if, rises, within
+from lmtrain.data.store.index_cache import Index, IndexCache, kept_if, rises, say_to_stderr, within
 from lmtrain.data.store.indexed import IndexedDataset, part
 from lmtrain.errors import DataError
 
@@ -118,6 +118,13 @@ def record_path(dataset: IndexedDataset, folder: Path) -> Path:
     """
     about = [str(dataset.prefix.name), *_sizes(dataset).values()]
     return folder / f"tokens-{hashlib.sha256(json.dumps(about).encode()).hexdigest()[:24]}.seen"
+
+
+def compare_with_record(dataset: IndexedDataset) -> None:
+    """What runs have read of a dataset without checksums, if they noted it beside it, is compared from now on."""
+    record = record_path(dataset, index_folder(dataset))
+    if dataset.blocks is None and record.exists():
+        dataset.watch("read", record, say_to_stderr)
 
 
 def index_folder(dataset: IndexedDataset, chosen: str | None = None) -> Path:

@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.data.order import mix, permute
-from lmtrain.data.store.documents import DocumentMap, index_folder, record_path, split_documents
+from lmtrain.data.store.documents import DocumentMap, compare_with_record, split_documents
 from lmtrain.data.store.format import DatasetInfo
-from lmtrain.data.store.index_cache import say_to_stderr
 from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset, part
 from lmtrain.errors import DataError, UsageError
 from lmtrain.runtime.files import read_bytes
@@ -30,9 +29,7 @@ UNKNOWN = -1  # the sidecar's word for bytes of text that nobody counted
 def verify(dataset: IndexedDataset) -> dict[str, Any]:
     """Read every byte once: entries of the index, ids, the checksums. Says what the checksum is."""
     DocumentMap.of(dataset)
-    record = record_path(dataset, index_folder(dataset))
-    if dataset.blocks is None and record.exists():
-        dataset.watch("read", record, say_to_stderr)
+    compare_with_record(dataset)
     bin_path = part(dataset.prefix, ".bin")
     limit = dataset.info.vocab_size if dataset.info else None
     digest, highest, lowest = hashlib.sha256(), -1, 0
@@ -115,6 +112,7 @@ def _verify_first(dataset: IndexedDataset) -> None:
     """What has no checksums of its blocks is compared with that of the whole; a copy would get checksums of its own."""
     if dataset.info is not None and dataset.blocks is None:
         verify(dataset)
+    compare_with_record(dataset)
 
 
 def _refuse_unlike(first: IndexedDataset, other: IndexedDataset) -> None:
