@@ -35,7 +35,7 @@ SETTINGS = (
 
 class Fuzz:
     def __init__(self, folder: Path, run: Runner) -> None:
-        """A dataset of ours of five blocks, the same as another tool leaves it and as it was first read, another one."""
+        """A dataset of ours, the same as another tool leaves it with what was read of it, and one beside."""
         self.folder, self.run = folder, run
         rng = random.Random(0)
         words = [f"word{i}" for i in range(90)]
