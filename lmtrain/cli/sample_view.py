@@ -29,10 +29,10 @@ def document_rows(
             raise UsageError(
                 f"Document {number} is not in {dataset.prefix}. Use a number from 0 to {dataset.num_documents - 1}."
             )
-        tokens = dataset.document(number)
-        ids = tokens[:most].tolist()
+        start, stop = dataset.document_range(number)
+        ids = dataset.read(start, stop if most is None else min(start + most, stop)).tolist()
         shown = {"ids": ids} if tokenizer is None else {"text": tokenizer.decode(ids)}
-        rows.append({"document": number, "tokens": len(tokens)} | shown)
+        rows.append({"document": number, "tokens": stop - start} | shown)
     return rows
 
 

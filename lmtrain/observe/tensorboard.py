@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from lmtrain import native
 from lmtrain.observe.growing_file import GrowingFile, warn
+from lmtrain.runtime.checksum import crc32c
 
 _DOUBLE, _VARINT, _BYTES, _FLOAT = 1, 0, 2, 5  # protobuf wire types
 _DT_STRING = 7
@@ -64,31 +64,6 @@ def _masked_crc(data: bytes) -> int:
     """TFRecord stores a rotated checksum plus a constant, so that a checksum of checksums is not degenerate."""
     crc = crc32c(data)
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
-
-
-def crc32c(data: bytes, crc: int = 0) -> int:
-    """Castagnoli's CRC: the compiled helper where there is one, else its twin."""
-    helper = getattr(native.lib, "crc32c", None)
-    return int(helper(data, crc)) if helper else crc32c_twin(data, crc)
-
-
-def crc32c_twin(data: bytes, crc: int = 0) -> int:
-    crc ^= 0xFFFFFFFF
-    for byte in data:
-        crc = (crc >> 8) ^ _TABLE[(crc ^ byte) & 0xFF]
-    return crc ^ 0xFFFFFFFF
-
-
-def _table() -> list[int]:
-    entries = []
-    for entry in range(256):
-        for _ in range(8):
-            entry = (entry >> 1) ^ (0x82F63B78 if entry & 1 else 0)  # the polynomial, bits reversed
-        entries.append(entry)
-    return entries
-
-
-_TABLE = _table()
 
 
 def _key(number: int, wire: int) -> bytes:
