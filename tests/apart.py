@@ -54,7 +54,7 @@ def make_world(folder: Path, *settings: str) -> World:
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: safetensors\nVersion: 99.0\n")
     chosen = {
         "data.path": folder / "data", "data.tokenizer": folder / "tokenizer.json", "data.index_dir": folder / "index",
-        "run.dir": folder / "run", "train.steps": 4, "train.global_batch": 4, "train.micro_batch": 1,
+        "run.dir": folder / "run", "train.steps": 4, "train.global_batch": 8, "train.micro_batch": 1,
         "train.valid_interval_steps": 0, "model.seq_len": 32, "model.num_layers": 2, "model.width": 32,
         "model.num_heads": 2, "compute.threads": 1, "schedule.warmup_steps": 2, "optim.lr": "3e-3",
         "checkpoint.interval_steps": "null", "observe.tensorboard": "false",
