@@ -68,19 +68,22 @@ def _meet(process: ProcessEnv, backend: str, timeout_s: float) -> None:
         ) from error
 
 
-def highest(numbers: Sequence[int]) -> list[int]:
-    """The highest of everybody's first number, of everybody's second, and so on; each hands in equally many."""
-    every = torch.tensor(list(numbers), dtype=torch.int64)
-    dist.all_reduce(every, dist.ReduceOp.MAX)  # collective: over the world, on the host
-    return [int(number) for number in every.tolist()]
-
-
 def gather_to_first(mine: bytes, num_bytes: int) -> list[bytes]:
-    """Everybody's bytes by rank, sent with zeros up to `num_bytes`. On rank 0 alone: what all know grows as n^2."""
+    """Everybody's bytes by rank, without zeros at their end, on rank 0 alone.
+
+    because: gloo's sums and gathers for all send a number of messages that grows as n^2; this and `tell_all` as n.
+    """
     row = torch.frombuffer(bytearray(mine.ljust(num_bytes, b"\0")), dtype=torch.uint8)
     rows = [torch.empty_like(row) for _ in range(dist.get_world_size())] if dist.get_rank() == 0 else None
     dist.gather(row, rows)  # collective: one row from each of the world, on the host
     return [one.numpy().tobytes().rstrip(b"\0") for one in rows or ()]
+
+
+def tell_all(number: int) -> int:
+    """Rank 0's number, on all."""
+    told = torch.tensor([number], dtype=torch.int64)
+    dist.broadcast(told, 0)  # collective: one number to the world, on the host
+    return int(told.item())
 
 
 def wait_for_end_of_first() -> None:

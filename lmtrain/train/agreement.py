@@ -1,26 +1,26 @@
 """All ranks have the same settings, data, tokenizer, checkpoint, code and libraries, or none begins.
 
 Called by the command line once the processes have met, before anything is built: what comes later meets in collectives
-whose sizes follow from the settings. Of N ranks that agree each sends one message of 72 bytes through a sum over the
-world; where they do not, each sends what it has to rank 0, which says what differs. See `compared` for what that is.
+whose sizes follow from the settings. Each rank sends 80 bytes to rank 0 and hears 8 in return; where they differ, each
+sends what it has, which is some 35 KB, and rank 0 says in what. All of it grows as the number of ranks.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 
 from lmtrain.errors import RanksDifferError, a_few
 from lmtrain.runtime.process import ProcessEnv, ranks_text
-from lmtrain.runtime.process_group import gather_to_first, highest, wait_for_end_of_first
+from lmtrain.runtime.process_group import gather_to_first, tell_all, wait_for_end_of_first
 from lmtrain.runtime.signals import ignore_stops
 from lmtrain.train.compared import Fact, facts
 from lmtrain.train.config import RunConfig
 from lmtrain.train.preflight import Inputs
 
-_NUM_LINES = 10  # of differences, in a message
+_DIGEST_BYTES = 80  # in hexadecimal digits, and a number
+_NUM_LINES = 20  # of differences, in a message
 _NUM_VALUES = 3  # of one thing, in a line
 _NUM_CHARACTERS = 100  # of a value
 _NONE = Fact("", "not there")
@@ -32,12 +32,13 @@ def agree(config: RunConfig, inputs: Inputs, env: ProcessEnv, hosts: Sequence[st
         return
     mine = facts(config, inputs)
     told, values = encode(mine), sorted((key, fact.value) for key, fact in mine.items())
-    digest = struct.unpack("<4q", hashlib.sha256(json.dumps(values).encode()).digest())
-    # because: the highest of ~n is ~ of the lowest n, so that one collective tells whether all are equal
-    found = highest([*digest, *(~number for number in digest), len(told)])
-    if all(most == ~least for most, least in zip(found[:4], found[4:8], strict=True)):
+    digest = hashlib.sha256(json.dumps(values).encode()).hexdigest()
+    heard = [row.split() for row in gather_to_first(f"{digest} {len(told)}".encode(), _DIGEST_BYTES)]
+    differ = len({digest for digest, _ in heard}) > 1
+    longest = tell_all(max(int(length) for _, length in heard) if differ else 0)
+    if longest == 0:
         return
-    rows = gather_to_first(told, found[8])
+    rows = gather_to_first(told, longest)
     if env.rank > 0:
         ignore_stops()  # because: a launcher ends those that are left once the first has ended
         wait_for_end_of_first()

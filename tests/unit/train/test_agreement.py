@@ -9,7 +9,7 @@ import socket
 import stat
 import struct
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,8 @@ from lmtrain.train.config import RunConfig
 from lmtrain.train.preflight import preflight
 from tests.apart import World, given, make_world
 from tests.layouts.workers import Pool
-from tests.marks import wide
 
+MOST_SENT = 88 + 8 * 48  # bytes by all but one: 80 there and 8 back, and what gloo says around them
 _BYTES_SENT = 200  # where Linux's struct tcp_info holds tcpi_bytes_sent
 
 
@@ -94,7 +94,8 @@ NAMES = ("lr", "seed", "weight_decay", "dropout", "clip_norm", "data", "tokenize
          "code", "library")  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["lr", *wide(*NAMES[1:])])
+@pytest.mark.wide
+@pytest.mark.parametrize("name", NAMES)
 def test_two_ranks_that_differ_in_one_thing_are_both_named(pool: Pool, world: World, name: str) -> None:
     first, second = begin(pool, world, {1: [name]}, 2)
     assert world.ways[name].named in first["said"]
@@ -115,18 +116,20 @@ def test_twelve_ways_among_four_ranks(pool: Pool, world: World) -> None:
             assert line.endswith("on the other 3")
 
 
-@pytest.mark.parametrize("num", [2, *wide(4, 8)])
+@pytest.mark.wide
+@pytest.mark.parametrize("num", [4, 8])
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts the bytes of a connection")
 def test_what_ranks_that_agree_send_grows_as_their_number(pool: Pool, world: World, num: int) -> None:
-    """72 bytes go round a ring twice; gloo adds some dozens of its own to each of the nine numbers."""
     found = begin(pool, world, {}, num)
     assert [one["said"] for one in found] == [None] * num
     total = sum(one["sent"] for one in found)
     print(f"{num} ranks that agree sent {total} bytes")
-    assert 2 * 72 * (num - 1) <= total <= 2 * 9 * 120 * (num - 1) + 200 * num
+    assert 88 * (num - 1) <= total <= MOST_SENT * (num - 1)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts the bytes of a connection")
 def test_only_the_content_of_the_data_counts(pool: Pool, world: World, tmp_path: Path) -> None:
+    """Copies elsewhere are as good; and what two ranks that agree send is what the tests of more find."""
     settings = dict(one.split("=", 1) for one in world.settings)
     for suffix in (".bin", ".idx"):
         (tmp_path / f"copy{suffix}").write_bytes(Path(settings["data.path"] + suffix).read_bytes())
@@ -135,6 +138,7 @@ def test_only_the_content_of_the_data_counts(pool: Pool, world: World, tmp_path:
     lines = ["|".join(["0", *world.settings]), "|".join(["1", *world.settings[3:], *here])]
     found = pool.run(f"{__name__}:start", 2, {"settings": lines, "modules": ["/nothing"] * 2, "num": 2})
     assert [one["said"] for one in found] == [None, None]
+    assert 88 <= sum(one["sent"] for one in found) <= MOST_SENT
 
 
 def facts(**values: str) -> dict[str, Fact]:
@@ -162,9 +166,9 @@ def test_a_host_is_named_where_there_are_several() -> None:
 def test_a_message_stays_short() -> None:
     many = [facts(**{f"key{i}": f"{rank}" * 500 for i in range(300)}) for rank in range(8)]
     text = said(*many)
-    assert len(text) < 6000
+    assert len(text) < 12000
     assert "differ in 300 things" in text
-    assert "and 290 more" in text
+    assert "and 280 more" in text
     assert "\x1b" not in said(facts(a="\x1b[2J"), facts(a="1"))
 
 
@@ -174,19 +178,11 @@ def test_what_is_sent_comes_back() -> None:
     assert b"\0" not in encode(found)
 
 
-@pytest.fixture
-def configured(world: World) -> Callable[..., dict[str, Fact]]:
-    def of(*overrides: str) -> dict[str, Fact]:
-        config = compose(RunConfig, [*world.settings, *overrides])
-        return compared.facts(config, preflight(config, ProcessEnv(), starting=False))
-
-    return of
-
-
-def test_every_setting_is_compared_but_places(configured: Callable[..., dict[str, Fact]], world: World) -> None:
-    found = configured()
-    groups = compose(RunConfig, list(world.settings)).to_dict().items()
-    left = {f"{group}.{key}" for group, values in groups for key in values} - found.keys()
+def test_every_setting_is_compared_but_places(world: World) -> None:
+    config = compose(RunConfig, [*world.settings])
+    inputs = preflight(config, ProcessEnv(), starting=False)
+    found = compared.facts(config, inputs)
+    left = {f"{group}.{key}" for group, values in config.to_dict().items() for key in values} - found.keys()
     assert left == {"data.index_dir", "data.valid_path"}
     assert {"lmtrain/train/loop.py", "python", "torch", "checkpoint", "data: num_tokens"} <= found.keys()
-    assert configured() == found
+    assert compared.facts(config, inputs) == found
