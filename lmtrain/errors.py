@@ -2,7 +2,8 @@
 
     LmtrainError                70  something of ours went wrong
     |-- UsageError               2  a wrong command line
-    |   `-- SettingsError        2  one or more wrong settings, all reported at once
+    |   |-- SettingsError        2  one or more wrong settings, all reported at once
+    |   `-- RanksDifferError     2  the processes of a run were started with different settings, data, code or libraries
     |-- DataError               65  a dataset, tokenizer or text file is damaged or does not fit
     |   `-- CheckpointError     65  a checkpoint is damaged or does not fit the run
     |-- MissingInputError       66  a file or folder that was asked for is not there
@@ -39,6 +40,10 @@ class SettingsError(UsageError):
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
         super().__init__(_listed(self.problems))
+
+
+class RanksDifferError(UsageError):
+    """Raised on every rank, before the first step; rank 0 says what differs."""
 
 
 def _listed(problems: tuple[str, ...]) -> str:

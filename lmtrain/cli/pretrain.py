@@ -12,7 +12,7 @@ import typer
 
 from lmtrain.cli.options import ConfigDir, ConfigName, FromRun, Overrides, Plugins
 from lmtrain.cli.say import tell
-from lmtrain.errors import LmtrainError, OutputError, PeerLostError, StoppedEarly
+from lmtrain.errors import LmtrainError, OutputError, PeerLostError, RanksDifferError, StoppedEarly
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -85,6 +85,10 @@ def pretrain(
     console = Console(stderr=as_json, quiet=env.rank > 0)
     try:
         summary = _train(config, inputs, env, console)
+    except RanksDifferError as error:
+        if env.rank > 0:
+            raise typer.Exit(error.exit_code) from None  # because: rank 0 speaks for all
+        raise
     except LmtrainError as error:
         write_failure(config, error, env)
         raise
@@ -112,6 +116,7 @@ def _train(config: RunConfig, inputs: Inputs, env: ProcessEnv, console: Console)
     from lmtrain.parallel.mesh import build_mesh
     from lmtrain.runtime.device import memory_errors, pick_device
     from lmtrain.runtime.process_group import start
+    from lmtrain.train.agreement import agree
     from lmtrain.train.loop import train
     from lmtrain.train.setup import open_run
 
@@ -120,6 +125,7 @@ def _train(config: RunConfig, inputs: Inputs, env: ProcessEnv, console: Console)
     with memory_errors(f"Use {smaller}."):
         device = pick_device(config.compute.device, env.local_rank)
         with start(env, device, timeout_s) as met:
+            agree(config, inputs, env, met.hosts)
             mesh = build_mesh(config.parallel.layout, device, timeout_s)
             with open_run(config, inputs, console, mesh, device, met.hosts) as run:
                 return train(run)
