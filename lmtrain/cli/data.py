@@ -71,8 +71,7 @@ def verify(
         with progress(Console(stderr=True), f"reading {dataset.prefix}"):
             facts.append({"dataset": str(dataset.prefix)} | reshape.verify(dataset))
         if not as_json:
-            against = "as its sidecar says" if facts[-1]["compared_with_sidecar"] else "and no sidecar to compare with"
-            typer.echo(f"{dataset.prefix} is whole: sha256 {facts[-1]['content_sha256']}, {against}")
+            typer.echo(f"{dataset.prefix} is whole: sha256 {facts[-1]['content_sha256']}, {_compared(facts[-1])}")
     if as_json:
         typer.echo(json.dumps(facts, indent=1))
 
@@ -290,13 +289,19 @@ def _compose(overrides: Sequence[str] | None, config_dir: Path | None) -> RunCon
 
 def _tokenizer_of(dataset: IndexedDataset, given: Path | None) -> Tokenizer:
     from lmtrain.data.store.indexed import part
-    from lmtrain.errors import UsageError
+    from lmtrain.errors import DataError, UsageError
     from lmtrain.tokenizer.base import Tokenizer
 
     beside = part(dataset.prefix, ".tokenizer.json")
     if given is None and not beside.exists():
         raise UsageError(f"{dataset.prefix} carries no tokenizer. Add --tokenizer PATH, or look at its --ids.")
-    return Tokenizer.load(given or beside)
+    tokenizer = Tokenizer.load(given or beside)
+    if dataset.info is not None and dataset.info.tokenizer_fingerprint != tokenizer.fingerprint:
+        raise DataError(
+            f"{given or beside} has the fingerprint {tokenizer.fingerprint[:12]}, and {dataset.prefix} was written "
+            f"with {dataset.info.tokenizer_fingerprint[:12]}. Use that tokenizer, or look at its --ids."
+        )
+    return tokenizer
 
 
 def _show_documents(
@@ -308,9 +313,11 @@ def _show_documents(
 
     from lmtrain.cli.sample_view import document_rows, print_documents
     from lmtrain.data.order import permute
+    from lmtrain.data.store.documents import compare_with_record
     from lmtrain.data.store.indexed import IndexedDataset
 
     dataset = IndexedDataset.open(prefix)
+    compare_with_record(dataset)
     if documents is None:
         count = min(number, dataset.num_documents)
         documents = permute(np.arange(count), dataset.num_documents, seed).tolist() if count else []
@@ -357,6 +364,15 @@ def _show_made(prefixes: Sequence[Path], as_json: bool) -> None:
         return
     for row in facts:
         typer.echo(f"{row['dataset']}: {row['documents']} documents, {row['tokens']} tokens")
+
+
+def _compared(facts: dict[str, Any]) -> str:
+    """What a dataset's content was compared with."""
+    if not facts["compared_with_sidecar"]:
+        seen = ", and all that a run has read of it is as it was then" if facts["compared_with_record"] else ""
+        return f"and no sidecar to compare with{seen}"
+    unsigned = "; the sidecar is of an older lmtrain and has no hash of itself"
+    return f"as its sidecar says{'' if facts['sidecar_has_hash'] else unsigned}"
 
 
 def _bar(share: float, width: int) -> str:

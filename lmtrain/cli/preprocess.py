@@ -36,7 +36,9 @@ def preprocess(
     tokenizer: Annotated[
         Path, typer.Option(help="tokenizer.json, GPT-2's vocab.json, BERT's vocab.txt, or a folder that holds one.")
     ],
-    output: Annotated[Path, typer.Option(metavar="PREFIX", help="Makes PREFIX.bin, .idx, .json, .tokenizer.json.")],
+    output: Annotated[
+        Path, typer.Option(metavar="PREFIX", help="Makes PREFIX.bin, .idx, .json, .tokenizer.json, .blocks.")
+    ],
     workers: Annotated[int | None, typer.Option(help="How many encode at once. [default: every core]")] = None,
     key: Annotated[
         list[str] | None,

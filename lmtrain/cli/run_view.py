@@ -207,11 +207,16 @@ def _save_words(facts: dict[str, Any]) -> str:
 
 def _made_of(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     model, data, precision = (facts["settings"].get(key, {}) for key in ("model", "data", "precision"))
-    size = "" if facts["parameters"] is None else f", {format_count(facts['parameters'])} parameters"
-    shape = [f"{model[key]} {word}" for key, word in (("num_layers", "layers"), ("width", "wide")) if key in model]
-    length = f"sequences of {model['seq_len']}" if "seq_len" in model else ""
-    yield "model", ", ".join([f"{model.get('kind', '-')}{size}", *shape, *([length] if length else [])])
+    yield "model", model_words(model, facts["parameters"])
     paths = [data["path"]] if data.get("path") else [part["path"] for part in data.get("datasets", [])]
     yield "data", f"{data.get('kind', '-')}: {', '.join(paths[:2])}" + (" ..." if len(paths) > 2 else "")
     yield "layout", f"{facts['layout'] or 'not known'}; {precision.get('kind', '-')}"
     yield "settings", f"digest {facts['settings_digest']}; --all lists them"
+
+
+def model_words(model: dict[str, Any], parameters: int | None = None) -> str:
+    """Of settings that another version may have written."""
+    size = "" if parameters is None else f", {format_count(parameters)} parameters"
+    shape = [f"{model[key]} {word}" for key, word in (("num_layers", "layers"), ("width", "wide")) if key in model]
+    length = [f"sequences of {model['seq_len']}"] if "seq_len" in model else []
+    return ", ".join([f"{model.get('kind', '-')}{size}", *shape, *length])

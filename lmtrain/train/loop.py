@@ -50,7 +50,7 @@ def train(run: Run) -> Summary:
 
     stopped_by = None
     vote = StopVote(run.mesh)
-    with StopRequest(heard=lambda name: view.doing(f"{name}: stopping after this step")) as stop:
+    with StopRequest(heard=lambda name: view.stopping(f"{name}: stopping after this step")) as stop:
         run.throughput.start(progress.step, time.monotonic())
         for batches in run.loader.steps(progress.step, total):
             fault_point("step", batches.step)

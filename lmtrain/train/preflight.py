@@ -60,6 +60,9 @@ def preflight(config: RunConfig, env: ProcessEnv, *, starting: bool = True) -> I
     tokenizer, model, data = load_data(config, shares=shares_of(resumed))
     if resumed is not None:
         check_resumed(resumed, config, model, tokenizer, data)
+    if is_here and starting and config.data.verify == "full":
+        for dataset in data.datasets:  # because: the processes of a node share the work, and each still checks its own
+            dataset.check_all(env.local_rank, max(env.local_world_size, 1))
     if is_here and env.rank == 0:
         check_folder(config, model, lock=not starting)
     if is_here and not starting:

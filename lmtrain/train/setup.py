@@ -120,7 +120,9 @@ def open_run(
             "device": f"{name} {config.precision.kind}",
             "data": f"{format_count(inputs.data.train.num_samples)} samples of {config.seq_len} tokens",
         } | ({"layout": layout_words(config.parallel)} if mesh.world.size > 1 else {})
-        view = (build_view if leads else RunView)(console, title, config.total_steps, log=log)
+        # because: a panel in which nothing will ever move looks like a run that hangs
+        moves = leads and progress.step < config.total_steps
+        view = (build_view if moves else RunView)(console, title, config.total_steps, log=log)
         stack.enter_context(view)
         if log is not None:
             log.line("\n".join(["applied to the model:", *model.applied]))
@@ -159,9 +161,9 @@ def open_records(
     write_run_files(folder, config, inputs)
     log = RunLog(folder / "log.txt")
     stack.callback(log.close)
-    metrics = MetricsLog(folder / "metrics.jsonl")
+    metrics = MetricsLog(folder / "metrics.jsonl", log.warn)
     stack.callback(metrics.close)
-    events = EventWriter(folder / "tensorboard", progress.step) if config.observe.tensorboard else None
+    events = EventWriter(folder / "tensorboard", progress.step, say=log.warn) if config.observe.tensorboard else None
     if events is not None:
         stack.callback(events.close)
     return metrics, events, log

@@ -143,6 +143,7 @@ def test_a_signal_stops_after_the_step_with_a_checkpoint(toy: Toy, tmp_path: Pat
             break
     rest = process.communicate()[0]
     assert process.returncode == 75, rest
+    assert "SIGTERM: stopping after this step\n" in rest
     stop = json.loads((tmp_path / "run/stop.json").read_text())
     assert stop["cause"] == "SIGTERM"
     assert stop["requeue"] is True
