@@ -6,14 +6,18 @@ Called by the writer (do these pieces cover their tensors?) and the readers (wha
 from __future__ import annotations
 
 import math
+import random
 import secrets
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
 _PRIME = 2**127 - 1
+_secret = random.Random(secrets.randbits(128))  # noqa: S311 - who writes a manifest never sees a number of this process
+_secret_number = partial(_secret.getrandbits, 126)
 _MOST_COMPARED = 200_000  # pairs of pieces, to find two that overlap
 
 
@@ -118,7 +122,7 @@ def _fills(shape: Sequence[int], boxes: Sequence[Box]) -> bool:
     its end less the one at its beginning. Weights add up to the tensor's own where each element lies in one box, and
     else but once in 2^120 times, since sums of such products are equal as polynomials only then.
     """
-    axes = [defaultdict[int, int](lambda: secrets.randbelow(_PRIME)) for _ in shape]
+    axes = [defaultdict[int, int](_secret_number) for _ in shape]
 
     def weight(box: Box) -> int:
         result = 1

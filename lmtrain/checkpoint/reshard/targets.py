@@ -85,7 +85,8 @@ class Target:
         fd = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             found: Digests = {}
-            for start, stop in self._missing_parts(position, len(data)):
+            parts = self._missing_parts(position, len(data)) if self._held else [(position, position + len(data))]
+            for start, stop in parts:
                 part, done = data[start - position : stop - position], 0
                 while done < len(part):
                     done += os.pwrite(fd, part[done:], start + done)
@@ -96,9 +97,6 @@ class Target:
 
     def _missing_parts(self, position: int, size: int) -> Iterator[tuple[int, int]]:
         """The range, without the blocks that are kept."""
-        if not self._held:
-            yield position, position + size
-            return
         for index, start, stop in _blocks(position, size):
             if self._missing[index]:
                 yield start, stop

@@ -8,18 +8,20 @@ import random
 import shutil
 from pathlib import Path
 
-from tests.benchmarks.reshard_speed import model_of_bytes, write
+from lmtrain.models.gpt_settings import GPTSettings
+from tests.benchmarks.reshard_speed import write
 from tests.fuzz.fuzzer import Case, Ran, Runner, honest
 from tests.fuzz.mutate import change_any, change_bytes
 
-LAYOUTS = ("tp=2,pp=2", "tp=4")
-POINTS = ("segment:count=2", "journal", "finish", "publish", "cleanup")
+MODEL = GPTSettings(num_layers=2, width=128, num_heads=4, vocab_size=12_000, seq_len=256)
+LAYOUTS = ("tp=2", "tp=2,dp=2")
+POINTS = ("segment", "journal", "finish", "publish", "cleanup")
 
 
 class Fuzz:
     def __init__(self, folder: Path, run: Runner) -> None:
-        """A checkpoint of two files and some segments, and a few attempts at it that were killed."""
-        self.source = write(folder, model_of_bytes(72 << 20), "dp=2")
+        """A checkpoint of some blocks, and a few attempts at it that were killed."""
+        self.source = write(folder, MODEL, "dp=2")
         self.unbroken: dict[str, tuple[Ran, dict[str, str]]] = {}
         self.leftovers: list[tuple[str, str, Path]] = []
         for number, layout in enumerate(LAYOUTS):
