@@ -62,6 +62,7 @@ def show(
 ) -> None:
     """Print what a choice sets, as the YAML file that it is, and where it lies."""
     from lmtrain.cli.conf_files import config_file, default_choices, part_of_root
+    from lmtrain.cli.config_view import print_file
 
     groups = _groups(config_dir)
     part = part_of_root(group) if name is None and group not in groups else None
@@ -77,7 +78,7 @@ def show(
         file, text = found, found.read_text(encoding="utf-8", errors="replace")
     if as_json:
         return typer.echo(json.dumps({"file": str(file), "yaml": text}, indent=1))
-    return typer.echo(f"# {file}\n{text}", nl=False)
+    return print_file(file, text)
 
 
 @app.command()

@@ -330,7 +330,7 @@ def _show_samples(
     from lmtrain.cli.sample_view import print_samples, sample_rows
     from lmtrain.errors import UsageError
     from lmtrain.train.preflight import load_data
-    from lmtrain.train.resumed import shares_of
+    from lmtrain.train.resumed import open_resumed, shares_of
 
     if run is not None and (given or settings):
         raise UsageError(f"--run={run} has its own data and settings, and {(given + settings)[0]} was given too. "
@@ -338,7 +338,7 @@ def _show_samples(
     paths = [f"data.path={path}" for path in given]
     config = settings_of(run) if run is not None else _compose([*paths, "run.dir=none", *settings], config_dir)
     # because: what data.split keeps from training is as the run began with it
-    shares = shares_of(config, None if run is None else latest(run / CHECKPOINTS))
+    shares = shares_of(open_resumed(config, None if run is None else latest(run / CHECKPOINTS)))
     tokenizer, _, data = load_data(config, validate=run is not None, shares=shares)
     rows = sample_rows(data, numbers, most, tokenizer)
     if as_json:

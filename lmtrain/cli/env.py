@@ -7,11 +7,13 @@ import json
 import typer
 
 from lmtrain.cli.options import Json
+from lmtrain.cli.say import say
 
 
 def env(as_json: Json = False) -> None:
     """Print versions, processor, devices and compiled helpers, for a bug report. No secrets are read."""
     import torch
+    from rich.console import Console
 
     from lmtrain.native import lib
     from lmtrain.runtime.device import device_name, memory_stats, pick_device
@@ -32,4 +34,4 @@ def env(as_json: Json = False) -> None:
     for key, value in report.items():
         if isinstance(value, dict):
             value = ", ".join(f"{k} {v}" for k, v in value.items())
-        typer.echo(f"{key:18} {value}")
+        say(Console(), f"{key:18} {'none' if value is None else value}")

@@ -29,8 +29,9 @@ from lmtrain.cli import (
     verify,
 )
 from lmtrain.cli.plain_help import PlainGroup, examples
+from lmtrain.cli.say import tell
 from lmtrain.cli.usage import Refused, explained, of_system
-from lmtrain.errors import LmtrainError
+from lmtrain.errors import LmtrainError, StoppedEarly
 
 app = typer.Typer(
     name="lmtrain",
@@ -107,12 +108,9 @@ def _as_ours(error: Exception, arguments: list[str]) -> LmtrainError:
 
 
 def print_error(error: LmtrainError) -> None:
-    from rich.console import Console
-    from rich.text import Text
-
+    title = "" if isinstance(error, StoppedEarly) else "error: "  # because: who asks for a stop sees no error in it
     said = "\n".join([str(error), *getattr(error, "__notes__", ())])
-    text = Text.assemble(("error: ", "bold red"), _who(str(error)), said)
-    Console(stderr=True).print(text, soft_wrap=True, highlight=False)
+    tell(f"{title}{_who(str(error))}{said}")
 
 
 def _who(message: str) -> str:

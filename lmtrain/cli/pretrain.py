@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lmtrain.cli.options import ConfigDir, ConfigName, FromRun, Overrides, Plugins
+from lmtrain.cli.say import tell
 from lmtrain.errors import LmtrainError, OutputError, PeerLostError, StoppedEarly
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def pretrain(
         raise
     except KeyboardInterrupt:
         if env.rank == 0:
-            typer.echo(f"\nstopped at once: {left_behind(config)}", err=True)
+            tell(f"\nstopped at once: {left_behind(config)}")
         raise
     if env.world_size > 1:
         ignore_stops()  # because: srun --kill-on-bad-exit ends tasks that leave a moment after the first with code 75
@@ -131,7 +132,7 @@ def _launch(config: RunConfig, arguments: list[str], nproc: int) -> None:
 
     outcome = launch([sys.executable, "-m", "lmtrain", "pretrain", *arguments], nproc)
     if outcome.cause is not None:
-        typer.echo(f"error: {outcome.cause}", err=True)
+        tell(f"error: {outcome.cause}")
         lost = outcome.exit_code == PeerLostError.exit_code
         if outcome.exit_code != OutputError.exit_code:  # because: then the folder may be another run's
             facts = {"cause": outcome.cause, "exit_code": outcome.exit_code, "requeue": lost, "rank": outcome.rank}

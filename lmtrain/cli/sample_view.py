@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from lmtrain.cli.say import say
 from lmtrain.errors import UsageError
 
 if TYPE_CHECKING:
@@ -78,6 +79,9 @@ def _sample(data: TrainingData, number: int, most: int | None, tokenizer: Tokeni
 
 
 def print_samples(rows: Rows, ids_only: bool) -> None:
+    from rich.console import Console
+
+    console = Console()
     for row in rows:
         head = f"sample {row['sample']} of {row['dataset']}: {row['tokens']} tokens, {row['num_labels']} with a label"
         typer.echo(typer.style(head, bold=True))
@@ -85,7 +89,7 @@ def print_samples(rows: Rows, ids_only: bool) -> None:
             typer.echo(typer.style(line, dim=True))
         if not ids_only:
             typer.echo(row["text"])
-        typer.echo(" ".join(map(str, row["ids"])))
+        say(console, " ".join(map(str, row["ids"])))
 
 
 def _notes(row: dict[str, Any]) -> Iterator[str]:

@@ -60,7 +60,7 @@ def train(
     if path.exists() and not overwrite and path.read_bytes() != made.to_bytes():
         raise OutputError(f"{path} exists already and is another one. Choose another --output, or add --overwrite.")
     made.save(path)
-    typer.echo(f"{path}: {made.kind}, {made.vocab_size} pieces, fingerprint {made.fingerprint[:12]}")
+    typer.echo(f"{path}: {made.kind}, {made.vocab_size:,} pieces, fingerprint {made.fingerprint[:12]}")
 
 
 def _with_text(texts: Iterable[str]) -> Iterable[str]:
@@ -90,7 +90,7 @@ def show(
 
     tokenizer = Tokenizer.load(path)
     special = ", ".join(f"{role} {number}" for role, number in tokenizer.special.items())
-    typer.echo(f"{tokenizer.kind}, {tokenizer.vocab_size} pieces; special: {special or 'none'}")
+    typer.echo(f"{tokenizer.kind}, {tokenizer.vocab_size:,} pieces; special: {special or 'none'}")
     typer.echo(f"fingerprint {tokenizer.fingerprint}")
     if text is None:
         return
@@ -98,5 +98,6 @@ def show(
     typer.echo(f"{len(ids)} tokens, {len(text.encode(errors='replace')) / max(len(ids), 1):.2f} bytes each")
     table = Table("id", "piece")
     for number in ids:
-        table.add_row(str(number), Text(tokenizer.piece(number)))
+        piece = tokenizer.piece(number)
+        table.add_row(str(number), Text("".join(c if c.isprintable() else ascii(c)[1:-1] for c in piece)))
     Console().print(table)

@@ -34,7 +34,7 @@ def explained(error: Any, words: Sequence[str]) -> LmtrainError:
     message = error.format_message().strip()
     if option := getattr(error, "option_name", None) if hasattr(error, "possibilities") else None:
         return UsageError(f"{option} is not an option of {command}. {_option_meant(option, command, error, words)}")
-    if match := re.match(r"No such command ['\"](.*)['\"]", message):
+    if match := re.match(r"No such command ['\"](.*?)['\"]", message):
         verbs = getattr(getattr(context, "command", None), "commands", {})
         return UsageError(f"{command} {match[1]} is not a command. {nearest(match[1], verbs)}")
     if match := re.search(r"['\"](\S*)['\"] is not one of (.+?)\.?$", message):

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from lmtrain.cli.options import Json, Plugins
+from lmtrain.cli.say import say
 
 
 def verify(
@@ -22,6 +23,8 @@ def verify(
 
     All that is wrong is named, and the exit code is then 65.
     """
+    from rich.console import Console
+
     from lmtrain.checkpoint.verify import refuse_problems, verify_checkpoints
     from lmtrain.units import format_bytes
 
@@ -30,7 +33,7 @@ def verify(
         found.append(facts)
         if not as_json and not facts["problems"]:
             counts = f"{facts['tensors']} tensors, {facts['files']} files, {format_bytes(facts['bytes'])}"
-            typer.echo(f"{facts['checkpoint']}: all is well: step {facts['step']}, {counts}")
+            say(Console(), f"{facts['checkpoint']}: all is well: step {facts['step']}, {counts}")
     if as_json:
         typer.echo(json.dumps(found, indent=1))
     refuse_problems(found)

@@ -24,6 +24,9 @@ from lmtrain.units import format_bytes
 
 MAX_JSON_BYTES = 64 << 20
 MAX_JSON_DEPTH = 64
+MAX_JSON_MEMORY = 400 << 20  # what the text and all its values may take
+# because: values can take twenty times their text, as empty lists do; about what each of these marks brings along
+_JSON_COSTS = {"{": 200, "[": 72, ":": 130, ",": 60}
 _NO_OUTPUT = (
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP
 )  # fmt: skip
@@ -174,14 +177,31 @@ def read_json(path: Path) -> Any:
 
 
 def parse_json(data: bytes | str, path: Path) -> Any:
-    """Strict JSON: no key twice, no NaN, no bottomless nesting. `path` is for the message."""
+    """Strict JSON: no key twice, no NaN, no bottomless nesting, nothing that would not fit. `path` is for the message.
+
+    How large it is and would become is told from the text, before anything is made of it.
+    """
     try:
+        problem = json_size_problem(data)
+        if problem:
+            raise ValueError(problem)
         value = json.loads(data, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
         if not _is_shallow(value):
             raise ValueError(f"it nests deeper than {MAX_JSON_DEPTH} levels")
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not valid JSON ({error}). It is damaged or not one of our files.") from error
     return value
+
+
+def json_size_problem(data: bytes | str) -> str | None:
+    """Why a text is not read as JSON whatever it says: it or what it would become is too large."""
+    if len(data) > MAX_JSON_BYTES:
+        return f"it is larger than {format_bytes(MAX_JSON_BYTES)}"
+    # because: one character beyond ASCII can make a text of Python's take four bytes for each
+    cost = len(data) * (1 if data.isascii() else 4)
+    for mark, each in _JSON_COSTS.items():
+        cost += each * (data.count(mark) if isinstance(data, str) else data.count(mark.encode()))
+    return f"its values would take more than {format_bytes(MAX_JSON_MEMORY)}" if cost > MAX_JSON_MEMORY else None
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

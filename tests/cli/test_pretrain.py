@@ -239,15 +239,6 @@ def test_a_named_checkpoint_is_only_the_beginning(toy: Toy, run: Path, tmp_path:
     assert "goes back in a run" in lmtrain("pretrain", *back, code=73)
 
 
-def test_a_checkpoint_without_a_readable_manifest_is_passed_over_aloud(toy: Toy, tmp_path: Path) -> None:
-    settings = toy.settings(tmp_path / "run")
-    lmtrain("pretrain", *settings)
-    (tmp_path / "run/checkpoints/step_00000012/manifest.json").write_text("{")
-    output = lmtrain("pretrain", *settings)
-    assert "step_00000012 has no readable manifest" in output
-    assert "at step 8" in output
-
-
 def test_a_fault_that_was_left_behind_is_refused(toy: Toy, tmp_path: Path) -> None:
     env = {"LMTRAIN_FAULT": "kill:point=step"}
     assert "LMTRAIN_ALLOW_FAULTS" in lmtrain("pretrain", *toy.settings(tmp_path / "run"), code=2, env=env)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 
 from lmtrain.errors import DataError, MissingInputError, OutputError, StorageError
 from lmtrain.runtime.files import (
+    MAX_JSON_BYTES,
     MAX_JSON_DEPTH,
     atomic_file,
     check_output_folder,
@@ -153,6 +156,22 @@ def test_json_round_trip(tmp_path_factory: pytest.TempPathFactory, value: object
 def test_wrong_json_is_a_data_error_that_names_the_file(text: bytes, why: str) -> None:
     with pytest.raises(DataError, match=rf"some/f\.json is not valid JSON \(.*({why})"):
         parse_json(text, Path("some/f.json"))
+
+
+HUGE: dict[str, Callable[[], bytes]] = {
+    "of blanks": lambda: b" " * (MAX_JSON_BYTES + 1),
+    "of empty lists": lambda: b"[" + b"[]," * 4_000_000 + b"0]",
+    "of numbers": lambda: b"[" + b"1," * 8_000_000 + b"0]",
+    "of wide characters": lambda: b'["' + b"x" * (40 << 20) + "\U0001f600".encode() + b'"' + b",1" * 5_000_000 + b"]",
+}
+
+
+@pytest.mark.parametrize("kind", HUGE)
+def test_json_that_memory_might_not_hold_is_refused_before_it_is_read(kind: str) -> None:
+    text, began = HUGE[kind](), time.process_time()
+    with pytest.raises(DataError, match=r"some/f\.json is not valid JSON \(it(s values would take more| is larger)"):
+        parse_json(text, Path("some/f.json"))
+    assert time.process_time() - began < 1
 
 
 def test_json_of_the_greatest_depth_is_read() -> None:

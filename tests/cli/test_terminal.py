@@ -1,0 +1,39 @@
+"""On a terminal of 80 columns lines end between words, and what goes on stands below its beginning."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import yaml
+
+from lmtrain.config.compose import conf_dir
+from tests.cli.harness import lmtrain, on_terminal
+
+WRONG = ["pretrain", "data.path=data/doc", "model.num_heads=5", "optim.lrr=3e-4", "model.width=64"]
+
+
+def test_a_refusal_breaks_between_words() -> None:
+    shown, piped = on_terminal(*WRONG, code=2), lmtrain(*WRONG, code=2)
+    assert max(map(len, shown.splitlines())) <= 80
+    assert shown.split() == piped.split()
+    assert "\n     or set head_width." in shown  # below the text, not below its number
+    assert len(piped.splitlines()) == 3
+
+
+def test_a_long_comment_of_a_config_goes_on_below_itself() -> None:
+    shown = on_terminal("config", "show", "model", "gpt_tiny")
+    assert max(map(len, shown.splitlines()[1:])) <= 80
+    file = conf_dir() / "model/gpt_tiny.yaml"
+    assert yaml.safe_load(shown) == yaml.safe_load(file.read_text())
+    assert re.search(r"^ {27}# num_heads$", shown, re.MULTILINE)
+    assert file.read_text() in lmtrain("config", "show", "model", "gpt_tiny")
+
+
+def test_kinds_that_have_a_key_are_a_sentence() -> None:
+    assert "number, where optim.kind is adamw, lamb or muon" in lmtrain("config", "explain", "optim.lr")
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("pretrian", "pretrain"), ("inspekt", "inspect"), ("evall", "eval")])
+def test_a_misspelt_verb(typed: str, meant: str) -> None:
+    assert lmtrain(typed, "x", code=2) == f"error: lmtrain {typed} is not a command. Did you mean {meant}?\n"
