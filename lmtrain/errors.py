@@ -41,7 +41,11 @@ class SettingsError(UsageError):
         super().__init__(_listed(self.problems))
 
 
-def _listed(problems: tuple[str, ...]) -> str:
+_LONGEST = 1000  # characters of one problem: a value can have as many as it likes, and its message cannot
+
+
+def _listed(problems: Sequence[str]) -> str:
+    problems = [p if len(p) <= _LONGEST else f"{p[: _LONGEST // 2]} ... {p[-_LONGEST // 2 :]}" for p in problems]
     if len(problems) == 1:
         return problems[0]
     return "\n".join([f"{len(problems)} settings are wrong:", *(f"  {i}. {p}" for i, p in enumerate(problems, 1))])

@@ -61,7 +61,7 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Print what a choice sets, as the YAML file that it is, and where it lies."""
-    from lmtrain.cli.conf_files import config_file, default_choices, part_of_root
+    from lmtrain.cli.conf_files import config_file, default_choices, part_of_root, text_of
 
     groups = _groups(config_dir)
     part = part_of_root(group) if name is None and group not in groups else None
@@ -74,7 +74,7 @@ def show(
         if found is None:
             said = f"{group} has no choice {name}" if name else f"A run has no {group} unless one is chosen"
             raise UsageError(f"{said}. {nearest(name, groups[group])}")
-        file, text = found, found.read_text(encoding="utf-8", errors="replace")
+        file, text = found, text_of(found)
     if as_json:
         return typer.echo(json.dumps({"file": str(file), "yaml": text}, indent=1))
     return typer.echo(f"# {file}\n{text}", nl=False)

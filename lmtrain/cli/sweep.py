@@ -109,6 +109,8 @@ def is_done(job: Job) -> bool:
         stop, then = read_json(job.folder / STOP), read_json(job.folder / "config.json")
     except LmtrainError:
         return False
+    if not (isinstance(stop, dict) and isinstance(then, dict) and isinstance(then.get("model"), dict)):
+        return False
     now = job.config.to_dict() | {"run": {"dir": str(job.folder)}}
     if now["model"].get("vocab_size") is None:  # because: the data has decided it
         now["model"]["vocab_size"] = then["model"].get("vocab_size")
