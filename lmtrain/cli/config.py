@@ -10,6 +10,7 @@ import typer
 
 from lmtrain.cli.completion import complete_choice, complete_group, complete_key
 from lmtrain.cli.options import ConfigDir, ConfigName, Json, Overrides, Plugins
+from lmtrain.cli.terminal import pass_on, say
 from lmtrain.errors import UsageError, nearest
 
 app = typer.Typer(no_args_is_help=True)
@@ -32,7 +33,7 @@ def list_choices(
     groups, default = _groups(config_dir), default_choices()
     if group is None:
         facts = [{"group": name, "default": default.get(name), "choices": found} for name, found in groups.items()]
-        return typer.echo(json.dumps(facts, indent=1)) if as_json else print_groups(facts)
+        return say(json.dumps(facts, indent=1)) if as_json else print_groups(facts)
     _check_group(group, groups)
     rows = [
         {"choice": name, "default": name == default.get(group)} | choice_row(file)
@@ -42,7 +43,7 @@ def list_choices(
     if group == "model":
         rows = [row | model_row(str(row["choice"]), Path(str(row["file"])), config_dir) for row in rows]
     if as_json:
-        return typer.echo(json.dumps(rows, indent=1))
+        return say(json.dumps(rows, indent=1))
     return print_models(rows) if group == "model" else print_choices(group, rows)
 
 
@@ -76,8 +77,8 @@ def show(
             raise UsageError(f"{said}. {nearest(name, groups[group])}")
         file, text = found, text_of(found)
     if as_json:
-        return typer.echo(json.dumps({"file": str(file), "yaml": text}, indent=1))
-    return typer.echo(f"# {file}\n{text}", nl=False)
+        return say(json.dumps({"file": str(file), "yaml": text}, indent=1))
+    return pass_on(f"# {file}\n{text}")
 
 
 @app.command()
@@ -108,9 +109,9 @@ def explain(
     if key in known:
         bare = Composed.of([], config_dir, config_name) if overrides else composed
         facts = key_facts(known[key], composed, bare, config_dir)
-        return typer.echo(json.dumps(facts, indent=1)) if as_json else print_key(facts)
+        return say(json.dumps(facts, indent=1)) if as_json else print_key(facts)
     rows = value_rows("" if key == "all" else f"{key}.", known, composed)
-    return typer.echo(json.dumps(rows, indent=1)) if as_json else print_values(rows)
+    return say(json.dumps(rows, indent=1)) if as_json else print_values(rows)
 
 
 def _groups(config_dir: Path | None) -> dict[str, list[str]]:

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from lmtrain.cli.conf_files import headline
+from lmtrain.cli.screen import Screen
 from lmtrain.config.base import show
 from lmtrain.units import format_count
 
@@ -64,7 +64,7 @@ def print_models(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def print_key(facts: dict[str, Any]) -> None:
-    console, table = Console(highlight=False), Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    console, table = Screen(highlight=False), Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     kinds = f", of kind {' and '.join(facts['kinds'])}" if facts["kinds"] else ""
     rows = [("meaning", facts["meaning"]), ("type", f"{facts['type']}{kinds}")]
     for title, key in (("default", "default"), ("this run", "run")):
@@ -97,8 +97,8 @@ def _print_table(columns: Iterable[str], rows: Iterable[Sequence[str]]) -> None:
         table.add_column(title.lstrip(">"), justify="right" if title.startswith(">") else "left", overflow="fold")
     for row in rows:
         table.add_row(*map(Text, row))
-    Console(highlight=False).print(table)
+    Screen(highlight=False).print(table)
 
 
 def _say(text: str) -> None:
-    Console(highlight=False).print(Text(text, style="dim"))
+    Screen(highlight=False).print(Text(text, style="dim"))

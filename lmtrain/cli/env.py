@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 
-import typer
-
 from lmtrain.cli.options import Json
+from lmtrain.cli.terminal import say
 
 
 def env(as_json: Json = False) -> None:
@@ -27,9 +26,9 @@ def env(as_json: Json = False) -> None:
         "compiled_helpers": lib is not None,
     }
     if as_json:
-        typer.echo(json.dumps(report, indent=1))
+        say(json.dumps(report, indent=1))
         return
     for key, value in report.items():
         if isinstance(value, dict):
             value = ", ".join(f"{k} {v}" for k, v in value.items())
-        typer.echo(f"{key:18} {value}")
+        say(f"{key:18} {value}")

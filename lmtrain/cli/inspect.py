@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lmtrain.cli.options import Json, Plugins
+from lmtrain.cli.terminal import say
 from lmtrain.errors import MissingInputError
 
 if TYPE_CHECKING:
@@ -44,18 +45,18 @@ def inspect(
             "Check the path."
         )
     if as_json:
-        typer.echo(json.dumps({key: value for key, value in facts.items() if key != "losses"}, indent=1))
+        say(json.dumps({key: value for key, value in facts.items() if key != "losses"}, indent=1))
         return
-    from rich.console import Console
+    from lmtrain.cli.screen import Screen
 
     if diff is not None:
-        view.print_difference(Console(), facts)
+        view.print_difference(Screen(), facts)
     elif "run" in facts:
-        _print_run(Console(), facts, all_)
+        _print_run(Screen(), facts, all_)
     elif "checkpoint" in facts:
-        view.print_checkpoint(Console(), facts, all_)
+        view.print_checkpoint(Screen(), facts, all_)
     else:
-        print_dataset(Console(), facts, all_)
+        print_dataset(Screen(), facts, all_)
 
 
 def print_dataset(console: Console, facts: dict[str, Any], all_: bool = False) -> None:

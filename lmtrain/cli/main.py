@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from io import TextIOWrapper
 from typing import Annotated
 
 import typer
@@ -29,6 +30,7 @@ from lmtrain.cli import (
     verify,
 )
 from lmtrain.cli.plain_help import PlainGroup, examples
+from lmtrain.cli.terminal import escaped, say
 from lmtrain.cli.usage import Refused, explained, of_system
 from lmtrain.errors import LmtrainError
 
@@ -45,7 +47,7 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"lmtrain {__version__}")
+        say(f"lmtrain {__version__}")
         raise typer.Exit
 
 
@@ -78,6 +80,9 @@ app.command(name="demo")(demo.demo)
 
 def main(arguments: list[str] | None = None) -> None:
     """The console script. A user's error is one message on stderr; `--debug` anywhere shows where it came from."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # because: a file's name may be no text of the terminal's
     words = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in words
     arguments = [word for word in words if word != "--debug"]
@@ -107,11 +112,13 @@ def _as_ours(error: Exception, arguments: list[str]) -> LmtrainError:
 
 
 def print_error(error: LmtrainError) -> None:
-    from rich.console import Console
     from rich.text import Text
 
-    text = Text.assemble(("error: ", "bold red"), _who(str(error)), str(error))
-    Console(stderr=True).print(text, soft_wrap=True, highlight=False)
+    from lmtrain.cli.screen import Screen
+
+    said = escaped(str(error))
+    text = Text.assemble(("error: ", "bold red"), _who(said), said)
+    Screen(stderr=True).print(text, soft_wrap=True, highlight=False)
 
 
 def _who(message: str) -> str:

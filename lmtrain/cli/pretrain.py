@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lmtrain.cli.options import ConfigDir, ConfigName, FromRun, Overrides, Plugins
+from lmtrain.cli.terminal import say
 from lmtrain.errors import LmtrainError, OutputError, PeerLostError, StoppedEarly
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def pretrain(
         raise
     except KeyboardInterrupt:
         if env.rank == 0:
-            typer.echo(f"\nstopped at once: {left_behind(config)}", err=True)
+            say(f"\nstopped at once: {left_behind(config)}", err=True)
         raise
     if env.world_size > 1:
         ignore_stops()  # because: srun --kill-on-bad-exit ends tasks that leave a moment after the first with code 75
@@ -102,9 +103,8 @@ def pretrain(
 
 
 def _train(config: RunConfig, inputs: Inputs, env: ProcessEnv, as_json: bool) -> Summary:
-    from rich.console import Console
-
     from lmtrain.cli.pretrain_view import print_summary
+    from lmtrain.cli.screen import Screen
     from lmtrain.parallel.mesh import build_mesh
     from lmtrain.runtime.device import memory_errors, pick_device
     from lmtrain.runtime.process_group import start
@@ -112,7 +112,7 @@ def _train(config: RunConfig, inputs: Inputs, env: ProcessEnv, as_json: bool) ->
     from lmtrain.train.setup import open_run
 
     leads, timeout_s = env.rank == 0, config.parallel.timeout_s
-    console = Console(stderr=as_json, quiet=not leads)
+    console = Screen(stderr=as_json, quiet=not leads)
     smaller = f"train.micro_batch={max(1, config.train.micro_batch // 2)}, precision=bf16 or a smaller model.seq_len"
     with memory_errors(f"Use {smaller}."):
         device = pick_device(config.compute.device, env.local_rank)
@@ -132,7 +132,7 @@ def _launch(config: RunConfig, arguments: list[str], nproc: int) -> None:
 
     outcome = launch([sys.executable, "-m", "lmtrain", "pretrain", *arguments], nproc)
     if outcome.cause is not None:
-        typer.echo(f"error: {outcome.cause}", err=True)
+        say(f"error: {outcome.cause}", err=True)
         lost = outcome.exit_code == PeerLostError.exit_code
         if outcome.exit_code != OutputError.exit_code:  # because: then the folder may be another run's
             facts = {"cause": outcome.cause, "exit_code": outcome.exit_code, "requeue": lost, "rank": outcome.rank}

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
+from lmtrain.cli.terminal import pass_on, say
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,26 +29,26 @@ EXAMPLES = (
 
 def print_settings(config: RunConfig, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(config.to_dict(), indent=1))
+        say(json.dumps(config.to_dict(), indent=1))
         return
     from omegaconf import OmegaConf
 
-    typer.echo(OmegaConf.to_yaml(config.to_dict()), nl=False)
+    pass_on(OmegaConf.to_yaml(config.to_dict()))
 
 
 def print_preview(config: RunConfig, inputs: Inputs, as_json: bool) -> None:
     """What --dry-run says: the size of things and where each rank sits."""
-    from rich.console import Console
     from rich.table import Table
 
+    from lmtrain.cli.screen import Screen
     from lmtrain.train.layout_table import SINGLE_ROWS, layout_lines, merged, rank_rows
     from lmtrain.train.preview import plan_facts
 
     facts, ranks = plan_facts(config, inputs), rank_rows(config, inputs.model)
     if as_json:
-        typer.echo(json.dumps(facts | {"ranks": ranks}))
+        say(json.dumps(facts | {"ranks": ranks}))
         return
-    console, table = Console(), Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    console, table = Screen(), Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for key, value in facts.items():
         table.add_row(key.replace("_", " "), _shown(key, value))
     console.print(table)
@@ -70,7 +70,7 @@ def print_summary(config: RunConfig, summary: Summary, console: Console, as_json
     if as_json:
         facts = {"run": config.run.dir, "step": summary.step, "loss": summary.loss, "valid_loss": summary.valid_loss}
         facts |= {"tokens": summary.tokens, "seconds": summary.seconds, "stopped_by": summary.stopped_by}
-        typer.echo(json.dumps(facts))
+        say(json.dumps(facts))
         return
     parts = [f"{summary.step} steps", f"{format_count(summary.tokens)} tokens", format_seconds(summary.seconds)]
     if summary.loss is not None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-import typer
-
+from lmtrain.cli.terminal import say
 from lmtrain.errors import UsageError
 
 if TYPE_CHECKING:
@@ -38,8 +37,8 @@ def document_rows(
 def print_documents(rows: Rows, most: int | None) -> None:
     for row in rows:
         cut = f", the first {most}" if most is not None and row["tokens"] > most else ""
-        typer.echo(typer.style(f"document {row['document']}: {row['tokens']} tokens{cut}", bold=True))
-        typer.echo(row.get("text", " ".join(map(str, row.get("ids", [])))))
+        say(f"document {row['document']}: {row['tokens']} tokens{cut}", bold=True)
+        say(row.get("text", " ".join(map(str, row.get("ids", [])))))
 
 
 def sample_rows(data: TrainingData, numbers: Sequence[int], most: int | None, tokenizer: Tokenizer) -> Rows:
@@ -80,12 +79,12 @@ def _sample(data: TrainingData, number: int, most: int | None, tokenizer: Tokeni
 def print_samples(rows: Rows, ids_only: bool) -> None:
     for row in rows:
         head = f"sample {row['sample']} of {row['dataset']}: {row['tokens']} tokens, {row['num_labels']} with a label"
-        typer.echo(typer.style(head, bold=True))
+        say(head, bold=True)
         for line in _notes(row):
-            typer.echo(typer.style(line, dim=True))
+            say(line, dim=True)
         if not ids_only:
-            typer.echo(row["text"])
-        typer.echo(" ".join(map(str, row["ids"])))
+            say(row["text"])
+        say(" ".join(map(str, row["ids"])))
 
 
 def _notes(row: dict[str, Any]) -> Iterator[str]:

@@ -14,8 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-import typer
-
+from lmtrain.cli.terminal import say
 from lmtrain.errors import LmtrainError, StoppedEarly, UsageError, a_few
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ def run_all(
     runner = _Runner()
     for number, job in enumerate(jobs, 1):
         done = not only_looks and is_done(job)
-        typer.echo(f"run {number} of {len(jobs)}: {job.folder}{', which is done' * done}", err=as_json)
+        say(f"run {number} of {len(jobs)}: {job.folder}{', which is done' * done}", err=as_json)
         job.state = "done"
         if not done:
             job.exit_code = runner.run(["pretrain", *flags, *job.overrides])
@@ -64,7 +63,7 @@ def run_all(
     rows = [summary(job.folder, job.changed, job.state) for job in jobs]
     _write_summary(jobs, rows)
     if as_json:
-        typer.echo(json.dumps({"runs": rows}))
+        say(json.dumps({"runs": rows}))
     else:
         print_table(rows)
     if runner.stopped:

@@ -11,10 +11,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from lmtrain.cli.screen import Screen
 from lmtrain.errors import LmtrainError
 from lmtrain.observe.metrics import read_metrics
 from lmtrain.units import format_count
@@ -51,7 +51,7 @@ def print_table(rows: Sequence[dict[str, Any]]) -> None:
             _four(row["loss"]), _four(row["best_valid_loss"]),
             "" if row["tokens_per_s"] is None else format_count(row["tokens_per_s"]),
         )  # fmt: skip
-    console = Console(highlight=False)
+    console = Screen(highlight=False)
     console.print()
     console.print(table)
     best = [row for row in rows if row["best_valid_loss"] is not None]

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from lmtrain.cli.options import Json, Plugins
+from lmtrain.cli.terminal import say
 
 
 def verify(
@@ -30,7 +31,7 @@ def verify(
         found.append(facts)
         if not as_json and not facts["problems"]:
             counts = f"{facts['tensors']} tensors, {facts['files']} files, {format_bytes(facts['bytes'])}"
-            typer.echo(f"{facts['checkpoint']}: all is well: step {facts['step']}, {counts}")
+            say(f"{facts['checkpoint']}: all is well: step {facts['step']}, {counts}")
     if as_json:
-        typer.echo(json.dumps(found, indent=1))
+        say(json.dumps(found, indent=1))
     refuse_problems(found)
