@@ -116,6 +116,8 @@ native-sanitized: $(VENV)/.tested  ## run the tests of what csrc/ does under the
 
 FUZZ_SECONDS ?= 60
 FUZZ_SEED ?= 1
+# which of tests/fuzz/fuzzers: all, if this is empty
+FUZZ ?=
 # what the fuzzer links: the sources that know nothing of Python
 FUZZED = $(shell grep -L '"bind.h"' csrc/*.cpp)
 
@@ -126,8 +128,9 @@ build/fuzz: $(wildcard csrc/*.cpp csrc/*.h csrc/fuzz/*.cpp)
 	$(CXX) $(SANITIZE) $(FUZZ_FLAGS) -fsanitize-coverage=trace-pc csrc/fuzz/encoder.cpp $(FUZZED) build/fuzz-driver.o -o $@
 
 .PHONY: fuzz
-fuzz: build/fuzz  ## change inputs of the compiled encoder for FUZZ_SECONDS=60, keeping those that reach new code
+fuzz: build/fuzz $(VENV)/.tested  ## change inputs of the compiled encoder and of every verb, each for FUZZ_SECONDS=60
 	build/fuzz $(FUZZ_SECONDS) $(FUZZ_SEED)
+	$(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED) $(FUZZ)
 
 .PHONY: bench-data
 bench-data: $(VENV)/.tested  ## time the data tools beside their peers: every tests/benchmarks/data_*.py

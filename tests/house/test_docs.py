@@ -25,6 +25,8 @@ from lmtrain.errors import LmtrainError
 from lmtrain.train.config import RunConfig
 from tests.docs.pages import ROOT, blocks, command_lines
 
+ROOT_COMMAND = get_command(app)
+COMMANDS = commands(ROOT_COMMAND)
 PAGES = sorted([*ROOT.glob("*.md"), ROOT / "csrc/README.md", *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
@@ -42,15 +44,13 @@ NAME_IN_FILE = re.compile(r"`(\w+)` in\s`([\w./]+\.py)`")
 
 def command_problem(words: list[str]) -> str | None:
     """Why a command line is not one of ours: an unknown verb, or an option that the verb lacks."""
-    root = get_command(app)
-    if words[1:] and words[1] in {name for param in root.params for name in param.opts}:
+    if words[1:] and words[1] in {name for param in ROOT_COMMAND.params for name in param.opts}:
         return None
-    known = commands(root)
-    verbs = sorted((verb for verb in known if words[: len(verb.split())] == verb.split()), key=len)
+    verbs = sorted((verb for verb in COMMANDS if words[: len(verb.split())] == verb.split()), key=len)
     if not verbs:
         return f"{shlex.join(words)}: there is no such command"
     rest = words[len(verbs[-1].split()) :]
-    options = {name for param in known[verbs[-1]].params for name in (*param.opts, *param.secondary_opts)}
+    options = {name for param in COMMANDS[verbs[-1]].params for name in (*param.opts, *param.secondary_opts)}
     for word in rest:
         if re.match(r"--?[A-Za-z]", word) and word.split("=")[0] not in options | {"--help", "-h", "--debug"}:
             return f"{shlex.join(words)}: {verbs[-1]} has no option {word}"
@@ -292,7 +292,7 @@ def test_comments_are_read_beside_and_above(tmp_path: Path) -> None:
 
 def test_nothing_speaks_of_a_command_that_is_gone(house: Any) -> None:
     """Messages and docstrings too name commands in backquotes; a group such as `lmtrain tokenizer` is one."""
-    groups = {verb.rsplit(" ", 1)[0] for verb in commands(get_command(app))}
+    groups = {verb.rsplit(" ", 1)[0] for verb in COMMANDS}
     problems = [
         f"{module.shown}: {problem}"
         for module in house.modules.values()

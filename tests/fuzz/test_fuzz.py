@@ -1,0 +1,30 @@
+"""Every fuzzer for a few cases: damaged input is refused in words, or its numbers are right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz.__main__ import made, names, report, tried
+from tests.fuzz.fuzzer import Runner, generator
+
+SEED = 1
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
+    with Runner(tmp_path_factory.mktemp("runner")) as runner:
+        yield runner
+
+
+@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("cases", [range(12), pytest.param(range(12, 112), marks=pytest.mark.wide)], ids=str)
+def test_nothing_damaged_is_believed(name: str, cases: range, run: Runner, tmp_path: Path) -> None:
+    fuzzer, wrong = made(name, tmp_path / "honest", run), []
+    for index in cases:
+        case, ran, found = tried(fuzzer, run, generator(name, SEED, index), tmp_path / f"case{index}")
+        if found:
+            wrong.append(report(name, SEED, index, case, ran, found))
+    assert not wrong, "\n".join(wrong)
