@@ -10,7 +10,7 @@ import typer
 
 from lmtrain.cli.completion import complete_choice, complete_group, complete_key
 from lmtrain.cli.options import ConfigDir, ConfigName, Json, Overrides, Plugins
-from lmtrain.cli.terminal import pass_on, say
+from lmtrain.cli.terminal import say
 from lmtrain.errors import UsageError, nearest
 
 app = typer.Typer(no_args_is_help=True)
@@ -78,7 +78,7 @@ def show(
         file, text = found, text_of(found)
     if as_json:
         return say(json.dumps({"file": str(file), "yaml": text}, indent=1))
-    return pass_on(f"# {file}\n{text}")
+    return say(f"# {file}\n{text}", nl=False)
 
 
 @app.command()

@@ -20,7 +20,7 @@ from lmtrain.errors import MissingInputError, SettingsError
 
 MAX_BYTES = 1 << 18
 MAX_DEPTH = 32
-MAX_VALUES = 20_000  # because: aliases of aliases make a gigabyte of a hundred bytes
+MAX_VALUES = 10_000  # because: aliases of aliases make a gigabyte of a hundred bytes
 MAX_DIGITS = 100  # because: Python takes minutes for a number of a million digits, and refuses to show one of 5,000
 _TEXT = "tag:yaml.org,2002:str"
 _SURROGATE = re.compile("[\ud800-\udfff]")
