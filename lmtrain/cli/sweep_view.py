@@ -14,6 +14,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from lmtrain.cli.run_view import as_written
 from lmtrain.cli.screen import Screen
 from lmtrain.errors import LmtrainError
 from lmtrain.observe.metrics import read_metrics
@@ -26,6 +27,11 @@ def summary(folder: Path, changed: dict[str, str], state: str) -> dict[str, Any]
         rows = read_metrics(folder / "metrics.jsonl")
     except LmtrainError:
         rows = []
+    with as_written(folder):
+        return _figures(folder, changed, state, rows)
+
+
+def _figures(folder: Path, changed: dict[str, str], state: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     steps = [row for row in rows if row["event"] == "step"]
     valid = [row["loss"] for row in rows if row["event"] == "valid" and row.get("loss") is not None]
     speeds = [row["tokens_per_s"] for row in steps if row.get("tokens_per_s") is not None]

@@ -46,6 +46,13 @@ SIGNS = ("", "", "", "", "+", "~")
 PRINT, TRY, EXPLAIN = ("--print-config", "--json"), ("--dry-run", "--json"), ("config", "explain", "run.dir")
 VERBS = (("pretrain", *PRINT), ("pretrain", *TRY), EXPLAIN)
 GROUPS = {"model": "gpt_tiny", "optim": "adamw", "schedule": "cosine", "precision": "fp32", "data": "dataset"}
+ROWS = [
+    {"event": "start", "attempt": 1, "step": 0, "time": "2026-01-01T00:00:00+00:00"},
+    {"event": "step", "attempt": 1, "step": 1, "loss": 5.5, "lr": 0.001, "grad_norm": 1.5, "tokens": 128, "samples": 4,
+     "tokens_per_s": 900.0, "elapsed_s": 1.5, "eta_s": 1.0, "skipped": 0, "time": "2026-01-01T00:00:01+00:00"},
+    {"event": "valid", "attempt": 1, "step": 1, "loss": 5.25, "ppl": 190.5, "time": "2026-01-01T00:00:02+00:00"},
+    {"event": "save", "attempt": 1, "step": 1, "saved_step": 1, "bytes": 1000, "write_s": 0.25},
+]  # fmt: skip
 Change = Callable[[random.Random, Path], tuple[str, tuple[object, ...]]]
 
 
@@ -63,9 +70,13 @@ class Fuzz:
         self.keys = [*keys_of(RunConfig), *(f"train.rampup.{key}" for key in ("start", "increment", "samples"))]
 
     def case(self, rng: random.Random, folder: Path) -> Case:
-        changes: tuple[Change, ...] = (self.override, self.override, self.group, self.experiment, self.run)
+        changes: tuple[Change, ...] = (
+            self.override, self.override, self.group, self.experiment, self.run, self.records,
+        )  # fmt: skip
         what, words = rng.choice(changes)(rng, folder)
         verb = rng.choice(VERBS)
+        if words[0] == "inspect":
+            return Case(what, words, self.honest, env=SECRETS)
         if verb[0] == "config":
             words = tuple(word for word in words if not str(word).startswith("--from-run"))
         wrong = _is_plain if "--json" in verb else lambda ran: ""
@@ -135,6 +146,22 @@ class Fuzz:
         file.write_bytes(as_json(tree))
         what = change_any(file, rng) if rng.random() < 0.7 else f"{file.name}: a reference"
         return what, ("--from-run", file.parent, *rng.choice(((), ("run.dir=other", "checkpoint.resume=none"))))
+
+
+    def records(self, rng: random.Random, folder: Path) -> tuple[str, tuple[object, ...]]:
+        """What the run of a stranger tells of itself."""
+        stop = {"cause": "done", "step": 2, "exit_code": 0, "requeue": False}
+        run, name, what, rows = folder / "run", rng.choice(("config.json", "stop.json", "metrics.jsonl")), "", ROWS
+        if name == "metrics.jsonl":
+            what, value = some_json(ROWS, rng)
+            rows = value if isinstance(value, list) else [value]
+        run.mkdir()
+        (run / "config.json").write_bytes(as_json(self.config))
+        (run / "stop.json").write_bytes(as_json(stop))
+        (run / "metrics.jsonl").write_bytes(b"".join(as_json(row).replace(b"\n", b"") + b"\n" for row in rows))
+        if not what or rng.random() < 0.2:
+            what += change_any(run / name, rng)
+        return f"{name}: {what}", ("inspect", run, *rng.choice(((), ("--all",), ("--json",))))
 
 
 def _is_plain(ran: Ran) -> str:
