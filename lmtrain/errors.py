@@ -8,7 +8,7 @@
     |-- MissingInputError       66  a file or folder that was asked for is not there
     |-- OutOfMemoryError        70  the device or the host ran out of memory
     |-- OutputError             73  an output folder is locked by another run or cannot be written
-    |-- StorageError            74  reading or writing failed (disk full, device error)
+    |-- StorageError            74  reading or writing failed, or there is no room for it (disk full, device error)
     |-- StoppedEarly            75  stopped on request with a checkpoint: start the same command again
     |-- PeerLostError           76  another process hangs or is gone
     |-- LayoutError             78  the layout cannot work with this model or these processes
@@ -116,6 +116,15 @@ def a_few(texts: Iterable[str], separator: str = ", ", most: int = 4) -> str:
     """The first of them, and how many more there are: a message is not a list."""
     texts = list(texts)
     return separator.join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
+
+
+def brief(value: object, most: int = 200) -> str:
+    """What a file or an error of the library says, short enough for a message; of what is no text, its kind alone.
+
+    because: what comes from a file may be as long as the file, and take forever to write out
+    """
+    text = value if isinstance(value, str) else str(value) if isinstance(value, BaseException) else type(value).__name__
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -177,15 +177,17 @@ def _unzstd(file: IO[bytes]) -> Iterator[bytes]:
     if not data:
         raise DamagedArchiveError("the archive is cut short")
     held: list[bytes] = []
+    num_held = 0  # bytes; because: they may be of a hundred thousand archives that hold nothing
     while data:
         try:
             held.append(part.decompress(data))
         except zstandard.ZstdError as error:
             yield b"".join(held)
             raise DamagedArchiveError(f"the archive is damaged ({error})") from error
-        if sum(map(len, held)) >= STEP_BYTES:
+        num_held += len(held[-1])
+        if num_held >= STEP_BYTES:
             yield b"".join(held)
-            held = []
+            held, num_held = [], 0
         data = (part.unused_data if part.eof else b"") or file.read(_ZST_FEED_BYTES)
         if part.eof and data:
             part = build()

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lmtrain.cli.dataset_view import tokenizer_words
+from lmtrain.cli.run_view import model_words
 from lmtrain.units import format_bytes, format_count
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.tree import Tree
 
-_OF_MODEL = ("kind", "num_layers", "width", "num_heads", "seq_len", "vocab_size")
 _SHOWN = 40  # lines of a kind in a comparison
 
 
@@ -58,14 +59,19 @@ def checkpoint_facts(path: Path, verify: bool) -> dict[str, Any]:
 def print_checkpoint(console: Console, facts: dict[str, Any], all_: bool) -> None:
     from lmtrain.cli.facts import print_facts, print_tree
 
-    lines = [(key, str(facts[key])) for key in ("step", "samples", "tokens", "layout", "digest")]
-    lines.append(("parameters", f"{format_count(facts['parameters'])} in {len(facts['tensors'])} tensors"))
-    lines.append(("bytes", f"{format_bytes(facts['bytes'])} in {len(facts['files'])} files"))
+    counts = [(key, facts[key]) for key in ("step", "samples", "tokens")]
+    lines = [(key, f"{count:,}" if isinstance(count, int) else "-") for key, count in counts]
+    lines += [(key, str(facts[key] or "-")) for key in ("layout", "digest")]
+    lines.append(("parameters", format_count(facts["parameters"])))
+    size, files, names = format_bytes(facts["bytes"]), len(facts["files"]), facts["tensors"]
+    both = " with the optimizer's" if any(name.startswith("optim.") for name in names) else ""
+    lines.append(("on disk", f"{size} in {files} files, {len(names)} tensors{both}"))
     model, tokenizer = facts["model"], facts["tokenizer"]
     if isinstance(model, dict):
-        lines.append(("model", ", ".join(f"{k} {model[k]}" for k in _OF_MODEL if k in model)))
-    if isinstance(tokenizer, dict):
-        lines.append(("tokenizer", ", ".join(f"{key} {value}" for key, value in tokenizer.items())))
+        lines.append(("model", model_words(model)))
+    match tokenizer:
+        case {"vocab_size": int(pieces), "fingerprint": str(fingerprint), "eod_id": int() | None as eod}:
+            lines.append(("tokenizer", tokenizer_words(pieces, eod, fingerprint)))
     lines.append(("verified", "every hash" if facts["verified"] else "no; add --verify to read every byte"))
     if not all_:
         lines.append(("more", "--all lists settings, files and tensors"))

@@ -10,7 +10,7 @@ import typer
 
 from lmtrain.cli.completion import complete_choice, complete_group, complete_key
 from lmtrain.cli.options import ConfigDir, ConfigName, Json, Overrides, Plugins
-from lmtrain.cli.terminal import say
+from lmtrain.cli.terminal import echo
 from lmtrain.errors import UsageError, nearest
 
 app = typer.Typer(no_args_is_help=True)
@@ -33,7 +33,7 @@ def list_choices(
     groups, default = _groups(config_dir), default_choices()
     if group is None:
         facts = [{"group": name, "default": default.get(name), "choices": found} for name, found in groups.items()]
-        return say(json.dumps(facts, indent=1)) if as_json else print_groups(facts)
+        return echo(json.dumps(facts, indent=1)) if as_json else print_groups(facts)
     _check_group(group, groups)
     rows = [
         {"choice": name, "default": name == default.get(group)} | choice_row(file)
@@ -43,7 +43,7 @@ def list_choices(
     if group == "model":
         rows = [row | model_row(str(row["choice"]), Path(str(row["file"])), config_dir) for row in rows]
     if as_json:
-        return say(json.dumps(rows, indent=1))
+        return echo(json.dumps(rows, indent=1))
     return print_models(rows) if group == "model" else print_choices(group, rows)
 
 
@@ -63,6 +63,7 @@ def show(
 ) -> None:
     """Print what a choice sets, as the YAML file that it is, and where it lies."""
     from lmtrain.cli.conf_files import config_file, default_choices, part_of_root, text_of
+    from lmtrain.cli.config_view import print_file
 
     groups = _groups(config_dir)
     part = part_of_root(group) if name is None and group not in groups else None
@@ -77,8 +78,8 @@ def show(
             raise UsageError(f"{said}. {nearest(name, groups[group])}")
         file, text = found, text_of(found)
     if as_json:
-        return say(json.dumps({"file": str(file), "yaml": text}, indent=1))
-    return say(f"# {file}\n{text}", nl=False)
+        return echo(json.dumps({"file": str(file), "yaml": text}, indent=1))
+    return print_file(file, text)
 
 
 @app.command()
@@ -109,9 +110,9 @@ def explain(
     if key in known:
         bare = Composed.of([], config_dir, config_name) if overrides else composed
         facts = key_facts(known[key], composed, bare, config_dir)
-        return say(json.dumps(facts, indent=1)) if as_json else print_key(facts)
+        return echo(json.dumps(facts, indent=1)) if as_json else print_key(facts)
     rows = value_rows("" if key == "all" else f"{key}.", known, composed)
-    return say(json.dumps(rows, indent=1)) if as_json else print_values(rows)
+    return echo(json.dumps(rows, indent=1)) if as_json else print_values(rows)
 
 
 def _groups(config_dir: Path | None) -> dict[str, list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from lmtrain.cli.conf_files import headline
 from lmtrain.cli.screen import Screen
 from lmtrain.config.base import show
 from lmtrain.units import format_count
+
+_LEAST_COMMENT = 30  # columns
 
 
 def choice_row(file: Path) -> dict[str, Any]:
@@ -35,6 +38,23 @@ def model_row(name: str, file: Path, config_dir: Path | None) -> dict[str, Any]:
         "kind": model.kind, "parameters": model.num_parameters, "vocab_size": shape.vocab_size or None,
         "num_layers": shape.num_layers, "width": shape.width, "num_heads": shape.num_heads, "seq_len": shape.seq_len,
     }  # fmt: skip
+
+
+def print_file(file: Path, text: str) -> None:
+    """As it is; on a terminal a long comment goes on below itself, in YAML that says the same."""
+    console = Screen(highlight=False)
+    lines = [f"# {file}", *text.splitlines()]
+    if console.file.isatty():
+        lines = [part for line in lines for part in _commented(line, console.width)]
+    console.print(Text("\n".join(lines)), soft_wrap=True)
+
+
+def _commented(line: str, width: int) -> list[str]:
+    before, mark, words = line.partition("# ")
+    if len(line) <= width or not mark or width - len(before) < _LEAST_COMMENT:
+        return [line]
+    first, *more = textwrap.wrap(words, width - len(before) - 2, break_long_words=False, break_on_hyphens=False)
+    return [f"{before}# {first}", *(f"{' ' * len(before)}# {part}" for part in more)]
 
 
 def print_groups(rows: Sequence[dict[str, Any]]) -> None:
@@ -65,7 +85,9 @@ def print_models(rows: Sequence[dict[str, Any]]) -> None:
 
 def print_key(facts: dict[str, Any]) -> None:
     console, table = Screen(highlight=False), Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    kinds = f", of kind {' and '.join(facts['kinds'])}" if facts["kinds"] else ""
+    section, names = facts["key"].partition(".")[0], facts["kinds"]
+    either = " or ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+    kinds = f", where {section}.kind is {either}" if names else ""
     rows = [("meaning", facts["meaning"]), ("type", f"{facts['type']}{kinds}")]
     for title, key in (("default", "default"), ("this run", "run")):
         if key in facts:

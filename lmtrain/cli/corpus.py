@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lmtrain.cli.options import InputFormat, TextInputs, text_inputs
-from lmtrain.cli.terminal import say
+from lmtrain.cli.terminal import echo
 
 if TYPE_CHECKING:
     from data_tools.corpus.steps import Report, Work
@@ -39,8 +39,8 @@ def list_recipes() -> None:
 
     for recipe in recipes().values():
         size = sum(file.num_bytes or 0 for file in recipe.files)
-        say(f"{recipe.name}: {recipe.about}")
-        say(f"  {f'fetches {format_bytes(size)}; ' if size else ''}reads {recipe.takes}")
+        echo(f"{recipe.name}: {recipe.about}")
+        echo(f"  {f'fetches {format_bytes(size)}; ' if size else ''}reads {recipe.takes}")
 
 
 @app.command()
@@ -70,7 +70,7 @@ def fetch(
 
     with _bytes_shown() as report:
         fresh = fetching.fetch([url], output, sha256=sha256, report=report)
-    say(f"{output}: {'fetched' if fresh else 'was there already'}, SHA-256 as promised")
+    echo(f"{output}: {'fetched' if fresh else 'was there already'}, SHA-256 as promised")
 
 
 @app.command()
@@ -101,8 +101,8 @@ def rules() -> None:
 
     for rule in RULES.values():
         groups = ", ".join(name for name, members in GROUPS.items() if rule.name in members)
-        say(f"{rule.name}={rule.limit:g}  {'at least' if rule.at_least else 'at most'}  ({groups})")
-    say(f"c4_lines: {', '.join(LINE_RULES)}")
+        echo(f"{rule.name}={rule.limit:g}  {'at least' if rule.at_least else 'at most'}  ({groups})")
+    echo(f"c4_lines: {', '.join(LINE_RULES)}")
 
 
 @app.command()
@@ -156,7 +156,7 @@ def match(
 
     with _documents_shown("matching"):
         found = mark_exact(work) if exact else find_pairs(work, threshold, Part.parse(part))
-    say(f"{found} exact copies" if exact else f"{found} pairs of near copies")
+    echo(f"{found} exact copies" if exact else f"{found} pairs of near copies")
 
 
 @app.command()
@@ -170,7 +170,7 @@ def join(
 
     with _documents_shown("joining"):
         found = mark_near(work, keep, parts)
-    say(f"{found} near copies")
+    echo(f"{found} near copies")
 
 
 @app.command()
@@ -265,7 +265,7 @@ def merge(
     from data_tools.corpus.steps import merge_outputs
 
     for path, count in merge_outputs(output):
-        say(f"{path}: joined {count} parts")
+        echo(f"{path}: joined {count} parts")
 
 
 @app.command()
@@ -281,7 +281,7 @@ def build(
         reports = build_corpus(settings, _cores(workers), report)
     for result in reports:
         _print(result)
-    say(f"{settings.output}/report.json has all of this")
+    echo(f"{settings.output}/report.json has all of this")
 
 
 # ---- shared by the verbs ---------------------------------------------------------------------------------------------
@@ -330,13 +330,13 @@ def _print(result: Report) -> None:
     from lmtrain.units import format_bytes
 
     tally = result.tally
-    say(
+    echo(
         f"{result.step}: {tally.num_in} documents ({format_bytes(tally.bytes_in)}) -> "
         f"{tally.num_out} ({format_bytes(tally.bytes_out)})"
     )
     for sign_, counts in (("-", tally.dropped), ("*", tally.changed)):
         for cause, number in counts.most_common():
-            say(f"  {sign_} {number} {cause}")
+            echo(f"  {sign_} {number} {cause}")
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import typer
 
 from lmtrain.cli.completion import complete_override
 from lmtrain.cli.options import ConfigDir, Json, Plugins
-from lmtrain.cli.terminal import say
+from lmtrain.cli.terminal import echo
 
 if TYPE_CHECKING:
     from lmtrain.data.store.indexed import IndexedDataset
@@ -47,7 +47,7 @@ def inspect(
 
     facts = dataset_facts(prefix)
     if as_json:
-        say(json.dumps(facts, indent=1))
+        echo(json.dumps(facts, indent=1))
         return
     from lmtrain.cli.screen import Screen
 
@@ -72,9 +72,9 @@ def verify(
             facts.append({"dataset": str(dataset.prefix)} | reshape.verify(dataset))
         if not as_json:
             against = "as its sidecar says" if facts[-1]["compared_with_sidecar"] else "and no sidecar to compare with"
-            say(f"{dataset.prefix} is whole: sha256 {facts[-1]['content_sha256']}, {against}")
+            echo(f"{dataset.prefix} is whole: sha256 {facts[-1]['content_sha256']}, {against}")
     if as_json:
-        say(json.dumps(facts, indent=1))
+        echo(json.dumps(facts, indent=1))
 
 
 @app.command()
@@ -213,18 +213,18 @@ def stats(prefix: Prefix, as_json: Json = False) -> None:
     counts, facts = reshape.length_counts(dataset)
     bars = [{"from": 1 << i >> 1, "to": (1 << i) - 1, "documents": int(n)} for i, n in enumerate(counts)]
     if as_json:
-        say(json.dumps(facts | {"lengths": bars}, indent=1))
+        echo(json.dumps(facts | {"lengths": bars}, indent=1))
         return
     from lmtrain.cli.screen import Screen
 
     lines = [(name.replace("_", " "), f"{value:,}" if isinstance(value, int) else f"{value:,.1f}")
              for name, value in facts.items()]  # fmt: skip
     print_facts(Screen(), f"dataset {dataset.prefix}", lines)
-    say("\ntokens in a document")
+    echo("\ntokens in a document")
     highest = max((bar["documents"] for bar in bars), default=0) or 1
     for bar in bars:
         label = f"{bar['from']}-{bar['to']}" if bar["to"] > bar["from"] else str(bar["from"])
-        say(f"{label:>19} {format_count(bar['documents']):>6} {_bar(bar['documents'] / highest, 50)}".rstrip())
+        echo(f"{label:>19} {format_count(bar['documents']):>6} {_bar(bar['documents'] / highest, 50)}".rstrip())
 
 
 @app.command()
@@ -240,7 +240,7 @@ def index(overrides: Overrides = None, config_dir: ConfigDir = None, as_json: Js
         "datasets": len(made.parts), "samples": made.train.num_samples, "seconds": round(perf_counter() - began, 3),
     }  # fmt: skip
     if as_json:
-        say(json.dumps(facts, indent=1))
+        echo(json.dumps(facts, indent=1))
         return
     from lmtrain.cli.screen import Screen
 
@@ -255,7 +255,7 @@ def blend(overrides: Overrides = None, config_dir: ConfigDir = None, as_json: Js
     config = _compose(overrides, config_dir)
     rows = load_data(config, validate=False)[2].contributions(config.seq_len)
     if as_json:
-        say(json.dumps(rows, indent=1))
+        echo(json.dumps(rows, indent=1))
         return
     from rich.table import Table
 
@@ -314,7 +314,7 @@ def _show_documents(
         documents = permute(np.arange(count), dataset.num_documents, seed).tolist() if count else []
     rows = document_rows(dataset, documents, most, None if ids else _tokenizer_of(dataset, tokenizer))
     if as_json:
-        say(json.dumps(rows, indent=1, ensure_ascii=False))
+        echo(json.dumps(rows, indent=1, ensure_ascii=False))
         return
     print_documents(rows, most)
 
@@ -328,7 +328,7 @@ def _show_samples(
     from lmtrain.cli.sample_view import print_samples, sample_rows
     from lmtrain.errors import UsageError
     from lmtrain.train.preflight import load_data
-    from lmtrain.train.resumed import shares_of
+    from lmtrain.train.resumed import open_resumed, shares_of
 
     if run is not None and (given or settings):
         raise UsageError(f"--run={run} has its own data and settings, and {(given + settings)[0]} was given too. "
@@ -336,11 +336,11 @@ def _show_samples(
     paths = [f"data.path={path}" for path in given]
     config = settings_of(run) if run is not None else _compose([*paths, "run.dir=none", *settings], config_dir)
     # because: what data.split keeps from training is as the run began with it
-    shares = shares_of(config, None if run is None else latest(run / CHECKPOINTS))
+    shares = shares_of(open_resumed(config, None if run is None else latest(run / CHECKPOINTS)))
     tokenizer, _, data = load_data(config, validate=run is not None, shares=shares)
     rows = sample_rows(data, numbers, most, tokenizer)
     if as_json:
-        say(json.dumps(rows, indent=1, ensure_ascii=False))
+        echo(json.dumps(rows, indent=1, ensure_ascii=False))
         return
     print_samples(rows, ids)
 
@@ -351,10 +351,10 @@ def _show_made(prefixes: Sequence[Path], as_json: bool) -> None:
     made = [IndexedDataset.open(prefix) for prefix in prefixes]
     facts = [{"dataset": str(d.prefix), "documents": d.num_documents, "tokens": d.num_tokens} for d in made]
     if as_json:
-        say(json.dumps(facts, indent=1))
+        echo(json.dumps(facts, indent=1))
         return
     for row in facts:
-        say(f"{row['dataset']}: {row['documents']} documents, {row['tokens']} tokens")
+        echo(f"{row['dataset']}: {row['documents']} documents, {row['tokens']} tokens")
 
 
 def _bar(share: float, width: int) -> str:

@@ -51,9 +51,12 @@ def dataset_lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     else:
         text = sidecar["num_bytes"]
         yield "made of", f"{format_bytes(text)} of text, {text / tokens:.2f} bytes a token" if text > 0 else "unknown"
-        eod = "no end token" if sidecar["eod_id"] is None else f"end token {sidecar['eod_id']}"
-        fingerprint = sidecar["tokenizer_fingerprint"][:12]
-        yield "tokenizer", f"{sidecar['vocab_size']:,} pieces, {eod}, fingerprint {fingerprint}"
+        yield "tokenizer", tokenizer_words(sidecar["vocab_size"], sidecar["eod_id"], sidecar["tokenizer_fingerprint"])
         yield "content sha256", sidecar["content_sha256"]
     unread = f"no; lmtrain inspect {facts['dataset']} --verify reads every byte"
     yield "verified", "every entry and every byte" if facts["verified"] else unread
+
+
+def tokenizer_words(vocab_size: int, eod_id: int | None, fingerprint: str) -> str:
+    eod = "no end token" if eod_id is None else f"end token {eod_id}"
+    return f"{vocab_size:,} pieces, {eod}, fingerprint {fingerprint[:12]}"

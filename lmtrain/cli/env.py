@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 
 from lmtrain.cli.options import Json
-from lmtrain.cli.terminal import say
+from lmtrain.cli.say import say
+from lmtrain.cli.terminal import echo
 
 
 def env(as_json: Json = False) -> None:
     """Print versions, processor, devices and compiled helpers, for a bug report. No secrets are read."""
     import torch
 
+    from lmtrain.cli.screen import Screen
     from lmtrain.native import lib
     from lmtrain.runtime.device import device_name, memory_stats, pick_device
     from lmtrain.runtime.process import environment_report
@@ -26,9 +28,9 @@ def env(as_json: Json = False) -> None:
         "compiled_helpers": lib is not None,
     }
     if as_json:
-        say(json.dumps(report, indent=1))
+        echo(json.dumps(report, indent=1))
         return
     for key, value in report.items():
         if isinstance(value, dict):
             value = ", ".join(f"{k} {v}" for k, v in value.items())
-        say(f"{key:18} {value}")
+        say(Screen(), f"{key:18} {'none' if value is None else value}")

@@ -12,7 +12,7 @@ import typer
 from lmtrain import __version__
 from lmtrain.cli.completion import complete_task
 from lmtrain.cli.options import CHECKPOINT, Device, InputFormat, Plugins, Precision, text_inputs
-from lmtrain.cli.terminal import say
+from lmtrain.cli.terminal import echo
 from lmtrain.errors import MissingInputError, UsageError
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def evaluate(
     if output is not None:
         write_json(output, document)
     if as_json:
-        say(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False))
+        echo(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False))
         return None
     for result in results:
         Screen(highlight=False).print(render(result, loaded.facts))
@@ -177,7 +177,7 @@ def _list(as_json: bool) -> None:
             {"id": name, "data": task.data, "headline": task.headline, "recipe": task.recipe}
             for name, task in tasks.items()
         ]
-        return say(json.dumps(plain, indent=1))
+        return echo(json.dumps(plain, indent=1))
     from lmtrain.eval.report import render_tasks
 
     return Screen(highlight=False).print(render_tasks(tasks))

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from lmtrain.config.base import show
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -44,7 +46,7 @@ def print_tree(console: Console, title: str, values: dict[str, Any]) -> None:
             if isinstance(value, dict):
                 grow(tree.add(key), value)
             else:
-                tree.add(Text(f"{key}: {value}"))
+                tree.add(Text(f"{key}: {show(value)}"))
 
     tree = Tree(title)
     grow(tree, values)

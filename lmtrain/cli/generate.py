@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lmtrain.cli.options import CHECKPOINT, Device, Plugins, Precision
-from lmtrain.cli.terminal import pass_on, say
+from lmtrain.cli.terminal import echo, pass_on
 
 if TYPE_CHECKING:
     from lmtrain.eval.generate import Sampling
@@ -69,11 +69,11 @@ def _print_stream(loaded: Loaded, prompt: str, max_new_tokens: int, samplings: l
     model, tokenizer, seq_len = subject.model, subject.tokenizer, subject.seq_len
     for number, sampling in enumerate(samplings):
         if len(samplings) > 1:
-            say(f"{chr(10) * (number > 0)}--- sample {number + 1} of {len(samplings)}, seed {sampling.seed}")
+            echo(f"{chr(10) * (number > 0)}--- sample {number + 1} of {len(samplings)}, seed {sampling.seed}")
         pass_on(prompt)
         for piece in generate_stream(model, tokenizer, prompt, max_new_tokens, sampling, seq_len):
             pass_on(piece)
-        say()
+        echo()
 
 
 def _print_json(loaded: Loaded, prompt: str, max_new_tokens: int, samplings: list[Sampling]) -> None:
@@ -86,4 +86,4 @@ def _print_json(loaded: Loaded, prompt: str, max_new_tokens: int, samplings: lis
     for sampling in samplings:
         made = generate_text(subject.model, subject.tokenizer, prompt, max_new_tokens, sampling, subject.seq_len)
         samples.append(dataclasses.asdict(sampling) | dataclasses.asdict(made))
-    say(json.dumps({"model": loaded.facts, "prompt": prompt, "samples": samples}, indent=1, ensure_ascii=False))
+    echo(json.dumps({"model": loaded.facts, "prompt": prompt, "samples": samples}, indent=1, ensure_ascii=False))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lmtrain.cli.options import Json, Plugins
-from lmtrain.cli.terminal import say
+from lmtrain.cli.terminal import echo
 from lmtrain.errors import MissingInputError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def inspect(
             "Check the path."
         )
     if as_json:
-        say(json.dumps({key: value for key, value in facts.items() if key != "losses"}, indent=1))
+        echo(json.dumps({key: value for key, value in facts.items() if key != "losses"}, indent=1))
         return
     from lmtrain.cli.screen import Screen
 

@@ -30,9 +30,10 @@ from lmtrain.cli import (
     verify,
 )
 from lmtrain.cli.plain_help import PlainGroup, examples
-from lmtrain.cli.terminal import escaped, say
+from lmtrain.cli.say import tell
+from lmtrain.cli.terminal import echo
 from lmtrain.cli.usage import Refused, explained, of_system
-from lmtrain.errors import LmtrainError
+from lmtrain.errors import LmtrainError, StoppedEarly
 
 app = typer.Typer(
     name="lmtrain",
@@ -47,7 +48,7 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        say(f"lmtrain {__version__}")
+        echo(f"lmtrain {__version__}")
         raise typer.Exit
 
 
@@ -112,13 +113,9 @@ def _as_ours(error: Exception, arguments: list[str]) -> LmtrainError:
 
 
 def print_error(error: LmtrainError) -> None:
-    from rich.text import Text
-
-    from lmtrain.cli.screen import Screen
-
-    said = escaped(str(error))
-    text = Text.assemble(("error: ", "bold red"), _who(said), said)
-    Screen(stderr=True).print(text, soft_wrap=True, highlight=False)
+    title = "" if isinstance(error, StoppedEarly) else "error: "  # because: who asks for a stop sees no error in it
+    said = "\n".join([str(error), *getattr(error, "__notes__", ())])
+    tell(f"{title}{_who(str(error))}{said}")
 
 
 def _who(message: str) -> str:

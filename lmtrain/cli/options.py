@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from lmtrain.cli.completion import complete_override
-from lmtrain.cli.terminal import say
+from lmtrain.cli.say import tell
 from lmtrain.errors import UsageError
 from lmtrain.units import parse_bytes
 
@@ -87,5 +87,5 @@ def text_inputs(inputs: list[str], format_: str | None) -> Inputs:
                          "None was given; leave it out.")  # fmt: skip
     if skipped := skipped_files(found):
         names = a_few([str(path) for path in skipped], most=3)
-        say(f"left out: {names}. Folders are searched for {KNOWN}.", err=True)
+        tell(f"left out: {names}. Folders are searched for {KNOWN}.")
     return found

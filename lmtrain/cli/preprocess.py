@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lmtrain.cli.options import InputFormat, TextInputs
-from lmtrain.cli.terminal import say
+from lmtrain.cli.terminal import echo
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -170,9 +170,9 @@ def _print(summary: Summary, as_json: bool) -> None:
 
     if as_json:
         facts = dataclasses.asdict(summary) | {"bytes_per_token": summary.bytes_per_token}
-        say(json.dumps(facts, indent=1))
+        echo(json.dumps(facts, indent=1))
         return
-    say(
+    echo(
         f"{format_count(summary.num_documents)} documents, {format_bytes(summary.num_bytes)} of text -> "
         f"{format_count(summary.num_tokens)} tokens ({summary.bytes_per_token:.2f} bytes a token) "
         f"in {format_seconds(summary.seconds)}"
@@ -180,11 +180,11 @@ def _print(summary: Summary, as_json: bool) -> None:
     for counts, what in ((summary.rejects, "bad lines left out"), (summary.filtered, "documents filtered out")):
         if counts:
             parts = ", ".join(f"{count} {cause}" for cause, count in sorted(counts.items(), key=lambda c: -c[1]))
-            say(f"{sum(counts.values())} {what}: {parts}")
+            echo(f"{sum(counts.values())} {what}: {parts}")
     _print_lengths(summary.lengths)
     shown = summary.files if summary.num_shards == 1 else (summary.files[0], f"... {summary.num_shards} shards")
     for name in shown:
-        say(f"  {name}")
+        echo(f"  {name}")
 
 
 def _print_lengths(lengths: dict[str, int]) -> None:
@@ -193,7 +193,7 @@ def _print_lengths(lengths: dict[str, int]) -> None:
 
     largest = max(lengths.values())
     first = next(i for i, count in enumerate(lengths.values()) if count)
-    say("tokens a document:")
+    echo("tokens a document:")
     for name, count in list(lengths.items())[first:]:
         bar = "#" * -(-40 * count // largest)
-        say(f"{name:>21} {format_count(count):>6} {bar}".rstrip())
+        echo(f"{name:>21} {format_count(count):>6} {bar}".rstrip())

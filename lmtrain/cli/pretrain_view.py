@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from lmtrain.cli.terminal import pass_on, say
+from lmtrain.cli.say import say
+from lmtrain.cli.terminal import echo, pass_on
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,7 +30,7 @@ EXAMPLES = (
 
 def print_settings(config: RunConfig, as_json: bool) -> None:
     if as_json:
-        say(json.dumps(config.to_dict(), indent=1))
+        echo(json.dumps(config.to_dict(), indent=1))
         return
     from omegaconf import OmegaConf
 
@@ -38,27 +39,39 @@ def print_settings(config: RunConfig, as_json: bool) -> None:
 
 def print_preview(config: RunConfig, inputs: Inputs, as_json: bool) -> None:
     """What --dry-run says: the size of things and where each rank sits."""
+    from lmtrain.train.layout_table import rank_rows
+    from lmtrain.train.preview import plan_facts
+
+    facts = plan_facts(config, inputs) | {"ranks": rank_rows(config, inputs.model)}
+    if as_json:
+        echo(json.dumps(facts))
+    else:
+        print_plan(facts)
+
+
+def print_plan(facts: dict[str, Any]) -> None:
     from rich.table import Table
 
     from lmtrain.cli.screen import Screen
-    from lmtrain.train.layout_table import SINGLE_ROWS, layout_lines, merged, rank_rows
-    from lmtrain.train.preview import plan_facts
+    from lmtrain.train.layout_table import SINGLE_ROWS, layout_lines, merged
 
-    facts, ranks = plan_facts(config, inputs), rank_rows(config, inputs.model)
-    if as_json:
-        say(json.dumps(facts | {"ranks": ranks}))
-        return
     console, table = Screen(), Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for key, value in facts.items():
-        table.add_row(key.replace("_", " "), _shown(key, value))
+        if key != "ranks":
+            table.add_row(key.replace("_", " "), _shown(key, value))
     console.print(table)
+    if (ranks := facts.get("ranks")) is None:
+        return
     for line in ("", *layout_lines(ranks if len(ranks) <= SINGLE_ROWS else merged(ranks))):
         console.print(line, highlight=False, soft_wrap=True)
 
 
 def _shown(key: str, value: object) -> str:
+    from lmtrain.observe.words import work
     from lmtrain.units import format_count
 
+    if key == "model_flops" and isinstance(value, (int, float)):
+        return work(value)
     if not isinstance(value, (int, float)):
         return str(value)
     return str(value) if isinstance(value, int) and value < 10_000 else format_count(value)
@@ -70,7 +83,7 @@ def print_summary(config: RunConfig, summary: Summary, console: Console, as_json
     if as_json:
         facts = {"run": config.run.dir, "step": summary.step, "loss": summary.loss, "valid_loss": summary.valid_loss}
         facts |= {"tokens": summary.tokens, "seconds": summary.seconds, "stopped_by": summary.stopped_by}
-        say(json.dumps(facts))
+        echo(json.dumps(facts))
         return
     parts = [f"{summary.step} steps", f"{format_count(summary.tokens)} tokens", format_seconds(summary.seconds)]
     if summary.loss is not None:
@@ -78,7 +91,7 @@ def print_summary(config: RunConfig, summary: Summary, console: Console, as_json
     if summary.valid_loss is not None:
         parts.append(f"validation {summary.valid_loss:.4f}")
     word = "stopped" if summary.stopped_by else "done"
-    console.print(f"{word}: {', '.join(parts)}; everything is in {config.run.dir}", highlight=False, soft_wrap=True)
+    say(console, f"{word}: {', '.join(parts)}; everything is in {config.run.dir}")
 
 
 def left_behind(config: RunConfig) -> str:

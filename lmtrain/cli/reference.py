@@ -45,9 +45,10 @@ def cli_page(app: Any) -> str:
 
 
 def commands(root: Any, path: str = "lmtrain") -> dict[str, Any]:
-    """Every command that does something, by the words one types: {"lmtrain tokenizer train": command}."""
+    """Every command that does something, in the order of help: {"lmtrain tokenizer train": command}."""
     found: dict[str, Any] = {}
-    for name, command in root.commands.items():
+    for name in root.list_commands(None):
+        command = root.commands[name]
         if getattr(command, "hidden", False):
             continue
         found |= commands(command, f"{path} {name}") if hasattr(command, "commands") else {f"{path} {name}": command}

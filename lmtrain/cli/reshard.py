@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Protocol
 import typer
 
 from lmtrain.cli.options import Json, Plugins, parse_size
-from lmtrain.cli.terminal import say
+from lmtrain.cli.terminal import echo
 from lmtrain.errors import UsageError
 
 
@@ -201,11 +201,11 @@ def _print(facts: dict[str, Any], as_json: bool) -> None:
     from lmtrain.units import format_bytes, format_seconds
 
     if as_json:
-        return say(json.dumps(facts, indent=1, default=str))
+        return echo(json.dumps(facts, indent=1, default=str))
     for key, value in facts.items():
         if "bytes" in key and isinstance(value, int):
             value = format_bytes(value)
         elif key == "seconds":
             key, value = "time", format_seconds(value)
-        say(f"{key.replace('_', ' '):18} {value}")
+        echo(f"{key.replace('_', ' '):18} {value}")
     return None

@@ -41,7 +41,7 @@ def settings_of(run: Path) -> RunConfig:
 
 
 def run_facts(path: Path, verify: bool) -> dict[str, Any]:
-    from lmtrain.checkpoint.store import CHECKPOINTS, list_checkpoints
+    from lmtrain.checkpoint.store import CHECKPOINTS, list_broken, list_checkpoints, list_set_aside
     from lmtrain.checkpoint.verify import refuse_problems, verify_checkpoints
     from lmtrain.observe.metrics import read_metrics
     from lmtrain.observe.words import smoothed
@@ -72,6 +72,7 @@ def run_facts(path: Path, verify: bool) -> dict[str, Any]:
         "elapsed_s": _elapsed_s(steps),
         **_planned(path, settings),
         "checkpoints": [one.name for one in list_checkpoints(path / CHECKPOINTS)],
+        "damaged": [one.name for some in (list_broken, list_set_aside) for one in some(path / CHECKPOINTS)],
         "settings_digest": _digest(settings),
         "settings": settings,
     }
@@ -157,6 +158,8 @@ def run_lines(facts: dict[str, Any], curve: bool) -> Iterator[tuple[str, str]]:
         yield "last validation", _valid_words(last)
     yield from _pace(facts, row)
     yield "saved", _save_words(facts)
+    if facts["damaged"]:
+        yield "damaged", ", ".join(facts["damaged"])
     yield from _made_of(facts)
 
 
@@ -217,11 +220,16 @@ def _save_words(facts: dict[str, Any]) -> str:
 
 def _made_of(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     model, data, precision = (facts["settings"].get(key, {}) for key in ("model", "data", "precision"))
-    size = "" if facts["parameters"] is None else f", {format_count(facts['parameters'])} parameters"
-    shape = [f"{model[key]} {word}" for key, word in (("num_layers", "layers"), ("width", "wide")) if key in model]
-    length = f"sequences of {model['seq_len']}" if "seq_len" in model else ""
-    yield "model", ", ".join([f"{model.get('kind', '-')}{size}", *shape, *([length] if length else [])])
+    yield "model", model_words(model, facts["parameters"])
     paths = [data["path"]] if data.get("path") else [part["path"] for part in data.get("datasets", [])]
     yield "data", f"{data.get('kind', '-')}: {', '.join(paths[:2])}" + (" ..." if len(paths) > 2 else "")
     yield "layout", f"{facts['layout'] or 'not known'}; {precision.get('kind', '-')}"
     yield "settings", f"digest {facts['settings_digest']}; --all lists them"
+
+
+def model_words(model: dict[str, Any], parameters: int | None = None) -> str:
+    """Of settings that another version may have written."""
+    size = "" if parameters is None else f", {format_count(parameters)} parameters"
+    shape = [f"{model[key]} {word}" for key, word in (("num_layers", "layers"), ("width", "wide")) if key in model]
+    length = [f"sequences of {model['seq_len']}"] if "seq_len" in model else []
+    return ", ".join([f"{model.get('kind', '-')}{size}", *shape, *length])

@@ -1,7 +1,7 @@
 """rich's console as every verb uses it: names and texts are shown as they are, none of it is markup or a command.
 
-What a terminal would obey is decided in terminal.py. Called by verbs, which hand it to the panels and tables of lower
-floors.
+What a terminal would obey is decided in observe/escaped.py. Called by verbs, which hand it to the panels and tables of
+lower floors.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from lmtrain.cli.terminal import escaped
+from lmtrain.observe.escaped import escaped
 
 
 class Screen(Console):

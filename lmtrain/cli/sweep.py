@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from lmtrain.cli.terminal import say
+from lmtrain.cli.terminal import echo
 from lmtrain.errors import LmtrainError, StoppedEarly, UsageError, a_few
 
 if TYPE_CHECKING:
@@ -44,17 +44,19 @@ def run_all(
 
     A run that is done is not run again, so that the same command goes on with a sweep that was stopped.
     """
-    from lmtrain.cli.sweep_view import print_table, summary
+    from lmtrain.cli.sweep_view import print_plans, print_table, summary
 
     jobs = plan(overrides, config_dir, config_name, from_run)
     only_looks, as_json = "--dry-run" in flags or "--print-config" in flags, "--json" in flags
-    runner = _Runner()
+    compares = only_looks and not as_json and "--print-config" not in flags
+    runner, first = _Runner(), None
     for number, job in enumerate(jobs, 1):
         done = not only_looks and is_done(job)
-        say(f"run {number} of {len(jobs)}: {job.folder}{', which is done' * done}", err=as_json)
+        echo(f"run {number} of {len(jobs)}: {job.folder}{', which is done' * done}", err=as_json)
         job.state = "done"
         if not done:
-            job.exit_code = runner.run(["pretrain", *flags, *job.overrides])
+            job.exit_code, said = runner.run(["pretrain", *flags, *["--json"] * compares, *job.overrides], compares)
+            first = print_plans(said, first)
             job.state = _state(job.exit_code, runner.stopped)
         if runner.stopped:
             break
@@ -63,7 +65,7 @@ def run_all(
     rows = [summary(job.folder, job.changed, job.state) for job in jobs]
     _write_summary(jobs, rows)
     if as_json:
-        say(json.dumps({"runs": rows}))
+        echo(json.dumps({"runs": rows}))
     else:
         print_table(rows)
     if runner.stopped:
@@ -123,18 +125,21 @@ class _Runner:
         self.stopped = False
         self._child: subprocess.Popen[bytes] | None = None
 
-    def run(self, words: Sequence[str]) -> int:
+    def run(self, words: Sequence[str], reads: bool = False) -> tuple[int, str]:
+        """The exit code; and what was printed, where it `reads` that."""
         before = {number: signal.signal(number, self._forward) for number in _SIGNALS}
         try:
-            with subprocess.Popen([sys.executable, "-m", "lmtrain", *words]) as self._child:
+            output = subprocess.PIPE if reads else None
+            with subprocess.Popen([sys.executable, "-m", "lmtrain", *words], stdout=output) as self._child:
                 if self.stopped:  # because: a signal can come while the process is being made
                     self._child.terminate()
-                code = self._child.wait()
+                said = self._child.communicate()[0] or b""
+                code = self._child.returncode
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
         self.stopped = self.stopped or code == StoppedEarly.exit_code
-        return code
+        return code, said.decode()
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
         """Ctrl-C reaches the child from the terminal as well, and it takes the two for one."""

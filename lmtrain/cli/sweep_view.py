@@ -1,10 +1,11 @@
-"""How the runs of a sweep stand, by the records that they keep: a table for people, rows for scripts.
+"""What the runs of a sweep would be, and how they stand by their records: a table for people, rows for scripts.
 
 Called by sweep.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from lmtrain.cli.pretrain_view import print_plan
 from lmtrain.cli.run_view import as_written
 from lmtrain.cli.screen import Screen
 from lmtrain.errors import LmtrainError
@@ -43,6 +45,23 @@ def _figures(folder: Path, changed: dict[str, str], state: str, rows: Sequence[d
     }  # fmt: skip
 
 
+def print_plans(said: str, first: dict[str, Any] | None) -> dict[str, Any] | None:
+    """What a run would be, as --dry-run says it for a program: all of the first, of another what sets it apart."""
+    if not said:
+        return first
+    facts: dict[str, Any] = json.loads(said.splitlines()[-1])
+    if first is None:
+        print_plan(facts)
+        return facts
+    other = {key: value for key, value in facts.items() if key not in first or value != first[key]}
+    other.pop("run_folder", None)
+    if other:
+        print_plan(other)
+    else:
+        Screen(highlight=False).print("in numbers as the first one")
+    return first
+
+
 def print_table(rows: Sequence[dict[str, Any]]) -> None:
     """A line for each run, in the order in which they ran, and the folder of the best."""
     keys = list(dict.fromkeys(key for row in rows for key in row["settings"]))
@@ -63,7 +82,7 @@ def print_table(rows: Sequence[dict[str, Any]]) -> None:
     best = [row for row in rows if row["best_valid_loss"] is not None]
     if len(best) > 1:
         first = min(best, key=lambda row: row["best_valid_loss"])
-        console.print(f"best validation: {first['folder']}", soft_wrap=True)
+        console.print(Text(f"best validation: {first['folder']}"), soft_wrap=True)
 
 
 def _number(value: float) -> float | None:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from lmtrain.cli.options import InputFormat, TextInputs
-from lmtrain.cli.terminal import say
+from lmtrain.cli.terminal import echo
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -54,12 +54,26 @@ def train(
         texts: Iterable[str] = Texts(sources, key, report=report)
         if "-" in inputs:
             texts = iter(texts)  # because: a pipe is read once, and who reads twice keeps what an iterator gave
+        texts = _with_text(texts)
         made = train_bpe(texts, vocab_size) if kind is Kind.BPE else train_wordpiece(texts, vocab_size, lowercase)
     path = output / "tokenizer.json"
     if path.exists() and not overwrite and path.read_bytes() != made.to_bytes():
         raise OutputError(f"{path} exists already and is another one. Choose another --output, or add --overwrite.")
     made.save(path)
-    say(f"{path}: {made.kind}, {made.vocab_size} pieces, fingerprint {made.fingerprint[:12]}")
+    echo(f"{path}: {made.kind}, {made.vocab_size:,} pieces, fingerprint {made.fingerprint[:12]}")
+
+
+def _with_text(texts: Iterable[str]) -> Iterable[str]:
+    """The same; nothing to learn from is an error, and no vocabulary of bytes alone."""
+    from itertools import chain
+
+    from lmtrain.errors import DataError
+
+    ahead = iter(texts)
+    first = next((text for text in ahead if text.strip()), None)
+    if first is None:
+        raise DataError("The input holds no text to learn from. Check the files, and --key.")
+    return chain([first], ahead) if ahead is texts else texts
 
 
 @app.command()
@@ -76,13 +90,14 @@ def show(
 
     tokenizer = Tokenizer.load(path)
     special = ", ".join(f"{role} {number}" for role, number in tokenizer.special.items())
-    say(f"{tokenizer.kind}, {tokenizer.vocab_size} pieces; special: {special or 'none'}")
-    say(f"fingerprint {tokenizer.fingerprint}")
+    echo(f"{tokenizer.kind}, {tokenizer.vocab_size:,} pieces; special: {special or 'none'}")
+    echo(f"fingerprint {tokenizer.fingerprint}")
     if text is None:
         return
     ids = tokenizer.encode(text)
-    say(f"{len(ids)} tokens, {len(text.encode(errors='replace')) / max(len(ids), 1):.2f} bytes each")
+    echo(f"{len(ids)} tokens, {len(text.encode(errors='replace')) / max(len(ids), 1):.2f} bytes each")
     table = Table("id", "piece")
     for number in ids:
-        table.add_row(str(number), Text(tokenizer.piece(number)))
+        piece = tokenizer.piece(number)
+        table.add_row(str(number), Text("".join(c if c.isprintable() else ascii(c)[1:-1] for c in piece)))
     Screen().print(table)

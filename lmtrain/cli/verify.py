@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from lmtrain.cli.options import Json, Plugins
-from lmtrain.cli.terminal import say
+from lmtrain.cli.say import say
+from lmtrain.cli.terminal import echo
 
 
 def verify(
@@ -24,6 +25,7 @@ def verify(
     All that is wrong is named, and the exit code is then 65.
     """
     from lmtrain.checkpoint.verify import refuse_problems, verify_checkpoints
+    from lmtrain.cli.screen import Screen
     from lmtrain.units import format_bytes
 
     found = []
@@ -31,7 +33,7 @@ def verify(
         found.append(facts)
         if not as_json and not facts["problems"]:
             counts = f"{facts['tensors']} tensors, {facts['files']} files, {format_bytes(facts['bytes'])}"
-            say(f"{facts['checkpoint']}: all is well: step {facts['step']}, {counts}")
+            say(Screen(), f"{facts['checkpoint']}: all is well: step {facts['step']}, {counts}")
     if as_json:
-        say(json.dumps(found, indent=1))
+        echo(json.dumps(found, indent=1))
     refuse_problems(found)

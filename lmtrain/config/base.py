@@ -116,6 +116,7 @@ class Choice(Settings):
         return importlib.import_module(type(self).__module__.removesuffix("_settings"))
 
 
+FROM_A_PLUGIN = "If it is a plugin's, add --plugin PACKAGE."  # the other way out for a kind that nobody knows
 plugins: dict[str, list[ModuleType]] = {}  # each package that --plugin has named, and its files below
 
 

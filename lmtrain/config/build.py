@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from lmtrain import units
-from lmtrain.config.base import Choice, Settings, kinds, show
+from lmtrain.config.base import FROM_A_PLUGIN, Choice, Settings, kinds, show
 from lmtrain.config.names import Names, nearest_value
 from lmtrain.config.overrides import quoted, shell
 from lmtrain.errors import LayoutError, SettingsError, a_few, nearest, refusal
@@ -103,7 +103,7 @@ class _Builder:
         else:
             known = dict(kinds(base))
         if not isinstance(kind, str) or kind not in known:
-            plugin = "" if base.kind or kind is None else " If it is a plugin's, add --plugin PACKAGE."
+            plugin = "" if base.kind or kind is None else f" {FROM_A_PLUGIN}"
             way_out = nearest_value(str(kind), known) + plugin
             self.problems.append(f"{_join(path, 'kind')}={show(kind)} is not a kind of {path}. {way_out}")
             return None

@@ -31,6 +31,7 @@ from lmtrain.data.store.index_cache import IndexCache
 from lmtrain.data.store.indexed import IndexedDataset
 from lmtrain.errors import DataError, SettingsError
 
+_COUNTED = 1 << 18  # samples of a run, a second's work; in a shorter run every one
 _FILES_EACH = 2  # a memory map holds its file open
 
 # Which shares of data.split are kept from training: what validation reads or, as it once was, all but the first, read
@@ -96,6 +97,7 @@ class TrainingData:
     def contributions(self, seq_len: int) -> list[dict[str, Any]]:
         """A row a dataset: what it holds and what the run takes of it."""
         counts = [self.num_samples] if len(self.parts) == 1 else self._counts()
+        tokens = self._tokens(counts) if self.pads else [count * seq_len for count in counts]
         return [
             {
                 "dataset": str(part.indexed.prefix),
@@ -103,10 +105,21 @@ class TrainingData:
                 "documents": len(part.documents),
                 "samples": part.dataset.num_samples,
                 "run_samples": count,
-                "run_tokens": count * seq_len,
+                "run_tokens": in_run,
                 "epochs": count / part.dataset.num_samples,
             }
-            for part, count in zip(self.parts, counts, strict=True)
+            for part, count, in_run in zip(self.parts, counts, tokens, strict=True)
+        ]
+
+    def _tokens(self, counts: Sequence[int]) -> list[int]:
+        """Without padding, as metrics count them: of the run's first samples, and of the others in proportion."""
+        ids = self.order.ids(0, min(self.num_samples, _COUNTED))
+        train = self.train
+        found = train.tokens_each(ids) if isinstance(train, BlendedDataset) else [(len(ids), train.counts(ids).tokens)]
+        mean = sum(tokens for _, tokens in found) / len(ids)
+        return [
+            tokens + round((count - samples) * (tokens / samples if samples else mean))
+            for count, (samples, tokens) in zip(counts, found, strict=True)
         ]
 
     def _counts(self) -> list[int]:

@@ -69,20 +69,22 @@ def _baselines(result: Result) -> Table:
 
 
 def _recipe(result: Result, model: dict[str, Any]) -> Table:
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)  # because: a hash then fits 80
     table.add_column(no_wrap=True, style="dim")
     table.add_column(overflow="fold", style="dim")
     for name, value in [*model.items(), *_recipe_rows(result)]:
-        table.add_row(name, str(value))
+        table.add_row(name, f"{value:,}" if isinstance(value, int) else str(value))
     return table
 
 
 def _recipe_rows(result: Result) -> list[tuple[str, str]]:
     stride = "none" if result.stride is None else f"{result.stride:,}"
+    notes = dict(result.notes)
+    of = [str(notes.pop(key)) for key in ("text_sha256_of",) if key in notes]
     words = "" if result.num_words is None else f"{result.num_words:,}; "
     return [
         ("data", result.data),
-        ("text sha256", result.text_sha256),
+        ("text sha256", "\nof ".join([result.text_sha256, *of])),
         ("documents", f"{result.num_documents:,}"),
         ("words", f"{words}{result.words_rule}"),
         ("bytes", f"{result.num_bytes:,}; {result.bytes_rule}"),
@@ -93,7 +95,7 @@ def _recipe_rows(result: Result) -> list[tuple[str, str]]:
         ("sum of NLL", f"{result.nll_sum_nats:.6f} nats"),
         ("dtype", result.dtype),
         ("tokenizer", result.tokenizer_fingerprint),
-        *((name.replace("_", " "), str(value)) for name, value in result.notes.items()),
+        *((name.replace("_", " "), str(value)) for name, value in notes.items()),
     ]
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Protocol, runtime_checkable
 
-from lmtrain.config.base import modules
+from lmtrain.config.base import FROM_A_PLUGIN, modules
 from lmtrain.errors import UsageError, nearest
 from lmtrain.eval.texts import TextInput
 from lmtrain.eval.windows import Request, Tokens
@@ -86,7 +86,7 @@ def all_tasks() -> dict[str, Task]:
 def find_task(name: str) -> Task:
     tasks = all_tasks()
     if name not in tasks:
-        raise UsageError(f"--task={name} is not an evaluation task. {nearest(name, tasks)}")
+        raise UsageError(f"--task={name} is not an evaluation task. {nearest(name, tasks)} {FROM_A_PLUGIN}")
     return tasks[name]
 
 

@@ -96,12 +96,17 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def flops(value: float | None) -> str:
-    if value is None:
-        return "-"
-    for size, name in ((1e15, "PFLOP/s"), (1e12, "TFLOP/s"), (1e9, "GFLOP/s")):
+    return "-" if value is None else f"{work(value)}/s"
+
+
+def work(value: float) -> str:
+    """A number of operations; a large run's as papers give it, such as 3.14e+23 FLOP."""
+    if value >= 1e18:
+        return f"{value:.3g} FLOP"
+    for size, name in ((1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP")):
         if value >= size:
             return f"{value / size:.3g} {name}"
-    return f"{value / 1e6:.3g} MFLOP/s"
+    return f"{value / 1e6:.3g} MFLOP"
 
 
 def percent(value: float | None) -> str:

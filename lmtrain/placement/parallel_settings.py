@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from lmtrain.config.base import Problem, Settings, kinds, problem_if
+from lmtrain.config.base import FROM_A_PLUGIN, Problem, Settings, kinds, problem_if
 from lmtrain.errors import nearest
 from lmtrain.layout import Layout, divisors, words
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule, schedule_named
@@ -36,7 +36,8 @@ class ParallelSettings(Settings):
             yield from self.at_least(1, axis, "Use 1.")
         known = kinds(PipelineSchedule)
         unknown = self.schedule not in known
-        yield from self.problem_if(unknown, "schedule", "is not a choice here", nearest(self.schedule, known))
+        way_out = f"{nearest(self.schedule, known)} {FROM_A_PLUGIN}"
+        yield from self.problem_if(unknown, "schedule", "is not a pipeline schedule", way_out)
         yield from () if unknown else self._schedule_problems()
         yield from self._zero_problems()
         yield from self.problem_if(self.timeout_s <= 0, "timeout_s", "must be above 0", "Use 600.")

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
-from lmtrain.errors import DataError, MissingInputError
-from lmtrain.runtime.files import atomic_file
+from lmtrain.errors import DataError, MissingInputError, brief
+from lmtrain.runtime.files import atomic_file, open_regular, read_range
 from lmtrain.tokenizer import bpe, wordpiece
+from lmtrain.tokenizer.judge import MAX_BYTES, is_ours, judged, library_errors, refuse_too_many
 
 _ROLES = {
     "eod": ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"),
@@ -30,19 +32,19 @@ _ROLES = {
     "mask": ("[MASK]", "<mask>"),
 }
 _END_OF_WORD = re.compile(r"\S ")
+_ANOTHER = "Get the file again, or give another tokenizer."
 _LONG = 1 << 18  # characters; because: the library's answer takes some fifty times the memory of its text
-_MAX_BYTES = 256 << 20
-_MAX_ID = 2**31 - 1  # because: datasets hold ids as int32 at the widest
 
 
 class Tokenizer:
-    def __init__(self, inner: tokenizers.Tokenizer) -> None:
+    def __init__(self, inner: tokenizers.Tokenizer, name: str = "The tokenizer") -> None:
+        """`name` is the file that it came from, for messages."""
         inner.no_truncation()
         inner.no_padding()
         inner.encode_special_tokens = True  # a special token's spelling inside a text is plain text
         if getattr(inner.model, "dropout", None):
             inner.model.dropout = None  # because: the same text must always give the same ids
-        self._inner = inner
+        self._inner, self._name = inner, name
 
     @classmethod
     def load(cls, path: Path | str) -> Tokenizer:
@@ -52,14 +54,21 @@ class Tokenizer:
             path = _choose(path)
         if path.name.endswith("vocab.json"):
             merges = path.with_name(path.name.removesuffix("vocab.json") + "merges.txt")
-            return cls(_judged(bpe.read_gpt2(_read(path), _read(merges), str(path), str(merges)), str(path)))
+            return cls._made(lambda name: bpe.read_gpt2(_read(path), _read(merges), name, str(merges)), str(path))
         if path.suffix == ".txt":
-            return cls(_judged(wordpiece.read_vocab(_read(path), str(path)), str(path)))
-        return cls(_parse(_read(path), str(path)))
+            return cls._made(lambda name: wordpiece.read_vocab(_read(path), name), str(path))
+        data = _read(path)
+        return cls._made(lambda name: tokenizers.Tokenizer.from_str(data.decode()), str(path))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Tokenizer:
-        return cls(_parse(data, "tokenizer.json"))
+        refuse_too_many(data, "tokenizer.json")
+        return cls._made(lambda name: tokenizers.Tokenizer.from_str(data.decode()), "tokenizer.json")
+
+    @classmethod
+    def _made(cls, make: Callable[[str], tokenizers.Tokenizer], name: str) -> Tokenizer:
+        with library_errors(name, f"is no valid {Path(name).name}", "It is damaged or another file."):
+            return cls(judged(make(name), name), name)
 
     def to_bytes(self) -> bytes:
         return (self._inner.to_str() + "\n").encode()
@@ -89,12 +98,18 @@ class Tokenizer:
             return self._inner.encode_batch_fast([text], add_special_tokens=False)[0].ids
         except TypeError as error:  # half of a surrogate pair, which no UTF-8 text holds
             raise DataError("The text holds a lone surrogate, which is no character. Repair the text.") from error
+        except BaseException as error:
+            if is_ours(error):
+                raise
+            said = f"{self._name} cannot cut {brief(text, 40)!r}, as a tokenizer can any text ({brief(error)})"
+            raise DataError(f"{said}. {_ANOTHER}") from error
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Sequence[int]) -> str:
-        return self._inner.decode(list(ids), skip_special_tokens=False)
+        with library_errors(self._name, f"cannot make a text of {len(ids)} ids", _ANOTHER):
+            return self._inner.decode(list(ids), skip_special_tokens=False)
 
     def piece(self, token: int) -> str:
         """How the vocabulary spells an id; byte-level pieces show a space as Ġ."""
@@ -151,41 +166,26 @@ def _choose(folder: Path) -> Path:
 
 def _read(path: Path) -> bytes:
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise DataError(f"{path} is larger than {_MAX_BYTES >> 20} MiB, which no tokenizer is. Check the path.")
-        return path.read_bytes()
+        fd, size = open_regular(path, follow_links=True)
+        try:
+            if size > MAX_BYTES:
+                raise DataError(f"{path} is larger than {MAX_BYTES >> 20} MiB, which no tokenizer is. Check the path.")
+            data = read_range(fd, 0, size)
+        finally:
+            os.close(fd)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise MissingInputError(f"{path} does not exist. Give a tokenizer's file or folder.") from error
     except OSError as error:
         raise MissingInputError(f"{path} cannot be read ({error.strerror}). Give a tokenizer's file.") from error
-
-
-def _parse(data: bytes, name: str) -> tokenizers.Tokenizer:
-    try:
-        return _judged(tokenizers.Tokenizer.from_str(data.decode()), name)
-    except DataError:
-        raise
-    except BaseException as error:  # because: a panic of the Rust core is a BaseException, and no Exception
-        if isinstance(error, (KeyboardInterrupt, SystemExit)):
-            raise
-        raise DataError(f"{name} is no valid tokenizer.json ({error}). It is damaged or another file.") from error
-
-
-def _judged(inner: tokenizers.Tokenizer, name: str) -> tokenizers.Tokenizer:
-    ids = inner.get_vocab(with_added_tokens=True).values()
-    if not ids:
-        raise DataError(f"{name} has no vocabulary. It is damaged or another kind of file.")
-    if max(ids) > _MAX_ID:
-        raise DataError(f"{name} has the id {max(ids)}; the largest allowed is {_MAX_ID}. It is damaged.")
-    if len(set(ids)) < len(ids):
-        raise DataError(f"{name} gives one id to two tokens. It is damaged.")
-    return inner
+    refuse_too_many(data, str(path))
+    return data
 
 
 def _what_decides_ids(tree: dict[str, Any]) -> dict[str, Any]:
     """The parts of a tokenizer.json that decide ids, spelled one way whichever file form they came from."""
     model = {key: value for key, value in tree["model"].items() if value not in (None, "", False)}
-    byte_level = (tree["pre_tokenizer"] or {}).get("type") == "ByteLevel"
+    has_names = isinstance(model["vocab"], dict)  # Unigram's are pairs of a piece and its score
+    byte_level = has_names and (tree["pre_tokenizer"] or {}).get("type") == "ByteLevel"
     if byte_level and model["vocab"].keys() >= bpe.ALPHABET:
         model.pop("unk_token", None)  # because: with every byte in the vocabulary nothing is unknown
     added = [

@@ -6,18 +6,20 @@ space is put in front), and pairs merge in the order of their rank; so every tex
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Literal
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from lmtrain.errors import DataError
+from lmtrain.errors import DataError, brief
 from lmtrain.runtime.files import parse_json
 
 EOD = "<|endoftext|>"
 ALPHABET = frozenset(pre_tokenizers.ByteLevel.alphabet())  # one letter for each of the 256 bytes
 _OTHERS = [letter for letter in sorted(ALPHABET) if ord(letter) > 255]  # of bytes that are not printable letters
 LETTERS = tuple(chr(byte) if chr(byte) in ALPHABET else _OTHERS.pop(0) for byte in range(256))  # by byte
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 CL100K = (  # of GPT-4 and LLaMA 3
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
@@ -55,7 +57,12 @@ def _read_vocab(data: bytes, name: str) -> dict[str, int]:
         raise DataError(f"{name} is not a JSON object of piece to id. It is damaged or another kind of file.")
     for piece, number in pieces.items():
         if type(number) is not int or not 0 <= number < 2**31:
-            raise DataError(f"{name} gives {piece!r} the id {number!r}; ids are whole numbers from 0. It is damaged.")
+            said = repr(number) if isinstance(number, (bool, int, float)) else brief(number)
+            raise DataError(
+                f"{name} gives {brief(piece)!a} the id {said}; ids are whole numbers from 0. It is damaged."
+            )
+        if not piece.isascii() and _SURROGATE.search(piece):
+            raise DataError(f"{name} has {brief(piece)!a}, a piece with half of a character. It is damaged.")
     if len(set(pieces.values())) < len(pieces):
         raise DataError(f"{name} gives one id to two pieces. It is damaged.")
     missing = ALPHABET - pieces.keys()
@@ -76,9 +83,10 @@ def _read_merges(data: bytes, name: str, pieces: dict[str, int]) -> list[tuple[s
             continue
         left, space, right = line.partition(" ")
         if not (left and space and right) or " " in right:
-            raise DataError(f"{name}:{number}: {line!r} is no pair of pieces. It is damaged or another kind of file.")
+            said = f"{name}:{number}: {brief(line)!r} is no pair of pieces"
+            raise DataError(f"{said}. It is damaged or another kind of file.")
         if left not in pieces or right not in pieces or left + right not in pieces:
             piece = next(piece for piece in (left, right, left + right) if piece not in pieces)
-            raise DataError(f"{name}:{number}: {piece!r} is not in the vocabulary. It is of another vocabulary.")
+            raise DataError(f"{name}:{number}: {brief(piece)!r} is not in the vocabulary. It is of another vocabulary.")
         merges.append((left, right))
     return merges

@@ -15,6 +15,7 @@ from lmtrain.tokenizer import bpe
 from lmtrain.tokenizer.base import Tokenizer
 
 _MOST_IDS = 1 << 21  # Bpe::kMostIds in csrc/bpe.h
+_MOST_LETTERS = 8 << 20  # of all pieces; because: the tree of them takes some forty bytes for each
 _MOST_MERGES = (1 << 22) - 1
 
 
@@ -78,6 +79,7 @@ def _is_bert(tree: dict[str, Any]) -> bool:
     return (
         model["type"] == "WordPiece"
         and model["unk_token"] in model["vocab"]
+        and sum(map(len, model["vocab"])) < _MOST_LETTERS
         and normalizer.get("type") == "BertNormalizer"
         and (tree["pre_tokenizer"] or {}).get("type") == "BertPreTokenizer"
     )

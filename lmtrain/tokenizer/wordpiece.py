@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from lmtrain.errors import DataError
+from lmtrain.errors import DataError, brief
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -39,7 +39,7 @@ def read_vocab(data: bytes, name: str) -> Tokenizer:
     for number, line in enumerate(lines):
         piece = line.removesuffix("\r")
         if not piece or piece in vocab:
-            what = "an empty line" if not piece else f"{piece!r}, as line {vocab[piece] + 1} does"
+            what = "an empty line" if not piece else f"{brief(piece)!r}, as line {vocab[piece] + 1} does"
             raise DataError(f"{name}:{number + 1} holds {what}. Each line of a vocab.txt is a piece of its own.")
         vocab[piece] = number
     if "[UNK]" not in vocab:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import subprocess
 import sys
 import traceback
@@ -52,6 +53,26 @@ def outcome(*arguments: object, env: Mapping[str, str] | None = None) -> tuple[o
         os.environ.clear()
         os.environ.update(old)
     return found, output.getvalue()
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def on_terminal(*arguments: object, columns: int = 80, code: int = 0) -> str:
+    """What stands on a terminal of so many columns in the end; a live view leaves everything that it has drawn."""
+    output, found = _Terminal(), 0
+    env = {"COLUMNS": str(columns), "TERM": "xterm", "NO_COLOR": "1"}
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(output), redirect_stderr(output):
+        for name, value in env.items():
+            patch.setenv(name, value)
+        try:
+            main([str(one) for one in arguments])
+        except SystemExit as end:
+            found = int(end.code or 0)
+    assert found == code, output.getvalue()
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.getvalue())
 
 
 @dataclass(frozen=True)

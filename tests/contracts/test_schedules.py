@@ -68,5 +68,5 @@ def test_settings_take_a_pipeline_by_its_word(name: str) -> None:
     settings = ParallelSettings(pp=2, vp=chunks, schedule=name)
     assert settings.pipeline == schedule_named(name)
     assert build_settings(ParallelSettings, settings.to_dict()) == settings
-    with pytest.raises(SettingsError, match=f"schedule={name}x is not a choice here. Did you mean {name}"):
+    with pytest.raises(SettingsError, match=f"schedule={name}x is not a pipeline schedule. Did you mean {name}"):
         ParallelSettings(schedule=f"{name}x")

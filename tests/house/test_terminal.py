@@ -1,4 +1,4 @@
-"""All that is printed goes through two files of cli/, which show what a terminal would otherwise obey."""
+"""All that is printed goes through a few files of cli/, which spell out what a terminal would otherwise obey."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def printing_problems(house: Any) -> list[str]:
             first, *rest = _words(node.func)
             called = ".".join([names.get(first, first), *rest])
             if called in PRINTERS | CONSOLES:
-                instead = "lmtrain/cli/screen.py's Screen" if called in CONSOLES else "lmtrain/cli/terminal.py's say"
+                instead = "lmtrain/cli/screen.py's Screen" if called in CONSOLES else "lmtrain/cli/terminal.py's echo"
                 problems.append(f"{module.shown}:{node.lineno} calls {called}. Print with {instead}.")
     return problems
 

@@ -158,6 +158,14 @@ def bad_disk(bench: Bench, settings: Settings) -> Any:
         arm(None)
 
 
+def damaged(bench: Bench, settings: Settings) -> Any:
+    """How a run ends whose newest checkpoint cannot be read when it is started again."""
+    for _ in range(2):
+        code = run(bench, settings).code
+        (newest := Path(str(settings["run.dir"])) / "checkpoints" / "step_00000004" / "manifest.json").write_text("{")
+    return code, newest.exists()
+
+
 def activations(bench: Bench, settings: Settings) -> Any:
     """Bytes that live between forward and backward of a microbatch."""
     with opened(settings) as it:

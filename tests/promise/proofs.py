@@ -231,6 +231,7 @@ RUN = [
     *proofs("", see.files, SAVING | {"checkpoint.keep_last": 1}, {"checkpoint.keep_every_steps": (None, 2)}),
     *proofs("", see.threads, BASE, {"checkpoint.asynchronous": (True, False)}),
     *proofs("", see.bad_disk, BASE, {"checkpoint.verify_after_save": (False, True)}),
+    *proofs("", see.damaged, SAVING, {"checkpoint.fallback": (False, True)}),
     *proofs("", see.peak, BASE, {"observe.peak_tflops": (None, 1.0, 2.0)}),
     *proofs("", see.torchs_state, BASE, {"compute.threads": (1, 2), "compute.deterministic": (False, True)}),
     *proofs("", see.graph, BASE, {"compute.device": ("cpu", "cuda"), "compute.compile": (False, True)}),
@@ -288,5 +289,6 @@ REFUSALS = [
     Refusal(Key("", "parallel.vp"), BASE | {"parallel.vp": 2}),
     Refusal(Key("", "parallel.zero"), BASE | {"parallel.zero": 2}),
     Refusal(Key("", "checkpoint.init_from"), BASE | {"checkpoint.init_from": DONE, "checkpoint.resume": DONE}),
+    Refusal(Key("", "checkpoint.fallback"), BASE | {"checkpoint.fallback": True, "checkpoint.resume": "none"}),
     Refusal(Key("", "checkpoint.resume"), BASE | {"run.dir": DONE, "checkpoint.resume": "none"}),
 ]  # fmt: skip

@@ -37,6 +37,11 @@ class BlendedDataset:
         found = [dataset.counts(ids) for dataset, ids, _ in self._parts(sample_ids)]
         return Counts(sum(one.labels for one in found), sum(one.tokens for one in found))
 
+    def tokens_each(self, sample_ids: Int64s) -> list[tuple[int, int]]:
+        """Of each dataset, how many of these samples are its, and how many tokens they hold."""
+        found = {id(dataset): (len(ids), dataset.counts(ids).tokens) for dataset, ids, _ in self._parts(sample_ids)}
+        return [found.get(id(dataset), (0, 0)) for dataset in self.datasets]
+
     def batch(self, sample_ids: Int64s) -> Batch:
         parts = [(dataset.batch(ids), rows) for dataset, ids, rows in self._parts(sample_ids)]
         if len(parts) == 1:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lmtrain.config.base import show
-from lmtrain.errors import CheckpointError
+from lmtrain.errors import CheckpointError, brief
 from lmtrain.exchange.plain_values import settings_of_values
 from lmtrain.models.bert_settings import NUM_SEGMENTS, BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
@@ -51,6 +51,7 @@ _MEGATRON_BERT = _BERT | {
     "vocab_size": 29056, "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16,
     "intermediate_size": 4096,
 }  # fmt: skip
+_LONGEST_VALUE = 1000  # characters
 _MEANT: dict[str, Config] = {
     "gpt2": _GPT2, "llama": _LLAMA, "mistral": _MISTRAL, "bert": _BERT, "megatron-bert": _MEGATRON_BERT
 }  # fmt: skip
@@ -174,10 +175,13 @@ def settings_of(
     family = config.get("model_type") if isinstance(config, dict) else None
     if not isinstance(family, str) or family not in _MEANT:
         raise CheckpointError(
-            f"{where} is of model_type {show(family)} and lmtrain imports {', '.join(_MEANT)}. "
-            "Convert it to one of them."
+            f"{where} is of model_type {show(None) if family is None else brief(family)} and lmtrain imports "
+            f"{', '.join(_MEANT)}. Convert it to one of them."
         )
     meant = _MEANT[family] | config
+    long = [key for key in _MEANT[family].keys() & config.keys() if len(str(config[key])) > _LONGEST_VALUE]
+    if long:
+        raise CheckpointError(f"{where} has a {min(long)} that is longer than any such value. Get the file again.")
     wrong: list[str] = []
     if family == "gpt2":
         values = _from_gpt2(meant, wrong)
@@ -210,11 +214,11 @@ def _from_llama(c: Config, wrong: list[str]) -> Config:
     _same(c, wrong, hidden_act="silu", mlp_bias=c["attention_bias"])
     rope = c["rope_parameters"] or c["rope_scaling"] or {}
     if not isinstance(rope, dict):
-        wrong.append(f"rope_parameters={show(rope)} would have to be a group")
+        wrong.append(f"rope_parameters={brief(rope)} would have to be a group")
         rope = {}
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind != "default" or rope.get("partial_rotary_factor", 1.0) != 1.0:
-        wrong.append(f"rotary angles of type {kind} would have to be default, over the whole head")
+        wrong.append(f"rotary angles of type {brief(kind)} would have to be default, over the whole head")
     return {
         "kind": "gpt", "num_layers": c["num_hidden_layers"], "width": c["hidden_size"],
         "num_heads": c["num_attention_heads"], "num_kv_heads": c["num_key_value_heads"], "head_width": c["head_dim"],

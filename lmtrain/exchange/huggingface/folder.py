@@ -6,20 +6,21 @@ opened. Names of files are plain names in this folder; links are followed only a
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from lmtrain.errors import CheckpointError, DataError, MissingInputError, a_few
+from lmtrain.errors import CheckpointError, DataError, MissingInputError, a_few, brief
 from lmtrain.exchange.huggingface.config import settings_of
 from lmtrain.exchange.huggingface.names import Match, matches
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.runtime.files import is_safe_name, read_json
+from lmtrain.runtime.files import is_safe_name, open_regular, read_json, read_range
 
 _INDEX = "model.safetensors.index.json"
 _PREFIXES = {"gpt2": "transformer.", "llama": "model.", "mistral": "model.", "bert": "bert.", "megatron-bert": "bert."}
@@ -27,6 +28,17 @@ _PREFIXES = {"gpt2": "transformer.", "llama": "model.", "mistral": "model.", "be
 _UNUSED = (".attn.bias", ".attn.masked_bias", ".inv_freq", ".position_ids", "cls.predictions.decoder.weight")
 _OTHER_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}  # BERT's first ones
 _TYPES = ("F32", "F16", "BF16")
+_MAX_HEADER_BYTES = 32 << 20
+_KEPT_BYTES = 128 << 20  # because: what was read of an open file counts as our memory
+
+
+class _Found(NamedTuple):
+    """A tensor of the folder: its file, its name there, its shape and its type."""
+
+    file: str
+    name: str
+    shape: tuple[int, ...]
+    kind: str
 
 
 class HFFolder:
@@ -37,14 +49,20 @@ class HFFolder:
         self.path = path
         if not path.is_dir():
             raise MissingInputError(f"{path} is not a folder. Give one with config.json and model.safetensors.")
+        self._last: tuple[str, Any] | None = None
+        self._left = 0
         config = read_json(self._file("config.json"))
         where = path / "config.json"
         self._where = self._find(config.get("model_type") if isinstance(config, dict) else None)
-        layers = self._num_layers(config)
-        if layers > len(self._where):
-            raise CheckpointError(f"{where} tells of {layers} layers and the files hold {len(self._where)} tensors.")
         pair_head = "cls.seq_relationship.weight" in self._where
         self.family, self.settings = settings_of(config, where, pair_head=pair_head, dropout=dropout)
+        layers = self.settings.shape.num_layers
+        if layers > len(self._where):
+            # because: the weights of a model are listed by name before they are looked for
+            raise CheckpointError(
+                f"{where} tells of {layers} layers and the files hold {len(self._where)} tensors. "
+                "Get the whole model again."
+            )
 
     def matches(self) -> list[Match]:
         """All of the model's weights; refused unless each is there in its shape, and nothing else that counts is."""
@@ -56,7 +74,7 @@ class HFFolder:
                 wrong += self._difference(name, match.their_shape(rows))
         tied = {"lm_head.weight"} if self.settings.ties() else set()
         others = sorted(name for name in self._where.keys() - used - tied if not name.endswith(_UNUSED))
-        wrong += [f"{name} has no place in this model" for name in others]
+        wrong += [f"{brief(name)} has no place in this model" for name in others]
         if wrong:
             raise CheckpointError(
                 f"{self.path} does not hold the model of its config.json: {a_few(wrong, '; ')}. "
@@ -76,36 +94,44 @@ class HFFolder:
 
     def part(self, match: Match, index: int, rows: range) -> Tensor:
         """Some of the rows that one of their tensors has of ours."""
-        name = match.theirs[index][0]
-        file, theirs = self._where[name]
-        with _readable(self.path / file), safe_open(self._file(file), framework="pt") as tensors:
-            stored = tensors.get_slice(theirs)
+        found = self._where[match.theirs[index][0]]
+        with _readable(self.path / found.file):
+            stored = self._opened(found.file).get_slice(found.name)
             part: Tensor = stored[:, rows.start : rows.stop].T if match.turned else stored[rows.start : rows.stop]
+            self._left -= part.nbytes
             return part
 
-    def _find(self, family: object) -> dict[str, tuple[str, str]]:
-        """Which file has a tensor and under what name, by the name that it has in their pretraining model."""
-        prefix, result = _PREFIXES.get(str(family), ""), {}
+    def _find(self, family: object) -> dict[str, _Found]:
+        """Where a tensor is, by the name that it has in their pretraining model."""
+        prefix, result = _PREFIXES.get(str(family), ""), dict[str, _Found]()
         for file in self._weight_files():
-            with _readable(self.path / file), safe_open(self._file(file), framework="pt") as tensors:
+            with _readable(self.path / file):
+                tensors = self._opened(file)
                 for theirs in tensors.keys():  # noqa: SIM118 - not a dict
                     name = theirs
                     for old, new in _OTHER_NAMES.items():
                         name = name.replace(old, new) if name.endswith(old) else name
                     if not name.startswith((prefix, "lm_head.", "cls.")):
                         name = prefix + name  # a model that was saved without its heads
-                    result["cls.predictions.bias" if name == "cls.predictions.decoder.bias" else name] = file, theirs
-        return result
+                    if name in result:
+                        raise CheckpointError(
+                            f"{self.path / file} holds {brief(name)} a second time. Get it again."
+                        )
+                    stored = tensors.get_slice(theirs)
+                    result[name] = _Found(file, theirs, tuple(stored.get_shape()), str(stored.get_dtype()))
+        decoder = result.pop("cls.predictions.decoder.bias", None)
+        return result if decoder is None else {"cls.predictions.bias": decoder} | result
 
     def _weight_files(self) -> list[str]:
         if (self.path / _INDEX).exists():
             places = read_json(self._file(_INDEX))
             named = places.get("weight_map") if isinstance(places, dict) else None
-            files = sorted(set(map(str, named.values()))) if isinstance(named, dict) else []
+            values = named.values() if isinstance(named, dict) else ()
+            files = sorted({name if isinstance(name, str) else "" for name in values})
             bad = [name for name in files if not is_safe_name(name) or not name.endswith(".safetensors")]
             if bad or not files:
                 raise CheckpointError(
-                    f"{self.path / _INDEX} names {bad[:1] or 'no file'}. Use plain names of files here."
+                    f"{self.path / _INDEX} names {brief(bad[0]) if bad else 'no file'}. Use plain names of files here."
                 )
             return files
         if (self.path / "model.safetensors").exists():
@@ -124,26 +150,37 @@ class HFFolder:
         """A file of this folder. A link must stay in it, or lead to the blobs beside it, as in the hub's cache."""
         path = self.path / name
         if path.is_symlink():
-            real, home = path.resolve(), self.path.resolve()
+            real, home = Path(os.path.realpath(path)), self.path.resolve()
             homes = [home, *([home.parents[1] / "blobs"] if home.parent.name == "snapshots" else [])]
             if not any(real.is_relative_to(place) for place in homes):
                 raise DataError(f"{path} is a link that leads out of its folder. Put the file itself in its place.")
         return path
 
-    def _num_layers(self, config: Any) -> int:
-        found = config.get("n_layer", config.get("num_hidden_layers")) if isinstance(config, dict) else None
-        return found if isinstance(found, int) else 0
-
     def _difference(self, name: str, shape: tuple[int, ...]) -> list[str]:
-        if name not in self._where:
+        found = self._where.get(name)
+        if found is None:
             return [f"{name} is missing"]
-        file, theirs = self._where[name]
-        with _readable(self.path / file), safe_open(self._file(file), framework="pt") as tensors:
-            stored = tensors.get_slice(theirs)
-            found, kind = tuple(stored.get_shape()), stored.get_dtype()
-        if found != shape:
-            return [f"{name} has shape {list(found)} and not {list(shape)}"]
-        return [] if kind in _TYPES else [f"{name} is {kind}, which is none of {', '.join(_TYPES)}"]
+        if found.shape != shape:
+            return [f"{name} has shape {list(found.shape)[:8]} and not {list(shape)}"]
+        return [] if found.kind in _TYPES else [f"{name} is {found.kind}, which is none of {', '.join(_TYPES)}"]
+
+    def _opened(self, name: str) -> Any:
+        """A file of tensors, kept for the next part: an opening reads the header, which says itself how long it is."""
+        if self._last is not None and self._last[0] == name and self._left > 0:
+            return self._last[1]
+        path = self._file(name)
+        fd, _ = open_regular(path, follow_links=True)
+        try:
+            header_bytes = int.from_bytes(read_range(fd, 0, 8), "little")
+        finally:
+            os.close(fd)
+        if header_bytes > _MAX_HEADER_BYTES:
+            raise CheckpointError(
+                f"{path} cannot be read: it claims a header of {header_bytes} bytes, and no list of tensors has more "
+                f"than {_MAX_HEADER_BYTES}. Get it again."
+            )
+        self._last, self._left = (name, safe_open(path, framework="pt")), _KEPT_BYTES
+        return self._last[1]
 
 
 @contextmanager
@@ -153,4 +190,4 @@ def _readable(path: Path) -> Iterator[None]:
     except FileNotFoundError as error:
         raise MissingInputError(f"{path} does not exist. Get the whole model.") from error
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}). Get it again.") from error
+        raise CheckpointError(f"{path} cannot be read ({brief(error)}). Get it again.") from error

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmtrain.config.base import show
-from lmtrain.errors import CheckpointError
+from lmtrain.errors import CheckpointError, brief
 from lmtrain.exchange.plain_values import settings_of_values
+from lmtrain.exchange.torch_files.pickle_data import Global, Made
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.model_settings import ModelSettings, round_up
@@ -46,6 +47,27 @@ class Found:
     has_pair: bool
 
 
+def plain_arguments(args: Made) -> Get:
+    """Arguments as numbers, short texts and pairs of them; of all else a word, which is none of the values needed.
+
+    because: what a pickle nests may take forever to compare or to write into a message
+    """
+
+    def get(name: str, default: Any = None) -> Any:
+        value = args.get(name, default)
+        if isinstance(value, (tuple, list)) and not isinstance(value, Global) and len(value) == 2:
+            return tuple(map(_plain, value))
+        return _plain(value)
+
+    return get
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    return brief(value) if isinstance(value, str) else f"<{type(value).__name__}>"
+
+
 def settings_from(
     get: Get | None, found: Found, vocab_size: int, overrides: Mapping[str, object], where: object
 ) -> ModelSettings:
@@ -74,7 +96,7 @@ def settings_from(
         ]
     else:
         window, rotary = ask("window_size"), found.num_positions is None
-        is_pair = isinstance(window, (list, tuple)) and len(window) == 2
+        is_pair = isinstance(window, (list, tuple)) and len(window) == 2 and all(type(n) is int for n in window)
         if window is not None and not (is_pair and window[1] in (0, -1)):
             wrong.append("--window-size would have to be (tokens back, 0)")
             window = None

@@ -6,6 +6,8 @@ distributed one (`torch_dist`), whose tensors are whole and lie in pieces. Nothi
 
 from __future__ import annotations
 
+import io
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,19 +19,24 @@ from torch import Tensor
 
 from lmtrain.checkpoint.disk.boxes import Box, cover_problem, intersect
 from lmtrain.checkpoint.disk.format import DTYPES, ITEM_BYTES
-from lmtrain.errors import CheckpointError, MissingInputError
+from lmtrain.errors import CheckpointError, MissingInputError, brief
 from lmtrain.exchange.megatron.names import LAYER, our_name
+from lmtrain.exchange.torch_files.bounds import MAX_DEPTH, MAX_PICKLE_BYTES, checked_text
 from lmtrain.exchange.torch_files.pickle_data import Global, Made, read_pickle
 from lmtrain.exchange.torch_files.reader import StoredTensor, TorchFile
-from lmtrain.runtime.files import is_safe_name, open_regular, read_errors
+from lmtrain.runtime.files import is_safe_name, read_bytes
 
 TRACKER = "latest_checkpointed_iteration.txt"
 RANK_FILE = "model_optim_rng.pt"
-_RANK = re.compile(r"mp_rank_(\d{2,5})(?:_(\d{3,5}))?(_\d{3,5})?")
+_RANK = re.compile(r"mp_rank_([0-9]{2,5})(?:_([0-9]{3,5}))?(_[0-9]{3,5})?")
 _CODES = {f"torch.{name}": code for code, name in DTYPES.items()}
 _MASTER = re.compile(r"(?:chained_0\.)?optimizer\.state\.fp32_param\.(.+)")
 _MAX_LAYERS = 1 << 16
-_MAX_METADATA_BYTES = 1 << 30
+_MAX_NODES = 1 << 18  # of the dicts that hold a stage's tensors
+_MAX_NAME = 1000
+_MAX_ITERATION = 10**15
+_MAX_AXES = 8
+_VERSIONS = (0, 1, 2, 3)
 
 
 @dataclass(frozen=True)
@@ -42,7 +49,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Source:
-    """`weights` has each one's parts by rank, `halves` those that come as gate and up, `masters` the optimizer's."""
+    """`weights` has each one's parts by rank, `halves` those that come as gate and up, `masters` the optimizer's.
+
+    `num_bytes` is the size of the files that hold them.
+    """
 
     path: Path
     args: Made | None
@@ -52,6 +62,7 @@ class Source:
     halves: dict[str, list[Part]]
     masters: dict[str, list[Part]]
     has_optimizer: bool
+    num_bytes: int
 
 
 def open_megatron(path: Path) -> Source:
@@ -59,15 +70,23 @@ def open_megatron(path: Path) -> Source:
     folder = _checkpoint(path)
     if (folder / ".metadata").is_file():
         return _open_distributed(folder)
-    ranks = {match: child for child in folder.iterdir() if (match := _RANK.fullmatch(child.name))}
-    if not ranks:
+    found = [(match, child) for child in sorted(folder.iterdir()) if (match := _RANK.fullmatch(child.name))]
+    if not found:
         raise MissingInputError(
             f"{folder} holds neither {RANK_FILE} under mp_rank_XX nor .metadata. Give a checkpoint of Megatron-LM."
         )
-    if any(match[3] for match in ranks):
+    if any(match[3] for match, _ in found):
         raise CheckpointError(f"{folder} is of a model with experts, which lmtrain's models do not have. Give another.")
-    files = {(int(m[1]), int(m[2] or 0)): TorchFile(child / RANK_FILE) for m, child in ranks.items()}
-    return _open_ranks(folder, files)
+    ranks = {(int(match[1]), int(match[2] or 0)): child / RANK_FILE for match, child in found}
+    if len(ranks) < len(found):
+        raise CheckpointError(f"{folder} holds two folders for one rank. Leave those of one checkpoint in it.")
+    tps, pps = max(tp for tp, _ in ranks) + 1, max(pp for _, pp in ranks) + 1
+    if len(ranks) < tps * pps:
+        # because: a name can claim a grid of billions, so that only as many places are looked at as there are files
+        missing = next((tp, pp) for tp in range(tps) for pp in range(pps) if (tp, pp) not in ranks)
+        count = tps * pps - len(ranks)
+        raise CheckpointError(f"{folder} lacks the files of {count} ranks, as of tp, pp={missing}. Get all.")
+    return _open_ranks(folder, {rank: TorchFile(path) for rank, path in ranks.items()})
 
 
 def _checkpoint(path: Path) -> Path:
@@ -75,8 +94,9 @@ def _checkpoint(path: Path) -> Path:
         raise MissingInputError(f"{path} is not a folder. Give the folder of a Megatron-LM checkpoint.")
     if not (path / TRACKER).is_file():
         return path
-    word = (path / TRACKER).read_bytes()[:40].decode(errors="replace").strip()
-    name = "release" if word == "release" else f"iter_{int(word):07d}" if word.isdecimal() else ""
+    word = read_bytes(path / TRACKER, 1 << 10).decode(errors="replace").strip()[:40]
+    number = int(word) if word.isdecimal() else -1
+    name = "release" if word == "release" else f"iter_{number:07d}" if 0 <= number <= _MAX_ITERATION else ""
     if not name or not (path / name).is_dir():
         raise CheckpointError(f"{path / TRACKER} names {word!r}, which is not there. Give the checkpoint itself.")
     return path / name
@@ -84,20 +104,17 @@ def _checkpoint(path: Path) -> Path:
 
 def _open_ranks(folder: Path, files: Mapping[tuple[int, int], TorchFile]) -> Source:
     tps, pps = sorted({tp for tp, _ in files}), sorted({pp for _, pp in files})
-    missing = [(tp, pp) for tp in range(tps[-1] + 1) for pp in range(pps[-1] + 1) if (tp, pp) not in files]
-    if missing:
-        raise CheckpointError(f"{folder} lacks the files of {len(missing)} ranks, as of tp, pp={missing[0]}. Get all.")
     first = _top(files[0, 0])
-    args, version, iteration = first.get("args"), first.get("checkpoint_version", 0), first.get("iteration", 0)
+    version, iteration = _version(first, folder), _iteration(first, folder)
     keys = ["model"] if "model" in first else [f"model{i}" for i in range(len(first)) if f"model{i}" in first]
     weights: dict[str, list[Part]] = {}
     next_layer = 0
     for key in keys:  # a chunk of a virtual stage of all stages, then the next
         for pp in pps:
-            chunk = [dict(_flat(_top(files[tp, pp]).get(key, {}))) for tp in tps]
+            chunk = [_flat(files[tp, pp], key) for tp in tps]
             next_layer += _take_chunk(chunk, next_layer, weights, folder)
-    known = args if isinstance(args, Made) else None
-    return Source(folder, known, _number(version), int(_number(iteration)), weights, {}, {}, "optimizer" in first)
+    num_bytes = sum(file.path.stat().st_size for file in files.values())
+    return Source(folder, _args(first), version, iteration, weights, {}, {}, "optimizer" in first, num_bytes)
 
 
 def _top(file: TorchFile) -> dict[str, Any]:
@@ -106,24 +123,60 @@ def _top(file: TorchFile) -> dict[str, Any]:
     return file.value
 
 
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, (int, float)) else 0.0
+def _args(state: dict[str, Any]) -> Made | None:
+    args = state.get("args")
+    return args if isinstance(args, Made) else None
 
 
-def _flat(node: object, prefix: str = "") -> Iterator[tuple[str, StoredTensor]]:
+def _version(state: dict[str, Any], folder: Path) -> float:
+    version = state.get("checkpoint_version", 0)
+    if not isinstance(version, (int, float)) or version not in _VERSIONS:
+        said = version if isinstance(version, float) else brief(version)
+        raise CheckpointError(
+            f"{folder} has checkpoint_version {said}, and its tensors are laid out by one of "
+            f"{', '.join(map(str, _VERSIONS))}. It is damaged: get the folder again."
+        )
+    return float(version)
+
+
+def _iteration(state: dict[str, Any], folder: Path) -> int:
+    number = state.get("iteration", 0)
+    if number is None or isinstance(number, (Made, str)):
+        return 0
+    is_number = isinstance(number, (int, float)) and math.isfinite(number)
+    if not is_number or not 0 <= number <= _MAX_ITERATION or number != int(number):
+        said = number if isinstance(number, float) else brief(number)
+        raise CheckpointError(
+            f"{folder} has the iteration {said}, which is no whole number from 0 to {_MAX_ITERATION}. "
+            "It is damaged: get the folder again."
+        )
+    return int(number)
+
+
+def _flat(file: TorchFile, key: str) -> dict[str, StoredTensor]:
     """Tensors by their path; the first layouts nest a dict for each module."""
-    if isinstance(node, StoredTensor):
-        yield prefix, node
-    elif isinstance(node, dict):
-        for key, value in node.items():
-            yield from _flat(value, f"{prefix}.{key}" if prefix else str(key))
+    result: dict[str, StoredTensor] = {}
+    todo, count = [("", _top(file).get(key, {}), 0)], 0
+    while todo:
+        prefix, node, depth = todo.pop()
+        if isinstance(node, StoredTensor):
+            result[prefix] = node
+        elif isinstance(node, dict):
+            count += len(node)
+            # because: dicts that hold each other, or the same one twice and so on, have endlessly many paths
+            if count > _MAX_NODES or depth > MAX_DEPTH or len(prefix) > _MAX_NAME:
+                raise CheckpointError(f"{file.path} holds more names than any model. Get the file again.")
+            for name, value in node.items():
+                word = brief(name) if isinstance(name, str) else str(name) if type(name) is int else "?"
+                todo.append((f"{prefix}.{word}" if prefix else word, value, depth + 1))
+    return result
 
 
 def _take_chunk(
     chunk: list[dict[str, StoredTensor]], first_layer: int, weights: dict[str, list[Part]], folder: Path
 ) -> int:
     """Add the weights of one stage's ranks, whose layers count from 0; returns how many layers it has."""
-    layers = set()
+    layers, taken = set[int](), set[str]()
     for theirs in chunk[0]:
         ours = _our_name(theirs, folder)
         if ours is None:
@@ -135,8 +188,13 @@ def _take_chunk(
             name = f"blocks.{first_layer + int(number)}.{inner}"
         tensors = [rank.get(theirs) for rank in chunk]
         if None in tensors:
-            raise CheckpointError(f"{folder}: not every tensor-parallel rank has {theirs}. Get all files again.")
+            raise CheckpointError(
+                f"{folder}: not every tensor-parallel rank has {brief(theirs)}. Get all files again."
+            )
         # because: a later stage repeats the embedding that it shares with the first
+        if name in taken:
+            raise CheckpointError(f"{folder}: a stage has {brief(theirs)} under two names. Get it again.")
+        taken.add(name)
         weights.setdefault(name, [Part(tensor.shape, tensor.read) for tensor in tensors if tensor is not None])
     if layers != set(range(len(layers))):
         raise CheckpointError(f"{folder}: a stage has layers {sorted(layers)[:4]}..., not all from 0. Get it again.")
@@ -148,7 +206,7 @@ def _our_name(theirs: str, folder: Path) -> tuple[str, int | None] | None:
         return our_name(theirs)
     except KeyError as error:
         raise CheckpointError(
-            f"{folder} holds {theirs[:200]}, which lmtrain's models do not have. Only plain GPTs and BERTs are read."
+            f"{folder} holds {brief(theirs)}, which lmtrain's models do not have. Only plain GPTs and BERTs are read."
         ) from error
 
 
@@ -185,7 +243,6 @@ class Stacked:
 def _open_distributed(folder: Path) -> Source:
     tensors = _metadata(folder)
     state = _top(TorchFile(folder / "common.pt")) if (folder / "common.pt").is_file() else {}
-    args = state.get("args")
     weights: dict[str, list[Part]] = {}
     halves: dict[str, list[Part]] = {}
     masters: dict[str, list[Part]] = {}
@@ -206,9 +263,11 @@ def _open_distributed(folder: Path) -> Source:
                 else:
                     weights[name] = [part]
     # because: whatever the version says, these folders have only ever had today's order
-    version, iteration = 3.0, int(_number(state.get("iteration", 0)))
-    known, has_optimizer = args if isinstance(args, Made) else None, any(".state." in name for name in tensors)
-    return Source(folder, known, version, iteration, weights, halves, masters, has_optimizer)
+    version, iteration = 3.0, _iteration(state, folder)
+    has_optimizer = any(".state." in name for name in tensors)
+    paths = {chunk.path for stacked in tensors.values() for chunk in stacked.chunks}
+    num_bytes = sum(path.stat().st_size for path in paths if path.is_file())
+    return Source(folder, _args(state), version, iteration, weights, halves, masters, has_optimizer, num_bytes)
 
 
 def _unstacked(name: str, stacked: Stacked) -> Iterator[tuple[str, Part]]:
@@ -226,24 +285,21 @@ def _unstacked(name: str, stacked: Stacked) -> Iterator[tuple[str, Part]]:
 def _metadata(folder: Path) -> dict[str, Stacked]:
     """.metadata is a pickle of torch's: read as data, and judged like a manifest."""
     path = folder / ".metadata"
-    with read_errors(path):
-        fd, size = open_regular(path, follow_links=True)
-        with open(fd, "rb") as file:
-            if size > _MAX_METADATA_BYTES:
-                raise CheckpointError(f"{path} is larger than any list of tensors. Get the folder again.")
-            value = read_pickle(file, path)
+    value = read_pickle(io.BytesIO(read_bytes(path, MAX_PICKLE_BYTES)), path)
     try:
         places = {
-            (str(index.get("fqn")), tuple(index.get("offset") or ())): info
+            (checked_text(index.get("fqn"), "a name"), _sizes(index.get("offset") or ())): info
             for index, info in value.get("storage_data").items()
         }
         return {
-            str(name): _stacked(str(name), entry, places, folder)
+            name: _stacked(checked_text(name, "a name"), entry, places, folder)
             for name, entry in value.get("state_dict_metadata").items()
             if isinstance(entry, Made) and entry.path.endswith(".TensorStorageMetadata")
         }
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not torch's list of tensors ({error}). Get the folder again.") from error
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise CheckpointError(
+            f"{path} is not torch's list of tensors ({brief(error)}). Get the folder again."
+        ) from error
 
 
 def _stacked(name: str, entry: Made, places: Mapping[Any, Made], folder: Path) -> Stacked:
@@ -275,6 +331,8 @@ def _stacked(name: str, entry: Made, places: Mapping[Any, Made], folder: Path) -
 
 
 def _sizes(value: Any) -> tuple[int, ...]:
-    if not isinstance(value, (tuple, list)) or not all(type(n) is int and 0 <= n < 1 << 48 for n in value):
+    if not isinstance(value, (tuple, list)) or len(value) > _MAX_AXES:
+        raise ValueError("a shape that is none")
+    if not all(type(n) is int and 0 <= n < 1 << 48 for n in value):
         raise ValueError("a shape that is none")
     return tuple(value)

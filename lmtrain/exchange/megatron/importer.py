@@ -15,13 +15,14 @@ from torch import Tensor
 
 from lmtrain.errors import CheckpointError, UsageError, a_few
 from lmtrain.exchange.imported import save_foreign, tokenizer_of
-from lmtrain.exchange.megatron.args import Found, settings_from
+from lmtrain.exchange.megatron.args import Found, plain_arguments, settings_from
 from lmtrain.exchange.megatron.folder import Part, Source, open_megatron
 from lmtrain.exchange.megatron.names import split_qkv
 from lmtrain.exchange.streaming import Report
 from lmtrain.models.model_settings import ModelSettings, Shape, true_weights
 from lmtrain.spec import Cut, Split
 
+_POSITIONS = "embedding.position.weight"
 _NO_OPTIMIZER = (
     "not imported: a run goes on from its data's order, schedule and loss scale as well, which are not taken from "
     "Megatron-LM. Begin a new run with checkpoint.init_from"
@@ -42,12 +43,18 @@ def import_megatron(
     words = tokenizer_of(tokenizer or folder / "tokenizer.json")
     source = open_megatron(folder)
     found = _found(source)
-    get = source.args.get if source.args is not None else None
+    get = plain_arguments(source.args) if source.args is not None else None
     told = get("vocab_size") if get is not None else None
-    vocab_size = told if isinstance(told, int) else words.vocab_size
+    vocab_size = told if type(told) is int else words.vocab_size
     settings = settings_from(get, found, vocab_size, dict(overrides or {}), source.path)
+    if settings.shape.num_layers != found.num_layers or settings.num_parameters > source.num_bytes:
+        # because: the weights of a model are listed by name before they are looked for
+        raise CheckpointError(
+            f"{source.path} has {found.num_layers} layers in {source.num_bytes} bytes, and its model would have "
+            f"{settings.shape.num_layers} and {settings.num_parameters} numbers. Get the folder again, or check --set."
+        )
     weights = {name: parts for name, parts in source.weights.items() if name != "head.weight" or not settings.ties()}
-    _check(source.path, settings, weights, source.halves)
+    _check(source, settings, weights)
     masters = _masters(source, settings)
 
     def parts(name: str) -> Iterator[Tensor]:
@@ -65,30 +72,31 @@ def import_megatron(
 def _found(source: Source) -> Found:
     weights = {**source.weights, **source.halves}
     layers = {int(name.split(".")[1]) for name in weights if name.startswith("blocks.")}
-    try:
-        token, down = weights["embedding.token.weight"], weights["blocks.0.mlp.down.weight"]
-        position = weights.get("embedding.position.weight")
-        return Found(
-            num_layers=len(layers),
-            width=token[0].shape[1],
-            ffn_width=sum(part.shape[1] for part in down),
-            num_positions=position[0].shape[0] if position else None,
-            is_encoder="head.dense.weight" in weights,
-            has_bias="blocks.0.attention.qkv.bias" in weights and "blocks.0.mlp.up.bias" in weights,
-            norm_has_bias="norm.bias" in weights,
-            has_output="head.weight" in weights,
-            has_pair="pair.scores.weight" in weights,
-        )
-    except (KeyError, IndexError) as error:
-        raise CheckpointError(
-            f"{source.path} lacks {error}, which all models have. Give a whole checkpoint."
-        ) from error
+    token, down = _matrix(source, "embedding.token.weight"), _matrix(source, "blocks.0.mlp.down.weight")
+    positions = _matrix(source, _POSITIONS)[0].shape[0] if _POSITIONS in weights else None
+    return Found(
+        num_layers=len(layers),
+        width=token[0].shape[1],
+        ffn_width=sum(part.shape[1] for part in down),
+        num_positions=positions,
+        is_encoder="head.dense.weight" in weights,
+        has_bias="blocks.0.attention.qkv.bias" in weights and "blocks.0.mlp.up.bias" in weights,
+        norm_has_bias="norm.bias" in weights,
+        has_output="head.weight" in weights,
+        has_pair="pair.scores.weight" in weights,
+    )
 
 
-def _check(
-    path: Path, settings: ModelSettings, weights: Mapping[str, list[Part]], halves: Mapping[str, list[Part]]
-) -> None:
+def _matrix(source: Source, name: str) -> list[Part]:
+    parts = source.weights.get(name) or source.halves.get(name)
+    if not parts or any(len(part.shape) != 2 for part in parts):
+        raise CheckpointError(f"{source.path} lacks the matrix {name}, which all models have. Give a whole checkpoint.")
+    return parts
+
+
+def _check(source: Source, settings: ModelSettings, weights: Mapping[str, list[Part]]) -> None:
     """All weights are there, in shapes that make the model's, and no others."""
+    path, halves = source.path, source.halves
     wrong, shapes, cuts = [], true_weights(settings), settings.cuts()
     for name, shape in shapes.items():
         parts = weights.get(name) or halves.get(name)
@@ -96,6 +104,8 @@ def _check(
             wrong.append(f"{name} is missing")
         elif not _fits(parts, shape, cuts[name], by_half=name in halves):
             wrong.append(f"{name} has shape {list(parts[0].shape)} on each of {len(parts)} and not {list(shape)}")
+        elif len(cuts[name].sections) > 1 and not _divides(name, parts, settings, source):
+            wrong.append(f"{name} does not divide into what version {source.version:g} has of each rank")
     wrong += [f"{name} has no place in it" for name in (weights.keys() | halves.keys()) - shapes.keys()]
     if wrong:
         raise CheckpointError(
@@ -107,13 +117,21 @@ def _check(
 def _fits(parts: list[Part], shape: Shape, cut: Cut, *, by_half: bool) -> bool:
     axis = 1 if cut.split is Split.ROW else 0
     whole = list(parts[0].shape)
-    if len(whole) != len(shape) or any(len(part.shape) != len(whole) for part in parts):
+    if len(whole) != len(shape) or any(part.shape != parts[0].shape for part in parts):
         return False
     if by_half or cut.split is not Split.NONE:
         whole[axis] = sum(part.shape[axis] for part in parts)
     if cut.split is Split.VOCAB:
         return whole[0] >= shape[0] and whole[1:] == list(shape[1:])
     return whole == list(shape)
+
+
+def _divides(name: str, parts: list[Part], settings: ModelSettings, source: Source) -> bool:
+    """Whether each rank's rows hold whole sections, so that none is cut in its middle."""
+    rows, shape = parts[0].shape[0], settings.shape
+    if ".attention.qkv." not in name:
+        return name in source.halves or rows % 2 == 0
+    return source.version >= 2 or (shape.num_kv_heads == shape.num_heads and rows % (3 * shape.head_width) == 0)
 
 
 def _joined(name: str, parts: list[Part], by_half: bool, settings: ModelSettings, version: float) -> Tensor:

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-_LAYER = re.compile(r"layers\.(?:(\d+)\.)?(.+)")  # without a number: all layers, stacked
+_LAYER = re.compile(r"layers\.(?:(0|[1-9][0-9]{0,5})\.)?(.+)")  # without a number: all layers, stacked
 _BEFORE = re.compile(r"(?:(?:module|model|language_model|decoder|encoder|transformer)\.)*")
 _INSIDE = {
     "input_layernorm.": "attention_norm.",

@@ -7,13 +7,14 @@ is allowed to keep up to date. Python's own module reads the instructions one by
 
 from __future__ import annotations
 
-import io
 import pickletools
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from lmtrain.errors import DataError
+from lmtrain.errors import DataError, brief
+from lmtrain.exchange.torch_files.bounds import MAX_KEY, MAX_KEY_PARTS, MAX_MADE_BYTES, MAX_NUMBER_BITS, checked_text
 
 
 class Global(NamedTuple):
@@ -63,18 +64,34 @@ _PUSHED = {
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _EMPTY: dict[str, Callable[[], Any]] = {"EMPTY_LIST": list, "EMPTY_TUPLE": tuple, "EMPTY_DICT": dict, "EMPTY_SET": list}
 _IDLE = {"PROTO", "FRAME"}
+# What an instruction, and what it makes, takes of memory, roughly.
+_STEP, _CONTAINER, _PER_ITEM, _RECORD, _REMEMBERED = 48, 64, 16, 300, 100
+_COSTS = {
+    **dict.fromkeys(["LIST", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "DICT", "FROZENSET", *_EMPTY], _STEP + _CONTAINER),
+    **dict.fromkeys(["GLOBAL", "STACK_GLOBAL", "PERSID", "BINPERSID"], _STEP + _CONTAINER),
+    **dict.fromkeys(["REDUCE", "NEWOBJ", "NEWOBJ_EX", "INST", "OBJ"], _STEP + _RECORD),
+    **dict.fromkeys(["MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT"], _STEP + _REMEMBERED),
+}
+# Containers that pickles make by a call.
+_COPIED = {
+    "collections.OrderedDict": dict, "torch.Size": tuple, "builtins.tuple": tuple, "builtins.set": list,
+    "builtins.frozenset": list, "builtins.list": list, "__builtin__.set": list,
+}  # fmt: skip
 
 
-def read_pickle(file: io.BufferedIOBase, where: object) -> Any:
-    """The next pickle of a file, up to its end; the next read begins behind it."""
+def read_pickle(file: Any, where: object) -> Any:
+    """The next pickle of a file, up to its end; the next read begins behind it.
+
+    The file gives no more than is there and fits into memory, as `Measured` does.
+    """
     machine = _Machine()
     try:
-        for opcode, argument, _ in pickletools.genops(file):  # type: ignore[arg-type]  # any file that reads lines
+        for opcode, argument, _ in pickletools.genops(file):
             if opcode.name == "STOP":
                 return machine.pop()
             machine.step(opcode.name, argument)
     except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, EOFError) as error:
-        raise DataError(f"{where} holds a damaged pickle ({error}). Get the file again.") from error
+        raise DataError(f"{where} holds a damaged pickle ({brief(error)}). Get the file again.") from error
     raise DataError(f"{where} holds a pickle without an end. Get the file again.")
 
 
@@ -82,6 +99,7 @@ class _Machine:
     def __init__(self) -> None:
         self._stack: list[Any] = []
         self._memo: dict[int, Any] = {}
+        self._left = MAX_MADE_BYTES
 
     def pop(self) -> Any:
         value = self._stack.pop()
@@ -91,8 +109,13 @@ class _Machine:
 
     def step(self, name: str, argument: Any) -> None:
         if name in _PUSHED:
+            if isinstance(argument, int) and argument.bit_length() > MAX_NUMBER_BITS:
+                raise ValueError(f"a number of {argument.bit_length()} bits")
+            self._take(_STEP + sys.getsizeof(argument))
             self._stack.append(argument)
-        elif name in _CONSTANTS:
+            return
+        self._take(_COSTS.get(name, _STEP))
+        if name in _CONSTANTS:
             self._stack.append(_CONSTANTS[name])
         elif name in _EMPTY:
             self._stack.append(_EMPTY[name]())
@@ -102,6 +125,12 @@ class _Machine:
                 raise ValueError(f"the instruction {name}, which data does not need")
             act(argument)
 
+    def _take(self, num_bytes: int) -> None:
+        """Called for every instruction, before what it makes is made."""
+        self._left -= num_bytes
+        if self._left < 0:
+            raise ValueError(f"it makes more than {MAX_MADE_BYTES >> 20} MiB of data, which no list of tensors does")
+
     def _marked(self) -> list[Any]:
         """Everything down to the last mark, which goes too."""
         at = len(self._stack) - 1
@@ -110,6 +139,7 @@ class _Machine:
             if at < 0:
                 raise ValueError("no mark")
         found = self._stack[at + 1 :]
+        self._take(_PER_ITEM * len(found))
         del self._stack[at:]
         return found
 
@@ -139,7 +169,7 @@ class _Machine:
         self._memo[len(self._memo)] = self._top()
 
     def _put(self, key: Any) -> None:
-        self._memo[int(key)] = self._top()
+        self._memo[_key(int(key))] = self._top()
 
     def _get(self, key: Any) -> None:
         self._stack.append(self._memo[int(key)])
@@ -158,7 +188,7 @@ class _Machine:
     _frozenset = _list
 
     def _dict(self, _: Any) -> None:
-        self._stack.append(dict(_pairs(self._marked())))
+        self._stack.append(self._filled({}, self._marked()))
 
     def _tuple1(self, _: Any) -> None:
         self._stack.append((self.pop(),))
@@ -183,11 +213,18 @@ class _Machine:
 
     def _setitem(self, _: Any) -> None:
         value, key = self.pop(), self.pop()
+        self._take(_REMEMBERED)
         _items(self._top())[_key(key)] = value
 
     def _setitems(self, _: Any) -> None:
-        pairs = _pairs(self._marked())
-        _items(self._top()).update(pairs)
+        values = self._marked()
+        self._filled(_items(self._top()), values)
+
+    def _filled(self, result: dict[Any, Any], values: list[Any]) -> dict[Any, Any]:
+        """The dict with these keys and values, one behind the other."""
+        self._take(_REMEMBERED * len(values))
+        result.update((_key(key), value) for key, value in zip(values[::2], values[1::2], strict=True))
+        return result
 
     # What would be code
 
@@ -196,26 +233,43 @@ class _Machine:
         self._stack.append(Global(module, name))
 
     def _stack_global(self, _: Any) -> None:
-        name = self.pop()
-        self._stack.append(Global(str(self.pop()), str(name)))
+        name, module = checked_text(self.pop(), "a name"), checked_text(self.pop(), "a module")
+        self._stack.append(Global(module, name))
 
     def _reduce(self, _: Any) -> None:
         args = self.pop()
-        self._stack.append(_made(self.pop(), args))
+        self._stack.append(self._made(self.pop(), args))
 
     _newobj = _reduce
 
     def _newobj_ex(self, _: Any) -> None:
         keywords, args = self.pop(), self.pop()
-        self._stack.append(Made(self.pop(), args, items=dict(keywords)))
+        self._stack.append(Made(self.pop(), args, items=self._copy(keywords)))
 
     def _inst(self, argument: Any) -> None:
         module, _, name = str(argument).partition(" ")
-        self._stack.append(_made(Global(module, name), tuple(self._marked())))
+        self._stack.append(self._made(Global(module, name), tuple(self._marked())))
 
     def _obj(self, _: Any) -> None:
         of, *args = self._marked()
-        self._stack.append(_made(of, tuple(args)))
+        self._stack.append(self._made(of, tuple(args)))
+
+    def _made(self, of: Any, args: Any) -> Any:
+        """The record of a call; of the few containers that pickles make by a call, the data itself."""
+        path = of.path if isinstance(of, Global) else ""
+        if path not in _COPIED:
+            return Made(of, args)
+        given = args[0] if args else ()
+        if not isinstance(given, (list, tuple, dict)):
+            raise ValueError(f"a {path} of what is no list")
+        self._take(_REMEMBERED * len(given))
+        if path == "collections.OrderedDict":
+            return dict(given) if isinstance(given, dict) else {_key(key): value for key, value in given}
+        return tuple(given) if _COPIED[path] is tuple else list(given)
+
+    def _copy(self, given: dict[Any, Any]) -> dict[Any, Any]:
+        self._take(_REMEMBERED * len(given))
+        return dict(given)
 
     def _build(self, _: Any) -> None:
         state, made = self.pop(), self._top()
@@ -229,27 +283,16 @@ class _Machine:
         self._stack.append(Persistent(self.pop()))
 
 
-def _made(of: Any, args: Any) -> Any:
-    """The record of a call; of the few containers that pickles make by a call, the data itself."""
-    path = of.path if isinstance(of, Global) else ""
-    if path == "collections.OrderedDict":
-        return dict(args[0]) if args else {}
-    if path in ("torch.Size", "builtins.tuple"):
-        return tuple(args[0]) if args else ()
-    if path in ("builtins.set", "builtins.frozenset", "builtins.list", "__builtin__.set"):
-        return list(args[0]) if args else []
-    return Made(of, args)
-
-
-def _pairs(values: list[Any]) -> list[tuple[Any, Any]]:
-    return [(_key(key), value) for key, value in zip(values[::2], values[1::2], strict=True)]
-
-
 def _key(value: Any) -> Any:
-    """because: a tuple of tuples of tuples ... that are all the same one is small, and takes forever to hash"""
+    """A key of a dict that can be hashed at once: of tuples that are all the same one it may take forever."""
     parts = value if type(value) is tuple else (value,)
-    if not all(isinstance(part, (str, int, float, bytes, Made, Global, type(None))) for part in parts):
-        raise ValueError("a key that is neither a text nor a number")
+    if len(parts) > MAX_KEY_PARTS:
+        raise ValueError(f"a key of {len(parts)} parts")
+    for part in parts:
+        if not isinstance(part, (str, int, float, bytes, Made, Global, type(None))):
+            raise ValueError("a key that is neither a text nor a number")
+        if isinstance(part, (int, float)) and not -MAX_KEY < part < MAX_KEY:
+            raise ValueError("a key that is a giant number")
     return value
 
 

@@ -1,7 +1,8 @@
 """What torch.save wrote, without torch.load: values as plain data, tensors as places in the file, read when asked for.
 
 Called by the imports. Both of torch's formats: a zip archive, and the row of pickles and storages from before
-torch 1.6. Every size is compared with the file's before anything of that size is made.
+torch 1.6. Every size is compared with the file's before anything of that size is made, and an archive's bytes with its
+own sums of them.
 """
 
 from __future__ import annotations
@@ -11,22 +12,27 @@ import math
 import os
 import struct
 import zipfile
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lmtrain.checkpoint.disk.format import DTYPES, ITEM_BYTES
-from lmtrain.errors import CheckpointError, DataError
+from lmtrain.errors import CheckpointError, DataError, brief
+from lmtrain.exchange.torch_files.bounds import MAX_DEPTH, MAX_PICKLE_BYTES, Measured, checked_text
 from lmtrain.exchange.torch_files.pickle_data import Global, Made, Persistent, read_pickle
 from lmtrain.runtime.files import open_regular, read_errors, read_range
 
 _MAGIC = 0x1950A86A20F9469CFC6C
-_MAX_PICKLE_BYTES = 1 << 30
+_MAX_DIRECTORY_BYTES = 8 << 20  # of an archive; because: each of its entries is an object of half a kilobyte
+_MAX_AXES = 16
+_PART_BYTES = 16 << 20
+_ARCHIVE = b"PK\x03\x04"
 _LOCAL_HEADER = struct.Struct("<4s5H3L2H")
 _CARRIERS: dict[int, Any] = {1: np.uint8, 2: "<i2", 4: "<i4", 8: "<i8"}
 _STORAGES = {
@@ -41,6 +47,14 @@ class Storage:
     code: str
     key: str
     num_items: int
+
+
+class _Place(NamedTuple):
+    """Where a storage lies; `crc` is what the archive says of its bytes, 0 where it says nothing."""
+
+    start: int
+    size: int
+    crc: int
 
 
 @dataclass(frozen=True)
@@ -65,19 +79,16 @@ class TorchFile:
         self.path = path
         with _File(path, start, size) as file:
             # because: an archive is known by its first bytes, and zipfile looks at a file's end only
-            if file.read(4) == b"PK\x03\x04":
+            if file.read(4) == _ARCHIVE:
                 self._places, value = _read_archive(file, path)
             else:
                 file.seek(0)
                 self._places, value = _read_legacy(file, path)
-        self._start = start
-        try:
-            self.value = self._resolved(value, {})
-        except RecursionError as error:
-            raise CheckpointError(f"{path} nests deeper than any state of a run. Get the file again.") from error
+        self._start, self._compared = start, set[str]()
+        self.value = self._resolved(value, {})
 
     def read(self, tensor: StoredTensor) -> Tensor:
-        at, size = self._places[tensor.key]
+        at, size, crc = self._places[tensor.key]
         item = ITEM_BYTES[tensor.code]
         last = tensor.offset + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.strides, strict=True))
         empty = 0 in tensor.shape
@@ -91,6 +102,8 @@ class TorchFile:
             fd, _ = open_regular(self.path, follow_links=True)
             try:
                 data = read_range(fd, self._start + at + tensor.offset * item, count)
+                if crc and tensor.key not in self._compared:
+                    self._compare(tensor.key, [data] if count == size else _parts(fd, self._start + at, size), crc)
             finally:
                 os.close(fd)
         if len(data) != count:
@@ -99,116 +112,152 @@ class TorchFile:
         view: np.ndarray[Any, Any] = np.ndarray(tensor.shape, _CARRIERS[item], data, 0, strides)
         return torch.from_numpy(np.array(view, order="C")).view(getattr(torch, DTYPES[tensor.code]))
 
-    def _resolved(self, value: Any, seen: dict[int, Any]) -> Any:
+    def _compare(self, key: str, parts: Iterable[bytes], crc: int) -> None:
+        """because: several tensors may lie in one storage, which has one sum"""
+        found = 0
+        for part in parts:
+            found = zlib.crc32(part, found)
+        if found != crc:
+            raise CheckpointError(
+                f"{self.path} is damaged: the bytes of data/{brief(key)} are not those that were saved. "
+                "Get the file again."
+            )
+        self._compared.add(key)
+
+    def _resolved(self, value: Any, seen: dict[int, Any], depth: int = 0) -> Any:
         """The same value with its tensors found; what torch hangs around them goes."""
         if id(value) in seen:
             return seen[id(value)]
+        if depth > MAX_DEPTH:
+            raise CheckpointError(f"{self.path} nests deeper than any state of a run. Get the file again.")
         if isinstance(value, dict):
             result = seen[id(value)] = {}
-            result.update({key: self._resolved(v, seen) for key, v in value.items()})
+            result.update({key: self._resolved(v, seen, depth + 1) for key, v in value.items()})
             return result
         if isinstance(value, list):
             rows: list[Any] = []
             seen[id(value)] = rows
-            rows.extend(self._resolved(v, seen) for v in value)
+            rows.extend(self._resolved(v, seen, depth + 1) for v in value)
             return rows
         if isinstance(value, tuple) and not isinstance(value, (Global, Persistent)):
             # because: pickles share what is the same, and one that nests pairs of the same would never end
-            return seen.setdefault(id(value), tuple(self._resolved(v, seen) for v in value))
+            return seen.setdefault(id(value), tuple(self._resolved(v, seen, depth + 1) for v in value))
         if isinstance(value, Made):
-            return self._resolved_made(value, seen)
+            return self._resolved_made(value, seen, depth + 1)
         return value
 
-    def _resolved_made(self, value: Made, seen: dict[int, Any]) -> Any:
+    def _resolved_made(self, value: Made, seen: dict[int, Any], depth: int) -> Any:
         seen[id(value)] = value
         if value.path in ("torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3"):
             seen[id(value)] = self._tensor(value.args, typed=value.path.endswith("v3"))
         elif value.path in ("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state"):
-            seen[id(value)] = self._resolved(value.args[0], seen)
+            if not (isinstance(value.args, tuple) and value.args):
+                raise CheckpointError(f"{self.path} holds a parameter without a tensor. Get the file again.")
+            seen[id(value)] = self._resolved(value.args[0], seen, depth)
         else:
-            value.state = self._resolved(value.state, seen)
+            value.state = self._resolved(value.state, seen, depth)
         return seen[id(value)]
 
     def _tensor(self, args: Any, *, typed: bool) -> StoredTensor:
         try:
             persistent, offset, shape, strides = args[:4]
             storage = _storage(persistent)
+            if not len(shape) == len(strides) <= _MAX_AXES:
+                raise ValueError(f"it has {len(shape)} axes and {len(strides)} strides")
             code = _DTYPE_CODES[args[6].path] if typed else storage.code
             sizes = (offset, *shape, *strides)
-            if len(shape) != len(strides) or not all(type(n) is int and 0 <= n < 1 << 48 for n in sizes):
+            if not all(type(n) is int and 0 <= n < 1 << 48 for n in sizes):
                 raise ValueError("its shape is none")
-            _, size = self._places[storage.key]
+            size = self._places[storage.key].size
             if storage.num_items * ITEM_BYTES[storage.code] != size:
                 raise ValueError(f"{storage.num_items} items in {size} bytes")
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-            raise CheckpointError(f"{self.path} holds a tensor that cannot be read: {error}. Get it again.") from error
+            said = brief(error)
+            raise CheckpointError(f"{self.path} holds a tensor that cannot be read: {said}. Get it again.") from error
         return StoredTensor(self, storage.key, code, tuple(shape), tuple(strides), offset)
+
+
+def _parts(fd: int, start: int, size: int) -> Iterator[bytes]:
+    for at in range(start, start + size, _PART_BYTES):
+        yield read_range(fd, at, min(_PART_BYTES, start + size - at))
 
 
 def _storage(value: Any) -> Storage:
     """('storage', class, key, device, number of items), which torch puts in a tensor's place."""
-    kind, of, key, _, num_items, *_ = value.key
-    name = of.name.removesuffix("Storage")
+    kind, of, key, _, num_items, *views = value.key
+    name = checked_text(of.name, "a class").removesuffix("Storage")
     if kind != "storage" or name not in _STORAGES or type(num_items) is not int:
-        raise ValueError(f"a storage of the class {of.path}")
-    return Storage(_STORAGES[name], str(key), num_items)
+        raise ValueError(f"a storage of the class {brief(of.path)}")
+    if any(view is not None for view in views):
+        raise ValueError("a storage that is a part of another")
+    return Storage(_STORAGES[name], checked_text(key, "a storage's key"), num_items)
 
 
-def _read_archive(file: _File, path: Path) -> tuple[dict[str, tuple[int, int]], Any]:
+def _read_archive(file: _File, path: Path) -> tuple[dict[str, _Place], Any]:
     """Where each storage lies, and the pickle."""
     try:
-        archive = zipfile.ZipFile(file)
-        entries = {info.filename.partition("/")[2]: info for info in archive.infolist()}
-        bad = [i for i in entries.values() if i.compress_type != zipfile.ZIP_STORED or i.file_size != i.compress_size]
+        file.most_bytes = _MAX_DIRECTORY_BYTES
+        found = zipfile.ZipFile(file).infolist()
+        file.most_bytes = MAX_PICKLE_BYTES
+        entries = {info.filename.partition("/")[2]: info for info in found}
+        bad = [i for i in found if i.compress_type != zipfile.ZIP_STORED or i.file_size != i.compress_size]
         if bad or "data.pkl" not in entries:
             raise ValueError("it is not an archive of torch.save")
-        if entries["data.pkl"].file_size > _MAX_PICKLE_BYTES:
-            raise ValueError("its pickle is larger than any list of tensors")
-        if "byteorder" in entries and archive.read(entries["byteorder"]) != b"little":
+        if len(entries) < len(found):
+            raise ValueError("it holds two entries of one name")
+        places = {name: _Place(_data_start(file, info), info.file_size, info.CRC) for name, info in entries.items()}
+        if "byteorder" in places and _content(file, places["byteorder"], "byteorder") != b"little":
             raise ValueError("its numbers have their bytes the other way round")
-        places = {
-            name.removeprefix("data/"): (_data_start(file, info), info.file_size)
-            for name, info in entries.items()
-            if name.startswith("data/")
-        }
-        return places, read_pickle(io.BytesIO(archive.read(entries["data.pkl"])), path)
-    except (zipfile.BadZipFile, ValueError, OSError, RuntimeError, struct.error) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}. Get the file again.") from error
+        pickle = _content(file, places["data.pkl"], "data.pkl")
+    except (
+        zipfile.BadZipFile, ValueError, OSError, RuntimeError, struct.error, EOFError, OverflowError, LookupError
+    ) as error:  # fmt: skip
+        raise CheckpointError(f"{path} cannot be read: {brief(error)}. Get the file again.") from error
+    storages = {name.removeprefix("data/"): place for name, place in places.items() if name.startswith("data/")}
+    return storages, read_pickle(io.BytesIO(pickle), path)
+
+
+def _content(file: _File, place: _Place, name: str) -> bytes:
+    file.seek(place.start)
+    data = file.read(place.size)
+    if place.crc and zlib.crc32(data) != place.crc:
+        raise ValueError(f"the bytes of {name} are not those that were saved")
+    return data
 
 
 def _data_start(file: _File, info: zipfile.ZipInfo) -> int:
     """Behind the entry's own header, whose lengths need not be those of the directory."""
     file.seek(info.header_offset)
-    *_, name_length, extra_length = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
+    mark, *_, name_length, extra_length = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
     start = info.header_offset + _LOCAL_HEADER.size + name_length + extra_length
-    if start + info.file_size > file.size:
-        raise ValueError(f"{info.filename} ends behind the file")
+    if mark != _ARCHIVE or start + info.file_size > file.size:
+        raise ValueError(f"{brief(info.filename)} ends behind the file")
     return int(start)
 
 
-def _read_legacy(file: _File, path: Path) -> tuple[dict[str, tuple[int, int]], Any]:
+def _read_legacy(file: _File, path: Path) -> tuple[dict[str, _Place], Any]:
     """A magic number, a version, facts of the machine, the value, the keys; then each storage behind its length."""
     if file.size > 1 and file.peek(1)[:1] != b"\x80":
         raise CheckpointError(f"{path} is not a file of torch.save. Check the path.")
-    if read_pickle(file, path) != _MAGIC:
+    if read_pickle(Measured(file), path) != _MAGIC:
         raise CheckpointError(f"{path} is not a file of torch.save. Check the path.")
-    read_pickle(file, path)
-    machine = read_pickle(file, path)
+    read_pickle(Measured(file), path)
+    machine = read_pickle(Measured(file), path)
     if not isinstance(machine, dict) or machine.get("little_endian") is not True:
         raise CheckpointError(f"{path} has its numbers' bytes the other way round. Save it on another machine.")
-    value = read_pickle(file, path)
+    value = read_pickle(Measured(file), path)
     codes: dict[str, Storage] = {}
     _find_storages(value, codes)
-    places = {}
-    keys = read_pickle(file, path)
+    places: dict[str, _Place] = {}
+    keys = read_pickle(Measured(file), path)
     for key in keys if isinstance(keys, list) else []:
         (count,) = struct.unpack("<q", file.read(8).ljust(8, b"\xff"))
-        storage = codes.get(str(key))
+        storage = codes.get(key) if isinstance(key, str) else None
         size = count * ITEM_BYTES[storage.code] if storage else -1
         start = file.tell()
         if not 0 <= size <= file.size - start:
             raise CheckpointError(f"{path} ends too early. Get the file again.")
-        places[str(key)] = start, size
+        places[key] = _Place(start, size, 0)
         file.seek(start + size)
     return places, value
 
@@ -244,8 +293,15 @@ class _File(io.BufferedReader):
         if start < 0 or size < 0 or start + size > whole:
             os.close(fd)
             raise DataError(f"{path} has {whole} bytes and not {start + size}. Get the file again.")
-        self.size = size
+        self.size, self.most_bytes = size, MAX_PICKLE_BYTES
         super().__init__(_Part(fd, start, size))
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """At most as much at once as what lies here may have: archives say themselves how long their parts are."""
+        size = self.size - self.tell() if size is None or size < 0 else size
+        if size > self.most_bytes:
+            raise ValueError(f"a part of {size} bytes, where {self.most_bytes} are the most")
+        return super().read(size)
 
 
 class _Part(io.RawIOBase):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from lmtrain.batch import IGNORED
+from lmtrain.data import training_data
 from lmtrain.data.batch_plan import BatchPlan
 from lmtrain.data.data_settings import BlendPart, BlendSettings, DataChoice, DataSettings
 from lmtrain.data.loader import Loader
@@ -128,6 +129,20 @@ def test_a_blend_is_read_by_its_shares(paths: list[str]) -> None:
     ids = data.order.ids(0, 96)
     offsets = np.cumsum([row["samples"] for row in rows])
     assert np.bincount(np.searchsorted(offsets, ids, side="right")).tolist() == [64, 22, 10]
+
+
+@pytest.mark.parametrize("counted", [1 << 18, 20])
+@pytest.mark.parametrize("blended", [False, True])
+@pytest.mark.parametrize("kind", ["best_fit", "document"])
+def test_tokens_of_a_run_are_counted_without_padding(
+    paths: list[str], kind: str, blended: bool, counted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training_data, "_COUNTED", counted)
+    data = build(settings_of(kind, blended, paths))
+    rows, real = data.contributions(8), data.train.counts(data.order.ids(0, data.num_samples)).tokens
+    found = sum(row["run_tokens"] for row in rows)
+    assert real < data.num_samples * 8
+    assert found == real if counted > data.num_samples else abs(found - real) < 0.1 * real
 
 
 def test_tokens_and_epochs_are_amounts(paths: list[str]) -> None:

@@ -29,6 +29,7 @@ SHAPE = ModelShape(
         ({"zero": 4}, "zero=4 is not a level. Use 0, 1, 2 or 3"),
         ({"zero": 0, "dp_shard": 4, "dp_replicate": 2}, "Use zero=1, or dp_shard=1 and dp_replicate=8"),
         ({"zero": 3, "dp_replicate": 2}, "zero=3 has nobody to share with"),
+        ({"pp": 2, "schedule": "1fb1"}, "schedule=1fb1 is not a pipeline schedule. Did you mean 1f1b? If it is"),
         ({"timeout_s": 0.0}, "timeout_s=0.0 must be above 0"),
     ],
 )

@@ -244,6 +244,19 @@ def test_wrong_tables_are_refused(arguments: tuple[Any, ...], says: str) -> None
         native.lib.Encoder16.wordpiece({"a": 1}, "[UNK]", "##", 100, True, True, True, True)
 
 
+def test_pieces_of_any_length(tmp_path: Path) -> None:
+    """A word is cut up to 100 characters, so that pieces around that length matter, and the longest must not harm."""
+    lines = ["[UNK]", "a", "##a", "é", "##é", "a" * 150_000, "##" + "é" * 150_000]
+    lines += [start + letter * n for n in (98, 99, 100, 101) for start in ("", "##") for letter in "aé"]
+    (tmp_path / "vocab.txt").write_text("".join(f"{line}\n" for line in lines))
+    tokenizer = Tokenizer.load(tmp_path / "vocab.txt")
+    encoder = build_encoder(changed(tokenizer, normalizer={"strip_accents": False}), np.uint16)
+    assert isinstance(encoder, CompiledEncoder) or native.lib is None
+    twin = TwinEncoder(changed(tokenizer, normalizer={"strip_accents": False}), np.dtype(np.uint16))
+    texts = [letters * n for letters in ("a", "é", "aé") for n in (1, 49, 50, 51, 98, 99, 100, 101, 150_000)]
+    assert_same(encoder.encode_documents(texts), twin.encode_documents(texts))
+
+
 @pytest.mark.parametrize("name", ["gpt2-vocab.json", "bert-vocab.txt"])
 def test_real_text(shared_data: Path, name: str) -> None:
     tokenizer = Tokenizer.load(shared_data / name)

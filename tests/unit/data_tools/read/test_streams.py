@@ -7,6 +7,7 @@ import gzip
 import io
 import lzma
 import random
+import time
 import tracemalloc
 from collections.abc import Callable
 
@@ -76,6 +77,17 @@ def test_a_bomb_is_found_early(codec: str) -> None:
     assert sum(num_bytes) <= ALWAYS_ALLOWED_BYTES
     assert tracemalloc.get_traced_memory()[1] < 3 * ALWAYS_ALLOWED_BYTES
     tracemalloc.stop()
+
+
+@codecs
+def test_thousands_of_empty_archives_take_no_longer_each(codec: str) -> None:
+    def seconds(count: int) -> float:
+        packed, began = PACK[codec](b"") * count, time.process_time()
+        assert read(packed, codec) == b""
+        return time.process_time() - began
+
+    seconds(100)
+    assert seconds(16_000) < 4 * 16 * max(seconds(1000), 0.002)
 
 
 def test_a_greedy_window_is_refused() -> None:
