@@ -46,7 +46,11 @@ class RanksDifferError(UsageError):
     """Raised on every rank, before the first step; rank 0 says what differs."""
 
 
-def _listed(problems: tuple[str, ...]) -> str:
+_LONGEST = 1000  # characters of one problem: a value can have as many as it likes, and its message cannot
+
+
+def _listed(problems: Sequence[str]) -> str:
+    problems = [p if len(p) <= _LONGEST else f"{p[: _LONGEST // 2]} ... {p[-_LONGEST // 2 :]}" for p in problems]
     if len(problems) == 1:
         return problems[0]
     return "\n".join([f"{len(problems)} settings are wrong:", *(f"  {i}. {p}" for i, p in enumerate(problems, 1))])

@@ -80,9 +80,9 @@ def pretrain(
         return print_preview(config, inputs, as_json)
     if nproc is not None and nproc > 1:
         return _launch(config, [*flags, *overrides], nproc)
-    from rich.console import Console
+    from lmtrain.cli.screen import Screen
 
-    console = Console(stderr=as_json, quiet=env.rank > 0)
+    console = Screen(stderr=as_json, quiet=env.rank > 0)
     try:
         summary = _train(config, inputs, env, console)
     except RanksDifferError as error:

@@ -13,17 +13,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from lmtrain.observe.escaped import escaped
 from lmtrain.runtime.files import open_output, storage_errors
 from lmtrain.runtime.limits import limit_reached
 
 _TAIL_BYTES = 1 << 16
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 
 def plain(text: str) -> str:
-    """Without what a terminal would obey or not take: names of files are in many lines, and may hold anything."""
-    return _CONTROL.sub("", _ESCAPE.sub("", text)).encode(errors="backslashreplace").decode()
+    """Without colours, and without what a terminal would obey: names of files are in many lines and hold anything."""
+    return escaped(_ESCAPE.sub("", text).replace("\r", ""))
 
 
 def warn(text: str) -> None:
