@@ -22,7 +22,10 @@ from tests.fuzz.mutate import HOSTILE, change_any, change_file, some_bytes
 PACK: dict[str, Callable[[bytes], bytes]] = {
     "": bytes, ".gz": gzip.compress, ".zst": zstandard.compress, ".bz2": bz2.compress, ".xz": lzma.compress
 }  # fmt: skip
-STEPS = (("clean", "--rule", "none"), ("clean", "--rule", "c4_lines"), ("dedupe",), ("split",), ("sample", "--count", 7), ("shuffle",))
+STEPS = (
+    ("clean", "--rule", "none"), ("clean", "--rule", "c4_lines"), ("dedupe",), ("split",), ("sample", "--count", 7),
+    ("shuffle",),
+)  # fmt: skip
 DOCUMENTS = [
     {"id": number, "text": f"Document {number} is of some words, and says them. " * 9, "more": [number]}
     for number in range(40)
