@@ -148,7 +148,7 @@ def _launch(config: RunConfig, arguments: list[str], nproc: int) -> None:
 
 
 def _warn(problem: str | None) -> None:
-    from lmtrain.observe.growing_file import warn
+    from lmtrain.observe.escaped import warn
 
     if problem is not None:
         warn(problem)

@@ -7,31 +7,15 @@ again, how many were. What the disk took of a record is cut away, so that the fi
 from __future__ import annotations
 
 import os
-import re
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from lmtrain.observe.escaped import escaped
+from lmtrain.observe.escaped import warn
 from lmtrain.runtime.files import open_output, storage_errors
 from lmtrain.runtime.limits import limit_reached
 
 _TAIL_BYTES = 1 << 16
-_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-
-
-def plain(text: str) -> str:
-    """Without colours, and without what a terminal would obey: names of files are in many lines and hold anything."""
-    return escaped(_ESCAPE.sub("", text).replace("\r", ""))
-
-
-def warn(text: str) -> None:
-    """On standard error, if that takes it."""
-    errors = sys.stderr  # where it is now: a live view may have put itself there
-    with suppress(OSError):
-        errors.write(f"warning: {plain(text)}\n")
-        errors.flush()
 
 
 class GrowingFile:
