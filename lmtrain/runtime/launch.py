@@ -129,6 +129,8 @@ class _Job:
             return Outcome(PeerLostError.exit_code, killed[0], f"{still} {way_out}")
         rank = (by_itself or failed)[0]
         code = self._children[rank].returncode
+        if 0 in failed and self._children[0].returncode == code:
+            rank = 0  # because: where several end for one reason, rank 0 speaks for all
         if -code in self._signals:
             return Outcome(128 - code, rank, f"{signal.Signals(-code).name} came before training began.")
         rest = f"; the other {len(killed)} had to be killed" if killed else ""

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from lmtrain.errors import LmtrainError, PeerLostError, UsageError
+from lmtrain.errors import LmtrainError, PeerLostError, RanksDifferError, UsageError
 from lmtrain.runtime.meeting import meet
 from lmtrain.runtime.process import ProcessEnv
 
@@ -43,7 +43,12 @@ def start(process: ProcessEnv, device: torch.device, timeout_s: float) -> Iterat
     with peer_errors(process, timeout_s):
         _meet(process, "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout_s)
         names = gather_to_first(process.host.encode()[:_NAME_BYTES], _NAME_BYTES)
-        yield Peers(tuple(name.decode(errors="replace") for name in names))
+        try:
+            yield Peers(tuple(name.decode(errors="replace") for name in names))
+        except RanksDifferError:
+            # because: all end here together, and a group that is alive when Python ends now and then aborts its process
+            dist.destroy_process_group()
+            raise
         # because: who leaves early looks lost to launchers, which then end those that are still finishing
         dist.all_reduce(torch.zeros(1))  # collective: a meeting of the world, nothing is summed
     # because: after an error the peers must notice at once, which a closed socket tells them and a shutdown may not
@@ -86,8 +91,8 @@ def tell_all(number: int) -> int:
     return int(told.item())
 
 
-def wait_for_end_of_first() -> None:
-    """Returns when rank 0 has ended, which closes its connections: so it can say why all end before any does."""
+def wait_for_first() -> None:
+    """Returns when rank 0 has left the group, which closes its connections: it has all that was sent to it."""
     with suppress(RuntimeError):
         dist.recv(torch.empty(1), 0)
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from lmtrain.errors import RanksDifferError, a_few
 from lmtrain.runtime.process import ProcessEnv, ranks_text
-from lmtrain.runtime.process_group import gather_to_first, tell_all, wait_for_end_of_first
+from lmtrain.runtime.process_group import gather_to_first, tell_all, wait_for_first
 from lmtrain.runtime.signals import ignore_stops
 from lmtrain.train.compared import Fact, facts
 from lmtrain.train.config import RunConfig
@@ -39,9 +39,9 @@ def agree(config: RunConfig, inputs: Inputs, env: ProcessEnv, hosts: Sequence[st
     if longest == 0:
         return
     rows = gather_to_first(told, longest)
+    ignore_stops()  # because: a launcher ends those that are left once the first has ended, and rank 0 has to speak
     if env.rank > 0:
-        ignore_stops()  # because: a launcher ends those that are left once the first has ended
-        wait_for_end_of_first()
+        wait_for_first()
         raise RanksDifferError("The ranks of this run differ, and rank 0 has said in what.")
     raise RanksDifferError(difference([decode(row) for row in rows], hosts))
 

@@ -55,6 +55,11 @@ def test_what_rank_0_has_said_is_not_said_again() -> None:
     assert launch(child("sys.exit(65 if rank == 0 else 0)"), 2) == Outcome(65, 0, None)
 
 
+def test_rank_0_speaks_where_all_end_for_one_reason() -> None:
+    body = "import time\nif rank == 0:\n    time.sleep(0.5)\nsys.exit(2)"
+    assert launch(child(body), 3) == Outcome(2, 0, None)
+
+
 def test_a_killed_process_is_named_and_those_that_miss_it_are_not() -> None:
     """The others find their peer gone and end by themselves, with the code for that."""
     body = (
