@@ -5,9 +5,11 @@
 
 namespace py = pybind11;
 
+void bind_blocks(py::module_& module);
 void bind_crc32c(py::module_& module);
 void bind_encoder(py::module_& module);
 void bind_index(py::module_& module);
+void bind_mapped(py::module_& module);
 void bind_masked(py::module_& module);
 void bind_minhash(py::module_& module);
 void bind_permute(py::module_& module);

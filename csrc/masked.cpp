@@ -164,6 +164,27 @@ class MaskedSampler {
     return result;
   }
 
+  // of each sample: the first token and the number of tokens of either segment
+  py::array_t<int64_t> runs(const Numbers& ids) const {
+    check(ids);
+    const auto count = static_cast<int64_t>(ids.size());
+    py::array_t<int64_t> result({2 * count, int64_t{2}});
+    int64_t* out = result.mutable_data();
+    const int64_t* id = ids.data();
+    py::gil_scoped_release release;
+    for (int64_t i = 0; i < count; ++i) {
+      Draws draws{lmtrain::stream(seed_, static_cast<uint64_t>(id[i]))};
+      bool label = false;
+      const auto [a, b] = runs_of(static_cast<int64_t>(static_cast<uint64_t>(id[i]) % static_cast<uint64_t>(num_rows_)),
+                                  draws, label);
+      for (const Run& run : {a, b}) {
+        *out++ = run.begin;
+        *out++ = run.size;
+      }
+    }
+    return result;
+  }
+
  private:
   static void check(const Numbers& ids) {
     if (ids.ndim() != 1) throw std::invalid_argument("ids must have one dimension");
@@ -199,21 +220,27 @@ class MaskedSampler {
     return run;
   }
 
-  void gather(int64_t number, Draws& draws, Row& row) const {
+  // The tokens of the two segments.
+  std::pair<Run, Run> runs_of(int64_t number, Draws& draws, bool& label) const {
     const int64_t first = in_row(number, 0), end = in_row(number, 1), target = in_row(number, 2);
     const int64_t room = seq_len_ - (pairs_ == kNone ? 2 : 3);
     if (target < 0 || target > room) throw std::invalid_argument("a sample is longer than seq_len");
     int64_t pivot = end;
-    row.label = false;
+    label = false;
     if (pairs_ != kNone) {
       pivot = first + 1;
       if (end - first >= 3) pivot += static_cast<int64_t>(draws.below(static_cast<uint64_t>(end - first - 1)));
-      row.label = draws.next() >> 63;
+      label = draws.next() >> 63;
     }
     Run a = run_of(first, pivot);
-    Run b = pairs_ == kNextSentence && row.label ? other(first, target - a.size, draws) : run_of(pivot, end);
-    if (pairs_ == kSentenceOrder && row.label) std::swap(a, b);
+    Run b = pairs_ == kNextSentence && label ? other(first, target - a.size, draws) : run_of(pivot, end);
+    if (pairs_ == kSentenceOrder && label) std::swap(a, b);
     shorten(a, b, target, draws);
+    return {a, b};
+  }
+
+  void gather(int64_t number, Draws& draws, Row& row) const {
+    const auto [a, b] = runs_of(number, draws, row.label);
     row.tokens.assign(1, cls_);
     append(a, row);
     row.tokens.push_back(sep_);
@@ -354,5 +381,6 @@ void bind_masked(py::module_& module) {
            py::arg("pad"), py::arg("seq_len"), py::arg("pairs"), py::arg("share"), py::arg("max_predictions"),
            py::arg("ngram_thresholds"), py::arg("seed"))
       .def("batch", &MaskedSampler::batch, py::arg("ids"))
+      .def("runs", &MaskedSampler::runs, py::arg("ids"))
       .def("sizes", &MaskedSampler::sizes, py::arg("ids"));
 }

@@ -5,9 +5,11 @@
 
 PYBIND11_MODULE(_native, module) {
   module.doc() = "Compiled helpers of lmtrain; see csrc/README.md.";
+  bind_blocks(module);
   bind_crc32c(module);
   bind_encoder(module);
   bind_index(module);
+  bind_mapped(module);
   bind_masked(module);
   bind_minhash(module);
   bind_permute(module);

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import http.client
+import os
 import re
 import urllib.error
 import urllib.request
@@ -17,7 +18,7 @@ from typing import IO, Any
 from urllib.parse import urlsplit
 
 from lmtrain.errors import DataError, OutputError, StorageError, UsageError
-from lmtrain.runtime.files import fsync_dir, storage_errors
+from lmtrain.runtime.files import fsync_dir, open_output, storage_errors
 from lmtrain.units import format_bytes
 
 ReportBytes = Callable[[int, int | None], None]  # bytes there, of how many if that is known
@@ -40,7 +41,7 @@ def fetch(
         check_address(url)
     if target.is_file() and not target.is_symlink() and digest(target) == sha256:
         return False
-    if target.exists():
+    if os.path.lexists(target):
         raise OutputError(f"{target} exists already and is another file than the one wanted. Move it away.")
     if offline:
         raise UsageError(
@@ -99,9 +100,11 @@ def _download(url: str, part: Path, num_bytes: int | None, report: ReportBytes |
         if done and response.status != 206:
             done = 0  # the server begins anew
         expected = _length(response, done)
-        with open(part, "r+b" if done else "wb") as file:
+        with storage_errors(part, "Writing"):
+            fd = open_output(part, os.O_RDWR | os.O_CREAT | (0 if done else os.O_TRUNC))
+        with open(fd, "wb") as file:
             file.seek(done)
-            _copy(response, file, done, num_bytes, expected, report, url)
+            _copy(response, file, part, done, num_bytes, expected, report, url)
 
 
 def _length(response: Any, done: int) -> int | None:
@@ -110,16 +113,17 @@ def _length(response: Any, done: int) -> int | None:
 
 
 def _copy(
-    response: Any, file: IO[bytes], done: int, num_bytes: int | None, expected: int | None, report: ReportBytes | None,
-    url: str,
+    response: Any, file: IO[bytes], part: Path, done: int, num_bytes: int | None, expected: int | None,
+    report: ReportBytes | None, url: str,
 ) -> None:  # fmt: skip
     while data := response.read(_CHUNK):
         done += len(data)
         if num_bytes is not None and done > num_bytes:
             raise DataError(f"{url} sends more than the {format_bytes(num_bytes)} that were promised. Do not trust it.")
         # because: a broken connection is an OSError too, and not one of the disk
-        with storage_errors(Path(file.name), "Writing"):
+        with storage_errors(part, "Writing"):
             file.write(data)
+            file.flush()
         if report is not None:
             report(done, num_bytes or expected)
     file.truncate()

@@ -104,14 +104,15 @@ def dedupe_all(inputs: Inputs, output: Path, settings: DedupeSettings, work: Wor
     """Sign, match and drop in a row; the work folder lies beside the output."""
     folder = output.with_name(f"{output.name}.work")
     clear(folder)
-    sign(inputs, folder, MinHash() if settings.near else None, work)
-    mark_exact(folder)
-    if settings.near:
-        find_pairs(folder, settings.threshold)
-        mark_near(folder, settings.keep)
-    report = drop(inputs, folder, output, work)
-    clear(folder)
-    return report
+    try:
+        sign(inputs, folder, MinHash() if settings.near else None, work)
+        mark_exact(folder)
+        if settings.near:
+            find_pairs(folder, settings.threshold)
+            mark_near(folder, settings.keep)
+        return drop(inputs, folder, output, work)
+    finally:
+        clear(folder)
 
 
 def clear(folder: Path) -> None:

@@ -7,6 +7,7 @@ and one document of each stays. Everything is sorted on disk, so that memory sta
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,12 +19,13 @@ from data_tools.corpus.minhash import similarity
 from data_tools.corpus.signatures import Signed, load_array
 from data_tools.read.parts import WHOLE, Part
 from lmtrain.errors import MissingInputError, UsageError
-from lmtrain.runtime.files import atomic_file, storage_errors
+from lmtrain.runtime.files import atomic_file, open_output, storage_errors
 
 Indices = npt.NDArray[np.int64]
 EXACT, NEAR = "exact.u64", "near.u64"
 PAIRS = Path("pairs.u64")
 KEEP = ("first", "longest")
+_AT_ONCE = 1 << 20
 _PAIRS_AT_ONCE = 1 << 15  # because: their signatures are 32 MiB
 
 
@@ -132,10 +134,8 @@ def mark_near(work: Path, keep: str, num_parts: int = 1, memory_bytes: int = MEM
     missing = [path.name for path in paths if not path.exists()]
     if missing:
         raise MissingInputError(f"{work} lacks {', '.join(missing)}. Run those parts of `lmtrain corpus match` first.")
-    with storage_errors(work, "Writing"):
-        parent = np.memmap(work / ".groups.i64", np.int64, "w+", shape=(max(len(signed), 1),))
+    parent = _mapped(work / ".groups.i64", len(signed))
     try:
-        parent[:] = np.arange(len(parent))
         for pairs in _pairs_of(paths):
             unite(parent, pairs[:, 0], pairs[:, 1])
         with Sorter(3, work, memory_bytes) as members, Sorter(1, work, memory_bytes) as copies:
@@ -146,6 +146,15 @@ def mark_near(work: Path, keep: str, num_parts: int = 1, memory_bytes: int = MEM
     finally:
         del parent
         (work / ".groups.i64").unlink(missing_ok=True)
+
+
+def _mapped(path: Path, length: int) -> Indices:
+    """0, 1, 2, ... in memory that is a file's. Written in the common way, for a full disk ends who writes to a map."""
+    with storage_errors(path, "Writing"):
+        with open(open_output(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC), "wb") as file:
+            for start in range(0, length, _AT_ONCE):
+                file.write(np.arange(start, min(start + _AT_ONCE, length)).tobytes())
+        return np.memmap(path, np.int64, "r+")
 
 
 def _pairs_of(paths: list[Path], chunk: int = 1 << 20) -> Iterator[Indices]:

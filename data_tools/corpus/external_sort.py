@@ -81,8 +81,10 @@ class Sorter:
 
     def _spill(self) -> None:
         path = Path(self._temporary.name) / f"run-{len(self._runs):06d}"
-        with storage_errors(path, "Writing"):
-            sort_rows(np.concatenate(self._held)).tofile(path)
+        with storage_errors(path, "Writing"), open(path, "wb", buffering=0) as file:
+            left = np.ascontiguousarray(sort_rows(np.concatenate(self._held))).data.cast("B")
+            while left:  # because: numpy's own writing does not say which limit was reached
+                left = left[file.write(left) :]
         self._runs.append(path)
         self._held, self._num_held = [], 0
 

@@ -22,7 +22,7 @@ from data_tools.corpus.external_sort import MEMORY_BYTES, Sorter
 from data_tools.corpus.lines import to_line
 from data_tools.corpus.reading import Documents, find_files, read_documents
 from data_tools.corpus.signatures import content_hash
-from data_tools.corpus.steps import Report, Tally, Work, refuse_overwriting, run_step
+from data_tools.corpus.steps import Report, Tally, Work, refuse_nothing, refuse_overwriting, run_step
 from data_tools.read.parts import WHOLE
 from data_tools.read.sources import Inputs
 from lmtrain.errors import UsageError
@@ -156,13 +156,14 @@ def shuffle(
     sources = find_files(inputs, once=part.whole)
     refuse_overwriting(sources, [output])
     tally = Tally()
-    with storage_errors(output, "Writing"):
-        output.parent.mkdir(parents=True, exist_ok=True)
     size = sum(source.num_bytes * (8 if source.streamed or source.kind == "parquet" else 1) for source in sources)
     # because: a bucket's lines, their list and the joined output are held at once
     num_buckets = min(4 * size // part.count // memory_bytes + 1, _MOST_BUCKETS)
     first, stop = part.range(1 << 64)
-    with tempfile.TemporaryDirectory(prefix=".shuffle-", dir=output.parent) as folder, ExitStack() as stack:
+    with ExitStack() as stack:
+        stack.enter_context(storage_errors(output, "Writing"))
+        output.parent.mkdir(parents=True, exist_ok=True)
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=".shuffle-", dir=output.parent))
         names = [Path(folder) / f"{number:04d}" for number in range(num_buckets)]
         buckets = [stack.enter_context(open(name, "wb", buffering=1 << 16)) for name in names]
         # because: every part reads all, and what is bad must be counted once
@@ -178,6 +179,9 @@ def shuffle(
                 bucket.write(_HEAD.pack(number, len(line)) + line)
                 if work.report is not None and tally.num_in % 1024 == 0:
                     work.report("shuffle", tally.num_in)
+        tally.num_in += tally.dropped.total()
+        if part.whole:
+            refuse_nothing("shuffle", tally)
         for bucket in buckets:
             bucket.close()
         with atomic_file(work.named(output)) as target:
@@ -185,7 +189,6 @@ def shuffle(
                 with open(name, "rb") as bucket:
                     target.writelines(line for _, line in sorted(_entries(bucket)))
                 name.unlink()
-    tally.num_in += tally.dropped.total()
     result = Report("shuffle", tally)
     write_json(work.named(report_file), result.to_dict())
     return result

@@ -143,6 +143,8 @@ class Signed:
         signed = [work / name.replace("rows", "signatures").replace(".u64", ".u16") for name in names]
         self._signatures = [load_array(path, np.uint16).reshape(-1, width) for path in signed if self.minhash]
         self._starts = np.cumsum([0, *(len(rows) for rows in self._rows)])
+        if not len(self):
+            raise DataError(f"{work}: all parts together have signed no document. Check the files that were signed.")
 
     def __len__(self) -> int:
         return int(self._starts[-1])

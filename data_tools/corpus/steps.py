@@ -142,15 +142,29 @@ def run_step(
             tally.add(found.tally)
             if work.report is not None:
                 work.report(step.name, tally.num_in)
+        if work.reading.part.whole:
+            refuse_nothing(step.name, tally)
     result = Report(step.name, tally)
     write_json(work.named(report_file), result.to_dict())
     return result
 
 
+def refuse_nothing(step: str, tally: Tally) -> None:
+    """Nothing in, or nothing out, is seldom what was meant, and the next step would find it out late.
+
+    Asked where all is known: a part of the work may well come to nothing.
+    """
+    if not tally.num_in:
+        raise DataError(f"{step}: the input holds no document. Check the files, and what they are said to hold.")
+    if not tally.num_out and tally.dropped.total() >= tally.num_in:
+        causes = ", ".join(f"{number} {cause}" for cause, number in tally.dropped.most_common(5))
+        raise DataError(f"{step} leaves none of {tally.num_in} documents: {causes}. Check the input, or ask for less.")
+
+
 def refuse_overwriting(sources: Iterable[Source], outputs: Iterable[Path]) -> None:
-    inputs = {source.path.resolve() for source in sources}
+    inputs = {os.path.realpath(source.path) for source in sources}
     for path in outputs:
-        if path.resolve() in inputs:
+        if os.path.realpath(path) in inputs:
             raise UsageError(f"--output={path} is also an input. Choose another output.")
 
 
@@ -178,15 +192,18 @@ def merge_parts(output: Path) -> int:
 
 
 def merge_reports(report: Path) -> None:
-    """Add up the reports of a step's parts."""
-    parts = _parts_of(report)
-    found = [read_report(path) for path in parts]
+    write_json(report, read_parts(report).to_dict())
+    for path in _parts_of(report):
+        path.unlink()
+
+
+def read_parts(report: Path) -> Report:
+    """The sum of the reports of a step's parts."""
+    found = [read_report(path) for path in _parts_of(report)]
     tally = Tally()
     for one in found:
         tally.add(one.tally)
-    write_json(report, Report(found[0].step, tally).to_dict())
-    for path in parts:
-        path.unlink()
+    return Report(found[0].step, tally)
 
 
 def _parts_of(output: Path) -> list[Path]:
@@ -210,9 +227,11 @@ def merge_outputs(output: Path) -> list[tuple[Path, int]]:
     """All that a step's parts wrote: (file, number of parts). `output` is a file, or the folder that split wrote to."""
     outputs = parts_stems(output) if output.is_dir() else [output]
     report = output / "split.report.json" if output.is_dir() else report_path(output)
-    merged = [(path, merge_parts(path)) for path in outputs]
-    if not merged:
+    if not outputs:
         raise MissingInputError(f"{output} holds no parts. Give the --output that the parts were run with.")
+    whole = read_parts(report)
+    refuse_nothing(whole.step, whole.tally)
+    merged = [(path, merge_parts(path)) for path in outputs]
     merge_reports(report)
     return merged
 

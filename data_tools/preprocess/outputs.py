@@ -24,14 +24,17 @@ import numpy as np
 from data_tools.preprocess.journal import Journal
 from data_tools.preprocess.sequences import Batch
 from data_tools.read.chunks import START, Place
+from lmtrain.data.store.finished import check_finished
 from lmtrain.data.store.indexed import SUFFIXES, part
-from lmtrain.data.store.writer import DatasetSpool, Mark, publish, refuse_taken, working_folder
-from lmtrain.errors import LmtrainError, OutputError, StorageError
+from lmtrain.data.store.writer import DatasetSpool, Mark, open_own, publish, refuse_taken, working_folder
+from lmtrain.errors import DataError, LmtrainError, OutputError, StorageError
 from lmtrain.runtime import files
+from lmtrain.runtime.checksum import crc32c
 from lmtrain.runtime.faults import fault_point
 from lmtrain.tokenizer.base import Tokenizer
 
 REJECTS = ".rejects.jsonl"
+_READ_BYTES = 4 << 20
 _NUM_BINS = 40  # of the histogram: 0, 1, 2-3, 4-7, ... tokens
 
 
@@ -107,14 +110,16 @@ class Outputs:
         self.names, self.totals = names, Totals(shard_text_bytes=[0] * len(names.keys))
         self.finished = False  # by an earlier run, but for the renaming
         self.resumed, self.dropped = False, False  # whether there was work to go on with, or other work in the way
+        self.redone = False  # whether some of it was damaged
         self.sync_seconds = 0.0
         self._identity, self._tokenizer = identity, tokenizer
         self._folder = working_folder(names.prefix)
         self._journal = Journal(self._folder / "journal.jsonl")
         self._shard = 0
         self._spools: list[DatasetSpool] = []
+        self._finished: list[list[str | None]] = []  # of each shard that is done, the hashes that its sidecars bear
         self._rejects: IO[bytes] = io.BytesIO()  # until the folder is ours
-        self._rejects_size = 0
+        self._rejects_mark = [0, 0]  # bytes, and their CRC-32C
         self._held = ExitStack()
 
     @property
@@ -126,7 +131,11 @@ class Outputs:
             held.enter_context(files.folder_lock(self._folder))
             lines = self._journal.read(self._identity)
             self.dropped = lines is None and any(path.name != ".lock" for path in self._folder.iterdir())
+            self.redone = self._journal.damaged and lines is not None
             held.callback(self._close)
+            if lines and "publish" in lines[-1] and not self._is_publishable(lines[-1]):
+                del lines[-1]
+                self.redone = True
             if not (lines and "publish" in lines[-1]):
                 self._refuse_taken(held)
             with files.storage_errors(self._folder, "Making"):
@@ -150,10 +159,10 @@ class Outputs:
         with files.storage_errors(self._folder, "Writing"):
             self._rejects.write(rejects)
             self._rejects.flush()
-        self._rejects_size += len(rejects)
+        self._rejects_mark = [self._rejects_mark[0] + len(rejects), crc32c(rejects, self._rejects_mark[1])]
         self.totals.count(batches)
         marks = [dataclasses.asdict(spool.mark()) for spool in self._spools]
-        state = {"shard": self._shard, "marks": marks, "rejects": self._rejects_size}
+        state = {"shard": self._shard, "marks": marks, "rejects": self._rejects_mark, "finished": self._finished[-1:]}
         self._journal.append(state | {"totals": vars(self.totals)})
 
     def finish(self) -> list[Path]:
@@ -162,7 +171,8 @@ class Outputs:
             fault_point("data.finish")
             self._finish_shard()
             self._sync()
-            self._journal.append({"publish": True, "shard": self._shard, "totals": vars(self.totals)})
+            state = {"shard": self._shard, "rejects": self._rejects_mark, "totals": vars(self.totals)}
+            self._journal.append(state | {"publish": [*self._finished, self._seals()]})
         stale = set(self.names.existing()) - {self.names.name(k, s) for k, s in self._all()}
         for prefix in stale:
             for suffix in reversed(SUFFIXES):
@@ -204,31 +214,63 @@ class Outputs:
             self._shard, self.totals = lines[-1]["shard"], Totals.from_dict(lines[-1]["totals"])
             return
         kept = self._resume(lines)
+        self.redone |= len(kept) < len(lines)
         if not kept:
             for path in self._folder.iterdir():
                 if path.name != ".lock":
                     path.unlink()
             self._spools = self._new_spools()
         self._journal.start(self._identity, kept)
-        self._rejects = open(self._folder / "rejects", "r+b" if kept else "w+b")  # noqa: SIM115
-        self._rejects_size = kept[-1]["rejects"] if kept else 0
-        self._rejects.truncate(self._rejects_size)
-        self._rejects.seek(self._rejects_size)
+        self._rejects = open_own(self._folder / "rejects", "r+b" if kept else "w+b")
+        self._rejects_mark = kept[-1]["rejects"] if kept else [0, 0]
+        self._rejects.truncate(self._rejects_mark[0])
+        self._rejects.seek(self._rejects_mark[0])
 
     def _resume(self, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The lines, from the first on, that the files bear out; opens the spools at the last of them."""
         try:
-            for shard in range(lines[-1]["shard"] if lines else 0):  # on disk since they were finished
-                made = [self._folder / f"{_spool_name(key, shard)}.idx" for key in range(len(self.names.keys))]
-                if not all(path.exists() for path in made):
-                    return []
+            seals = {line["shard"] - 1: line["finished"][0] for line in lines if line["finished"]}
+            for shard in range(lines[-1]["shard"] if lines else 0):
+                if not self._is_whole(shard, seals[shard]):
+                    lines = [line for line in lines if line["shard"] <= shard]
+                    break
             kept = self._verified(lines)
         except (StorageError, KeyError, TypeError, ValueError):  # no journal of ours, or files that are gone
             return []
         if kept:
             self.resumed = True
             self._shard, self.totals = kept[-1]["shard"], Totals.from_dict(kept[-1]["totals"])
+            self._finished = [seals[shard] for shard in range(self._shard)]
         return kept
+
+    def _is_whole(self, shard: int, seals: list[str]) -> bool:
+        """Whether the files of a shard that was finished, some of which may have their names, are what was written."""
+        try:
+            for key, seal in enumerate(seals):
+                name, final = _spool_name(key, shard), self.names.name(key, shard)
+
+                def path_of(suffix: str, name: str = name, final: Path = final) -> Path:
+                    made = self._folder / f"{name}{suffix}"
+                    return made if os.path.lexists(made) else part(final, suffix)
+
+                check_finished(path_of, seal, self._tokenizer.to_bytes())
+        except (LmtrainError, OSError):
+            return False
+        return len(seals) == len(self.names.keys)
+
+    def _is_publishable(self, line: dict[str, Any]) -> bool:
+        """Whether all that an earlier run had only to rename is whole; refused where some of it is renamed already."""
+        made, final = self._folder / "rejects", self._rejects_path
+        whole = all(self._is_whole(shard, seals) for shard, seals in enumerate(line["publish"]))
+        if line["rejects"][0] or made.exists():
+            whole = whole and _ends(made if made.exists() else final, [line["rejects"]]) == 1
+        self._shard = line["shard"]
+        if whole or all((self._folder / f"{_spool_name(key, shard)}.idx").exists() for key, shard in self._all()):
+            return whole
+        raise DataError(
+            f"What was left to rename to {self.names.prefix} was damaged after it was written, and some of it has its "
+            f"name already. Remove {self._folder} and what there is of {self.names.prefix}, and run the command again."
+        )
 
     def _verified(self, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for shard in sorted({line["shard"] for line in lines}, reverse=True):
@@ -238,7 +280,8 @@ class Outputs:
             self._spools = self._new_spools(empty=False)
             marks = [[Mark.from_dict(line["marks"][k]) for line in current] for k in range(len(self.names.keys))]
             held = [spool.rewind(of_key) for spool, of_key in zip(self._spools, marks, strict=True)]
-            current = [line for line in current[: min(held)] if line["rejects"] <= self._rejects_on_disk()]
+            current = current[: min(held)]
+            current = current[: _ends(self._folder / "rejects", [line["rejects"] for line in current])]
             if current:
                 for spool, of_key, count in zip(self._spools, marks, held, strict=True):
                     if count > len(current):  # the files of another key, or the rejects, are shorter
@@ -247,10 +290,6 @@ class Outputs:
             for spool in self._spools:
                 spool.close()
         return []
-
-    def _rejects_on_disk(self) -> int:
-        path = self._folder / "rejects"
-        return path.stat().st_size if path.exists() else -1
 
     def _new_spools(self, empty: bool = True) -> list[DatasetSpool]:
         names, shard = self.names, self._shard
@@ -274,6 +313,7 @@ class Outputs:
     def _next_shard(self) -> None:
         self._finish_shard()
         self._sync()
+        self._finished.append(self._seals())
         self._shard += 1
         self._spools = self._new_spools()
         self.totals.shard_text_bytes = [0] * len(self.names.keys)
@@ -286,6 +326,9 @@ class Outputs:
         }
         for spool, num_bytes in zip(self._spools, self.totals.shard_text_bytes, strict=True):
             spool.finish(about | {"num_bytes": num_bytes}, self._tokenizer.to_bytes())
+
+    def _seals(self) -> list[str | None]:
+        return [spool.sidecar_sha256 for spool in self._spools]
 
     def _sync(self) -> None:
         began = time.perf_counter()
@@ -300,6 +343,21 @@ class Outputs:
                 os.replace(made, self._rejects_path)
             elif made.exists():  # nothing was bad: an older list is another dataset's
                 self._rejects_path.unlink(missing_ok=True)
+
+
+def _ends(path: Path, marks: list[list[int]]) -> int:
+    """How many of these marks, (bytes, their CRC-32C), oldest first, the file bears out."""
+    at = crc = 0
+    try:
+        with open_own(path, "rb") as file:
+            for number, (size, wanted) in enumerate(marks):
+                while at < size and (data := file.read(min(_READ_BYTES, size - at))):
+                    at, crc = at + len(data), crc32c(data, crc)
+                if at != size or crc != wanted:
+                    return number
+    except OSError:
+        return 0
+    return len(marks)
 
 
 def _spool_name(key: int, shard: int) -> str:

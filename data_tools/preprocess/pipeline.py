@@ -199,6 +199,8 @@ def _identity(sources: Sequence[Source], tokenizer: bytes, options: Options) -> 
 def _say_what_was_found(outputs: Outputs, say: Callable[[str], None] | None) -> None:
     if say is None:
         return
+    if outputs.redone:
+        say("some of what a run that was cut short left behind is damaged and is made again")
     if outputs.resumed:
         say(f"going on after the {outputs.totals.num_documents} documents of a run that was cut short")
     elif outputs.dropped:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from data_tools.read.budget import Budget
-from data_tools.read.columns import read_rows
+from data_tools.read.columns import Rows, read_rows
 from data_tools.read.parts import WHOLE, Part, Span
 from data_tools.read.sources import Source
 from data_tools.read.streams import DamagedArchiveError, opened, read_stream
@@ -66,7 +66,7 @@ class Chunk:
     stop: int
     num_bytes: int  # what it takes of the memory
     held: Buffer | None = None  # the bytes themselves, if a worker cannot read them
-    rows: list[tuple[str | None, ...]] = field(default_factory=list)
+    rows: Rows = field(default_factory=list)
     problem: str = ""  # nothing is held, because of this
     plain: bool = False  # a range of a file that can be read again
     num_disk_bytes: int = 0  # to tell how far the work is

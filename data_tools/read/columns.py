@@ -14,7 +14,8 @@ from lmtrain.errors import DataError, UsageError
 from lmtrain.runtime.files import read_errors
 
 _MOST_ROWS = 4096
-Rows = list[tuple[str | None, ...]]
+Text = str | bytes | None  # bytes where they are no UTF-8, for whoever looks at texts to say so
+Rows = list[tuple[Text, ...]]
 
 
 def read_rows(
@@ -27,7 +28,7 @@ def read_rows(
             _check_columns(parquet.read_schema(path), columns, path, pyarrow)
             with parquet.ParquetFile(path, read_dictionary=list(columns)) as file:
                 yield from _batches(file, columns, start, batch_bytes)
-        except (pyarrow.ArrowException, OSError) as error:
+        except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:  # names of columns are text too
             if isinstance(error, FileNotFoundError):
                 raise
             raise DataError(f"{path} cannot be read as .parquet ({error}). It is damaged or another file.") from error
@@ -64,9 +65,20 @@ def _split(at: int, batch: Any, columns: Sequence[str], batch_bytes: int) -> Ite
         yield at, rows, num_bytes
 
 
-def _texts(column: Any) -> Iterator[str | None]:
-    known = column.dictionary.to_pylist()
+def _texts(column: Any) -> Iterator[Text]:
+    try:
+        known = column.dictionary.to_pylist()
+    except UnicodeDecodeError:
+        large = "large_binary" if str(column.dictionary.type).startswith("large") else "binary"
+        known = [_text(data) for data in column.dictionary.view(large).to_pylist()]
     return (None if index is None else known[index] for index in column.indices.to_pylist())
+
+
+def _text(data: bytes | None) -> Text:
+    try:
+        return None if data is None else data.decode()
+    except UnicodeDecodeError:
+        return data
 
 
 def _check_columns(schema: Any, columns: Sequence[str], path: Path, pyarrow: Any) -> None:

@@ -92,15 +92,19 @@ def read_content(chunk: Chunk, limits: Limits, large: Callable[[], object]) -> t
 
 
 def _rows(chunk: Chunk, limits: Limits) -> tuple[Content, list[Bad]]:
-    rows = TextList(chunk.rows, chunk.start)
+    rows = TextList(chunk.rows, chunk.start, of_table=True)
     # because: four bytes is the most that a character takes
     long = [
         item
         for item, row in enumerate(chunk.rows)
-        if any(t and 4 * len(t) > limits.max_doc_bytes and len(t.encode()) > limits.max_doc_bytes for t in row)
+        if any(t and 4 * len(t) > limits.max_doc_bytes and _size(t) > limits.max_doc_bytes for t in row)
     ]
     rows.drop(long)
     return rows, [Bad(item, None, limits.too_long) for item in long]
+
+
+def _size(text: str | bytes) -> int:
+    return len(text.encode() if isinstance(text, str) else text)
 
 
 def _read_text(chunk: Chunk, limits: Limits) -> bytes:
@@ -214,8 +218,8 @@ def _count(data: Buffer, start: int, stop: int) -> int:
 class TextList:
     """Texts, as many a document as there are keys; an item is a document's number."""
 
-    def __init__(self, rows: Iterable[tuple[Any, ...]], start: int = 0) -> None:
-        self.rows, self._start = dict(enumerate(rows)), start
+    def __init__(self, rows: Iterable[tuple[Any, ...]], start: int = 0, of_table: bool = False) -> None:
+        self.rows, self._start, self._of_table = dict(enumerate(rows)), start, of_table
         self.num_lines = len(self.rows)
 
     def encode(self, encoder: Encoder, number: int, key: str, append_eod: bool) -> Encoded:
@@ -262,6 +266,6 @@ class TextList:
         bad = []
         for item, offset, cause in rejects:
             text = self.rows[item][0]
-            whole = isinstance(text, bytes)
+            whole = isinstance(text, bytes) and not self._of_table
             bad.append(Bad(text.count(b"\n", 0, offset) if whole else item, offset if whole else None, cause))
         return bad

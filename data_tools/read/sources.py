@@ -8,12 +8,14 @@ JSON lines unless somebody says what else. No file is opened here.
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterator, Sequence
+import os
+import stat
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lmtrain.errors import MissingInputError, UsageError
-from lmtrain.runtime.files import storage_errors
+from lmtrain.errors import DataError, MissingInputError, UsageError
+from lmtrain.runtime.files import read_errors
 
 STDIN = Path("-")
 _CODECS = ("gz", "zst", "bz2", "xz")
@@ -57,23 +59,26 @@ def source_of(given: str, format_: str | None) -> str | Source:
         raise UsageError(f"--format={format_} {rule}. Use one of {known}.")
     if path == STDIN:
         return Source(path, kind, codec)
-    with storage_errors(path, "Reading"):
-        found = path.stat()
+    found = _stat(path)
     return Source(path, kind, codec, found.st_size, found.st_mtime_ns)
 
 
 def skipped_files(inputs: Inputs) -> list[Path]:
-    """Files of these folders and globs that `find_sources` passes over, for their names say nothing of them."""
+    """Files of these folders and globs that `find_sources` passes over, for their names say nothing of them.
+
+    Links to folders are passed over too, since they can lead round in a ring.
+    """
     skipped = []
     for given in inputs:
         if isinstance(given, Source) or Path(given) == STDIN:
             continue
         path = Path(given)
         if path.is_dir():
-            found = [one for one in path.rglob("*") if not _hidden(one, path)]
+            found = [one for one in _below(path) if not _known(one) or one.is_dir()]
         else:
-            found = [] if path.exists() else [Path(name) for name in glob.glob(str(given), recursive=True)]
-        skipped += sorted(one for one in found if one.is_file() and not _known(one))
+            found = [] if path.exists() else [Path(name) for name in glob.iglob(str(given), recursive=True)]
+            found = [one for one in found if one.is_file() and not _known(one)]
+        skipped += sorted(found)
     return skipped
 
 
@@ -82,14 +87,18 @@ def find_sources(inputs: Inputs) -> list[Source]:
     if not inputs:
         raise UsageError(f"No input was given. Give files ({KNOWN}), folders of them, globs, or - for standard input.")
     found = [one for given in inputs for one in _expand(given if isinstance(given, Source) else Path(given))]
-    paths = [one.path if isinstance(one, Source) else one for one in found]
-    seen: set[Path] = set()
+    _refuse_repeated(one.path if isinstance(one, Source) else one for one in found)
+    return [one if isinstance(one, Source) else _source(one) for one in found]
+
+
+def _refuse_repeated(paths: Iterable[Path]) -> list[Path]:
+    seen: dict[str, Path] = {}
     for path in paths:
-        if path.resolve() in seen:
-            raise UsageError(f"{path} is given more than once. Give every file once.")
-        seen.add(path.resolve())
-    with storage_errors(paths[0], "Reading"):
-        return [one if isinstance(one, Source) else _source(one) for one in found]
+        real = os.path.realpath(path)
+        if real in seen:
+            raise UsageError(f"{path} is given more than once: it is {seen[real]}. Give every file once.")
+        seen[real] = path
+    return list(seen.values())
 
 
 def codec_of(name: str) -> str:
@@ -100,17 +109,30 @@ def codec_of(name: str) -> str:
 def _source(path: Path) -> Source:
     if path == STDIN:
         return Source(path, "jsonl", "")
-    found = path.stat()
+    found = _stat(path)
     kind, codec = next(what for suffix, what in SUFFIXES.items() if path.name.endswith(suffix))
     return Source(path, kind, codec, found.st_size, found.st_mtime_ns)
 
 
+def _stat(path: Path) -> os.stat_result:
+    """Of a plain file, which can be read as often and from where one likes; a link may lead to it."""
+    try:
+        with read_errors(path):
+            found = os.stat(path)
+    except MissingInputError as error:
+        if not path.is_symlink():
+            raise
+        raise MissingInputError(f"{path} is a link to {os.readlink(path)}, which does not exist. Remove it.") from error
+    except DataError as error:
+        raise DataError(f"{path} is a link that leads back to itself. Remove it.") from error
+    if not stat.S_ISREG(found.st_mode):
+        way = f"To read it once, give - in its place and send it there: `< {path}`."
+        raise DataError(f"{path} is a pipe or a device, and not a file with an end and a beginning. {way}")
+    return found
+
+
 def _known(path: Path) -> bool:
     return path.name.endswith(tuple(SUFFIXES))
-
-
-def _readable(path: Path) -> bool:
-    return _known(path) and path.is_file()
 
 
 def _expand(given: Path | Source) -> Sequence[Path | Source]:
@@ -118,23 +140,34 @@ def _expand(given: Path | Source) -> Sequence[Path | Source]:
         return [given]
     if given.is_dir():
         return list(_all_of(given))
-    if given.exists():
-        if not _known(given):
-            raise UsageError(f"{given} is none of {KNOWN}. Say what it holds, as in --format txt, or convert it.")
-        return [given]
-    matches = sorted(Path(name) for name in glob.glob(str(given), recursive=True))  # Path.glob refuses absolute ones
-    found = [path for path in matches if _readable(path)]
-    if not found:
-        raise MissingInputError(f"{given} does not exist. Give files ({KNOWN}), folders of them, or globs.")
-    return found
+    if not os.path.lexists(given):
+        matches = _refuse_repeated(Path(name) for name in glob.iglob(str(given), recursive=True))
+        found = [path for path in sorted(matches) if _known(path) and not path.is_dir()]
+        if not found:
+            raise MissingInputError(f"{given} does not exist. Give files ({KNOWN}), folders of them, or globs.")
+        return found
+    _stat(given)
+    if not _known(given):
+        raise UsageError(f"{given} is none of {KNOWN}. Say what it holds, as in --format txt, or convert it.")
+    return [given]
 
 
 def _all_of(folder: Path) -> Iterator[Path]:
-    found = sorted(path for path in folder.rglob("*") if not _hidden(path, folder) and _readable(path))
+    found = sorted(path for path in _below(folder) if _known(path) and not path.is_dir())
     if not found:
         raise MissingInputError(f"{folder} holds none of {KNOWN}. Check the folder.")
     yield from found
 
 
-def _hidden(path: Path, root: Path) -> bool:
-    return any(part.startswith(".") for part in path.relative_to(root).parts)
+def _below(folder: Path) -> Iterator[Path]:
+    """All that is not hidden but folders, which are entered, while links to folders are not."""
+    with read_errors(folder):
+        for at, folders, names in os.walk(folder, onerror=_raise):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            links = [name for name in folders if os.path.islink(os.path.join(at, name))]
+            yield from (Path(at, name) for name in [*names, *links] if not name.startswith("."))
+
+
+def _raise(error: OSError) -> None:
+    # because: nobody would see that what is in there is missing
+    raise MissingInputError(f"{error.filename} cannot be looked into: {error.strerror}. Check who may.") from error

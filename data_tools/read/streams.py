@@ -146,10 +146,12 @@ def _gunzip(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _next_archive(data: bytes, file: IO[bytes]) -> bytes:
-    """What follows an archive: archives may follow each other, and zeros the last."""
-    data = data.lstrip(b"\0")
+    """What follows an archive: archives may follow each other, and zeros the last, as tapes fill up with."""
+    data, num_zeros = data.lstrip(b"\0"), 0
     while not data and (more := file.read(_FEED_BYTES)):
-        data = more.lstrip(b"\0")
+        data, num_zeros = more.lstrip(b"\0"), num_zeros + len(more)
+        if num_zeros > ALWAYS_ALLOWED_BYTES:
+            raise DamagedArchiveError("nothing but zeros follows the archive")
     return data
 
 
@@ -177,15 +179,17 @@ def _unzstd(file: IO[bytes]) -> Iterator[bytes]:
     if not data:
         raise DamagedArchiveError("the archive is cut short")
     held: list[bytes] = []
+    num_held = 0  # bytes; because: they may be of a hundred thousand archives that hold nothing
     while data:
         try:
             held.append(part.decompress(data))
         except zstandard.ZstdError as error:
             yield b"".join(held)
             raise DamagedArchiveError(f"the archive is damaged ({error})") from error
-        if sum(map(len, held)) >= STEP_BYTES:
+        num_held += len(held[-1])
+        if num_held >= STEP_BYTES:
             yield b"".join(held)
-            held = []
+            held, num_held = [], 0
         data = (part.unused_data if part.eof else b"") or file.read(_ZST_FEED_BYTES)
         if part.eof and data:
             part = build()

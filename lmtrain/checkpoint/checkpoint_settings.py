@@ -17,6 +17,7 @@ class CheckpointSettings(Settings):
     asynchronous: bool = True
     verify_after_save: bool = False  # read back from the disk before a checkpoint counts
     resume: str = "auto"  # auto, none, or the path of a checkpoint or run
+    fallback: bool = False  # where the newest cannot be read, go on from the newest one before it that can
     init_from: str | None = None  # the path of one whose weights a new run begins from
 
     def problems(self) -> Iterator[Problem]:
@@ -51,6 +52,10 @@ class CheckpointSettings(Settings):
         yield from self.problem_if(wrong, "resume", "is empty", "Use auto, none or the path of a checkpoint.")
         wrong = start is not None and not start.strip()
         yield from self.problem_if(wrong, "init_from", "is empty", "Use null or the path of a checkpoint.")
+        yield from self.problem_if(
+            self.fallback and self.resume == "none", "fallback",
+            "finds nothing to fall back to, since with resume=none a run begins anew", "Leave one of them out.",
+        )  # fmt: skip
         yield from self.problem_if(
             start is not None and self.resume not in ("auto", "none"), "init_from",
             f"begins a new run and checkpoint.resume={self.resume} goes on with an old one", "Leave one of them out.",

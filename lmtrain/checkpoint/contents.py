@@ -7,8 +7,7 @@ tensor is allocated that the files, whose sizes are checked, could not hold.
 from __future__ import annotations
 
 import os
-import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,23 +20,21 @@ from lmtrain.checkpoint.disk.format import (
     ITEM_BYTES,
     MANIFEST,
     MAX_FILE_BYTES,
-    MAX_MANIFEST_BYTES,
-    Manifest,
     PieceEntry,
     TensorEntry,
     blocks_file,
-    decode_manifest,
 )
 from lmtrain.checkpoint.disk.hashed import BlockCache, HashedFile, read_hashed
 from lmtrain.checkpoint.disk.tensor_file import Array, Stored, read_box, read_header
-from lmtrain.checkpoint.store import step_of
-from lmtrain.errors import CheckpointError, DataError, MissingInputError, nearest
-from lmtrain.runtime.files import parse_json, read_bytes
+from lmtrain.checkpoint.store import load_manifest
+from lmtrain.errors import CheckpointError, DataError, nearest
+from lmtrain.runtime.files import parse_json
 
 # Integers of the item's size carry the bits of any type: numpy has no bfloat16.
 _CARRIERS: dict[int, Any] = {1: np.dtype("<i1"), 2: np.dtype("<i2"), 4: np.dtype("<i4"), 8: np.dtype("<i8")}
 
 _CACHED_BLOCKS = 16
+_MANY_NAMES = 5000  # because: comparing one with each of more takes seconds
 
 
 class Contents:
@@ -45,14 +42,14 @@ class Contents:
 
     def __init__(self, path: Path, num_cached_blocks: int = _CACHED_BLOCKS) -> None:
         self.path = path
-        self.manifest = _load_manifest(path)
+        self.manifest = load_manifest(path)
         self._cache = BlockCache(num_cached_blocks)
         self._files: dict[str, tuple[HashedFile, dict[str, Stored]]] = {}
 
     def tensor(self, name: str) -> TensorEntry:
         entry = self.manifest.tensors.get(name)
         if entry is None:
-            raise CheckpointError(f"{self.path} has no tensor {name}. {_near(name, self.manifest.tensors)}")
+            raise CheckpointError(f"{self.path} has no tensor {name}. {near(name, self.manifest.tensors)}")
         return entry
 
     def read_bits(self, name: str, box: Box | None = None) -> Array:
@@ -64,19 +61,22 @@ class Contents:
                 f"{name} has shape {list(entry.shape)} in {self.path} and the part at {list(box.offset)} of shape "
                 f"{list(box.shape)} is not inside it. Ask for a part that is."
             )
+        # because: files that are found to hold all of it bound the memory that it may take
+        parts = [
+            (*self._locate(name, entry, piece), piece.box, common)
+            for piece in entry.pieces
+            if (common := intersect(piece.box, box)) is not None
+        ]
         out: Array = np.empty(box.shape, _CARRIERS[ITEM_BYTES[entry.dtype]])
-        for piece in entry.pieces:
-            common = intersect(piece.box, box)
-            if common is not None:
-                file, stored = self._locate(name, entry, piece)
-                target = out[common.relative_to(box.offset).slices()]
-                read_box(file, stored.start, stored.shape, common.relative_to(piece.box.offset), target)
+        for file, stored, held, common in parts:
+            target = out[common.relative_to(box.offset).slices()]
+            read_box(file, stored.start, stored.shape, common.relative_to(held.offset), target)
         return out
 
     def read_file(self, name: str) -> bytes:
         entry = self.manifest.files.get(name)
         if entry is None:
-            raise CheckpointError(f"{self.path} has no file {name}. {_near(name, self.manifest.files)}")
+            raise CheckpointError(f"{self.path} has no file {name}. {near(name, self.manifest.files)}")
         return read_hashed(self.path / name, entry, MAX_FILE_BYTES)
 
     def damages(self) -> list[str]:
@@ -128,23 +128,6 @@ class Contents:
         return self._files[name]
 
 
-def _load_manifest(path: Path) -> Manifest:
-    where = path / MANIFEST
-    try:
-        if not stat.S_ISDIR(os.stat(path).st_mode):
-            raise CheckpointError(f"{path} is not a folder. Give a checkpoint's folder.")
-        manifest = decode_manifest(parse_json(read_bytes(where, MAX_MANIFEST_BYTES, follow_links=False), where), where)
-    except FileNotFoundError as error:
-        raise MissingInputError(f"{path} does not exist. Give a checkpoint's folder.") from error
-    except CheckpointError:
-        raise
-    except (DataError, MissingInputError) as error:
-        raise CheckpointError(f"{error} Without it the checkpoint cannot be used.") from error
-    if step_of(path.name) not in (None, manifest.step):
-        raise CheckpointError(f"{path} holds step {manifest.step}. Give the folder its own name back.")
-    return manifest
-
-
 def _decode_blocks(data: bytes, where: Path) -> list[bytes]:
     try:
         listing = parse_json(data, where)
@@ -163,6 +146,7 @@ def _collecting(found: list[str]) -> Iterator[None]:
         found.append(str(error))
 
 
-def _near(name: str, known: Iterable[str]) -> str:
-    found = nearest(name, known)
-    return found if len(found) < 300 else "List its names first."
+def near(name: str, known: Collection[str]) -> str:
+    """What a name may have been meant for, where that is soon found and soon said."""
+    found = nearest(name, known) if len(known) <= _MANY_NAMES else ""
+    return found if 0 < len(found) < 300 else "List its names first."

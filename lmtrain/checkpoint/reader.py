@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmtrain.checkpoint.contents import Contents
+from lmtrain.checkpoint.contents import Contents, near
 from lmtrain.checkpoint.described import checked_model
 from lmtrain.checkpoint.disk.boxes import Box
 from lmtrain.checkpoint.disk.format import DTYPES, Manifest, dtype_code
 from lmtrain.checkpoint.disk.tensor_file import Array
-from lmtrain.errors import CheckpointError, a_few, nearest
+from lmtrain.errors import CheckpointError, a_few
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.piece import Piece
 
@@ -90,8 +90,7 @@ class CheckpointReader:
         missing, problems = sorted(asked - held.keys()), []
         if missing:
             others = held.keys() - asked
-            near = nearest(missing[0], others) if others else ""
-            problems.append(f"it has no {a_few(missing)}" + (f" ({near})" if 0 < len(near) < 200 else ""))
+            problems.append(f"it has no {a_few(missing)}" + (f" ({near(missing[0], others)})" if others else ""))
         differ = [text for piece in pieces if piece.name in held for text in self._difference(piece)]
         if differ:
             problems.append(a_few(differ, "; "))

@@ -1,7 +1,7 @@
 """Which checkpoints exist, which one is newest, and which may go. Torch-free.
 
-Called by set-up (resume), the writer (retention) and every command that takes a checkpoint. Knows names and folders;
-what a checkpoint holds is the reader's business.
+Called by set-up (resume), the writer (retention) and every command that takes a checkpoint. Knows names, folders and
+whether a manifest can be read; what a checkpoint holds is the reader's business.
 """
 
 from __future__ import annotations
@@ -10,18 +10,21 @@ import itertools
 import os
 import re
 import shutil
+import stat
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
-from lmtrain.checkpoint.disk.format import FORMAT, MANIFEST, MAX_MANIFEST_BYTES
-from lmtrain.errors import DataError, MissingInputError, StorageError
+from lmtrain.checkpoint.disk.format import MANIFEST, MAX_MANIFEST_BYTES, Manifest, NewerFormatError, decode_manifest
+from lmtrain.errors import CheckpointError, DataError, MissingInputError, StorageError
 from lmtrain.runtime.faults import fault_point
-from lmtrain.runtime.files import free_bytes, parse_json, read_bytes, storage_errors
+from lmtrain.runtime.files import free_bytes, parse_json, read_bytes, read_errors, storage_errors
 from lmtrain.units import format_bytes
 
 CHECKPOINTS = "checkpoints"  # the folder of a run that holds them
 _STEP = re.compile(r"step_([0-9]{8,18})")
 _LEFTOVER = re.compile(r"(step_[0-9]{8,18})\.(tmp|replaced)-[0-9]+-[0-9]+")
+_SET_ASIDE = re.compile(r"step_[0-9]{8,18}\.damaged-[0-9]+")
 _attempts = itertools.count()
 
 
@@ -36,33 +39,105 @@ def step_of(name: str) -> int | None:
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Committed checkpoints, oldest first. Damage inside them is for the reader to find and to name."""
-    return [path for path in _step_folders(folder) if _is_committed(path)]
+    """Checkpoints whose manifest can be read, oldest first. Damage to their files is for the reader to find."""
+    return [path for path in _step_folders(folder) if manifest_problem(path) is None]
 
 
 def list_broken(folder: Path) -> list[Path]:
-    """Folders with a checkpoint's name whose manifest is gone or unreadable: worth a warning, since none is made so."""
-    return [path for path in _step_folders(folder) if not _is_committed(path)]
+    """Folders with a checkpoint's name whose manifest cannot be read: worth a warning, since none is made so."""
+    return [path for path in _step_folders(folder) if manifest_problem(path) is not None]
+
+
+def list_set_aside(folder: Path) -> list[Path]:
+    """Damaged checkpoints that have left their name to another, or to none."""
+    return sorted(path for path in folder.iterdir() if _SET_ASIDE.fullmatch(path.name)) if folder.is_dir() else []
 
 
 def latest(folder: Path) -> Path | None:
-    return next((path for path in reversed(_step_folders(folder)) if _is_committed(path)), None)
+    """The newest checkpoint, whole or not: one that is damaged is refused by name and not passed over for an older."""
+    return next(reversed(_step_folders(folder)), None)
+
+
+def before(path: Path) -> Path | None:
+    """The newest checkpoint beside this one that is older and can be read."""
+    step = step_of(path.name)
+    older = [] if step is None else [one for one in _step_folders(path.parent) if (step_of(one.name) or 0) < step]
+    return next((one for one in reversed(older) if manifest_problem(one) is None), None)
+
+
+def newer_than(path: Path) -> list[Path]:
+    """Checkpoints beside this one that come after it, oldest first."""
+    step = step_of(path.name)
+    return [] if step is None else [one for one in _step_folders(path.parent) if (step_of(one.name) or 0) > step]
 
 
 def _step_folders(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
-    found = [(step, path) for path in folder.iterdir() if (step := step_of(path.name)) is not None and path.is_dir()]
+    found = [(step, path) for path in folder.iterdir() if (step := step_of(path.name)) is not None]
     return [path for _, path in sorted(found)]
 
 
-def _is_committed(path: Path) -> bool:
-    # because: a manifest of a newer version counts, so that it is refused by name and not passed over for an older one
+def load_manifest(path: Path) -> Manifest:
+    """What a checkpoint says of itself, refused unless all of it is right; the way out names one beside it."""
     try:
-        manifest = parse_json(read_bytes(path / MANIFEST, MAX_MANIFEST_BYTES, follow_links=False), path / MANIFEST)
-    except (DataError, MissingInputError):
-        return False
-    return isinstance(manifest, dict) and manifest.get("format") == FORMAT
+        return _read_manifest(path)
+    except NewerFormatError:
+        raise
+    except CheckpointError as error:
+        other = before(path)
+        if other is None:
+            raise
+        raise CheckpointError(f"{error} The newest one before it that can be read is {other}.") from error
+
+
+def manifest_problem(path: Path) -> str | None:
+    """Why a manifest cannot be read; None where it can, or could by a newer version of this program."""
+    try:
+        found = os.lstat(path / MANIFEST)
+        return _judged(path, (found.st_ino, found.st_size, found.st_mtime_ns))
+    except OSError:
+        return _judged.__wrapped__(path, ())
+
+
+@lru_cache(maxsize=256)  # because: each save asks again about all that a run has kept
+def _judged(path: Path, version: tuple[int, ...]) -> str | None:
+    try:
+        _read_manifest(path)
+    except NewerFormatError:
+        return None
+    except (CheckpointError, MissingInputError) as error:
+        return str(error)
+    return None
+
+
+def _read_manifest(path: Path) -> Manifest:
+    where = path / MANIFEST
+    try:
+        with read_errors(path):
+            is_folder = stat.S_ISDIR(os.stat(path).st_mode)
+        if not is_folder:
+            raise CheckpointError(f"{path} is not a folder. Give a checkpoint's folder.")
+        manifest = decode_manifest(parse_json(read_bytes(where, MAX_MANIFEST_BYTES, follow_links=False), where), where)
+    except CheckpointError:
+        raise
+    except (DataError, MissingInputError) as error:
+        if not os.path.lexists(path):
+            raise MissingInputError(f"{path} does not exist. Give a checkpoint's folder.") from error
+        raise CheckpointError(f"{error} Without it the checkpoint cannot be used.") from error
+    if step_of(path.name) not in (None, manifest.step):
+        raise CheckpointError(f"{path} holds step {manifest.step}. Give the folder its own name back.")
+    return manifest
+
+
+def set_aside(path: Path) -> Path:
+    """Give a damaged checkpoint another name, under which nothing takes it for one and nothing removes it."""
+    for number in itertools.count(1):
+        aside = path.with_name(f"{path.name}.damaged-{number}")
+        if not os.path.lexists(aside):
+            break
+    os.rename(path, aside)
+    return aside
 
 
 def resolve(path: Path | str) -> Path:
@@ -73,7 +148,7 @@ def resolve(path: Path | str) -> Path:
         raise MissingInputError(
             f"{path} {state}. Give a run's folder, or a checkpoint such as RUN/{CHECKPOINTS}/step_00001000."
         )
-    if (path / MANIFEST).is_file():
+    if os.path.lexists(path / MANIFEST) or step_of(path.name) is not None:
         return path
     newest = latest(path / CHECKPOINTS) or latest(path)
     if newest is None:
@@ -132,8 +207,9 @@ def sweep(folder: Path) -> list[str]:
 
 
 def prune(folder: Path, keep_last: int, saved: Path | None = None, keep_every_steps: int | None = None) -> list[str]:
-    """Remove all but the newest committed checkpoints; at least one always stays, and so does the one just saved.
+    """Remove all but the newest checkpoints; at least one always stays, and so does the one just saved.
 
+    One whose manifest cannot be read is neither counted nor removed: whoever looks into the damage needs it.
     Those whose step is a multiple of `keep_every_steps` are never removed. A run that went back to an earlier step
     saves below the steps it had reached before.
     """

@@ -53,6 +53,8 @@ def dataset_lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "made of", f"{format_bytes(text)} of text, {text / tokens:.2f} bytes a token" if text > 0 else "unknown"
         yield "tokenizer", tokenizer_words(sidecar["vocab_size"], sidecar["eod_id"], sidecar["tokenizer_fingerprint"])
         yield "content sha256", sidecar["content_sha256"]
+        if sidecar["sidecar_sha256"] is None:
+            yield "sidecar", "has no hash of itself, being of an older lmtrain"
     unread = f"no; lmtrain inspect {facts['dataset']} --verify reads every byte"
     yield "verified", "every entry and every byte" if facts["verified"] else unread
 

@@ -12,9 +12,11 @@ import typer
 
 from lmtrain.cli.options import ConfigDir, ConfigName, FromRun, Overrides, Plugins
 from lmtrain.cli.say import tell
-from lmtrain.errors import LmtrainError, OutputError, PeerLostError, StoppedEarly
+from lmtrain.errors import LmtrainError, OutputError, PeerLostError, RanksDifferError, StoppedEarly
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from lmtrain.runtime.process import ProcessEnv
     from lmtrain.train.config import RunConfig
     from lmtrain.train.loop import Summary
@@ -61,7 +63,7 @@ def pretrain(
         return run_all(overrides, config_dir, config_name, from_run, flags)
 
     from lmtrain.cli.from_run import compose_run
-    from lmtrain.cli.pretrain_view import left_behind, print_preview, print_settings
+    from lmtrain.cli.pretrain_view import left_behind, print_preview, print_settings, print_summary
 
     config = compose_run(overrides, from_run=from_run, config_dir=config_dir, name=config_name)
     if print_config:
@@ -78,8 +80,15 @@ def pretrain(
         return print_preview(config, inputs, as_json)
     if nproc is not None and nproc > 1:
         return _launch(config, [*flags, *overrides], nproc)
+    from lmtrain.cli.screen import Screen
+
+    console = Screen(stderr=as_json, quiet=env.rank > 0)
     try:
-        summary = _train(config, inputs, env, as_json)
+        summary = _train(config, inputs, env, console)
+    except RanksDifferError as error:
+        if env.rank > 0:
+            raise typer.Exit(error.exit_code) from None  # because: rank 0 speaks for all
+        raise
     except LmtrainError as error:
         write_failure(config, error, env)
         raise
@@ -96,34 +105,30 @@ def pretrain(
     code = stop.exit_code if summary.stopped_by else 0
     if env.rank > 0:
         raise typer.Exit(code)  # because: rank 0 speaks for all
-    write_stop(config, facts | {"exit_code": code, "requeue": bool(summary.stopped_by)})
+    _warn(write_stop(config, facts | {"exit_code": code, "requeue": bool(summary.stopped_by)}))
+    print_summary(config, summary, console, as_json)
     if summary.stopped_by:
         raise stop
     return None
 
 
-def _train(config: RunConfig, inputs: Inputs, env: ProcessEnv, as_json: bool) -> Summary:
-    from rich.console import Console
-
-    from lmtrain.cli.pretrain_view import print_summary
+def _train(config: RunConfig, inputs: Inputs, env: ProcessEnv, console: Console) -> Summary:
     from lmtrain.parallel.mesh import build_mesh
     from lmtrain.runtime.device import memory_errors, pick_device
     from lmtrain.runtime.process_group import start
+    from lmtrain.train.agreement import agree
     from lmtrain.train.loop import train
     from lmtrain.train.setup import open_run
 
-    leads, timeout_s = env.rank == 0, config.parallel.timeout_s
-    console = Console(stderr=as_json, quiet=not leads)
+    timeout_s = config.parallel.timeout_s
     smaller = f"train.micro_batch={max(1, config.train.micro_batch // 2)}, precision=bf16 or a smaller model.seq_len"
     with memory_errors(f"Use {smaller}."):
         device = pick_device(config.compute.device, env.local_rank)
         with start(env, device, timeout_s) as met:
+            agree(config, inputs, env, met.hosts)
             mesh = build_mesh(config.parallel.layout, device, timeout_s)
             with open_run(config, inputs, console, mesh, device, met.hosts) as run:
-                summary = train(run)
-    if leads:
-        print_summary(config, summary, console, as_json)
-    return summary
+                return train(run)
 
 
 def _launch(config: RunConfig, arguments: list[str], nproc: int) -> None:
@@ -137,6 +142,13 @@ def _launch(config: RunConfig, arguments: list[str], nproc: int) -> None:
         lost = outcome.exit_code == PeerLostError.exit_code
         if outcome.exit_code != OutputError.exit_code:  # because: then the folder may be another run's
             facts = {"cause": outcome.cause, "exit_code": outcome.exit_code, "requeue": lost, "rank": outcome.rank}
-            write_stop(config, facts)
+            _warn(write_stop(config, facts))
     if outcome.exit_code != 0:
         raise typer.Exit(outcome.exit_code)
+
+
+def _warn(problem: str | None) -> None:
+    from lmtrain.observe.growing_file import warn
+
+    if problem is not None:
+        warn(problem)

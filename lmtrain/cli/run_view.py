@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmtrain.errors import LmtrainError
+from lmtrain.errors import DataError, LmtrainError
 from lmtrain.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -16,6 +17,18 @@ if TYPE_CHECKING:
 
 _CURVE = 40  # characters
 Rows = Sequence[dict[str, Any]]
+
+
+@contextmanager
+def as_written(run: Path) -> Iterator[None]:
+    """What a run wrote is read key by key; where one is missing or of another type, no run wrote it so."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise DataError(
+            f"{run} holds records that no run writes ({type(error).__name__}: {error}). "
+            "Look at its config.json, stop.json and metrics.jsonl; --debug shows which was read."
+        ) from error
 
 
 def settings_of(run: Path) -> RunConfig:
@@ -28,7 +41,7 @@ def settings_of(run: Path) -> RunConfig:
 
 
 def run_facts(path: Path, verify: bool) -> dict[str, Any]:
-    from lmtrain.checkpoint.store import CHECKPOINTS, list_checkpoints
+    from lmtrain.checkpoint.store import CHECKPOINTS, list_broken, list_checkpoints, list_set_aside
     from lmtrain.checkpoint.verify import refuse_problems, verify_checkpoints
     from lmtrain.observe.metrics import read_metrics
     from lmtrain.observe.words import smoothed
@@ -59,6 +72,7 @@ def run_facts(path: Path, verify: bool) -> dict[str, Any]:
         "elapsed_s": _elapsed_s(steps),
         **_planned(path, settings),
         "checkpoints": [one.name for one in list_checkpoints(path / CHECKPOINTS)],
+        "damaged": [one.name for some in (list_broken, list_set_aside) for one in some(path / CHECKPOINTS)],
         "settings_digest": _digest(settings),
         "settings": settings,
     }
@@ -144,6 +158,8 @@ def run_lines(facts: dict[str, Any], curve: bool) -> Iterator[tuple[str, str]]:
         yield "last validation", _valid_words(last)
     yield from _pace(facts, row)
     yield "saved", _save_words(facts)
+    if facts["damaged"]:
+        yield "damaged", ", ".join(facts["damaged"])
     yield from _made_of(facts)
 
 

@@ -9,6 +9,8 @@ import re
 import textwrap
 from typing import TYPE_CHECKING
 
+from lmtrain.observe.escaped import escaped
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -20,10 +22,13 @@ def say(console: Console, message: str) -> None:
     """Words that are longer than a line, as paths can be, stay whole: the terminal breaks them, and copies them so."""
     from rich.text import Text
 
-    lines = message.split("\n")
-    if console.file.isatty():
-        lines = [_wrapped(line, console.width) for line in lines]
-    text = Text("\n".join(lines))
+    from lmtrain.observe.display import print_line
+
+    message = escaped(message)
+    if not console.file.isatty():
+        print_line(console, message)
+        return
+    text = Text("\n".join(_wrapped(line, console.width) for line in message.split("\n")))
     if message.startswith(_TITLE):
         text.stylize("bold red", 0, len(_TITLE))
     console.print(text, soft_wrap=True, highlight=False)
@@ -31,9 +36,9 @@ def say(console: Console, message: str) -> None:
 
 def tell(message: str) -> None:
     """On stderr, beside a verb's result."""
-    from rich.console import Console
+    from lmtrain.cli.screen import Screen
 
-    say(Console(stderr=True), message)
+    say(Screen(stderr=True), message)
 
 
 def _wrapped(line: str, width: int) -> str:

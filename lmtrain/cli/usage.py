@@ -10,11 +10,13 @@ import difflib
 import errno
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import typer
 
 from lmtrain.errors import LmtrainError, MissingInputError, OutputError, StorageError, UsageError, nearest
+from lmtrain.runtime.limits import limit_reached
 
 # because: typer brings click with it under a name of its own, or asks for the package, depending on its version
 Refused: type[Exception] = next(one for one in typer.BadParameter.__mro__ if one.__name__ == "ClickException")
@@ -49,6 +51,8 @@ def explained(error: Any, words: Sequence[str]) -> LmtrainError:
 def of_system(error: OSError) -> LmtrainError:
     """What nothing nearer to the cause has explained."""
     file, reason = error.filename or "a file", error.strerror or str(error)
+    if reached := limit_reached(error, Path(str(file))):
+        return StorageError(f"Reading or writing {file} failed: {reached}")
     if error.errno in _WRONG_NAME:
         return UsageError(f"{str(file)[:100]}... cannot be a file: {reason}. Give a shorter or another name.")
     if error.errno in _CANNOT_READ:

@@ -33,6 +33,7 @@ class DataChoice(Choice):
     megatron_samples: int | None = quantity("count", default=None)
     first_sample: int = quantity("count", default=0)
     index_dir: str | None = None
+    verify: Literal["read", "full", "none"] = "read"
     prefetch_steps: int = 2
 
     def unvalidated(self) -> Iterator[Problem]:

@@ -26,13 +26,14 @@ from lmtrain.data.samples.causal import CausalDataset
 from lmtrain.data.samples.masked import MaskedDataset, MaskVocabulary, WordPieces
 from lmtrain.data.samples.megatron import AsNumbered, MegatronDataset, blend_sizes, split_sequences
 from lmtrain.data.samples.packing import PackedDataset
-from lmtrain.data.store.documents import DocumentMap, split_documents
-from lmtrain.data.store.index_cache import IndexCache
+from lmtrain.data.store.documents import DocumentMap, index_folder, record_path, split_documents
+from lmtrain.data.store.index_cache import IndexCache, say_to_stderr
 from lmtrain.data.store.indexed import IndexedDataset
-from lmtrain.errors import DataError, SettingsError
+from lmtrain.errors import DataError, SettingsError, StorageError
 
 _COUNTED = 1 << 18  # samples of a run, a second's work; in a shorter run every one
-_FILES_EACH = 2  # a memory map holds its file open
+_FILES_EACH = 3  # a memory map holds its file open, and what is first read may be recorded in another
+_OTHER_FILES = 48  # what Python, torch and the run's own records hold open
 
 # Which shares of data.split are kept from training: what validation reads or, as it once was, all but the first, read
 # or not. A run that began so goes on so.
@@ -85,6 +86,7 @@ class TrainingData:
     num_samples: int  # that the run takes
     pads: bool = False  # whether samples can be shorter than the sequence
     said: str | None = None  # of a way to validate that nobody asked for by name
+    datasets: tuple[IndexedDataset, ...] = ()  # all that training and validation read
 
     @property
     def content_sha256(self) -> str | None:
@@ -142,6 +144,8 @@ def open_datasets(settings: DataChoice) -> Opened:
 
 def build_training_data(settings: DataChoice, opened: Opened, asked: Asked) -> TrainingData:
     make = _Maker(settings, asked, reads_valid=len(opened.valid) == 0)
+    for indexed in opened.all:
+        indexed.watch(settings.verify, record_path(indexed, make.index_folder(indexed)), say_to_stderr)
     needed = settings.first_sample + asked.num_samples
     wanted = settings.megatron_samples or needed
     if wanted < needed:
@@ -173,7 +177,8 @@ def build_training_data(settings: DataChoice, opened: Opened, asked: Asked) -> T
     identity |= {"shares": READ_SHARES} if make.shares == READ_SHARES else {}
     pads = settings.packing != "concatenate" or isinstance(settings, MaskedSettings)
     return TrainingData(
-        train, order, valid, parts, identity, settings.first_sample, asked.num_samples, pads=pads, said=said
+        train, order, valid, parts, identity, settings.first_sample, asked.num_samples, pads=pads, said=said,
+        datasets=tuple(opened.all),
     )  # fmt: skip
 
 
@@ -193,9 +198,11 @@ class _Maker:
         assert self.asked.tokenizer is not None, "masked samples are made of words, which a tokenizer must spell"
         return MaskVocabulary.of(self.asked.tokenizer)
 
+    def index_folder(self, indexed: IndexedDataset) -> Path:
+        return index_folder(indexed, self.settings.index_dir)
+
     def cache(self, indexed: IndexedDataset) -> IndexCache:
-        chosen = self.settings.index_dir
-        return IndexCache(Path(chosen) if chosen else indexed.prefix.with_name(f"{indexed.prefix.name}.index"))
+        return IndexCache(self.index_folder(indexed))
 
     def ranges(self, indexed: IndexedDataset) -> Sequence[range]:
         """Documents to train on, to validate on, and those that nothing reads."""
@@ -371,9 +378,13 @@ def _identity(settings: DataChoice, parts: Sequence[Part], wanted: int) -> dict[
 def _allow_files(num: int) -> None:
     """A blend of a thousand datasets holds more files open than many systems let a process by default."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = num + 512
-    if needed <= soft or soft == resource.RLIM_INFINITY:
+    if num + 512 <= soft or soft == resource.RLIM_INFINITY:
         return
-    if hard != resource.RLIM_INFINITY and needed > hard:
-        raise DataError(f"{num} files must be open at once and this system allows {hard}. Merge some of the datasets.")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    limit = num + 512 if hard == resource.RLIM_INFINITY else min(num + 512, hard)
+    if num + _OTHER_FILES > limit:
+        fewer = " or merge some of the datasets" if num > 2 * _FILES_EACH else ""
+        raise StorageError(
+            f"The limit on open files is {hard} here, and this data needs {num} besides some {_OTHER_FILES} others. "
+            f"Raise the limit (`ulimit -Hn`, or LimitNOFILE of a service){fewer}."
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limit, soft), hard))

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from lmtrain.checkpoint.described import model_of
+from lmtrain.checkpoint.disk.format import MANIFEST
 from lmtrain.checkpoint.reader import CheckpointReader
 from lmtrain.checkpoint.store import resolve
 from lmtrain.config.build import build_settings
 from lmtrain.errors import CheckpointError
-from lmtrain.eval.runner import Subject
+from lmtrain.eval.runner import Subject, check_vocabulary
 from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings
 from lmtrain.parallel.precision_settings import PrecisionSettings
@@ -39,7 +39,13 @@ def load_for_eval(path: Path, device: torch.device, precision: str) -> Loaded:
         raise CheckpointError(
             f"{folder} does not say its {', '.join(missing)}. Give a checkpoint that a run has written."
         )
-    settings = model_of(reader.state, folder)
+    settings = reader.checked_model()  # because: nothing of a stated size is built before the tensors have that size
+    for key, expected in (("seq_len", settings.shape.seq_len), ("step", reader.step)):
+        if reader.state[key] != expected:
+            raise CheckpointError(
+                f"{folder / MANIFEST} contradicts itself: its state.{key} is {str(reader.state[key])[:100]} and by the "
+                f"rest it is {expected}. Restore it from a copy."
+            )
     if not settings.shape.causal:
         raise CheckpointError(
             f"{folder} is a {settings.kind} model, which sees both sides and cannot write on. Give a causal model; "
@@ -51,13 +57,14 @@ def load_for_eval(path: Path, device: torch.device, precision: str) -> Loaded:
     subject = Subject(
         model=model,
         tokenizer=Tokenizer.from_bytes(reader.read_file("tokenizer.json")),
-        seq_len=reader.state["seq_len"],
+        seq_len=settings.shape.seq_len,
         vocab_size=settings.shape.vocab_size,
         dtype=precision,
     )
+    check_vocabulary(subject)
     facts = {
         "checkpoint": str(folder),
-        "step": reader.state["step"],
+        "step": reader.step,
         "parameters": model.num_parameters,
         "device": device_name(device),
     }

@@ -38,7 +38,7 @@ def run(
     progress: Progress | None = None,
 ) -> tuple[Result, Prepared]:
     """The result, and what was scored, so that baselines can score the same targets."""
-    _check_vocabulary(subject)
+    check_vocabulary(subject)
     shape = subject.tokenizer, subject.seq_len, stride
     if isinstance(source, TextInput):
         assert isinstance(task, TextTask), f"{task.id} reads a file of its own kind"
@@ -85,7 +85,7 @@ def _result(task: Task, subject: Subject, name: str, prepared: Prepared, totals:
     )
 
 
-def _check_vocabulary(subject: Subject) -> None:
+def check_vocabulary(subject: Subject) -> None:
     if subject.tokenizer.vocab_size > subject.vocab_size:
         raise DataError(
             f"The tokenizer has {subject.tokenizer.vocab_size} tokens and the model {subject.vocab_size}. "

@@ -6,7 +6,10 @@ figure. Every line also goes to the run folder's log.txt.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from io import UnsupportedOperation
 from time import monotonic
 from types import TracebackType
 from typing import Any, Self
@@ -18,6 +21,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from lmtrain.observe.growing_file import plain
 from lmtrain.observe.log import RunLog
 from lmtrain.observe.progress import is_live
 from lmtrain.observe.words import Row, compute, figures, smoothed, sparkline, step_line, ticking, valid_line
@@ -31,6 +35,23 @@ def build_view(
 ) -> RunView:
     """The view that suits this console. `title_facts["run"]` is the title; the other facts are listed below it."""
     return (LiveView if is_live(console) else RunView)(console, title_facts, total_steps, log)
+
+
+def print_line(console: Console, text: str) -> None:
+    """At once and as one piece, for a signal can come in the middle of another line. What nobody takes is lost.
+
+    because: a full disk, or a reader that went away, is no reason to end a run, whose log has the line too.
+    """
+    data = f"{plain(text)}\n".encode(console.encoding, "backslashreplace")
+    if console.quiet:
+        return
+    try:
+        number = console.file.fileno()
+    except UnsupportedOperation:  # a file in memory
+        console.file.write(data.decode(console.encoding))
+        return
+    with suppress(OSError):
+        os.write(number, data)
 
 
 class RunView:
@@ -62,7 +83,11 @@ class RunView:
         self._line(text)
 
     def doing(self, text: str) -> None:
-        """What the run does now, while no row comes. Also called by a signal, so it may print nothing."""
+        """What the run does now, while no row comes."""
+
+    def stopping(self, text: str) -> None:
+        """As `doing`, called by a signal in the middle of whatever goes on."""
+        self._show(text)
 
     def _line(self, text: str) -> None:
         if self._log is not None:
@@ -70,7 +95,7 @@ class RunView:
         self._show(text)
 
     def _show(self, text: str) -> None:
-        self.console.print(text, markup=False, highlight=False, soft_wrap=not self.console.file.isatty())
+        print_line(self.console, text)
 
 
 class LiveView(RunView):
@@ -90,7 +115,8 @@ class LiveView(RunView):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.panel.stop()
-        self._live.stop()
+        with suppress(OSError):
+            self._live.stop()
 
     def step(self, row: Row) -> None:
         self.panel.step(row)
@@ -106,10 +132,13 @@ class LiveView(RunView):
 
     def note(self, text: str) -> None:
         super().note(text)
-        self.console.print(Text(text, overflow="fold"))
+        with suppress(OSError):  # because: a terminal can go while its run stays
+            self.console.print(Text(plain(text), overflow="fold"))
 
     def doing(self, text: str) -> None:
         self.panel.now = text
+
+    stopping = doing  # because: another thread draws it
 
     def _show(self, text: str) -> None:
         pass  # the panel shows it; only notes are printed above

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from lmtrain.errors import DataError, MissingInputError
-from lmtrain.runtime.files import storage_errors
+from lmtrain.observe.growing_file import GrowingFile, warn
+from lmtrain.runtime.files import json_bytes
 
 EVENTS = ("start", "step", "valid", "save", "stop")
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -23,19 +24,16 @@ _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 class MetricsLog:
     """Appends rows to a file that always holds whole lines: what a kill tore off is cut away when it is opened."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        with storage_errors(path, "Opening"):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _cut_torn_line(path)
-            self._file = open(path, "ab", buffering=0)  # noqa: SIM115
+    def __init__(self, path: Path, say: Callable[[str], None] = warn) -> None:
+        self._file = GrowingFile(path, "rows", say)
+        while torn := self._file.last_line():
+            self._file.cut_back(len(torn))
 
     def append(self, row: Mapping[str, Any]) -> None:
         if row.get("event") not in EVENTS or "step" not in row or "attempt" not in row:
             raise ValueError(f"a metrics row needs a known event, a step and an attempt, not {dict(row)}")
-        line = json.dumps(_writable(row), allow_nan=False, ensure_ascii=False, separators=(", ", ": ")) + "\n"
-        with storage_errors(self.path, "Writing"):
-            self._file.write(line.encode())  # one write a row: a reader never sees half of one
+        # one write a row: a reader never sees half of one
+        self._file.append(json_bytes(_writable(row), allow_nan=False, separators=(", ", ": ")) + b"\n")
 
     def close(self) -> None:
         self._file.close()
@@ -93,13 +91,3 @@ def _read_value(value: Any) -> Any:
     if isinstance(value, list):
         return [_read_value(item) for item in value]
     return _NOT_FINITE.get(value, value) if isinstance(value, str) else value
-
-
-def _cut_torn_line(path: Path) -> None:
-    if not path.exists():
-        return
-    with open(path, "r+b") as file:
-        data = file.read()
-        whole = data.rfind(b"\n") + 1
-        if whole < len(data):
-            file.truncate(whole)

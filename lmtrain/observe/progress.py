@@ -45,7 +45,7 @@ class _State:
     speed: str = ""
 
 
-class Progress:
+class Reporter:
     """Told how much is done; says it in words. `unit` is "bytes", or what is counted, as in "documents"."""
 
     def __init__(self, doing: str, unit: str = "", clock: Callable[[], float] = monotonic) -> None:
@@ -112,9 +112,9 @@ class Progress:
 @contextmanager
 def progress(
     console: Console, doing: str, unit: str = "", *, stopped: str = "", every_s: float = EVERY_S
-) -> Iterator[Progress]:
+) -> Iterator[Reporter]:
     """Show how far the work inside is. `stopped` is said after Ctrl-C: what there is now, and how to go on."""
-    shown = Progress(doing, unit)
+    shown = Reporter(doing, unit)
     try:
         if is_live(console):
             with Live(shown, console=console, refresh_per_second=4, transient=True):
@@ -129,7 +129,7 @@ def progress(
 
 
 @contextmanager
-def _told(shown: Progress, console: Console, every_s: float) -> Iterator[None]:
+def _told(shown: Reporter, console: Console, every_s: float) -> Iterator[None]:
     ended = Event()
 
     def tell() -> None:

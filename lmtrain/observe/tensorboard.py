@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from lmtrain import native
-from lmtrain.runtime.files import storage_errors
+from lmtrain.observe.growing_file import GrowingFile, warn
+from lmtrain.runtime.checksum import crc32c
 
 _DOUBLE, _VARINT, _BYTES, _FLOAT = 1, 0, 2, 5  # protobuf wire types
 _DT_STRING = 7
@@ -24,15 +24,15 @@ _SESSION_START = 1
 class EventWriter:
     """The event file of an attempt that begins with `start_step` steps done; what earlier ones say beyond is purged."""
 
-    def __init__(self, folder: Path, start_step: int, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, folder: Path, start_step: int, clock: Callable[[], float] = time.time, say: Callable[[str], None] = warn
+    ) -> None:
         self._clock = clock
-        with storage_errors(folder, "Making"):
-            folder.mkdir(parents=True, exist_ok=True)
-            # because: TensorBoard reads a folder's files in the order of their names, whatever the clocks say
-            self.path = folder / f"events.out.tfevents.{len(list(folder.glob('*tfevents*'))):06d}.lmtrain"
-            self._file = open(self.path, "xb")  # noqa: SIM115
-        self._event(_field_bytes(3, b"brain.Event:2"), step=0)
-        self._event(_field_bytes(7, _field_varint(1, _SESSION_START)), step=start_step + 1)  # TensorBoard forgets >=
+        # because: TensorBoard reads a folder's files in the order of their names, whatever the clocks say
+        name = f"events.out.tfevents.{len(list(folder.glob('*tfevents*'))):06d}.lmtrain"
+        version = self._event(_field_bytes(3, b"brain.Event:2"), step=0)
+        began = self._event(_field_bytes(7, _field_varint(1, _SESSION_START)), step=start_step + 1)  # it forgets >=
+        self._file = GrowingFile(folder / name, "values", say, head=version + began, new=True)
 
     def scalar(self, tag: str, value: float, step: int) -> None:
         self._summary(tag, _key(2, _FLOAT) + struct.pack("<f", value), step)
@@ -48,13 +48,11 @@ class EventWriter:
         self._file.close()
 
     def _summary(self, tag: str, value: bytes, step: int) -> None:
-        self._event(_field_bytes(5, _field_bytes(1, _field_bytes(1, tag.encode()) + value)), step)
+        self._file.append(self._event(_field_bytes(5, _field_bytes(1, _field_bytes(1, tag.encode()) + value)), step))
 
-    def _event(self, what: bytes, step: int) -> None:
+    def _event(self, what: bytes, step: int) -> bytes:
         wall_time = _key(1, _DOUBLE) + struct.pack("<d", self._clock())
-        with storage_errors(self.path, "Writing"):
-            self._file.write(record(wall_time + _field_varint(2, step) + what))
-            self._file.flush()
+        return record(wall_time + _field_varint(2, step) + what)
 
 
 def record(data: bytes) -> bytes:
@@ -66,31 +64,6 @@ def _masked_crc(data: bytes) -> int:
     """TFRecord stores a rotated checksum plus a constant, so that a checksum of checksums is not degenerate."""
     crc = crc32c(data)
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
-
-
-def crc32c(data: bytes, crc: int = 0) -> int:
-    """Castagnoli's CRC: the compiled helper where there is one, else its twin."""
-    helper = getattr(native.lib, "crc32c", None)
-    return int(helper(data, crc)) if helper else crc32c_twin(data, crc)
-
-
-def crc32c_twin(data: bytes, crc: int = 0) -> int:
-    crc ^= 0xFFFFFFFF
-    for byte in data:
-        crc = (crc >> 8) ^ _TABLE[(crc ^ byte) & 0xFF]
-    return crc ^ 0xFFFFFFFF
-
-
-def _table() -> list[int]:
-    entries = []
-    for entry in range(256):
-        for _ in range(8):
-            entry = (entry >> 1) ^ (0x82F63B78 if entry & 1 else 0)  # the polynomial, bits reversed
-        entries.append(entry)
-    return entries
-
-
-_TABLE = _table()
 
 
 def _key(number: int, wire: int) -> bytes:

@@ -19,10 +19,14 @@ from pathlib import Path
 from typing import IO, Any
 
 from lmtrain.errors import DataError, MissingInputError, OutputError, StorageError
+from lmtrain.runtime.limits import limit_reached
 from lmtrain.units import format_bytes
 
 MAX_JSON_BYTES = 64 << 20
 MAX_JSON_DEPTH = 64
+MAX_JSON_MEMORY = 400 << 20  # what the text and all its values may take
+# because: values can take twenty times their text, as empty lists do; about what each of these marks brings along
+_JSON_COSTS = {"{": 200, "[": 72, ":": 130, ",": 60}
 _NO_OUTPUT = (
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP
 )  # fmt: skip
@@ -55,24 +59,52 @@ def storage_errors(path: Path, doing: str, need_bytes: int = 0) -> Iterator[None
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            need = f"{format_bytes(need_bytes)} needed, " if need_bytes else ""
-            room = f"{need}{format_bytes(free_bytes(path))} free"
-            raise StorageError(f"{doing} {path} failed: the disk is full ({room}). Free some space.") from error
+        if reached := limit_reached(error, path, need_bytes):
+            raise StorageError(f"{doing} {path} failed: {reached}") from error
         if error.errno in _NO_OUTPUT:
-            reason = error.strerror
-            raise OutputError(f"{doing} {path} failed: {reason}. Choose an output that you may write.") from error
+            way = "a shorter name" if error.errno == errno.ENAMETOOLONG else "an output that you may write"
+            raise OutputError(f"{doing} {path} failed: {error.strerror}. Choose {way}.") from error
         raise StorageError(f"{doing} {path} failed: {error.strerror or error}.") from error
+
+
+def open_output(path: Path, flags: int) -> int:
+    """A descriptor of a plain file of ours, made where `flags` say so. A link in its place is never followed.
+
+    A folder that the user names may well be a link to another disk; a file that we write in it may not.
+    """
+    refuse_link(path)
+    try:
+        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a pipe that nobody reads, a socket
+            raise _not_plain(path) from error
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise _not_plain(path)
+    return fd
+
+
+def refuse_link(path: Path) -> None:
+    if path.is_symlink():
+        raise OutputError(f"{path} is a symbolic link, and nothing is written through one. Remove the link.")
+
+
+def _not_plain(path: Path) -> OutputError:
+    return OutputError(f"{path} is not a plain file, so that nothing is written to it. Remove it.")
 
 
 @contextmanager
 def atomic_file(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
     """Write a file under a temporary name; it takes its own name only when whole and on disk."""
     with storage_errors(path, "Writing"):
+        refuse_link(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+        temporary.unlink(missing_ok=True)  # because: in a container a run that was killed had the same number
         try:
-            with open(temporary, mode, encoding=None if "b" in mode else "utf-8") as file:
+            fd = open_output(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+            with open(fd, mode, encoding=None if "b" in mode else "utf-8") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -127,9 +159,16 @@ def put_in_place(
 
 
 def write_json(path: Path, value: Any) -> None:
-    with atomic_file(path, "w") as file:
-        json.dump(value, file, indent=1, sort_keys=False, ensure_ascii=False)
-        file.write("\n")
+    with atomic_file(path) as file:
+        file.write(json_bytes(value, indent=1) + b"\n")
+
+
+def json_bytes(value: Any, **form: Any) -> bytes:
+    """As UTF-8; a name that is not, as file names may be, has its bytes escaped."""
+    try:
+        return json.dumps(value, ensure_ascii=False, **form).encode()
+    except UnicodeEncodeError:
+        return json.dumps(value, **form).encode()
 
 
 def read_json(path: Path) -> Any:
@@ -138,14 +177,31 @@ def read_json(path: Path) -> Any:
 
 
 def parse_json(data: bytes | str, path: Path) -> Any:
-    """Strict JSON: no key twice, no NaN, no bottomless nesting. `path` is for the message."""
+    """Strict JSON: no key twice, no NaN, no bottomless nesting, nothing that would not fit. `path` is for the message.
+
+    How large it is and would become is told from the text, before anything is made of it.
+    """
     try:
+        problem = json_size_problem(data)
+        if problem:
+            raise ValueError(problem)
         value = json.loads(data, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
         if not _is_shallow(value):
             raise ValueError(f"it nests deeper than {MAX_JSON_DEPTH} levels")
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not valid JSON ({error}). It is damaged or not one of our files.") from error
     return value
+
+
+def json_size_problem(data: bytes | str) -> str | None:
+    """Why a text is not read as JSON whatever it says: it or what it would become is too large."""
+    if len(data) > MAX_JSON_BYTES:
+        return f"it is larger than {format_bytes(MAX_JSON_BYTES)}"
+    # because: one character beyond ASCII can make a text of Python's take four bytes for each
+    cost = len(data) * (1 if data.isascii() else 4)
+    for mark, each in _JSON_COSTS.items():
+        cost += each * (data.count(mark) if isinstance(data, str) else data.count(mark.encode()))
+    return f"its values would take more than {format_bytes(MAX_JSON_MEMORY)}" if cost > MAX_JSON_MEMORY else None
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -183,6 +239,8 @@ def read_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise DataError(f"{path} is a symbolic link. Put the file itself in its place.") from error
+        if reached := limit_reached(error, path):
+            raise StorageError(f"Reading {path} failed: {reached}") from error
         if error.errno in _NO_INPUT:
             raise MissingInputError(f"{path} cannot be read: {error.strerror}. Check the path, and who may.") from error
         raise StorageError(f"Reading {path} failed: {error.strerror or error}.") from error
@@ -264,8 +322,9 @@ def check_output_folder(folder: Path, named: str, *, lock: bool) -> None:
     if not os.access(at, os.W_OK | os.X_OK):
         raise OutputError(f"{named} cannot be written, since {at} is closed to you. Choose another one.")
     # because: a try shuts out for its instant who takes the lock in earnest
-    if lock and (folder / ".lock").is_file():
-        fd = os.open(folder / ".lock", os.O_RDONLY)
+    if lock and _is_there(folder / ".lock"):
+        with storage_errors(folder / ".lock", "Opening"):
+            fd = open_output(folder / ".lock", os.O_RDONLY)
         try:
             _take_lock(fd, folder, fcntl.LOCK_SH)
         finally:
@@ -285,7 +344,7 @@ def _is_there(path: Path) -> bool:
 def _take_lock(fd: int, folder: Path, kind: int) -> None:
     try:
         fcntl.flock(fd, kind | fcntl.LOCK_NB)
-    except OSError as error:
+    except BlockingIOError as error:
         owner = os.read(fd, 200).decode(errors="replace").strip() or "another process"
         raise OutputError(f"{folder} is in use by {owner}. Wait for it or choose another folder.") from error
 
@@ -297,11 +356,12 @@ def folder_lock(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
     path = folder / ".lock"
     with storage_errors(path, "Opening"):
-        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        fd = open_output(path, os.O_RDWR | os.O_CREAT)
     try:
         _take_lock(fd, folder, fcntl.LOCK_EX)
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        with storage_errors(path, "Writing"):
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
         yield
     finally:
         os.close(fd)

@@ -20,7 +20,8 @@ class StopRequest:
     """`with StopRequest() as stop:` and then ask `stop.requested`. Only the main thread may enter it."""
 
     def __init__(self, repeat_after_s: float = 1.0, heard: Callable[[str], None] = lambda name: None) -> None:
-        """`heard` gets the first signal's name at once; it runs wherever the signal came, so it may only set a word."""
+        """`heard` gets the first signal's name at once; it runs wherever the signal came, so it may
+        only set a word, or write one that is not buffered."""
         # because: one Ctrl-C reaches a process twice, from the terminal and forwarded by its launcher
         self._repeat_after_s = repeat_after_s
         self._urgent_since: float | None = None

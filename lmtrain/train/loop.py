@@ -37,7 +37,8 @@ def train(run: Run) -> Summary:
     keep = config.checkpoint.interval_steps is not None
     loss = valid_loss = None
     resumed, weights = run.inputs.resume_from, run.inputs.weights_from
-    record(run, "start", {"resumed_from": resumed and str(resumed), "weights_from": weights and str(weights)})
+    began_at = {"resumed_from": resumed and str(resumed), "weights_from": weights and str(weights)}
+    record(run, "start", began_at | ({"passed_over": list(run.passed_over)} if run.passed_over else {}))
     for warning in run.inputs.warnings:
         view.note(f"warning: {warning}")
     if resumed is not None and progress.step == total:
@@ -49,7 +50,7 @@ def train(run: Run) -> Summary:
 
     stopped_by = None
     vote = StopVote(run.mesh)
-    with StopRequest(heard=lambda name: view.doing(f"{name}: stopping after this step")) as stop:
+    with StopRequest(heard=lambda name: view.stopping(f"{name}: stopping after this step")) as stop:
         run.throughput.start(progress.step, time.monotonic())
         for batches in run.loader.steps(progress.step, total):
             fault_point("step", batches.step)

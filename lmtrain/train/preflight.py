@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lmtrain.checkpoint.store import CHECKPOINTS, latest, resolve
+from lmtrain.checkpoint.store import CHECKPOINTS, latest, list_set_aside, resolve
 from lmtrain.data.data_settings import DataChoice
 from lmtrain.data.store.indexed import IndexedDataset, part
 from lmtrain.data.training_data import (
@@ -20,7 +20,7 @@ from lmtrain.data.training_data import (
     build_training_data,
     open_datasets,
 )
-from lmtrain.errors import DataError, LayoutError, OutputError, SettingsError
+from lmtrain.errors import CheckpointError, DataError, LayoutError, OutputError, SettingsError
 from lmtrain.layout import Layout, divisors
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.runtime.process import ProcessEnv
@@ -28,7 +28,7 @@ from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.train.config import RunConfig
 from lmtrain.train.first_weights import find_first_weights
 from lmtrain.train.machine import check_device, check_folder, check_port, compiler_problems
-from lmtrain.train.resumed import shares_of
+from lmtrain.train.resumed import check_resumed, open_resumed, readable, shares_of
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,13 @@ def preflight(config: RunConfig, env: ProcessEnv, *, starting: bool = True) -> I
     if is_here:
         check_device(config, env)
     resume_from = find_resume(config)
-    tokenizer, model, data = load_data(config, shares=shares_of(config, resume_from))
+    resumed = open_resumed(config, resume_from)
+    tokenizer, model, data = load_data(config, shares=shares_of(resumed))
+    if resumed is not None:
+        check_resumed(resumed, config, model, tokenizer, data)
+    if is_here and starting and config.data.verify == "full":
+        for dataset in data.datasets:  # because: the processes of a node share the work, and each still checks its own
+            dataset.check_all(env.local_rank, max(env.local_world_size, 1))
     if is_here and env.rank == 0:
         check_folder(config, model, lock=not starting)
     if is_here and not starting:
@@ -152,19 +158,31 @@ def _model(config: RunConfig, opened: Opened, tokenizer: Tokenizer) -> ModelSett
 
 
 def find_resume(config: RunConfig) -> Path | None:
-    """Where the run goes on from: its own newest checkpoint, or at its very start the one that the user names."""
-    own = Path(config.run.dir) / CHECKPOINTS
-    newest = latest(own)
-    if config.checkpoint.resume == "auto":
+    """Where the run goes on from: its own newest checkpoint, or at its very start the one that the user names.
+
+    Whether it can be read is judged when it is opened, or with checkpoint.fallback here.
+    """
+    own, settings = Path(config.run.dir) / CHECKPOINTS, config.checkpoint
+    newest, damaged = latest(own), list_set_aside(own)
+    if newest is None and damaged:
+        raise CheckpointError(
+            f"run.dir={config.run.dir} holds no checkpoint but {damaged[-1].name}, which is damaged. "
+            "Choose another run.dir to begin anew, or move it away."
+        )
+    if settings.fallback:
+        newest = readable(newest)
+    if settings.resume == "auto":
         return newest
-    if config.checkpoint.resume == "none":
+    if settings.resume == "none":
         if newest is not None:
             raise OutputError(
                 f"run.dir={config.run.dir} already holds checkpoints and checkpoint.resume=none would start over. "
                 "Choose another run.dir, or checkpoint.resume=auto to go on."
             )
         return None
-    given = resolve(Path(config.checkpoint.resume))
+    given = resolve(Path(settings.resume))
+    if settings.fallback:
+        given = readable(given) or given
     if newest is not None and given.parent.resolve() == own.resolve() and given.name != newest.name:
         raise OutputError(
             f"checkpoint.resume={given} goes back in a run that has reached {newest.name}. "

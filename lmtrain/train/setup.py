@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from zlib import crc32
 
 import torch
 from rich.console import Console
@@ -20,7 +19,6 @@ from lmtrain.checkpoint.save.agreement import Peers, together
 from lmtrain.checkpoint.save.writer import CheckpointWriter
 from lmtrain.checkpoint.store import CHECKPOINTS, list_broken, sweep
 from lmtrain.data.loader import Loader
-from lmtrain.errors import OutputError
 from lmtrain.observe.display import RunView, build_view
 from lmtrain.observe.log import RunLog
 from lmtrain.observe.metrics import MetricsLog
@@ -38,8 +36,9 @@ from lmtrain.train import state
 from lmtrain.train.config import RunConfig
 from lmtrain.train.layout_table import layout_lines, layout_words, merged, rank_rows
 from lmtrain.train.peers import saving_peers, setup_peers
-from lmtrain.train.preflight import Inputs, find_resume, settled
+from lmtrain.train.preflight import Inputs, settled
 from lmtrain.train.preview import pipeline_lines
+from lmtrain.train.resumed import passed_over
 from lmtrain.train.stop_file import STOP
 from lmtrain.units import format_count
 
@@ -62,6 +61,7 @@ class Run:
     view: RunView
     throughput: Throughput
     device: torch.device
+    passed_over: tuple[str, ...] = ()  # damaged checkpoints that the run does not go on from, in words
     reported_save: int | None = None  # the newest checkpoint that metrics and view have told of
 
 
@@ -84,9 +84,9 @@ def open_run(
         )  # fmt: skip
         optimizer = build_optimizer(config.optim, model)
         progress = state.Progress()
+        passed: list[str] = []
         if inputs.resume_from is not None:
-            with together(peers):
-                progress = state.restore(inputs.resume_from, config, inputs, model, optimizer)
+            inputs, progress = state.go_on(config, inputs, model, optimizer, peers, passed)
         elif inputs.weights_from is not None:
             with together(peers):
                 model.load(CheckpointReader(inputs.weights_from).load_into)
@@ -131,11 +131,16 @@ def open_run(
         if leads and mesh.world.size > 1:
             rows = merged(rank_rows(config, inputs.model, hosts))
             view.note("\n".join([*pipeline_lines(config, inputs.model), *layout_lines(rows)]))
+        if config.checkpoint.fallback and inputs.resume_from is not None:
+            passed += passed_over(inputs.resume_from)
+        for text in passed:
+            view.note(f"warning: {text}")
         for path in list_broken(checkpoints) if leads else ():
-            view.note(f"{path} has no readable manifest and is passed over")
+            if not any(text.startswith(f"{path} ") for text in passed):
+                view.note(f"warning: {path} has no readable manifest and is left as it is")
         yield Run(
             config, inputs, folder, mesh, model, optimizer, progress, loader, writer, metrics, events, view,
-            throughput, device,
+            throughput, device, passed_over=tuple(passed),
         )  # fmt: skip
 
 
@@ -146,14 +151,7 @@ def enter_folder(stack: ExitStack, folder: Path, config: RunConfig, peers: Peers
             stack.enter_context(folder_lock(folder))
             sweep(folder / CHECKPOINTS)
             (folder / STOP).unlink(missing_ok=True)  # because: a run that goes on has not stopped
-    with together(peers, 1) as seen:
-        if not folder.is_dir():
-            raise OutputError(f"run.dir={folder} is not there on rank {peers.rank}. Use a folder that all nodes share.")
-        path = find_resume(config)  # because: a sweep can bring one back
-        seen.give = (crc32(str(path).encode()),)
-    if len({number for (number,) in seen.all}) > 1:
-        raise OutputError(f"Processes see different checkpoints in {folder}. Use a folder that all nodes share.")
-    return path
+    return state.agreed_resume(folder, config, peers)  # because: a sweep can bring one back
 
 
 def open_records(
@@ -163,9 +161,9 @@ def open_records(
     write_run_files(folder, config, inputs)
     log = RunLog(folder / "log.txt")
     stack.callback(log.close)
-    metrics = MetricsLog(folder / "metrics.jsonl")
+    metrics = MetricsLog(folder / "metrics.jsonl", log.warn)
     stack.callback(metrics.close)
-    events = EventWriter(folder / "tensorboard", progress.step) if config.observe.tensorboard else None
+    events = EventWriter(folder / "tensorboard", progress.step, say=log.warn) if config.observe.tensorboard else None
     if events is not None:
         stack.callback(events.close)
     return metrics, events, log

@@ -1,24 +1,27 @@
-"""What a run must remember to go on as if nothing had happened, and whether a checkpoint is of this run.
+"""What a run must remember to go on as if nothing had happened, and how it does.
 
 No random state is in it: weights, order and dropout are pure functions of the seed, the step and the microbatch.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import torch
 
-from lmtrain.checkpoint.described import model_of
 from lmtrain.checkpoint.reader import CheckpointReader
-from lmtrain.errors import CheckpointError
+from lmtrain.checkpoint.save.agreement import Peers, together
+from lmtrain.checkpoint.store import CHECKPOINTS
+from lmtrain.errors import CheckpointError, LmtrainError, OutputError
 from lmtrain.optim import state as optimizer_state
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.piece import Piece
 from lmtrain.train.config import RunConfig
-from lmtrain.train.preflight import Inputs
+from lmtrain.train.preflight import Inputs, find_resume
+from lmtrain.train.resumed import check_same_run, pass_over
 
 
 @dataclass
@@ -66,48 +69,55 @@ def facts(
     }
 
 
-def restore(
-    path: Path, config: RunConfig, inputs: Inputs, model: ParallelModel, optimizer: torch.optim.Optimizer
-) -> Progress:
-    """Fill masters and optimizer from a checkpoint of this same run at any layout, or refuse with what differs.
-
-    Each process reads its own parts and talks to none.
-    """
+def open_checked(path: Path, config: RunConfig, inputs: Inputs) -> CheckpointReader:
+    """A checkpoint of this same run, or a refusal with what differs."""
     reader = CheckpointReader(path)
+    check_same_run(path, reader.manifest, config, inputs.model, inputs.tokenizer, inputs.data)
+    return reader
+
+
+def restore(reader: CheckpointReader, model: ParallelModel, optimizer: torch.optim.Optimizer) -> Progress:
+    """Fill masters and optimizer, at any layout. Each process reads its own parts and talks to none."""
     state = reader.state
-    check_same_run(path, state, config, inputs)
     model.load(reader.load_into, also=memory(model, optimizer))
     optimizer_state.apply_num_updates(optimizer, state["optimizer"]["num_updates"])
     model.loss_scale.load(state["precision"])
     return Progress(state["step"], state["samples"], state["tokens"], state["attempt"] + 1, state["skipped"])
 
 
-def check_same_run(path: Path, state: dict[str, Any], config: RunConfig, inputs: Inputs) -> None:
-    """Weights of another shape, or samples in another order, would be a different run under the same name."""
-    if "data" not in state or "optimizer" not in state:
-        raise CheckpointError(
-            f"{path} holds the weights of another program and no run to go on with. "
-            f"Begin one from them: checkpoint.init_from={path}."
-        )
-    # because: a checkpoint may be older than some settings, which then were what is now their default
-    saved = model_of(state, path)
-    model, unread = saved.to_dict(), {problem.key for problem in saved.unused()}
-    pairs = [(f"model.{key}", v, model.get(key)) for key, v in inputs.model.to_dict().items() if key not in unread]
-    known = {"packing": "concatenate", "order": "own", "first_sample": 0, "blend": None, "held_out_tokens": 0}
-    known |= state["data"]
-    pairs += [(f"data: {key}", value, known.get(key)) for key, value in inputs.data.identity.items()]
-    ours, theirs = inputs.data.content_sha256, state["data"].get("content_sha256")
-    if ours is not None and theirs is not None:
-        pairs.append(("data: content", ours[:12], theirs[:12]))
-    pairs += [
-        ("tokenizer", inputs.tokenizer.fingerprint[:12], state["tokenizer"]["fingerprint"][:12]),
-        ("train.seed", config.train.seed, state["seed"]),
-        ("optim.kind", config.optim.kind, state["optimizer"]["kind"]),
-        ("samples before the next step", config.batch_plan.range_of(state["step"])[0], state["samples"]),
-    ]
-    wrong = [f"{name} is {ours}, there {theirs}" for name, ours, theirs in pairs if ours != theirs]
-    if wrong:
-        raise CheckpointError(
-            f"{path} is a checkpoint of another run: {'; '.join(wrong)}. "
-            "Go on with the settings it was made with, or choose a new run.dir."
-        )
+def go_on(
+    config: RunConfig, inputs: Inputs, model: ParallelModel, optimizer: torch.optim.Optimizer, peers: Peers,
+    passed: list[str],
+) -> tuple[Inputs, Progress]:  # fmt: skip
+    """Restore the checkpoint, or with checkpoint.fallback the newest before it that is whole.
+
+    `passed` takes what was not.
+    """
+    while True:
+        path = inputs.resume_from
+        assert path is not None
+        with together(peers):
+            reader = open_checked(path, config, inputs)
+        try:
+            with together(peers):
+                return inputs, restore(reader, model, optimizer)
+        except LmtrainError as error:
+            if not config.checkpoint.fallback or error.exit_code != CheckpointError.exit_code:
+                raise
+            folder = Path(config.run.dir)
+            with together(peers):
+                if peers.rank == 0:
+                    pass_over(path, folder / CHECKPOINTS, error)
+            passed.append(f"{path} is set aside: {error}")
+            inputs = replace(inputs, resume_from=agreed_resume(folder, config, peers))
+
+
+def agreed_resume(folder: Path, config: RunConfig, peers: Peers) -> Path | None:
+    with together(peers, 1) as seen:
+        if not folder.is_dir():
+            raise OutputError(f"run.dir={folder} is not there on rank {peers.rank}. Use a folder that all nodes share.")
+        path = find_resume(config)
+        seen.give = (crc32(str(path).encode()),)
+    if len({number for (number,) in seen.all}) > 1:
+        raise OutputError(f"Processes see different checkpoints in {folder}. Use a folder that all nodes share.")
+    return path

@@ -1,6 +1,7 @@
 """stop.json in a run's folder: why the run ended, and whether a scheduler should start it again.
 
-Written by the command line when a run ends, by the launcher when one of its processes fails. Torch-free.
+Written by the command line when a run ends, by the launcher when one of its processes fails. A file that cannot be
+written is said, and changes nothing of how the run ends. Torch-free.
 """
 
 from __future__ import annotations
@@ -17,16 +18,25 @@ STOP = "stop.json"
 
 
 def write_failure(config: RunConfig, error: LmtrainError, env: ProcessEnv) -> None:
-    """The first process that fails says why; those that lose it as a peer come later and leave that alone."""
+    """The first process that fails says why; those that lose it as a peer come later and leave that alone.
+
+    What goes wrong here becomes a note of the error, which is printed below it.
+    """
     if isinstance(error, OutputError):
         return  # because: the folder is another run's, or cannot be written
-    lost = isinstance(error, PeerLostError)
-    if env.world_size == 1 or not (Path(config.run.dir) / STOP).exists():
-        facts = {"cause": str(error), "exit_code": error.exit_code, "requeue": lost}
-        write_stop(config, facts | ({"rank": env.rank} if env.world_size > 1 else {}))
+    facts = {"cause": str(error), "exit_code": error.exit_code, "requeue": isinstance(error, PeerLostError)}
+    if env.world_size > 1:
+        facts |= {"rank": env.rank}
+    if problem := write_stop(config, facts, replace=env.world_size == 1):
+        error.add_note(problem)
 
 
-def write_stop(config: RunConfig, facts: dict[str, Any]) -> None:
+def write_stop(config: RunConfig, facts: dict[str, Any], *, replace: bool = True) -> str | None:
+    """Returns what went wrong, in words."""
     folder = Path(config.run.dir)
-    if folder.is_dir():
-        write_json(folder / STOP, facts)
+    try:
+        if folder.is_dir() and (replace or not (folder / STOP).exists()):
+            write_json(folder / STOP, facts)
+    except (LmtrainError, OSError) as error:
+        return f"The reason stands in no file: {error}"
+    return None

@@ -27,7 +27,7 @@ def test_a_damaged_dataset(toy: Toy, tmp_path: Path) -> None:
     lmtrain("data", "merge", toy.data, "--output", tmp_path / "copy")
     path = part(tmp_path / "copy", ".bin")
     path.write_bytes(b"\x01\x00" + path.read_bytes()[2:])
-    assert "has not the checksum in its sidecar" in lmtrain("data", "verify", tmp_path / "copy", code=65)
+    assert "bytes 0 to 65535 (block 0)" in lmtrain("data", "verify", tmp_path / "copy", code=65)
     assert "does not exist" in lmtrain("data", "verify", tmp_path / "none", code=66)
 
 

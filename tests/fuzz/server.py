@@ -10,13 +10,16 @@ import importlib
 import json
 import os
 import pkgutil
+import platform
 import resource
 import select
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +41,12 @@ def import_all() -> None:
         for module in pkgutil.walk_packages(importlib.import_module(room).__path__, f"{room}."):
             if not module.name.endswith("__main__"):
                 importlib.import_module(module.name)
+    # because: the first optimizer imports it, and with it come a folder, a file and a question to the system
+    importlib.import_module("torch._dynamo")
+    with suppress(ImportError):  # because: an export asks it, and it takes seconds
+        importlib.import_module("transformers.models.gpt2.modeling_gpt2")
+    tempfile.gettempdir()
+    platform.processor()
 
 
 def watch(told: int, writes: Sequence[str], allowed: Sequence[str]) -> None:

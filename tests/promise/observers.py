@@ -23,10 +23,12 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from lmtrain.batch import IGNORED, Batch
+from lmtrain.data.dataset import Dataset
 from lmtrain.data.loader import StepBatches
 from lmtrain.data.samples import masked, megatron, packing
 from lmtrain.data.store import documents
-from lmtrain.errors import LmtrainError
+from lmtrain.data.training_data import open_datasets
+from lmtrain.errors import DataError, LmtrainError
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.observe.metrics import read_metrics
 from lmtrain.parallel.apply import build_parallel
@@ -77,6 +79,30 @@ def indexes(bench: Bench, settings: Settings) -> Any:
     for name in beside:
         shutil.rmtree(bench.folder / name)
     return {"here": sorted(path.name for path in Path().iterdir()), "beside the data": beside}
+
+
+def verified(bench: Bench, settings: Settings) -> Any:
+    """When a flipped bit of the tokens is found: before the first step, when they are read, or never."""
+    config = config_of(settings)
+    path = Path(f"{open_datasets(config.data).train[0].prefix}.bin")
+    whole = path.read_bytes()
+    path.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+    try:
+        data = preflight(config, ProcessEnv()).data
+    except DataError:
+        return "before the first step"
+    else:
+        return "when it is read" if _refused(data.train, data.train.num_samples) else "never"
+    finally:
+        path.write_bytes(whole)
+
+
+def _refused(dataset: Dataset, num_samples: int) -> bool:
+    try:
+        dataset.batch(np.arange(num_samples))
+    except DataError:
+        return True
+    return False
 
 
 @dataclass(frozen=True)
@@ -156,6 +182,14 @@ def bad_disk(bench: Bench, settings: Settings) -> Any:
         return run(bench, settings, **fault).code
     finally:
         arm(None)
+
+
+def damaged(bench: Bench, settings: Settings) -> Any:
+    """How a run ends whose newest checkpoint cannot be read when it is started again."""
+    for _ in range(2):
+        code = run(bench, settings).code
+        (newest := Path(str(settings["run.dir"])) / "checkpoints" / "step_00000004" / "manifest.json").write_text("{")
+    return code, newest.exists()
 
 
 def activations(bench: Bench, settings: Settings) -> Any:

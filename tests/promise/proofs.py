@@ -119,6 +119,7 @@ _PACKING = {"data.packing": ("concatenate", "document", "best_fit")}
 _ORDER = {"data.order": ("own", "megatron")}
 _RUN_SAMPLES = {"data.megatron_samples": (None, 4000)}
 _INDEX_DIR = {"data.index_dir": (None, "kept")}
+_VERIFY = {"data.verify": ("read", "full", "none")}
 _PREFETCH = {"data.prefetch_steps": (0, 2)}
 DATA = [
     *proofs("", see.samples, BASE, {"data.kind": ("dataset", "blend", "masked")},
@@ -128,6 +129,7 @@ DATA = [
     *proofs("dataset", see.samples, BASE | LONGER | {"data.document_mask": True}, _PACKING),
     *proofs("dataset", see.samples, BASE | {"data.path": FOREIGN_A}, {"data.tokenizer": (BYTES, MORE_BYTES)}),
     *proofs("dataset", see.indexes, BASE, _INDEX_DIR),
+    *proofs("dataset", see.verified, BASE, _VERIFY),
     *proofs("dataset", see.threads, BASE, _PREFETCH),
     *proofs("blend", see.samples, BLEND | VALID, _TEXT | _ORDER | {
         "data.datasets": (BLEND["data.datasets"][:1], BLEND["data.datasets"]),
@@ -148,6 +150,7 @@ DATA = [
     *proofs("blend", see.samples, blend_of("data.valid_datasets", "weight", 1, A, B),
             {"data.valid_datasets.weight": (1, 3)}),
     *proofs("blend", see.indexes, BLEND, _INDEX_DIR),
+    *proofs("blend", see.verified, BLEND, _VERIFY),
     *proofs("blend", see.threads, BLEND, _PREFETCH),
     *proofs("masked", see.samples, BERT | VALID,
             _MASKED | _ORDER | {"data.path": (SENTENCES, OTHER_SENTENCES), "data.valid_path": (None, OTHER_SENTENCES)}),
@@ -158,6 +161,7 @@ DATA = [
             {"none": BERT | MEGATRON | {"model.pair_head": False}}),
     *proofs("masked", see.samples, BERT | {"data.path": FOREIGN_SENTENCES}, {"data.tokenizer": (WORDS, MORE_WORDS)}),
     *proofs("masked", see.indexes, BERT, _INDEX_DIR),
+    *proofs("masked", see.verified, BERT, _VERIFY),
     *proofs("masked", see.threads, BERT, _PREFETCH),
 ]  # fmt: skip
 
@@ -231,6 +235,7 @@ RUN = [
     *proofs("", see.files, SAVING | {"checkpoint.keep_last": 1}, {"checkpoint.keep_every_steps": (None, 2)}),
     *proofs("", see.threads, BASE, {"checkpoint.asynchronous": (True, False)}),
     *proofs("", see.bad_disk, BASE, {"checkpoint.verify_after_save": (False, True)}),
+    *proofs("", see.damaged, SAVING, {"checkpoint.fallback": (False, True)}),
     *proofs("", see.peak, BASE, {"observe.peak_tflops": (None, 1.0, 2.0)}),
     *proofs("", see.torchs_state, BASE, {"compute.threads": (1, 2), "compute.deterministic": (False, True)}),
     *proofs("", see.graph, BASE, {"compute.device": ("cpu", "cuda"), "compute.compile": (False, True)}),
@@ -288,5 +293,6 @@ REFUSALS = [
     Refusal(Key("", "parallel.vp"), BASE | {"parallel.vp": 2}),
     Refusal(Key("", "parallel.zero"), BASE | {"parallel.zero": 2}),
     Refusal(Key("", "checkpoint.init_from"), BASE | {"checkpoint.init_from": DONE, "checkpoint.resume": DONE}),
+    Refusal(Key("", "checkpoint.fallback"), BASE | {"checkpoint.fallback": True, "checkpoint.resume": "none"}),
     Refusal(Key("", "checkpoint.resume"), BASE | {"run.dir": DONE, "checkpoint.resume": "none"}),
 ]  # fmt: skip

@@ -6,12 +6,22 @@ Called by the writer (do these pieces cover their tensors?) and the readers (wha
 from __future__ import annotations
 
 import math
+import random
+import secrets
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import Any
 
+_PRIME = 2**127 - 1
+_secret = random.Random(secrets.randbits(128))  # noqa: S311 - who writes a manifest never sees a number of this process
+_secret_number = partial(_secret.getrandbits, 126)
+_MOST_COMPARED = 200_000  # pairs of pieces, to find two that overlap
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, slots=True)
 class Box:
     """A rectangle of a tensor. The box of a scalar has no axes and holds one element."""
 
@@ -69,6 +79,13 @@ def runs(box: Box, shape: Sequence[int]) -> Iterator[tuple[int, Box]]:
         yield from runs(Box(offset, (*box.shape[:axis], 1, *box.shape[axis + 1 :])), shape)
 
 
+def ends(box: Box, shape: Sequence[int]) -> tuple[int, int]:
+    """The numbers of the first and the last element of a box of a tensor of this shape."""
+    steps = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+    first = sum(o * step for o, step in zip(box.offset, steps, strict=True))
+    return first, first + sum((n - 1) * step for n, step in zip(box.shape, steps, strict=True))
+
+
 def cut(box: Box, most: int) -> Iterator[Box]:
     """Boxes of at most so many elements: whole rows where they fit, so that each is a run of the stored bytes."""
     if box.volume <= max(most, 1):
@@ -85,34 +102,57 @@ def cut(box: Box, most: int) -> Iterator[Box]:
 
 
 def cover_problem(shape: Sequence[int], boxes: Sequence[Box]) -> str | None:
-    """Why these boxes do not fill a tensor of this shape exactly once; None when they do.
-
-    Boxes inside the tensor that do not overlap fill it exactly when their volumes add up to its own.
-    """
+    """Why these boxes do not fill a tensor of this shape exactly once; None when they do."""
     for box in boxes:
         if not box.is_inside(shape):
             return f"the piece at {list(box.offset)} of shape {list(box.shape)} is not inside {list(shape)}"
+    if list(boxes) == [whole(shape)] or _fills(shape, boxes):
+        return None
     overlap = _find_overlap([box for box in boxes if box.volume])
     if overlap is not None:
         return f"the pieces at {list(overlap[0].offset)} and {list(overlap[1].offset)} overlap"
     have, need = sum(box.volume for box in boxes), math.prod(shape)
-    return None if have == need else f"the pieces hold {have:,} of its {need:,} elements"
+    return f"the pieces hold {have:,} of its {need:,} elements" if have != need else "some of its pieces overlap"
+
+
+def _fills(shape: Sequence[int], boxes: Sequence[Box]) -> bool:
+    """Whether boxes inside a tensor fill it exactly once, in time that grows as their number does, however they lie.
+
+    Along each axis every place gets a secret random number; a box weighs the product over its axes of the number at
+    its end less the one at its beginning. Weights add up to the tensor's own where each element lies in one box, and
+    else but once in 2^120 times, since sums of such products are equal as polynomials only then.
+    """
+    axes = [defaultdict[int, int](_secret_number) for _ in shape]
+
+    def weight(box: Box) -> int:
+        result = 1
+        for numbers, start, size in zip(axes, box.offset, box.shape, strict=True):
+            result = result * (numbers[start + size] - numbers[start]) % _PRIME
+        return result
+
+    return sum(map(weight, boxes)) % _PRIME == weight(whole(shape))
 
 
 def _find_overlap(boxes: list[Box]) -> tuple[Box, Box] | None:
-    """Sweep along the axis with the most starts, where the fewest boxes stand side by side."""
+    """Two of them for the message, or None where they are not soon found.
+
+    A sweep along the axis with the most starts, where the fewest boxes stand side by side.
+    """
     if len(boxes) < 2:
         return None
     num_axes = len(boxes[0].offset)
     axis = max(range(num_axes), key=lambda i: len({box.offset[i] for box in boxes}), default=None)
     if axis is None:
         return boxes[0], boxes[1]
-    ordered = sorted(boxes, key=lambda box: box.offset[axis])
+    ordered, left = sorted(boxes, key=lambda box: box.offset[axis]), _MOST_COMPARED
     for i, box in enumerate(ordered):
         end = box.stop[axis]
-        for other in ordered[i + 1 :]:
-            if other.offset[axis] >= end:
+        for other in islice(ordered, i + 1, None):
+            left -= 1
+            if other.offset[axis] >= end or not left:
                 break
             if intersect(box, other) is not None:
                 return box, other
+        if not left:
+            break
     return None

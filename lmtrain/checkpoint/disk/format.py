@@ -14,18 +14,24 @@ import hashlib
 import json
 import math
 import re
+import reprlib
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 from lmtrain.checkpoint.disk.boxes import Box, cover_problem
 from lmtrain.errors import CheckpointError
-from lmtrain.runtime.files import is_safe_name
+from lmtrain.runtime.files import MAX_JSON_BYTES, is_safe_name, json_size_problem
 
 FORMAT = "lmtrain checkpoint"
 VERSION = 1
 MANIFEST = "manifest.json"
 BLOCK_BYTES = 4 << 20
-MAX_MANIFEST_BYTES = 256 << 20
+MAX_MANIFEST_BYTES = MAX_JSON_BYTES
+MAX_PIECES = 250_000  # because: the manifest lists them all, and of some 200 bytes each more would be larger
+MAX_AXES = 8
+MAX_NAME_LENGTH = 500
+MAX_KEY_LENGTH = 700  # a name and where the piece begins
 MAX_FILE_BYTES = 256 << 20  # of a file that is read whole
 # Names of safetensors; torch and numpy both call these types by the second name.
 DTYPES = {
@@ -35,9 +41,15 @@ DTYPES = {
 ITEM_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U16": 2, "U8": 1, "BOOL": 1,
 }  # fmt: skip
+_FEWER = "Cut them less finely: a smaller parallel.dp_shard, with dp_replicate beside it, saves fewer pieces."
 _CODES = {name: code for code, name in DTYPES.items()}
 _HEX = re.compile(r"[0-9a-f]{64}")
 _MAX_ELEMENTS = 1 << 56
+_MAX_COUNT = 10**18
+
+
+class NewerFormatError(CheckpointError):
+    """Not damaged: a later version of this program wrote it."""
 
 
 def dtype_code(tensor: Any) -> str:
@@ -57,13 +69,13 @@ def blocks_file(name: str) -> str:
     return f"{name.removesuffix('.safetensors')}.blocks.json"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class FileEntry:
     size: int
     root: str  # SHA-256 of the digests of the file's blocks
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PieceEntry:
     """Where one piece lies: in which file, under which key, and where in its tensor."""
 
@@ -72,7 +84,7 @@ class PieceEntry:
     box: Box
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TensorEntry:
     dtype: str
     shape: tuple[int, ...]
@@ -107,7 +119,17 @@ def encode_manifest(manifest: Manifest) -> bytes:
         else:
             lines.append(f'"{key}": {json.dumps(entry, allow_nan=False)}')
     # because: without a newline at the end there is no byte whose loss could go unnoticed
-    return ("{\n" + ",\n".join(lines) + "\n}").encode()
+    text = ("{\n" + ",\n".join(lines) + "\n}").encode()
+    problem = json_size_problem(text)
+    if problem:
+        raise CheckpointError(f"The manifest of step {manifest.step} could not be read again: {problem}. {_FEWER}")
+    return text
+
+
+def check_num_pieces(num_pieces: int) -> None:
+    """Refuse, before anything is written, what no manifest could list."""
+    if num_pieces > MAX_PIECES:
+        raise CheckpointError(f"{num_pieces:,} pieces of tensors are more than a checkpoint's {MAX_PIECES:,}. {_FEWER}")
 
 
 def _encode_tensor(tensor: TensorEntry) -> dict[str, Any]:
@@ -130,17 +152,18 @@ def decode_manifest(value: Any, where: object) -> Manifest:
         raise CheckpointError(f"{where} is not the manifest of an lmtrain checkpoint. Check the path.")
     version: Any = value.get("version")
     if _is_count(version) and version > VERSION:
-        raise CheckpointError(
+        raise NewerFormatError(
             f"{where} has format version {version} and this lmtrain reads up to {VERSION}. Install a newer lmtrain."
         )
     try:
         _need(value.get("digest") == digest_of(value), "its digest does not fit, so it is damaged or was edited")
         files = {name: _decode_file(name, entry) for name, entry in value["files"].items()}
-        tensors = {name: _decode_tensor(entry, files) for name, entry in value["tensors"].items()}
+        tensors = {name: _decode_tensor(name, entry, files) for name, entry in value["tensors"].items()}
         _need(_is_count(version) and version >= 1, "the version is not a number from 1")
         _need(_is_count(value["step"]), "the step is not a number from 0")
         _need(isinstance(value["state"], dict), "the state is not an object")
         _need_distinct(tensors)
+        _need_room(tensors, files)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise CheckpointError(f"{where} cannot be trusted: {reason}. Restore it from a copy.") from error
@@ -148,30 +171,35 @@ def decode_manifest(value: Any, where: object) -> Manifest:
 
 
 def _decode_file(name: str, entry: Any) -> FileEntry:
-    _need(is_safe_name(name) and name != MANIFEST, f"{name!r} is not a plain file name")
+    _need(is_safe_name(name) and name != MANIFEST, f"{_brief(name)} is not a plain file name")
     _need(_is_count(entry["size"]), f"the size of {name} is not a number from 0")
     _need(isinstance(entry["root"], str) and bool(_HEX.fullmatch(entry["root"])), f"{name} has no SHA-256 as its root")
     return FileEntry(entry["size"], entry["root"])
 
 
-def _decode_tensor(entry: Any, files: dict[str, FileEntry]) -> TensorEntry:
+def _decode_tensor(name: str, entry: Any, files: dict[str, FileEntry]) -> TensorEntry:
+    _need(_is_name(name), f"{_brief(name)} is not the name of a tensor")
     dtype, shape = entry["dtype"], _decode_sizes(entry["shape"])
-    _need(dtype in ITEM_BYTES, f"{dtype!r} is not a tensor type")
+    _need(dtype in ITEM_BYTES, f"{_brief(dtype)} is not a tensor type")
     pieces = []
     for piece in entry["pieces"]:
-        _need(piece["file"] in files, f"the file {piece['file']!r} is not listed")
-        _need(isinstance(piece["key"], str), "a key is not a text")
-        box = Box(_decode_sizes(piece["offset"]), _decode_sizes(piece["shape"]))
-        pieces.append(PieceEntry(piece["file"], piece["key"], box))
+        file, key = piece["file"], piece["key"]
+        if file not in files:
+            raise ValueError(f"the file {_brief(file)} is not listed")
+        if not _is_name(key, MAX_KEY_LENGTH):
+            raise ValueError(f"{_brief(key)} is not the key of a piece")
+        pieces.append(PieceEntry(file, key, Box(_decode_sizes(piece["offset"]), _decode_sizes(piece["shape"]))))
     problem = cover_problem(shape, [piece.box for piece in pieces])
-    _need(problem is None, f"a tensor of shape {list(shape)} is not covered: {problem}")
+    _need(problem is None, f"{name} of shape {list(shape)} is not covered: {problem}")
     return TensorEntry(dtype, shape, tuple(pieces))
 
 
 def _decode_sizes(value: Any) -> tuple[int, ...]:
-    _need(isinstance(value, list) and len(value) <= 64 and all(_is_count(v) for v in value), f"{value!r} are not sizes")
+    if not (isinstance(value, list) and len(value) <= MAX_AXES and all(_is_count(v) for v in value)):
+        raise ValueError(f"{_brief(value)} are not sizes")
     # because: numpy and torch refuse products beyond 63 bits even where a zero makes the tensor empty
-    _need(math.prod(max(v, 1) for v in value) <= _MAX_ELEMENTS, f"{value!r} is larger than any tensor")
+    if math.prod(max(v, 1) for v in value) > _MAX_ELEMENTS:
+        raise ValueError(f"{_brief(value)} is larger than any tensor")
     return tuple(value)
 
 
@@ -184,8 +212,27 @@ def _need_distinct(tensors: dict[str, TensorEntry]) -> None:
             seen.add((piece.file, piece.key))
 
 
+def _need_room(tensors: dict[str, TensorEntry], files: dict[str, FileEntry]) -> None:
+    """No file is said to hold more than its size."""
+    held: Counter[str] = Counter()
+    for tensor in tensors.values():
+        for piece in tensor.pieces:
+            held[piece.file] += piece.box.volume * ITEM_BYTES[tensor.dtype]
+    for name, size in held.items():
+        _need(size <= files[name].size, f"{name} has {files[name].size} bytes and its pieces have {size}")
+
+
+def _is_name(value: Any, most: int = MAX_NAME_LENGTH) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= most and value.isprintable()
+
+
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_COUNT
+
+
+def _brief(value: Any) -> str:
+    """A value for a message, however long it is."""
+    return reprlib.repr(value)
 
 
 def _need(condition: bool, rule: str) -> None:

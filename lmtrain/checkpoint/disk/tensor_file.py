@@ -15,14 +15,23 @@ from typing import Any
 import numpy as np
 
 from lmtrain.checkpoint.disk.boxes import Box, cover_problem, is_run
-from lmtrain.checkpoint.disk.format import BLOCK_BYTES, DTYPES, ITEM_BYTES, PieceEntry, TensorEntry, dtype_code
+from lmtrain.checkpoint.disk.format import (
+    BLOCK_BYTES,
+    DTYPES,
+    ITEM_BYTES,
+    MAX_AXES,
+    MAX_KEY_LENGTH,
+    PieceEntry,
+    TensorEntry,
+    dtype_code,
+)
 from lmtrain.checkpoint.disk.hashed import HashedFile
 from lmtrain.errors import CheckpointError, DataError
 from lmtrain.piece import Piece
-from lmtrain.runtime.files import parse_json
+from lmtrain.runtime.files import MAX_JSON_BYTES, parse_json
 
 Array = np.ndarray[Any, np.dtype[Any]]
-MAX_HEADER_BYTES = 100 << 20  # because: the official library refuses larger ones
+MAX_HEADER_BYTES = MAX_JSON_BYTES  # because: larger ones are not read, and the official library's own limit is above
 
 
 @dataclass(frozen=True)
@@ -140,8 +149,11 @@ def _decode_header(header: dict[str, dict[str, list[int]]], base: int, file_size
     for key, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
         start, stop = entry["data_offsets"]
         dtype, shape = str(entry["dtype"]), tuple(entry["shape"])
+        # because: a product of very many numbers takes hours, and one of texts and numbers all memory
+        if len(shape) > MAX_AXES or not all(type(n) is int and n >= 0 for n in (start, stop, *shape)):
+            raise ValueError(f"the entry of {key[:MAX_KEY_LENGTH]!r} has no sizes")
         if dtype not in DTYPES or start != end or stop - start != math.prod(shape) * ITEM_BYTES[dtype]:
-            raise ValueError(f"the entry of {key!r} does not fit its bytes")
+            raise ValueError(f"the entry of {key[:MAX_KEY_LENGTH]!r} does not fit its bytes")
         stored[key] = Stored(dtype, shape, base + start)
         end = stop
     if base + end != file_size:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from lmtrain.checkpoint.contents import Contents
-from lmtrain.checkpoint.disk.boxes import Box, cut, intersect, runs, whole
+from lmtrain.checkpoint.disk.boxes import Box, cut, ends, intersect, runs, whole
 from lmtrain.checkpoint.disk.format import (
     BLOCK_BYTES,
     ITEM_BYTES,
@@ -36,7 +36,7 @@ from lmtrain.checkpoint.disk.tensor_file import PieceSpec, tensors_of
 from lmtrain.checkpoint.reshard.journal import Done, Journal
 from lmtrain.checkpoint.reshard.limits import Limits, Report
 from lmtrain.checkpoint.reshard.targets import Target, place
-from lmtrain.checkpoint.reshard.work_folder import SLACK_BYTES, WorkFolder
+from lmtrain.checkpoint.reshard.work_folder import SLACK_BYTES, WorkFolder, remove
 from lmtrain.checkpoint.store import check_room
 from lmtrain.runtime.faults import fault_point
 from lmtrain.runtime.files import fsync_dir
@@ -64,97 +64,105 @@ class Attempt:
     ) -> None:  # fmt: skip
         self.contents, self.work, self.targets, self.limits = contents, work, targets, limits
         self.places = place(targets)
-        self.segments = list(segments(contents.manifest))
         self.journal = Journal(work.journal, key)
-        self._total, self._done, self._earlier = sum(map(self._num_bytes, self.segments)), 0, 0
+        self._total = sum(math.prod(t.shape) * ITEM_BYTES[t.dtype] for t in contents.manifest.tensors.values())
+        self._done = self._earlier = 0
         self._report, self._lock, self._stop = report, Lock(), Event()
 
     def run(self, state: Mapping[str, Any], overwrite: bool) -> Resharded:
-        done = self._take_up()
+        self._take_up()
+        left = [parts for segment in segments(self.contents.manifest) if (parts := [*self._left(segment)])]
+        self._done = self._earlier = self._total - sum(map(self._num_bytes, left))
         self._advance(0)
-        self._copy([number for number in range(len(self.segments)) if number not in done])
+        self._copy(left)
         assert all(target.is_whole for target in self.targets.values())
         num_bytes = self._finish(state)
         self.work.publish(overwrite)
         return Resharded(self.work.output, len(self.targets), num_bytes, self._earlier)
 
-    def _take_up(self) -> Done:
-        """The segments that an earlier attempt has left, all of its files being there; else an empty folder."""
-        done, folder = self.journal.read(), self.work.files
-        sizes = [target.path.stat().st_size if target.path.is_file() else -1 for target in self.targets.values()]
-        if done is None or not self._fits(done) or sizes != [target.size for target in self.targets.values()]:
+    def _take_up(self) -> None:
+        """Keep the blocks that an earlier attempt has left and that still are what it wrote; else an empty folder."""
+        folder = self.work.files
+        done = self.journal.read({name: target.num_blocks for name, target in self.targets.items()})
+        is_begun = not folder.is_symlink() and folder.is_dir() and all(t.is_begun for t in self.targets.values())
+        if done is None or not is_begun:
             done = {}
-            self.journal.path.unlink(missing_ok=True)  # because: it must not outlive the files it tells of
-            shutil.rmtree(folder, ignore_errors=True)
+            remove(self.journal.path)  # because: it must not outlive the files it tells of
+            remove(folder)
             check_room(self.work.output.parent, num_bytes_of(self.targets) + SLACK_BYTES)
             folder.mkdir()
         else:
             self.journal.trim()
+            self._keep(done)
         for target in self.targets.values():
             target.begin()
         if not done:  # because: a journal tells that all files have been begun
             self.journal.begin()
-        for number, digests in done.items():
-            for name, box in self.segments[number]:
-                self._pass(name, box)
-            for file, found in digests.items():
-                self.targets[file].digests |= found
-        self._done = self._earlier = sum(self._num_bytes(self.segments[number]) for number in done)
-        return done
 
-    def _fits(self, done: Done) -> bool:
-        numbers = range(len(self.segments))
-        files = {file for digests in done.values() for file in digests}
-        return all(number in numbers for number in done) and files <= self.targets.keys()
+    def _keep(self, done: Done) -> None:
+        told = ((self.targets[file], found) for file, found in done.items())
+        blocks = [(target, index, digest) for target, found in told for index, digest in found.items()]
+        with ThreadPoolExecutor(self.limits.workers, "reshard") as pool:
+            held = pool.map(lambda block: block[0].holds(block[1], block[2]), blocks)
+            for (target, index, digest), is_held in zip(blocks, held, strict=True):
+                if is_held:
+                    target.keep(index, digest)
 
-    def _pass(self, name: str, box: Box) -> None:
-        item = ITEM_BYTES[self.contents.tensor(name).dtype]
-        for target, held, start in self.places[name]:
-            common = intersect(held, box)
-            if common is not None:
-                for first, run in runs(common.relative_to(held.offset), held.shape):
-                    target.passed(start + first * item, run.volume * item)
+    def _left(self, segment: Sequence[CopyJob]) -> Iterator[CopyJob]:
+        """What is to be copied of a segment, in parts that fit into memory: all that touches a block that is not kept.
 
-    def _copy(self, numbers: Sequence[int]) -> None:
+        Another part's share of such a block lies where an earlier attempt put it, and who knows what it is now.
+        """
+        for name, box in segment:
+            item = ITEM_BYTES[self.contents.tensor(name).dtype]
+            for part in cut(box, self.limits.part_bytes // item):
+                if not all(
+                    target.keeps(start + first * item, (last + 1 - first) * item)
+                    for target, held, start in self.places[name]
+                    if (common := intersect(held, part)) is not None
+                    for first, last in [ends(common.relative_to(held.offset), held.shape)]
+                ):
+                    yield name, part
+
+    def _copy(self, left: Sequence[Sequence[CopyJob]]) -> None:
         """Workers copy segments; this thread brings to disk what they have written, and says so in the journal."""
-        finished: SimpleQueue[Future[tuple[int, dict[str, dict[int, bytes]]]]] = SimpleQueue()
+        finished: SimpleQueue[Future[Done]] = SimpleQueue()
         with ThreadPoolExecutor(self.limits.workers, "reshard") as pool:
             try:
-                for number in numbers:
-                    pool.submit(self._copy_segment, number).add_done_callback(finished.put)
-                left = len(numbers)
-                while left:
+                for parts in left:
+                    pool.submit(self._copy_parts, parts).add_done_callback(finished.put)
+                num_left = len(left)
+                while num_left:
                     batch = [finished.get().result()]
                     while True:
                         try:
                             batch.append(finished.get_nowait().result())
                         except Empty:
                             break
-                    for file in sorted({file for _, digests in batch for file in digests}):
+                    for file in sorted({file for digests in batch for file in digests}):
                         self.targets[file].sync()
-                    for number, digests in batch:
-                        self.journal.add(number, digests)
+                    for digests in batch:
+                        self.journal.add(digests)
                         fault_point("reshard.journal")
-                    left -= len(batch)
+                    num_left -= len(batch)
             except BaseException:
                 self._stop.set()
                 pool.shutdown(wait=True, cancel_futures=True)
                 raise
 
-    def _copy_segment(self, number: int) -> tuple[int, dict[str, dict[int, bytes]]]:
+    def _copy_parts(self, parts: Sequence[CopyJob]) -> Done:
         """Returns the files that were written to, each with the hash blocks that became whole."""
-        found: dict[str, dict[int, bytes]] = {}
-        for name, box in self.segments[number]:
+        found: Done = {}
+        for name, box in parts:
+            if self._stop.is_set():
+                break
             item = ITEM_BYTES[self.contents.tensor(name).dtype]
-            for inner in cut(box, self.limits.part_bytes // item):
-                if self._stop.is_set():
-                    break
-                self._copy_box(name, inner, item, found)
-                self._advance(inner.volume * item)
+            self._copy_box(name, box, item, found)
+            self._advance(box.volume * item)
         fault_point("reshard.segment")
-        return number, found
+        return found
 
-    def _copy_box(self, name: str, box: Box, item: int, found: dict[str, dict[int, bytes]]) -> None:
+    def _copy_box(self, name: str, box: Box, item: int, found: Done) -> None:
         bits = self.contents.read_bits(name, box)
         for target, held, start in self.places[name]:
             common = intersect(held, box)
@@ -172,7 +180,7 @@ class Attempt:
         folder, manifest = self.work.files, self.contents.manifest
         for name in os.listdir(folder):
             if name not in self.targets:  # because: an earlier attempt may have come this far
-                os.unlink(folder / name)
+                remove(folder / name)
         entries: dict[str, FileEntry] = {}
         for name, target in self.targets.items():
             entries[name], digests = target.entry()

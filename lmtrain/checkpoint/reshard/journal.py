@@ -1,68 +1,70 @@
 """What an interrupted reshard had on disk, so that the same command goes on from there. Torch-free.
 
-One line a finished segment: its number, and the digests of the blocks that became whole with it. A line is written
-once its data is on disk; a torn last line is a segment that is done again.
+One line a finished segment: the digests of the blocks that became whole with it. A line is written once its data is on
+disk; a torn last line is a segment that is done again. Nobody believes a line before the block has that digest.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from lmtrain.errors import DataError, MissingInputError
-from lmtrain.runtime.files import parse_json, read_bytes
+from lmtrain.errors import DataError, LmtrainError
+from lmtrain.runtime.files import open_regular, parse_json, read_errors
 
 MAX_JOURNAL_BYTES = 1 << 30
-Done = dict[int, dict[str, dict[int, bytes]]]  # segment -> file -> block -> digest
+_MAX_LINE_BYTES = 16 << 20
+Done = dict[str, dict[int, bytes]]  # file -> block -> digest
 
 
 class Journal:
     def __init__(self, path: Path, key: str) -> None:
         """`key` names the work; the journal of other work is not read."""
-        self.path, self._first = path, {"format": "lmtrain reshard journal", "version": 1, "key": key}
+        self.path, self._first = path, {"format": "lmtrain reshard journal", "version": 2, "key": key}
 
-    def read(self) -> Done | None:
-        """The segments that are on disk; None where nothing of this work is there."""
+    def read(self, num_blocks: Mapping[str, int]) -> Done | None:
+        """The blocks that were on disk; None where this is no journal of this work, of files with so many blocks."""
+        done: Done = {}
         try:
-            lines = read_bytes(self.path, MAX_JOURNAL_BYTES, follow_links=False).split(b"\n")
-            values = [parse_json(line, self.path) for line in lines[:-1]]  # because: what ends in no newline is torn
-            if not values or values[0] != self._first:
+            lines = self._lines()
+            if next(lines, None) != self._first:
                 return None
-            return {_segment(value): _digests(value) for value in values[1:]}
-        except (DataError, MissingInputError, KeyError, TypeError, ValueError, AttributeError):
+            for line in lines:
+                for file, found in line["blocks"].items():
+                    for index, digest in found.items():
+                        if not (index.isdecimal() and int(index) < num_blocks[file] and len(digest) == 64):
+                            return None
+                        done.setdefault(file, {})[int(index)] = bytes.fromhex(digest)
+        except (LmtrainError, KeyError, TypeError, ValueError, AttributeError):
             return None
+        return done
+
+    def _lines(self) -> Iterator[Any]:
+        with read_errors(self.path):
+            fd, size = open_regular(self.path, follow_links=False)
+            with open(fd, "rb") as file:
+                if size > MAX_JOURNAL_BYTES:
+                    raise DataError(f"{self.path} is larger than any journal.")
+                while (line := file.readline(_MAX_LINE_BYTES)).endswith(b"\n"):  # because: what ends in none is torn
+                    yield parse_json(line, self.path)
 
     def begin(self) -> None:
         self._write(self._first, os.O_TRUNC)
 
     def trim(self) -> None:
         """Cut a torn line off, so that the next one begins at a line's beginning."""
-        whole = self.path.read_bytes().rpartition(b"\n")[0]
-        os.truncate(self.path, len(whole) + 1)
+        with open(self.path, "r+b") as file:
+            whole = sum(len(line) for line in file if line.endswith(b"\n"))
+            file.truncate(whole)
 
-    def add(self, segment: int, digests: Mapping[str, Mapping[int, bytes]]) -> None:
+    def add(self, digests: Mapping[str, Mapping[int, bytes]]) -> None:
         blocks = {file: {str(index): d.hex() for index, d in found.items()} for file, found in digests.items()}
-        self._write({"segment": segment, "digests": blocks}, os.O_APPEND)
+        self._write({"blocks": blocks}, os.O_APPEND)
 
     def _write(self, value: dict[str, Any], mode: int) -> None:
         fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | mode, 0o666)
-        try:
-            os.write(fd, json.dumps(value, separators=(",", ":")).encode() + b"\n")
-        finally:
-            os.close(fd)
-
-
-def _segment(value: dict[str, Any]) -> int:
-    if not isinstance(value["segment"], int):
-        raise ValueError("a segment is a number")
-    return value["segment"]
-
-
-def _digests(value: dict[str, Any]) -> dict[str, dict[int, bytes]]:
-    return {
-        file: {int(index): bytes.fromhex(digest) for index, digest in found.items()}
-        for file, found in value["digests"].items()
-    }
+        with open(fd, "wb") as file:
+            file.write(json.dumps(value, separators=(",", ":")).encode() + b"\n")

@@ -19,7 +19,7 @@ from lmtrain.checkpoint.reshard.limits import Limits, Report
 from lmtrain.checkpoint.reshard.targets import Target
 from lmtrain.checkpoint.reshard.work_folder import WorkFolder
 from lmtrain.checkpoint.store import step_of
-from lmtrain.errors import CheckpointError, LmtrainError, UsageError
+from lmtrain.errors import CheckpointError, LmtrainError, OutputError, UsageError
 from lmtrain.runtime.files import folder_lock, storage_errors
 
 
@@ -44,12 +44,17 @@ def reshard(
         work.check_free(overwrite)
     with storage_errors(output, "Resharding to", num_bytes_of(targets)), folder_lock(work.path):
         work.bring_back()
-        if _is_ours(output, key):
-            work.clean_up()
-            return Resharded(output, len(targets), num_bytes_of(targets), 0, was_there=True)
-        attempt = Attempt(contents, work, targets, key, limits, report)
         try:
-            return attempt.run(state, overwrite)
+            if _is_ours(output, key):
+                damages = Contents(output).damages()
+                if not damages:
+                    work.clean_up()
+                    return Resharded(output, len(targets), num_bytes_of(targets), 0, was_there=True)
+                if not overwrite:
+                    raise OutputError(f"{output} is what this command has made, and damaged since: {damages[0]} "
+                                      "Make it again with --overwrite.")  # fmt: skip
+            work.check_free(overwrite)
+            return Attempt(contents, work, targets, key, limits, report).run(state, overwrite)
         except BaseException as error:
             # because: what came from a damaged source is of no use, and neither is a beginning of nothing
             if isinstance(error, CheckpointError) or not work.journal.exists():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
@@ -32,11 +33,43 @@ class Target:
         self.size = self.starts[-1]
         self.digests: Digests = {}
         self._missing = [min(BLOCK_BYTES, self.size - at) for at in range(0, self.size, BLOCK_BYTES)]
+        self._held = False  # whether blocks of an earlier attempt stay
         self._lock = Lock()
 
     @property
     def pieces(self) -> list[tuple[PieceSpec, PieceEntry]]:
         return [(spec, PieceEntry(self.path.name, spec.key, spec.box)) for spec in self.specs]
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self._missing)
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether an earlier attempt has left a file of this size that is nobody else's."""
+        try:
+            found = os.lstat(self.path)
+        except FileNotFoundError:
+            return False
+        return stat.S_ISREG(found.st_mode) and (found.st_nlink, found.st_size) == (1, self.size)
+
+    def holds(self, index: int, digest: bytes) -> bool:
+        """Whether this block, read from the disk, has this digest."""
+        at = index * BLOCK_BYTES
+        fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            block = read_range(fd, at, min(BLOCK_BYTES, self.size - at))
+        finally:
+            os.close(fd)
+        return hashlib.sha256(block).digest() == digest
+
+    def keep(self, index: int, digest: bytes) -> None:
+        """Leave a block as an earlier attempt has made it: what is written to it from now on is left out."""
+        self.digests[index], self._missing[index], self._held = digest, 0, True
+
+    def keeps(self, position: int, size: int) -> bool:
+        """Whether all blocks that this range touches are kept."""
+        return self._held and all(self._missing[index] == 0 for index, _, _ in _blocks(position, size))
 
     def begin(self) -> None:
         """Make the file, or take up one that an earlier attempt has begun."""
@@ -47,22 +80,26 @@ class Target:
             os.close(fd)
         self.digests |= self.write(0, memoryview(self._header))
 
-    def passed(self, position: int, size: int) -> None:
-        """These bytes were written by an earlier attempt."""
-        with self._lock:
-            for index, start, stop in _blocks(position, size):
-                self._missing[index] -= stop - start
-
     def write(self, position: int, data: memoryview) -> Digests:
         """Write these bytes there; returns the digests of the hash blocks that they complete."""
         fd = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            done = 0
-            while done < len(data):
-                done += os.pwrite(fd, data[done:], position + done)
-            return dict(self._completed(fd, position, data))
+            found: Digests = {}
+            parts = self._missing_parts(position, len(data)) if self._held else [(position, position + len(data))]
+            for start, stop in parts:
+                part, done = data[start - position : stop - position], 0
+                while done < len(part):
+                    done += os.pwrite(fd, part[done:], start + done)
+                found |= self._completed(fd, start, part)
+            return found
         finally:
             os.close(fd)
+
+    def _missing_parts(self, position: int, size: int) -> Iterator[tuple[int, int]]:
+        """The range, without the blocks that are kept."""
+        for index, start, stop in _blocks(position, size):
+            if self._missing[index]:
+                yield start, stop
 
     def _completed(self, fd: int, position: int, data: memoryview) -> Iterator[tuple[int, bytes]]:
         for index, start, stop in _blocks(position, len(data)):

@@ -41,7 +41,9 @@ class WorkFolder:
         return self.path / "replaced"
 
     def check_free(self, overwrite: bool) -> None:
-        """Refuse an output that is there, unless it is a checkpoint that may go."""
+        """Refuse an output that is there, unless it is a checkpoint that may go, and a link in place of this folder."""
+        if self.path.is_symlink():
+            raise OutputError(f"{self.path}, where reshard works, is a link. Remove it or choose another output.")
         if not os.path.lexists(self.output):
             return
         if not overwrite:
@@ -63,3 +65,11 @@ class WorkFolder:
 
     def clean_up(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
+
+
+def remove(path: Path) -> None:
+    """Take away what lies there, whatever it is; of a link the link alone."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

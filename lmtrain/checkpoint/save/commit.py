@@ -22,13 +22,22 @@ from lmtrain.checkpoint.disk.format import (
     Manifest,
     PieceEntry,
     blocks_file,
+    check_num_pieces,
     encode_manifest,
     rank_file,
 )
 from lmtrain.checkpoint.disk.hashed import encode_blocks, verify_file, write_hashed
 from lmtrain.checkpoint.disk.tensor_file import PieceSpec, RankData, encode_header, tensors_of
 from lmtrain.checkpoint.save.agreement import ALONE, Peers, RankRecord, encode_part, part_file, read_part, together
-from lmtrain.checkpoint.store import check_room, leftover, leftover_numbers, new_leftover, step_folder_name
+from lmtrain.checkpoint.store import (
+    check_room,
+    leftover,
+    leftover_numbers,
+    manifest_problem,
+    new_leftover,
+    set_aside,
+    step_folder_name,
+)
 from lmtrain.errors import CheckpointError, StorageError
 from lmtrain.runtime.faults import fault_point
 from lmtrain.runtime.files import forget_cached, fsync_dir, is_safe_name, put_in_place, storage_errors
@@ -59,6 +68,7 @@ def save_checkpoint(
             tensors_of([describe(0, data.specs)])  # because: wrong pieces are better refused before they are written
         num_bytes = data.num_bytes + num_overhead_bytes(data, state) + leads * sum(map(len, files.values()))
         sizes.give = num_bytes, len(data.specs)
+    check_num_pieces(sum(num_specs for _, num_specs in sizes.all))
     need = sum(num_bytes for num_bytes, _ in sizes.all)
     writers = [rank for rank, (_, num_specs) in enumerate(sizes.all) if num_specs]
     try:
@@ -154,10 +164,14 @@ def commit(
     fsync_dir(attempt)
     fault_point("ckpt.before_rename")
     path = attempt.parent / step_folder_name(step)
+    if os.path.lexists(path) and manifest_problem(path) is not None:
+        set_aside(path)
     # because: a checkpoint that has the name already is moved to a name that `sweep` knows
     aside = new_leftover(path.parent, step, "replaced")
     put_in_place(attempt, path, aside, lambda: fault_point("ckpt.mid_replace"))
-    if aside.exists():
+    if aside.is_symlink():
+        aside.unlink()
+    elif aside.exists():
         shutil.rmtree(aside)
     fault_point("ckpt.after_rename")
     return path, len(manifest) + sum(entry.size for entry in entries.values())

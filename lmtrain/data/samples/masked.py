@@ -25,7 +25,7 @@ from lmtrain.data.samples import sentence_pairs
 from lmtrain.data.samples.masked_twin import BEGINS, CONTINUES, SPECIAL, MaskedSamplerTwin, Pairs
 from lmtrain.data.samples.megatron import AsNumbered
 from lmtrain.data.store.documents import DocumentMap, identity
-from lmtrain.data.store.index_cache import Build, IndexCache, kept_if
+from lmtrain.data.store.index_cache import Build, Index, IndexCache, kept_if, within
 from lmtrain.data.store.indexed import IndexedDataset
 from lmtrain.errors import DataError, SettingsError
 from lmtrain.runtime.seed import derive_seed
@@ -33,6 +33,7 @@ from lmtrain.runtime.seed import derive_seed
 Int64s = NDArray[np.int64]
 
 _LEAST_SEQ_LEN = 8
+_CHUNK = 1 << 20
 _CACHED_FROM = 1 << 26  # sentences; the map of fewer takes less than half a second
 
 
@@ -90,6 +91,7 @@ class MaskedDataset:
         self.prefix, self.documents, self.seq_len, self.settings = indexed.prefix, documents, seq_len, settings
         self._bounds = indexed.document_index[documents.start : documents.stop + 1]
         self._refuse_whole_documents(indexed)
+        self._indexed = indexed
         self._rows = self._map(indexed, seed, run_samples, cache)
         self._sampler = self._build_sampler(indexed, vocabulary, seed)
 
@@ -115,12 +117,20 @@ class MaskedDataset:
         return Batch(tokens_BT, labels_BT, segments_BT=segments_BT, real_BT=real_BT, pair_labels_B=pair_labels_B)
 
     def _checked(self, ask: Any, sample_ids: Int64s) -> Any:
+        ids = np.ascontiguousarray(sample_ids, np.int64)
         try:
-            return ask(np.ascontiguousarray(sample_ids, np.int64))
+            answer = ask(ids)
+            self._check_tokens(ids)
+            return answer
         except IndexError as error:  # because: an id outside the vocabulary would end in a crash that names nothing
+            self._check_tokens(ids)
             raise DataError(
                 f"{self.prefix}.bin holds {error}, outside the vocabulary. It is damaged or of another tokenizer."
             ) from error
+
+    def _check_tokens(self, sample_ids: Int64s) -> None:
+        runs = self._sampler.runs(sample_ids)
+        self._indexed.check(runs[:, 0], runs.sum(axis=1))
 
     @property
     def _room(self) -> int:
@@ -159,7 +169,11 @@ class MaskedDataset:
 
         kept = kept_if(indexed.num_sequences >= _CACHED_FROM, cache)
         about = shape | {"order": settings.order, "documents": [self.documents.start, self.documents.stop]}
-        rows = kept.get("sentences", lambda: about | identity(indexed), fill).arrays["rows"].reshape(-1, 3)
+        index = kept.get(
+            "sentences", lambda: about | identity(indexed), fill,
+            lambda index: _in_range(index, self._bounds, self._room),
+        )  # fmt: skip
+        rows = index.arrays["rows"].reshape(-1, 3)
         self._refuse_too_little(rows)
         return rows
 
@@ -178,7 +192,7 @@ class MaskedDataset:
 
     def _build_sampler(self, indexed: IndexedDataset, vocabulary: MaskVocabulary, seed: int) -> Any:
         settings = self.settings
-        known = hasattr(getattr(native.lib, "MaskedSampler", None), "sizes")
+        known = hasattr(getattr(native.lib, "MaskedSampler", None), "runs")
         # because: the compiled helper reads the two dtypes of text, the twin any
         known = known and indexed.dtype in (np.uint16, np.int32)
         build: Any = native.lib.MaskedSampler if native.lib is not None and known else MaskedSamplerTwin
@@ -204,6 +218,16 @@ class MaskedDataset:
             ngram_thresholds=ngram_thresholds(settings.max_ngram),
             seed=derive_seed(seed, "masks"),
         )
+
+
+def _in_range(index: Index, bounds: NDArray[Any], room: int) -> bool:
+    rows = index.arrays["rows"].reshape(-1, 3)
+    parts = (rows[i : i + _CHUNK] for i in range(0, len(rows), _CHUNK))
+    return all(
+        bool((part[:, 0] < part[:, 1]).all()) and within(part[:, 0], int(bounds[0]), int(bounds[-1]))
+        and within(part[:, 1], 1, int(bounds[-1])) and within(part[:, 2], 2, room)
+        for part in parts
+    )  # fmt: skip
 
 
 def ngram_thresholds(max_ngram: int) -> list[int]:

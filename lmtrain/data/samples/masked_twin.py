@@ -91,10 +91,19 @@ class MaskedSamplerTwin:
         samples = [self.sample(number) for number in self._checked(ids)]
         return np.array([(len(one.masked), len(one.tokens)) for one in samples], np.int64).reshape(-1, 2)
 
+    def runs(self, ids: Ints) -> Ints:
+        """The tokens that make each sample: two rows each, of the first token and how many."""
+        numbers = self._checked(ids)
+        found = [self._runs(number, Draws(stream(self.seed, number)))[:2] for number in numbers]
+        return np.array(found, np.int64).reshape(-1, 2)
+
     def sample(self, number: int) -> Sample:
         key = stream(self.seed, number)
         draws = Draws(key)
-        tokens, second, label = self._text(self.rows[number % len(self.rows)].tolist(), draws)
+        a, b, label = self._runs(number, draws)
+        head = [self.cls, *self._read(a), self.sep]
+        tail = [] if self.pairs == Pairs.none else [*self._read(b), self.sep]
+        tokens, second = head + tail, len(head)
         places = [
             place for first, last in self.choose(self.words(tokens, second), len(tokens), draws)
             for place in range(first, last)
@@ -156,8 +165,8 @@ class MaskedSamplerTwin:
             other += other >= special
         return other
 
-    def _text(self, row: list[int], draws: Draws) -> tuple[list[int], int, bool]:
-        first, end, target = row
+    def _runs(self, number: int, draws: Draws) -> tuple[Run, Run, bool]:
+        first, end, target = self.rows[number % len(self.rows)].tolist()
         pivot, label = end, False
         if self.pairs != Pairs.none:
             pivot = first + (1 + draws.below(end - first - 1) if end - first >= 3 else 1)
@@ -167,10 +176,7 @@ class MaskedSamplerTwin:
             b = self._other(first, target - a[1], draws)
         elif label:
             a, b = b, a
-        a, b = shorten(a, b, target, draws)
-        head = [self.cls, *self._read(a), self.sep]
-        tail = [] if self.pairs == Pairs.none else [*self._read(b), self.sep]
-        return head + tail, len(head), label
+        return *shorten(a, b, target, draws), label
 
     def _run(self, first: int, end: int) -> Run:
         if first >= end:

@@ -22,7 +22,7 @@ from lmtrain.data.dataset import Counts
 from lmtrain.data.samples.causal import known_vocab_size, refuse_none
 from lmtrain.data.samples.rows import build_batch, check_ids, ragged
 from lmtrain.data.store.documents import DocumentMap, identity
-from lmtrain.data.store.index_cache import Build, Index, IndexCache, kept_if
+from lmtrain.data.store.index_cache import Build, Index, IndexCache, kept_if, rises, within
 from lmtrain.data.store.indexed import IndexedDataset
 from lmtrain.errors import DataError
 
@@ -115,6 +115,19 @@ def _fill_sample_index(
         before, row = int(ends[-1]), max(stop, row)
 
 
+def _in_range(index: Index, lengths: NDArray[Any], sequences: range) -> bool:
+    documents, shuffled = index.arrays["document_index"], index.arrays["shuffle_index"]
+    places, offsets = index.arrays["sample_index"].reshape(-1, 2).T
+    if len(places) != len(shuffled) + 1 or not within(documents, sequences.start, sequences.stop - 1):
+        return False
+    if not (within(shuffled, 0, len(shuffled) - 1) and within(places, 0, len(documents) - 1) and rises(places)):
+        return False
+    parts = (slice(i, i + _CHUNK) for i in range(0, len(places), _CHUNK))
+    return within(offsets, 0, 2**31 - 1) and all(
+        bool((offsets[part] <= lengths[documents[places[part]]]).all()) for part in parts
+    )
+
+
 class MegatronDataset:
     """Sample k is the k-th that Megatron-LM's run takes, so the order to read in is 0, 1, 2, ..."""
 
@@ -147,6 +160,7 @@ class MegatronDataset:
         index: Index = kept_if(num_epochs * len(sequences) >= _CACHED_FROM, cache).get(
             "megatron", lambda: identity(indexed) | about,
             lambda build: build_index(build, indexed.lengths, sequences, seq_len, num_samples, seed),
+            lambda index: _in_range(index, indexed.lengths, sequences),
         )  # fmt: skip
         self.document_index, self.shuffle_index = index.arrays["document_index"], index.arrays["shuffle_index"]
         self.sample_index = index.arrays["sample_index"].reshape(-1, 2)
@@ -164,6 +178,7 @@ class MegatronDataset:
         rows, starts, sizes = self._runs(sample_ids)
         _, places = ragged(starts, sizes)
         ids = self.indexed.tokens[places].reshape(len(sample_ids), self.seq_len + 1)
+        self.indexed.check(starts, starts + sizes)
         check_ids(ids, self._vocab_size, self.prefix)
         return build_batch(ids, self._begins(rows, sizes) if self.document_mask else None)
 

@@ -22,7 +22,7 @@ from lmtrain.data.dataset import Counts
 from lmtrain.data.samples.causal import known_vocab_size, refuse_none
 from lmtrain.data.samples.rows import check_ids, ragged, separate
 from lmtrain.data.store.documents import DocumentMap, identity
-from lmtrain.data.store.index_cache import Build, IndexCache, kept_if
+from lmtrain.data.store.index_cache import Build, Index, IndexCache, kept_if, rises, within
 from lmtrain.data.store.indexed import IndexedDataset
 
 Int64s = NDArray[np.int64]
@@ -55,7 +55,10 @@ class Packing:
         cls, map_: DocumentMap, documents: range, seq_len: int, kind: str,
         cache: IndexCache | None = None, about: Callable[[], dict[str, Any]] = dict,
     ) -> Packing:  # fmt: skip
-        index = kept_if(True, cache).get(kind, about, lambda build: _pack(build, map_, documents, seq_len, kind))
+        index = kept_if(True, cache).get(
+            kind, about, lambda build: _pack(build, map_, documents, seq_len, kind),
+            lambda index: _in_range(index, map_.num_tokens, seq_len),
+        )  # fmt: skip
         return cls(*(index.arrays[name] for name in ("starts", "sizes", "bounds", "filled")))
 
     @property
@@ -64,6 +67,16 @@ class Packing:
 
     def num_filled(self, rows: Int64s) -> int:
         return int(self.filled[rows].sum(dtype=np.int64))
+
+
+def _in_range(index: Index, num_tokens: int, seq_len: int) -> bool:
+    starts, sizes, bounds, filled = (index.arrays[name] for name in ("starts", "sizes", "bounds", "filled"))
+    if len(starts) != len(sizes) or len(bounds) != len(filled) + 1 or bounds[0] != 0 or bounds[-1] != len(sizes):
+        return False
+    # because: the token behind a stretch is its last label
+    ends = (starts[i : i + WINDOW] + sizes[i : i + WINDOW] for i in range(0, len(starts), WINDOW))
+    inside = all(within(part, 1, num_tokens - 1) for part in ends) and within(starts, 0, num_tokens - 1)
+    return inside and rises(bounds) and within(sizes, 1, seq_len) and within(filled, 1, seq_len)
 
 
 def _pack(build: Build, map_: DocumentMap, documents: range, seq_len: int, kind: str) -> dict[str, Any]:
@@ -143,7 +156,7 @@ class PackedDataset:
         self.packing = Packing.of(indexed, documents, seq_len, kind, cache)
         refuse_none(indexed, documents, seq_len, self.packing.num_rows, len(documents) and indexed.num_tokens)
         self.prefix, self.seq_len, self.document_mask = indexed.prefix, seq_len, document_mask
-        self._tokens: NDArray[Any] = indexed.tokens
+        self._indexed = indexed
         self._vocab_size = vocab_size or known_vocab_size(indexed)
 
     @property
@@ -164,8 +177,10 @@ class PackedDataset:
         before = ends - sizes  # positions of the batch before each stretch
         places = before - before[np.searchsorted(rows, np.arange(num))][rows]
         tokens, labels = np.zeros(num * seq_len, np.int64), np.full(num * seq_len, IGNORED, np.int64)
-        targets = rows * seq_len + places
-        if not copy_rows(self._tokens, packing.starts[stretches], sizes, targets, self._vocab_size, tokens, labels):
+        targets, starts = rows * seq_len + places, packing.starts[stretches]
+        known = copy_rows(self._indexed.tokens, starts, sizes, targets, self._vocab_size, tokens, labels)
+        self._indexed.check(starts, starts + sizes + 1)
+        if not known:
             check_ids(tokens, self._vocab_size, self.prefix)
             check_ids(np.where(labels == IGNORED, 0, labels), self._vocab_size, self.prefix)
         tokens_BT, labels_BT = tokens.reshape(num, seq_len), labels.reshape(num, seq_len)

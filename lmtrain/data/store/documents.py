@@ -8,16 +8,19 @@ of index_cache.py, made once for a dataset.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain import native
-from lmtrain.data.store.index_cache import IndexCache, file_print, kept_if
+from lmtrain.data.store.index_cache import Index, IndexCache, kept_if, rises, say_to_stderr, within
 from lmtrain.data.store.indexed import IndexedDataset, part
 from lmtrain.errors import DataError
 
@@ -48,7 +51,9 @@ class DocumentMap:
         index = kept_if(dataset.num_sequences + num >= _CACHED_FROM, cache).get(
             "documents", lambda: identity(dataset) | {"stride": stride},
             lambda build: _check(dataset, stride, build.create("every", "<i8", -(-num // stride))),
+            lambda index: _in_range(index, -(-num // stride), dataset.num_tokens),
         )  # fmt: skip
+        dataset.refuse_lost()
         every = np.append(index.arrays["every"], dataset.num_tokens)
         made = cls(dataset.document_index, dataset.pointers, dataset.dtype.itemsize, dataset.num_tokens, every, stride)
         made._one_each = bool(index.facts["one_each"])
@@ -100,17 +105,46 @@ def split_documents(num: int, ratios: Sequence[float]) -> tuple[range, range, ra
 
 
 def identity(dataset: IndexedDataset) -> dict[str, Any]:
-    """What decides the entries of this .idx, without reading them all."""
-    path = part(dataset.prefix, ".idx")
+    """What decides the entries of this .idx: all of its bytes, for it must have been these that were checked."""
+    return _sizes(dataset) | {
+        "idx_crc32c": dataset.index_crc, "content_sha256": dataset.info.content_sha256 if dataset.info else None,
+    }  # fmt: skip
+
+
+def record_path(dataset: IndexedDataset, folder: Path) -> Path:
+    """Where `watch` notes what it first read of a dataset without checksums.
+
+    Another dataset under the same name has another .idx, made at another time; damage changes neither.
+    """
+    about = [str(dataset.prefix.name), *_sizes(dataset).values()]
+    return folder / f"tokens-{hashlib.sha256(json.dumps(about).encode()).hexdigest()[:24]}.seen"
+
+
+def compare_with_record(dataset: IndexedDataset) -> None:
+    """What runs have read of a dataset without checksums, if they noted it beside it, is compared from now on."""
+    record = record_path(dataset, index_folder(dataset))
+    if dataset.blocks is None and record.exists():
+        dataset.watch("read", record, say_to_stderr)
+
+
+def index_folder(dataset: IndexedDataset, chosen: str | None = None) -> Path:
+    return Path(chosen) if chosen else dataset.prefix.with_name(f"{dataset.prefix.name}.index")
+
+
+def _sizes(dataset: IndexedDataset) -> dict[str, Any]:
     return {
-        "idx_print": file_print(path),
-        "idx_mtime_ns": os.stat(path).st_mtime_ns,
+        "idx_mtime_ns": os.stat(part(dataset.prefix, ".idx")).st_mtime_ns,
         "num_sequences": dataset.num_sequences,
         "num_documents": dataset.num_documents,
         "num_tokens": dataset.num_tokens,
         "dtype": dataset.dtype.name,
-        "content_sha256": dataset.info.content_sha256 if dataset.info else None,
     }
+
+
+def _in_range(index: Index, count: int, num_tokens: int) -> bool:
+    every, facts = index.arrays["every"], index.facts
+    known = set(index.arrays) == {"every"} and type(facts["one_each"]) in (bool, int)
+    return known and len(every) == count and rises(every) and within(every, 0, num_tokens)
 
 
 def _check(dataset: IndexedDataset, stride: int, every: Int64s) -> dict[str, Any]:

@@ -6,6 +6,8 @@ Called by format.py, which reads datasets, and writer.py, which makes them. It o
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +23,9 @@ MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")  # magic, version, dtype code, number of sequences, length of the document index
 DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}  # 6 and 7 are floats: no tokens
 CODES = {np.dtype(dtype): code for code, dtype in DTYPES.items()}
-SUFFIXES = (".bin", ".idx", ".json", ".tokenizer.json")
+SUFFIXES = (".bin", ".idx", ".json", ".tokenizer.json", ".blocks")
 CHUNK = 1 << 20  # entries looked at or written at once
+_SEAL = "sidecar_sha256"
 
 Ints = NDArray[Any]
 
@@ -49,8 +52,17 @@ class DatasetInfo:
     num_bytes: int  # UTF-8 bytes of the source texts
     dtype: str
     content_sha256: str
+    blocks_sha256: str | None = None  # of P.blocks; older sidecars have none
+    sidecar_sha256: str | None = None  # of all the rest; older sidecars have none
     format: str = "lmtrain dataset"
     version: int = 1
+
+    def sealed(self) -> DatasetInfo:
+        return dataclasses.replace(self, sidecar_sha256=seal(dataclasses.asdict(self)))
+
+    def to_bytes(self) -> bytes:
+        """P.json."""
+        return (json.dumps(dataclasses.asdict(self), indent=1) + "\n").encode()
 
     @classmethod
     def read(cls, path: Path) -> DatasetInfo:
@@ -62,7 +74,40 @@ class DatasetInfo:
         for field in dataclasses.fields(cls):
             kinds: tuple[type, ...] = (int,) if str(field.type).startswith("int") else (str,)
             value = tree.get(field.name)
-            nullable = field.name == "eod_id" and value is None
-            if not nullable and (type(value) not in kinds or (isinstance(value, int) and value < -1)):
+            nullable = str(field.type).endswith("None") and value is None
+            if not nullable and (type(value) not in kinds or (isinstance(value, int) and not -1 <= value < 2**63)):
                 raise DataError(f"{path}: {field.name}={value!r} is not {kinds[0].__name__}. The sidecar is damaged.")
-        return cls(**{field.name: tree[field.name] for field in dataclasses.fields(cls)})
+        _check_seal(path, tree)
+        known: dict[str, Any] = {field.name: tree.get(field.name) for field in dataclasses.fields(cls)}
+        info = cls(**known)
+        info._check_ids(path)
+        return info
+
+    def _check_ids(self, path: Path) -> None:
+        for name, value in (("max_id", self.max_id), ("eod_id", self.eod_id)):
+            if value is not None and value >= self.vocab_size:
+                raise DataError(
+                    f"{path}: {name}={value} is outside vocab_size={self.vocab_size}. The sidecar is damaged; restore "
+                    "it, or make the dataset again."
+                )
+
+
+def seal(tree: dict[str, Any]) -> str:
+    """The hash of a sidecar's other keys: of their JSON in the order of the alphabet, without blanks."""
+    rest = {key: value for key, value in tree.items() if key != _SEAL}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _check_seal(path: Path, tree: dict[str, Any]) -> None:
+    """Sidecars without one are of the time before there was any, and then nothing that came with it is in them."""
+    # because: one damaged letter in the name of this key must not make it an old sidecar
+    old = {field.name for field in dataclasses.fields(DatasetInfo)} - {"blocks_sha256", _SEAL}
+    found, newer = tree.get(_SEAL), sorted(set(tree) - old)
+    if found is None and not newer:
+        if missing := sorted(old - set(tree)):
+            raise DataError(
+                f"{path} has no {missing[0]}. The sidecar is damaged; restore it, or make the dataset again."
+            )
+    elif found != seal(tree):
+        wrong = "has no hash of itself" if found is None else "has not the hash that it says it has"
+        raise DataError(f"{path} {wrong}, so something in it is damaged. Restore it, or make the dataset again.")

@@ -1,9 +1,10 @@
 """Indexes that take long to build, kept as memory-mapped arrays under a name made of what decides them. Torch-free.
 
 Called by whatever indexes a dataset. An index is a folder of raw arrays and a facts.json that says what it was built
-from; it is used only if that is word for word what is asked for, so a stale one never is. It grows under a temporary
-name and takes its own by renaming; of two processes that want it at once one builds and the other waits. Without a
-folder, or where the folder cannot be written, the same arrays are built in memory.
+from; it is used only if that is word for word what is asked for, so a stale one never is, and only if every byte has
+the checksum that it was written with and every entry lies where it may. A damaged one is built again, which is said. It
+grows under a temporary name and takes its own by renaming; of two processes that want it at once one builds and the
+other waits. Without a folder, or where the folder cannot be written, the same arrays are built in memory.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,14 +26,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lmtrain.data.store.mapped import Mapped
 from lmtrain.errors import LmtrainError
 from lmtrain.runtime import files
+from lmtrain.runtime.checksum import crc32c
 
-VERSION = 1
+VERSION = 2
 FACTS = "facts.json"
+_SEAL = "sha256"  # of all else in facts.json
 _DTYPES = ("<i2", "<i4", "<i8", "<u4", "<u8")
 _NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS)
-_PAGE, _ENDS, _PAGES = 4096, 1 << 16, 64
+_CHUNK = 1 << 20  # entries looked at together
+_CRC_BYTES = 1 << 28  # bytes between two looks at a file's size
 
 Array = NDArray[Any]
 
@@ -41,6 +47,25 @@ class Index:
     facts: dict[str, Any]
     arrays: Mapping[str, Array]
     folder: Path | None = None  # None: in memory
+
+
+Check = Callable[[Index], bool]  # whether every entry lies where it may
+
+
+def anything(index: Index) -> bool:
+    return True
+
+
+def within(array: Array, low: int, high: int) -> bool:
+    """Whether all entries lie in low..high."""
+    parts = (array[i : i + _CHUNK] for i in range(0, len(array), _CHUNK))
+    return all(low <= int(part.min()) and int(part.max()) <= high for part in parts)
+
+
+def rises(array: Array) -> bool:
+    """Whether no entry is below the one before it."""
+    parts = (array[i : i + _CHUNK + 1] for i in range(0, len(array), _CHUNK))
+    return all(bool((part[1:] >= part[:-1]).all()) for part in parts)
 
 
 @dataclass
@@ -88,27 +113,36 @@ class Build:
             with open(path, "rb+") as file:
                 os.fsync(file.fileno())
             described[name] = {"dtype": dtype.str, "count": path.stat().st_size // dtype.itemsize}
-            described[name]["print"] = file_print(path)
-        files.write_json(self.folder / FACTS, header | {"arrays": described})
+            described[name]["crc32c"] = _crc_of(Mapped(path, path.stat().st_size))
+        tree = header | {"arrays": described}
+        files.write_json(self.folder / FACTS, tree | {_SEAL: _seal(tree)})
 
 
-def file_print(path: Path) -> str:
-    """A quick mark of a file's content: its size, both its ends and 64 pages between, whatever its size."""
-    with files.read_errors(path), open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        digest = hashlib.sha256(str(size).encode())
-        places = [(0, _ENDS), (max(size - _ENDS, 0), _ENDS)]
-        places += [(size * i // _PAGES // _PAGE * _PAGE, _PAGE) for i in range(1, _PAGES)]
-        for at, count in places if size > 2 * _ENDS else [(0, size)]:
-            digest.update(os.pread(file.fileno(), count, at))
-    return digest.hexdigest()
+def _crc_of(file: Mapped) -> int:
+    crc = 0
+    for first in range(0, file.num_bytes, _CRC_BYTES):
+        crc = crc32c(file.bytes[first : first + _CRC_BYTES], crc)
+    file.refuse_lost()
+    return crc
+
+
+def _seal(tree: dict[str, Any]) -> str:
+    rest = {key: value for key, value in tree.items() if key != _SEAL}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def say_to_stderr(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
 class IndexCache:
-    def __init__(self, folder: Path | None) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path | None, say: Callable[[str], None] = say_to_stderr) -> None:
+        self.folder, self.say = folder, say
 
-    def get(self, kind: str, about: Callable[[], dict[str, Any]], build: Callable[[Build], dict[str, Any]]) -> Index:
+    def get(
+        self, kind: str, about: Callable[[], dict[str, Any]], build: Callable[[Build], dict[str, Any]],
+        check: Check = anything,
+    ) -> Index:  # fmt: skip
         """The index of this kind built from exactly this, built now if it is not there."""
         if self.folder is None:
             return _in_memory(build)
@@ -116,12 +150,14 @@ class IndexCache:
         text = json.dumps([kind, VERSION, plain], sort_keys=True)
         path = self.folder / f"{kind}-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
         header = {"format": "lmtrain index", "version": VERSION, "kind": kind, "about": plain}
-        found = _read(path, header)
+        found = _read(path, header, check)
         if found is not None:
             return found
+        if os.path.lexists(path):
+            self.say(f"the index {path} is damaged. It is not used and is built again.")
         try:
             with _alone(self.folder, path.name) as sure:
-                return _read(path, header) or _on_disk(path, header, build, sure)
+                return _read(path, header, check) or _on_disk(path, header, build, check, sure)
         except _Unwritable:
             return _in_memory(build)
 
@@ -142,7 +178,9 @@ def _in_memory(build: Callable[[Build], dict[str, Any]]) -> Index:
     return Index(facts, made.arrays)
 
 
-def _on_disk(path: Path, header: dict[str, Any], build: Callable[[Build], dict[str, Any]], sure: bool) -> Index:
+def _on_disk(
+    path: Path, header: dict[str, Any], build: Callable[[Build], dict[str, Any]], check: Check, sure: bool
+) -> Index:
     if sure:  # nobody else builds this one, so what lies here under a temporary name is of a killed process
         for left in path.parent.glob(f".{path.name}.*"):
             shutil.rmtree(left, ignore_errors=True)
@@ -152,8 +190,8 @@ def _on_disk(path: Path, header: dict[str, Any], build: Callable[[Build], dict[s
             made = Build(temporary)
             header = header | {"facts": build(made)}
             made.finish(header)
-            if path.exists() and _read(path, header) is None:  # damaged
-                shutil.rmtree(path, ignore_errors=True)
+            if os.path.lexists(path) and _read(path, header, check) is None:  # damaged
+                _remove(path)
             temporary.chmod(0o755)
             try:
                 os.rename(temporary, path)
@@ -163,7 +201,7 @@ def _on_disk(path: Path, header: dict[str, Any], build: Callable[[Build], dict[s
             files.fsync_dir(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    index = _read(path, header)
+    index = _read(path, header, check)
     if index is None:
         raise LmtrainError(f"{path} was built and cannot be read back. Remove it and try again.")
     return index
@@ -191,22 +229,31 @@ def _alone(folder: Path, name: str) -> Iterator[bool]:
         os.close(fd)
 
 
-def _read(path: Path, header: dict[str, Any]) -> Index | None:
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _read(path: Path, header: dict[str, Any], check: Check) -> Index | None:
     """The index in this folder if it is whole and of exactly this; anything else is as good as none."""
     try:
         tree = files.read_json(path / FACTS)
-        if not isinstance(tree, dict) or any(tree.get(key) != value for key, value in header.items()):
+        if tree.get(_SEAL) != _seal(tree) or any(tree.get(key) != value for key, value in header.items()):
             return None
         arrays = {}
         for name, entry in tree["arrays"].items():
             if not files.is_safe_name(name) or entry["dtype"] not in _DTYPES:
                 return None
-            dtype, count = np.dtype(entry["dtype"]), int(entry["count"])
-            file = path / name
-            if file.stat().st_size != count * dtype.itemsize or file_print(file) != entry["print"]:
+            dtype, num_bytes = np.dtype(entry["dtype"]), (path / name).stat().st_size
+            if num_bytes != int(entry["count"]) * dtype.itemsize:
                 return None
-            empty = np.empty(0, dtype)
-            arrays[name] = np.memmap(file, dtype, "r", shape=(count,)).view(np.ndarray) if count else empty
-        return Index(dict(tree["facts"]), arrays, path)
+            file = Mapped(path / name, num_bytes)
+            if _crc_of(file) != entry["crc32c"]:
+                return None
+            arrays[name] = file.as_type(dtype)
+        index = Index(dict(tree["facts"]), arrays, path)
+        return index if check(index) else None
     except (LmtrainError, OSError, KeyError, TypeError, ValueError, AttributeError):
         return None

@@ -5,6 +5,7 @@ Called by samples and by `lmtrain inspect` (IndexedDataset); writer.py makes dat
     P.bin             token ids, little endian, nothing between them
     P.idx             34 bytes of header, then lengths (int32), pointers (int64 bytes), document index (int64)
     P.json            the sidecar: counts, checksum, fingerprint of the tokenizer; absent from foreign datasets
+    P.blocks          checksums of the blocks of P.bin, compared as they are first read; with a sidecar alone
     P.tokenizer.json  the tokenizer itself
 
 P.idx is renamed into place last, so a dataset without it was never finished. Opening costs the same for any size;
@@ -13,33 +14,46 @@ P.idx is renamed into place last, so a dataset without it was never finished. Op
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lmtrain.data.store.blocks import Record, TokenBlocks, read_block_file
 from lmtrain.data.store.format import CHUNK as _CHUNK
 from lmtrain.data.store.format import DTYPES, HEADER, MAGIC, Ints
 from lmtrain.data.store.format import SUFFIXES as SUFFIXES
 from lmtrain.data.store.format import DatasetInfo as DatasetInfo
 from lmtrain.data.store.format import dtype_for as dtype_for
 from lmtrain.data.store.format import part as part
+from lmtrain.data.store.mapped import Mapped
 from lmtrain.data.store.writer import DatasetWriter as DatasetWriter
 from lmtrain.errors import DataError, MissingInputError
 from lmtrain.runtime import files
+from lmtrain.runtime.checksum import crc32c
 
 
 class IndexedDataset:
-    """A dataset opened for reading: memory maps of its two files, checked to agree with each other."""
+    """A dataset opened for reading: memory maps of its two files, checked to agree with each other.
 
-    def __init__(self, prefix: Path, index: Ints, tokens: Ints, num: int, num_bounds: int) -> None:
-        self.prefix, self.dtype, self.tokens, self.num_sequences = prefix, tokens.dtype, tokens, num
-        self._index = index  # the bytes of P.idx; the views below are unaligned, as the format is
+    Whoever reads `tokens` or what the index says asks `check` before it uses them.
+    """
+
+    def __init__(
+        self, prefix: Path, index: Mapped, tokens: Mapped, dtype: np.dtype[Any], num: int, bounds: int
+    ) -> None:
+        self.prefix, self.dtype, self.num_sequences = prefix, dtype, num
+        self.tokens: Ints = tokens.as_type(dtype)
+        self.token_bytes, self._index = tokens, index
         start = HEADER.size
-        self.lengths: Ints = np.frombuffer(index, "<i4", num, start)
-        self.pointers: Ints = np.frombuffer(index, "<i8", num, start + 4 * num)
-        self.document_index: Ints = np.frombuffer(index, "<i8", num_bounds, start + 12 * num)
+        # unaligned, as the format is
+        self.lengths: Ints = np.frombuffer(index.bytes, "<i4", num, start)
+        self.pointers: Ints = np.frombuffer(index.bytes, "<i8", num, start + 4 * num)
+        self.document_index: Ints = np.frombuffer(index.bytes, "<i8", bounds, start + 12 * num)
         self.info: DatasetInfo | None = None
 
     @classmethod
@@ -50,11 +64,10 @@ class IndexedDataset:
         idx_path, bin_path = part(prefix, ".idx"), part(prefix, ".bin")
         num_idx_bytes, num_bin_bytes = _size(idx_path, bin_path), _size(bin_path, idx_path)
         dtype, num, num_bounds = _read_header(idx_path, num_idx_bytes)
-        index = _map(idx_path, np.dtype(np.uint8), num_idx_bytes)
+        index = Mapped(idx_path, num_idx_bytes)
         if num_bin_bytes % dtype.itemsize:
             raise DataError(f"{bin_path} has {num_bin_bytes} bytes, no whole number of {dtype} ids. It is cut short.")
-        tokens = _map(bin_path, dtype, num_bin_bytes // dtype.itemsize)
-        dataset = cls(prefix, index, tokens, num, num_bounds)
+        dataset = cls(prefix, index, Mapped(bin_path, num_bin_bytes), dtype, num, num_bounds)
         dataset._check_ends(idx_path, bin_path, num_bin_bytes)
         if part(prefix, ".json").exists():
             dataset.info = dataset._checked_info(part(prefix, ".json"))
@@ -68,15 +81,78 @@ class IndexedDataset:
     def num_tokens(self) -> int:
         return len(self.tokens)
 
+    @cached_property
+    def index_crc(self) -> int:
+        """Of all bytes of the .idx."""
+        crc = crc32c(self._index.bytes)
+        self._index.refuse_lost()
+        return crc
+
+    @cached_property
+    def blocks(self) -> TokenBlocks | None:
+        """What tokens are compared with: the checksums of P.blocks, if nobody said otherwise by `watch`."""
+        if self.info is None or self.info.blocks_sha256 is None:
+            return None
+        path = part(self.prefix, ".blocks")
+        sums, index_crc = read_block_file(path, self.info.blocks_sha256, self.token_bytes.num_bytes)
+        if index_crc != self.index_crc:
+            raise DataError(
+                f"{part(self.prefix, '.idx')} is not what was written there (CRC-32C {self.index_crc:08x} in place of "
+                f"{index_crc:08x}). Restore the file or make the dataset again."
+            )
+        return TokenBlocks.known(self.token_bytes, self.dtype.itemsize, sums)
+
+    def watch(self, verify: str, record: Path, say: Callable[[str], None]) -> None:
+        """How tokens are checked from now on. `record`: where to note what is first read, if there are no checksums."""
+        if verify == "none":
+            self.blocks = None
+        elif self.blocks is None:
+            kept = Record(record, say)
+            self.blocks = TokenBlocks.recorded(self.token_bytes, self.dtype.itemsize, kept)
+            if not kept.check_index(len(self.blocks.sums), self.index_crc):
+                raise DataError(
+                    f"{part(self.prefix, '.idx')} is not what it was when it was first read. Restore the file, or "
+                    f"remove {record} if you replaced it yourself."
+                )
+
+    def check(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
+        """Raises where tokens starts[i] to stops[i] - 1, or anything read so far, are not what they should be."""
+        if self.blocks is not None:
+            self.blocks.check(starts, stops)
+        self.refuse_lost()
+
+    def refuse_lost(self) -> None:
+        """Raises where one of the two files was cut short or cannot be read any more."""
+        self.token_bytes.refuse_lost()
+        self._index.refuse_lost()
+
+    def check_all(self, part: int = 0, parts: int = 1) -> None:
+        """Every block, or one of several equal shares of them; and the whole index."""
+        if self.blocks is not None:
+            self.blocks.check_all(part, parts)
+        self.check_index()
+        self.refuse_lost()
+
+    def read(self, start: int, stop: int) -> Ints:
+        """A copy of these tokens, checked."""
+        tokens = self.tokens[start:stop].copy()
+        self.check(np.array([start]), np.array([stop]))
+        return tokens
+
     def sequence(self, i: int) -> Ints:
         start = int(self.pointers[i]) // self.dtype.itemsize
-        return self.tokens[start : start + int(self.lengths[i])]
+        return self.read(start, start + int(self.lengths[i]))
 
     def document(self, d: int) -> Ints:
+        return self.read(*self.document_range(d))
+
+    def document_range(self, d: int) -> tuple[int, int]:
+        """Its first token, and one past its last."""
         first, last = int(self.document_index[d]), int(self.document_index[d + 1])
         if first == last:
-            return self.tokens[:0]
-        return self.tokens[int(self.pointers[first]) // self.dtype.itemsize :][: int(self.lengths[first:last].sum())]
+            return 0, 0
+        start = int(self.pointers[first]) // self.dtype.itemsize
+        return start, start + int(self.lengths[first:last].sum())
 
     def check_index(self) -> None:
         """Lengths, pointers and document index agree with each other, entry by entry."""
@@ -121,6 +197,7 @@ class IndexedDataset:
                 raise DataError(f"{path}: {what}={said}, but the .idx has {found}. One of them is of another dataset.")
         return info
 
+
 def _size(path: Path, other: Path) -> int:
     try:
         return path.stat().st_size
@@ -131,8 +208,12 @@ def _size(path: Path, other: Path) -> int:
 
 
 def _read_header(path: Path, num_bytes: int) -> tuple[np.dtype[Any], int, int]:
-    with files.storage_errors(path, "Reading"), open(path, "rb") as file:
-        header = file.read(HEADER.size)
+    with files.read_errors(path):
+        fd, _ = files.open_regular(path, follow_links=True)
+        try:
+            header = files.read_range(fd, 0, HEADER.size)
+        finally:
+            os.close(fd)
     if len(header) < HEADER.size:
         raise DataError(f"{path} has {num_bytes} bytes, fewer than the {HEADER.size} of its header. It is cut short.")
     magic, version, code, num, num_bounds = HEADER.unpack(header)
@@ -148,14 +229,6 @@ def _read_header(path: Path, num_bytes: int) -> tuple[np.dtype[Any], int, int]:
         counts = f"{num} sequences and {num_bounds} document bounds"
         raise _damaged(path, 18, f"{counts} need {needed} bytes, the file has {num_bytes}{hint}")
     return np.dtype(DTYPES[code]), num, num_bounds
-
-
-def _map(path: Path, dtype: np.dtype[Any], count: int) -> Ints:
-    if count == 0:  # because: an empty file cannot be mapped
-        return np.empty(0, dtype)
-    with files.storage_errors(path, "Reading"):
-        # A plain view, because slices of np.memmap itself are twice as slow.
-        return np.memmap(path, dtype, "r", shape=(count,)).view(np.ndarray)
 
 
 def _refuse_any(bad: NDArray[np.bool_], path: Path, base: int, width: int, what: str) -> None:

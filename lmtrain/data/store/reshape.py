@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.data.order import mix, permute
-from lmtrain.data.store.documents import DocumentMap, split_documents
+from lmtrain.data.store.documents import DocumentMap, compare_with_record, split_documents
 from lmtrain.data.store.format import DatasetInfo
 from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset, part
 from lmtrain.errors import DataError, UsageError
@@ -27,13 +27,15 @@ UNKNOWN = -1  # the sidecar's word for bytes of text that nobody counted
 
 
 def verify(dataset: IndexedDataset) -> dict[str, Any]:
-    """Read every byte once: entries of the index, ids, the checksum. Says what the checksum is."""
+    """Read every byte once: entries of the index, ids, the checksums. Says what the checksum is."""
     DocumentMap.of(dataset)
+    compare_with_record(dataset)
     bin_path = part(dataset.prefix, ".bin")
     limit = dataset.info.vocab_size if dataset.info else None
     digest, highest, lowest = hashlib.sha256(), -1, 0
     for first in range(0, dataset.num_tokens, _COPIED_TOKENS):
         tokens = dataset.tokens[first : first + _COPIED_TOKENS]
+        dataset.check(np.array([first]), np.array([first + len(tokens)]))
         digest.update(tokens.data.cast("B"))
         lowest, highest = min(lowest, int(tokens.min())), max(highest, int(tokens.max()))
         if lowest < 0 or (limit is not None and highest >= limit):
@@ -46,9 +48,21 @@ def verify(dataset: IndexedDataset) -> dict[str, Any]:
     with open(index, "rb") as file:
         while data := file.read(_COPIED_TOKENS):
             digest.update(data)
+    dataset.refuse_lost()
     if dataset.info and digest.hexdigest() != dataset.info.content_sha256:
         raise DataError(f"{bin_path} or its .idx has not the checksum in its sidecar. Make the dataset again.")
-    return {"content_sha256": digest.hexdigest(), "max_id": highest, "compared_with_sidecar": dataset.info is not None}
+    if dataset.info and dataset.info.max_id != highest:
+        raise DataError(
+            f"{part(dataset.prefix, '.json')}: max_id={dataset.info.max_id}, and the highest id in {bin_path} is "
+            f"{highest}. The sidecar is damaged; restore it, or make the dataset again."
+        )
+    return {
+        "content_sha256": digest.hexdigest(),
+        "max_id": highest,
+        "compared_with_sidecar": dataset.info is not None,
+        "sidecar_has_hash": dataset.info is not None and dataset.info.sidecar_sha256 is not None,
+        "compared_with_record": dataset.blocks is not None and dataset.blocks.record is not None,
+    }
 
 
 def merge(prefixes: Sequence[Path], output: Path, *, overwrite: bool = False) -> None:
@@ -57,6 +71,8 @@ def merge(prefixes: Sequence[Path], output: Path, *, overwrite: bool = False) ->
     first = datasets[0]
     for other in datasets[1:]:
         _refuse_unlike(first, other)
+    for dataset in datasets:
+        _verify_first(dataset)
     with DatasetWriter(output, first.dtype, overwrite=overwrite) as writer:
         for dataset in datasets:
             _copy(writer, dataset, DocumentMap.of(dataset), range(dataset.num_documents))
@@ -82,6 +98,7 @@ def split(
     if len({output.absolute() for output in outputs}) < len(outputs):
         raise UsageError("Two outputs have the same name. Give each part one of its own.")
     dataset = IndexedDataset.open(prefix)
+    _verify_first(dataset)
     map_ = DocumentMap.of(dataset)
     for places, output in zip(split_documents(dataset.num_documents, shares), outputs, strict=False):
         with DatasetWriter(output, dataset.dtype, overwrite=overwrite) as writer:
@@ -89,6 +106,13 @@ def split(
                 _copy(writer, dataset, map_, documents)
             if dataset.info is not None:
                 _describe(writer, dataset, dataset.info, UNKNOWN)
+
+
+def _verify_first(dataset: IndexedDataset) -> None:
+    """What has no checksums of its blocks is compared with that of the whole; a copy would get checksums of its own."""
+    if dataset.info is not None and dataset.blocks is None:
+        verify(dataset)
+    compare_with_record(dataset)
 
 
 def _refuse_unlike(first: IndexedDataset, other: IndexedDataset) -> None:
@@ -116,6 +140,7 @@ def _copy(writer: DatasetWriter, dataset: IndexedDataset, map_: DocumentMap, doc
         bounds = dataset.document_index[first : last + 1].astype(np.int64)
         start, stop = map_.starts(np.array([first, last])).tolist()
         lengths = dataset.lengths[int(bounds[0]) : int(bounds[-1])]
+        dataset.check(np.array([start]), np.array([stop]))
         writer.add_documents(dataset.tokens[start:stop], lengths, np.diff(bounds))
 
 

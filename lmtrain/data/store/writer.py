@@ -7,9 +7,7 @@ where documents come from.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -21,6 +19,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from lmtrain.data.store.blocks import BlockSums, block_file
 from lmtrain.data.store.format import CODES, HEADER, MAGIC, SUFFIXES, DatasetInfo, Ints, part
 from lmtrain.errors import DataError, OutputError
 from lmtrain.runtime import files
@@ -29,19 +28,31 @@ from lmtrain.runtime.faults import fault_point
 _COUNTS = ("num_documents", "num_sequences", "num_tokens", "max_id")
 _GROWING = (".bin", ".lengths", ".counts")
 _READ_BYTES = 4 << 20
+_ONE_BLOCK = 1 << 62  # more than any file has
+
+
+def open_own(path: Path, mode: str) -> IO[bytes]:
+    """A file of a folder that a killed process may have left: what became a link or a pipe meanwhile is refused."""
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+
+    return open(path, mode, opener=opener)
 
 
 class _Growing:
-    """A file that is only appended to, with the hash of all it holds."""
+    """A file that is only appended to, with the hash of all it holds and, if asked for, checksums of its blocks."""
 
-    def __init__(self, path: Path, mode: str = "w+b") -> None:
-        self.file: IO[bytes] = open(path, mode)  # noqa: SIM115
-        self.num_bytes, self.digest = 0, hashlib.sha256()
+    def __init__(self, path: Path, mode: str = "w+b", blocks: BlockSums | None = None) -> None:
+        self.file: IO[bytes] = open_own(path, mode)
+        self.num_bytes, self.digest, self.blocks = 0, hashlib.sha256(), blocks
 
     def append(self, data: Ints | bytes) -> None:
         view = memoryview(data if isinstance(data, bytes) else np.ascontiguousarray(data).data).cast("B")
         self.file.write(view)
         self.digest.update(view)
+        if self.blocks is not None:
+            self.blocks.add(view)
         self.num_bytes += view.nbytes
 
     def read(self, at: int = 0) -> Iterator[bytes]:
@@ -81,6 +92,7 @@ class DatasetSpool:
             raise DataError(f"{self.dtype} is no dtype of a token file. Use {', '.join(d.name for d in CODES)}.")
         self.num_documents = self.num_sequences = self.num_tokens = 0
         self.max_id = -1
+        self.sidecar_sha256: str | None = None  # once it is finished
         self._largest = np.iinfo(self.dtype).max
         self._held = ExitStack()
         self._bin, self._lengths, self._counts = self._open("w+b" if empty else "r+b")
@@ -130,14 +142,19 @@ class DatasetSpool:
     def finish(self, about: dict[str, Any] | None = None, tokenizer: bytes | None = None) -> None:
         """Write the index and the sidecar beside what has grown; `sync` puts all of it on disk."""
         with files.storage_errors(self.prefix, "Writing"):
-            index = _Growing(self._path(".idx"))
+            index = _Growing(self._path(".idx"), blocks=BlockSums(_ONE_BLOCK))
             index.digest = self._bin.digest.copy()  # the checksum covers .bin, then .idx
             with index.file:
                 self._write_index(index)
             if about is not None and tokenizer is not None:
+                assert self._bin.blocks is not None
+                assert index.blocks is not None
+                blocks = block_file(self._bin.blocks.sums(), self._bin.num_bytes, int(index.blocks.sums()[0]))
                 self._path(".tokenizer.json").write_bytes(tokenizer)
-                info = dataclasses.asdict(self._info(about, index.digest.hexdigest()))
-                self._path(".json").write_text(json.dumps(info, indent=1) + "\n", encoding="utf-8")
+                self._path(".blocks").write_bytes(blocks)
+                info = self._info(about, index.digest.hexdigest(), hashlib.sha256(blocks).hexdigest())
+                self._path(".json").write_bytes(info.to_bytes())
+                self.sidecar_sha256 = info.sidecar_sha256
             self.close()
 
     def sync(self) -> None:
@@ -158,7 +175,7 @@ class DatasetSpool:
         with files.storage_errors(self.folder / self.name, "Making"), ExitStack() as held:
             growing = []
             for suffix in _GROWING:
-                growing.append(_Growing(self._path(suffix), mode))
+                growing.append(_Growing(self._path(suffix), mode, BlockSums() if suffix == ".bin" else None))
                 held.enter_context(growing[-1].file)
             self._held = held.pop_all()
         return growing
@@ -168,6 +185,10 @@ class DatasetSpool:
             one.num_bytes = mark.sizes[i] if mark else 0
             one.digest = digests[i] if mark else hashlib.sha256()
             one.file.truncate(one.num_bytes)
+            if one.blocks is not None:
+                one.blocks = BlockSums()
+                for data in one.read():
+                    one.blocks.add(memoryview(data))
             one.file.seek(one.num_bytes)
         for name in _COUNTS:
             setattr(self, name, getattr(mark, name) if mark else -(name == "max_id"))
@@ -188,7 +209,7 @@ class DatasetSpool:
             index.append(ends)
             at = int(ends[-1])
 
-    def _info(self, about: dict[str, Any], content_sha256: str) -> DatasetInfo:
+    def _info(self, about: dict[str, Any], content_sha256: str, blocks_sha256: str) -> DatasetInfo:
         return DatasetInfo(
             **about,
             max_id=self.max_id,
@@ -196,7 +217,8 @@ class DatasetSpool:
             num_tokens=self.num_tokens,
             dtype=self.dtype.name,
             content_sha256=content_sha256,
-        )
+            blocks_sha256=blocks_sha256,
+        ).sealed()
 
 
 def _states(growing: _Growing, ends: list[int]) -> list[Any]:
@@ -221,10 +243,10 @@ def publish(folder: Path, name: str, prefix: Path) -> None:
             return
         fault_point("data.publish")
         part(prefix, ".idx").unlink(missing_ok=True)
-        for suffix in (".json", ".tokenizer.json"):  # another dataset's; ours are not yet there, or written again
+        for suffix in (".json", ".tokenizer.json", ".blocks"):  # of another dataset
             if not (folder / f"{name}{suffix}").exists() and (folder / f"{name}.bin").exists():
                 part(prefix, suffix).unlink(missing_ok=True)
-        for suffix in (".bin", ".tokenizer.json", ".json", ".idx"):
+        for suffix in (".bin", ".tokenizer.json", ".blocks", ".json", ".idx"):
             if (folder / f"{name}{suffix}").exists():
                 os.replace(folder / f"{name}{suffix}", part(prefix, suffix))
                 fault_point("data.publish")

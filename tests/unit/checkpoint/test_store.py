@@ -10,17 +10,21 @@ import pytest
 from lmtrain.checkpoint.disk.tensor_file import RankData
 from lmtrain.checkpoint.save.commit import save_checkpoint
 from lmtrain.checkpoint.store import (
+    before,
     latest,
     list_broken,
     list_checkpoints,
+    list_set_aside,
+    load_manifest,
     new_leftover,
+    newer_than,
     prune,
     resolve,
     step_folder_name,
     step_of,
     sweep,
 )
-from lmtrain.errors import MissingInputError
+from lmtrain.errors import CheckpointError, MissingInputError
 
 
 def save(folder: Path, *steps: int) -> None:
@@ -46,24 +50,76 @@ def test_order_is_by_step_and_not_by_text_or_time(tmp_path: Path) -> None:
     assert latest(tmp_path) == tmp_path / "step_100000000"
 
 
-def test_what_is_no_checkpoint_is_passed_over(tmp_path: Path) -> None:
+def damage(folder: Path, step: int) -> Path:
+    path = folder / step_folder_name(step)
+    (path / "manifest.json").write_text('{"format": "lmtrain chec')
+    return path
+
+
+def test_what_has_no_checkpoint_s_name_is_passed_over(tmp_path: Path) -> None:
     save(tmp_path, 1, 5)
-    (tmp_path / "step_00000006").mkdir()
-    (tmp_path / "step_00000007").write_text("a file")
-    (tmp_path / "step_00000008").mkdir()
-    (tmp_path / "step_00000008" / "manifest.json").write_text('{"format": "lmtrain chec')
+    (tmp_path / "step_7").mkdir()
     (tmp_path / "notes").mkdir()
     assert latest(tmp_path) == tmp_path / "step_00000005"
-    assert [p.name for p in list_broken(tmp_path)] == ["step_00000006", "step_00000008"]
     assert list_checkpoints(tmp_path / "nowhere") == []
     assert latest(tmp_path / "nowhere") is None
+
+
+def test_a_damaged_newest_one_is_the_newest(tmp_path: Path) -> None:
+    save(tmp_path, 1, 5, 8)
+    (tmp_path / "step_00000006").mkdir()
+    (tmp_path / "step_00000007").write_text("a file")
+    newest = damage(tmp_path, 8)
+    assert latest(tmp_path) == resolve(tmp_path) == newest
+    assert list_broken(tmp_path) == [tmp_path / "step_00000006", tmp_path / "step_00000007", newest]
+    assert before(newest) == tmp_path / "step_00000005"
+    assert before(tmp_path / "step_00000001") is None
+    assert newer_than(tmp_path / "step_00000005") == list_broken(tmp_path)
+    with pytest.raises(CheckpointError, match=r"manifest.json is not valid .* be read is .*step_00000005\.$"):
+        load_manifest(newest)
+
+
+@pytest.mark.parametrize("leads", ["nowhere", "step_00000009"])
+def test_a_link_that_leads_nowhere_is_no_reason_to_take_an_older_one(tmp_path: Path, leads: str) -> None:
+    save(tmp_path, 1)
+    (tmp_path / "step_00000009").symlink_to(leads)
+    assert latest(tmp_path) == resolve(tmp_path) == tmp_path / "step_00000009"
+    with pytest.raises(CheckpointError, match=r"be read is .*step_00000001\.$"):
+        load_manifest(tmp_path / "step_00000009")
+
+
+def test_damage_is_seen_again_after_each_change(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    manifest = tmp_path / "step_00000001" / "manifest.json"
+    whole = manifest.read_bytes()
+    for _ in range(2):
+        assert list_broken(tmp_path) == []
+        manifest.write_bytes(whole.replace(b'"step"', b'"stop"'))
+        assert list_checkpoints(tmp_path) == []
+        manifest.write_bytes(whole)
+
+
+def test_a_damaged_one_is_neither_replaced_nor_counted_nor_removed(tmp_path: Path) -> None:
+    save(tmp_path, 1, 2, 3)
+    for number in (1, 2):
+        damage(tmp_path, 3)
+        save(tmp_path, 3)
+        assert len(list_set_aside(tmp_path)) == number
+    damage(tmp_path, 2)
+    assert prune(tmp_path, 1) == ["step_00000001"]
+    assert names(tmp_path) == [
+        "step_00000002", "step_00000003", "step_00000003.damaged-1", "step_00000003.damaged-2",
+    ]  # fmt: skip
+    assert sweep(tmp_path) == []
 
 
 def test_a_newer_format_counts_so_that_it_is_refused_and_not_overlooked(tmp_path: Path) -> None:
     save(tmp_path, 1, 2)
     manifest = tmp_path / "step_00000002" / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_bytes()), "version": 2}))
-    assert latest(tmp_path) == tmp_path / "step_00000002"
+    assert [p.name for p in list_checkpoints(tmp_path)] == ["step_00000001", "step_00000002"]
+    with pytest.raises(CheckpointError, match=r"Install a newer lmtrain\.$"):
+        load_manifest(tmp_path / "step_00000002")
 
 
 def test_resolve_takes_a_checkpoint_a_run_or_its_folder(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from lmtrain.data.order import Order
 from lmtrain.data.samples.blend_schedule import whole_shares
 from lmtrain.data.samples.masked import MaskedDataset
 from lmtrain.data.samples.megatron import MegatronDataset, split_sequences
+from lmtrain.data.store.blocks import BLOCK_BYTES
 from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset
 from lmtrain.data.training_data import (
     ALL_SHARES,
@@ -361,3 +362,52 @@ def test_indexes_go_where_they_are_told(paths: list[str], tmp_path: Path, monkey
     build(DataSettings(path=paths[1], split=SPLIT, index_dir=str(tmp_path / "elsewhere")))
     assert list((tmp_path / "elsewhere").glob("documents-*"))
     assert not (tmp_path / "d1.index").exists()
+
+
+def _flip(path: Path, at: int) -> None:
+    with open(path, "r+b") as file:
+        file.seek(at)
+        [byte] = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte ^ 1]))
+
+
+_WIDE = [pytest.param(kind, marks=pytest.mark.wide) for kind in ("mask", "document", "blend", "masked_twin")]
+
+
+@pytest.mark.parametrize("kind", ["plain", "best_fit", "megatron", "masked", *_WIDE])
+def test_no_kind_of_samples_reads_a_damaged_block(
+    kind: str, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever block holds the flipped bit: some sample needs it, and no sample is made of it."""
+    masked = kind.startswith("masked")
+    lengths = np.random.default_rng(0).integers(1, 30, 9000).tolist()
+    prefix = make("d", lengths, described=True).prefix
+    asked = replace(ASKED, seq_len=64, validate=False)
+    settings: DataChoice = DataSettings(path=str(prefix), split=(1.0,), **({} if masked else KINDS.get(kind, {})))
+    if kind == "blend":
+        settings = BlendSettings(datasets=(BlendPart(path=str(prefix), weight=1.0),), split=(1.0,))
+    if masked:
+        settings = MaskedSettings(path=str(prefix), split=(1.0,), pairs="next_sentence")
+        with DatasetWriter(prefix, np.uint16, overwrite=True) as writer:
+            for _ in range(900):
+                add_document(writer, [np.full(size, 100) for size in lengths[:9]])
+            writer.describe(tokenizer=b"{}", fingerprint="abc", vocab_size=206, eod_id=None, num_bytes=42)
+        asked = replace(asked, tokenizer=Words(), vocab_size=206)
+    if kind == "masked_twin":
+        monkeypatch.setattr("lmtrain.native.lib", None)
+    size = (prefix.parent / "d.bin").stat().st_size
+    assert size > 2 * BLOCK_BYTES
+    for block in range(-(-size // BLOCK_BYTES)):
+        _flip(prefix.parent / "d.bin", min(block * BLOCK_BYTES + 5000, size - 100))
+        data = build(settings, asked)
+        with pytest.raises(DataError, match=rf"d\.bin, bytes {block * BLOCK_BYTES} to \d+ \(block {block}\)"):
+            data.train.batch(np.arange(data.train.num_samples))
+        if masked:
+            with pytest.raises(DataError, match=rf"block {block}"):
+                build(settings, asked).train.counts(np.arange(data.train.num_samples))
+        unchecked = replace(settings, verify="none")
+        build(unchecked, asked).train.batch(np.arange(10))
+        _flip(prefix.parent / "d.bin", min(block * BLOCK_BYTES + 5000, size - 100))
+    data = build(settings, asked)
+    data.train.batch(np.arange(data.train.num_samples))

@@ -10,7 +10,7 @@ from time import sleep
 import pytest
 from rich.console import Console
 
-from lmtrain.observe.progress import Progress, progress
+from lmtrain.observe.progress import Reporter, progress
 from tests.unit.observe.test_display import drain
 
 
@@ -29,7 +29,7 @@ def plain() -> tuple[Console, io.StringIO]:
 
 def test_the_time_left_goes_on_between_reports() -> None:
     clock = Clock()
-    shown = Progress("written", "bytes", clock)
+    shown = Reporter("written", "bytes", clock)
     assert shown.words() == "written 0s gone"
     clock.now_s += 10
     shown(10 << 20, 40 << 20)
@@ -42,7 +42,7 @@ def test_the_time_left_goes_on_between_reports() -> None:
 
 def test_what_was_there_before_is_neither_speed_nor_time() -> None:
     clock = Clock()
-    shown = Progress("written", "bytes", clock)
+    shown = Reporter("written", "bytes", clock)
     clock.now_s += 50  # loading
     shown(512 << 10, 3 << 20, earlier=512 << 10)
     clock.now_s += 2
@@ -52,7 +52,7 @@ def test_what_was_there_before_is_neither_speed_nor_time() -> None:
 
 def test_the_next_part_of_the_work_begins_anew() -> None:
     clock = Clock()
-    shown = Progress("read", "documents", clock)
+    shown = Reporter("read", "documents", clock)
     clock.now_s += 1
     shown(1000)
     assert shown.words() == "read 1k documents, 1k/s, 1s gone"

@@ -1,4 +1,4 @@
-"""Event files that TensorBoard itself reads back, and the checksum they are framed with."""
+"""Event files that TensorBoard itself reads back."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from lmtrain import native
-from lmtrain.observe.tensorboard import EventWriter, crc32c, crc32c_twin
+from lmtrain.observe.tensorboard import EventWriter
 
 
 def _read(folder: Path) -> Any:
@@ -18,26 +15,6 @@ def _read(folder: Path) -> Any:
     events = accumulator.EventAccumulator(str(folder))
     events.Reload()
     return events
-
-
-@pytest.mark.parametrize(
-    ("data", "expected"),
-    [(b"", 0), (b"123456789", 0xE3069283), (bytes(32), 0x8A9136AA), (b"\xff" * 32, 0x62A8AB43)],
-)
-def test_crc32c_of_published_vectors(data: bytes, expected: int) -> None:
-    assert crc32c_twin(data) == expected
-    assert crc32c(data) == expected
-
-
-@given(data=st.binary(max_size=300), cut=st.integers(0, 300))
-def test_crc32c_continues_where_it_stopped(data: bytes, cut: int) -> None:
-    assert crc32c_twin(data[cut:], crc32c_twin(data[:cut])) == crc32c_twin(data)
-
-
-@pytest.mark.skipif(getattr(native.lib, "crc32c", None) is None, reason="the compiled helper is not built")
-@given(data=st.binary(max_size=300), start=st.integers(0, 2**32 - 1))
-def test_the_compiled_crc32c_equals_its_twin(data: bytes, start: int) -> None:
-    assert crc32c(data, start) == crc32c_twin(data, start)
 
 
 def test_tensorboard_reads_back_scalars_and_text(tmp_path: Path) -> None:

@@ -66,6 +66,15 @@ def test_a_killed_process_is_named_and_those_that_miss_it_are_not() -> None:
     assert "rank 2 of 3 was ended by SIGKILL" in str(outcome.cause)
 
 
+def test_those_that_stood_still_are_named_and_not_those_that_waited() -> None:
+    body = "if rank in (0, 2):\n    wait()\nos.close(0)\nsys.exit(76)"
+    outcome = launch(child(body), 4, grace_s=0.5)
+    assert outcome == Outcome(
+        76, 0, "ranks 0 and 2 of 4 stood still while the others waited, and had to be killed. Start the same command "
+        "again to go on from the last checkpoint."
+    )  # fmt: skip
+
+
 def test_lost_peers_alone() -> None:
     assert launch(child("sys.exit(76 if rank == 1 else 0)"), 2).exit_code == 76
 

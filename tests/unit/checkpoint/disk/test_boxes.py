@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmtrain.checkpoint.disk.boxes import Box, cover_problem, cut, intersect, runs, whole
+from lmtrain.checkpoint.disk import boxes
+from lmtrain.checkpoint.disk.boxes import Box, cover_problem, cut, ends, intersect, runs, whole
 
 
 @st.composite
@@ -89,6 +91,15 @@ def test_covering_by_many_pieces_is_quick_to_judge() -> None:
     assert cover_problem((1000, 3000), columns) is None
 
 
+def test_covering_is_judged_in_time_that_grows_with_the_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However pieces lie, and also where no overlap is found to be named: along each axis here are only two starts."""
+    corners = [Box(offset, (1,) * 11) for offset in itertools.product((0, 1), repeat=11)]
+    assert cover_problem((2,) * 11, corners) is None
+    monkeypatch.setattr(boxes, "_MOST_COMPARED", 50)
+    doubled = [*corners[:-1], corners[1000]]
+    assert cover_problem((2,) * 11, doubled) == "some of its pieces overlap"
+
+
 def test_parts_fill_their_box_and_are_small() -> None:
     generator = random.Random(8)
     for _ in range(200):
@@ -106,6 +117,7 @@ def test_runs_are_where_numpy_has_them() -> None:
         offset = tuple(generator.randrange(n) for n in shape)
         box = Box(offset, tuple(generator.randrange(1, n - o + 1) for n, o in zip(shape, offset, strict=True)))
         array = np.arange(whole(shape).volume).reshape(shape)
+        assert ends(box, shape) == (array[box.slices()].min(), array[box.slices()].max())
         for first, run in runs(box, shape):
             np.testing.assert_array_equal(array[run.slices()].ravel(), np.arange(first, first + run.volume))
         assert sum(run.volume for _, run in runs(box, shape)) == box.volume

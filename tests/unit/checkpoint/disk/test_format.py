@@ -15,11 +15,13 @@ from lmtrain.checkpoint.disk.format import (
     Manifest,
     PieceEntry,
     TensorEntry,
+    check_num_pieces,
     decode_manifest,
     digest_of,
     encode_manifest,
 )
 from lmtrain.errors import CheckpointError
+from lmtrain.runtime import files
 
 ROOT = "ab" * 32
 
@@ -31,11 +33,11 @@ def example() -> Manifest:
         files={"rank_00000.safetensors": FileEntry(100, ROOT), "tokenizer.json": FileEntry(0, ROOT)},
         tensors={
             "w": TensorEntry("F32", (2, 3), pieces),
-            "naïve \ud800 \u2028 name": TensorEntry(
+            "naïve name": TensorEntry(
                 "I64", (), (PieceEntry("rank_00000.safetensors", "s", Box((), ())),)
             ),
         },
-        state={"step": 12, "loss": 0.1 + 0.2, "big": 2**70, "nested": {"list": [1, None, True, "é"]}},
+        state={"step": 12, "loss": 0.1 + 0.2, "big": 2**70, "nested": {"list \ud800 \u2028": [1, None, True, "é"]}},
     )
 
 
@@ -126,3 +128,29 @@ def test_random_edits_of_the_text_are_refused() -> None:
             continue
         with pytest.raises(CheckpointError):
             decode_manifest(value, "here")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda value: value["files"]["rank_00000.safetensors"].update(size=31), "has 31 bytes and its pieces have 32"),
+        (lambda value: value["tensors"].update({"a\x1b[31m": value["tensors"].pop("w")}), "not the name of a tensor"),
+        (lambda value: value["tensors"].update({"w" * 501: value["tensors"].pop("w")}), "not the name of a tensor"),
+        (lambda value: value["tensors"]["w"]["pieces"][0].update(key="\ud800"), "not the key of a piece"),
+        (lambda value: value["tensors"]["w"].update(shape=[1] * 9), "are not sizes"),
+        (lambda value: value.update(step=10**30), "the step is not a number"),
+    ],
+)
+def test_claims_beyond_bounds_are_refused_however_they_are_sealed(change: Any, said: str) -> None:
+    value = json.loads(encode_manifest(example()))
+    change(value)
+    with pytest.raises(CheckpointError, match=said):
+        decode_manifest(sealed(value), "here")
+
+
+def test_what_could_not_be_read_again_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CheckpointError, match="250,001 pieces of tensors are more than a checkpoint's 250,000"):
+        check_num_pieces(250_001)
+    monkeypatch.setattr(files, "MAX_JSON_BYTES", 500)
+    with pytest.raises(CheckpointError, match="step 12 could not be read again: it is larger than 500 B"):
+        encode_manifest(example())

@@ -178,7 +178,7 @@ def test_killed_again_and_again(source: Path, tied: Arrays, tmp_path: Path, inst
     assert bytes_of(source) == before
 
 
-@pytest.mark.parametrize("harm", ["torn", "foreign", "shorter file", "missing file", "no journal", "wrong segment"])
+@pytest.mark.parametrize("harm", ["torn", "foreign", "shorter file", "missing file", "no journal", "wrong block"])
 def test_what_an_attempt_left_is_not_believed_when_it_is_not_whole(source: Path, tmp_path: Path, harm: str) -> None:
     reshard_to(source, tmp_path / "unbroken", "pp=2")
     arm(Fault("exc", "reshard.journal", 5))
@@ -199,8 +199,9 @@ def test_what_an_attempt_left_is_not_believed_when_it_is_not_whole(source: Path,
             file.unlink()
         case "no journal":
             journal.unlink()
-        case "wrong segment":
-            journal.write_bytes(b"".join([*lines, json.dumps({"segment": 10**6, "digests": {}}).encode(), b"\n"]))
+        case "wrong block":
+            wrong = {"blocks": {file.name: {str(10**6): "0" * 64}}}
+            journal.write_bytes(b"".join([*lines, json.dumps(wrong).encode(), b"\n"]))
     seen: list[tuple[int, ...]] = []
     resharded = reshard_to(source, tmp_path / "out", "pp=2", report=lambda *now: seen.append(now))
     assert (resharded.earlier_bytes > 0) == (harm == "torn")
@@ -209,18 +210,68 @@ def test_what_an_attempt_left_is_not_believed_when_it_is_not_whole(source: Path,
     assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "unbroken")
 
 
-def test_what_rotted_since_is_found_later(source: Path, tmp_path: Path) -> None:
-    """Digests of what was written come from the attempt that wrote it, never from what now lies on the disk."""
-    arm(Fault("exc", "reshard.finish"))
+LEFTOVERS = [*range(3), *(pytest.param(seed, marks=pytest.mark.wide) for seed in range(3, 15))]
+
+
+@pytest.mark.parametrize("seed", LEFTOVERS)
+def test_what_changed_since_is_done_again(source: Path, tmp_path: Path, seed: int) -> None:
+    """Wherever bits of leftovers were flipped or lost, and links planted, the result is that of an unbroken attempt."""
+    chance = random.Random(seed)
+    reshard_to(source, tmp_path / "unbroken", "pp=2,tp=2")
+    point, most = chance.choice([("segment", 8), ("journal", 8), ("finish", 1), ("publish", 1)])
+    arm(Fault("exc", f"reshard.{point}", chance.randint(1, most)))
+    with pytest.raises(RuntimeError):
+        reshard_to(source, tmp_path / "out", "pp=2,tp=2", Limits(workers=2))
+    arm(None)
+    work = tmp_path / "out.resharding"
+    for _ in range(chance.randint(1, 3)):
+        harm(chance, chance.choice([file for file in work.rglob("*") if file.is_file() and file.name != ".lock"]))
+    reshard_to(source, tmp_path / "out", "pp=2,tp=2", Limits(workers=2))
+    assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "unbroken")
+    assert sorted(os.listdir(tmp_path)) == ["out", "run", "unbroken"]
+
+
+def harm(chance: random.Random, file: Path) -> None:
+    data, kind = bytearray(file.read_bytes()), chance.choice(["flip", "flip", "zeros", "cut", "grow", "link", "folder"])
+    at = chance.randrange(len(data) or 1)
+    if kind in ("flip", "zeros") and data:
+        data[at : at + 300] = bytes(len(data[at : at + 300])) if kind == "zeros" else bytes([data[at] ^ 1 << at % 8])
+    if kind in ("link", "folder"):
+        file.unlink()
+        if kind == "link":
+            file.symlink_to("/dev/null")
+        else:
+            (file / "inside").mkdir(parents=True)
+        return
+    file.write_bytes(data[:at] if kind == "cut" else data + b"more" if kind == "grow" else data)
+
+
+def test_little_is_done_again_for_little_harm(source: Path, tmp_path: Path) -> None:
+    arm(Fault("exc", "reshard.publish"))
     with pytest.raises(RuntimeError):
         reshard_to(source, tmp_path / "out", "pp=2")
     file = tmp_path / "out.resharding" / "files" / "rank_00001.safetensors"
     data = bytearray(file.read_bytes())
     data[-100] ^= 1
     file.write_bytes(data)
+    seen: list[tuple[int, ...]] = []
+    done = reshard_to(source, tmp_path / "out", "pp=2", report=lambda *now: seen.append(now))
+    total = seen[-1][1]
+    assert 0.8 * total < done.earlier_bytes < total
+    assert not Contents(tmp_path / "out").damages()
+
+
+def test_harm_to_what_is_done_is_not_passed_for_done(source: Path, tmp_path: Path) -> None:
     reshard_to(source, tmp_path / "out", "pp=2")
-    (problem,) = Contents(tmp_path / "out").damages()
-    assert file.name in problem
+    before = bytes_of(tmp_path / "out")
+    file = tmp_path / "out" / "rank_00001.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-100] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(OutputError, match=r"out is what this command has made, and damaged since: .*rank_00001\."):
+        reshard_to(source, tmp_path / "out", "pp=2")
+    reshard_to(source, tmp_path / "out", "pp=2", overwrite=True)
+    assert bytes_of(tmp_path / "out") == before
 
 
 def test_done_already(source: Path, tmp_path: Path) -> None:

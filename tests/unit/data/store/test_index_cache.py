@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lmtrain.data.store.index_cache import Build, Index, IndexCache, file_print
-from lmtrain.errors import StorageError
+from lmtrain.data.store.index_cache import Build, Index, IndexCache, rises, within
+from lmtrain.errors import LmtrainError, StorageError
 
 
 class Builder:
@@ -150,13 +151,40 @@ def test_a_folder_that_cannot_be_written() -> None:
     assert (index.folder, nobodys.exists()) == (None, False)
 
 
-def test_prints_tell_large_files_apart(tmp_path: Path) -> None:
-    size = 1 << 20
-    (tmp_path / "a").write_bytes(bytes(size))
-    prints = {file_print(tmp_path / "a")}
-    for at in (0, size - 1, size // 2, size // 64 * 3):
-        (tmp_path / "b").write_bytes(bytes(at) + b"\x01" + bytes(size - at - 1))
-        prints.add(file_print(tmp_path / "b"))
-    (tmp_path / "b").write_bytes(bytes(size + 1))
-    prints.add(file_print(tmp_path / "b"))
-    assert len(prints) == 6
+def test_any_bit_of_an_index_that_changes_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One bit at any place of any of its files: never used, built again, and said."""
+    builder, chance = Builder(), random.Random(0)
+    folder = IndexCache(tmp_path).get("k", lambda: {"a": 1}, builder).folder
+    assert folder is not None
+    for times in range(1, 41):
+        file = chance.choice([path for path in sorted(folder.iterdir()) if path.stat().st_size])
+        data = bytearray(file.read_bytes())
+        data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+        file.write_bytes(data)
+        check(IndexCache(tmp_path).get("k", lambda: {"a": 1}, builder))
+        assert builder.times == times + 1
+        assert f"warning: the index {folder} is damaged" in capsys.readouterr().err
+
+
+def test_entries_out_of_range_are_not_used_whatever_their_checksums_say(tmp_path: Path) -> None:
+    builder = Builder()
+    for largest, times in ((4, 1), (4, 1), (3, 2)):
+        if largest == 3:  # of what was built, which is then not what is asked for
+            with pytest.raises(LmtrainError, match="cannot be read back"):
+                IndexCache(tmp_path).get("k", dict, builder, lambda index: within(index.arrays["made"], 0, 3))
+        else:
+            IndexCache(tmp_path).get("k", dict, builder, lambda index: within(index.arrays["made"], 0, 4))
+        assert builder.times == times
+
+
+def test_ranges() -> None:
+    numbers = np.arange(3_000_000)
+    for some in (numbers, numbers[:0]):
+        assert rises(some)
+        assert within(some, 0, 2_999_999)
+    for at in (1 << 20, (1 << 20) - 1, 2_999_999):
+        numbers[at] -= 2
+        assert not rises(numbers)
+        numbers[at] += 2
+    assert not within(numbers, 0, 2_999_998)
+    assert not within(numbers, 1, 2_999_999)

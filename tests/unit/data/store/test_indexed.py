@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import struct
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lmtrain.data.store.format import seal
 from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset, dtype_for
 from lmtrain.data.store.reshape import verify
 from lmtrain.errors import DataError, LmtrainError, MissingInputError, OutputError
@@ -103,13 +106,52 @@ def test_the_sidecar_says_what_is_inside(tmp_path: Path) -> None:
         ({"max_id": "8"}, "max_id='8'"),
         ({"vocab_size": True}, "vocab_size=True"),
         ({"eod_id": []}, "eod_id"),
+        ({"eod_id": 100}, "eod_id=100 is outside vocab_size=100"),
+        ({"max_id": 100}, "max_id=100 is outside"),
     ],
 )
 def test_a_sidecar_that_does_not_fit(tmp_path: Path, change: dict[str, object], says: str) -> None:
     write(tmp_path / "a", [[d] for d in DOCUMENTS], described=True)
     sidecar = tmp_path / "a.json"
-    sidecar.write_text(json.dumps(json.loads(sidecar.read_text()) | change))
+    tree = json.loads(sidecar.read_text()) | change
+    sidecar.write_text(json.dumps(tree | {"sidecar_sha256": seal(tree)}))
     with pytest.raises(DataError, match=says):
+        IndexedDataset.open(tmp_path / "a")
+
+
+def test_any_letter_of_the_sidecar_that_changes_is_found(tmp_path: Path) -> None:
+    write(tmp_path / "a", [[d] for d in DOCUMENTS], described=True)
+    sidecar, chance = tmp_path / "a.json", random.Random(0)
+    whole = sidecar.read_bytes()
+    for at in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << chance.randrange(8)
+        sidecar.write_bytes(damaged)
+        with suppress(LmtrainError):
+            IndexedDataset.open(tmp_path / "a")
+            assert json.loads(damaged) == json.loads(whole)  # blanks that became other blanks
+
+
+def test_a_sidecar_from_before_it_had_a_hash(tmp_path: Path) -> None:
+    write(tmp_path / "a", [[d] for d in DOCUMENTS], described=True)
+    sidecar = tmp_path / "a.json"
+    old = {k: v for k, v in json.loads(sidecar.read_text()).items() if k not in ("blocks_sha256", "sidecar_sha256")}
+    sidecar.write_text(json.dumps(old))
+    assert verify(IndexedDataset.open(tmp_path / "a"))["sidecar_has_hash"] is False
+    (tmp_path / "a.bin").write_bytes(b"\x02" + (tmp_path / "a.bin").read_bytes()[1:])
+    with pytest.raises(DataError, match="checksum"):
+        verify(IndexedDataset.open(tmp_path / "a"))
+    sidecar.write_text(json.dumps({k: v for k, v in old.items() if k != "eod_id"}))
+    with pytest.raises(DataError, match="has no eod_id"):
+        IndexedDataset.open(tmp_path / "a")
+
+
+@pytest.mark.parametrize("suffix", [".idx", ".bin", ".json"])
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path, suffix: str) -> None:
+    write(tmp_path / "a", [[d] for d in DOCUMENTS], described=True)
+    (tmp_path / f"a{suffix}").unlink()
+    os.mkfifo(tmp_path / f"a{suffix}")
+    with pytest.raises(DataError, match=r"is not a plain file|has 0 bytes"):
         IndexedDataset.open(tmp_path / "a")
 
 
@@ -198,8 +240,8 @@ def test_a_changed_bin_is_found(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=says):
             IndexedDataset.open(tmp_path / "a")
     for damaged, says in (
-        (b"\x02" + whole[1:], "checksum"),
-        (whole[:2] + b"\xff\xff" + whole[4:], "offset 2: the id 65535 is outside"),
+        (b"\x02" + whole[1:], r"bytes 0 to 15 \(block 0\)"),
+        (whole[:2] + b"\xff\xff" + whole[4:], r"bytes 0 to 15 \(block 0\)"),
     ):
         (tmp_path / "a.bin").write_bytes(damaged)
         with pytest.raises(DataError, match=says):

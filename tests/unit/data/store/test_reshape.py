@@ -111,7 +111,10 @@ def test_verifying_says_the_checksum(tmp_path: Path) -> None:
     info = IndexedDataset.open(tmp_path / "a").info
     assert info is not None
     facts = reshape.verify(IndexedDataset.open(tmp_path / "a"))
-    assert facts == {"content_sha256": info.content_sha256, "max_id": info.max_id, "compared_with_sidecar": True}
+    assert facts == {
+        "content_sha256": info.content_sha256, "max_id": info.max_id, "compared_with_sidecar": True,
+        "sidecar_has_hash": True, "compared_with_record": False,
+    }  # fmt: skip
     part(tmp_path / "a", ".json").unlink()
     facts = reshape.verify(IndexedDataset.open(tmp_path / "a"))
     assert (facts["content_sha256"], facts["compared_with_sidecar"]) == (info.content_sha256, False)

@@ -42,9 +42,13 @@ def _filler_words() -> list[str]:
 
 
 def cleaned(tmp_path: Path, against: Path, documents: list[str], action: str = "cut") -> list[str]:
-    path = write_jsonl(tmp_path / "in.jsonl", [{"text": text, "id": i} for i, text in enumerate(documents)])
+    """What becomes of the documents, when one follows in which nothing is found."""
+    all_of_them = [*documents, filler(50)]
+    path = write_jsonl(tmp_path / "in.jsonl", [{"text": text, "id": i} for i, text in enumerate(all_of_them)])
     run(Decontaminate(read_passages([against]), action), [path], tmp_path / "out.jsonl")
-    return texts(tmp_path / "out.jsonl")
+    *found, last = texts(tmp_path / "out.jsonl")
+    assert last == filler(50)
+    return found
 
 
 def test_thirteen_words_are_found_and_twelve_are_not(tmp_path: Path, against: Path) -> None:
@@ -76,7 +80,7 @@ def test_what_is_cut_is_the_passage_and_two_hundred_characters_on_each_side(tmp_
     found = cleaned(tmp_path, against, [f"{before} {EVALUATION} {after}", before])
     assert found == [before[: 1 - SIDE_CHARS], after[SIDE_CHARS - 2 :], before]
     rows = read_jsonl(tmp_path / "out.jsonl")
-    assert [(row["id"], row.get("piece")) for row in rows] == [(0, 0), (0, 1), (1, None)]
+    assert [(row["id"], row.get("piece")) for row in rows] == [(0, 0), (0, 1), (1, None), (2, None)]
     report = json.loads((tmp_path / "out.jsonl.report.json").read_text())
     assert report["changed"] == {"found: eval.txt": 1, "passages cut out": 1, "pieces added": 1}
 

@@ -11,7 +11,7 @@ from data_tools.corpus.reading import Reading
 from data_tools.corpus.shuffle import Sample, Split, draw, sample_limit, shuffle, split_outputs
 from data_tools.corpus.steps import Report, Work, merge_outputs, report_path, run_step
 from data_tools.read.parts import Part
-from lmtrain.errors import UsageError
+from lmtrain.errors import DataError, UsageError
 from tests.unit.data_tools.corpus_files import read_jsonl, run, texts, write_jsonl
 
 
@@ -88,7 +88,7 @@ def sampled(inputs: list[Path], output: Path, *, fraction: float | None = None, 
     return texts(output)
 
 
-@pytest.mark.parametrize("count", [0, 1, 123, 2000, 5000])
+@pytest.mark.parametrize("count", [1, 123, 2000, 5000])
 def test_a_sample_has_the_size_asked_for_in_order(tmp_path: Path, inputs: list[Path], count: int) -> None:
     before = [text for path in inputs for text in texts(path)]
     found = sampled(inputs, tmp_path / "out.jsonl", count=count)
@@ -102,7 +102,9 @@ def test_a_larger_sample_holds_the_smaller(tmp_path: Path, inputs: list[Path]) -
     assert set(small) < set(large)
     assert len(small) == pytest.approx(200, abs=50)
     assert len(large) == pytest.approx(600, abs=80)
-    assert sampled(inputs, tmp_path / "c.jsonl", fraction=0.0) == []
+    with pytest.raises(DataError, match="sample leaves none of 2000 documents: 2000 not drawn"):
+        sampled(inputs, tmp_path / "c.jsonl", fraction=0.0)
+    assert not (tmp_path / "c.jsonl").exists()
     assert len(sampled(inputs, tmp_path / "d.jsonl", fraction=1.0)) == 2000
 
 

@@ -6,10 +6,13 @@ import gzip
 import json
 import os
 import random
+import re
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ import pytest
 from data_tools.preprocess.pipeline import Options, Summary, preprocess
 from data_tools.read.chunks import Limits
 from data_tools.read.rejects import OnError
-from lmtrain.errors import StorageError
+from lmtrain.errors import DataError, OutputError, StorageError
 from lmtrain.runtime.faults import Fault, arm
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.train import train_bpe
@@ -119,12 +122,52 @@ def test_what_a_power_cut_takes_is_done_again(folder: Path, tmp_path: Path, name
     else:
         data[len(data) // 2] ^= 0xFF
         path.write_bytes(data)
-    summary = run(folder, tmp_path / "cut" / "data")
-    made, wanted = files(tmp_path / "cut"), files(tmp_path / "unbroken")
-    if (name, damage) == ("rejects", "flip"):  # the one file without a hash: it is for people
-        assert made.pop("data.rejects.jsonl") != wanted.pop("data.rejects.jsonl")
-    assert made == wanted
+    said: list[str] = []
+    summary = run(folder, tmp_path / "cut" / "data", said=said)
+    assert files(tmp_path / "cut") == files(tmp_path / "unbroken")
     assert summary.num_documents == 58
+    if (name, damage) != ("journal.jsonl", "gone"):
+        assert ("is damaged and is made again" in said[0]) == ((name, damage) != ("journal.jsonl", "cut"))
+
+
+@pytest.mark.parametrize(("point", "count"), wide(("data.slice", 20), ("data.publish", 1), ("data.publish", 9)))
+def test_any_bit_of_what_was_left_that_changes(folder: Path, tmp_path: Path, point: str, count: int) -> None:
+    """In shards that are done, in the one that grows, in the journal: the result of an unbroken run, or none."""
+    run(folder, tmp_path / "unbroken" / "data", **SHARDED)
+    wanted, chance, refused = files(tmp_path / "unbroken"), random.Random(0), 0
+    arm(Fault("exc", point, count))
+    with pytest.raises(RuntimeError, match="fault at"):
+        run(folder, tmp_path / "killed" / "data", **SHARDED)
+    left = sorted(path for path in (tmp_path / "killed").rglob("*") if path.is_file() and path.stat().st_size)
+    tried = [path for path in left if path.name not in (".lock",)]
+    assert any(path.name.endswith("-00000.blocks") for path in tried)
+    for number, path in enumerate(tried):
+        shutil.copytree(tmp_path / "killed", tmp_path / f"cut{number}")
+        damaged = tmp_path / f"cut{number}" / path.relative_to(tmp_path / "killed")
+        data = bytearray(damaged.read_bytes())
+        data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+        damaged.write_bytes(data)
+        try:
+            run(folder, tmp_path / f"cut{number}" / "data", **SHARDED)
+        except (DataError, OutputError) as error:
+            assert re.search("some of it has its name already|exists already", str(error))  # noqa: PT017
+            refused += 1
+        else:
+            assert files(tmp_path / f"cut{number}") == wanted, path
+        shutil.rmtree(tmp_path / f"cut{number}")
+    assert (refused > 0) == (count == 9)
+
+
+@pytest.mark.parametrize("name", ["0-00000.bin", "journal.new", "rejects"])
+def test_a_link_in_the_place_of_a_left_file_is_not_written_through(folder: Path, tmp_path: Path, name: str) -> None:
+    interrupted(folder, tmp_path / "cut" / "data", "data.slice", 5)
+    (tmp_path / "mine").write_text("mine")
+    path = tmp_path / "cut" / ".data.tmp" / name
+    path.unlink(missing_ok=True)
+    path.symlink_to(tmp_path / "mine")
+    with suppress(OutputError):
+        run(folder, tmp_path / "cut" / "data")
+    assert (tmp_path / "mine").read_text() == "mine"
 
 
 def test_other_work_starts_over_and_says_so(folder: Path, tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_the_number_of_workers_does_not_matter(corpus: Path, tmp_path: Path, loo
         assert (summary.num_documents, summary.files[0]) == (51 if looked_at else 60, str(output) + ".bin")
         made.append(files(output.parent))
     assert made[0] == made[1] == made[2]
-    assert sorted(made[0]) == ["data.bin", "data.idx", "data.json", "data.tokenizer.json"]
+    assert sorted(made[0]) == ["data.bin", "data.blocks", "data.idx", "data.json", "data.tokenizer.json"]
 
 
 def test_what_is_written(corpus: Path, tmp_path: Path) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from data_tools.read.sources import find_sources, skipped_files, source_of
-from lmtrain.errors import MissingInputError, UsageError
+from lmtrain.errors import DataError, MissingInputError, UsageError
 
 
 @pytest.fixture
@@ -109,3 +110,32 @@ def test_what_a_folder_or_a_glob_holds_besides_is_named(folder: Path) -> None:
     (folder / "b/notes.pdf").write_text("")
     skipped = skipped_files([folder, folder / "b/*", folder / "a.txt", "-"])
     assert [str(path.relative_to(folder)) for path in skipped] == ["b/5.md", "b/notes.pdf", "b/5.md", "b/notes.pdf"]
+
+
+@pytest.mark.parametrize("given", ["b/link.jsonl", "b", "b/*.jsonl"])
+def test_a_link_to_nowhere_is_named_wherever_it_is_met(folder: Path, given: str) -> None:
+    (folder / "b/link.jsonl").symlink_to("gone.jsonl")
+    with pytest.raises(MissingInputError, match=r"link\.jsonl is a link to gone\.jsonl, which does not exist"):
+        names(folder, given)
+    (folder / "b/link.jsonl").unlink()
+    (folder / "b/link.jsonl").symlink_to("link.jsonl")
+    with pytest.raises(DataError, match=r"link\.jsonl is a link that leads back to itself"):
+        names(folder, given)
+
+
+def test_links_to_folders_are_named_and_not_entered(folder: Path) -> None:
+    (folder / "b/round").symlink_to(folder)
+    assert names(folder, "b") == ["b/1.jsonl", "b/2.txt"]
+    assert folder / "b/round" in skipped_files([folder])
+    with pytest.raises(UsageError, match=r"more than once: it is .*/b/1\.jsonl"):
+        names(folder, "**/*.jsonl")
+
+
+@pytest.mark.parametrize("given", ["b/pipe.jsonl", "b", "b/pipe*"])
+def test_a_pipe_is_no_file_and_nobody_waits_for_it(folder: Path, given: str) -> None:
+    os.mkfifo(folder / "b/pipe.jsonl")
+    with pytest.raises(DataError, match=r"pipe\.jsonl is a pipe or a device.*give - in its place"):
+        names(folder, given)
+    os.mkfifo(folder / "pipe")
+    with pytest.raises(DataError, match="is a pipe or a device"):
+        find_sources([source_of(str(folder / "pipe"), "jsonl")])

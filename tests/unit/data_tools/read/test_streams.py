@@ -6,9 +6,12 @@ import bz2
 import gzip
 import io
 import lzma
+import os
 import random
+import time
 import tracemalloc
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import zstandard
@@ -41,6 +44,15 @@ def test_an_archive_that_does_not_say_how_long_it_is() -> None:
 
 def test_zeros_may_follow_a_gz() -> None:
     assert read(gzip.compress(b"x") + bytes(2 * STEP_BYTES), "gz") == b"x"
+
+
+@pytest.mark.parametrize("codec", ["gz", "bz2", "xz"])
+def test_zeros_end_before_a_terabyte(codec: str, tmp_path: Path) -> None:
+    path = tmp_path / "sparse"
+    path.write_bytes(PACK[codec](b"x"))
+    os.truncate(path, 1 << 40)
+    with path.open("rb") as file, pytest.raises(DamagedArchiveError, match="nothing but zeros follows"):
+        list(read_stream(file, codec))
 
 
 @codecs
@@ -76,6 +88,17 @@ def test_a_bomb_is_found_early(codec: str) -> None:
     assert sum(num_bytes) <= ALWAYS_ALLOWED_BYTES
     assert tracemalloc.get_traced_memory()[1] < 3 * ALWAYS_ALLOWED_BYTES
     tracemalloc.stop()
+
+
+@codecs
+def test_thousands_of_empty_archives_take_no_longer_each(codec: str) -> None:
+    def seconds(count: int) -> float:
+        packed, began = PACK[codec](b"") * count, time.process_time()
+        assert read(packed, codec) == b""
+        return time.process_time() - began
+
+    seconds(100)
+    assert seconds(16_000) < 4 * 16 * max(seconds(1000), 0.002)
 
 
 def test_a_greedy_window_is_refused() -> None:

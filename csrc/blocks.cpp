@@ -1,0 +1,94 @@
+// Checksums of the blocks of a token file: made while it is written, compared where it is read.
+// Twins: in lmtrain/data/store/blocks.py.
+
+#include <pybind11/numpy.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <stdexcept>
+#include <vector>
+
+#include "bind.h"
+#include "crc32c.h"
+
+namespace {
+
+template <typename T>
+using Array = py::array_t<T, py::array::c_style>;
+
+// The checksums of the blocks that `data` completes, where `filled` bytes with the checksum `crc` came before it; and
+// the same two for the block that it leaves open.
+py::tuple block_sums(const Array<uint8_t>& data, int64_t block_bytes, uint32_t crc, int64_t filled) {
+  if (block_bytes < 1 || filled < 0 || filled >= block_bytes) throw std::invalid_argument("a wrong size");
+  const uint8_t* p = data.data();
+  int64_t left = data.size();
+  std::vector<uint32_t> sums;
+  {
+    py::gil_scoped_release release;
+    while (left > 0) {
+      const int64_t now = std::min(left, block_bytes - filled);
+      crc = lmtrain::crc32c(p, static_cast<size_t>(now), crc);
+      p += now;
+      left -= now;
+      if ((filled += now) == block_bytes) {
+        sums.push_back(crc);
+        crc = 0;
+        filled = 0;
+      }
+    }
+  }
+  Array<uint32_t> made(static_cast<py::ssize_t>(sums.size()));
+  std::copy(sums.begin(), sums.end(), made.mutable_data());
+  return py::make_tuple(made, crc, filled);
+}
+
+constexpr uint8_t kUnchecked = 0, kChecked = 1, kUnknown = 2;
+
+// Looks at every block that one of the stretches starts[i]..stops[i] (tokens of `width` bytes) touches and that was
+// not looked at before. The first whose checksum is not in `sums` is returned, or -1. A block without a known checksum
+// is given one: eight bytes at its place in the file `record`, the checksum and its opposite; below 0 there is none.
+int64_t check_blocks(const Array<uint8_t>& data, int64_t block_bytes, const Array<uint32_t>& sums, Array<uint8_t> state,
+                     const Array<int64_t>& starts, const Array<int64_t>& stops, int64_t width, int record) {
+  const int64_t size = data.size(), count = state.size(), num = starts.size();
+  if (block_bytes < 1 || width < 1 || stops.size() != num || sums.size() != count ||
+      count != size / block_bytes + (size % block_bytes != 0)) {
+    throw std::invalid_argument("the arrays do not belong together");
+  }
+  const int64_t tokens = size / width;
+  const int64_t *start = starts.data(), *stop = stops.data();
+  for (int64_t i = 0; i < num; ++i) {
+    if (start[i] < 0 || stop[i] < start[i] || stop[i] > tokens) throw std::invalid_argument("a stretch lies outside");
+  }
+  const uint8_t* bytes = data.data();
+  const uint32_t* sum = sums.data();
+  uint8_t* seen = state.mutable_data();
+  py::gil_scoped_release release;
+  for (int64_t i = 0; i < num; ++i) {
+    if (start[i] == stop[i]) continue;
+    const int64_t last = (stop[i] * width - 1) / block_bytes;
+    for (int64_t b = start[i] * width / block_bytes; b <= last; ++b) {
+      if (seen[b] == kChecked) continue;
+      const int64_t at = b * block_bytes;
+      const uint32_t found = lmtrain::crc32c(bytes + at, static_cast<size_t>(std::min(block_bytes, size - at)));
+      if (seen[b] == kUnchecked && found != sum[b]) return b;
+      if (seen[b] == kUnknown && record >= 0) {
+        const uint64_t entry = static_cast<uint64_t>(~found) << 32 | found;
+        // because: what cannot be recorded is checked by nobody later, and nothing else is wrong
+        if (pwrite(record, &entry, sizeof entry, b * 8) != sizeof entry) continue;
+      }
+      seen[b] = kChecked;
+    }
+  }
+  return -1;
+}
+
+}  // namespace
+
+void bind_blocks(py::module_& module) {
+  module.def("block_sums", &block_sums, py::arg("data"), py::arg("block_bytes"), py::arg("crc"), py::arg("filled"),
+             "Checksums of the blocks that data completes, and those of the one it leaves open.");
+  module.def("check_blocks", &check_blocks, py::arg("data"), py::arg("block_bytes"), py::arg("sums"),
+             py::arg("state").noconvert(), py::arg("starts"), py::arg("stops"), py::arg("width"), py::arg("record"),
+             "The first block under these stretches whose checksum is wrong, or -1.");
+}

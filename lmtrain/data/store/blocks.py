@@ -1,0 +1,225 @@
+"""Checksums of the blocks of a .bin: made while it is written, compared where it is first read. Torch-free.
+
+Called by writer.py and indexed.py. P.blocks stands beside a dataset that we wrote and is named in its sidecar by hash:
+
+    32 bytes of header   LMBLOCKS, version, bytes of a block, bytes of P.bin, CRC-32C of P.idx, 0
+    a uint32 each        CRC-32C of P.bin's blocks; the last may be shorter
+
+A dataset of another tool has none. What is first read of it is recorded beside its indexes, 8 bytes a block (the
+checksum and its opposite, 0 where nothing was read yet), and compared from then on. csrc/blocks.cpp does the
+arithmetic; its twins are here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmtrain import native
+from lmtrain.data.store.mapped import Mapped
+from lmtrain.errors import DataError
+from lmtrain.runtime import files
+from lmtrain.runtime.checksum import crc32c
+
+BLOCK_BYTES = 1 << 16  # because: what the system reads at once anyway, for one sample; 64 MB of checksums for a TB
+_HEADER = struct.Struct("<8sIIQII")
+_MAGIC, _VERSION = b"LMBLOCKS", 1
+_UNCHECKED, _CHECKED, _UNKNOWN = 0, 1, 2
+_ALL = 1 << 28  # bytes that are checked between two looks at the file
+
+Int64s = NDArray[np.int64]
+Sums = NDArray[np.uint32]
+
+
+class BlockSums:
+    """The checksums of a file that grows."""
+
+    def __init__(self, block_bytes: int = BLOCK_BYTES) -> None:
+        self._block_bytes = block_bytes
+        self._whole: list[Sums] = []
+        self._crc = self._filled = 0
+
+    def add(self, data: memoryview) -> None:
+        view = np.frombuffer(data, np.uint8)
+        made, self._crc, self._filled = block_sums(view, self._block_bytes, self._crc, self._filled)
+        if len(made):
+            self._whole.append(made)
+
+    def sums(self) -> Sums:
+        rest = [np.array([self._crc], np.uint32)] if self._filled else []
+        return np.concatenate([np.empty(0, np.uint32), *self._whole, *rest])
+
+
+def block_file(sums: Sums, num_bytes: int, index_crc: int) -> bytes:
+    """P.blocks."""
+    return _HEADER.pack(_MAGIC, _VERSION, BLOCK_BYTES, num_bytes, index_crc, 0) + sums.astype("<u4").tobytes()
+
+
+def read_block_file(path: Path, sha256: str, num_bytes: int) -> tuple[Sums, int]:
+    """(checksums of the blocks of a .bin of so many bytes, checksum of the .idx), as the sidecar vouches for them."""
+    num_blocks = -(-num_bytes // BLOCK_BYTES)
+    way_out = "Copy it from where the dataset was made, make the dataset again, or read it unchecked: data.verify=none."
+    if not path.exists():
+        raise DataError(f"{path} is missing, and the sidecar beside it speaks of it. {way_out}")
+    data = files.read_bytes(path, _HEADER.size + 4 * num_blocks)
+    if hashlib.sha256(data).hexdigest() != sha256:
+        raise DataError(f"{path} has not the hash that its sidecar gives, so one of them is damaged. {way_out}")
+    magic, version, block_bytes, covered, index_crc, _ = _HEADER.unpack_from(data)
+    if (magic, version, block_bytes, covered) != (_MAGIC, _VERSION, BLOCK_BYTES, num_bytes):
+        raise DataError(
+            f"{path} says version {version}, blocks of {block_bytes} and {covered} bytes; this lmtrain reads version "
+            f"{_VERSION}, blocks of {BLOCK_BYTES}, and the .bin has {num_bytes}. {way_out}"
+        )
+    return np.frombuffer(data, "<u4", num_blocks, _HEADER.size), index_crc
+
+
+@dataclass
+class TokenBlocks:
+    """Which blocks of a mapped .bin have been compared, and with what."""
+
+    tokens: Mapped
+    width: int  # bytes of a token
+    sums: Sums
+    state: NDArray[np.uint8]
+    record: Record | None = None
+
+    @classmethod
+    def known(cls, tokens: Mapped, width: int, sums: Sums) -> TokenBlocks:
+        return cls(tokens, width, sums, np.full(len(sums), _UNCHECKED, np.uint8))
+
+    @classmethod
+    def recorded(cls, tokens: Mapped, width: int, record: Record) -> TokenBlocks:
+        sums, is_known = record.read(-(-tokens.num_bytes // BLOCK_BYTES))
+        return cls(tokens, width, sums, np.where(is_known, _UNCHECKED, _UNKNOWN).astype(np.uint8), record)
+
+    def check(self, starts: Int64s, stops: Int64s) -> None:
+        """Raises where a block that these stretches of tokens touch is not what it should be."""
+        bad = check_blocks(
+            self.tokens.bytes, BLOCK_BYTES, self.sums, self.state, starts, stops, self.width,
+            -1 if self.record is None else self.record.fd,
+        )  # fmt: skip
+        if bad >= 0:
+            self.tokens.refuse_lost()  # because: what was cut away is damaged too, and this says more
+            raise self._damaged(bad)
+
+    def check_all(self, part: int = 0, parts: int = 1) -> None:
+        """All blocks, or one of several equal shares of them."""
+        num_tokens, step = self.tokens.num_bytes // self.width, _ALL // self.width
+        first, last = (num_tokens * at // parts for at in (part, part + 1))
+        for start in range(first, last, step):
+            self.check(np.array([start]), np.array([min(start + step, last)]))
+            self.tokens.refuse_lost()
+
+    def _damaged(self, block: int) -> DataError:
+        start = block * BLOCK_BYTES
+        stop = min(start + BLOCK_BYTES, self.tokens.num_bytes)
+        found, known = crc32c(self.tokens.bytes[start:stop]), int(self.sums[block])
+        then = "was written there" if self.record is None else "was there when it was first read"
+        replaced = "" if self.record is None else f", or remove {self.record.path} if you replaced the file yourself"
+        prefix = self.tokens.path.with_suffix("")
+        return DataError(
+            f"{self.tokens.path}, bytes {start} to {stop - 1} (block {block}): this is not what {then} (CRC-32C "
+            f"{found:08x} in place of {known:08x}). `lmtrain data verify {prefix}` looks at all of it; restore the "
+            f"file or make the dataset again{replaced}. data.verify=none reads it as it is."
+        )
+
+
+class Record:
+    """What was first read of a dataset that came without checksums. Where it cannot be written nothing is kept."""
+
+    def __init__(self, path: Path, say: Callable[[str], None]) -> None:
+        self.path, self.fd, self._say = path, -1, say
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+        except OSError:
+            return
+
+    def __del__(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+
+    def read(self, num_blocks: int) -> tuple[Sums, NDArray[np.bool_]]:
+        """Each block's checksum, and whether it is known."""
+        entries = np.zeros(num_blocks + 1, "<u8")
+        if self.fd >= 0:
+            data = files.read_range(self.fd, 0, entries.nbytes)
+            entries[: len(data) // 8] = np.frombuffer(data, "<u8", len(data) // 8)
+        sums = (entries & np.uint64(0xFFFFFFFF)).astype(np.uint32)
+        whole = (entries >> np.uint64(32)).astype(np.uint32) == ~sums
+        if (lost := int(((entries != 0) & ~whole).sum())) > 0:
+            self._say(f"{self.path}: {lost} of {len(entries)} entries were damaged and are made anew")
+        self._index = int(sums[-1]) if whole[-1] else None
+        return sums[:-1], whole[:-1]
+
+    def check_index(self, num_blocks: int, crc: int) -> bool:
+        """Whether the .idx is what it was; its checksum is the entry behind those of all blocks."""
+        if self._index is None:
+            if self.fd >= 0:
+                os.pwrite(self.fd, struct.pack("<II", crc, crc ^ 0xFFFFFFFF), 8 * num_blocks)
+            return True
+        return self._index == crc
+
+
+def block_sums(data: NDArray[np.uint8], block_bytes: int, crc: int, filled: int) -> tuple[Sums, int, int]:
+    """Checksums of the blocks that `data` completes, and (checksum, bytes) of the one that it leaves open."""
+    if native.lib is not None and hasattr(native.lib, "block_sums"):
+        made: tuple[Sums, int, int] = native.lib.block_sums(data, block_bytes, crc, filled)
+        return made
+    return block_sums_twin(data, block_bytes, crc, filled)
+
+
+def block_sums_twin(data: NDArray[np.uint8], block_bytes: int, crc: int, filled: int) -> tuple[Sums, int, int]:
+    sums, at = [], 0
+    while at < len(data):
+        now = data[at : at + block_bytes - filled]
+        crc, filled, at = crc32c(now, crc), filled + len(now), at + len(now)
+        if filled == block_bytes:
+            sums.append(crc)
+            crc = filled = 0
+    return np.array(sums, np.uint32), crc, filled
+
+
+def check_blocks(
+    data: NDArray[np.uint8], block_bytes: int, sums: Sums, state: NDArray[np.uint8], starts: Int64s, stops: Int64s,
+    width: int, record: int,
+) -> int:  # fmt: skip
+    """The first block under these stretches of tokens, not looked at before, whose checksum is wrong; or -1."""
+    if native.lib is not None and hasattr(native.lib, "check_blocks"):
+        bad: int = native.lib.check_blocks(data, block_bytes, sums, state, starts, stops, width, record)
+        return bad
+    return check_blocks_twin(data, block_bytes, sums, state, starts, stops, width, record)
+
+
+def check_blocks_twin(
+    data: NDArray[np.uint8], block_bytes: int, sums: Sums, state: NDArray[np.uint8], starts: Int64s, stops: Int64s,
+    width: int, record: int,
+) -> int:  # fmt: skip
+    for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
+        if not 0 <= start <= stop <= len(data) // width:
+            raise ValueError("a stretch lies outside")
+        last = -(-stop * width // block_bytes) if stop > start else 0
+        for block in range(start * width // block_bytes, last):
+            if state[block] == _CHECKED:
+                continue
+            found = crc32c(data[block * block_bytes : (block + 1) * block_bytes])
+            if state[block] == _UNCHECKED and found != sums[block]:
+                return block
+            if state[block] == _UNKNOWN and record >= 0 and not _noted(record, block, found):
+                continue
+            state[block] = _CHECKED
+    return -1
+
+
+def _noted(record: int, block: int, crc: int) -> bool:
+    try:
+        return os.pwrite(record, struct.pack("<II", crc, crc ^ 0xFFFFFFFF), 8 * block) == 8
+    except OSError:
+        return False

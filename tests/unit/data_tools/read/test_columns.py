@@ -1,0 +1,38 @@
+"""Rows of .parquet files whose texts are none: each is bad by itself, as a line of JSON would be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_tools.read.columns import read_rows
+from lmtrain.errors import DataError
+
+BAD = b"caf\xe9"
+
+
+def _table(path: Path, values: list[bytes | None], kind: str = "string", name: str = "text") -> Path:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    column: Any = pyarrow.array(values, "large_binary" if kind == "large_string" else "binary").view(kind)
+    parquet.write_table(pyarrow.table({name: column}), path)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["string", "large_string"])
+def test_a_text_that_is_no_utf8_comes_as_its_bytes(tmp_path: Path, kind: str) -> None:
+    path = _table(tmp_path / "t.parquet", [b"one", BAD, None, "größer".encode()], kind)
+    [(start, rows, num_bytes, share)] = read_rows(path, ["text"], 0, 1 << 20)
+    assert rows == [("one",), (BAD,), (None,), ("größer",)]
+    assert (start, num_bytes, share) == (0, 13, 1.0)
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    path = _table(tmp_path / "t.parquet", [b"x" * 100] * 50)
+    data = path.read_bytes()
+    for damaged in (data[:200], data[:40] + b"\xff" * 20 + data[60:], data.replace(b"text", b"te\xff\xfe")):
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match=r"t\.parquet"):
+            list(read_rows(path, ["text"], 0, 1 << 20))

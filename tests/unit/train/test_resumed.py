@@ -1,0 +1,76 @@
+"""Whether a checkpoint is of a run: settings that are newer than it are what they always were, others must agree."""
+
+from __future__ import annotations
+
+from functools import cache, reduce
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmtrain.checkpoint.disk.format import Manifest
+from lmtrain.config.compose import compose
+from lmtrain.data.order import Order
+from lmtrain.data.training_data import TrainingData
+from lmtrain.errors import CheckpointError
+from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.train import train_wordpiece
+from lmtrain.train.config import RunConfig
+from lmtrain.train.resumed import check_same_run
+from tests.layouts.toy_data import ToyMasked
+
+WORDS = ["model=bert_tiny", "data=masked", "data.path=x", "run.dir=x"]
+
+
+@cache
+def learned() -> Tokenizer:
+    return train_wordpiece(["a cat sat on a mat"], 40, lowercase=True)
+
+
+@cache
+def composed(words: tuple[str, ...]) -> RunConfig:
+    return compose(RunConfig, [*WORDS, *words])
+
+
+def check(*overrides: str, without: tuple[str, ...] = (), changed: dict[str, Any] | None = None) -> None:
+    """A run with these settings looks at a checkpoint of one without them, from which some are missing."""
+    tokenizer, configs = learned(), [composed(words) for words in ((), overrides)]
+    models = [config.model.with_vocab(67) for config in configs]
+    data = TrainingData(ToyMasked(), Order(96, seed=1), None, [], {"blend": None}, 0, 96)
+    state: dict[str, Any] = {
+        "model": {key: value for key, value in models[0].to_dict().items() if key not in without}, "data": {},
+        "tokenizer": {"fingerprint": tokenizer.fingerprint}, "seed": 1234, "step": 0, "samples": 0, "tokens": 0,
+        "attempt": 1, "skipped": 0, "optimizer": {"kind": "adamw", "num_updates": 0}, "precision": {"kind": "fp32"},
+    }  # fmt: skip
+    for key, value in (changed or {}).items():
+        *groups, last = key.split(".")
+        reduce(lambda inner, group: inner[group], groups, state)[last] = value
+    check_same_run(Path("here"), Manifest(0, {}, {}, state), configs[1], models[1], tokenizer, data)
+
+
+def test_a_checkpoint_may_be_older_than_a_setting() -> None:
+    check()
+    check(without=("activation", "head_activation"))
+    with pytest.raises(CheckpointError, match=r"model\.activation is gelu_tanh, there gelu\."):
+        check("model.activation=gelu_tanh", without=("activation", "head_activation"))
+
+
+def test_all_that_differs_is_named() -> None:
+    with pytest.raises(CheckpointError, match=r"model\.width is 64, there 128; train\.seed is 7, there 1234\."):
+        check("model.width=64", "train.seed=7")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "rule"),
+    [
+        ("step", 3, "is not the step 0"), ("step", "0", "is not the step 0"), ("samples", -1, "a number from 0"),
+        ("tokens", "many", "a number from 0"), ("attempt", 1.5, "a number from 0"), ("skipped", None, "a number from"),
+        ("seed", True, "a whole number"), ("data", [], "an object"), ("data.shares", "some", "read or all"),
+        ("data.content_sha256", 5, "a text"), ("tokenizer", "gpt2", "a text"), ("optimizer.kind", None, "a text"),
+        ("optimizer.num_updates", 10**30, "the step 0"), ("precision", None, "an object"),
+        ("precision.loss_scale", 0, "a number above 0"), ("precision.good_steps", "0", "a number from 0"),
+    ],
+)  # fmt: skip
+def test_a_state_of_other_types_is_refused_by_key_and_file(key: str, value: object, rule: str) -> None:
+    with pytest.raises(CheckpointError, match=rf"here/manifest.json is no state of a run: state\.{key}.*{rule}"):
+        check(changed={key: value})

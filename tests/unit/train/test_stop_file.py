@@ -1,0 +1,46 @@
+"""stop.json says why a run ended, and never hides it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from lmtrain.cli.main import print_error
+from lmtrain.config.compose import compose
+from lmtrain.errors import NonFiniteLossError
+from lmtrain.runtime.process import ProcessEnv
+from lmtrain.train.config import RunConfig
+from lmtrain.train.stop_file import STOP, write_failure, write_stop
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> RunConfig:
+    config = compose(RunConfig, ["data.path=x"])
+    return dataclasses.replace(config, run=dataclasses.replace(config.run, dir=str(tmp_path)))
+
+
+def test_a_stop_file_that_cannot_be_written_leaves_the_cause(
+    config: RunConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / STOP).symlink_to(tmp_path / "precious")
+    error = NonFiniteLossError("the loss is nan. Lower optim.lr.")
+    write_failure(config, error, ProcessEnv())
+    print_error(error)
+    cause, then = capsys.readouterr().err.splitlines()
+    assert cause == "error: the loss is nan. Lower optim.lr."
+    assert then == f"The reason stands in no file: {tmp_path / STOP} is a symbolic link, and nothing is written " \
+                   "through one. Remove the link."  # fmt: skip
+    assert (tmp_path / "precious").read_text() == "mine"
+
+
+def test_the_first_of_several_processes_says_why(config: RunConfig, tmp_path: Path) -> None:
+    for rank in (1, 0):
+        write_failure(config, NonFiniteLossError(f"rank {rank}"), ProcessEnv(rank=rank, world_size=2))
+    facts = {"cause": "rank 1", "exit_code": 86, "requeue": False, "rank": 1}
+    assert json.loads((tmp_path / STOP).read_text()) == facts
+    assert write_stop(config, {"cause": "done"}) is None
+    assert json.loads((tmp_path / STOP).read_text()) == {"cause": "done"}
