@@ -116,9 +116,11 @@ class Fuzz:
         group, _, rest = key.partition(".")
         value = json.dumps({rest: rng.choice((reference, rng.choice(WORDS), [reference], {reference: reference}))})
         text = header + rng.choice((rng.choice(YAML), f"{group}: {value}\n", f"x: {value}\n"))
-        what = self._write(rng, file, text.encode(), None) if rng.random() < 0.5 else ascii(text)[:80]
-        if not file.exists():
-            file.write_bytes(text.encode("utf-8", "surrogatepass"))
+        if rng.random() < 0.5:
+            what = self._write(rng, file, text.encode(), None)
+        else:
+            what = ascii(text)[:80]
+            file.write_bytes(text.encode())
         words = ("--config-name", "mine") if is_root else ("experiment=e",)
         return f"{file.name}: {what}", (*self.words, "--config-dir", folder / "conf", *words)
 
