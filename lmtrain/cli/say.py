@@ -5,16 +5,13 @@ Called where a verb says something in sentences. Knows no verb.
 
 from __future__ import annotations
 
-import re
-import textwrap
 from typing import TYPE_CHECKING
 
-from lmtrain.observe.escaped import escaped
+from lmtrain.observe.escaped import escaped, wrapped
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-_HEAD = re.compile(r" *\d+\. |\w+ {2,}")  # of a list's entry, or of a fact: what follows goes on below its text
 _TITLE = "error: "
 
 
@@ -28,7 +25,7 @@ def say(console: Console, message: str) -> None:
     if not console.file.isatty():
         print_line(console, message)
         return
-    text = Text("\n".join(_wrapped(line, console.width) for line in message.split("\n")))
+    text = Text(wrapped(message, console.width))
     if message.startswith(_TITLE):
         text.stylize("bold red", 0, len(_TITLE))
     console.print(text, soft_wrap=True, highlight=False)
@@ -39,10 +36,3 @@ def tell(message: str) -> None:
     from lmtrain.cli.screen import Screen
 
     say(Screen(stderr=True), message)
-
-
-def _wrapped(line: str, width: int) -> str:
-    head = _HEAD.match(line)
-    return textwrap.fill(
-        line, width, subsequent_indent=" " * (head.end() if head else 0), break_long_words=False, break_on_hyphens=False
-    )

@@ -21,7 +21,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from lmtrain.observe.escaped import plain
+from lmtrain.observe.escaped import plain, wrapped
 from lmtrain.observe.log import RunLog
 from lmtrain.observe.progress import is_live
 from lmtrain.observe.words import Row, compute, figures, smoothed, sparkline, step_line, ticking, valid_line
@@ -42,7 +42,9 @@ def print_line(console: Console, text: str) -> None:
 
     because: a full disk, or a reader that went away, is no reason to end a run, whose log has the line too.
     """
-    data = f"{plain(text)}\n".encode(console.encoding, "backslashreplace")
+    text = plain(text)
+    text = wrapped(text, console.width) if console.file.isatty() else text
+    data = f"{text}\n".encode(console.encoding, "backslashreplace")
     if console.quiet:
         return
     try:

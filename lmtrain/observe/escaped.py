@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import re
 import sys
+import textwrap
 from contextlib import suppress
 
 # because: these move the cursor, change the terminal, turn the order of letters round, or are no characters at all
 _OBEYED = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]|\r(?!\n)")
+_HEAD = re.compile(r" *\d+\. |\w+ {2,}")  # of a list's entry, or of a fact: what follows goes on below its text
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
@@ -22,6 +24,16 @@ def escaped(text: str) -> str:
 def plain(text: str) -> str:
     """Without colours, and without what a terminal would obey: names of files are in many lines and hold anything."""
     return escaped(_ESCAPE.sub("", text).replace("\r", ""))
+
+
+def wrapped(text: str, width: int) -> str:
+    """Lines that end between words; a word that is longer than a line, as a path can be, stays whole."""
+
+    def one(line: str) -> str:
+        indent = " " * (head.end() if (head := _HEAD.match(line)) else 0)
+        return textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+    return "\n".join(map(one, text.split("\n")))
 
 
 def warn(text: str) -> None:
