@@ -2,6 +2,7 @@
 // Twins: in lmtrain/data/store/blocks.py.
 
 #include <pybind11/numpy.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 
 #include "bind.h"
 #include "crc32c.h"
+#include "mapped.h"
 
 namespace {
 
@@ -43,35 +45,47 @@ py::tuple block_sums(const Array<uint8_t>& data, int64_t block_bytes, uint32_t c
   return py::make_tuple(made, crc, filled);
 }
 
+bool shorter(int fd, int64_t size) {
+  struct stat found;
+  return fd >= 0 && (fstat(fd, &found) != 0 || found.st_size < size);
+}
+
 constexpr uint8_t kUnchecked = 0, kChecked = 1, kUnknown = 2;
 
-// Looks at every block that one of the stretches starts[i]..stops[i] (tokens of `width` bytes) touches and that was
-// not looked at before. The first whose checksum is not in `sums` is returned, or -1. A block without a known checksum
-// is given one: eight bytes at its place in the file `record`, the checksum and its opposite; below 0 there is none.
+// Looks at every block that one of the stretches (sizes[i] tokens of `width` bytes from starts[i] on; one size may
+// stand for all) touches and that was not looked at before. The first whose checksum is not in `sums` is returned, or
+// -1; or -2 where the file itself, `fd`, has become shorter, or any mapping could not be read. A block without a known
+// checksum is given one: eight bytes at its place in the file `record`, the checksum and its opposite; below 0 there
+// is none. Starts are given as numbers of rows of `stride` tokens, the first of which begins at token `first`.
 int64_t check_blocks(const Array<uint8_t>& data, int64_t block_bytes, const Array<uint32_t>& sums, Array<uint8_t> state,
-                     const Array<int64_t>& starts, const Array<int64_t>& stops, int64_t width, int record) {
+                     const Array<int64_t>& starts, const Array<int64_t>& sizes, int64_t width, int record, int fd,
+                     int64_t stride, int64_t first) {
   const int64_t size = data.size(), count = state.size(), num = starts.size();
-  if (block_bytes < 1 || width < 1 || stops.size() != num || sums.size() != count ||
+  if (block_bytes < 1 || width < 1 || stride < 1 || first < 0 || (sizes.size() != num && sizes.size() != 1) || sums.size() != count ||
       count != size / block_bytes + (size % block_bytes != 0)) {
     throw std::invalid_argument("the arrays do not belong together");
   }
   const int64_t tokens = size / width;
-  const int64_t *start = starts.data(), *stop = stops.data();
+  const int64_t *start = starts.data(), *length = sizes.data(), step = sizes.size() == num;
   for (int64_t i = 0; i < num; ++i) {
-    if (start[i] < 0 || stop[i] < start[i] || stop[i] > tokens) throw std::invalid_argument("a stretch lies outside");
+    const int64_t now = length[i * step];
+    if (start[i] < 0 || now < 0 || first > tokens || start[i] > (tokens - first) / stride ||
+        now > tokens - first - start[i] * stride) {
+      throw std::invalid_argument("a stretch lies outside");
+    }
   }
   const uint8_t* bytes = data.data();
   const uint32_t* sum = sums.data();
   uint8_t* seen = state.mutable_data();
   py::gil_scoped_release release;
   for (int64_t i = 0; i < num; ++i) {
-    if (start[i] == stop[i]) continue;
-    const int64_t last = (stop[i] * width - 1) / block_bytes;
-    for (int64_t b = start[i] * width / block_bytes; b <= last; ++b) {
+    if (length[i * step] == 0) continue;
+    const int64_t token = start[i] * stride + first, last = ((token + length[i * step]) * width - 1) / block_bytes;
+    for (int64_t b = token * width / block_bytes; b <= last; ++b) {
       if (seen[b] == kChecked) continue;
       const int64_t at = b * block_bytes;
       const uint32_t found = lmtrain::crc32c(bytes + at, static_cast<size_t>(std::min(block_bytes, size - at)));
-      if (seen[b] == kUnchecked && found != sum[b]) return b;
+      if (seen[b] == kUnchecked && found != sum[b]) return shorter(fd, size) ? -2 : b;
       if (seen[b] == kUnknown && record >= 0) {
         const uint64_t entry = static_cast<uint64_t>(~found) << 32 | found;
         // because: what cannot be recorded is checked by nobody later, and nothing else is wrong
@@ -80,7 +94,15 @@ int64_t check_blocks(const Array<uint8_t>& data, int64_t block_bytes, const Arra
       seen[b] = kChecked;
     }
   }
-  return -1;
+  return shorter(fd, size) || lmtrain::mapping_failed() ? -2 : -1;
+}
+
+// Whether one of the files (descriptor, size in bytes) has become shorter, or any mapping could not be read.
+bool files_lost(const Array<int64_t>& files) {
+  for (py::ssize_t i = 0; i + 1 < files.size(); i += 2) {
+    if (shorter(static_cast<int>(files.data()[i]), files.data()[i + 1])) return true;
+  }
+  return lmtrain::mapping_failed();
 }
 
 }  // namespace
@@ -89,6 +111,8 @@ void bind_blocks(py::module_& module) {
   module.def("block_sums", &block_sums, py::arg("data"), py::arg("block_bytes"), py::arg("crc"), py::arg("filled"),
              "Checksums of the blocks that data completes, and those of the one it leaves open.");
   module.def("check_blocks", &check_blocks, py::arg("data"), py::arg("block_bytes"), py::arg("sums"),
-             py::arg("state").noconvert(), py::arg("starts"), py::arg("stops"), py::arg("width"), py::arg("record"),
+             py::arg("state").noconvert(), py::arg("starts"), py::arg("sizes"), py::arg("width"), py::arg("record"),
+             py::arg("fd") = -1, py::arg("stride") = 1, py::arg("first") = 0,
              "The first block under these stretches whose checksum is wrong, or -1.");
+  module.def("files_lost", &files_lost, py::arg("files"), "Whether one of these files is shorter or failed.");
 }

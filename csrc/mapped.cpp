@@ -3,7 +3,10 @@
 // the fault is noted, so that the reader can say which file it was. Twin: none; lmtrain/data/store/mapped.py then asks
 // for the file's size alone.
 
+#include <pybind11/numpy.h>
+
 #include <csignal>
+#include <stdexcept>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -12,6 +15,7 @@
 #include <cstdint>
 
 #include "bind.h"
+#include "mapped.h"
 
 namespace {
 
@@ -36,8 +40,7 @@ void on_bus(int number, siginfo_t* info, void* context) {
     void* const zeros = mmap(reinterpret_cast<void*>(page), end - page, PROT_READ,
                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
     if (zeros == MAP_FAILED) break;
-    mappings[i].failed = true;
-    ++num_failed;
+    if (!mappings[i].failed.exchange(true)) ++num_failed;
     return;
   }
   if (before.sa_flags & SA_SIGINFO) {
@@ -73,18 +76,39 @@ void unwatch(int slot) {
   if (slot < 0 || slot >= num_used) return;
   mappings[slot].end = 0;
   mappings[slot].begin = 0;
+  if (mappings[slot].failed.exchange(false)) --num_failed;
 }
 
 bool failed(int slot) { return slot >= 0 && slot < kMost && mappings[slot].failed; }
 
-uintptr_t address(const py::buffer& data) { return reinterpret_cast<uintptr_t>(data.request().ptr); }
+struct Mapped {
+  void* begin;
+  size_t size;
+  int slot;
+};
+
+// (all bytes of a file, the number under which they are watched)
+py::tuple map_file(int fd, size_t size) {
+  void* const begin = size ? mmap(nullptr, size, PROT_READ, MAP_SHARED, fd, 0) : MAP_FAILED;
+  if (begin == MAP_FAILED) throw std::runtime_error("the file cannot be mapped");
+  auto* const held = new Mapped{begin, size, watch(reinterpret_cast<uintptr_t>(begin), size)};
+  const py::capsule owner(held, [](void* pointer) {
+    auto* const mapped = static_cast<Mapped*>(pointer);
+    unwatch(mapped->slot);
+    munmap(mapped->begin, mapped->size);
+    delete mapped;
+  });
+  py::array_t<uint8_t> bytes(static_cast<py::ssize_t>(size), static_cast<const uint8_t*>(begin), owner);
+  py::detail::array_proxy(bytes.ptr())->flags &= ~py::detail::npy_api::NPY_ARRAY_WRITEABLE_;
+  return py::make_tuple(bytes, held->slot);
+}
 
 }  // namespace
 
+bool lmtrain::mapping_failed() { return num_failed.load(std::memory_order_relaxed) != 0; }
+
 void bind_mapped(py::module_& module) {
-  module.def("watch_map", [](const py::buffer& data, uintptr_t size) { return watch(address(data), size); },
-             py::arg("data"), py::arg("size"), "Survive what cannot be read of this mapping; its number.");
-  module.def("unwatch_map", &unwatch, py::arg("number"), "The mapping is gone.");
+  module.def("map_file", &map_file, py::arg("fd"), py::arg("size"), "A file's bytes, whose loss is survived.");
   module.def("map_failed", &failed, py::arg("number"), "Whether some of this mapping could not be read.");
-  module.def("maps_failed", [] { return num_failed.load(); }, "How often a mapping could not be read.");
+  module.def("maps_failed", &lmtrain::mapping_failed, "Whether any mapping could not be read.");
 }

@@ -2,7 +2,8 @@
 
     LmtrainError                70  something of ours went wrong
     |-- UsageError               2  a wrong command line
-    |   `-- SettingsError        2  one or more wrong settings, all reported at once
+    |   |-- SettingsError        2  one or more wrong settings, all reported at once
+    |   `-- RanksDifferError     2  the processes of a run were started with different settings, data, code or libraries
     |-- DataError               65  a dataset, tokenizer or text file is damaged or does not fit
     |   `-- CheckpointError     65  a checkpoint is damaged or does not fit the run
     |-- MissingInputError       66  a file or folder that was asked for is not there
@@ -41,7 +42,15 @@ class SettingsError(UsageError):
         super().__init__(_listed(self.problems))
 
 
-def _listed(problems: tuple[str, ...]) -> str:
+class RanksDifferError(UsageError):
+    """Raised on every rank, before the first step; rank 0 says what differs."""
+
+
+_LONGEST = 1000  # characters of one problem: a value can have as many as it likes, and its message cannot
+
+
+def _listed(problems: Sequence[str]) -> str:
+    problems = [p if len(p) <= _LONGEST else f"{p[: _LONGEST // 2]} ... {p[-_LONGEST // 2 :]}" for p in problems]
     if len(problems) == 1:
         return problems[0]
     return "\n".join([f"{len(problems)} settings are wrong:", *(f"  {i}. {p}" for i, p in enumerate(problems, 1))])

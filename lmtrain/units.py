@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 _COUNT = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
@@ -18,7 +19,10 @@ def _parse(text: str, units: dict[str, int] | dict[str, float], example: str) ->
     match = _NUMBER.fullmatch(text)
     if match is None or match[2].lower() not in units:
         raise ValueError(f"is not a size such as {example}")
-    return float(match[1].replace("_", "")) * units[match[2].lower()]
+    value = float(match[1].replace("_", "")) * units[match[2].lower()]
+    if not math.isfinite(value):
+        raise ValueError("is larger than any size can be")
+    return value
 
 
 def parse_count(text: str) -> int:

@@ -146,10 +146,12 @@ def _gunzip(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _next_archive(data: bytes, file: IO[bytes]) -> bytes:
-    """What follows an archive: archives may follow each other, and zeros the last."""
-    data = data.lstrip(b"\0")
+    """What follows an archive: archives may follow each other, and zeros the last, as tapes fill up with."""
+    data, num_zeros = data.lstrip(b"\0"), 0
     while not data and (more := file.read(_FEED_BYTES)):
-        data = more.lstrip(b"\0")
+        data, num_zeros = more.lstrip(b"\0"), num_zeros + len(more)
+        if num_zeros > ALWAYS_ALLOWED_BYTES:
+            raise DamagedArchiveError("nothing but zeros follows the archive")
     return data
 
 

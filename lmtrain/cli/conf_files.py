@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 from lmtrain.config.compose import conf_dir
+from lmtrain.config.yaml_file import MAX_BYTES
 
 
 def config_file(group: str, name: str, config_dir: Path | None = None) -> Path | None:
@@ -30,9 +31,15 @@ def part_of_root(name: str) -> tuple[Path, str] | None:
     return (path, found[0].rstrip() + "\n") if found else None
 
 
+def text_of(path: Path) -> str:
+    """A config as it is written, for people: at most as much of it as a config may have."""
+    with path.open("rb") as file:
+        return file.read(MAX_BYTES).decode("utf-8", errors="replace")
+
+
 def headline(path: Path) -> str:
     """What a config file says of itself: the first line of the comment at its top, or that beside its kind."""
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in text_of(path).splitlines():
         if not line.startswith("# @package"):
             return line.lstrip("# ") if line.startswith("#") else CommentedFile(path).comments.get("kind", "")
     return ""
@@ -46,7 +53,7 @@ class CommentedFile:
         self.comments: dict[str, str] = {}
         above: list[str] = []
         parents: list[tuple[int, str]] = []  # indentation and name of every key that is still open
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in text_of(path).splitlines():
             text = line.strip()
             if text.startswith("#"):
                 above.append(text.lstrip("# "))

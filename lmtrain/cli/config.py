@@ -10,6 +10,7 @@ import typer
 
 from lmtrain.cli.completion import complete_choice, complete_group, complete_key
 from lmtrain.cli.options import ConfigDir, ConfigName, Json, Overrides, Plugins
+from lmtrain.cli.terminal import echo
 from lmtrain.errors import UsageError, nearest
 
 app = typer.Typer(no_args_is_help=True)
@@ -32,7 +33,7 @@ def list_choices(
     groups, default = _groups(config_dir), default_choices()
     if group is None:
         facts = [{"group": name, "default": default.get(name), "choices": found} for name, found in groups.items()]
-        return typer.echo(json.dumps(facts, indent=1)) if as_json else print_groups(facts)
+        return echo(json.dumps(facts, indent=1)) if as_json else print_groups(facts)
     _check_group(group, groups)
     rows = [
         {"choice": name, "default": name == default.get(group)} | choice_row(file)
@@ -42,7 +43,7 @@ def list_choices(
     if group == "model":
         rows = [row | model_row(str(row["choice"]), Path(str(row["file"])), config_dir) for row in rows]
     if as_json:
-        return typer.echo(json.dumps(rows, indent=1))
+        return echo(json.dumps(rows, indent=1))
     return print_models(rows) if group == "model" else print_choices(group, rows)
 
 
@@ -61,7 +62,7 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Print what a choice sets, as the YAML file that it is, and where it lies."""
-    from lmtrain.cli.conf_files import config_file, default_choices, part_of_root
+    from lmtrain.cli.conf_files import config_file, default_choices, part_of_root, text_of
     from lmtrain.cli.config_view import print_file
 
     groups = _groups(config_dir)
@@ -75,9 +76,9 @@ def show(
         if found is None:
             said = f"{group} has no choice {name}" if name else f"A run has no {group} unless one is chosen"
             raise UsageError(f"{said}. {nearest(name, groups[group])}")
-        file, text = found, found.read_text(encoding="utf-8", errors="replace")
+        file, text = found, text_of(found)
     if as_json:
-        return typer.echo(json.dumps({"file": str(file), "yaml": text}, indent=1))
+        return echo(json.dumps({"file": str(file), "yaml": text}, indent=1))
     return print_file(file, text)
 
 
@@ -109,9 +110,9 @@ def explain(
     if key in known:
         bare = Composed.of([], config_dir, config_name) if overrides else composed
         facts = key_facts(known[key], composed, bare, config_dir)
-        return typer.echo(json.dumps(facts, indent=1)) if as_json else print_key(facts)
+        return echo(json.dumps(facts, indent=1)) if as_json else print_key(facts)
     rows = value_rows("" if key == "all" else f"{key}.", known, composed)
-    return typer.echo(json.dumps(rows, indent=1)) if as_json else print_values(rows)
+    return echo(json.dumps(rows, indent=1)) if as_json else print_values(rows)
 
 
 def _groups(config_dir: Path | None) -> dict[str, list[str]]:

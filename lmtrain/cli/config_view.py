@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from lmtrain.cli.conf_files import headline
+from lmtrain.cli.screen import Screen
 from lmtrain.config.base import show
 from lmtrain.units import format_count
 
@@ -42,7 +42,7 @@ def model_row(name: str, file: Path, config_dir: Path | None) -> dict[str, Any]:
 
 def print_file(file: Path, text: str) -> None:
     """As it is; on a terminal a long comment goes on below itself, in YAML that says the same."""
-    console = Console(highlight=False)
+    console = Screen(highlight=False)
     lines = [f"# {file}", *text.splitlines()]
     if console.file.isatty():
         lines = [part for line in lines for part in _commented(line, console.width)]
@@ -84,7 +84,7 @@ def print_models(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def print_key(facts: dict[str, Any]) -> None:
-    console, table = Console(highlight=False), Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    console, table = Screen(highlight=False), Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     section, names = facts["key"].partition(".")[0], facts["kinds"]
     either = " or ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
     kinds = f", where {section}.kind is {either}" if names else ""
@@ -119,8 +119,8 @@ def _print_table(columns: Iterable[str], rows: Iterable[Sequence[str]]) -> None:
         table.add_column(title.lstrip(">"), justify="right" if title.startswith(">") else "left", overflow="fold")
     for row in rows:
         table.add_row(*map(Text, row))
-    Console(highlight=False).print(table)
+    Screen(highlight=False).print(table)
 
 
 def _say(text: str) -> None:
-    Console(highlight=False).print(Text(text, style="dim"))
+    Screen(highlight=False).print(Text(text, style="dim"))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lmtrain.cli.options import InputFormat, TextInputs, text_inputs
+from lmtrain.cli.terminal import echo
 
 if TYPE_CHECKING:
     from data_tools.corpus.steps import Report, Work
@@ -38,8 +39,8 @@ def list_recipes() -> None:
 
     for recipe in recipes().values():
         size = sum(file.num_bytes or 0 for file in recipe.files)
-        typer.echo(f"{recipe.name}: {recipe.about}")
-        typer.echo(f"  {f'fetches {format_bytes(size)}; ' if size else ''}reads {recipe.takes}")
+        echo(f"{recipe.name}: {recipe.about}")
+        echo(f"  {f'fetches {format_bytes(size)}; ' if size else ''}reads {recipe.takes}")
 
 
 @app.command()
@@ -69,7 +70,7 @@ def fetch(
 
     with _bytes_shown() as report:
         fresh = fetching.fetch([url], output, sha256=sha256, report=report)
-    typer.echo(f"{output}: {'fetched' if fresh else 'was there already'}, SHA-256 as promised")
+    echo(f"{output}: {'fetched' if fresh else 'was there already'}, SHA-256 as promised")
 
 
 @app.command()
@@ -100,8 +101,8 @@ def rules() -> None:
 
     for rule in RULES.values():
         groups = ", ".join(name for name, members in GROUPS.items() if rule.name in members)
-        typer.echo(f"{rule.name}={rule.limit:g}  {'at least' if rule.at_least else 'at most'}  ({groups})")
-    typer.echo(f"c4_lines: {', '.join(LINE_RULES)}")
+        echo(f"{rule.name}={rule.limit:g}  {'at least' if rule.at_least else 'at most'}  ({groups})")
+    echo(f"c4_lines: {', '.join(LINE_RULES)}")
 
 
 @app.command()
@@ -155,7 +156,7 @@ def match(
 
     with _documents_shown("matching"):
         found = mark_exact(work) if exact else find_pairs(work, threshold, Part.parse(part))
-    typer.echo(f"{found} exact copies" if exact else f"{found} pairs of near copies")
+    echo(f"{found} exact copies" if exact else f"{found} pairs of near copies")
 
 
 @app.command()
@@ -169,7 +170,7 @@ def join(
 
     with _documents_shown("joining"):
         found = mark_near(work, keep, parts)
-    typer.echo(f"{found} near copies")
+    echo(f"{found} near copies")
 
 
 @app.command()
@@ -264,7 +265,7 @@ def merge(
     from data_tools.corpus.steps import merge_outputs
 
     for path, count in merge_outputs(output):
-        typer.echo(f"{path}: joined {count} parts")
+        echo(f"{path}: joined {count} parts")
 
 
 @app.command()
@@ -280,7 +281,7 @@ def build(
         reports = build_corpus(settings, _cores(workers), report)
     for result in reports:
         _print(result)
-    typer.echo(f"{settings.output}/report.json has all of this")
+    echo(f"{settings.output}/report.json has all of this")
 
 
 # ---- shared by the verbs ---------------------------------------------------------------------------------------------
@@ -329,24 +330,23 @@ def _print(result: Report) -> None:
     from lmtrain.units import format_bytes
 
     tally = result.tally
-    typer.echo(
+    echo(
         f"{result.step}: {tally.num_in} documents ({format_bytes(tally.bytes_in)}) -> "
         f"{tally.num_out} ({format_bytes(tally.bytes_out)})"
     )
     for sign_, counts in (("-", tally.dropped), ("*", tally.changed)):
         for cause, number in counts.most_common():
-            typer.echo(f"  {sign_} {number} {cause}")
+            echo(f"  {sign_} {number} {cause}")
 
 
 @contextmanager
 def _documents_shown(doing: str = "starting") -> Iterator[Callable[[str, int], None]]:
     """How many documents are done: on a terminal at once, else every few seconds."""
-    from rich.console import Console
-
+    from lmtrain.cli.screen import Screen
     from lmtrain.observe.progress import progress
 
     stopped = "nothing has the output's name. The same command begins anew; `build` goes on after its last whole step."
-    with progress(Console(stderr=True), doing, "documents", stopped=stopped) as shown:
+    with progress(Screen(stderr=True), doing, "documents", stopped=stopped) as shown:
 
         def report(step: str, done: int) -> None:
             shown.doing(step)
@@ -357,12 +357,11 @@ def _documents_shown(doing: str = "starting") -> Iterator[Callable[[str, int], N
 
 @contextmanager
 def _bytes_shown() -> Iterator[Callable[[int, int | None], None]]:
-    from rich.console import Console
-
+    from lmtrain.cli.screen import Screen
     from lmtrain.observe.progress import progress
 
     stopped = "the same command goes on where this one was."
-    with progress(Console(stderr=True), "fetched", "bytes", stopped=stopped) as shown:
+    with progress(Screen(stderr=True), "fetched", "bytes", stopped=stopped) as shown:
         before: int | None = None  # bytes that an earlier transfer brought
 
         def report(done: int, total: int | None) -> None:

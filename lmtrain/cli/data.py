@@ -12,6 +12,7 @@ import typer
 
 from lmtrain.cli.completion import complete_override
 from lmtrain.cli.options import ConfigDir, Json, Plugins
+from lmtrain.cli.terminal import echo
 
 if TYPE_CHECKING:
     from lmtrain.data.store.indexed import IndexedDataset
@@ -46,11 +47,11 @@ def inspect(
 
     facts = dataset_facts(prefix)
     if as_json:
-        typer.echo(json.dumps(facts, indent=1))
+        echo(json.dumps(facts, indent=1))
         return
-    from rich.console import Console
+    from lmtrain.cli.screen import Screen
 
-    print_dataset(Console(), facts, all_)
+    print_dataset(Screen(), facts, all_)
 
 
 @app.command()
@@ -59,8 +60,7 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Read every byte: index entries against each other, ids against the vocabulary, the checksum."""
-    from rich.console import Console
-
+    from lmtrain.cli.screen import Screen
     from lmtrain.data.store import reshape
     from lmtrain.data.store.indexed import IndexedDataset
     from lmtrain.observe.progress import progress
@@ -68,12 +68,12 @@ def verify(
     facts = []
     for prefix in prefixes:
         dataset = IndexedDataset.open(prefix)
-        with progress(Console(stderr=True), f"reading {dataset.prefix}"):
+        with progress(Screen(stderr=True), f"reading {dataset.prefix}"):
             facts.append({"dataset": str(dataset.prefix)} | reshape.verify(dataset))
         if not as_json:
-            typer.echo(f"{dataset.prefix} is whole: sha256 {facts[-1]['content_sha256']}, {_compared(facts[-1])}")
+            echo(f"{dataset.prefix} is whole: sha256 {facts[-1]['content_sha256']}, {_compared(facts[-1])}")
     if as_json:
-        typer.echo(json.dumps(facts, indent=1))
+        echo(json.dumps(facts, indent=1))
 
 
 @app.command()
@@ -84,12 +84,11 @@ def merge(
     as_json: Json = False,
 ) -> None:
     """Join datasets of one dtype and one tokenizer; their sidecars are added up."""
-    from rich.console import Console
-
+    from lmtrain.cli.screen import Screen
     from lmtrain.data.store import reshape
     from lmtrain.observe.progress import progress
 
-    with progress(Console(stderr=True), f"writing {output}", stopped=_UNWRITTEN):
+    with progress(Screen(stderr=True), f"writing {output}", stopped=_UNWRITTEN):
         reshape.merge(prefixes, output, overwrite=overwrite)
     _show_made([output], as_json)
 
@@ -106,8 +105,7 @@ def split(
     as_json: Json = False,
 ) -> None:
     """Divide a dataset into two or three, at document borders; in each, documents keep the order of the file."""
-    from rich.console import Console
-
+    from lmtrain.cli.screen import Screen
     from lmtrain.data.store import reshape
     from lmtrain.errors import UsageError
     from lmtrain.observe.progress import progress
@@ -116,7 +114,7 @@ def split(
         wanted = [float(share) for share in shares.split(",")]
     except ValueError as error:
         raise UsageError(f"--shares={shares} is not a list of numbers. Use shares such as 98,2.") from error
-    with progress(Console(stderr=True), f"dividing {prefix}", stopped=_UNWRITTEN):
+    with progress(Screen(stderr=True), f"dividing {prefix}", stopped=_UNWRITTEN):
         reshape.split(prefix, wanted, output, overwrite=overwrite, seed=seed)
     _show_made(output, as_json)
 
@@ -214,18 +212,18 @@ def stats(prefix: Prefix, as_json: Json = False) -> None:
     counts, facts = reshape.length_counts(dataset)
     bars = [{"from": 1 << i >> 1, "to": (1 << i) - 1, "documents": int(n)} for i, n in enumerate(counts)]
     if as_json:
-        typer.echo(json.dumps(facts | {"lengths": bars}, indent=1))
+        echo(json.dumps(facts | {"lengths": bars}, indent=1))
         return
-    from rich.console import Console
+    from lmtrain.cli.screen import Screen
 
     lines = [(name.replace("_", " "), f"{value:,}" if isinstance(value, int) else f"{value:,.1f}")
              for name, value in facts.items()]  # fmt: skip
-    print_facts(Console(), f"dataset {dataset.prefix}", lines)
-    typer.echo("\ntokens in a document")
+    print_facts(Screen(), f"dataset {dataset.prefix}", lines)
+    echo("\ntokens in a document")
     highest = max((bar["documents"] for bar in bars), default=0) or 1
     for bar in bars:
         label = f"{bar['from']}-{bar['to']}" if bar["to"] > bar["from"] else str(bar["from"])
-        typer.echo(f"{label:>19} {format_count(bar['documents']):>6} {_bar(bar['documents'] / highest, 50)}".rstrip())
+        echo(f"{label:>19} {format_count(bar['documents']):>6} {_bar(bar['documents'] / highest, 50)}".rstrip())
 
 
 @app.command()
@@ -241,11 +239,11 @@ def index(overrides: Overrides = None, config_dir: ConfigDir = None, as_json: Js
         "datasets": len(made.parts), "samples": made.train.num_samples, "seconds": round(perf_counter() - began, 3),
     }  # fmt: skip
     if as_json:
-        typer.echo(json.dumps(facts, indent=1))
+        echo(json.dumps(facts, indent=1))
         return
-    from rich.console import Console
+    from lmtrain.cli.screen import Screen
 
-    print_facts(Console(), "indexes are built", [(name, f"{value:,}") for name, value in facts.items()])
+    print_facts(Screen(), "indexes are built", [(name, f"{value:,}") for name, value in facts.items()])
 
 
 @app.command()
@@ -256,11 +254,11 @@ def blend(overrides: Overrides = None, config_dir: ConfigDir = None, as_json: Js
     config = _compose(overrides, config_dir)
     rows = load_data(config, validate=False)[2].contributions(config.seq_len)
     if as_json:
-        typer.echo(json.dumps(rows, indent=1))
+        echo(json.dumps(rows, indent=1))
         return
-    from rich.console import Console
     from rich.table import Table
 
+    from lmtrain.cli.screen import Screen
     from lmtrain.units import format_count
 
     table = Table(box=None, padding=(0, 2, 0, 0))
@@ -277,7 +275,7 @@ def blend(overrides: Overrides = None, config_dir: ConfigDir = None, as_json: Js
             *(format_count(row[key]) for key in ("documents", "samples", "run_samples", "run_tokens")),
             f"{row['epochs']:.3g}",
         )  # fmt: skip
-    Console().print(table)
+    Screen().print(table)
 
 
 def _compose(overrides: Sequence[str] | None, config_dir: Path | None) -> RunConfig:
@@ -323,7 +321,7 @@ def _show_documents(
         documents = permute(np.arange(count), dataset.num_documents, seed).tolist() if count else []
     rows = document_rows(dataset, documents, most, None if ids else _tokenizer_of(dataset, tokenizer))
     if as_json:
-        typer.echo(json.dumps(rows, indent=1, ensure_ascii=False))
+        echo(json.dumps(rows, indent=1, ensure_ascii=False))
         return
     print_documents(rows, most)
 
@@ -349,7 +347,7 @@ def _show_samples(
     tokenizer, _, data = load_data(config, validate=run is not None, shares=shares)
     rows = sample_rows(data, numbers, most, tokenizer)
     if as_json:
-        typer.echo(json.dumps(rows, indent=1, ensure_ascii=False))
+        echo(json.dumps(rows, indent=1, ensure_ascii=False))
         return
     print_samples(rows, ids)
 
@@ -360,10 +358,10 @@ def _show_made(prefixes: Sequence[Path], as_json: bool) -> None:
     made = [IndexedDataset.open(prefix) for prefix in prefixes]
     facts = [{"dataset": str(d.prefix), "documents": d.num_documents, "tokens": d.num_tokens} for d in made]
     if as_json:
-        typer.echo(json.dumps(facts, indent=1))
+        echo(json.dumps(facts, indent=1))
         return
     for row in facts:
-        typer.echo(f"{row['dataset']}: {row['documents']} documents, {row['tokens']} tokens")
+        echo(f"{row['dataset']}: {row['documents']} documents, {row['tokens']} tokens")
 
 
 def _compared(facts: dict[str, Any]) -> str:

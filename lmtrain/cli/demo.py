@@ -33,9 +33,9 @@ def demo(
 
     Its checkpoint is then cut for four processes and evaluated again, and written for Hugging Face.
     """
-    from rich.console import Console
+    from lmtrain.cli.screen import Screen
 
-    console, began = Console(), time.monotonic()
+    console, began = Screen(), time.monotonic()
     corpus, data, run = output / "corpus", output / "data", output / "run"
     _build_corpus(console, corpus)
     tokenizer = output / "tokenizer"
@@ -69,7 +69,7 @@ def _build_corpus(console: Any, folder: Path) -> None:
     from data_tools.corpora.stdlib import build_stdlib_corpus
     from lmtrain.units import format_bytes
 
-    console.print(f"\n[bold]$[/] collecting the standard library's texts into {folder}", highlight=False)
+    _headline(console, "$", f"collecting the standard library's texts into {folder}")
     report = build_stdlib_corpus(folder)
     console.print(
         f"{report.num_train} files to train on ({format_bytes(report.train_bytes)}) and {report.num_heldout} held out "
@@ -78,12 +78,18 @@ def _build_corpus(console: Any, folder: Path) -> None:
     )
 
 
+def _headline(console: Any, prompt: str, words: str) -> None:
+    from rich.text import Text
+
+    console.print(Text.assemble("\n", (prompt, "bold"), f" {words}"), highlight=False, soft_wrap=True)
+
+
 def _lmtrain(console: Any, *arguments: object) -> None:
     """Run a verb in a process of its own, as a shell would, and show how it is typed."""
     import shlex
 
     words = [str(a) for a in arguments]
-    console.print(f"\n[bold]$ lmtrain[/] {shlex.join(words)}", highlight=False, soft_wrap=True)
+    _headline(console, "$ lmtrain", shlex.join(words))
     sys.stdout.flush()
     code = subprocess.run([sys.executable, "-m", "lmtrain", *words]).returncode
     if code != 0:
@@ -112,6 +118,7 @@ def check_same(result: dict[str, Any], resharded: dict[str, Any]) -> None:
 def _finish(console: Any, output: Path, result: dict[str, Any], resharded: dict[str, Any], seconds: float) -> None:
     from rich.panel import Panel
     from rich.table import Table
+    from rich.text import Text
 
     from lmtrain.units import format_seconds
 
@@ -125,7 +132,7 @@ def _finish(console: Any, output: Path, result: dict[str, Any], resharded: dict[
         table.add_row(name, f"{found['bits_per_byte']:.3f}", f"{found['token_perplexity']:.1f}")
     console.print()
     title = f"done in {format_seconds(seconds)}; everything is in {output}"
-    console.print(Panel(table, title=title, title_align="left"))
+    console.print(Panel(table, title=Text(title), title_align="left"))
     console.print(
         f"  resharded from 1 process to 4: {resharded['nll_sum_nats']:.6f} nats, the same to the last digit",
         highlight=False,

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 
-import typer
-
 from lmtrain.cli.options import Json
 from lmtrain.cli.say import say
+from lmtrain.cli.terminal import echo
 
 
 def env(as_json: Json = False) -> None:
     """Print versions, processor, devices and compiled helpers, for a bug report. No secrets are read."""
     import torch
-    from rich.console import Console
 
+    from lmtrain.cli.screen import Screen
     from lmtrain.native import lib
     from lmtrain.runtime.device import device_name, memory_stats, pick_device
     from lmtrain.runtime.process import environment_report
@@ -29,9 +28,9 @@ def env(as_json: Json = False) -> None:
         "compiled_helpers": lib is not None,
     }
     if as_json:
-        typer.echo(json.dumps(report, indent=1))
+        echo(json.dumps(report, indent=1))
         return
     for key, value in report.items():
         if isinstance(value, dict):
             value = ", ".join(f"{k} {v}" for k, v in value.items())
-        say(Console(), f"{key:18} {'none' if value is None else value}")
+        say(Screen(), f"{key:18} {'none' if value is None else value}")

@@ -12,6 +12,7 @@ import typer
 from lmtrain import __version__
 from lmtrain.cli.completion import complete_task
 from lmtrain.cli.options import CHECKPOINT, Device, InputFormat, Plugins, Precision, text_inputs
+from lmtrain.cli.terminal import echo
 from lmtrain.errors import MissingInputError, UsageError
 
 if TYPE_CHECKING:
@@ -66,15 +67,14 @@ def evaluate(
     checkpoint = resolve(checkpoint)  # before torch is imported, so that a wrong path is told at once
     share_cores()
 
-    from rich.console import Console
-
+    from lmtrain.cli.screen import Screen
     from lmtrain.eval.load import load_for_eval
     from lmtrain.eval.report import render
     from lmtrain.observe.progress import progress
     from lmtrain.runtime.device import pick_device
     from lmtrain.runtime.files import write_json
 
-    console = Console(stderr=True)
+    console = Screen(stderr=True)
     with progress(console, "loading the model"):
         loaded = load_for_eval(checkpoint, pick_device(device), precision)
     results = [_measure(one, source, loaded, batch_size, stride, baseline, key, console) for one, source in jobs]
@@ -87,10 +87,10 @@ def evaluate(
     if output is not None:
         write_json(output, document)
     if as_json:
-        typer.echo(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False))
+        echo(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False))
         return None
     for result in results:
-        Console(highlight=False).print(render(result, loaded.facts))
+        Screen(highlight=False).print(render(result, loaded.facts))
     return None
 
 
@@ -168,8 +168,7 @@ def read_texts(sources: list[Source], key: str, report: Callable[[int], None]) -
 
 
 def _list(as_json: bool) -> None:
-    from rich.console import Console
-
+    from lmtrain.cli.screen import Screen
     from lmtrain.eval.task import all_tasks
 
     tasks = all_tasks()
@@ -178,7 +177,7 @@ def _list(as_json: bool) -> None:
             {"id": name, "data": task.data, "headline": task.headline, "recipe": task.recipe}
             for name, task in tasks.items()
         ]
-        return typer.echo(json.dumps(plain, indent=1))
+        return echo(json.dumps(plain, indent=1))
     from lmtrain.eval.report import render_tasks
 
-    return Console(highlight=False).print(render_tasks(tasks))
+    return Screen(highlight=False).print(render_tasks(tasks))

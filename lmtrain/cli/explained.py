@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lmtrain.cli.conf_files import config_file
+from lmtrain.cli.conf_files import config_file, text_of
 from lmtrain.cli.settings_reference import Key
 from lmtrain.config.build import build_settings
 from lmtrain.config.compose import compose_plain, conf_dir, group_choices
@@ -107,7 +107,7 @@ def _choices_that_set(name: str, config_dir: Path | None) -> list[dict[str, str]
 
 
 def _is_global(file: Path) -> bool:
-    return file.read_text(encoding="utf-8", errors="replace").startswith("# @package _global_")
+    return text_of(file).startswith("# @package _global_")
 
 
 def _words(origin: Origin | None) -> str:

@@ -7,6 +7,7 @@ group, so that overrides and groups (`optim=lamb`) mean there what they mean eve
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,8 +18,9 @@ from typing import Any
 from lmtrain.checkpoint.disk.format import MANIFEST
 from lmtrain.checkpoint.store import CHECKPOINTS, latest
 from lmtrain.config.compose import compose, group_choices
-from lmtrain.errors import DataError, MissingInputError, UsageError
-from lmtrain.runtime.files import read_json
+from lmtrain.config.yaml_file import MAX_BYTES
+from lmtrain.errors import DataError, MissingInputError, SettingsError, UsageError
+from lmtrain.runtime.files import parse_json, read_bytes
 from lmtrain.train.config import RunConfig
 
 CONFIG = "config.json"
@@ -44,9 +46,11 @@ class Source:
                 f"--from-run={path} is not a run: it holds no {CONFIG}, which every run writes when it begins. "
                 "Give the folder that was its run.dir, or a checkpoint in it."
             )
-        settings = read_json(run / CONFIG)
+        settings = parse_json(read_bytes(run / CONFIG, MAX_BYTES), run / CONFIG)
         if not isinstance(settings, dict) or not isinstance(settings.get("model"), dict):
             raise DataError(f"{run / CONFIG} does not hold the settings of a run. Give another run to --from-run.")
+        if wrong := next(_no_settings(settings), None):
+            raise DataError(f"{run / CONFIG} {wrong}, which no run writes. It is damaged; give another to --from-run.")
         return cls(path, run, settings)
 
     def base(self, overrides: Sequence[str], *, branches: bool) -> dict[str, Any]:
@@ -62,6 +66,15 @@ class Source:
         elif checkpoint.get("resume") == "none":
             checkpoint |= {"resume": "auto"}  # because: it meant to begin with nothing there, and now something is
         return self.settings | {"run": {"dir": str(self.run)}, "checkpoint": checkpoint}
+
+
+def _no_settings(tree: dict[str, Any]) -> Iterator[str]:
+    """What is JSON and cannot be the settings of a run: words that choose files, and what no file's text can hold."""
+    for group in (tree, *(inner for inner in tree.values() if isinstance(inner, dict))):
+        yield from (f"has the key {word}" for word in ("defaults", "hydra") if word in group)
+    text = json.dumps(tree, ensure_ascii=False)
+    if half := re.search("[\ud800-\udfff]", text):
+        yield f"holds half a character (U+{ord(half[0]):04X})"
 
 
 def compose_run(
@@ -88,7 +101,12 @@ def compose_run(
 
 def _composed(settings: dict[str, Any], overrides: Sequence[str], config_dir: Path | None) -> RunConfig:
     with _as_configs(settings, config_dir) as folder:
-        return compose(RunConfig, overrides, config_dir=folder, name=_ROOT)
+        try:
+            return compose(RunConfig, overrides, config_dir=folder, name=_ROOT)
+        except SettingsError as error:  # because: the folder is gone when the message is read
+            run = str(Path(settings["run"]["dir"]) / CONFIG)
+            ours = re.compile(rf"{re.escape(str(folder.resolve()))}/(\w+/{_CHOICE}|{_ROOT})\.yaml( line \d+)?")
+            raise SettingsError([ours.sub(lambda _: run, problem) for problem in error.problems]) from error
 
 
 @contextmanager

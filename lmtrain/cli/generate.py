@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,12 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lmtrain.cli.options import CHECKPOINT, Device, Plugins, Precision
+from lmtrain.cli.terminal import echo, pass_on
 
 if TYPE_CHECKING:
     from lmtrain.eval.generate import Sampling
     from lmtrain.eval.load import Loaded
-
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def generate(
@@ -71,16 +69,11 @@ def _print_stream(loaded: Loaded, prompt: str, max_new_tokens: int, samplings: l
     model, tokenizer, seq_len = subject.model, subject.tokenizer, subject.seq_len
     for number, sampling in enumerate(samplings):
         if len(samplings) > 1:
-            typer.echo(f"{chr(10) * (number > 0)}--- sample {number + 1} of {len(samplings)}, seed {sampling.seed}")
-        _print_piece(prompt)
+            echo(f"{chr(10) * (number > 0)}--- sample {number + 1} of {len(samplings)}, seed {sampling.seed}")
+        pass_on(prompt)
         for piece in generate_stream(model, tokenizer, prompt, max_new_tokens, sampling, seq_len):
-            _print_piece(piece)
-        typer.echo()
-
-
-def _print_piece(piece: str) -> None:
-    """A terminal must not obey what a model writes."""
-    typer.echo(_CONTROLS.sub("\ufffd", piece) if sys.stdout.isatty() else piece, nl=False)
+            pass_on(piece)
+        echo()
 
 
 def _print_json(loaded: Loaded, prompt: str, max_new_tokens: int, samplings: list[Sampling]) -> None:
@@ -93,4 +86,4 @@ def _print_json(loaded: Loaded, prompt: str, max_new_tokens: int, samplings: lis
     for sampling in samplings:
         made = generate_text(subject.model, subject.tokenizer, prompt, max_new_tokens, sampling, subject.seq_len)
         samples.append(dataclasses.asdict(sampling) | dataclasses.asdict(made))
-    typer.echo(json.dumps({"model": loaded.facts, "prompt": prompt, "samples": samples}, indent=1, ensure_ascii=False))
+    echo(json.dumps({"model": loaded.facts, "prompt": prompt, "samples": samples}, indent=1, ensure_ascii=False))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lmtrain.cli.options import Json, Plugins
+from lmtrain.cli.terminal import echo
 from lmtrain.errors import MissingInputError
 
 if TYPE_CHECKING:
@@ -28,14 +29,15 @@ def inspect(
     """Show what is in a dataset, a run or a checkpoint; or what differs between two checkpoints."""
     from lmtrain.cli import checkpoint_view as view
     from lmtrain.cli.dataset_view import dataset_facts
-    from lmtrain.cli.run_view import run_facts
+    from lmtrain.cli.run_view import as_written, run_facts
 
     if diff is not None:
         facts = view.difference_facts(path, diff)
     elif (path / "manifest.json").is_file():
         facts = view.checkpoint_facts(path, verify)
     elif (path / "config.json").is_file():
-        facts = run_facts(path, verify)
+        with as_written(path):
+            facts = run_facts(path, verify)
     elif path.with_name(path.name + ".idx").is_file() or path.suffix in (".idx", ".bin"):
         facts = dataset_facts(path, verify)
     else:
@@ -44,18 +46,18 @@ def inspect(
             "Check the path."
         )
     if as_json:
-        typer.echo(json.dumps({key: value for key, value in facts.items() if key != "losses"}, indent=1))
+        echo(json.dumps({key: value for key, value in facts.items() if key != "losses"}, indent=1))
         return
-    from rich.console import Console
+    from lmtrain.cli.screen import Screen
 
     if diff is not None:
-        view.print_difference(Console(), facts)
+        view.print_difference(Screen(), facts)
     elif "run" in facts:
-        _print_run(Console(), facts, all_)
+        _print_run(Screen(), facts, all_)
     elif "checkpoint" in facts:
-        view.print_checkpoint(Console(), facts, all_)
+        view.print_checkpoint(Screen(), facts, all_)
     else:
-        print_dataset(Console(), facts, all_)
+        print_dataset(Screen(), facts, all_)
 
 
 def print_dataset(console: Console, facts: dict[str, Any], all_: bool = False) -> None:
@@ -70,9 +72,11 @@ def print_dataset(console: Console, facts: dict[str, Any], all_: bool = False) -
 
 def _print_run(console: Console, facts: dict[str, Any], all_: bool) -> None:
     from lmtrain.cli.facts import print_facts, print_tree
-    from lmtrain.cli.run_view import run_lines
+    from lmtrain.cli.run_view import as_written, run_lines
 
-    print_facts(console, f"run {facts['run']}", [*run_lines(facts, console.encoding.startswith("utf"))])
+    with as_written(Path(facts["run"])):
+        lines = [*run_lines(facts, console.encoding.startswith("utf"))]
+    print_facts(console, f"run {facts['run']}", lines)
     if all_:
         print_facts(console, "checkpoints", [("", name) for name in facts["checkpoints"]] or [("", "none")])
         print_tree(console, "settings", facts["settings"])

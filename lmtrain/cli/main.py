@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from io import TextIOWrapper
 from typing import Annotated
 
 import typer
@@ -30,6 +31,7 @@ from lmtrain.cli import (
 )
 from lmtrain.cli.plain_help import PlainGroup, examples
 from lmtrain.cli.say import tell
+from lmtrain.cli.terminal import echo
 from lmtrain.cli.usage import Refused, explained, of_system
 from lmtrain.errors import LmtrainError, StoppedEarly
 
@@ -46,7 +48,7 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"lmtrain {__version__}")
+        echo(f"lmtrain {__version__}")
         raise typer.Exit
 
 
@@ -79,6 +81,9 @@ app.command(name="demo")(demo.demo)
 
 def main(arguments: list[str] | None = None) -> None:
     """The console script. A user's error is one message on stderr; `--debug` anywhere shows where it came from."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # because: a file's name may be no text of the terminal's
     words = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in words
     arguments = [word for word in words if word != "--debug"]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lmtrain.cli.options import InputFormat, TextInputs
+from lmtrain.cli.terminal import echo
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -88,13 +89,12 @@ def preprocess(
 
     Started again after a kill, the same command goes on where it was.
     """
-    from rich.console import Console
-
     from data_tools.preprocess import pipeline
     from data_tools.preprocess.filters import Filters, parse_script
     from data_tools.read import rejects
     from data_tools.read.chunks import Limits
     from lmtrain.cli.options import parse_size, text_inputs
+    from lmtrain.cli.screen import Screen
     from lmtrain.runtime.faults import arm_from_env
     from lmtrain.runtime.process import num_usable_cpus
     from lmtrain.tokenizer.base import Tokenizer
@@ -116,7 +116,7 @@ def preprocess(
         shard_tokens=None if shard_tokens is None else parse_size("--shard-tokens", shard_tokens, parse_count),
         overwrite=overwrite,
     )
-    console = Console(stderr=True)
+    console = Screen(stderr=True)
     found = text_inputs(inputs, format_)
     with _shown(console, inputs) as report:
         summary = pipeline.preprocess(
@@ -172,9 +172,9 @@ def _print(summary: Summary, as_json: bool) -> None:
 
     if as_json:
         facts = dataclasses.asdict(summary) | {"bytes_per_token": summary.bytes_per_token}
-        typer.echo(json.dumps(facts, indent=1))
+        echo(json.dumps(facts, indent=1))
         return
-    typer.echo(
+    echo(
         f"{format_count(summary.num_documents)} documents, {format_bytes(summary.num_bytes)} of text -> "
         f"{format_count(summary.num_tokens)} tokens ({summary.bytes_per_token:.2f} bytes a token) "
         f"in {format_seconds(summary.seconds)}"
@@ -182,11 +182,11 @@ def _print(summary: Summary, as_json: bool) -> None:
     for counts, what in ((summary.rejects, "bad lines left out"), (summary.filtered, "documents filtered out")):
         if counts:
             parts = ", ".join(f"{count} {cause}" for cause, count in sorted(counts.items(), key=lambda c: -c[1]))
-            typer.echo(f"{sum(counts.values())} {what}: {parts}")
+            echo(f"{sum(counts.values())} {what}: {parts}")
     _print_lengths(summary.lengths)
     shown = summary.files if summary.num_shards == 1 else (summary.files[0], f"... {summary.num_shards} shards")
     for name in shown:
-        typer.echo(f"  {name}")
+        echo(f"  {name}")
 
 
 def _print_lengths(lengths: dict[str, int]) -> None:
@@ -195,7 +195,7 @@ def _print_lengths(lengths: dict[str, int]) -> None:
 
     largest = max(lengths.values())
     first = next(i for i, count in enumerate(lengths.values()) if count)
-    typer.echo("tokens a document:")
+    echo("tokens a document:")
     for name, count in list(lengths.items())[first:]:
         bar = "#" * -(-40 * count // largest)
-        typer.echo(f"{name:>21} {format_count(count):>6} {bar}".rstrip())
+        echo(f"{name:>21} {format_count(count):>6} {bar}".rstrip())

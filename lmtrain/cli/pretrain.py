@@ -12,7 +12,7 @@ import typer
 
 from lmtrain.cli.options import ConfigDir, ConfigName, FromRun, Overrides, Plugins
 from lmtrain.cli.say import tell
-from lmtrain.errors import LmtrainError, OutputError, PeerLostError, StoppedEarly
+from lmtrain.errors import LmtrainError, OutputError, PeerLostError, RanksDifferError, StoppedEarly
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -80,11 +80,15 @@ def pretrain(
         return print_preview(config, inputs, as_json)
     if nproc is not None and nproc > 1:
         return _launch(config, [*flags, *overrides], nproc)
-    from rich.console import Console
+    from lmtrain.cli.screen import Screen
 
-    console = Console(stderr=as_json, quiet=env.rank > 0)
+    console = Screen(stderr=as_json, quiet=env.rank > 0)
     try:
         summary = _train(config, inputs, env, console)
+    except RanksDifferError as error:
+        if env.rank > 0:
+            raise typer.Exit(error.exit_code) from None  # because: rank 0 speaks for all
+        raise
     except LmtrainError as error:
         write_failure(config, error, env)
         raise
@@ -112,6 +116,7 @@ def _train(config: RunConfig, inputs: Inputs, env: ProcessEnv, console: Console)
     from lmtrain.parallel.mesh import build_mesh
     from lmtrain.runtime.device import memory_errors, pick_device
     from lmtrain.runtime.process_group import start
+    from lmtrain.train.agreement import agree
     from lmtrain.train.loop import train
     from lmtrain.train.setup import open_run
 
@@ -120,6 +125,7 @@ def _train(config: RunConfig, inputs: Inputs, env: ProcessEnv, console: Console)
     with memory_errors(f"Use {smaller}."):
         device = pick_device(config.compute.device, env.local_rank)
         with start(env, device, timeout_s) as met:
+            agree(config, inputs, env, met.hosts)
             mesh = build_mesh(config.parallel.layout, device, timeout_s)
             with open_run(config, inputs, console, mesh, device, met.hosts) as run:
                 return train(run)
@@ -142,7 +148,7 @@ def _launch(config: RunConfig, arguments: list[str], nproc: int) -> None:
 
 
 def _warn(problem: str | None) -> None:
-    from lmtrain.observe.growing_file import warn
+    from lmtrain.observe.escaped import warn
 
     if problem is not None:
         warn(problem)

@@ -9,9 +9,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from lmtrain.cli.say import say
+from lmtrain.cli.terminal import echo, pass_on
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,11 +30,11 @@ EXAMPLES = (
 
 def print_settings(config: RunConfig, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(config.to_dict(), indent=1))
+        echo(json.dumps(config.to_dict(), indent=1))
         return
     from omegaconf import OmegaConf
 
-    typer.echo(OmegaConf.to_yaml(config.to_dict()), nl=False)
+    pass_on(OmegaConf.to_yaml(config.to_dict()))
 
 
 def print_preview(config: RunConfig, inputs: Inputs, as_json: bool) -> None:
@@ -45,18 +44,18 @@ def print_preview(config: RunConfig, inputs: Inputs, as_json: bool) -> None:
 
     facts = plan_facts(config, inputs) | {"ranks": rank_rows(config, inputs.model)}
     if as_json:
-        typer.echo(json.dumps(facts))
+        echo(json.dumps(facts))
     else:
         print_plan(facts)
 
 
 def print_plan(facts: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
+    from lmtrain.cli.screen import Screen
     from lmtrain.train.layout_table import SINGLE_ROWS, layout_lines, merged
 
-    console, table = Console(), Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    console, table = Screen(), Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for key, value in facts.items():
         if key != "ranks":
             table.add_row(key.replace("_", " "), _shown(key, value))
@@ -84,7 +83,7 @@ def print_summary(config: RunConfig, summary: Summary, console: Console, as_json
     if as_json:
         facts = {"run": config.run.dir, "step": summary.step, "loss": summary.loss, "valid_loss": summary.valid_loss}
         facts |= {"tokens": summary.tokens, "seconds": summary.seconds, "stopped_by": summary.stopped_by}
-        typer.echo(json.dumps(facts))
+        echo(json.dumps(facts))
         return
     parts = [f"{summary.step} steps", f"{format_count(summary.tokens)} tokens", format_seconds(summary.seconds)]
     if summary.loss is not None:

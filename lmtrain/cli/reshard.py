@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Protocol
 import typer
 
 from lmtrain.cli.options import Json, Plugins, parse_size
+from lmtrain.cli.terminal import echo
 from lmtrain.errors import UsageError
 
 
@@ -61,8 +62,7 @@ def reshard(
     it was. With --to hf or megatron the weights are written for that program, with --from they are taken from it;
     both in one command take the room of two copies for a while.
     """
-    from rich.console import Console
-
+    from lmtrain.cli.screen import Screen
     from lmtrain.observe.progress import progress
 
     if from_ is None and (set_ or tokenizer):
@@ -70,7 +70,7 @@ def reshard(
     resumes = to is not None and from_ is None and not _program(to)
     again = "goes on where this one was" if resumes else "begins anew"
     stopped = f"{output} is not there yet; the same command {again}."
-    with progress(Console(stderr=True), "written", "bytes", stopped=stopped) as show:
+    with progress(Screen(stderr=True), "written", "bytes", stopped=stopped) as show:
         memory_bytes = parse_size("--max-memory", max_memory)
 
         def write(source: Path) -> dict[str, Any]:
@@ -201,11 +201,11 @@ def _print(facts: dict[str, Any], as_json: bool) -> None:
     from lmtrain.units import format_bytes, format_seconds
 
     if as_json:
-        return typer.echo(json.dumps(facts, indent=1, default=str))
+        return echo(json.dumps(facts, indent=1, default=str))
     for key, value in facts.items():
         if "bytes" in key and isinstance(value, int):
             value = format_bytes(value)
         elif key == "seconds":
             key, value = "time", format_seconds(value)
-        typer.echo(f"{key.replace('_', ' '):18} {value}")
+        echo(f"{key.replace('_', ' '):18} {value}")
     return None

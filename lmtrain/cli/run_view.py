@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmtrain.errors import LmtrainError
+from lmtrain.errors import DataError, LmtrainError
 from lmtrain.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -16,6 +17,18 @@ if TYPE_CHECKING:
 
 _CURVE = 40  # characters
 Rows = Sequence[dict[str, Any]]
+
+
+@contextmanager
+def as_written(run: Path) -> Iterator[None]:
+    """What a run wrote is read key by key; where one is missing or of another type, no run wrote it so."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise DataError(
+            f"{run} holds records that no run writes ({type(error).__name__}: {error}). "
+            "Look at its config.json, stop.json and metrics.jsonl; --debug shows which was read."
+        ) from error
 
 
 def settings_of(run: Path) -> RunConfig:

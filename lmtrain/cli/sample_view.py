@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from lmtrain.cli.say import say
+from lmtrain.cli.terminal import echo
 from lmtrain.errors import UsageError
 
 if TYPE_CHECKING:
@@ -39,8 +38,8 @@ def document_rows(
 def print_documents(rows: Rows, most: int | None) -> None:
     for row in rows:
         cut = f", the first {most}" if most is not None and row["tokens"] > most else ""
-        typer.echo(typer.style(f"document {row['document']}: {row['tokens']} tokens{cut}", bold=True))
-        typer.echo(row.get("text", " ".join(map(str, row.get("ids", [])))))
+        echo(f"document {row['document']}: {row['tokens']} tokens{cut}", bold=True)
+        echo(row.get("text", " ".join(map(str, row.get("ids", [])))))
 
 
 def sample_rows(data: TrainingData, numbers: Sequence[int], most: int | None, tokenizer: Tokenizer) -> Rows:
@@ -79,16 +78,16 @@ def _sample(data: TrainingData, number: int, most: int | None, tokenizer: Tokeni
 
 
 def print_samples(rows: Rows, ids_only: bool) -> None:
-    from rich.console import Console
+    from lmtrain.cli.screen import Screen
 
-    console = Console()
+    console = Screen()
     for row in rows:
         head = f"sample {row['sample']} of {row['dataset']}: {row['tokens']} tokens, {row['num_labels']} with a label"
-        typer.echo(typer.style(head, bold=True))
+        echo(head, bold=True)
         for line in _notes(row):
-            typer.echo(typer.style(line, dim=True))
+            echo(line, dim=True)
         if not ids_only:
-            typer.echo(row["text"])
+            echo(row["text"])
         say(console, " ".join(map(str, row["ids"])))
 
 

@@ -9,6 +9,8 @@ import re
 import textwrap
 from typing import TYPE_CHECKING
 
+from lmtrain.observe.escaped import escaped
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -22,6 +24,7 @@ def say(console: Console, message: str) -> None:
 
     from lmtrain.observe.display import print_line
 
+    message = escaped(message)
     if not console.file.isatty():
         print_line(console, message)
         return
@@ -33,9 +36,9 @@ def say(console: Console, message: str) -> None:
 
 def tell(message: str) -> None:
     """On stderr, beside a verb's result."""
-    from rich.console import Console
+    from lmtrain.cli.screen import Screen
 
-    say(Console(stderr=True), message)
+    say(Screen(stderr=True), message)
 
 
 def _wrapped(line: str, width: int) -> str:

@@ -14,8 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-import typer
-
+from lmtrain.cli.terminal import echo
 from lmtrain.errors import LmtrainError, StoppedEarly, UsageError, a_few
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ def run_all(
     runner, first = _Runner(), None
     for number, job in enumerate(jobs, 1):
         done = not only_looks and is_done(job)
-        typer.echo(f"run {number} of {len(jobs)}: {job.folder}{', which is done' * done}", err=as_json)
+        echo(f"run {number} of {len(jobs)}: {job.folder}{', which is done' * done}", err=as_json)
         job.state = "done"
         if not done:
             job.exit_code, said = runner.run(["pretrain", *flags, *["--json"] * compares, *job.overrides], compares)
@@ -66,7 +65,7 @@ def run_all(
     rows = [summary(job.folder, job.changed, job.state) for job in jobs]
     _write_summary(jobs, rows)
     if as_json:
-        typer.echo(json.dumps({"runs": rows}))
+        echo(json.dumps({"runs": rows}))
     else:
         print_table(rows)
     if runner.stopped:
@@ -110,6 +109,8 @@ def is_done(job: Job) -> bool:
     try:
         stop, then = read_json(job.folder / STOP), read_json(job.folder / "config.json")
     except LmtrainError:
+        return False
+    if not (isinstance(stop, dict) and isinstance(then, dict) and isinstance(then.get("model"), dict)):
         return False
     now = job.config.to_dict() | {"run": {"dir": str(job.folder)}}
     if now["model"].get("vocab_size") is None:  # because: the data has decided it

@@ -12,11 +12,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from lmtrain.cli.pretrain_view import print_plan
+from lmtrain.cli.run_view import as_written
+from lmtrain.cli.screen import Screen
 from lmtrain.errors import LmtrainError
 from lmtrain.observe.metrics import read_metrics
 from lmtrain.units import format_count
@@ -28,6 +29,11 @@ def summary(folder: Path, changed: dict[str, str], state: str) -> dict[str, Any]
         rows = read_metrics(folder / "metrics.jsonl")
     except LmtrainError:
         rows = []
+    with as_written(folder):
+        return _figures(folder, changed, state, rows)
+
+
+def _figures(folder: Path, changed: dict[str, str], state: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     steps = [row for row in rows if row["event"] == "step"]
     valid = [row["loss"] for row in rows if row["event"] == "valid" and row.get("loss") is not None]
     speeds = [row["tokens_per_s"] for row in steps if row.get("tokens_per_s") is not None]
@@ -52,7 +58,7 @@ def print_plans(said: str, first: dict[str, Any] | None) -> dict[str, Any] | Non
     if other:
         print_plan(other)
     else:
-        Console(highlight=False).print("in numbers as the first one")
+        Screen(highlight=False).print("in numbers as the first one")
     return first
 
 
@@ -70,7 +76,7 @@ def print_table(rows: Sequence[dict[str, Any]]) -> None:
             _four(row["loss"]), _four(row["best_valid_loss"]),
             "" if row["tokens_per_s"] is None else format_count(row["tokens_per_s"]),
         )  # fmt: skip
-    console = Console(highlight=False)
+    console = Screen(highlight=False)
     console.print()
     console.print(table)
     best = [row for row in rows if row["best_valid_loss"] is not None]

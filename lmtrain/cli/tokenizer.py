@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from lmtrain.cli.options import InputFormat, TextInputs
+from lmtrain.cli.terminal import echo
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -31,11 +32,10 @@ def train(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing, different tokenizer.")] = False,
 ) -> None:
     """Learn a vocabulary from text; the same text gives the same tokenizer."""
-    from rich.console import Console
-
     from data_tools.preprocess.texts import ALL, Texts
     from data_tools.read.sources import find_sources
     from lmtrain.cli.options import text_inputs
+    from lmtrain.cli.screen import Screen
     from lmtrain.errors import OutputError, UsageError
     from lmtrain.observe.progress import progress
     from lmtrain.tokenizer.train import train_bpe, train_wordpiece
@@ -44,7 +44,7 @@ def train(
         raise UsageError("--lowercase is for --kind wordpiece; byte-level BPE keeps the text as it is. Leave it out.")
     sources = find_sources(text_inputs(inputs, format_))
     total = sum(source.num_bytes for source in sources) if all(source.num_bytes for source in sources) else 0
-    with progress(Console(stderr=True), "read", "bytes", stopped="nothing is written.") as shown:
+    with progress(Screen(stderr=True), "read", "bytes", stopped="nothing is written.") as shown:
 
         def report(done: int) -> None:
             shown.doing(f"learning {vocab_size} pieces" if done == ALL else "read")
@@ -60,7 +60,7 @@ def train(
     if path.exists() and not overwrite and path.read_bytes() != made.to_bytes():
         raise OutputError(f"{path} exists already and is another one. Choose another --output, or add --overwrite.")
     made.save(path)
-    typer.echo(f"{path}: {made.kind}, {made.vocab_size:,} pieces, fingerprint {made.fingerprint[:12]}")
+    echo(f"{path}: {made.kind}, {made.vocab_size:,} pieces, fingerprint {made.fingerprint[:12]}")
 
 
 def _with_text(texts: Iterable[str]) -> Iterable[str]:
@@ -82,22 +82,22 @@ def show(
     text: Annotated[str | None, typer.Argument(help="A text to tokenize.")] = None,
 ) -> None:
     """Say what a tokenizer is, and how it cuts a text."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    from lmtrain.cli.screen import Screen
     from lmtrain.tokenizer.base import Tokenizer
 
     tokenizer = Tokenizer.load(path)
     special = ", ".join(f"{role} {number}" for role, number in tokenizer.special.items())
-    typer.echo(f"{tokenizer.kind}, {tokenizer.vocab_size:,} pieces; special: {special or 'none'}")
-    typer.echo(f"fingerprint {tokenizer.fingerprint}")
+    echo(f"{tokenizer.kind}, {tokenizer.vocab_size:,} pieces; special: {special or 'none'}")
+    echo(f"fingerprint {tokenizer.fingerprint}")
     if text is None:
         return
     ids = tokenizer.encode(text)
-    typer.echo(f"{len(ids)} tokens, {len(text.encode(errors='replace')) / max(len(ids), 1):.2f} bytes each")
+    echo(f"{len(ids)} tokens, {len(text.encode(errors='replace')) / max(len(ids), 1):.2f} bytes each")
     table = Table("id", "piece")
     for number in ids:
         piece = tokenizer.piece(number)
         table.add_row(str(number), Text("".join(c if c.isprintable() else ascii(c)[1:-1] for c in piece)))
-    Console().print(table)
+    Screen().print(table)

@@ -10,6 +10,7 @@ import typer
 
 from lmtrain.cli.options import Json, Plugins
 from lmtrain.cli.say import say
+from lmtrain.cli.terminal import echo
 
 
 def verify(
@@ -23,9 +24,8 @@ def verify(
 
     All that is wrong is named, and the exit code is then 65.
     """
-    from rich.console import Console
-
     from lmtrain.checkpoint.verify import refuse_problems, verify_checkpoints
+    from lmtrain.cli.screen import Screen
     from lmtrain.units import format_bytes
 
     found = []
@@ -33,7 +33,7 @@ def verify(
         found.append(facts)
         if not as_json and not facts["problems"]:
             counts = f"{facts['tensors']} tensors, {facts['files']} files, {format_bytes(facts['bytes'])}"
-            say(Console(), f"{facts['checkpoint']}: all is well: step {facts['step']}, {counts}")
+            say(Screen(), f"{facts['checkpoint']}: all is well: step {facts['step']}, {counts}")
     if as_json:
-        typer.echo(json.dumps(found, indent=1))
+        echo(json.dumps(found, indent=1))
     refuse_problems(found)

@@ -73,6 +73,11 @@ class Settings:
         value = getattr(self, key)
         return self.problem_if(value is not None and value < least, key, f"must be at least {least}", way_out)
 
+    def at_most(self, most: int, key: str, way_out: str = "") -> Iterator[Problem]:
+        value = getattr(self, key)
+        way_out = way_out or f"Use {most} or less."
+        return self.problem_if(value is not None and value > most, key, f"must be at most {most}", way_out)
+
     @classmethod
     def problems_across(cls, parts: Mapping[str, Any]) -> Iterator[Problem]:
         """What is wrong between those parts that are each right: asked even when others are missing."""

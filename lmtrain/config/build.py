@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
+import sys
 import types
 import typing
 from collections.abc import Mapping
@@ -22,6 +24,7 @@ from lmtrain.errors import LayoutError, SettingsError, a_few, nearest, refusal
 _READERS = {"count": units.parse_count, "bytes": units.parse_bytes, "seconds": units.parse_seconds}
 _SIZES = {"count": "1000", "bytes": "512MiB", "seconds": "30min"}
 _INVALID = object()  # stands in for a value whose problem has been noted
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")  # because: names of files cannot have the one, and UTF-8 has not the other
 _MOST = 10**18  # because: no count of anything here is larger, and numpy and torch end soon after
 
 
@@ -147,13 +150,15 @@ class _Builder:
             return _INVALID
         if plain is None:
             return self._wrong(_name(hint), value, path, example or _EXAMPLES.get(hint, "VALUE"))
-        if isinstance(plain, str) and "\0" in plain:
-            self.problems.append(f"{path} holds a zero byte, which no text has. Take it out.")
+        if isinstance(plain, str) and (wrong := _NO_TEXT.search(plain)):
+            zero, half = "a zero byte, which no text has. Take it out.", f"half a character (U+{ord(wrong[0]):04X})"
+            said = zero if wrong[0] == "\0" else f"{half}, which UTF-8 has no bytes for. Give another name."
+            self.problems.append(f"{path} holds {said}")
             return _INVALID
-        if isinstance(plain, (int, float)) and not math.isfinite(plain):
+        if isinstance(plain, float) and not math.isfinite(plain):
             self.problems.append(f"{path}={show(value)} is not a finite number. Write {path}={example or 1}.")
             return _INVALID
-        if hint is int and abs(float(plain)) > _MOST:
+        if isinstance(plain, int) and abs(plain) > _MOST:
             self.problems.append(f"{path}={show(value)} must be at most 1e18. Write {path}={example or 1}.")
             return _INVALID
         return plain
@@ -195,9 +200,9 @@ def _plain(hint: Any, value: Any) -> bool | int | float | str | None:
     if hint is bool and isinstance(value, bool):
         return value
     if hint is int and is_number and not (isinstance(value, float) and value.is_integer() is False):
-        return int(value) if math.isfinite(value) else value
+        return int(value) if isinstance(value, int) or math.isfinite(value) else value
     if hint is float and is_number:
-        return float(value) if isinstance(value, float) or abs(value) <= _MOST else value
+        return float(value) if abs(value) <= sys.float_info.max else math.inf
     if hint is str and (isinstance(value, str) or is_number):
         return str(value)
     return None

@@ -8,7 +8,8 @@ the command line sets and what `${other.key}` refers to is put in here.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
+from itertools import islice, product
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,12 +18,13 @@ from lmtrain.config.build import build_settings
 from lmtrain.config.names import Names, nearest_value
 from lmtrain.config.overrides import change, parse, several
 from lmtrain.config.references import resolved
-from lmtrain.errors import MissingInputError, SettingsError, nearest
+from lmtrain.errors import MissingInputError, SettingsError, a_few, nearest
 
 if TYPE_CHECKING:
     from lmtrain.config.source import Asked
 
 S = TypeVar("S", bound=Settings)
+MAX_RUNS = 10_000  # because: all are judged before one starts, which takes a tenth of a second each
 
 
 def conf_dir() -> Path:
@@ -101,11 +103,14 @@ def sweep(overrides: Sequence[str], *, config_dir: Path | None = None) -> list[l
         elif isinstance(value, Glob):
             options.append([f"{key}={name}" for name in value.filter(groups.get(override.key_or_group, []))])
         elif override.is_discrete_sweep():
-            options.append([f"{key}={one}" for one in override.sweep_string_iterator()])
+            options.append([f"{key}={one}" for one in islice(override.sweep_string_iterator(), MAX_RUNS + 1)])
         else:
             raise SettingsError([f"{override.input_line} has no end. With -m use a,b,c or range() or glob()."])
         if not options[-1]:
             raise SettingsError([f"{override.input_line} names nothing. {nearest(override.key_or_group, groups)}"])
+    if prod(map(len, options)) > MAX_RUNS:
+        keys = [one[0].partition("=")[0] for one in options if len(one) > 1]
+        raise SettingsError([f"-m makes more than {MAX_RUNS} runs of the values of {a_few(keys)}. Name fewer of them."])
     return [list(combination) for combination in product(*options)]
 
 

@@ -16,6 +16,8 @@ from lmtrain.errors import SettingsError
 
 MAX_WORD = 20_000
 MAX_DEPTH = 20
+MAX_DIGITS = 100
+_LONG_NUMBER = re.compile(rf"(?<![\w.'\"])[+-]?[0-9][0-9_]{{{MAX_DIGITS},}}(?![\w.'\"])")
 _KEY = re.compile(r"[~+]{0,2}[A-Za-z_$][\w$/-]*(?:\.[\w$-]+)*", re.ASCII)
 _HYDRA = re.compile(r"[~+]*hydra(?:[./]|$)")
 _SIGNS = ",[]{}()'\""
@@ -47,7 +49,7 @@ def parse(words: Sequence[str], groups: Mapping[str, Sequence[str]]) -> list[Any
         # because: signs that the grammar lacks, such as letters beyond ASCII, can only be a text
         as_text = [f"{key}={quoted(value)}"] if not (value.startswith("=") or set(_SIGNS) & set(value)) else []
         for one in (text, *as_text):
-            with suppress(HydraException, RecursionError):
+            with suppress(HydraException, RecursionError, ValueError):
                 override = override or parser.parse_override(one)
         if override is None:
             problems.append(_unreadable(text))
@@ -127,6 +129,9 @@ def _refused(text: str) -> str | None:
     key = text.partition("=")[0]
     if len(text) > MAX_WORD or max(_depths(text)) > MAX_DEPTH:
         return f"{text[:40]}... is too long or nests too deeply. Put it into a file of --config-dir."
+    if number := _LONG_NUMBER.search(text, len(key)):
+        rule = f"which has {len(number[0])} digits, and no number here has more than {MAX_DIGITS}"
+        return f"{key} is given {number[0][:20]}..., {rule}. Write {key}='TEXT' if it is a text."
     if _HYDRA.match(key):
         way_out = _INSTEAD.get(key.lstrip("~+"), "Leave it out; -m runs every combination of values.")
         return f"{text} sets Hydra itself, which only composes settings here. {way_out}"

@@ -1,7 +1,7 @@
 """References between settings, `${other.key}`: what may be written, and putting the values in their places.
 
 Called by compose and its readers. Nothing is called and nothing outside the settings is read: `${oc.env:HOME}` and its
-like are refused.
+like are refused. A reference is read once, as it is written: what it brings is a value, and never another reference.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import re
 from typing import Any
 
 Path = tuple[str | int, ...]
-_INNER = re.compile(r"(?<!\\)\$\{([^${}]*)\}")
+_REFERENCE = re.compile(r"(?<!\\)\$\{([^${}]*)\}")
 _NAME = re.compile(r"\s*(\.*)([\w-]+(?:\.[\w-]+|\[\w+\])*)\s*")
 _MAX_STEPS = 10_000  # because: references to references can grow as fast as they like
 _MAX_TEXT = 10_000
+_MAX_VALUES = 50_000  # of those that references bring
 _MAX_WAY = 50
 
 
@@ -23,14 +24,15 @@ class ReferenceProblem(Exception):
 
 def check(text: str) -> None:
     """Refuse what is no reference, before anything is composed."""
-    left = text
-    while match := _INNER.search(left):
+    for match in _REFERENCE.finditer(text):
         if ":" in match[1]:
             raise ReferenceProblem("calls a resolver. Use plain values or ${other.key} references.")
         if not _NAME.fullmatch(match[1]):
             raise ReferenceProblem(f"refers to {match[1].strip() or 'nothing'!r}. Write ${{other.key}}.")
-        left = f"{left[: match.start()]}x{left[match.end() :]}"
-    if "${" in left.replace("\\${", ""):
+    left = _REFERENCE.sub("\0", text).replace("\\${", "")
+    if re.search(r"\$\{[^{}]*\0", left):
+        raise ReferenceProblem("has a reference within a reference. Name the key itself: ${other.key}.")
+    if "${" in left:
         raise ReferenceProblem("opens a ${ that is not closed. Write ${other.key}, or \\${ for the signs themselves.")
 
 
@@ -48,10 +50,13 @@ def resolved(tree: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 class _Resolver:
     def __init__(self, tree: dict[str, Any]) -> None:
-        self.tree, self.problems, self.steps = tree, list[str](), 0
+        self.tree, self.problems, self.steps, self.brought = tree, list[str](), 0, 0
 
     def inside(self, node: Any, path: Path, way: tuple[str, ...]) -> Any:
         """`path` is where the value stands, `way` what was referred to on the way here."""
+        self.brought += bool(way)
+        if way and self.brought > _MAX_VALUES:
+            raise ReferenceProblem(f"is one of those that bring more than {_MAX_VALUES} values. Write some out.")
         if isinstance(node, dict):
             return {key: self.inside(value, (*path, key), way) for key, value in node.items()}
         if isinstance(node, list):
@@ -68,17 +73,19 @@ class _Resolver:
 
     def value(self, text: str, path: Path, way: tuple[str, ...]) -> Any:
         check(text)
-        while match := _INNER.search(text):
+        parts, end = list[str](), 0
+        for match in _REFERENCE.finditer(text):
             found = self.found(match[1], path, way)
             if match[0] == text:
                 return found
             if isinstance(found, (dict, list)):
                 raise ReferenceProblem(f"puts {match[1].strip()}, which is not one value, into a text. Name a part.")
             shown = "null" if found is None else str(found).lower() if isinstance(found, bool) else str(found)
-            text = text[: match.start()] + shown.replace("${", "\\${") + text[match.end() :]
-            if len(text) > _MAX_TEXT:
+            parts += text[end : match.start()].replace("\\${", "${"), shown
+            end = match.end()
+            if sum(map(len, parts)) > _MAX_TEXT:
                 raise ReferenceProblem(f"becomes longer than {_MAX_TEXT} characters. Write it out.")
-        return text.replace("\\${", "${")
+        return "".join(parts) + text[end:].replace("\\${", "${")
 
     def found(self, inner: str, path: Path, way: tuple[str, ...]) -> Any:
         match = _NAME.fullmatch(inner)

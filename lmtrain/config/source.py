@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -29,7 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 from lmtrain.config import references
 from lmtrain.config.names import nearest_value
 from lmtrain.config.yaml_file import YamlFile, read_yaml
-from lmtrain.errors import SettingsError, a_few, nearest
+from lmtrain.errors import MissingInputError, SettingsError, a_few, nearest
 
 _HEADER = re.compile(r"^\s*#\s*@(.*)$", re.MULTILINE)
 _WORDS = ("override", "optional")
@@ -57,6 +57,10 @@ class Entry:
     optional: bool
 
 
+MAX_DEPTH = 100  # of defaults lists
+MAX_FILES = 1000  # because: lists that name two others each make a thousand files of ten
+
+
 def compose_files(folders: Sequence[Path], asked: Asked, choices: Sequence[str]) -> dict[str, Any]:
     """The files of the root config and of everything that is chosen, joined; references stay as they are written."""
     with _opened(folders, asked):
@@ -78,7 +82,7 @@ def merged_files(folders: Sequence[Path], asked: Asked, choices: Sequence[str]) 
 def _opened(folders: Sequence[Path], asked: Asked) -> Iterator[ConfigLoader]:
     """Hydra, reading these folders with our reader; what it refuses is said in our words."""
     Plugins.instance().register(YamlSource)
-    YamlSource.asked, YamlSource.read = asked, {}
+    YamlSource.asked, YamlSource.read, YamlSource.files = asked, {}, {}
     # because: the folder that is named here is looked at last, and Hydra wants one
     with initialize_config_dir(config_dir=str(folders[-1]), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
@@ -86,16 +90,44 @@ def _opened(folders: Sequence[Path], asked: Asked) -> Iterator[ConfigLoader]:
             loader.get_search_path().prepend("lmtrain", f"{YamlSource.scheme()}://{folder}")
         loader.repository.initialize_sources(loader.get_search_path())  # type: ignore[attr-defined]
         try:
+            _check_count(folders, asked)
             yield loader
         except (HydraException, OmegaConfBaseException, RecursionError) as error:
             raise SettingsError(_explain(error, asked, YamlSource.read)) from error
+
+
+def _check_count(folders: Sequence[Path], asked: Asked) -> None:
+    """How many files defaults lists bring, each counted as often as it is named, before Hydra follows them."""
+    counts: dict[str, int] = {}
+
+    def count(name: str, depth: int) -> int:
+        if name not in counts:
+            counts[name] = 1  # because: a circle has an end here, and Hydra finds it
+            path = next((one for folder in folders if (one := folder / f"{name}.yaml").is_file()), None)
+            with suppress(SettingsError, MissingInputError):  # because: who reads it in earnest says so
+                for entry in read_entries(name, _read(path))[0] if path and depth < MAX_DEPTH else ():
+                    below = [f"{entry.group}/{one}" if entry.group else one for one in entry.values]
+                    counts[name] += sum(count(one, depth + 1) for one in below)
+        return counts[name]
+
+    chosen = [f"{group}/{word.partition('=')[2]}" for group, word in asked.chosen.items()]
+    if sum(count(one, 0) for one in (asked.name, *chosen)) > MAX_FILES:
+        most = a_few(sorted(counts, key=lambda one: -counts[one]), most=3)
+        raise SettingsError([f"The defaults lists of {most} bring more than {MAX_FILES} files. Name each file once."])
+
+
+def _read(path: Path) -> YamlFile:
+    if path not in YamlSource.files:
+        YamlSource.files[path] = read_yaml(path)
+    return YamlSource.files[path]
 
 
 class YamlSource(ConfigSource):
     """A folder of configs. Hydra makes one for each folder that it searches, and copies them."""
 
     asked: ClassVar[Asked]
-    read: ClassVar[dict[str, YamlFile]]  # what has been read so far, by its name from the top
+    read: ClassVar[dict[str, YamlFile]]  # what Hydra has read so far, by its name from the top
+    files: ClassVar[dict[Path, YamlFile]]
 
     @staticmethod
     def scheme() -> str:
@@ -105,7 +137,7 @@ class YamlSource(ConfigSource):
         return Path(self.path, self._normalize_file_name(config_path))
 
     def load_config(self, config_path: str) -> ConfigResult:
-        file = read_yaml(self._file(config_path))
+        file = _read(self._file(config_path))
         self.read[config_path] = file
         package, problems = _package(file)
         problems += list(_problems(config_path, package, file, self.asked, self.read.get(self.asked.name)))
@@ -191,6 +223,11 @@ def read_entries(config_path: str, file: YamlFile) -> tuple[list[Entry], list[st
         wrong = next((word for word in words if word not in _WORDS), None)
         if wrong is not None or (words and not key):
             problems.append(f"{where} has {text}, with {wrong or words[0]}. {nearest(wrong or '', _WORDS)}")
+            continue
+        try:
+            references.check(" ".join((key, *map(str, values))))
+        except references.ReferenceProblem as problem:
+            problems.append(f"{where} has {text}, which {problem}")
             continue
         name = name.partition("@")[0]
         whole = name[1:] if name.startswith("/") else f"{here}/{name}".lstrip("/")

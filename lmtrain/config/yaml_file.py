@@ -18,10 +18,12 @@ import yaml
 
 from lmtrain.errors import MissingInputError, SettingsError
 
-MAX_BYTES = 1 << 20
+MAX_BYTES = 1 << 18
 MAX_DEPTH = 32
-MAX_VALUES = 50_000  # because: aliases of aliases make a gigabyte of a hundred bytes
+MAX_VALUES = 10_000  # because: aliases of aliases make a gigabyte of a hundred bytes
+MAX_DIGITS = 100  # because: Python takes minutes for a number of a million digits, and refuses to show one of 5,000
 _TEXT = "tag:yaml.org,2002:str"
+_SURROGATE = re.compile("[\ud800-\udfff]")
 # because: YAML 1.1 takes 1e-3 for a text, and nobody who writes it means one
 _FLOAT = re.compile(
     r"(?:[-+]?(?:[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?|[0-9][0-9_]*[eE][-+]?[0-9]+"
@@ -57,8 +59,8 @@ def read_yaml(path: Path) -> YamlFile:
         data = loader.construct_document(node)
     except _Wrong as error:
         raise SettingsError([f"{path} line {error.line} {error.what}. {error.way_out}."]) from error
-    except (yaml.YAMLError, ValueError) as error:
-        line, what, way_out = _explain(error, text)
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
+        line, what, way_out = _explain(error, text, loader.line)
         raise SettingsError([f"{path} line {line} {what}. {way_out}."]) from error
     finally:
         loader.dispose()
@@ -76,7 +78,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # because: yaml comes wit
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        self.depth = 0
+        self.depth = self.count = 0
         self.sizes: dict[int, int] = {}  # values below each node, by identity
 
     def compose_node(self, parent: Any, index: Any) -> Any:
@@ -84,6 +86,9 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # because: yaml comes wit
         line = event.start_mark.line + 1
         if getattr(event, "tag", None) not in (None, _TEXT):
             raise _Wrong(line, "has a tag (a word with `!`), and settings are plain data", "Take the tag out")
+        self.count += 1
+        if self.count > MAX_VALUES:
+            raise _Wrong(line, f"holds more than {MAX_VALUES} values", "Divide it, or leave some out")
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise _Wrong(line, f"nests deeper than {MAX_DEPTH} levels", "Nothing in a config is that deep")
@@ -96,6 +101,23 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # because: yaml comes wit
         if size > MAX_VALUES:
             raise _Wrong(line, f"makes more than {MAX_VALUES} values", "Write out what its `*` stand for")
         return node
+
+    def compose_scalar_node(self, anchor: Any) -> Any:
+        node = super().compose_scalar_node(anchor)
+        line = node.start_mark.line + 1
+        if node.tag != _TEXT and len(node.value) > MAX_DIGITS:
+            what = f"has a number of {len(node.value)} digits, and none has more than {MAX_DIGITS}"
+            raise _Wrong(line, what, "Put it in quotes if it is a text")
+        if half := _SURROGATE.search(node.value):
+            raise _Wrong(line, f"has the escape \\u{ord(half[0]):04x}, half a character", "Write the character itself")
+        return node
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except ValueError as error:
+            line = node.start_mark.line + 1
+            raise _Wrong(line, f"has {node.value}, which is no number", "Put it in quotes if it is a text") from error
 
     def compose_mapping_node(self, anchor: Any) -> Any:
         node = super().compose_mapping_node(anchor)
@@ -172,17 +194,19 @@ def _header(text: str) -> Iterator[str]:
         yield line
 
 
-def _explain(error: Exception, text: str) -> tuple[int, str, str]:
+def _explain(error: Exception, text: str, read: int) -> tuple[int, str, str]:
     """The line, what is wrong there and the way out, for what the parser of YAML calls by its own names."""
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     begin = getattr(error, "context_mark", None) or mark
     said = f"{getattr(error, 'context', '')} {getattr(error, 'problem', '')}"
     lines = text.splitlines() or [""]
-    line = min(mark.line + 1 if mark else 1, len(lines))
+    line = min(mark.line + 1 if mark else read + 1, len(lines))
     first = min(begin.line + 1 if begin else line, len(lines))
     for number in (line, first):
         if "\t" in lines[number - 1][: len(lines[number - 1]) - len(lines[number - 1].lstrip())]:
             return number, "is indented with a tab", "Use spaces"
+    if isinstance(error, (ValueError, OverflowError)):
+        return line, "has an escape for a character that there is not", "Write the character, or use single quotes"
     if "quoted scalar" in said and "escape" in said:
         return line, "has a backslash that means nothing within double quotes", "Use single quotes around the text"
     if "quoted scalar" in said:

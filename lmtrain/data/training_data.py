@@ -27,9 +27,10 @@ from lmtrain.data.samples.masked import MaskedDataset, MaskVocabulary, WordPiece
 from lmtrain.data.samples.megatron import AsNumbered, MegatronDataset, blend_sizes, split_sequences
 from lmtrain.data.samples.packing import PackedDataset
 from lmtrain.data.store.documents import DocumentMap, index_folder, record_path, split_documents
-from lmtrain.data.store.index_cache import IndexCache, say_to_stderr
+from lmtrain.data.store.index_cache import IndexCache
 from lmtrain.data.store.indexed import IndexedDataset
 from lmtrain.errors import DataError, SettingsError, StorageError
+from lmtrain.observe.escaped import warn
 
 _COUNTED = 1 << 18  # samples of a run, a second's work; in a shorter run every one
 _FILES_EACH = 3  # a memory map holds its file open, and what is first read may be recorded in another
@@ -145,7 +146,7 @@ def open_datasets(settings: DataChoice) -> Opened:
 def build_training_data(settings: DataChoice, opened: Opened, asked: Asked) -> TrainingData:
     make = _Maker(settings, asked, reads_valid=len(opened.valid) == 0)
     for indexed in opened.all:
-        indexed.watch(settings.verify, record_path(indexed, make.index_folder(indexed)), say_to_stderr)
+        indexed.watch(settings.verify, record_path(indexed, make.index_folder(indexed)), warn)
     needed = settings.first_sample + asked.num_samples
     wanted = settings.megatron_samples or needed
     if wanted < needed:

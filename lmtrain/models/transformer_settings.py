@@ -15,6 +15,9 @@ from lmtrain.layout import divisors
 from lmtrain.models.model_settings import ModelSettings, Shape, checked_vocab_size, round_up, some
 from lmtrain.spec import Cut, Cuts, ModelShape, Split
 
+MAX_LAYERS = 4096  # because: every weight is listed before a model is made, and no model has a third as many blocks
+MAX_VOCAB_MULTIPLE = 1 << 20
+
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerSettings(ModelSettings):
@@ -73,6 +76,8 @@ class TransformerSettings(ModelSettings):
         for key in ("num_layers", "width", "num_heads", "vocab_multiple", "seq_len", *self.optional):
             default = ", or null for the default" if key in self.optional else ""
             yield from self.at_least(1, key, f"Use 1 or more{default}.")
+        yield from self.at_most(MAX_LAYERS, "num_layers")
+        yield from self.at_most(MAX_VOCAB_MULTIPLE, "vocab_multiple")
         yield from self.head_problems()
         for key in self.positive:
             wrong = not 0 < getattr(self, key) < float("inf")

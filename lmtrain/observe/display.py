@@ -21,7 +21,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from lmtrain.observe.growing_file import plain
+from lmtrain.observe.escaped import plain
 from lmtrain.observe.log import RunLog
 from lmtrain.observe.progress import is_live
 from lmtrain.observe.words import Row, compute, figures, smoothed, sparkline, step_line, ticking, valid_line

@@ -7,31 +7,15 @@ again, how many were. What the disk took of a record is cut away, so that the fi
 from __future__ import annotations
 
 import os
-import re
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from lmtrain.observe.escaped import warn
 from lmtrain.runtime.files import open_output, storage_errors
 from lmtrain.runtime.limits import limit_reached
 
 _TAIL_BYTES = 1 << 16
-_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
-
-
-def plain(text: str) -> str:
-    """Without what a terminal would obey or not take: names of files are in many lines, and may hold anything."""
-    return _CONTROL.sub("", _ESCAPE.sub("", text)).encode(errors="backslashreplace").decode()
-
-
-def warn(text: str) -> None:
-    """On standard error, if that takes it."""
-    errors = sys.stderr  # where it is now: a live view may have put itself there
-    with suppress(OSError):
-        errors.write(f"warning: {plain(text)}\n")
-        errors.flush()
 
 
 class GrowingFile:

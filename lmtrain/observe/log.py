@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from lmtrain.observe.growing_file import GrowingFile, plain, warn
+from lmtrain.observe.escaped import plain, warn
+from lmtrain.observe.growing_file import GrowingFile
 
 
 class RunLog:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.errors import DataError, MissingInputError
-from lmtrain.observe.growing_file import GrowingFile, warn
+from lmtrain.observe.escaped import warn
+from lmtrain.observe.growing_file import GrowingFile
 from lmtrain.runtime.files import json_bytes
 
 EVENTS = ("start", "step", "valid", "save", "stop")

@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from lmtrain.observe.growing_file import GrowingFile, warn
+from lmtrain.observe.escaped import warn
+from lmtrain.observe.growing_file import GrowingFile
 from lmtrain.runtime.checksum import crc32c
 
 _DOUBLE, _VARINT, _BYTES, _FLOAT = 1, 0, 2, 5  # protobuf wire types

@@ -18,3 +18,4 @@ class ComputeSettings(Settings):
 
     def problems(self) -> Iterator[Problem]:
         yield from self.at_least(1, "threads", "Use null for torch's own choice.")
+        yield from self.at_most(1024, "threads", "Use null for torch's own choice.")

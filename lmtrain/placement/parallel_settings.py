@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -12,6 +13,8 @@ from lmtrain.layout import Layout, divisors, words
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule, schedule_named
 from lmtrain.spec import ModelShape
 
+MAX_PROCESSES = 1 << 17  # because: what each of them holds is worked out before any starts
+MAX_TIMEOUT_S = 10_000_000
 AXES = ("pp", "vp", "dp_replicate", "dp_shard", "tp")
 
 
@@ -38,6 +41,13 @@ class ParallelSettings(Settings):
         yield from () if unknown else self._schedule_problems()
         yield from self._zero_problems()
         yield from self.problem_if(self.timeout_s <= 0, "timeout_s", "must be above 0", "Use 600.")
+        yield from self.at_most(MAX_TIMEOUT_S, "timeout_s", "Use 600.")
+        sizes = {axis: size for axis in AXES if axis != "vp" and (size := getattr(self, axis)) > 1}
+        largest = max(sizes, key=lambda axis: sizes[axis], default="dp_shard")
+        yield from self.problem_if(
+            math.prod(sizes.values()) > MAX_PROCESSES, largest,
+            f"makes {math.prod(sizes.values())} processes, and {MAX_PROCESSES} are the most", "Use a smaller one.",
+        )
 
     def _zero_problems(self) -> Iterator[Problem]:
         zero, shard = self.zero, self.dp_shard

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate, pairwise
 
 from lmtrain.layout import Coordinate
@@ -22,11 +24,18 @@ class Stage:
 
 def stages_of_rank(settings: ModelSettings, parallel: ParallelSettings, rank: int) -> list[Stage]:
     """`rank` counts along pp. A model that is not cut is one stage."""
+    return list(_stages(settings, parallel).get(rank, ()))
+
+
+@lru_cache(maxsize=4)  # because: who asks for one rank asks for all
+def _stages(settings: ModelSettings, parallel: ParallelSettings) -> dict[int, list[Stage]]:
     owners = parallel.pipeline.ranks_of_stages(parallel.pp, parallel.vp) if parallel.pp > 1 else (0,)
     after = head_cost(settings.shape) if parallel.balance == "cost" else 0.0
     layers = layers_of_stages(settings.shape.num_layers, len(owners), after=after)
-    last = len(owners) - 1
-    return [Stage(n, layers[n], n == 0, n == last) for n, owner in enumerate(owners) if owner == rank]
+    last, found = len(owners) - 1, dict[int, list[Stage]]()
+    for number, owner in enumerate(owners):
+        found.setdefault(owner, []).append(Stage(number, layers[number], number == 0, number == last))
+    return found
 
 
 def names_of_rank(settings: ModelSettings, stages: list[Stage]) -> list[str]:
@@ -36,7 +45,19 @@ def names_of_rank(settings: ModelSettings, stages: list[Stage]) -> list[str]:
     held |= {-1} if any(stage.first for stage in stages) else set()
     held |= {settings.shape.num_layers} if last else set()
     copied = {tie.first for tie in settings.ties()} if last else set()
-    return [name for name in settings.weights() if name in copied or settings.layer_of(name) in held]
+    every = _weights_of_layers(settings)
+    wanted = {place for layer in held for place in every.get(layer, ())}
+    wanted |= {(at, name) for weights in every.values() for at, name in weights if name in copied} if copied else set()
+    return [name for _, name in sorted(wanted)]
+
+
+@lru_cache(maxsize=4)
+def _weights_of_layers(settings: ModelSettings) -> dict[int, list[tuple[int, str]]]:
+    """The names of each layer's parameters, with their places in the list of all."""
+    found: dict[int, list[tuple[int, str]]] = {}
+    for at, name in enumerate(settings.weights()):
+        found.setdefault(settings.layer_of(name), []).append((at, name))
+    return found
 
 
 def places_of_rank(settings: ModelSettings, parallel: ParallelSettings, at: Coordinate) -> dict[str, Place]:
@@ -56,10 +77,11 @@ def layers_of_stages(num_layers: int, num_stages: int, before: float = 0.0, afte
     loads = [0.0] * num_stages
     loads[0] += before
     loads[-1] += after
-    counts = [0] * num_stages
+    counts, heap = [0] * num_stages, [(load, stage) for stage, load in enumerate(loads)]
+    heapq.heapify(heap)
     for _ in range(num_layers):
-        stage = loads.index(min(loads))
-        loads[stage] += 1
+        load, stage = heap[0]
+        heapq.heapreplace(heap, (load + 1, stage))
         counts[stage] += 1
     return [range(first, stop) for first, stop in pairwise([0, *accumulate(counts)])]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import queue
+import secrets
 import signal
 import socket
 import subprocess
@@ -23,7 +24,7 @@ from types import FrameType
 from typing import IO
 
 from lmtrain.errors import PeerLostError, StoppedEarly
-from lmtrain.runtime.process import child_environment
+from lmtrain.runtime.process import child_environment, ranks_text
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 _PEACEFUL = (0, StoppedEarly.exit_code)  # ends after which the others may go on to theirs
@@ -74,11 +75,12 @@ class _Job:
         """All children; the store's socket listens before any of them runs, so that its port cannot be taken."""
         with socket.create_server(("127.0.0.1", 0), backlog=self._num) as store:
             parent_lives, self._alive_fd = os.pipe()
+            port, token = store.getsockname()[1], secrets.token_hex(16)
             for rank in range(self._num):
                 fds = (store.fileno(),) if rank == 0 else ()
                 child = subprocess.Popen(
                     list(command), stdin=parent_lives, pass_fds=fds, text=True, errors="replace",
-                    env=child_environment(rank, self._num, store.getsockname()[1], fds[0] if fds else None),
+                    env=child_environment(rank, self._num, port, fds[0] if fds else None, token),
                     stdout=None if rank == 0 else subprocess.PIPE, stderr=None if rank == 0 else subprocess.STDOUT,
                     start_new_session=True,  # because: Ctrl-C would reach children twice, from the terminal and from us
                 )  # fmt: skip
@@ -114,21 +116,26 @@ class _Job:
         for speaker in self._speakers:
             speaker.join(timeout=1.0)  # because: a helper of a dead child may hold its output open
         os.close(self._alive_fd)
-        return self._outcome(failed, len(killed))
+        return self._outcome(failed, sorted(killed))
 
-    def _outcome(self, failed: list[int], num_killed: int) -> Outcome:
+    def _outcome(self, failed: list[int], killed: list[int]) -> Outcome:
         if not failed:
             return Outcome(max(child.returncode for child in self._children))
+        way_out = "Start the same command again to go on from the last checkpoint."
         # because: survivors may be quicker to end than the one whose failure they report
         by_itself = [rank for rank in failed if self._children[rank].returncode != PeerLostError.exit_code]
+        if killed and not by_itself:
+            still = f"{ranks_text(killed)} of {self._num} stood still while the others waited, and had to be killed."
+            return Outcome(PeerLostError.exit_code, killed[0], f"{still} {way_out}")
         rank = (by_itself or failed)[0]
         code = self._children[rank].returncode
+        if 0 in failed and self._children[0].returncode == code:
+            rank = 0  # because: where several end for one reason, rank 0 speaks for all
         if -code in self._signals:
             return Outcome(128 - code, rank, f"{signal.Signals(-code).name} came before training began.")
-        rest = f"; the other {num_killed} had to be killed" if num_killed else ""
+        rest = f"; the other {len(killed)} had to be killed" if killed else ""
         if code < 0:
             lost = f"rank {rank} of {self._num} was ended by {signal.Signals(-code).name}, and the run with it{rest}."
-            way_out = "Start the same command again to go on from the last checkpoint."
             return Outcome(PeerLostError.exit_code, rank, f"{lost} {way_out}")
         cause = f"rank {rank} of {self._num} failed with exit code {code}{rest}: {self._last_words(rank)}"
         return Outcome(code, rank, cause if rank else None)

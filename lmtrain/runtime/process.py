@@ -12,8 +12,8 @@ import platform
 import re
 import socket
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,11 @@ from lmtrain.errors import UsageError
 # because: Slurm numbers the steps that srun did not start (batch script, interactive shell) from the top of 32 bits
 _FIRST_SPECIAL_STEP = 0xFFFF_FFF0
 _LAUNCHER, _STORE_FD = "LMTRAIN_LAUNCHER", "LMTRAIN_STORE_FD"  # set by our own launcher for its processes
+_NAMED_BY = "LMTRAIN_RUN_TOKEN"  # set by our own launcher, or by whoever starts processes in another way
 _PACKAGES = ("lmtrain", "torch", "numpy", "tokenizers", "safetensors", "hydra-core", "typer", "rich")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_NUM_SPANS = 6  # of ranks, that a message names
+RUN_TOKEN = re.compile(r"[0-9a-f]{32}")  # 128 bits
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,7 @@ class ProcessEnv:
                 f"{names[0]}={rank} and {names[2]}={local_rank} do not fit {names[1]}={world_size}. "
                 "Start processes with torchrun or srun, or unset these variables for a single process."
             )
+        _port(env, 1)  # because: a wrong one is refused before anything is read or built; 1 stands for none given
         job_id = env.get("SLURM_JOB_ID") or env.get("TORCHELASTIC_RUN_ID")
         # because: two nodes of a Slurm on one machine have one host name
         host = (launcher == "slurm" and env.get("SLURMD_NODENAME")) or socket.gethostname()
@@ -91,6 +95,11 @@ class Rendezvous:
     listen_fd: int | None = None  # a socket that already listens, made by our own launcher for rank 0
     stays_on_node: bool = False  # nobody calls from another machine
     held_by_launcher: bool = False  # torchrun's agent listens itself, and rank 0 calls like the others
+    token: str | None = field(default=None, repr=False)  # RUN_TOKEN, where all processes were started with one
+
+    @property
+    def where(self) -> str:
+        return f"{self.host}:{self.port}"
 
     @classmethod
     def detect(cls, process: ProcessEnv, environ: Mapping[str, str] | None = None) -> Rendezvous:
@@ -102,12 +111,12 @@ class Rendezvous:
                 "MASTER_ADDR is not set, and RANK says that this process has peers. Start it with torchrun, srun or "
                 "--nproc, or set MASTER_ADDR and MASTER_PORT to where rank 0 runs."
             )
-        host, port = env["MASTER_ADDR"], _number(env, "MASTER_PORT")
+        host, port = env["MASTER_ADDR"], _port(env)
         fd = _number(env, _STORE_FD) if _STORE_FD in env else None
         agent = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         # because: the agent's store outlives its workers, and the addresses of dead ones would be called again
         name = f"attempt {process.num_restarts}"
-        return cls(host, port, name, fd, host in ("127.0.0.1", "localhost"), agent)
+        return cls(host, port, name, fd, host in ("127.0.0.1", "localhost"), agent, _token(env))
 
     @classmethod
     def _of_srun_step(cls, env: Mapping[str, str]) -> Rendezvous:
@@ -116,9 +125,25 @@ class Rendezvous:
         nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or "localhost"
         alone = "," not in nodes and "[" not in nodes
         # because: below the ports that Linux gives out by itself (32768 on) and above those of common services
-        port = _number(env, "MASTER_PORT", 20_000 + (job * 64 + step) % 10_000)
+        port = _port(env, 20_000 + (job * 64 + step) % 10_000)
         name = f"{job}.{step}.{env.get('SLURM_RESTART_COUNT', '0')}"
-        return cls(env.get("MASTER_ADDR") or ("127.0.0.1" if alone else first_host(nodes)), port, name, None, alone)
+        host = env.get("MASTER_ADDR") or ("127.0.0.1" if alone else first_host(nodes))
+        return cls(host, port, name, None, alone, token=_token(env))
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Rising ranks as a message names them: "rank 3", "ranks 0, 2 and 8-15"."""
+    spans: list[list[int]] = []
+    for rank in ranks:
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    words = [f"{first}" if first == last else f"{first}-{last}" for first, last in spans]
+    if len(words) > _NUM_SPANS:
+        return f"{len(ranks)} ranks from {ranks[0]} to {ranks[-1]}"
+    listed = " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+    return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"
 
 
 def first_host(nodes: str) -> str:
@@ -138,7 +163,7 @@ def _tasks_on_this_node(env: Mapping[str, str]) -> int:
 
 
 def child_environment(
-    rank: int, num_processes: int, port: int, store_fd: int | None, environ: Mapping[str, str] | None = None
+    rank: int, num_processes: int, port: int, store_fd: int | None, token: str, environ: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """What our own launcher tells each of its processes; what the user has set for their libraries stays."""
     env = dict(os.environ if environ is None else environ)
@@ -147,6 +172,7 @@ def child_environment(
     env.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     env |= {"WORLD_SIZE": str(num_processes), "LOCAL_WORLD_SIZE": str(num_processes), _LAUNCHER: "lmtrain"}
+    env[_NAMED_BY] = token
     env.pop(_STORE_FD, None)
     return env if store_fd is None else env | {_STORE_FD: str(store_fd)}
 
@@ -165,6 +191,23 @@ def _number(env: Mapping[str, str], name: str, default: int | None = None) -> in
         found = "is not set" if text is None else f"is {text}, which is not a whole number"
         raise UsageError(f"{name} {found}, and this process looks like one of several. Start it with torchrun or srun.")
     return int(text)
+
+
+def _port(env: Mapping[str, str], default: int | None = None) -> int:
+    port = _number(env, "MASTER_PORT", default)
+    if not 0 < port < 1 << 16:
+        raise UsageError(f"MASTER_PORT={port} is not a port. Set it to a free one between 1024 and 65535.")
+    return port
+
+
+def _token(env: Mapping[str, str]) -> str | None:
+    token = env.get(_NAMED_BY) or None
+    if token is not None and not RUN_TOKEN.fullmatch(token):
+        raise UsageError(
+            f"{_NAMED_BY} is not 32 hexadecimal digits in small letters. Set it to what `openssl rand -hex 16` prints, "
+            "the same for all processes of a run, or unset it."
+        )
+    return token
 
 
 def fault_request(environ: Mapping[str, str] | None = None) -> tuple[str | None, bool]:
@@ -206,12 +249,12 @@ def environment_report() -> dict[str, Any]:
         "launcher": process.launcher,
         "world_size": process.world_size,
         "commit": git_commit(Path(__file__).resolve().parents[2]),
-        "packages": {name: _version(name) for name in _PACKAGES},
+        "packages": {name: version_of(name) for name in _PACKAGES},
         "prefix": sys.prefix,
     }
 
 
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
     # because: importing torch only to ask its version takes seconds
     try:
         return importlib.metadata.version(package)

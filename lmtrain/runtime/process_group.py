@@ -9,20 +9,18 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # because: public, but not in __all__
 
-from lmtrain.errors import LmtrainError, PeerLostError
-from lmtrain.runtime.ports import listen
-from lmtrain.runtime.process import ProcessEnv, Rendezvous
+from lmtrain.errors import LmtrainError, PeerLostError, RanksDifferError, UsageError
+from lmtrain.runtime.meeting import meet
+from lmtrain.runtime.process import ProcessEnv
 
 PACKAGE = Path(__file__).resolve().parents[1]
 # because: gloo and the store raise plain RuntimeErrors; these words tell theirs from others'
@@ -33,7 +31,7 @@ _NAME_BYTES = 64  # because: a host name has at most 63
 
 @dataclass(frozen=True)
 class Peers:
-    hosts: tuple[str, ...]  # by rank
+    hosts: tuple[str, ...]  # by rank; on rank 0 alone
 
 
 @contextmanager
@@ -43,9 +41,14 @@ def start(process: ProcessEnv, device: torch.device, timeout_s: float) -> Iterat
         yield Peers((process.host,))
         return
     with peer_errors(process, timeout_s):
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        _meet(process, backend, timedelta(seconds=timeout_s))
-        yield Peers(tuple(_gather_names(process.host)))
+        _meet(process, "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout_s)
+        names = gather_to_first(process.host.encode()[:_NAME_BYTES], _NAME_BYTES)
+        try:
+            yield Peers(tuple(name.decode(errors="replace") for name in names))
+        except RanksDifferError:
+            # because: all end here together, and a group that is alive when Python ends now and then aborts its process
+            dist.destroy_process_group()
+            raise
         # because: who leaves early looks lost to launchers, which then end those that are still finishing
         dist.all_reduce(torch.zeros(1))  # collective: a meeting of the world, nothing is summed
     # because: after an error the peers must notice at once, which a closed socket tells them and a shutdown may not
@@ -59,32 +62,39 @@ def new_group(ranks: Sequence[int], timeout_s: float) -> dist.ProcessGroup:
     return group
 
 
-def _meet(process: ProcessEnv, backend: str, timeout: timedelta) -> None:
-    at = Rendezvous.detect(process)
-    store = PrefixStore(at.name, _store(process, at, timeout))
-    dist.init_process_group(backend, store=store, rank=process.rank, world_size=process.world_size, timeout=timeout)
+def _meet(process: ProcessEnv, backend: str, timeout_s: float) -> None:
+    store, timeout = meet(process, timeout_s), timedelta(seconds=timeout_s)
+    try:
+        dist.init_process_group(backend, store=store, rank=process.rank, world_size=process.world_size, timeout=timeout)
+    except (MemoryError, ValueError) as error:  # because: so gloo ends where what it finds in the store is no address
+        raise UsageError(
+            f"{process.who} read an address of a peer that no process of this run has written. Keep other programs "
+            "away from the port at which the processes meet, or set MASTER_PORT to another one."
+        ) from error
 
 
-def _store(process: ProcessEnv, at: Rendezvous, timeout: timedelta) -> Any:
-    """The table in which the processes find each other's addresses; rank 0 holds it, or its launcher."""
-    first, listen_fd = process.rank == 0 and not at.held_by_launcher, at.listen_fd
-    if first and listen_fd is None:
-        # because: TCPStore itself listens on every interface, which a run within one node has no need of
-        listen_fd = listen("127.0.0.1" if at.stays_on_node else "", at.port)
-    return TCPStore(
-        at.host, at.port, process.world_size, first, timeout,
-        wait_for_workers=False, master_listen_fd=listen_fd if first else None,
-    )  # fmt: skip
+def gather_to_first(mine: bytes, num_bytes: int) -> list[bytes]:
+    """Everybody's bytes by rank, without zeros at their end, on rank 0 alone.
+
+    because: gloo's sums and gathers for all send a number of messages that grows as n^2; this and `tell_all` as n.
+    """
+    row = torch.frombuffer(bytearray(mine.ljust(num_bytes, b"\0")), dtype=torch.uint8)
+    rows = [torch.empty_like(row) for _ in range(dist.get_world_size())] if dist.get_rank() == 0 else None
+    dist.gather(row, rows)  # collective: one row from each of the world, on the host
+    return [one.numpy().tobytes().rstrip(b"\0") for one in rows or ()]
 
 
-def _gather_names(name: str) -> list[str]:
-    """Every rank's name, by rank."""
-    mine = torch.zeros(_NAME_BYTES, dtype=torch.uint8)
-    text = name.encode()[:_NAME_BYTES]
-    mine[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
-    every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(every, mine)  # collective: one name from each of the world
-    return [bytes(row.tolist()).rstrip(b"\0").decode(errors="replace") for row in every]
+def tell_all(number: int) -> int:
+    """Rank 0's number, on all."""
+    told = torch.tensor([number], dtype=torch.int64)
+    dist.broadcast(told, 0)  # collective: one number to the world, on the host
+    return int(told.item())
+
+
+def wait_for_first() -> None:
+    """Returns when rank 0 has left the group, which closes its connections: it has all that was sent to it."""
+    with suppress(RuntimeError):
+        dist.recv(torch.empty(1), 0)
 
 
 @contextmanager

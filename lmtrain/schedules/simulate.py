@@ -28,13 +28,18 @@ class Timeline:
     def makespan(self) -> float:
         return max(span.end for span in self.spans)
 
-    def busy(self, rank: int) -> float:
-        return sum(span.end - span.start for span in self.spans if span.rank == rank)
+    @property
+    def busy(self) -> list[float]:
+        """How long each rank works."""
+        times = [0.0] * self.num_ranks
+        for span in self.spans:
+            times[span.rank] += span.end - span.start
+        return times
 
     @property
     def bubble(self) -> float:
         """Time that a rank stands still, as a share of its work; of the rank that stands still most."""
-        return max(self.makespan / self.busy(rank) - 1 for rank in range(self.num_ranks))
+        return self.makespan / min(self.busy) - 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,10 +12,11 @@ rank waits forever.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class Kind(StrEnum):
@@ -25,8 +26,7 @@ class Kind(StrEnum):
     WEIGHT = "W"
 
 
-@dataclass(frozen=True, order=True)
-class Action:
+class Action(NamedTuple):
     kind: Kind
     stage: int  # of all stages, virtual ones too: 0 holds the embedding
     microbatch: int
@@ -97,18 +97,21 @@ def check(table: Table) -> None:
 def in_order(actions: Sequence[Sequence[Action]], last_stage: int) -> Iterator[tuple[int, Action]]:
     """(rank, action) in an order in which they can happen; ValueError where every rank waits for another."""
     done: set[Action] = set()
-    at, left = [0] * len(actions), sum(map(len, actions))
-    while left:
-        moved = False
-        for rank, mine in enumerate(actions):
-            while at[rank] < len(mine) and all(need in done for need in needs(mine[at[rank]], last_stage)):
-                action = mine[at[rank]]
-                done.add(action)
-                at[rank] += 1
-                left -= 1
-                moved = True
-                yield rank, action
-        if not moved:
-            stuck = [(rank, mine[i]) for rank, (mine, i) in enumerate(zip(actions, at, strict=True)) if mine[i:]]
-            waits = ", ".join(f"rank {rank} at {action}" for rank, action in stuck)
-            raise ValueError(f"a schedule comes to a halt: {waits}")
+    at, ready = [0] * len(actions), deque(range(len(actions)))
+    waiting: dict[Action, list[int]] = {}  # ranks by what they wait for
+    while ready:
+        rank = ready.popleft()
+        while at[rank] < len(actions[rank]):
+            action = actions[rank][at[rank]]
+            missing = next((need for need in needs(action, last_stage) if need not in done), None)
+            if missing is not None:
+                waiting.setdefault(missing, []).append(rank)
+                break
+            done.add(action)
+            at[rank] += 1
+            ready.extend(waiting.pop(action, ()))
+            yield rank, action
+    stuck = [(rank, mine[i]) for rank, (mine, i) in enumerate(zip(actions, at, strict=True)) if mine[i:]]
+    if stuck:
+        waits = ", ".join(f"rank {rank} at {action}" for rank, action in stuck)
+        raise ValueError(f"a schedule comes to a halt: {waits}")

@@ -79,7 +79,7 @@ def _read_merges(data: bytes, name: str, pieces: dict[str, int]) -> list[tuple[s
     merges: list[tuple[str, str]] = []
     for number, line in enumerate(lines, 1):
         line = line.removesuffix("\r")
-        if not line or (number == 1 and line.startswith("#version")):
+        if (not line and number == len(lines)) or (number == 1 and line.startswith("#version")):
             continue
         left, space, right = line.partition(" ")
         if not (left and space and right) or " " in right:

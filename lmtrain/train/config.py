@@ -24,6 +24,11 @@ from lmtrain.parallel.recompute_settings import NoRecomputeSettings, RecomputeSe
 from lmtrain.placement.parallel_settings import ParallelSettings, layout_problems
 from lmtrain.train.train_settings import ObserveSettings, RunSettings, TrainSettings
 
+# What is worked out one by one before a run begins; nothing that is built comes near to any of these.
+MAX_PARAMETERS = 10**15
+MAX_STAGE_MICROBATCHES = 1 << 16
+MAX_INCREMENTS = 10_000
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(Settings):
@@ -50,6 +55,11 @@ class RunConfig(Settings):
             dropout = model.uses_dropout
             yield from layout_problems(model.shape, parts["parallel"], uses_dropout=dropout, compiles=compiles)
         if "model" in parts:
+            yield from problem_if(
+                parts["model"].num_parameters > MAX_PARAMETERS, "model.width", parts["model"].shape.width,
+                f"and the other sizes make {parts['model'].num_parameters:.1e} parameters, and the most are "
+                f"{MAX_PARAMETERS:.0e}", "Use a smaller one, or fewer layers, a smaller seq_len or ffn_width.",
+            )  # fmt: skip
             for problem in parts["model"].unused():
                 yield replace(problem, key=f"model.{problem.key}")
         if {"model", "data"} <= parts.keys():
@@ -81,6 +91,8 @@ class RunConfig(Settings):
             f"x {dp} data-parallel copies does not divide train.global_batch={full}",
             f"Use {words(divisors(max(full // dp, 1)))}.",
         )  # fmt: skip
+        if not uneven and full % together == 0:
+            yield from _schedule_problems(parts["parallel"], full // together)
         rampup_problems = list(_rampup_problems(train, together))
         yield from rampup_problems
         if not rampup_problems and {"schedule", "model"} <= parts.keys():
@@ -133,6 +145,16 @@ def _label_problems(model: ModelSettings, data: DataChoice) -> Iterator[Problem]
     )  # fmt: skip
 
 
+def _schedule_problems(parallel: ParallelSettings, microbatches: int) -> Iterator[Problem]:
+    """A schedule is worked out action by action before the run begins."""
+    stages = parallel.pp * parallel.vp
+    yield from problem_if(
+        parallel.pp > 1 and stages * microbatches > MAX_STAGE_MICROBATCHES, "parallel.pp", parallel.pp,
+        f"takes {microbatches} microbatches a step through {stages} stages, and the most, multiplied, is "
+        f"{MAX_STAGE_MICROBATCHES}", "Use a larger train.micro_batch, or more copies of the model (parallel.dp_shard).",
+    )  # fmt: skip
+
+
 def _rampup_problems(train: TrainSettings, together: int) -> Iterator[Problem]:
     rampup, full = train.rampup, train.global_batch
     if rampup is None:
@@ -141,6 +163,11 @@ def _rampup_problems(train: TrainSettings, together: int) -> Iterator[Problem]:
         value = getattr(rampup, key)
         rule = f"is not a multiple of micro_batch x copies = {together}"
         yield from problem_if(value % together != 0, f"train.rampup.{key}", value, rule, f"Use {together}.")
+    sizes = (full - rampup.start) // rampup.increment
+    rule = f"takes {sizes} increments to train.global_batch={full}, and {MAX_INCREMENTS} are the most"
+    yield from problem_if(
+        sizes > MAX_INCREMENTS, "train.rampup.increment", rampup.increment, rule, "Use a larger increment."
+    )
     rule = f"does not reach train.global_batch={full} in increments of {rampup.increment}"
     wrong = rampup.start > full or (full - rampup.start) % rampup.increment != 0
     way_out = "Use an increment that divides the rest."

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lmtrain.config.base import Problem, Settings, show
+from lmtrain.config.base import Problem, Settings, problem_if, show
 from lmtrain.config.build import quantity
+
+_LONGEST_NAME, _LONGEST_PATH = 255, 4000  # bytes; a file system takes 255 and 4096, and the run adds names of its own
+
+MAX_BATCH = 1 << 24  # because: every process knows each sample of a step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +46,7 @@ class TrainSettings(Settings):
         least = {"steps": 1, "tokens": 1, "global_batch": 1, "micro_batch": 1, "seed": 0, "valid_interval_steps": 0}
         for key, number in (least | {"valid_samples": 1}).items():
             yield from self.at_least(number, key, f"Use train.{key}={max(number, 1)} or more.")
+        yield from self.at_most(MAX_BATCH, "global_batch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,3 +67,9 @@ class RunSettings(Settings):
 
     def problems(self) -> Iterator[Problem]:
         yield from self.problem_if(not self.dir.strip(), "dir", "is empty", "Use run.dir=runs/NAME.")
+        path, name = len(self.dir.encode()), max(len(part.encode()) for part in self.dir.split("/"))
+        yield from problem_if(
+            path > _LONGEST_PATH or name > _LONGEST_NAME, "dir", f"{self.dir[:40]}...",
+            f"has {path} bytes, {name} of them in one name, and the most are {_LONGEST_PATH} and {_LONGEST_NAME}",
+            "Use a shorter one, as in run.dir=runs/NAME.",
+        )  # fmt: skip

@@ -56,7 +56,7 @@ def main() -> int:
                     {"schedule": schedule, "vp": vp, "count": count},
                 )  # fmt: skip
                 found = median(max(times) for times in zip(*ranks, strict=True))
-                ratio, work = found / timeline.makespan, timeline.busy(0)
+                ratio, work = found / timeline.makespan, timeline.busy[0]
                 off += abs(ratio - 1) > MOST_APART
                 sheet.add_row(
                     schedule, str(PROCESSES), str(vp), str(count), f"{timeline.makespan * 1e3:.0f} ms",

@@ -94,12 +94,15 @@ def test_a_signal_gives_one_checkpoint_and_a_way_on(toy: Toy, tmp_path: Path, nu
 
 @pytest.mark.wide
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="no /proc")
-def test_a_process_that_hangs_is_noticed(toy: Toy, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_that_hangs_is_noticed_and_named(toy: Toy, tmp_path: Path, rank: int) -> None:
     process = run_until_step(toy, tmp_path / "run", 2, **LONG | {"parallel__timeout_s": 10})
-    os.kill(rank_of(process, 1), signal.SIGSTOP)
+    os.kill(rank_of(process, rank), signal.SIGSTOP)
     output, _ = process.communicate(timeout=600)
     assert process.returncode == 76, output
-    assert "rank 0 on" in output
+    assert f"error: rank {rank} of 2 stood still while the others waited, and had to be killed." in output
+    assert stop_facts(tmp_path / "run")["rank"] == rank
+    assert f"rank {1 - rank} on" in output
     assert "Timed out waiting" in output
     assert "parallel.timeout_s=10" in output
 

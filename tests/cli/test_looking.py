@@ -76,6 +76,22 @@ def test_a_run_of_an_older_version_is_read(run: Path, tmp_path: Path) -> None:
     assert "no checkpoint" in text
 
 
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("stop.json", '"done"', "[]"), ("stop.json", "{", "[{"), ("metrics.jsonl", '"attempt":', '"attempts":'),
+        ("metrics.jsonl", '"loss": ', '"loss": "x", "was": '), ("config.json", '"model": {', '"model": 3, "was": {'),
+    ],
+)  # fmt: skip
+def test_records_that_no_run_writes(run: Path, tmp_path: Path, file: str, old: str, new: str) -> None:
+    for name in ("stop.json", "metrics.jsonl", "config.json"):
+        text = (run / name).read_text()
+        (tmp_path / name).write_text(text.replace(old, new, 1) + "]" * (new == "[{") if name == file else text)
+    said = lmtrain("inspect", tmp_path, code=65) if new != "[]" else lmtrain("inspect", tmp_path)
+    assert "Traceback" not in said
+    assert "failed with exit code 0" in said if new == "[]" else str(tmp_path) in said
+
+
 def test_a_run_that_has_nothing_left_to_do_draws_no_panel(toy: Toy, run: Path) -> None:
     settings = toy.settings(run, train__valid_interval_steps=4, train__valid_samples=5)
     shown = on_terminal("pretrain", *settings)

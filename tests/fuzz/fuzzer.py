@@ -115,6 +115,8 @@ def faults(case: Case, ran: Ran) -> list[str]:
         found.append("traceback: " + ran.output.strip().splitlines()[-1][:200])
     if ran.code and not ran.output.strip():
         found.append("says nothing")
+    if "canary" in ran.output:  # what the secrets of `case.env` are
+        found.append("a secret of the environment is in the output")
     if raw := re.search(r"[\x00-\x08\x0b-\x1f\x7f\x80-\x9f]", ran.output.replace("\r\n", "\n")):
         found.append(f"raw control character {raw[0]!a} in the output")
     if ran.grown > case.honest.grown + MORE_BYTES:

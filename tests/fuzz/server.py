@@ -90,6 +90,7 @@ def child(request: dict[str, Any], told: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
     os.environ.update(request["env"])
+    tempfile.tempdir = request["env"].get("TMPDIR", tempfile.tempdir)  # because: it has been asked for by now
     os.chdir(request["folder"])
     watch(told, request["writes"], request["allowed"])
     from lmtrain.cli.main import main  # because: `import_all` is the parent's, and this is where a shell would import

@@ -8,12 +8,16 @@ from typing import Any
 import pytest
 
 MODULES = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "jsonpickle"}
+PICKLING = "torch.distributed.checkpoint"  # reads its own metadata with pickle
 BUILTINS = {"eval", "exec", "compile", "__import__"}
 CALLS = {
     "torch.load", "torch.jit.load", "torch.package.PackageImporter", "yaml.load", "yaml.load_all", "yaml.unsafe_load",
     "yaml.full_load", "os.system", "os.popen", "tempfile.mktemp", "hydra.utils.instantiate", "hydra.utils.call",
     "hydra.utils.get_method", "hydra.utils.get_object", "runpy.run_path", "subprocess.getoutput",
-    "subprocess.getstatusoutput",
+    "subprocess.getstatusoutput", "yaml.unsafe_load_all", "yaml.full_load_all", "yaml.Loader", "yaml.FullLoader",
+    "yaml.UnsafeLoader", "runpy.run_module", "torch.hub.load", "torch.export.load", "torch.serialization.load",
+    "torch.distributed.checkpoint.load", "pandas.read_pickle", "numpy.lib.format.read_array",
+    "asyncio.create_subprocess_shell", "code.interact",
 }  # fmt: skip
 OBJECT_COLLECTIVES = "torch.distributed."  # ..._object and ..._object_list unpickle what a peer sends
 
@@ -27,7 +31,7 @@ def code_problems(house: Any) -> list[str]:
                 f"{module.shown}:{node.lineno} uses {what}. Files hold data only." for what in _uses(node, names)
             ]
         for item in house.imports(module):
-            if item.target.split(".")[0] in MODULES:
+            if item.target.split(".")[0] in MODULES or item.target.startswith(PICKLING):
                 problems.append(f"{module.shown}:{item.line} imports {item.target}. Files hold data only.")
     return problems
 
@@ -95,6 +99,9 @@ def test_no_file_can_make_us_run_code(house: Any) -> None:
         ("from hydra import utils\nutils.instantiate({})\n", "hydra.utils.instantiate"),
         ("from hydra.utils import instantiate as make\nmake({})\n", "hydra.utils.instantiate"),
         ("import numpy as np\nnp.load('x', allow_pickle=True)\n", "allow_pickle=True"),
+        ("import torch.distributed.checkpoint as dcp\ndcp.load({})\n", "torch.distributed.checkpoint"),
+        ("from torch.distributed.checkpoint import FileSystemReader\n", "torch.distributed.checkpoint"),
+        ("import yaml\nclass A(yaml.UnsafeLoader):\n    pass\n", "yaml.UnsafeLoader"),
         ("import subprocess\nsubprocess.run('ls', shell=True)\n", "shell=True"),
         ("import os\nrun = os.system\n", "os.system"),
         ("import tempfile\ntempfile.mktemp()\n", "tempfile.mktemp"),

@@ -25,6 +25,10 @@ ALLOWED = {
     "lmtrain.config.source.available": "called by hydra",
     "lmtrain.config.yaml_file.compose_node": "called by yaml",
     "lmtrain.config.yaml_file.compose_mapping_node": "called by yaml",
+    "lmtrain.config.yaml_file.compose_scalar_node": "called by yaml",
+    "lmtrain.config.yaml_file.construct_object": "called by yaml",
+    "lmtrain.cli.screen.render_str": "called by rich",
+    "lmtrain.cli.screen.render": "called by rich",
 }
 QUIET = {"property", "cached_property", "cache", "abstractmethod", "classmethod", "staticmethod", "contextmanager"}
 

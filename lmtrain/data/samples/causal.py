@@ -38,7 +38,7 @@ class CausalDataset:
         self.index = SampleIndex(DocumentMap.of(indexed, cache), documents, seq_len, tokens)
         refuse_none(indexed, documents, seq_len, self.index.num_samples, self.index.num_tokens)
         self.prefix, self.seq_len, self.document_mask = indexed.prefix, seq_len, document_mask
-        self._indexed = indexed
+        self._indexed, self._sizes = indexed, np.array([seq_len + 1])
         self._vocab_size = vocab_size or known_vocab_size(indexed)
         held = indexed.tokens[self.index.first_token :]
         # Row i of this view is sample i. Neighbours share a token and nothing is copied.
@@ -58,8 +58,7 @@ class CausalDataset:
 
     def batch(self, sample_ids: Int64s) -> Batch:
         rows = self._rows[sample_ids]
-        starts = self.index.starts(sample_ids) + self.index.first_token
-        self._indexed.check(starts, starts + (self.seq_len + 1))
+        self._indexed.check(sample_ids, self._sizes, self.seq_len, self.index.first_token)
         check_ids(rows, self._vocab_size, self.prefix)
         return build_batch(rows, self.index.begins(sample_ids) if self.document_mask else None)
 

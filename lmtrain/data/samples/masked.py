@@ -130,7 +130,7 @@ class MaskedDataset:
 
     def _check_tokens(self, sample_ids: Int64s) -> None:
         runs = self._sampler.runs(sample_ids)
-        self._indexed.check(runs[:, 0], runs.sum(axis=1))
+        self._indexed.check(*np.ascontiguousarray(runs.T))
 
     @property
     def _room(self) -> int:

@@ -178,7 +178,7 @@ class MegatronDataset:
         rows, starts, sizes = self._runs(sample_ids)
         _, places = ragged(starts, sizes)
         ids = self.indexed.tokens[places].reshape(len(sample_ids), self.seq_len + 1)
-        self.indexed.check(starts, starts + sizes)
+        self.indexed.check(starts, sizes)
         check_ids(ids, self._vocab_size, self.prefix)
         return build_batch(ids, self._begins(rows, sizes) if self.document_mask else None)
 

@@ -179,7 +179,7 @@ class PackedDataset:
         tokens, labels = np.zeros(num * seq_len, np.int64), np.full(num * seq_len, IGNORED, np.int64)
         targets, starts = rows * seq_len + places, packing.starts[stretches]
         known = copy_rows(self._indexed.tokens, starts, sizes, targets, self._vocab_size, tokens, labels)
-        self._indexed.check(starts, starts + sizes + 1)
+        self._indexed.check(starts, sizes + 1)
         if not known:
             check_ids(tokens, self._vocab_size, self.prefix)
             check_ids(np.where(labels == IGNORED, 0, labels), self._vocab_size, self.prefix)

@@ -99,14 +99,18 @@ class TokenBlocks:
         sums, is_known = record.read(-(-tokens.num_bytes // BLOCK_BYTES))
         return cls(tokens, width, sums, np.where(is_known, _UNCHECKED, _UNKNOWN).astype(np.uint8), record)
 
-    def check(self, starts: Int64s, stops: Int64s) -> None:
-        """Raises where a block that these stretches of tokens touch is not what it should be."""
+    def check(self, starts: Int64s, sizes: Int64s, stride: int = 1, first: int = 0) -> None:
+        """Raises where a block that these stretches of tokens touch is not what it should be.
+
+        One size may stand for all. With a stride, starts are numbers of rows of so many tokens from `first` on.
+        """
         bad = check_blocks(
-            self.tokens.bytes, BLOCK_BYTES, self.sums, self.state, starts, stops, self.width,
-            -1 if self.record is None else self.record.fd,
+            self.tokens.bytes, BLOCK_BYTES, self.sums, self.state, starts, sizes, self.width,
+            -1 if self.record is None else self.record.fd, self.tokens.fd, stride, first,
         )  # fmt: skip
-        if bad >= 0:
+        if bad != -1:
             self.tokens.refuse_lost()  # because: what was cut away is damaged too, and this says more
+        if bad >= 0:
             raise self._damaged(bad)
 
     def check_all(self, part: int = 0, parts: int = 1) -> None:
@@ -114,7 +118,7 @@ class TokenBlocks:
         num_tokens, step = self.tokens.num_bytes // self.width, _ALL // self.width
         first, last = (num_tokens * at // parts for at in (part, part + 1))
         for start in range(first, last, step):
-            self.check(np.array([start]), np.array([min(start + step, last)]))
+            self.check(np.array([start]), np.array([min(step, last - start)]))
             self.tokens.refuse_lost()
 
     def _damaged(self, block: int) -> DataError:
@@ -188,21 +192,28 @@ def block_sums_twin(data: NDArray[np.uint8], block_bytes: int, crc: int, filled:
 
 
 def check_blocks(
-    data: NDArray[np.uint8], block_bytes: int, sums: Sums, state: NDArray[np.uint8], starts: Int64s, stops: Int64s,
-    width: int, record: int,
+    data: NDArray[np.uint8], block_bytes: int, sums: Sums, state: NDArray[np.uint8], starts: Int64s, sizes: Int64s,
+    width: int, record: int, fd: int, stride: int, first: int,
 ) -> int:  # fmt: skip
-    """The first block under these stretches of tokens, not looked at before, whose checksum is wrong; or -1."""
+    """The first block under these stretches, not looked at before, whose checksum is wrong; or -1.
+
+    -2: the file is shorter than it was, or something that is mapped could not be read.
+    """
     if native.lib is not None and hasattr(native.lib, "check_blocks"):
-        bad: int = native.lib.check_blocks(data, block_bytes, sums, state, starts, stops, width, record)
+        bad: int = native.lib.check_blocks(
+            data, block_bytes, sums, state, starts, sizes, width, record, fd, stride, first
+        )
         return bad
-    return check_blocks_twin(data, block_bytes, sums, state, starts, stops, width, record)
+    return check_blocks_twin(data, block_bytes, sums, state, starts, sizes, width, record, fd, stride, first)
 
 
 def check_blocks_twin(
-    data: NDArray[np.uint8], block_bytes: int, sums: Sums, state: NDArray[np.uint8], starts: Int64s, stops: Int64s,
-    width: int, record: int,
+    data: NDArray[np.uint8], block_bytes: int, sums: Sums, state: NDArray[np.uint8], starts: Int64s, sizes: Int64s,
+    width: int, record: int, fd: int = -1, stride: int = 1, first: int = 0,
 ) -> int:  # fmt: skip
-    for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
+    all_sizes = np.broadcast_to(sizes, starts.shape).tolist()
+    for start, size in zip((starts * stride + first).tolist(), all_sizes, strict=True):
+        stop = start + size
         if not 0 <= start <= stop <= len(data) // width:
             raise ValueError("a stretch lies outside")
         last = -(-stop * width // block_bytes) if stop > start else 0
@@ -215,7 +226,7 @@ def check_blocks_twin(
             if state[block] == _UNKNOWN and record >= 0 and not _noted(record, block, found):
                 continue
             state[block] = _CHECKED
-    return -1
+    return -2 if fd >= 0 and os.fstat(fd).st_size < len(data) else -1
 
 
 def _noted(record: int, block: int, crc: int) -> bool:

@@ -20,9 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain import native
-from lmtrain.data.store.index_cache import Index, IndexCache, kept_if, rises, say_to_stderr, within
+from lmtrain.data.store.index_cache import Index, IndexCache, kept_if, rises, within
 from lmtrain.data.store.indexed import IndexedDataset, part
 from lmtrain.errors import DataError
+from lmtrain.observe.escaped import warn
 
 Int64s = NDArray[np.int64]
 
@@ -124,7 +125,7 @@ def compare_with_record(dataset: IndexedDataset) -> None:
     """What runs have read of a dataset without checksums, if they noted it beside it, is compared from now on."""
     record = record_path(dataset, index_folder(dataset))
     if dataset.blocks is None and record.exists():
-        dataset.watch("read", record, say_to_stderr)
+        dataset.watch("read", record, warn)
 
 
 def index_folder(dataset: IndexedDataset, chosen: str | None = None) -> Path:

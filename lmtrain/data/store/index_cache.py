@@ -15,7 +15,6 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from numpy.typing import NDArray
 
 from lmtrain.data.store.mapped import Mapped
 from lmtrain.errors import LmtrainError
+from lmtrain.observe.escaped import warn
 from lmtrain.runtime import files
 from lmtrain.runtime.checksum import crc32c
 
@@ -131,12 +131,8 @@ def _seal(tree: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def say_to_stderr(text: str) -> None:
-    print(f"warning: {text}", file=sys.stderr, flush=True)
-
-
 class IndexCache:
-    def __init__(self, folder: Path | None, say: Callable[[str], None] = say_to_stderr) -> None:
+    def __init__(self, folder: Path | None, say: Callable[[str], None] = warn) -> None:
         self.folder, self.say = folder, say
 
     def get(

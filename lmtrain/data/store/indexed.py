@@ -30,7 +30,7 @@ from lmtrain.data.store.format import SUFFIXES as SUFFIXES
 from lmtrain.data.store.format import DatasetInfo as DatasetInfo
 from lmtrain.data.store.format import dtype_for as dtype_for
 from lmtrain.data.store.format import part as part
-from lmtrain.data.store.mapped import Mapped
+from lmtrain.data.store.mapped import Mapped, Watch
 from lmtrain.data.store.writer import DatasetWriter as DatasetWriter
 from lmtrain.errors import DataError, MissingInputError
 from lmtrain.runtime import files
@@ -48,7 +48,7 @@ class IndexedDataset:
     ) -> None:
         self.prefix, self.dtype, self.num_sequences = prefix, dtype, num
         self.tokens: Ints = tokens.as_type(dtype)
-        self.token_bytes, self._index = tokens, index
+        self.token_bytes, self._index, self._watch = tokens, index, Watch((tokens, index))
         start = HEADER.size
         # unaligned, as the format is
         self.lengths: Ints = np.frombuffer(index.bytes, "<i4", num, start)
@@ -115,16 +115,18 @@ class IndexedDataset:
                     f"remove {record} if you replaced it yourself."
                 )
 
-    def check(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
-        """Raises where tokens starts[i] to stops[i] - 1, or anything read so far, are not what they should be."""
+    def check(
+        self, starts: NDArray[np.int64], sizes: NDArray[np.int64], stride: int = 1, first: int = 0
+    ) -> None:
+        """Raises where sizes[i] tokens from starts[i] on, or what was read up to now, are not what they should be."""
         if self.blocks is not None:
-            self.blocks.check(starts, stops)
-        self.refuse_lost()
+            self.blocks.check(starts, sizes, stride, first)  # and looks at the files
+        else:
+            self._watch.refuse_lost()
 
     def refuse_lost(self) -> None:
         """Raises where one of the two files was cut short or cannot be read any more."""
-        self.token_bytes.refuse_lost()
-        self._index.refuse_lost()
+        self._watch.refuse_lost()
 
     def check_all(self, part: int = 0, parts: int = 1) -> None:
         """Every block, or one of several equal shares of them; and the whole index."""
@@ -136,7 +138,7 @@ class IndexedDataset:
     def read(self, start: int, stop: int) -> Ints:
         """A copy of these tokens, checked."""
         tokens = self.tokens[start:stop].copy()
-        self.check(np.array([start]), np.array([stop]))
+        self.check(np.array([start]), np.array([len(tokens)]))
         return tokens
 
     def sequence(self, i: int) -> Ints:

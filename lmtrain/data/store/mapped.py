@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import mmap
 import os
-import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,33 +28,25 @@ class Mapped:
     """All bytes of a plain file, of which there must be as many as `num_bytes` says."""
 
     def __init__(self, path: Path, num_bytes: int) -> None:
-        self.path, self.num_bytes = path, num_bytes
-        self.bytes: NDArray[np.uint8] = np.empty(0, np.uint8)
-        self._map: mmap.mmap | None = None
-        if num_bytes == 0:  # because: an empty file cannot be mapped
-            return
+        self.path, self.num_bytes, self.fd = path, num_bytes, -1
         with files.read_errors(path):
-            fd, size = files.open_regular(path, follow_links=True)
-            try:
-                if size < num_bytes:
-                    raise self._too_short(size)
-                self._map = mmap.mmap(fd, num_bytes, access=mmap.ACCESS_READ)
-            finally:
-                os.close(fd)
-        self.bytes = np.frombuffer(self._map, np.uint8)
-        if native.lib is not None and hasattr(native.lib, "watch_map"):
-            number = native.lib.watch_map(self.bytes, num_bytes)
-            _WATCHED[number] = path
-            weakref.finalize(self._map, _forget, number)
+            self.fd, size = files.open_regular(path, follow_links=True)
+        if size < num_bytes:
+            raise self._too_short(size)
+        self.bytes = _map(self.fd, num_bytes, path)
+
+    def __del__(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
 
     def as_type(self, dtype: Any) -> NDArray[Any]:
         return self.bytes.view(dtype)
 
     def refuse_lost(self) -> None:
         """Raises where what was read of this file up to now may not be what is in it."""
-        if self._map is not None and (size := self._map.size()) < self.num_bytes:
+        if (size := os.fstat(self.fd).st_size) < self.num_bytes:
             raise self._too_short(size)
-        refuse_failed()
+        _refuse_failed()
 
     def _too_short(self, size: int) -> DataError:
         return DataError(
@@ -63,9 +55,37 @@ class Mapped:
         )
 
 
-def refuse_failed() -> None:
+class Watch:
+    """Several mapped files, asked after at once: it is done for every batch."""
+
+    def __init__(self, mapped: Sequence[Mapped]) -> None:
+        self._mapped = mapped
+        self._files = np.array([(one.fd, one.num_bytes) for one in mapped], np.int64).ravel()
+
+    def refuse_lost(self) -> None:
+        lib = native.lib
+        if lib is None or not hasattr(lib, "files_lost") or lib.files_lost(self._files):
+            for one in self._mapped:
+                one.refuse_lost()
+
+
+def _map(fd: int, num_bytes: int, path: Path) -> NDArray[np.uint8]:
+    if num_bytes == 0:  # because: an empty file cannot be mapped
+        return np.empty(0, np.uint8)
+    if native.lib is None or not hasattr(native.lib, "map_file"):
+        return np.frombuffer(mmap.mmap(fd, num_bytes, access=mmap.ACCESS_READ), np.uint8)
+    try:
+        made: NDArray[np.uint8]
+        made, number = native.lib.map_file(fd, num_bytes)
+    except RuntimeError as error:
+        raise StorageError(f"Reading {path} failed: {error}. Look at the limits of memory (`ulimit -v`).") from error
+    _WATCHED[number] = path
+    return made
+
+
+def _refuse_failed() -> None:
     """Raises where any mapping of this process could not be read."""
-    if native.lib is None or not hasattr(native.lib, "maps_failed") or native.lib.maps_failed() == 0:
+    if native.lib is None or not hasattr(native.lib, "maps_failed") or not native.lib.maps_failed():
         return
     for number, path in list(_WATCHED.items()):
         if native.lib.map_failed(number):
@@ -73,9 +93,3 @@ def refuse_failed() -> None:
                 f"Reading {path} failed while it was in use: its disk has a fault, or somebody cut it short. "
                 "Look at the system's log, restore the file and start the command again."
             )
-
-
-def _forget(number: int) -> None:
-    assert native.lib is not None
-    native.lib.unwatch_map(number)
-    _WATCHED.pop(number, None)

@@ -35,7 +35,7 @@ def verify(dataset: IndexedDataset) -> dict[str, Any]:
     digest, highest, lowest = hashlib.sha256(), -1, 0
     for first in range(0, dataset.num_tokens, _COPIED_TOKENS):
         tokens = dataset.tokens[first : first + _COPIED_TOKENS]
-        dataset.check(np.array([first]), np.array([first + len(tokens)]))
+        dataset.check(np.array([first]), np.array([len(tokens)]))
         digest.update(tokens.data.cast("B"))
         lowest, highest = min(lowest, int(tokens.min())), max(highest, int(tokens.max()))
         if lowest < 0 or (limit is not None and highest >= limit):
@@ -140,7 +140,7 @@ def _copy(writer: DatasetWriter, dataset: IndexedDataset, map_: DocumentMap, doc
         bounds = dataset.document_index[first : last + 1].astype(np.int64)
         start, stop = map_.starts(np.array([first, last])).tolist()
         lengths = dataset.lengths[int(bounds[0]) : int(bounds[-1])]
-        dataset.check(np.array([start]), np.array([stop]))
+        dataset.check(np.array([start]), np.array([stop - start]))
         writer.add_documents(dataset.tokens[start:stop], lengths, np.diff(bounds))
 
 

@@ -104,6 +104,10 @@ def test_numbers_survive(cups: int, wait: float) -> None:
         ({"cups": 1e30}, "cups=1e+30 must be at most 1e18. Write cups=1."),
         ({"wait": float("nan")}, "wait=nan is not a finite number. Write wait=0.0."),
         ({"name": "a\0b"}, "name holds a zero byte, which no text has. Take it out."),
+        ({"name": "\udcff"}, "name holds half a character (U+DCFF), which UTF-8 has no bytes for. Give another name."),
+        ({"cups": 10**400}, f"cups={10**400} must be at most 1e18. Write cups=1."),
+        ({"wait": 10**400}, f"wait={10**400} is not a finite number. Write wait=0.0."),
+        ({"cups": "9" * 400}, f"cups={'9' * 400} is larger than any size can be. Write cups=1000."),
         ({"spare": {"kind": "coffee"}}, "spare.kind=coffee is not a kind of spare. Known: tea."),
     ],
 )

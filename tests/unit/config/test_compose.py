@@ -89,6 +89,31 @@ def test_configs_are_data(mine: Path, text: str, said: str) -> None:
         compose_plain([], config_dir=mine, name="bad")
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["- drink: ${oc.env:HOME}", "- override drink: ${oc.env:HOME}", "- ${oc.env:HOME}: tea",
+     "- drink@${oc.env:HOME}: tea", "- mini@${oc.env:HOME}", "- optional drink: ['${oc.env:HOME}']"],
+)  # fmt: skip
+def test_a_defaults_list_calls_no_resolver(mine: Path, line: str) -> None:
+    (mine / "bad.yaml").write_text(f"defaults:\n  {line}\n", encoding="utf-8")
+    with pytest.raises(SettingsError, match=r"line 2 has .*, which calls a resolver"):
+        compose_plain([], config_dir=mine, name="bad")
+
+
+def test_lists_that_name_two_lists_each_have_an_end(mine: Path) -> None:
+    (mine / "l0.yaml").write_text("cups: 1\n", encoding="utf-8")
+    for number in range(1, 20):
+        text = f"defaults:\n  - l{number - 1}\n  - l{number - 1}\n"
+        (mine / f"l{number}.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(SettingsError, match="defaults lists of l19, l18, l17 and 17 more bring more than 1000 files"):
+        compose_plain([], config_dir=mine, name="l19")
+
+
+def test_a_sweep_of_a_billion_runs_is_refused_at_once(mine: Path) -> None:
+    with pytest.raises(SettingsError, match="-m makes more than 10000 runs of the values of b, c"):
+        sweep(["a=1", "b=range(0,1000000000)", "c=1,2"], config_dir=mine)
+
+
 def test_a_config_cannot_widen_the_search(mine: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere" / "drink"
     elsewhere.mkdir(parents=True)

@@ -78,6 +78,8 @@ def test_a_change_that_cannot_be(word: str, said: str) -> None:
         (["lr==3"], "Write lr=3."),
         (["hydra.run.dir=x"], "Use run.dir=FOLDER."),
         (["a=" + "[" * 50], "nests too deeply"),
+        (["a=" + "9" * 5000], "has 5000 digits, and no number here has more than 100"),
+        (["a=[1," + "9" * 101 + "]"], "has 101 digits"), (["a='${${b}:X}'"], "a reference within a reference"),
         (["a=${oc.env:X}"], "calls a resolver"), (["a=[{b: '${'}]"], "that is not closed"),
         (["a b"], "is no name of a key"), (["a@b=c"], "@ has no meaning here"), (["a[0]=1"], "a=[FIRST,SECOND]"),
     ],

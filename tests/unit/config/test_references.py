@@ -15,11 +15,12 @@ TREE: dict[str, Any] = {"a": {"b": 2, "c": {"d": [3, {"e": "x"}]}}, "n": None, "
     ("text", "value"),
     [
         ("${a.b}", 2), ("${ a.b }", 2), ("${a.c}", {"d": [3, {"e": "x"}]}), ("${a.c.d[1].e}", "x"), ("${a.c.d.0}", 3),
-        ("runs/${a.b}-${yes}-${n}", "runs/2-true-null"), ("\\${a.b}", "${a.b}"), ("${a.c.d[1].${name}}", "x"),
+        ("runs/${a.b}-${yes}-${n}", "runs/2-true-null"), ("\\${a.b}", "${a.b}"), ("$${a.b}", "$2"),
+        ("\\${${a.b}}", "${2}"), ("$${env}", "${oc.env:HOME}"), ("${kept}", "${a.b}"), ("x${kept}", "x${a.b}"),
     ],
 )  # fmt: skip
 def test_a_reference_is_its_value(text: str, value: Any) -> None:
-    plain, problems = resolved(TREE | {"name": "e", "here": text})
+    plain, problems = resolved(TREE | {"env": "{oc.env:HOME}", "kept": "\\${a.b}", "here": text})
     assert problems == []
     assert plain["here"] == value
 
@@ -37,11 +38,15 @@ def test_dots_count_from_where_the_reference_stands() -> None:
         ({"a": {"b": "${a}"}}, "leads back to itself"),
         ({"a": "x${b}", "b": [1]}, "puts b, which is not one value, into a text"),
         ({"a": "${oc.env:HOME}"}, "calls a resolver"),
+        ({"a": "${${b}:HOME}", "b": "oc.env"}, "has a reference within a reference"),
+        ({"a": "${${b}}", "b": "oc.env:HOME"}, "has a reference within a reference"),
+        ({"a": "${x${b}.c}", "b": "y"}, "has a reference within a reference"),
         ({"a": ["${"]}, "a[0]=${ opens a ${ that is not closed"),
         ({"a": "${}"}, "refers to 'nothing'"),
         ({f"k{i}": f"${{k{i + 1}}}" for i in range(99)} | {"k99": 1}, "is reached over 50 references"),
         ({f"k{i}": f"${{k{i + 1}}}" * 9 for i in range(5)} | {"k5": "x" * 9}, "becomes longer than"),
         ({f"k{i}": [f"${{k{i + 1}}}"] * 9 for i in range(9)} | {"k9": 1}, "is one of more than 10000 references"),
+        ({"a": list(range(999)), "b": ["${a}"] * 99}, "bring more than 50000 values"),
     ],
 )
 def test_a_reference_that_has_no_value(tree: dict[str, Any], said: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmtrain.config.yaml_file import MAX_DEPTH, MAX_VALUES, read_yaml
+from lmtrain.config.yaml_file import MAX_BYTES, MAX_DEPTH, MAX_VALUES, read_yaml
 from lmtrain.errors import MissingInputError, SettingsError
 
 TEXTS = st.text("ab:#{[ '", max_size=9)
@@ -57,6 +59,34 @@ def test_size_and_depth_have_an_end(tmp_path: Path) -> None:
     text = f"a: &a [{many}]\nb: [{', '.join(['*a'] * 101)}]\n"
     with pytest.raises(SettingsError, match=f"makes more than {MAX_VALUES} values"):
         read_yaml(_file(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("b: 1\na: " + "9" * 5000, "line 2 has a number of 5000 digits, and none has more than 100"),
+        ("a: 0x" + "f" * 5000, "line 1 has a number of 5002 digits"),
+        ("a: 1" + ":59" * 3000, "line 1 has a number of 9001 digits"),
+        ("a: 0x_", "line 1 has 0x_, which is no number"),
+        ("b: 1\na: \"\\U00110000\"", "line 2 has an escape for a character that there is not"),
+        ("b: 1\na: \"\\UFFFFFFFF\"", "line 2 has an escape for a character that there is not"),
+        ("a: \"\\ud83d\\ude00\"", r"line 1 has the escape \\ud83d, half a character"),
+        (f"a: [{'1,' * MAX_VALUES}]", f"line 1 holds more than {MAX_VALUES} values"),
+        ("a: " + "x" * MAX_BYTES, "has 262147 bytes, and no config has more than 262144"),
+        ("a: " + "[" * 9999, f"line 1 nests deeper than {MAX_DEPTH} levels"),
+    ],
+)
+def test_what_python_chokes_on(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        read_yaml(_file(tmp_path, text))
+
+
+def test_a_bomb_of_names_for_names_ends_at_once(tmp_path: Path) -> None:
+    begin = time.process_time()
+    rows = [f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]" for before, name in pairwise("abcdefghij")]
+    with pytest.raises(SettingsError, match=f"makes more than {MAX_VALUES} values"):
+        read_yaml(_file(tmp_path, "\n".join(["a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1]", *rows])))
+    assert time.process_time() - begin < 1
 
 
 @settings(max_examples=60)

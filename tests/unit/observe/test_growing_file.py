@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from lmtrain.errors import OutputError
-from lmtrain.observe.growing_file import GrowingFile, warn
+from lmtrain.observe.escaped import warn
+from lmtrain.observe.growing_file import GrowingFile
 from lmtrain.observe.log import RunLog
 from lmtrain.observe.metrics import MetricsLog, read_metrics
 from lmtrain.observe.tensorboard import EventWriter, record

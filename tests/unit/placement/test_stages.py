@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmtrain.placement.stages import layers_of_stages
+from lmtrain.models.gpt_settings import GPTSettings
+from lmtrain.placement.parallel_settings import ParallelSettings
+from lmtrain.placement.stages import layers_of_stages, names_of_rank, stages_of_rank
 
 
 @given(st.integers(0, 200), st.integers(1, 40), st.floats(0, 9), st.floats(0, 9))
@@ -26,6 +30,14 @@ def test_every_layer_once_and_no_stage_dearer_than_needed(
 def test_even_lengths() -> None:
     assert [len(run) for run in layers_of_stages(10, 4)] == [3, 3, 2, 2]
     assert [len(run) for run in layers_of_stages(2, 4)] == [1, 1, 0, 0]
+
+
+def test_thousands_of_stages_are_one_look_at_each_layer() -> None:
+    model = GPTSettings(num_layers=2048, width=8, num_heads=1, vocab_size=8, seq_len=8)
+    parallel, began = ParallelSettings(pp=2048), time.process_time()
+    held = [names_of_rank(model, stages_of_rank(model, parallel, rank)) for rank in range(2048)]
+    assert sum(map(len, held)) == len(model.weights()) + 1  # the tied weight twice
+    assert time.process_time() - began < 2
 
 
 def test_a_head_takes_the_room_of_its_layers() -> None:

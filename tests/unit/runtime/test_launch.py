@@ -55,6 +55,11 @@ def test_what_rank_0_has_said_is_not_said_again() -> None:
     assert launch(child("sys.exit(65 if rank == 0 else 0)"), 2) == Outcome(65, 0, None)
 
 
+def test_rank_0_speaks_where_all_end_for_one_reason() -> None:
+    body = "import time\nif rank == 0:\n    time.sleep(0.5)\nsys.exit(2)"
+    assert launch(child(body), 3) == Outcome(2, 0, None)
+
+
 def test_a_killed_process_is_named_and_those_that_miss_it_are_not() -> None:
     """The others find their peer gone and end by themselves, with the code for that."""
     body = (
@@ -64,6 +69,15 @@ def test_a_killed_process_is_named_and_those_that_miss_it_are_not() -> None:
     outcome = launch(child(body), 3)
     assert (outcome.exit_code, outcome.rank) == (76, 2)
     assert "rank 2 of 3 was ended by SIGKILL" in str(outcome.cause)
+
+
+def test_those_that_stood_still_are_named_and_not_those_that_waited() -> None:
+    body = "if rank in (0, 2):\n    wait()\nos.close(0)\nsys.exit(76)"
+    outcome = launch(child(body), 4, grace_s=0.5)
+    assert outcome == Outcome(
+        76, 0, "ranks 0 and 2 of 4 stood still while the others waited, and had to be killed. Start the same command "
+        "again to go on from the last checkpoint."
+    )  # fmt: skip
 
 
 def test_lost_peers_alone() -> None:

@@ -21,6 +21,7 @@ from lmtrain.runtime.process import (
     first_host,
     git_commit,
     num_usable_cpus,
+    ranks_text,
     share_cores,
 )
 
@@ -133,6 +134,34 @@ def test_peers_without_a_place_to_meet_are_refused(missing: str) -> None:
         Rendezvous.detect(ProcessEnv.detect(env), env)
 
 
+@pytest.mark.parametrize("port", ["99999", "65536", "0", "-1", "abc", "", "29500 ", "999999999999"])
+@pytest.mark.parametrize("others", [{"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "here"}, SRUN])
+def test_a_port_that_is_none_is_refused_before_anything(port: str, others: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match=f"MASTER_PORT(=| is ){port}"):
+        ProcessEnv.detect({**others, "MASTER_PORT": port})
+
+
+@pytest.mark.parametrize("others", [{"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "here"}, SRUN])
+def test_a_token_may_be_given_to_any_launcher(others: dict[str, str]) -> None:
+    env = {**others, "MASTER_PORT": "1"}
+    process = ProcessEnv.detect(env)
+    assert Rendezvous.detect(process, env | {"LMTRAIN_RUN_TOKEN": "a" * 32}).token == "a" * 32
+    assert Rendezvous.detect(process, env | {"LMTRAIN_RUN_TOKEN": ""}).token is None
+    for wrong in ("a" * 31, "A" * 32, "secret"):
+        with pytest.raises(UsageError, match="LMTRAIN_RUN_TOKEN is not 32 hexadecimal digits") as caught:
+            Rendezvous.detect(process, env | {"LMTRAIN_RUN_TOKEN": wrong})
+        assert wrong not in str(caught.value)  # because: messages are kept, and this may be a password
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [([3], "rank 3"), ([0, 1], "ranks 0-1"), ([0, 2, 8, 9, 10], "ranks 0, 2 and 8-10"),
+     (list(range(0, 64, 2)), "32 ranks from 0 to 62")],
+)  # fmt: skip
+def test_ranks_in_words(ranks: list[int], text: str) -> None:
+    assert ranks_text(ranks) == text
+
+
 def test_each_restart_of_torchrun_meets_anew() -> None:
     """Its agent's store still holds the addresses of workers that have died."""
     env = {
@@ -149,17 +178,20 @@ def test_each_restart_of_torchrun_meets_anew() -> None:
 
 
 def test_children_of_our_own_launcher() -> None:
-    first, second = child_environment(0, 2, 1234, 7, {"KEPT": "1"}), child_environment(1, 2, 1234, None, {})
+    token = "0123456789abcdef" * 2
+    first = child_environment(0, 2, 1234, 7, token, {"KEPT": "1"})
+    second = child_environment(1, 2, 1234, None, token, {})
     env = ProcessEnv.detect(first)
     assert (env.launcher, env.rank, env.world_size, env.local_world_size) == ("lmtrain", 0, 2, 2)
-    assert Rendezvous.detect(env, first) == Rendezvous("127.0.0.1", 1234, "attempt 0", 7, True)
+    assert Rendezvous.detect(env, first) == Rendezvous("127.0.0.1", 1234, "attempt 0", 7, True, token=token)
     assert Rendezvous.detect(ProcessEnv.detect(second), second) == Rendezvous(
-        "127.0.0.1", 1234, "attempt 0", None, True
+        "127.0.0.1", 1234, "attempt 0", None, True, token=token
     )
+    assert token not in repr(Rendezvous.detect(env, first))
     assert first["KEPT"] == "1"
     assert first["OMP_NUM_THREADS"] == str(max(1, num_usable_cpus() // 2))
-    assert child_environment(1, 4096, 1, None, {})["OMP_NUM_THREADS"] == "1"
-    assert child_environment(1, 2, 1, None, {"OMP_NUM_THREADS": "5"})["OMP_NUM_THREADS"] == "5"
+    assert child_environment(1, 4096, 1, None, token, {})["OMP_NUM_THREADS"] == "1"
+    assert child_environment(1, 2, 1, None, token, {"OMP_NUM_THREADS": "5"})["OMP_NUM_THREADS"] == "5"
 
 
 def test_a_launcher_starts_no_launcher() -> None:

@@ -8,11 +8,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from lmtrain.errors import DataError, PeerLostError, UsageError
 from lmtrain.runtime.process import ProcessEnv, child_environment
@@ -83,7 +85,7 @@ try:
                 os.kill(os.getpid(), signal.SIGKILL)
             threading.Event().wait()
         dist.all_reduce(number)
-        print(env.launcher, number.item(), len(met.hosts), flush=True)
+        print(env.launcher, number.item(), *met.hosts, flush=True)
 except PeerLostError as error:
     print_error(error)
     sys.exit(error.exit_code)
@@ -104,7 +106,7 @@ def processes(environments: Sequence[Mapping[str, str]], *arguments: object, fds
 def ours(num: int) -> tuple[list[Mapping[str, str]], socket.socket]:
     store = socket.create_server(("127.0.0.1", 0))
     port, fd = store.getsockname()[1], store.fileno()
-    return [child_environment(rank, num, port, None if rank else fd) for rank in range(num)], store
+    return [child_environment(rank, num, port, None if rank else fd, "a" * 32) for rank in range(num)], store
 
 
 def ends(jobs: list[Any]) -> list[tuple[int, str, str]]:
@@ -123,7 +125,9 @@ def test_our_own_launcher_hands_over_a_listening_socket() -> None:
     environments, store = ours(3)
     jobs = processes(environments, -1, "", 60, fds=(store.fileno(),))
     store.close()
-    assert [(code, output) for code, output, _ in ends(jobs)] == [(0, "lmtrain 6.0 3\n")] * 3
+    names = " ".join([socket.gethostname()] * 3)
+    said = [f"lmtrain 6.0 {names}\n", "lmtrain 6.0\n", "lmtrain 6.0\n"]
+    assert [(code, output) for code, output, _ in ends(jobs)] == [(0, one) for one in said]
 
 
 @pytest.mark.wide
@@ -138,7 +142,22 @@ def test_other_launchers(launcher: str) -> None:
         step = {"SLURM_JOB_ID": "5", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "n1"}
         environments = [meeting | step | {"SLURM_PROCID": str(r), "SLURM_LOCALID": str(r)} for r in range(2)]
     jobs = processes(environments, -1, "", 60)
-    assert [(code, output) for code, output, _ in ends(jobs)] == [(0, f"{launcher} 3.0 2\n")] * 2
+    name = socket.gethostname()
+    said = [f"{launcher} 3.0 {name} {name}\n", f"{launcher} 3.0\n"]
+    assert [(code, output) for code, output, _ in ends(jobs)] == [(0, one) for one in said]
+
+
+@pytest.mark.wide
+def test_what_a_stranger_wrote_before_the_meeting_is_never_read() -> None:
+    """Under the names at which gloo looks for addresses; so it ended with std::bad_alloc."""
+    store: Any = TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=60), wait_for_workers=False)
+    theirs: Any = PrefixStore("attempt 0", store)
+    for rank in range(2):
+        theirs.set(f"0//cpu//0/{rank}", b"\xff" * 64)
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    meeting |= {"WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
+    jobs = processes([meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)], -1, "", 60)
+    assert [code for code, _, _ in ends(jobs)] == [0, 0]
 
 
 # because: on a busy machine two processes may be seconds apart when they meet

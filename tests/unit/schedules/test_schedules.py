@@ -71,7 +71,7 @@ def test_bubbles_of_zero_bubble(p: int, m: int) -> None:
 def waits(timeline: Timeline, rank: int) -> float:
     """Idle time between a rank's first action and its last."""
     spans = [span for span in timeline.spans if span.rank == rank]
-    return max(s.end for s in spans) - min(s.start for s in spans) - timeline.busy(rank)
+    return max(s.end for s in spans) - min(s.start for s in spans) - timeline.busy[rank]
 
 
 @given(st.integers(1, 8), st.integers(2, 4), st.integers(1, 40))

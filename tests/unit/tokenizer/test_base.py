@@ -127,6 +127,7 @@ def test_a_lone_surrogate_is_refused() -> None:
         ("vocab.json", '{"a": 1}', "byte letters"),
         ("merges.txt", "#version: 0.2\na b c\n", "merges.txt:2"),
         ("merges.txt", "T zzz\n", "merges.txt:1"),
+        ("merges.txt", "#version: 0.2\n\nt h\n", "merges.txt:2"),
         ("vocab.txt", "[UNK]\na\na\n", "vocab.txt:3"),
         ("vocab.txt", "[UNK]\n\na\n", "vocab.txt:2"),
         ("vocab.txt", "a\nb\n", "no \\[UNK\\]"),

@@ -30,8 +30,8 @@ def _in(config: RunConfig, folder: Path, **checkpoint: Any) -> RunConfig:
 
 def test_a_folder_that_cannot_be_made(config: RunConfig, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    for name, said in {"file": "is a file", "file/below/it": "is a file", "x" * 300: "File name too long"}.items():
-        with pytest.raises(OutputError, match=rf"^run\.dir=.*{said}.*Choose another one\.$"):
+    for name in ("file", "file/below/it"):
+        with pytest.raises(OutputError, match=r"^run\.dir=.*is a file.*Choose another one\.$"):
             check_folder(_in(config, tmp_path / name), config.model, lock=True)
     check_folder(_in(config, tmp_path / "new" / "run"), config.model, lock=True)
     assert not (tmp_path / "new").exists()

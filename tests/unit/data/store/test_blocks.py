@@ -75,12 +75,12 @@ def test_the_compiled_check_equals_its_twin(seed: int, tmp_path_factory: pytest.
         sums[chance.randrange(len(sums))] ^= 1
     known = np.array([chance.choice([0, 0, 1, 2]) for _ in sums], np.uint8)
     starts = np.array([chance.randrange(len(data) // 2 + 1) for _ in range(chance.randrange(6))], np.int64)
-    stops = np.minimum(starts + chance.randrange(40), len(data) // 2)
+    sizes = np.minimum(chance.randrange(40), len(data) // 2 - starts)
     results = []
     for check in (native.lib.check_blocks, check_blocks_twin):  # type: ignore[union-attr]
         state, path = known.copy(), folder / check.__name__
         record = os.open(path, os.O_RDWR | os.O_CREAT)
-        bad = check(data, block, sums, state, starts, stops, 2, record)
+        bad = check(data, block, sums, state, starts, sizes, 2, record)
         os.close(record)
         results.append((bad, state.tolist(), path.read_bytes()))
     assert results[0] == results[1]
@@ -215,10 +215,10 @@ def test_a_file_that_is_cut_short_while_it_is_open(tmp_path: Path) -> None:
         dataset.read(0, TOKENS)
         os.truncate(tmp_path / f"a{size}.bin", size)
         with pytest.raises(DataError, match=rf"has become shorter while it was in use: {size} of its 200000 bytes"):
-            dataset.read(0, TOKENS) if hasattr(native.lib, "watch_map") else dataset.refuse_lost()
+            dataset.read(0, TOKENS) if hasattr(native.lib, "map_file") else dataset.refuse_lost()
 
 
-@pytest.mark.skipif(not hasattr(native.lib, "watch_map"), reason="the compiled helper is not built")
+@pytest.mark.skipif(not hasattr(native.lib, "map_file"), reason="the compiled helper is not built")
 def test_a_file_that_was_cut_and_written_again_while_it_was_read(tmp_path: Path) -> None:
     dataset = write(tmp_path / "a")
     other = write(tmp_path / "b")

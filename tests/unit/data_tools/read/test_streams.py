@@ -6,10 +6,12 @@ import bz2
 import gzip
 import io
 import lzma
+import os
 import random
 import time
 import tracemalloc
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import zstandard
@@ -42,6 +44,15 @@ def test_an_archive_that_does_not_say_how_long_it_is() -> None:
 
 def test_zeros_may_follow_a_gz() -> None:
     assert read(gzip.compress(b"x") + bytes(2 * STEP_BYTES), "gz") == b"x"
+
+
+@pytest.mark.parametrize("codec", ["gz", "bz2", "xz"])
+def test_zeros_end_before_a_terabyte(codec: str, tmp_path: Path) -> None:
+    path = tmp_path / "sparse"
+    path.write_bytes(PACK[codec](b"x"))
+    os.truncate(path, 1 << 40)
+    with path.open("rb") as file, pytest.raises(DamagedArchiveError, match="nothing but zeros follows"):
+        list(read_stream(file, codec))
 
 
 @codecs

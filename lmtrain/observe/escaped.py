@@ -1,0 +1,32 @@
+"""Text that a terminal shows and does not obey: what names and files hold is spelt out. No torch, no rich.
+
+Called by whatever writes lines for people: the command line's printing, the log, the live view, warnings.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from contextlib import suppress
+
+# because: these move the cursor, change the terminal, turn the order of letters round, or are no characters at all
+_OBEYED = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]|\r(?!\n)")
+_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+
+
+def escaped(text: str) -> str:
+    r"""Every character that is more than ink as JSON writes it: an escape becomes \u001b. JSON stays the same JSON."""
+    return _OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def plain(text: str) -> str:
+    """Without colours, and without what a terminal would obey: names of files are in many lines and hold anything."""
+    return escaped(_ESCAPE.sub("", text).replace("\r", ""))
+
+
+def warn(text: str) -> None:
+    """On standard error, if that takes it."""
+    errors = sys.stderr  # where it is now: a live view may have put itself there
+    with suppress(OSError):
+        errors.write(f"warning: {plain(text)}\n")
+        errors.flush()

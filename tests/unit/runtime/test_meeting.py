@@ -1,0 +1,128 @@
+"""A store that is silent, another run's, or written to by a stranger is told from the run's own, and in time."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from lmtrain.errors import LmtrainError, PeerLostError, UsageError
+from lmtrain.runtime.meeting import meet
+from lmtrain.runtime.process import RUN_TOKEN, ProcessEnv
+from lmtrain.runtime.process_group import start
+from tests.layouts.workers import Pool
+
+TOKEN, OTHER = "0123456789abcdef" * 2, "f" * 32
+NO_ADDRESS = b"\xff" * 64  # gloo reads a length from the front
+
+
+def rank(number: int, size: int = 2) -> ProcessEnv:
+    return ProcessEnv(number, size, number, "torchrun", "here")
+
+
+def held_store() -> Any:
+    """What torchrun's agent holds for its processes."""
+    return TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=180), wait_for_workers=False)
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Any:
+    held = held_store()
+    told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(held.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    return PrefixStore("attempt 0", held)
+
+
+def test_a_silent_listener_is_given_no_longer_than_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", str(silent.getsockname()[1]))
+        began = time.monotonic()
+        with pytest.raises(PeerLostError, match=r"rank 1 on here found no store of its run at 127\.0\.0\.1:\d+ within "
+                                                r"parallel\.timeout_s=0\.5: .*MASTER_PORT"):  # fmt: skip
+            meet(rank(1), 0.5)
+        assert time.monotonic() - began < 20
+
+
+def test_a_rank_0_that_does_not_come(store: Any) -> None:
+    with pytest.raises(PeerLostError, match="rank 0 has not come"):
+        meet(rank(1), 0.5)
+
+
+def test_rank_0_makes_a_token_that_the_others_read(store: Any) -> None:
+    found = []
+    other = threading.Thread(target=lambda: found.append(meet(rank(1), 20.0)))
+    other.start()
+    mine = meet(rank(0), 20.0)
+    other.join()
+    assert RUN_TOKEN.fullmatch(store.get("run token").decode())
+    mine.set("a", "b")
+    assert found[0].get("a") == b"b"
+
+
+def test_a_run_started_with_a_token_takes_no_other(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LMTRAIN_RUN_TOKEN", TOKEN)
+    meet(rank(0), 20.0)
+    assert store.get("run token").decode() == TOKEN
+    meet(rank(1), 20.0)
+    monkeypatch.setenv("LMTRAIN_RUN_TOKEN", OTHER)
+    with pytest.raises(UsageError, match=r"rank 1 on here found the token of another run at .*Set MASTER_PORT"):
+        meet(rank(1), 20.0)
+    with pytest.raises(UsageError, match="rank 0 on here found the token of another run"):
+        meet(rank(0), 20.0)
+
+
+@pytest.mark.parametrize("written", ["x", "", "F" * 32, OTHER + "0", b"\xff" * 64])
+def test_what_a_stranger_wrote_is_no_token(store: Any, written: str | bytes) -> None:
+    store.set("run token", written)
+    with pytest.raises(UsageError, match="or something else in its place"):
+        meet(rank(1), 20.0)
+    if written:
+        with pytest.raises(UsageError, match="rank 0 on here found the token of another run"):
+            meet(rank(0), 20.0)
+
+
+def test_a_rank_that_comes_twice_is_refused(store: Any) -> None:
+    meet(rank(0), 20.0)
+    meet(rank(1, 3), 20.0)
+    with pytest.raises(UsageError, match=r"rank 1 on here met a second rank 1 at .*MASTER_PORT of its own"):
+        meet(rank(1, 3), 20.0)
+
+
+def begin(port: int) -> str:
+    """Rank 0 of two, in a process of its own."""
+    told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    old = dict(os.environ)
+    os.environ.update(told)
+    try:
+        with start(rank(0), torch.device("cpu"), 20.0):
+            return "met"
+    except LmtrainError as error:
+        return f"{error.exit_code} {error}"
+    finally:
+        os.environ.clear()
+        os.environ.update(old)
+
+
+def test_a_stranger_who_has_read_the_token_ends_the_run_with_a_message(pool: Pool) -> None:
+    held = held_store()
+    store = PrefixStore("attempt 0", held)
+
+    def write() -> None:
+        token = store.get("run token").decode()
+        theirs: Any = PrefixStore(token, store)
+        theirs.set("0//cpu//0/1", NO_ADDRESS)  # where this torch looks for rank 1
+
+    stranger = threading.Thread(target=write)
+    stranger.start()
+    said = pool.run(f"{__name__}:begin", 1, {"port": held.port})[0]
+    stranger.join()
+    assert said.startswith("2 rank 0 on here read an address of a peer that no process of this run has written.")
