@@ -1,4 +1,4 @@
-"""Text that a terminal shows and does not obey: what names and files hold is spelt out. No torch, no rich.
+"""Text as a terminal gets it: what names and files hold is spelt out, lines end between words. No torch, no rich.
 
 Called by whatever writes lines for people: the command line's printing, the log, the live view, warnings.
 """
