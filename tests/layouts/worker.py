@@ -125,6 +125,8 @@ def end_group() -> None:
     torch._dynamo.reset()
     if dist.is_initialized():
         dist.destroy_process_group()
+    # because: a group that could not be made counts among those that its name is made of, and ranks must agree on it
+    dist.distributed_c10d._world.group_count = 0
 
 
 if __name__ == "__main__":
