@@ -15,10 +15,17 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from lmtrain.checkpoint.disk.format import MANIFEST, MAX_MANIFEST_BYTES, Manifest, NewerFormatError, decode_manifest
+from lmtrain.checkpoint.disk.format import (
+    MANIFEST,
+    MAX_MANIFEST_BYTES,
+    Manifest,
+    NewerFormatError,
+    decode_manifest,
+    most_bytes,
+)
 from lmtrain.errors import CheckpointError, DataError, MissingInputError, StorageError
 from lmtrain.runtime.faults import fault_point
-from lmtrain.runtime.files import free_bytes, parse_json, read_bytes, read_errors, storage_errors
+from lmtrain.runtime.files import MAX_JSON_BYTES, free_bytes, parse_json, read_bytes, read_errors, storage_errors
 from lmtrain.units import format_bytes
 
 CHECKPOINTS = "checkpoints"  # the folder of a run that holds them
@@ -118,7 +125,8 @@ def _read_manifest(path: Path) -> Manifest:
             is_folder = stat.S_ISDIR(os.stat(path).st_mode)
         if not is_folder:
             raise CheckpointError(f"{path} is not a folder. Give a checkpoint's folder.")
-        manifest = decode_manifest(parse_json(read_bytes(where, MAX_MANIFEST_BYTES, follow_links=False), where), where)
+        text = read_bytes(where, MAX_MANIFEST_BYTES, follow_links=False)
+        manifest = decode_manifest(parse_json(text, where, most_bytes(_data_bytes(path, text))), where)
     except CheckpointError:
         raise
     except (DataError, MissingInputError) as error:
@@ -128,6 +136,13 @@ def _read_manifest(path: Path) -> Manifest:
     if step_of(path.name) not in (None, manifest.step):
         raise CheckpointError(f"{path} holds step {manifest.step}. Give the folder its own name back.")
     return manifest
+
+
+def _data_bytes(path: Path, manifest: bytes) -> int:
+    """What lies beside a manifest, of one that is large enough to ask."""
+    if len(manifest) <= MAX_JSON_BYTES:
+        return 0
+    return sum(entry.stat(follow_symlinks=False).st_size for entry in os.scandir(path))
 
 
 def set_aside(path: Path) -> Path:

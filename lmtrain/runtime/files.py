@@ -176,13 +176,13 @@ def read_json(path: Path) -> Any:
     return parse_json(read_bytes(path, MAX_JSON_BYTES), path)
 
 
-def parse_json(data: bytes | str, path: Path) -> Any:
+def parse_json(data: bytes | str, path: Path, most_bytes: int | None = None) -> Any:
     """Strict JSON: no key twice, no NaN, no bottomless nesting, nothing that would not fit. `path` is for the message.
 
     How large it is and would become is told from the text, before anything is made of it.
     """
     try:
-        problem = json_size_problem(data)
+        problem = json_size_problem(data, most_bytes)
         if problem:
             raise ValueError(problem)
         value = json.loads(data, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
@@ -193,15 +193,17 @@ def parse_json(data: bytes | str, path: Path) -> Any:
     return value
 
 
-def json_size_problem(data: bytes | str) -> str | None:
+def json_size_problem(data: bytes | str, most_bytes: int | None = None) -> str | None:
     """Why a text is not read as JSON whatever it says: it or what it would become is too large."""
-    if len(data) > MAX_JSON_BYTES:
-        return f"it is larger than {format_bytes(MAX_JSON_BYTES)}"
+    most_bytes = MAX_JSON_BYTES if most_bytes is None else most_bytes
+    if len(data) > most_bytes:
+        return f"it is larger than {format_bytes(most_bytes)}"
     # because: one character beyond ASCII can make a text of Python's take four bytes for each
     cost = len(data) * (1 if data.isascii() else 4)
     for mark, each in _JSON_COSTS.items():
         cost += each * (data.count(mark) if isinstance(data, str) else data.count(mark.encode()))
-    return f"its values would take more than {format_bytes(MAX_JSON_MEMORY)}" if cost > MAX_JSON_MEMORY else None
+    most_memory = MAX_JSON_MEMORY * most_bytes // MAX_JSON_BYTES
+    return f"its values would take more than {format_bytes(most_memory)}" if cost > most_memory else None
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

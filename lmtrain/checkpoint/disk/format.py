@@ -27,8 +27,9 @@ FORMAT = "lmtrain checkpoint"
 VERSION = 1
 MANIFEST = "manifest.json"
 BLOCK_BYTES = 4 << 20
-MAX_MANIFEST_BYTES = MAX_JSON_BYTES
-MAX_PIECES = 250_000  # because: the manifest lists them all, and of some 200 bytes each more would be larger
+MAX_MANIFEST_BYTES = 256 << 20
+MAX_PIECES = 1_000_000  # because: the manifest lists them all, and of some 250 bytes each more would be larger
+_DATA_PER_BYTE = 64  # bytes of tensors for each byte of a manifest beyond what any may have
 MAX_AXES = 8
 MAX_NAME_LENGTH = 500
 MAX_KEY_LENGTH = 700  # a name and where the piece begins
@@ -120,10 +121,15 @@ def encode_manifest(manifest: Manifest) -> bytes:
             lines.append(f'"{key}": {json.dumps(entry, allow_nan=False)}')
     # because: without a newline at the end there is no byte whose loss could go unnoticed
     text = ("{\n" + ",\n".join(lines) + "\n}").encode()
-    problem = json_size_problem(text)
+    problem = json_size_problem(text, most_bytes(sum(file.size for file in manifest.files.values())))
     if problem:
         raise CheckpointError(f"The manifest of step {manifest.step} could not be read again: {problem}. {_FEWER}")
     return text
+
+
+def most_bytes(data_bytes: int) -> int:
+    """How large a manifest beside so many bytes of tensors may be: thousands of shards have data to show for it."""
+    return max(MAX_JSON_BYTES, min(MAX_MANIFEST_BYTES, data_bytes // _DATA_PER_BYTE))
 
 
 def check_num_pieces(num_pieces: int) -> None:

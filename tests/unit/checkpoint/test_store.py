@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from lmtrain.checkpoint import store
+from lmtrain.checkpoint.disk import format as format_
 from lmtrain.checkpoint.disk.tensor_file import RankData
 from lmtrain.checkpoint.save.commit import save_checkpoint
 from lmtrain.checkpoint.store import (
@@ -120,6 +122,17 @@ def test_a_newer_format_counts_so_that_it_is_refused_and_not_overlooked(tmp_path
     assert [p.name for p in list_checkpoints(tmp_path)] == ["step_00000001", "step_00000002"]
     with pytest.raises(CheckpointError, match=r"Install a newer lmtrain\.$"):
         load_manifest(tmp_path / "step_00000002")
+
+
+def test_a_manifest_beyond_the_usual_needs_tensors_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, 1)
+    step = tmp_path / "step_00000001"
+    for module in (format_, store):
+        monkeypatch.setattr(module, "MAX_JSON_BYTES", 100)
+    with pytest.raises(CheckpointError, match="larger than 100 B"):
+        load_manifest(step)
+    (step / "rank_00000.safetensors").write_bytes(bytes(1 << 20))
+    assert load_manifest(step).step == 1
 
 
 def test_resolve_takes_a_checkpoint_a_run_or_its_folder(tmp_path: Path) -> None:

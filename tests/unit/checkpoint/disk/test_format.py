@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from lmtrain.checkpoint.disk import format as format_
 from lmtrain.checkpoint.disk.boxes import Box
 from lmtrain.checkpoint.disk.format import (
     FileEntry,
@@ -21,7 +22,6 @@ from lmtrain.checkpoint.disk.format import (
     encode_manifest,
 )
 from lmtrain.errors import CheckpointError
-from lmtrain.runtime import files
 
 ROOT = "ab" * 32
 
@@ -149,8 +149,12 @@ def test_claims_beyond_bounds_are_refused_however_they_are_sealed(change: Any, s
 
 
 def test_what_could_not_be_read_again_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(CheckpointError, match="250,001 pieces of tensors are more than a checkpoint's 250,000"):
-        check_num_pieces(250_001)
-    monkeypatch.setattr(files, "MAX_JSON_BYTES", 500)
+    with pytest.raises(CheckpointError, match="1,000,001 pieces of tensors are more than a checkpoint's 1,000,000"):
+        check_num_pieces(1_000_001)
+    monkeypatch.setattr(format_, "MAX_JSON_BYTES", 500)
     with pytest.raises(CheckpointError, match="step 12 could not be read again: it is larger than 500 B"):
         encode_manifest(example())
+
+
+def test_a_large_manifest_has_tensors_to_show_for_it() -> None:
+    assert [format_.most_bytes(size) >> 20 for size in (0, 1 << 30, 8 << 30, 1 << 40)] == [64, 64, 128, 256]
