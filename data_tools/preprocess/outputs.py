@@ -260,10 +260,11 @@ class Outputs:
 
     def _is_publishable(self, line: dict[str, Any]) -> bool:
         """Whether all that an earlier run had only to rename is whole; refused where some of it is renamed already."""
-        made, final = self._folder / "rejects", self._rejects_path
+        made = self._folder / "rejects"
         whole = all(self._is_whole(shard, seals) for shard, seals in enumerate(line["publish"]))
         if line["rejects"][0] or made.exists():
-            whole = whole and _ends(made if made.exists() else final, [line["rejects"]]) == 1
+            path = made if made.exists() else self._rejects_path
+            whole = whole and _ends(path, [line["rejects"]]) == 1 and path.stat().st_size == line["rejects"][0]
         self._shard = line["shard"]
         if whole or all((self._folder / f"{_spool_name(key, shard)}.idx").exists() for key, shard in self._all()):
             return whole
