@@ -128,7 +128,7 @@ def test_rows_carry_the_time_of_day(run: Path) -> None:
 def test_saves_are_told_before_the_next_one(run: Path) -> None:
     rows = [row for row in read_metrics(run / "metrics.jsonl") if row["event"] == "save"]
     assert [row["saved_step"] for row in rows] == [4, 8, 12]
-    assert all(row["step"] - row["saved_step"] < 4 for row in rows)
+    assert all(row["step"] - row["saved_step"] <= 4 for row in rows)  # at the latest as the next one begins
 
 
 def test_a_sample_as_the_model_saw_it(toy: Toy, run: Path) -> None:
