@@ -138,13 +138,11 @@ def _measure(
     with progress(console, f"{task.id}: read", "bytes", stopped="nothing is written.") as shown:
         given = source if isinstance(source, Path) else read_texts(source, key, shown)
     with progress(console, f"{task.id}: scored", "tokens", stopped="nothing is written.") as shown:
-        result, prepared = run(
-            task, loaded.subject, given, stride=stride, batch_size=batch_size, progress=shown,
-        )  # fmt: skip
+        outcome = run(task, loaded.subject, given, stride=stride, batch_size=batch_size, progress=shown)
     if baseline is None or not task.compares:
-        return result
+        return outcome.result
     with progress(console, "counting for the baselines"):
-        return with_baselines(result, prepared, baseline, loaded.subject.tokenizer)
+        return with_baselines(outcome.result, outcome.prepared, baseline, loaded.subject.tokenizer)
 
 
 def read_texts(sources: list[Source], key: str, report: Callable[[int], None]) -> TextInput:

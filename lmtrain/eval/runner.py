@@ -7,11 +7,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from lmtrain.errors import DataError, LmtrainError
 from lmtrain.eval.result import Result
 from lmtrain.eval.scoring import Scorable, Scored, Scorer
-from lmtrain.eval.task import Prepared, Task, TextTask, Totals
+from lmtrain.eval.task import Answers, Asked, Columns, Prepared, Task, TextTask, sum_up
 from lmtrain.eval.texts import TextInput
+from lmtrain.eval.windows import Request
 from lmtrain.tokenizer.base import Tokenizer
 
 Progress = Callable[[int, int], None]  # targets scored, targets in all
@@ -28,6 +31,15 @@ class Subject:
     dtype: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """The result, with what it was made from, so that others can score, select or resample the same items."""
+
+    result: Result
+    prepared: Prepared
+    columns: Columns
+
+
 def run(
     task: Task,
     subject: Subject,
@@ -36,51 +48,49 @@ def run(
     stride: int | None = None,
     batch_size: int = 8,
     progress: Progress | None = None,
-) -> tuple[Result, Prepared]:
-    """The result, and what was scored, so that baselines can score the same targets."""
+) -> Outcome:
     check_vocabulary(subject)
-    shape = subject.tokenizer, subject.seq_len, stride
+    asked = Asked(tokenizer=subject.tokenizer, seq_len=subject.seq_len, stride=stride)
     if isinstance(source, TextInput):
         assert isinstance(task, TextTask), f"{task.id} reads a file of its own kind"
-        prepared, name = task.prepare_texts(source, *shape), source.name
+        prepared, name = task.prepare_texts(source, asked), source.name
     else:
-        prepared, name = task.prepare(source, *shape), str(source)
+        prepared, name = task.prepare(source, asked), str(source)
     if prepared.num_targets == 0:
         raise DataError(f"{name} has no token to predict. Give a file with text.")
     if progress:
         progress(0, prepared.num_targets)  # because: what comes before is no part of the speed of scoring
     report = (lambda done: progress(done, prepared.num_targets)) if progress else None
     scorer = Scorer(subject.model, batch_size=batch_size, report=report)
-    totals = add_up(scorer.score(prepared.requests))
-    if totals.num_targets != prepared.num_targets:
-        raise LmtrainError(f"{task.id} scored {totals.num_targets} of {prepared.num_targets} targets: our mistake.")
-    return _result(task, subject, name, prepared, totals), prepared
+    answers = gather(prepared.requests, scorer.score(prepared.requests))
+    if int(answers.targets.sum()) != prepared.num_targets:
+        raise LmtrainError(f"{task.id} scored {answers.targets.sum()} of {prepared.num_targets} targets: our mistake.")
+    columns = task.columns(prepared, answers)
+    return Outcome(result=_result(task, subject, name, prepared, columns), prepared=prepared, columns=columns)
 
 
-def add_up(answers: Iterable[Scored]) -> Totals:
-    totals = Totals()
-    for scored in answers:
-        totals.nll_sum_nats += float(scored.nll.sum())
-        totals.num_targets += len(scored.nll)
-        totals.num_greedy += int(scored.greedy.sum())
-        totals.num_requests += 1
-        totals.num_requests_greedy += bool(scored.greedy.all())
-    return totals
+def gather(requests: Iterable[Request], scored: Iterable[Scored]) -> Answers:
+    rows = [
+        (request.item, one.nll.sum(), len(one.nll), one.greedy.sum())
+        for request, one in zip(requests, scored, strict=True)
+    ]
+    item, nll, targets, greedy = zip(*rows, strict=True) if rows else ((), (), (), ())
+    count = np.int64
+    return Answers(np.array(item, count), np.array(nll), np.array(targets, count), np.array(greedy, count))
 
 
-def _result(task: Task, subject: Subject, name: str, prepared: Prepared, totals: Totals) -> Result:
-    facts = prepared.facts
+def _result(task: Task, subject: Subject, name: str, prepared: Prepared, columns: Columns) -> Result:
+    facts, sums = prepared.facts, sum_up(columns)
     known = {field.name: getattr(facts, field.name) for field in dataclasses.fields(facts)}
     return Result(
-        protocol=task.id,
         data=name,
-        num_targets=totals.num_targets,
+        num_targets=prepared.num_targets,
         seq_len=subject.seq_len,
         dtype=subject.dtype,
         tokenizer_fingerprint=subject.tokenizer.fingerprint,
-        nll_sum_nats=totals.nll_sum_nats,
+        nll_sum_nats=sums["nll"],
         headline=task.headline,
-        measures=task.measures(facts, totals),
+        measures=task.measures(sums),
         **known,
     )
 

@@ -1,8 +1,7 @@
 """The engine of every evaluation: the negative log-likelihood of each asked-for target, and whether it was the argmax.
 
 Called by the runner with requests from a task. Works on anything that offers `logits(batch, keep_BT)`; knows no text,
-no tokenizer and no protocol. Rows are padded on the right, where a causal model cannot see the padding, and only
-scored positions go through the head.
+no tokenizer and no protocol. Only scored positions go through the head.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from lmtrain.batch import IGNORED, Batch
 from lmtrain.errors import NonFiniteLossError, OutOfMemoryError
+from lmtrain.eval.batches import batches, collate
 from lmtrain.eval.windows import Request
 
 MAX_KEPT = 4096  # because: 4096 rows of fp32 logits over GPT-2's vocabulary are 0.8 GB
@@ -55,23 +55,9 @@ class Scorer:
         stream = iter(requests)
         while chunk := list(islice(stream, self.batch_size * LOOK_AHEAD)):
             answers: dict[int, Scored] = {}
-            for rows in self._batches(chunk):
+            for rows in batches(chunk, self.batch_size, self.max_kept):
                 answers.update(zip(rows, self._forward([chunk[row] for row in rows]), strict=True))
             yield from (answers[row] for row in range(len(chunk)))
-
-    def _batches(self, chunk: list[Request]) -> Iterator[list[int]]:
-        """Rows of like length, at most batch_size together and, more than one row, at most max_kept scored targets."""
-        rows: list[int] = []
-        kept = 0
-        for row in sorted(range(len(chunk)), key=lambda r: -len(chunk[r].tokens)):
-            num = chunk[row].num_scored
-            if rows and (len(rows) == self.batch_size or kept + num > self.max_kept):
-                yield rows
-                rows, kept = [], 0
-            rows.append(row)
-            kept += num
-        if rows:
-            yield rows
 
     @torch.no_grad()
     def _forward(self, requests: list[Request]) -> list[Scored]:
@@ -95,18 +81,6 @@ class Scorer:
             self._report(self._done)
         ends = np.cumsum([request.num_scored for request in requests])[:-1]
         return [Scored(n, g) for n, g in zip(np.split(nll, ends), np.split(greedy, ends), strict=True)]
-
-
-def collate(requests: list[Request]) -> Batch:
-    """Numpy arrays padded on the right; labels are IGNORED wherever nothing is scored."""
-    width = max(len(request.tokens) for request in requests) - 1
-    tokens_BT = np.zeros((len(requests), width), np.int64)
-    labels_BT = np.full((len(requests), width), IGNORED, np.int64)
-    for row, request in enumerate(requests):
-        stop = len(request.tokens) - 1
-        tokens_BT[row, :stop] = request.tokens[:-1]
-        labels_BT[row, stop - request.num_scored : stop] = request.tokens[-request.num_scored :]
-    return Batch(tokens_BT=tokens_BT, labels_BT=labels_BT)
 
 
 def score_rows(logits_KV: Tensor, targets_K: Tensor) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:

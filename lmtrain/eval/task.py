@@ -1,16 +1,20 @@
 """What an evaluation task is, and how tasks are found: a file in eval/tasks/ with a `TASK`, or a plugin's. Torch-free.
 
-A task turns a file into requests, with the facts of its text, and turns the totals of the answers into measures. It
-never sees a model; the runner joins the two.
+A task turns a file into requests, with the facts of its text, and turns sums over the answers into measures. It never
+sees a model; the runner joins the two. Sums are kept item by item (a document, a line, a question), so that a measure
+can be taken of any selection of items: of one source, of a resample, of those that two models differ on.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lmtrain.config.base import FROM_A_PLUGIN, modules
 from lmtrain.errors import UsageError, nearest
@@ -20,11 +24,24 @@ from lmtrain.tokenizer.base import Tokenizer
 
 TASK_ROOM = "lmtrain.eval.tasks"
 
+Columns = dict[str, NDArray[np.float64]]  # by name, a number for each item; a measure follows from their sums
+Sums = Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a task is to prepare its file for."""
+
+    tokenizer: Tokenizer
+    seq_len: int  # what the model sees at once
+    stride: int | None = None  # None: the task's own
+
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
     """What a number means nothing without. Counts are of the whole text, before any window is cut."""
 
+    protocol: str  # the task's id, with whatever of the call makes it another protocol
     text_sha256: str
     num_documents: int
     num_words: int | None
@@ -45,37 +62,45 @@ class Prepared:
     requests: Iterable[Request]
     num_targets: int
     facts: Facts
+    known: Columns  # of every item what the text alone says, "bytes" at least: its words, its bytes
     documents: Iterable[Tokens] | None = None  # where all of each but its first token is scored: for baselines
 
 
-@dataclass
-class Totals:
-    """Sums over every answer; any measure follows from these and the facts."""
+@dataclass(frozen=True)
+class Answers:
+    """What the model made of each request, in their order."""
 
-    nll_sum_nats: float = 0.0
-    num_targets: int = 0
-    num_greedy: int = 0
-    num_requests: int = 0
-    num_requests_greedy: int = 0  # requests whose scored targets were all the argmax
+    item: NDArray[np.int64]
+    nll: NDArray[np.float64]  # nats, over the scored targets
+    targets: NDArray[np.int64]  # how many were scored
+    greedy: NDArray[np.int64]  # how many of them were the most likely token
 
 
 class Task(Protocol):
+    """Subclass it: `columns` has the form that most tasks need."""
+
     id: ClassVar[str]
     data: ClassVar[str]  # the file it needs
     headline: ClassVar[str]  # the measure to read first
     recipe: ClassVar[dict[str, str]]
     compares: ClassVar[bool]  # whether baselines can score the same targets
 
-    def prepare(self, source: Path, tokenizer: Tokenizer, seq_len: int, stride: int | None) -> Prepared: ...
+    def prepare(self, source: Path, asked: Asked) -> Prepared: ...
 
-    def measures(self, facts: Facts, totals: Totals) -> dict[str, float]: ...
+    def columns(self, prepared: Prepared, answers: Answers) -> Columns:
+        """Of every item what `measures` adds up; "nll" and "targets" are among them."""
+        return item_columns(prepared.known, answers)
+
+    def measures(self, sums: Sums) -> dict[str, float]:
+        """From the sums of the columns over any items."""
+        ...
 
 
 @runtime_checkable
 class TextTask(Protocol):
     """A task that takes any documents, whatever files they came in; `prepare` then gets datasets alone."""
 
-    def prepare_texts(self, texts: TextInput, tokenizer: Tokenizer, seq_len: int, stride: int | None) -> Prepared: ...
+    def prepare_texts(self, texts: TextInput, asked: Asked) -> Prepared: ...
 
 
 def all_tasks() -> dict[str, Task]:
@@ -90,7 +115,27 @@ def find_task(name: str) -> Task:
     return tasks[name]
 
 
-def perplexity(nll_sum_nats: float, count: int) -> float:
+def item_columns(known: Columns, answers: Answers) -> Columns:
+    """Sums of the answers to each item's requests, and how many items there are whose targets were all most likely."""
+    count = len(known["bytes"])
+    of = {"nll": answers.nll, "targets": answers.targets, "greedy": answers.greedy}
+    found: Columns = {name: np.zeros(count) for name in of}
+    for name, values in of.items():
+        np.add.at(found[name], answers.item, values)
+    scored = found["targets"] > 0
+    whole = scored & (found["greedy"] == found["targets"])
+    return known | found | {"items": scored.astype(np.float64), "items_greedy": whole.astype(np.float64)}
+
+
+def sum_up(columns: Columns) -> dict[str, float]:
+    return {name: float(values.sum()) for name, values in columns.items()}
+
+
+def ratio(part: float, whole: float) -> float:
+    return part / whole if whole else math.nan
+
+
+def perplexity(nll_sum_nats: float, count: float) -> float:
     """exp(nll / count); infinity where a float cannot hold it, not a number where nothing was scored."""
     if not count:
         return math.nan
@@ -98,5 +143,5 @@ def perplexity(nll_sum_nats: float, count: int) -> float:
     return math.exp(mean) if mean < 700 else math.inf
 
 
-def bits_per_byte(nll_sum_nats: float, num_bytes: int) -> float:
-    return nll_sum_nats / math.log(2) / num_bytes if num_bytes else math.nan
+def bits_per_byte(nll_sum_nats: float, num_bytes: float) -> float:
+    return ratio(nll_sum_nats / math.log(2), num_bytes)

@@ -32,6 +32,7 @@ class Request:
 
     tokens: Tokens
     num_scored: int
+    item: int = 0  # the document, line or question that it belongs to
 
 
 def windows(num_tokens: int, seq_len: int, stride: int) -> Iterator[Window]:
@@ -53,13 +54,13 @@ def windows(num_tokens: int, seq_len: int, stride: int) -> Iterator[Window]:
 
 @dataclass(frozen=True)
 class WindowedRequests:
-    """The requests of many sequences, made while they are read; may be walked more than once."""
+    """The requests of many sequences, an item each, made while they are read; may be walked more than once."""
 
     sequences: Iterable[Tokens]
     seq_len: int
     stride: int
 
     def __iter__(self) -> Iterator[Request]:
-        for tokens in self.sequences:
+        for item, tokens in enumerate(self.sequences):
             for window in windows(len(tokens), self.seq_len, self.stride):
-                yield Request(tokens[window.start : window.stop + 1], window.stop + 1 - window.first_scored)
+                yield Request(tokens[window.start : window.stop + 1], window.stop + 1 - window.first_scored, item)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
 from lmtrain.config.base import add_plugin, plugins
-from lmtrain.eval.task import Facts, Totals, all_tasks, find_task
+from lmtrain.eval.task import Answers, Facts, Prepared, all_tasks, find_task, sum_up
 from tests.contracts.plugin import PLUGIN
 
 FACTS = Facts(
-    text_sha256="0", num_documents=2, num_words=9, words_rule="", num_bytes=40, bytes_rule="", num_tokens=12,
-    prefix="", stride=4, denominator="",
+    protocol="", text_sha256="0", num_documents=2, num_words=9, words_rule="", num_bytes=40, bytes_rule="",
+    num_tokens=12, prefix="", stride=4, denominator="",
 )  # fmt: skip
 
 
@@ -31,7 +32,11 @@ def test_the_plugins_is_among_them() -> None:
 @pytest.mark.parametrize("name", names())
 def test_measures_have_explicit_names_and_bits_per_byte(name: str) -> None:
     task = find_task(name)
-    measures = task.measures(FACTS, Totals(50.0, 12, 3, 2, 1))
+    known = {"words": np.array([4.0, 5.0]), "bytes": np.array([30.0, 10.0])}
+    prepared = Prepared(requests=(), num_targets=12, facts=FACTS, known=known)
+    columns = task.columns(prepared, Answers(np.arange(2), np.array([20.0, 30.0]), np.array([5, 7]), np.array([3, 0])))
+    measures = task.measures(sum_up(columns))
+    assert {"nll", "targets"} <= set(columns)
     assert task.headline in measures
     assert "perplexity" not in measures
     assert measures["bits_per_byte"] == pytest.approx(50 / math.log(2) / 40)

@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from lmtrain.errors import DataError, UsageError
-from lmtrain.eval.task import Facts, Prepared, Task, Totals, bits_per_byte, perplexity
+from lmtrain.eval.task import Asked, Facts, Prepared, Sums, Task, bits_per_byte, perplexity, ratio
 from lmtrain.eval.texts import jsonl_texts, read_text_file
 from lmtrain.eval.windows import Request
 from lmtrain.tokenizer.base import Tokenizer
@@ -31,9 +31,10 @@ class LambadaStrict(Task):
         "long lines": "cut on the left to seq_len + 1 tokens",
     }
 
-    def prepare(self, source: Path, tokenizer: Tokenizer, seq_len: int, stride: int | None) -> Prepared:
-        if stride is not None:
-            raise UsageError(f"--stride={stride} means nothing to {self.id}, which has no windows. Leave it out.")
+    def prepare(self, source: Path, asked: Asked) -> Prepared:
+        tokenizer, seq_len = asked.tokenizer, asked.seq_len
+        if asked.stride is not None:
+            raise UsageError(f"--stride={asked.stride} means nothing to {self.id}, which has no windows. Leave it out.")
         text, sha256 = read_text_file(source)
         samples = [split_last_word(line) for line in jsonl_texts(text, source)]
         words = [word for _, word in samples]
@@ -43,18 +44,21 @@ class LambadaStrict(Task):
         rows = [(context or prefix) + target for context, target in zip(contexts, targets, strict=True)]
         _check_targets(targets, seq_len, source)
         requests = [
-            Request(np.array(row[-(seq_len + 1) :], np.int64), len(target))
-            for row, target in zip(rows, targets, strict=True)
+            Request(np.array(row[-(seq_len + 1) :], np.int64), len(target), item)
+            for item, (row, target) in enumerate(zip(rows, targets, strict=True))
         ]
+        num_bytes = np.array([len((" " + word).encode()) for word in words], np.float64)
         return Prepared(
             requests=requests,
             num_targets=sum(map(len, targets)),
+            known={"words": np.ones(len(words)), "bytes": num_bytes},
             facts=Facts(
+                protocol=self.id,
                 text_sha256=sha256,
                 num_documents=len(samples),
                 num_words=len(words),
                 words_rule="one a line: text.split()[-1]",
-                num_bytes=sum(len((" " + word).encode()) for word in words),
+                num_bytes=int(num_bytes.sum()),
                 bytes_rule="UTF-8 bytes of the scored words, each with its leading space",
                 num_tokens=sum(map(len, contexts)) + sum(map(len, targets)),
                 prefix="none (an empty context: end of document)",
@@ -67,14 +71,13 @@ class LambadaStrict(Task):
             ),
         )
 
-    def measures(self, facts: Facts, totals: Totals) -> dict[str, float]:
-        lines = totals.num_requests
+    def measures(self, sums: Sums) -> dict[str, float]:
         return {
-            "whole_word_accuracy": totals.num_requests_greedy / max(lines, 1),
-            "last_word_perplexity": perplexity(totals.nll_sum_nats, lines),
-            "target_token_perplexity": perplexity(totals.nll_sum_nats, totals.num_targets),
-            "target_token_accuracy": totals.num_greedy / max(totals.num_targets, 1),
-            "bits_per_byte": bits_per_byte(totals.nll_sum_nats, facts.num_bytes),
+            "whole_word_accuracy": ratio(sums["items_greedy"], sums["items"]),
+            "last_word_perplexity": perplexity(sums["nll"], sums["items"]),
+            "target_token_perplexity": perplexity(sums["nll"], sums["targets"]),
+            "target_token_accuracy": ratio(sums["greedy"], sums["targets"]),
+            "bits_per_byte": bits_per_byte(sums["nll"], sums["bytes"]),
         }
 
 

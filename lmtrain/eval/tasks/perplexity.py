@@ -15,7 +15,7 @@ import numpy as np
 
 from lmtrain.errors import DataError
 from lmtrain.eval.datasets import DatasetSequences, dataset_prefix, open_dataset
-from lmtrain.eval.task import Facts, Prepared, Task, Totals, bits_per_byte, perplexity
+from lmtrain.eval.task import Asked, Columns, Facts, Prepared, Sums, Task, bits_per_byte, perplexity, ratio
 from lmtrain.eval.texts import TextInput
 from lmtrain.eval.windows import Tokens, WindowedRequests
 from lmtrain.tokenizer.base import Tokenizer
@@ -33,35 +33,38 @@ class Perplexity(Task):
         "denominator": "tokens, words or bytes, as each measure's name says",
     }
 
-    def prepare_texts(self, texts: TextInput, tokenizer: Tokenizer, seq_len: int, stride: int | None) -> Prepared:
-        eod_id, documents = _eod_id(tokenizer), texts.documents
-        sequences = [np.array([eod_id, *ids], np.int64) for ids in tokenizer.encode_batch(documents)]
+    def prepare_texts(self, texts: TextInput, asked: Asked) -> Prepared:
+        eod_id, documents = _eod_id(asked.tokenizer), texts.documents
+        sequences = [np.array([eod_id, *ids], np.int64) for ids in asked.tokenizer.encode_batch(documents)]
+        words, num_bytes = [len(one.split()) for one in documents], [len(one.encode()) for one in documents]
         return _prepared(
             sequences,
-            (seq_len, _stride(stride, seq_len)),
+            asked,
+            known={"words": np.array(words, np.float64), "bytes": np.array(num_bytes, np.float64)},
             text_sha256=texts.sha256,
             notes={"text_sha256_of": texts.sha256_of},
             num_documents=len(documents),
-            num_words=sum(len(document.split()) for document in documents),
+            num_words=sum(words),
             words_rule="len(text.split())",
-            num_bytes=sum(len(document.encode()) for document in documents),
+            num_bytes=sum(num_bytes),
             bytes_rule="UTF-8 bytes of the documents",
         )
 
-    def prepare(self, source: Path, tokenizer: Tokenizer, seq_len: int, stride: int | None) -> Prepared:
+    def prepare(self, source: Path, asked: Asked) -> Prepared:
+        tokenizer = asked.tokenizer
         prefix = dataset_prefix(source) or source
         indexed = open_dataset(prefix, tokenizer)
         sequences = DatasetSequences(indexed, _eod_id(tokenizer))
-        if indexed.info is not None:
+        decoded = np.array([len(tokenizer.decode(tokens[1:].tolist()).encode()) for tokens in sequences], np.float64)
+        num_bytes, rule = int(decoded.sum()), "UTF-8 bytes of the decoded tokens"
+        if indexed.info is not None:  # because: what a tokenizer drops of a text is not in its tokens
             num_bytes, rule = indexed.info.num_bytes, "UTF-8 bytes of the source text, as the dataset's sidecar says"
-        else:
-            num_bytes = sum(len(tokenizer.decode(tokens[1:].tolist()).encode()) for tokens in sequences)
-            rule = "UTF-8 bytes of the decoded tokens"
         with open(f"{prefix}.bin", "rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         return _prepared(
             sequences,
-            (seq_len, _stride(stride, seq_len)),
+            asked,
+            known={"bytes": decoded * ratio(num_bytes, decoded.sum())},
             text_sha256=sha256,
             num_documents=indexed.num_documents,
             num_words=None,
@@ -71,15 +74,15 @@ class Perplexity(Task):
             notes={"text_sha256_of": "the .bin file"},
         )
 
-    def measures(self, facts: Facts, totals: Totals) -> dict[str, float]:
+    def measures(self, sums: Sums) -> dict[str, float]:
         found = {
-            "token_perplexity": perplexity(totals.nll_sum_nats, totals.num_targets),
-            "nll_per_token_nats": totals.nll_sum_nats / max(totals.num_targets, 1),
-            "token_accuracy": totals.num_greedy / max(totals.num_targets, 1),
-            "bits_per_byte": bits_per_byte(totals.nll_sum_nats, facts.num_bytes),
+            "token_perplexity": perplexity(sums["nll"], sums["targets"]),
+            "nll_per_token_nats": ratio(sums["nll"], sums["targets"]),
+            "token_accuracy": ratio(sums["greedy"], sums["targets"]),
+            "bits_per_byte": bits_per_byte(sums["nll"], sums["bytes"]),
         }
-        if facts.num_words is not None:
-            found["word_perplexity"] = perplexity(totals.nll_sum_nats, facts.num_words)
+        if "words" in sums:
+            found["word_perplexity"] = perplexity(sums["nll"], sums["words"])
         return found
 
 
@@ -89,18 +92,16 @@ def _eod_id(tokenizer: Tokenizer) -> int:
     return tokenizer.eod_id
 
 
-def _stride(stride: int | None, seq_len: int) -> int:
-    return max(seq_len // 2, 1) if stride is None else stride
-
-
-def _prepared(sequences: Iterable[Tokens], shape: tuple[int, int], **facts: Any) -> Prepared:
-    seq_len, stride = shape
+def _prepared(sequences: Iterable[Tokens], asked: Asked, known: Columns, **facts: Any) -> Prepared:
+    stride = max(asked.seq_len // 2, 1) if asked.stride is None else asked.stride
     num_targets = sum(len(tokens) - 1 for tokens in sequences)
     return Prepared(
-        requests=WindowedRequests(sequences, seq_len, stride),
+        requests=WindowedRequests(sequences, asked.seq_len, stride),
         num_targets=num_targets,
         documents=sequences,
+        known=known,
         facts=Facts(
+            protocol=Perplexity.id,
             num_tokens=num_targets,
             prefix="end of document, before each document",
             stride=stride,

@@ -14,10 +14,9 @@ import numpy as np
 
 from lmtrain.errors import UsageError
 from lmtrain.eval.detokenize import detokenize
-from lmtrain.eval.task import Facts, Prepared, Task, Totals, bits_per_byte
+from lmtrain.eval.task import Asked, Facts, Prepared, Sums, Task, bits_per_byte, ratio
 from lmtrain.eval.texts import read_text_file
 from lmtrain.eval.windows import WindowedRequests
-from lmtrain.tokenizer.base import Tokenizer
 
 STRIDE = 32
 LOSS_CAP = 20.0  # because: the protocol reports exp(min(20, loss))
@@ -35,21 +34,23 @@ class WikiText103(Task):
         "denominator": "original words less one, counted before detokenizing",
     }
 
-    def prepare(self, source: Path, tokenizer: Tokenizer, seq_len: int, stride: int | None) -> Prepared:
-        if stride not in (None, STRIDE):
-            raise UsageError(f"--stride={stride} is not {self.id}, whose stride is {STRIDE}. Leave --stride out.")
+    def prepare(self, source: Path, asked: Asked) -> Prepared:
+        if asked.stride not in (None, STRIDE):
+            raise UsageError(f"--stride={asked.stride} is not {self.id}, whose stride is {STRIDE}. Leave --stride out.")
         text, sha256 = read_text_file(source)
-        tokens = np.array(tokenizer.encode(detokenize(text)), np.int64)
-        num_words = len(text.strip().split(" "))
+        tokens = np.array(asked.tokenizer.encode(detokenize(text)), np.int64)
+        num_words, num_bytes = len(text.strip().split(" ")), len(text.encode())
         return Prepared(
-            requests=WindowedRequests([tokens], seq_len, STRIDE),
+            requests=WindowedRequests([tokens], asked.seq_len, STRIDE),
             num_targets=max(len(tokens) - 1, 0),
+            known={"words": np.array([num_words - 1.0]), "bytes": np.array([float(num_bytes)])},
             facts=Facts(
+                protocol=self.id,
                 text_sha256=sha256,
                 num_documents=1,
                 num_words=num_words,
                 words_rule='len(text.strip().split(" ")) of the original text',
-                num_bytes=len(text.encode()),
+                num_bytes=num_bytes,
                 bytes_rule="UTF-8 bytes of the original text",
                 num_tokens=len(tokens),
                 prefix="none",
@@ -59,16 +60,14 @@ class WikiText103(Task):
             ),
         )
 
-    def measures(self, facts: Facts, totals: Totals) -> dict[str, float]:
-        num_words = (facts.num_words or 0) - 1
-        per_token = totals.nll_sum_nats / max(totals.num_targets, 1)
-        per_word = totals.nll_sum_nats / num_words if num_words > 0 else math.nan
+    def measures(self, sums: Sums) -> dict[str, float]:
+        per_token, per_word = ratio(sums["nll"], sums["targets"]), ratio(sums["nll"], sums["words"])
         return {
             "word_perplexity_adjusted": math.exp(min(per_word, LOSS_CAP)),
             "token_perplexity": math.exp(min(per_token, LOSS_CAP)),
             "nll_per_word_adjusted_nats": per_word,
             "nll_per_token_nats": per_token,
-            "bits_per_byte": bits_per_byte(totals.nll_sum_nats, facts.num_bytes),
+            "bits_per_byte": bits_per_byte(sums["nll"], sums["bytes"]),
         }
 
 

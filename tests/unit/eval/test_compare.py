@@ -49,7 +49,8 @@ def test_a_model_that_is_the_bigram_gets_the_bigrams_number(
 ) -> None:
     model = build_table(bigram_table(train, tokenizer))
     subject = Subject(model=model, tokenizer=tokenizer, seq_len=8, vocab_size=tokenizer.vocab_size, dtype="fp32")
-    result, prepared = run(find_task("perplexity"), subject, given_texts(held_out))
+    outcome = run(find_task("perplexity"), subject, given_texts(held_out))
+    result, prepared = outcome.result, outcome.prepared
     compared = with_baselines(result, prepared, train, tokenizer)
     unigram, bigram = compared.baselines
     assert bigram.nll_sum_nats == pytest.approx(result.nll_sum_nats, rel=1e-12)
@@ -69,6 +70,6 @@ def test_a_task_without_documents_has_no_baselines(
         model=build_gpt(tokenizer.vocab_size), tokenizer=tokenizer, seq_len=16, vocab_size=tokenizer.vocab_size,
         dtype="fp32",
     )  # fmt: skip
-    result, prepared = run(find_task("lambada/megatron-strict"), subject, tmp_path / "l.jsonl")
+    outcome = run(find_task("lambada/megatron-strict"), subject, tmp_path / "l.jsonl")
     with pytest.raises(DataError, match="has no baselines"):
-        with_baselines(result, prepared, train, tokenizer)
+        with_baselines(outcome.result, outcome.prepared, train, tokenizer)

@@ -13,6 +13,7 @@ import pytest
 
 from lmtrain.errors import DataError, UsageError
 from lmtrain.eval.runner import Subject, run
+from lmtrain.eval.task import Asked
 from lmtrain.eval.tasks.lambada import TASK, split_last_word
 from lmtrain.tokenizer.base import Tokenizer
 
@@ -37,7 +38,7 @@ def subject(model: Any, tokenizer: Tokenizer, seq_len: int = 64) -> Subject:
 
 def test_counts_of_the_published_file(shared_data: Path) -> None:
     tokenizer = Tokenizer.load(shared_data / "gpt2-vocab.json")
-    prepared = TASK.prepare(shared_data / "lambada_test.jsonl", tokenizer, 1024, None)
+    prepared = TASK.prepare(shared_data / "lambada_test.jsonl", Asked(tokenizer=tokenizer, seq_len=1024))
     assert prepared.facts.num_documents == len(list(prepared.requests)) == 5153
     assert prepared.facts.notes == {"lines_cut_on_the_left": 0, "lines_with_empty_context": 0}
 
@@ -68,11 +69,11 @@ def test_a_word_counts_only_if_all_its_tokens_are_likeliest(
     assert len(target) > 1
     table = follows(tokenizer, [text])
     source = write(tmp_path / "a.jsonl", [text])
-    right, _ = run(TASK, subject(build_table(table), tokenizer), source)
+    right = run(TASK, subject(build_table(table), tokenizer), source).result
     assert right.measures["whole_word_accuracy"] == right.measures["target_token_accuracy"] == 1.0
     table[target[-2]] = 0.0
     table[target[-2], 0] = 1.0  # the last token is wrong now, the ones before it are still right
-    wrong, _ = run(TASK, subject(build_table(table), tokenizer), source)
+    wrong = run(TASK, subject(build_table(table), tokenizer), source).result
     assert wrong.measures["whole_word_accuracy"] == 0.0
     assert wrong.measures["target_token_accuracy"] == (len(target) - 1) / len(target)
 
@@ -80,7 +81,7 @@ def test_a_word_counts_only_if_all_its_tokens_are_likeliest(
 def test_measures_follow_from_the_sum(tmp_path: Path, tokenizer: Tokenizer, build_gpt: Callable[..., Any]) -> None:
     texts = ["the mill was cold", "nobody spoke", "flour ; bran"]
     model = build_gpt(tokenizer.vocab_size, 64, std=0.05)
-    result, _ = run(TASK, subject(model, tokenizer), write(tmp_path / "a.jsonl", texts))
+    result = run(TASK, subject(model, tokenizer), write(tmp_path / "a.jsonl", texts)).result
     words = [" cold", " spoke", " bran"]
     assert result.num_bytes == sum(map(len, words))
     assert result.num_targets == sum(len(tokenizer.encode(word)) for word in words)
@@ -89,14 +90,16 @@ def test_measures_follow_from_the_sum(tmp_path: Path, tokenizer: Tokenizer, buil
 
 
 def test_context_and_target_are_tokenized_apart(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    (request,) = TASK.prepare(write(tmp_path / "a.jsonl", ["the  old\n\nmill"]), tokenizer, 64, None).requests
+    (request,) = TASK.prepare(
+        write(tmp_path / "a.jsonl", ["the  old\n\nmill"]), Asked(tokenizer=tokenizer, seq_len=64)
+    ).requests
     context, target = tokenizer.encode("the  old"), tokenizer.encode(" mill")
     assert request.tokens.tolist() == context + target
     assert request.num_scored == len(target)
 
 
 def test_an_empty_context_is_the_end_of_document_token(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    prepared = TASK.prepare(write(tmp_path / "a.jsonl", ["mill", "the mill"]), tokenizer, 64, None)
+    prepared = TASK.prepare(write(tmp_path / "a.jsonl", ["mill", "the mill"]), Asked(tokenizer=tokenizer, seq_len=64))
     first, second = prepared.requests
     assert first.tokens.tolist() == [tokenizer.eod_id, *tokenizer.encode(" mill")]
     assert tokenizer.eod_id not in second.tokens
@@ -105,7 +108,7 @@ def test_an_empty_context_is_the_end_of_document_token(tmp_path: Path, tokenizer
 
 def test_long_lines_are_cut_on_the_left_and_counted(tmp_path: Path, tokenizer: Tokenizer) -> None:
     source = write(tmp_path / "a.jsonl", ["nobody in the old house dared to speak of the mill", "a mill"])
-    prepared = TASK.prepare(source, tokenizer, 8, None)
+    prepared = TASK.prepare(source, Asked(tokenizer=tokenizer, seq_len=8))
     long, _ = prepared.requests
     everything = tokenizer.encode("nobody in the old house dared to speak of the") + tokenizer.encode(" mill")
     assert long.tokens.tolist() == everything[-9:]
@@ -115,20 +118,20 @@ def test_long_lines_are_cut_on_the_left_and_counted(tmp_path: Path, tokenizer: T
 def test_blank_lines_are_no_samples_and_unicode_line_breaks_stay_inside(tmp_path: Path, tokenizer: Tokenizer) -> None:
     source = write(tmp_path / "a.jsonl", ["the\u2028old mill"])
     source.write_text(source.read_text() + "\n\n")
-    assert TASK.prepare(source, tokenizer, 64, None).facts.num_documents == 1
+    assert TASK.prepare(source, Asked(tokenizer=tokenizer, seq_len=64)).facts.num_documents == 1
 
 
 @pytest.mark.parametrize("line", ["plain text", '{"page": "a b"}', "[1]", '{"text": 3}', "[" * 100_000])
 def test_lines_of_another_kind_are_named(tmp_path: Path, tokenizer: Tokenizer, line: str) -> None:
     (tmp_path / "a.jsonl").write_text(f'{{"text": "a b"}}\n{line}\n')
     with pytest.raises(DataError, match="line 2"):
-        TASK.prepare(tmp_path / "a.jsonl", tokenizer, 64, None)
+        TASK.prepare(tmp_path / "a.jsonl", Asked(tokenizer=tokenizer, seq_len=64))
 
 
 def test_refusals(tmp_path: Path, tokenizer: Tokenizer) -> None:
     with pytest.raises(DataError, match="no word"):
-        TASK.prepare(write(tmp_path / "a.jsonl", [" \n"]), tokenizer, 64, None)
+        TASK.prepare(write(tmp_path / "a.jsonl", [" \n"]), Asked(tokenizer=tokenizer, seq_len=64))
     with pytest.raises(UsageError, match="no windows"):
-        TASK.prepare(write(tmp_path / "a.jsonl", ["a b"]), tokenizer, 64, 8)
+        TASK.prepare(write(tmp_path / "a.jsonl", ["a b"]), Asked(tokenizer=tokenizer, seq_len=64, stride=8))
     with pytest.raises(DataError, match="the model sees 2"):
-        TASK.prepare(write(tmp_path / "a.jsonl", ["a zqzqzqzq"]), tokenizer, 2, None)
+        TASK.prepare(write(tmp_path / "a.jsonl", ["a zqzqzqzq"]), Asked(tokenizer=tokenizer, seq_len=2))

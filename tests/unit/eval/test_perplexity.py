@@ -15,6 +15,7 @@ from lmtrain.data.store.indexed import DatasetWriter
 from lmtrain.errors import DataError, MissingInputError
 from lmtrain.eval.result import Result
 from lmtrain.eval.runner import Subject, run
+from lmtrain.eval.task import Asked
 from lmtrain.eval.tasks.perplexity import TASK
 from lmtrain.tokenizer.base import Tokenizer
 from tests.unit.data.writing import add_document
@@ -49,7 +50,7 @@ def write_dataset(prefix: Path, tokenizer: Tokenizer, *, closed: bool) -> Path:
 
 def measured(subject: Subject, source: Path, stride: int | None = None) -> Result:
     given = given_texts(source) if source.suffix in (".txt", ".jsonl") else source
-    return run(TASK, subject, given, stride=stride)[0]
+    return run(TASK, subject, given, stride=stride).result
 
 
 def test_documents_are_scored_apart(subject: Subject, jsonl: Path, tmp_path: Path) -> None:
@@ -99,7 +100,7 @@ def test_more_context_by_a_smaller_stride_changes_the_number_not_the_count(subje
 
 
 def test_the_first_token_is_conditioned_on_the_end_of_document(subject: Subject, jsonl: Path) -> None:
-    prepared = TASK.prepare_texts(given_texts(jsonl), subject.tokenizer, SEQ_LEN, None)
+    prepared = TASK.prepare_texts(given_texts(jsonl), Asked(tokenizer=subject.tokenizer, seq_len=SEQ_LEN))
     first = next(iter(prepared.requests))
     assert first.tokens[0] == subject.tokenizer.eod_id
     assert first.num_scored == len(first.tokens) - 1

@@ -39,7 +39,7 @@ def test_an_export_scores_a_text_as_its_source_does(settings: GPTSettings, tmp_p
     text = tmp_path / "text.txt"
     text.write_text(" and ".join(TEXT * 10))
     subject = load_for_eval(source, torch.device("cpu"), "fp32").subject
-    ours, _ = run(find_task("perplexity"), subject, given_texts(text), stride=settings.seq_len)
+    ours = run(find_task("perplexity"), subject, given_texts(text), stride=settings.seq_len).result
     nats, num_tokens = rolling(tmp_path / "hf", text.read_text(), settings.seq_len)
     assert ours.num_targets == num_tokens >= 1000
     assert ours.nll_sum_nats == pytest.approx(nats, abs=1e-4 * num_tokens / 1000)

@@ -10,19 +10,26 @@ import numpy as np
 import pytest
 
 from lmtrain.errors import DataError
-from lmtrain.eval.runner import Subject, add_up, run
+from lmtrain.eval.runner import Subject, gather, run
 from lmtrain.eval.scoring import Scored
-from lmtrain.eval.task import Totals, find_task
+from lmtrain.eval.task import find_task, item_columns
+from lmtrain.eval.windows import Request
 from lmtrain.tokenizer.base import Tokenizer
 from tests.unit.eval.conftest import given_texts
 
 
-def test_sums_count_targets_and_whole_requests() -> None:
-    answers = [
+def test_sums_are_kept_by_item() -> None:
+    requests = [Request(np.arange(3), 2, item) for item in (0, 2, 2)]
+    scored = [
         Scored(np.array([1.0, 2.0]), np.array([True, True])),
-        Scored(np.array([0.5, 0.25]), np.array([True, False])),
+        Scored(np.array([0.5, 0.25]), np.array([True, True])),
+        Scored(np.array([4.0, 8.0]), np.array([True, False])),
     ]
-    assert add_up(answers) == Totals(3.75, 4, 3, 2, 1)
+    columns = item_columns({"bytes": np.array([7.0, 1.0, 2.0])}, gather(requests, scored))
+    assert {name: values.tolist() for name, values in columns.items()} == {
+        "bytes": [7, 1, 2], "nll": [3, 0, 12.75], "targets": [2, 0, 4], "greedy": [2, 0, 3],
+        "items": [1, 0, 1], "items_greedy": [1, 0, 0],
+    }  # fmt: skip
 
 
 def test_progress_ends_at_the_number_of_targets(
@@ -34,10 +41,10 @@ def test_progress_ends_at_the_number_of_targets(
         dtype="fp32",
     )  # fmt: skip
     seen: list[tuple[int, int]] = []
-    result, _ = run(
+    result = run(
         find_task("perplexity"), subject, given_texts(tmp_path / "a.txt"),
         progress=lambda done, total: seen.append((done, total)),
-    )  # fmt: skip
+    ).result  # fmt: skip
     assert seen[-1] == (result.num_targets, result.num_targets)
     assert [done for done, _ in seen] == sorted({done for done, _ in seen})
 

@@ -11,7 +11,7 @@ import pytest
 
 from lmtrain.errors import DataError, MissingInputError, UsageError
 from lmtrain.eval.runner import Subject, run
-from lmtrain.eval.task import Totals
+from lmtrain.eval.task import Asked, sum_up
 from lmtrain.eval.tasks.wikitext103 import TASK
 from lmtrain.tokenizer.base import Tokenizer
 
@@ -27,7 +27,7 @@ def source(tmp_path: Path, text: str) -> Path:
 
 def test_counts_of_the_published_file(shared_data: Path) -> None:
     tokenizer = Tokenizer.load(shared_data / "gpt2-vocab.json")
-    prepared = TASK.prepare(shared_data / "wt103.wiki.test.tokens", tokenizer, 1024, None)
+    prepared = TASK.prepare(shared_data / "wt103.wiki.test.tokens", Asked(tokenizer=tokenizer, seq_len=1024))
     assert prepared.facts.num_words == 245_566
     assert prepared.facts.num_tokens == 270_330
     assert prepared.num_targets == sum(r.num_scored for r in prepared.requests) == 270_329
@@ -38,7 +38,7 @@ def test_the_number_follows_from_the_sum_and_the_original_words(
 ) -> None:
     model = build_gpt(tokenizer.vocab_size, SEQ_LEN, std=0.05)
     subject = Subject(model=model, tokenizer=tokenizer, seq_len=SEQ_LEN, vocab_size=tokenizer.vocab_size, dtype="fp32")
-    result, _ = run(TASK, subject, source)
+    result = run(TASK, subject, source).result
     num_words = len((text * 3).strip().split(" "))
     assert result.num_words == num_words
     assert result.num_targets == result.num_tokens - 1
@@ -51,15 +51,15 @@ def test_the_number_follows_from_the_sum_and_the_original_words(
 
 
 def test_words_are_counted_between_single_spaces_before_detokenizing(source: Path, tokenizer: Tokenizer) -> None:
-    facts = TASK.prepare(source, tokenizer, SEQ_LEN, None).facts
+    facts = TASK.prepare(source, Asked(tokenizer=tokenizer, seq_len=SEQ_LEN)).facts
     original = source.read_text()
     assert facts.num_words == original.strip().count(" ") + 1
     assert facts.num_words != len(original.split())  # the mistake that ignores newline tokens
 
 
 def test_the_cap_is_on_the_perplexity_and_not_on_the_loss(source: Path, tokenizer: Tokenizer) -> None:
-    facts = TASK.prepare(source, tokenizer, SEQ_LEN, None).facts
-    measures = TASK.measures(facts, Totals(nll_sum_nats=1e6, num_targets=100))
+    known = TASK.prepare(source, Asked(tokenizer=tokenizer, seq_len=SEQ_LEN)).known
+    measures = TASK.measures(sum_up(known) | {"nll": 1e6, "targets": 100})
     assert measures["word_perplexity_adjusted"] == measures["token_perplexity"] == math.exp(20)
     assert measures["nll_per_token_nats"] == 1e4
 
@@ -67,16 +67,16 @@ def test_the_cap_is_on_the_perplexity_and_not_on_the_loss(source: Path, tokenize
 def test_no_newline_is_translated(tmp_path: Path, tokenizer: Tokenizer) -> None:
     path = tmp_path / "wiki"
     path.write_bytes(b" a \r\n b \n ")
-    assert TASK.prepare(path, tokenizer, SEQ_LEN, None).facts.num_bytes == 10
+    assert TASK.prepare(path, Asked(tokenizer=tokenizer, seq_len=SEQ_LEN)).facts.num_bytes == 10
 
 
 def test_refusals(tmp_path: Path, source: Path, tokenizer: Tokenizer) -> None:
     with pytest.raises(UsageError, match="stride=16 is not wikitext103/megatron-o32"):
-        TASK.prepare(source, tokenizer, SEQ_LEN, 16)
+        TASK.prepare(source, Asked(tokenizer=tokenizer, seq_len=SEQ_LEN, stride=16))
     with pytest.raises(UsageError, match="stride of 32 does not fit seq_len=16"):
-        list(TASK.prepare(source, tokenizer, 16, None).requests)
+        list(TASK.prepare(source, Asked(tokenizer=tokenizer, seq_len=16)).requests)
     with pytest.raises(MissingInputError, match="is not a file"):
-        TASK.prepare(tmp_path / "absent", tokenizer, SEQ_LEN, None)
+        TASK.prepare(tmp_path / "absent", Asked(tokenizer=tokenizer, seq_len=SEQ_LEN))
     (tmp_path / "latin").write_bytes(b"caf\xe9 ")
     with pytest.raises(DataError, match="not UTF-8 at byte 3"):
-        TASK.prepare(tmp_path / "latin", tokenizer, SEQ_LEN, None)
+        TASK.prepare(tmp_path / "latin", Asked(tokenizer=tokenizer, seq_len=SEQ_LEN))

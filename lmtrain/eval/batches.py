@@ -1,0 +1,40 @@
+"""Which requests are fed together, and as what. Pure numpy, no torch. Called by scoring.
+
+Rows are padded on the right, where a causal model cannot see the padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from lmtrain.batch import IGNORED, Batch
+from lmtrain.eval.windows import Request
+
+
+def batches(requests: Sequence[Request], batch_size: int, max_kept: int) -> Iterator[list[int]]:
+    """Rows of like length, at most batch_size together and, more than one row, at most max_kept scored targets."""
+    rows: list[int] = []
+    kept = 0
+    for row in sorted(range(len(requests)), key=lambda r: -len(requests[r].tokens)):
+        num = requests[row].num_scored
+        if rows and (len(rows) == batch_size or kept + num > max_kept):
+            yield rows
+            rows, kept = [], 0
+        rows.append(row)
+        kept += num
+    if rows:
+        yield rows
+
+
+def collate(requests: list[Request]) -> Batch:
+    """Numpy arrays padded on the right; labels are IGNORED wherever nothing is scored."""
+    width = max(len(request.tokens) for request in requests) - 1
+    tokens_BT = np.zeros((len(requests), width), np.int64)
+    labels_BT = np.full((len(requests), width), IGNORED, np.int64)
+    for row, request in enumerate(requests):
+        stop = len(request.tokens) - 1
+        tokens_BT[row, :stop] = request.tokens[:-1]
+        labels_BT[row, stop - request.num_scored : stop] = request.tokens[-request.num_scored :]
+    return Batch(tokens_BT=tokens_BT, labels_BT=labels_BT)
