@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from lmtrain.errors import DataError, LmtrainError, UsageError, nearest
+from lmtrain.errors import DataError, LmtrainError, UsageError, brief, nearest
 from lmtrain.eval.generate import Sampling, generate_tokens, prompt_tokens
 from lmtrain.eval.load import load_for_eval
 from lmtrain.eval.scoring import Scored, Scorer
@@ -92,7 +92,7 @@ class LmtrainModel(TemplateLM):  # type: ignore[misc]  # because: the harness ma
         for given, _context, target in requests:
             if not 1 <= len(target) <= self.max_length:
                 raise DataError(
-                    f"{str(given)[:100]} is to be scored on {len(target)} tokens and the model sees {self.max_length}. "
+                    f"The answer {brief(given[1], 60)!r} is {len(target)} tokens and the model sees {self.max_length}. "
                     "Use a task that fits the model."
                 )
         asked = [_request(context, target, self.max_length) for _given, context, target in requests]

@@ -23,13 +23,12 @@ from lmtrain.exchange.imported import save_foreign
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.train import train_bpe
-from tests.unit.eval.harness_run import Answers, run_harness
+from tests.unit.eval.harness_run import Answers, pages, run_harness
 from tests.unit.exchange.models import gpt2, llama, random_weights
 
 pytestmark = pytest.mark.skipif(find_spec("lm_eval") is None, reason="lm-eval is not installed")
 
 MOST_NATS = 2e-5  # per 1,000 tokens, and of one example
-HEADING = re.compile(r"^ = [^=]+ = $", re.MULTILINE)
 NUM_LINES = 500
 MODELS = ["gpt2-vocabulary", "llama", "small"]
 
@@ -39,12 +38,6 @@ def rows(path: Path, values: list[dict[str, Any]]) -> Path:
     return path
 
 
-def pages(text: str) -> list[str]:
-    """Articles as EleutherAI/wikitext_document_level has them: from one first-level heading to the next."""
-    starts = [match.start() - 1 for match in HEADING.finditer(text)]
-    return [text[start:stop] for start, stop in zip(starts, [*starts[1:], len(text)], strict=True)]
-
-
 @pytest.fixture(scope="module")
 def tasks(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The rows of each task: real texts, and questions made of neighbouring sentences."""
@@ -52,7 +45,7 @@ def tasks(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     articles = pages((shared_data / "wiki.test.raw").read_text(encoding="utf-8"))
     lines = (shared_data / "lambada_test.jsonl").read_text(encoding="utf-8").splitlines()[:NUM_LINES]
     plain = (shared_data / "lambada_test_plain_text.txt").read_text(encoding="utf-8").splitlines()[:NUM_LINES]
-    said = [sentence.strip() for sentence in articles[0].split(" . ") if len(sentence) > 30][:42]
+    said = [sentence.strip()[:60] for sentence in articles[0].split(" . ") if len(sentence) > 30][:42]
     asked = [(said[i], said[i + 1], said[(7 * i + 3) % len(said)], i % 2) for i in range(len(said) - 2)]
     hella = [
         {"activity_label": "Reading", "ctx_a": a, "ctx_b": "then", "endings": [b, c, "[title] he left"], "label": g}

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from lmtrain.batch import Batch
-from lmtrain.models import bert, gpt
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.model_settings import ModelSettings
@@ -30,7 +29,7 @@ MODELS: dict[str, ModelSettings] = {
 
 
 def model_of(settings: ModelSettings) -> Any:
-    model = bert.build(settings) if isinstance(settings, BertSettings) else gpt.build(settings)
+    model: Any = settings.build()
     start(model, 1)
     for index, parameter in enumerate(model.parameters()):
         noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(index))
