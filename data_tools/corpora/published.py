@@ -7,6 +7,7 @@ will do and a damaged one will not. Called by `lmtrain corpus get`.
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import IO
 from data_tools.corpora.archives import CODECS, contents
 from data_tools.corpora.fetch import ReportBytes, UnreachableError, fetch, is_there
 from data_tools.corpora.remote import RemoteFile, how_to_bring
+from data_tools.read.columns import read_rows
 from lmtrain.errors import DataError, MissingInputError, UsageError, a_few
 from lmtrain.runtime.files import atomic_file
 
@@ -28,6 +30,10 @@ class Texts:
     about: str
     files: tuple[RemoteFile, ...]
     archives: tuple[RemoteFile, ...] = ()
+
+    @property
+    def most_bytes(self) -> int:
+        return max(file.num_bytes for file in self.files)
 
     def may_be(self, name: str, num_bytes: int) -> bool:
         """Whether a file is worth a look: copies bear other names at times, and damaged ones have other sizes."""
@@ -83,7 +89,9 @@ def _search(texts: Texts, paths: Sequence[Path]) -> _Found:
             raise MissingInputError(f"{path} is not a file or folder. Give one that holds {texts.name}, or an archive.")
         for one in _files(texts, path) if path.is_dir() else [path]:
             try:
-                for name, stream in contents(one, texts.may_be):
+                for name, stream in (
+                    _rows(one, texts.most_bytes) if one.suffix == ".parquet" else contents(one, texts.may_be)
+                ):
                     _judge(texts, stream, str(one) if one.name.startswith(name) else f"{name} in {one}", found)
             except DataError as error:
                 found.refused.append(str(error).removesuffix(". Get it again."))
@@ -101,17 +109,31 @@ def _files(texts: Texts, folder: Path) -> Iterator[Path]:
                 yield path
 
 
+def _rows(path: Path, most_bytes: int) -> Iterator[tuple[str, IO[bytes]]]:
+    """The file that a .parquet of the Hugging Face Hub was made of, a row a line.
+
+    Rows of WikiText kept the ends of lines, and blank ones are empty; those of LAMBADA did not.
+    """
+    lines: list[str] = []
+    num_bytes = 0
+    for _, rows, size, _ in read_rows(path, ("text",), 0, 1 << 20):
+        lines += [text if isinstance(text, str) else "" for (text,) in rows]
+        num_bytes += size
+        if num_bytes > most_bytes:
+            break
+    kept = any(line.endswith("\n") for line in lines)
+    yield path.name, io.BytesIO("".join(line or " \n" if kept else f"{line}\n" for line in lines).encode())
+
+
 def _judge(texts: Texts, stream: IO[bytes], where: str, found: _Found) -> None:
-    most_bytes = max(file.num_bytes for file in texts.files)
-    data = stream.read(most_bytes + 1)
+    data = stream.read(texts.most_bytes + 1)
     sha256 = hashlib.sha256(data).hexdigest()
     for file in texts.files:
         if file.sha256 == sha256:
             found.texts.setdefault(file.name, (data, where))
             return
-    size = (
-        f"{len(data):,} bytes, and SHA-256 {sha256}" if len(data) <= most_bytes else f"more than {most_bytes:,} bytes"
-    )
+    whole = len(data) <= texts.most_bytes
+    size = f"{len(data):,} bytes, and SHA-256 {sha256}" if whole else f"more than {texts.most_bytes:,} bytes"
     found.refused.append(f"{where} is damaged or another text: it has {size}")
 
 

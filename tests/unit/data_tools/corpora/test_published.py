@@ -7,7 +7,9 @@ import hashlib
 import lzma
 from pathlib import Path
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from data_tools.corpora.published import Texts, get_texts
 from data_tools.corpora.recipe import find_recipe
@@ -70,6 +72,19 @@ def test_an_archive_of_any_name_and_packing_is_known_by_its_members(tmp_path: Pa
     (tmp_path / "download(1)").write_bytes(ARCHIVES[packing])
     get_texts(words(), [tmp_path / "download(1)"], tmp_path / "out")
     assert brought(tmp_path / "out") == BOTH
+
+
+def test_rows_of_the_hub_are_put_together_again(tmp_path: Path) -> None:
+    wiki, novel = " \n = One = \n \n Words of it . \n \n", "lower case , the first\nand the second\n"
+    rows = {"t.parquet": ["", " = One = \n", "", " Words of it . \n", ""], "v.parquet": novel.splitlines()}
+    for name, texts in rows.items():
+        parquet.write_table(pyarrow.table({"text": texts, "domain": [None] * len(texts)}), tmp_path / name)
+    two = Texts("words", "two texts", (known("wiki", wiki.encode()), known("novel", novel.encode())))
+    get_texts(two, [tmp_path / name for name in rows], tmp_path / "out")
+    assert brought(tmp_path / "out") == {"wiki": wiki.encode(), "novel": novel.encode()}
+    parquet.write_table(pyarrow.table({"text": texts * 50}), tmp_path / "v.parquet")
+    with pytest.raises(DataError, match=r"v\.parquet is damaged or another text: it has more than"):
+        get_texts(two, [tmp_path / "v.parquet"], tmp_path / "other")
 
 
 def test_one_of_two_may_be_brought_and_the_other_later(tmp_path: Path) -> None:
