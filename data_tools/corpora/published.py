@@ -63,7 +63,7 @@ def get_texts(
     absent = [file for file in texts.files if file.name not in found.texts and file.name not in origins]
     way = how_to_bring(texts.name, output, texts.files, texts.archives)
     if absent and found.refused:
-        raise DataError(f"{'; '.join(found.refused)}. Get it again:\n{way}")
+        raise DataError(f"{a_few(found.refused, '; ')}. Get it again:\n{way}")
     if local and not found.texts:
         raise DataError(f"{a_few(map(str, local))} holds nothing of {texts.name}. It is published as\n{way}")
     if absent and not local and offline:

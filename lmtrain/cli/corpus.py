@@ -52,11 +52,11 @@ def get(
     name: Annotated[str, typer.Argument(help="A corpus of `lmtrain corpus list`.")],
     output: Annotated[
         Path,
-        typer.Option(metavar="DIR", help="Gets train.jsonl, valid.jsonl, test.jsonl, or evaluation texts as such."),
+        typer.Option(metavar="DIR", help="Gets train.jsonl, valid.jsonl, test.jsonl, or the evaluation texts."),
     ],
     files: Annotated[
         list[Path] | None,
-        typer.Argument(help="What you have: files; of evaluation texts folders and archives, too. [default: fetched]"),
+        typer.Argument(help="Files you have; for evaluation texts also folders and archives. [default: fetched]"),
     ] = None,
     offline: Annotated[bool, typer.Option("--offline", help="Never open a connection.")] = False,
 ) -> None:
