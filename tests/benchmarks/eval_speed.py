@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.unit.eval.harness_run import pages
+from lmtrain.eval.articles import pages
 
 LEAST = {"lambada": 1.6, "wikitext": 1.1, "stride 32": 1.3}  # times as fast
 STRIDE = 32

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +23,6 @@ YAMLS = {
     "wikitext": "wikitext/wikitext", "lambada_openai": "lambada/lambada_openai", "hellaswag": "hellaswag/hellaswag",
     "lambada_standard": "lambada/lambada_standard", "piqa": "piqa/piqa", "arc_easy": "arc/arc_easy",
 }  # fmt: skip
-HEADING = re.compile(r"^ = [^=]+ = $", re.MULTILINE)
 WRITES = {
     "output_type": "generate_until",
     "doc_to_text": "{{text}}",
@@ -32,12 +30,6 @@ WRITES = {
     "generation_kwargs": {"until": ["e", "\n\n"], "max_gen_toks": 12, "do_sample": False},
     "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
 }
-
-
-def pages(text: str) -> list[str]:
-    """Articles as EleutherAI/wikitext_document_level has them: from one first-level heading to the next."""
-    starts = [match.start() - 1 for match in HEADING.finditer(text)]
-    return [text[start:stop] for start, stop in zip(starts, [*starts[1:], len(text)], strict=True)]
 
 
 def run_harness(folder: Path, models: Models, tasks: dict[str, Path]) -> dict[str, Answers]:
