@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from lmtrain.placement.parallel_settings import ParallelSettings
     from lmtrain.runtime.process import ProcessEnv
 
-# because: the others of parallel.* are about gradients and their order
-KEYS = ("tp", "pp", "dp_shard", "dp_replicate", "sequence_parallel", "balance", "timeout_s")
+_KEYS = ("tp", "pp", "dp_shard", "dp_replicate", "sequence_parallel", "balance", "timeout_s")
+KEYS, TRAINING = ([f"parallel.{key}" for key in keys] for keys in (_KEYS, ("vp", "zero", "schedule")))
 
 
 def find_subject(path: Path) -> Source:
@@ -92,9 +92,12 @@ def _given(words: Sequence[str]) -> dict[str, Any]:
         key = str(override.key_or_group)
         if override.is_sweep_override():
             problems.append(several(override))
-        elif key.removeprefix("parallel.") not in KEYS or not key.startswith("parallel."):
-            known = [f"parallel.{one}" for one in KEYS]
-            problems.append(f"{override.input_line} is not a setting of an evaluation. {nearest(key, known)}")
+        elif key in TRAINING:
+            problems.append(
+                f"{override.input_line} is about training, and an evaluation has no gradients. Leave it out."
+            )
+        elif key not in KEYS:
+            problems.append(f"{override.input_line} is not a setting of an evaluation. {nearest(key, KEYS)}")
         elif problem := change(tree, override):
             problems.append(problem)
     if problems:
