@@ -16,12 +16,13 @@ from lmtrain.models.model_settings import ModelSettings
 from lmtrain.parallel.shards import pieces_of
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.placement.stages import places_of_rank
+from tests.marks import wide
 from tests.unit.exchange.models import bert, gpt2, llama, save
 
 MODELS: dict[str, ModelSettings] = {"gpt2": gpt2(), "llama": llama(), "bert": bert()}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, *wide(torch.bfloat16)])
 @pytest.mark.parametrize("model", MODELS)
 def test_each_rank_reads_its_share(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, dtype: torch.dtype
