@@ -20,31 +20,30 @@ MOST_PADDING = 0.05  # of the tokens fed
 ENOUGH_TOKENS = 2048
 
 
-def batches(requests: Sequence[Request], batch_size: int, max_kept: int) -> Iterator[list[int]]:
-    """Each request once: in a batch no more tokens than batch_size of the longest have, and no more than max_kept
-    scored targets unless one request alone has more. The order within a batch is the one that `collate` needs."""
+def batches(requests: Sequence[Request], batch_size: int, *, packs: bool) -> Iterator[list[int]]:
+    """Each request once: in a batch no more tokens than batch_size of the longest have. The order within it is the one
+    that `collate` needs. `packs`: the model keeps documents of a row apart."""
     lengths = [_length(request) for request in requests]
     left = sorted(range(len(requests)), key=lambda one: -lengths[one])
     most_tokens = batch_size * lengths[left[0]] if left else 0
     while left:
-        some = _few_enough(left, requests, max_kept)
-        most_rows = max(most_tokens // max(lengths[some[0]], 1), 1)
-        batch = _like(some[:most_rows], lengths)
-        if len(batch) < min(most_rows, len(some)) and len(batch) * lengths[batch[0]] < ENOUGH_TOKENS:
-            batch = _filled(some, lengths, most_rows)
+        most_rows = most_tokens // lengths[left[0]]
+        batch = _like(left[:most_rows], lengths)
+        if packs and len(batch) < min(most_rows, len(left)) and len(batch) * lengths[batch[0]] < ENOUGH_TOKENS:
+            batch = _filled(left, lengths, most_rows)
         yield batch
         taken = set(batch)
         left = [one for one in left if one not in taken]
 
 
-def collate(requests: list[Request]) -> Batch:
-    """Rows as wide as the longest; a request lies behind the one before it where it fits. Labels are in the requests'
-    order, and IGNORED wherever nothing is scored."""
+def collate(requests: list[Request], *, packs: bool) -> Batch:
+    """Rows as wide as the longest; with `packs` a request lies behind the one before it where it fits. Labels are in
+    the requests' order, and IGNORED wherever nothing is scored."""
     width = max(map(_length, requests))
     rows: list[list[Request]] = []
     room = 0
     for request in requests:
-        if not rows or _length(request) > room:
+        if not packs or not rows or _length(request) > room:
             rows.append([])
             room = width
         rows[-1].append(request)
@@ -68,12 +67,6 @@ def collate(requests: list[Request]) -> Batch:
 
 def _length(request: Request) -> int:
     return len(request.tokens) - 1
-
-
-def _few_enough(left: list[int], requests: Sequence[Request], max_kept: int) -> list[int]:
-    """The longest one, and of the others those in order whose targets are not too many together."""
-    scored = np.cumsum([requests[one].num_scored for one in left])
-    return left[: max(int(np.searchsorted(scored, max_kept, side="right")), 1)]
 
 
 def _like(some: list[int], lengths: list[int]) -> list[int]:

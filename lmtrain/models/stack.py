@@ -21,6 +21,7 @@ class Stack(nn.Module):
     """Cut for a pipeline, a part that another stage holds is None; blocks keep their number in the whole model."""
 
     behind: ClassVar[tuple[str, ...]] = ("norm", "head")  # parts that follow the last block
+    separates_documents: ClassVar[bool] = True
 
     settings: TransformerSettings
     embedding: nn.Module | None

@@ -1,4 +1,4 @@
-"""Batches of requests: each once, little padding, no more than was allowed; laid out so that none sees another."""
+"""Batches of requests: each once, little padding, no more tokens than allowed; laid out so that none sees another."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmtrain.batch import IGNORED
+from lmtrain.batch import IGNORED, Batch
 from lmtrain.eval.batches import MOST_PADDING, batches, collate
 from lmtrain.eval.scoring import Scorer
 from lmtrain.eval.windows import Request
@@ -28,19 +28,22 @@ def requests_of(lengths: list[int], scored: list[int] | None = None) -> list[Req
 @given(
     lengths=st.lists(st.integers(1, 60) | st.just(60), min_size=1, max_size=80),
     batch_size=st.integers(1, 9),
+    packs=st.booleans(),
     data=st.data(),
 )
-def test_each_request_is_fed_once_with_little_padding(lengths: list[int], batch_size: int, data: st.DataObject) -> None:
+def test_each_request_is_fed_once_with_little_padding(
+    lengths: list[int], batch_size: int, packs: bool, data: st.DataObject
+) -> None:
     scored = [data.draw(st.integers(1, length)) for length in lengths]
-    requests, max_kept = requests_of(lengths, scored), data.draw(st.integers(1, 200))
-    found = list(batches(requests, batch_size, max_kept))
+    requests = requests_of(lengths, scored)
+    found = list(batches(requests, batch_size, packs=packs))
     assert sorted(one for batch in found for one in batch) == list(range(len(requests)))
     for group in found:
-        batch = collate([requests[one] for one in group])
+        batch = collate([requests[one] for one in group], packs=packs)
+        assert packs or (batch.documents_BT is None and len(batch.tokens_BT) == len(group))
         num_real = sum(lengths[one] for one in group)
         assert batch.tokens_BT.size <= batch_size * max(lengths)
         assert batch.tokens_BT.size - num_real <= MOST_PADDING * batch.tokens_BT.size
-        assert len(group) == 1 or sum(scored[one] for one in group) <= max_kept
         # labels lie in the order of the requests, and each behind the token that it follows
         labels = [requests[one].tokens[-scored[one] :] for one in group]
         assert np.array_equal(batch.labels_BT[batch.labels_BT != IGNORED], np.concatenate(labels))
@@ -49,14 +52,14 @@ def test_each_request_is_fed_once_with_little_padding(lengths: list[int], batch_
 
 def test_equal_lengths_keep_their_order_and_are_not_packed() -> None:
     requests = requests_of([10] * 7)
-    assert list(batches(requests, 3, 100)) == [[0, 1, 2], [3, 4, 5], [6]]
-    assert collate(requests[:3]).documents_BT is None
+    assert list(batches(requests, 3, packs=True)) == [[0, 1, 2], [3, 4, 5], [6]]
+    assert collate(requests[:3], packs=True).documents_BT is None
 
 
 def test_short_ones_fill_the_rows_of_long_ones() -> None:
     requests = requests_of([30, 20, 10, 29, 12, 18])
-    (group,) = batches(requests, 4, 100)
-    batch = collate([requests[one] for one in group])
+    (group,) = batches(requests, 4, packs=True)
+    batch = collate([requests[one] for one in group], packs=True)
     assert batch.tokens_BT.shape == (4, 30)
     assert batch.documents_BT.max() == 1
     for row in range(4):
@@ -67,18 +70,26 @@ def test_short_ones_fill_the_rows_of_long_ones() -> None:
 
 
 def test_short_requests_share_a_batch_of_as_many_tokens() -> None:
-    first, *others = batches(requests_of([100] + [10] * 40), 2, 1000)
+    first, *others = batches(requests_of([100] + [10] * 40), 2, packs=True)
     assert first == list(range(11)), "one row of a hundred, one of ten tens"
     assert [len(group) for group in others] == [20, 10]
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 7, 64])
-def test_packed_rows_score_as_each_request_alone(build_gpt: Callable[..., Any], batch_size: int) -> None:
+@pytest.mark.parametrize("packs", [False, True])
+def test_requests_together_score_as_each_alone(build_gpt: Callable[..., Any], batch_size: int, packs: bool) -> None:
+    """A model that does not keep documents apart is fed one request a row."""
     model, random = build_gpt(), np.random.default_rng(0)
+    model.separates_documents = packs
+    fed: list[Batch] = []
+    model.model.register_forward_pre_hook(lambda _, given: fed.append(given[0]))
     lengths = random.integers(1, 17, 50)
     requests = [Request(random.integers(0, 37, n + 1), int(random.integers(1, n + 1)), 0) for n in lengths]
-    assert any(collate([requests[one] for one in group]).documents_BT is not None for group in batches(requests, 7, 99))
-    together = list(Scorer(model, batch_size=batch_size).score(requests))
+    scorer = Scorer(model, batch_size=batch_size)
+    together = list(scorer.score(requests))
+    assert any(batch.documents_BT is not None for batch in fed) == packs
+    num_fed = sum(batch.tokens_BT.numel() for batch in fed)
+    assert scorer.num_padding == num_fed - lengths.sum() <= MOST_PADDING * num_fed
     alone = [next(Scorer(model, batch_size=1).score([request])) for request in requests]
     for one, other in zip(together, alone, strict=True):
         np.testing.assert_allclose(one.nll, other.nll, rtol=1e-6, atol=2e-6)
