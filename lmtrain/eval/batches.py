@@ -39,15 +39,7 @@ def batches(requests: Sequence[Request], batch_size: int, *, packs: bool) -> Ite
 def collate(requests: list[Request], *, packs: bool) -> Batch:
     """Rows as wide as the longest; with `packs` a request lies behind the one before it where it fits. Labels are in
     the requests' order, and IGNORED wherever nothing is scored."""
-    width = max(map(_length, requests))
-    rows: list[list[Request]] = []
-    room = 0
-    for request in requests:
-        if not packs or not rows or _length(request) > room:
-            rows.append([])
-            room = width
-        rows[-1].append(request)
-        room -= _length(request)
+    rows, width = _laid_out(requests, packs=packs)
     shape = len(rows), width
     tokens_BT, labels_BT = np.zeros(shape, np.int64), np.full(shape, IGNORED, np.int64)
     positions_BT, documents_BT = np.zeros(shape, np.int64), np.full(shape, -1, np.int32)
@@ -63,6 +55,26 @@ def collate(requests: list[Request], *, packs: bool) -> Batch:
     if len(rows) == len(requests):
         return batch
     return replace(batch, positions_BT=positions_BT, documents_BT=documents_BT)
+
+
+def num_padding(requests: list[Request], *, packs: bool) -> int:
+    """Tokens of their batch that are nobody's."""
+    rows, width = _laid_out(requests, packs=packs)
+    return len(rows) * width - sum(map(_length, requests))
+
+
+def _laid_out(requests: list[Request], *, packs: bool) -> tuple[list[list[Request]], int]:
+    """What each row holds, and how wide it is."""
+    width = max(map(_length, requests))
+    rows: list[list[Request]] = []
+    room = 0
+    for request in requests:
+        if not packs or not rows or _length(request) > room:
+            rows.append([])
+            room = width
+        rows[-1].append(request)
+        room -= _length(request)
+    return rows, width
 
 
 def _length(request: Request) -> int:

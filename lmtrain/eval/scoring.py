@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lmtrain.batch import Batch
 from lmtrain.errors import NonFiniteLossError, OutOfMemoryError
-from lmtrain.eval.batches import batches, collate
+from lmtrain.eval.batches import batches, collate, num_padding
 from lmtrain.eval.windows import Request
 
 LOOK_AHEAD = 16  # batches sorted by length together, so that short requests do not pay for long ones
@@ -68,14 +68,17 @@ class Scorer:
         while chunk := list(islice(stream, self.batch_size * ahead)):
             answers: dict[int, Scored] = {}
             together = list(batches(chunk, self.batch_size, packs=self.model.separates_documents))
-            scored = self._batches([[chunk[row] for row in rows] for rows in together])
+            asked = [[chunk[row] for row in rows] for rows in together]
+            self.num_padding += sum(num_padding(some, packs=self.model.separates_documents) for some in asked)
+            scored = self._batches(asked)
             for rows, found in zip(together, scored, strict=True):
                 answers.update(zip(rows, found, strict=True))
             yield from (answers[row] for row in range(len(chunk)))
 
     def _batches(self, asked: Sequence[list[Request]]) -> Iterator[list[Scored]]:
         """The answers to each batch, as they come."""
-        scores = self.model.scores(self._fed(requests).map(torch.from_numpy) for requests in asked)
+        packs = self.model.separates_documents
+        scores = self.model.scores(collate(requests, packs=packs).map(torch.from_numpy) for requests in asked)
         try:
             for requests, found in zip(asked, scores, strict=True):
                 yield self._scored(requests, *found.numpy())
@@ -84,11 +87,6 @@ class Scorer:
                 f"{self.model.device} ran out of memory scoring {self.batch_size} x {len(asked[0][0].tokens) - 1} "
                 f"tokens. Use a --batch-size below {self.batch_size}."
             ) from error
-
-    def _fed(self, requests: list[Request]) -> Batch:
-        batch = collate(requests, packs=self.model.separates_documents)
-        self.num_padding += batch.tokens_BT.size - sum(len(request.tokens) - 1 for request in requests)
-        return batch
 
     def _scored(self, requests: list[Request], nll: NDArray[np.float64], best: NDArray[np.float64]) -> list[Scored]:
         if not np.isfinite(nll).all():

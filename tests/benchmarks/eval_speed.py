@@ -182,7 +182,8 @@ def main() -> int:
     parser.add_argument("--work", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.work:
-        work(*given.work, batch_size=given.batch_size)
+        who, source = given.work
+        work(who, source, given.batch_size)
         return 0
     if not (given.vocab and given.lambada and given.wiki):
         parser.error("--vocab, --lambada and --wiki are needed")
