@@ -6,7 +6,7 @@ no tokenizer and no protocol. Only scored positions go through the head.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
@@ -20,6 +20,7 @@ from lmtrain.batch import IGNORED, Batch
 from lmtrain.errors import NonFiniteLossError, OutOfMemoryError
 from lmtrain.eval.batches import batches, collate
 from lmtrain.eval.windows import Request
+from lmtrain.runtime.faults import fault_point
 
 MAX_KEPT = 4096  # because: 4096 rows of fp32 logits over GPT-2's vocabulary are 0.8 GB
 LOOK_AHEAD = 16  # batches sorted by length together, so that short requests do not pay for long ones
@@ -42,13 +43,28 @@ class Scored:
     greedy: NDArray[np.bool_]  # the target was the most likely token
 
 
+class Known(Protocol):
+    """What remembers the answers to a batch of requests: a journal on disk."""
+
+    def find(self, requests: Sequence[Request]) -> list[Scored] | None: ...
+
+    def add(self, requests: Sequence[Request], answers: Sequence[Scored]) -> None: ...
+
+
 class Scorer:
     def __init__(
-        self, model: Scorable, *, batch_size: int, max_kept: int = MAX_KEPT, report: Callable[[int], None] | None = None
+        self,
+        model: Scorable,
+        *,
+        batch_size: int,
+        max_kept: int = MAX_KEPT,
+        report: Callable[[int, int], None] | None = None,
+        known: Known | None = None,
     ) -> None:
-        """`report` is told how many targets have been scored, after every batch: answers come many batches later."""
+        """`report` is told, after every batch, how many tokens have been fed and how many more were known already."""
         self.model, self.batch_size, self.max_kept = model, batch_size, max_kept
-        self._report, self._done = report, 0
+        self._report, self._known = report, known
+        self.num_fed = self.num_known = 0
 
     def score(self, requests: Iterable[Request]) -> Iterator[Scored]:
         """Answers in the order of the requests, which are read only a little ahead."""
@@ -56,8 +72,23 @@ class Scorer:
         while chunk := list(islice(stream, self.batch_size * LOOK_AHEAD)):
             answers: dict[int, Scored] = {}
             for rows in batches(chunk, self.batch_size, self.max_kept):
-                answers.update(zip(rows, self._forward([chunk[row] for row in rows]), strict=True))
+                answers.update(zip(rows, self._answers([chunk[row] for row in rows]), strict=True))
             yield from (answers[row] for row in range(len(chunk)))
+
+    def _answers(self, requests: list[Request]) -> list[Scored]:
+        num_tokens = sum(len(request.tokens) - 1 for request in requests)
+        answers = None if self._known is None else self._known.find(requests)
+        if answers is not None:
+            self.num_known += num_tokens
+        else:
+            fault_point("eval.batch")
+            answers = self._forward(requests)
+            self.num_fed += num_tokens
+            if self._known is not None:
+                self._known.add(requests, answers)
+        if self._report is not None:
+            self._report(self.num_fed, self.num_known)
+        return answers
 
     @torch.no_grad()
     def _forward(self, requests: list[Request]) -> list[Scored]:
@@ -76,9 +107,6 @@ class Scorer:
                 f"{np.count_nonzero(~np.isfinite(nll))} of {len(nll)} targets have a log-likelihood that is not "
                 "finite. The weights are damaged or --precision is too narrow: try --precision fp32."
             )
-        self._done += len(nll)
-        if self._report is not None:
-            self._report(self._done)
         ends = np.cumsum([request.num_scored for request in requests])[:-1]
         return [Scored(n, g) for n, g in zip(np.split(nll, ends), np.split(greedy, ends), strict=True)]
 

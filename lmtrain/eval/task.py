@@ -52,6 +52,7 @@ class Facts:
     prefix: str
     stride: int | None
     denominator: str
+    limit: int | None = None  # how many items, where it is not all of them
     notes: dict[str, str | int] = field(default_factory=dict)
 
 
@@ -64,6 +65,10 @@ class Prepared:
     facts: Facts
     known: Columns  # of every item what the text alone says, "bytes" at least: its words, its bytes
     documents: Iterable[Tokens] | None = None  # where all of each but its first token is scored: for baselines
+
+    @property
+    def num_items(self) -> int:
+        return len(self.known["bytes"])
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,7 @@ class Task(Protocol):
     """Subclass it: `columns` has the form that most tasks need."""
 
     id: ClassVar[str]
+    version: ClassVar[str] = "1"  # goes up when the same file and model come to another number
     data: ClassVar[str]  # the file it needs
     headline: ClassVar[str]  # the measure to read first
     recipe: ClassVar[dict[str, str]]
