@@ -21,7 +21,7 @@ def first_items(prepared: Prepared, limit: int) -> Prepared:
     facts = prepared.facts
     if num_items == 1:
         raise UsageError(
-            f"--limit={limit} takes the first items of a text, and {facts.protocol} makes one item of all of it. "
+            f"--limit={limit} takes the first items of a text, and to {facts.protocol} this text is one item. "
             "Leave --limit out, or give a shorter text."
         )
     if limit >= num_items:
@@ -35,8 +35,8 @@ def first_items(prepared: Prepared, limit: int) -> Prepared:
         documents=None if prepared.documents is None else FirstDocuments(prepared.documents, limit),
         facts=dataclasses.replace(
             facts,
-            protocol=f"{facts.protocol}/first-{limit}",
-            denominator=f"of the first {limit} items alone; of all {num_items}: {facts.denominator}",
+            protocol=f"{facts.protocol}-first{limit}",
+            denominator=f"what the first {limit} of {num_items} items have; all of them: {facts.denominator}",
             limit=limit,
         ),
     )

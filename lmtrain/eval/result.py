@@ -64,7 +64,7 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON, which knows no infinity: what is not finite becomes null."""
-        return {key: _finite(value) for key, value in dataclasses.asdict(self).items()}
+        return {key: finite(value) for key, value in dataclasses.asdict(self).items()}
 
     @classmethod
     def from_dict(cls, plain: dict[str, Any]) -> Result:
@@ -73,9 +73,10 @@ class Result:
         return cls(**{**plain, "baselines": baselines})
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """The same with null for what is not a finite number."""
     if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
+        return {key: finite(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(inner) for inner in value]
+        return [finite(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

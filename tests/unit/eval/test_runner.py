@@ -84,8 +84,8 @@ def test_a_limit_is_the_same_as_a_text_of_the_first_items_and_is_named(subject: 
     assert limited.result.num_targets == whole.num_targets
     assert limited.prepared.documents is not None
     assert len(list(limited.prepared.documents)) == 2
-    assert (limited.result.protocol, limited.result.limit) == ("perplexity/first-2", 2)
-    assert "first 2 items alone" in limited.result.denominator
+    assert (limited.result.protocol, limited.result.limit) == ("perplexity-first2", 2)
+    assert "the first 2 of 4 items" in limited.result.denominator
     everything = run(find_task("perplexity"), subject, given_texts(lines), limit=99).result
     assert (everything.protocol, everything.limit) == ("perplexity", None)
 
