@@ -5,63 +5,83 @@ From two results files with their samples, or from two checkpoints that are scor
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmtrain.cli.eval_session import Options, Session, new_document, print_document, write_document
+from lmtrain.cli.eval_session import Options, Session, new_document, print_document
 from lmtrain.errors import DataError, LmtrainError, UsageError
 
 if TYPE_CHECKING:
-    from lmtrain.eval.paired import Side
+    from rich.console import Console
+
+    from lmtrain.eval.paired import Comparison, Side
+    from lmtrain.eval.source import Source
     from lmtrain.eval.task import Task
+
+Pair = tuple["Task", "Side", "Side"]
 
 
 def compare_files(a: Path, b: Path, options: Options) -> None:
+    from lmtrain.cli.screen import Screen
+    from lmtrain.runtime.files import write_json
+
     pairs, alone = _pairs(_sides(a), _sides(b))
     if not pairs:
         raise DataError(f"{a} and {b} share no task: {'; '.join(alone)}. Evaluate both on the same one.")
-    _tell(pairs, alone, new_document("lmtrain comparison", a={"file": str(a)}, b={"file": str(b)}), options)
-
-
-def compare_checkpoints(a: Path, b: Path, session: Session) -> None:
-    from lmtrain.eval.paired import Side
-
-    sides: list[list[tuple[Task, Side]]] = []
-    models: list[dict[str, Any]] = []
-    with session.journal() as journal:
-        for checkpoint in (a, b):
-            loaded = session.load(checkpoint)
-            models.append(loaded.facts)
-            name = str(loaded.facts["checkpoint"])
-            sides.append([(t, Side(name, o.result, o.columns)) for t, o in session.outcomes(loaded, journal)])
-            del loaded  # because: two models need not fit in memory
-        pairs = [(task, x, y) for (task, x), (_, y) in zip(*sides, strict=True)]
-        results = [[side.result.to_dict() for _, side in some] for some in sides]
-        of = [{"model": model, "results": found} for model, found in zip(models, results, strict=True)]
-        _tell(pairs, [], new_document("lmtrain comparison", a=of[0], b=of[1]), session.options)
-
-
-def _tell(pairs: list[tuple[Task, Side, Side]], alone: list[str], document: dict[str, Any], options: Options) -> None:
-    from lmtrain.cli.screen import Screen
-    from lmtrain.eval.paired import compare
-    from lmtrain.eval.report import render_comparison
-
-    found = [compare(task, a, b) for task, a, b in pairs]
-    document |= {"complete": True, "comparisons": [one.to_dict() for one in found], "left_out": alone}
-    write_document(document, options)
+    document = new_document("lmtrain comparison", a={"file": str(a)}, b={"file": str(b)}, left_out=alone)
+    found = _compared(pairs, document)
+    if options.output is not None:
+        write_json(options.output, document)
     if options.as_json:
         return print_document(document)
-    screen = Screen(highlight=False)
+    return _print(Screen(highlight=False), pairs, found, alone, options.full)
+
+
+def compare_models(sources: Sequence[Source], session: Session) -> None:
+    from lmtrain.eval.paired import Side
+
+    sides: list[list[Side]] = []
+    models: list[dict[str, Any]] = []
+    with ExitStack() as kept:
+        with session.processes() as load:
+            journal = None
+            for number, source in enumerate(sources):
+                loaded = load(source, number)
+                journal = journal or kept.enter_context(session.journal())
+                name = str(loaded.facts["checkpoint"])
+                sides.append([Side(name, one.result, one.columns) for one in session.outcomes(loaded, journal)])
+                models.append(loaded.facts | {"results": [side.result.to_dict() for side in sides[-1]]})
+                del loaded  # because: two models need not fit in memory
+        pairs = [(session.tasks[i], x, y) for i, (x, y) in enumerate(zip(*sides, strict=True))]
+        document = new_document("lmtrain comparison", a=models[0], b=models[1], left_out=[])
+        found = _compared(pairs, document)
+        session.write(document)
+        session.end(document)
+    _print(session.screen, pairs, found, [], session.options.full)
+
+
+def _compared(pairs: list[Pair], document: dict[str, Any]) -> list[Comparison]:
+    from lmtrain.eval.paired import compare
+
+    found = [compare(task, a, b) for task, a, b in pairs]
+    document |= {"complete": True, "comparisons": [one.to_dict() for one in found]}
+    return found
+
+
+def _print(screen: Console, pairs: list[Pair], found: list[Comparison], alone: list[str], full: bool) -> None:
+    from lmtrain.eval.report import render_comparison
+
     for name, side in zip("AB", pairs[0][1:], strict=True):
         screen.print(f"{name}  {side.name}", soft_wrap=True)
     for one in found:
-        screen.print(render_comparison(one, full=options.full))
+        screen.print(render_comparison(one, full=full))
     for said in alone:
         screen.print(f"left out: {said}")
-    return None
 
 
-def _pairs(a: list[Side], b: list[Side]) -> tuple[list[tuple[Task, Side, Side]], list[str]]:
+def _pairs(a: list[Side], b: list[Side]) -> tuple[list[Pair], list[str]]:
     """By task and, where one was asked of several texts, by text; what one side has alone is named."""
     from lmtrain.eval.task import find_task
 

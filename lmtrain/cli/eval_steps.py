@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lmtrain.cli.eval_session import Session, new_document, print_document, write_document
+from lmtrain.cli.eval_session import Session, new_document
 from lmtrain.errors import MissingInputError, UsageError, a_few
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from lmtrain.eval.result import Result
+    from lmtrain.eval.source import Source
 
 _CURVE = 40  # characters
 
@@ -40,36 +42,35 @@ def find_steps(run: Path, asked: str) -> list[Path]:
     return [found[step] for step in steps]
 
 
-def evaluate_steps(run: Path, checkpoints: Sequence[Path], session: Session) -> None:
-    from lmtrain.cli.screen import Screen
+def evaluate_steps(sources: Sequence[Source], session: Session) -> None:
+    """A line for each checkpoint as it comes; then the recipe of the last one, and the curve."""
     from lmtrain.eval.report import render
 
-    options, screen = session.options, Screen(highlight=False)
-    document = new_document("lmtrain evaluation over steps", run=str(run), steps=[])
+    document = new_document("lmtrain evaluation over steps", run=str(sources[0].path.parent), steps=[])
     found: list[tuple[int, list[Result]]] = []
-    with session.journal() as journal:
+    with ExitStack() as kept:
         try:
-            for checkpoint in checkpoints:
-                loaded = session.load(checkpoint)
-                results: list[Result] = []
-                for _, outcome in session.outcomes(loaded, journal):
-                    results.append(outcome.result)
-                    if not options.as_json:
-                        _print_row(screen, loaded.facts["step"], outcome.result)
-                found.append((loaded.facts["step"], results))
-                document["steps"].append({"model": loaded.facts, "results": [one.to_dict() for one in results]})
-                write_document(document, options)
+            with session.processes() as load:
+                journal = None
+                for number, source in enumerate(sources):
+                    loaded = load(source, number)
+                    journal = journal or kept.enter_context(session.journal())
+                    found.append((loaded.facts["step"], []))
+                    for outcome in session.outcomes(loaded, journal):
+                        found[-1][1].append(outcome.result)
+                        _print_row(session.screen, loaded.facts["step"], outcome.result)
+                    results = [result.to_dict() for result in found[-1][1]]
+                    document["steps"].append({"model": loaded.facts, "results": results})
+                    session.write(document)
             document["complete"] = True
-            write_document(document, options)
+            session.write(document)
         finally:
-            if options.as_json and document["steps"]:
-                print_document(document)
-        if options.as_json:
-            return
-        for row in zip(*(results for _, results in found), strict=True):
-            screen.print()
-            screen.print(render(row[-1], loaded.facts, full=options.full))
-            _print_curve(screen, [step for step, _ in found], row)
+            if document["steps"]:
+                session.end(document)
+    for row in zip(*(results for _, results in found), strict=True):
+        session.screen.print()
+        session.screen.print(render(row[-1], loaded.facts, full=session.options.full))
+        _print_curve(session.screen, [step for step, _ in found], row)
 
 
 def _print_row(screen: Console, step: int, result: Result) -> None:

@@ -12,7 +12,8 @@ import typer
 
 from lmtrain.cli.completion import complete_task
 from lmtrain.cli.eval_session import Options, Session, evaluate_one
-from lmtrain.cli.options import CHECKPOINT, Device, InputFormat, Plugins, Precision, text_inputs
+from lmtrain.cli.launching import NumProcesses, run_processes, this_process, without_nproc
+from lmtrain.cli.options import Device, InputFormat, Plugins, Precision, text_inputs
 from lmtrain.cli.terminal import echo
 from lmtrain.errors import MissingInputError, OutputError, UsageError
 
@@ -21,12 +22,24 @@ if TYPE_CHECKING:
     from lmtrain.cli.eval_session import Job
     from lmtrain.eval.texts import TextInput
 
+SUBJECT = typer.Argument(
+    metavar="CHECKPOINT", help="A checkpoint, a run's folder for its latest one, or a folder of Hugging Face's."
+)
+Layout = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="parallel.KEY=VALUE",
+        help="With several processes: how they share the model, as in parallel.tp=2 parallel.pp=2; what these leave "
+        "are copies of it, each with batches of its own.",
+    ),
+]
 _OF_FILES = ("compare", "output", "as_json", "full", "plugin")  # what two results files leave to be chosen
 
 
 def evaluate(
     context: typer.Context,
-    checkpoint: Annotated[Path | None, CHECKPOINT] = None,
+    checkpoint: Annotated[Path | None, SUBJECT] = None,
+    layout: Layout = None,
     task: Annotated[
         list[str] | None,
         typer.Option(metavar="ID", help="What to measure; several need a --data each.", autocompletion=complete_task),
@@ -70,6 +83,7 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Show all that the JSON says.")] = False,
     list_tasks: Annotated[bool, typer.Option("--list", help="List the tasks with their recipes and stop.")] = False,
+    nproc: NumProcesses = None,
 ) -> None:  # fmt: skip
     """Measure a checkpoint on a published protocol or on any text.
 
@@ -77,7 +91,9 @@ def evaluate(
     """
     if list_tasks:
         return _list(as_json)
-    _refuse_unfit(context, compare, steps)
+    if compare is not None and checkpoint is not None and "=" in str(checkpoint):
+        checkpoint, layout = None, [str(checkpoint), *(layout or [])]
+    _refuse_unfit(context, checkpoint, compare, steps)
     _check_outputs(output, samples)
     options = Options(
         baseline=baseline, batch_size=batch_size, stride=stride, limit=limit, device=device, precision=precision,
@@ -88,28 +104,42 @@ def evaluate(
 
         return compare_files(*compare, options)
     jobs = _jobs(task, data, baseline, format_, key)
-    if compare is not None:
-        from lmtrain.cli.eval_compare import compare_checkpoints
-
-        a, b = (_resolved(path) for path in compare)
-        return compare_checkpoints(a, b, Session(jobs, options))
-    if checkpoint is None:
+    if checkpoint is None and compare is None:
         raise UsageError("CHECKPOINT is missing. Give a checkpoint or a run's folder, as in `lmtrain eval runs/a ...`.")
-    if steps is not None:
-        from lmtrain.cli.eval_steps import evaluate_steps, find_steps
+    env = this_process(nproc)
 
-        return evaluate_steps(checkpoint, find_steps(checkpoint, steps), Session(jobs, options))
-    # because: a wrong path is told at once, before torch is imported
-    return evaluate_one(_resolved(checkpoint), Session(jobs, options))
+    from lmtrain.cli.eval_steps import evaluate_steps, find_steps
+    from lmtrain.cli.subject import check_device, find_subject, settle_layout
+    from lmtrain.eval.source import check_kind
+
+    # before torch is imported, so that what is wrong is told at once
+    paths = list(compare or ()) if checkpoint is None else [checkpoint]
+    if checkpoint is not None and steps is not None:
+        paths = find_steps(checkpoint, steps)
+    subjects = [find_subject(path) for path in paths]
+    settled = [settle_layout(layout or [], subject.settings, env) for subject in subjects]
+    check_device(device, env)
+    for one, _ in jobs:
+        for subject in subjects:
+            check_kind(one, causal=subject.settings.shape.causal)
+    if env.world_size > 1 and "-" in (data or []):
+        raise UsageError(
+            f"--data=- is standard input, which one process alone can read, and here are {env.world_size}. "
+            "Write the text to a file."
+        )
+    if nproc is not None and nproc > 1:
+        return run_processes(without_nproc(context.obj), nproc)
+    session = Session(jobs, options, env, settled)
+    if compare is not None:
+        from lmtrain.cli.eval_compare import compare_models
+
+        return compare_models(subjects, session)
+    return evaluate_one(subjects[0], session) if steps is None else evaluate_steps(subjects, session)
 
 
-def _resolved(path: Path) -> Path:
-    from lmtrain.checkpoint.store import resolve
-
-    return resolve(path)
-
-
-def _refuse_unfit(context: typer.Context, compare: tuple[Path, Path] | None, steps: str | None) -> None:
+def _refuse_unfit(
+    context: typer.Context, checkpoint: Path | None, compare: tuple[Path, Path] | None, steps: str | None
+) -> None:
     """What was given and would be ignored."""
     with_, unfit = "", set[str]()
     if compare is not None:
@@ -123,6 +153,8 @@ def _refuse_unfit(context: typer.Context, compare: tuple[Path, Path] | None, ste
             )
     elif steps is not None:
         with_, unfit = "--steps", {"samples", "baseline"}
+    if checkpoint is None:
+        unfit.discard("checkpoint")
     for one in context.command.params:
         source = context.get_parameter_source(str(one.name))
         if one.name in unfit and source is not None and source.name == "COMMANDLINE":

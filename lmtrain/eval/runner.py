@@ -17,6 +17,7 @@ from lmtrain.eval.partial import first_items
 from lmtrain.eval.positions import Positions
 from lmtrain.eval.result import ONE_PROCESS, Result
 from lmtrain.eval.scoring import Known, Scorable, Scored, Scorer
+from lmtrain.eval.source import check_kind
 from lmtrain.eval.task import Answers, Asked, Columns, Prepared, Task, TextTask, ratio, sum_up
 from lmtrain.eval.texts import TextInput
 from lmtrain.eval.windows import Request
@@ -35,6 +36,7 @@ class Subject:
     vocab_size: int
     dtype: str
     layout: str = ONE_PROCESS
+    causal: bool = True  # else it predicts masked tokens from both sides
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +84,7 @@ def prepare(
     task: Task, subject: Subject, source: Path | TextInput, *, stride: int | None = None, limit: int | None = None
 ) -> tuple[Prepared, str]:
     """What is to be scored, and the text's name."""
+    check_kind(task, causal=subject.causal)
     check_vocabulary(subject)
     asked = Asked(tokenizer=subject.tokenizer, seq_len=subject.seq_len, stride=stride)
     if isinstance(source, TextInput):

@@ -89,6 +89,7 @@ class Task(Protocol):
     data: ClassVar[str]  # the file it needs
     headline: ClassVar[str]  # the measure to read first
     recipe: ClassVar[dict[str, str]]
+    causal: ClassVar[bool] = True  # it asks what comes next; else for tokens that are masked
     compares: ClassVar[bool]  # whether baselines can score the same targets
 
     def prepare(self, source: Path, asked: Asked) -> Prepared: ...
