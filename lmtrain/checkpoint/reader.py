@@ -24,13 +24,15 @@ from lmtrain.errors import CheckpointError, a_few
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.piece import Piece
 
-_PART_NUMBERS = 4 << 20  # of a piece that are read at a time
+_PART_NUMBERS = 16 << 20  # of a piece that are read at a time, where they are changed on the way
+_CACHED_BLOCKS = 4  # because: a piece is read in one go, and only its neighbour wants the rest of its last block
+_CARRIERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class CheckpointReader:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
-        self._contents = Contents(self.path)
+        self._contents = Contents(self.path, _CACHED_BLOCKS)
 
     @property
     def manifest(self) -> Manifest:
@@ -70,7 +72,11 @@ class CheckpointReader:
         if problems:
             raise CheckpointError(f"{self.path} does not fit this run: " + "; ".join(problems) + f". {self._way_out()}")
         for piece in pieces:
-            for box, block in _parts(piece):
+            whole = Box(tuple(piece.offset), tuple(piece.block.shape))
+            if (bits := self._bits_of(piece)) is not None:
+                self._contents.read_bits(piece.name, whole, bits)
+                continue
+            for box, block in _parts(whole, piece.block):
                 _fill(block, _as_tensor(self._contents.read_bits(piece.name, box), self.dtype(piece.name)))
 
     def read_file(self, name: str) -> bytes:
@@ -80,6 +86,14 @@ class CheckpointReader:
     def checked_model(self) -> ModelSettings:
         """The model that the checkpoint says it is of, once its tensors are found to be that model's."""
         return checked_model(self._contents)
+
+    def _bits_of(self, piece: Piece) -> Array | None:
+        """The memory of a block that takes the bytes as they are read."""
+        block = piece.block
+        if not isinstance(block, Tensor) or dtype_code(block) != self.manifest.tensors[piece.name].dtype:
+            return None
+        as_it_lies = block.device.type == "cpu" and block.is_contiguous() and block.ndim > 0
+        return block.view(_CARRIERS[block.element_size()]).numpy() if as_it_lies else None
 
     def _mismatches(self, pieces: list[Piece], rounded: bool) -> list[str]:
         held, asked = self.manifest.tensors, {piece.name for piece in pieces}
@@ -121,16 +135,15 @@ def _fill(block: Any, tensor: Tensor) -> None:
         block.copy_(tensor)
 
 
-def _parts(piece: Piece) -> Iterator[tuple[Box, Any]]:
-    """A piece some rows at a time: what is read is there twice, as bytes and as a block, and a piece may be large."""
-    shape, offset = tuple(piece.block.shape), tuple(piece.offset)
-    if not shape:
-        yield Box(offset, shape), piece.block
+def _parts(box: Box, block: Any) -> Iterator[tuple[Box, Any]]:
+    """A block some rows at a time: what is read is there twice, as bytes and as numbers."""
+    if not box.shape:
+        yield box, block
         return
-    rows = max(1, _PART_NUMBERS // max(1, math.prod(shape[1:])))
-    for first in range(0, shape[0], rows):
-        block = piece.block[first : first + rows]
-        yield Box((offset[0] + first, *offset[1:]), tuple(block.shape)), block
+    rows = max(1, _PART_NUMBERS // max(1, math.prod(box.shape[1:])))
+    for first in range(0, box.shape[0], rows):
+        part = block[first : first + rows]
+        yield Box((box.offset[0] + first, *box.offset[1:]), tuple(part.shape)), part
 
 
 def _is_floating(code: str) -> bool:

@@ -40,6 +40,7 @@ class Options:
     baseline: Path | None
     batch_size: int
     stride: int | None
+    seq_len: int | None
     limit: int | None
     device: str
     precision: str
@@ -52,9 +53,7 @@ class Options:
 class Session:
     """All processes do the same and have all answers; the first one speaks for them."""
 
-    def __init__(
-        self, jobs: list[Job], options: Options, env: ProcessEnv, settled: Sequence[ParallelSettings]
-    ) -> None:
+    def __init__(self, jobs: list[Job], options: Options, env: ProcessEnv, settled: Sequence[ParallelSettings]) -> None:
         """`settled`: the layout, for each of the models."""
         from lmtrain.cli.screen import Screen
         from lmtrain.runtime.faults import arm_from_env
@@ -141,8 +140,8 @@ class Session:
             stopped = "nothing is kept. With --output FILE the same command would go on."
         with progress(self.console, f"{task.id}: fed", "tokens", stopped=stopped) as shown:
             return run(
-                task, loaded.subject, given, stride=options.stride, limit=options.limit, batch_size=options.batch_size,
-                known=journal, progress=shown,
+                task, loaded.subject, given, stride=options.stride, seq_len=options.seq_len, limit=options.limit,
+                batch_size=options.batch_size, known=journal, progress=shown,
             )  # fmt: skip
 
     def compared(self, outcome: Outcome, loaded: Loaded) -> Outcome:

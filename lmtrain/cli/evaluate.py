@@ -57,6 +57,9 @@ def evaluate(
     stride: Annotated[
         int | None, typer.Option(min=1, help="Tokens between windows, where the task leaves it open.")
     ] = None,
+    seq_len: Annotated[
+        int | None, typer.Option(min=1, help="Tokens in a window; all that the model sees unless given.")
+    ] = None,
     limit: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Only the first N items: a quick look, marked as partial.")
     ] = None,
@@ -96,8 +99,8 @@ def evaluate(
     _refuse_unfit(context, checkpoint, compare, steps)
     _check_outputs(output, samples)
     options = Options(
-        baseline=baseline, batch_size=batch_size, stride=stride, limit=limit, device=device, precision=precision,
-        output=output, samples=samples, as_json=as_json, full=full,
+        baseline=baseline, batch_size=batch_size, stride=stride, seq_len=seq_len, limit=limit, device=device,
+        precision=precision, output=output, samples=samples, as_json=as_json, full=full,
     )  # fmt: skip
     if compare is not None and all(path.is_file() for path in compare):
         from lmtrain.cli.eval_compare import compare_files
@@ -183,7 +186,7 @@ def _jobs(
     """Each task with what reads its files, refused before a model is loaded."""
     from data_tools.read.sources import find_sources
     from lmtrain.eval.datasets import dataset_prefix
-    from lmtrain.eval.task import TextTask, find_task
+    from lmtrain.eval.task import TextTask, all_tasks, find_task
 
     names, sources = names or [], sources or []
     if not names or len(names) != len(sources):
@@ -193,7 +196,8 @@ def _jobs(
         )
     tasks = [find_task(name) for name in names]
     if baseline is not None and not any(task.compares for task in tasks):
-        raise UsageError(f"--baseline={baseline} works with --task perplexity only. Leave it out or use that task.")
+        known = ", ".join(name for name, task in all_tasks().items() if task.compares)
+        raise UsageError(f"--baseline={baseline} works where whole documents are scored. Leave it out or use {known}.")
     jobs: list[Job] = []
     any_text = False
     for task, source in zip(tasks, sources, strict=True):
@@ -219,21 +223,24 @@ def _itself(source: Path, report: Callable[[int], None]) -> Path:
 def read_texts(sources: list[Source], key: str, report: Callable[[int], None]) -> TextInput:
     """All documents, and a hash to know them by: the file's, where there is one."""
     import hashlib
+    from collections import Counter
 
     from data_tools.preprocess.texts import ALL, Texts
     from lmtrain.eval.texts import TextInput
 
-    documents = list(Texts(sources, key, report=lambda done: None if done == ALL else report(done)))
+    found = list(Texts(sources, key, report=lambda done: None if done == ALL else report(done)).with_paths())
+    documents = [text for _, text in found]
+    files = {str(path): count for path, count in Counter(path for path, _ in found).items()}
     if len(sources) == 1 and sources[0].num_bytes:
         with open(sources[0].path, "rb") as file:
             return TextInput(
-                str(sources[0].path), documents, hashlib.file_digest(file, "sha256").hexdigest(), "the file"
+                str(sources[0].path), documents, hashlib.file_digest(file, "sha256").hexdigest(), "the file", files
             )
     digest = hashlib.sha256()
     for document in documents:
         digest.update(document.encode() + b"\0")
     name = str(sources[0].path) if len(sources) == 1 else f"{len(sources)} files, the first {sources[0].path}"
-    return TextInput(name, documents, digest.hexdigest(), "the documents, each with a zero byte behind it")
+    return TextInput(name, documents, digest.hexdigest(), "the documents, each with a zero byte behind it", files)
 
 
 def _list(as_json: bool) -> None:

@@ -19,6 +19,7 @@ from lmtrain.eval.result import Result
 from lmtrain.eval.task import Task
 from lmtrain.units import format_count, format_seconds
 
+_FEW_SOURCES = 8  # that are shown without --full
 _HASH = 12  # characters of one where --full gives it whole
 
 
@@ -28,6 +29,8 @@ def render(result: Result, model: dict[str, Any], *, full: bool = False) -> Rend
         parts.append(_measures(result))
     if result.baselines:
         parts.append(_baselines(result))
+    if result.groups and (full or len(result.groups) <= _FEW_SOURCES):
+        parts.append(_groups(result))
     if full:
         return Group(*parts, _positions(result), _named([*model.items(), *_recipe_rows(result)]))
     return Group(*parts, _named(_short_rows(result, model)))
@@ -126,6 +129,16 @@ def _measures(result: Result) -> Table:
     return table
 
 
+def _groups(result: Result) -> Table:
+    """The headline of each source that the items came from."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("by source", overflow="fold")
+    table.add_column(result.headline, justify="right")
+    for name, measures in result.groups.items():
+        table.add_row(name, show_measure(result.headline, measures.get(result.headline, math.nan)))
+    return table
+
+
 def _positions(result: Result) -> RenderableType:
     """What a longer context is worth."""
     if not result.loss_by_position:
@@ -173,9 +186,9 @@ def _recipe_rows(result: Result) -> list[tuple[str, str]]:
     of = [str(notes.pop(key)) for key in ("text_sha256_of",) if key in notes]
     words = "" if result.num_words is None else f"{result.num_words:,}; "
     return [
+        ("protocol", f"{result.protocol}, version {result.version}"),
         ("data", result.data),
         ("text sha256", "\nof ".join([result.text_sha256, *of])),
-        ("version", f"{result.protocol_version} of the protocol {result.protocol}"),
         ("documents", f"{result.num_documents:,}"),
         ("words", f"{words}{result.words_rule}"),
         ("bytes", f"{result.num_bytes:,}; {result.bytes_rule}"),

@@ -31,7 +31,7 @@ class BaselineResult:
 class Result:
     task: str = ""
     protocol: str
-    protocol_version: str = "1"
+    version: str = "1"  # of the protocol
     data: str
     text_sha256: str
     num_documents: int
@@ -61,6 +61,7 @@ class Result:
     lmtrain: str = __version__
     notes: dict[str, str | int]
     baselines: tuple[BaselineResult, ...] = ()
+    groups: dict[str, dict[str, float]] = field(default_factory=dict)  # by source, its measures
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON, which knows no infinity: what is not finite becomes null."""

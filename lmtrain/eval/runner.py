@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from lmtrain.errors import DataError, LmtrainError
+from lmtrain.errors import DataError, LmtrainError, UsageError
 from lmtrain.eval.bootstrap import LEVEL, RESAMPLES, SEED, intervals
 from lmtrain.eval.partial import first_items
 from lmtrain.eval.positions import Positions
@@ -54,6 +54,7 @@ def run(
     source: Path | TextInput,
     *,
     stride: int | None = None,
+    seq_len: int | None = None,
     limit: int | None = None,
     batch_size: int = 8,
     resamples: int = RESAMPLES,
@@ -61,7 +62,7 @@ def run(
     progress: Progress | None = None,
 ) -> Outcome:
     """`limit`: the first items alone. `known` remembers answers, so that a killed evaluation goes on."""
-    prepared, name = prepare(task, subject, source, stride=stride, limit=limit)
+    prepared, name = prepare(task, subject, source, stride=stride, seq_len=seq_len, limit=limit)
     scorer = Scorer(subject.model, batch_size=batch_size, known=known, report=_reported(prepared, progress))
     positions, began_s = Positions(), perf_counter()
     answers = gather(prepared.requests, scorer.score(prepared.requests), positions)
@@ -69,7 +70,8 @@ def run(
     if int(answers.targets.sum()) != prepared.num_targets:
         raise LmtrainError(f"{task.id} scored {answers.targets.sum()} of {prepared.num_targets} targets: our mistake.")
     columns = task.columns(prepared, answers)
-    found = _result(task, subject, name, prepared, columns)
+    window = window_of(task, subject, seq_len)
+    found = _result(task, subject, window, name, prepared, columns)
     result = dataclasses.replace(
         found,
         **_intervals(task, columns, resamples),
@@ -81,12 +83,20 @@ def run(
 
 
 def prepare(
-    task: Task, subject: Subject, source: Path | TextInput, *, stride: int | None = None, limit: int | None = None
+    task: Task,
+    subject: Subject,
+    source: Path | TextInput,
+    *,
+    stride: int | None = None,
+    seq_len: int | None = None,
+    limit: int | None = None,
 ) -> tuple[Prepared, str]:
     """What is to be scored, and the text's name."""
     check_kind(task, causal=subject.causal)
     check_vocabulary(subject)
-    asked = Asked(tokenizer=subject.tokenizer, seq_len=subject.seq_len, stride=stride)
+    window = window_of(task, subject, seq_len)
+    shortened = window < subject.seq_len
+    asked = Asked(tokenizer=subject.tokenizer, seq_len=window, stride=stride, shortened=shortened)
     if isinstance(source, TextInput):
         assert isinstance(task, TextTask), f"{task.id} reads a file of its own kind"
         prepared, name = task.prepare_texts(source, asked), source.name
@@ -126,21 +136,36 @@ def _intervals(task: Task, columns: Columns, resamples: int) -> dict[str, Any]:
     return {"num_items": num_items, "intervals": found, "intervals_rule": rule}
 
 
-def _result(task: Task, subject: Subject, name: str, prepared: Prepared, columns: Columns) -> Result:
+def window_of(task: Task, subject: Subject, asked: int | None) -> int:
+    """What the task's id names, or else what is asked for, or else all that the model sees."""
+    if None not in (task.seq_len, asked) and task.seq_len != asked:
+        raise UsageError(f"--seq-len={asked} is not the window that --task={task.id}-s{task.seq_len} names. Give one.")
+    window = task.seq_len or asked or subject.seq_len
+    if window > subject.seq_len:
+        raise UsageError(
+            f"A window of {window} tokens is more than this model sees, which is {subject.seq_len}: it has learned no "
+            f"position behind that, rotary ones included. Use a --seq-len of 1 to {subject.seq_len}."
+        )
+    return window
+
+
+def _result(task: Task, subject: Subject, window: int, name: str, prepared: Prepared, columns: Columns) -> Result:
     facts, sums = prepared.facts, sum_up(columns)
+    groups = {name: {key: values[items] for key, values in columns.items()} for name, items in prepared.groups.items()}
     known = {field.name: getattr(facts, field.name) for field in dataclasses.fields(facts)}
     return Result(
         task=task.id,
-        protocol_version=task.version,
         data=name,
         num_targets=prepared.num_targets,
-        seq_len=subject.seq_len,
+        version=task.version,
+        seq_len=window,
         dtype=subject.dtype,
         layout=subject.layout,
         tokenizer_fingerprint=subject.tokenizer.fingerprint,
         nll_sum_nats=sums["nll"],
         headline=task.headline,
         measures=task.measures(sums),
+        groups={name: task.measures(sum_up(part)) for name, part in groups.items()},
         **known,
     )
 

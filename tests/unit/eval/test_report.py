@@ -66,7 +66,7 @@ def test_the_table_shows_the_number_and_its_whole_recipe() -> None:
         "ab" * 20,
     ]
     words += ["cd" * 20, "tokens = 2000", "data/train", "44.10 to 47.85", "1000 resamples", "4 to 7", "4.5000"]
-    words += ["one process", "1 of the protocol perplexity", "3.2s, 1.23k tokens/s fed", "9.8.7"]
+    words += ["one process", "perplexity, version 1", "3.2s, 1.23k tokens/s fed", "9.8.7"]
     assert [word for word in words if word not in text] == []
 
 
@@ -78,6 +78,16 @@ def test_a_person_sees_six_lines_with_what_the_number_means_nothing_without() ->
     words = ["perplexity  token_perplexity 45.94", "95% interval 44.10 to 47.85, 3 items", "step_00000100", "fp32"]
     words += ["held.jsonl", "abababababab;", "1,200 words", "window 128, stride 64", "tokens = 2000", "7654.321 nats"]
     assert [word for word in words if word not in text] == []
+
+
+def test_sources_are_shown_where_they_are_few_and_in_full() -> None:
+    for count, full, there in ((2, False, True), (9, False, False), (9, True, True)):
+        groups = {f"source_{n}.txt": {"token_perplexity": 40.25 + n} for n in range(count)}
+        console = Console(file=io.StringIO(), width=80)
+        console.print(render(dataclasses.replace(RESULT, groups=groups), {}, full=full))
+        assert isinstance(console.file, io.StringIO)
+        assert ("source_1.txt" in console.file.getvalue()) is there
+        assert ("41.25" in console.file.getvalue()) is there
 
 
 def test_a_part_of_a_text_is_marked_and_one_item_has_no_interval() -> None:

@@ -67,7 +67,7 @@ def test_the_recipe_says_how_sure_the_number_is_and_how_it_came_about(subject: S
         low, high = result.intervals[name]
         assert low < result.measures[name] < high
     assert f"1000 resamples of {result.num_items} items" in result.intervals_rule
-    assert (result.task, result.protocol_version, result.layout) == ("perplexity", "1", "one process")
+    assert (result.task, result.version, result.layout) == ("perplexity", "1", "one process")
     assert result.seconds > 0
     assert result.tokens_per_s > 0
     assert sum(row["targets"] for row in result.loss_by_position) == result.num_targets
@@ -91,9 +91,9 @@ def test_a_limit_is_the_same_as_a_text_of_the_first_items_and_is_named(subject: 
 
 
 def test_a_limit_on_a_text_of_one_item_is_refused(subject: Subject, tmp_path: Path, text: str) -> None:
-    (tmp_path / "wiki.test.tokens").write_text(text)
+    (tmp_path / "a.txt").write_text(text)
     with pytest.raises(UsageError, match="--limit=3 takes the first items"):
-        run(find_task("wikitext103/megatron-o32"), subject, tmp_path / "wiki.test.tokens", limit=3)
+        run(find_task("perplexity"), subject, given_texts(tmp_path / "a.txt"), limit=3)
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused(
