@@ -5,7 +5,7 @@ Called by evaluate. A subject is a checkpoint of any layout, or a folder of Hugg
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -117,19 +117,29 @@ def check_device(name: str, env: ProcessEnv) -> None:
 
 @contextmanager
 def on_processes(
-    source: Source, env: ProcessEnv, parallel: ParallelSettings, device: str, precision: str
-) -> Iterator[Loaded]:
-    """The model, each process with its share of it, for as long as the block lasts; all end it together."""
+    env: ProcessEnv, settled: Sequence[ParallelSettings], device: str, precision: str
+) -> Iterator[Callable[[Source, ParallelSettings], Loaded]]:
+    """What loads a model, each process its share of it, for as long as the block lasts; all end it together.
+
+    Several models in turn have one layout, whatever else is settled for each.
+    """
     from lmtrain.eval.load import load
     from lmtrain.parallel.mesh import build_mesh
     from lmtrain.runtime.device import memory_errors, pick_device
     from lmtrain.runtime.process_group import start
     from lmtrain.train.layout_table import layout_words
 
+    first = settled[0]
     with memory_errors("Use a smaller --batch-size, --precision bf16, or more processes and parallel.tp or pp."):
         picked = pick_device(device, env.local_rank)
-        with start(env, picked, parallel.timeout_s):
-            mesh = build_mesh(parallel.layout, picked, parallel.timeout_s)
-            loaded = load(source, picked, precision, mesh, parallel)
-            facts = loaded.facts | ({"layout": layout_words(parallel).partition(",")[0]} if env.world_size > 1 else {})
-            yield replace(loaded, facts=facts)
+        with start(env, picked, first.timeout_s):
+            mesh = build_mesh(first.layout, picked, first.timeout_s)
+
+            def loaded(source: Source, parallel: ParallelSettings) -> Loaded:
+                found = load(source, picked, precision, mesh, parallel)
+                if env.world_size == 1:
+                    return found
+                words = layout_words(parallel).partition(",")[0]
+                return replace(found, subject=replace(found.subject, layout=words))
+
+            yield loaded
