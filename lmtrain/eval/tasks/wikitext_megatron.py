@@ -51,7 +51,7 @@ class MegatronWikiText(Task):
         refuse_blank(text, source)
         parts, whole = articles(text), detokenize(text)
         ids, ends = asked.tokenizer.encode_with_ends(whole)
-        words = _words_between(text, parts)
+        words = words_between(text, parts)
         num_words, num_bytes = count_words(text), len(text.encode())
         if num_words == 1:
             raise DataError(f"{source} is one word, and {self.id} divides by words less one. Give the whole file.")
@@ -94,7 +94,7 @@ def count_words(text: str) -> int:
     return len(text.strip().split(" "))
 
 
-def _words_between(text: str, parts: list[str]) -> NDArray[np.float64]:
+def words_between(text: str, parts: list[str]) -> NDArray[np.float64]:
     """Of each article its single spaces, which in all are the words less one."""
     first, stop = len(text) - len(text.lstrip()), len(text.rstrip())
     begins = accumulate(map(len, parts), initial=0)
