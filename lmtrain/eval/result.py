@@ -26,7 +26,7 @@ class BaselineResult:
 @dataclass(frozen=True, kw_only=True)
 class Result:
     protocol: str
-    version: str = "1"  # of the protocol
+    protocol_version: str = "1"
     data: str
     text_sha256: str
     num_documents: int

@@ -102,7 +102,7 @@ def _result(task: Task, subject: Subject, window: int, name: str, prepared: Prep
     return Result(
         data=name,
         num_targets=prepared.num_targets,
-        version=task.version,
+        protocol_version=task.version,
         seq_len=window,
         dtype=subject.dtype,
         tokenizer_fingerprint=subject.tokenizer.fingerprint,

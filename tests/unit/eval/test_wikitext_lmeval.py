@@ -43,7 +43,7 @@ def test_a_file_its_pages_and_both_names_give_the_same_number(
     (tmp_path / "pages.jsonl").write_text("".join(json.dumps({"page": page}) + "\n" for page in pages(WIKI)))
     results = [run(find_task(n), subject, tmp_path / f).result for n in NAMES for f in ("wiki.test.raw", "pages.jsonl")]
     assert [result.protocol for result in results] == [NAMES[0], NAMES[0], NAMES[1], NAMES[1]]
-    assert {result.version for result in results} == {"2.0"}
+    assert {result.protocol_version for result in results} == {"2.0"}
     assert len({result.nll_sum_nats for result in results}) == 1
     assert len({tuple(result.measures.items()) for result in results}) == 1
     short = run(find_task(NAMES[0]), subject, tmp_path / "wiki.test.raw", seq_len=16).result
