@@ -13,15 +13,15 @@ from lmtrain.tokenizer.train import train_bpe
 from tests.unit.eval.protocols import LAMBADA_TASKS, WIKI_TASKS, Pair, agree, write
 
 SEQ_LEN = 40
-REAL = {  # the task as its twin is asked, with the published file
-    "wikitext103/megatron-o32": "wt103.wiki.test.tokens",
-    "wikitext/hf-stride40": "wiki.test.raw",
-    "wikitext103/lmeval-2.0": "wiki.test.raw",
-    "lambada/megatron-strict": "lambada_test.jsonl",
-    "lambada/megatron-token": "lambada_test.jsonl",
-    "lambada/lmeval-openai-1.0": "lambada_test.jsonl",
-    "lambada/lmeval-standard-1.0": "lambada_test_plain_text.txt",
-}
+REAL = [  # those of the harness are compared with the harness itself elsewhere
+    pytest.param("wikitext103/megatron-o32", "wt103.wiki.test.tokens", marks=pytest.mark.wide),
+    pytest.param("wikitext/hf-stride40", "wiki.test.raw", marks=pytest.mark.wide),
+    pytest.param("lambada/megatron-strict", "lambada_test.jsonl", marks=pytest.mark.wide),
+    pytest.param("lambada/megatron-token", "lambada_test.jsonl", marks=pytest.mark.wide),
+    pytest.param("wikitext103/lmeval-2.0", "wiki.test.raw", marks=pytest.mark.slow),
+    pytest.param("lambada/lmeval-openai-1.0", "lambada_test.jsonl", marks=pytest.mark.slow),
+    pytest.param("lambada/lmeval-standard-1.0", "lambada_test_plain_text.txt", marks=pytest.mark.slow),
+]
 
 
 @pytest.fixture(scope="module")
@@ -49,11 +49,10 @@ def test_texts_of_no_to_three_windows(name: str, size: int, pair: Pair, tmp_path
     agree(pair, name, path)
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize("name", REAL)
-def test_the_real_file(name: str, shared_data: Path, build_gpt: Callable[..., Any]) -> None:
+@pytest.mark.parametrize(("name", "file"), REAL)
+def test_the_real_file(name: str, file: str, shared_data: Path, build_gpt: Callable[..., Any]) -> None:
     """A vocabulary of 1,000 tokens that the file itself taught, and windows short enough to fill many."""
-    source = shared_data / REAL[name]
+    source = shared_data / file
     tokenizer = train_bpe([source.read_text()[:200_000]], 1000)
     outcome = agree(_pair(tokenizer, build_gpt, 64 if "stride" not in name else SEQ_LEN), name, source, 64)
     assert outcome.result.num_documents == (62 if "wikitext" in name else 5153)

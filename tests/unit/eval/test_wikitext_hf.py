@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lmtrain.errors import DataError, UsageError
 from lmtrain.eval.task import Asked, find_task
@@ -44,6 +46,14 @@ def test_windows_and_weights_by_hand() -> None:
     ]  # fmt: skip
     apart = [(w.start, w.stop, w.first_scored, weight) for w, weight in labelled_windows(9, 4, 4)]
     assert apart == [(0, 3, 1, 1.0), (4, 7, 5, 1.0)]  # token 4 has nothing before it, and token 8 a window of its own
+
+
+@given(st.integers(2, 12), st.data())
+def test_each_target_once_and_the_first_of_windows_that_do_not_overlap_never(seq_len: int, data: st.DataObject) -> None:
+    stride = data.draw(st.integers(1, seq_len))
+    num_tokens = data.draw(st.integers(0, 3 * seq_len + 1))
+    scored = [t for w, _ in labelled_windows(num_tokens, seq_len, stride) for t in range(w.first_scored, w.stop + 1)]
+    assert scored == [t for t in range(num_tokens) if t % seq_len or (stride < seq_len and t)]
 
 
 def test_bytes_are_those_of_the_scored_tokens(tmp_path: Path, tokenizer: Tokenizer) -> None:
