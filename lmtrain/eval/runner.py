@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from lmtrain.errors import DataError, LmtrainError, UsageError
+from lmtrain.errors import DataError, LmtrainError
 from lmtrain.eval.result import Result
 from lmtrain.eval.scoring import Scorable, Scored, Scorer
-from lmtrain.eval.task import Answers, Asked, Columns, Prepared, Task, TextTask, sum_up
+from lmtrain.eval.task import Answers, Asked, Columns, Prepared, Task, TextTask, sum_up, window_of
 from lmtrain.eval.texts import TextInput
 from lmtrain.eval.windows import Request
 from lmtrain.tokenizer.base import Tokenizer
@@ -51,7 +51,7 @@ def run(
     progress: Progress | None = None,
 ) -> Outcome:
     check_vocabulary(subject)
-    window = window_of(task, subject, seq_len)
+    window = window_of(task, subject.seq_len, seq_len)
     shortened = window < subject.seq_len
     asked = Asked(tokenizer=subject.tokenizer, seq_len=window, stride=stride, shortened=shortened)
     if isinstance(source, TextInput):
@@ -80,19 +80,6 @@ def gather(requests: Iterable[Request], scored: Iterable[Scored]) -> Answers:
     item, nll, targets, greedy = zip(*rows, strict=True) if rows else ((), (), (), ())
     count = np.int64
     return Answers(np.array(item, count), np.array(nll), np.array(targets, count), np.array(greedy, count))
-
-
-def window_of(task: Task, subject: Subject, asked: int | None) -> int:
-    """What the task's id names, or else what is asked for, or else all that the model sees."""
-    if None not in (task.seq_len, asked) and task.seq_len != asked:
-        raise UsageError(f"--seq-len={asked} is not the window that --task={task.id}-s{task.seq_len} names. Give one.")
-    window = task.seq_len or asked or subject.seq_len
-    if window > subject.seq_len:
-        raise UsageError(
-            f"A window of {window} tokens is more than this model sees, which is {subject.seq_len}: it has learned no "
-            f"position behind that, rotary ones included. Use a --seq-len of 1 to {subject.seq_len}."
-        )
-    return window
 
 
 def _result(task: Task, subject: Subject, window: int, name: str, prepared: Prepared, columns: Columns) -> Result:
