@@ -84,7 +84,6 @@ def gather(requests: Iterable[Request], scored: Iterable[Scored]) -> Answers:
 
 def _result(task: Task, subject: Subject, window: int, name: str, prepared: Prepared, columns: Columns) -> Result:
     facts, sums = prepared.facts, sum_up(columns)
-    groups = {name: {key: values[items] for key, values in columns.items()} for name, items in prepared.groups.items()}
     known = {field.name: getattr(facts, field.name) for field in dataclasses.fields(facts)}
     return Result(
         data=name,
@@ -96,9 +95,15 @@ def _result(task: Task, subject: Subject, window: int, name: str, prepared: Prep
         nll_sum_nats=sums["nll"],
         headline=task.headline,
         measures=task.measures(sums),
-        groups={name: task.measures(sum_up(part)) for name, part in groups.items()},
+        groups={name: task.measures(sum_up(part)) for name, part in _by_group(prepared, columns).items()},
         **known,
     )
+
+
+def _by_group(prepared: Prepared, columns: Columns) -> dict[str, Columns]:
+    """The columns of each source, less the items that were left out of them."""
+    kept = {name: items[items < len(columns["nll"])] for name, items in prepared.groups.items()}
+    return {name: {key: values[items] for key, values in columns.items()} for name, items in kept.items() if len(items)}
 
 
 def check_vocabulary(subject: Subject) -> None:
