@@ -32,7 +32,7 @@ class MegatronWikiText(Task):
     compares = False
     recipe: ClassVar = {
         "text": "the whole file as one string, through the 24-step detokenizer",
-        "windows": "1,024 tokens, moved by 32; the first scores all targets, the others their last 32",
+        "windows": "seq_len tokens (published: 1,024), moved by 32; the first scores all, the others their last 32",
         "prefix": "none: the first token is context only",
         "denominator": "original words less one, counted before detokenizing",
         "also": "any stride and any window, as wikitext103/megatron-o64 and wikitext103/megatron-o32-s2048",
