@@ -192,9 +192,8 @@ class MaskedDataset:
 
     def _build_sampler(self, indexed: IndexedDataset, vocabulary: MaskVocabulary, seed: int) -> Any:
         settings = self.settings
-        known = hasattr(getattr(native.lib, "MaskedSampler", None), "runs")
         # because: the compiled helper reads the two dtypes of text, the twin any
-        known = known and indexed.dtype in (np.uint16, np.int32)
+        known = indexed.dtype in (np.uint16, np.int32)
         build: Any = native.lib.MaskedSampler if native.lib is not None and known else MaskedSamplerTwin
         kinds = vocabulary.kinds
         if not settings.whole_word:

@@ -179,7 +179,7 @@ class Record:
 
 def block_sums(data: NDArray[np.uint8], block_bytes: int, crc: int, filled: int) -> tuple[Sums, int, int]:
     """Checksums of the blocks that `data` completes, and (checksum, bytes) of the one that it leaves open."""
-    if native.lib is not None and hasattr(native.lib, "block_sums"):
+    if native.lib is not None:
         made: tuple[Sums, int, int] = native.lib.block_sums(data, block_bytes, crc, filled)
         return made
     return block_sums_twin(data, block_bytes, crc, filled)
@@ -204,7 +204,7 @@ def check_blocks(
 
     -2: the file is shorter than it was, or something that is mapped could not be read.
     """
-    if native.lib is not None and hasattr(native.lib, "check_blocks"):
+    if native.lib is not None:
         bad: int = native.lib.check_blocks(
             data, block_bytes, sums, state, starts, sizes, width, record, fd, stride, first
         )
