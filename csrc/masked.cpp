@@ -121,7 +121,7 @@ class MaskedSampler {
     check(ids);
     const auto count = static_cast<int64_t>(ids.size());
     py::array_t<int64_t> tokens({count, seq_len_}), labels({count, seq_len_}), segments({count, seq_len_}), pair(count);
-    py::array_t<int64_t> runs({2 * count, int64_t{2}});
+    py::array_t<int64_t> runs({int64_t{2}, 2 * count});
     py::array_t<bool> real({count, seq_len_});
     int64_t *tokens_at = tokens.mutable_data(), *labels_at = labels.mutable_data(), *pair_at = pair.mutable_data();
     int64_t *segments_at = segments.mutable_data(), *runs_at = runs.mutable_data();
@@ -145,7 +145,7 @@ class MaskedSampler {
           tokens_at[at + place] = replaced(row, place);
         }
         pair_at[i] = row.label;
-        note(row.first_run, row.second_run, runs_at + 4 * i);
+        note(row.first_run, row.second_run, runs_at + 2 * i, count);
       }
     }
     return py::make_tuple(tokens, labels, segments, real, pair, runs);
@@ -155,7 +155,7 @@ class MaskedSampler {
   py::tuple counts(const Numbers& ids) const {
     check(ids);
     const auto count = static_cast<int64_t>(ids.size());
-    py::array_t<int64_t> result({count, int64_t{2}}), runs({2 * count, int64_t{2}});
+    py::array_t<int64_t> result({count, int64_t{2}}), runs({int64_t{2}, 2 * count});
     int64_t *out = result.mutable_data(), *runs_at = runs.mutable_data();
     const int64_t* id = ids.data();
     {
@@ -165,17 +165,17 @@ class MaskedSampler {
         make(static_cast<uint64_t>(id[i]), row);
         out[2 * i] = static_cast<int64_t>(row.masked.size());
         out[2 * i + 1] = static_cast<int64_t>(row.tokens.size());
-        note(row.first_run, row.second_run, runs_at + 4 * i);
+        note(row.first_run, row.second_run, runs_at + 2 * i, count);
       }
     }
     return py::make_tuple(result, runs);
   }
 
-  // of each sample: the first token and the number of tokens of either segment
+  // of each sample and either segment: the first tokens, and under them the numbers of tokens
   py::array_t<int64_t> runs(const Numbers& ids) const {
     check(ids);
     const auto count = static_cast<int64_t>(ids.size());
-    py::array_t<int64_t> result({2 * count, int64_t{2}});
+    py::array_t<int64_t> result({int64_t{2}, 2 * count});
     int64_t* out = result.mutable_data();
     const int64_t* id = ids.data();
     py::gil_scoped_release release;
@@ -184,17 +184,18 @@ class MaskedSampler {
       bool label = false;
       const auto [a, b] = runs_of(static_cast<int64_t>(static_cast<uint64_t>(id[i]) % static_cast<uint64_t>(num_rows_)),
                                   draws, label);
-      note(a, b, out + 4 * i);
+      note(a, b, out + 2 * i, count);
     }
     return result;
   }
 
  private:
-  static void note(const Run& a, const Run& b, int64_t* out) {
+  // A row of first tokens, and under it a row of sizes.
+  static void note(const Run& a, const Run& b, int64_t* out, int64_t count) {
     out[0] = a.begin;
-    out[1] = a.size;
-    out[2] = b.begin;
-    out[3] = b.size;
+    out[1] = b.begin;
+    out[2 * count] = a.size;
+    out[2 * count + 1] = b.size;
   }
 
   static void check(const Numbers& ids) {

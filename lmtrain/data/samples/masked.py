@@ -131,7 +131,7 @@ class MaskedDataset:
             ) from error
 
     def _check_tokens(self, runs: Int64s) -> None:
-        self._indexed.check(*np.ascontiguousarray(runs.T))
+        self._indexed.check(runs[0], runs[1])
 
     @property
     def _room(self) -> int:

@@ -87,19 +87,19 @@ class MaskedSamplerTwin:
             real[i, :size] = True
             pair[i] = sample.label
             runs += sample.runs
-        return tokens, labels, segments, real, pair, _two_columns(runs)
+        return tokens, labels, segments, real, pair, _two_rows(runs)
 
     def counts(self, ids: Ints) -> tuple[Ints, Ints]:
         """Of each sample: tokens that are masked, and all tokens; and the runs that were read."""
         samples = [self.sample(number) for number in self._checked(ids)]
         sizes = [(len(one.masked), len(one.tokens)) for one in samples]
-        return _two_columns(sizes), _two_columns([run for one in samples for run in one.runs])
+        return np.array(sizes, np.int64).reshape(-1, 2), _two_rows([run for one in samples for run in one.runs])
 
     def runs(self, ids: Ints) -> Ints:
-        """The tokens that make each sample: two rows each, of the first token and how many."""
+        """The runs of tokens that make each sample, two of each: a row of first tokens, and a row of how many."""
         numbers = self._checked(ids)
         found = [self._runs(number, Draws(stream(self.seed, number)))[:2] for number in numbers]
-        return _two_columns([run for both in found for run in both])
+        return _two_rows([run for both in found for run in both])
 
     def sample(self, number: int) -> Sample:
         key = stream(self.seed, number)
@@ -227,5 +227,5 @@ def shorten(a: Run, b: Run, target: int, draws: Draws) -> tuple[Run, Run]:
     return a, (b[0] + draws.count_ones(from_b), b[1] - from_b)
 
 
-def _two_columns(pairs: list[tuple[int, int]]) -> Ints:
-    return np.array(pairs, np.int64).reshape(-1, 2)
+def _two_rows(runs: list[Run]) -> Ints:
+    return np.ascontiguousarray(np.array(runs, np.int64).reshape(-1, 2).T)

@@ -1,12 +1,12 @@
 """What it costs the loader to check tokens as they are read, beside an earlier checkout that checked nothing.
 
-    python -m tests.benchmarks.data_checked --before ../before --folder beside
+    python -m tests.benchmarks.checked_reads --before ../before --folder beside
 
 One process each of: the earlier checkout, this one with data.verify=read, the same over a dataset without checksums
 (what is first read is noted), this one with data.verify=none, and the earlier checkout again, which tells how far equal
 code differs on this machine. They read the same dataset, through Loader.read and in random order, and take turns
 sixteen times in each pass; the first pass hashes every byte, later ones look up that it was done. CPU seconds are
-compared, medians of the rounds; a round starts the processes anew. Ends with 1 where checking costs more than 5%.
+compared, medians of the rounds; a round opens the dataset anew. Ends with 1 where checking costs more than 5%.
 """
 
 from __future__ import annotations
@@ -50,48 +50,57 @@ from lmtrain.data.samples.megatron import MegatronDataset
 from lmtrain.data.samples.packing import PackedDataset
 from lmtrain.data.store.indexed import IndexedDataset
 torch.set_num_threads(1)
-prefix, verify, record, made, turns = sys.argv[1:]
-indexed = IndexedDataset.open(Path(prefix))
-if verify:
-    Path(record).unlink(missing_ok=True)
-    indexed.watch(verify, Path(record), print)
-documents = range(indexed.num_documents)
 words = MaskVocabulary(np.zeros(50257, np.uint8), {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4})
-dataset = eval(made)
-order = dataset.order(1) if hasattr(dataset, "order") else Order(dataset.num_samples, 1)
-loader = Loader(dataset, order, BatchPlan(16), 16)
-steps = np.array_split(np.arange(dataset.num_samples // 16), int(turns))
-print("ready", flush=True)
-for turn in sys.stdin:
+
+def opened(prefix, verify, made, turns):
+    indexed = IndexedDataset.open(Path(prefix))
+    if verify:
+        record = Path(prefix + ".seen")
+        record.unlink(missing_ok=True)
+        indexed.watch(verify, record, print)
+    documents = range(indexed.num_documents)
+    dataset = eval(made, {**globals(), **locals()})
+    order = dataset.order(1) if hasattr(dataset, "order") else Order(dataset.num_samples, 1)
+    return Loader(dataset, order, BatchPlan(16), 16), np.array_split(np.arange(dataset.num_samples // 16), int(turns))
+
+loader = None
+for line in sys.stdin:
+    if "|" in line:
+        loader = None
+        loader, steps = opened(*line.rstrip().split("|"))
+        print("ready", flush=True)
+        continue
     began = time.process_time()
-    for step in steps[int(turn)].tolist():
+    for step in steps[int(line)].tolist():
         loader.read(step)
     print(time.process_time() - began, flush=True)
 """
 
 
 class Reader:
-    """A process that reads a share of its pass when it is asked to."""
+    """A process that opens a dataset, and reads a share of a pass over it, when it is asked to."""
 
-    def __init__(self, tree: Path, prefix: Path, verify: str, kind: str) -> None:
-        record = prefix.with_suffix(".seen")
-        command = [sys.executable, "-c", READER, str(prefix), verify, str(record), KINDS[kind], str(TURNS)]
+    def __init__(self, tree: Path, suffix: str, verify: str) -> None:
+        self._suffix, self._verify = suffix, verify
+        command = [sys.executable, "-c", READER]
         env = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
             command, cwd=tree, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
-        self._answer()
+
+    def open(self, prefix: Path, kind: str) -> None:
+        self._ask(f"{prefix}{self._suffix}|{self._verify}|{KINDS[kind]}|{TURNS}")
 
     def cpu_seconds(self, turn: int) -> float:
-        assert self.process.stdin is not None
-        print(turn, file=self.process.stdin, flush=True)
-        return float(self._answer())
+        return float(self._ask(str(turn)))
 
     def close(self) -> None:
         self.process.communicate()
 
-    def _answer(self) -> str:
+    def _ask(self, line: str) -> str:
+        assert self.process.stdin is not None
         assert self.process.stdout is not None
+        print(line, file=self.process.stdin, flush=True)
         if not (line := self.process.stdout.readline()):
             raise SystemExit(f"a reader ended with {self.process.wait()}")
         return line
@@ -113,29 +122,23 @@ def write(prefix: Path, num_tokens: int, sentences: int) -> None:
         os.link(part(prefix, suffix), part(prefix.with_name(f"{prefix.name}-foreign"), suffix))
 
 
-def compare(kind: str, before: Path, prefix: Path, rounds: int) -> bool:
-    foreign = prefix.with_name(f"{prefix.name}-foreign")
-    contenders: dict[str, tuple[Path, Path, str]] = {
-        "before": (before, prefix, ""), "checked": (ROOT, prefix, "read"), "noted": (ROOT, foreign, "read"),
-        "unchecked": (ROOT, prefix, "none"), "before, again": (before, prefix, ""),
-    }  # fmt: skip
-    seconds: dict[tuple[str, bool], list[float]] = {(name, first): [] for name in contenders for first in (True, False)}
+def compare(kind: str, readers: dict[str, Reader], prefix: Path, rounds: int) -> bool:
+    seconds: dict[tuple[str, bool], list[float]] = {(name, first): [] for name in readers for first in (True, False)}
     for number in range(rounds + 1):
-        readers = {name: Reader(*given, kind) for name, given in contenders.items()}
-        for pass_ in range(1 + LATER):
-            took = dict.fromkeys(contenders, 0.0)
-            for turn in range(TURNS):
-                for name in list(contenders)[turn % 2 * 4 :: 1 - turn % 2 * 2]:  # there and back
-                    took[name] += readers[name].cpu_seconds(turn)
-            for name in contenders if number else ():  # because: the first round brings the files into memory
-                seconds[name, pass_ == 0].append(took[name])
         for reader in readers.values():
-            reader.close()
+            reader.open(prefix, kind)
+        for pass_ in range(1 + LATER):
+            took = dict.fromkeys(readers, 0.0)
+            for turn in range(TURNS):
+                for name in list(readers)[:: 1 - turn % 2 * 2]:  # there and back
+                    took[name] += readers[name].cpu_seconds(turn)
+            for name in readers if number else ():  # because: the first round brings the files into memory
+                seconds[name, pass_ == 0].append(took[name])
     passed = True
     for first in (True, False):
         base = np.array(seconds["before", first])
         line = f"{kind:<22}{'first pass' if first else 'later passes':<13} before {np.median(base):.3f} s"
-        for name in list(contenders)[1:]:
+        for name in list(readers)[1:]:
             ratio = statistics.median(np.array(seconds[name, first]) / base)
             line += f"  {name} {ratio:.3f}"
             passed &= name != "checked" or ratio <= MOST
@@ -155,11 +158,18 @@ def main() -> int:
     try:
         write(given.folder / "text", given.tokens, 0)
         write(given.folder / "sentences", given.tokens // 4, 20)
-        passed = [
-            compare(kind, given.before.resolve(), given.folder.resolve() / where, given.rounds)
-            for kind in given.only or KINDS
-            for where in ("sentences" if kind.startswith("masked") else "text",)
-        ]
+        before = given.before.resolve()
+        readers = {
+            "before": Reader(before, "", ""), "checked": Reader(ROOT, "", "read"),
+            "noted": Reader(ROOT, "-foreign", "read"), "unchecked": Reader(ROOT, "", "none"),
+            "before, again": Reader(before, "", ""),
+        }  # fmt: skip
+        passed = []
+        for kind in given.only or KINDS:
+            prefix = given.folder.resolve() / ("sentences" if kind.startswith("masked") else "text")
+            passed.append(compare(kind, readers, prefix, given.rounds))
+        for reader in readers.values():
+            reader.close()
     finally:
         shutil.rmtree(given.folder)
     return int(not all(passed))
