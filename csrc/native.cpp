@@ -14,6 +14,7 @@ PYBIND11_MODULE(_native, module) {
   bind_masked(module);
   bind_minhash(module);
   bind_permute(module);
+  bind_rows(module);
   bind_sentence_pairs(module);
   bind_sentences(module);
 }
