@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lmtrain.models.model_settings import ModelSettings
     from lmtrain.placement.parallel_settings import ParallelSettings
     from lmtrain.runtime.process import ProcessEnv
+    from lmtrain.train.compared import Fact
 
 _KEYS = ("tp", "pp", "dp_shard", "dp_replicate", "sequence_parallel", "balance", "timeout_s")
 KEYS, TRAINING = ([f"parallel.{key}" for key in keys] for keys in (_KEYS, ("vp", "zero", "schedule")))
@@ -124,12 +125,29 @@ def on_processes(
     from lmtrain.parallel.mesh import build_mesh
     from lmtrain.runtime.device import memory_errors, pick_device
     from lmtrain.runtime.process_group import start
+    from lmtrain.train.agreement import agree_on
     from lmtrain.train.layout_table import layout_words
 
     with memory_errors("Use a smaller --batch-size, --precision bf16, or more processes and parallel.tp or pp."):
         picked = pick_device(device, env.local_rank)
-        with start(env, picked, parallel.timeout_s):
+        with start(env, picked, parallel.timeout_s) as met:
+            if env.world_size > 1:
+                agree_on(_compared(source, parallel), env, met.hosts)
             mesh = build_mesh(parallel.layout, picked, parallel.timeout_s)
             loaded = load(source, picked, precision, mesh, parallel)
             facts = loaded.facts | ({"layout": layout_words(parallel).partition(",")[0]} if env.world_size > 1 else {})
             yield replace(loaded, facts=facts)
+
+
+def _compared(source: Source, parallel: ParallelSettings) -> dict[str, Fact]:
+    """What all processes must have alike before they load; that they score the same texts is seen when they do."""
+    from lmtrain.checkpoint.disk.format import MANIFEST
+    from lmtrain.train.compared import Fact, checkpoint_fact, program_facts
+
+    found = {f"parallel.{key}": Fact(str(value), str(value)) for key, value in parallel.to_dict().items()}
+    if (source.path / MANIFEST).is_file():
+        found["checkpoint"] = checkpoint_fact(source.path)
+    else:
+        files = [f"{file.name} of {file.stat().st_size} bytes" for file in sorted(source.path.iterdir())]
+        found["model"] = Fact(", ".join(files), f"{len(files)} files in {source.path}")
+    return found | program_facts()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -37,6 +38,9 @@ class Scorable(Protocol):
         log-likelihood, and 1 where the label is the most likely token, of several that score alike the first.
         """
 
+    def check_alike(self, checksum: int) -> None:
+        """All processes of an evaluation have the same one, or all of them raise."""
+
     def logits(self, batch: Batch, keep_BT: Tensor | None = None) -> Tensor:
         """[kept, V] over the vocabulary; columns that are not tokens, where there are any, are -inf."""
 
@@ -61,12 +65,14 @@ class Scorer:
         """Answers in the order of the requests, which are read only a little ahead."""
         stream, ahead = iter(requests), max(LOOK_AHEAD, self.model.scored_at_once)
         while chunk := list(islice(stream, self.batch_size * ahead)):
+            self.model.check_alike(_checksum(chunk))
             answers: dict[int, Scored] = {}
             together = list(batches(chunk, self.batch_size))
             scored = self._batches([[chunk[row] for row in rows] for rows in together])
             for rows, found in zip(together, scored, strict=True):
                 answers.update(zip(rows, found, strict=True))
             yield from (answers[row] for row in range(len(chunk)))
+        self.model.check_alike(_checksum([]))
 
     def _batches(self, asked: Sequence[list[Request]]) -> Iterator[list[Scored]]:
         """The answers to each batch, as they come."""
@@ -91,3 +97,11 @@ class Scorer:
             self._report(self._done)
         ends = np.cumsum([request.num_scored for request in requests])[:-1]
         return [Scored(n, g) for n, g in zip(np.split(nll, ends), np.split(best > 0, ends), strict=True)]
+
+
+def _checksum(requests: Sequence[Request]) -> int:
+    found = 0
+    for request in requests:
+        head = crc32(request.num_scored.to_bytes(8, "little"), found)
+        found = crc32(np.asarray(request.tokens, np.int64).tobytes(), head)
+    return found
