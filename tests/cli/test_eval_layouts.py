@@ -128,8 +128,8 @@ def test_the_numbers_of_one_process(
     settings = [f"parallel.{word}" for word in words]
     document = measured(subject, text, *settings, "--nproc", count, "--batch-size", 3, "--output", output)
     assert document == json.loads(output.read_text())
-    assert document["model"]["layout"] == layout
     (result,) = document["results"]
+    assert result["layout"] == layout
     assert result["nll_sum_nats"] == pytest.approx(one["nll_sum_nats"], rel=1e-6)
     for key in ("num_targets", "tokenizer_fingerprint"):
         assert result[key] == one[key]
