@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lmtrain.cli.launching import NumProcesses, run_processes, this_process, told_to_peers
 from lmtrain.cli.options import ConfigDir, ConfigName, FromRun, Overrides, Plugins
-from lmtrain.cli.processes import launch_all, told_to_peers
 from lmtrain.cli.say import tell, warn_of
 from lmtrain.errors import LmtrainError, RanksDifferError, StoppedEarly
 
@@ -38,20 +38,10 @@ def pretrain(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, say what would run, and stop.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     plugin: Plugins = None,
-    nproc: Annotated[
-        int | None, typer.Option(min=1, help="Start this many processes here; they share the work.")
-    ] = None,
+    nproc: NumProcesses = None,
 ) -> None:
     """Pretrain a model, or go on with a run that was stopped: the same command does both."""
-    from lmtrain.runtime.launch import follow_launcher
-    from lmtrain.runtime.process import ProcessEnv, share_cores
-
-    env = ProcessEnv.detect()
-    share_cores()
-    if env.launcher == "lmtrain":
-        follow_launcher()
-    if nproc is not None:
-        env = env.as_launcher(nproc)
+    env = this_process(nproc)
     overrides = list(overrides or [])
     flags = ["--config-name", config_name, *(["--config-dir", str(config_dir)] if config_dir else [])]
     flags += [f"--from-run={from_run}"] * (from_run is not None) + [f"--plugin={name}" for name in plugin or ()]
@@ -74,7 +64,7 @@ def pretrain(
     from lmtrain.runtime.faults import arm_from_env
     from lmtrain.runtime.signals import ignore_stops
     from lmtrain.train.preflight import preflight
-    from lmtrain.train.stop_file import write_failure, write_stop
+    from lmtrain.train.stop_file import write_end, write_failure, write_stop
 
     arm_from_env()
     with told_to_peers(waited_for):
@@ -82,7 +72,8 @@ def pretrain(
     if dry_run:
         return print_preview(config, inputs, as_json)
     if nproc is not None and nproc > 1:
-        return launch_all(config, [*flags, *overrides], nproc)
+        failed = lambda outcome: warn_of(write_end(config, outcome))  # noqa: E731
+        return run_processes(["pretrain", *flags, *overrides], nproc, failed)
     from lmtrain.cli.screen import Screen
 
     console = Screen(stderr=as_json, quiet=env.rank > 0)

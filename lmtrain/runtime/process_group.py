@@ -97,6 +97,18 @@ def tell_all(number: int) -> int:
     return int(told.item())
 
 
+def from_first(data: bytes) -> bytes:
+    """Rank 0's bytes, on all; a process that is alone keeps its own."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return data
+    num_bytes = tell_all(len(data))
+    row = torch.zeros(num_bytes, dtype=torch.uint8)
+    if dist.get_rank() == 0 and data:
+        row = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    dist.broadcast(row, 0)  # collective: one row to the world, on the host
+    return row.numpy().tobytes()
+
+
 def wait_for_first() -> None:
     """Returns when rank 0 has left the group, which closes its connections: it has all that was sent to it."""
     with suppress(RuntimeError):
@@ -117,7 +129,7 @@ def peer_errors(process: ProcessEnv, timeout_s: float) -> Iterator[None]:
         raise PeerLostError(
             f"{process.who} waited for its peers in {waiting_in(error)} and got: {_short(text)} A process that ended "
             f"has said why above or in its own log; one that hangs is given parallel.timeout_s={timeout_s:g}. "
-            "Start the same command again to go on from the last checkpoint."
+            "Start the same command again to go on."
         ) from error
 
 
