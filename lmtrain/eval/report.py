@@ -5,7 +5,6 @@ Called by `lmtrain eval`. Fits 80 columns; everything it shows is also in the JS
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from rich import box
@@ -15,6 +14,7 @@ from rich.text import Text
 
 from lmtrain.eval.result import Result
 from lmtrain.eval.task import Task
+from lmtrain.observe.words import show_measure
 
 
 def render(result: Result, model: dict[str, Any]) -> RenderableType:
@@ -97,12 +97,3 @@ def _recipe_rows(result: Result) -> list[tuple[str, str]]:
         ("tokenizer", result.tokenizer_fingerprint),
         *((name.replace("_", " "), str(value)) for name, value in notes.items()),
     ]
-
-
-def show_measure(name: str, value: float) -> str:
-    """Accuracies in percent as papers give them, perplexities with two digits, the rest with four."""
-    if not math.isfinite(value):
-        return "too large" if value == math.inf else "undefined"
-    if name.endswith("accuracy"):
-        return f"{100 * value:.2f} %"
-    return f"{value:,.2f}" if "perplexity" in name else f"{value:.4f}"

@@ -22,6 +22,7 @@ from lmtrain.parallel.compute_settings import ComputeSettings
 from lmtrain.parallel.precision_settings import PrecisionSettings
 from lmtrain.parallel.recompute_settings import NoRecomputeSettings, RecomputeSettings, SomeRecomputeSettings
 from lmtrain.placement.parallel_settings import ParallelSettings, layout_problems
+from lmtrain.train.eval_settings import EvalSettings
 from lmtrain.train.train_settings import ObserveSettings, RunSettings, TrainSettings
 
 # What is worked out one by one before a run begins; nothing that is built comes near to any of these.
@@ -41,6 +42,7 @@ class RunConfig(Settings):
     recompute: RecomputeSettings = field(default_factory=NoRecomputeSettings)
     compute: ComputeSettings
     train: TrainSettings
+    eval: EvalSettings = field(default_factory=EvalSettings)
     checkpoint: CheckpointSettings
     observe: ObserveSettings
     run: RunSettings

@@ -64,8 +64,8 @@ def samples(bench: Bench, settings: Settings) -> Any:
     _, model, data = load_data(config_of(settings))
     ids = data.order.ids(0, min(_MANY, data.num_samples))
     seen = {"vocabulary": model.shape.vocab_size, "train": _arrays(data.train.batch(ids))}
-    if data.valid is not None:
-        seen["valid"] = _arrays(data.valid.batch(np.arange(min(_MANY, data.valid.num_samples))))
+    for name, valid in data.valid.items():
+        seen[f"valid {name}"] = _arrays(valid.batch(np.arange(min(_MANY, valid.num_samples))))
     return seen
 
 

@@ -1,0 +1,93 @@
+"""What a run measures while it trains: eval.tasks read and judged before it begins, then handed to the loop.
+
+Called by pretrain. Training knows no task and evaluation no run; they are joined here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lmtrain.errors import LmtrainError, MissingInputError, SettingsError, nearest
+
+if TYPE_CHECKING:
+    from lmtrain.eval.planned import Planned
+    from lmtrain.eval.task import Task
+    from lmtrain.eval.texts import TextInput
+    from lmtrain.train.config import RunConfig
+    from lmtrain.train.evaluate import Evaluation
+    from lmtrain.train.preflight import Inputs
+
+
+def plan(config: RunConfig, inputs: Inputs) -> tuple[Inputs, list[Planned]]:
+    """Each entry of eval.tasks with its file, cut as this model will see it, and the inputs that tell of them."""
+    if not config.eval.tasks:
+        return inputs, []
+    from lmtrain.eval.planned import Planned, prepare
+    from lmtrain.eval.task import Asked
+    from lmtrain.train.preflight import Evaluated
+
+    asked = Asked(tokenizer=inputs.tokenizer, seq_len=config.seq_len)
+    planned = []
+    for number, (entry, task) in enumerate(zip(config.eval.tasks, _tasks(config), strict=True)):
+        try:
+            prepared, data = prepare(task, _source(task, entry.data), asked)
+        except LmtrainError as error:
+            error.add_note(f"It was read for eval.tasks[{number}], {entry.task}.")
+            raise
+        planned.append(Planned(name=entry.called, task=task, data=data, prepared=prepared))
+    facts = [(one, one.prepared.facts) for one in planned]
+    told = [Evaluated(one.name, one.data, one.prepared.num_targets, of.text_sha256) for one, of in facts]
+    return replace(inputs, evaluations=tuple(told)), planned
+
+
+def evaluation(config: RunConfig, inputs: Inputs, planned: list[Planned]) -> Evaluation | None:
+    if not planned:
+        return None
+    from lmtrain.eval.during import DuringTraining
+
+    dtype, batch_size = config.precision.kind, config.eval.batch_size
+    return DuringTraining(planned=planned, tokenizer=inputs.tokenizer, dtype=dtype, batch_size=batch_size)
+
+
+def _tasks(config: RunConfig) -> list[Task]:
+    """Refuses all tasks that are not known and all files that are not there at once."""
+    from lmtrain.config.base import FROM_A_PLUGIN
+    from lmtrain.eval.task import all_tasks
+
+    known = all_tasks()
+    wrong = [
+        f"eval.tasks[{number}].task={one.task} is not an evaluation task. {nearest(one.task, known)} {FROM_A_PLUGIN}"
+        for number, one in enumerate(config.eval.tasks)
+        if one.task not in known
+    ]
+    if wrong:
+        raise SettingsError(wrong)
+    missing = [
+        f"eval.tasks[{number}].data={one.data} does not exist. Give {known[one.task].data}."
+        for number, one in enumerate(config.eval.tasks)
+        if not _is_there(known[one.task], one.data)
+    ]
+    if missing:
+        raise MissingInputError("\n".join(missing))
+    return [known[one.task] for one in config.eval.tasks]
+
+
+def _is_there(task: Task, data: str) -> bool:
+    from lmtrain.eval.datasets import dataset_prefix
+    from lmtrain.eval.task import TextTask
+
+    texts = isinstance(task, TextTask) and (dataset_prefix(Path(data)) is not None or Path(data).is_dir())
+    return texts or Path(data).is_file()
+
+
+def _source(task: Task, data: str) -> Path | TextInput:
+    from data_tools.read.sources import find_sources
+    from lmtrain.cli.evaluate import read_texts
+    from lmtrain.eval.datasets import dataset_prefix
+    from lmtrain.eval.task import TextTask
+
+    if dataset_prefix(Path(data)) is not None or not isinstance(task, TextTask):
+        return Path(data)
+    return read_texts(find_sources([Path(data)]), "text", lambda done: None)
