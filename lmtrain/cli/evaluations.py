@@ -37,6 +37,7 @@ def plan(config: RunConfig, inputs: Inputs) -> tuple[Inputs, list[Planned]]:
             error.add_note(f"It was read for eval.tasks[{number}], {entry.task}.")
             raise
         planned.append(Planned(name=entry.called, task=task, data=data, prepared=prepared))
+    _check_best_by(config, planned)
     facts = [(one, one.prepared.facts) for one in planned]
     told = [Evaluated(one.name, one.data, one.prepared.num_targets, of.text_sha256) for one, of in facts]
     return replace(inputs, evaluations=tuple(told)), planned
@@ -91,3 +92,11 @@ def _source(task: Task, data: str) -> Path | TextInput:
     if dataset_prefix(Path(data)) is not None or not isinstance(task, TextTask):
         return Path(data)
     return read_texts(find_sources([Path(data)]), "text", lambda done: None)
+
+
+def _check_best_by(config: RunConfig, planned: list[Planned]) -> None:
+    """What a task measures is known once its file is read."""
+    name = config.checkpoint.best_by
+    known = [f"eval/{one.name}/{measure}" for one in planned for measure in one.measures]
+    if config.checkpoint.keep_best and name.startswith("eval/") and name not in known:
+        raise SettingsError([f"checkpoint.best_by={name} is nothing that this run measures. {nearest(name, known)}"])

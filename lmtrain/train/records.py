@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from lmtrain.data.loader import StepBatches
-from lmtrain.observe.measures import measures_of
+from lmtrain.observe.measures import measures_of, worth_by_step
 from lmtrain.observe.memory import memory_bytes
 from lmtrain.train.setup import Run
 from lmtrain.train.step import StepResult
@@ -53,7 +53,8 @@ def report_step(run: Run, batches: StepBatches, result: StepResult, lr: float, e
 
 
 def report_measures(run: Run, row: dict[str, Any]) -> None:
-    """What a row has measured, for TensorBoard."""
+    """What a row has measured, for TensorBoard and for the choice of the best checkpoint."""
+    run.writer.worth = {**run.writer.worth, **worth_by_step([row], run.config.checkpoint.best_by)}
     if run.events is not None:
         for tag, value in measures_of(row).items():
             run.events.scalar(tag, value, run.progress.step)
