@@ -72,7 +72,9 @@ def show_measure(name: str, value: float) -> str:
         return "too large" if value == math.inf else "undefined"
     if name.endswith("accuracy"):
         return f"{100 * value:.2f} %"
-    return f"{value:,.2f}" if "perplexity" in name else f"{value:.4f}"
+    if "perplexity" in name:
+        return f"{value:,.2f}" if value < 1e9 else f"{value:.3g}"
+    return f"{value:.4f}"
 
 
 def terms(row: Row) -> str:

@@ -23,9 +23,9 @@ _EXAMPLE = "Use eval.tasks=[{task: lambada/megatron-strict, data: lambada_test.j
 class EvalTask(Settings):
     """A task, the file that it reads, and what its measures are called where that is not the task's own name."""
 
-    task: str
-    data: str
-    name: str | None = None
+    task: str  # as `lmtrain eval --list` names it
+    data: str  # the file that it reads, or a dataset's prefix
+    name: str | None = None  # what its measures are called; null for the task's own name
 
     @property
     def called(self) -> str:

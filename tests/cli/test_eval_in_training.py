@@ -100,7 +100,8 @@ def test_the_same_at_any_layout(toy: Toy, lines: Path, tmp_path: Path, layout: s
 def test_the_same_however_it_computes(toy: Toy, lines: Path, tmp_path: Path, word: str) -> None:
     for name, more in (("plain", []), ("measured", tasks(toy, lines))):
         process = start("pretrain", *settings(toy, tmp_path / name, train__steps=12), word, *more)
-        assert process.wait(600) == 0, process.stdout and process.stdout.read()
+        output = process.communicate(timeout=600)[0]
+        assert process.returncode == 0, output
     assert trained(tmp_path / "measured") == trained(tmp_path / "plain")
     assert {row["dtype"] for row in rows(tmp_path / "measured", "eval")} == {
         word.removeprefix("precision=") if word.startswith("precision") else "fp32"
