@@ -41,7 +41,7 @@ def best_problems(
         yield Problem(_KEY, name, f"is never measured before the end of the run with {interval}=0", way_out)
     elif math.lcm(saves, every) >= total_steps:
         rule = (
-            f"is measured every {every} steps, none of which is saved with checkpoint.interval_steps={saves} before the "
-            f"end at {total_steps}"
+            f"is measured every {every} steps, and with checkpoint.interval_steps={saves} none of them is saved before "
+            f"the end at {total_steps}"
         )
         yield Problem(_KEY, name, rule, f"Use {interval}={saves}, or less for both in a run as short as this.")

@@ -54,6 +54,14 @@ def trained(folder: Path) -> tuple[list[tuple[Any, ...]], Mapping[str, str]]:
     return [tuple(row[key] for key in EXACT) for row in rows(folder, "step")], roots
 
 
+def alone(toy: Toy, folder: Path) -> dict[str, Any]:
+    """What `lmtrain eval` finds in the run's last checkpoint."""
+    text, out = toy.text / "train_stop_file.txt", folder.with_suffix(".json")
+    lmtrain("eval", folder, "--task", "perplexity", "--data", text, "--output", out)
+    (found,) = json.loads(out.read_text())["results"]
+    return dict(found)
+
+
 def test_a_run_with_evaluations_is_the_same_run(toy: Toy, lines: Path, tmp_path: Path) -> None:
     short = {"train__steps": 6, "checkpoint__interval_steps": 0}
     lmtrain("pretrain", *settings(toy, tmp_path / "plain", **short))
@@ -66,8 +74,7 @@ def test_a_run_with_evaluations_is_the_same_run(toy: Toy, lines: Path, tmp_path:
         for step in (4, 6)
         for name, protocol in (("lambada/megatron-strict", "lambada/megatron-strict"), ("code", "perplexity"))
     ]
-    alone = lmtrain("eval", tmp_path / "measured", "--task", "perplexity", "--data", toy.text / "train_stop_file.txt", "--json")
-    (there,) = json.loads(alone)["results"]
+    there = alone(toy, tmp_path / "measured")
     assert found[-1]["nll_sum_nats"] == pytest.approx(there["nll_sum_nats"], rel=1e-6)
     assert {key: found[-1][key] for key in ("text_sha256", "num_targets", "dtype")} == {
         key: there[key] for key in ("text_sha256", "num_targets", "dtype")
@@ -87,9 +94,7 @@ def test_the_same_at_any_layout(toy: Toy, lines: Path, tmp_path: Path, layout: s
     for name, more in (("plain", []), ("measured", tasks(toy, lines))):
         run(nproc, *settings(toy, tmp_path / name, train__micro_batch=1), *words, "parallel.timeout_s=60", *more)
     assert trained(tmp_path / "measured") == trained(tmp_path / "plain")
-    lmtrain("eval", tmp_path / "measured", "--task", "perplexity", "--data", toy.text / "train_stop_file.txt", "--output",
-            tmp_path / "alone.json")  # fmt: skip
-    (there,) = json.loads((tmp_path / "alone.json").read_text())["results"]
+    there = alone(toy, tmp_path / "measured")
     found = rows(tmp_path / "measured", "eval")
     assert [row["step"] for row in found] == [10, 10, 20, 20, 24, 24]
     assert found[-1]["measures"] == pytest.approx(there["measures"], rel=1e-5)

@@ -117,7 +117,7 @@ _MASKED: dict[str, Sequence[Any]] = _DATA | {
     "data.mask_share": (0.15, 0.5), "data.max_predictions": (None, 1), "data.whole_word": (True, False),
     "data.max_ngram": (1, 3),
 }  # fmt: skip
-_DOMAINS = {"data.valid_paths": ({}, {"b": B}, {"other": B}, {"a": A, "b": B})}
+_DOMAINS: dict[str, Sequence[Any]] = {"data.valid_paths": ({}, {"b": B}, {"other": B}, {"a": A, "b": B})}
 _PACKING = {"data.packing": ("concatenate", "document", "best_fit")}
 _ORDER = {"data.order": ("own", "megatron")}
 _RUN_SAMPLES = {"data.megatron_samples": (None, 4000)}
