@@ -27,11 +27,20 @@ _CHUNK = 1 << 20
 _LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
+class UnreachableError(StorageError):
+    """No address gave the file; what came of it so far is kept."""
+
+    def __init__(self, problems: Sequence[tuple[str, str]], way: str = "") -> None:
+        self.problems = list(problems)  # hosts, and what came of each
+        causes = {cause: [host for host, one in problems if one == cause] for _, cause in problems}
+        said = "; ".join(f"{', '.join(dict.fromkeys(hosts))}: {cause}" for cause, hosts in causes.items())
+        super().__init__(f"Nothing could be fetched ({said}). Start again to continue where it stopped{way or '.'}")
+
+
 def fetch(
-    urls: Sequence[str], target: Path, *, sha256: str, num_bytes: int | None = None, offline: bool = False,
-    report: ReportBytes | None = None,
-) -> bool:  # fmt: skip
-    """Have the file at `target`, from the first address that answers. Returns False when it was there already.
+    urls: Sequence[str], target: Path, *, sha256: str, num_bytes: int | None = None, report: ReportBytes | None = None
+) -> bool:
+    """Have the file at `target`, from the first address that gives it. Returns False when it was there already.
 
     What a broken connection left in TARGET.part is continued, and thrown away when the whole is not what was promised.
     """
@@ -39,30 +48,36 @@ def fetch(
         raise UsageError(f"--sha256={sha256} is not a SHA-256. Give its 64 small hexadecimal digits.")
     for url in urls:
         check_address(url)
-    if target.is_file() and not target.is_symlink() and digest(target) == sha256:
+    if is_there(target, sha256):
         return False
-    if os.path.lexists(target):
-        raise OutputError(f"{target} exists already and is another file than the one wanted. Move it away.")
-    if offline:
-        raise UsageError(
-            f"{urls[0]} was not fetched: --offline was given. Fetch it elsewhere, and give the files behind the name."
-        )
     part = target.with_name(f"{target.name}.part")
     with storage_errors(part, "Writing"):
         part.parent.mkdir(parents=True, exist_ok=True)
-    problems: list[str] = []
+    problems: list[tuple[str, str]] = []
+    wrong: DataError | None = None
     for url in urls:
         try:
             _download(url, part, num_bytes, report)
+            _keep(part, target, sha256, url)
         except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
-            problems.append(f"{url}: {getattr(error, 'reason', None) or error}")
-            continue
-        _keep(part, target, sha256, url)
+            problems.append((urlsplit(url).netloc, str(getattr(error, "reason", None) or error)))
+        except DataError as error:  # because: a portal's log-in page may stand for a file, and the next address give it
+            part.unlink(missing_ok=True)
+            wrong = error
+        else:
+            return True
+    if wrong is not None:
+        raise wrong
+    raise UnreachableError(problems)
+
+
+def is_there(target: Path, sha256: str) -> bool:
+    """Whether this very file is there; another one in its place is refused, not overwritten."""
+    if target.is_file() and not target.is_symlink() and digest(target) == sha256:
         return True
-    raise StorageError(
-        f"Nothing could be fetched ({'; '.join(problems)}). Start again to continue where it stopped, or without a "
-        "network fetch it elsewhere and give the files behind the name."
-    )
+    if os.path.lexists(target):
+        raise OutputError(f"{target} exists already and is another file than the one wanted. Move it away.")
+    return False
 
 
 def check_address(url: str) -> None:
@@ -134,7 +149,6 @@ def _copy(
 def _keep(part: Path, target: Path, sha256: str, url: str) -> None:
     found = digest(part)
     if found != sha256:
-        part.unlink()
         raise DataError(f"{url} gave a file with SHA-256 {found}, not {sha256}. It was thrown away; do not trust it.")
     with storage_errors(target, "Writing"):
         part.rename(target)

@@ -1,42 +1,31 @@
 """What a corpus is: where its files lie, what they must hash to, and how to read documents out of them.
 
-A recipe is a small file beside this one with a constant RECIPE; `recipes` finds it there. Every recipe also reads
-files that the user already has. Called by `lmtrain corpus get`.
+A recipe is a small file beside this one with a constant RECIPE, of this kind or of that of published.py; `recipes`
+finds it there. Every recipe also takes files that the user already has. Called by `lmtrain corpus get`.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from data_tools import corpora
-from data_tools.corpora.fetch import ReportBytes, fetch
+from data_tools.corpora.fetch import ReportBytes, UnreachableError, fetch, is_there
+from data_tools.corpora.published import Texts
+from data_tools.corpora.remote import RemoteFile, how_to_bring
 from data_tools.corpus.lines import to_line
 from data_tools.corpus.steps import Report, Tally
-from data_tools.read.streams import as_file, read_member
 from lmtrain.errors import DataError, MissingInputError, UsageError, nearest
-from lmtrain.runtime.files import atomic_file, is_safe_name, read_errors, write_json
+from lmtrain.runtime.files import atomic_file, is_safe_name, write_json
 from lmtrain.tokenizer.json_lines import Document
 
 SPLITS = ("train", "valid", "test")
 SplitDocuments = Iterator[tuple[str, Document]]  # the split each belongs to, and the document
-
-
-@dataclass(frozen=True)
-class RemoteFile:
-    """One file of a corpus, at any of several addresses that must all give the same bytes."""
-
-    name: str
-    urls: tuple[str, ...]
-    sha256: str
-    num_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -48,16 +37,16 @@ class Recipe:
     takes: str  # which local files `read` understands, in words
 
 
-def recipes() -> dict[str, Recipe]:
+def recipes() -> dict[str, Recipe | Texts]:
     found = {}
     for module in pkgutil.iter_modules(corpora.__path__):
         recipe = getattr(importlib.import_module(f"{corpora.__name__}.{module.name}"), "RECIPE", None)
-        if isinstance(recipe, Recipe):
+        if isinstance(recipe, (Recipe, Texts)):
             found[recipe.name] = recipe
     return dict(sorted(found.items()))
 
 
-def find_recipe(name: str) -> Recipe:
+def find_recipe(name: str) -> Recipe | Texts:
     known = recipes()
     if name not in known:
         raise UsageError(f"{name} is no corpus that has a recipe. {nearest(name, known)}")
@@ -68,7 +57,7 @@ def get_corpus(
     recipe: Recipe, local: Sequence[Path], output: Path, *, offline: bool = False, report: ReportBytes | None = None
 ) -> Report:
     """Write OUTPUT/{train,valid,test}.jsonl, as far as there are such, from local files or fetched ones."""
-    paths = list(local) or fetch_files(recipe, output / "source", offline, report)
+    paths = list(local) or fetch_files(recipe, output, offline, report)
     missing = [path for path in paths if not path.is_file()]
     if missing:
         raise MissingInputError(f"{missing[0]} is not a file. {recipe.name} takes {recipe.takes}.")
@@ -92,19 +81,26 @@ def get_corpus(
     return result
 
 
-def fetch_files(recipe: Recipe, folder: Path, offline: bool, report: ReportBytes | None) -> list[Path]:
+def fetch_files(recipe: Recipe, output: Path, offline: bool, report: ReportBytes | None) -> list[Path]:
+    """The files of a fixed release in OUTPUT/source, where they may lie already."""
     if not recipe.files:
         raise UsageError(
             f"{recipe.name} has no fixed release to fetch. Fetch {recipe.takes} with `lmtrain corpus fetch`, and give "
             "the files behind the name."
         )
-    for file in recipe.files:
+    targets = {output / "source" / file.name: file for file in recipe.files}
+    for target, file in targets.items():
         assert is_safe_name(file.name), file.name
-        fetch(
-            file.urls, folder / file.name, sha256=file.sha256, num_bytes=file.num_bytes, offline=offline,
-            report=report,
-        )  # fmt: skip
-    return [folder / file.name for file in recipe.files]
+        if is_there(target, file.sha256):
+            continue
+        way = f"ring it by other means:\n{how_to_bring(recipe.name, output, recipe.files)}"
+        if offline:
+            raise UsageError(f"{recipe.name} was not fetched: --offline was given. B{way}")
+        try:
+            fetch(file.urls, target, sha256=file.sha256, num_bytes=file.num_bytes, report=report)
+        except UnreachableError as error:
+            raise UnreachableError(error.problems, f", or b{way}") from error
+    return list(targets)
 
 
 def split_of(name: str, default: str = "train") -> str:
@@ -112,21 +108,3 @@ def split_of(name: str, default: str = "train") -> str:
     name = name.lower()
     words = {"train": "train", "valid": "valid", "development": "valid", "dev": "valid", "test": "test"}
     return next((split for word, split in words.items() if word in name), default)
-
-
-@contextmanager
-def zip_members(path: Path, wanted: Sequence[str]) -> Iterator[Iterator[tuple[str, IO[bytes]]]]:
-    """The members of an archive whose last names are wanted, as streams: no name of the archive becomes a path."""
-
-    def members(archive: zipfile.ZipFile) -> Iterator[tuple[str, IO[bytes]]]:
-        for info in archive.infolist():
-            name = info.filename.rsplit("/", 1)[-1]
-            if name in wanted and not info.is_dir():
-                with archive.open(info) as inner:
-                    yield name, as_file(read_member(inner, info.compress_size), path)
-
-    try:
-        with read_errors(path), zipfile.ZipFile(path) as archive:
-            yield members(archive)
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:  # RuntimeError: a password is wanted
-        raise DataError(f"{path} is not a whole zip archive ({error}). Get it again.") from error

@@ -1,87 +1,33 @@
-"""WikiText-103 (Merity and others, 2016): articles of Wikipedia, word level or raw. Found by recipe.py.
+"""WikiText-103 (Merity and others, 2016), word level: what perplexities of papers are measured on. Found by recipe.py.
 
-An article begins at a heading of the first level between two blank lines. Texts are kept to the letter, the blank
-line before the heading included: put end to end they are the published file.
+Rare words are `<unk>` and all words stand apart. To train on its articles, take wikitext103_raw.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator
-from itertools import chain
-from pathlib import Path
+from data_tools.corpora.published import Texts
+from data_tools.corpora.remote import RemoteFile
 
-from data_tools.corpora.recipe import Recipe, RemoteFile, SplitDocuments, split_of, zip_members
-from data_tools.corpus.steps import Tally
-from lmtrain.errors import DataError
-from lmtrain.runtime.files import read_errors
-from lmtrain.tokenizer.json_lines import Document
-
-MEMBERS = tuple(f"wiki.{split}.{kind}" for kind in ("raw", "tokens") for split in ("train", "valid", "test"))
-_HEADING = re.compile(r" = (?!= )(.*[^ =].*|.) = ?\n?")
-
-
-def read(path: Path, tally: Tally) -> SplitDocuments:
-    if path.suffix == ".zip":
-        with zip_members(path, MEMBERS) as members:
-            for name, file in members:
-                yield from _documents(_decoded(file, path), split_of(name))
-    else:
-        with read_errors(path), open(path, "rb") as file:
-            yield from _documents(_decoded(file, path), split_of(path.name))
-
-
-def articles(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """(title, text) of every article; what stands before the first heading goes with it."""
-    held: list[str] = []
-    title = ""
-    previous = "\n"
-    current: str | None = None
-    for line in chain(lines, [""]):
-        if current is not None:
-            found = _HEADING.fullmatch(current)
-            if found and not previous.strip() and not line.strip():
-                blank = held.pop() if held and not held[-1].strip() else ""
-                if title:
-                    yield title, "".join(held)
-                    held = []
-                title = found[1].strip()
-                held += [blank] if blank else []
-            held.append(current)
-            previous = current
-        current = line
-    if title:
-        yield title, "".join(held)
-
-
-def _documents(lines: Iterable[str], split: str) -> SplitDocuments:
-    for number, (title, text) in enumerate(articles(lines)):
-        document: Document = {"id": f"wikitext103/{split}/{number}", "title": title, "text": text}
-        yield split, document
-
-
-def _decoded(file: Iterable[bytes], path: Path) -> Iterator[str]:
-    for number, line in enumerate(file, 1):
-        try:
-            yield line.decode()
-        except UnicodeDecodeError as error:
-            raise DataError(f"{path} is not UTF-8 in line {number}. Get it again.") from error
-
-
-RECIPE = Recipe(
+RECIPE = Texts(
     name="wikitext103",
-    about="WikiText-103 raw: 28,475 articles of Wikipedia, train, valid and test",
+    about="WikiText-103, word level: 60 articles of Wikipedia for tests and 60 for validation",
     files=(
         RemoteFile(
-            "wikitext-103-raw-v1.zip",
-            (
-                "https://wikitext.smerity.com/wikitext-103-raw-v1.zip",
-                "https://s3.amazonaws.com/research.metamind.io/wikitext/wikitext-103-raw-v1.zip",
-            ),
-            "91c00ae287f0d699e18605c84afc9e45c192bc6b7797ff8837e5474655a33794",
-            191_984_949,
+            "wiki.test.tokens", (), "56db52eb157b1ab5c89646eef70510c1eca6e12a3bfdb99f0d6b05b4eacb75b9", 1_281_077
+        ),
+        RemoteFile(
+            "wiki.valid.tokens", (), "9aee9f52d6e77de6c7751fc5e7c44287db3ec0eaf15477098acc6b93c1c4250b", 1_142_309
         ),
     ),
-    read=read,
-    takes="wikitext-103-raw-v1.zip, wikitext-103-v1.zip, or files such as wiki.test.tokens",
+    archives=(
+        RemoteFile(
+            "wikitext-103-v1.zip",
+            (
+                "https://wikitext.smerity.com/wikitext-103-v1.zip",
+                "https://s3.amazonaws.com/research.metamind.io/wikitext/wikitext-103-v1.zip",
+            ),
+            "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
+            190_229_076,
+        ),
+    ),
 )

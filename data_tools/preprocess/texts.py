@@ -6,6 +6,7 @@ The first bad line stops with an error that says where and why.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
+from pathlib import Path
 
 from data_tools.read.budget import Budget
 from data_tools.read.chunks import START, Chunk, Limits, cut
@@ -31,6 +32,10 @@ class Texts:
         self._sources, self._key, self._limits, self._report = sources, key, limits or Limits(), report
 
     def __iter__(self) -> Iterator[str]:
+        return (text for _, text in self.with_paths())
+
+    def with_paths(self) -> Iterator[tuple[Path, str]]:
+        """Each document behind the file that it came from."""
         line = done = 0
         for portion in cut(self._sources, START, self._limits, (self._key,), Budget(2**62)):
             for chunk in portion.chunks:
@@ -40,13 +45,13 @@ class Texts:
                 self._report(done)
         self._report(ALL)
 
-    def _of_chunk(self, chunk: Chunk, line: int) -> Generator[str, None, int]:
+    def _of_chunk(self, chunk: Chunk, line: int) -> Generator[tuple[Path, str], None, int]:
         content, too_long = read_content(chunk, self._limits, lambda: None)
         for _, text in content.texts(0, self._key):
             if isinstance(text, Reject):
                 _refuse(chunk, line, content.located([text])[0])
             else:
-                yield text
+                yield chunk.path, text
         for bad in too_long:
             _refuse(chunk, line, bad)
         return content.num_lines

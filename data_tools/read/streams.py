@@ -107,7 +107,7 @@ class _Stream(io.RawIOBase):
         return len(taken)
 
 
-def as_file(stream: Iterator[bytes], path: Path) -> IO[bytes]:
+def as_file(stream: Iterator[bytes], path: Path) -> io.BufferedReader:
     """A stream to be read like a file; damage is an error that names `path`."""
     return io.BufferedReader(_Stream(stream, path), STEP_BYTES)
 

@@ -33,27 +33,44 @@ WorkFolder = Annotated[Path, typer.Option("--work", metavar="DIR", help="The fol
 
 @app.command("list")
 def list_recipes() -> None:
-    """Say which corpora `lmtrain corpus get` knows."""
+    """Say which corpora and evaluation texts `lmtrain corpus get` knows."""
+    from data_tools.corpora.published import Texts
     from data_tools.corpora.recipe import recipes
     from lmtrain.units import format_bytes
 
     for recipe in recipes().values():
-        size = sum(file.num_bytes or 0 for file in recipe.files)
         echo(f"{recipe.name}: {recipe.about}")
+        if isinstance(recipe, Texts):
+            echo(f"  brings {' and '.join(file.name for file in recipe.files)} for `lmtrain eval`, as published")
+            continue
+        size = sum(file.num_bytes for file in recipe.files)
         echo(f"  {f'fetches {format_bytes(size)}; ' if size else ''}reads {recipe.takes}")
 
 
 @app.command()
 def get(
     name: Annotated[str, typer.Argument(help="A corpus of `lmtrain corpus list`.")],
-    output: Annotated[Path, typer.Option(metavar="DIR", help="Gets train.jsonl, valid.jsonl, test.jsonl.")],
-    files: Annotated[list[Path] | None, typer.Argument(help="Files you have; without them they are fetched.")] = None,
+    output: Annotated[
+        Path,
+        typer.Option(metavar="DIR", help="Gets train.jsonl, valid.jsonl, test.jsonl, or the evaluation texts."),
+    ],
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Files you have; for evaluation texts also folders and archives. [default: fetched]"),
+    ] = None,
     offline: Annotated[bool, typer.Option("--offline", help="Never open a connection.")] = False,
 ) -> None:
-    """Make JSON lines of a known corpus, from its published files or from yours."""
+    """Make JSON lines of a known corpus, or bring evaluation texts, from published files or from yours."""
+    from data_tools.corpora.published import Texts, get_texts
     from data_tools.corpora.recipe import find_recipe, get_corpus
 
     recipe = find_recipe(name)
+    if isinstance(recipe, Texts):
+        with _bytes_shown() as report:
+            placed = get_texts(recipe, files or [], output, offline=offline, report=report)
+        for one in placed:
+            echo(f"{one.path}: {one.origin or 'not among what was given'}")
+        return
     with _bytes_shown() as report:
         result = get_corpus(recipe, files or [], output, offline=offline, report=report)
     _print(result)
@@ -287,9 +304,7 @@ def build(
 # ---- shared by the verbs ---------------------------------------------------------------------------------------------
 
 
-def _run(
-    step: Any, inputs: Inputs, output: Path, workers: int | None, part: str, key: str, on_error: str
-) -> None:
+def _run(step: Any, inputs: Inputs, output: Path, workers: int | None, part: str, key: str, on_error: str) -> None:
     from data_tools.corpus.steps import report_path, run_step
 
     with _documents_shown() as report:
@@ -297,9 +312,7 @@ def _run(
         _print(run_step(step, inputs, {"documents": output}, work, report_path(output)))
 
 
-def _work(
-    workers: int | None, part: str, key: str, on_error: str, report: Callable[[str, int], None] | None
-) -> Work:
+def _work(workers: int | None, part: str, key: str, on_error: str, report: Callable[[str, int], None] | None) -> Work:
     from data_tools.corpus.reading import Reading
     from data_tools.corpus.steps import Work
     from data_tools.read.parts import Part

@@ -44,6 +44,9 @@ def evaluate(
     stride: Annotated[
         int | None, typer.Option(min=1, help="Tokens between windows, where the task leaves it open.")
     ] = None,
+    seq_len: Annotated[
+        int | None, typer.Option(min=1, help="Tokens in a window; all that the model sees unless given.")
+    ] = None,
     device: Device = "auto",
     precision: Precision = "fp32",
     output: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write JSON to this file.")] = None,
@@ -77,7 +80,9 @@ def evaluate(
     console = Screen(stderr=True)
     with progress(console, "loading the model"):
         loaded = load_for_eval(checkpoint, pick_device(device), precision)
-    results = [_measure(one, source, loaded, batch_size, stride, baseline, key, console) for one, source in jobs]
+    results = [
+        _measure(one, source, loaded, batch_size, stride, seq_len, baseline, key, console) for one, source in jobs
+    ]
     document = {
         "format": "lmtrain evaluation",
         "lmtrain": __version__,
@@ -100,7 +105,7 @@ def _jobs(
     """Each task with its files, refused before a model is loaded."""
     from data_tools.read.sources import find_sources
     from lmtrain.eval.datasets import dataset_prefix
-    from lmtrain.eval.task import TextTask, find_task
+    from lmtrain.eval.task import TextTask, all_tasks, find_task
 
     names, sources = names or [], sources or []
     if not names or len(names) != len(sources):
@@ -110,7 +115,8 @@ def _jobs(
         )
     tasks = [find_task(name) for name in names]
     if baseline is not None and not any(task.compares for task in tasks):
-        raise UsageError(f"--baseline={baseline} works with --task perplexity only. Leave it out or use that task.")
+        known = ", ".join(name for name, task in all_tasks().items() if task.compares)
+        raise UsageError(f"--baseline={baseline} works where whole documents are scored. Leave it out or use {known}.")
     jobs: list[tuple[Task, Path | list[Source]]] = []
     for task, source in zip(tasks, sources, strict=True):
         prefix = dataset_prefix(Path(source))
@@ -128,7 +134,7 @@ def _jobs(
 
 
 def _measure(
-    task: Task, source: Path | list[Source], loaded: Loaded, batch_size: int, stride: int | None,
+    task: Task, source: Path | list[Source], loaded: Loaded, batch_size: int, stride: int | None, seq_len: int | None,
     baseline: Path | None, key: str, console: Console,
 ) -> Result:  # fmt: skip
     from lmtrain.eval.compare import with_baselines
@@ -138,7 +144,9 @@ def _measure(
     with progress(console, f"{task.id}: read", "bytes", stopped="nothing is written.") as shown:
         given = source if isinstance(source, Path) else read_texts(source, key, shown)
     with progress(console, f"{task.id}: scored", "tokens", stopped="nothing is written.") as shown:
-        outcome = run(task, loaded.subject, given, stride=stride, batch_size=batch_size, progress=shown)
+        outcome = run(
+            task, loaded.subject, given, stride=stride, seq_len=seq_len, batch_size=batch_size, progress=shown
+        )
     if baseline is None or not task.compares:
         return outcome.result
     with progress(console, "counting for the baselines"):
@@ -148,21 +156,24 @@ def _measure(
 def read_texts(sources: list[Source], key: str, report: Callable[[int], None]) -> TextInput:
     """All documents, and a hash to know them by: the file's, where there is one."""
     import hashlib
+    from collections import Counter
 
     from data_tools.preprocess.texts import ALL, Texts
     from lmtrain.eval.texts import TextInput
 
-    documents = list(Texts(sources, key, report=lambda done: None if done == ALL else report(done)))
+    found = list(Texts(sources, key, report=lambda done: None if done == ALL else report(done)).with_paths())
+    documents = [text for _, text in found]
+    files = {str(path): count for path, count in Counter(path for path, _ in found).items()}
     if len(sources) == 1 and sources[0].num_bytes:
         with open(sources[0].path, "rb") as file:
             return TextInput(
-                str(sources[0].path), documents, hashlib.file_digest(file, "sha256").hexdigest(), "the file"
+                str(sources[0].path), documents, hashlib.file_digest(file, "sha256").hexdigest(), "the file", files
             )
     digest = hashlib.sha256()
     for document in documents:
         digest.update(document.encode() + b"\0")
     name = str(sources[0].path) if len(sources) == 1 else f"{len(sources)} files, the first {sources[0].path}"
-    return TextInput(name, documents, digest.hexdigest(), "the documents, each with a zero byte behind it")
+    return TextInput(name, documents, digest.hexdigest(), "the documents, each with a zero byte behind it", files)
 
 
 def _list(as_json: bool) -> None:

@@ -83,6 +83,7 @@ def _recipe_rows(result: Result) -> list[tuple[str, str]]:
     of = [str(notes.pop(key)) for key in ("text_sha256_of",) if key in notes]
     words = "" if result.num_words is None else f"{result.num_words:,}; "
     return [
+        ("protocol", f"{result.protocol}, version {result.version}"),
         ("data", result.data),
         ("text sha256", "\nof ".join([result.text_sha256, *of])),
         ("documents", f"{result.num_documents:,}"),

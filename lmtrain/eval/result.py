@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -26,6 +26,7 @@ class BaselineResult:
 @dataclass(frozen=True, kw_only=True)
 class Result:
     protocol: str
+    version: str = "1"  # of the protocol
     data: str
     text_sha256: str
     num_documents: int
@@ -46,6 +47,7 @@ class Result:
     measures: dict[str, float]
     notes: dict[str, str | int]
     baselines: tuple[BaselineResult, ...] = ()
+    groups: dict[str, dict[str, float]] = field(default_factory=dict)  # by source, its measures
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON, which knows no infinity: what is not finite becomes null."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lmtrain.errors import DataError, LmtrainError
+from lmtrain.errors import DataError, LmtrainError, UsageError
 from lmtrain.eval.result import Result
 from lmtrain.eval.scoring import Scorable, Scored, Scorer
 from lmtrain.eval.task import Answers, Asked, Columns, Prepared, Task, TextTask, sum_up
@@ -46,11 +46,14 @@ def run(
     source: Path | TextInput,
     *,
     stride: int | None = None,
+    seq_len: int | None = None,
     batch_size: int = 8,
     progress: Progress | None = None,
 ) -> Outcome:
     check_vocabulary(subject)
-    asked = Asked(tokenizer=subject.tokenizer, seq_len=subject.seq_len, stride=stride)
+    window = window_of(task, subject, seq_len)
+    shortened = window < subject.seq_len
+    asked = Asked(tokenizer=subject.tokenizer, seq_len=window, stride=stride, shortened=shortened)
     if isinstance(source, TextInput):
         assert isinstance(task, TextTask), f"{task.id} reads a file of its own kind"
         prepared, name = task.prepare_texts(source, asked), source.name
@@ -66,7 +69,7 @@ def run(
     if int(answers.targets.sum()) != prepared.num_targets:
         raise LmtrainError(f"{task.id} scored {answers.targets.sum()} of {prepared.num_targets} targets: our mistake.")
     columns = task.columns(prepared, answers)
-    return Outcome(result=_result(task, subject, name, prepared, columns), prepared=prepared, columns=columns)
+    return Outcome(result=_result(task, subject, window, name, prepared, columns), prepared=prepared, columns=columns)
 
 
 def gather(requests: Iterable[Request], scored: Iterable[Scored]) -> Answers:
@@ -79,18 +82,34 @@ def gather(requests: Iterable[Request], scored: Iterable[Scored]) -> Answers:
     return Answers(np.array(item, count), np.array(nll), np.array(targets, count), np.array(greedy, count))
 
 
-def _result(task: Task, subject: Subject, name: str, prepared: Prepared, columns: Columns) -> Result:
+def window_of(task: Task, subject: Subject, asked: int | None) -> int:
+    """What the task's id names, or else what is asked for, or else all that the model sees."""
+    if None not in (task.seq_len, asked) and task.seq_len != asked:
+        raise UsageError(f"--seq-len={asked} is not the window that --task={task.id}-s{task.seq_len} names. Give one.")
+    window = task.seq_len or asked or subject.seq_len
+    if window > subject.seq_len:
+        raise UsageError(
+            f"A window of {window} tokens is more than this model sees, which is {subject.seq_len}: it has learned no "
+            f"position behind that, rotary ones included. Use a --seq-len of 1 to {subject.seq_len}."
+        )
+    return window
+
+
+def _result(task: Task, subject: Subject, window: int, name: str, prepared: Prepared, columns: Columns) -> Result:
     facts, sums = prepared.facts, sum_up(columns)
+    groups = {name: {key: values[items] for key, values in columns.items()} for name, items in prepared.groups.items()}
     known = {field.name: getattr(facts, field.name) for field in dataclasses.fields(facts)}
     return Result(
         data=name,
         num_targets=prepared.num_targets,
-        seq_len=subject.seq_len,
+        version=task.version,
+        seq_len=window,
         dtype=subject.dtype,
         tokenizer_fingerprint=subject.tokenizer.fingerprint,
         nll_sum_nats=sums["nll"],
         headline=task.headline,
         measures=task.measures(sums),
+        groups={name: task.measures(sum_up(part)) for name, part in groups.items()},
         **known,
     )
 

@@ -1,4 +1,4 @@
-"""What an evaluation task is, and how tasks are found: a file in eval/tasks/ with a `TASK`, or a plugin's. Torch-free.
+"""What an evaluation task is, and how tasks are found: files in eval/tasks/ and plugins with `TASK`s. Torch-free.
 
 A task turns a file into requests, with the facts of its text, and turns sums over the answers into measures. It never
 sees a model; the runner joins the two. Sums are kept item by item (a document, a line, a question), so that a measure
@@ -8,21 +8,24 @@ can be taken of any selection of items: of one source, of a resample, of those t
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.config.base import FROM_A_PLUGIN, modules
-from lmtrain.errors import UsageError, nearest
+from lmtrain.errors import DataError, UsageError, nearest
 from lmtrain.eval.texts import TextInput
 from lmtrain.eval.windows import Request, Tokens
 from lmtrain.tokenizer.base import Tokenizer
 
 TASK_ROOM = "lmtrain.eval.tasks"
+_WINDOWED = re.compile(r"(?P<task>.+)-s(?P<seq_len>[1-9]\d{0,8})")
 
 Columns = dict[str, NDArray[np.float64]]  # by name, a number for each item; a measure follows from their sums
 Sums = Mapping[str, float]
@@ -33,8 +36,14 @@ class Asked:
     """What a task is to prepare its file for."""
 
     tokenizer: Tokenizer
-    seq_len: int  # what the model sees at once
+    seq_len: int  # the window: what the model is shown at once
     stride: int | None = None  # None: the task's own
+    shortened: bool = False  # the model sees more than seq_len
+
+    def protocol(self, task: str, published: int | None = None) -> str:
+        """The task's id, with the window where it is another than was published, or than the model's own."""
+        named = self.shortened if published is None else self.seq_len != published
+        return f"{task}-s{self.seq_len}" if named else task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +73,7 @@ class Prepared:
     facts: Facts
     known: Columns  # of every item what the text alone says, "bytes" at least: its words, its bytes
     documents: Iterable[Tokens] | None = None  # where all of each but its first token is scored: for baselines
+    groups: dict[str, NDArray[np.int64]] = field(default_factory=dict)  # by source, the items that came from it
 
 
 @dataclass(frozen=True)
@@ -79,11 +89,13 @@ class Answers:
 class Task(Protocol):
     """Subclass it: `columns` has the form that most tasks need."""
 
-    id: ClassVar[str]
+    id: str
     data: ClassVar[str]  # the file it needs
     headline: ClassVar[str]  # the measure to read first
     recipe: ClassVar[dict[str, str]]
     compares: ClassVar[bool]  # whether baselines can score the same targets
+    version: str = "1"  # another where the same text and model would give another number
+    seq_len: int | None = None  # the window, where the id names one
 
     def prepare(self, source: Path, asked: Asked) -> Prepared: ...
 
@@ -104,27 +116,48 @@ class TextTask(Protocol):
 
 
 def all_tasks() -> dict[str, Task]:
-    """Every task by its id: the files of the folder, and a plugin's `*_task.py`."""
-    return {module.TASK.id: module.TASK for module in modules(TASK_ROOM) if hasattr(module, "TASK")}
+    """Every published task by its id: a `TASK` or `TASKS` of the folder's files and of a plugin's `*_task.py`."""
+    found: list[Task] = []
+    for module in modules(TASK_ROOM):
+        found += getattr(module, "TASKS", [module.TASK] if hasattr(module, "TASK") else [])
+    return {task.id: task for task in found}
 
 
 def find_task(name: str) -> Task:
+    """A published task, one of a family (a module's `named` makes it of its id), or either with its window: `-s512`."""
     tasks = all_tasks()
-    if name not in tasks:
-        raise UsageError(f"--task={name} is not an evaluation task. {nearest(name, tasks)} {FROM_A_PLUGIN}")
-    return tasks[name]
+    if name in tasks:
+        return tasks[name]
+    for module in modules(TASK_ROOM):
+        if hasattr(module, "named") and (task := module.named(name)) is not None:
+            return cast(Task, task)
+    windowed = _WINDOWED.fullmatch(name)
+    if windowed and not _WINDOWED.fullmatch(windowed["task"]):
+        task = copy(find_task(windowed["task"]))
+        task.seq_len = int(windowed["seq_len"])
+        return task
+    raise UsageError(f"--task={name} is not an evaluation task. {nearest(name, tasks)} {FROM_A_PLUGIN}")
 
 
 def item_columns(known: Columns, answers: Answers) -> Columns:
     """Sums of the answers to each item's requests, and how many items there are whose targets were all most likely."""
-    count = len(known["bytes"])
     of = {"nll": answers.nll, "targets": answers.targets, "greedy": answers.greedy}
-    found: Columns = {name: np.zeros(count) for name in of}
-    for name, values in of.items():
-        np.add.at(found[name], answers.item, values)
+    found = {name: sum_by_item(answers.item, values, len(known["bytes"])) for name, values in of.items()}
     scored = found["targets"] > 0
     whole = scored & (found["greedy"] == found["targets"])
     return known | found | {"items": scored.astype(np.float64), "items_greedy": whole.astype(np.float64)}
+
+
+def sum_by_item(item: NDArray[np.int64], values: NDArray[Any], count: int) -> NDArray[np.float64]:
+    found = np.zeros(count)
+    np.add.at(found, item, values)
+    return found
+
+
+def eod_id(tokenizer: Tokenizer) -> int:
+    if tokenizer.eod_id is None:
+        raise DataError("The tokenizer has no end-of-document token to put before a first token. Add one to it.")
+    return tokenizer.eod_id
 
 
 def sum_up(columns: Columns) -> dict[str, float]:

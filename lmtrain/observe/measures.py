@@ -14,17 +14,23 @@ DOMAIN_WORDS = ("loss", *_QUALITY)  # no domain can be called so, since names wo
 
 
 def measures_of(row: Mapping[str, Any]) -> dict[str, float]:
-    """Of a row of validation `loss/valid`, `valid/ppl`, `loss/valid/DOMAIN`; of an evaluation `eval/NAME/MEASURE`."""
+    """Of a row of validation `loss/valid`, `valid/ppl`, `loss/valid/DOMAIN`; of an evaluation `eval/NAME/MEASURE`.
+
+    What is no number, in a row that nobody wrote so, is left out.
+    """
+    found: dict[str, Any] = {}
     if row["event"] == "eval":
-        return {f"eval/{row['name']}/{measure}": value for measure, value in row["measures"].items()}
-    if row["event"] != "valid" or "loss" not in row:
-        return {}
-    found: dict[str, float] = {}
-    for domain, values in ({"": row} | row.get("domains", {})).items():
-        below = f"/{domain}" if domain else ""
-        found[f"loss/valid{below}"] = values["loss"]
-        found |= {f"valid{below}/{key}": value for key, value in values.items() if "/" in key or key in _QUALITY}
-    return found
+        found = {f"eval/{row.get('name')}/{measure}": value for measure, value in _items(row.get("measures"))}
+    elif row["event"] == "valid":
+        for domain, values in [("", row), *_items(row.get("domains"))]:
+            below = f"/{domain}" if domain else ""
+            found |= {f"loss/valid{below}": value for key, value in _items(values) if key == "loss"}
+            found |= {f"valid{below}/{key}": value for key, value in _items(values) if "/" in key or key in _QUALITY}
+    return {name: float(value) for name, value in found.items() if type(value) in (int, float)}
+
+
+def _items(value: Any) -> list[tuple[str, Any]]:
+    return list(value.items()) if isinstance(value, Mapping) else []
 
 
 def names_of_validation(terms: Sequence[str], domains: Iterable[str]) -> list[str]:
@@ -47,4 +53,4 @@ def worth_by_step(rows: Iterable[Mapping[str, Any]], name: str) -> dict[int, flo
     """The measure at each step at which it was taken, turned so that more is better."""
     sign = 1 if larger_is_better(name) else -1
     taken = {row["step"]: found[name] for row in rows if name in (found := measures_of(row))}
-    return {step: sign * value for step, value in taken.items() if value is not None and not math.isnan(value)}
+    return {step: sign * value for step, value in taken.items() if not math.isnan(value)}

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from lmtrain.errors import DataError, MissingInputError
 from lmtrain.observe.escaped import warn
 from lmtrain.observe.growing_file import GrowingFile
 from lmtrain.runtime.files import json_bytes
+from lmtrain.units import format_bytes
 
 EVENTS = ("start", "step", "valid", "eval", "save", "stop")
+_ROW_BYTES = 1 << 20  # no row is longer
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -47,33 +50,46 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     A later attempt began again at the step of its start row: whatever an earlier one wrote beyond that step is
     gone, and of two rows with the same event, step and name the last one stands.
     """
-    rows: dict[tuple[str, int, str | None], dict[str, Any]] = {}
+    rows: dict[tuple[str, int, str], dict[str, Any]] = {}
     for row in _read_rows(path):
         if row["event"] == "start":
             rows = {key: old for key, old in rows.items() if key[0] == "start" or key[1] <= row["step"]}
-        key = (row["event"], row["step"], row["name"] if row["event"] == "eval" else None)
+        key = (row["event"], row["step"], str(row.get("name")))
         rows.pop(key, None)  # the last one also takes the last place
         rows[key] = row
     return list(rows.values())
 
 
 def _read_rows(path: Path) -> list[dict[str, Any]]:
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except FileNotFoundError as error:
-        raise MissingInputError(f"{path} does not exist. Give a run folder that has been trained in.") from error
     rows = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(_lines(path), 1):
         try:
             row = json.loads(line)
             if not isinstance(row["event"], str) or not isinstance(row["step"], int):
                 raise TypeError("event or step has the wrong type")
-        except (ValueError, KeyError, TypeError) as error:
-            if number == len(lines):  # empty after a whole last line, torn when the writer was killed
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            if not line.endswith(b"\n"):  # torn when the writer was killed
                 break
             raise DataError(f"{path}:{number} is not a row of metrics ({error}). Remove that line.") from error
         rows.append({key: _read_value(value) for key, value in row.items()})
     return rows
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    try:
+        with open(path, "rb") as file:
+            for number in count(1):
+                line = file.readline(_ROW_BYTES + 1)
+                if len(line) > _ROW_BYTES:
+                    raise DataError(
+                        f"{path}:{number} is longer than {format_bytes(_ROW_BYTES)}, which no row of metrics is. "
+                        "Remove that line, or copy the file from where it is whole."
+                    )
+                if not line:
+                    return
+                yield line
+    except FileNotFoundError as error:
+        raise MissingInputError(f"{path} does not exist. Give a run folder that has been trained in.") from error
 
 
 def _writable(value: Any) -> Any:

@@ -12,8 +12,8 @@ from tests.cli.harness import lmtrain
 from tests.unit.data_tools.corpus_files import read_jsonl, write_jsonl
 
 
-def corpus(*words: object) -> str:
-    return lmtrain("corpus", *words)
+def corpus(*words: object, code: int = 0) -> str:
+    return lmtrain("corpus", *words, code=code)
 
 
 @pytest.fixture
@@ -57,11 +57,41 @@ def test_tasks_of_an_array_come_to_the_same(tmp_path: Path, planted: Path) -> No
 
 
 def test_a_known_corpus_from_a_local_file(tmp_path: Path) -> None:
-    (tmp_path / "lambada_test.txt").write_text("one passage\nanother passage\n")
-    assert "* 2 to test" in corpus("get", "lambada", tmp_path / "lambada_test.txt", "--output", tmp_path / "out")
-    assert [row["text"] for row in read_jsonl(tmp_path / "out" / "test.jsonl")] == ["one passage", "another passage"]
-    assert "wikitext103: WikiText-103" in corpus("list")
+    (tmp_path / "wiki.test.raw").write_text(" \n = One = \n \n Words . \n")
+    said = corpus("get", "wikitext103_raw", tmp_path / "wiki.test.raw", "--output", tmp_path / "out")
+    assert "* 1 to test" in said
+    assert [row["title"] for row in read_jsonl(tmp_path / "out" / "test.jsonl")] == ["One"]
+    assert "wikitext103_raw: WikiText-103" in corpus("list")
     assert "min_words=50  at least  (gopher)" in corpus("rules")
+
+
+def test_evaluation_texts_from_a_folder(tmp_path: Path, shared_data: Path) -> None:
+    listed = corpus("list")
+    for name, files in (
+        ("wikitext103", ["wiki.test.tokens", "wiki.valid.tokens"]), ("lambada", ["lambada_test.jsonl"]),
+        ("lambada_standard", ["lambada_test_plain_text.txt", "lambada_development_plain_text.txt"]),
+    ):  # fmt: skip
+        said = corpus("get", name, shared_data, "--output", tmp_path, "--offline")
+        assert [line.split(": from ")[0] for line in said.splitlines()] == [f"{tmp_path / file}" for file in files]
+        assert f"brings {' and '.join(files)} for" in listed
+    said = corpus("get", "wikitext103", tmp_path / "wiki.test.tokens", "--output", tmp_path / "out")
+    assert f"{tmp_path / 'out' / 'wiki.valid.tokens'}: not among what was given" in said.splitlines()
+
+
+def test_evaluation_texts_that_are_not_there_are_described_line_by_line(tmp_path: Path) -> None:
+    said = corpus("get", "wikitext103", "--output", tmp_path / "texts", "--offline", code=2)
+    for line in (
+        "error: wikitext103 was not fetched: --offline was given. Bring it by other means:",
+        "  wiki.test.tokens, 1,281,077 bytes, SHA-256 56db52eb157b1ab5c89646eef70510c1eca6e12a3bfdb99f0d6b05b4eacb75b9",
+        "    https://wikitext.smerity.com/wikitext-103-v1.zip",
+        f"  lmtrain corpus get wikitext103 --output {tmp_path / 'texts'}",
+    ):
+        assert line in said.splitlines()
+    (tmp_path / "lambada_test.jsonl").write_text('{"text": "cut off"}\n')
+    said = corpus("get", "lambada", tmp_path, "--output", tmp_path / "texts", code=65)
+    assert "is damaged or another text: it has 20 bytes" in said
+    assert "  lambada_test.jsonl, 1,819,752 bytes, SHA-256 4aa8d02cd17c719165fc8a7887fddd641f43fcafa4b1c8" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["lambada_test.jsonl"]
 
 
 def test_a_recipe_runs_whole(tmp_path: Path, planted: Path) -> None:
@@ -76,7 +106,7 @@ def test_a_recipe_runs_whole(tmp_path: Path, planted: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["get", "wikitext", "--output", "out"], 2, "Did you mean wikitext103"),
+        (["get", "wikitext1", "--output", "out"], 2, "Did you mean wikitext"),
         (["get", "lambada", "--output", "out", "--offline"], 2, "--offline was given"),
         (["clean", "absent.jsonl", "--output", "out.jsonl"], 66, "absent.jsonl does not exist"),
         (["clean", "in.jsonl", "--output", "out.jsonl", "--rule", "min_word"], 2, "Did you mean min_words"),

@@ -79,9 +79,24 @@ def test_several_tasks_each_with_its_file(run: Path, held_out: Path, tmp_path: P
     pairs = zip(names, [tmp_path / "wiki.test.tokens", held_out], strict=True)
     document = evaluation(run, *(word for name, path in pairs for word in ("--task", name, "--data", path)))
     wiki, lambada = document["results"]
-    assert [wiki["protocol"], lambada["protocol"]] == names
+    assert wiki["protocol"] == f"{names[0]}-s{wiki['seq_len']}"  # no model of 1,024 tokens, as the published ones were
+    assert lambada["protocol"] == names[1]
     assert wiki["num_words"] == len(["=", "Mill", "=", "\n", "\n", "The", "mill", "'s", "wheel", "was", "old", "."])
     assert lambada["num_documents"] == 2
+
+
+def test_a_window_is_chosen_by_an_option_or_by_an_id(run: Path, held_out: Path) -> None:
+    chosen, named, whole = (
+        evaluation(run, "--task", task, "--data", held_out, *more)["results"][0]
+        for task, more in (("perplexity", ("--seq-len", 4)), ("perplexity-s4", ()), ("perplexity", ()))
+    )
+    assert chosen["nll_sum_nats"] == named["nll_sum_nats"] != whole["nll_sum_nats"]
+    assert chosen["protocol"] == named["protocol"] == "perplexity-s4"
+    assert (chosen["seq_len"], whole["protocol"]) == (4, "perplexity")
+    with pytest.raises(LmtrainError, match=f"A window of {whole['seq_len'] + 1} tokens is more than this model sees"):
+        evaluation(run, "--task", "perplexity", "--data", held_out, "--seq-len", whole["seq_len"] + 1)
+    with pytest.raises(LmtrainError, match="--seq-len=8 is not the window that --task=perplexity-s4 names"):
+        evaluation(run, "--task", "perplexity-s4", "--data", held_out, "--seq-len", 8)
 
 
 @pytest.mark.parametrize("batch_size", [1, 16])
@@ -104,7 +119,7 @@ def test_the_list_names_every_task_with_its_file() -> None:
         (["--task", "perplexity"], 2, "1 --task and 0 --data"),
         ([], 2, "0 --task and 0 --data"),
         (["--task", "perplexity", "--data", "absent.txt"], 66, "--data=absent.txt does not exist"),
-        (["--task", "lambada/megatron-strict", "--data", "absent", "--baseline", "b"], 2, "--baseline=b works with"),
+        (["--task", "lambada/megatron-strict", "--data", "absent", "--baseline", "b"], 2, "--baseline=b works where whole documents"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_before_loading(arguments: list[str], code: int, words: str) -> None:

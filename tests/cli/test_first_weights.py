@@ -19,6 +19,7 @@ from lmtrain.observe.metrics import read_metrics
 from lmtrain.train.config import RunConfig
 from lmtrain.train.preflight import load_data
 from tests.cli.harness import Toy, lmtrain, start
+from tests.marks import wide
 
 LLAMA = ("model=llama_tiny",)
 BERT = ("model=bert_tiny", "data=masked")
@@ -67,7 +68,7 @@ def direct_loss(given: list[str], checkpoint: Path) -> float:
     return float(loss if len(scores) == 1 else loss + F.cross_entropy(scores[1], batch.pair_labels_B))
 
 
-@pytest.mark.parametrize("name", WORDS)
+@pytest.mark.parametrize("name", ["bert", *wide("gpt")])
 def test_the_first_loss_is_the_imported_model_s(
     makers: dict[str, Toy], runs: dict[str, Path], tmp_path: Path, name: str
 ) -> None:

@@ -133,6 +133,7 @@ def test_compiled_blocks_give_the_same_curve(toy: Toy, run: Path, tmp_path: Path
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
 
 
+@pytest.mark.wide
 def test_a_signal_stops_after_the_step_with_a_checkpoint(toy: Toy, tmp_path: Path) -> None:
     settings = toy.settings(tmp_path / "run", train__steps=100_000, checkpoint__interval_steps=0)
     process = start("pretrain", *settings)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.harness import Toy, lmtrain, outcome
+from tests.marks import wide
 
 SECRETS = {"WANDB_API_KEY": "canary-7731", "HF_TOKEN": "canary-7731", "SECRET": "canary-7731"}
 SHOW = ("pretrain", "--print-config", "data.path=x")
@@ -71,7 +72,7 @@ def test_a_file_that_asks_for_it_is_refused(tmp_path: Path, text: str) -> None:
         ({"optim": {"_target_": "os.system"}}, "names code"),
         ({"data": {"path": "\ud800"}}, "holds half a character (U+D800)"),
         ({"optim": {"lr": "x" * 300_000}}, "is larger than 256.0 KiB"),
-        ({"optim": {"lr": [[1]] * 9000}}, "config.json holds more than 10000 values"),
+        *wide(({"optim": {"lr": [[1]] * 9000}}, "config.json holds more than 10000 values")),
     ],
     ids=lambda given: f"{given!a:.60}",
 )

@@ -9,6 +9,7 @@ import pytest
 
 from lmtrain.config.base import add_plugin, plugins
 from lmtrain.eval.task import Answers, Facts, Prepared, all_tasks, find_task, sum_up
+from lmtrain.eval.windows import Request
 from tests.contracts.plugin import PLUGIN
 
 FACTS = Facts(
@@ -33,7 +34,8 @@ def test_the_plugins_is_among_them() -> None:
 def test_measures_have_explicit_names_and_bits_per_byte(name: str) -> None:
     task = find_task(name)
     known = {"words": np.array([4.0, 5.0]), "bytes": np.array([30.0, 10.0])}
-    prepared = Prepared(requests=(), num_targets=12, facts=FACTS, known=known)
+    requests = [Request(np.zeros(6, np.int64), 5, 0), Request(np.zeros(8, np.int64), 7, 1)]
+    prepared = Prepared(requests=requests, num_targets=12, facts=FACTS, known=known)
     columns = task.columns(prepared, Answers(np.arange(2), np.array([20.0, 30.0]), np.array([5, 7]), np.array([3, 0])))
     measures = task.measures(sum_up(columns))
     assert {"nll", "targets"} <= set(columns)
@@ -42,4 +44,5 @@ def test_measures_have_explicit_names_and_bits_per_byte(name: str) -> None:
     assert measures["bits_per_byte"] == pytest.approx(50 / math.log(2) / 40)
     assert task.id == name
     assert task.data
+    assert task.version
     assert task.recipe

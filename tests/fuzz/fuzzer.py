@@ -124,9 +124,16 @@ def faults(case: Case, ran: Ran) -> list[str]:
     if ran.cpu_s > case.honest.cpu_s + MORE_SECONDS:
         found.append(f"{ran.cpu_s:.0f} s where the honest call takes {case.honest.cpu_s:.0f}")
     found += [f"touched: {line}" for line in ran.touched]
-    if ran.code == 0 and not ran.ended and (wrong := case.wrong(ran)):
+    if ran.code == 0 and not ran.ended and (wrong := _judged(case, ran)):
         found.append(wrong)
     return found
+
+
+def _judged(case: Case, ran: Ran) -> str:
+    try:
+        return case.wrong(ran)
+    except Exception as error:  # because: what cannot be judged is not what an honest call leaves
+        return f"the result cannot be judged: {type(error).__name__}: {error}"
 
 
 def honest(run: Runner, *arguments: object, folder: Path, **kwargs: object) -> Ran:

@@ -71,6 +71,11 @@ def read_block_file(path: Path, sha256: str, num_bytes: int) -> tuple[Sums, int]
     data = files.read_bytes(path, _HEADER.size + 4 * num_blocks)
     if hashlib.sha256(data).hexdigest() != sha256:
         raise DataError(f"{path} has not the hash that its sidecar gives, so one of them is damaged. {way_out}")
+    if len(data) != _HEADER.size + 4 * num_blocks:
+        raise DataError(
+            f"{path} has {len(data)} bytes, and the checksums of a .bin of {num_bytes} take "
+            f"{_HEADER.size + 4 * num_blocks}. {way_out}"
+        )
     magic, version, block_bytes, covered, index_crc, _ = _HEADER.unpack_from(data)
     if (magic, version, block_bytes, covered) != (_MAGIC, _VERSION, BLOCK_BYTES, num_bytes):
         raise DataError(

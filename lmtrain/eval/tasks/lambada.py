@@ -1,72 +1,84 @@
-"""LAMBADA as Megatron-LM scores it with --strict-lambada: is the whole last word the argmax, token by token?
+"""LAMBADA, by four protocols: which last word, tokenized how, given what before it. Their figures never compare.
 
-The last word is tokenized apart from its context, and its true tokens are fed (teacher forcing). The looser rule,
-the last token only, gives far higher figures; the two must never be compared.
+A line's true tokens are fed (teacher forcing), and its target is right if every token of it is the argmax. Megatron's
+two take the detokenized text that OpenAI published: `strict` asks for the last word, tokenized apart from what is
+before it, `token` for no more than the last token, which is far easier. lm-evaluation-harness's two cut at the last
+space and tokenize context and word together; `standard` takes the original, lower-cased text.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from lmtrain.errors import DataError, UsageError
 from lmtrain.eval.task import Asked, Facts, Prepared, Sums, Task, bits_per_byte, perplexity, ratio
-from lmtrain.eval.texts import jsonl_texts, read_text_file
+from lmtrain.eval.texts import jsonl_texts, oddities, read_text_file
 from lmtrain.eval.windows import Request
 from lmtrain.tokenizer.base import Tokenizer
 
+_COMMON = {
+    "right": "every target token is the argmax given the true tokens before it",
+    "prefix": "none; an empty context is the end-of-document token",
+    "long lines": "cut on the left to seq_len + 1 tokens",
+}
 
-class LambadaStrict(Task):
-    id = "lambada/megatron-strict"
+
+class Example(NamedTuple):
+    context: list[int]
+    target: list[int]
+    scored: str  # what the target spells
+
+
+class Lambada(Task):
     data = 'lambada_test.jsonl, one {"text": ...} a line (OpenAI\'s detokenized variant, 5153 lines)'
     headline = "whole_word_accuracy"
     compares = False
-    recipe: ClassVar = {
-        "context": "tokens of the text before its last word, stripped",
-        "target": "tokens of a space and the last word, tokenized apart",
-        "right": "every target token is the argmax given the true tokens before it",
-        "prefix": "none; an empty context is the end-of-document token",
-        "long lines": "cut on the left to seq_len + 1 tokens",
-    }
+    words_rule: ClassVar[str]
+
+    @abstractmethod
+    def example(self, tokenizer: Tokenizer, text: str) -> Example: ...
+
+    def texts(self, content: str, source: Path) -> list[str]:
+        return jsonl_texts(content, source)
 
     def prepare(self, source: Path, asked: Asked) -> Prepared:
-        tokenizer, seq_len = asked.tokenizer, asked.seq_len
         if asked.stride is not None:
             raise UsageError(f"--stride={asked.stride} means nothing to {self.id}, which has no windows. Leave it out.")
-        text, sha256 = read_text_file(source)
-        samples = [split_last_word(line) for line in jsonl_texts(text, source)]
-        words = [word for _, word in samples]
-        contexts = tokenizer.encode_batch([context for context, _ in samples])
-        targets = tokenizer.encode_batch([" " + word for word in words])
-        prefix = _prefix(tokenizer, contexts)
-        rows = [(context or prefix) + target for context, target in zip(contexts, targets, strict=True)]
-        _check_targets(targets, seq_len, source)
-        requests = [
-            Request(np.array(row[-(seq_len + 1) :], np.int64), len(target), item)
-            for item, (row, target) in enumerate(zip(rows, targets, strict=True))
-        ]
-        num_bytes = np.array([len((" " + word).encode()) for word in words], np.float64)
+        content, sha256 = read_text_file(source)
+        texts = self.texts(content, source)
+        _check_texts(texts, source)
+        examples = [self.example(asked.tokenizer, text) for text in texts]
+        _check_targets(examples, asked.seq_len, source)
+        prefix = _prefix(asked.tokenizer, examples)
+        rows = [(example.context or prefix) + example.target for example in examples]
+        num_bytes = np.array([len(example.scored.encode()) for example in examples], np.float64)
         return Prepared(
-            requests=requests,
-            num_targets=sum(map(len, targets)),
-            known={"words": np.ones(len(words)), "bytes": num_bytes},
+            requests=[
+                Request(np.array(cut_on_the_left(row, asked.seq_len), np.int64), len(example.target), item)
+                for item, (row, example) in enumerate(zip(rows, examples, strict=True))
+            ],
+            num_targets=sum(len(example.target) for example in examples),
+            known={"words": np.ones(len(texts)), "bytes": num_bytes},
             facts=Facts(
-                protocol=self.id,
+                protocol=asked.protocol(self.id),
                 text_sha256=sha256,
-                num_documents=len(samples),
-                num_words=len(words),
-                words_rule="one a line: text.split()[-1]",
+                num_documents=len(texts),
+                num_words=len(texts),
+                words_rule=self.words_rule,
                 num_bytes=int(num_bytes.sum()),
-                bytes_rule="UTF-8 bytes of the scored words, each with its leading space",
-                num_tokens=sum(map(len, contexts)) + sum(map(len, targets)),
+                bytes_rule="UTF-8 bytes of what is scored, with the space before it",
+                num_tokens=sum(len(example.context) + len(example.target) for example in examples),
                 prefix="none (an empty context: end of document)",
                 stride=None,
-                denominator=f"lines = {len(samples)}",
+                denominator=f"lines = {len(texts)}",
                 notes={
-                    "lines_cut_on_the_left": sum(len(row) > seq_len + 1 for row in rows),
-                    "lines_with_empty_context": sum(not context for context in contexts),
+                    "lines_cut_on_the_left": sum(len(row) > asked.seq_len + 1 for row in rows),
+                    "lines_of_one_word": sum(len(text.split()) == 1 for text in texts),
+                    **oddities(*texts),
                 },
             ),
         )
@@ -81,30 +93,98 @@ class LambadaStrict(Task):
         }
 
 
+class MegatronStrict(Lambada):
+    id = "lambada/megatron-strict"
+    words_rule = "one a line: text.split()[-1]"
+    recipe: ClassVar = {
+        "context": "tokens of the text before its last word, stripped",
+        "target": "tokens of a space and the last word, tokenized apart",
+        **_COMMON,
+    }
+
+    def example(self, tokenizer: Tokenizer, text: str) -> Example:
+        context, word = split_last_word(text)
+        return Example(tokenizer.encode(context), tokenizer.encode(" " + word), " " + word)
+
+
+class MegatronToken(Lambada):
+    id = "lambada/megatron-token"
+    headline = "last_token_accuracy"
+    words_rule = "the last token of each line"
+    recipe: ClassVar = {"context": "all tokens of the text but the last", "target": "the last token", **_COMMON}
+
+    def example(self, tokenizer: Tokenizer, text: str) -> Example:
+        ids, ends = tokenizer.encode_with_ends(text)
+        return Example(ids[:-1], ids[-1:], text[ends[-2] if len(ends) > 1 else 0 :])
+
+    def measures(self, sums: Sums) -> dict[str, float]:
+        return {
+            "last_token_accuracy": ratio(sums["greedy"], sums["targets"]),
+            "last_token_perplexity": perplexity(sums["nll"], sums["targets"]),
+            "bits_per_byte": bits_per_byte(sums["nll"], sums["bytes"]),
+        }
+
+
+class LmEval(Lambada):
+    version = "1.0"
+    words_rule = 'one a line: text.split(" ")[-1]'
+    recipe: ClassVar = {
+        "context": "tokens of the text before its last space, blanks at its end moved to the target",
+        "target": "the tokens of the whole text behind as many as the context has",
+        **_COMMON,
+    }
+
+    def __init__(self, name: str) -> None:
+        self.id = f"lambada/lmeval-{name}-{self.version}"
+
+    def example(self, tokenizer: Tokenizer, text: str) -> Example:
+        before, _, word = text.rpartition(" ")
+        context = before.rstrip()
+        scored = f"{before[len(context) :]} {word}"
+        ids = tokenizer.encode(context)
+        return Example(ids, tokenizer.encode(context + scored)[len(ids) :], scored)
+
+
+class LmEvalStandard(LmEval):
+    data = 'the original test set, one text a line in a .txt, or {"text": ...} in a .jsonl (lower case, 5153 lines)'
+
+    def texts(self, content: str, source: Path) -> list[str]:
+        lines = [line for line in content.split("\n") if line.strip()]
+        return lines if source.suffix == ".txt" else super().texts(content, source)
+
+
 def split_last_word(text: str) -> tuple[str, str]:
     """The context, stripped, and the last word; punctuation that touches the word belongs to it."""
-    words = text.split()
-    if not words:
-        raise DataError("A line's text has no word to guess. Give lines that end in a word.")
-    last = words[-1]
+    last = text.split()[-1]
     return text[: text.rfind(last)].strip(), last
 
 
-def _prefix(tokenizer: Tokenizer, contexts: list[list[int]]) -> list[int]:
+def cut_on_the_left(row: list[int], seq_len: int) -> list[int]:
+    """As much as is fed, and the last target."""
+    return row[-(seq_len + 1) :]
+
+
+def _check_texts(texts: list[str], source: Path) -> None:
+    for number, text in enumerate(texts, 1):
+        if not text.strip():
+            raise DataError(f"{source}: text {number} has no word to guess. Give lines that end in a word.")
+
+
+def _check_targets(examples: list[Example], seq_len: int, source: Path) -> None:
+    for number, example in enumerate(examples, 1):
+        if not 1 <= len(example.target) <= seq_len:
+            raise DataError(
+                f"{source}: what is to guess of text {number} is {len(example.target)} tokens, and the model sees "
+                f"{seq_len}. Use a tokenizer that knows the text or a longer window."
+            )
+
+
+def _prefix(tokenizer: Tokenizer, examples: list[Example]) -> list[int]:
     if tokenizer.eod_id is not None:
         return [tokenizer.eod_id]
-    if all(contexts):
+    if all(example.context for example in examples):
         return []
     raise DataError("A line has no context and the tokenizer no end-of-document token instead. Remove one-word lines.")
 
 
-def _check_targets(targets: list[list[int]], seq_len: int, source: Path) -> None:
-    for number, target in enumerate(targets, 1):
-        if not 1 <= len(target) <= seq_len:
-            raise DataError(
-                f"{source}: the last word of text {number} is {len(target)} tokens and the model sees {seq_len}. "
-                "Use a tokenizer that knows the text or a longer seq_len."
-            )
-
-
-TASK = LambadaStrict()
+TASKS = (MegatronStrict(), MegatronToken(), LmEval("openai"), LmEvalStandard("standard"))

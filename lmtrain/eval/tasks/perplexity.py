@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lmtrain.errors import DataError
 from lmtrain.eval.datasets import DatasetSequences, dataset_prefix, open_dataset
-from lmtrain.eval.task import Asked, Columns, Facts, Prepared, Sums, Task, bits_per_byte, perplexity, ratio
-from lmtrain.eval.texts import TextInput
+from lmtrain.eval.task import Asked, Columns, Facts, Prepared, Sums, Task, bits_per_byte, eod_id, perplexity, ratio
+from lmtrain.eval.texts import TextInput, oddities
 from lmtrain.eval.windows import Tokens, WindowedRequests
-from lmtrain.tokenizer.base import Tokenizer
+
+MOST_GROUPS = 100  # because: a folder of small files is one text to whoever asks, not thousands
 
 
 class Perplexity(Task):
@@ -34,15 +36,18 @@ class Perplexity(Task):
     }
 
     def prepare_texts(self, texts: TextInput, asked: Asked) -> Prepared:
-        eod_id, documents = _eod_id(asked.tokenizer), texts.documents
-        sequences = [np.array([eod_id, *ids], np.int64) for ids in asked.tokenizer.encode_batch(documents)]
+        prefix, documents = eod_id(asked.tokenizer), texts.documents
+        sequences = [np.array([prefix, *ids], np.int64) for ids in asked.tokenizer.encode_batch(documents)]
         words, num_bytes = [len(one.split()) for one in documents], [len(one.encode()) for one in documents]
+        if any(num_bytes) and not any(words):
+            raise DataError(f"{texts.name} holds no word, only {sum(num_bytes)} blank bytes. Give a file with text.")
         return _prepared(
             sequences,
             asked,
             known={"words": np.array(words, np.float64), "bytes": np.array(num_bytes, np.float64)},
+            groups=_groups(texts.files),
             text_sha256=texts.sha256,
-            notes={"text_sha256_of": texts.sha256_of},
+            notes={"text_sha256_of": texts.sha256_of, **oddities(*documents)},
             num_documents=len(documents),
             num_words=sum(words),
             words_rule="len(text.split())",
@@ -54,7 +59,7 @@ class Perplexity(Task):
         tokenizer = asked.tokenizer
         prefix = dataset_prefix(source) or source
         indexed = open_dataset(prefix, tokenizer)
-        sequences = DatasetSequences(indexed, _eod_id(tokenizer))
+        sequences = DatasetSequences(indexed, eod_id(tokenizer))
         decoded = np.array([len(tokenizer.decode(tokens[1:].tolist()).encode()) for tokens in sequences], np.float64)
         num_bytes, rule = int(decoded.sum()), "UTF-8 bytes of the decoded tokens"
         if indexed.info is not None:  # because: what a tokenizer drops of a text is not in its tokens
@@ -81,18 +86,23 @@ class Perplexity(Task):
             "token_accuracy": ratio(sums["greedy"], sums["targets"]),
             "bits_per_byte": bits_per_byte(sums["nll"], sums["bytes"]),
         }
-        if "words" in sums:
+        if sums.get("words"):
             found["word_perplexity"] = perplexity(sums["nll"], sums["words"])
         return found
 
 
-def _eod_id(tokenizer: Tokenizer) -> int:
-    if tokenizer.eod_id is None:
-        raise DataError("The tokenizer has no end-of-document token to put before a first token. Add one to it.")
-    return tokenizer.eod_id
+def _groups(files: dict[str, int]) -> dict[str, NDArray[np.int64]]:
+    """Documents by file, if there are several."""
+    if not 1 < len(files) <= MOST_GROUPS:
+        return {}
+    stops = np.cumsum(list(files.values()))
+    return {name: np.arange(stop - count, stop) for (name, count), stop in zip(files.items(), stops, strict=True)}
 
 
-def _prepared(sequences: Iterable[Tokens], asked: Asked, known: Columns, **facts: Any) -> Prepared:
+def _prepared(
+    sequences: Iterable[Tokens], asked: Asked, known: Columns, groups: dict[str, NDArray[np.int64]] | None = None,
+    **facts: Any,
+) -> Prepared:  # fmt: skip
     stride = max(asked.seq_len // 2, 1) if asked.stride is None else asked.stride
     num_targets = sum(len(tokens) - 1 for tokens in sequences)
     return Prepared(
@@ -100,8 +110,9 @@ def _prepared(sequences: Iterable[Tokens], asked: Asked, known: Columns, **facts
         num_targets=num_targets,
         documents=sequences,
         known=known,
+        groups=groups or {},
         facts=Facts(
-            protocol=Perplexity.id,
+            protocol=asked.protocol(Perplexity.id),
             num_tokens=num_targets,
             prefix="end of document, before each document",
             stride=stride,

@@ -71,6 +71,7 @@ def last_loss(name: str) -> Numbers:
 
 class Fuzz:
     def __init__(self, folder: Path, run: Runner) -> None:
+        self.run, self.folder = run, folder
         text, self.source = folder / "text.txt", folder / "run"
         text.write_text(TEXT * 60)
         honest(run, "tokenizer", "train", text, "--output", folder / "tokenizer", "--vocab-size", 300, folder=folder)
@@ -122,11 +123,15 @@ class Fuzz:
             ),
         }  # fmt: skip
         self.honest: dict[str, tuple[Ran, Any]] = {}
-        for number, (name, verb) in enumerate(self.verbs.items()):
-            place = folder / f"honest{number}"
+
+    def _honest(self, name: str) -> tuple[Ran, Any]:
+        """How the verb fares on the honest checkpoint, and its numbers; it is called when it is first asked for."""
+        if name not in self.honest:
+            verb, place = self.verbs[name], self.folder / f"honest{len(self.honest)}"
             shutil.copytree(self.source, place / "run")
-            ran = honest(run, *self._call(verb, place, whole=verb.run_only), folder=place)
+            ran = honest(self.run, *self._call(verb, place, whole=verb.run_only), folder=place)
             self.honest[name] = ran, verb.numbers(place, ran)
+        return self.honest[name]
 
     def _call(self, verb: Verb, folder: Path, *, whole: bool) -> tuple[object, ...]:
         return verb.arguments(folder / "run" if whole else folder / "run" / NEWEST, folder / "out")
@@ -134,7 +139,7 @@ class Fuzz:
     def case(self, rng: random.Random, folder: Path) -> Case:
         shutil.copytree(self.source, folder / "run")
         name = rng.choice(sorted(self.verbs))
-        verb, (ran, numbers) = self.verbs[name], self.honest[name]
+        verb, (ran, numbers) = self.verbs[name], self._honest(name)
         checkpoint = folder / "run" / (NEWEST if rng.random() < 0.9 else OLDER)
         kind = rng.choice(("raw", "raw", "sealed", "sealed", "claim", "header", "folder"))
         what = _CHANGES[kind](checkpoint, rng)

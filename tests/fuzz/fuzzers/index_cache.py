@@ -60,7 +60,8 @@ class Fuzz:
         def wrong(ran: Ran) -> str:
             if rows(ran) != expected:
                 return "other samples"
-            same = path.is_file() and path.read_bytes() == whole  # built again, or never another
+            # built again, or never another
+            same = path.is_file() and (path.read_bytes() == whole or _same_json(path, whole))
             return "" if same or path.suffix == ".seen" else f"{path.name} is still damaged"
 
         return Case(what, (*call, f"data.index_dir={folder / 'kept'}"), before, wrong)
@@ -75,6 +76,14 @@ class Fuzz:
             path.write_bytes(data)
             return f"{path.parent.name}/{path.name}: {what}"
         return change_any(path, rng)
+
+
+def _same_json(path: Path, whole: bytes) -> bool:
+    """Spaces between values say nothing."""
+    try:
+        return path.suffix == ".json" and bool(json.loads(path.read_bytes()) == json.loads(whole))
+    except ValueError:
+        return False
 
 
 def rows(ran: Ran) -> object:

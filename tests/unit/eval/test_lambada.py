@@ -13,9 +13,11 @@ import pytest
 
 from lmtrain.errors import DataError, UsageError
 from lmtrain.eval.runner import Subject, run
-from lmtrain.eval.task import Asked
-from lmtrain.eval.tasks.lambada import TASK, split_last_word
+from lmtrain.eval.task import Asked, find_task
+from lmtrain.eval.tasks.lambada import split_last_word
 from lmtrain.tokenizer.base import Tokenizer
+
+TASK = find_task("lambada/megatron-strict")
 
 
 def write(path: Path, texts: list[str]) -> Path:
@@ -40,7 +42,7 @@ def test_counts_of_the_published_file(shared_data: Path) -> None:
     tokenizer = Tokenizer.load(shared_data / "gpt2-vocab.json")
     prepared = TASK.prepare(shared_data / "lambada_test.jsonl", Asked(tokenizer=tokenizer, seq_len=1024))
     assert prepared.facts.num_documents == len(list(prepared.requests)) == 5153
-    assert prepared.facts.notes == {"lines_cut_on_the_left": 0, "lines_with_empty_context": 0}
+    assert prepared.facts.notes == {"lines_cut_on_the_left": 0, "lines_of_one_word": 0}
 
 
 @pytest.mark.parametrize(
@@ -103,7 +105,7 @@ def test_an_empty_context_is_the_end_of_document_token(tmp_path: Path, tokenizer
     first, second = prepared.requests
     assert first.tokens.tolist() == [tokenizer.eod_id, *tokenizer.encode(" mill")]
     assert tokenizer.eod_id not in second.tokens
-    assert prepared.facts.notes["lines_with_empty_context"] == 1
+    assert prepared.facts.notes["lines_of_one_word"] == 1
 
 
 def test_long_lines_are_cut_on_the_left_and_counted(tmp_path: Path, tokenizer: Tokenizer) -> None:

@@ -12,10 +12,38 @@ from lmtrain.eval import tasks as room
 from lmtrain.eval.task import all_tasks, bits_per_byte, find_task, perplexity
 
 
-def test_every_file_of_the_folder_is_a_task() -> None:
+def test_every_file_of_the_folder_offers_tasks() -> None:
     files = {path.stem for path in Path(room.__path__[0]).glob("*.py")} - {"__init__"}
-    assert len(all_tasks()) == len(files) >= 3
-    assert {"perplexity", "wikitext103/megatron-o32", "lambada/megatron-strict"} <= set(all_tasks())
+    assert {type(task).__module__.rpartition(".")[2] for task in all_tasks().values()} == files
+    assert {
+        "perplexity", "wikitext103/megatron-o32", "wikitext103/lmeval-2.0", "wikitext2/lmeval-2.0",
+        "wikitext/hf-stride512", "lambada/megatron-strict", "lambada/megatron-token", "lambada/lmeval-openai-1.0",
+        "lambada/lmeval-standard-1.0",
+    } <= set(all_tasks())  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "found", "seq_len"),
+    [
+        ("wikitext103/megatron-o32", "wikitext103/megatron-o32", None),
+        ("wikitext103/megatron-o64", "wikitext103/megatron-o64", None),
+        ("wikitext103/megatron-o64-s2048", "wikitext103/megatron-o64", 2048),
+        ("wikitext/hf-stride256", "wikitext/hf-stride256", None),
+        ("lambada/lmeval-openai-1.0-s128", "lambada/lmeval-openai-1.0", 128),
+    ],
+)
+def test_an_id_names_a_stride_and_a_window(name: str, found: str, seq_len: int | None) -> None:
+    task = find_task(name)
+    assert (task.id, task.seq_len) == (found, seq_len)
+    assert all(task.seq_len is None for task in all_tasks().values())
+
+
+@pytest.mark.parametrize(
+    "name", ["wikitext103/megatron-o0", "wikitext103/megatron-o032", "perplexity-s0", "perplexity-s8-s16"]
+)
+def test_what_names_no_task_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=f"--task={name} is not an evaluation task"):
+        find_task(name)
 
 
 def test_a_misspelt_task_is_told_the_nearest() -> None:

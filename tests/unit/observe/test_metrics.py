@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,14 @@ def test_damage_in_the_middle_is_named(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"event": "step", "step": 1}\n{"event": "st\n{"event": "step", "step": 2}\n')
     with pytest.raises(DataError, match=r"metrics\.jsonl:2"):
+        read_metrics(path)
+
+
+def test_a_file_of_nothing_is_not_read_to_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"event": "step", "step": 1}\n')
+    os.truncate(path, 1 << 40)
+    with pytest.raises(DataError, match=r"metrics\.jsonl:2 is longer than 1\.0 MiB"):
         read_metrics(path)
 
 

@@ -112,6 +112,7 @@ def begin(port: int) -> str:
         os.environ.update(old)
 
 
+@pytest.mark.wide
 def test_a_stranger_who_has_read_the_token_ends_the_run_with_a_message(pool: Pool) -> None:
     held = held_store()
     store = PrefixStore("attempt 0", held)

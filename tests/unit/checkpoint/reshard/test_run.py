@@ -23,6 +23,7 @@ from lmtrain.errors import CheckpointError, MissingInputError, OutputError, Stor
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.placement.stages import places_of_rank
 from lmtrain.runtime.faults import Fault, arm
+from tests.marks import wide
 from tests.unit.checkpoint.layouts import (
     LAYOUTS,
     MODELS,
@@ -128,7 +129,7 @@ def test_padding_is_in_no_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("point", POINTS)
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("count", [3, *wide(1)])
 def test_a_failure_anywhere_and_the_same_call_again(
     source: Path, tied: Arrays, tmp_path: Path, point: str, count: int
 ) -> None:

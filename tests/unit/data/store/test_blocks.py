@@ -156,6 +156,15 @@ def test_checksums_of_another_dataset_are_not_believed(tmp_path: Path) -> None:
         blocks.read_block_file(tmp_path / "a.blocks", hashlib.sha256(data).hexdigest(), size + 2)
 
 
+@pytest.mark.parametrize("kept", [0, 11, 32, 33, -4, -1])
+def test_a_short_file_that_its_sidecar_vouches_for(tmp_path: Path, kept: int) -> None:
+    size = write(tmp_path / "a").token_bytes.num_bytes
+    data = (tmp_path / "a.blocks").read_bytes()[:kept]
+    (tmp_path / "a.blocks").write_bytes(data)
+    with pytest.raises(DataError, match=rf"has {len(data)} bytes, and the checksums of a \.bin of {size} take"):
+        blocks.read_block_file(tmp_path / "a.blocks", hashlib.sha256(data).hexdigest(), size)
+
+
 @pytest.fixture
 def foreign(tmp_path: Path) -> Callable[[], IndexedDataset]:
     write(tmp_path / "a", described=False)

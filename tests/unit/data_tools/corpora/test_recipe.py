@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import io
 import json
 import lzma
-import tarfile
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from data_tools.corpora.fetch import check_address
-from data_tools.corpora.recipe import RemoteFile, fetch_files, find_recipe, get_corpus, recipes, split_of
+from data_tools.corpora.published import Texts
+from data_tools.corpora.recipe import Recipe, fetch_files, find_recipe, get_corpus, recipes, split_of
+from data_tools.corpora.remote import RemoteFile
 from data_tools.corpus.steps import Report
-from lmtrain.errors import DataError, MissingInputError, UsageError
+from lmtrain.errors import DataError, MissingInputError, StorageError, UsageError
 from lmtrain.runtime.files import is_safe_name
+from tests.unit.data_tools.corpora.packing import tarred, zipped
 from tests.unit.data_tools.corpus_files import read_jsonl, texts
 
 ARTICLES = [
@@ -27,28 +27,38 @@ ARTICLES = [
 ]
 
 
+def corpus(name: str) -> Recipe:
+    found = find_recipe(name)
+    assert isinstance(found, Recipe)
+    return found
+
+
 def get(name: str, files: list[Path], output: Path) -> Report:
-    return get_corpus(find_recipe(name), files, output)
+    return get_corpus(corpus(name), files, output)
 
 
 def test_every_recipe_is_found_pinned_and_safe() -> None:
-    assert recipes().keys() == {"c4", "lambada", "openwebtext", "wikipedia", "wikitext103"}
+    texts = {"lambada", "lambada_standard", "wikitext103", "wikitext2"}
+    assert recipes().keys() == {"c4", "openwebtext", "wikipedia", "wikitext103_raw"} | texts
     for name, recipe in recipes().items():
         assert recipe.name == name
-        for file in recipe.files:
+        assert isinstance(recipe, Texts) == (name in texts)
+        archives = recipe.archives if isinstance(recipe, Texts) else ()
+        for file in recipe.files + archives:
             assert is_safe_name(file.name)
             assert len(bytes.fromhex(file.sha256)) == 32
             assert file.num_bytes
             assert all(url.startswith("https://") for url in file.urls)
+            assert file.urls or archives
             for url in file.urls:
                 check_address(url)
     with pytest.raises(UsageError, match="Did you mean wikitext103"):
-        find_recipe("wikitext")
+        find_recipe("wikitext1030")
 
 
 def test_wikitext_falls_into_articles_whose_sum_is_the_file(tmp_path: Path) -> None:
     (tmp_path / "wiki.test.tokens").write_text("".join(ARTICLES))
-    tally = get("wikitext103", [tmp_path / "wiki.test.tokens"], tmp_path / "out").tally
+    tally = get("wikitext103_raw", [tmp_path / "wiki.test.tokens"], tmp_path / "out").tally
     rows = read_jsonl(tmp_path / "out" / "test.jsonl")
     assert [row["title"] for row in rows] == ["One ( song )", "1933"]
     assert [row["text"] for row in rows] == ARTICLES
@@ -58,7 +68,7 @@ def test_wikitext_falls_into_articles_whose_sum_is_the_file(tmp_path: Path) -> N
 
 def test_the_real_test_set_has_sixty_articles(tmp_path: Path, shared_data: Path) -> None:
     source = shared_data / "wt103.wiki.test.tokens"
-    get("wikitext103", [source], tmp_path)
+    get("wikitext103_raw", [source], tmp_path)
     rows = read_jsonl(tmp_path / "test.jsonl")
     assert len(rows) == 60
     assert [row["title"] for row in rows[:3]] == ["Robert Boulter", "Du Fu", "Kiss You ( One Direction song )"]
@@ -66,9 +76,7 @@ def test_the_real_test_set_has_sixty_articles(tmp_path: Path, shared_data: Path)
 
 
 def wikitext_zip(path: Path, names: dict[str, str]) -> Path:
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, text in names.items():
-            archive.writestr(name, text)
+    path.write_bytes(zipped({name: text.encode() for name, text in names.items()}))
     return path
 
 
@@ -79,7 +87,7 @@ def test_a_zip_gives_all_splits_and_its_names_are_no_paths(tmp_path: Path) -> No
     }  # fmt: skip
     (tmp_path / "in").mkdir()
     path = wikitext_zip(tmp_path / "in" / "w.zip", names)
-    get("wikitext103", [path], tmp_path / "out")
+    get("wikitext103_raw", [path], tmp_path / "out")
     found = {file.name: len(texts(file)) for file in (tmp_path / "out").glob("*.jsonl")}
     assert found == {"train.jsonl": 1, "test.jsonl": 1, "valid.jsonl": 2}
     assert sorted(p.name for p in tmp_path.rglob("*") if p.is_file() and p.suffix != ".jsonl") == [
@@ -90,47 +98,18 @@ def test_a_zip_gives_all_splits_and_its_names_are_no_paths(tmp_path: Path) -> No
 def test_zip_bombs_and_broken_zips_are_refused(tmp_path: Path) -> None:
     bomb = wikitext_zip(tmp_path / "bomb.zip", {"wiki.test.raw": "\0" * (100 << 20)})
     with pytest.raises(DataError, match="grows to more than 250 times"):
-        get("wikitext103", [bomb], tmp_path / "out")
+        get("wikitext103_raw", [bomb], tmp_path / "out")
     good = wikitext_zip(tmp_path / "good.zip", {"wiki.test.raw": ARTICLES[0] * 50}).read_bytes()
     for damaged in (good[:-30], good[:60] + b"xxxx" + good[64:], b"no zip"):
         (tmp_path / "bad.zip").write_bytes(damaged)
         with pytest.raises(DataError):
-            get("wikitext103", [tmp_path / "bad.zip"], tmp_path / "out")
+            get("wikitext103_raw", [tmp_path / "bad.zip"], tmp_path / "out")
     assert not list((tmp_path / "out").glob("*.jsonl"))
 
 
-def test_lambada_in_both_forms(tmp_path: Path) -> None:
-    (tmp_path / "lambada_test.jsonl").write_text('{"text": "One two."}\n{"text": "Three\\nfour."}\n')
-    (tmp_path / "lambada_development_plain_text.txt").write_text("five six\nseven eight \n")
-    get("lambada", sorted(tmp_path.glob("lambada*")), tmp_path / "out")
-    assert texts(tmp_path / "out" / "test.jsonl") == ["One two.", "Three\nfour."]
-    assert texts(tmp_path / "out" / "valid.jsonl") == ["five six", "seven eight "]
-
-
-def test_the_real_lambada_has_all_its_passages(tmp_path: Path, shared_data: Path) -> None:
-    file = shared_data / "lambada_test.jsonl"
-    (remote,) = find_recipe("lambada").files
-    assert (hashlib.sha256(file.read_bytes()).hexdigest(), file.stat().st_size) == (remote.sha256, remote.num_bytes)
-    get("lambada", [file], tmp_path)
-    assert len(texts(tmp_path / "test.jsonl")) == 5153
-
-
-def tar_of(members: dict[str, bytes]) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for name, data in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-        link = tarfile.TarInfo("openwebtext/link.txt")
-        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
-        archive.addfile(link)
-    return buffer.getvalue()
-
-
 def test_openwebtext_is_read_through_its_tars(tmp_path: Path) -> None:
-    inner = lzma.compress(tar_of({"0001-a.txt": b"first page\n", "../../0002-b.txt": b"zweite", "3.txt": b"\xff"}))
-    whole = lzma.compress(tar_of({"openwebtext/urlsf_subset00-1_data.xz": inner, "openwebtext/readme": b"no page"}))
+    inner = lzma.compress(tarred({"0001-a.txt": b"first page\n", "../../0002-b.txt": b"zweite", "3.txt": b"\xff"}))
+    whole = lzma.compress(tarred({"openwebtext/urlsf_subset00-1_data.xz": inner, "openwebtext/readme": b"no page"}))
     for name, data in (("openwebtext.tar.xz", whole), ("urlsf_subset00-1_data.xz", inner)):
         (tmp_path / name).write_bytes(data)
         tally = get("openwebtext", [tmp_path / name], tmp_path / "out").tally
@@ -142,8 +121,8 @@ def test_openwebtext_is_read_through_its_tars(tmp_path: Path) -> None:
 
 
 def test_damaged_and_hostile_tars_are_refused(tmp_path: Path) -> None:
-    bomb = lzma.compress(tar_of({"a/b.xz": lzma.compress(bytes(200 << 20), preset=0)}))
-    inner = lzma.compress(tar_of({"0001-a.txt": b"first page\n" * 100}))
+    bomb = lzma.compress(tarred({"a/b.xz": lzma.compress(bytes(200 << 20), preset=0)}))
+    inner = lzma.compress(tarred({"0001-a.txt": b"first page\n" * 100}))
     path = tmp_path / "openwebtext.tar.xz"
     for data in (bomb, inner[:-20], lzma.compress(b"no tar at all" * 100)):
         path.write_bytes(data)
@@ -165,24 +144,39 @@ def test_c4_keeps_its_keys_and_names_documents_by_their_address(tmp_path: Path) 
 
 def test_fetched_files_come_from_their_place(tmp_path: Path) -> None:
     content = b'{"text": "x"}\n'
-    remote = RemoteFile("t.jsonl", ("https://example.invalid/t",), hashlib.sha256(content).hexdigest(), len(content))
-    recipe = replace(find_recipe("lambada"), files=(remote,))
+    remote = RemoteFile("t.json.gz", ("https://example.invalid/t",), *_known(gzip.compress(content)))
+    recipe = replace(corpus("c4"), files=(remote,))
     (tmp_path / "source").mkdir()
-    (tmp_path / "source" / "t.jsonl").write_bytes(content)
+    (tmp_path / "source" / "t.json.gz").write_bytes(gzip.compress(content))
     get_corpus(recipe, [], tmp_path, offline=True)
-    assert texts(tmp_path / "test.jsonl") == ["x"]
-    with pytest.raises(UsageError, match="--offline was given"):
-        get_corpus(recipe, [], tmp_path / "other", offline=True)
+    assert texts(tmp_path / "train.jsonl") == ["x"]
+
+
+def _known(content: bytes) -> tuple[str, int]:
+    return hashlib.sha256(content).hexdigest(), len(content)
+
+
+@pytest.mark.parametrize("offline", [True, False])
+def test_without_a_network_it_says_what_to_put_where(tmp_path: Path, offline: bool) -> None:
+    remote = RemoteFile("t.json.gz", ("https://127.0.0.1:1/a/t.json.gz",), "a1" * 32, 12_345)
+    with pytest.raises(UsageError if offline else StorageError) as refused:
+        get_corpus(replace(corpus("c4"), files=(remote,)), [], tmp_path / "my out", offline=offline)
+    words = [
+        "ring it by other means:", "t.json.gz, 12,345 bytes, SHA-256 " + "a1" * 32, remote.urls[0],
+        f"Put it into {tmp_path}/my out/source and run", f"lmtrain corpus get c4 --output '{tmp_path}/my out'",
+        f"lmtrain corpus get c4 PATH --output '{tmp_path}/my out'",
+    ]  # fmt: skip
+    assert all(word in str(refused.value) for word in words), refused.value
 
 
 def test_what_cannot_be_got_says_what_can(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no fixed release to fetch"):
-        fetch_files(find_recipe("c4"), tmp_path, False, None)
+        fetch_files(corpus("c4"), tmp_path, False, None)
     with pytest.raises(MissingInputError, match=r"absent\.zip is not a file"):
-        get("wikitext103", [tmp_path / "absent.zip"], tmp_path)
+        get("wikitext103_raw", [tmp_path / "absent.zip"], tmp_path)
     (tmp_path / "empty.txt").write_text("no article here\n")
-    with pytest.raises(DataError, match="holds no document of wikitext103"):
-        get("wikitext103", [tmp_path / "empty.txt"], tmp_path)
+    with pytest.raises(DataError, match="holds no document of wikitext103_raw"):
+        get("wikitext103_raw", [tmp_path / "empty.txt"], tmp_path)
 
 
 def test_splits_are_told_by_names() -> None:

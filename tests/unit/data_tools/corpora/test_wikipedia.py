@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_tools.corpora.recipe import find_recipe, get_corpus
+from data_tools.corpora.recipe import Recipe, find_recipe, get_corpus
 from data_tools.corpora.wiki_markup import plain_text
 from data_tools.corpora.wikipedia import pages
 from lmtrain.errors import DataError
@@ -71,7 +71,9 @@ def test_articles_come_out_plain_and_the_rest_is_counted(tmp_path: Path) -> None
         page("Nothing", "{{stub}}", 15),
         page("Second", "Plain text.", 16),
     )
-    tally = get_corpus(find_recipe("wikipedia"), [path], tmp_path / "out").tally
+    recipe = find_recipe("wikipedia")
+    assert isinstance(recipe, Recipe)
+    tally = get_corpus(recipe, [path], tmp_path / "out").tally
     rows = read_jsonl(tmp_path / "out" / "train.jsonl")
     assert rows == [
         {"id": "enwiki/12", "title": "Elbe & co", "text": PLAIN},

@@ -27,8 +27,11 @@ CASES: list[tuple[str, dict[str, Any], int, dict[str, Any]]] = [
 ]
 
 
-# `make test` has one of each schedule and of each other way of cutting
-WIDE = {"1f1b, fewer microbatches than stages", "zb_v, tp, zero 2", "1f1b, zero 1", "1f1b, tp, whole sequence"}
+# `make test` has one of each schedule, but for gpipe's, which tests/layouts has, and of most other ways of cutting
+WIDE = {
+    "1f1b, fewer microbatches than stages", "zb_v, tp, zero 2", "1f1b, zero 1", "1f1b, tp, whole sequence", "gpipe",
+    "1f1b, zero 3, tp",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

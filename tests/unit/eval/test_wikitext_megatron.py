@@ -12,7 +12,7 @@ import pytest
 from lmtrain.errors import DataError, MissingInputError, UsageError
 from lmtrain.eval.runner import Subject, run
 from lmtrain.eval.task import Asked, sum_up
-from lmtrain.eval.tasks.wikitext103 import TASK
+from lmtrain.eval.tasks.wikitext_megatron import TASK
 from lmtrain.tokenizer.base import Tokenizer
 
 SEQ_LEN = 64

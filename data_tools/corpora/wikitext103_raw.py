@@ -1,0 +1,85 @@
+"""WikiText-103 (Merity and others, 2016), raw, to train on: articles of Wikipedia. Found by recipe.py.
+
+An article begins at a heading of the first level between two blank lines. Texts are kept to the letter, the blank
+line before the heading included: put end to end they are the published file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+
+from data_tools.corpora.archives import contents
+from data_tools.corpora.recipe import Recipe, SplitDocuments, split_of
+from data_tools.corpora.remote import RemoteFile
+from data_tools.corpus.steps import Tally
+from lmtrain.errors import DataError
+from lmtrain.tokenizer.json_lines import Document
+
+MEMBERS = tuple(f"wiki.{split}.{kind}" for kind in ("raw", "tokens") for split in ("train", "valid", "test"))
+_HEADING = re.compile(r" = (?!= )(.*[^ =].*|.) = ?\n?")
+
+
+def read(path: Path, tally: Tally) -> SplitDocuments:
+    """Of a zip archive, raw or word level, or of a single file such as wiki.test.tokens."""
+    for name, file in contents(path, lambda name, _: name in MEMBERS):
+        yield from _documents(_decoded(file, path), split_of(name))
+
+
+def articles(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """(title, text) of every article; what stands before the first heading goes with it."""
+    held: list[str] = []
+    title = ""
+    previous = "\n"
+    current: str | None = None
+    for line in chain(lines, [""]):
+        if current is not None:
+            found = _HEADING.fullmatch(current)
+            if found and not previous.strip() and not line.strip():
+                blank = held.pop() if held and not held[-1].strip() else ""
+                if title:
+                    yield title, "".join(held)
+                    held = []
+                title = found[1].strip()
+                held += [blank] if blank else []
+            held.append(current)
+            previous = current
+        current = line
+    if title:
+        yield title, "".join(held)
+
+
+def _documents(lines: Iterable[str], split: str) -> SplitDocuments:
+    for number, (title, text) in enumerate(articles(lines)):
+        document: Document = {"id": f"wikitext103/{split}/{number}", "title": title, "text": text}
+        yield split, document
+
+
+def _decoded(file: Iterable[bytes], path: Path) -> Iterator[str]:
+    for number, line in enumerate(file, 1):
+        try:
+            yield line.decode()
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path} is not UTF-8 in line {number}. Get it again.") from error
+
+
+RECIPE = Recipe(
+    name="wikitext103_raw",
+    about="WikiText-103, raw: 28,475 articles of Wikipedia, train, valid and test",
+    files=(
+        RemoteFile(
+            "wikitext-103-raw-v1.zip",
+            (
+                "https://wikitext.smerity.com/wikitext-103-raw-v1.zip",
+                "https://huggingface.co/datasets/mattdangerw/wikitext-103-raw/resolve/main/wikitext-103-raw-v1.zip",
+                "https://s3.amazonaws.com/research.metamind.io/wikitext/wikitext-103-raw-v1.zip",
+            ),
+            "91c00ae287f0d699e18605c84afc9e45c192bc6b7797ff8837e5474655a33794",
+            191_984_949,
+        ),
+    ),
+    read=read,
+    takes="wikitext-103-raw-v1.zip, wikitext-103-v1.zip, or files such as wiki.test.tokens",
+)

@@ -1,0 +1,33 @@
+"""What is said to who has to bring a file by hand: everything that can be copied and typed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from data_tools.corpora.remote import RemoteFile, how_to_bring
+
+FILE = RemoteFile("a.txt", (), "a0" * 32, 1_234_567)
+ARCHIVE = RemoteFile("x.zip", ("https://one.example/x.zip", "https://two.example/x.zip"), "b1" * 32, 99)
+
+
+def test_a_file_in_an_archive() -> None:
+    assert how_to_bring("x", Path("my data"), [FILE], [ARCHIVE]).splitlines() == [
+        "  a.txt, 1,234,567 bytes, SHA-256 " + "a0" * 32,
+        "to be had in",
+        "  x.zip, 99 bytes, SHA-256 " + "b1" * 32,
+        "    https://one.example/x.zip",
+        "    https://two.example/x.zip",
+        "Put the files, or an archive of that name, into my data/source and run",
+        "  lmtrain corpus get x --output 'my data'",
+        "or leave them elsewhere and run",
+        "  lmtrain corpus get x PATH --output 'my data'",
+    ]
+
+
+def test_a_file_by_itself() -> None:
+    assert how_to_bring("x", Path("out"), [ARCHIVE]).splitlines()[3:] == [
+        "Put it into out/source and run",
+        "  lmtrain corpus get x --output out",
+        "or leave it elsewhere and run",
+        "  lmtrain corpus get x PATH --output out",
+    ]
