@@ -24,9 +24,10 @@ class Planned:
 
     @property
     def measures(self) -> list[str]:
-        """The names of what it will measure."""
-        none = np.zeros(0, np.int64)
-        columns = self.task.columns(self.prepared, Answers(none, none.astype(np.float64), none, none))
+        """The names of what it will measure: those of a model that is sure of every target."""
+        asked = [(request.item, request.num_scored) for request in self.prepared.requests]
+        item, scored = np.array(asked, np.int64).reshape(-1, 2).T
+        columns = self.task.columns(self.prepared, Answers(item, np.zeros(len(asked)), scored, scored))
         return list(self.task.measures(sum_up(columns)))
 
 

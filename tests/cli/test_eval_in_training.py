@@ -63,9 +63,11 @@ def alone(toy: Toy, folder: Path) -> dict[str, Any]:
 
 
 def test_a_run_with_evaluations_is_the_same_run(toy: Toy, lines: Path, tmp_path: Path) -> None:
-    short = {"train__steps": 6, "checkpoint__interval_steps": 0}
+    short: dict[str, object] = {"train__steps": 6, "checkpoint__interval_steps": 0, "data__split": "[1.0]"}
     lmtrain("pretrain", *settings(toy, tmp_path / "plain", **short))
-    more = {"observe__tensorboard": "true", "eval__interval_steps": 4}
+    more: dict[str, object] = {"observe__tensorboard": "true", "eval__interval_steps": 4}
+    more |= {"train__valid_interval_steps": 4, "train__valid_samples": 5}
+    more |= {"data__valid_paths": f"{{one: {toy.data}, two: {toy.data}}}"}
     output = lmtrain("pretrain", *settings(toy, tmp_path / "measured", **short, **more), tasks(toy, lines)[0])
     assert trained(tmp_path / "measured") == trained(tmp_path / "plain")
     found = rows(tmp_path / "measured", "eval")
@@ -83,6 +85,10 @@ def test_a_run_with_evaluations_is_the_same_run(toy: Toy, lines: Path, tmp_path:
     assert f"code: token perplexity {found[-1]['measures']['token_perplexity']:,.2f} at step 6" in lmtrain(
         "inspect", tmp_path / "measured"
     )
+    (*_, last) = rows(tmp_path / "measured", "valid")
+    assert last["domains"]["one"] == last["domains"]["two"] == {
+        key: last[key] // 2 if key in ("samples", "tokens") else last[key] for key in last["domains"]["one"]
+    }
     (events,) = (tmp_path / "measured/tensorboard").iterdir()
     assert b"eval/lambada/megatron-strict/whole_word_accuracy" in events.read_bytes()
 

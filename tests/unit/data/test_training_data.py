@@ -405,3 +405,34 @@ def test_no_kind_of_samples_reads_a_damaged_block(
         _flip(prefix.parent / "d.bin", min(block * BLOCK_BYTES + 5000, size - 100))
     data = build(settings, asked)
     data.train.batch(np.arange(data.train.num_samples))
+
+
+@pytest.mark.parametrize("blended", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_domains_are_read_whole_and_take_nothing_from_training(paths: list[str], kind: str, blended: bool) -> None:
+    domains = {"one": paths[1], "two": paths[2]}
+    common = KINDS[kind] | {"split": SPLIT, "valid_paths": domains}
+    parts = (BlendPart(path=paths[0], weight=1.0),)
+    data = build(BlendSettings(datasets=parts, **common) if blended else DataSettings(path=paths[0], **common))
+    assert data.valid.keys() == domains.keys()
+    for name, path in domains.items():
+        alone = build(DataSettings(path=paths[0], valid_path=path, split=SPLIT, **KINDS[kind]))
+        ids = np.arange(alone.valid[""].num_samples)
+        assert np.array_equal(data.valid[name].batch(ids).tokens_BT, alone.valid[""].batch(ids).tokens_BT)
+        assert data.parts[0].documents == alone.parts[0].documents
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a/b", "loss", "accuracy", "ppl", "wïki"])
+def test_a_domain_has_a_plain_name(name: str) -> None:
+    with pytest.raises(SettingsError, match="calls a domain"):
+        DataSettings(path="x", valid_paths={name: "y"})
+
+
+def test_a_domain_has_a_dataset() -> None:
+    with pytest.raises(SettingsError, match="names no dataset for wiki"):
+        DataSettings(path="x", valid_paths={"wiki": " "})
+    with pytest.raises(SettingsError, match=r"and data.valid_path both name what to validate on"):
+        DataSettings(path="x", valid_path="z", valid_paths={"wiki": "y"})
+    parts = (BlendPart(path="x", weight=1.0),)
+    with pytest.raises(SettingsError, match=r"and data.valid_datasets both name what to validate on"):
+        BlendSettings(datasets=parts, valid_datasets=parts, valid_paths={"wiki": "y"})
