@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lmtrain.errors import LmtrainError, MissingInputError, SettingsError, nearest
+from lmtrain.errors import LmtrainError, MissingInputError, SettingsError, UsageError, nearest
 
 if TYPE_CHECKING:
     from lmtrain.eval.planned import Planned
@@ -28,9 +28,10 @@ def plan(config: RunConfig, inputs: Inputs) -> tuple[Inputs, list[Planned]]:
     from lmtrain.eval.task import Asked
     from lmtrain.train.preflight import Evaluated
 
-    asked = Asked(tokenizer=inputs.tokenizer, seq_len=config.seq_len)
     planned = []
     for number, (entry, task) in enumerate(zip(config.eval.tasks, _tasks(config), strict=True)):
+        window = task.seq_len or config.seq_len
+        asked = Asked(tokenizer=inputs.tokenizer, seq_len=window, shortened=window < config.seq_len)
         try:
             prepared, data = prepare(task, _source(task, entry.data), asked)
         except LmtrainError as error:
@@ -53,26 +54,31 @@ def evaluation(config: RunConfig, inputs: Inputs, planned: list[Planned]) -> Eva
 
 
 def _tasks(config: RunConfig) -> list[Task]:
-    """Refuses all tasks that are not known and all files that are not there at once."""
-    from lmtrain.config.base import FROM_A_PLUGIN
-    from lmtrain.eval.task import all_tasks
+    """Refuses all tasks that are not known at once, and then all files that are not there."""
+    from lmtrain.eval.task import find_task
 
-    known = all_tasks()
-    wrong = [
-        f"eval.tasks[{number}].task={one.task} is not an evaluation task. {nearest(one.task, known)} {FROM_A_PLUGIN}"
-        for number, one in enumerate(config.eval.tasks)
-        if one.task not in known
-    ]
+    found, wrong = [], []
+    for number, one in enumerate(config.eval.tasks):
+        key = f"eval.tasks[{number}].task="
+        try:
+            task = find_task(one.task)
+        except UsageError as error:
+            wrong.append(str(error).replace("--task=", key))
+            continue
+        if task.seq_len is not None and task.seq_len > config.seq_len:
+            few = f"is a window of more tokens than model.seq_len={config.seq_len}"
+            wrong.append(f"{key}{one.task} {few}. Use {task.id}, or a -s{config.seq_len} behind it.")
+        found.append(task)
     if wrong:
         raise SettingsError(wrong)
     missing = [
-        f"eval.tasks[{number}].data={one.data} does not exist. Give {known[one.task].data}."
-        for number, one in enumerate(config.eval.tasks)
-        if not _is_there(known[one.task], one.data)
+        f"eval.tasks[{number}].data={one.data} does not exist. Give {task.data}."
+        for number, (one, task) in enumerate(zip(config.eval.tasks, found, strict=True))
+        if not _is_there(task, one.data)
     ]
     if missing:
         raise MissingInputError("\n".join(missing))
-    return [known[one.task] for one in config.eval.tasks]
+    return found
 
 
 def _is_there(task: Task, data: str) -> bool:

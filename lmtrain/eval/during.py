@@ -23,7 +23,10 @@ from lmtrain.eval.task import Asked, Prepared, Task
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.tokenizer.base import Tokenizer
 
-_KEPT = ("protocol", "data", "text_sha256", "num_targets", "seq_len", "dtype", "nll_sum_nats", "headline", "measures")
+_KEPT = (
+    "protocol", "version", "data", "text_sha256", "num_targets", "seq_len", "dtype", "nll_sum_nats", "headline",
+    "measures", "groups",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,8 @@ SETTINGS: dict[str, object] = {
     "checkpoint__keep_last": 1, "checkpoint__keep_best": 1, "optim__lr": 1.0,
 }  # fmt: skip
 KILLS = [
-    "ckpt.prune:count=1", "ckpt.prune:count=3", "ckpt.after_rename:count=4", "ckpt.before_rename:count=5", "step:count=9"
+    "ckpt.prune:count=1", "ckpt.prune:count=3", "ckpt.after_rename:count=4", "ckpt.before_rename:count=5",
+    "step:count=9",
 ]  # fmt: skip
 
 
