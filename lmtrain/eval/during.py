@@ -6,12 +6,11 @@ Made by `lmtrain pretrain` from what it has planned. Draws no random numbers and
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from torch import Tensor
 
 from lmtrain.batch import Batch
@@ -42,7 +41,7 @@ class DuringTraining:
         """A row for each task."""
         shape = model.settings.shape
         subject = Subject(
-            model=_Asking(model, before_each), tokenizer=self.tokenizer, seq_len=shape.seq_len,
+            model=cast(Scorable, _Asking(model, before_each)), tokenizer=self.tokenizer, seq_len=shape.seq_len,
             vocab_size=shape.vocab_size, dtype=self.dtype,
         )  # fmt: skip
         for one in self.planned:
@@ -81,15 +80,22 @@ class _AsRead:
 
 @dataclass(frozen=True)
 class _Asking:
-    """The model, with a question before each use of it."""
+    """The model, with a question before each batch."""
 
-    model: Scorable
+    model: Any  # a Scorable
     before_each: Callable[[], None]
 
-    @property
-    def device(self) -> torch.device:
-        return self.model.device
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
 
-    def logits(self, batch: Batch, keep_BT: Tensor | None = None) -> Tensor:
+    def logits(self, batch: Batch, keep_BT: Tensor | None = None) -> Any:
         self.before_each()
         return self.model.logits(batch, keep_BT)
+
+    def scores(self, batches: Iterable[Batch]) -> Any:
+        return self.model.scores(self._asked(batches))
+
+    def _asked(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        for batch in batches:
+            self.before_each()
+            yield batch

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,8 @@ from tests.cli.test_parallel_runs import run
 
 # a learning rate at which the loss goes up and down
 SETTINGS: dict[str, object] = {
-    "train__steps": 16, "train__valid_interval_steps": 2, "train__valid_samples": 4, "checkpoint__interval_steps": 2,
-    "checkpoint__keep_last": 1, "checkpoint__keep_best": 1, "optim__lr": 1.0,
+    "train__steps": 16, "schedule": "constant", "optim__lr": 1.0, "train__valid_interval_steps": 2,
+    "train__valid_samples": 4, "checkpoint__interval_steps": 2, "checkpoint__keep_last": 1, "checkpoint__keep_best": 1,
 }  # fmt: skip
 KILLS = [
     "ckpt.prune:count=1", "ckpt.prune:count=3", "ckpt.after_rename:count=4", "ckpt.before_rename:count=5",
@@ -43,7 +42,7 @@ def unbroken(toy: Toy, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_best_and_the_newest_stay(unbroken: Path, toy: Toy, tmp_path: Path) -> None:
     found = losses(unbroken)
     best = min(found, key=lambda step: (found[step], step))
-    assert 2 < best < 16, "else this proves nothing"
+    assert best < 14, "else this proves nothing"
     assert kept(unbroken) == [step_folder_name(step) for step in (best, 16)]
     said = f"best checkpoint {step_folder_name(best)}, by loss/valid {found[best]:.4f}; {unbroken}@best names it"
     assert said in lmtrain("inspect", unbroken)
@@ -85,12 +84,11 @@ def test_the_best_by_a_task_that_is_known_in_no_settings_class(toy: Toy, tmp_pat
 @pytest.mark.parametrize("nproc", [1, 4])
 def test_a_domain_has_the_loss_that_it_has_alone(toy: Toy, tmp_path: Path, nproc: int) -> None:
     """The weights are those of the same training, so each of three runs sees one model."""
-    for suffix in (".bin", ".idx", ".tokenizer.json"):
-        shutil.copy(f"{toy.data}{suffix}", tmp_path / f"other{suffix}")
     lmtrain("preprocess", toy.text / "train_loop.txt", "--tokenizer", toy.tokenizer, "--output", tmp_path / "small")
     layout = ["parallel.dp_shard=2", "parallel.pp=2", "train.micro_batch=1"] if nproc > 1 else []
     paths: dict[str, Path] = {"many": toy.data, "few": tmp_path / "small"}
     common: dict[str, Any] = {"train__steps": 2, "train__valid_interval_steps": 2, "train__valid_samples": 7}
+    common |= {"schedule__warmup_steps": 0}
     for name, words in {
         **{name: [f"data.valid_path={path}"] for name, path in paths.items()},
         "both": [f"data.valid_paths={{many: {paths['many']}, few: {paths['few']}}}"],
