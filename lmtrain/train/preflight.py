@@ -27,7 +27,7 @@ from lmtrain.runtime.process import ProcessEnv
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.train.config import RunConfig
 from lmtrain.train.first_weights import find_first_weights
-from lmtrain.train.machine import check_device, check_folder, check_port, compiler_problems
+from lmtrain.train.machine import check_device, check_folder, check_pieces, check_port, compiler_problems
 from lmtrain.train.resumed import check_resumed, open_resumed, readable, shares_of
 
 
@@ -69,6 +69,7 @@ def preflight(config: RunConfig, env: ProcessEnv, *, starting: bool = True) -> I
     resume_from = find_resume(config)
     resumed = open_resumed(config, resume_from)
     tokenizer, model, data = load_data(config, shares=shares_of(resumed))
+    check_pieces(config, model)
     if resumed is not None:
         check_resumed(resumed, config, model, tokenizer, data)
     if is_here and starting and config.data.verify == "full":

@@ -119,7 +119,7 @@ def test_the_list_names_every_task_with_its_file() -> None:
         (["--task", "perplexity"], 2, "1 --task and 0 --data"),
         ([], 2, "0 --task and 0 --data"),
         (["--task", "perplexity", "--data", "absent.txt"], 66, "--data=absent.txt does not exist"),
-        (["--task", "lambada/megatron-strict", "--data", "absent", "--baseline", "b"], 2, "--baseline=b works where whole"),
+        (["--task", "lambada/megatron-strict", "--data", "absent", "--baseline", "b"], 2, "--baseline=b works where whole documents"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_before_loading(arguments: list[str], code: int, words: str) -> None:
