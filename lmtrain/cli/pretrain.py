@@ -115,9 +115,7 @@ def pretrain(
     return None
 
 
-def _train(
-    config: RunConfig, inputs: Inputs, planned: list[Planned], env: ProcessEnv, console: Console
-) -> Summary:
+def _train(config: RunConfig, inputs: Inputs, planned: list[Planned], env: ProcessEnv, console: Console) -> Summary:
     from lmtrain.cli.evaluations import evaluation
     from lmtrain.parallel.mesh import build_mesh
     from lmtrain.runtime.device import memory_errors, pick_device
