@@ -48,13 +48,13 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The rows that count, in order of writing.
 
     A later attempt began again at the step of its start row: whatever an earlier one wrote beyond that step is
-    gone, and of two rows with the same event, step and name the last one stands.
+    gone, and of two rows with the same event, step and name (or saved step) the last one stands.
     """
     rows: dict[tuple[str, int, str], dict[str, Any]] = {}
     for row in _read_rows(path):
         if row["event"] == "start":
             rows = {key: old for key, old in rows.items() if key[0] == "start" or key[1] <= row["step"]}
-        key = (row["event"], row["step"], str(row.get("name")))
+        key = (row["event"], row["step"], str(row.get("name", row.get("saved_step"))))
         rows.pop(key, None)  # the last one also takes the last place
         rows[key] = row
     return list(rows.values())
