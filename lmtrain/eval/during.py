@@ -50,7 +50,7 @@ class DuringTraining:
             yield row | {"seconds": time.monotonic() - began}
 
     def _row(self, one: Planned, subject: Subject, doing: Callable[[str], None]) -> dict[str, Any]:
-        def report(done: int, total: int) -> None:
+        def report(done: int, total: int, **_: object) -> None:
             doing(f"evaluating {one.name}: {done / total:.0%}")
 
         task = cast(Task, _AsRead(one.task, one.prepared))

@@ -68,13 +68,13 @@ def eval_figures(row: Row) -> list[str]:
 
 def show_measure(name: str, value: float) -> str:
     """Accuracies in percent as papers give them, perplexities with two digits, the rest with four."""
+    if 1e7 <= abs(value) < math.inf:
+        return f"{value:.3e}"
     if not math.isfinite(value):
         return "too large" if value == math.inf else "undefined"
     if name.endswith("accuracy"):
         return f"{100 * value:.2f} %"
-    if "perplexity" in name:
-        return f"{value:,.2f}" if value < 1e9 else f"{value:.3g}"
-    return f"{value:.4f}"
+    return f"{value:,.2f}" if "perplexity" in name else f"{value:.4f}"
 
 
 def terms(row: Row) -> str:
