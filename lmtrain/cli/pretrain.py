@@ -18,6 +18,7 @@ from lmtrain.errors import LmtrainError, RanksDifferError, StoppedEarly
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from lmtrain.eval.planned import Planned
     from lmtrain.runtime.process import ProcessEnv
     from lmtrain.train.config import RunConfig
     from lmtrain.train.loop import Summary
@@ -61,6 +62,7 @@ def pretrain(
     if print_config:
         return print_settings(config, as_json)
 
+    from lmtrain.cli.evaluations import plan
     from lmtrain.runtime.faults import arm_from_env
     from lmtrain.runtime.signals import ignore_stops
     from lmtrain.train.preflight import preflight
@@ -68,7 +70,7 @@ def pretrain(
 
     arm_from_env()
     with told_to_peers(waited_for):
-        inputs = preflight(config, env, starting=not dry_run)
+        inputs, planned = plan(config, preflight(config, env, starting=not dry_run))
     if dry_run:
         return print_preview(config, inputs, as_json)
     if nproc is not None and nproc > 1:
@@ -78,7 +80,7 @@ def pretrain(
 
     console = Screen(stderr=as_json, quiet=env.rank > 0)
     try:
-        summary = _train(config, inputs, env, console)
+        summary = _train(config, inputs, planned, env, console)
     except RanksDifferError as error:
         if env.rank > 0:
             raise typer.Exit(error.exit_code) from None  # because: rank 0 speaks for all
@@ -104,7 +106,8 @@ def pretrain(
     return None
 
 
-def _train(config: RunConfig, inputs: Inputs, env: ProcessEnv, console: Console) -> Summary:
+def _train(config: RunConfig, inputs: Inputs, planned: list[Planned], env: ProcessEnv, console: Console) -> Summary:
+    from lmtrain.cli.evaluations import evaluation
     from lmtrain.parallel.mesh import build_mesh
     from lmtrain.runtime.device import memory_errors, pick_device
     from lmtrain.runtime.process_group import start
@@ -120,4 +123,4 @@ def _train(config: RunConfig, inputs: Inputs, env: ProcessEnv, console: Console)
             agree(config, inputs, env, met.hosts)
             mesh = build_mesh(config.parallel.layout, device, config.parallel.timeout_s)
             with open_run(config, inputs, console, mesh, device, met.hosts) as run:
-                return train(run)
+                return train(run, evaluation(config, inputs, planned))

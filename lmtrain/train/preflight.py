@@ -32,12 +32,23 @@ from lmtrain.train.resumed import check_resumed, open_resumed, readable, shares_
 
 
 @dataclass(frozen=True)
+class Evaluated:
+    """What a run measures besides its validation, as far as training knows."""
+
+    name: str
+    data: str
+    num_targets: int
+    text_sha256: str
+
+
+@dataclass(frozen=True)
 class Inputs:
     model: ModelSettings  # with the true vocabulary size
     tokenizer: Tokenizer
     data: TrainingData
     resume_from: Path | None
     weights_from: Path | None = None  # where a new run begins, if not at random weights
+    evaluations: tuple[Evaluated, ...] = ()
     warnings: tuple[str, ...] = ()  # what works and may not be meant
 
     def epochs(self, config: RunConfig) -> float:
@@ -71,7 +82,7 @@ def preflight(config: RunConfig, env: ProcessEnv, *, starting: bool = True) -> I
     # because: once a run has a checkpoint of its own, the one it began from may be gone
     weights_from = find_first_weights(config, model, tokenizer) if resume_from is None else None
     warnings = tuple(_warnings(config.parallel.layout, env))
-    return Inputs(model, tokenizer, data, resume_from, weights_from, warnings)
+    return Inputs(model, tokenizer, data, resume_from, weights_from, warnings=warnings)
 
 
 def load_data(

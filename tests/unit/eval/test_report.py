@@ -11,9 +11,10 @@ import pytest
 from rich.console import Console
 
 from lmtrain.eval.paired import Comparison, Difference
-from lmtrain.eval.report import render, render_comparison, render_tasks, show_measure
+from lmtrain.eval.report import render, render_comparison, render_tasks
 from lmtrain.eval.result import BaselineResult, Result
 from lmtrain.eval.task import all_tasks
+from lmtrain.observe.words import show_measure
 
 RESULT = Result(
     protocol="perplexity", data="held.jsonl", text_sha256="ab" * 32, num_documents=3, num_words=1200,
