@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lmtrain.models.model_settings import ModelSettings
     from lmtrain.placement.parallel_settings import ParallelSettings
     from lmtrain.runtime.process import ProcessEnv
+    from lmtrain.train.compared import Fact
 
 _KEYS = ("tp", "pp", "dp_shard", "dp_replicate", "sequence_parallel", "balance", "timeout_s")
 KEYS, TRAINING = ([f"parallel.{key}" for key in keys] for keys in (_KEYS, ("vp", "zero", "schedule")))
@@ -127,15 +128,20 @@ def on_processes(
     from lmtrain.parallel.mesh import build_mesh
     from lmtrain.runtime.device import memory_errors, pick_device
     from lmtrain.runtime.process_group import start
+    from lmtrain.train.agreement import agree_on
     from lmtrain.train.layout_table import layout_words
 
     first = settled[0]
     with memory_errors("Use a smaller --batch-size, --precision bf16, or more processes and parallel.tp or pp."):
         picked = pick_device(device, env.local_rank)
-        with start(env, picked, first.timeout_s):
+        with start(env, picked, first.timeout_s) as met:
+            if env.world_size > 1:
+                agree_on(_computed_by(first), env, met.hosts)
             mesh = build_mesh(first.layout, picked, first.timeout_s)
 
             def loaded(source: Source, parallel: ParallelSettings) -> Loaded:
+                if env.world_size > 1:
+                    agree_on(_model_of(source), env, met.hosts)
                 found = load(source, picked, precision, mesh, parallel)
                 if env.world_size == 1:
                     return found
@@ -143,3 +149,21 @@ def on_processes(
                 return replace(found, subject=replace(found.subject, layout=words))
 
             yield loaded
+
+
+def _computed_by(parallel: ParallelSettings) -> dict[str, Fact]:
+    """What all processes must have alike; that they score the same texts is seen when they do."""
+    from lmtrain.train.compared import Fact, program_facts
+
+    settings = {f"parallel.{key}": Fact(str(value), str(value)) for key, value in parallel.to_dict().items()}
+    return settings | program_facts()
+
+
+def _model_of(source: Source) -> dict[str, Fact]:
+    from lmtrain.checkpoint.disk.format import MANIFEST
+    from lmtrain.train.compared import Fact, checkpoint_fact
+
+    if (source.path / MANIFEST).is_file():
+        return {"checkpoint": checkpoint_fact(source.path)}
+    files = [f"{file.name} of {file.stat().st_size} bytes" for file in sorted(source.path.iterdir())]
+    return {"model": Fact(", ".join(files), f"{len(files)} files in {source.path}")}

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -41,6 +42,9 @@ class Scorable(Protocol):
         """Of each batch [2, labels] in float64, on the host: of labels that are not IGNORED, row by row, the negative
         log-likelihood, and 1 where the label is the most likely token, of several that score alike the first.
         """
+
+    def check_alike(self, checksum: int) -> None:
+        """All processes of an evaluation have the same one, or all of them raise."""
 
     def logits(self, batch: Batch, keep_BT: Tensor | None = None) -> Tensor:
         """[kept, V] over the vocabulary; columns that are not tokens, where there are any, are -inf."""
@@ -89,6 +93,7 @@ class Scorer:
         """Answers in the order of the requests, which are read only a little ahead."""
         stream, ahead = iter(requests), max(LOOK_AHEAD, self.model.scored_at_once)
         while chunk := list(islice(stream, self.batch_size * ahead)):
+            self.model.check_alike(_checksum(chunk))
             answers: dict[int, Scored] = {}
             together = list(batches(chunk, self.batch_size, packs=self._packs))
             asked = [[chunk[row] for row in rows] for rows in together]
@@ -97,6 +102,7 @@ class Scorer:
             for rows, found in zip(together, scored, strict=True):
                 answers.update(zip(rows, found, strict=True))
             yield from (answers[row] for row in range(len(chunk)))
+        self.model.check_alike(_checksum([]))
 
     def _answers(self, asked: Sequence[list[Request]]) -> Iterator[list[Scored]]:
         """Those that are known come first: answers are remembered in the order in which they are asked for."""
@@ -136,6 +142,14 @@ class Scorer:
             )
         ends = np.cumsum([request.num_scored for request in requests])[:-1]
         return [Scored(n, g) for n, g in zip(np.split(nll, ends), np.split(best > 0, ends), strict=True)]
+
+
+def _checksum(requests: Sequence[Request]) -> int:
+    found = 0
+    for request in requests:
+        head = crc32(request.num_scored.to_bytes(8, "little"), found)
+        found = crc32(np.asarray(request.tokens, np.int64).tobytes(), head)
+    return found
 
 
 def _fed(requests: list[Request], *, packs: bool) -> Batch:

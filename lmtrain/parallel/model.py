@@ -165,6 +165,10 @@ class ParallelModel:
         """
         return self.inference.scores(batches)
 
+    def check_alike(self, checksum: int) -> None:
+        """Raises on all ranks where one of them has another: none waits for what another does not compute."""
+        self.inference.check_alike(checksum)
+
     def pieces(self) -> list[Piece]:
         return self.place(self.parameters, "model")
 

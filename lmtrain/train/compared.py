@@ -27,7 +27,8 @@ from lmtrain.train.preflight import Inputs, settled
 
 PACKAGE = Path(__file__).resolve().parents[1]
 _LIBRARIES = ("torch", "numpy", "safetensors", "tokenizers")
-_DATASET = re.compile(r"data\.((valid_)?path|(valid_)?datasets\[\d+\]\.path)")
+_DATASET = re.compile(r"data\.((valid_)?path|(valid_)?datasets\[\d+\]\.path|valid_paths\..+)")
+_TEXT = re.compile(r"eval\.tasks\[\d+\]\.data")
 _OTHER_PLACES = ("data.tokenizer", "data.index_dir", "checkpoint.init_from")
 _PAGES, _PAGE = 64, 4096  # of a .bin without a sidecar
 _SHOWN = 12  # characters of a digest
@@ -46,15 +47,23 @@ def facts(config: RunConfig, inputs: Inputs) -> dict[str, Fact]:
     settings = dict(_flat(settled(config, inputs).to_dict()))
     found = {key: Fact(show(value), show(value)) for key, value in settings.items() if not _is_place(key)}
     paths = [key for key, value in settings.items() if _DATASET.fullmatch(key) and value is not None]
+    paths.sort(key=lambda key: key.startswith("data.valid"))  # because: datasets to train on are opened first
     for key, dataset in zip(paths, open_datasets(config.data).all, strict=True):
         found[key] = _digest(_content(dataset), dataset.prefix)
     found |= {f"data: {key}": Fact(show(value), show(value)) for key, value in inputs.data.identity.items()}
     found["data.tokenizer"] = _digest(inputs.tokenizer.fingerprint, config.data.tokenizer or "beside the data")
-    found["checkpoint"] = _checkpoint(inputs.resume_from)
-    found["checkpoint.init_from"] = _checkpoint(inputs.weights_from)
+    found["checkpoint"] = checkpoint_fact(inputs.resume_from)
+    found["checkpoint.init_from"] = checkpoint_fact(inputs.weights_from)
+    for one in inputs.evaluations:
+        found[f"the text of eval.tasks, {one.name}"] = _digest(f"{one.text_sha256} {one.num_targets}", one.data)
+    return found | program_facts()
+
+
+def program_facts() -> dict[str, Fact]:
+    """What computes: libraries, our own code, plugins."""
     versions = {name: version_of(name) or "not installed" for name in _LIBRARIES}
-    for name, version in ({"python": platform.python_version()} | versions).items():
-        found[name] = Fact(version, version)
+    versions = {"python": platform.python_version()} | versions
+    found = {name: Fact(version, version) for name, version in versions.items()}
     found |= {f"lmtrain/{name}": _digest(digest) for name, digest in _code(PACKAGE)}
     for name, (package, *_) in plugins.items():
         whole = hashlib.sha256()
@@ -79,7 +88,7 @@ def _flat(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 def _is_place(key: str) -> bool:
     """Whether a setting says only where something lies, of which the content is compared."""
-    return key in _OTHER_PLACES or _DATASET.fullmatch(key) is not None
+    return key in _OTHER_PLACES or any(places.fullmatch(key) for places in (_DATASET, _TEXT))
 
 
 def _digest(value: str, place: object = None) -> Fact:
@@ -100,7 +109,7 @@ def _content(dataset: IndexedDataset) -> str:
     return digest.hexdigest()
 
 
-def _checkpoint(path: Path | None) -> Fact:
+def checkpoint_fact(path: Path | None) -> Fact:
     if path is None:
         return Fact("none", "none")
     manifest = read_bytes(path / MANIFEST, MAX_MANIFEST_BYTES, follow_links=False)

@@ -55,6 +55,9 @@ class PlainModel:
         logits = self.model.logits(hidden)
         return logits if self.padded else logits[..., : self.model.shape.vocab_size]
 
+    def check_alike(self, checksum: int) -> None:
+        """One process is alike itself."""
+
     @torch.no_grad()
     def scores(self, batches: Iterable[Batch]) -> Iterator[Tensor]:
         for batch in batches:
@@ -72,6 +75,9 @@ class TableModel:
     def logits(self, batch: Batch, keep_BT: Tensor | None = None) -> Tensor:
         logits: Tensor = self.table[batch.tokens_BT]
         return logits if keep_BT is None else logits[keep_BT]
+
+    def check_alike(self, checksum: int) -> None:
+        """One process is alike itself."""
 
     def scores(self, batches: Iterable[Batch]) -> Iterator[Tensor]:
         for batch in batches:
