@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from torch import Tensor
-
 from lmtrain.batch import Batch
 from lmtrain.errors import OutOfMemoryError
 from lmtrain.eval.planned import Planned
@@ -23,7 +21,7 @@ from lmtrain.parallel.model import ParallelModel
 from lmtrain.tokenizer.base import Tokenizer
 
 _KEPT = (
-    "protocol", "version", "data", "text_sha256", "num_targets", "seq_len", "dtype", "nll_sum_nats", "headline",
+    "protocol", "protocol_version", "data", "text_sha256", "num_targets", "seq_len", "dtype", "nll_sum_nats", "headline",
     "measures", "groups",
 )  # fmt: skip
 
@@ -55,7 +53,9 @@ class DuringTraining:
 
         task = cast(Task, _AsRead(one.task, one.prepared))
         try:
-            found = run(task, subject, Path(one.data), batch_size=self.batch_size, progress=report).result
+            found = run(
+                task, subject, Path(one.data), batch_size=self.batch_size, resamples=0, progress=report
+            ).result  # fmt: skip
         except OutOfMemoryError as error:
             raise OutOfMemoryError(
                 f"{subject.model.device} ran out of memory evaluating {one.name}. "
@@ -87,10 +87,6 @@ class _Asking:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
-
-    def logits(self, batch: Batch, keep_BT: Tensor | None = None) -> Any:
-        self.before_each()
-        return self.model.logits(batch, keep_BT)
 
     def scores(self, batches: Iterable[Batch]) -> Any:
         return self.model.scores(self._asked(batches))
