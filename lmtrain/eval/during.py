@@ -21,8 +21,8 @@ from lmtrain.parallel.model import ParallelModel
 from lmtrain.tokenizer.base import Tokenizer
 
 _KEPT = (
-    "protocol", "protocol_version", "data", "text_sha256", "num_targets", "seq_len", "dtype", "nll_sum_nats", "headline",
-    "measures", "groups",
+    "protocol", "protocol_version", "data", "text_sha256", "num_targets", "seq_len", "dtype", "nll_sum_nats",
+    "headline", "measures", "groups",
 )  # fmt: skip
 
 
