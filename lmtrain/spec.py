@@ -112,8 +112,7 @@ class LanguageModel(Protocol):
         """Scores over the padded vocabulary, -inf for padding; each position by itself, so any leading dims will do.
 
         The linear that makes them is a `models.layers.heads.Head`, cut as Split.VOCAB. Over tp it makes the columns of
-        this rank's tokens, and all columns inside `parallel.tensor.vocabulary.whole_scores`: nothing may follow it that
-        looks at several columns.
+        this rank's tokens: nothing may follow it that looks at several columns.
         """
 
     def starts(self) -> dict[str, Start]:

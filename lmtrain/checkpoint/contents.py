@@ -52,7 +52,7 @@ class Contents:
             raise CheckpointError(f"{self.path} has no tensor {name}. {near(name, self.manifest.tensors)}")
         return entry
 
-    def read_bits(self, name: str, box: Box | None = None) -> Array:
+    def read_bits(self, name: str, box: Box | None = None, out: Array | None = None) -> Array:
         """A box of a tensor, put together from whatever pieces hold it, as integers of its item's size."""
         entry = self.tensor(name)
         box = box or whole(entry.shape)
@@ -67,7 +67,8 @@ class Contents:
             for piece in entry.pieces
             if (common := intersect(piece.box, box)) is not None
         ]
-        out: Array = np.empty(box.shape, _CARRIERS[ITEM_BYTES[entry.dtype]])
+        if out is None:
+            out = np.empty(box.shape, _CARRIERS[ITEM_BYTES[entry.dtype]])
         for file, stored, held, common in parts:
             target = out[common.relative_to(box.offset).slices()]
             read_box(file, stored.start, stored.shape, common.relative_to(held.offset), target)

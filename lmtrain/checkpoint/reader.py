@@ -6,7 +6,8 @@ them are compared before the first byte is read, and every byte is verified befo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,15 @@ from lmtrain.errors import CheckpointError, a_few
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.piece import Piece
 
+_PART_NUMBERS = 16 << 20  # of a piece that are read at a time, where they are changed on the way
+_CACHED_BLOCKS = 4  # because: a piece is read in one go, and only its neighbour wants the rest of its last block
+_CARRIERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
 
 class CheckpointReader:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
-        self._contents = Contents(self.path)
+        self._contents = Contents(self.path, _CACHED_BLOCKS)
 
     @property
     def manifest(self) -> Manifest:
@@ -57,18 +62,22 @@ class CheckpointReader:
         bits = self._contents.read_bits(name, Box(begin, extent))
         return _as_tensor(bits, self.dtype(name))
 
-    def load_into(self, pieces: Iterable[Piece]) -> None:
-        """Fill the pieces' blocks.
+    def load_into(self, pieces: Iterable[Piece], *, rounded: bool = False) -> None:
+        """Fill the pieces' blocks, which have the checkpoint's types, or `rounded` any other floating type.
 
         After an error about damage the blocks hold a mixture: do not go on with them.
         """
         pieces = list(pieces)
-        problems = self._mismatches(pieces)
+        problems = self._mismatches(pieces, rounded)
         if problems:
             raise CheckpointError(f"{self.path} does not fit this run: " + "; ".join(problems) + f". {self._way_out()}")
         for piece in pieces:
-            box = Box(tuple(piece.offset), tuple(piece.block.shape))
-            self._fill(piece, _as_tensor(self._contents.read_bits(piece.name, box), self.dtype(piece.name)))
+            whole = Box(tuple(piece.offset), tuple(piece.block.shape))
+            if (bits := self._bits_of(piece)) is not None:
+                self._contents.read_bits(piece.name, whole, bits)
+                continue
+            for box, block in _parts(whole, piece.block):
+                _fill(block, _as_tensor(self._contents.read_bits(piece.name, box), self.dtype(piece.name)))
 
     def read_file(self, name: str) -> bytes:
         """An extra file such as tokenizer.json, verified."""
@@ -78,30 +87,31 @@ class CheckpointReader:
         """The model that the checkpoint says it is of, once its tensors are found to be that model's."""
         return checked_model(self._contents)
 
-    @torch.no_grad()
-    def _fill(self, piece: Piece, tensor: Tensor) -> None:
-        if isinstance(piece.block, np.ndarray):
-            piece.block[...] = tensor.numpy()
-        else:
-            piece.block.copy_(tensor)
+    def _bits_of(self, piece: Piece) -> Array | None:
+        """The memory of a block that takes the bytes as they are read."""
+        block = piece.block
+        if not isinstance(block, Tensor) or dtype_code(block) != self.manifest.tensors[piece.name].dtype:
+            return None
+        as_it_lies = block.device.type == "cpu" and block.is_contiguous() and block.ndim > 0
+        return block.view(_CARRIERS[block.element_size()]).numpy() if as_it_lies else None
 
-    def _mismatches(self, pieces: list[Piece]) -> list[str]:
+    def _mismatches(self, pieces: list[Piece], rounded: bool) -> list[str]:
         held, asked = self.manifest.tensors, {piece.name for piece in pieces}
         missing, problems = sorted(asked - held.keys()), []
         if missing:
             others = held.keys() - asked
             problems.append(f"it has no {a_few(missing)}" + (f" ({near(missing[0], others)})" if others else ""))
-        differ = [text for piece in pieces if piece.name in held for text in self._difference(piece)]
+        differ = [text for piece in pieces if piece.name in held for text in self._difference(piece, rounded)]
         if differ:
             problems.append(a_few(differ, "; "))
         return problems
 
-    def _difference(self, piece: Piece) -> list[str]:
+    def _difference(self, piece: Piece, rounded: bool) -> list[str]:
         entry = self.manifest.tensors[piece.name]
         wanted, dtype = tuple(piece.global_shape), dtype_code(piece.block)
         if entry.shape != wanted:
             return [f"{piece.name} has shape {list(entry.shape)} in the checkpoint and {list(wanted)} in the run"]
-        if entry.dtype != dtype:
+        if entry.dtype != dtype and not (rounded and _is_floating(entry.dtype) and _is_floating(dtype)):
             return [f"{piece.name} is {DTYPES[entry.dtype]} in the checkpoint and {DTYPES[dtype]} in the run"]
         box = Box(tuple(piece.offset), tuple(piece.block.shape))
         if not box.is_inside(entry.shape):
@@ -115,6 +125,29 @@ class CheckpointReader:
             return "Use the settings that the checkpoint was made with."
         words = ", ".join(f"{key}={value}" for key, value in model.items() if isinstance(value, (int, str)))
         return f"The checkpoint is of the model {words[:400]}. Use these settings or another checkpoint."
+
+
+@torch.no_grad()
+def _fill(block: Any, tensor: Tensor) -> None:
+    if isinstance(block, np.ndarray):
+        block[...] = tensor.numpy()
+    else:
+        block.copy_(tensor)
+
+
+def _parts(box: Box, block: Any) -> Iterator[tuple[Box, Any]]:
+    """A block some rows at a time: what is read is there twice, as bytes and as numbers."""
+    if not box.shape:
+        yield box, block
+        return
+    rows = max(1, _PART_NUMBERS // max(1, math.prod(box.shape[1:])))
+    for first in range(0, box.shape[0], rows):
+        part = block[first : first + rows]
+        yield Box((box.offset[0] + first, *box.offset[1:]), tuple(part.shape)), part
+
+
+def _is_floating(code: str) -> bool:
+    return _torch_dtype(code).is_floating_point
 
 
 def _torch_dtype(code: str) -> torch.dtype:

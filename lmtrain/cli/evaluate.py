@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,8 @@ import typer
 
 from lmtrain import __version__
 from lmtrain.cli.completion import complete_task
-from lmtrain.cli.options import CHECKPOINT, Device, InputFormat, Plugins, Precision, text_inputs
+from lmtrain.cli.launching import NumProcesses, run_processes, this_process, without_nproc
+from lmtrain.cli.options import Device, InputFormat, Plugins, Precision, text_inputs
 from lmtrain.cli.terminal import echo
 from lmtrain.errors import MissingInputError, UsageError
 
@@ -21,12 +23,27 @@ if TYPE_CHECKING:
     from data_tools.read.sources import Source
     from lmtrain.eval.load import Loaded
     from lmtrain.eval.result import Result
+    from lmtrain.eval.runner import Outcome
     from lmtrain.eval.task import Task
     from lmtrain.eval.texts import TextInput
 
+SUBJECT = typer.Argument(
+    metavar="CHECKPOINT", help="A checkpoint, a run's folder for its latest one, or a folder of Hugging Face's."
+)
+Layout = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="parallel.KEY=VALUE",
+        help="With several processes: how they share the model, as in parallel.tp=2 parallel.pp=2; what these leave "
+        "are copies of it, each with batches of its own.",
+    ),
+]
+
 
 def evaluate(
-    checkpoint: Annotated[Path | None, CHECKPOINT] = None,
+    context: typer.Context,
+    checkpoint: Annotated[Path | None, SUBJECT] = None,
+    layout: Layout = None,
     task: Annotated[
         list[str] | None,
         typer.Option(metavar="ID", help="What to measure; several need a --data each.", autocompletion=complete_task),
@@ -53,6 +70,7 @@ def evaluate(
     plugin: Plugins = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     list_tasks: Annotated[bool, typer.Option("--list", help="List the tasks with their recipes and stop.")] = False,
+    nproc: NumProcesses = None,
 ) -> None:
     """Measure a checkpoint on a published protocol or on any text.
 
@@ -63,26 +81,37 @@ def evaluate(
     jobs = _jobs(task, data, baseline, format_)
     if checkpoint is None:
         raise UsageError("CHECKPOINT is missing. Give a checkpoint or a run's folder, as in `lmtrain eval runs/a ...`.")
-
-    from lmtrain.checkpoint.store import resolve
-    from lmtrain.runtime.process import share_cores
-
-    checkpoint = resolve(checkpoint)  # before torch is imported, so that a wrong path is told at once
-    share_cores()
+    env = this_process(nproc)
 
     from lmtrain.cli.screen import Screen
-    from lmtrain.eval.load import load_for_eval
+    from lmtrain.cli.subject import check_device, find_subject, on_processes, settle_layout
+    from lmtrain.eval.source import check_kind
+
+    subject = find_subject(checkpoint)  # before torch is imported, so that what is wrong is told at once
+    parallel = settle_layout(layout or [], subject.settings, env)
+    check_device(device, env)
+    for one, _ in jobs:
+        check_kind(one, causal=subject.settings.shape.causal)
+    if env.world_size > 1 and "-" in (data or []):
+        raise UsageError(
+            f"--data=- is standard input, which one process alone can read, and here are {env.world_size}. "
+            "Write the text to a file."
+        )
+    if nproc is not None and nproc > 1:
+        return run_processes(without_nproc(context.obj), nproc)
+
     from lmtrain.eval.report import render
     from lmtrain.observe.progress import progress
-    from lmtrain.runtime.device import pick_device
     from lmtrain.runtime.files import write_json
 
-    console = Screen(stderr=True)
-    with progress(console, "loading the model"):
-        loaded = load_for_eval(checkpoint, pick_device(device), precision)
-    results = [
-        _measure(one, source, loaded, batch_size, stride, seq_len, baseline, key, console) for one, source in jobs
-    ]
+    console = Screen(stderr=True, quiet=env.rank > 0)
+    with contextlib.ExitStack() as stack:
+        with progress(console, "loading the model"):
+            loaded = stack.enter_context(on_processes(subject, env, parallel, device, precision))
+        outcomes = [_measure(one, source, loaded, batch_size, stride, seq_len, key, console) for one, source in jobs]
+    if env.rank > 0:
+        return None  # because: all have all answers, and rank 0 speaks for them
+    results = [_compared(outcome, loaded, baseline, console) for outcome in outcomes]
     document = {
         "format": "lmtrain evaluation",
         "lmtrain": __version__,
@@ -135,19 +164,24 @@ def _jobs(
 
 def _measure(
     task: Task, source: Path | list[Source], loaded: Loaded, batch_size: int, stride: int | None, seq_len: int | None,
-    baseline: Path | None, key: str, console: Console,
-) -> Result:  # fmt: skip
-    from lmtrain.eval.compare import with_baselines
+    key: str, console: Console,
+) -> Outcome:  # fmt: skip
     from lmtrain.eval.runner import run
     from lmtrain.observe.progress import progress
 
     with progress(console, f"{task.id}: read", "bytes", stopped="nothing is written.") as shown:
         given = source if isinstance(source, Path) else read_texts(source, key, shown)
     with progress(console, f"{task.id}: scored", "tokens", stopped="nothing is written.") as shown:
-        outcome = run(
+        return run(
             task, loaded.subject, given, stride=stride, seq_len=seq_len, batch_size=batch_size, progress=shown
         )
-    if baseline is None or not task.compares:
+
+
+def _compared(outcome: Outcome, loaded: Loaded, baseline: Path | None, console: Console) -> Result:
+    from lmtrain.eval.compare import with_baselines
+    from lmtrain.observe.progress import progress
+
+    if baseline is None or outcome.prepared.documents is None:
         return outcome.result
     with progress(console, "counting for the baselines"):
         return with_baselines(outcome.result, outcome.prepared, baseline, loaded.subject.tokenizer)

@@ -91,7 +91,7 @@ def main(arguments: list[str] | None = None) -> None:
     # tenth of a start
     gc.set_threshold(100_000, 20, 20)
     try:
-        code = app(arguments, standalone_mode=False)  # because: what typer refuses is said in our words
+        code = app(arguments, standalone_mode=False, obj=words)  # because: what typer refuses is said in our words
     except BrokenPipeError:
         sys.exit(0)
     except KeyboardInterrupt:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lmtrain.cli.launching import NumProcesses, run_processes, this_process
 from lmtrain.cli.options import ConfigDir, ConfigName, FromRun, Overrides, Plugins
 from lmtrain.cli.say import tell
 from lmtrain.errors import LmtrainError, OutputError, PeerLostError, RanksDifferError, StoppedEarly
@@ -17,6 +18,7 @@ from lmtrain.errors import LmtrainError, OutputError, PeerLostError, RanksDiffer
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from lmtrain.runtime.launch import Outcome
     from lmtrain.runtime.process import ProcessEnv
     from lmtrain.train.config import RunConfig
     from lmtrain.train.loop import Summary
@@ -37,20 +39,10 @@ def pretrain(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, say what would run, and stop.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     plugin: Plugins = None,
-    nproc: Annotated[
-        int | None, typer.Option(min=1, help="Start this many processes here; they share the work.")
-    ] = None,
+    nproc: NumProcesses = None,
 ) -> None:
     """Pretrain a model, or go on with a run that was stopped: the same command does both."""
-    from lmtrain.runtime.launch import follow_launcher
-    from lmtrain.runtime.process import ProcessEnv, share_cores
-
-    env = ProcessEnv.detect()
-    share_cores()
-    if env.launcher == "lmtrain":
-        follow_launcher()
-    if nproc is not None:
-        env = env.as_launcher(nproc)
+    env = this_process(nproc)
     overrides = list(overrides or [])
     flags = ["--config-name", config_name, *(["--config-dir", str(config_dir)] if config_dir else [])]
     flags += [f"--from-run={from_run}"] * (from_run is not None) + [f"--plugin={name}" for name in plugin or ()]
@@ -79,7 +71,7 @@ def pretrain(
     if dry_run:
         return print_preview(config, inputs, as_json)
     if nproc is not None and nproc > 1:
-        return _launch(config, [*flags, *overrides], nproc)
+        return run_processes(["pretrain", *flags, *overrides], nproc, lambda outcome: _write_end(config, outcome))
     from lmtrain.cli.screen import Screen
 
     console = Screen(stderr=as_json, quiet=env.rank > 0)
@@ -131,20 +123,14 @@ def _train(config: RunConfig, inputs: Inputs, env: ProcessEnv, console: Console)
                 return train(run)
 
 
-def _launch(config: RunConfig, arguments: list[str], nproc: int) -> None:
-    """This command in several processes; what it refuses has been said once by now."""
-    from lmtrain.runtime.launch import launch
+def _write_end(config: RunConfig, outcome: Outcome) -> None:
+    """What requeues, of processes that one of them has ended."""
     from lmtrain.train.stop_file import write_stop
 
-    outcome = launch([sys.executable, "-m", "lmtrain", "pretrain", *arguments], nproc)
-    if outcome.cause is not None:
-        tell(f"error: {outcome.cause}")
-        lost = outcome.exit_code == PeerLostError.exit_code
-        if outcome.exit_code != OutputError.exit_code:  # because: then the folder may be another run's
-            facts = {"cause": outcome.cause, "exit_code": outcome.exit_code, "requeue": lost, "rank": outcome.rank}
-            _warn(write_stop(config, facts))
-    if outcome.exit_code != 0:
-        raise typer.Exit(outcome.exit_code)
+    lost = outcome.exit_code == PeerLostError.exit_code
+    if outcome.exit_code != OutputError.exit_code:  # because: then the folder may be another run's
+        facts = {"cause": outcome.cause, "exit_code": outcome.exit_code, "requeue": lost, "rank": outcome.rank}
+        _warn(write_stop(config, facts))
 
 
 def _warn(problem: str | None) -> None:

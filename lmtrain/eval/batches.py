@@ -13,19 +13,10 @@ from lmtrain.batch import IGNORED, Batch
 from lmtrain.eval.windows import Request
 
 
-def batches(requests: Sequence[Request], batch_size: int, max_kept: int) -> Iterator[list[int]]:
-    """Rows of like length, at most batch_size together and, more than one row, at most max_kept scored targets."""
-    rows: list[int] = []
-    kept = 0
-    for row in sorted(range(len(requests)), key=lambda r: -len(requests[r].tokens)):
-        num = requests[row].num_scored
-        if rows and (len(rows) == batch_size or kept + num > max_kept):
-            yield rows
-            rows, kept = [], 0
-        rows.append(row)
-        kept += num
-    if rows:
-        yield rows
+def batches(requests: Sequence[Request], batch_size: int) -> Iterator[list[int]]:
+    """Rows of like length, at most batch_size together, the longest first."""
+    rows = sorted(range(len(requests)), key=lambda row: -len(requests[row].tokens))
+    yield from (rows[first : first + batch_size] for first in range(0, len(rows), batch_size))
 
 
 def collate(requests: list[Request]) -> Batch:

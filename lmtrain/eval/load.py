@@ -1,6 +1,7 @@
-"""A checkpoint as something to evaluate: the model on a device, its tokenizer, and what must be said of both.
+"""A model on disk becomes one that scores: on a device, in some precision, on the processes of a layout.
 
-Called by `lmtrain eval` and `lmtrain generate`. Only weights are read; the optimizer's state stays on disk.
+Called by `lmtrain eval` and `lmtrain generate`. Each process reads and holds its share of the weights, once; an
+optimizer's state stays on disk.
 """
 
 from __future__ import annotations
@@ -11,17 +12,15 @@ from typing import Any
 
 import torch
 
-from lmtrain.checkpoint.disk.format import MANIFEST
-from lmtrain.checkpoint.reader import CheckpointReader
-from lmtrain.checkpoint.store import resolve
 from lmtrain.config.build import build_settings
-from lmtrain.errors import CheckpointError
 from lmtrain.eval.runner import Subject, check_vocabulary
+from lmtrain.eval.source import Source, check_causal, checkpoint_source
 from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings
+from lmtrain.parallel.mesh import Mesh
 from lmtrain.parallel.precision_settings import PrecisionSettings
+from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.runtime.device import device_name
-from lmtrain.tokenizer.base import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,41 +30,34 @@ class Loaded:
 
 
 def load_for_eval(path: Path, device: torch.device, precision: str) -> Loaded:
-    """From a checkpoint, a run folder or its checkpoints folder; of several the latest."""
-    folder = resolve(path)
-    reader = CheckpointReader(folder)
-    missing = [key for key in ("model", "seq_len", "step") if key not in reader.state]
-    if missing:
-        raise CheckpointError(
-            f"{folder} does not say its {', '.join(missing)}. Give a checkpoint that a run has written."
-        )
-    settings = reader.checked_model()  # because: nothing of a stated size is built before the tensors have that size
-    for key, expected in (("seq_len", settings.shape.seq_len), ("step", reader.step)):
-        if reader.state[key] != expected:
-            raise CheckpointError(
-                f"{folder / MANIFEST} contradicts itself: its state.{key} is {str(reader.state[key])[:100]} and by the "
-                f"rest it is {expected}. Restore it from a copy."
-            )
-    if not settings.shape.causal:
-        raise CheckpointError(
-            f"{folder} is a {settings.kind} model, which sees both sides and cannot write on. Give a causal model; "
-            "how well this one predicts masked tokens is in its run's validation rows."
-        )
+    """A causal model of a checkpoint, a run folder or its checkpoints folder, on one process."""
+    source = checkpoint_source(path)
+    check_causal(source)
+    return load(source, device, precision)
+
+
+def load(
+    source: Source,
+    device: torch.device,
+    precision: str,
+    mesh: Mesh | None = None,
+    parallel: ParallelSettings = ParallelSettings(),
+) -> Loaded:
+    weights, tokenizer = source.open(), source.tokenizer()
+    settings = weights.settings
     numbers = build_settings(PrecisionSettings, {"kind": precision}, "precision")
-    model = build_parallel(settings, numbers, ComputeSettings(), device, seed=None, training=False)
-    model.load(reader.load_into)
+    model = build_parallel(
+        settings, numbers, ComputeSettings(), device, seed=None, training=False, mesh=mesh, parallel=parallel
+    )  # fmt: skip
+    model.load(weights.load_into)
     subject = Subject(
         model=model,
-        tokenizer=Tokenizer.from_bytes(reader.read_file("tokenizer.json")),
+        tokenizer=tokenizer,
         seq_len=settings.shape.seq_len,
         vocab_size=settings.shape.vocab_size,
         dtype=precision,
+        causal=settings.shape.causal,
     )
     check_vocabulary(subject)
-    facts = {
-        "checkpoint": str(folder),
-        "step": reader.step,
-        "parameters": model.num_parameters,
-        "device": device_name(device),
-    }
+    facts = source.facts | {"parameters": model.num_parameters, "device": device_name(device)}
     return Loaded(subject=subject, facts=facts)

@@ -12,6 +12,7 @@ import numpy as np
 from lmtrain.errors import DataError, LmtrainError, UsageError
 from lmtrain.eval.result import Result
 from lmtrain.eval.scoring import Scorable, Scored, Scorer
+from lmtrain.eval.source import check_kind
 from lmtrain.eval.task import Answers, Asked, Columns, Prepared, Task, TextTask, sum_up
 from lmtrain.eval.texts import TextInput
 from lmtrain.eval.windows import Request
@@ -29,6 +30,7 @@ class Subject:
     seq_len: int
     vocab_size: int
     dtype: str
+    causal: bool = True  # else it predicts masked tokens from both sides
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +52,7 @@ def run(
     batch_size: int = 8,
     progress: Progress | None = None,
 ) -> Outcome:
+    check_kind(task, causal=subject.causal)
     check_vocabulary(subject)
     window = window_of(task, subject, seq_len)
     shortened = window < subject.seq_len

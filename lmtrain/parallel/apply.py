@@ -22,7 +22,7 @@ from lmtrain.parallel.dropout import Noise, apply_noise
 from lmtrain.parallel.mesh import Mesh, build_mesh
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.parallel.pipeline.executor import OneStage, Pipeline
-from lmtrain.parallel.precision import WORK_DTYPE, LossScale, MasterWeights
+from lmtrain.parallel.precision import WORK_DTYPE, LossScale, MasterWeights, to_work_dtype
 from lmtrain.parallel.precision_settings import PrecisionSettings
 from lmtrain.parallel.recompute import apply_recompute
 from lmtrain.parallel.recompute_settings import NoRecomputeSettings, RecomputeSettings, SomeRecomputeSettings
@@ -52,10 +52,11 @@ def build_parallel(
 ) -> ParallelModel:
     """One process unless there is a `mesh`. `seed=None` leaves the weights at zero, to be loaded from a checkpoint.
 
-    `always_shard` takes the data-parallel path on one process too, to measure what it costs.
+    A model that is not `training` holds its weights once, in the numbers in which it computes. `always_shard` takes the
+    data-parallel path on one process too, to measure what it costs.
     """
     mesh = mesh or build_mesh(Layout(), device)
-    shards = mesh.dp.size > 1 or always_shard
+    shards = (mesh.dp if training else mesh.dp_shard).size > 1 or always_shard
     dtype = WORK_DTYPE[precision.kind]
     sequence = parallel.sequence_parallel and mesh.tp.size > 1
     noise = Noise(seed or 0, mesh.tp, mesh.dp, sequence=sequence, uses_dropout=settings.uses_dropout)
@@ -74,6 +75,8 @@ def build_parallel(
         assert isinstance(model, nn.Module)
         starts = model.starts()
         model.cut(stage.layers, first=stage.first, last=stage.last)
+        if not training:
+            to_work_dtype(model.parameters(), dtype)
         done = [apply_tensor_parallel(model, mesh.tp, sequence=sequence)]
         done += [apply_deferral(model)] if parallel.splits_backward else []
         done += [apply_noise(model, noise)]
@@ -90,7 +93,7 @@ def build_parallel(
     applied += [compile_loss(objective)] if compute.compile else []
 
     parameters = {name: p for model in stages.values() for name, p in model.named_parameters()}
-    weights = ShardedWeights(stages, parameters, parallel.zero) if shards else MasterWeights(parameters, precision)
+    weights = ShardedWeights(stages, parameters, parallel.zero) if shards else MasterWeights(parameters, dtype)
     places = places_of_rank(settings, parallel, mesh.coordinate)
     places |= copies(settings.ties(), weights.master, places)
     places = {name: places[name] for name in weights.master}

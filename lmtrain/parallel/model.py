@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby, islice
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +15,12 @@ from lmtrain.optim.whole import Alone, Whole
 from lmtrain.parallel.collectives import all_reduce
 from lmtrain.parallel.dropout import Noise
 from lmtrain.parallel.grads import apply_clip, gradient_norm, sum_partial_gradients
+from lmtrain.parallel.inference import Inference, chunks
 from lmtrain.parallel.mesh import Mesh
 from lmtrain.parallel.pipeline.executor import OneStage, Pipeline
 from lmtrain.parallel.precision import LossScale, MasterWeights
 from lmtrain.parallel.sharding import ShardedWeights
 from lmtrain.parallel.shards import owned, pieces_of
-from lmtrain.parallel.tensor.logits import whole_logits
 from lmtrain.parallel.tied import sum_gradients
 from lmtrain.parallel.whole_weights import Spread
 from lmtrain.piece import Piece
@@ -55,6 +54,7 @@ class ParallelModel:
         self.loss_scale, self.settings, self.device = loss_scale, settings, device
         self.mesh, self.places, self.noise, self.applied = mesh, places, noise, applied
         self.last_stage = mesh.layout.pp * mesh.layout.vp - 1
+        self.inference = Inference(stages, runner, settings, device, mesh, noise.splits_all)
 
     @property
     def model(self) -> LanguageModel:
@@ -132,7 +132,7 @@ class ParallelModel:
     def valid_sums(self, batches: Iterable[Batch]) -> Iterator[Tensor]:
         """Of each batch [2, terms]: summed losses and numbers of hits, without gradients, over all dp copies."""
         self._turn(training=False)
-        for some in _alike(batches, self.runner.at_once):
+        for some in chunks(batches, self.runner.at_once):
 
             def compute(stage: int, index: int, hidden_BTD: Tensor | None, some: list[Batch] = some) -> Tensor:
                 batch = self._to_device(some[index])
@@ -141,28 +141,24 @@ class ParallelModel:
                     return hidden_BTD
                 return self.objective.valid_sums(self.stages[stage], hidden_BTD, batch)
 
-            sums = self.runner.forward(len(some), compute, self._hidden_shape(some[0]))
+            sums = self.runner.forward(compute, [self._hidden_shape(batch) for batch in some])
             yield from self._to_all(sums, len(some), (2, len(self.terms)))
         self._turn(training=True)
 
-    @torch.no_grad()
     def logits(self, batch: Batch, keep_BT: Tensor | None = None) -> Tensor:
         """fp32 logits over the true vocabulary, of all positions or of the kept ones only, on every rank."""
-        self._turn(training=False)
-        keep_BT = None if keep_BT is None else keep_BT.to(self.device)
+        return self.inference.logits(batch, keep_BT)
 
-        def run(batch: Batch) -> Tensor | None:
-            compute = lambda stage, index, hidden_BTD: self.stages[stage](batch, hidden_BTD)  # noqa: E731
-            return self.runner.forward(1, compute, self._hidden_shape(batch)).get(0)
+    @property
+    def scored_at_once(self) -> int:
+        """Batches that `scores` takes together: with fewer some of the processes wait."""
+        return self.inference.at_once
 
-        model, sequence = self.stages.get(self.last_stage), self.noise.splits_all
-        found = whole_logits(run, model, self._to_device(batch), keep_BT, self.mesh.tp, sequence=sequence)
-        shape = batch.tokens_BT.shape if keep_BT is None else (int(keep_BT.sum()),)
-        vocab_size = self.settings.shape.vocab_size
-        none = torch.zeros(*shape, vocab_size, device=self.device)
-        logits = none if found is None else found[..., :vocab_size].float()
-        # collective: logits of the last stage to all, over pp
-        return all_reduce(logits.contiguous(), self.mesh.pp)
+    def scores(self, batches: Iterable[Batch]) -> Iterator[Tensor]:
+        """Of each batch [2, labels] in float64, on the host: of labels that are not IGNORED, row by row, the negative
+        log-likelihood, and 1 where the label is the most likely token. All ranks give all batches and get all answers.
+        """
+        return self.inference.scores(batches)
 
     def pieces(self) -> list[Piece]:
         return self.place(self.parameters, "model")
@@ -209,10 +205,3 @@ class Watched:
 
     def done(self, action: Action) -> None:
         self.weights.done(action, action.microbatch == self.last)
-
-
-def _alike(batches: Iterable[Batch], most: int) -> Iterator[list[Batch]]:
-    """Neighbours of one shape, at most so many together."""
-    for _, some in groupby(batches, lambda batch: batch.tokens_BT.shape):
-        while together := list(islice(some, most)):
-            yield together

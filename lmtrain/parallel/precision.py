@@ -1,11 +1,13 @@
 """The weights a model computes with, the fp32 weights the optimizer owns, and the fp16 loss scale.
 
-In fp32 they are the same tensors. In half precision each gradient is added to its fp32 master as soon as autograd
-has made it, and freed: accumulation is exact to fp32 and no full set of half-precision gradients ever exists.
+In fp32, and where nothing trains, they are the same tensors. In half precision each gradient is added to its fp32
+master as soon as autograd has made it, and freed: accumulation is exact to fp32 and no full set of half-precision
+gradients ever exists.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -20,14 +22,15 @@ WORK_DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float
 class MasterWeights:
     """Name -> fp32 weight, in the model's order; `publish` hands new values to the model."""
 
-    def __init__(self, parameters: dict[str, nn.Parameter], precision: PrecisionSettings) -> None:
-        self.dtype, self.work = WORK_DTYPE[precision.kind], parameters
-        if self.dtype is torch.float32:
+    def __init__(self, parameters: dict[str, nn.Parameter], dtype: torch.dtype) -> None:
+        """Those that compute in `dtype`; those that have it already are the masters themselves."""
+        self.dtype, self.work = dtype, parameters
+        if all(parameter.dtype is dtype for parameter in parameters.values()):
             self.master = self.work
             return
         self.master = {name: nn.Parameter(p.detach().clone()) for name, p in self.work.items()}
+        to_work_dtype(self.work.values(), dtype)
         for name, parameter in self.work.items():
-            parameter.data = parameter.data.to(self.dtype)
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                     _move_gradient(self.master[name])
@@ -55,6 +58,11 @@ class MasterWeights:
 
     def collect(self) -> None:
         """After the last backward. Gradients are where they belong as soon as they are made."""
+
+
+def to_work_dtype(parameters: Iterable[nn.Parameter], dtype: torch.dtype) -> None:
+    for parameter in parameters:
+        parameter.data = parameter.data.to(dtype)
 
 
 def _move_gradient(master: nn.Parameter) -> Any:

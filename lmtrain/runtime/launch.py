@@ -121,7 +121,7 @@ class _Job:
     def _outcome(self, failed: list[int], killed: list[int]) -> Outcome:
         if not failed:
             return Outcome(max(child.returncode for child in self._children))
-        way_out = "Start the same command again to go on from the last checkpoint."
+        way_out = "Start the same command again to go on."
         # because: survivors may be quicker to end than the one whose failure they report
         by_itself = [rank for rank in failed if self._children[rank].returncode != PeerLostError.exit_code]
         if killed and not by_itself:
@@ -132,7 +132,7 @@ class _Job:
         if 0 in failed and self._children[0].returncode == code:
             rank = 0  # because: where several end for one reason, rank 0 speaks for all
         if -code in self._signals:
-            return Outcome(128 - code, rank, f"{signal.Signals(-code).name} came before training began.")
+            return Outcome(128 - code, rank, f"{signal.Signals(-code).name} came before the work began.")
         rest = f"; the other {len(killed)} had to be killed" if killed else ""
         if code < 0:
             lost = f"rank {rank} of {self._num} was ended by {signal.Signals(-code).name}, and the run with it{rest}."

@@ -111,7 +111,7 @@ def peer_errors(process: ProcessEnv, timeout_s: float) -> Iterator[None]:
         raise PeerLostError(
             f"{process.who} waited for its peers in {waiting_in(error)} and got: {_short(text)} A process that ended "
             f"has said why above or in its own log; one that hangs is given parallel.timeout_s={timeout_s:g}. "
-            "Start the same command again to go on from the last checkpoint."
+            "Start the same command again to go on."
         ) from error
 
 

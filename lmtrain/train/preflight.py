@@ -91,14 +91,14 @@ def load_data(
 def _check_processes(config: RunConfig, env: ProcessEnv, starting: bool) -> None:
     problems = list(compiler_problems(config))
     if starting or env.launcher != "single":
-        wrong = list(_process_problems(config.parallel.layout, env))
+        wrong = list(process_problems(config.parallel.layout, env))
         if wrong:
             raise LayoutError("\n".join(wrong + problems))
     if problems:
         raise SettingsError(problems)
 
 
-def _process_problems(layout: Layout, env: ProcessEnv) -> Iterator[str]:
+def process_problems(layout: Layout, env: ProcessEnv) -> Iterator[str]:
     """Whether these processes can sit where the layout puts them."""
     if env.world_size != layout.world_size:
         sizes = {axis: getattr(layout, axis) for axis in ("pp", "dp_replicate", "dp_shard", "tp")}

@@ -7,7 +7,7 @@ of it is its place in autograd's graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Protocol
@@ -62,8 +62,8 @@ class OneStage:
             shares[index] = terms.detach()
         return shares
 
-    def forward(self, count: int, compute: Compute, shape: Shape) -> dict[int, Tensor]:
-        return {index: compute(0, index, None) for index in range(count)}
+    def forward(self, compute: Compute, shapes: Sequence[Shape]) -> dict[int, Tensor]:
+        return {index: compute(0, index, None) for index in range(len(shapes))}
 
 
 class Pipeline:
@@ -82,7 +82,7 @@ class Pipeline:
     def train(self, count: int, compute: Compute, shape: Shape, scale: float, watch: Watch) -> dict[int, Tensor]:
         """[terms] of each microbatch, on the rank of the last stage."""
         row, routes = self._turns(count, forward_only=False)
-        post, last = self._post(routes, shape), len(routes.rank_of) - 1
+        post, last = self._post(routes, [shape] * count), len(routes.rank_of) - 1
         held: dict[tuple[int, int], Held] = {}
         shares = {}
         for action in row:
@@ -108,10 +108,10 @@ class Pipeline:
         return shares
 
     @torch.no_grad()
-    def forward(self, count: int, compute: Compute, shape: Shape) -> dict[int, Tensor]:
+    def forward(self, compute: Compute, shapes: Sequence[Shape]) -> dict[int, Tensor]:
         """What the last stage makes of each batch, on its rank: a schedule's forwards alone."""
-        row, routes = self._turns(count, forward_only=True)
-        post, results = self._post(routes, shape), {}
+        row, routes = self._turns(len(shapes), forward_only=True)
+        post, results = self._post(routes, shapes), {}
         for action in row:
             out = compute(action.stage, action.microbatch, self._arrive(post, action))
             if action.stage == len(routes.rank_of) - 1:
@@ -125,9 +125,9 @@ class Pipeline:
         layout = self.mesh.layout
         return _turns_once(self.schedule, layout.pp, layout.vp, count, self.mesh.pp.index, forward_only)
 
-    def _post(self, routes: Routes, shape: Shape) -> Post:
-        like = torch.empty(shape, dtype=self.dtype, device=self.device)
-        return Post(routes, like, self.mesh, self.lanes, shares=self.shares)
+    def _post(self, routes: Routes, shapes: Sequence[Shape]) -> Post:
+        like = torch.empty(0, dtype=self.dtype, device=self.device)
+        return Post(routes, shapes, like, self.mesh, self.lanes, shares=self.shares)
 
     def _arrive(self, post: Post, action: Action) -> Tensor | None:
         if action.stage == 0:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -76,29 +76,37 @@ class Terms:
     """What a sender and a receiver must agree on before the first message."""
 
     num_messages: int
-    shape: tuple[int, ...]  # of a whole message, [B, T, D]
+    num_numbers: int  # in all whole messages
+    shape: tuple[int, ...]  # of the first, [B, T, D]
     dtype: torch.dtype
 
     def to_tensor(self) -> Tensor:
         """On the host: it is read there, and no device waits for it."""
-        return torch.tensor([self.num_messages, _DTYPES.index(self.dtype), *self.shape])
+        return torch.tensor([self.num_messages, self.num_numbers, _DTYPES.index(self.dtype), *self.shape])
 
     @classmethod
     def of(cls, tensor: Tensor) -> Terms:
-        count, dtype, *shape = tensor.tolist()
-        return cls(count, tuple(shape), _DTYPES[dtype])
+        num_messages, num_numbers, dtype, *shape = tensor.tolist()
+        return cls(num_messages, num_numbers, tuple(shape), _DTYPES[dtype])
 
     def __str__(self) -> str:
-        return f"{self.num_messages} messages of {list(self.shape)} {str(self.dtype).removeprefix('torch.')}"
+        alike = self.num_numbers == self.num_messages * math.prod(self.shape)
+        others = "" if alike else f" and other shapes, {self.num_numbers} numbers in all,"
+        return f"{self.num_messages} messages of {list(self.shape)}{others} {str(self.dtype).removeprefix('torch.')}"
 
 
 class Inbox:
     """Letters from one peer, received in the order of its row."""
 
     def __init__(
-        self, letters: Sequence[Letter], sender: int, group: dist.ProcessGroup, like: Tensor, terms: Terms
+        self,
+        letters: Sequence[Letter],
+        sender: int,
+        group: dist.ProcessGroup,
+        empty: Callable[[Letter], Tensor],
+        terms: Terms,
     ) -> None:
-        self.sender, self.group, self.like, self.terms = sender, group, like, terms
+        self.sender, self.group, self.empty, self.terms = sender, group, empty, terms
         self.coming = deque(letters)
         self.posted: deque[tuple[Letter, Tensor, dist.Work]] = deque()
         self.arrived: dict[Letter, Tensor] = {}
@@ -127,10 +135,11 @@ class Inbox:
 
     def _post(self) -> None:
         while self.coming and len(self.posted) < _POSTED:
-            tensor = torch.empty_like(self.like)
+            letter = self.coming.popleft()
+            tensor = self.empty(letter)
             work = dist.irecv(tensor, self.sender, group=self.group)
             assert work is not None
-            self.posted.append((self.coming.popleft(), tensor, work))
+            self.posted.append((letter, tensor, work))
 
 
 class Outbox:
@@ -193,30 +202,37 @@ class Routes:
 class Post:
     """One rank's mail for one run of a schedule."""
 
-    def __init__(self, routes: Routes, like: Tensor, mesh: Mesh, lanes: Lanes, *, shares: bool) -> None:
-        """`like` has the shape and dtype of one message; `shares` says that tp ranks have the same ones."""
-        self.routes, self.pp, self.tp, self.shape = routes, mesh.pp, mesh.tp, like.shape
-        self.shares = shares and like.numel() % self.tp.size == 0
-        message = like.flatten()[: like.numel() // self.tp.size] if self.shares else like
+    def __init__(
+        self, routes: Routes, shapes: Sequence[tuple[int, ...]], like: Tensor, mesh: Mesh, lanes: Lanes, *, shares: bool
+    ) -> None:
+        """`shapes` are those of each microbatch's messages, all of which have the dtype and device of `like`; `shares`
+        says that tp ranks have the same ones."""
+        self.routes, self.shapes, self.pp, self.tp, self.shares = routes, shapes, mesh.pp, mesh.tp, shares
         me, ranks = mesh.pp.index, mesh.pp.ranks
 
         def terms(letters: Sequence[Letter]) -> Terms:
-            return Terms(len(letters), tuple(like.shape), like.dtype)
+            all_shapes = [shapes[letter.microbatch] for letter in letters]
+            return Terms(len(letters), sum(map(math.prod, all_shapes)), tuple(all_shapes[0]), like.dtype)
+
+        def empty(letter: Letter) -> Tensor:
+            shape = shapes[letter.microbatch]
+            return like.new_empty(math.prod(shape) // self.tp.size if self._is_shared(shape) else shape)
 
         self.outboxes = {
             peer: Outbox(ranks[peer], lanes.between(me, peer), terms(letters))
             for peer, letters in routes.to_peer.items()
         }  # fmt: skip
         self.inboxes = {
-            peer: Inbox(letters, ranks[peer], lanes.between(peer, me), message, terms(letters))
+            peer: Inbox(letters, ranks[peer], lanes.between(peer, me), empty, terms(letters))
             for peer, letters in routes.from_peer.items()
         }  # fmt: skip
         self.own: dict[Letter, Tensor] = {}  # between two stages of this rank
 
     def send(self, letter: Letter, tensor: Tensor) -> None:
-        if tensor.shape != self.shape:
+        shape = self.shapes[letter.microbatch]
+        if tensor.shape != shape:
             raise LayoutError(
-                f"Stage {letter.sender} on rank {dist.get_rank()} made {list(tensor.shape)}, and {list(self.shape)} "
+                f"Stage {letter.sender} on rank {dist.get_rank()} made {list(tensor.shape)}, and {list(shape)} "
                 "was announced. Give all microbatches of a step the same size."
             )
         to = self.routes.rank_of[letter.stage]
@@ -224,7 +240,7 @@ class Post:
             self.own[letter] = tensor
             return
         tensor = tensor.contiguous()
-        if self.shares:
+        if self._is_shared(shape):
             tensor = tensor.flatten().chunk(self.tp.size)[self.tp.index]
         self.outboxes[to].send(self.routes.needed_at[letter], tensor)
 
@@ -235,10 +251,14 @@ class Post:
         tensor = self.inboxes[sender].take(letter)
         if sender in self.outboxes:
             self.outboxes[sender].let_go(self.routes.sent_at[letter])
-        if self.shares:
+        shape = self.shapes[letter.microbatch]
+        if self._is_shared(shape):
             # collective: nothing is summed; tp ranks' shares of one message
             tensor = gather_stack(tensor, self.tp)
-        return tensor.view(self.shape)
+        return tensor.view(shape)
+
+    def _is_shared(self, shape: tuple[int, ...]) -> bool:
+        return self.shares and math.prod(shape) % self.tp.size == 0
 
     def close(self) -> None:
         for outbox in self.outboxes.values():

@@ -1,14 +1,13 @@
 """The vocabulary cut over tp: embedding rows, head rows, and a cross-entropy that never sees whole logits.
 
-Called by layers (which swaps the modules in), apply (the objective's loss) and logits (inference). A rank holds an
+Called by layers (which swaps the modules in), apply (the objective's loss) and the model (inference). A rank holds an
 equal run of rows; rows after the true vocabulary are padding, score -inf and get no gradient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -22,12 +21,12 @@ from lmtrain.objectives.cross_entropy import chunks, sum_dtype
 from lmtrain.parallel.collectives import (
     all_reduce,
     column_linear,
-    gather_columns,
-    gather_sequence,
     gather_stack,
     sum_parts,
 )
 from lmtrain.parallel.mesh import Axis
+
+ROWS_AT_ONCE = 256  # because: in float64 those of GPT-2's vocabulary are 100 MB, and the head's product loses nothing
 
 
 def rows_per_rank(num_rows: int, size: int) -> int:
@@ -63,28 +62,22 @@ class VocabHead(nn.Module):
     def forward(self, hidden_BTD: Tensor) -> Tensor:
         return column_linear(hidden_BTD, self.weight, self._padding(), self.axis, sequence=self.sequence)
 
-    def whole(self, hidden_BTD: Tensor, keep_BT: Tensor | None) -> Tensor:
-        if self.sequence:
-            hidden_BTD = gather_sequence(hidden_BTD, self.axis)
-        hidden = hidden_BTD if keep_BT is None else hidden_BTD[keep_BT]
-        return gather_columns(F.linear(hidden, self.weight, self._padding()), self.axis)
-
     def _padding(self) -> Tensor | None:
         """As Head's; a rank may hold nothing but padding."""
         return added_to_scores(self.weight, self.bias, self.vocab_size - self.axis.index * self.weight.shape[0])
 
 
 @contextmanager
-def whole_scores(model: nn.Module, keep_BT: Tensor | None) -> Iterator[None]:
-    """Inference: inside, a model's logits are every token's on every rank, of all positions or of the kept ones."""
-    heads = [module for module in model.modules() if isinstance(module, VocabHead)]
+def whole_sequences(model: nn.Module) -> Iterator[None]:
+    """Inside, a model's logits take hidden states of whole sequences, or chosen rows of them, whatever a rank has."""
+    heads = [module for module in model.modules() if isinstance(module, VocabHead) and module.sequence]
     for head in heads:
-        head.forward = partial(head.whole, keep_BT=keep_BT)  # type: ignore[method-assign]
+        head.sequence = False
     try:
         yield
     finally:
         for head in heads:
-            del head.forward
+            head.sequence = True
 
 
 def cross_entropy_sum(logits: Tensor, labels: Tensor, axis: Axis) -> Tensor:
@@ -109,6 +102,30 @@ def hit_sum(logits: Tensor, labels: Tensor, axis: Axis) -> Tensor:
     # collective: the highest score of each row, and its label's, over tp
     all_reduce(best_2N, axis, dist.ReduceOp.MAX)
     return ((best_2N[0] == best_2N[1]) & (labels_N != IGNORED)).sum().to(torch.float32)
+
+
+@torch.no_grad()
+def label_scores(logits_of: Callable[[Tensor], Tensor], hidden_KD: Tensor, labels_K: Tensor, axis: Axis) -> Tensor:
+    """[2, K] in float64, the same on every rank: -log p of each label, and 1 where it is the most likely token, else 0.
+
+    Of several that score alike the first is the most likely. float64, so that a sum over a corpus keeps the logits' own
+    accuracy; the logits of a few rows are there at a time.
+    """
+    here = [hidden_KD.new_empty(4, 0, dtype=torch.float64)]
+    for hidden, labels in zip(*(torch.split(x, ROWS_AT_ONCE) for x in (hidden_KD, labels_K)), strict=True):
+        logits_NV = logits_of(hidden)
+        column_N, mine_N = _find(labels, logits_NV.shape[-1], axis)
+        best_N = logits_NV.argmax(-1) + axis.index * logits_NV.shape[-1]
+        here.append(torch.cat([_summary(logits_NV.double(), column_N, mine_N), best_N[None].double()]))
+    here_4K = torch.cat(here, 1)
+    # collective: four numbers a label from every tp rank, which each rank then puts together
+    parts_R4K = gather_stack(here_4K, axis) if axis.size > 1 else here_4K[None]
+    top_RK, sum_RK, label_RK, best_RK = parts_R4K.unbind(1)
+    top_K = top_RK.amax(0)
+    nll_K = (sum_RK * (top_RK - top_K).exp()).sum(0).log() + (top_K - label_RK.sum(0))
+    first_K = (top_RK == top_K).byte().argmax(0)  # because: ranks hold the tokens in order
+    best_K = best_RK.gather(0, first_K[None])[0]
+    return torch.stack([nll_K, (best_K == labels_K).double()])
 
 
 class _CrossEntropySum(torch.autograd.Function):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from data_tools.read.sources import find_sources
-from lmtrain.batch import Batch
+from lmtrain.batch import IGNORED, Batch
 from lmtrain.cli.evaluate import read_texts
 from lmtrain.eval.texts import TextInput
 from lmtrain.models.gpt import GPT, build
 from lmtrain.models.gpt_settings import GPTSettings
+from lmtrain.parallel.mesh import Axis
+from lmtrain.parallel.tensor.vocabulary import label_scores
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.train import train_bpe
 from tests.unit.models.first_weights import start
@@ -40,27 +42,40 @@ class PlainModel:
 
     def __init__(self, model: GPT, *, padded: bool = True) -> None:
         self.model, self.padded = model.eval(), padded
-        self.device = torch.device("cpu")
+        self.device, self.scored_at_once = torch.device("cpu"), 3
         self.rows_through_head: list[int] = []
 
     @torch.no_grad()
     def logits(self, batch: Batch, keep_BT: Tensor | None = None) -> Tensor:
         hidden = self.model(batch)
-        hidden = hidden if keep_BT is None else hidden[keep_BT]
+        return self.logits_of(hidden if keep_BT is None else hidden[keep_BT])
+
+    def logits_of(self, hidden: Tensor) -> Tensor:
         self.rows_through_head.append(hidden.shape[:-1].numel())
         logits = self.model.logits(hidden)
         return logits if self.padded else logits[..., : self.model.shape.vocab_size]
+
+    @torch.no_grad()
+    def scores(self, batches: Iterable[Batch]) -> Iterator[Tensor]:
+        for batch in batches:
+            kept = batch.labels_BT != IGNORED
+            yield label_scores(self.logits_of, self.model(batch)[kept], batch.labels_BT[kept], Axis())
 
 
 class TableModel:
     """P(next | this token) by a table of logits [V, V]: a bigram, or a unigram if all rows are alike."""
 
     def __init__(self, logits_VV: NDArray[np.float64]) -> None:
-        self.table, self.device = torch.from_numpy(logits_VV), torch.device("cpu")
+        self.table, self.device, self.scored_at_once = torch.from_numpy(logits_VV), torch.device("cpu"), 1
 
     def logits(self, batch: Batch, keep_BT: Tensor | None = None) -> Tensor:
         logits: Tensor = self.table[batch.tokens_BT]
         return logits if keep_BT is None else logits[keep_BT]
+
+    def scores(self, batches: Iterable[Batch]) -> Iterator[Tensor]:
+        for batch in batches:
+            kept = batch.labels_BT != IGNORED
+            yield label_scores(lambda rows: rows, self.table[batch.tokens_BT[kept]], batch.labels_BT[kept], Axis())
 
 
 BuildGpt = Callable[..., PlainModel]

@@ -17,14 +17,14 @@ def linear() -> nn.Linear:
 
 def test_fp32_has_one_set_of_weights() -> None:
     model = linear()
-    masters = MasterWeights(dict(model.named_parameters()), Fp32Settings())
+    masters = MasterWeights(dict(model.named_parameters()), torch.float32)
     assert all(masters.master[name] is p for name, p in model.named_parameters())
 
 
 def test_masters_keep_what_bf16_rounds_away() -> None:
     model = linear()
     before: torch.Tensor = model.weight.detach().clone()
-    masters = MasterWeights(dict(model.named_parameters()), Bf16Settings())
+    masters = MasterWeights(dict(model.named_parameters()), torch.bfloat16)
     assert model.weight.dtype is torch.bfloat16
     assert torch.equal(masters.master["weight"], before)
     with torch.no_grad():
@@ -37,7 +37,7 @@ def test_masters_keep_what_bf16_rounds_away() -> None:
 def test_gradients_are_accumulated_in_fp32_and_freed() -> None:
     """The sum of many microbatches equals the fp32 sum of their bf16 gradients; accumulating in bf16 would not."""
     model = linear()
-    masters = MasterWeights(dict(model.named_parameters()), Bf16Settings())
+    masters = MasterWeights(dict(model.named_parameters()), torch.bfloat16)
     expected, in_bf16 = torch.zeros(8, 8), torch.zeros(8, 8, dtype=torch.bfloat16)
     for _ in range(32):
         x = torch.randn(4, 8, dtype=torch.bfloat16)

@@ -76,7 +76,7 @@ def test_those_that_stood_still_are_named_and_not_those_that_waited() -> None:
     outcome = launch(child(body), 4, grace_s=0.5)
     assert outcome == Outcome(
         76, 0, "ranks 0 and 2 of 4 stood still while the others waited, and had to be killed. Start the same command "
-        "again to go on from the last checkpoint."
+        "again to go on."
     )  # fmt: skip
 
 
@@ -147,7 +147,7 @@ def test_a_signal_before_training_began(tmp_path: Path, ready: Callable[[int], l
     ready(2)
     job.send_signal(signal.SIGTERM)
     output, _ = job.communicate(timeout=120)
-    assert "outcome 143 SIGTERM came before training began." in output
+    assert "outcome 143 SIGTERM came before the work began." in output
 
 
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="no pidfd_open")

@@ -14,10 +14,10 @@ from lmtrain.batch import IGNORED
 from lmtrain.errors import LayoutError
 from lmtrain.models import gpt
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.parallel.collectives import gather_sequence
+from lmtrain.parallel.collectives import gather_columns, gather_sequence
 from lmtrain.parallel.mesh import Axis
 from lmtrain.parallel.tensor.layers import ColumnLinear, apply_tensor_parallel
-from lmtrain.parallel.tensor.vocabulary import cross_entropy_sum
+from lmtrain.parallel.tensor.vocabulary import cross_entropy_sum, whole_sequences
 from tests.layouts.workers import Pool
 from tests.unit.parallel.cut_models import (
     GPT2,
@@ -66,13 +66,15 @@ def compare_with_uncut(settings: dict[str, Any], sequence: bool, documents: bool
     assert found.keys() == gradients.keys()
     found["loss"] = distance(loss, expected)
     with torch.no_grad():
-        here = model(batch)
-        found["hidden"] = distance(gather_sequence(here, axis) if sequence else here, hidden)
+        here = gather_sequence(model(batch), axis) if sequence else model(batch)
+        found["hidden"] = distance(here, hidden)
         kept = batch.labels_BT != IGNORED
         vocab_size = settings["vocab_size"]
         for name, keep in (("logits", None), ("kept logits", kept)):
             logits = whole.logits(hidden if keep is None else hidden[keep])[..., :vocab_size]
-            found[name] = distance(model.head.whole(here, keep)[..., :vocab_size], logits)
+            with whole_sequences(model):
+                columns = gather_columns(model.logits(here if keep is None else here[keep]), axis)
+            found[name] = distance(columns[..., :vocab_size], logits)
     return found
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 from lmtrain.batch import IGNORED
 from lmtrain.objectives import cross_entropy
-from lmtrain.parallel.tensor.vocabulary import cross_entropy_sum, hit_sum, rows_per_rank
+from lmtrain.parallel.tensor.vocabulary import cross_entropy_sum, hit_sum, label_scores, rows_per_rank
 from tests.layouts.workers import Pool
 from tests.unit.parallel.cut_models import Record, distance, world_axis
 
@@ -139,3 +140,28 @@ def test_three_numbers_a_row_are_sent_and_no_logits(pool: Pool) -> None:
 @pytest.mark.parametrize(("num_rows", "size", "rows"), [(128, 4, 32), (13, 2, 7), (13, 8, 2), (3, 4, 1)])
 def test_rows_are_padded_until_every_rank_has_as_many(num_rows: int, size: int, rows: int) -> None:
     assert rows_per_rank(num_rows, size) == rows
+
+
+def scores_of_labels(vocab_size: int) -> list[list[float]]:
+    """By cut columns and by whole ones: scores and which label is the first of the highest. Many logits are alike."""
+    axis = world_axis()
+    rows = rows_per_rank(vocab_size, axis.size)
+    generator = torch.Generator().manual_seed(9)
+    whole = torch.randint(3, (400, rows * axis.size), generator=generator).float()
+    whole[:, vocab_size:] = float("-inf")
+    labels = torch.randint(vocab_size, (400,), generator=generator)
+    mine = whole[:, axis.index * rows : (axis.index + 1) * rows]
+    found = label_scores(lambda some: some, mine, labels, axis)
+    exact = whole.double()
+    expected = exact.logsumexp(-1) - exact.gather(-1, labels[:, None])[:, 0]
+    return [(found[0] - expected).tolist(), found[1].tolist(), (exact.argmax(-1) == labels).double().tolist()]
+
+
+@pytest.mark.parametrize(("num_ranks", "vocab_size"), [(2, 7), (4, 5)])  # 5 over 4: a rank of nothing but padding
+def test_labels_that_score_alike_and_padding_are_judged_as_on_one_process(
+    pool: Pool, num_ranks: int, vocab_size: int
+) -> None:
+    for differences, best, expected in pool.run(f"{__name__}:scores_of_labels", num_ranks, {"vocab_size": vocab_size}):
+        assert np.abs(differences).max() < 1e-14
+        assert best == expected
+        assert 20 < sum(expected) < 200

@@ -1,0 +1,99 @@
+"""A model on disk as something to evaluate: what it is, before its weights are opened. Torch-free.
+
+Called by the command line and by load. Where it comes from, a checkpoint or another program's folder, ends here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from lmtrain.checkpoint.contents import Contents
+from lmtrain.checkpoint.described import checked_model
+from lmtrain.checkpoint.disk.format import MANIFEST
+from lmtrain.checkpoint.store import resolve
+from lmtrain.errors import CheckpointError, UsageError
+from lmtrain.eval.task import Task
+from lmtrain.models.model_settings import ModelSettings
+from lmtrain.piece import Piece
+from lmtrain.tokenizer.base import Tokenizer
+
+
+class Weights(Protocol):
+    @property
+    def settings(self) -> ModelSettings: ...
+
+    def load_into(self, pieces: list[Piece]) -> None:
+        """Fill the pieces' blocks, rounded to the type that they have."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    path: Path
+    settings: ModelSettings
+    facts: dict[str, Any]  # what is said of it under every result
+    open: Callable[[], Weights]
+    tokenizer: Callable[[], Tokenizer]
+
+
+@dataclass(frozen=True)
+class CheckpointWeights:
+    path: Path
+    settings: ModelSettings
+
+    def load_into(self, pieces: list[Piece]) -> None:
+        # because: it brings torch, and a layout that cannot be is refused without
+        from lmtrain.checkpoint.reader import CheckpointReader
+
+        CheckpointReader(self.path).load_into(pieces, rounded=True)
+
+
+def checkpoint_source(path: Path) -> Source:
+    """A checkpoint, or of a run's folder or its checkpoints' folder the latest."""
+    folder = resolve(path)
+    contents = Contents(folder)
+    manifest = contents.manifest
+    missing = [key for key in ("model", "seq_len", "step") if key not in manifest.state]
+    if missing:
+        raise CheckpointError(
+            f"{folder} does not say its {', '.join(missing)}. Give a checkpoint that a run has written."
+        )
+    settings = checked_model(contents)  # because: nothing of a stated size is built before the tensors have that size
+    for key, expected in (("seq_len", settings.shape.seq_len), ("step", manifest.step)):
+        if manifest.state[key] != expected:
+            raise CheckpointError(
+                f"{folder / MANIFEST} contradicts itself: its state.{key} is {str(manifest.state[key])[:100]} and by "
+                f"the rest it is {expected}. Restore it from a copy."
+            )
+    return Source(
+        path=folder,
+        settings=settings,
+        facts={"checkpoint": str(folder), "step": manifest.step},
+        open=lambda: CheckpointWeights(folder, settings),
+        tokenizer=lambda: Tokenizer.from_bytes(contents.read_file("tokenizer.json")),
+    )
+
+
+def check_causal(source: Source) -> None:
+    """For whoever can do nothing with another model."""
+    if not source.settings.shape.causal:
+        raise CheckpointError(
+            f"{source.path} is a {source.settings.kind} model, which sees both sides and cannot write on. Give a "
+            "causal model."
+        )
+
+
+def check_kind(task: Task, *, causal: bool) -> None:
+    """Whether a task can ask this kind of model."""
+    if task.causal and not causal:
+        raise UsageError(
+            f"--task={task.id} asks what comes next, and the model sees both sides, so that it would look the answer "
+            "up. Give a causal model, or a task for models that predict masked tokens: `lmtrain eval --list`."
+        )
+    if causal and not task.causal:
+        raise UsageError(
+            f"--task={task.id} asks for masked tokens, and the model predicts what comes next. Give a model that was "
+            "trained on masked tokens, or another task: `lmtrain eval --list`."
+        )

@@ -1,0 +1,124 @@
+"""A model asked and not trained: the scores of labels, and logits, of batches of any length and at any layout.
+
+Called by ParallelModel. Only chosen positions go through the head, on the ranks of the last stage, and no rank ever has
+the logits of all of them where their labels' scores are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lmtrain.batch import IGNORED, Batch
+from lmtrain.models.model_settings import ModelSettings
+from lmtrain.parallel.collectives import all_reduce, gather_columns, gather_sequence
+from lmtrain.parallel.mesh import Axis, Mesh
+from lmtrain.parallel.pipeline.executor import OneStage, Pipeline
+from lmtrain.parallel.tensor.vocabulary import label_scores, whole_sequences
+from lmtrain.spec import LanguageModel
+
+Answer = Callable[[LanguageModel, Tensor, int], Tensor]  # (model, hidden states, number of the batch) -> what is asked
+
+
+@dataclass(frozen=True)
+class Inference:
+    stages: Mapping[int, LanguageModel]
+    runner: OneStage | Pipeline
+    settings: ModelSettings
+    device: torch.device
+    mesh: Mesh
+    sequence: bool  # whether tp ranks have a cut of the sequence each
+
+    @property
+    def at_once(self) -> int:
+        """Batches that `scores` takes together: with fewer some of the processes wait."""
+        return self.runner.at_once * self.mesh.dp.size
+
+    @torch.no_grad()
+    def scores(self, batches: Iterable[Batch]) -> Iterator[Tensor]:
+        """Of each batch [2, labels]: what label_scores says of those that are not IGNORED, row by row, on the host."""
+        dp = self.mesh.dp
+        for some in chunks(batches, self.at_once):
+            mine = some[dp.index :: dp.size]
+            # because: copies that share weights compute together, so each of them needs as many batches
+            found = self._labels(mine + [some[0].unlabelled()] * (-(-len(some) // dp.size) - len(mine)))
+            counts = [int((batch.labels_BT != IGNORED).sum()) for batch in some]
+            all_2K = torch.zeros(2, sum(counts), dtype=torch.float64, device=self.device)
+            for index, place_2K in enumerate(torch.split(all_2K, counts, 1)[dp.index :: dp.size]):
+                if index in found:
+                    place_2K.copy_(found[index])
+            # collective: each batch's answers from the copy that has them, over dp, and from its last stage, over pp
+            all_reduce(all_reduce(all_2K, dp), self.mesh.pp)
+            yield from torch.split(all_2K.cpu(), counts, 1)  # sync: answers are read
+
+    @torch.no_grad()
+    def logits(self, batch: Batch, keep_BT: Tensor | None) -> Tensor:
+        """fp32 logits over the true vocabulary, of all positions or of the kept ones only, on every rank."""
+
+        def columns(model: LanguageModel, hidden: Tensor, index: int) -> Tensor:
+            logits = model.logits(hidden)
+            return gather_columns(logits, self.mesh.tp) if self.mesh.tp.size > 1 else logits
+
+        keep_BT = None if keep_BT is None else keep_BT.to(self.device)
+        found = self._infer([batch], [keep_BT], columns).get(0)
+        shape = batch.tokens_BT.shape if keep_BT is None else (int(keep_BT.sum()),)
+        vocab_size = self.settings.shape.vocab_size
+        none = torch.zeros(*shape, vocab_size, device=self.device)
+        logits = none if found is None else found[..., :vocab_size].float()
+        # collective: logits of the last stage to all, over pp
+        return all_reduce(logits.contiguous(), self.mesh.pp)
+
+    def _labels(self, batches: Sequence[Batch]) -> dict[int, Tensor]:
+        labels = [batch.labels_BT.to(self.device) for batch in batches]
+        kept = [labels_BT != IGNORED for labels_BT in labels]
+
+        def answer(model: LanguageModel, hidden_KD: Tensor, index: int) -> Tensor:
+            return label_scores(model.logits, hidden_KD, labels[index][kept[index]], self.mesh.tp)
+
+        return self._infer(batches, kept, answer)
+
+    def _infer(self, batches: Sequence[Batch], kept: Sequence[Tensor | None], answer: Answer) -> dict[int, Tensor]:
+        """On the last stage, the answer to each batch from its hidden states: of whole sequences, or of kept places."""
+        tp, last, given = self.mesh.tp, self.mesh.layout.pp * self.mesh.layout.vp - 1, []
+        for model in self.stages.values():
+            model.train(False)
+        for batch in batches:
+            batch = batch.map(lambda array: array.to(self.device, non_blocking=True))
+            given.append(_padded(batch, tp.size) if self.sequence else batch)
+
+        def compute(stage: int, index: int, hidden_BTD: Tensor | None) -> Tensor:
+            model, length, keep_BT = self.stages[stage], batches[index].tokens_BT.shape[1], kept[index]
+            hidden_BTD = model(given[index], hidden_BTD)
+            if stage < last:
+                return hidden_BTD
+            hidden_BTD = (gather_sequence(hidden_BTD, tp) if self.sequence else hidden_BTD)[:, :length]
+            assert isinstance(model, nn.Module)
+            with whole_sequences(model):
+                return answer(model, hidden_BTD if keep_BT is None else hidden_BTD[keep_BT], index)
+
+        return self.runner.forward(compute, [self._hidden_shape(batch, tp) for batch in given])
+
+    def _hidden_shape(self, batch: Batch, tp: Axis) -> tuple[int, ...]:
+        rows, length = batch.tokens_BT.shape
+        return rows, length // tp.size if self.sequence else length, self.settings.shape.width
+
+
+def chunks(batches: Iterable[Batch], most: int) -> Iterator[list[Batch]]:
+    stream = iter(batches)
+    while some := list(islice(stream, most)):
+        yield some
+
+
+def _padded(batch: Batch, multiple: int) -> Batch:
+    """As long as tp ranks can cut evenly. What stands on the right is not real, and nobody looks at it."""
+    missing = -batch.tokens_BT.shape[1] % multiple
+    if not missing:
+        return batch
+    if batch.real_BT is None:
+        batch = replace(batch, real_BT=torch.ones_like(batch.tokens_BT, dtype=torch.bool))
+    return batch.map(lambda array: F.pad(array, (0, missing)) if array.ndim == 2 else array)

@@ -1,0 +1,45 @@
+"""One process of an evaluation that measures itself: `python -m tests.cli.measured_eval CHECKPOINT TEXT FOLDER WORDS`.
+
+Started by test_eval_memory.py, alone or by the launcher as several; writes FOLDER/RANK.json.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+# because: all that an evaluation imports is there before the baseline is taken
+import lmtrain.eval.load
+import lmtrain.parallel.mesh
+import lmtrain.runtime.process_group  # noqa: F401
+from lmtrain.checkpoint.reader import CheckpointReader  # noqa: F401
+from lmtrain.cli.subject import find_subject, on_processes, settle_layout
+from lmtrain.eval.runner import run
+from lmtrain.eval.task import find_task
+from lmtrain.eval.texts import TextInput
+from lmtrain.runtime.process import ProcessEnv
+from tests.layouts.memory import living_tensors, storages
+
+
+def status(key: str) -> int:
+    found = re.search(rf"{key}:\s+(\d+)", Path("/proc/self/status").read_text())
+    assert found
+    return int(found[1]) * 1024
+
+
+def main(checkpoint: str, text: str, folder: str, *words: str) -> None:
+    task, subject, env = find_task("perplexity"), find_subject(Path(checkpoint)), ProcessEnv.detect()
+    before = set(storages(living_tensors()))
+    imported_bytes = status("VmRSS")
+    with on_processes(subject, env, settle_layout(words, subject.settings, env), "cpu", "fp32") as loaded:
+        after = storages(living_tensors())
+        held_bytes = sum(size for at, (size, _) in after.items() if at not in before)
+        result = run(task, loaded.subject, TextInput("text", [text], "", "it"), batch_size=4).result
+    found = {"weights": held_bytes, "peak": status("VmHWM") - imported_bytes, "nats": result.nll_sum_nats}
+    (Path(folder) / f"{env.rank}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

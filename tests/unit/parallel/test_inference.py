@@ -1,0 +1,95 @@
+"""Every target is scored once and alike on any layout, in batches of any size, by a run's model and by one that only
+answers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lmtrain.eval.scoring import Scorer
+from lmtrain.eval.windows import Request, WindowedRequests
+from lmtrain.parallel.apply import build_parallel
+from lmtrain.parallel.compute_settings import ComputeSettings
+from lmtrain.parallel.mesh import build_mesh
+from lmtrain.placement.parallel_settings import ParallelSettings
+from tests.layouts.workers import Pool
+from tests.marks import wide
+from tests.unit.parallel.spread import CPU, PRECISIONS, SETTINGS
+from tests.unit.parallel.test_layouts import UNTIED, num_processes
+
+BATCH_SIZES = (1, 7, 64)
+STRIDE = 3
+
+
+def requests() -> list[Request]:
+    """Texts of 0 to 3 windows of 8 tokens: every length once, so that batches come in every shape."""
+    generator = np.random.default_rng(4)
+    texts = [generator.integers(0, 13, length) for length in generator.permutation(26)]
+    return list(WindowedRequests(texts, 8, STRIDE))
+
+
+def scored(parallel: dict[str, Any], model: dict[str, Any], precision: str, training: bool) -> list[Any]:
+    """For each size of batches, of each request its sum and its hits."""
+    settings = ParallelSettings(**parallel)
+    built = build_parallel(
+        replace(SETTINGS, **{"num_layers": 3, "init_std": 0.4} | model), PRECISIONS[precision], ComputeSettings(), CPU,
+        seed=1, training=training, mesh=build_mesh(settings.layout, CPU, 60.0), parallel=settings,
+    )  # fmt: skip
+    answers = [list(Scorer(built, batch_size=size).score(requests())) for size in BATCH_SIZES]
+    return [[[one.nll.tolist(), one.greedy.tolist()] for one in some] for some in answers]
+
+
+LAYOUTS: list[dict[str, Any]] = [
+    {"tp": 2},
+    {"tp": 2, "sequence_parallel": False},
+    {"pp": 2},
+    {"dp_replicate": 2},
+    {"dp_shard": 2, "zero": 3},
+    {"dp_shard": 3, "zero": 3},
+    {"dp_replicate": 2, "tp": 2, "pp": 2, "zero": 1},
+    {"dp_shard": 2, "tp": 2, "pp": 2, "zero": 3, "sequence_parallel": False},
+    {"pp": 2, "vp": 2, "schedule": "interleaved", "dp_shard": 2, "zero": 1},
+]  # fmt: skip
+
+
+def check(pool: Pool, parallel: dict[str, Any], precision: str, *, training: bool, tolerance: float) -> None:
+    model = UNTIED if parallel.get("pp") else {}
+    model = model | ({"num_layers": 4} if parallel.get("vp") else {})
+    asked = {"model": model, "precision": precision, "training": training}
+    ((one, *_),) = pool.run(f"{__name__}:scored", 1, asked | {"parallel": {}})
+    count = num_processes(parallel)
+    expected = np.concatenate([nll for nll, _ in one])
+    for found in pool.run(f"{__name__}:scored", count, asked | {"parallel": parallel}):
+        for answers in found:
+            assert [len(nll) for nll, _ in answers] == [request.num_scored for request in requests()]
+            np.testing.assert_allclose(np.concatenate([nll for nll, _ in answers]), expected, rtol=0, atol=tolerance)
+            assert sum(sum(nll) for nll, _ in answers) == pytest.approx(expected.sum(), rel=1e-6 + tolerance / 10)
+            if precision == "fp32":
+                assert [greedy for _, greedy in answers] == [greedy for _, greedy in one]
+
+
+@pytest.mark.parametrize("training", [False, *wide(True)])
+@pytest.mark.parametrize("parallel", [{"tp": 2, "pp": 2}, *wide(*LAYOUTS)], ids=str)
+def test_each_target_is_scored_once_and_as_on_one_process(pool: Pool, parallel: dict[str, Any], training: bool) -> None:
+    check(pool, parallel, "fp32", training=training, tolerance=3e-6)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("parallel", [LAYOUTS[0], LAYOUTS[4], LAYOUTS[7]], ids=str)
+def test_half_precision_scores_alike(pool: Pool, parallel: dict[str, Any], precision: str) -> None:
+    check(pool, parallel, precision, training=False, tolerance={"bf16": 0.1, "fp16": 0.02}[precision])
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_model_that_only_answers_holds_its_weights_once(precision: str) -> None:
+    built = build_parallel(SETTINGS, PRECISIONS[precision], ComputeSettings(), CPU, seed=1, training=False)
+    held = dict(built.model.named_parameters())
+    assert all(built.parameters[name] is parameter for name, parameter in held.items())
+    assert {parameter.dtype for parameter in held.values()} == {
+        torch.bfloat16 if precision == "bf16" else torch.float16
+    }
