@@ -91,7 +91,7 @@ def evaluate(
     parallel = settle_layout(layout or [], subject.settings, env)
     check_device(device, env)
     for one, _ in jobs:
-        check_kind(one, causal=subject.settings.shape.causal)
+        check_kind(one, causal=subject.settings.shape.causal, pairs="pair" in subject.settings.terms)
     if env.world_size > 1 and "-" in (data or []):
         raise UsageError(
             f"--data=- is standard input, which one process alone can read, and here are {env.world_size}. "

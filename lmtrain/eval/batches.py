@@ -10,17 +10,22 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from lmtrain.batch import IGNORED, Batch
-from lmtrain.eval.windows import Request
+from lmtrain.eval.masked import alike_in_length, collate_masked
+from lmtrain.eval.windows import MaskedRequest, Request
 
 
 def batches(requests: Sequence[Request], batch_size: int) -> Iterator[list[int]]:
     """Rows of like length, at most batch_size together, the longest first."""
+    if requests and isinstance(requests[0], MaskedRequest):
+        return alike_in_length(requests, batch_size)
     rows = sorted(range(len(requests)), key=lambda row: -len(requests[row].tokens))
-    yield from (rows[first : first + batch_size] for first in range(0, len(rows), batch_size))
+    return (rows[first : first + batch_size] for first in range(0, len(rows), batch_size))
 
 
 def collate(requests: list[Request]) -> Batch:
     """Numpy arrays padded on the right; labels are IGNORED wherever nothing is scored."""
+    if isinstance(requests[0], MaskedRequest):
+        return collate_masked(requests)
     width = max(len(request.tokens) for request in requests) - 1
     tokens_BT = np.zeros((len(requests), width), np.int64)
     labels_BT = np.full((len(requests), width), IGNORED, np.int64)

@@ -31,6 +31,7 @@ class Subject:
     vocab_size: int
     dtype: str
     causal: bool = True  # else it predicts masked tokens from both sides
+    pairs: bool = False  # and whether one segment follows another
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +53,7 @@ def run(
     batch_size: int = 8,
     progress: Progress | None = None,
 ) -> Outcome:
-    check_kind(task, causal=subject.causal)
+    check_kind(task, causal=subject.causal, pairs=subject.pairs)
     check_vocabulary(subject)
     window = window_of(task, subject, seq_len)
     shortened = window < subject.seq_len

@@ -37,6 +37,21 @@ class Request:
     weight: float = 1.0  # of each of its targets, to the protocols that weigh them
 
 
+@dataclass(frozen=True)
+class MaskedRequest(Request):
+    """For a model that sees both sides: what is fed and, behind it in `tokens`, what is to be predicted of it.
+
+    That is the tokens which stood at `places`, or, where there are none, the label of the pair that `segments` are.
+    """
+
+    places: NDArray[np.int64] | None = None
+    segments: NDArray[np.int64] | None = None
+
+    @property
+    def fed(self) -> Tokens:
+        return self.tokens[: -self.num_scored]
+
+
 def windows(num_tokens: int, seq_len: int, stride: int, *, last_looks_back: bool = False) -> Iterator[Window]:
     """Window i feeds seq_len tokens from i * stride on; the first scores all targets, others their last `stride`.
 

@@ -20,7 +20,7 @@ from lmtrain.tokenizer.base import Tokenizer
 
 SEQ_LEN = 64
 _Request = choice.ChoiceRequest
-ROWS = [
+ROWS: list[dict[str, Any]] = [
     {"goal": "the old mill", "sol1": "stood still", "sol2": "sold flour , and nobody in the house spoke", "label": 0},
     {"goal": "nobody spoke in", "sol1": "winter", "sol2": "the river 's house", "label": 1},
     {"goal": "the lights ", "sol1": "went", "sol2": "went out and in", "label": 1},
