@@ -20,6 +20,7 @@ class Batch:
     documents_BT: Any = None  # int32, only where attention must not cross documents: which document each token is of
     segments_BT: Any = None  # int64, only where samples are pairs: 0 for the first segment, 1 for the second
     real_BT: Any = None  # bool, only where rows can be padded: True where a token stands
+    asked_BT: Any = None  # bool, only in evaluation: True where hidden states are read; elsewhere they may be zeros
     pair_labels_B: Any = None  # int64, only where samples are pairs: 1 where the second does not follow the first
 
     def map(self, change: Callable[[Any], Any]) -> Batch:

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lmtrain import __version__
 from lmtrain.cli.completion import complete_task
+from lmtrain.cli.eval_session import Options, Session, evaluate_one
 from lmtrain.cli.launching import NumProcesses, run_processes, this_process, without_nproc
 from lmtrain.cli.options import Device, InputFormat, Plugins, Precision, text_inputs
 from lmtrain.cli.terminal import echo
-from lmtrain.errors import MissingInputError, UsageError
+from lmtrain.errors import MissingInputError, OutputError, UsageError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from data_tools.read.sources import Source
-    from lmtrain.eval.load import Loaded
-    from lmtrain.eval.result import Result
-    from lmtrain.eval.runner import Outcome
-    from lmtrain.eval.task import Task
+    from lmtrain.cli.eval_session import Job
     from lmtrain.eval.texts import TextInput
 
 SUBJECT = typer.Argument(
@@ -38,6 +33,7 @@ Layout = Annotated[
         "are copies of it, each with batches of its own.",
     ),
 ]
+_OF_FILES = ("compare", "output", "as_json", "full", "plugin")  # what two results files leave to be chosen
 
 
 def evaluate(
@@ -64,34 +60,71 @@ def evaluate(
     seq_len: Annotated[
         int | None, typer.Option(min=1, help="Tokens in a window; all that the model sees unless given.")
     ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Only the first N items: a quick look, marked as partial.")
+    ] = None,
+    steps: Annotated[
+        str | None,
+        typer.Option(metavar="all|N,N", help="All checkpoints of a run, or these: the measure over training."),
+    ] = None,
+    compare: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(
+            metavar="A B", help="Two checkpoints, or two --output files with --samples: B less A, and how sure that is."
+        ),
+    ] = None,
     device: Device = "auto",
     precision: Precision = "fp32",
-    output: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write JSON to this file.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Also write JSON to this file; a call that was killed goes on."),
+    ] = None,
+    samples: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write a row of JSON for every item to this file.")
+    ] = None,
     plugin: Plugins = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Show all that the JSON says.")] = False,
     list_tasks: Annotated[bool, typer.Option("--list", help="List the tasks with their recipes and stop.")] = False,
     nproc: NumProcesses = None,
-) -> None:
+) -> None:  # fmt: skip
     """Measure a checkpoint on a published protocol or on any text.
 
     Every result comes with what it was divided by, how its text was cut, and the sum from which it follows.
     """
     if list_tasks:
         return _list(as_json)
-    jobs = _jobs(task, data, baseline, format_)
-    if checkpoint is None:
+    if compare is not None and checkpoint is not None and "=" in str(checkpoint):
+        checkpoint, layout = None, [str(checkpoint), *(layout or [])]
+    _refuse_unfit(context, checkpoint, compare, steps)
+    _check_outputs(output, samples)
+    options = Options(
+        baseline=baseline, batch_size=batch_size, stride=stride, seq_len=seq_len, limit=limit, device=device,
+        precision=precision, output=output, samples=samples, as_json=as_json, full=full,
+    )  # fmt: skip
+    if compare is not None and all(path.is_file() for path in compare):
+        from lmtrain.cli.eval_compare import compare_files
+
+        return compare_files(*compare, options)
+    jobs = _jobs(task, data, baseline, format_, key)
+    if checkpoint is None and compare is None:
         raise UsageError("CHECKPOINT is missing. Give a checkpoint or a run's folder, as in `lmtrain eval runs/a ...`.")
     env = this_process(nproc)
 
-    from lmtrain.cli.screen import Screen
-    from lmtrain.cli.subject import check_device, find_subject, on_processes, settle_layout
+    from lmtrain.cli.eval_steps import evaluate_steps, find_steps
+    from lmtrain.cli.subject import check_device, find_subject, settle_layout
     from lmtrain.eval.source import check_kind
 
-    subject = find_subject(checkpoint)  # before torch is imported, so that what is wrong is told at once
-    parallel = settle_layout(layout or [], subject.settings, env)
+    # before torch is imported, so that what is wrong is told at once
+    paths = list(compare or ()) if checkpoint is None else [checkpoint]
+    if checkpoint is not None and steps is not None:
+        paths = find_steps(checkpoint, steps)
+    subjects = [find_subject(path) for path in paths]
+    settled = [settle_layout(layout or [], subject.settings, env) for subject in subjects]
     check_device(device, env)
     for one, _ in jobs:
-        check_kind(one, causal=subject.settings.shape.causal, pairs="pair" in subject.settings.terms)
+        for subject in subjects:
+            check_kind(one, causal=subject.settings.shape.causal, pairs="pair" in subject.settings.terms)
     if env.world_size > 1 and "-" in (data or []):
         raise UsageError(
             f"--data=- is standard input, which one process alone can read, and here are {env.world_size}. "
@@ -99,39 +132,58 @@ def evaluate(
         )
     if nproc is not None and nproc > 1:
         return run_processes(without_nproc(context.obj), nproc)
+    session = Session(jobs, options, env, settled)
+    if compare is not None:
+        from lmtrain.cli.eval_compare import compare_models
 
-    from lmtrain.eval.report import render
-    from lmtrain.observe.progress import progress
-    from lmtrain.runtime.files import write_json
+        return compare_models(subjects, session)
+    return evaluate_one(subjects[0], session) if steps is None else evaluate_steps(subjects, session)
 
-    console = Screen(stderr=True, quiet=env.rank > 0)
-    with contextlib.ExitStack() as stack:
-        with progress(console, "loading the model"):
-            loaded = stack.enter_context(on_processes(subject, env, parallel, device, precision))
-        outcomes = [_measure(one, source, loaded, batch_size, stride, seq_len, key, console) for one, source in jobs]
-    if env.rank > 0:
-        return None  # because: all have all answers, and rank 0 speaks for them
-    results = [_compared(outcome, loaded, baseline, console) for outcome in outcomes]
-    document = {
-        "format": "lmtrain evaluation",
-        "lmtrain": __version__,
-        "model": loaded.facts,
-        "results": [result.to_dict() for result in results],
-    }
-    if output is not None:
-        write_json(output, document)
-    if as_json:
-        echo(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False))
-        return None
-    for result in results:
-        Screen(highlight=False).print(render(result, loaded.facts))
-    return None
+
+def _refuse_unfit(
+    context: typer.Context, checkpoint: Path | None, compare: tuple[Path, Path] | None, steps: str | None
+) -> None:
+    """What was given and would be ignored."""
+    with_, unfit = "", set[str]()
+    if compare is not None:
+        with_, unfit = "--compare of two checkpoints", {"checkpoint", "steps", "samples", "baseline"}
+        if all(path.is_file() for path in compare):
+            with_, unfit = "--compare of two results files", set(context.params) - {*_OF_FILES, "list_tasks"}
+        elif any(path.is_file() for path in compare):
+            raise UsageError(
+                f"--compare {compare[0]} {compare[1]} mixes a file and a folder. Give two results files or two "
+                "checkpoints."
+            )
+    elif steps is not None:
+        with_, unfit = "--steps", {"samples", "baseline"}
+    if checkpoint is None:
+        unfit.discard("checkpoint")
+    for one in context.command.params:
+        source = context.get_parameter_source(str(one.name))
+        if one.name in unfit and source is not None and source.name == "COMMANDLINE":
+            name = one.opts[0] if one.opts[0].startswith("-") else "CHECKPOINT"
+            raise UsageError(f"{name} means nothing to {with_}. Leave it out.")
+
+
+def _check_outputs(output: Path | None, samples: Path | None) -> None:
+    """Refuse at once what could not be written hours later."""
+    from lmtrain.runtime.files import check_output_folder, refuse_link
+
+    for name, path in (("--output", output), ("--samples", samples)):
+        if path is None:
+            continue
+        refuse_link(path)
+        if path.is_dir():
+            raise OutputError(f"{name}={path} is a folder. Give a file's name.")
+        check_output_folder(path.parent, f"The folder of {name}={path}", lock=False)
+    if output is not None and samples is not None and output.absolute() == samples.absolute():
+        raise UsageError(f"--output and --samples are both {output}. Give them two names.")
 
 
 def _jobs(
-    names: list[str] | None, sources: list[str] | None, baseline: Path | None, format_: str | None
-) -> list[tuple[Task, Path | list[Source]]]:
-    """Each task with its files, refused before a model is loaded."""
+    names: list[str] | None, sources: list[str] | None, baseline: Path | None, format_: str | None, key: str
+) -> list[Job]:
+    """Each task with what reads its files, refused before a model is loaded."""
     from data_tools.read.sources import find_sources
     from lmtrain.eval.datasets import dataset_prefix
     from lmtrain.eval.task import TextTask, all_tasks, find_task
@@ -146,45 +198,26 @@ def _jobs(
     if baseline is not None and not any(task.compares for task in tasks):
         known = ", ".join(name for name, task in all_tasks().items() if task.compares)
         raise UsageError(f"--baseline={baseline} works where whole documents are scored. Leave it out or use {known}.")
-    jobs: list[tuple[Task, Path | list[Source]]] = []
+    jobs: list[Job] = []
+    any_text = False
     for task, source in zip(tasks, sources, strict=True):
         prefix = dataset_prefix(Path(source))
         if prefix is not None or not isinstance(task, TextTask):
             if prefix is None and not Path(source).exists():
                 raise MissingInputError(f"--data={source} does not exist. Give a file or a .bin/.idx prefix.")
-            jobs.append((task, Path(source)))
+            jobs.append((task, partial(_itself, Path(source))))
         elif source != "-" and not Path(source).exists() and not any(mark in source for mark in "*?["):
             raise MissingInputError(f"--data={source} does not exist. Give a file, a folder or a .bin/.idx prefix.")
         else:
-            jobs.append((task, find_sources(text_inputs([source], format_))))
-    if format_ is not None and all(isinstance(source, Path) for _, source in jobs):
+            jobs.append((task, partial(read_texts, find_sources(text_inputs([source], format_)), key)))
+            any_text = True
+    if format_ is not None and not any_text:
         raise UsageError(f"--format={format_} is for texts, and no task here reads any. Leave it out.")
     return jobs
 
 
-def _measure(
-    task: Task, source: Path | list[Source], loaded: Loaded, batch_size: int, stride: int | None, seq_len: int | None,
-    key: str, console: Console,
-) -> Outcome:  # fmt: skip
-    from lmtrain.eval.runner import run
-    from lmtrain.observe.progress import progress
-
-    with progress(console, f"{task.id}: read", "bytes", stopped="nothing is written.") as shown:
-        given = source if isinstance(source, Path) else read_texts(source, key, shown)
-    with progress(console, f"{task.id}: scored", "tokens", stopped="nothing is written.") as shown:
-        return run(
-            task, loaded.subject, given, stride=stride, seq_len=seq_len, batch_size=batch_size, progress=shown
-        )
-
-
-def _compared(outcome: Outcome, loaded: Loaded, baseline: Path | None, console: Console) -> Result:
-    from lmtrain.eval.compare import with_baselines
-    from lmtrain.observe.progress import progress
-
-    if baseline is None or outcome.prepared.documents is None:
-        return outcome.result
-    with progress(console, "counting for the baselines"):
-        return with_baselines(outcome.result, outcome.prepared, baseline, loaded.subject.tokenizer)
+def _itself(source: Path, report: Callable[[int], None]) -> Path:
+    return source
 
 
 def read_texts(sources: list[Source], key: str, report: Callable[[int], None]) -> TextInput:

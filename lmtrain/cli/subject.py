@@ -5,7 +5,7 @@ Called by evaluate. A subject is a checkpoint of any layout, or a folder of Hugg
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lmtrain.models.model_settings import ModelSettings
     from lmtrain.placement.parallel_settings import ParallelSettings
     from lmtrain.runtime.process import ProcessEnv
+    from lmtrain.train.compared import Fact
 
 _KEYS = ("tp", "pp", "dp_shard", "dp_replicate", "sequence_parallel", "balance", "timeout_s")
 KEYS, TRAINING = ([f"parallel.{key}" for key in keys] for keys in (_KEYS, ("vp", "zero", "schedule")))
@@ -117,19 +118,52 @@ def check_device(name: str, env: ProcessEnv) -> None:
 
 @contextmanager
 def on_processes(
-    source: Source, env: ProcessEnv, parallel: ParallelSettings, device: str, precision: str
-) -> Iterator[Loaded]:
-    """The model, each process with its share of it, for as long as the block lasts; all end it together."""
+    env: ProcessEnv, settled: Sequence[ParallelSettings], device: str, precision: str
+) -> Iterator[Callable[[Source, ParallelSettings], Loaded]]:
+    """What loads a model, each process its share of it, for as long as the block lasts; all end it together.
+
+    Several models in turn have one layout, whatever else is settled for each.
+    """
     from lmtrain.eval.load import load
     from lmtrain.parallel.mesh import build_mesh
     from lmtrain.runtime.device import memory_errors, pick_device
     from lmtrain.runtime.process_group import start
+    from lmtrain.train.agreement import agree_on
     from lmtrain.train.layout_table import layout_words
 
+    first = settled[0]
     with memory_errors("Use a smaller --batch-size, --precision bf16, or more processes and parallel.tp or pp."):
         picked = pick_device(device, env.local_rank)
-        with start(env, picked, parallel.timeout_s):
-            mesh = build_mesh(parallel.layout, picked, parallel.timeout_s)
-            loaded = load(source, picked, precision, mesh, parallel)
-            facts = loaded.facts | ({"layout": layout_words(parallel).partition(",")[0]} if env.world_size > 1 else {})
-            yield replace(loaded, facts=facts)
+        with start(env, picked, first.timeout_s) as met:
+            if env.world_size > 1:
+                agree_on(_computed_by(first), env, met.hosts)
+            mesh = build_mesh(first.layout, picked, first.timeout_s)
+
+            def loaded(source: Source, parallel: ParallelSettings) -> Loaded:
+                if env.world_size > 1:
+                    agree_on(_model_of(source), env, met.hosts)
+                found = load(source, picked, precision, mesh, parallel)
+                if env.world_size == 1:
+                    return found
+                words = layout_words(parallel).partition(",")[0]
+                return replace(found, subject=replace(found.subject, layout=words))
+
+            yield loaded
+
+
+def _computed_by(parallel: ParallelSettings) -> dict[str, Fact]:
+    """What all processes must have alike; that they score the same texts is seen when they do."""
+    from lmtrain.train.compared import Fact, program_facts
+
+    settings = {f"parallel.{key}": Fact(str(value), str(value)) for key, value in parallel.to_dict().items()}
+    return settings | program_facts()
+
+
+def _model_of(source: Source) -> dict[str, Fact]:
+    from lmtrain.checkpoint.disk.format import MANIFEST
+    from lmtrain.train.compared import Fact, checkpoint_fact
+
+    if (source.path / MANIFEST).is_file():
+        return {"checkpoint": checkpoint_fact(source.path)}
+    files = [f"{file.name} of {file.stat().st_size} bytes" for file in sorted(source.path.iterdir())]
+    return {"model": Fact(", ".join(files), f"{len(files)} files in {source.path}")}

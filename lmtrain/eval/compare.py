@@ -33,7 +33,7 @@ def with_baselines(result: Result, prepared: Prepared, train: Path, tokenizer: T
 def _row(name: str, result: Result, prepared: Prepared, baseline: Unigram | WittenBellBigram) -> BaselineResult:
     assert prepared.documents is not None
     nll = sum(baseline.nll(tokens[1:]) for tokens in prepared.documents)  # the first token is the prefix
-    bits = bits_per_byte(nll, prepared.facts.num_bytes)
+    bits = bits_per_byte(nll, float(prepared.known["bytes"].sum()))
     per_token = perplexity(nll, prepared.num_targets)
     return BaselineResult(
         name=name,

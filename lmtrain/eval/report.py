@@ -1,6 +1,6 @@
 """An evaluation as a person reads it: the number, and beneath it the recipe without which it means nothing.
 
-Called by `lmtrain eval`. Fits 80 columns; everything it shows is also in the JSON.
+Called by `lmtrain eval`: about six lines, or with --full everything that the JSON says. Fits 80 columns.
 """
 
 from __future__ import annotations
@@ -13,39 +13,143 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from lmtrain.eval.bootstrap import LEVEL
+from lmtrain.eval.paired import Comparison, Difference
 from lmtrain.eval.result import Result
 from lmtrain.eval.task import Task
+from lmtrain.units import format_count, format_seconds
+
+_FEW_SOURCES = 8  # that are shown without --full
+_HASH = 12  # characters of one where --full gives it whole
 
 
-def render(result: Result, model: dict[str, Any]) -> RenderableType:
-    parts: list[RenderableType] = [_headline(result), _measures(result)]
+def render(result: Result, model: dict[str, Any], *, full: bool = False) -> RenderableType:
+    parts: list[RenderableType] = [_headline(result)]
+    if full:
+        parts.append(_measures(result))
     if result.baselines:
         parts.append(_baselines(result))
-    return Group(*parts, _recipe(result, model))
+    if result.groups and (full or len(result.groups) <= _FEW_SOURCES):
+        parts.append(_groups(result))
+    if full:
+        return Group(*parts, _positions(result), _named([*model.items(), *_recipe_rows(result)]))
+    return Group(*parts, _named(_short_rows(result, model)))
 
 
 def render_tasks(tasks: dict[str, Task]) -> RenderableType:
     """Every task with the file it needs and its recipe."""
-    table = Table(box=box.SIMPLE_HEAD, show_lines=True)
-    table.add_column("--task", no_wrap=True, style="bold")
-    table.add_column("--data and recipe", overflow="fold")
+    parts: list[RenderableType] = []
     for name, task in tasks.items():
-        recipe = "\n".join(f"{key}: {rule}" for key, rule in task.recipe.items())
-        table.add_row(name, Text(f"{task.data}\n") + Text(recipe, style="dim"))
-    return table
+        rows = [("data", task.data), *task.recipe.items(), ("measure", task.headline)]
+        if task.compares:
+            rows.append(("baseline", "--baseline PREFIX also scores by that dataset's counts"))
+        parts += [Text(name, style="bold"), _named(rows), Text()]
+    return Group(*parts[:-1])
+
+
+def render_comparison(comparison: Comparison, *, full: bool = False) -> RenderableType:
+    """A's and B's numbers, what B has more, and whether chance could have done that."""
+    differences = comparison.differences
+    few = [name for name in (comparison.headline, "bits_per_byte") if name in differences]
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("measure", no_wrap=True)
+    for title in ("A", "B", "B - A", f"{LEVEL:.0%} interval"):
+        table.add_column(title, justify="right")
+    table.add_column("clear")
+    for name in differences if full else few or differences:
+        one = differences[name]
+        sure = "-" if one.interval is None else "yes" if one.beyond_chance else "no"
+        table.add_row(name, show_measure(name, one.a), show_measure(name, one.b), *_difference(name, one), sure)
+    notes = [("items", f"{comparison.num_items:,}, drawn alike for both; clear: 0 is outside the interval")]
+    if comparison.left_out:
+        notes.append(("left out", f"{', '.join(comparison.left_out)}: the tokenizers differ"))
+    return Group(Text.assemble((comparison.protocol, "bold"), f"  {comparison.data}"), table, _named(notes))
+
+
+def _difference(name: str, one: Difference) -> tuple[str, str]:
+    low, high = one.interval or (math.nan, math.nan)
+    interval = "one item: none" if one.interval is None else f"{_signed(name, low)} to {_signed(name, high)}"
+    return _signed(name, one.difference), interval
+
+
+def _signed(name: str, value: float) -> str:
+    return ("+" if value > 0 else "") + show_measure(name, value)
 
 
 def _headline(result: Result) -> Text:
     value = show_measure(result.headline, result.measures[result.headline])
-    return Text.assemble((result.protocol, "bold"), "  ", (f"{result.headline} {value}", "bold green"))
+    partial = f"  PARTIAL: the first {result.limit:,} items" if result.limit is not None else ""
+    return Text.assemble(
+        (result.protocol, "bold"), (partial, "bold yellow"), "  ", (f"{result.headline} {value}", "bold green"),
+        f"  {_sure(result, result.headline)}",
+    )  # fmt: skip
+
+
+def _sure(result: Result, name: str) -> str:
+    """How far the number may be off because it is of these items and not of others."""
+    interval = result.intervals.get(name)
+    if interval is None:
+        return "(one item: no interval)" if result.num_items == 1 else ""
+    low, high = (show_measure(name, value) for value in interval)
+    return f"({LEVEL:.0%} interval {low} to {high}, {result.num_items:,} items)"
+
+
+def _short_rows(result: Result, model: dict[str, Any]) -> list[tuple[str, str]]:
+    others = [f"{n} {show_measure(n, v)}" for n, v in result.measures.items() if n != result.headline]
+    counted = [(result.num_documents, "documents"), (result.num_words, "words"), (result.num_bytes, "bytes")]
+    counts = ", ".join(f"{number:,} {word}" for number, word in counted if number is not None)
+    whole = "" if result.limit is None else "all of it: "
+    on = f"{result.dtype} on {model['device']}" if "device" in model else result.dtype
+    return [
+        ("also", ", ".join(others)),
+        ("model", "; ".join([*([str(model["checkpoint"])] if "checkpoint" in model else []), on, result.layout])),
+        ("text", f"{result.data}; sha256 {result.text_sha256[:_HASH]}; {whole}{counts}"),
+        ("recipe", f"{_windows(result)}; prefix: {result.prefix}; divided by {result.denominator}"),
+        ("scored", f"{result.num_targets:,} targets, {result.nll_sum_nats:.3f} nats; {_time(result)}; --full: all"),
+    ]
+
+
+def _windows(result: Result) -> str:
+    return f"window {result.seq_len:,}, stride {'none' if result.stride is None else f'{result.stride:,}'}"
+
+
+def _time(result: Result) -> str:
+    speed = f", {format_count(result.tokens_per_s)} tokens/s fed" if result.tokens_per_s else ""
+    return f"{format_seconds(result.seconds)}{speed}"
 
 
 def _measures(result: Result) -> Table:
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("measure")
     table.add_column("value", justify="right")
+    table.add_column(f"{LEVEL:.0%} interval", justify="right")
     for name, value in result.measures.items():
-        table.add_row(name, show_measure(name, value))
+        low_high = [show_measure(name, edge) for edge in result.intervals.get(name, ())]
+        table.add_row(name, show_measure(name, value), " to ".join(low_high))
+    return table
+
+
+def _groups(result: Result) -> Table:
+    """The headline of each source that the items came from."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("by source", overflow="fold")
+    table.add_column(result.headline, justify="right")
+    for name, measures in result.groups.items():
+        table.add_row(name, show_measure(result.headline, measures.get(result.headline, math.nan)))
+    return table
+
+
+def _positions(result: Result) -> RenderableType:
+    """What a longer context is worth."""
+    if not result.loss_by_position:
+        return Text()
+    table = Table(box=box.SIMPLE_HEAD)
+    for title in ("tokens before", "targets", "nats a token"):
+        table.add_column(title, justify="right")
+    for row in result.loss_by_position:
+        first, last = row["tokens_before_from"], row["tokens_before_to"]
+        span = f"{first:,}" if first == last else f"{first:,} to {last:,}"
+        table.add_row(span, f"{row['targets']:,}", f"{row['nll_per_token_nats']:.4f}")
     return table
 
 
@@ -68,17 +172,16 @@ def _baselines(result: Result) -> Table:
     return table
 
 
-def _recipe(result: Result, model: dict[str, Any]) -> Table:
+def _named(rows: list[tuple[str, Any]]) -> Table:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)  # because: a hash then fits 80
     table.add_column(no_wrap=True, style="dim")
     table.add_column(overflow="fold", style="dim")
-    for name, value in [*model.items(), *_recipe_rows(result)]:
+    for name, value in rows:
         table.add_row(name, f"{value:,}" if isinstance(value, int) else str(value))
     return table
 
 
 def _recipe_rows(result: Result) -> list[tuple[str, str]]:
-    stride = "none" if result.stride is None else f"{result.stride:,}"
     notes = dict(result.notes)
     of = [str(notes.pop(key)) for key in ("text_sha256_of",) if key in notes]
     words = "" if result.num_words is None else f"{result.num_words:,}; "
@@ -90,18 +193,25 @@ def _recipe_rows(result: Result) -> list[tuple[str, str]]:
         ("words", f"{words}{result.words_rule}"),
         ("bytes", f"{result.num_bytes:,}; {result.bytes_rule}"),
         ("tokens", f"{result.num_tokens:,}, of which scored as targets: {result.num_targets:,}"),
-        ("windows", f"seq_len {result.seq_len:,}, stride {stride}"),
+        ("windows", _windows(result)),
+        ("padding", f"{result.padding_share:.2%} of what was fed"),
         ("prefix", result.prefix),
         ("denominator", result.denominator),
         ("sum of NLL", f"{result.nll_sum_nats:.6f} nats"),
+        ("intervals", result.intervals_rule),
         ("dtype", result.dtype),
+        ("layout", result.layout),
         ("tokenizer", result.tokenizer_fingerprint),
         *((name.replace("_", " "), str(value)) for name, value in notes.items()),
+        ("time", _time(result)),
+        ("lmtrain", result.lmtrain),
     ]
 
 
 def show_measure(name: str, value: float) -> str:
     """Accuracies in percent as papers give them, perplexities with two digits, the rest with four."""
+    if 1e7 <= abs(value) < math.inf:
+        return f"{value:.3e}"
     if not math.isfinite(value):
         return "too large" if value == math.inf else "undefined"
     if name.endswith("accuracy"):

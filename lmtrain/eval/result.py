@@ -10,6 +10,10 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from lmtrain import __version__
+
+ONE_PROCESS = "one process"
+
 
 @dataclass(frozen=True, kw_only=True)
 class BaselineResult:
@@ -25,6 +29,7 @@ class BaselineResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
+    task: str = ""
     protocol: str
     version: str = "1"  # of the protocol
     data: str
@@ -40,25 +45,40 @@ class Result:
     stride: int | None
     prefix: str
     dtype: str
+    layout: str = ONE_PROCESS
     tokenizer_fingerprint: str
     denominator: str
     nll_sum_nats: float
     headline: str
     measures: dict[str, float]
+    num_items: int = 0
+    limit: int | None = None  # of how many items, the first, this is; None where it is all
+    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)  # empty where there is only one item
+    intervals_rule: str = "none"
+    loss_by_position: tuple[dict[str, Any], ...] = ()
+    seconds: float = 0.0  # of scoring
+    tokens_per_s: float = 0.0  # fed to the model in that time
+    padding_share: float = 0.0  # of all that was fed
+    lmtrain: str = __version__
     notes: dict[str, str | int]
     baselines: tuple[BaselineResult, ...] = ()
     groups: dict[str, dict[str, float]] = field(default_factory=dict)  # by source, its measures
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON, which knows no infinity: what is not finite becomes null."""
-        plain = dataclasses.asdict(self)
-        plain["baselines"] = list(plain["baselines"])
-        return {key: _finite(value) for key, value in plain.items()}
+        return {key: finite(value) for key, value in dataclasses.asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, plain: dict[str, Any]) -> Result:
+        """As `to_dict` has it, but for what was not finite."""
+        baselines = tuple(BaselineResult(**one) for one in plain["baselines"])
+        return cls(**{**plain, "baselines": baselines})
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """The same with null for what is not a finite number."""
     if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_finite(inner) for inner in value]
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

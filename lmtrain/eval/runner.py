@@ -5,20 +5,27 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from time import perf_counter
+from typing import Any
 
 import numpy as np
 
 from lmtrain.errors import DataError, LmtrainError, UsageError
-from lmtrain.eval.result import Result
-from lmtrain.eval.scoring import Scorable, Scored, Scorer
+from lmtrain.eval.bootstrap import LEVEL, RESAMPLES, SEED, intervals
+from lmtrain.eval.partial import first_items
+from lmtrain.eval.passes import Passes
+from lmtrain.eval.positions import Positions
+from lmtrain.eval.result import ONE_PROCESS, Result
+from lmtrain.eval.scoring import Known, Scorable, Scored, Scorer
 from lmtrain.eval.source import check_kind
-from lmtrain.eval.task import Answers, Asked, Columns, Prepared, Task, TextTask, sum_up
+from lmtrain.eval.task import Answers, Asked, Columns, Prepared, Task, TextTask, ratio, sum_up
 from lmtrain.eval.texts import TextInput
 from lmtrain.eval.windows import Request
 from lmtrain.tokenizer.base import Tokenizer
 
-Progress = Callable[[int, int], None]  # targets scored, targets in all
+Progress = Callable[..., None]  # tokens fed and known already, of how many; `earlier`: known already
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +37,7 @@ class Subject:
     seq_len: int
     vocab_size: int
     dtype: str
+    layout: str = ONE_PROCESS
     causal: bool = True  # else it predicts masked tokens from both sides
     pairs: bool = False  # and whether one segment follows another
 
@@ -50,9 +58,48 @@ def run(
     *,
     stride: int | None = None,
     seq_len: int | None = None,
+    limit: int | None = None,
     batch_size: int = 8,
+    resamples: int = RESAMPLES,
+    known: Known | None = None,
+    passes: Passes | None = None,
     progress: Progress | None = None,
 ) -> Outcome:
+    """`limit`: the first items alone. `known` remembers answers, so that a killed evaluation goes on; `passes` those of
+    other tasks of this model."""
+    prepared, name = prepare(task, subject, source, stride=stride, seq_len=seq_len, limit=limit)
+    new = prepared.requests if passes is None else passes.new(prepared.requests)
+    scorer = Scorer(subject.model, batch_size=batch_size, known=known, report=_reported(new, progress))
+    positions, began_s = Positions(), perf_counter()
+    score = scorer.score if passes is None else partial(passes.score, score=scorer.score)
+    answers = gather(prepared.requests, score(prepared.requests), positions)
+    seconds = perf_counter() - began_s
+    if int(answers.targets.sum()) != prepared.num_targets:
+        raise LmtrainError(f"{task.id} scored {answers.targets.sum()} of {prepared.num_targets} targets: our mistake.")
+    columns = task.columns(prepared, answers)
+    window = window_of(task, subject, seq_len)
+    found = _result(task, subject, window, name, prepared, columns)
+    result = dataclasses.replace(
+        found,
+        **_intervals(task, columns, resamples),
+        loss_by_position=positions.rows(),
+        seconds=seconds,
+        tokens_per_s=ratio(scorer.num_fed, seconds),
+        padding_share=scorer.padding_share,
+    )
+    return Outcome(result=result, prepared=prepared, columns=columns)
+
+
+def prepare(
+    task: Task,
+    subject: Subject,
+    source: Path | TextInput,
+    *,
+    stride: int | None = None,
+    seq_len: int | None = None,
+    limit: int | None = None,
+) -> tuple[Prepared, str]:
+    """What is to be scored, and the text's name."""
     check_kind(task, causal=subject.causal, pairs=subject.pairs)
     check_vocabulary(subject)
     window = window_of(task, subject, seq_len)
@@ -63,27 +110,38 @@ def run(
         prepared, name = task.prepare_texts(source, asked), source.name
     else:
         prepared, name = task.prepare(source, asked), str(source)
+    if limit is not None:
+        prepared = first_items(prepared, limit)
     if prepared.num_targets == 0:
         raise DataError(f"{name} has no token to predict. Give a file with text.")
-    if progress:
-        progress(0, prepared.num_targets)  # because: what comes before is no part of the speed of scoring
-    report = (lambda done: progress(done, prepared.num_targets)) if progress else None
-    scorer = Scorer(subject.model, batch_size=batch_size, report=report)
-    answers = gather(prepared.requests, scorer.score(prepared.requests))
-    if int(answers.targets.sum()) != prepared.num_targets:
-        raise LmtrainError(f"{task.id} scored {answers.targets.sum()} of {prepared.num_targets} targets: our mistake.")
-    columns = task.columns(prepared, answers)
-    return Outcome(result=_result(task, subject, window, name, prepared, columns), prepared=prepared, columns=columns)
+    return prepared, name
 
 
-def gather(requests: Iterable[Request], scored: Iterable[Scored]) -> Answers:
-    rows = [
-        (request.item, one.nll.sum(), len(one.nll), one.greedy.sum())
-        for request, one in zip(requests, scored, strict=True)
-    ]
+def _reported(requests: Iterable[Request], progress: Progress | None) -> Callable[[int, int], None] | None:
+    """Time goes with the tokens that are fed: one window may score a thousand targets and the next thirty-two."""
+    if progress is None:
+        return None
+    total = sum(request.num_fed for request in requests)
+    progress(0, total)  # because: what comes before is no part of the speed of scoring
+    return lambda fed, known: progress(fed + known, total, earlier=known)
+
+
+def gather(requests: Iterable[Request], scored: Iterable[Scored], positions: Positions | None = None) -> Answers:
+    rows = []
+    for request, one in zip(requests, scored, strict=True):
+        rows.append((request.item, one.nll.sum(), len(one.nll), one.greedy.sum()))
+        if positions is not None:
+            positions.add(request, one.nll)
     item, nll, targets, greedy = zip(*rows, strict=True) if rows else ((), (), (), ())
     count = np.int64
     return Answers(np.array(item, count), np.array(nll), np.array(targets, count), np.array(greedy, count))
+
+
+def _intervals(task: Task, columns: Columns, resamples: int) -> dict[str, Any]:
+    num_items = len(columns["nll"])
+    found = intervals(columns, task.measures, resamples) if resamples else {}
+    rule = f"middle {LEVEL:.0%} of {resamples} resamples of {num_items} items, seed {SEED}" if found else "none"
+    return {"num_items": num_items, "intervals": found, "intervals_rule": rule}
 
 
 def window_of(task: Task, subject: Subject, asked: int | None) -> int:
@@ -104,11 +162,13 @@ def _result(task: Task, subject: Subject, window: int, name: str, prepared: Prep
     groups = {name: {key: values[items] for key, values in columns.items()} for name, items in prepared.groups.items()}
     known = {field.name: getattr(facts, field.name) for field in dataclasses.fields(facts)}
     return Result(
+        task=task.id,
         data=name,
         num_targets=prepared.num_targets,
         version=task.version,
         seq_len=window,
         dtype=subject.dtype,
+        layout=subject.layout,
         tokenizer_fingerprint=subject.tokenizer.fingerprint,
         nll_sum_nats=sums["nll"],
         headline=task.headline,

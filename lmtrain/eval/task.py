@@ -61,6 +61,7 @@ class Facts:
     prefix: str
     stride: int | None
     denominator: str
+    limit: int | None = None  # how many items, where it is not all of them
     notes: dict[str, str | int] = field(default_factory=dict)
 
 
@@ -74,6 +75,10 @@ class Prepared:
     known: Columns  # of every item what the text alone says, "bytes" at least: its words, its bytes
     documents: Iterable[Tokens] | None = None  # where all of each but its first token is scored: for baselines
     groups: dict[str, NDArray[np.int64]] = field(default_factory=dict)  # by source, the items that came from it
+
+    @property
+    def num_items(self) -> int:
+        return len(self.known["bytes"])
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,10 @@ class Request:
     item: int = 0  # the document, line or question that it belongs to
     weight: float = 1.0  # of each of its targets, to the protocols that weigh them
 
+    @property
+    def num_fed(self) -> int:
+        return len(self.tokens) - 1
+
 
 @dataclass(frozen=True)
 class MaskedRequest(Request):
@@ -48,8 +52,8 @@ class MaskedRequest(Request):
     segments: NDArray[np.int64] | None = None
 
     @property
-    def fed(self) -> Tokens:
-        return self.tokens[: -self.num_scored]
+    def num_fed(self) -> int:
+        return len(self.tokens) - self.num_scored
 
 
 def windows(num_tokens: int, seq_len: int, stride: int, *, last_looks_back: bool = False) -> Iterator[Window]:

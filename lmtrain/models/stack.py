@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 from torch import Tensor, nn
 
 from lmtrain.batch import Batch
+from lmtrain.models.layers.asked import asked_positions, put_back
 from lmtrain.models.layers.attention import build_mask
 from lmtrain.models.layers.block import Block, Surroundings
 from lmtrain.models.layers.embedding import positions_of
@@ -19,6 +21,7 @@ class Stack(nn.Module):
     """Cut for a pipeline, a part that another stage holds is None; blocks keep their number in the whole model."""
 
     behind: ClassVar[tuple[str, ...]] = ("norm", "head")  # parts that follow the last block
+    separates_documents: ClassVar[bool] = True
 
     settings: TransformerSettings
     embedding: nn.Module | None
@@ -80,9 +83,20 @@ class Stack(nn.Module):
 
     def through(self, x_BTD: Tensor, batch: Batch) -> Tensor:
         around = self.surroundings(batch)
-        for block in self.blocks.values():
+        blocks = list(self.blocks.values())
+        asked_BQ = self._asked(x_BTD, batch) if blocks else None
+        for block in blocks if asked_BQ is None else blocks[:-1]:
             x_BTD = block(x_BTD, around)
+        if asked_BQ is not None:
+            length = x_BTD.shape[1]
+            x_BTD = put_back(blocks[-1](x_BTD, replace(around, asked_BQ=asked_BQ)), asked_BQ, length)
         return x_BTD if self.norm is None else self.norm(x_BTD)
+
+    def _asked(self, x_BTD: Tensor, batch: Batch) -> Tensor | None:
+        """What the last block of all is to work out; not where x is a cut of the sequence."""
+        if batch.asked_BT is None or self.head is None or x_BTD.shape[1] != batch.tokens_BT.shape[1]:
+            return None
+        return asked_positions(batch.asked_BT)
 
     def surroundings(self, batch: Batch) -> Surroundings:
         """Mask and angles, made once for all blocks. The length is the whole sequence's, not that of a cut of x."""

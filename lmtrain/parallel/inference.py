@@ -12,10 +12,12 @@ from itertools import islice
 from typing import cast
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmtrain.batch import IGNORED, Batch
+from lmtrain.errors import RanksDifferError
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.parallel.collectives import all_reduce, gather_columns, gather_sequence
 from lmtrain.parallel.mesh import Axis, Mesh
@@ -76,6 +78,18 @@ class Inference:
         logits = none if found is None else found[..., :vocab_size].float()
         # collective: logits of the last stage to all, over pp
         return all_reduce(logits.contiguous(), self.mesh.pp)
+
+    def check_alike(self, checksum: int) -> None:
+        if self.mesh.world.size == 1:
+            return
+        most_2 = torch.tensor([checksum, -checksum], device=self.device)
+        # collective: the greatest and the least checksum over the world
+        all_reduce(most_2, self.mesh.world, dist.ReduceOp.MAX)
+        if most_2.tolist() != [checksum, -checksum]:
+            raise RanksDifferError(
+                f"Rank {self.mesh.rank} is to score other texts than another rank. Give all processes the same "
+                "command, the same files and the same tokenizer."
+            )
 
     def _labels(self, batches: Sequence[Batch]) -> dict[int, Tensor]:
         labels = [_asked(batch).to(self.device) for batch in batches]

@@ -150,6 +150,11 @@ class ParallelModel:
         return self.inference.logits(batch, keep_BT)
 
     @property
+    def separates_documents(self) -> bool:
+        """Whether `documents_BT` keeps requests that share a row apart; a model that does not say so may ignore it."""
+        return all(getattr(model, "separates_documents", False) for model in self.stages.values())
+
+    @property
     def scored_at_once(self) -> int:
         """Batches that `scores` takes together: with fewer some of the processes wait."""
         return self.inference.at_once
@@ -159,6 +164,10 @@ class ParallelModel:
         log-likelihood, and 1 where the label is the most likely token. All ranks give all batches and get all answers.
         """
         return self.inference.scores(batches)
+
+    def check_alike(self, checksum: int) -> None:
+        """Raises on all ranks where one of them has another: none waits for what another does not compute."""
+        self.inference.check_alike(checksum)
 
     def pieces(self) -> list[Piece]:
         return self.place(self.parameters, "model")

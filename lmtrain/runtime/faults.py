@@ -21,6 +21,7 @@ POINTS = (
     "ckpt.begin", "ckpt.mid_write", "ckpt.read_back", "ckpt.before_manifest", "ckpt.before_rename", "ckpt.mid_replace",
     "ckpt.after_rename", "ckpt.prune", "data.slice", "data.journal", "data.finish", "data.publish",
     "reshard.segment", "reshard.journal", "reshard.finish", "reshard.publish", "reshard.cleanup",
+    "eval.batch", "eval.journal",
 )  # fmt: skip
 
 

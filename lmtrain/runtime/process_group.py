@@ -91,6 +91,18 @@ def tell_all(number: int) -> int:
     return int(told.item())
 
 
+def from_first(data: bytes) -> bytes:
+    """Rank 0's bytes, on all; a process that is alone keeps its own."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return data
+    num_bytes = tell_all(len(data))
+    row = torch.zeros(num_bytes, dtype=torch.uint8)
+    if dist.get_rank() == 0 and data:
+        row = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    dist.broadcast(row, 0)  # collective: one row to the world, on the host
+    return row.numpy().tobytes()
+
+
 def wait_for_first() -> None:
     """Returns when rank 0 has left the group, which closes its connections: it has all that was sent to it."""
     with suppress(RuntimeError):

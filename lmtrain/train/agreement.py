@@ -28,9 +28,11 @@ _NONE = Fact("", "not there")
 
 def agree(config: RunConfig, inputs: Inputs, env: ProcessEnv, hosts: Sequence[str]) -> None:
     """Raises on every rank where any differs; `hosts` by rank, on rank 0."""
-    if env.world_size == 1:
-        return
-    mine = facts(config, inputs)
+    if env.world_size > 1:
+        agree_on(facts(config, inputs), env, hosts)
+
+
+def agree_on(mine: Mapping[str, Fact], env: ProcessEnv, hosts: Sequence[str]) -> None:
     told, values = encode(mine), sorted((key, fact.value) for key, fact in mine.items())
     digest = hashlib.sha256(json.dumps(values).encode()).hexdigest()
     heard = [row.split() for row in gather_to_first(f"{digest} {len(told)}".encode(), _DIGEST_BYTES)]

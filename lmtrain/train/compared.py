@@ -50,11 +50,16 @@ def facts(config: RunConfig, inputs: Inputs) -> dict[str, Fact]:
         found[key] = _digest(_content(dataset), dataset.prefix)
     found |= {f"data: {key}": Fact(show(value), show(value)) for key, value in inputs.data.identity.items()}
     found["data.tokenizer"] = _digest(inputs.tokenizer.fingerprint, config.data.tokenizer or "beside the data")
-    found["checkpoint"] = _checkpoint(inputs.resume_from)
-    found["checkpoint.init_from"] = _checkpoint(inputs.weights_from)
+    found["checkpoint"] = checkpoint_fact(inputs.resume_from)
+    found["checkpoint.init_from"] = checkpoint_fact(inputs.weights_from)
+    return found | program_facts()
+
+
+def program_facts() -> dict[str, Fact]:
+    """What computes: libraries, our own code, plugins."""
     versions = {name: version_of(name) or "not installed" for name in _LIBRARIES}
-    for name, version in ({"python": platform.python_version()} | versions).items():
-        found[name] = Fact(version, version)
+    versions = {"python": platform.python_version()} | versions
+    found = {name: Fact(version, version) for name, version in versions.items()}
     found |= {f"lmtrain/{name}": _digest(digest) for name, digest in _code(PACKAGE)}
     for name, (package, *_) in plugins.items():
         whole = hashlib.sha256()
@@ -100,7 +105,7 @@ def _content(dataset: IndexedDataset) -> str:
     return digest.hexdigest()
 
 
-def _checkpoint(path: Path | None) -> Fact:
+def checkpoint_fact(path: Path | None) -> Fact:
     if path is None:
         return Fact("none", "none")
     manifest = read_bytes(path / MANIFEST, MAX_MANIFEST_BYTES, follow_links=False)

@@ -33,7 +33,9 @@ def main(checkpoint: str, text: str, folder: str, *words: str) -> None:
     task, subject, env = find_task("perplexity"), find_subject(Path(checkpoint)), ProcessEnv.detect()
     before = set(storages(living_tensors()))
     imported_bytes = status("VmRSS")
-    with on_processes(subject, env, settle_layout(words, subject.settings, env), "cpu", "fp32") as loaded:
+    parallel = settle_layout(words, subject.settings, env)
+    with on_processes(env, [parallel], "cpu", "fp32") as load:
+        loaded = load(subject, parallel)
         after = storages(living_tensors())
         held_bytes = sum(size for at, (size, _) in after.items() if at not in before)
         result = run(task, loaded.subject, TextInput("text", [text], "", "it"), batch_size=4).result

@@ -86,11 +86,10 @@ def test_a_layout_that_cannot_be_is_refused_without_torch(checkpoint: Path, text
     theirs = {"model_type": "gpt2", "n_layer": 2, "n_embd": 24, "n_head": 4, "n_positions": 16, "vocab_size": 300}
     (tmp_path / "config.json").write_text(json.dumps(theirs))
     with Runner() as run:
-        for words, code, says in REFUSED:
-            for subject in (checkpoint, tmp_path):
-                said = run(asked(subject, text, *words))
-                assert (said.code, said.torch) == (code, False), said.text
-                assert says in said.text
+        for subject, (words, code, says) in [(tmp_path, REFUSED[0]), *((checkpoint, refused) for refused in REFUSED)]:
+            said = run(asked(subject, text, *words))
+            assert (said.code, said.torch) == (code, False), said.text
+            assert says in said.text
         said = run([*asked(checkpoint, text, "--nproc", 2), "--task", "perplexity", "--data", "-"])
         assert (said.code, said.torch) == (2, False)
         assert "--data=- is standard input, which one process alone can read, and here are 2." in said.text
@@ -104,31 +103,36 @@ def test_a_model_of_another_kind_is_refused_before_its_weights_are_read(tmp_path
     assert "sees both sides and cannot write on" in lmtrain("generate", bert, "--prompt", "x", code=65)
 
 
+@pytest.fixture(scope="module")
+def one(checkpoint: Path, text: Path) -> dict[str, Any]:
+    """The result of one process."""
+    result: dict[str, Any] = measured(checkpoint, text)["results"][0]
+    return result
+
+
 @pytest.mark.wide
 @pytest.mark.parametrize(
-    ("count", "words", "layout"),
+    ("saved", "count", "words", "layout"),
     [
-        (2, [], "dp_replicate 2"),
-        (4, ["parallel.tp=2", "parallel.pp=2"], "pp 2 x tp 2"),
-        (4, ["parallel.dp_shard=2", "parallel.tp=2", "parallel.sequence_parallel=false"], "dp_shard 2 x tp 2"),
-        (8, ["parallel.pp=2", "parallel.tp=2"], "pp 2 x dp_replicate 2 x tp 2"),
+        ("tp=2,pp=2", 2, [], "dp_replicate 2"),
+        ("pp=2", 4, ["dp_shard=2", "tp=2", "sequence_parallel=false"], "dp_shard 2 x tp 2"),
+        ("hf", 8, ["pp=2", "tp=2"], "pp 2 x dp_replicate 2 x tp 2"),
     ],
 )
 def test_the_numbers_of_one_process(
-    checkpoint: Path, text: Path, tmp_path: Path, count: int, words: list[str], layout: str
-) -> None:
-    one = measured(checkpoint, text)
-    lmtrain("reshard", checkpoint, "--to", "tp=2,pp=2", "--output", tmp_path / "cut" / "step_00000001")
-    lmtrain("reshard", checkpoint, "--to", "hf", "--output", tmp_path / "hf")
-    for subject in (checkpoint, tmp_path / "cut" / "step_00000001", tmp_path / "hf"):
-        found = measured(subject, text, *words, "--nproc", count, "--batch-size", 3, "--output", tmp_path / "o.json")
-        assert found == json.loads((tmp_path / "o.json").read_text())
-        assert found["model"]["layout"] == layout
-        for ours, theirs in zip(found["results"], one["results"], strict=True):
-            assert ours["num_targets"] == theirs["num_targets"]
-            assert ours["nll_sum_nats"] == pytest.approx(theirs["nll_sum_nats"], rel=1e-6)
-            assert ours["tokenizer_fingerprint"] == theirs["tokenizer_fingerprint"]
-    (tmp_path / "o.json").unlink()
+    checkpoint: Path, text: Path, tmp_path: Path, one: dict[str, Any],
+    saved: str, count: int, words: list[str], layout: str,
+) -> None:  # fmt: skip
+    subject, output = tmp_path / "step_00000001", tmp_path / "o.json"
+    lmtrain("reshard", checkpoint, "--to", saved, "--output", subject)
+    settings = [f"parallel.{word}" for word in words]
+    document = measured(subject, text, *settings, "--nproc", count, "--batch-size", 3, "--output", output)
+    assert document == json.loads(output.read_text())
+    (result,) = document["results"]
+    assert result["layout"] == layout
+    assert result["nll_sum_nats"] == pytest.approx(one["nll_sum_nats"], rel=1e-6)
+    for key in ("num_targets", "tokenizer_fingerprint"):
+        assert result[key] == one[key]
 
 
 @pytest.mark.wide
@@ -147,7 +151,7 @@ def test_a_process_that_fails_ends_all_and_is_heard(checkpoint: Path, text: Path
 
 
 @pytest.mark.wide
-def test_torchrun_starts_the_processes_too(checkpoint: Path, text: Path) -> None:
+def test_torchrun_starts_the_processes_too(checkpoint: Path, text: Path, one: dict[str, Any]) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "lmtrain",
          *asked(checkpoint, text, "parallel.tp=2", "--json")],
@@ -155,15 +159,11 @@ def test_torchrun_starts_the_processes_too(checkpoint: Path, text: Path) -> None
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)["results"][0]["nll_sum_nats"]
-    assert found == pytest.approx(measured(checkpoint, text)["results"][0]["nll_sum_nats"], rel=1e-6)
+    assert found == pytest.approx(one["nll_sum_nats"], rel=1e-6)
 
 
 @pytest.mark.wide
-def test_every_precision_works_on_several_processes(checkpoint: Path, text: Path) -> None:
-    for precision in ("bf16", "fp16"):
-        one, two = (
-            measured(checkpoint, text, *words, "--precision", precision)["results"][0]
-            for words in ([], ["parallel.tp=2", "--nproc", 2])
-        )
-        assert one["dtype"] == two["dtype"] == precision
-        assert two["nll_sum_nats"] == pytest.approx(one["nll_sum_nats"], rel=1e-2)
+def test_half_precision_works_on_several_processes(checkpoint: Path, text: Path, one: dict[str, Any]) -> None:
+    found = measured(checkpoint, text, "parallel.tp=2", "--nproc", 2, "--precision", "bf16")["results"][0]
+    assert found["dtype"] == "bf16"
+    assert found["nll_sum_nats"] == pytest.approx(one["nll_sum_nats"], rel=1e-2)

@@ -47,18 +47,28 @@ def evaluation(*arguments: object) -> dict[str, Any]:
 
 
 def test_a_text_with_baselines_as_a_user_types_it(toy: Toy, run: Path, held_out: Path, tmp_path: Path) -> None:
-    shown = lmtrain(
-        "eval", run, "--task", "perplexity", "--data", held_out, "--baseline", toy.data, "--output", tmp_path / "e.json"
-    )
-    document = json.loads((tmp_path / "e.json").read_text())
+    output, samples = tmp_path / "e.json", tmp_path / "s.jsonl"
+    asked = ("--task", "perplexity", "--data", held_out, "--baseline", toy.data)
+    shown = lmtrain("eval", run, *asked, "--output", output, "--samples", samples)
+    document = json.loads(output.read_text())
     (result,) = document["results"]
     assert document["model"]["step"] == 30
+    assert document["complete"] is True
     assert [row["name"] for row in result["baselines"]] == ["unigram", "bigram (Witten-Bell)"]
     assert f"{result['measures']['token_perplexity']:,.2f}" in shown
-    assert result["text_sha256"] in shown
+    assert result["text_sha256"][:12] in shown
     assert result["num_bytes"] == 28 + 27
     expected = math.exp(result["nll_sum_nats"] / result["num_targets"])
     assert result["measures"]["token_perplexity"] == pytest.approx(expected)
+    rows = [json.loads(line) for line in samples.read_text().splitlines()]
+    assert [row["text"].partition(">")[2] for row in rows] == [
+        "def read(path: Path) -> str:",
+        "return the number of tokens",
+    ]
+    assert sum(row["nll"] for row in rows) == pytest.approx(result["nll_sum_nats"])
+    compared = lmtrain("eval", "--compare", output, output)
+    assert "bits_per_byte" in compared
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["e.json", "s.jsonl"]  # no journal is left
 
 
 def test_a_text_and_the_dataset_made_from_it_give_the_same_number(toy: Toy, run: Path, tmp_path: Path) -> None:
@@ -119,7 +129,15 @@ def test_the_list_names_every_task_with_its_file() -> None:
         (["--task", "perplexity"], 2, "1 --task and 0 --data"),
         ([], 2, "0 --task and 0 --data"),
         (["--task", "perplexity", "--data", "absent.txt"], 66, "--data=absent.txt does not exist"),
-        (["--task", "lambada/megatron-strict", "--data", "absent", "--baseline", "b"], 2, "--baseline=b works where whole documents"),
+        (
+            ["--task", "lambada/megatron-strict", "--data", "absent", "--baseline", "b"],
+            2,
+            "--baseline=b works where whole documents",
+        ),
+        (["--steps", "all", "--samples", "s"], 2, "--samples means nothing to --steps"),
+        (["--compare", "a", "b"], 2, "CHECKPOINT means nothing to --compare of two checkpoints"),
+        (["--output", "."], 73, "--output=. is a folder"),
+        (["--output", "a/r.json", "--samples", "a/r.json"], 2, "Give them two names"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_before_loading(arguments: list[str], code: int, words: str) -> None:

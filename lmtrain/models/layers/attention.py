@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lmtrain.models.layers.asked import mask_of_asked
 from lmtrain.models.layers.positions import Rotation, rotate
 
 
@@ -33,14 +34,21 @@ class Attention(nn.Module):
         self.head_width = head_width
         self.queries_per_key = num_heads // num_kv_heads
         self.qkv = nn.Linear(width, (num_heads + 2 * num_kv_heads) * head_width, bias=bias)
+        self.causal = causal
         self.core = DotProduct(dropout, causal=causal)
         self.out = nn.Linear(num_heads * head_width, width, bias=bias)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x_BTD: Tensor, mask: Tensor | None, rotation: Rotation | None) -> Tensor:
+    def forward(
+        self, x_BTD: Tensor, mask: Tensor | None, rotation: Rotation | None, asked_BQ: Tensor | None = None
+    ) -> Tensor:
+        """Where positions are asked for, theirs alone: [B, Q, D]."""
         q_BHTK, k_BHTK, v_BHTK = self._split_heads(self.qkv(x_BTD))
         if rotation is not None:
             q_BHTK, k_BHTK = rotate(q_BHTK, rotation), rotate(k_BHTK, rotation)
+        if asked_BQ is not None:
+            mask = mask_of_asked(mask, asked_BQ, k_BHTK.shape[2], causal=self.causal)
+            q_BHTK = q_BHTK.take_along_dim(asked_BQ[:, None, :, None], dim=2)
         y_BHTK = self.core(q_BHTK, k_BHTK, v_BHTK, mask)
         y: Tensor = self.dropout(self.out(y_BHTK.transpose(1, 2).flatten(2)))
         return y

@@ -10,6 +10,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from lmtrain.models.layers.asked import at
 from lmtrain.models.layers.positions import Rotation
 
 
@@ -22,6 +23,7 @@ class Surroundings:
 
     mask: Tensor | None = None
     rotation: Rotation | None = None
+    asked_BQ: Tensor | None = None  # the positions that this block is to work out; None: all
 
 
 class Block(nn.Module):
@@ -37,7 +39,9 @@ class Block(nn.Module):
 
     def forward(self, x_BTD: Tensor, around: Surroundings) -> Tensor:
         normed_BTD = self.attention_norm(x_BTD)
-        attended_BTD: Tensor = self.attention(normed_BTD, around.mask, around.rotation)
+        attended_BTD: Tensor = self.attention(normed_BTD, around.mask, around.rotation, around.asked_BQ)
+        if around.asked_BQ is not None:
+            x_BTD, normed_BTD = at(x_BTD, around.asked_BQ), at(normed_BTD, around.asked_BQ)
         x_BTD = x_BTD + attended_BTD
         thought_BTD: Tensor = self.mlp(normed_BTD if self.mlp_norm is None else self.mlp_norm(x_BTD))
         return x_BTD + thought_BTD
@@ -48,7 +52,10 @@ class PostNormBlock(Block):
 
     def forward(self, x_BTD: Tensor, around: Surroundings) -> Tensor:
         assert self.mlp_norm is not None, "halves that stand side by side have one sum, and these are two"
-        x_BTD = self.attention_norm(x_BTD + self.attention(x_BTD, around.mask, around.rotation))
+        attended_BTD: Tensor = self.attention(x_BTD, around.mask, around.rotation, around.asked_BQ)
+        if around.asked_BQ is not None:
+            x_BTD = at(x_BTD, around.asked_BQ)
+        x_BTD = self.attention_norm(x_BTD + attended_BTD)
         y_BTD: Tensor = self.mlp_norm(x_BTD + self.mlp(x_BTD))
         return y_BTD
 

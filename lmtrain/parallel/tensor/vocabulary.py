@@ -26,7 +26,8 @@ from lmtrain.parallel.collectives import (
 )
 from lmtrain.parallel.mesh import Axis
 
-ROWS_AT_ONCE = 256  # because: in float64 those of GPT-2's vocabulary are 100 MB, and the head's product loses nothing
+HEAD_ROWS = 256  # because: in fp32 those of GPT-2's vocabulary are 50 MB, and the head's product loses nothing
+EXP_ROWS = 16  # because: what is made of so many of them stays in a core's own memory
 
 
 def rows_per_rank(num_rows: int, size: int) -> int:
@@ -112,11 +113,13 @@ def label_scores(logits_of: Callable[[Tensor], Tensor], hidden_KD: Tensor, label
     accuracy; the logits of a few rows are there at a time.
     """
     here = [hidden_KD.new_empty(4, 0, dtype=torch.float64)]
-    for hidden, labels in zip(*(torch.split(x, ROWS_AT_ONCE) for x in (hidden_KD, labels_K)), strict=True):
+    for hidden, labels in zip(*(torch.split(x, HEAD_ROWS) for x in (hidden_KD, labels_K)), strict=True):
         logits_NV = logits_of(hidden)
         column_N, mine_N = _find(labels, logits_NV.shape[-1], axis)
+        split = zip(*(torch.split(x, EXP_ROWS) for x in (logits_NV, column_N, mine_N)), strict=True)
         best_N = logits_NV.argmax(-1) + axis.index * logits_NV.shape[-1]
-        here.append(torch.cat([_summary(logits_NV.double(), column_N, mine_N), best_N[None].double()]))
+        exact_3N = torch.cat([_summary(rows, column, mine, torch.float64) for rows, column, mine in split], 1)
+        here.append(torch.cat([exact_3N, best_N[None].double()]))
     here_4K = torch.cat(here, 1)
     # collective: four numbers a label from every tp rank, which each rank then puts together
     parts_R4K = gather_stack(here_4K, axis) if axis.size > 1 else here_4K[None]
@@ -155,17 +158,19 @@ class _CrossEntropySum(torch.autograd.Function):
         return grad_NV, None, None
 
 
-def _summary(logits_NV: Tensor, column_N: Tensor, mine_N: Tensor) -> Tensor:
+def _summary(logits_NV: Tensor, column_N: Tensor, mine_N: Tensor, sums: torch.dtype | None = None) -> Tensor:
     """[3, N] of this rank's columns: the greatest, the sum of exp(logit - greatest), the label's if it is here, else 0.
 
-    because: two numbers for log(sum(exp)), since the logarithm's rounding grows with the size of the logits.
+    because: two numbers for log(sum(exp)), since the logarithm's rounding grows with the size of the logits. `sums`:
+    of the numbers that are returned; an exponential's own error has no side, so that those of a sum add up to little.
     """
     logits_NV = logits_NV.to(sum_dtype(logits_NV))
+    sums = sums or logits_NV.dtype
     # because: where all columns are padding, -inf - -inf would be nan
     top_N = logits_NV.amax(-1).clamp(min=torch.finfo(logits_NV.dtype).min)
-    sum_N = (logits_NV - top_N.unsqueeze(-1)).exp_().sum(-1)
+    sum_N = (logits_NV - top_N.unsqueeze(-1)).exp_().sum(-1, dtype=sums)
     label_N = logits_NV.gather(-1, column_N.unsqueeze(-1)).squeeze(-1).masked_fill(~mine_N, 0.0)
-    return torch.stack((top_N, sum_N, label_N))
+    return torch.stack((top_N.to(sums), sum_N, label_N.to(sums)))
 
 
 def _find(ids: Tensor, num_rows: int, axis: Axis) -> tuple[Tensor, Tensor]:

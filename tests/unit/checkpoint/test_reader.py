@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtrain.checkpoint import contents
+from lmtrain.checkpoint import reader as reader_module
 from lmtrain.checkpoint.contents import Contents
 from lmtrain.checkpoint.disk import hashed, tensor_file
 from lmtrain.checkpoint.disk.boxes import Box
@@ -62,6 +63,21 @@ def test_every_type_and_shape_comes_back(tmp_path: Path) -> None:
         assert torch.equal(reader.read(name), tensor)
         assert torch.equal(blocks[name], tensor)
     assert Contents(reader.path).damages() == []
+
+
+@pytest.mark.parametrize("rows_bytes", [1, 1 << 20])
+def test_blocks_of_another_type_or_that_lie_otherwise_are_filled_a_few_rows_at_a_time(
+    checkpoint: Path, arrays: Arrays, monkeypatch: pytest.MonkeyPatch, rows_bytes: int
+) -> None:
+    monkeypatch.setattr(reader_module, "_PART_NUMBERS", rows_bytes)
+    name, whole = next((n, torch.from_numpy(a)) for n, a in arrays.items() if a.ndim == 2 and a.dtype == np.float32)
+    turned = torch.zeros(whole.shape[::-1]).T
+    narrow = torch.zeros(whole.shape, dtype=torch.bfloat16)
+    for block, rounded in ((turned, False), (narrow, True)):
+        CheckpointReader(checkpoint).load_into([Piece(name, tuple(whole.shape), (0, 0), block)], rounded=rounded)
+        assert torch.equal(block, whole.to(block.dtype))
+    with pytest.raises(CheckpointError, match="is float32 in the checkpoint and bfloat16 in the run"):
+        CheckpointReader(checkpoint).load_into([Piece(name, tuple(whole.shape), (0, 0), narrow)])
 
 
 def test_a_checkpoint_of_two_processes_reads_as_one(checkpoint: Path, arrays: Arrays) -> None:

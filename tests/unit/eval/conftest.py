@@ -42,7 +42,7 @@ class PlainModel:
 
     def __init__(self, model: GPT, *, padded: bool = True) -> None:
         self.model, self.padded = model.eval(), padded
-        self.device, self.scored_at_once = torch.device("cpu"), 3
+        self.device, self.scored_at_once, self.separates_documents = torch.device("cpu"), 3, True
         self.rows_through_head: list[int] = []
 
     @torch.no_grad()
@@ -55,6 +55,9 @@ class PlainModel:
         logits = self.model.logits(hidden)
         return logits if self.padded else logits[..., : self.model.shape.vocab_size]
 
+    def check_alike(self, checksum: int) -> None:
+        """One process is alike itself."""
+
     @torch.no_grad()
     def scores(self, batches: Iterable[Batch]) -> Iterator[Tensor]:
         for batch in batches:
@@ -66,11 +69,15 @@ class TableModel:
     """P(next | this token) by a table of logits [V, V]: a bigram, or a unigram if all rows are alike."""
 
     def __init__(self, logits_VV: NDArray[np.float64]) -> None:
-        self.table, self.device, self.scored_at_once = torch.from_numpy(logits_VV), torch.device("cpu"), 1
+        self.table, self.device = torch.from_numpy(logits_VV), torch.device("cpu")
+        self.scored_at_once, self.separates_documents = 1, True
 
     def logits(self, batch: Batch, keep_BT: Tensor | None = None) -> Tensor:
         logits: Tensor = self.table[batch.tokens_BT]
         return logits if keep_BT is None else logits[keep_BT]
+
+    def check_alike(self, checksum: int) -> None:
+        """One process is alike itself."""
 
     def scores(self, batches: Iterable[Batch]) -> Iterator[Tensor]:
         for batch in batches:

@@ -11,8 +11,13 @@ import torch
 
 from lmtrain.batch import Batch
 from lmtrain.checkpoint.save.writer import CheckpointWriter
-from lmtrain.errors import CheckpointError, MissingInputError
-from lmtrain.eval.load import load_for_eval
+from lmtrain.errors import CheckpointError, MissingInputError, UsageError
+from lmtrain.eval.load import load, load_for_eval
+from lmtrain.eval.runner import run as run_task
+from lmtrain.eval.source import checkpoint_source
+from lmtrain.eval.task import find_task
+from lmtrain.eval.texts import TextInput
+from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings
@@ -65,6 +70,19 @@ def test_half_precision_computes_with_the_loaded_weights(
     assert loaded.subject.dtype == "bf16"
     difference = (logits(loaded.subject.model) - logits(model)).abs().max()
     assert 0 < difference < 0.05
+
+
+def test_a_model_that_predicts_masked_tokens_loads_and_says_so(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    settings = BertSettings(num_layers=2, width=16, num_heads=2, vocab_size=tokenizer.vocab_size, seq_len=16)
+    bert = build_parallel(settings, Fp32Settings(), ComputeSettings(), CPU, seed=3, training=False)
+    run = save(tmp_path, bert, tokenizer)
+    loaded = load(checkpoint_source(run), CPU, "fp32")
+    assert not loaded.subject.causal
+    assert torch.equal(logits(loaded.subject.model), logits(bert))
+    with pytest.raises(CheckpointError, match="sees both sides and cannot write on"):
+        load_for_eval(run, CPU, "fp32")
+    with pytest.raises(UsageError, match="--task=perplexity asks what comes next"):
+        run_task(find_task("perplexity"), loaded.subject, TextInput("text", ["some text"], "", "it"))
 
 
 def test_refusals(tmp_path: Path, model: ParallelModel, tokenizer: Tokenizer) -> None:

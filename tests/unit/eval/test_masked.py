@@ -14,11 +14,12 @@ import torch
 
 from lmtrain.batch import Batch
 from lmtrain.data.masked_settings import MaskedSettings
+from lmtrain.data.samples import masked as sampling
 from lmtrain.data.samples.masked import MaskedDataset, MaskVocabulary
 from lmtrain.data.samples.masked_twin import CONTINUES, MaskedSamplerTwin
 from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset
 from lmtrain.errors import DataError, LmtrainError, UsageError
-from lmtrain.eval import batches, masked_windows
+from lmtrain.eval import batches, masked, masked_windows
 from lmtrain.eval.masked_windows import SEED, cuts
 from lmtrain.eval.runner import Outcome, Subject, run
 from lmtrain.eval.source import check_kind
@@ -183,12 +184,12 @@ class FirstPieces:
 
 
 def _collated(**changes: Any) -> Any:
-    collate = batches.collate_masked
+    collate = masked.collate_masked
     return lambda requests: replace(collate(requests), **dict.fromkeys(changes))
 
 
 def _first_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    make = masked_windows.build_sampler
+    make = sampling.build_sampler
     monkeypatch.setattr(
         masked_windows, "build_sampler", lambda sentences, vocabulary, *more: FirstPieces(
             make(sentences, vocabulary, *more), vocabulary.kinds
@@ -226,7 +227,7 @@ def test_a_planted_mistake_is_noticed(
 def test_closed_forms(pieces: Tokenizer, sentences: Path) -> None:
     """Uniform over the true vocabulary, which is padded; a coin for pairs; right where one word is all there is."""
     model = build(pieces.vocab_size, vocab_multiple=64)
-    assert model.settings.padded_vocab_size == 64  # type: ignore[attr-defined]
+    assert model.settings.padded_vocab_size == 64
     constant(model)
     for name in TWINS:
         measures = measured(model, pieces, name, texts_of(TEXTS)).result.measures
@@ -254,10 +255,10 @@ def test_batches_hold_each_request_once_and_little_padding(pieces: Tokenizer, ba
     task = find_task("masked/pseudo-perplexity")
     prepared = task.prepare_texts(texts_of(TEXTS), Asked(tokenizer=pieces, seq_len=SEQ_LEN))  # type: ignore[attr-defined]
     requests = list(prepared.requests)
-    found = list(batches.batches(requests, batch_size))
+    found = list(batches.batches(requests, batch_size, packs=False))
     assert sorted(row for rows in found for row in rows) == list(range(len(requests)))
     for rows in found:
-        batch = batches.collate([requests[row] for row in rows])
+        batch = batches.collate([requests[row] for row in rows], packs=False)
         assert len(rows) <= batch_size
         assert batch.real_BT.mean() >= 0.95
         assert (batch.labels_BT >= 0).sum() == len(rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lmtrain.errors import DataError
+from lmtrain.errors import DataError, UsageError
 from lmtrain.eval.runner import Subject, gather, run
 from lmtrain.eval.scoring import Scored
 from lmtrain.eval.task import find_task, item_columns
@@ -32,21 +33,67 @@ def test_sums_are_kept_by_item() -> None:
     }  # fmt: skip
 
 
-def test_progress_ends_at_the_number_of_targets(
-    tmp_path: Path, tokenizer: Tokenizer, build_gpt: Callable[..., Any], text: str
-) -> None:
-    (tmp_path / "a.txt").write_text(text)
-    subject = Subject(
+@pytest.fixture
+def subject(tokenizer: Tokenizer, build_gpt: Callable[..., Any]) -> Subject:
+    return Subject(
         model=build_gpt(tokenizer.vocab_size), tokenizer=tokenizer, seq_len=16, vocab_size=tokenizer.vocab_size,
         dtype="fp32",
     )  # fmt: skip
+
+
+@pytest.fixture
+def lines(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "lines.jsonl"
+    path.write_text("".join(json.dumps({"text": line}) + "\n" for line in text.split(" \n ") if line.strip()))
+    return path
+
+
+def test_progress_goes_by_the_tokens_that_are_fed(subject: Subject, lines: Path) -> None:
     seen: list[tuple[int, int]] = []
-    result = run(
-        find_task("perplexity"), subject, given_texts(tmp_path / "a.txt"),
-        progress=lambda done, total: seen.append((done, total)),
-    ).result  # fmt: skip
-    assert seen[-1] == (result.num_targets, result.num_targets)
+    outcome = run(
+        find_task("perplexity"), subject, given_texts(lines), stride=4,
+        progress=lambda done, total, earlier=0: seen.append((done, total)),
+    )  # fmt: skip
+    fed = sum(len(request.tokens) - 1 for request in outcome.prepared.requests)
+    assert fed > outcome.result.num_targets
+    assert seen[0] == (0, fed)
+    assert seen[-1] == (fed, fed)
     assert [done for done, _ in seen] == sorted({done for done, _ in seen})
+
+
+def test_the_recipe_says_how_sure_the_number_is_and_how_it_came_about(subject: Subject, lines: Path) -> None:
+    result = run(find_task("perplexity"), subject, given_texts(lines)).result
+    for name in ("token_perplexity", "bits_per_byte"):
+        low, high = result.intervals[name]
+        assert low < result.measures[name] < high
+    assert f"1000 resamples of {result.num_items} items" in result.intervals_rule
+    assert (result.task, result.version, result.layout) == ("perplexity", "1", "one process")
+    assert result.seconds > 0
+    assert result.tokens_per_s > 0
+    assert sum(row["targets"] for row in result.loss_by_position) == result.num_targets
+    by_position = sum(row["targets"] * row["nll_per_token_nats"] for row in result.loss_by_position)
+    assert by_position == pytest.approx(result.nll_sum_nats)
+
+
+def test_a_limit_is_the_same_as_a_text_of_the_first_items_and_is_named(subject: Subject, lines: Path) -> None:
+    some = lines.with_name("some.jsonl")
+    some.write_text("".join(line + "\n" for line in lines.read_text().splitlines()[:2]))
+    limited = run(find_task("perplexity"), subject, given_texts(lines), limit=2)
+    whole = run(find_task("perplexity"), subject, given_texts(some)).result
+    assert limited.result.measures == pytest.approx(whole.measures)
+    assert limited.result.num_targets == whole.num_targets
+    assert limited.prepared.documents is not None
+    assert len(list(limited.prepared.documents)) == 2
+    assert (limited.result.protocol, limited.result.limit) == ("perplexity-first2", 2)
+    assert "the first 2 of 4 items" in limited.result.denominator
+    everything = run(find_task("perplexity"), subject, given_texts(lines), limit=99).result
+    assert (everything.protocol, everything.limit) == ("perplexity", None)
+
+
+def test_a_limit_on_a_text_of_one_item_is_refused(subject: Subject, tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.txt").write_text(text)
+    with pytest.raises(UsageError, match="--limit=3 takes the first items"):
+        run(find_task("perplexity"), subject, given_texts(tmp_path / "a.txt"), limit=3)
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from lmtrain.errors import RanksDifferError
 from lmtrain.eval.scoring import Scorer
 from lmtrain.eval.windows import Request, WindowedRequests
 from lmtrain.parallel.apply import build_parallel
@@ -83,6 +84,28 @@ def test_each_target_is_scored_once_and_as_on_one_process(pool: Pool, parallel: 
 @pytest.mark.parametrize("parallel", [LAYOUTS[0], LAYOUTS[4], LAYOUTS[7]], ids=str)
 def test_half_precision_scores_alike(pool: Pool, parallel: dict[str, Any], precision: str) -> None:
     check(pool, parallel, precision, training=False, tolerance={"bf16": 0.1, "fp16": 0.02}[precision])
+
+
+def disagree(parallel: dict[str, Any]) -> str:
+    """The last rank has a text more; gives what each is told."""
+    settings = ParallelSettings(**parallel)
+    mesh = build_mesh(settings.layout, CPU, 60.0)
+    built = build_parallel(
+        SETTINGS, PRECISIONS["fp32"], ComputeSettings(), CPU, seed=1, training=False, mesh=mesh, parallel=settings
+    )  # fmt: skip
+    asked = requests()[: 4 + (mesh.rank == mesh.world.size - 1)]
+    try:
+        list(Scorer(built, batch_size=2).score(asked))
+    except RanksDifferError as error:
+        return str(error)
+    return "nothing"
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("parallel", [LAYOUTS[0], LAYOUTS[2], LAYOUTS[3]], ids=str)
+def test_processes_with_other_texts_are_told_so(pool: Pool, parallel: dict[str, Any]) -> None:
+    for rank, told in enumerate(pool.run(f"{__name__}:disagree", 2, {"parallel": parallel})):
+        assert told.startswith(f"Rank {rank} is to score other texts than another rank. Give all processes the same")
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -45,7 +45,7 @@ def requests(*, pairs: bool) -> list[MaskedRequest]:
     return found
 
 
-def scored(parallel: dict[str, Any], norm_order: str) -> list[Any]:
+def scored(parallel: dict[str, Any], norm_order: Literal["pre", "post"]) -> list[Any]:
     """For each size of batches, of each request its sum and its hits, masked and then pairs."""
     layout, cpu = ParallelSettings(**parallel), torch.device("cpu")
     settings = BertSettings(

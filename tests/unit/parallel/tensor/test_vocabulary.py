@@ -147,14 +147,13 @@ def scores_of_labels(vocab_size: int) -> list[list[float]]:
     axis = world_axis()
     rows = rows_per_rank(vocab_size, axis.size)
     generator = torch.Generator().manual_seed(9)
-    whole = torch.randint(3, (400, rows * axis.size), generator=generator).float()
+    whole = torch.randint(3, (400, rows * axis.size), generator=generator).double()
     whole[:, vocab_size:] = float("-inf")
     labels = torch.randint(vocab_size, (400,), generator=generator)
     mine = whole[:, axis.index * rows : (axis.index + 1) * rows]
     found = label_scores(lambda some: some, mine, labels, axis)
-    exact = whole.double()
-    expected = exact.logsumexp(-1) - exact.gather(-1, labels[:, None])[:, 0]
-    return [(found[0] - expected).tolist(), found[1].tolist(), (exact.argmax(-1) == labels).double().tolist()]
+    expected = whole.logsumexp(-1) - whole.gather(-1, labels[:, None])[:, 0]
+    return [(found[0] - expected).tolist(), found[1].tolist(), (whole.argmax(-1) == labels).double().tolist()]
 
 
 @pytest.mark.parametrize(("num_ranks", "vocab_size"), [(2, 7), (4, 5)])  # 5 over 4: a rank of nothing but padding

@@ -1,0 +1,174 @@
+"""lm-evaluation-harness scores checkpoints of lmtrain: `--model lmtrain`, with any of its tasks.
+
+    python -m lmtrain.eval.harness run --model lmtrain --model_args pretrained=runs/a --tasks lambada_openai
+
+is the harness's own command, with this model known to it. Version 0.4.13 looks for models nowhere but in its own
+package, so whoever calls it from Python imports this file first. Nothing in lmtrain imports this file.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lmtrain.errors import DataError, LmtrainError, UsageError, brief, nearest
+from lmtrain.eval.generate import Sampling, generate_tokens, prompt_tokens
+from lmtrain.eval.load import load_for_eval
+from lmtrain.eval.scoring import Scored, Scorer
+from lmtrain.eval.windows import Request
+from lmtrain.runtime.device import pick_device
+from lmtrain.runtime.process import ProcessEnv
+
+try:
+    from lm_eval.__main__ import cli_evaluate
+    from lm_eval.api.model import TemplateLM
+    from lm_eval.api.registry import register_model
+    from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_text
+    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+    from tqdm import tqdm
+except ImportError as error:
+    raise UsageError(
+        f"lm-evaluation-harness cannot be imported ({error}). Run `pip install 'lmtrain[harness]'`."
+    ) from error
+
+MAX_NEW_TOKENS = 256  # the harness's own, where a task does not say
+ARGUMENTS = ("pretrained", "precision", "device", "batch_size")
+
+
+@register_model("lmtrain")
+class LmtrainModel(TemplateLM):  # type: ignore[misc]  # because: the harness may be absent where types are checked
+    """A checkpoint or a run's folder, whose own tokenizer cuts the texts; `lmtrain eval`'s engine scores them."""
+
+    def __init__(
+        self,
+        pretrained: str,
+        precision: str = "fp32",
+        device: str = "auto",
+        batch_size: int | str = 8,
+        max_batch_size: int | None = None,
+        **unknown: Any,
+    ) -> None:
+        super().__init__()
+        for name, value in unknown.items():
+            raise UsageError(f"--model_args {name}={value} is not known to lmtrain. {nearest(name, ARGUMENTS)}")
+        if max_batch_size is not None or not str(batch_size).isdecimal() or int(batch_size) == 0:
+            raise UsageError(
+                f"--batch_size={batch_size} must be a number for lmtrain, which does not try sizes out. Use 8."
+            )
+        env = ProcessEnv.detect()
+        if env.world_size > 1:
+            raise UsageError(
+                f"{env.launcher} started {env.world_size} processes and each would score everything. Start one."
+            )
+        self.subject = load_for_eval(Path(pretrained), pick_device(device), precision).subject
+        self.batch_size = int(batch_size)
+
+    @property
+    def max_length(self) -> int:
+        return self.subject.seq_len
+
+    @property
+    def eot_token_id(self) -> int:
+        found = self.subject.tokenizer.eod_id
+        if found is None:
+            raise DataError("The tokenizer has no end-of-document token to put before a first token. Add one to it.")
+        return found
+
+    @property
+    def tokenizer_name(self) -> str:
+        return self.subject.tokenizer.fingerprint
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+        """There is nothing special to add: a text's ids are the same wherever it stands."""
+        return self.subject.tokenizer.encode(string)
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[tuple[Any, list[int], list[int]]], **_: Any
+    ) -> list[tuple[float, bool]]:
+        for given, _context, target in requests:
+            if not 1 <= len(target) <= self.max_length:
+                raise DataError(
+                    f"The answer {brief(given[1], 60)!r} is {len(target)} tokens and the model sees {self.max_length}. "
+                    "Use a task that fits the model."
+                )
+        asked = [_request(context, target, self.max_length) for _given, context, target in requests]
+        answers = []
+        for (given, *_rest), scored in zip(requests, self._score(asked), strict=True):
+            answers.append((-float(scored.nll.sum()), bool(scored.greedy.all())))
+            self.cache_hook.add_partial("loglikelihood", given, answers[-1])
+        return answers
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        """Each text by itself, in the harness's own windows."""
+        asked = []
+        for item, (text,) in enumerate(request.args for request in requests):
+            cut = get_rolling_token_windows(self.tok_encode(text), self.prefix_token_id, self.max_length, context_len=1)
+            for context, target in map(make_disjoint_window, cut):
+                asked.append(_request(context, target, self.max_length, item))
+        sums = np.zeros(len(requests))
+        for window, scored in zip(asked, self._score(asked), strict=True):
+            sums[window.item] -= scored.nll.sum()
+        for request, found in zip(requests, sums, strict=True):
+            self.cache_hook.add_partial("loglikelihood_rolling", request.args, float(found))
+        return [float(found) for found in sums]
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        texts = []
+        for request in tqdm(requests, desc="generate_until", disable=disable_tqdm):
+            prompt, wanted = request.args
+            texts.append(self._write(prompt, normalize_gen_kwargs(wanted, MAX_NEW_TOKENS)))
+            self.cache_hook.add_partial("generate_until", (prompt, wanted), texts[-1])
+        return texts
+
+    def _write(self, prompt: str, wanted: dict[str, Any]) -> str:
+        until, most, sampling = _generation(wanted)
+        tokenizer, room = self.subject.tokenizer, self.max_length - most
+        if room < 1:
+            raise UsageError(
+                f"max_gen_toks={most} leaves no room for a prompt: the model sees {self.max_length} tokens. Use fewer."
+            )
+        context = prompt_tokens(tokenizer, prompt)[-room:]
+        ids: list[int] = []
+        for token in generate_tokens(self.subject.model, context, most, sampling, self.max_length, tokenizer.eod_id):
+            ids += [token] if token != tokenizer.eod_id else []
+            if any(stop in tokenizer.decode(ids) for stop in until):
+                break
+        return str(postprocess_generated_text(tokenizer.decode(ids), until, None))
+
+    def _score(self, requests: Sequence[Request]) -> list[Scored]:
+        scorer = Scorer(self.subject.model, batch_size=self.batch_size)
+        return list(tqdm(scorer.score(requests), desc="scored by lmtrain", total=len(requests)))
+
+
+def _request(context: list[int], target: list[int], max_length: int, item: int = 0) -> Request:
+    """What does not fit is cut on the left."""
+    return Request(np.array((context + target)[-(max_length + 1) :], np.int64), len(target), item)
+
+
+def _generation(wanted: dict[str, Any]) -> tuple[list[str], int, Sampling]:
+    """Where to stop, the most tokens, and how they are drawn; what lmtrain has no word for is refused."""
+    given = dict(wanted)
+    until, most, samples = given.pop("until"), given.pop("max_gen_toks"), given.pop("do_sample")
+    temperature = given.pop("temperature", 0.0)
+    sampling = {key: given.pop(key) for key in ("top_k", "top_p", "seed") if key in given}
+    for key, value in given.items():
+        raise UsageError(f"--gen_kwargs {key}={value} is not known to lmtrain. {nearest(key, tuple(wanted))}")
+    # because: the harness's own model draws at temperature 1 where a task says do_sample and no temperature
+    drawn = Sampling(temperature=(temperature or 1.0) if samples else 0.0, **sampling)
+    return [stop for stop in until if stop], most, drawn
+
+
+def main() -> None:
+    try:
+        cli_evaluate()
+    except LmtrainError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

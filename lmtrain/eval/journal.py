@@ -1,0 +1,190 @@
+"""The answers of an evaluation on disk, batch by batch, so that a killed one goes on and nothing is scored twice.
+
+Called by the engine, which asks before it scores a batch and says what came out. Every record carries a checksum and a
+hash of what it answers: the model, how it computes, and the batch's very tokens. So whatever differs between two calls,
+no answer is taken for another's. Batches follow from requests and options alone: those that are left are the same as if
+nothing had happened, and so are the digits.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import struct
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from lmtrain.checkpoint.disk.format import MANIFEST, MAX_MANIFEST_BYTES
+from lmtrain.errors import OutputError
+from lmtrain.eval.scoring import Scored
+from lmtrain.eval.windows import Request
+from lmtrain.runtime.faults import fault_point
+from lmtrain.runtime.files import open_output, read_bytes, read_range, storage_errors
+
+_HEAD = b"lmtrain evaluation journal 1\n"
+_FRAME = struct.Struct("<II")  # bytes of the record, and their CRC-32
+_KEY_BYTES = 16
+Tell = Callable[[str], None]
+Share = Callable[[bytes], bytes]  # rank 0's bytes, on every rank
+
+
+class Journal:
+    """Of several ranks only the first has a file; all have its answers, and so skip and score alike."""
+
+    def __init__(self, path: Path | None, tell: Tell = lambda said: None, share: Share = lambda data: data) -> None:
+        self._path, self._tell, self._identity = path, tell, b""
+        self._fd = None if path is None else _open_alone(path)
+        data = b"" if self._fd is None else read_range(self._fd, 0, os.fstat(self._fd).st_size)
+        self._data = share(self._whole_part(data))
+        self._records = _records(self._data)
+        self._next = 0
+
+    def of(self, identity: str) -> None:
+        """What answers from here on: a model and how it computes, as `identity_of` has it."""
+        self._identity = identity.encode()
+
+    def find(self, requests: Sequence[Request]) -> list[Scored] | None:
+        """The answers, where the next record is of these requests; otherwise that record and those behind it go."""
+        if self._next == len(self._records):
+            return None
+        start, stop = self._records[self._next]
+        found = _decoded(self._data[start:stop], self._key(requests), len(requests))
+        if found is None:
+            self._forget_rest()
+            return None
+        if self._next == 0:
+            self._tell(f"{self._path} holds answers of an earlier call: they are not scored again.")
+        self._next += 1
+        return found
+
+    def add(self, requests: Sequence[Request], answers: Sequence[Scored]) -> None:
+        if self._fd is not None and self._path is not None:
+            record = _encoded(self._key(requests), answers)
+            with storage_errors(self._path, "Writing"):
+                os.write(self._fd, _FRAME.pack(len(record), zlib.crc32(record)))
+                fault_point("eval.journal")
+                os.write(self._fd, record)
+
+    def close(self, *, done: bool) -> None:
+        """Gone when all is done, or when it holds nothing."""
+        if self._fd is not None and self._path is not None:
+            if done or os.fstat(self._fd).st_size <= len(_HEAD):
+                self._path.unlink(missing_ok=True)
+            os.close(self._fd)
+
+    def _whole_part(self, data: bytes) -> bytes:
+        """What can be believed; the file is cut to it, and begun where it is not ours."""
+        if self._fd is None or self._path is None:
+            return b""
+        if data.startswith(_HEAD):
+            records = _records(data)
+            whole = records[-1][1] if records else len(_HEAD)
+            if whole < len(data):
+                self._tell(f"{self._path} is torn or damaged after {len(records)} batches; the rest is scored again.")
+            data = data[:whole]
+        else:
+            if not _HEAD.startswith(data):
+                raise OutputError(f"{self._path} is not a journal of ours, whose place it has. Remove or rename it.")
+            data = b""
+        with storage_errors(self._path, "Writing"):
+            os.ftruncate(self._fd, len(data))
+            os.lseek(self._fd, 0, os.SEEK_END)
+            if not data:
+                os.write(self._fd, _HEAD)
+        return data or _HEAD
+
+    def _forget_rest(self) -> None:
+        kept = self._records[self._next][0] - _FRAME.size
+        self._records = self._records[: self._next]
+        self._tell(
+            f"{self._path} is of another evaluation (other weights, text or options), and begun again"
+            + (f" after {self._next} batches." if self._next else ".")
+        )
+        if self._fd is not None:
+            os.ftruncate(self._fd, kept)
+            os.lseek(self._fd, 0, os.SEEK_END)
+
+    def _key(self, requests: Sequence[Request]) -> bytes:
+        digest = hashlib.blake2b(self._identity, digest_size=_KEY_BYTES)
+        for request in requests:
+            digest.update(struct.pack("<QQ", len(request.tokens), request.num_scored))
+            digest.update(request.tokens.astype("<i8").tobytes())
+        return digest.digest()
+
+
+@contextmanager
+def journal_beside(
+    output: Path | None, tell: Tell = lambda said: None, share: Share = lambda data: data
+) -> Iterator[Journal]:
+    """OUTPUT.journal; what raises leaves it there for the next call."""
+    path = None if output is None else output.with_name(f"{output.name}.journal")
+    if path is not None:
+        with storage_errors(path, "Writing"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+    journal = Journal(path, tell, share)
+    try:
+        yield journal
+    except BaseException:
+        journal.close(done=False)
+        raise
+    journal.close(done=True)
+
+
+def identity_of(checkpoint: Path, *computed: str) -> str:
+    """A checkpoint by what its manifest says of its bytes, another program's by its files; and how it computes."""
+    digest = hashlib.sha256()
+    if (checkpoint / MANIFEST).is_file():
+        digest.update(read_bytes(checkpoint / MANIFEST, MAX_MANIFEST_BYTES, follow_links=False))
+    else:
+        for file in sorted(checkpoint.iterdir()):
+            found = file.stat()
+            digest.update(f"{file.name}\0{found.st_size}\0{found.st_mtime_ns}\0".encode(errors="replace"))
+    return "\0".join([digest.hexdigest(), *computed])
+
+
+def _open_alone(path: Path) -> int:
+    with storage_errors(path, "Opening"):
+        fd = open_output(path, os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(fd)
+        raise OutputError(f"{path} is in use by another evaluation. Wait for it or choose another --output.") from error
+    return fd
+
+
+def _records(data: bytes) -> list[tuple[int, int]]:
+    """Where each whole record lies, up to one that a kill has torn or that is damaged."""
+    found, at = [], len(_HEAD)
+    while at + _FRAME.size <= len(data):
+        size, crc = _FRAME.unpack_from(data, at)
+        start, stop = at + _FRAME.size, at + _FRAME.size + size
+        if zlib.crc32(data[start:stop]) != crc or stop > len(data):
+            break
+        found.append((start, stop))
+        at = stop
+    return found
+
+
+def _encoded(key: bytes, answers: Sequence[Scored]) -> bytes:
+    counts = np.array([len(one.nll) for one in answers], "<u4")
+    nll = np.concatenate([one.nll for one in answers]).astype("<f8")
+    greedy = np.concatenate([one.greedy for one in answers]).astype(np.uint8)
+    return b"".join([key, counts.tobytes(), nll.tobytes(), greedy.tobytes()])
+
+
+def _decoded(record: bytes, key: bytes, num_requests: int) -> list[Scored] | None:
+    """None where the record is of other requests."""
+    if record[:_KEY_BYTES] != key:
+        return None
+    counts = np.frombuffer(record, "<u4", num_requests, _KEY_BYTES)
+    ends, total = np.cumsum(counts), int(counts.sum())
+    at = _KEY_BYTES + counts.nbytes
+    nll = np.frombuffer(record, "<f8", total, at).astype(np.float64)
+    greedy = np.frombuffer(record, np.uint8, total, at + 8 * total).astype(np.bool_)
+    return [Scored(n, g) for n, g in zip(np.split(nll, ends[:-1]), np.split(greedy, ends[:-1]), strict=True)]

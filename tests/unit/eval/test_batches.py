@@ -1,0 +1,96 @@
+"""Batches of requests: each once, little padding, no more tokens than allowed; laid out so that none sees another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmtrain.batch import IGNORED, Batch
+from lmtrain.eval.batches import MOST_PADDING, batches, collate
+from lmtrain.eval.scoring import Scorer
+from lmtrain.eval.windows import Request
+
+
+def requests_of(lengths: list[int], scored: list[int] | None = None) -> list[Request]:
+    """Of tokens fed; every token of all of them is another."""
+    made, first = [], 0
+    for index, length in enumerate(lengths):
+        made.append(Request(np.arange(first, first + length + 1), scored[index] if scored else 1, index))
+        first += length + 1
+    return made
+
+
+@given(
+    lengths=st.lists(st.integers(1, 60) | st.just(60), min_size=1, max_size=80),
+    batch_size=st.integers(1, 9),
+    packs=st.booleans(),
+    data=st.data(),
+)
+def test_each_request_is_fed_once_with_little_padding(
+    lengths: list[int], batch_size: int, packs: bool, data: st.DataObject
+) -> None:
+    scored = [data.draw(st.integers(1, length)) for length in lengths]
+    requests = requests_of(lengths, scored)
+    found = list(batches(requests, batch_size, packs=packs))
+    assert sorted(one for batch in found for one in batch) == list(range(len(requests)))
+    for group in found:
+        batch = collate([requests[one] for one in group], packs=packs)
+        assert packs or (batch.documents_BT is None and len(batch.tokens_BT) == len(group))
+        num_real = sum(lengths[one] for one in group)
+        assert batch.tokens_BT.size <= batch_size * max(lengths)
+        assert batch.tokens_BT.size - num_real <= MOST_PADDING * batch.tokens_BT.size
+        # labels lie in the order of the requests, and each behind the token that it follows
+        labels = [requests[one].tokens[-scored[one] :] for one in group]
+        assert np.array_equal(batch.labels_BT[batch.labels_BT != IGNORED], np.concatenate(labels))
+        assert np.array_equal(batch.labels_BT[batch.asked_BT], batch.tokens_BT[batch.asked_BT] + 1)
+
+
+def test_equal_lengths_keep_their_order_and_are_not_packed() -> None:
+    requests = requests_of([10] * 7)
+    assert list(batches(requests, 3, packs=True)) == [[0, 1, 2], [3, 4, 5], [6]]
+    assert collate(requests[:3], packs=True).documents_BT is None
+
+
+def test_short_ones_fill_the_rows_of_long_ones() -> None:
+    requests = requests_of([30, 20, 10, 29, 12, 18])
+    (group,) = batches(requests, 4, packs=True)
+    batch = collate([requests[one] for one in group], packs=True)
+    assert batch.tokens_BT.shape == (4, 30)
+    assert batch.documents_BT.max() == 1
+    for row in range(4):
+        for document in set(batch.documents_BT[row]) - {-1}:
+            here = batch.documents_BT[row] == document
+            assert batch.positions_BT[row][here].tolist() == list(range(here.sum()))
+            assert (np.diff(batch.tokens_BT[row][here]) == 1).all(), "one request, from its beginning"
+
+
+def test_short_requests_share_a_batch_of_as_many_tokens() -> None:
+    first, *others = batches(requests_of([100] + [10] * 40), 2, packs=True)
+    assert first == list(range(11)), "one row of a hundred, one of ten tens"
+    assert [len(group) for group in others] == [20, 10]
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 7, 64])
+@pytest.mark.parametrize("packs", [False, True])
+def test_requests_together_score_as_each_alone(build_gpt: Callable[..., Any], batch_size: int, packs: bool) -> None:
+    """A model that does not keep documents apart is fed one request a row."""
+    model, random = build_gpt(), np.random.default_rng(0)
+    model.separates_documents = packs
+    fed: list[Batch] = []
+    model.model.register_forward_pre_hook(lambda _, given: fed.append(given[0]))
+    lengths = random.integers(1, 17, 50)
+    requests = [Request(random.integers(0, 37, n + 1), int(random.integers(1, n + 1)), 0) for n in lengths]
+    scorer = Scorer(model, batch_size=batch_size)
+    together = list(scorer.score(requests))
+    assert any(batch.documents_BT is not None for batch in fed) == packs
+    num_fed = sum(batch.tokens_BT.numel() for batch in fed)
+    assert scorer.num_padding == num_fed - lengths.sum() <= MOST_PADDING * num_fed
+    alone = [next(Scorer(model, batch_size=1).score([request])) for request in requests]
+    for one, other in zip(together, alone, strict=True):
+        np.testing.assert_allclose(one.nll, other.nll, rtol=1e-6, atol=2e-6)
+        assert np.array_equal(one.greedy, other.greedy)

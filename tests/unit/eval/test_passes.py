@@ -1,0 +1,79 @@
+"""What several tasks feed alike is scored once, and every task gets its own answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lmtrain.eval import passes
+from lmtrain.eval.passes import Passes
+from lmtrain.eval.scoring import Scored, Scorer
+from lmtrain.eval.windows import Request, WindowedRequests
+
+IDS = np.random.default_rng(0).integers(0, 37, 75)
+
+
+class Counted:
+    """A scorer that says how many requests it has been given."""
+
+    def __init__(self, model: Any) -> None:
+        self.scorer, self.num = Scorer(model, batch_size=3), 0
+
+    def score(self, requests: Iterable[Request]) -> Iterator[Scored]:
+        def counted() -> Iterator[Request]:
+            for request in requests:
+                self.num += 1
+                yield request
+
+        return self.scorer.score(counted())
+
+
+@pytest.fixture
+def counted(build_gpt: Callable[..., Any]) -> Counted:
+    return Counted(build_gpt())
+
+
+def same(ours: list[Scored], other: list[Scored]) -> None:
+    for one, another in zip(ours, other, strict=True):
+        np.testing.assert_allclose(one.nll, another.nll, rtol=0, atol=5e-6)
+        assert np.array_equal(one.greedy, another.greedy)
+
+
+def test_a_text_of_two_names_is_scored_once(counted: Counted) -> None:
+    together, requests = Passes(), WindowedRequests([IDS, IDS[:9]], 16, 5)
+    first = list(together.score(requests, counted.score))
+    num = counted.num
+    second = list(together.score(requests, counted.score))
+    assert (num, counted.num, together.num_shared) == (len(first), num, num)
+    assert all(np.array_equal(one.nll, other.nll) for one, other in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize(("order", "num_shared"), [((0, 1), 16), ((1, 0), 5)])
+def test_other_tokens_and_more_targets_are_asked_of_the_model(
+    counted: Counted, order: tuple[int, int], num_shared: int
+) -> None:
+    """Some lines end in words of several tokens, of which another task, of most of these lines, asks for the last."""
+    words = [Request(IDS[i : i + 8], 1 + i % 3, i) for i in range(20)]
+    last = [Request(words[i].tokens if i % 5 else IDS[i + 1 : i + 8], 1, i) for i in range(20)]
+    together = Passes()
+    for requests in [(words, last)[which] for which in order]:
+        same(list(together.score(requests, counted.score)), list(counted.scorer.score(requests)))
+    assert (together.num_shared, counted.num) == (num_shared, 40 - num_shared)
+
+
+def test_equal_requests_of_one_task_are_each_answered(counted: Counted) -> None:
+    requests = [Request(IDS[:8], 2), Request(IDS[:8], 3), Request(IDS[1:9], 1)]
+    together = Passes()
+    for _ in range(2):
+        same(list(together.score(requests, counted.score)), list(counted.scorer.score(requests)))
+
+
+def test_only_so_much_is_remembered(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes, "MOST_TARGETS", 5)
+    together, requests = Passes(), [Request(IDS[i : i + 8], 4, i) for i in range(6)]
+    for num in (6, 6 + 4):
+        list(together.score(requests, counted.score))
+        assert counted.num == num

@@ -1,0 +1,44 @@
+"""A folder read straight into any rank's share of a model gives what a checkpoint imported from it gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from lmtrain.checkpoint.reader import CheckpointReader
+from lmtrain.exchange import streaming
+from lmtrain.exchange.huggingface.exporter import export_hf
+from lmtrain.exchange.huggingface.importer import import_hf
+from lmtrain.exchange.huggingface.weights import HFWeights
+from lmtrain.models.model_settings import ModelSettings
+from lmtrain.parallel.shards import pieces_of
+from lmtrain.placement.parallel_settings import ParallelSettings
+from lmtrain.placement.stages import places_of_rank
+from tests.marks import wide
+from tests.unit.exchange.models import bert, gpt2, llama, save
+
+MODELS: dict[str, ModelSettings] = {"gpt2": gpt2(), "llama": llama(), "bert": bert()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *wide(torch.bfloat16)])
+@pytest.mark.parametrize("model", MODELS)
+def test_each_rank_reads_its_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(streaming, "PART_BYTES", 1000)  # a few rows at a time
+    export_hf(save(tmp_path / "run", MODELS[model]), tmp_path / "hf", check=False)
+    imported = CheckpointReader(import_hf(tmp_path / "hf", tmp_path / "back")["checkpoint"])
+    weights = HFWeights(tmp_path / "hf")
+    assert weights.settings == imported.checked_model()
+    parallel = ParallelSettings(pp=2, tp=2, dp_shard=3, zero=3)
+    for rank in range(parallel.layout.world_size):
+        places = places_of_rank(weights.settings, parallel, parallel.layout.coordinate(rank))
+        pieces = pieces_of(
+            {name: torch.full(p.local_shape, 7.0).to(dtype) for name, p in places.items()}, places, "model"
+        )
+        weights.load_into(pieces)
+        for piece in pieces:
+            expected = imported.read(piece.name, piece.offset, piece.block.shape).to(dtype)
+            assert torch.equal(piece.block, expected), piece.name

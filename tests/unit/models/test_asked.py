@@ -1,0 +1,82 @@
+"""The last block for the asked positions alone: the same hidden states as the whole block's, for less work."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lmtrain.batch import Batch
+from lmtrain.models.bert_settings import BertSettings
+from lmtrain.models.gpt_settings import GPTSettings
+from lmtrain.models.model_settings import ModelSettings
+from tests.unit.models.first_weights import start
+
+LENGTH, VOCAB = 24, 61
+SIZE: dict[str, Any] = {"num_layers": 2, "width": 32, "num_heads": 4, "vocab_size": VOCAB, "seq_len": LENGTH}
+ROTARY: dict[str, Any] = {"positions": "rotary", "norm": "rmsnorm", "activation": "swiglu", "num_kv_heads": 2}
+MODELS: dict[str, ModelSettings] = {
+    "gpt2": GPTSettings(**SIZE),
+    "llama": GPTSettings(**SIZE, **ROTARY),
+    "window": GPTSettings(**SIZE, window=5),
+    "parallel": GPTSettings(**SIZE, parallel_block=True),
+    "bert": BertSettings(**SIZE, norm_order="post"),
+    "bert, norms before": BertSettings(**SIZE, norm_order="pre"),
+}
+
+
+def model_of(settings: ModelSettings) -> Any:
+    model: Any = settings.build()
+    start(model, 1)
+    for index, parameter in enumerate(model.parameters()):
+        noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(index))
+        parameter.data.add_(noise, alpha=0.1)
+    return model.eval()
+
+
+def batch_of(*, packed: bool) -> tuple[Batch, Tensor]:
+    """Rows that ask for 0, 1 and 7 positions, scattered."""
+    tokens_BT = torch.randint(0, VOCAB, (3, LENGTH), generator=torch.Generator().manual_seed(0))
+    asked_BT = torch.zeros(3, LENGTH, dtype=torch.bool)
+    asked_BT[1, LENGTH - 1] = True
+    asked_BT[2, [0, 3, 4, 9, 15, 20, 22]] = True
+    batch = Batch(tokens_BT=tokens_BT, labels_BT=tokens_BT)
+    if packed:
+        at = torch.arange(LENGTH).expand(3, -1)
+        batch = replace(batch, documents_BT=at // 10, positions_BT=at % 10)
+    return batch, asked_BT
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_asked_positions_are_those_of_the_whole_block(kind: str, packed: bool) -> None:
+    model, (batch, asked_BT) = model_of(MODELS[kind]), batch_of(packed=packed)
+    rows: list[tuple[int, ...]] = []
+    for block in model.blocks.values():
+        block.mlp.register_forward_pre_hook(lambda _, given: rows.append(tuple(given[0].shape[:2])))
+    found = model(replace(batch, asked_BT=asked_BT))
+    assert rows == [(3, LENGTH), (3, 7)]
+    torch.testing.assert_close(found[asked_BT], model(batch)[asked_BT], rtol=1e-6, atol=2e-6)
+
+
+@torch.no_grad()
+def test_more_than_half_is_worked_out_whole() -> None:
+    model, (batch, _) = model_of(MODELS["gpt2"]), batch_of(packed=False)
+    asked_BT = torch.ones_like(batch.tokens_BT, dtype=torch.bool)
+    assert torch.equal(model(replace(batch, asked_BT=asked_BT)), model(batch))
+    asked_BT[:, : LENGTH // 2 - 1] = False
+    assert torch.equal(model(replace(batch, asked_BT=asked_BT)), model(batch))
+
+
+@torch.no_grad()
+def test_a_block_of_another_kind_may_do_all() -> None:
+    model, (batch, asked_BT) = model_of(MODELS["gpt2"]), batch_of(packed=False)
+    whole = model(batch)
+    last = model.blocks["1"]
+    whole_block = last.forward
+    last.forward = lambda x_BTD, around: whole_block(x_BTD, replace(around, asked_BQ=None))
+    assert torch.equal(model(replace(batch, asked_BT=asked_BT)), whole)
