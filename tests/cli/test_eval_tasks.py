@@ -30,6 +30,21 @@ def test_a_masked_model_is_measured_and_causal_tasks_are_refused(sentences: Toy,
     assert 0 <= results[1]["measures"]["pair_accuracy"] <= 1
     assert "pair_accuracy" in shown
     assert "seed 1, the same whatever the batch size" in results[0]["notes"]["masks"]
+    rows = [
+        "--task",
+        "masked/sentence-order",
+        "--data",
+        sentences.data,
+        "--limit",
+        2,
+        "--samples",
+        tmp_path / "s.jsonl",
+    ]
+    lmtrain("eval", bert, *rows, "--device", "cpu")
+    first, second = (json.loads(line) for line in (tmp_path / "s.jsonl").read_text().splitlines())
+    assert {first["targets"], second["targets"]} == {1}
+    assert "target" not in first
+    assert first["text"]
     said = lmtrain("eval", bert, "--task", "perplexity", "--data", sentences.data, code=2)
     assert "one of its tasks: masked/tokens, masked/pseudo-perplexity, masked/sentence-order" in said
     (tmp_path / "mine.yaml").write_text("like: choice/piqa\n")
@@ -44,10 +59,13 @@ def test_a_task_of_ones_own(toy: Toy, tmp_path: Path) -> None:
     )
     (tmp_path / "mine.yaml").write_text('question: "def {verb}"\nchoices: ends\nanswer: right\n')
     asked = ["--task", tmp_path / "mine.yaml", "--data", tmp_path / "rows.jsonl", "--device", "cpu"]
-    lmtrain("eval", tmp_path / "run", *asked, "--output", tmp_path / "o.json")
+    lmtrain("eval", tmp_path / "run", *asked, "--output", tmp_path / "o.json", "--samples", tmp_path / "s.jsonl")
     (result,) = json.loads((tmp_path / "o.json").read_text())["results"]
     assert result["protocol"] == "choice/mine"
     assert set(result["measures"]) == {"accuracy", "per_character_accuracy", "chance_accuracy"}
+    rows = [json.loads(line) for line in (tmp_path / "s.jsonl").read_text().splitlines()]
+    assert [row["right"] for row in rows] == [row["chosen"] == row["answer"] for row in rows]
+    assert sum(row["right"] for row in rows) / 2 == result["measures"]["accuracy"]
     (tmp_path / "mine.yaml").write_text('question: "def {noun}"\nchoices: ends\nanswer: right\n')
     said = lmtrain("eval", tmp_path / "run", *asked, code=65)
     assert f"rows.jsonl line 1 has no noun, and {tmp_path / 'mine.yaml'} line 1 (question) asks for it." in said
