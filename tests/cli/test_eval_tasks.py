@@ -19,6 +19,7 @@ def bert(sentences: Toy, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.wide
 def test_a_masked_model_is_measured_and_causal_tasks_are_refused(sentences: Toy, bert: Path, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("return the number of tokens in the file and read the path")
     asked = ["--task", "masked/tokens", "--data", sentences.data, "--task", "masked/sentence-order"]
@@ -30,17 +31,8 @@ def test_a_masked_model_is_measured_and_causal_tasks_are_refused(sentences: Toy,
     assert 0 <= results[1]["measures"]["pair_accuracy"] <= 1
     assert "pair_accuracy" in shown
     assert "seed 1, the same whatever the batch size" in results[0]["notes"]["masks"]
-    rows = [
-        "--task",
-        "masked/sentence-order",
-        "--data",
-        sentences.data,
-        "--limit",
-        2,
-        "--samples",
-        tmp_path / "s.jsonl",
-    ]
-    lmtrain("eval", bert, *rows, "--device", "cpu")
+    few = ["--limit", 2, "--samples", tmp_path / "s.jsonl", "--device", "cpu"]
+    lmtrain("eval", bert, "--task", "masked/sentence-order", "--data", sentences.data, *few)
     first, second = (json.loads(line) for line in (tmp_path / "s.jsonl").read_text().splitlines())
     assert {first["targets"], second["targets"]} == {1}
     assert "target" not in first
@@ -55,7 +47,8 @@ def test_a_masked_model_is_measured_and_causal_tasks_are_refused(sentences: Toy,
 def test_a_task_of_ones_own(toy: Toy, tmp_path: Path) -> None:
     lmtrain("pretrain", *toy.settings(tmp_path / "run", train__steps=3))
     (tmp_path / "rows.jsonl").write_text(
-        '{"verb": "return", "ends": ["the number", "of"], "right": 0}\n{"verb": "read", "ends": ["x", "y"], "right": 1}\n'
+        '{"verb": "return", "ends": ["the number", "of"], "right": 0}\n'
+        '{"verb": "read", "ends": ["x", "y"], "right": 1}\n'
     )
     (tmp_path / "mine.yaml").write_text('question: "def {verb}"\nchoices: ends\nanswer: right\n')
     asked = ["--task", tmp_path / "mine.yaml", "--data", tmp_path / "rows.jsonl", "--device", "cpu"]

@@ -17,12 +17,12 @@ from lmtrain.parallel.mesh import build_mesh
 from lmtrain.parallel.precision_settings import Fp32Settings
 from lmtrain.placement.parallel_settings import ParallelSettings
 from tests.layouts.workers import Pool
-from tests.marks import wide
 from tests.unit.parallel.test_layouts import num_processes
 
 VOCAB, LENGTH = 13, 8
 LAYOUTS: list[dict[str, Any]] = [
     {"tp": 2},
+    {"tp": 2, "pp": 2},
     {"pp": 2},
     {"dp_replicate": 2},
     {"dp_shard": 2, "zero": 3},
@@ -63,8 +63,9 @@ def scored(parallel: dict[str, Any], norm_order: Literal["pre", "post"]) -> list
     return found
 
 
-@pytest.mark.parametrize("norm_order", ["pre", *wide("post")])
-@pytest.mark.parametrize("parallel", [{"tp": 2, "pp": 2}, *wide(*LAYOUTS)], ids=str)
+@pytest.mark.wide
+@pytest.mark.parametrize("norm_order", ["pre", "post"])
+@pytest.mark.parametrize("parallel", LAYOUTS, ids=str)
 def test_each_target_is_scored_once_and_as_on_one_process(
     pool: Pool, parallel: dict[str, Any], norm_order: str
 ) -> None:
