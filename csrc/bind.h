@@ -13,5 +13,6 @@ void bind_mapped(py::module_& module);
 void bind_masked(py::module_& module);
 void bind_minhash(py::module_& module);
 void bind_permute(py::module_& module);
+void bind_rows(py::module_& module);
 void bind_sentence_pairs(py::module_& module);
 void bind_sentences(py::module_& module);

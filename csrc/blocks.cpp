@@ -52,50 +52,69 @@ bool shorter(int fd, int64_t size) {
 
 constexpr uint8_t kUnchecked = 0, kChecked = 1, kUnknown = 2;
 
-// Looks at every block that one of the stretches (sizes[i] tokens of `width` bytes from starts[i] on; one size may
-// stand for all) touches and that was not looked at before. The first whose checksum is not in `sums` is returned, or
-// -1; or -2 where the file itself, `fd`, has become shorter, or any mapping could not be read. A block without a known
-// checksum is given one: eight bytes at its place in the file `record`, the checksum and its opposite; below 0 there
-// is none. Starts are given as numbers of rows of `stride` tokens, the first of which begins at token `first`.
-int64_t check_blocks(const Array<uint8_t>& data, int64_t block_bytes, const Array<uint32_t>& sums, Array<uint8_t> state,
-                     const Array<int64_t>& starts, const Array<int64_t>& sizes, int64_t width, int record, int fd,
-                     int64_t stride, int64_t first) {
-  const int64_t size = data.size(), count = state.size(), num = starts.size();
-  if (block_bytes < 1 || width < 1 || stride < 1 || first < 0 || (sizes.size() != num && sizes.size() != 1) || sums.size() != count ||
-      count != size / block_bytes + (size % block_bytes != 0)) {
-    throw std::invalid_argument("the arrays do not belong together");
-  }
-  const int64_t tokens = size / width;
-  const int64_t *start = starts.data(), *length = sizes.data(), step = sizes.size() == num;
-  for (int64_t i = 0; i < num; ++i) {
-    const int64_t now = length[i * step];
-    if (start[i] < 0 || now < 0 || first > tokens || start[i] > (tokens - first) / stride ||
-        now > tokens - first - start[i] * stride) {
-      throw std::invalid_argument("a stretch lies outside");
+// Which blocks of a mapped token file were compared with their checksums: a state for each.
+class BlockCheck {
+ public:
+  BlockCheck(const Array<uint8_t>& data, int64_t block_bytes, const Array<uint32_t>& sums, const Array<uint8_t>& state,
+             int64_t width, int record, int fd)
+      : data_(data), sums_(sums), state_(state), size_(data.size()), block_bytes_(block_bytes), width_(width),
+        record_(record), fd_(fd) {
+    if (block_bytes < 1 || width < 1 || sums.size() != state.size() ||
+        state.size() != size_ / block_bytes + (size_ % block_bytes != 0)) {
+      throw std::invalid_argument("the arrays do not belong together");
     }
+    seen_ = state_.mutable_data();
   }
-  const uint8_t* bytes = data.data();
-  const uint32_t* sum = sums.data();
-  uint8_t* seen = state.mutable_data();
-  py::gil_scoped_release release;
-  for (int64_t i = 0; i < num; ++i) {
-    if (length[i * step] == 0) continue;
-    const int64_t token = start[i] * stride + first, last = ((token + length[i * step]) * width - 1) / block_bytes;
-    for (int64_t b = token * width / block_bytes; b <= last; ++b) {
-      if (seen[b] == kChecked) continue;
-      const int64_t at = b * block_bytes;
-      const uint32_t found = lmtrain::crc32c(bytes + at, static_cast<size_t>(std::min(block_bytes, size - at)));
-      if (seen[b] == kUnchecked && found != sum[b]) return shorter(fd, size) ? -2 : b;
-      if (seen[b] == kUnknown && record >= 0) {
-        const uint64_t entry = static_cast<uint64_t>(~found) << 32 | found;
-        // because: what cannot be recorded is checked by nobody later, and nothing else is wrong
-        if (pwrite(record, &entry, sizeof entry, b * 8) != sizeof entry) continue;
+
+  // Looks at every block that one of the stretches (sizes[i] tokens from starts[i] on; one size may stand for all)
+  // touches and that was not looked at before. The first whose checksum is not the known one is returned, or -1; or -2
+  // where the file itself, `fd`, has become shorter, or any mapping could not be read. A block without a known checksum
+  // is given one: eight bytes at its place in the file `record`, the checksum and its opposite; below 0 there is none.
+  // Starts are given as numbers of rows of `stride` tokens, the first of which begins at token `first`.
+  int64_t check(const Array<int64_t>& starts, const Array<int64_t>& sizes, int64_t stride, int64_t first) {
+    const int64_t num = starts.size(), tokens = size_ / width_;
+    if (stride < 1 || first < 0 || first > tokens || (sizes.size() != num && sizes.size() != 1)) {
+      throw std::invalid_argument("the arrays do not belong together");
+    }
+    const int64_t *start = starts.data(), *length = sizes.data(), step = sizes.size() == num;
+    for (int64_t i = 0; i < num; ++i) {
+      const int64_t now = length[i * step];
+      if (start[i] < 0 || now < 0 || start[i] > (tokens - first) / stride || now > tokens - first - start[i] * stride) {
+        throw std::invalid_argument("a stretch lies outside");
       }
-      seen[b] = kChecked;
     }
+    py::gil_scoped_release release;
+    for (int64_t i = 0; i < num; ++i) {
+      if (length[i * step] == 0) continue;
+      const int64_t token = start[i] * stride + first, end = (token + length[i * step]) * width_;
+      for (int64_t b = token * width_ / block_bytes_; b <= (end - 1) / block_bytes_; ++b) {
+        if (seen_[b] != kChecked && !compare(b)) return shorter(fd_, size_) ? -2 : b;
+      }
+    }
+    return shorter(fd_, size_) || lmtrain::mapping_failed() ? -2 : -1;
   }
-  return shorter(fd, size) || lmtrain::mapping_failed() ? -2 : -1;
-}
+
+ private:
+  bool compare(int64_t b) {
+    const int64_t at = b * block_bytes_;
+    const uint32_t found = lmtrain::crc32c(data_.data() + at, static_cast<size_t>(std::min(block_bytes_, size_ - at)));
+    if (seen_[b] == kUnchecked && found != sums_.data()[b]) return false;
+    if (seen_[b] == kUnknown && record_ >= 0) {
+      const uint64_t entry = static_cast<uint64_t>(~found) << 32 | found;
+      // because: what cannot be recorded is checked by nobody later, and nothing else is wrong
+      if (pwrite(record_, &entry, sizeof entry, b * 8) != sizeof entry) return true;
+    }
+    seen_[b] = kChecked;
+    return true;
+  }
+
+  Array<uint8_t> data_;
+  Array<uint32_t> sums_;
+  Array<uint8_t> state_;
+  uint8_t* seen_;
+  int64_t size_, block_bytes_, width_;
+  int record_, fd_;
+};
 
 // Whether one of the files (descriptor, size in bytes) has become shorter, or any mapping could not be read.
 bool files_lost(const Array<int64_t>& files) {
@@ -110,9 +129,11 @@ bool files_lost(const Array<int64_t>& files) {
 void bind_blocks(py::module_& module) {
   module.def("block_sums", &block_sums, py::arg("data"), py::arg("block_bytes"), py::arg("crc"), py::arg("filled"),
              "Checksums of the blocks that data completes, and those of the one it leaves open.");
-  module.def("check_blocks", &check_blocks, py::arg("data"), py::arg("block_bytes"), py::arg("sums"),
-             py::arg("state").noconvert(), py::arg("starts"), py::arg("sizes"), py::arg("width"), py::arg("record"),
-             py::arg("fd") = -1, py::arg("stride") = 1, py::arg("first") = 0,
-             "The first block under these stretches whose checksum is wrong, or -1.");
+  py::class_<BlockCheck>(module, "BlockCheck", "Which blocks of a mapped token file were compared.")
+      .def(py::init<const Array<uint8_t>&, int64_t, const Array<uint32_t>&, const Array<uint8_t>&, int64_t, int, int>(),
+           py::arg("data"), py::arg("block_bytes"), py::arg("sums"), py::arg("state").noconvert(), py::arg("width"),
+           py::arg("record"), py::arg("fd"))
+      .def("check", &BlockCheck::check, py::arg("starts"), py::arg("sizes"), py::arg("stride") = 1,
+           py::arg("first") = 0, "The first block under these stretches whose checksum is wrong, or -1; -2: lost.");
   module.def("files_lost", &files_lost, py::arg("files"), "Whether one of these files is shorter or failed.");
 }

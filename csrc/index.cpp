@@ -1,5 +1,5 @@
-// Loops over documents and samples: checking an .idx, packing documents into rows, filling rows, blending datasets.
-// Twins: documents.py, rows.py, packing.py, blend_schedule.py and megatron_order.py in lmtrain/data.
+// Loops over documents and samples: checking an .idx, packing documents into rows, blending datasets.
+// Twins: documents.py, packing.py, blend_schedule.py and megatron_order.py in lmtrain/data.
 
 #include <pybind11/numpy.h>
 
@@ -107,93 +107,6 @@ Array<int64_t> best_fit(const Array<int32_t>& sizes, int64_t capacity) {
     if (room > 0) present[room / 64] |= uint64_t{1} << (room % 64);
   }
   return result;
-}
-
-// ---- rows of a batch ----------------------------------------------------------------------------------------------
-
-// Positions and document numbers of `num` rows of `seq_len` tokens; `firsts`, ascending, are the places, counted
-// through all rows, at which a row or a document begins.
-py::tuple separate(const Array<int64_t>& firsts, int64_t num, int64_t seq_len) {
-  const int64_t count = firsts.size();
-  const int64_t* first = firsts.data();
-  if (num < 0 || seq_len < 1 || num > (int64_t{1} << 40) / seq_len) throw std::invalid_argument("a wrong size");
-  const int64_t size = num * seq_len;
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t before = i ? first[i - 1] : -1;
-    if (first[i] <= before || first[i] >= size) throw std::invalid_argument("the places do not rise within the rows");
-  }
-  if (size && (count == 0 || first[0] != 0)) throw std::invalid_argument("the first row has no beginning");
-  py::array_t<int64_t> positions({num, seq_len});
-  py::array_t<int32_t> documents({num, seq_len});
-  int64_t* position = positions.mutable_data();
-  int32_t* document = documents.mutable_data();
-  {
-    py::gil_scoped_release release;
-    int32_t number = 0;
-    for (int64_t i = 0; i < count; ++i) {
-      const int64_t end = i + 1 < count ? first[i + 1] : size;
-      number = first[i] % seq_len ? number + 1 : 0;
-      for (int64_t at = first[i]; at < end; ++at) {
-        position[at] = at - first[i];
-        document[at] = number;
-      }
-    }
-  }
-  return py::make_tuple(positions, documents);
-}
-
-template <typename T>
-bool copy_pieces(const uint8_t* tokens, int64_t count, const int64_t* starts, const int64_t* sizes,
-                 const int64_t* targets, int64_t vocab_size, int64_t* ids, int64_t* labels) {
-  bool known = true;
-  for (int64_t p = 0; p < count; ++p) {
-    const T* from = reinterpret_cast<const T*>(tokens) + starts[p];
-    int64_t *id = ids + targets[p], *label = labels + targets[p];
-    int64_t low = 0, high = 0;
-    for (int64_t i = 0; i < sizes[p]; ++i) {
-      const int64_t value = static_cast<int64_t>(from[i + 1]);
-      id[i] = static_cast<int64_t>(from[i]);
-      label[i] = value;
-      low = std::min(low, value);
-      high = std::max(high, value);
-    }
-    const int64_t first = sizes[p] ? static_cast<int64_t>(from[0]) : 0;
-    known &= std::min(low, first) >= 0 && std::max(high, first) < vocab_size;
-  }
-  return known;
-}
-
-// Copies pieces of a .bin into a batch: sizes[p] tokens from starts[p] on to place targets[p] of `ids`, the token after
-// each to `labels`. False where an id is not below vocab_size.
-bool pack_rows(const py::array& tokens, const Array<int64_t>& starts, const Array<int64_t>& sizes,
-               const Array<int64_t>& targets, int64_t vocab_size, Array<int64_t> ids, Array<int64_t> labels) {
-  const int64_t count = starts.size(), num_tokens = tokens.size(), room = ids.size();
-  if (sizes.size() != count || targets.size() != count || labels.size() != room || tokens.ndim() != 1 ||
-      !(tokens.flags() & py::array::c_style) || reinterpret_cast<uintptr_t>(tokens.data()) % tokens.itemsize()) {
-    throw std::invalid_argument("the arrays do not belong together");
-  }
-  for (int64_t p = 0; p < count; ++p) {
-    const int64_t start = starts.data()[p], size = sizes.data()[p], target = targets.data()[p];
-    if (start < 0 || size < 0 || target < 0 || size >= num_tokens - start || size > room - target) {
-      throw std::invalid_argument("a piece lies outside the tokens or the rows");
-    }
-  }
-  const auto* from = static_cast<const uint8_t*>(tokens.data());
-  const int64_t *start = starts.data(), *size = sizes.data(), *target = targets.data();
-  int64_t *id = ids.mutable_data(), *label = labels.mutable_data();
-  const char kind = tokens.dtype().kind();
-  const py::ssize_t width = tokens.itemsize();
-  py::gil_scoped_release release;
-  const auto copy = [&](auto one) {
-    return copy_pieces<decltype(one)>(from, count, start, size, target, vocab_size, id, label);
-  };
-  if (kind == 'u' && width == 2) return copy(uint16_t{});
-  if (kind == 'i' && width == 4) return copy(int32_t{});
-  if (kind == 'u' && width == 1) return copy(uint8_t{});
-  if (kind == 'i' && width == 1) return copy(int8_t{});
-  if (kind == 'i' && width == 2) return copy(int16_t{});
-  if (kind == 'i' && width == 8) return copy(int64_t{});
-  throw std::invalid_argument("no type of a token file");
 }
 
 // ---- blends -------------------------------------------------------------------------------------------------------
@@ -389,11 +302,6 @@ void bind_index(py::module_& module) {
              "Whether the pointers of an .idx are the running sums of its lengths.");
   module.def("bounds_rise", &bounds_rise, py::arg("bounds"), "0: somewhere down; 1: never down; 2: each one more.");
   module.def("best_fit", &best_fit, py::arg("sizes"), py::arg("capacity"), "The bin of each piece.");
-  module.def("separate", &separate, py::arg("firsts"), py::arg("num"), py::arg("seq_len"),
-             "Positions and document numbers of rows.");
-  module.def("pack_rows", &pack_rows, py::arg("tokens"), py::arg("starts"), py::arg("sizes"), py::arg("targets"),
-             py::arg("vocab_size"), py::arg("ids").noconvert(), py::arg("labels").noconvert(),
-             "Copy pieces of tokens, and the tokens after them as labels, into a batch.");
   module.def("blend", &blend, py::arg("shares"), py::arg("counts"), py::arg("start"), py::arg("count"),
              py::arg("keep"), "Dataset and sample of each position of a blend, and the counts after them.");
   module.def("megatron_blend", &megatron_blend, py::arg("weights"), py::arg("count"),

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -52,7 +53,7 @@ struct Flat {
 };
 
 struct Run {
-  int64_t begin, size;  // tokens
+  int64_t begin = 0, size = 0;  // tokens
 };
 
 struct Word {
@@ -63,6 +64,7 @@ struct Word {
 struct Row {
   std::vector<int32_t> tokens;
   int32_t second = 0;  // where the second segment begins, or the length
+  Run first_run, second_run;
   bool label = false;
   uint64_t mask_key = 0;
   std::vector<Word> words;
@@ -114,14 +116,15 @@ class MaskedSampler {
     }
   }
 
-  // tokens, labels, segments, what is no padding, pair labels
+  // tokens, labels, segments, what is no padding, pair labels, and the runs of tokens that were read
   py::tuple batch(const Numbers& ids) const {
     check(ids);
     const auto count = static_cast<int64_t>(ids.size());
     py::array_t<int64_t> tokens({count, seq_len_}), labels({count, seq_len_}), segments({count, seq_len_}), pair(count);
+    py::array_t<int64_t> runs({int64_t{2}, 2 * count});
     py::array_t<bool> real({count, seq_len_});
     int64_t *tokens_at = tokens.mutable_data(), *labels_at = labels.mutable_data(), *pair_at = pair.mutable_data();
-    int64_t* segments_at = segments.mutable_data();
+    int64_t *segments_at = segments.mutable_data(), *runs_at = runs.mutable_data();
     bool* real_at = real.mutable_data();
     const int64_t* id = ids.data();
     {
@@ -142,33 +145,37 @@ class MaskedSampler {
           tokens_at[at + place] = replaced(row, place);
         }
         pair_at[i] = row.label;
+        note(row.first_run, row.second_run, runs_at + 2 * i, count);
       }
     }
-    return py::make_tuple(tokens, labels, segments, real, pair);
+    return py::make_tuple(tokens, labels, segments, real, pair, runs);
   }
 
-  // of each sample: tokens that are masked, and all tokens
-  py::array_t<int64_t> sizes(const Numbers& ids) const {
+  // of each sample: tokens that are masked, and all tokens; and the runs that were read
+  py::tuple counts(const Numbers& ids) const {
     check(ids);
     const auto count = static_cast<int64_t>(ids.size());
-    py::array_t<int64_t> result({count, int64_t{2}});
-    int64_t* out = result.mutable_data();
+    py::array_t<int64_t> result({count, int64_t{2}}), runs({int64_t{2}, 2 * count});
+    int64_t *out = result.mutable_data(), *runs_at = runs.mutable_data();
     const int64_t* id = ids.data();
-    py::gil_scoped_release release;
-    Row row(static_cast<size_t>(seq_len_));
-    for (int64_t i = 0; i < count; ++i) {
-      make(static_cast<uint64_t>(id[i]), row);
-      out[2 * i] = static_cast<int64_t>(row.masked.size());
-      out[2 * i + 1] = static_cast<int64_t>(row.tokens.size());
+    {
+      py::gil_scoped_release release;
+      Row row(static_cast<size_t>(seq_len_));
+      for (int64_t i = 0; i < count; ++i) {
+        make(static_cast<uint64_t>(id[i]), row);
+        out[2 * i] = static_cast<int64_t>(row.masked.size());
+        out[2 * i + 1] = static_cast<int64_t>(row.tokens.size());
+        note(row.first_run, row.second_run, runs_at + 2 * i, count);
+      }
     }
-    return result;
+    return py::make_tuple(result, runs);
   }
 
-  // of each sample: the first token and the number of tokens of either segment
+  // of each sample and either segment: the first tokens, and under them the numbers of tokens
   py::array_t<int64_t> runs(const Numbers& ids) const {
     check(ids);
     const auto count = static_cast<int64_t>(ids.size());
-    py::array_t<int64_t> result({2 * count, int64_t{2}});
+    py::array_t<int64_t> result({int64_t{2}, 2 * count});
     int64_t* out = result.mutable_data();
     const int64_t* id = ids.data();
     py::gil_scoped_release release;
@@ -177,15 +184,20 @@ class MaskedSampler {
       bool label = false;
       const auto [a, b] = runs_of(static_cast<int64_t>(static_cast<uint64_t>(id[i]) % static_cast<uint64_t>(num_rows_)),
                                   draws, label);
-      for (const Run& run : {a, b}) {
-        *out++ = run.begin;
-        *out++ = run.size;
-      }
+      note(a, b, out + 2 * i, count);
     }
     return result;
   }
 
  private:
+  // A row of first tokens, and under it a row of sizes.
+  static void note(const Run& a, const Run& b, int64_t* out, int64_t count) {
+    out[0] = a.begin;
+    out[1] = b.begin;
+    out[2 * count] = a.size;
+    out[2 * count + 1] = b.size;
+  }
+
   static void check(const Numbers& ids) {
     if (ids.ndim() != 1) throw std::invalid_argument("ids must have one dimension");
     for (py::ssize_t i = 0; i < ids.size(); ++i) {
@@ -240,13 +252,13 @@ class MaskedSampler {
   }
 
   void gather(int64_t number, Draws& draws, Row& row) const {
-    const auto [a, b] = runs_of(number, draws, row.label);
+    std::tie(row.first_run, row.second_run) = runs_of(number, draws, row.label);
     row.tokens.assign(1, cls_);
-    append(a, row);
+    append(row.first_run, row);
     row.tokens.push_back(sep_);
     row.second = static_cast<int32_t>(row.tokens.size());
     if (pairs_ == kNone) return;
-    append(b, row);
+    append(row.second_run, row);
     row.tokens.push_back(sep_);
   }
 
@@ -382,5 +394,5 @@ void bind_masked(py::module_& module) {
            py::arg("ngram_thresholds"), py::arg("seed"))
       .def("batch", &MaskedSampler::batch, py::arg("ids"))
       .def("runs", &MaskedSampler::runs, py::arg("ids"))
-      .def("sizes", &MaskedSampler::sizes, py::arg("ids"));
+      .def("counts", &MaskedSampler::counts, py::arg("ids"));
 }

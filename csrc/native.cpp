@@ -5,6 +5,7 @@
 
 PYBIND11_MODULE(_native, module) {
   module.doc() = "Compiled helpers of lmtrain; see csrc/README.md.";
+  module.attr("interface") = 1;  // counted on with INTERFACE in lmtrain/native.py
   bind_blocks(module);
   bind_crc32c(module);
   bind_encoder(module);
@@ -13,6 +14,7 @@ PYBIND11_MODULE(_native, module) {
   bind_masked(module);
   bind_minhash(module);
   bind_permute(module);
+  bind_rows(module);
   bind_sentence_pairs(module);
   bind_sentences(module);
 }

@@ -117,6 +117,13 @@ def refusal(problems: Sequence[str]) -> LmtrainError:
     return SettingsError(problems)
 
 
+def passed_on(exit_code: int, message: str) -> LmtrainError:
+    """An error that ends this process, or is survived by it, just as the one that another process has met."""
+    error = {73: OutputError, 74: StorageError}.get(exit_code, LmtrainError)(message)
+    error.exit_code = exit_code
+    return error
+
+
 def a_few(texts: Iterable[str], separator: str = ", ", most: int = 4) -> str:
     """The first of them, and how many more there are: a message is not a list."""
     texts = list(texts)

@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 from types import ModuleType
 
+from lmtrain.errors import LmtrainError
+
+INTERFACE = 1  # counted on, here and in csrc/native.cpp, when a function comes, goes or takes other arguments
+
 
 def _load() -> ModuleType | None:
     # because: tests compare the twin, and a user can rule the helper out, by LMTRAIN_NATIVE=0
@@ -15,6 +19,11 @@ def _load() -> ModuleType | None:
     except ImportError:
         return None
     module: ModuleType = _native
+    if getattr(module, "interface", 0) != INTERFACE:
+        raise LmtrainError(
+            f"{module.__file__} was compiled from other sources than those of this lmtrain, and would fail amid the "
+            "work. Run `make native`, or install lmtrain again; LMTRAIN_NATIVE=0 does without it, more slowly."
+        )
     return module
 
 

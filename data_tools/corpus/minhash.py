@@ -58,7 +58,7 @@ def _functions(count: int) -> tuple[Hashes, Hashes]:
 def minima(values: Hashes, count: int) -> Signature:
     """For each of `count` functions a*x + b the smallest over the values, of which bits 16 to 31 are kept."""
     factors, offsets = _functions(count)
-    if native.lib is not None and hasattr(native.lib, "minhash"):
+    if native.lib is not None:
         result: Signature = native.lib.minhash(values, factors, offsets)
         return result
     return minima_twin(values, factors, offsets)

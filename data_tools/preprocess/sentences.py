@@ -81,7 +81,7 @@ _SPACE_SET = frozenset(c for c in map(chr, range(0x3001)) if _BLANK.fullmatch(c)
 
 def split_sentences(text: str, newlines: bool = False) -> list[str]:
     """The sentences of a text without the white space around them. `newlines`: every line ends a sentence."""
-    if native.lib is None or not hasattr(native.lib, "sentence_spans"):
+    if native.lib is None:
         return split_sentences_twin(text, newlines)
     if text.isascii():  # bytes are characters
         return [text[begin:end] for begin, end in native.lib.sentence_spans(text.encode(), newlines).tolist()]

@@ -2,7 +2,7 @@
 
 What a file holds is said by its name. JSON lines: .jsonl, and compressed .jsonl.gz, .json.gz and alone .zst. Text, one
 document a file: .txt, .txt.gz. Columns: .parquet. For .gz may stand .zst, .bz2 or .xz. `-` is standard input, read as
-JSON lines unless somebody says what else. No file is opened here.
+JSON lines unless somebody says what else. No file is read here.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 
 from lmtrain.errors import DataError, MissingInputError, UsageError
 from lmtrain.runtime.files import read_errors
+from lmtrain.runtime.holes import refuse_hole
 
 STDIN = Path("-")
 _CODECS = ("gz", "zst", "bz2", "xz")
@@ -128,6 +129,7 @@ def _stat(path: Path) -> os.stat_result:
     if not stat.S_ISREG(found.st_mode):
         way = f"To read it once, give - in its place and send it there: `< {path}`."
         raise DataError(f"{path} is a pipe or a device, and not a file with an end and a beginning. {way}")
+    refuse_hole(path)
     return found
 
 

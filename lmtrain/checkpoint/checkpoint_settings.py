@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from lmtrain.checkpoint.best import DEFAULT
 from lmtrain.config.base import Problem, Settings, show
 from lmtrain.config.build import quantity
 
@@ -14,6 +15,8 @@ class CheckpointSettings(Settings):
     interval_steps: int | None = quantity("count", default=500)  # 0: only at the end; None: never
     keep_last: int = 2
     keep_every_steps: int | None = quantity("count", default=None)  # these stay for good
+    keep_best: int = 0  # and so many of those that are best by `best_by`
+    best_by: str = DEFAULT  # a measure by its name in TensorBoard
     asynchronous: bool = True
     verify_after_save: bool = False  # read back from the disk before a checkpoint counts
     resume: str = "auto"  # auto, none, or the path of a checkpoint or run
@@ -42,6 +45,16 @@ class CheckpointSettings(Settings):
             self.keep_every_steps is not None and not self.interval_steps, "keep_every_steps",
             f"finds nothing to keep, since with interval_steps={show(self.interval_steps)} {saves} saved",
             f"Add checkpoint.interval_steps={self.keep_every_steps}, or leave it out.",
+        )  # fmt: skip
+        yield from self.at_least(0, "keep_best", "Use 1 to keep the best, or 0 for none.")
+        yield from self.problem_if(
+            self.keep_best > 0 and not self.interval_steps, "keep_best",
+            f"finds nothing to choose from, since with interval_steps={show(self.interval_steps)} {saves} saved",
+            "Add checkpoint.interval_steps=500, or leave it out.",
+        )  # fmt: skip
+        yield from self.problem_if(
+            self.keep_best == 0 and self.best_by != DEFAULT, "best_by",
+            "chooses nothing with keep_best=0", "Add checkpoint.keep_best=1, or leave it out.",
         )  # fmt: skip
         yield from self.problem_if(
             self.verify_after_save and self.interval_steps is None, "verify_after_save",

@@ -11,10 +11,11 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
+from lmtrain.checkpoint.best import BEST, best_first, measure_of, worth_in
 from lmtrain.checkpoint.disk.format import (
     MANIFEST,
     MAX_MANIFEST_BYTES,
@@ -156,8 +157,13 @@ def set_aside(path: Path) -> Path:
 
 
 def resolve(path: Path | str) -> Path:
-    """The checkpoint that a user means: itself, or the newest one of a run's folder or its checkpoints' folder."""
+    """The checkpoint that a user means: itself, or the newest one of a run's folder or its checkpoints' folder.
+
+    RUN@best means the best of those that the run has kept, by its checkpoint.best_by.
+    """
     path = Path(path)
+    if is_best(path):
+        return best(Path(str(path).removesuffix(BEST)))
     if not path.is_dir():
         state = "is not a folder" if path.exists() else "does not exist"
         raise MissingInputError(
@@ -169,6 +175,22 @@ def resolve(path: Path | str) -> Path:
     if newest is None:
         raise MissingInputError(f"{path} holds no finished checkpoint. Give a checkpoint, or a run that has saved one.")
     return newest
+
+
+def is_best(path: Path) -> bool:
+    """Whether it is RUN@best, and no folder of that name."""
+    return path.name.endswith(BEST) and not path.exists()
+
+
+def best(run: Path) -> Path:
+    """The best checkpoint that a run has kept, of those that were measured."""
+    found = best_first({step_of(path.name) or 0: path for path in list_checkpoints(run / CHECKPOINTS)}, worth_in(run))
+    if not found:
+        raise MissingInputError(
+            f"{run}{BEST} is not there: no checkpoint of {run} was measured by {measure_of(run)} at its step. "
+            f"Give one by its name, as in {run / CHECKPOINTS}/step_00001000, or {run} for the newest."
+        )
+    return found[0]
 
 
 def new_leftover(folder: Path, step: int, kind: str = "tmp") -> Path:
@@ -221,19 +243,23 @@ def sweep(folder: Path) -> list[str]:
     return swept
 
 
-def prune(folder: Path, keep_last: int, saved: Path | None = None, keep_every_steps: int | None = None) -> list[str]:
+def prune(
+    folder: Path, keep_last: int, saved: Path | None = None, keep_every_steps: int | None = None, *,
+    keep_best: int = 0, worth: Mapping[int, float] | None = None,
+) -> list[str]:  # fmt: skip
     """Remove all but the newest checkpoints; at least one always stays, and so does the one just saved.
 
     One whose manifest cannot be read is neither counted nor removed: whoever looks into the damage needs it.
-    Those whose step is a multiple of `keep_every_steps` are never removed. A run that went back to an earlier step
-    saves below the steps it had reached before.
+    Those whose step is a multiple of `keep_every_steps` are never removed, nor are the `keep_best` that are worth most.
+    A run that went back to an earlier step saves below the steps it had reached before.
     """
     removed = []
     with storage_errors(folder, "Pruning"):
-        for path in list_checkpoints(folder)[: -max(1, keep_last)]:
-            if path == saved or path.is_symlink():
+        there = {int(path.name.removeprefix("step_")): path for path in list_checkpoints(folder)}
+        good = best_first(there, worth or {})[:keep_best]
+        for step, path in list(there.items())[: -max(1, keep_last)]:
+            if path == saved or path in good or path.is_symlink():
                 continue  # because: somebody put a link there by hand, and what it leads to is not ours
-            step = int(path.name.removeprefix("step_"))
             if keep_every_steps is not None and step % keep_every_steps == 0:
                 continue
             # because: a kill amid the removal must not leave half a checkpoint under a checkpoint's name

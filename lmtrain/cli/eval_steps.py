@@ -74,7 +74,7 @@ def evaluate_steps(sources: Sequence[Source], session: Session) -> None:
 
 
 def _print_row(screen: Console, step: int, result: Result) -> None:
-    from lmtrain.eval.report import show_measure
+    from lmtrain.observe.words import show_measure
 
     name = result.headline
     low_high = [show_measure(name, edge) for edge in result.intervals.get(name, ())]
@@ -84,8 +84,7 @@ def _print_row(screen: Console, step: int, result: Result) -> None:
 
 
 def _print_curve(screen: Console, steps: Sequence[int], results: Sequence[Result]) -> None:
-    from lmtrain.eval.report import show_measure
-    from lmtrain.observe.words import sparkline
+    from lmtrain.observe.words import show_measure, sparkline
 
     name = results[0].headline
     values = [result.measures[name] for result in results]

@@ -114,6 +114,7 @@ def evaluate(
     from lmtrain.cli.eval_steps import evaluate_steps, find_steps
     from lmtrain.cli.subject import check_device, find_subject, settle_layout
     from lmtrain.eval.source import check_kind
+    from lmtrain.eval.task import window_of
 
     # before torch is imported, so that what is wrong is told at once
     paths = list(compare or ()) if checkpoint is None else [checkpoint]
@@ -125,6 +126,7 @@ def evaluate(
     for one, _ in jobs:
         for subject in subjects:
             check_kind(one, causal=subject.settings.shape.causal, pairs="pair" in subject.settings.terms)
+            window_of(one, subject.settings.shape.seq_len, seq_len)
     if env.world_size > 1 and "-" in (data or []):
         raise UsageError(
             f"--data=- is standard input, which one process alone can read, and here are {env.world_size}. "

@@ -27,10 +27,13 @@ def inspect(
     as_json: Json = False,
 ) -> None:
     """Show what is in a dataset, a run or a checkpoint; or what differs between two checkpoints."""
+    from lmtrain.checkpoint.store import is_best, resolve
     from lmtrain.cli import checkpoint_view as view
     from lmtrain.cli.dataset_view import dataset_facts
     from lmtrain.cli.run_view import as_written, run_facts
 
+    if is_best(path):
+        path = resolve(path)
     if diff is not None:
         facts = view.difference_facts(path, diff)
     elif (path / "manifest.json").is_file():

@@ -1,14 +1,19 @@
-"""Several processes of one command on this machine, as `--nproc` asks for. Called by pretrain and eval; torch-free."""
+"""A command of several processes, where they are not yet one: started together, and refused together.
+
+Called by pretrain and eval. Torch is imported only where a refused process has peers to meet.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lmtrain.cli.say import tell
+from lmtrain.cli.say import print_error, tell
+from lmtrain.errors import LmtrainError
 
 if TYPE_CHECKING:
     from lmtrain.runtime.launch import Outcome
@@ -56,3 +61,33 @@ def without_nproc(words: Sequence[str]) -> list[str]:
         elif not word.startswith("--nproc="):
             found.append(word)
     return found
+
+
+@contextmanager
+def told_to_peers(env: ProcessEnv | None) -> Iterator[None]:
+    """A process that is refused here says so, and to those too that would wait for it; `None` for one without any.
+
+    Whatever may go wrong with telling them, the refusal stands.
+    """
+    try:
+        yield
+    except LmtrainError as error:
+        if env is None or env.world_size == 1:
+            raise
+        print_error(error)
+        _tell(env, error)
+        if "--debug" in sys.argv:
+            raise
+        raise typer.Exit(error.exit_code) from None
+
+
+def _tell(env: ProcessEnv, error: LmtrainError) -> None:
+    from lmtrain.runtime.process import Rendezvous
+
+    try:
+        Rendezvous.detect(env)
+    except LmtrainError:
+        return  # because: torch takes seconds to import, and there is nowhere to meet
+    from lmtrain.runtime.meeting import tell_refusal
+
+    tell_refusal(env, error)

@@ -30,10 +30,10 @@ from lmtrain.cli import (
     verify,
 )
 from lmtrain.cli.plain_help import PlainGroup, examples
-from lmtrain.cli.say import tell
+from lmtrain.cli.say import print_error
 from lmtrain.cli.terminal import echo
 from lmtrain.cli.usage import Refused, explained, of_system
-from lmtrain.errors import LmtrainError, StoppedEarly
+from lmtrain.errors import LmtrainError
 
 app = typer.Typer(
     name="lmtrain",
@@ -110,23 +110,6 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _as_ours(error: Exception, arguments: list[str]) -> LmtrainError:
     return of_system(error) if isinstance(error, OSError) else explained(error, arguments)
-
-
-def print_error(error: LmtrainError) -> None:
-    title = "" if isinstance(error, StoppedEarly) else "error: "  # because: who asks for a stop sees no error in it
-    said = "\n".join([str(error), *getattr(error, "__notes__", ())])
-    tell(f"{title}{_who(str(error))}{said}")
-
-
-def _who(message: str) -> str:
-    """Which of several processes speaks: rank 0 for all of them, another for itself."""
-    from lmtrain.runtime.process import ProcessEnv
-
-    try:
-        env = ProcessEnv.detect()
-    except LmtrainError:
-        return ""
-    return "" if env.rank == 0 or message.startswith(env.who) else f"{env.who}: "
 
 
 if __name__ == "__main__":

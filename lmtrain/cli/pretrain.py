@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lmtrain.cli.launching import NumProcesses, run_processes, this_process
+from lmtrain.cli.launching import NumProcesses, run_processes, this_process, told_to_peers
 from lmtrain.cli.options import ConfigDir, ConfigName, FromRun, Overrides, Plugins
-from lmtrain.cli.say import tell
-from lmtrain.errors import LmtrainError, OutputError, PeerLostError, RanksDifferError, StoppedEarly
+from lmtrain.cli.say import tell, warn_of
+from lmtrain.errors import LmtrainError, RanksDifferError, StoppedEarly
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from lmtrain.runtime.launch import Outcome
+    from lmtrain.eval.planned import Planned
     from lmtrain.runtime.process import ProcessEnv
     from lmtrain.train.config import RunConfig
     from lmtrain.train.loop import Summary
@@ -48,8 +48,7 @@ def pretrain(
     flags += [f"--from-run={from_run}"] * (from_run is not None) + [f"--plugin={name}" for name in plugin or ()]
     flags += ["--json"] * as_json + ["--debug"] * ("--debug" in sys.argv)  # because: main has taken --debug out
     if multirun:
-        flags += ["--dry-run"] * dry_run + ["--print-config"] * print_config
-        flags += ["--nproc", str(nproc)] if nproc else []
+        flags += ["--dry-run"] * dry_run + ["--print-config"] * print_config + ["--nproc", str(nproc)] * bool(nproc)
         from lmtrain.cli.sweep import run_all
 
         return run_all(overrides, config_dir, config_name, from_run, flags)
@@ -57,26 +56,31 @@ def pretrain(
     from lmtrain.cli.from_run import compose_run
     from lmtrain.cli.pretrain_view import left_behind, print_preview, print_settings, print_summary
 
-    config = compose_run(overrides, from_run=from_run, config_dir=config_dir, name=config_name)
+    waited_for = None if nproc or dry_run or print_config else env
+    with told_to_peers(waited_for):
+        config = compose_run(overrides, from_run=from_run, config_dir=config_dir, name=config_name)
     if print_config:
         return print_settings(config, as_json)
 
+    from lmtrain.cli.evaluations import plan
     from lmtrain.runtime.faults import arm_from_env
     from lmtrain.runtime.signals import ignore_stops
     from lmtrain.train.preflight import preflight
-    from lmtrain.train.stop_file import write_failure, write_stop
+    from lmtrain.train.stop_file import write_end, write_failure, write_stop
 
     arm_from_env()
-    inputs = preflight(config, env, starting=not dry_run)
+    with told_to_peers(waited_for):
+        inputs, planned = plan(config, preflight(config, env, starting=not dry_run))
     if dry_run:
         return print_preview(config, inputs, as_json)
     if nproc is not None and nproc > 1:
-        return run_processes(["pretrain", *flags, *overrides], nproc, lambda outcome: _write_end(config, outcome))
+        failed = lambda outcome: warn_of(write_end(config, outcome))  # noqa: E731
+        return run_processes(["pretrain", *flags, *overrides], nproc, failed)
     from lmtrain.cli.screen import Screen
 
     console = Screen(stderr=as_json, quiet=env.rank > 0)
     try:
-        summary = _train(config, inputs, env, console)
+        summary = _train(config, inputs, planned, env, console)
     except RanksDifferError as error:
         if env.rank > 0:
             raise typer.Exit(error.exit_code) from None  # because: rank 0 speaks for all
@@ -91,20 +95,19 @@ def pretrain(
     if env.world_size > 1:
         ignore_stops()  # because: srun --kill-on-bad-exit ends tasks that leave a moment after the first with code 75
     facts = {"cause": summary.stopped_by or "done", "step": summary.step}
-    stop = StoppedEarly(
-        f"{summary.stopped_by} at step {summary.step} of {config.total_steps}: {left_behind(config)}"
-    )
+    stop = StoppedEarly(f"{summary.stopped_by} at step {summary.step} of {config.total_steps}: {left_behind(config)}")
     code = stop.exit_code if summary.stopped_by else 0
     if env.rank > 0:
         raise typer.Exit(code)  # because: rank 0 speaks for all
-    _warn(write_stop(config, facts | {"exit_code": code, "requeue": bool(summary.stopped_by)}))
+    warn_of(write_stop(config, facts | {"exit_code": code, "requeue": bool(summary.stopped_by)}))
     print_summary(config, summary, console, as_json)
     if summary.stopped_by:
         raise stop
     return None
 
 
-def _train(config: RunConfig, inputs: Inputs, env: ProcessEnv, console: Console) -> Summary:
+def _train(config: RunConfig, inputs: Inputs, planned: list[Planned], env: ProcessEnv, console: Console) -> Summary:
+    from lmtrain.cli.evaluations import evaluation
     from lmtrain.parallel.mesh import build_mesh
     from lmtrain.runtime.device import memory_errors, pick_device
     from lmtrain.runtime.process_group import start
@@ -112,29 +115,12 @@ def _train(config: RunConfig, inputs: Inputs, env: ProcessEnv, console: Console)
     from lmtrain.train.loop import train
     from lmtrain.train.setup import open_run
 
-    timeout_s = config.parallel.timeout_s
     smaller = f"train.micro_batch={max(1, config.train.micro_batch // 2)}, precision=bf16 or a smaller model.seq_len"
     with memory_errors(f"Use {smaller}."):
-        device = pick_device(config.compute.device, env.local_rank)
-        with start(env, device, timeout_s) as met:
+        with told_to_peers(env):
+            device = pick_device(config.compute.device, env.local_rank)
+        with start(env, device, config.parallel.timeout_s) as met:
             agree(config, inputs, env, met.hosts)
-            mesh = build_mesh(config.parallel.layout, device, timeout_s)
+            mesh = build_mesh(config.parallel.layout, device, config.parallel.timeout_s)
             with open_run(config, inputs, console, mesh, device, met.hosts) as run:
-                return train(run)
-
-
-def _write_end(config: RunConfig, outcome: Outcome) -> None:
-    """What requeues, of processes that one of them has ended."""
-    from lmtrain.train.stop_file import write_stop
-
-    lost = outcome.exit_code == PeerLostError.exit_code
-    if outcome.exit_code != OutputError.exit_code:  # because: then the folder may be another run's
-        facts = {"cause": outcome.cause, "exit_code": outcome.exit_code, "requeue": lost, "rank": outcome.rank}
-        _warn(write_stop(config, facts))
-
-
-def _warn(problem: str | None) -> None:
-    from lmtrain.observe.escaped import warn
-
-    if problem is not None:
-        warn(problem)
+                return train(run, evaluation(config, inputs, planned))

@@ -52,7 +52,8 @@ def run_facts(path: Path, verify: bool) -> dict[str, Any]:
         refuse_problems(verify_checkpoints(path))
     metrics = path / "metrics.jsonl"
     rows = read_metrics(metrics) if metrics.is_file() else []
-    steps, valid, saves = ([row for row in rows if row["event"] == event] for event in ("step", "valid", "save"))
+    events = ("step", "valid", "eval", "save")
+    steps, valid, evals, saves = ([row for row in rows if row["event"] == event] for event in events)
     losses = [row["loss"] for row in steps if row.get("loss") is not None]
     stop = read_json(path / STOP) if (path / STOP).is_file() else None
     settings = read_json(path / "config.json")
@@ -65,6 +66,9 @@ def run_facts(path: Path, verify: bool) -> dict[str, Any]:
         "last_step": steps[-1] if steps else None,
         "last_validation": valid[-1] if valid else None,
         "best_validation": min((row for row in valid if row.get("loss") is not None), key=_loss, default=None),
+        "last_evaluations": {row["name"]: row for row in evals},
+        "best_evaluations": _best_evaluations(evals),
+        "best_checkpoint": _best_checkpoint(path, settings, rows),
         "last_save": saves[-1] if saves else None,
         "last_row_time": _time(rows, metrics),
         "smoothed_loss": smoothed(losses),
@@ -81,6 +85,33 @@ def run_facts(path: Path, verify: bool) -> dict[str, Any]:
 def _loss(row: dict[str, Any]) -> float:
     loss = float(row["loss"])
     return loss if loss == loss else float("inf")  # because: a NaN is below nothing, and would be the least
+
+
+def _best_evaluations(rows: Rows) -> dict[str, dict[str, Any]]:
+    """Of each task the row that is best by the measure to read first."""
+    from lmtrain.observe.measures import worth_by_step
+
+    names = {row["name"]: f"eval/{row['name']}/{row['headline']}" for row in rows}
+    worth = {name: worth_by_step(rows, measure) for name, measure in names.items()}
+    best = {name: max(found, key=lambda step: (found[step], -step)) for name, found in worth.items() if found}
+    return {row["name"]: row for row in rows if best.get(row["name"]) == row["step"]}
+
+
+def _best_checkpoint(path: Path, settings: dict[str, Any], rows: Rows) -> dict[str, Any] | None:
+    """Which one RUN@best is, of a run that keeps the best."""
+    from lmtrain.checkpoint.store import best, step_of
+    from lmtrain.errors import MissingInputError
+    from lmtrain.observe.measures import measures_of
+
+    if not settings.get("checkpoint", {}).get("keep_best"):
+        return None
+    try:
+        name = best(path).name
+    except MissingInputError:
+        return None
+    by = settings["checkpoint"]["best_by"]
+    value = next(found[by] for row in rows if row["step"] == step_of(name) and by in (found := measures_of(row)))
+    return {"name": name, "by": by, "value": value}
 
 
 def _state(path: Path, stop: dict[str, Any] | None) -> dict[str, Any]:
@@ -139,7 +170,7 @@ def _digest(settings: dict[str, Any]) -> str:
 
 def run_lines(facts: dict[str, Any], curve: bool) -> Iterator[tuple[str, str]]:
     """A name and a text each; `curve` is whether the output can show block characters."""
-    from lmtrain.observe.words import sparkline
+    from lmtrain.observe.words import show_measure, sparkline
 
     row, losses = facts["last_step"] or {}, facts["losses"]
     step, steps = int(row.get("step", 0)), facts["steps"]
@@ -156,6 +187,12 @@ def run_lines(facts: dict[str, Any], curve: bool) -> Iterator[tuple[str, str]]:
         yield "best validation", _valid_words(best)
     if last is not None and last is not best:
         yield "last validation", _valid_words(last)
+    for name, row_ in facts["last_evaluations"].items():
+        yield "evaluation", f"{name}: {_eval_words(row_, facts['best_evaluations'].get(name))}"
+    if facts["best_checkpoint"] is not None:
+        found = facts["best_checkpoint"]
+        value = show_measure(found["by"], found["value"])
+        yield "best checkpoint", f"{found['name']}, by {found['by']} {value}; {facts['run']}@best names it"
     yield from _pace(facts, row)
     yield "saved", _save_words(facts)
     if facts["damaged"]:
@@ -164,12 +201,20 @@ def run_lines(facts: dict[str, Any], curve: bool) -> Iterator[tuple[str, str]]:
 
 
 def _valid_words(row: dict[str, Any]) -> str:
-    from lmtrain.observe.words import percent, terms
+    from lmtrain.observe.words import domains, percent, terms
 
     loss = "-" if row.get("loss") is None else f"{row['loss']:.4f}"
     quality = f", perplexity {row['ppl']:.2f} a token" if "ppl" in row else ""
     quality += f", accuracy {percent(row['accuracy'])}" if "accuracy" in row else ""
-    return f"{loss}{terms(row)} at step {row['step']:,}{quality}"
+    return f"{loss}{terms(row)}{domains(row)} at step {row['step']:,}{quality}"
+
+
+def _eval_words(row: dict[str, Any], best: dict[str, Any] | None) -> str:
+    from lmtrain.observe.words import eval_figures
+
+    last, most = eval_figures(row)[0], eval_figures(best or row)[0]
+    found = f"{last} at step {row['step']:,}"
+    return found if best is None or most == last else f"{found}; the best {most} at step {best['step']:,}"
 
 
 def _state_words(facts: dict[str, Any]) -> str:

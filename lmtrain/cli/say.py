@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lmtrain.observe.escaped import escaped, wrapped
+from lmtrain.errors import LmtrainError, StoppedEarly
+from lmtrain.observe.escaped import escaped, warn, wrapped
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,3 +37,25 @@ def tell(message: str) -> None:
     from lmtrain.cli.screen import Screen
 
     say(Screen(stderr=True), message)
+
+
+def warn_of(problem: str | None) -> None:
+    if problem is not None:
+        warn(problem)
+
+
+def print_error(error: LmtrainError) -> None:
+    title = "" if isinstance(error, StoppedEarly) else "error: "  # because: who asks for a stop sees no error in it
+    said = "\n".join([str(error), *getattr(error, "__notes__", ())])
+    tell(f"{title}{_who(str(error))}{said}")
+
+
+def _who(message: str) -> str:
+    """Which of several processes speaks: rank 0 for all of them, another for itself."""
+    from lmtrain.runtime.process import ProcessEnv
+
+    try:
+        env = ProcessEnv.detect()
+    except LmtrainError:
+        return ""
+    return "" if env.rank == 0 or message.startswith(env.who) else f"{env.who}: "

@@ -153,6 +153,8 @@ def type_words(hint: Any, unit: str | None = None) -> str:
         return ", ".join(f"`{choice}`" for choice in get_args(hint))
     if origin is tuple:
         return f"list of {type_words(get_args(hint)[0], unit)}s"
+    if origin is dict:
+        return f"{type_words(get_args(hint)[1], unit)}s by name"
     if isinstance(hint, type) and issubclass(hint, Settings):
         return "group"
     return unit or _WORDS.get(hint, getattr(hint, "__name__", str(hint)))

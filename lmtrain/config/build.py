@@ -1,6 +1,7 @@
 """Plain data to typed settings, with every problem collected. Called by compose and by checkpoint readers.
 
-Types understood: bool, int, float, str, Literal, tuple[X, ...], X | None, a Settings class, a Choice (by `kind`).
+Types understood: bool, int, float, str, Literal, tuple[X, ...], dict[str, X], X | None, a Settings class, a Choice (by
+`kind`).
 A field whose metadata names a unit ("count", "bytes", "seconds") also takes a human size such as 300B.
 """
 
@@ -143,6 +144,10 @@ class _Builder:
             return self.settings(hint, value, path)
         if origin is tuple:
             return self._list(hint, value, path, example)
+        if origin is dict:
+            if not isinstance(value, dict):
+                return self._wrong(_name(hint), value, path, example or "{}")
+            return {str(key): self._value(get_args(hint)[1], one, f"{path}.{key}") for key, one in value.items()}
         plain = _plain(hint, value)
         if plain is None and hint is str and self.names and (typed := self.names.typed.get(path)):
             way_out = f"As a text it is {shell(f'{path}={quoted(typed)}')}."
@@ -219,6 +224,8 @@ def _example(field: dataclasses.Field[Any]) -> str:
 def _name(hint: Any) -> str:
     if get_origin(hint) is tuple:
         return f"a list of {_PLURALS.get(get_args(hint)[0], 'groups of settings')}"
+    if get_origin(hint) is dict:
+        return f"a mapping of names to {_PLURALS[get_args(hint)[1]]}"
     return _NAMES.get(hint, getattr(hint, "__name__", str(hint)))
 
 

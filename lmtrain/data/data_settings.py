@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from lmtrain.config.base import Choice, Problem, Settings, problem_if, show
 from lmtrain.config.build import quantity
+from lmtrain.observe.measures import DOMAIN_WORDS
 
+_NAME = re.compile(r"[A-Za-z0-9_-]+")
 _NEVER_READ = "is never read with train.valid_interval_steps=0, which means no validation"
 _VALIDATE = "Leave it out, or add train.valid_interval_steps=200."
 
@@ -26,6 +29,7 @@ class DataChoice(Choice):
         return ("lm",)
 
     tokenizer: str | None = None
+    valid_paths: dict[str, str] = field(default_factory=dict)
     split: tuple[float, ...] = (0.98, 0.02, 0.0)
     document_mask: bool = False
     packing: Literal["concatenate", "document", "best_fit"] = "concatenate"
@@ -38,7 +42,7 @@ class DataChoice(Choice):
 
     def unvalidated(self) -> Iterator[Problem]:
         """What was given for validation, where a run does none."""
-        return iter(())
+        yield from problem_if(len(self.valid_paths) > 0, "data.valid_paths", self.valid_paths, _NEVER_READ, _VALIDATE)
 
     def problems(self) -> Iterator[Problem]:
         listed = "[" + ",".join(show(share) for share in self.split) + "]"
@@ -63,6 +67,21 @@ class DataChoice(Choice):
         )  # fmt: skip
         yield from self.at_least(1, "megatron_samples", "Use null.")
         yield from self.at_least(0, "first_sample", "Use 0 for the front.")
+        for name, path in self.valid_paths.items():
+            yield from self.problem_if(
+                not _NAME.fullmatch(name) or name in DOMAIN_WORDS, "valid_paths",
+                f"calls a domain {name!r}, and a name is letters, digits, - and _, but not {', '.join(DOMAIN_WORDS)}",
+                "Use another one, as in data.valid_paths={wiki: PREFIX}.",
+            )  # fmt: skip
+            rule, way_out = f"names no dataset for {name}", "Give a .bin's path without the suffix."
+            yield from self.problem_if(not path.strip(), "valid_paths", rule, way_out)
+
+    def named_twice(self, other: str) -> Iterator[Problem]:
+        """`other` is the key of the kind's own data to validate on."""
+        yield from self.problem_if(
+            bool(self.valid_paths) and bool(getattr(self, other)), "valid_paths",
+            f"and data.{other} both name what to validate on", "Give one of them; a domain may have any name.",
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +96,10 @@ class DataSettings(DataChoice):
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
         yield from self.problem_if(not self.path, "path", "names no dataset", "Give a .bin's path without the suffix.")
+        yield from self.named_twice("valid_path")
 
     def unvalidated(self) -> Iterator[Problem]:
+        yield from super().unvalidated()
         yield from problem_if(self.valid_path is not None, "data.valid_path", self.valid_path, _NEVER_READ, _VALIDATE)
 
 
@@ -127,12 +148,14 @@ class BlendSettings(DataChoice):
             yield from problem_if(
                 len(twice) > 0, key, ", ".join(twice), "stands there twice", "Add its shares up in one entry."
             )
+        yield from self.named_twice("valid_datasets")
         yield from self.problem_if(
             self.order == "megatron" and any(part.weight is None for part in self.datasets), "order",
             "blends by weights only", "Give every dataset a weight, or use data.order=own.",
         )  # fmt: skip
 
     def unvalidated(self) -> Iterator[Problem]:
+        yield from super().unvalidated()
         paths = "[" + ",".join(part.path for part in self.valid_datasets) + "]"
         yield from problem_if(len(self.valid_datasets) > 0, "data.valid_datasets", paths, _NEVER_READ, _VALIDATE)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import resource
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -80,7 +80,7 @@ class Part:
 class TrainingData:
     train: Dataset
     order: SampleOrder
-    valid: Dataset | None
+    valid: Mapping[str, Dataset]  # by domain; one without a name is all there is, none is no validation
     parts: list[Part]
     identity: dict[str, Any]  # what decides which tokens the sample at position n is made of
     first_sample: int
@@ -135,8 +135,10 @@ class TrainingData:
 def open_datasets(settings: DataChoice) -> Opened:
     if isinstance(settings, DataSettings):
         paths, valid_paths = [settings.path], [settings.valid_path] if settings.valid_path else []
+        valid_paths += settings.valid_paths.values()
     elif isinstance(settings, BlendSettings):
         paths, valid_paths = ([part.path for part in parts] for parts in (settings.datasets, settings.valid_datasets))
+        valid_paths += settings.valid_paths.values()
     else:
         raise SettingsError([f"data.kind={settings.kind} makes no samples of text. Use dataset, blend or masked."])
     _allow_files(_FILES_EACH * (len(paths) + len(valid_paths)))
@@ -154,12 +156,12 @@ def build_training_data(settings: DataChoice, opened: Opened, asked: Asked) -> T
             f"data.megatron_samples={wanted} is less than data.first_sample={settings.first_sample} and the "
             f"{asked.num_samples} samples of this run. Give what the whole of Megatron-LM's run was to take."
         ])
-    valid: Dataset | None = None
+    valid = make.domains(opened.valid) if asked.validate else {}
     held_out, said = 0, None
     if isinstance(settings, BlendSettings):
         train, order, parts = _blend(settings, make, opened.train, wanted)
-        if asked.validate:
-            valid = _valid_blend(settings, make, opened)
+        if asked.validate and not valid:
+            valid = {"": _valid_blend(settings, make, opened)}
     else:
         [indexed] = opened.train
         documents = make.ranges(indexed)[0]
@@ -168,10 +170,10 @@ def build_training_data(settings: DataChoice, opened: Opened, asked: Asked) -> T
         order = make.order(train)
         parts = [Part(indexed, documents, train, Fraction(1))]
         if tail is not None:
-            valid, held_out = make.dataset(indexed, documents, None, tail.tokens), len(tail.tokens)
+            valid, held_out = {"": make.dataset(indexed, documents, None, tail.tokens)}, len(tail.tokens)
             said = tail.words(documents, indexed)
-        elif asked.validate:
-            valid = _valid_part(settings, make, opened)
+        elif asked.validate and not valid:
+            valid = {"": _valid_part(settings, make, opened)}
     if settings.first_sample:
         order = Later(order, settings.first_sample)
     identity = _identity(settings, parts, wanted) | {"held_out_tokens": held_out}
@@ -216,6 +218,12 @@ class _Maker:
         """Megatron-LM divides running text by sequences, and sentences by documents."""
         by_sequence = self.megatron and not isinstance(self.settings, MaskedSettings)
         return range(indexed.num_sequences if by_sequence else indexed.num_documents)
+
+    def domains(self, opened: Sequence[IndexedDataset]) -> dict[str, Dataset]:
+        """All documents of each dataset that validation tells apart from the others."""
+        paths = self.settings.valid_paths
+        found = zip(paths, opened if paths else (), strict=True)
+        return {name: self.dataset(one, self.everything(one), None) for name, one in found}
 
     def order(self, dataset: Dataset) -> SampleOrder:
         if isinstance(dataset, MaskedDataset):

@@ -5,8 +5,6 @@ Called by the perplexity task and by the comparison with baselines; torch-free.
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +15,10 @@ from lmtrain.data.store.documents import compare_with_record
 from lmtrain.data.store.indexed import IndexedDataset, part
 from lmtrain.errors import DataError
 from lmtrain.eval.windows import Tokens
-from lmtrain.runtime import files
+from lmtrain.runtime.holes import refuse_hole
 from lmtrain.tokenizer.base import Tokenizer
-from lmtrain.units import format_bytes
 
 _TOKENS = 1 << 24  # read at once
-_LARGE = 1 << 30  # bytes; holes in smaller files cost nothing
 
 
 @dataclass(frozen=True)
@@ -72,25 +68,3 @@ def _highest(indexed: IndexedDataset) -> int:
     for first in range(0, indexed.num_tokens, _TOKENS):
         highest = max(highest, int(indexed.read(first, min(first + _TOKENS, indexed.num_tokens)).max()))
     return highest
-
-
-def refuse_hole(path: Path) -> None:
-    """A file of which most was never written: a download that was cut short, a copy that was only begun."""
-    with files.read_errors(path):
-        fd, size = files.open_regular(path, follow_links=True)
-        try:
-            written = at = 0
-            while at < size:
-                begin = os.lseek(fd, at, os.SEEK_DATA)
-                at = os.lseek(fd, begin, os.SEEK_HOLE)
-                written += at - begin
-        except OSError as error:
-            if error.errno != errno.ENXIO:  # there are no more data behind this place
-                return  # a file system that does not say
-        finally:
-            os.close(fd)
-    if size > _LARGE and written < size // 2:
-        raise DataError(
-            f"{path} has {format_bytes(size)}, of which {format_bytes(written)} were ever written: the rest is a hole. "
-            "Copy the file again from where it is whole."
-        )

@@ -1,21 +1,18 @@
 """lm-evaluation-harness scores checkpoints of lmtrain: `--model lmtrain`, with any of its tasks.
 
-    python -m lmtrain.eval.harness run --model lmtrain --model_args pretrained=runs/a --tasks lambada_openai
-
-is the harness's own command, with this model known to it. Version 0.4.13 looks for models nowhere but in its own
-package, so whoever calls it from Python imports this file first. Nothing in lmtrain imports this file.
+Version 0.4.13 looks for models nowhere but in its own package: cli/harness.py imports this file and starts its command,
+and whoever calls it from Python imports this file first. Nothing else does.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lmtrain.errors import DataError, LmtrainError, UsageError, brief, nearest
+from lmtrain.errors import DataError, UsageError, brief, nearest
 from lmtrain.eval.generate import Sampling, generate_tokens, prompt_tokens
 from lmtrain.eval.load import load_for_eval
 from lmtrain.eval.scoring import Scored, Scorer
@@ -24,7 +21,7 @@ from lmtrain.runtime.device import pick_device
 from lmtrain.runtime.process import ProcessEnv
 
 try:
-    from lm_eval.__main__ import cli_evaluate
+    from lm_eval.__main__ import cli_evaluate as cli_evaluate
     from lm_eval.api.model import TemplateLM
     from lm_eval.api.registry import register_model
     from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_text
@@ -160,15 +157,3 @@ def _generation(wanted: dict[str, Any]) -> tuple[list[str], int, Sampling]:
     # because: the harness's own model draws at temperature 1 where a task says do_sample and no temperature
     drawn = Sampling(temperature=(temperature or 1.0) if samples else 0.0, **sampling)
     return [stop for stop in until if stop], most, drawn
-
-
-def main() -> None:
-    try:
-        cli_evaluate()
-    except LmtrainError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-
-
-if __name__ == "__main__":
-    main()

@@ -69,12 +69,15 @@ class SampledMasks:
 
     @property
     def num_targets(self) -> int:
-        return int(self._sampler.sizes(np.arange(len(self._items)))[:, 0].sum()) if len(self._items) else 0
+        if not len(self._items):
+            return 0
+        sizes, _ = self._sampler.counts(np.arange(len(self._items)))
+        return int(sizes[:, 0].sum())
 
     def __iter__(self) -> Iterator[MaskedRequest]:
         for first in range(0, len(self._items), _AT_ONCE):
             items = self._items[first : first + _AT_ONCE]
-            tokens_BT, labels_BT, _, real_BT, _ = self._sampler.batch(np.arange(first, first + len(items)))
+            tokens_BT, labels_BT, _, real_BT, *_ = self._sampler.batch(np.arange(first, first + len(items)))
             for row, item in enumerate(items.tolist()):
                 places = np.flatnonzero(labels_BT[row] != IGNORED)
                 if len(places):

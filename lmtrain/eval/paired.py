@@ -17,7 +17,7 @@ from lmtrain.eval.bootstrap import RESAMPLES, Interval, middle, resampled_sums
 from lmtrain.eval.result import Result, finite
 from lmtrain.eval.task import Columns, Task
 
-SAME = ("protocol", "version", "text_sha256", "limit", "stride", "prefix", "num_items")
+SAME = ("protocol", "protocol_version", "text_sha256", "limit", "stride", "prefix", "num_items")
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,6 @@ def first_items(prepared: Prepared, limit: int) -> Prepared:
         requests=requests,
         num_targets=sum(request.num_scored for request in requests),
         known={name: values[:limit] for name, values in prepared.known.items()},
-        groups={name: items[items < limit] for name, items in prepared.groups.items() if (items < limit).any()},
         documents=None if prepared.documents is None else FirstDocuments(prepared.documents, limit),
         facts=dataclasses.replace(
             facts,

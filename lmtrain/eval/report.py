@@ -17,6 +17,7 @@ from lmtrain.eval.bootstrap import LEVEL
 from lmtrain.eval.paired import Comparison, Difference
 from lmtrain.eval.result import Result
 from lmtrain.eval.task import Task
+from lmtrain.observe.words import show_measure
 from lmtrain.units import format_count, format_seconds
 
 _FEW_SOURCES = 8  # that are shown without --full
@@ -186,7 +187,7 @@ def _recipe_rows(result: Result) -> list[tuple[str, str]]:
     of = [str(notes.pop(key)) for key in ("text_sha256_of",) if key in notes]
     words = "" if result.num_words is None else f"{result.num_words:,}; "
     return [
-        ("protocol", f"{result.protocol}, version {result.version}"),
+        ("version", f"{result.protocol_version} of the protocol {result.protocol}"),
         ("data", result.data),
         ("text sha256", "\nof ".join([result.text_sha256, *of])),
         ("documents", f"{result.num_documents:,}"),
@@ -206,14 +207,3 @@ def _recipe_rows(result: Result) -> list[tuple[str, str]]:
         ("time", _time(result)),
         ("lmtrain", result.lmtrain),
     ]
-
-
-def show_measure(name: str, value: float) -> str:
-    """Accuracies in percent as papers give them, perplexities with two digits, the rest with four."""
-    if 1e7 <= abs(value) < math.inf:
-        return f"{value:.3e}"
-    if not math.isfinite(value):
-        return "too large" if value == math.inf else "undefined"
-    if name.endswith("accuracy"):
-        return f"{100 * value:.2f} %"
-    return f"{value:,.2f}" if "perplexity" in name else f"{value:.4f}"

@@ -31,7 +31,7 @@ class BaselineResult:
 class Result:
     task: str = ""
     protocol: str
-    version: str = "1"  # of the protocol
+    protocol_version: str = "1"
     data: str
     text_sha256: str
     num_documents: int

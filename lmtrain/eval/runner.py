@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from lmtrain.errors import DataError, LmtrainError, UsageError
+from lmtrain.errors import DataError, LmtrainError
 from lmtrain.eval.bootstrap import LEVEL, RESAMPLES, SEED, intervals
 from lmtrain.eval.partial import first_items
 from lmtrain.eval.passes import Passes
@@ -20,7 +20,7 @@ from lmtrain.eval.positions import Positions
 from lmtrain.eval.result import ONE_PROCESS, Result
 from lmtrain.eval.scoring import Known, Scorable, Scored, Scorer
 from lmtrain.eval.source import check_kind
-from lmtrain.eval.task import Answers, Asked, Columns, Prepared, Task, TextTask, ratio, sum_up
+from lmtrain.eval.task import Answers, Asked, Columns, Prepared, Task, TextTask, ratio, sum_up, window_of
 from lmtrain.eval.texts import TextInput
 from lmtrain.eval.windows import Request
 from lmtrain.tokenizer.base import Tokenizer
@@ -77,7 +77,7 @@ def run(
     if int(answers.targets.sum()) != prepared.num_targets:
         raise LmtrainError(f"{task.id} scored {answers.targets.sum()} of {prepared.num_targets} targets: our mistake.")
     columns = task.columns(prepared, answers)
-    window = window_of(task, subject, seq_len)
+    window = window_of(task, subject.seq_len, seq_len)
     found = _result(task, subject, window, name, prepared, columns)
     result = dataclasses.replace(
         found,
@@ -102,7 +102,7 @@ def prepare(
     """What is to be scored, and the text's name."""
     check_kind(task, causal=subject.causal, pairs=subject.pairs)
     check_vocabulary(subject)
-    window = window_of(task, subject, seq_len)
+    window = window_of(task, subject.seq_len, seq_len)
     shortened = window < subject.seq_len
     asked = Asked(tokenizer=subject.tokenizer, seq_len=window, stride=stride, shortened=shortened)
     if isinstance(source, TextInput):
@@ -144,28 +144,14 @@ def _intervals(task: Task, columns: Columns, resamples: int) -> dict[str, Any]:
     return {"num_items": num_items, "intervals": found, "intervals_rule": rule}
 
 
-def window_of(task: Task, subject: Subject, asked: int | None) -> int:
-    """What the task's id names, or else what is asked for, or else all that the model sees."""
-    if None not in (task.seq_len, asked) and task.seq_len != asked:
-        raise UsageError(f"--seq-len={asked} is not the window that --task={task.id}-s{task.seq_len} names. Give one.")
-    window = task.seq_len or asked or subject.seq_len
-    if window > subject.seq_len:
-        raise UsageError(
-            f"A window of {window} tokens is more than this model sees, which is {subject.seq_len}: it has learned no "
-            f"position behind that, rotary ones included. Use a --seq-len of 1 to {subject.seq_len}."
-        )
-    return window
-
-
 def _result(task: Task, subject: Subject, window: int, name: str, prepared: Prepared, columns: Columns) -> Result:
     facts, sums = prepared.facts, sum_up(columns)
-    groups = {name: {key: values[items] for key, values in columns.items()} for name, items in prepared.groups.items()}
     known = {field.name: getattr(facts, field.name) for field in dataclasses.fields(facts)}
     return Result(
         task=task.id,
         data=name,
         num_targets=prepared.num_targets,
-        version=task.version,
+        protocol_version=task.version,
         seq_len=window,
         dtype=subject.dtype,
         layout=subject.layout,
@@ -173,9 +159,15 @@ def _result(task: Task, subject: Subject, window: int, name: str, prepared: Prep
         nll_sum_nats=sums["nll"],
         headline=task.headline,
         measures=task.measures(sums),
-        groups={name: task.measures(sum_up(part)) for name, part in groups.items()},
+        groups={name: task.measures(sum_up(part)) for name, part in _by_group(prepared, columns).items()},
         **known,
     )
+
+
+def _by_group(prepared: Prepared, columns: Columns) -> dict[str, Columns]:
+    """The columns of each source, less the items that were left out of them."""
+    kept = {name: items[items < len(columns["nll"])] for name, items in prepared.groups.items()}
+    return {name: {key: values[items] for key, values in columns.items()} for name, items in kept.items() if len(items)}
 
 
 def check_vocabulary(subject: Subject) -> None:

@@ -146,6 +146,19 @@ def find_task(name: str) -> Task:
     raise UsageError(f"--task={name} is not an evaluation task. {nearest(name, tasks)} {FROM_A_PLUGIN}")
 
 
+def window_of(task: Task, sees: int, asked: int | None) -> int:
+    """What the task's id names, or else what is asked for, or else all that the model `sees`."""
+    if None not in (task.seq_len, asked) and task.seq_len != asked:
+        raise UsageError(f"--seq-len={asked} is not the window that --task={task.id}-s{task.seq_len} names. Give one.")
+    window = task.seq_len or asked or sees
+    if window > sees:
+        raise UsageError(
+            f"A window of {window} tokens is more than this model sees, which is {sees}: it has learned no "
+            f"position behind that, rotary ones included. Use a --seq-len of 1 to {sees}."
+        )
+    return window
+
+
 def item_columns(known: Columns, answers: Answers) -> Columns:
     """Sums of the answers to each item's requests, and how many items there are whose targets were all most likely."""
     of = {"nll": answers.nll, "targets": answers.targets, "greedy": answers.greedy}

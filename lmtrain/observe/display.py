@@ -24,7 +24,18 @@ from rich.text import Text
 from lmtrain.observe.escaped import plain, wrapped
 from lmtrain.observe.log import RunLog
 from lmtrain.observe.progress import is_live
-from lmtrain.observe.words import Row, compute, figures, smoothed, sparkline, step_line, ticking, valid_line
+from lmtrain.observe.words import (
+    Row,
+    compute,
+    eval_figures,
+    eval_line,
+    figures,
+    smoothed,
+    sparkline,
+    step_line,
+    ticking,
+    valid_line,
+)
 
 _KEPT_LOSSES = 512
 _TWO_COLUMNS = 70  # below this width the figures stand in one column
@@ -77,6 +88,9 @@ class RunView:
     def valid(self, row: Row) -> None:
         self._line(valid_line(row))
 
+    def evaluated(self, row: Row) -> None:
+        self._line(eval_line(row))
+
     def saved(self, row: Row, text: str) -> None:
         """A checkpoint is on disk."""
         self.note(text)
@@ -128,6 +142,10 @@ class LiveView(RunView):
         self.panel.valid(row)
         super().valid(row)
 
+    def evaluated(self, row: Row) -> None:
+        self.panel.evaluated(row)
+        super().evaluated(row)
+
     def saved(self, row: Row, text: str) -> None:
         self.panel.saved(row)
         super().saved(row, text)
@@ -154,6 +172,7 @@ class RunPanel:
         # because: the drawing thread reads these while rows come in; they are replaced whole, never changed in place
         self.row: Row = {}
         self.last_valid: Row = {}
+        self.last_evals: dict[str, Row] = {}
         self.last_save: tuple[int, float] | None = None  # its step, and when we heard of it
         self.losses: tuple[float, ...] = ()
         self.now = "computing the first step"
@@ -168,6 +187,9 @@ class RunPanel:
     def valid(self, row: Row) -> None:
         self.last_valid = dict(row)
 
+    def evaluated(self, row: Row) -> None:
+        self.last_evals = self.last_evals | {str(row["name"]): dict(row)}
+
     def saved(self, row: Row) -> None:
         self.last_save = (int(row["saved_step"]), self._clock())
 
@@ -181,7 +203,8 @@ class RunPanel:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = min(options.max_width, 140)
         inner = width - 4
-        body = Group(self._facts_line(), self._progress(inner), Text(""), self._figures(inner, options.ascii_only))
+        figures = self._figures(inner, options.ascii_only)
+        body = Group(self._facts_line(), self._progress(inner), Text(""), figures, *self._evals())
         title = Text(self.facts.get("run", "run"), style="bold", overflow="ellipsis", no_wrap=True)
         yield Panel(body, title=title, title_align="left", border_style="cyan", width=width)
         if self._stopped_at_s is None:
@@ -227,6 +250,13 @@ class RunPanel:
         for pair in zip(left, right, strict=True) if two else ((item,) for item in (*left, *right)):
             grid.add_row(*(cell for item in pair for cell in item))
         return grid
+
+    def _evals(self) -> list[Text]:
+        return [
+            Text.assemble((f"{name}  ", "dim"), f"{', '.join(eval_figures(row))} at step {row['step']}",
+                          overflow="ellipsis", no_wrap=True)
+            for name, row in self.last_evals.items()
+        ]  # fmt: skip
 
     def _save(self) -> str:
         if self.last_save is None:

@@ -1,7 +1,8 @@
 """The run's own record: metrics.jsonl, one JSON object a line, and the only truth that displays and reports read.
 
 Written by the training loop, read by reports and by whoever compares two runs. It reads no clock: times come in
-the rows. Every row has `event` (start, step, valid, save or stop), `step` and `attempt`; the rest is up to the event.
+the rows. Every row has `event` (start, step, valid, eval, save or stop), `step` and `attempt`, one of `eval` also the
+`name` of what was measured; the rest is up to the event.
 Numbers round-trip exactly; those that JSON lacks are the strings "nan", "inf" and "-inf".
 """
 
@@ -20,7 +21,7 @@ from lmtrain.observe.growing_file import GrowingFile
 from lmtrain.runtime.files import json_bytes
 from lmtrain.units import format_bytes
 
-EVENTS = ("start", "step", "valid", "save", "stop")
+EVENTS = ("start", "step", "valid", "eval", "save", "stop")
 _ROW_BYTES = 1 << 20  # no row is longer
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
@@ -47,13 +48,13 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The rows that count, in order of writing.
 
     A later attempt began again at the step of its start row: whatever an earlier one wrote beyond that step is
-    gone, and of two rows with the same event and step the last one stands.
+    gone, and of two rows with the same event, step and name (or saved step) the last one stands.
     """
-    rows: dict[tuple[str, int], dict[str, Any]] = {}
+    rows: dict[tuple[str, int, str], dict[str, Any]] = {}
     for row in _read_rows(path):
         if row["event"] == "start":
             rows = {key: old for key, old in rows.items() if key[0] == "start" or key[1] <= row["step"]}
-        key = (row["event"], row["step"])
+        key = (row["event"], row["step"], str(row.get("name", row.get("saved_step"))))
         rows.pop(key, None)  # the last one also takes the last place
         rows[key] = row
     return list(rows.values())

@@ -8,6 +8,7 @@ A record is: length (u64), masked CRC32C of the length (u32), data, masked CRC32
 
 from __future__ import annotations
 
+import math
 import struct
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from lmtrain.runtime.checksum import crc32c
 _DOUBLE, _VARINT, _BYTES, _FLOAT = 1, 0, 2, 5  # protobuf wire types
 _DT_STRING = 7
 _SESSION_START = 1
+_MOST = 3.4028234663852886e38  # because: a float of 4 bytes holds no more
 
 
 class EventWriter:
@@ -36,6 +38,7 @@ class EventWriter:
         self._file = GrowingFile(folder / name, "values", say, head=version + began, new=True)
 
     def scalar(self, tag: str, value: float, step: int) -> None:
+        value = math.copysign(math.inf, value) if abs(value) > _MOST else value
         self._summary(tag, _key(2, _FLOAT) + struct.pack("<f", value), step)
 
     def text(self, tag: str, text: str, step: int = 0) -> None:

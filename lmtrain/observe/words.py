@@ -42,12 +42,39 @@ def step_line(row: Row, total_steps: int) -> str:
 
 def valid_line(row: Row) -> str:
     loss = row.get("loss")
-    text = f"valid at step {row['step']}  loss {'-' if loss is None else f'{loss:.4f}'}{terms(row)}"
+    text = f"valid at step {row['step']}  loss {'-' if loss is None else f'{loss:.4f}'}{terms(row)}{domains(row)}"
     if loss is not None and math.isfinite(loss):
         tokens = next((row[key] for key in row if key.startswith("loss/")), loss)  # the first term's
         text += f"  perplexity per token {perplexity(tokens)}"
     found = [f"{key.replace('accuracy/', '')} {percent(row[key])}" for key in row if key.startswith("accuracy")]
     return "  ".join([text, ", ".join(found)] if found else [text])
+
+
+def domains(row: Row) -> str:
+    """` [wiki 3.2101, code 2.0942]` where validation tells domains apart."""
+    found = [f"{name} {values['loss']:.4f}" for name, values in row.get("domains", {}).items()]
+    return f" [{', '.join(found)}]" if found else ""
+
+
+def eval_line(row: Row) -> str:
+    """The measure to read first stands first."""
+    return f"eval at step {row['step']}  {row['name']}  {', '.join(eval_figures(row))}"
+
+
+def eval_figures(row: Row) -> list[str]:
+    measures = sorted(row["measures"].items(), key=lambda one: one[0] != row["headline"])
+    return [f"{name.replace('_', ' ')} {show_measure(name, value)}" for name, value in measures]
+
+
+def show_measure(name: str, value: float) -> str:
+    """Accuracies in percent as papers give them, perplexities with two digits, the rest with four."""
+    if 1e7 <= abs(value) < math.inf:
+        return f"{value:.3e}"
+    if not math.isfinite(value):
+        return "too large" if value == math.inf else "undefined"
+    if name.endswith("accuracy"):
+        return f"{100 * value:.2f} %"
+    return f"{value:,.2f}" if "perplexity" in name else f"{value:.4f}"
 
 
 def terms(row: Row) -> str:
@@ -61,7 +88,7 @@ def figures(row: Row, valid: Row) -> tuple[str, str]:
     loss, validation = row.get("loss"), valid.get("loss")
     return (
         "-" if loss is None else f"{loss:.4f}{terms(row)}",
-        "-" if validation is None else f"{validation:.4f} at step {valid['step']}",
+        "-" if validation is None else f"{validation:.4f} at step {valid['step']}{domains(valid)}",
     )
 
 

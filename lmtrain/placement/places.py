@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from lmtrain.layout import Coordinate, Layout
@@ -63,7 +63,7 @@ def place_all(
         cut = _cut(cuts, name)
         part = part_shape(shape, cut, layout.tp)
         rows = shard_rows(part[0], layout.dp_shard, at.dp_shard)
-        true_shape = (vocab_size, *shape[1:]) if cut.split is Split.VOCAB else shape
+        true_shape = _true_shape(shape, cut, vocab_size)
         result[name] = Place(
             name, true_shape, cut, part, rows, _regions(true_shape, cut, part, rows, layout.tp, at.tp),
             num_holders=copies if name in uncut else replicas,
@@ -86,6 +86,30 @@ def shard_rows(num_rows: int, num_shards: int, index: int) -> range:
     """Equal runs of rows; the last shards may have fewer, or none. FSDP cuts in the same way."""
     size = -(-num_rows // num_shards)
     return range(min(index * size, num_rows), min((index + 1) * size, num_rows))
+
+
+def saved_regions(shape: Shape, cut: Cut, layout: Layout, vocab_size: int) -> Iterator[Region]:
+    """The rectangles in which a checkpoint of all ranks holds a weight of this shape."""
+    part, true_shape = part_shape(shape, cut, layout.tp), _true_shape(shape, cut, vocab_size)
+    for tp in range(_num_parts(cut, layout)):
+        for shard in range(layout.dp_shard):
+            yield from _regions(true_shape, cut, part, shard_rows(part[0], layout.dp_shard, shard), layout.tp, tp)
+
+
+def num_saved_regions(shape: Shape, cut: Cut, layout: Layout, vocab_size: int) -> int:
+    """How many these are, without going through them."""
+    part, num_rows = part_shape(shape, cut, layout.tp), _true_shape(shape, cut, vocab_size)[0]
+    size = -(-part[0] // layout.dp_shard)
+    parts = (_runs(num_rows, cut, part[0], layout.tp, tp) for tp in range(_num_parts(cut, layout)))
+    return sum(-(-(start + rows) // size) - start // size for runs in parts for start, _, rows in runs if rows > 0)
+
+
+def _num_parts(cut: Cut, layout: Layout) -> int:
+    return 1 if cut.split is Split.NONE else layout.tp
+
+
+def _true_shape(shape: Shape, cut: Cut, vocab_size: int) -> Shape:
+    return (vocab_size, *shape[1:]) if cut.split is Split.VOCAB else shape
 
 
 def _cut(cuts: Cuts, name: str) -> Cut:

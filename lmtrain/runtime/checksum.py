@@ -20,8 +20,7 @@ _WHOLE = 0xFFFFFFFF
 
 def crc32c(data: bytes | NDArray[Any], crc: int = 0) -> int:
     """Castagnoli's CRC, continuing from `crc`."""
-    helper = getattr(native.lib, "crc32c", None)
-    return int(helper(data, crc)) if helper else crc32c_twin(data, crc)
+    return crc32c_twin(data, crc) if native.lib is None else int(native.lib.crc32c(data, crc))
 
 
 def crc32c_twin(data: bytes | NDArray[Any], crc: int = 0) -> int:

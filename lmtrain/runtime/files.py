@@ -196,14 +196,25 @@ def parse_json(data: bytes | str, path: Path, most_bytes: int | None = None) -> 
 def json_size_problem(data: bytes | str, most_bytes: int | None = None) -> str | None:
     """Why a text is not read as JSON whatever it says: it or what it would become is too large."""
     most_bytes = MAX_JSON_BYTES if most_bytes is None else most_bytes
-    if len(data) > most_bytes:
-        return f"it is larger than {format_bytes(most_bytes)}"
+    # because: of a text that is too large not even the marks are counted
+    return size_problem(len(data), 0 if len(data) > most_bytes else json_memory(data), most_bytes)
+
+
+def json_memory(data: bytes | str) -> int:
+    """About what a text and its values take."""
     # because: one character beyond ASCII can make a text of Python's take four bytes for each
     cost = len(data) * (1 if data.isascii() else 4)
     for mark, each in _JSON_COSTS.items():
         cost += each * (data.count(mark) if isinstance(data, str) else data.count(mark.encode()))
+    return cost
+
+
+def size_problem(num_bytes: int, memory: int, most_bytes: int) -> str | None:
+    """Of a JSON text of so many bytes, which with its values takes so much memory."""
+    if num_bytes > most_bytes:
+        return f"it is larger than {format_bytes(most_bytes)}"
     most_memory = MAX_JSON_MEMORY * most_bytes // MAX_JSON_BYTES
-    return f"its values would take more than {format_bytes(most_memory)}" if cost > most_memory else None
+    return f"its values would take more than {format_bytes(most_memory)}" if memory > most_memory else None
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

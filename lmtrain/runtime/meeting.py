@@ -1,6 +1,7 @@
 """Where the processes of a run first meet: a store that is found in time and known to be this run's by its token.
 
-Called by process_group. The token is 128 random bits, from whoever started the processes or else from rank 0. It keeps
+Called by process_group, and by the command line for a process that is refused: all begin, or all hear of the one that
+cannot. The token is 128 random bits, from whoever started the processes or else from rank 0. It keeps
 apart runs that meet at one address by mistake, and what others have written there from what these processes read. It
 keeps out nobody who means harm: the store knows no passwords, and who reaches its port can read the token.
 """
@@ -8,20 +9,27 @@ keeps out nobody who means harm: the store knows no passwords, and who reaches i
 from __future__ import annotations
 
 import queue
+import re
 import secrets
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # because: public, but not in __all__
 
-from lmtrain.errors import PeerLostError, UsageError
+from lmtrain.errors import LmtrainError, PeerLostError, UsageError, passed_on
 from lmtrain.runtime.ports import listen
 from lmtrain.runtime.process import RUN_TOKEN, ProcessEnv, Rendezvous
 
 _KEY = "run token"
+_VERDICT, _ALL_BEGIN = "verdict", "all begin"
+_REFUSAL = re.compile(r"([1-9][0-9]{0,2}) (.+)", re.DOTALL)  # an exit code, and why
+_NUM_CHARACTERS = 4000  # of a reason
+_HEARD_BY_ALL = "heard by all"
+_LAST_S = 60.0  # because: who is refused has said so by now, and peers that are lost never come to hear it
 
 
 def meet(process: ProcessEnv, timeout_s: float) -> Any:
@@ -44,6 +52,47 @@ def meet(process: ProcessEnv, timeout_s: float) -> Any:
             "own, and each run a MASTER_PORT of its own."
         )
     return own
+
+
+def call_roll(process: ProcessEnv, store: Any, timeout_s: float) -> None:
+    """Returns once all processes are here; where one of them was refused, raises on all of them what it was told."""
+    if store.add("num here", 1) == process.world_size:
+        store.compare_set(_VERDICT, "", _ALL_BEGIN)
+    try:
+        store.wait([_VERDICT], timedelta(seconds=timeout_s))
+        verdict = store.get(_VERDICT).decode(errors="replace")
+    except dist.DistError as error:
+        raise PeerLostError(
+            f"{process.who} waited for its peers: not all {process.world_size} processes of the run came within "
+            f"parallel.timeout_s={timeout_s:g}, or rank 0 is gone again. Look for what the others have said."
+        ) from error
+    if verdict == _ALL_BEGIN:
+        return
+    _hear(process, store, wait=process.rank == 0)
+    refusal = _REFUSAL.fullmatch(verdict)
+    if refusal is None:
+        raise UsageError(
+            f"{process.who} read a verdict that no process of this run has written. Keep other programs away from the "
+            "port at which the processes meet, or set MASTER_PORT to another one."
+        )
+    raise passed_on(int(refusal[1]), f"No process begins, because {refusal[2]}")
+
+
+def tell_refusal(process: ProcessEnv, error: LmtrainError) -> None:
+    """Let the others know why this process does not begin, where they can be met; otherwise they would wait for it."""
+    with suppress(LmtrainError, dist.DistError):
+        store = meet(process, _LAST_S)
+        store.compare_set(_VERDICT, "", f"{error.exit_code} {process.who} is refused: {error}"[:_NUM_CHARACTERS])
+        _hear(process, store, wait=True)
+
+
+def _hear(process: ProcessEnv, store: Any, *, wait: bool) -> None:
+    """Note that this process knows, and `wait` until all do: rank 0 may hold the store, and an end brings on others."""
+    with suppress(dist.DistError):
+        if store.add("num heard", 1) == process.world_size:
+            store.set(_HEARD_BY_ALL, "")
+        if wait:
+            store.wait([_HEARD_BY_ALL], timedelta(seconds=_LAST_S))
 
 
 def _store(process: ProcessEnv, at: Rendezvous, timeout_s: float) -> TCPStore:

@@ -19,8 +19,9 @@ import torch
 import torch.distributed as dist
 
 from lmtrain.errors import LmtrainError, PeerLostError, RanksDifferError, UsageError
-from lmtrain.runtime.meeting import meet
+from lmtrain.runtime.meeting import call_roll, meet
 from lmtrain.runtime.process import ProcessEnv
+from lmtrain.runtime.signals import ignore_stops
 
 PACKAGE = Path(__file__).resolve().parents[1]
 # because: gloo and the store raise plain RuntimeErrors; these words tell theirs from others'
@@ -64,6 +65,11 @@ def new_group(ranks: Sequence[int], timeout_s: float) -> dist.ProcessGroup:
 
 def _meet(process: ProcessEnv, backend: str, timeout_s: float) -> None:
     store, timeout = meet(process, timeout_s), timedelta(seconds=timeout_s)
+    try:
+        call_roll(process, store, timeout_s)
+    except LmtrainError:
+        ignore_stops()  # because: a launcher ends those that are left once the first has ended, and these have to speak
+        raise
     try:
         dist.init_process_group(backend, store=store, rank=process.rank, world_size=process.world_size, timeout=timeout)
     except (MemoryError, ValueError) as error:  # because: so gloo ends where what it finds in the store is no address

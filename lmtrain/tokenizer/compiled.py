@@ -21,9 +21,9 @@ _MOST_MERGES = (1 << 22) - 1
 
 def build(tokenizer: Tokenizer, dtype: np.dtype[Any]) -> Any | None:
     """The compiled encoder of a tokenizer; None where it has none."""
-    kind = getattr(native.lib, "Encoder16" if dtype == np.uint16 else "Encoder32", None)
-    if kind is None or tokenizer.vocab_size > np.iinfo(dtype).max + 1:
+    if native.lib is None or tokenizer.vocab_size > np.iinfo(dtype).max + 1:
         return None
+    kind = native.lib.Encoder16 if dtype == np.uint16 else native.lib.Encoder32
     tree = tokenizer.tree
     if not all(token["special"] for token in tree["added_tokens"]):  # others are looked for in the text
         return None

@@ -69,10 +69,9 @@ def lines_of(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 def read_jsonl(data: bytes, key: str) -> JsonLines:
     """The texts of whole JSON lines, for those who have more to do with them than to encode them."""
-    compiled = getattr(native.lib, "read_jsonl", None)
-    if compiled is None:
+    if native.lib is None:
         return read_jsonl_twin(data, key)
-    documents, starts, bad = compiled(data, key.encode("utf-8", "surrogatepass"))
+    documents, starts, bad = native.lib.read_jsonl(data, key.encode("utf-8", "surrogatepass"))
     return JsonLines(documents, starts.tolist(), bad_lines(data, key, bad))
 
 

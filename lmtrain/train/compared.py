@@ -27,7 +27,8 @@ from lmtrain.train.preflight import Inputs, settled
 
 PACKAGE = Path(__file__).resolve().parents[1]
 _LIBRARIES = ("torch", "numpy", "safetensors", "tokenizers")
-_DATASET = re.compile(r"data\.((valid_)?path|(valid_)?datasets\[\d+\]\.path)")
+_DATASET = re.compile(r"data\.((valid_)?path|(valid_)?datasets\[\d+\]\.path|valid_paths\..+)")
+_TEXT = re.compile(r"eval\.tasks\[\d+\]\.data")
 _OTHER_PLACES = ("data.tokenizer", "data.index_dir", "checkpoint.init_from")
 _PAGES, _PAGE = 64, 4096  # of a .bin without a sidecar
 _SHOWN = 12  # characters of a digest
@@ -46,12 +47,15 @@ def facts(config: RunConfig, inputs: Inputs) -> dict[str, Fact]:
     settings = dict(_flat(settled(config, inputs).to_dict()))
     found = {key: Fact(show(value), show(value)) for key, value in settings.items() if not _is_place(key)}
     paths = [key for key, value in settings.items() if _DATASET.fullmatch(key) and value is not None]
+    paths.sort(key=lambda key: key.startswith("data.valid"))  # because: datasets to train on are opened first
     for key, dataset in zip(paths, open_datasets(config.data).all, strict=True):
         found[key] = _digest(_content(dataset), dataset.prefix)
     found |= {f"data: {key}": Fact(show(value), show(value)) for key, value in inputs.data.identity.items()}
     found["data.tokenizer"] = _digest(inputs.tokenizer.fingerprint, config.data.tokenizer or "beside the data")
     found["checkpoint"] = checkpoint_fact(inputs.resume_from)
     found["checkpoint.init_from"] = checkpoint_fact(inputs.weights_from)
+    for one in inputs.evaluations:
+        found[f"the text of eval.tasks, {one.name}"] = _digest(f"{one.text_sha256} {one.num_targets}", one.data)
     return found | program_facts()
 
 
@@ -84,7 +88,7 @@ def _flat(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 def _is_place(key: str) -> bool:
     """Whether a setting says only where something lies, of which the content is compared."""
-    return key in _OTHER_PLACES or _DATASET.fullmatch(key) is not None
+    return key in _OTHER_PLACES or any(places.fullmatch(key) for places in (_DATASET, _TEXT))
 
 
 def _digest(value: str, place: object = None) -> Fact:

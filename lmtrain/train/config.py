@@ -22,6 +22,8 @@ from lmtrain.parallel.compute_settings import ComputeSettings
 from lmtrain.parallel.precision_settings import PrecisionSettings
 from lmtrain.parallel.recompute_settings import NoRecomputeSettings, RecomputeSettings, SomeRecomputeSettings
 from lmtrain.placement.parallel_settings import ParallelSettings, layout_problems
+from lmtrain.train.best import best_problems
+from lmtrain.train.eval_settings import EvalSettings
 from lmtrain.train.train_settings import ObserveSettings, RunSettings, TrainSettings
 
 # What is worked out one by one before a run begins; nothing that is built comes near to any of these.
@@ -41,6 +43,7 @@ class RunConfig(Settings):
     recompute: RecomputeSettings = field(default_factory=NoRecomputeSettings)
     compute: ComputeSettings
     train: TrainSettings
+    eval: EvalSettings = field(default_factory=EvalSettings)
     checkpoint: CheckpointSettings
     observe: ObserveSettings
     run: RunSettings
@@ -64,6 +67,13 @@ class RunConfig(Settings):
                 yield replace(problem, key=f"model.{problem.key}")
         if {"model", "data"} <= parts.keys():
             yield from _label_problems(parts["model"], parts["data"])
+        if {"model", "eval"} <= parts.keys():
+            yield from problem_if(
+                bool(parts["eval"].tasks) and not parts["model"].shape.causal, "eval.tasks",
+                [one.called for one in parts["eval"].tasks],
+                f"score what a text goes on with, and model={parts['model'].kind} sees both sides of a word",
+                "Leave it out; validation says how well masked words are found.",
+            )  # fmt: skip
         if {"train", "data"} <= parts.keys() and parts["train"].valid_interval_steps == 0:
             yield from parts["data"].unvalidated()
         recompute = parts.get("recompute")
@@ -99,6 +109,9 @@ class RunConfig(Settings):
             steps = count_steps(train, parts["model"].shape.seq_len)
             for problem in parts["schedule"].problems_in_run(steps):
                 yield replace(problem, key=f"schedule.{problem.key}")
+        if not rampup_problems and {"checkpoint", "data", "eval", "model"} <= parts.keys():
+            steps = count_steps(train, parts["model"].shape.seq_len)
+            yield from best_problems(parts["checkpoint"], parts["data"], train, parts["eval"], steps)
 
     @property
     def seq_len(self) -> int:

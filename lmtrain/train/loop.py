@@ -1,4 +1,4 @@
-"""The training loop, read downward: a step, its row of metrics, now and then a validation and a checkpoint.
+"""The training loop, read downward: a step, its row of metrics, now and then a measurement and a checkpoint.
 
 Called by the command line with a Run, on every process of it. Everything that happens during training happens in
 `train`; numbers in rows are global, and only rank 0 has somewhere to write them.
@@ -9,12 +9,12 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from lmtrain.errors import OutputError, StorageError
 from lmtrain.runtime.faults import fault_point
 from lmtrain.runtime.signals import StopRequest
-from lmtrain.train import state
+from lmtrain.train.evaluate import Evaluation, evaluate
 from lmtrain.train.peers import StopVote
 from lmtrain.train.records import record, report_save, report_step
+from lmtrain.train.save import save
 from lmtrain.train.setup import Run
 from lmtrain.train.step import train_step
 from lmtrain.train.validate import validate
@@ -30,7 +30,7 @@ class Summary:
     stopped_by: str | None  # the signal that ended the run early
 
 
-def train(run: Run) -> Summary:
+def train(run: Run, evaluation: Evaluation | None = None) -> Summary:
     config, progress, view = run.config, run.progress, run.view
     total, began = config.total_steps, time.monotonic()
     last_saved = progress.step if run.inputs.resume_from is not None else None
@@ -74,6 +74,11 @@ def train(run: Run) -> Summary:
             if due or (progress.step == total and run.inputs.data.valid):
                 valid_loss = validate(run)
                 run.throughput.start(progress.step, time.monotonic())
+            due = stopped_by is None and _due(progress.step, config.eval.interval_steps)
+            if evaluation is not None and (due or progress.step == total):
+                stopped_by = evaluate(run, evaluation, vote, stop) or stopped_by
+                done = progress.step == total or stopped_by is not None
+                run.throughput.start(progress.step, time.monotonic())
             if keep and (_due(progress.step, config.checkpoint.interval_steps) or done):
                 last_saved = save(run)
             if done:
@@ -91,22 +96,3 @@ def train(run: Run) -> Summary:
 
 def _due(step: int, interval: int | None) -> bool:
     return interval is not None and interval > 0 and step % interval == 0
-
-
-def save(run: Run) -> int:
-    """Begin a checkpoint of this step. A save that fails is said and survived: the run goes on to the next one."""
-    try:
-        run.writer.wait()
-        report_save(run)
-    except (StorageError, OutputError) as error:
-        run.view.note(f"The checkpoint before this one failed: {error} Training goes on.")
-    try:
-        run.writer.save(
-            run.progress.step,
-            run.model.owned(state.pieces(run.model, run.optimizer)),
-            state.facts(run.config, run.inputs, run.model, run.optimizer, run.progress),
-            {"tokenizer.json": run.inputs.tokenizer.to_bytes()},
-        )
-    except (StorageError, OutputError) as error:
-        run.view.note(f"The checkpoint of step {run.progress.step} failed: {error} Training goes on.")
-    return run.progress.step

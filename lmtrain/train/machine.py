@@ -11,8 +11,9 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from lmtrain.checkpoint.save.planned import check_listed
 from lmtrain.checkpoint.store import CHECKPOINTS, list_checkpoints
-from lmtrain.errors import StorageError
+from lmtrain.errors import CheckpointError, LayoutError, StorageError
 from lmtrain.models.model_settings import ModelSettings, true_weights
 from lmtrain.runtime.files import check_output_folder, free_bytes
 from lmtrain.runtime.gpus import Gpus, device_problem
@@ -63,6 +64,16 @@ def checkpoint_bytes(config: RunConfig, model: ModelSettings) -> int:
     """Weights and what the optimizer remembers of each; the rest of a checkpoint is small."""
     weights = true_weights(model).items()
     return sum(_FP32_BYTES * math.prod(shape) * (1 + config.optim.num_slots(name, shape)) for name, shape in weights)
+
+
+def check_pieces(config: RunConfig, model: ModelSettings) -> None:
+    """Whether a checkpoint of this layout could be written: better told now than at the first save."""
+    if config.checkpoint.interval_steps is None:
+        return
+    try:
+        check_listed(model, config.parallel.layout, config.optim.num_slots, checkpoint_bytes(config, model))
+    except CheckpointError as error:
+        raise LayoutError(f"{error} checkpoint.interval_steps=null saves none.") from error
 
 
 def check_port(env: ProcessEnv) -> None:

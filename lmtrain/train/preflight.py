@@ -27,8 +27,18 @@ from lmtrain.runtime.process import ProcessEnv
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.train.config import RunConfig
 from lmtrain.train.first_weights import find_first_weights
-from lmtrain.train.machine import check_device, check_folder, check_port, compiler_problems
+from lmtrain.train.machine import check_device, check_folder, check_pieces, check_port, compiler_problems
 from lmtrain.train.resumed import check_resumed, open_resumed, readable, shares_of
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What a run measures besides its validation, as far as training knows."""
+
+    name: str
+    data: str
+    num_targets: int
+    text_sha256: str
 
 
 @dataclass(frozen=True)
@@ -38,6 +48,7 @@ class Inputs:
     data: TrainingData
     resume_from: Path | None
     weights_from: Path | None = None  # where a new run begins, if not at random weights
+    evaluations: tuple[Evaluated, ...] = ()
     warnings: tuple[str, ...] = ()  # what works and may not be meant
 
     def epochs(self, config: RunConfig) -> float:
@@ -58,6 +69,7 @@ def preflight(config: RunConfig, env: ProcessEnv, *, starting: bool = True) -> I
     resume_from = find_resume(config)
     resumed = open_resumed(config, resume_from)
     tokenizer, model, data = load_data(config, shares=shares_of(resumed))
+    check_pieces(config, model)
     if resumed is not None:
         check_resumed(resumed, config, model, tokenizer, data)
     if is_here and starting and config.data.verify == "full":
@@ -70,7 +82,7 @@ def preflight(config: RunConfig, env: ProcessEnv, *, starting: bool = True) -> I
     # because: once a run has a checkpoint of its own, the one it began from may be gone
     weights_from = find_first_weights(config, model, tokenizer) if resume_from is None else None
     warnings = tuple(_warnings(config.parallel.layout, env))
-    return Inputs(model, tokenizer, data, resume_from, weights_from, warnings)
+    return Inputs(model, tokenizer, data, resume_from, weights_from, warnings=warnings)
 
 
 def load_data(

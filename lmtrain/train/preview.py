@@ -34,7 +34,7 @@ def plan_facts(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
         "microbatches_per_step": config.train.global_batch // (config.train.micro_batch * config.parallel.layout.dp),
         "training_samples": inputs.data.train.num_samples,
         "epochs": inputs.epochs(config),
-        **({"validation": inputs.data.said} if inputs.data.said else {}),
+        **_measurements(config, inputs),
         "model_flops": shape.flops_per_token(config.seq_len) * tokens,
         **_beginning(config, inputs),
         "processes": config.parallel.layout.world_size,
@@ -43,6 +43,23 @@ def plan_facts(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
         "run_folder": config.run.dir,
         **({"warning": " ".join(inputs.warnings)} if inputs.warnings else {}),
     }
+
+
+def _measurements(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
+    """What the run validates on, where that is not said by one name, and what else it measures when."""
+    found: dict[str, Any] = {}
+    if inputs.data.said:
+        found["validation"] = inputs.data.said
+    elif config.data.valid_paths:
+        most = config.train.valid_samples
+        each = [f"{min(most, one.num_samples):,} samples of {name}" for name, one in inputs.data.valid.items()]
+        found["validation"] = ", ".join(each)
+    if inputs.evaluations:
+        interval = config.eval.interval_steps
+        when = f"every {interval:,} steps and at the end" if interval else "at the end"
+        each = [f"{one.name}, {one.num_targets:,} targets of {one.data}" for one in inputs.evaluations]
+        found["evaluation"] = f"{when}: {'; '.join(each)}"
+    return found
 
 
 def _beginning(config: RunConfig, inputs: Inputs) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from lmtrain.data.loader import StepBatches
+from lmtrain.observe.measures import measures_of, worth_by_step
 from lmtrain.observe.memory import memory_bytes
 from lmtrain.train.setup import Run
 from lmtrain.train.step import StepResult
@@ -49,6 +50,14 @@ def report_step(run: Run, batches: StepBatches, result: StepResult, lr: float, e
         for tag, key in tags.items():
             if row[key] is not None:
                 run.events.scalar(tag, row[key], progress.step)
+
+
+def report_measures(run: Run, row: dict[str, Any]) -> None:
+    """What a row has measured, for TensorBoard and for the choice of the best checkpoint."""
+    run.writer.worth = {**run.writer.worth, **worth_by_step([row], run.config.checkpoint.best_by)}
+    if run.events is not None:
+        for tag, value in measures_of(row).items():
+            run.events.scalar(tag, value, run.progress.step)
 
 
 def _terms(result: StepResult) -> dict[str, float]:

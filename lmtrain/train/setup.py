@@ -17,10 +17,9 @@ from rich.console import Console
 from lmtrain.checkpoint.reader import CheckpointReader
 from lmtrain.checkpoint.save.agreement import Peers, together
 from lmtrain.checkpoint.save.writer import CheckpointWriter
-from lmtrain.checkpoint.store import CHECKPOINTS, list_broken, sweep
+from lmtrain.checkpoint.store import CHECKPOINTS, sweep
 from lmtrain.data.loader import Loader
-from lmtrain.observe.display import RunView, build_view
-from lmtrain.observe.log import RunLog
+from lmtrain.observe.display import RunView
 from lmtrain.observe.metrics import MetricsLog
 from lmtrain.observe.tensorboard import EventWriter
 from lmtrain.observe.throughput import Throughput, peak_flops
@@ -30,17 +29,14 @@ from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.mesh import Mesh
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.runtime.device import device_name, set_deterministic, set_threads
-from lmtrain.runtime.files import atomic_file, folder_lock, write_json
-from lmtrain.runtime.process import environment_report
+from lmtrain.runtime.files import folder_lock
 from lmtrain.train import state
 from lmtrain.train.config import RunConfig
-from lmtrain.train.layout_table import layout_lines, layout_words, merged, rank_rows
 from lmtrain.train.peers import saving_peers, setup_peers
-from lmtrain.train.preflight import Inputs, settled
-from lmtrain.train.preview import pipeline_lines
+from lmtrain.train.preflight import Inputs
 from lmtrain.train.resumed import passed_over
+from lmtrain.train.shown import open_records, open_view, show_beginning, worth_before
 from lmtrain.train.stop_file import STOP
-from lmtrain.units import format_count
 
 
 @dataclass
@@ -98,8 +94,8 @@ def open_run(
         stack.callback(loader.close)
         writer = stack.enter_context(CheckpointWriter(
             checkpoints, keep_last=config.checkpoint.keep_last, asynchronous=config.checkpoint.asynchronous,
-            keep_every_steps=config.checkpoint.keep_every_steps, peers=saving_peers(mesh),
-            verify_after_save=config.checkpoint.verify_after_save,
+            keep_every_steps=config.checkpoint.keep_every_steps, keep_best=config.checkpoint.keep_best,
+            peers=saving_peers(mesh), verify_after_save=config.checkpoint.verify_after_save,
         ))  # fmt: skip
         if config.checkpoint.interval_steps:  # because: a save that ends a run may as well make its memory then
             writer.reserve(model.owned(state.pieces(model, optimizer)))
@@ -112,32 +108,13 @@ def open_run(
             peak=peak_each * mesh.world.size if peak_each else None,
         )
         with together(peers):
-            records = open_records(stack, folder, config, inputs, progress) if leads else (None, None, None)
-        metrics, events, log = records
-        title = {
-            "run": str(folder),
-            "model": f"{inputs.model.kind} {format_count(model.num_parameters)} parameters",
-            "device": f"{name} {config.precision.kind}",
-            "data": f"{format_count(inputs.data.train.num_samples)} samples of {config.seq_len} tokens",
-        } | ({"layout": layout_words(config.parallel)} if mesh.world.size > 1 else {})
-        # because: a panel in which nothing will ever move looks like a run that hangs
-        moves = leads and progress.step < config.total_steps
-        view = (build_view if moves else RunView)(console, title, config.total_steps, log=log)
-        stack.enter_context(view)
-        if log is not None:
-            log.line("\n".join(["applied to the model:", *model.applied]))
-        if leads and inputs.data.said:
-            view.note(f"validation reads {inputs.data.said}")
-        if leads and mesh.world.size > 1:
-            rows = merged(rank_rows(config, inputs.model, hosts))
-            view.note("\n".join([*pipeline_lines(config, inputs.model), *layout_lines(rows)]))
+            opened = open_records(stack, folder, config, inputs, progress.step) if leads else (None, None, None)
+            writer.worth = worth_before(folder, config, progress.step) if leads else {}
+        metrics, events, log = opened
+        view = open_view(stack, console, config, inputs, model, name, progress.step, log)
         if config.checkpoint.fallback and inputs.resume_from is not None:
             passed += passed_over(inputs.resume_from)
-        for text in passed:
-            view.note(f"warning: {text}")
-        for path in list_broken(checkpoints) if leads else ():
-            if not any(text.startswith(f"{path} ") for text in passed):
-                view.note(f"warning: {path} has no readable manifest and is left as it is")
+        show_beginning(view, config, inputs, mesh, hosts, passed)
         yield Run(
             config, inputs, folder, mesh, model, optimizer, progress, loader, writer, metrics, events, view,
             throughput, device, passed_over=tuple(passed),
@@ -154,31 +131,8 @@ def enter_folder(stack: ExitStack, folder: Path, config: RunConfig, peers: Peers
     return state.agreed_resume(folder, config, peers)  # because: a sweep can bring one back
 
 
-def open_records(
-    stack: ExitStack, folder: Path, config: RunConfig, inputs: Inputs, progress: state.Progress
-) -> tuple[MetricsLog, EventWriter | None, RunLog]:
-    """What rank 0 writes for people and tools, besides checkpoints."""
-    write_run_files(folder, config, inputs)
-    log = RunLog(folder / "log.txt")
-    stack.callback(log.close)
-    metrics = MetricsLog(folder / "metrics.jsonl", log.warn)
-    stack.callback(metrics.close)
-    events = EventWriter(folder / "tensorboard", progress.step, say=log.warn) if config.observe.tensorboard else None
-    if events is not None:
-        stack.callback(events.close)
-    return metrics, events, log
-
-
 def build_optimizer(settings: OptimSettings, model: ParallelModel) -> torch.optim.Optimizer:
     """By convention `kind: lamb` is lmtrain/optim/lamb.py with a `build`; a new optimizer edits nothing here."""
     groups = build_groups(model.parameters, settings.weight_decay)
     optimizer: torch.optim.Optimizer = settings.component().build(settings, groups, model.whole)
     return optimizer
-
-
-def write_run_files(folder: Path, config: RunConfig, inputs: Inputs) -> None:
-    """What lets somebody repeat the run: settings that compose back to it, the machine, the tokenizer."""
-    write_json(folder / "config.json", settled(config, inputs).to_dict())
-    write_json(folder / "environment.json", environment_report())
-    with atomic_file(folder / "tokenizer.json") as file:
-        file.write(inputs.tokenizer.to_bytes())

@@ -11,6 +11,7 @@ from typing import Any
 
 from lmtrain.errors import LmtrainError, OutputError, PeerLostError
 from lmtrain.runtime.files import write_json
+from lmtrain.runtime.launch import Outcome
 from lmtrain.runtime.process import ProcessEnv
 from lmtrain.train.config import RunConfig
 
@@ -29,6 +30,15 @@ def write_failure(config: RunConfig, error: LmtrainError, env: ProcessEnv) -> No
         facts |= {"rank": env.rank}
     if problem := write_stop(config, facts, replace=env.world_size == 1):
         error.add_note(problem)
+
+
+def write_end(config: RunConfig, outcome: Outcome) -> str | None:
+    """Of processes that one of them has ended. Returns what went wrong, in words."""
+    if outcome.exit_code == OutputError.exit_code:
+        return None  # because: then the folder may be another run's
+    requeue = outcome.exit_code == PeerLostError.exit_code
+    facts = {"cause": outcome.cause, "exit_code": outcome.exit_code, "requeue": requeue, "rank": outcome.rank}
+    return write_stop(config, facts)
 
 
 def write_stop(config: RunConfig, facts: dict[str, Any], *, replace: bool = True) -> str | None:

@@ -6,7 +6,7 @@ Called by the loop.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,37 +14,48 @@ import torch
 
 from lmtrain.batch import Batch
 from lmtrain.data.dataset import Dataset, labels_of_terms
-from lmtrain.train.records import record
+from lmtrain.observe.measures import validation_terms
+from lmtrain.train.records import record, report_measures
 from lmtrain.train.setup import Run
 
-_QUALITY = ("ppl", "accuracy")
 _MOST_NATS = 700.0  # because: the exponential of more does not fit a double
+Sums = list[list[float]]  # of each term the losses of its labels, and how many of these were hit
 
 
 def validate(run: Run) -> float:
-    """Mean loss over the first `valid_samples` samples of the validation documents: the same ones every time.
+    """Mean loss over the first `valid_samples` samples of what there is to validate on: the same ones every time.
 
-    Of several terms the loss is the sum of their means; perplexity and accuracy are the first's, that of tokens.
+    Of several domains each is read so, and the loss is that of all their tokens together.
     """
-    valid, dp, terms = run.inputs.data.valid, run.mesh.dp, run.model.terms
-    assert valid is not None
+    terms = run.model.terms
+    taken = {name: _measure(run, name, dataset) for name, dataset in run.inputs.data.valid.items()}
+    sums = np.sum([sums for sums, _, _ in taken.values()], axis=0).tolist()
+    counts = np.sum([counts for _, counts, _ in taken.values()], axis=0).tolist()
+    values = _values(terms, sums, counts, sum(samples for _, _, samples in taken.values()))
+    if run.config.data.valid_paths:
+        values["domains"] = {name: _values(terms, *one) for name, one in taken.items()}
+    row = record(run, "valid", values)
+    run.view.valid(row)
+    report_measures(run, row)
+    return float(row["loss"])
+
+
+def _measure(run: Run, name: str, valid: Dataset) -> tuple[Sums, Sequence[int], int]:
+    """Sums over these samples, over how many labels of each term, and how many samples."""
+    dp = run.mesh.dp
     ids = np.arange(min(run.config.train.valid_samples, valid.num_samples))
-    run.view.doing(f"validating on {len(ids)} samples")
+    run.view.doing(f"validating on {len(ids)} samples" + (f" of {name}" if name else ""))
     batches = valid_batches(valid, ids, run.config.train.micro_batch, dp.index, dp.size)
-    sums = torch.stack(list(run.model.valid_sums(batches))).sum(0).tolist()  # sync: validation ends
-    counts = labels_of_terms(valid.counts(ids).labels, len(ids), valid.batch(ids[:1]))
+    sums: Sums = torch.stack(list(run.model.valid_sums(batches))).sum(0).tolist()  # sync: validation ends
+    return sums, labels_of_terms(valid.counts(ids).labels, len(ids), valid.batch(ids[:1])), len(ids)
+
+
+def _values(terms: Sequence[str], sums: Sums, counts: Sequence[int], num_samples: int) -> dict[str, Any]:
+    """Of several terms the loss is the sum of their means; perplexity and accuracy are the first's, that of tokens."""
     means, hits = ([one / num for one, num in zip(row, counts, strict=True)] for row in sums)
-    loss = math.fsum(means)
-    row = {"loss": loss, "ppl": math.exp(min(means[0], _MOST_NATS)), "accuracy": hits[0]}
-    row |= {"samples": len(ids), "tokens": counts[0]}
-    row |= {f"loss/{term}": mean for term, mean in zip(terms, means, strict=True) if len(terms) > 1}
-    row |= {f"accuracy/{term}": share for term, share in zip(terms[1:], hits[1:], strict=True)}
-    run.view.valid(record(run, "valid", row))
-    if run.events is not None:
-        tags = {"loss/valid": loss} | {f"valid/{k}": v for k, v in row.items() if "/" in k or k in _QUALITY}
-        for tag, value in tags.items():
-            run.events.scalar(tag, value, run.progress.step)
-    return loss
+    values = {"loss": math.fsum(means), "ppl": math.exp(min(means[0], _MOST_NATS)), "accuracy": hits[0]}
+    values |= {"samples": num_samples, "tokens": counts[0]}
+    return values | dict(zip(validation_terms(terms), (means if len(means) > 1 else []) + hits[1:], strict=True))
 
 
 def valid_batches(

@@ -62,8 +62,7 @@ def learn(settings: list[str], *launch: object) -> int:
     """Train, and say how far below the entropy it comes; 1 if that is too little."""
     config = compose(RunConfig, settings)
     run_lmtrain("pretrain", *settings, *launch)
-    valid = load_data(config)[2].valid
-    assert valid is not None
+    valid = load_data(config)[2].valid[""]
     entropy, num_labels = label_entropy(valid, min(config.train.valid_samples, valid.num_samples))
     last = [row for row in read_metrics(Path(config.run.dir) / "metrics.jsonl") if row["event"] == "valid"][-1]
     loss = last.get("loss/mlm", last["loss"])

@@ -1,4 +1,4 @@
-"""Ranks that were started differently, by `--nproc` and by torchrun: none begins, and rank 0 says in what they differ.
+"""Ranks that were started differently, by `--nproc` and by torchrun: none begins, and it is said in what and why.
 
 A `sitecustomize` on PYTHONPATH changes the command line and the module path of single ranks as Python starts, which is
 before a line of the product runs; what runs then is the product as users have it.
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.apart import World, given, make_world
+from tests.apart import Way, World, given, make_world
 from tests.cli.harness import ROOT
 from tests.unit.train.test_agreement import NAMES
 
@@ -101,6 +101,19 @@ def test_one_of_four_ranks_differs_in_one_thing(world: World, launcher: str, nam
     (line,) = [line for line in output.splitlines() if world.ways[name].named in line]
     assert "on rank 2, and " in line
     assert "on the other 3" in line
+
+
+@pytest.mark.parametrize(("launcher", "refused"), [("nproc", 1), ("torchrun", 0), ("torchrun", 1)])
+def test_where_one_rank_is_refused_the_other_says_why(world: World, launcher: str, refused: int) -> None:
+    gone = Way("", (f"data.path={world.folder / 'gone'}",))
+    code, output = begin(replace(world, ways={"gone": gone}), launcher, 2, {refused: ["gone"]})
+    assert code == (66 if launcher == "nproc" else 1), output
+    assert output.count("gone.idx does not exist") == 2
+    said = [line for line in output.splitlines() if "No process begins, because rank" in line]
+    assert len(said) == 1, output
+    assert f"because rank {refused} on " in said[0]
+    assert "gone.idx does not exist" in said[0]
+    assert "waited" not in output
 
 
 @pytest.mark.parametrize("launcher", ["nproc", "torchrun"])

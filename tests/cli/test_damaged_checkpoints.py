@@ -6,6 +6,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,8 +120,8 @@ def torn(checkpoint: Path) -> None:
     (checkpoint / "manifest.json").write_text("{")
 
 
-def flipped(checkpoint: Path) -> None:
-    path = checkpoint / "rank_00000.safetensors"
+def flipped(checkpoint: Path, rank: int = 0) -> None:
+    path = checkpoint / f"rank_{rank:05d}.safetensors"
     data = bytearray(path.read_bytes())
     data[-9] ^= 4
     path.write_bytes(data)
@@ -177,3 +178,43 @@ def test_nothing_begins_anew_beside_damaged_checkpoints(toy: Toy, copy: Path) ->
     (copy / NEWEST).rename(copy / f"{NEWEST}.damaged-1")
     output = lmtrain("pretrain", *toy.settings(copy, model__num_layers=1), code=65)
     assert "holds no checkpoint but step_00000012.damaged-1" in output
+
+
+# The same on two ranks, each of which reads its own half of every tensor
+
+
+@pytest.fixture(scope="module")
+def shared_run(toy: Toy, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("damaged") / "run"
+    lmtrain("pretrain", "--nproc", 2, *two_ranks(toy, folder))
+    return folder
+
+
+def two_ranks(toy: Toy, folder: Path) -> list[str]:
+    return toy.settings(folder, model__num_layers=1, parallel__dp_shard=2, checkpoint__keep_last=9)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(
+    ("damaged", "step"),
+    [
+        pytest.param({12: torn}, 8, id="both see it"),
+        pytest.param({12: flipped}, 8, id="rank 0 sees it"),
+        pytest.param({12: partial(flipped, rank=1)}, 8, id="rank 1 sees it"),
+        pytest.param({12: partial(flipped, rank=1), 8: flipped}, 4, id="each sees another"),
+    ],
+)
+def test_all_ranks_fall_back_to_one_checkpoint(
+    toy: Toy, shared_run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str],
+    damaged: dict[int, Callable[[Path], None]], step: int,
+) -> None:  # fmt: skip
+    run = Path(shutil.copytree(shared_run, tmp_path / "run"))
+    places = {number: run / "checkpoints" / f"step_{number:08d}" for number in (4, 8, 12)}
+    for number, damage in damaged.items():
+        damage(places[number])
+    lmtrain("pretrain", "--nproc", 2, *two_ranks(toy, run), "checkpoint.fallback=true")
+    said = capfd.readouterr().out
+    assert f"continuing from {places[step]} at step {step}" in said
+    for number in damaged:
+        assert f"warning: {places[number]} is " in said
+    assert json.loads(lmtrain("inspect", places[12], "--diff", shared_run / NEWEST, "--json"))["same_tensors"]

@@ -61,6 +61,18 @@ def test_samples_and_the_recipe_of_several_tasks(run: Path, held_out: Path, tmp_
     assert not list(tmp_path.glob("*.journal"))
 
 
+def test_tasks_that_feed_the_same_share_the_work(run: Path, held_out: Path) -> None:
+    lambada = asked("lambada/megatron-strict", held_out) + asked("lambada/megatron-token", held_out)
+    tasks = (*asked("perplexity", held_out), *lambada, *asked("perplexity", held_out))
+    first, _words, last, again = json.loads(call(run, *tasks, "--json"))["results"]
+    assert again["tokens_per_s"] == 0 < first["tokens_per_s"], "the second time nothing was fed"
+    for key in ("nll_sum_nats", "measures", "intervals", "loss_by_position"):
+        assert again[key] == first[key]
+    assert 0 <= first["padding_share"] <= 0.05
+    (alone,) = json.loads(call(run, *asked("lambada/megatron-token", held_out), "--json"))["results"]
+    assert last["nll_sum_nats"] == pytest.approx(alone["nll_sum_nats"], rel=1e-6)
+
+
 def test_a_part_is_marked_in_the_id_the_table_and_the_json(run: Path, held_out: Path) -> None:
     assert "perplexity-first3  PARTIAL: the first 3 items" in call(run, *asked("perplexity", held_out), "--limit", 3)
     (result,) = json.loads(call(run, *asked("perplexity", held_out), "--limit", 3, "--json"))["results"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import time
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,22 @@ def test_a_corpus_of_nothing_is_no_corpus(here: Path, step: tuple[object, ...]) 
     said = lmtrain("corpus", step[0], "empty.jsonl", "--output", "out/x", *step[1:], code=65)
     assert "the input holds no document. Check the files" in said
     assert not [path for path in here.rglob("*") if path.is_file() and path.name not in ("empty.jsonl", "eval.txt")]
+
+
+@pytest.mark.parametrize("name", ["hole.jsonl", "hole.txt"])
+def test_a_terabyte_that_was_never_written_is_not_read(toy: Toy, here: Path, name: str) -> None:
+    Path(name).write_text('{"text": "one line"}\n')
+    os.truncate(name, 1 << 40)
+    began = time.process_time()
+    for command in (
+        ("preprocess", ".", "--tokenizer", toy.tokenizer, "--output", "out"),
+        ("tokenizer", "train", name, "--output", "tokenizer", "--vocab-size", 300),
+        ("corpus", "clean", name, "--output", "out/clean"),
+    ):
+        said = lmtrain(*command, code=65)
+        assert f"{name} has 1.0 TiB, of which " in said
+        assert "were ever written: the rest is a hole. Copy the file again" in said
+    assert time.process_time() - began < 5
 
 
 def test_a_step_that_leaves_nothing_says_what_took_it(here: Path) -> None:

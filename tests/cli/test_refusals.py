@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import sys
 from pathlib import Path
@@ -84,6 +85,17 @@ def test_too_many_or_too_few_processes(
 ) -> None:
     given = [*toy.settings(tmp_path / "run", train__global_batch=24), *(f"parallel.{s}" for s in settings)]
     assert words in lmtrain("pretrain", *given, code=78, env=torchrun(started) if started > 1 else {})
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("way", ["--dry-run", pytest.param("--nproc=2048", marks=pytest.mark.wide)])
+def test_a_layout_whose_checkpoints_nobody_could_list(toy: Toy, tmp_path: Path, way: str) -> None:
+    """Told before the run starts, and not at its first save."""
+    sizes = {"model__num_layers": 64, "model__width": 4096, "train__global_batch": 2048, "train__micro_batch": 1}
+    given = [*toy.settings(tmp_path / "run", parallel__dp_shard=2048, **sizes), way]
+    said = lmtrain("pretrain", *given, code=78)
+    assert re.search(r"\d,\d{3},\d{3} pieces of tensors are more than a checkpoint's 1,000,000\. Cut them less", said)
+    assert "smaller parallel.dp_shard" in said
     assert not (tmp_path / "run").exists()
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from lmtrain.config.base import add_plugin, plugins
+from lmtrain.eval.planned import Planned
 from lmtrain.eval.task import Answers, Facts, Prepared, all_tasks, find_task, sum_up
 from lmtrain.eval.windows import Request
 from tests.contracts.plugin import PLUGIN
@@ -40,6 +41,7 @@ def test_measures_have_explicit_names_and_bits_per_byte(name: str) -> None:
     measures = task.measures(sum_up(columns))
     assert {"nll", "targets"} <= set(columns)
     assert task.headline in measures
+    assert Planned(name=name, task=task, data="", prepared=prepared).measures == list(measures)
     assert "perplexity" not in measures
     assert measures["bits_per_byte"] == pytest.approx(50 / math.log(2) / 40)
     assert task.id == name

@@ -148,10 +148,11 @@ class Typist:
     def _bring(self, words: list[str]) -> None:
         """Whatever of the world these words name, or lie in."""
         for word in words:
-            path = Path(word.rpartition("=")[2].removeprefix("~/"))
-            for name in (path, *path.parents):
-                if str(name) in MAKERS:
-                    self.world.bring(str(name), self.folder)
+            for one in re.findall(r"[\w./~-]+", word.rpartition("=")[2]):
+                path = Path(one.removeprefix("~/"))
+                for name in (path, *path.parents):
+                    if str(name) in MAKERS:
+                        self.world.bring(str(name), self.folder)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -176,3 +177,32 @@ def change_any(path: Path, rng: random.Random) -> str:
         except ValueError:
             pass
     return change_bytes(path, rng)
+
+
+def change_leftovers(folder: Path, rng: random.Random, name: str) -> str:
+    """Changes to what a killed attempt left. Now and then a file gets a second name, such as `name`."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    return "; ".join(_change_leftover(rng.choice(files), rng, name) for _ in range(rng.choice((1, 1, 2, 3))))
+
+
+def _change_leftover(path: Path, rng: random.Random, name: str) -> str:
+    if not path.is_file() or path.is_symlink():
+        return f"{path.name} was gone"
+    other = path.with_name(rng.choice(("more", name, ".x")))
+    if rng.random() < 0.1 and not os.path.lexists(other):
+        os.link(path, other)
+        return f"{path.name} is also {other.name}"
+    return (change_bytes if rng.random() < 0.65 else change_any)(path, rng)
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """The files of a folder, by name."""
+    files = (path for path in folder.iterdir() if path.is_file())
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def other_files(found: dict[str, str], expected: dict[str, str], *, alone: bool) -> str:
+    """What differs between an attempt that was gone on with and an unbroken one; `alone` where nothing lies beside."""
+    names = sorted(expected.keys() | (found.keys() if alone else set()))
+    names = [name for name in names if found.get(name) != expected.get(name)]
+    return f"other than an unbroken one: {', '.join(names)}" if names else ""

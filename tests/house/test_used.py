@@ -28,6 +28,10 @@ ALLOWED = {
     "lmtrain.config.yaml_file.compose_scalar_node": "called by yaml",
     "lmtrain.config.yaml_file.construct_object": "called by yaml",
     "lmtrain.cli.screen.render_str": "called by rich",
+    "lmtrain.eval.harness.eot_token_id": "asked by lm_eval",
+    "lmtrain.eval.harness.tokenizer_name": "asked by lm_eval",
+    "lmtrain.eval.harness.loglikelihood_rolling": "called by lm_eval",
+    "lmtrain.eval.harness.generate_until": "called by lm_eval",
     "lmtrain.cli.screen.render": "called by rich",
 }
 QUIET = {"property", "cached_property", "cache", "abstractmethod", "classmethod", "staticmethod", "contextmanager"}

@@ -24,8 +24,8 @@ from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.train import train_wordpiece
 from lmtrain.train import state
 from lmtrain.train.config import RunConfig
-from lmtrain.train.loop import save
 from lmtrain.train.preflight import Inputs
+from lmtrain.train.save import save
 from lmtrain.train.setup import Run, open_run
 from lmtrain.train.step import train_step
 from lmtrain.train.train_settings import ObserveSettings, RunSettings, TrainSettings
@@ -76,7 +76,7 @@ def _data_settings(case: Case) -> DataChoice:
 def _inputs(case: Case) -> Inputs:
     samples = ToyData() if case.model_settings.terms == ("lm",) else ToyMasked()
     identity = {"num_documents": NUM_SAMPLES, "blend": None}
-    data = TrainingData(samples, Order(NUM_SAMPLES, SEED), None, [], identity, 0, LAST_STEP * case.global_batch)
+    data = TrainingData(samples, Order(NUM_SAMPLES, SEED), {}, [], identity, 0, LAST_STEP * case.global_batch)
     return Inputs(case.model_settings, _tokenizer(), data, None)
 
 

@@ -29,6 +29,7 @@ Observer = Callable[["Bench", Settings], Any]
 A, B, SENTENCES, OTHER_SENTENCES = "../../a", "../../b", "../../s", "../../t"
 FOREIGN_A, FOREIGN_B, FOREIGN_SENTENCES = "../../fa", "../../fb", "../../fs"
 BYTES, MORE_BYTES, WORDS, MORE_WORDS = "../../bpe", "../../bpe2", "../../wordpiece", "../../wordpiece2"
+TEXT, OTHER_TEXT = "../../one.jsonl", "../../two.jsonl"
 DONE = "../../done"  # a run of BASE to its end, made when it is first named
 _SYLLABLES = ("ba", "do", "ki", "lu", "me", "no", "ra", "shi", "ten", "vor")
 
@@ -77,8 +78,14 @@ class Bench:
 
 
 def typed(settings: Settings) -> list[str]:
-    """As one would type them."""
-    return [f"{key}={_text(value)}" for key, value in settings.items()]
+    """As one would type them. The key of a list is its first item's."""
+    whole = copy.deepcopy(dict(settings))
+    for key, value in settings.items():
+        above, _, last = key.rpartition(".")
+        if isinstance(whole.get(above), list):
+            whole[above][0][last] = value
+            del whole[key]
+    return [f"{key}={_text(value)}" for key, value in whole.items()]
 
 
 def tree_of(settings: Settings) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from lmtrain.data.store import documents
 from lmtrain.data.training_data import open_datasets
 from lmtrain.errors import DataError, LmtrainError
 from lmtrain.models.model_settings import ModelSettings
+from lmtrain.observe.display import RunView
 from lmtrain.observe.metrics import read_metrics
 from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.mesh import build_mesh
@@ -64,8 +65,8 @@ def samples(bench: Bench, settings: Settings) -> Any:
     _, model, data = load_data(config_of(settings))
     ids = data.order.ids(0, min(_MANY, data.num_samples))
     seen = {"vocabulary": model.shape.vocab_size, "train": _arrays(data.train.batch(ids))}
-    if data.valid is not None:
-        seen["valid"] = _arrays(data.valid.batch(np.arange(min(_MANY, data.valid.num_samples))))
+    for name, valid in data.valid.items():
+        seen[f"valid {name}"] = _arrays(valid.batch(np.arange(min(_MANY, valid.num_samples))))
     return seen
 
 
@@ -142,6 +143,20 @@ def rows(bench: Bench, settings: Settings) -> Any:
     """Losses, gradients, samples and validations of a run, step by step, and how it ended."""
     seen = bench.see(run, settings)
     return seen.code, [{key: row.get(key) for key in _STEP} for row in seen.rows]
+
+
+def evaluations(bench: Bench, settings: Settings) -> Any:
+    """What a run has measured besides its validation, of what, when and under which name."""
+    keys = ("step", "name", "protocol", "num_targets", "nll_sum_nats")
+    return [[row[key] for key in keys] for row in bench.see(run, settings).rows if row["event"] == "eval"]
+
+
+def scored_together(bench: Bench, settings: Settings) -> Any:
+    """How often a run comes to say how far its evaluations are."""
+    said: list[str] = []
+    with patch.object(RunView, "doing", lambda view, text: said.append(text)):
+        assert run(bench, settings).code == 0
+    return len([text for text in said if text.startswith("evaluating")])
 
 
 def weights(bench: Bench, settings: Settings) -> Any:
@@ -259,7 +274,7 @@ def _arrays(batch: Batch) -> dict[str, Any]:
 
 def _rows() -> list[dict[str, Any]]:
     found = [row for file in Path().rglob("metrics.jsonl") for row in read_metrics(file)]
-    return [row for row in found if row["event"] in ("step", "valid")]
+    return [row for row in found if row["event"] in ("step", "valid", "eval")]
 
 
 def _weights() -> dict[str, str]:

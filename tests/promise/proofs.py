@@ -21,7 +21,9 @@ from tests.promise.bench import (
     MORE_BYTES,
     MORE_WORDS,
     OTHER_SENTENCES,
+    OTHER_TEXT,
     SENTENCES,
+    TEXT,
     WORDS,
     A,
     B,
@@ -115,6 +117,7 @@ _MASKED: dict[str, Sequence[Any]] = _DATA | {
     "data.mask_share": (0.15, 0.5), "data.max_predictions": (None, 1), "data.whole_word": (True, False),
     "data.max_ngram": (1, 3),
 }  # fmt: skip
+_DOMAINS: dict[str, Sequence[Any]] = {"data.valid_paths": ({}, {"b": B}, {"other": B}, {"a": A, "b": B})}
 _PACKING = {"data.packing": ("concatenate", "document", "best_fit")}
 _ORDER = {"data.order": ("own", "megatron")}
 _RUN_SAMPLES = {"data.megatron_samples": (None, 4000)}
@@ -124,14 +127,16 @@ _PREFETCH = {"data.prefetch_steps": (0, 2)}
 DATA = [
     *proofs("", see.samples, BASE, {"data.kind": ("dataset", "blend", "masked")},
             {"blend": BLEND, "masked": BERT}),
-    *proofs("dataset", see.samples, BASE | VALID, _TEXT | _ORDER | {"data.path": (A, B), "data.valid_path": (None, B)}),
-    *proofs("dataset", see.samples, BASE | VALID | MEGATRON, _TEXT | _RUN_SAMPLES | {"data.valid_path": (None, B)}),
+    *proofs("dataset", see.samples, BASE | VALID,
+            _TEXT | _ORDER | _DOMAINS | {"data.path": (A, B), "data.valid_path": (None, B)}),
+    *proofs("dataset", see.samples, BASE | VALID | MEGATRON,
+            _TEXT | _RUN_SAMPLES | _DOMAINS | {"data.valid_path": (None, B)}),
     *proofs("dataset", see.samples, BASE | LONGER | {"data.document_mask": True}, _PACKING),
     *proofs("dataset", see.samples, BASE | {"data.path": FOREIGN_A}, {"data.tokenizer": (BYTES, MORE_BYTES)}),
     *proofs("dataset", see.indexes, BASE, _INDEX_DIR),
     *proofs("dataset", see.verified, BASE, _VERIFY),
     *proofs("dataset", see.threads, BASE, _PREFETCH),
-    *proofs("blend", see.samples, BLEND | VALID, _TEXT | _ORDER | {
+    *proofs("blend", see.samples, BLEND | VALID, _TEXT | _ORDER | _DOMAINS | {
         "data.datasets": (BLEND["data.datasets"][:1], BLEND["data.datasets"]),
         "data.datasets.weight": (1, 3), "data.valid_datasets": ([], BLEND["data.datasets"][1:]),
     }),
@@ -153,7 +158,10 @@ DATA = [
     *proofs("blend", see.verified, BLEND, _VERIFY),
     *proofs("blend", see.threads, BLEND, _PREFETCH),
     *proofs("masked", see.samples, BERT | VALID,
-            _MASKED | _ORDER | {"data.path": (SENTENCES, OTHER_SENTENCES), "data.valid_path": (None, OTHER_SENTENCES)}),
+            _MASKED | _ORDER | {
+                "data.path": (SENTENCES, OTHER_SENTENCES), "data.valid_path": (None, OTHER_SENTENCES),
+                "data.valid_paths": ({}, {"t": OTHER_SENTENCES}, {"s": SENTENCES, "t": OTHER_SENTENCES}),
+            }),
     *proofs("masked", see.samples, BERT, {"data.pairs": ("sentence_order", "next_sentence", "none")},
             {"none": BERT | {"model.pair_head": False}}),
     *proofs("masked", see.samples, BERT | VALID | MEGATRON, _MASKED | _RUN_SAMPLES),
@@ -214,6 +222,9 @@ UPDATES = [
 UNSAVED = BASE | {"checkpoint.interval_steps": None}
 SAVING = BASE | {"checkpoint.interval_steps": 1}
 RAMPUP = BASE | {"train.micro_batch": 1, "train.rampup": {"start": 1, "increment": 1, "samples": 6}}
+PERPLEXITY = {"task": "perplexity", "data": TEXT}
+EVALUATED = BASE | {"eval.tasks": [PERPLEXITY]}
+WORSENS = SAVING | VALID | {"checkpoint.keep_last": 1, "optim.lr": 3.0}  # its loss
 RUN = [
     *proofs("", see.rows, BASE, {
         "train.steps": (4, 3), "train.global_batch": (4, 2), "train.seed": (1234, 7),
@@ -233,6 +244,15 @@ RUN = [
     }),
     *proofs("", see.files, SAVING, {"checkpoint.keep_last": (2, 1)}),
     *proofs("", see.files, SAVING | {"checkpoint.keep_last": 1}, {"checkpoint.keep_every_steps": (None, 2)}),
+    *proofs("", see.files, WORSENS, {"checkpoint.keep_best": (0, 1)}),
+    *proofs("", see.files, WORSENS | {"checkpoint.keep_best": 1},
+            {"checkpoint.best_by": ("loss/valid", "valid/accuracy")}),
+    *proofs("", see.evaluations, BASE, {"eval.tasks": ([], [PERPLEXITY])}),
+    *proofs("", see.evaluations, EVALUATED, {
+        "eval.tasks.task": ("perplexity", "lambada/megatron-strict"), "eval.tasks.data": (TEXT, OTHER_TEXT),
+        "eval.tasks.name": (None, "one"), "eval.interval_steps": (0, 1, 3),
+    }),
+    *proofs("", see.scored_together, EVALUATED, {"eval.batch_size": (8, 64)}),
     *proofs("", see.threads, BASE, {"checkpoint.asynchronous": (True, False)}),
     *proofs("", see.bad_disk, BASE, {"checkpoint.verify_after_save": (False, True)}),
     *proofs("", see.damaged, SAVING, {"checkpoint.fallback": (False, True)}),
@@ -292,6 +312,16 @@ REFUSALS = [
     Refusal(Key("", "train.steps"), BASE | {"train.tokens": 1000}),
     Refusal(Key("", "parallel.vp"), BASE | {"parallel.vp": 2}),
     Refusal(Key("", "parallel.zero"), BASE | {"parallel.zero": 2}),
+    Refusal(Key("dataset", "data.valid_paths"), BASE | {"data.valid_paths": {"b": B}}),
+    Refusal(Key("dataset", "data.valid_paths"), BASE | VALID | {"data.valid_path": A, "data.valid_paths": {"b": B}}),
+    Refusal(Key("blend", "data.valid_paths"), BLEND | {"data.valid_paths": {"b": B}}),
+    Refusal(Key("masked", "data.valid_paths"), BERT | {"data.valid_paths": {"t": OTHER_SENTENCES}}),
+    Refusal(Key("", "eval.tasks"), BERT | {"eval.tasks": [PERPLEXITY]}),
+    Refusal(Key("", "eval.interval_steps"), BASE | {"eval.interval_steps": 2}),
+    Refusal(Key("", "eval.batch_size"), BASE | {"eval.batch_size": 4}),
+    Refusal(Key("", "checkpoint.keep_best"), BASE | VALID | {"checkpoint.keep_best": 1}),
+    Refusal(Key("", "checkpoint.best_by"), SAVING | VALID | {"checkpoint.best_by": "valid/ppl"}),
+    Refusal(Key("", "checkpoint.best_by"), SAVING | {"checkpoint.keep_best": 1}),
     Refusal(Key("", "checkpoint.init_from"), BASE | {"checkpoint.init_from": DONE, "checkpoint.resume": DONE}),
     Refusal(Key("", "checkpoint.fallback"), BASE | {"checkpoint.fallback": True, "checkpoint.resume": "none"}),
     Refusal(Key("", "checkpoint.resume"), BASE | {"run.dir": DONE, "checkpoint.resume": "none"}),

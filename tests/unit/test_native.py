@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import lmtrain
 from lmtrain import native
 from lmtrain.data.order import permute_twin
+from lmtrain.errors import LmtrainError
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -78,3 +86,59 @@ def test_the_build_backend_shows_the_compiler_the_headers(repository: Path) -> N
     )
     pytest.importorskip("pybind11")
     assert run(code, repository / "csrc") == "True"
+
+
+# A helper that was compiled from other sources
+
+
+def declared() -> str:
+    """What csrc/ offers Python: names and arguments."""
+    files = sorted((ROOT / "csrc").glob("*.cpp"))
+    found = [re.findall(r'def\(\s*"\w+"|py::arg\("\w+"\)|py::class_<\w+|py::init', file.read_text()) for file in files]
+    return hashlib.sha256(json.dumps([one for one in found if one]).encode()).hexdigest()[:12]
+
+
+def test_the_interface_is_counted_on_when_it_changes() -> None:
+    """When this fails: count INTERFACE on in both files, compile, and put the new pair here."""
+    assert (native.INTERFACE, declared()) == (1, "489cada9a306")
+    assert f'module.attr("interface") = {native.INTERFACE};' in (ROOT / "csrc" / "native.cpp").read_text()
+
+
+@pytest.mark.parametrize("interface", [None, native.INTERFACE - 1, native.INTERFACE + 1])
+def test_a_helper_of_other_sources_is_refused(monkeypatch: pytest.MonkeyPatch, interface: int | None) -> None:
+    old = ModuleType("lmtrain._native")
+    old.__file__ = "lmtrain/_native.so"
+    if interface is not None:
+        monkeypatch.setattr(old, "interface", interface, raising=False)
+    monkeypatch.setattr(lmtrain, "_native", old, raising=False)
+    with pytest.raises(
+        LmtrainError, match=r"^lmtrain/_native\.so was compiled from other .* Run `make native`"
+    ):
+        native._load()
+    monkeypatch.setenv("LMTRAIN_NATIVE", "0")
+    assert native._load() is None
+
+
+OLD = """
+import sys, types, lmtrain
+lmtrain._native = types.ModuleType("lmtrain._native")
+lmtrain._native.__file__ = "lmtrain/_native.so"
+from lmtrain.cli.main import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("words", [["preprocess", "text", "--tokenizer", "tokenizer", "--output", "out"], ["--help"]])
+def test_the_command_line_says_so(tmp_path: Path, words: list[str]) -> None:
+    """Where it used to end in the midst of the work, with a traceback."""
+    (tmp_path / "text").write_text("a text\n")
+    done = subprocess.run(
+        [sys.executable, "-c", OLD, *words], cwd=tmp_path, capture_output=True, text=True, timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr
+    if words == ["--help"]:
+        assert done.returncode == 0
+    else:
+        assert done.returncode == 70, done.stderr
+        assert done.stderr.startswith("error: lmtrain/_native.so was compiled from other sources")

@@ -42,7 +42,9 @@ DTYPES = {
 ITEM_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U16": 2, "U8": 1, "BOOL": 1,
 }  # fmt: skip
-_FEWER = "Cut them less finely: a smaller parallel.dp_shard, with dp_replicate beside it, saves fewer pieces."
+FEWER = (
+    "Cut them less finely: a smaller parallel.dp_shard, with dp_replicate beside it, or parallel.tp saves fewer pieces."
+)
 _CODES = {name: code for code, name in DTYPES.items()}
 _HEX = re.compile(r"[0-9a-f]{64}")
 _MAX_ELEMENTS = 1 << 56
@@ -108,14 +110,14 @@ def encode_manifest(manifest: Manifest) -> bytes:
         "version": VERSION,
         "step": manifest.step,
         "state": manifest.state,
-        "files": {name: {"size": f.size, "root": f.root} for name, f in manifest.files.items()},
+        "files": {name: _encode_file(file) for name, file in manifest.files.items()},
         "tensors": {name: _encode_tensor(tensor) for name, tensor in manifest.tensors.items()},
     }
     value["digest"] = digest_of(value)
     lines = []
     for key, entry in value.items():
         if key in ("files", "tensors"):
-            inner = ",\n".join(f"  {json.dumps(name)}: {json.dumps(v)}" for name, v in entry.items())
+            inner = ",\n".join(_line(name, v) for name, v in entry.items())
             lines.append(f'"{key}": {{\n{inner}\n}}')
         else:
             lines.append(f'"{key}": {json.dumps(entry, allow_nan=False)}')
@@ -123,8 +125,17 @@ def encode_manifest(manifest: Manifest) -> bytes:
     text = ("{\n" + ",\n".join(lines) + "\n}").encode()
     problem = json_size_problem(text, most_bytes(sum(file.size for file in manifest.files.values())))
     if problem:
-        raise CheckpointError(f"The manifest of step {manifest.step} could not be read again: {problem}. {_FEWER}")
+        raise CheckpointError(f"The manifest of step {manifest.step} could not be read again: {problem}. {FEWER}")
     return text
+
+
+def manifest_line(name: str, entry: TensorEntry | FileEntry) -> str:
+    """What one tensor or file adds to a manifest."""
+    return _line(name, _encode_file(entry) if isinstance(entry, FileEntry) else _encode_tensor(entry)) + ",\n"
+
+
+def _line(name: str, value: dict[str, Any]) -> str:
+    return f"  {json.dumps(name)}: {json.dumps(value)}"
 
 
 def most_bytes(data_bytes: int) -> int:
@@ -135,7 +146,11 @@ def most_bytes(data_bytes: int) -> int:
 def check_num_pieces(num_pieces: int) -> None:
     """Refuse, before anything is written, what no manifest could list."""
     if num_pieces > MAX_PIECES:
-        raise CheckpointError(f"{num_pieces:,} pieces of tensors are more than a checkpoint's {MAX_PIECES:,}. {_FEWER}")
+        raise CheckpointError(f"{num_pieces:,} pieces of tensors are more than a checkpoint's {MAX_PIECES:,}. {FEWER}")
+
+
+def _encode_file(file: FileEntry) -> dict[str, Any]:
+    return {"size": file.size, "root": file.root}
 
 
 def _encode_tensor(tensor: TensorEntry) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.checkpoint.contents import Contents
-from lmtrain.checkpoint.disk.format import MANIFEST
+from lmtrain.checkpoint.disk.format import MANIFEST, FileEntry, Manifest, blocks_file, encode_manifest
 from lmtrain.checkpoint.disk.tensor_file import tensors_of
 from lmtrain.checkpoint.reshard.attempt import Attempt, Files, Resharded, key_of, num_bytes_of
 from lmtrain.checkpoint.reshard.limits import Limits, Report
@@ -39,7 +39,11 @@ def reshard(
     key, work = key_of(manifest, files), WorkFolder(output)
     state = {**state, "resharded": {"from": manifest.digest, "key": key}}
     targets = {name: Target(work.files / name, specs) for name, specs in files.items()}
-    tensors_of([target.pieces for target in targets.values()])  # because: a gap is better found before hours of work
+    # because: a gap, or a manifest that is too long, is better found before hours of work
+    tensors = tensors_of([target.pieces for target in targets.values()])
+    entries = {name: FileEntry(target.size, "0" * 64) for name, target in targets.items()}
+    entries |= {blocks_file(name): entry for name, entry in entries.items()}
+    encode_manifest(Manifest(manifest.step, entries, tensors, state))
     if not _is_ours(output, key):
         work.check_free(overwrite)
     with storage_errors(output, "Resharding to", num_bytes_of(targets)), folder_lock(work.path):

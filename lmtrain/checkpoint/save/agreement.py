@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from lmtrain.checkpoint.disk.boxes import Box
 from lmtrain.checkpoint.disk.format import MAX_FILE_BYTES, FileEntry, PieceEntry
 from lmtrain.checkpoint.disk.tensor_file import PieceSpec
-from lmtrain.errors import CheckpointError, LmtrainError, OutputError, StorageError
+from lmtrain.errors import CheckpointError, LmtrainError, passed_on
 from lmtrain.runtime.files import parse_json, read_bytes
 
 
@@ -74,15 +74,8 @@ def together(peers: Peers, num_numbers: int = 0) -> Iterator[Agreement]:
         if error is not None:
             raise error
         rank = failed[0]
-        raise failure(rows[rank][0], f"rank {rank} of {peers.num_ranks}: {_to_text(texts[rank])}")
+        raise passed_on(rows[rank][0], f"rank {rank} of {peers.num_ranks}: {_to_text(texts[rank])}")
     agreement.all = [row[1:] for row in rows]
-
-
-def failure(exit_code: int, message: str) -> LmtrainError:
-    """An error that ends this process, or is survived by it, just as the one that another process has met."""
-    error = {73: OutputError, 74: StorageError}.get(exit_code, LmtrainError)(message)
-    error.exit_code = exit_code
-    return error
 
 
 def _words(error: Exception | None) -> str:

@@ -52,12 +52,14 @@ class CheckpointWriter:
         keep_last: int,
         asynchronous: bool,
         keep_every_steps: int | None = None,
+        keep_best: int = 0,
         verify_after_save: bool = False,
         peers: Peers = ALONE,
     ) -> None:
         self.folder, self.peers = folder, peers
         self.last: SaveFacts | None = None  # the newest save that was committed
-        self._keep_last, self._keep_every_steps = keep_last, keep_every_steps
+        self.worth: Mapping[int, float] = {}  # of steps that were measured; replaced whole, as another thread reads it
+        self._keep_last, self._keep_every_steps, self._keep_best = keep_last, keep_every_steps, keep_best
         self._verify = verify_after_save
         self._asynchronous = asynchronous
         self._memory = HostMemory()
@@ -126,4 +128,6 @@ class CheckpointWriter:
         end = time.monotonic()
         self.last = SaveFacts(step, path, num_bytes, end - start, (start if self._asynchronous else end) - began)
         if self.peers.rank == 0:
-            prune(self.folder, self._keep_last, path, self._keep_every_steps)
+            prune(
+                self.folder, self._keep_last, path, self._keep_every_steps, keep_best=self._keep_best, worth=self.worth
+            )  # fmt: skip

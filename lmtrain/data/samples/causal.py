@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from lmtrain.batch import Batch
 from lmtrain.data.dataset import Counts
-from lmtrain.data.samples.rows import build_batch, check_ids
+from lmtrain.data.samples.rows import check_ids, read_rows, with_documents
 from lmtrain.data.samples.sample_index import SampleIndex
 from lmtrain.data.store.documents import DocumentMap
 from lmtrain.data.store.index_cache import IndexCache
@@ -40,11 +40,8 @@ class CausalDataset:
         self.prefix, self.seq_len, self.document_mask = indexed.prefix, seq_len, document_mask
         self._indexed, self._sizes = indexed, np.array([seq_len + 1])
         self._vocab_size = vocab_size or known_vocab_size(indexed)
-        held = indexed.tokens[self.index.first_token :]
-        # Row i of this view is sample i. Neighbours share a token and nothing is copied.
-        self._rows: NDArray[Any] = np.lib.stride_tricks.as_strided(
-            held, (self.index.num_samples, seq_len + 1), (seq_len * held.itemsize, held.itemsize), writeable=False
-        )
+        first = self.index.first_token
+        self._tokens: NDArray[Any] = indexed.tokens[first : first + self.num_samples * seq_len + 1]
 
     @property
     def num_samples(self) -> int:
@@ -57,10 +54,11 @@ class CausalDataset:
         return Counts(tokens - crossing, tokens)
 
     def batch(self, sample_ids: Int64s) -> Batch:
-        rows = self._rows[sample_ids]
+        tokens_BT, labels_BT, known = read_rows(self._tokens, sample_ids, self.seq_len, self._vocab_size)
         self._indexed.check(sample_ids, self._sizes, self.seq_len, self.index.first_token)
-        check_ids(rows, self._vocab_size, self.prefix)
-        return build_batch(rows, self.index.begins(sample_ids) if self.document_mask else None)
+        if not known:
+            check_ids(np.stack([tokens_BT, labels_BT]), self._vocab_size, self.prefix)
+        return with_documents(tokens_BT, labels_BT, self.index.begins(sample_ids) if self.document_mask else None)
 
 
 def known_vocab_size(indexed: IndexedDataset) -> int:

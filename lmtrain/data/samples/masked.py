@@ -119,7 +119,8 @@ class MaskedDataset:
 
     def counts(self, sample_ids: Int64s) -> Counts:
         """Labels are the tokens to be predicted; tokens include the marks around segments."""
-        labels, tokens = self._checked(self._sampler.sizes, sample_ids).sum(axis=0).tolist()
+        [sizes] = self._checked(self._sampler.counts, sample_ids)
+        labels, tokens = sizes.sum(axis=0).tolist()
         return Counts(labels, tokens)
 
     def batch(self, sample_ids: Int64s) -> Batch:
@@ -129,20 +130,20 @@ class MaskedDataset:
         return Batch(tokens_BT, labels_BT, segments_BT=segments_BT, real_BT=real_BT, pair_labels_B=pair_labels_B)
 
     def _checked(self, ask: Any, sample_ids: Int64s) -> Any:
+        """What the sampler answers, but for the runs of tokens that it has read, which are checked."""
         ids = np.ascontiguousarray(sample_ids, np.int64)
         try:
-            answer = ask(ids)
-            self._check_tokens(ids)
+            *answer, runs = ask(ids)
+            self._check_tokens(runs)
             return answer
         except IndexError as error:  # because: an id outside the vocabulary would end in a crash that names nothing
-            self._check_tokens(ids)
+            self._check_tokens(self._sampler.runs(ids))
             raise DataError(
                 f"{self.prefix}.bin holds {error}, outside the vocabulary. It is damaged or of another tokenizer."
             ) from error
 
-    def _check_tokens(self, sample_ids: Int64s) -> None:
-        runs = self._sampler.runs(sample_ids)
-        self._indexed.check(*np.ascontiguousarray(runs.T))
+    def _check_tokens(self, runs: Int64s) -> None:
+        self._indexed.check(runs[0], runs[1])
 
     @property
     def _room(self) -> int:
@@ -207,9 +208,8 @@ def build_sampler(
     sentences: Sentences, vocabulary: MaskVocabulary, settings: MaskedSettings, seq_len: int, seed: int
 ) -> Any:
     """The compiled helper's where it is there, or else its twin."""
-    known = hasattr(getattr(native.lib, "MaskedSampler", None), "runs")
     # because: the compiled helper reads the two dtypes of text, the twin any
-    known = known and sentences.tokens.dtype in (np.uint16, np.int32)
+    known = sentences.tokens.dtype in (np.uint16, np.int32)
     build: Any = native.lib.MaskedSampler if native.lib is not None and known else MaskedSamplerTwin
     kinds = vocabulary.kinds
     if not settings.whole_word:

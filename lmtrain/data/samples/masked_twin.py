@@ -48,6 +48,7 @@ class Sample:
     label: bool
     masked: list[int]  # places
     replaced: list[int]  # what stands at these places
+    runs: tuple[Run, Run]  # where its tokens were read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,10 +72,11 @@ class MaskedSamplerTwin:
     seed: int
 
     def batch(self, ids: Ints) -> tuple[Ints, ...]:
-        """tokens, labels, segments, what is not padding, pair labels."""
+        """tokens, labels, segments, what is not padding, pair labels, and the runs of tokens that were read."""
         shape = (len(ids), self.seq_len)
         tokens, labels = np.full(shape, self.pad, np.int64), np.full(shape, IGNORED, np.int64)
         segments, real, pair = np.zeros(shape, np.int64), np.zeros(shape, np.bool_), np.zeros(len(ids), np.int64)
+        runs: list[Run] = []
         for i, number in enumerate(self._checked(ids)):
             sample = self.sample(number)
             size = len(sample.tokens)
@@ -84,18 +86,20 @@ class MaskedSamplerTwin:
             segments[i, sample.second : size] = 1
             real[i, :size] = True
             pair[i] = sample.label
-        return tokens, labels, segments, real, pair
+            runs += sample.runs
+        return tokens, labels, segments, real, pair, _two_rows(runs)
 
-    def sizes(self, ids: Ints) -> Ints:
-        """Of each sample: tokens that are masked, and all tokens."""
+    def counts(self, ids: Ints) -> tuple[Ints, Ints]:
+        """Of each sample: tokens that are masked, and all tokens; and the runs that were read."""
         samples = [self.sample(number) for number in self._checked(ids)]
-        return np.array([(len(one.masked), len(one.tokens)) for one in samples], np.int64).reshape(-1, 2)
+        sizes = [(len(one.masked), len(one.tokens)) for one in samples]
+        return np.array(sizes, np.int64).reshape(-1, 2), _two_rows([run for one in samples for run in one.runs])
 
     def runs(self, ids: Ints) -> Ints:
-        """The tokens that make each sample: two rows each, of the first token and how many."""
+        """The runs of tokens that make each sample, two of each: a row of first tokens, and a row of how many."""
         numbers = self._checked(ids)
         found = [self._runs(number, Draws(stream(self.seed, number)))[:2] for number in numbers]
-        return np.array(found, np.int64).reshape(-1, 2)
+        return _two_rows([run for both in found for run in both])
 
     def sample(self, number: int) -> Sample:
         key = stream(self.seed, number)
@@ -109,7 +113,8 @@ class MaskedSamplerTwin:
             for place in range(first, last)
         ]  # fmt: skip
         lots = stream(key, 1)
-        return Sample(tokens, second, label, places, [self._replaced(tokens[p], draw_at(lots, p)) for p in places])
+        replaced = [self._replaced(tokens[p], draw_at(lots, p)) for p in places]
+        return Sample(tokens, second, label, places, replaced, (a, b))
 
     def words(self, tokens: list[int], second: int) -> list[Run]:
         """First place and one past the last of each word; pieces that continue one belong to it."""
@@ -220,3 +225,7 @@ def shorten(a: Run, b: Run, target: int, draws: Draws) -> tuple[Run, Run]:
     from_b = excess - from_a
     a = a[0] + draws.count_ones(from_a), a[1] - from_a
     return a, (b[0] + draws.count_ones(from_b), b[1] - from_b)
+
+
+def _two_rows(runs: list[Run]) -> Ints:
+    return np.ascontiguousarray(np.array(runs, np.int64).reshape(-1, 2).T)

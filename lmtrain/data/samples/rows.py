@@ -35,19 +35,43 @@ def check_ids(ids: NDArray[Any], vocab_size: int, prefix: Path) -> None:
         raise DataError(f"{prefix}.bin holds the id {wrong}. It is damaged or of another tokenizer.")
 
 
-def build_batch(rows: NDArray[Any], begins: tuple[Int64s, Int64s] | None = None) -> Batch:
-    """Tokens, and for each the one after it as its label.
+def read_rows(tokens: NDArray[Any], sample_ids: Int64s, seq_len: int, vocab_size: int) -> tuple[Int64s, Int64s, bool]:
+    """Samples of tokens that lie end to end, cut every `seq_len`: (tokens, labels, whether all are in 0..vocab)."""
+    if native.lib is not None and hasattr(native.lib, "read_rows"):
+        made: tuple[Int64s, Int64s, bool] = native.lib.read_rows(tokens, sample_ids, seq_len, vocab_size)
+        return made
+    return read_rows_twin(tokens, sample_ids, seq_len, vocab_size)
 
-    `begins` are the (row, place) with which a document begins, in order, places counted from 1 to seq_len: that a row
-    begins with its first token needs no word. With it no label reaches into the next document, and positions and
-    attention stay within each.
+
+def read_rows_twin(
+    tokens: NDArray[Any], sample_ids: Int64s, seq_len: int, vocab_size: int
+) -> tuple[Int64s, Int64s, bool]:
+    num = max(len(tokens) - 1, 0) // seq_len
+    if not all(0 <= number < num for number in sample_ids.tolist()):
+        raise IndexError("a sample lies outside the tokens")
+    # Row i of this view is sample i. Neighbours share a token.
+    shape, strides = (num, seq_len + 1), (seq_len * tokens.itemsize, tokens.itemsize)
+    rows = np.lib.stride_tricks.as_strided(tokens, shape, strides, writeable=False)[sample_ids]
+    known = rows.size == 0 or (int(rows.min()) >= 0 and int(rows.max()) < vocab_size)
+    return rows[:, :-1].astype(np.int64), rows[:, 1:].astype(np.int64), known
+
+
+def build_batch(rows: NDArray[Any], begins: tuple[Int64s, Int64s] | None = None) -> Batch:
+    """Tokens, and for each the one after it as its label."""
+    tokens_BT, labels_BT = rows[:, :-1].astype(np.int64), rows[:, 1:].astype(np.int64)
+    return with_documents(tokens_BT, labels_BT, begins)
+
+
+def with_documents(tokens_BT: Int64s, labels_BT: Int64s, begins: tuple[Int64s, Int64s] | None) -> Batch:
+    """A batch of both. With `begins` no label reaches into the next document: positions and attention stay within each.
+
+    They are the (row, place) with which a document begins, in order, places counted from 1 to seq_len: that a row
+    begins with its first token needs no word.
     """
-    num, seq_len = rows.shape[0], rows.shape[1] - 1
-    tokens_BT, labels_BT = np.empty((num, seq_len), np.int64), np.empty((num, seq_len), np.int64)
-    tokens_BT[...], labels_BT[...] = rows[:, :-1], rows[:, 1:]
     if begins is None:
         return Batch(tokens_BT, labels_BT)
     labels_BT[begins[0], begins[1] - 1] = IGNORED
+    num, seq_len = tokens_BT.shape
     return Batch(tokens_BT, labels_BT, *separate(num, seq_len, *begins))
 
 

@@ -36,7 +36,7 @@ def build_map(
     """Our samples. `lengths`: tokens of every sentence; document d is sentences bounds[d] to bounds[d + 1] - 1."""
     threshold = round(short_share * 2**32)
     arguments = (*_plain(lengths, bounds), max_tokens, threshold, min_sentences, seed)
-    if native.lib is not None and hasattr(native.lib, "build_map"):
+    if native.lib is not None:
         rows: Ints = native.lib.build_map(*arguments)
         return rows
     return build_map_twin(*arguments)
@@ -56,7 +56,7 @@ def build_megatron_map(
     ratio = int(1 / short_share + 0.5) if short_share > 0 else 0
     epochs, most = (1, _ALL_SAMPLES) if num_samples is None else (_MANY_EPOCHS, num_samples)
     arguments = (*_plain(lengths, bounds), epochs, most, max_tokens, ratio, min_sentences, seed)
-    if native.lib is not None and hasattr(native.lib, "build_megatron_map"):
+    if native.lib is not None:
         rows: Ints = native.lib.build_megatron_map(*arguments)
         return rows
     return build_megatron_map_twin(*arguments)

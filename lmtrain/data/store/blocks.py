@@ -18,6 +18,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,6 +96,12 @@ class TokenBlocks:
     state: NDArray[np.uint8]
     record: Record | None = None
 
+    def __post_init__(self) -> None:
+        record = -1 if self.record is None else self.record.fd
+        self._blocks = block_check(
+            self.tokens.bytes, BLOCK_BYTES, self.sums, self.state, self.width, record, self.tokens.fd
+        )
+
     @classmethod
     def known(cls, tokens: Mapped, width: int, sums: Sums) -> TokenBlocks:
         return cls(tokens, width, sums, np.full(len(sums), _UNCHECKED, np.uint8))
@@ -109,10 +116,7 @@ class TokenBlocks:
 
         One size may stand for all. With a stride, starts are numbers of rows of so many tokens from `first` on.
         """
-        bad = check_blocks(
-            self.tokens.bytes, BLOCK_BYTES, self.sums, self.state, starts, sizes, self.width,
-            -1 if self.record is None else self.record.fd, self.tokens.fd, stride, first,
-        )  # fmt: skip
+        bad = self._blocks.check(starts, sizes, stride, first)
         if bad != -1:
             self.tokens.refuse_lost()  # because: what was cut away is damaged too, and this says more
         if bad >= 0:
@@ -179,7 +183,7 @@ class Record:
 
 def block_sums(data: NDArray[np.uint8], block_bytes: int, crc: int, filled: int) -> tuple[Sums, int, int]:
     """Checksums of the blocks that `data` completes, and (checksum, bytes) of the one that it leaves open."""
-    if native.lib is not None and hasattr(native.lib, "block_sums"):
+    if native.lib is not None:
         made: tuple[Sums, int, int] = native.lib.block_sums(data, block_bytes, crc, filled)
         return made
     return block_sums_twin(data, block_bytes, crc, filled)
@@ -196,42 +200,48 @@ def block_sums_twin(data: NDArray[np.uint8], block_bytes: int, crc: int, filled:
     return np.array(sums, np.uint32), crc, filled
 
 
-def check_blocks(
-    data: NDArray[np.uint8], block_bytes: int, sums: Sums, state: NDArray[np.uint8], starts: Int64s, sizes: Int64s,
-    width: int, record: int, fd: int, stride: int, first: int,
-) -> int:  # fmt: skip
-    """The first block under these stretches, not looked at before, whose checksum is wrong; or -1.
-
-    -2: the file is shorter than it was, or something that is mapped could not be read.
-    """
-    if native.lib is not None and hasattr(native.lib, "check_blocks"):
-        bad: int = native.lib.check_blocks(
-            data, block_bytes, sums, state, starts, sizes, width, record, fd, stride, first
-        )
-        return bad
-    return check_blocks_twin(data, block_bytes, sums, state, starts, sizes, width, record, fd, stride, first)
+def block_check(
+    data: NDArray[np.uint8], block_bytes: int, sums: Sums, state: NDArray[np.uint8], width: int, record: int, fd: int
+) -> BlockCheckTwin:
+    """What compares blocks, compiled where that is there; `state` is kept up."""
+    build: Any = BlockCheckTwin if native.lib is None else native.lib.BlockCheck
+    made: BlockCheckTwin = build(data, block_bytes, sums, state, width, record, fd)
+    return made
 
 
-def check_blocks_twin(
-    data: NDArray[np.uint8], block_bytes: int, sums: Sums, state: NDArray[np.uint8], starts: Int64s, sizes: Int64s,
-    width: int, record: int, fd: int = -1, stride: int = 1, first: int = 0,
-) -> int:  # fmt: skip
-    all_sizes = np.broadcast_to(sizes, starts.shape).tolist()
-    for start, size in zip((starts * stride + first).tolist(), all_sizes, strict=True):
-        stop = start + size
-        if not 0 <= start <= stop <= len(data) // width:
-            raise ValueError("a stretch lies outside")
-        last = -(-stop * width // block_bytes) if stop > start else 0
-        for block in range(start * width // block_bytes, last):
-            if state[block] == _CHECKED:
-                continue
-            found = crc32c(data[block * block_bytes : (block + 1) * block_bytes])
-            if state[block] == _UNCHECKED and found != sums[block]:
-                return block
-            if state[block] == _UNKNOWN and record >= 0 and not _noted(record, block, found):
-                continue
-            state[block] = _CHECKED
-    return -2 if fd >= 0 and os.fstat(fd).st_size < len(data) else -1
+@dataclass
+class BlockCheckTwin:
+    data: NDArray[np.uint8]
+    block_bytes: int
+    sums: Sums
+    state: NDArray[np.uint8]
+    width: int  # bytes of a token
+    record: int  # file descriptors, or -1
+    fd: int
+
+    def check(self, starts: Int64s, sizes: Int64s, stride: int = 1, first: int = 0) -> int:
+        """The first block under these stretches, not looked at before, whose checksum is wrong; or -1.
+
+        -2: the file is shorter than it was, or something that is mapped could not be read.
+        """
+        all_sizes = np.broadcast_to(sizes, starts.shape).tolist()
+        for start, size in zip((starts * stride + first).tolist(), all_sizes, strict=True):
+            stop = start + size
+            if not 0 <= start <= stop <= len(self.data) // self.width:
+                raise ValueError("a stretch lies outside")
+            last = -(-stop * self.width // self.block_bytes) if stop > start else 0
+            for block in range(start * self.width // self.block_bytes, last):
+                if self.state[block] != _CHECKED and not self._compare(block):
+                    return block
+        return -2 if self.fd >= 0 and os.fstat(self.fd).st_size < len(self.data) else -1
+
+    def _compare(self, block: int) -> bool:
+        found = crc32c(self.data[block * self.block_bytes : (block + 1) * self.block_bytes])
+        if self.state[block] == _UNCHECKED and found != self.sums[block]:
+            return False
+        if self.state[block] != _UNKNOWN or self.record < 0 or _noted(self.record, block, found):
+            self.state[block] = _CHECKED
+        return True
 
 
 def _noted(record: int, block: int, crc: int) -> bool:

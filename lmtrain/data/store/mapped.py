@@ -64,7 +64,7 @@ class Watch:
 
     def refuse_lost(self) -> None:
         lib = native.lib
-        if lib is None or not hasattr(lib, "files_lost") or lib.files_lost(self._files):
+        if lib is None or lib.files_lost(self._files):
             for one in self._mapped:
                 one.refuse_lost()
 
@@ -72,7 +72,7 @@ class Watch:
 def _map(fd: int, num_bytes: int, path: Path) -> NDArray[np.uint8]:
     if num_bytes == 0:  # because: an empty file cannot be mapped
         return np.empty(0, np.uint8)
-    if native.lib is None or not hasattr(native.lib, "map_file"):
+    if native.lib is None:
         return np.frombuffer(mmap.mmap(fd, num_bytes, access=mmap.ACCESS_READ), np.uint8)
     try:
         made: NDArray[np.uint8]
@@ -85,7 +85,7 @@ def _map(fd: int, num_bytes: int, path: Path) -> NDArray[np.uint8]:
 
 def _refuse_failed() -> None:
     """Raises where any mapping of this process could not be read."""
-    if native.lib is None or not hasattr(native.lib, "maps_failed") or not native.lib.maps_failed():
+    if native.lib is None or not native.lib.maps_failed():
         return
     for number, path in list(_WATCHED.items()):
         if native.lib.map_failed(number):

@@ -43,7 +43,7 @@ class StridedWikiText(Task):
     compares = False
     recipe: ClassVar = {
         "text": "the file's lines, blank ones empty, joined by two newlines; not detokenized",
-        "windows": "1,024 tokens, moved by 512; each scores what the one before it did not hold",
+        "windows": "seq_len tokens (published: 1,024), moved by 512; each scores what the one before it did not hold",
         "prefix": "none: the first token of a window is context only",
         "denominator": "targets, each window's weighted by its labels less one",
         "also": "any stride and any window, as wikitext/hf-stride256 and wikitext/hf-stride512-s2048",

@@ -32,7 +32,7 @@ class MegatronWikiText(Task):
     compares = False
     recipe: ClassVar = {
         "text": "the whole file as one string, through the 24-step detokenizer",
-        "windows": "1,024 tokens, moved by 32; the first scores all targets, the others their last 32",
+        "windows": "seq_len tokens (published: 1,024), moved by 32; the first scores all, the others their last 32",
         "prefix": "none: the first token is context only",
         "denominator": "original words less one, counted before detokenizing",
         "also": "any stride and any window, as wikitext103/megatron-o64 and wikitext103/megatron-o32-s2048",
@@ -51,7 +51,7 @@ class MegatronWikiText(Task):
         refuse_blank(text, source)
         parts, whole = articles(text), detokenize(text)
         ids, ends = asked.tokenizer.encode_with_ends(whole)
-        words = _words_between(text, parts)
+        words = words_between(text, parts)
         num_words, num_bytes = count_words(text), len(text.encode())
         if num_words == 1:
             raise DataError(f"{source} is one word, and {self.id} divides by words less one. Give the whole file.")
@@ -94,7 +94,7 @@ def count_words(text: str) -> int:
     return len(text.strip().split(" "))
 
 
-def _words_between(text: str, parts: list[str]) -> NDArray[np.float64]:
+def words_between(text: str, parts: list[str]) -> NDArray[np.float64]:
     """Of each article its single spaces, which in all are the words less one."""
     first, stop = len(text) - len(text.lstrip()), len(text.rstrip())
     begins = accumulate(map(len, parts), initial=0)

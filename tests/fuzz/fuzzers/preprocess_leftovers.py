@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import random
 import shutil
 from pathlib import Path
 
 from lmtrain.tokenizer.train import train_bpe
 from tests.fuzz.fuzzer import Case, Ran, Runner, honest
-from tests.fuzz.mutate import change_any, change_bytes
+from tests.fuzz.mutate import change_leftovers, digests, other_files
 
 POINTS = ("slice:count=2", "slice:count=3", "journal:count=3", "finish", "publish:count=1", "publish:count=4")
 SHARDED = ("--shard-tokens", "1000000")
@@ -50,30 +48,10 @@ class Fuzz:
     def case(self, rng: random.Random, folder: Path) -> Case:
         options, where, kept = rng.choice(self.leftovers)
         shutil.copytree(kept, folder, dirs_exist_ok=True)
-        files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
-        what = [change(rng.choice(files), rng) for _ in range(rng.choice((1, 1, 2, 3)))]
+        what = change_leftovers(folder, rng, "0-00001.bin.kept")
         ran, expected = self.unbroken[options]
 
         def wrong(ran: Ran) -> str:
-            found = digests(folder)
-            names = sorted(name for name in expected if found.get(name) != expected[name])
-            return f"other than an unbroken one: {', '.join(names)}" if names else ""
+            return other_files(digests(folder), expected, alone=False)
 
-        return Case(f"killed at {where}; {'; '.join(what)}", self._call(options, folder), ran, wrong)
-
-
-def change(path: Path, rng: random.Random) -> str:
-    if not path.is_file() or path.is_symlink():
-        return f"{path.name} was gone"
-    if rng.random() < 0.1:
-        other = path.with_name(rng.choice(("more", "0-00001.bin.kept", ".x")))
-        if not other.exists():
-            os.link(path, other)
-        return f"{path.name} is also {other.name}"
-    return (change_bytes if rng.random() < 0.7 else change_any)(path, rng)
-
-
-def digests(folder: Path) -> dict[str, str]:
-    """The files of the dataset, by name."""
-    files = (path for path in folder.iterdir() if path.is_file())
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+        return Case(f"killed at {where}; {what}", self._call(options, folder), ran, wrong)

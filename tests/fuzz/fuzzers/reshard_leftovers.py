@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 import random
 import shutil
 from pathlib import Path
@@ -11,7 +9,7 @@ from pathlib import Path
 from lmtrain.models.gpt_settings import GPTSettings
 from tests.benchmarks.reshard_speed import write
 from tests.fuzz.fuzzer import Case, Ran, Runner, honest
-from tests.fuzz.mutate import change_any, change_bytes
+from tests.fuzz.mutate import change_leftovers, digests, other_files
 
 MODEL = GPTSettings(num_layers=2, width=128, num_heads=4, vocab_size=12_000, seq_len=256)
 LAYOUTS = ("tp=2", "tp=2,dp=2")
@@ -43,27 +41,10 @@ class Fuzz:
     def case(self, rng: random.Random, folder: Path) -> Case:
         layout, where, kept = rng.choice(self.leftovers)
         shutil.copytree(kept, folder, dirs_exist_ok=True)
-        files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
-        what = [change(rng.choice(files), rng) for _ in range(rng.choice((1, 1, 2, 3)))]
+        what = change_leftovers(folder, rng, "rank_00000.safetensors.kept")
         ran, expected = self.unbroken[layout]
 
         def wrong(ran: Ran) -> str:
-            found = digests(folder / "out")
-            names = sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
-            return f"other than an unbroken one: {', '.join(names)}" if names else ""
+            return other_files(digests(folder / "out"), expected, alone=True)
 
-        return Case(f"killed at {where}; {'; '.join(what)}", self._call(layout, folder), ran, wrong)
-
-
-def change(path: Path, rng: random.Random) -> str:
-    if not path.is_file() or path.is_symlink():
-        return f"{path.name} was gone"
-    if rng.random() < 0.1:
-        other = path.with_name(rng.choice(("more", "rank_00000.safetensors.kept", ".x")))
-        os.link(path, other)
-        return f"{path.name} is also {other.name}"
-    return (change_bytes if rng.random() < 0.6 else change_any)(path, rng)
-
-
-def digests(folder: Path) -> dict[str, str]:
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+        return Case(f"killed at {where}; {what}", self._call(layout, folder), ran, wrong)

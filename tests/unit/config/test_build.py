@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import pytest
@@ -46,6 +46,7 @@ class Order(Settings):
     hot: bool = True
     size: Literal["small", "large"] = "small"
     times: tuple[float, ...] = ()
+    prices: dict[str, float] = field(default_factory=dict)
     spare: Tea | None = None
 
 
@@ -60,12 +61,12 @@ def test_a_whole_order() -> None:
         Order,
         {
             "drink": {"kind": "tea", "leaves": 2, "sugar": 1}, "cups": "1k", "volume": "2KiB", "wait": "2min",
-            "name": 7, "hot": False, "size": "large", "times": [1, 2.5], "spare": {"leaves": 1.0},
+            "name": 7, "hot": False, "size": "large", "times": [1, 2.5], "spare": {"leaves": 1.0}, "prices": {"tea": 2},
         },
     )  # fmt: skip
     assert built == Order(
         drink=Tea(leaves=2.0, sugar=1), cups=1000, volume=2048, wait=120.0, name="7", hot=False, size="large",
-        times=(1.0, 2.5), spare=Tea(leaves=1.0),
+        times=(1.0, 2.5), spare=Tea(leaves=1.0), prices={"tea": 2.0},
     )  # fmt: skip
     assert isinstance(built.times[0], float)
 
@@ -99,6 +100,8 @@ def test_numbers_survive(cups: int, wait: float) -> None:
         ({"name": None}, "name=null is not a text. Write name=anon."),
         ({"hot": "yes"}, "hot=yes is not true or false. Write hot=true."),
         ({"size": "larg"}, "size=larg is not a choice here. Did you mean large?"),
+        ({"prices": [1]}, "prices=[1] is not a mapping of names to numbers. Write prices={}."),
+        ({"prices": {"tea": "much"}}, "prices.tea=much is not a number. Write prices.tea=1.0."),
         ({"times": 3}, "times=3 is not a list of numbers. Write times=[]."),
         ({"times": [1, "x"]}, "times=[1,x] is not a list of numbers. Write times=[]."),
         ({"cups": 1e30}, "cups=1e+30 must be at most 1e18. Write cups=1."),

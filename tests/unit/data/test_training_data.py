@@ -110,15 +110,15 @@ def test_the_samples_of_a_blend_know_no_layout(paths: list[str], kind: str) -> N
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_and_validation_share_no_token(paths: list[str], kind: str, blended: bool) -> None:
     data = build(settings_of(kind, blended, paths))
-    assert data.valid is not None
-    valid = data.valid.batch(np.arange(data.valid.num_samples))
+    valid = data.valid[""].batch(np.arange(data.valid[""].num_samples))
     num_train = data.train.num_samples
     train = data.train.batch(np.arange(num_train))
     seen = [set(batch.labels_BT[batch.labels_BT != IGNORED].ravel().tolist()) for batch in (train, valid)]
     assert seen[0]
     assert seen[1]
     assert not seen[0] & seen[1]
-    assert data.valid.counts(np.arange(data.valid.num_samples)).labels == int((valid.labels_BT != IGNORED).sum())
+    ids = np.arange(data.valid[""].num_samples)
+    assert data.valid[""].counts(ids).labels == int((valid.labels_BT != IGNORED).sum())
 
 
 def test_a_blend_is_read_by_its_shares(paths: list[str]) -> None:
@@ -159,21 +159,19 @@ def test_blends_to_validate_on(paths: list[str]) -> None:
         valid_datasets=(BlendPart(path=paths[1], weight=2.0), BlendPart(path=paths[2], weight=1.0)),
     )  # fmt: skip
     data = build(settings)
-    assert data.valid is not None
-    tokens = data.valid.batch(np.arange(6)).tokens_BT[:, 0] // 10_000
+    tokens = data.valid[""].batch(np.arange(6)).tokens_BT[:, 0] // 10_000
     assert sorted(tokens.tolist()) == [1, 1, 1, 1, 2, 2]
 
 
 def test_valid_path_and_its_absence(paths: list[str]) -> None:
     data = build(DataSettings(path=paths[0], valid_path=paths[1], split=(1.0,)))
-    assert data.valid is not None
-    assert data.valid.batch(np.array([0])).tokens_BT[0, 0] == 10_000
+    assert data.valid[""].batch(np.array([0])).tokens_BT[0, 0] == 10_000
     for settings in (DataSettings(path=paths[0], split=(1.0,)), settings_of("plain", True, paths[:3])):
         if isinstance(settings, BlendSettings):
             settings = BlendSettings(datasets=settings.datasets, split=(1.0,))
         with pytest.raises(SettingsError, match="leaves no document to validate on"):
             build(settings)
-        assert build(settings, Asked(**(vars(ASKED) | {"validate": False}))).valid is None
+        assert build(settings, Asked(**(vars(ASKED) | {"validate": False}))).valid == {}
 
 
 @pytest.mark.parametrize(
@@ -192,7 +190,6 @@ def test_training_keeps_what_nothing_else_reads(
 ) -> None:  # fmt: skip
     asked = replace(ASKED, shares=shares)
     data = build(DataSettings(path=paths[0], valid_path=paths[1] if valid else None, split=split, order=order), asked)
-    assert data.valid is not None
     given = data.parts[0].documents
     assert given == range(expected)
     parts = (BlendPart(path=paths[0], weight=1.0), BlendPart(path=paths[2], weight=1.0))
@@ -207,8 +204,7 @@ def test_training_keeps_what_nothing_else_reads(
 def test_a_share_that_rounds_to_no_document_is_a_tail_of_tokens(make: Make, lengths: list[int], mask: bool) -> None:
     prefix = str(make("few", lengths).prefix)  # token t is the number t
     data = build(DataSettings(path=prefix, split=(0.9, 0.1), document_mask=mask))
-    assert data.valid is not None
-    train, valid = (one.batch(np.arange(one.num_samples)) for one in (data.train, data.valid))
+    train, valid = (one.batch(np.arange(one.num_samples)) for one in (data.train, data.valid[""]))
     assert valid.tokens_BT.ravel()[:3].tolist() == [900, 901, 902]
     labels = [batch.labels_BT[batch.labels_BT != IGNORED] for batch in (train, valid)]
     assert max(labels[0].max(), train.tokens_BT.max()) < 900
@@ -222,8 +218,7 @@ def test_a_share_that_rounds_to_no_document_is_a_tail_of_tokens(make: Make, leng
 
 def test_a_tail_is_a_sample_at_least_and_leaves_one(make: Make) -> None:
     data = build(DataSettings(path=str(make("short", [40]).prefix)))
-    assert data.valid is not None
-    assert (data.valid.num_samples, data.train.num_samples, data.identity["held_out_tokens"]) == (1, 3, 9)
+    assert (data.valid[""].num_samples, data.train.num_samples, data.identity["held_out_tokens"]) == (1, 3, 9)
     with pytest.raises(DataError, match="17 tokens, which are not two samples of 8"):
         build(DataSettings(path=str(make("shorter", [17]).prefix)))
 
@@ -317,11 +312,11 @@ def test_any_step_of_masked_samples_is_read_alone(sentences: str, kind: str) -> 
 @pytest.mark.parametrize("kind", MASKED)
 def test_masked_training_and_validation_share_no_sentence(sentences: str, kind: str) -> None:
     data = masked(sentences, **MASKED[kind])
-    assert isinstance(data.valid, MaskedDataset)
+    assert isinstance(data.valid[""], MaskedDataset)
     assert isinstance(data.train, MaskedDataset)
-    assert (data.train.documents, data.valid.documents) == (range(28), range(28, 40))
-    assert data.valid.num_samples > 3
-    assert masked(sentences, **MASKED[kind]).valid is not None
+    assert (data.train.documents, data.valid[""].documents) == (range(28), range(28, 40))
+    assert data.valid[""].num_samples > 3
+    assert masked(sentences, **MASKED[kind]).valid
 
 
 def test_masked_identities_differ_where_samples_do(sentences: str) -> None:
@@ -351,8 +346,7 @@ def test_a_dataset_too_small_for_a_blend(make: Make, paths: list[str]) -> None:
 def test_small_datasets_may_lack_documents_to_validate_on(make: Make, paths: list[str]) -> None:
     parts = (BlendPart(path=paths[0], weight=1.0), BlendPart(path=str(make("one", [30], 5000).prefix), weight=1.0))
     data = build(BlendSettings(datasets=parts, split=SPLIT))
-    assert data.valid is not None
-    assert data.valid.batch(np.arange(data.valid.num_samples)).tokens_BT.max() < 5000
+    assert data.valid[""].batch(np.arange(data.valid[""].num_samples)).tokens_BT.max() < 5000
 
 
 def test_indexes_go_where_they_are_told(paths: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -411,3 +405,34 @@ def test_no_kind_of_samples_reads_a_damaged_block(
         _flip(prefix.parent / "d.bin", min(block * BLOCK_BYTES + 5000, size - 100))
     data = build(settings, asked)
     data.train.batch(np.arange(data.train.num_samples))
+
+
+@pytest.mark.parametrize("blended", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_domains_are_read_whole_and_take_nothing_from_training(paths: list[str], kind: str, blended: bool) -> None:
+    domains = {"one": paths[1], "two": paths[2]}
+    common = KINDS[kind] | {"split": SPLIT, "valid_paths": domains}
+    parts = (BlendPart(path=paths[0], weight=1.0),)
+    data = build(BlendSettings(datasets=parts, **common) if blended else DataSettings(path=paths[0], **common))
+    assert data.valid.keys() == domains.keys()
+    for name, path in domains.items():
+        alone = build(DataSettings(path=paths[0], valid_path=path, split=SPLIT, **KINDS[kind]))
+        ids = np.arange(alone.valid[""].num_samples)
+        assert np.array_equal(data.valid[name].batch(ids).tokens_BT, alone.valid[""].batch(ids).tokens_BT)
+        assert data.parts[0].documents == alone.parts[0].documents
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a/b", "loss", "accuracy", "ppl", "wïki"])
+def test_a_domain_has_a_plain_name(name: str) -> None:
+    with pytest.raises(SettingsError, match="calls a domain"):
+        DataSettings(path="x", valid_paths={name: "y"})
+
+
+def test_a_domain_has_a_dataset() -> None:
+    with pytest.raises(SettingsError, match="names no dataset for wiki"):
+        DataSettings(path="x", valid_paths={"wiki": " "})
+    with pytest.raises(SettingsError, match=r"and data.valid_path both name what to validate on"):
+        DataSettings(path="x", valid_path="z", valid_paths={"wiki": "y"})
+    parts = (BlendPart(path="x", weight=1.0),)
+    with pytest.raises(SettingsError, match=r"and data.valid_datasets both name what to validate on"):
+        BlendSettings(datasets=parts, valid_datasets=parts, valid_paths={"wiki": "y"})

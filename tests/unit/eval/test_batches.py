@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtrain.batch import IGNORED, Batch
 from lmtrain.eval.batches import MOST_PADDING, batches, collate
 from lmtrain.eval.scoring import Scorer
 from lmtrain.eval.windows import Request
+from tests.marks import wide
 
 
 def requests_of(lengths: list[int], scored: list[int] | None = None) -> list[Request]:
@@ -25,6 +26,7 @@ def requests_of(lengths: list[int], scored: list[int] | None = None) -> list[Req
     return made
 
 
+@settings(max_examples=40, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 60) | st.just(60), min_size=1, max_size=80),
     batch_size=st.integers(1, 9),
@@ -75,7 +77,7 @@ def test_short_requests_share_a_batch_of_as_many_tokens() -> None:
     assert [len(group) for group in others] == [20, 10]
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 7, 64])
+@pytest.mark.parametrize("batch_size", [3, *wide(1, 7, 64)])
 @pytest.mark.parametrize("packs", [False, True])
 def test_requests_together_score_as_each_alone(build_gpt: Callable[..., Any], batch_size: int, packs: bool) -> None:
     """A model that does not keep documents apart is fed one request a row."""

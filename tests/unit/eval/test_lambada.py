@@ -100,6 +100,46 @@ def test_context_and_target_are_tokenized_apart(tmp_path: Path, tokenizer: Token
     assert request.num_scored == len(target)
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "context", "target"),
+    [
+        ("lambada/megatron-token", "the old mill", "the old", None),
+        ("lambada/lmeval-openai-1.0", "the old mill", "the old", " mill"),
+        ("lambada/lmeval-openai-1.0", "the old  mill", "the old", "  mill"),  # blanks go to the target
+        ("lambada/lmeval-openai-1.0", "the old\nmill", "the", " old\nmill"),  # cut at single spaces only
+        ("lambada/lmeval-openai-1.0", "the mill ", "the mill", " "),
+        ("lambada/lmeval-openai-1.0", "mill", "", " mill"),
+    ],
+)
+def test_each_protocol_cuts_a_line_in_its_own_place(
+    name: str, text: str, context: str, target: str | None, tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    prepared = find_task(name).prepare(write(tmp_path / "a.jsonl", [text]), Asked(tokenizer=tokenizer, seq_len=64))
+    (request,) = prepared.requests
+    assert tokenizer.eod_id is not None
+    before = tokenizer.encode(context) or [tokenizer.eod_id]
+    after = tokenizer.encode(text)[-1:] if target is None else tokenizer.encode(context + target)[len(before) :]
+    if not context:
+        after = tokenizer.encode(" mill")
+    scored = target or tokenizer.decode(after)
+    assert request.tokens[-request.num_scored :].tolist() == after
+    if target is not None:
+        assert request.tokens.tolist() == before + after
+    assert prepared.facts.num_bytes == len(scored.encode())
+
+
+def test_the_original_text_is_read_line_by_line(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    (tmp_path / "plain.txt").write_text("the old mill\n\nflour\r\n")
+    task = find_task("lambada/lmeval-standard-1.0")
+    facts = task.prepare(tmp_path / "plain.txt", Asked(tokenizer=tokenizer, seq_len=64)).facts
+    assert (facts.num_documents, facts.notes["lines_of_one_word"]) == (2, 1)
+    assert facts.notes["carriage_returns_scored_as_text"] == 1
+    source = write(tmp_path / "a.jsonl", ["the old mill"])
+    assert task.prepare(source, Asked(tokenizer=tokenizer, seq_len=64)).num_targets
+    with pytest.raises(DataError, match="line 1"):
+        find_task("lambada/lmeval-openai-1.0").prepare(tmp_path / "plain.txt", Asked(tokenizer=tokenizer, seq_len=64))
+
+
 def test_an_empty_context_is_the_end_of_document_token(tmp_path: Path, tokenizer: Tokenizer) -> None:
     prepared = TASK.prepare(write(tmp_path / "a.jsonl", ["mill", "the mill"]), Asked(tokenizer=tokenizer, seq_len=64))
     first, second = prepared.requests

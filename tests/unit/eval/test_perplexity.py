@@ -119,3 +119,25 @@ def test_refusals(subject: Subject, tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("")
     with pytest.raises(DataError, match="no token to predict"):
         measured(subject, tmp_path / "empty.txt")
+    (tmp_path / "blank.txt").write_text(" \n\n ")
+    with pytest.raises(DataError, match="holds no word, only 4 blank bytes"):
+        measured(subject, tmp_path / "blank.txt")
+
+
+def test_files_are_measured_by_themselves_too(subject: Subject, tmp_path: Path) -> None:
+    for name, texts in (("a", TEXTS[:1]), ("b", TEXTS[1:])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    whole = run(TASK, subject, given_texts(tmp_path)).result
+    assert list(whole.groups) == [str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")]
+    for path, measures in whole.groups.items():
+        alone = measured(subject, Path(path))
+        assert alone.groups == {}
+        assert measures == pytest.approx(alone.measures, rel=1e-6)
+
+
+def test_what_is_no_text_is_counted(subject: Subject, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "\ufeffone\r\ntwo\r\n"}) + "\n")
+    notes = measured(subject, tmp_path / "a.jsonl").notes
+    assert (notes["carriage_returns_scored_as_text"], notes["byte_order_marks_scored_as_text"]) == (2, 1)
+    (tmp_path / "b.jsonl").write_text(json.dumps({"text": "one\ntwo\n"}) + "\n")
+    assert set(measured(subject, tmp_path / "b.jsonl").notes) == {"text_sha256_of"}

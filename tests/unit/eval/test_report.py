@@ -11,9 +11,10 @@ import pytest
 from rich.console import Console
 
 from lmtrain.eval.paired import Comparison, Difference
-from lmtrain.eval.report import render, render_comparison, render_tasks, show_measure
+from lmtrain.eval.report import render, render_comparison, render_tasks
 from lmtrain.eval.result import BaselineResult, Result
 from lmtrain.eval.task import all_tasks
+from lmtrain.observe.words import show_measure
 
 RESULT = Result(
     protocol="perplexity", data="held.jsonl", text_sha256="ab" * 32, num_documents=3, num_words=1200,
@@ -66,7 +67,7 @@ def test_the_table_shows_the_number_and_its_whole_recipe() -> None:
         "ab" * 20,
     ]
     words += ["cd" * 20, "tokens = 2000", "data/train", "44.10 to 47.85", "1000 resamples", "4 to 7", "4.5000"]
-    words += ["one process", "perplexity, version 1", "3.2s, 1.23k tokens/s fed", "9.8.7"]
+    words += ["one process", "1 of the protocol perplexity", "3.2s, 1.23k tokens/s fed", "9.8.7"]
     assert [word for word in words if word not in text] == []
 
 

@@ -67,7 +67,7 @@ def test_the_recipe_says_how_sure_the_number_is_and_how_it_came_about(subject: S
         low, high = result.intervals[name]
         assert low < result.measures[name] < high
     assert f"1000 resamples of {result.num_items} items" in result.intervals_rule
-    assert (result.task, result.version, result.layout) == ("perplexity", "1", "one process")
+    assert (result.task, result.protocol_version, result.layout) == ("perplexity", "1", "one process")
     assert result.seconds > 0
     assert result.tokens_per_s > 0
     assert sum(row["targets"] for row in result.loss_by_position) == result.num_targets

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from lmtrain.errors import DataError, MissingInputError, UsageError
+from lmtrain.eval.articles import articles
 from lmtrain.eval.runner import Subject, run
-from lmtrain.eval.task import Asked, sum_up
+from lmtrain.eval.task import Asked, find_task, sum_up
 from lmtrain.eval.tasks.wikitext_megatron import TASK
 from lmtrain.tokenizer.base import Tokenizer
+from tests.unit.eval.protocols import WIKI
 
 SEQ_LEN = 64
 
@@ -31,6 +33,9 @@ def test_counts_of_the_published_file(shared_data: Path) -> None:
     assert prepared.facts.num_words == 245_566
     assert prepared.facts.num_tokens == 270_330
     assert prepared.num_targets == sum(r.num_scored for r in prepared.requests) == 270_329
+    assert (prepared.facts.num_documents, prepared.facts.protocol) == (62, "wikitext103/megatron-o32")
+    assert prepared.known["words"].sum() == 245_565
+    assert prepared.known["bytes"].sum() == 1_281_077
 
 
 def test_the_number_follows_from_the_sum_and_the_original_words(
@@ -64,10 +69,42 @@ def test_the_cap_is_on_the_perplexity_and_not_on_the_loss(source: Path, tokenize
     assert measures["nll_per_token_nats"] == 1e4
 
 
+def test_words_and_bytes_of_articles_add_up_to_the_files(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    path = tmp_path / "wiki"
+    path.write_text(WIKI)
+    prepared = TASK.prepare(path, Asked(tokenizer=tokenizer, seq_len=SEQ_LEN))
+    assert prepared.facts.num_documents == len(prepared.known["words"]) == 4
+    assert prepared.known["words"].sum() == prepared.facts.num_words - 1  # type: ignore[operator]
+    assert prepared.known["bytes"].tolist() == [len(part.encode()) for part in articles(WIKI)]
+    by_article = [sum(r.num_scored for r in prepared.requests if r.item == item) for item in range(4)]
+    assert sum(by_article) == prepared.num_targets
+    assert min(by_article) > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "seq_len", "protocol"),
+    [
+        ("wikitext103/megatron-o32", 1024, "wikitext103/megatron-o32"),
+        ("wikitext103/megatron-o32", 2048, "wikitext103/megatron-o32-s2048"),
+        ("wikitext103/megatron-o64", 512, "wikitext103/megatron-o64-s512"),
+    ],
+)
+def test_another_window_than_the_published_is_in_the_id(
+    name: str, seq_len: int, protocol: str, source: Path, tokenizer: Tokenizer
+) -> None:
+    asked = Asked(tokenizer=tokenizer, seq_len=seq_len)
+    assert find_task(name).prepare(source, asked).facts.protocol == protocol
+
+
 def test_no_newline_is_translated(tmp_path: Path, tokenizer: Tokenizer) -> None:
     path = tmp_path / "wiki"
     path.write_bytes(b" a \r\n b \n ")
-    assert TASK.prepare(path, Asked(tokenizer=tokenizer, seq_len=SEQ_LEN)).facts.num_bytes == 10
+    facts = TASK.prepare(path, Asked(tokenizer=tokenizer, seq_len=SEQ_LEN)).facts
+    assert facts.num_bytes == 10
+    assert facts.notes["carriage_returns_scored_as_text"] == 1
+    path.write_bytes("\ufeff a b".encode())
+    facts = TASK.prepare(path, Asked(tokenizer=tokenizer, seq_len=SEQ_LEN)).facts
+    assert facts.notes["byte_order_marks_scored_as_text"] == 1
 
 
 def test_refusals(tmp_path: Path, source: Path, tokenizer: Tokenizer) -> None:
@@ -75,6 +112,12 @@ def test_refusals(tmp_path: Path, source: Path, tokenizer: Tokenizer) -> None:
         TASK.prepare(source, Asked(tokenizer=tokenizer, seq_len=SEQ_LEN, stride=16))
     with pytest.raises(UsageError, match="stride of 32 does not fit seq_len=16"):
         list(TASK.prepare(source, Asked(tokenizer=tokenizer, seq_len=16)).requests)
+    (tmp_path / "blank").write_text(" \n \n  ")
+    with pytest.raises(DataError, match="holds no word, only 6 blank characters"):
+        TASK.prepare(tmp_path / "blank", Asked(tokenizer=tokenizer, seq_len=SEQ_LEN))
+    (tmp_path / "one").write_text(" word \n")
+    with pytest.raises(DataError, match="is one word"):
+        TASK.prepare(tmp_path / "one", Asked(tokenizer=tokenizer, seq_len=SEQ_LEN))
     with pytest.raises(MissingInputError, match="is not a file"):
         TASK.prepare(tmp_path / "absent", Asked(tokenizer=tokenizer, seq_len=SEQ_LEN))
     (tmp_path / "latin").write_bytes(b"caf\xe9 ")

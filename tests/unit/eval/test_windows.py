@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmtrain.errors import UsageError
-from lmtrain.eval.windows import Window, WindowedRequests, windows
+from lmtrain.eval.windows import StreamRequests, Window, WindowedRequests, windows
 
 SIZES = st.tuples(st.integers(1, 24), st.data())
 
@@ -34,6 +34,32 @@ def test_each_target_is_scored_exactly_once(sizes: tuple[int, st.DataObject]) ->
     num_tokens = data.draw(st.integers(0, 3 * seq_len + 1))
     scored = [t for w in windows(num_tokens, seq_len, stride) for t in range(w.first_scored, w.stop + 1)]
     assert scored == list(range(1, num_tokens))
+
+
+@given(SIZES)
+def test_a_last_window_that_looks_back_scores_the_same_targets(sizes: tuple[int, st.DataObject]) -> None:
+    seq_len, data = sizes
+    stride = data.draw(st.integers(1, seq_len))
+    num_tokens = data.draw(st.integers(0, 3 * seq_len + 1))
+    plain = list(windows(num_tokens, seq_len, stride))
+    back = list(windows(num_tokens, seq_len, stride, last_looks_back=True))
+    assert [(w.stop, w.first_scored) for w in back] == [(w.stop, w.first_scored) for w in plain]
+    assert back[:-1] == plain[:-1]
+    assert [w.start for w in back[-1:]] == [max(w.stop - seq_len, 0) for w in plain[-1:]]
+
+
+@given(SIZES)
+def test_a_stream_of_items_scores_each_target_once_for_its_item(sizes: tuple[int, st.DataObject]) -> None:
+    seq_len, data = sizes
+    stride = data.draw(st.integers(1, seq_len))
+    num_tokens = data.draw(st.integers(0, 3 * seq_len + 1))
+    items = np.sort(data.draw(st.lists(st.integers(0, 3), min_size=num_tokens, max_size=num_tokens)))
+    cut = list(windows(num_tokens, seq_len, stride))
+    requests = list(StreamRequests(np.arange(num_tokens), items, cut))
+    scored = [(int(token), r.item) for r in requests for token in r.tokens[-r.num_scored :]]
+    assert scored == [(token, items[token]) for token in range(1, num_tokens)]
+    starts = {token: w.start for w in cut for token in range(w.first_scored, w.stop + 1)}
+    assert all(starts[int(token)] == r.tokens[0] for r in requests for token in r.tokens[-r.num_scored :])
 
 
 @given(SIZES)

@@ -112,3 +112,10 @@ def test_of_two_rows_with_one_step_the_last_stands(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     _write(path, _row("valid", 4, loss=2.0), _row("step", 4, loss=3.0), _row("valid", 4, loss=1.0))
     assert [(row["event"], row["loss"]) for row in read_metrics(path)] == [("step", 3.0), ("valid", 1.0)]
+
+
+def test_evaluations_of_one_step_are_told_apart_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    rows = [_row("eval", 4, name=name, nll_sum_nats=value) for name, value in (("a", 1.0), ("b", 2.0), ("a", 3.0))]
+    _write(path, *rows)
+    assert [(row["name"], row["nll_sum_nats"]) for row in read_metrics(path)] == [("b", 2.0), ("a", 3.0)]

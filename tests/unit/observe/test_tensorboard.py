@@ -23,11 +23,14 @@ def test_tensorboard_reads_back_scalars_and_text(tmp_path: Path) -> None:
     for step in (1, 127, 128, 300, 2**40):
         writer.scalar("loss/train", 1.0 / step, step)
     writer.scalar("lr", float("nan"), 1)
+    for step, value in enumerate((1e300, -1e300, 3e38)):
+        writer.scalar("large", value, step)
     writer.text("config", "steps: 10 — naïve", 0)
     writer.close()
 
     events = _read(tmp_path)
-    assert sorted(events.Tags()["scalars"]) == ["loss/train", "lr"]
+    assert sorted(events.Tags()["scalars"]) == ["large", "loss/train", "lr"]
+    assert [e.value for e in events.Scalars("large")] == pytest.approx([float("inf"), float("-inf"), 3e38])
     read = events.Scalars("loss/train")
     assert [e.step for e in read] == [1, 127, 128, 300, 2**40]
     assert [e.value for e in read] == pytest.approx([1.0 / e.step for e in read], rel=1e-7)

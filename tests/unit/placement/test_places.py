@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lmtrain.layout import Layout
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.placement.places import Place, Shape, place_all, shard_rows
+from lmtrain.placement.places import Place, Shape, num_saved_regions, place_all, saved_regions, shard_rows
 from lmtrain.spec import Cut, Cuts, Split
 
 VOCAB = 13
@@ -70,6 +70,18 @@ def test_blocks_tile_the_true_rows_of_what_a_rank_holds(model: tuple[Layout, dic
             # padding stands at the end
             filled = local.reshape(len(local), -1).all(axis=1) if local.size else np.zeros(0, bool)
             assert (np.diff(filled.astype(int)) <= 0).all()
+
+
+@settings(max_examples=30, deadline=None)
+@given(models())
+def test_what_is_saved_is_known_without_asking_each_rank(model: tuple[Layout, dict[str, Shape], Cuts]) -> None:
+    layout, shapes, cuts = model
+    ranks = places_of(*model)
+    for name, shape in shapes.items():
+        owned = [block for places in ranks if places[name].is_owner for block in places[name].regions]
+        known = list(saved_regions(shape, cuts.get(name, Cut(Split.NONE)), layout, VOCAB))
+        assert {(block.offset, block.shape) for block in known} == {(block.offset, block.shape) for block in owned}
+        assert len(known) == len(owned) == num_saved_regions(shape, cuts.get(name, Cut(Split.NONE)), layout, VOCAB)
 
 
 def test_a_fused_weight_is_cut_section_by_section() -> None:

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from lmtrain.errors import LmtrainError, PeerLostError, UsageError
-from lmtrain.runtime.meeting import meet
+from lmtrain.errors import LmtrainError, MissingInputError, OutputError, PeerLostError, UsageError
+from lmtrain.runtime.meeting import call_roll, meet, tell_refusal
 from lmtrain.runtime.process import RUN_TOKEN, ProcessEnv
 from lmtrain.runtime.process_group import start
 from tests.layouts.workers import Pool
@@ -97,6 +97,80 @@ def test_a_rank_that_comes_twice_is_refused(store: Any) -> None:
         meet(rank(1, 3), 20.0)
 
 
+def begin_as(process: ProcessEnv, refused: LmtrainError | None, said: dict[int, object]) -> None:
+    """One of the ranks of the tests below; what it ends with, or None where it may begin."""
+    said[process.rank] = refused
+    if refused is not None:
+        tell_refusal(process, refused)
+        return
+    try:
+        call_roll(process, meet(process, 20.0), 20.0)
+    except LmtrainError as error:
+        said[process.rank] = error
+
+
+def together(*refused: LmtrainError | None) -> dict[int, object]:
+    said: dict[int, object] = {}
+    ranks = [rank(number, len(refused)) for number in range(len(refused))]
+    threads = [threading.Thread(target=begin_as, args=(*one, said)) for one in zip(ranks, refused, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert not any(thread.is_alive() for thread in threads)
+    return said
+
+
+def test_all_begin_once_the_last_is_here(store: Any) -> None:
+    assert together(None, None, None) == {0: None, 1: None, 2: None}
+
+
+@pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.parametrize("held_by", ["launcher", "rank 0"])
+def test_where_one_is_refused_all_hear_why(store: Any, monkeypatch: pytest.MonkeyPatch, held_by: str, who: int) -> None:
+    if held_by == "rank 0":
+        monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE")
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            monkeypatch.setenv("MASTER_PORT", str(free.getsockname()[1]))
+    began = time.monotonic()
+    refused: list[LmtrainError | None] = [None, None, None]
+    refused[who] = MissingInputError("data.bin does not exist. Copy it.")
+    said = together(*refused)
+    for other in {0, 1, 2} - {who}:
+        error = said[other]
+        assert isinstance(error, LmtrainError)
+        assert error.exit_code == 66
+        assert str(error).startswith(f"No process begins, because rank {who} on here is refused: data.bin does not")
+    assert time.monotonic() - began < 15  # seconds before anything would have timed out
+
+
+def test_the_first_of_several_that_are_refused_is_named(store: Any) -> None:
+    error = together(None, OutputError("full"), OutputError("full"))[0]
+    assert isinstance(error, OutputError)
+    assert str(error).endswith(("because rank 1 on here is refused: full", "because rank 2 on here is refused: full"))
+
+
+def test_a_refusal_that_nobody_can_hear_is_none_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        monkeypatch.setenv("MASTER_PORT", str(taken.getsockname()[1]))
+        tell_refusal(rank(0), MissingInputError("gone"))
+
+
+def test_ranks_that_do_not_come_are_waited_for_in_time(store: Any) -> None:
+    with pytest.raises(PeerLostError, match=r"waited for its peers: not all 2 processes .*timeout_s=0\.5,"):
+        call_roll(rank(0), meet(rank(0), 20.0), 0.5)
+
+
+@pytest.mark.parametrize("written", ["", "0 no code", "go", b"\xff" * 64])
+def test_what_a_stranger_wrote_is_no_verdict(store: Any, written: str | bytes) -> None:
+    mine = meet(rank(0), 20.0)
+    mine.set("verdict", written)
+    mine.add("num heard", 1)  # because: rank 1 is not here to hear it
+    with pytest.raises(UsageError, match="rank 0 on here read a verdict that no process of this run has written"):
+        call_roll(rank(0), mine, 20.0)
+
+
 def begin(port: int) -> str:
     """Rank 0 of two, in a process of its own."""
     told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
@@ -120,6 +194,8 @@ def test_a_stranger_who_has_read_the_token_ends_the_run_with_a_message(pool: Poo
     def write() -> None:
         token = store.get("run token").decode()
         theirs: Any = PrefixStore(token, store)
+        if theirs.add("num here", 1) == 2:
+            theirs.set("verdict", "all begin")
         theirs.set("0//cpu//0/1", NO_ADDRESS)  # where this torch looks for rank 1
 
     stranger = threading.Thread(target=write)

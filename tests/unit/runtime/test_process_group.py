@@ -71,7 +71,7 @@ def test_a_port_in_use_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 CODE = """
 import os, signal, sys, threading
 import torch, torch.distributed as dist
-from lmtrain.cli.main import print_error
+from lmtrain.cli.say import print_error
 from lmtrain.errors import PeerLostError
 from lmtrain.runtime.process import ProcessEnv
 from lmtrain.runtime.process_group import start

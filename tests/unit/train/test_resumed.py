@@ -36,7 +36,7 @@ def check(*overrides: str, without: tuple[str, ...] = (), changed: dict[str, Any
     """A run with these settings looks at a checkpoint of one without them, from which some are missing."""
     tokenizer, configs = learned(), [composed(words) for words in ((), overrides)]
     models = [config.model.with_vocab(67) for config in configs]
-    data = TrainingData(ToyMasked(), Order(96, seed=1), None, [], {"blend": None}, 0, 96)
+    data = TrainingData(ToyMasked(), Order(96, seed=1), {}, [], {"blend": None}, 0, 96)
     state: dict[str, Any] = {
         "model": {key: value for key, value in models[0].to_dict().items() if key not in without}, "data": {},
         "tokenizer": {"fingerprint": tokenizer.fingerprint}, "seed": 1234, "step": 0, "samples": 0, "tokens": 0,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.cli.main import print_error
+from lmtrain.cli.say import print_error
 from lmtrain.config.compose import compose
 from lmtrain.errors import NonFiniteLossError
 from lmtrain.runtime.process import ProcessEnv

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from lmtrain import native
 from lmtrain.data.samples.packing import copy_rows, copy_rows_twin
-from lmtrain.data.samples.rows import ragged, separate, separate_twin
+from lmtrain.data.samples.rows import ragged, read_rows, read_rows_twin, separate, separate_twin
 
 
 @given(runs=st.lists(st.tuples(st.integers(-5, 9), st.integers(0, 4)), max_size=8))
@@ -55,6 +57,28 @@ def test_copying_pieces(dtype: type[np.integer], sizes: list[int], limit: int, d
     assert results[0] == results[1]
     used = [tokens[start : start + size + 1] for start, size in zip(starts, sizes, strict=True) if size]
     assert results[0][0] == all(0 <= token < limit for stretch in used for token in stretch.tolist())
+
+
+@settings(max_examples=60)
+@given(dtype=st.sampled_from(DTYPES), seq_len=st.integers(1, 6), limit=st.integers(1, 40), data=st.data())
+def test_reading_rows(dtype: type[np.integer], seq_len: int, limit: int, data: st.DataObject) -> None:
+    low = -1 if data.draw(st.booleans()) and dtype not in (np.uint8, np.uint16) else 0
+    tokens = np.array(data.draw(st.lists(st.integers(low, 40), min_size=7, max_size=30)), dtype)
+    samples = data.draw(st.lists(st.integers(0, (len(tokens) - 1) // seq_len - 1), max_size=5))
+    rows = [tokens[i * seq_len : (i + 1) * seq_len + 1].tolist() for i in samples]
+    for function in (read_rows, read_rows_twin):
+        ids, labels, known = function(tokens, np.array(samples, np.int64), seq_len, limit)
+        assert (ids.tolist(), labels.tolist()) == ([row[:-1] for row in rows], [row[1:] for row in rows])
+        assert ids.dtype == labels.dtype == np.int64
+        assert ids.shape == (len(rows), seq_len)
+        assert known == all(0 <= token < limit for row in rows for token in row)
+
+
+@pytest.mark.parametrize("sample", [-1, 3, 2**62])
+@pytest.mark.parametrize("function", [read_rows, read_rows_twin])
+def test_rows_elsewhere_are_refused(function: Callable[..., object], sample: int) -> None:
+    with pytest.raises(IndexError, match="outside"):
+        function(np.arange(12, dtype=np.uint16), np.array([0, sample]), 3, 100)  # the third has its last label
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from lmtrain import native
 from lmtrain.data.store import blocks
-from lmtrain.data.store.blocks import BLOCK_BYTES, BlockSums, block_sums, block_sums_twin, check_blocks_twin
+from lmtrain.data.store.blocks import BLOCK_BYTES, BlockCheckTwin, BlockSums, block_sums, block_sums_twin
 from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset
 from lmtrain.errors import DataError, StorageError
 from lmtrain.runtime.checksum import crc32c
@@ -61,7 +61,7 @@ def test_sums_do_not_depend_on_how_a_file_grew(sizes: list[int], block: int) -> 
     assert growing.sums().tolist() == wanted
 
 
-@pytest.mark.skipif(not hasattr(native.lib, "check_blocks"), reason="the compiled helper is not built")
+@pytest.mark.skipif(not hasattr(native.lib, "BlockCheck"), reason="the compiled helper is not built")
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10**6))
 def test_the_compiled_check_equals_its_twin(seed: int, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -76,11 +76,14 @@ def test_the_compiled_check_equals_its_twin(seed: int, tmp_path_factory: pytest.
     known = np.array([chance.choice([0, 0, 1, 2]) for _ in sums], np.uint8)
     starts = np.array([chance.randrange(len(data) // 2 + 1) for _ in range(chance.randrange(6))], np.int64)
     sizes = np.minimum(chance.randrange(40), len(data) // 2 - starts)
+    rows = starts // 4
+    in_rows = np.minimum(sizes, len(data) // 2 - 1 - 3 * rows)
     results = []
-    for check in (native.lib.check_blocks, check_blocks_twin):  # type: ignore[union-attr]
-        state, path = known.copy(), folder / check.__name__
+    for build in (native.lib.BlockCheck, BlockCheckTwin):  # type: ignore[union-attr]
+        state, path = known.copy(), folder / build.__name__
         record = os.open(path, os.O_RDWR | os.O_CREAT)
-        bad = check(data, block, sums, state, starts, sizes, 2, record)
+        blocks_ = build(data, block, sums, state, 2, record, -1)
+        bad = [blocks_.check(starts, sizes), blocks_.check(rows, in_rows, 3, 1)]
         os.close(record)
         results.append((bad, state.tolist(), path.read_bytes()))
     assert results[0] == results[1]

@@ -1,4 +1,4 @@
-"""A dataset that is mostly a hole is refused before a terabyte of zeros is read."""
+"""A file that is mostly a hole is refused before a terabyte of zeros is read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lmtrain.errors import DataError
-from lmtrain.eval.datasets import refuse_hole
+from lmtrain.runtime.holes import refuse_hole
 
 
 def test_a_file_of_which_most_was_never_written(tmp_path: Path) -> None:

@@ -1,0 +1,58 @@
+"""Whether the checkpoints of a run could be listed, told from its layout before it starts. Torch-free.
+
+Called by preflight. A save of what this lets pass is not refused for its number of pieces, nor for its manifest's size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lmtrain.checkpoint.disk.boxes import Box
+from lmtrain.checkpoint.disk.format import (
+    FEWER,
+    FileEntry,
+    PieceEntry,
+    TensorEntry,
+    blocks_file,
+    check_num_pieces,
+    manifest_line,
+    most_bytes,
+    rank_file,
+)
+from lmtrain.checkpoint.disk.tensor_file import PieceSpec
+from lmtrain.errors import CheckpointError
+from lmtrain.layout import Layout
+from lmtrain.models.model_settings import ModelSettings, true_weights
+from lmtrain.placement.places import Shape, num_saved_regions, saved_regions
+from lmtrain.runtime.files import json_memory, size_problem
+from lmtrain.spec import Cut, Split
+
+_SLOT = "optim.exp_avg_sq."  # because: no optimizer here gives a slot a longer name
+_STATE = 64 << 10  # bytes of the run's state, which takes some ten thousand
+_STATE_MEMORY = 20 * _STATE
+_LARGEST = FileEntry(10**15, "0" * 64)
+Kind = tuple[Shape, Cut, Shape]  # of weights: as ranks hold them, how they are cut, without the vocabulary's padding
+
+
+def check_listed(model: ModelSettings, layout: Layout, num_slots: Callable[[str, Shape], int], data_bytes: int) -> None:
+    """Refuse a layout whose checkpoints would have too many pieces; `data_bytes` is the size of all tensors."""
+    shapes, cuts, vocab_size = model.weights(), model.cuts(), model.shape.vocab_size
+    names: dict[Kind, list[str]] = {}  # because: the blocks of a model are cut in one way, and are worked out once
+    for name, shape in true_weights(model).items():
+        kind = names.setdefault((shapes[name], cuts.get(name, Cut(Split.NONE)), shape), [])
+        kind += [f"model.{name}"] + [f"{_SLOT}{name}"] * num_slots(name, shape)
+    check_num_pieces(sum(
+        len(alike) * num_saved_regions(shape, cut, layout, vocab_size) for (shape, cut, _), alike in names.items()
+    ))  # fmt: skip
+    file = rank_file(layout.world_size - 1)
+    both = "".join(manifest_line(one, _LARGEST) for one in (file, blocks_file(file)))
+    num_bytes, memory = _STATE + len(both) * layout.world_size, _STATE_MEMORY + json_memory(both) * layout.world_size
+    for (padded, cut, shape), alike in names.items():
+        boxes = [Box(region.offset, region.shape) for region in saved_regions(padded, cut, layout, vocab_size)]
+        pieces = tuple(PieceEntry(file, PieceSpec(alike[0], "F32", shape, box).key, box) for box in boxes)
+        line = manifest_line(alike[0], TensorEntry("F32", shape, pieces))
+        longer = sum(len(name) - len(alike[0]) for name in alike) * (1 + len(pieces))
+        num_bytes += len(alike) * len(line) + longer
+        memory += len(alike) * json_memory(line) + longer
+    if problem := size_problem(num_bytes, memory, most_bytes(data_bytes)):
+        raise CheckpointError(f"The manifest of a checkpoint could not be read again: {problem}. {FEWER}")

@@ -1,0 +1,23 @@
+"""`python -m lmtrain.cli.harness`: lm-evaluation-harness's own command, with `--model lmtrain` among its models."""
+
+from __future__ import annotations
+
+import sys
+
+from lmtrain.cli.main import print_error
+from lmtrain.errors import LmtrainError
+
+
+def main() -> None:
+    """Whatever stands behind is the harness's to read."""
+    try:
+        from lmtrain.eval.harness import cli_evaluate
+
+        cli_evaluate()
+    except LmtrainError as error:
+        print_error(error)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

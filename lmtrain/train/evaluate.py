@@ -1,0 +1,57 @@
+"""Evaluations while a run trains: rows of metrics from whatever the roof hands in, since training knows no task.
+
+Called by the loop, on every process. A stop that is heard amid an evaluation ends it there, so that a checkpoint can be
+saved in the time that a scheduler leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import torch
+
+from lmtrain.parallel.model import ParallelModel
+from lmtrain.runtime.signals import StopRequest
+from lmtrain.train.peers import StopVote
+from lmtrain.train.records import record, report_measures
+from lmtrain.train.setup import Run
+
+
+class Evaluation(Protocol):
+    def __call__(
+        self, model: ParallelModel, before_each: Callable[[], None], doing: Callable[[str], None]
+    ) -> Iterator[dict[str, Any]]:
+        """A row for each task: its `name`, its `measures`, which of them is the `headline`, and what they are of.
+
+        `before_each` is called before every verb of the model, on all processes alike; what it raises ends it all.
+        """
+
+
+class _Stopped(Exception):
+    """With the signal's name."""
+
+
+def evaluate(run: Run, evaluation: Evaluation, vote: StopVote, stop: StopRequest) -> str | None:
+    """Returns the name of the signal that ended it early, on every process the same."""
+
+    def ask() -> None:
+        vote.ask(stop)
+        if name := vote.answer(stop):
+            raise _Stopped(name)
+
+    try:
+        with _uncompiled(run.config.compute.compile):
+            for found in evaluation(run.model, ask, run.view.doing):
+                row = record(run, "eval", found)
+                run.view.evaluated(row)
+                report_measures(run, row)
+    except _Stopped as stopped:
+        return str(stopped)
+    return None
+
+
+def _uncompiled(compiles: bool) -> AbstractContextManager[Any]:
+    """Blocks that are compiled for a step's shape would be compiled again for every length of a text."""
+    return torch.compiler.set_stance("force_eager") if compiles else nullcontext()

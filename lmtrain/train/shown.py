@@ -1,0 +1,94 @@
+"""Opens what a run keeps and shows of itself besides checkpoints: its settings, log, metrics, TensorBoard and view.
+
+Called by set-up. Only rank 0 has a folder to write to and a person to speak to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from rich.console import Console
+
+from lmtrain.checkpoint.store import CHECKPOINTS, list_broken
+from lmtrain.observe.display import RunView, build_view
+from lmtrain.observe.log import RunLog
+from lmtrain.observe.measures import worth_by_step
+from lmtrain.observe.metrics import MetricsLog, read_metrics
+from lmtrain.observe.tensorboard import EventWriter
+from lmtrain.parallel.mesh import Mesh
+from lmtrain.parallel.model import ParallelModel
+from lmtrain.runtime.files import atomic_file, write_json
+from lmtrain.runtime.process import environment_report
+from lmtrain.train.config import RunConfig
+from lmtrain.train.layout_table import layout_lines, layout_words, merged, rank_rows
+from lmtrain.train.preflight import Inputs, settled
+from lmtrain.train.preview import pipeline_lines
+from lmtrain.units import format_count
+
+
+def open_records(
+    stack: ExitStack, folder: Path, config: RunConfig, inputs: Inputs, step: int
+) -> tuple[MetricsLog, EventWriter | None, RunLog]:
+    """What rank 0 writes for people and tools."""
+    write_run_files(folder, config, inputs)
+    log = RunLog(folder / "log.txt")
+    stack.callback(log.close)
+    metrics = MetricsLog(folder / "metrics.jsonl", log.warn)
+    stack.callback(metrics.close)
+    events = EventWriter(folder / "tensorboard", step, say=log.warn) if config.observe.tensorboard else None
+    if events is not None:
+        stack.callback(events.close)
+    return metrics, events, log
+
+
+def worth_before(folder: Path, config: RunConfig, step: int) -> dict[int, float]:
+    """What the checkpoints are worth up to the one that the run goes on from, if that decides which of them stay."""
+    rows = read_metrics(folder / "metrics.jsonl") if config.checkpoint.keep_best else []
+    found = worth_by_step(rows, config.checkpoint.best_by)
+    return {measured: worth for measured, worth in found.items() if measured <= step}
+
+
+def write_run_files(folder: Path, config: RunConfig, inputs: Inputs) -> None:
+    """What lets somebody repeat the run: settings that compose back to it, the machine, the tokenizer."""
+    write_json(folder / "config.json", settled(config, inputs).to_dict())
+    write_json(folder / "environment.json", environment_report())
+    with atomic_file(folder / "tokenizer.json") as file:
+        file.write(inputs.tokenizer.to_bytes())
+
+
+def open_view(
+    stack: ExitStack, console: Console, config: RunConfig, inputs: Inputs, model: ParallelModel, device: str, step: int,
+    log: RunLog | None,
+) -> RunView:  # fmt: skip
+    """`device` is its name."""
+    title = {
+        "run": str(Path(config.run.dir)),
+        "model": f"{inputs.model.kind} {format_count(model.num_parameters)} parameters",
+        "device": f"{device} {config.precision.kind}",
+        "data": f"{format_count(inputs.data.train.num_samples)} samples of {config.seq_len} tokens",
+    } | ({"layout": layout_words(config.parallel)} if model.mesh.world.size > 1 else {})
+    # because: a panel in which nothing will ever move looks like a run that hangs
+    moves = model.mesh.rank == 0 and step < config.total_steps
+    view = (build_view if moves else RunView)(console, title, config.total_steps, log=log)
+    stack.enter_context(view)
+    if log is not None:
+        log.line("\n".join(["applied to the model:", *model.applied]))
+    return view
+
+
+def show_beginning(
+    view: RunView, config: RunConfig, inputs: Inputs, mesh: Mesh, hosts: Sequence[str], passed: Iterable[str]
+) -> None:
+    """What a person should know before the first step; `passed` are checkpoints that are not gone on from, in words."""
+    if mesh.rank == 0 and inputs.data.said:
+        view.note(f"validation reads {inputs.data.said}")
+    if mesh.rank == 0 and mesh.world.size > 1:
+        rows = merged(rank_rows(config, inputs.model, hosts))
+        view.note("\n".join([*pipeline_lines(config, inputs.model), *layout_lines(rows)]))
+    for text in passed:
+        view.note(f"warning: {text}")
+    for path in list_broken(Path(config.run.dir) / CHECKPOINTS) if mesh.rank == 0 else ():
+        if not any(text.startswith(f"{path} ") for text in passed):
+            view.note(f"warning: {path} has no readable manifest and is left as it is")

@@ -1,0 +1,66 @@
+"""What the layout says of a manifest is what the manifest then is, or a little more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lmtrain.checkpoint.disk.boxes import Box
+from lmtrain.checkpoint.disk.format import FileEntry, Manifest, PieceEntry, blocks_file, encode_manifest, rank_file
+from lmtrain.checkpoint.disk.tensor_file import PieceSpec, tensors_of
+from lmtrain.checkpoint.save import planned
+from lmtrain.checkpoint.save.planned import check_listed
+from lmtrain.errors import CheckpointError
+from lmtrain.layout import Layout
+from lmtrain.models.gpt_settings import GPTSettings
+from lmtrain.placement.parallel_settings import ParallelSettings
+from lmtrain.placement.places import Shape
+from lmtrain.placement.stages import places_of_rank
+from lmtrain.runtime.files import MAX_JSON_BYTES, MAX_JSON_MEMORY, json_memory
+
+MODEL = GPTSettings(num_layers=4, width=64, num_heads=4, vocab_size=250, vocab_multiple=64, seq_len=32)
+
+
+def two(name: str, shape: Shape) -> int:
+    return 2
+
+
+def manifest_of(parallel: ParallelSettings) -> Manifest:
+    """As a run of AdamW at this layout would write it."""
+    parts, files = [], dict[str, FileEntry]()
+    for rank in range(parallel.layout.world_size):
+        for place in places_of_rank(MODEL, parallel, parallel.layout.coordinate(rank)).values():
+            for region in place.regions if place.is_owner else ():
+                for prefix in ("model", "optim.exp_avg", "optim.exp_avg_sq"):
+                    box = Box(region.offset, region.shape)
+                    spec = PieceSpec(f"{prefix}.{place.name}", "F32", place.global_shape, box)
+                    parts.append((spec, PieceEntry(rank_file(rank), spec.key, box)))
+        files |= dict.fromkeys((rank_file(rank), blocks_file(rank_file(rank))), FileEntry(1 << 20, "a" * 64))
+    return Manifest(12, files, tensors_of([parts]), {})
+
+
+@pytest.mark.parametrize("sizes", [{"dp_shard": 48}, {"dp_shard": 12, "tp": 4}, {"dp_replicate": 2, "dp_shard": 30}])
+def test_it_is_as_large_as_the_layout_says(monkeypatch: pytest.MonkeyPatch, sizes: dict[str, Any]) -> None:
+    parallel = ParallelSettings(**sizes)
+    text = encode_manifest(manifest_of(parallel))
+    need = max(len(text), json_memory(text) * MAX_JSON_BYTES // MAX_JSON_MEMORY)
+    monkeypatch.setattr(planned, "most_bytes", lambda data_bytes: need - 1)
+    with pytest.raises(CheckpointError, match=r"could not be read again: it.* Cut them less finely"):
+        check_listed(MODEL, parallel.layout, two, 1 << 30)
+    monkeypatch.setattr(planned, "most_bytes", lambda data_bytes: int(1.03 * need) + 4 * planned._STATE)
+    check_listed(MODEL, parallel.layout, two, 1 << 30)
+
+
+def test_it_is_counted_before_anything_of_that_size_is_made() -> None:
+    large = GPTSettings(num_layers=96, width=12288, num_heads=96, vocab_size=50257, seq_len=32)
+    with pytest.raises(CheckpointError, match="14,193,198 pieces of tensors are more than a checkpoint's 1,000,000"):
+        check_listed(large, Layout(dp_shard=4096), two, 1 << 40)
+    check_listed(large, Layout(dp_shard=32, tp=8, dp_replicate=32), two, 1 << 40)
+
+
+def test_pieces_of_small_tensors_are_bounded_by_the_room_that_they_leave() -> None:
+    wide = GPTSettings(num_layers=96, width=1024, num_heads=16, vocab_size=50257, seq_len=32)
+    check_listed(wide, Layout(dp_shard=64), two, 1 << 32)
+    with pytest.raises(CheckpointError, match="could not be read again: it"):
+        check_listed(wide, Layout(dp_shard=256), two, 1 << 32)

@@ -1,0 +1,58 @@
+"""Every protocol is what its twin, written from the published description, finds: small files, then the real ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.tokenizer.train import train_bpe
+from tests.unit.eval.protocols import LAMBADA_TASKS, WIKI_TASKS, Pair, agree, write
+
+SEQ_LEN = 40
+REAL = [  # those of the harness are compared with the harness itself elsewhere
+    pytest.param("wikitext103/megatron-o32", "wt103.wiki.test.tokens", marks=pytest.mark.wide),
+    pytest.param("wikitext/hf-stride40", "wiki.test.raw", marks=pytest.mark.wide),
+    pytest.param("lambada/megatron-strict", "lambada_test.jsonl", marks=pytest.mark.wide),
+    pytest.param("lambada/megatron-token", "lambada_test.jsonl", marks=pytest.mark.wide),
+    pytest.param("wikitext103/lmeval-2.0", "wiki.test.raw", marks=pytest.mark.slow),
+    pytest.param("lambada/lmeval-openai-1.0", "lambada_test.jsonl", marks=pytest.mark.slow),
+    pytest.param("lambada/lmeval-standard-1.0", "lambada_test_plain_text.txt", marks=pytest.mark.slow),
+]
+
+
+@pytest.fixture(scope="module")
+def pair(tokenizer: Tokenizer, build_gpt: Callable[..., Any]) -> Pair:
+    return _pair(tokenizer, build_gpt, SEQ_LEN)
+
+
+def _pair(tokenizer: Tokenizer, build_gpt: Callable[..., Any], seq_len: int) -> Pair:
+    model = build_gpt(tokenizer.vocab_size, seq_len, std=0.4)
+    model.model.double()
+    return Pair(model, tokenizer, seq_len)
+
+
+@pytest.mark.parametrize("name", [*WIKI_TASKS, *LAMBADA_TASKS])
+@pytest.mark.parametrize("batch_size", [1, 7])
+def test_a_task_is_its_twin(name: str, batch_size: int, pair: Pair, tmp_path: Path) -> None:
+    agree(pair, name, write(tmp_path, name), batch_size)
+
+
+@pytest.mark.parametrize("size", range(0, 3 * SEQ_LEN + 8, 18))
+@pytest.mark.parametrize("name", ["wikitext103/megatron-o13", "wikitext103/lmeval-2.0", "wikitext/hf-stride40"])
+def test_texts_of_no_to_three_windows(name: str, size: int, pair: Pair, tmp_path: Path) -> None:
+    path = tmp_path / "wiki"
+    path.write_text(pair.tokenizer.decode([pair.tokenizer.encode(" the")[0]] * (size + 2)) + "\n")
+    agree(pair, name, path)
+
+
+@pytest.mark.parametrize(("name", "file"), REAL)
+def test_the_real_file(name: str, file: str, shared_data: Path, build_gpt: Callable[..., Any]) -> None:
+    """A vocabulary of 1,000 tokens that the file itself taught, and windows short enough to fill many."""
+    source = shared_data / file
+    tokenizer = train_bpe([source.read_text()[:200_000]], 1000)
+    outcome = agree(_pair(tokenizer, build_gpt, 64 if "stride" not in name else SEQ_LEN), name, source, 64)
+    assert outcome.result.num_documents == (62 if "wikitext" in name else 5153)

@@ -1,0 +1,49 @@
+"""A best checkpoint is kept only where a measure of that name is taken at steps that are saved."""
+
+from __future__ import annotations
+
+import pytest
+
+from lmtrain.config.compose import compose
+from lmtrain.errors import SettingsError
+from lmtrain.train.config import RunConfig
+
+BASE = ("data.path=x", "train.steps=1000", "train.valid_interval_steps=100", "checkpoint.interval_steps=50",
+        "schedule.warmup_steps=0", "checkpoint.keep_best=1")  # fmt: skip
+TASK = "eval.tasks=[{task: perplexity, data: y, name: prose}]"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [], ["checkpoint.best_by=valid/accuracy"], ["train.valid_interval_steps=30"], ["checkpoint.interval_steps=300"],
+        ["data.valid_paths={wiki: z}", "checkpoint.best_by=loss/valid/wiki"],
+        [TASK, "eval.interval_steps=100", "checkpoint.best_by=eval/prose/x", "train.valid_interval_steps=0"],
+        ["checkpoint.keep_best=0", "train.valid_interval_steps=0"],
+    ],
+)  # fmt: skip
+def test_what_can_be_told(words: list[str]) -> None:
+    keys = [word.partition("=")[0] for word in words]
+    compose(RunConfig, [word for word in BASE if word.partition("=")[0] not in keys] + words)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["train.valid_interval_steps=0"], "best_by=loss/valid is never measured before the end of the run with"),
+        (["checkpoint.best_by=loss/vlaid"], "is nothing that this run measures. Did you mean loss/valid?"),
+        (["checkpoint.best_by=loss/valid/wiki"], "is nothing that this run measures. Did you mean loss/valid?"),
+        (["checkpoint.best_by=eval/prose/x"], "is nothing that this run measures. Give it in eval.tasks."),
+        ([TASK, "checkpoint.best_by=eval/pros/x"], "is nothing that this run measures. Use eval/prose/MEASURE."),
+        ([TASK, "checkpoint.best_by=eval/prose/x"], "with eval.interval_steps=0. Add eval.interval_steps=50"),
+        (["train.valid_interval_steps=999"], "interval_steps=50 none of them is saved before the end at 1000"),
+        (["checkpoint.interval_steps=null"], "checkpoint.keep_best=1 finds nothing to choose from"),
+        (["checkpoint.keep_best=-1"], "checkpoint.keep_best=-1 must be at least 0"),
+        (["checkpoint.keep_best=0", "checkpoint.best_by=valid/ppl"], "chooses nothing with keep_best=0"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_told(words: list[str], said: str) -> None:
+    keys = [word.partition("=")[0] for word in words]
+    with pytest.raises(SettingsError) as error:
+        compose(RunConfig, [word for word in BASE if word.partition("=")[0] not in keys] + words)
+    assert said in str(error.value)
