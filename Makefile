@@ -155,6 +155,7 @@ package: $(VENV)/.installed  ## build a wheel, install it into an empty folder a
 	cd build && PYTHONPATH=installed $(abspath $(BIN))/python -m lmtrain.cli.main pretrain data.path=x --print-config > config.yaml
 	cd build && PYTHONPATH=installed $(abspath $(BIN))/python -c "import lmtrain; assert 'installed' in lmtrain.__file__"
 	grep -q "kind: gpt" build/config.yaml
+	cd build && PYTHONPATH=installed $(abspath $(BIN))/python -m lmtrain.cli.main eval --list --json | grep -q choice/piqa
 
 .PHONY: check
 check: $(VENV)/.tested  ## formatting rules and types

@@ -125,7 +125,7 @@ def evaluate(
     check_device(device, env)
     for one, _ in jobs:
         for subject in subjects:
-            check_kind(one, causal=subject.settings.shape.causal)
+            check_kind(one, causal=subject.settings.shape.causal, pairs="pair" in subject.settings.terms)
             window_of(one, subject.settings.shape.seq_len, seq_len)
     if env.world_size > 1 and "-" in (data or []):
         raise UsageError(

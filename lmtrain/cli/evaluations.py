@@ -55,13 +55,15 @@ def evaluation(config: RunConfig, inputs: Inputs, planned: list[Planned]) -> Eva
 
 def _tasks(config: RunConfig) -> list[Task]:
     """Refuses all tasks that are not known at once, and then all files that are not there."""
+    from lmtrain.eval.source import check_kind
     from lmtrain.eval.task import find_task
 
-    found, wrong = [], []
+    found, wrong, terms = [], [], config.model.terms
     for number, one in enumerate(config.eval.tasks):
         key = f"eval.tasks[{number}].task="
         try:
             task = find_task(one.task)
+            check_kind(task, causal="lm" in terms, pairs="pair" in terms)
         except UsageError as error:
             wrong.append(str(error).replace("--task=", key))
             continue
@@ -85,8 +87,10 @@ def _is_there(task: Task, data: str) -> bool:
     from lmtrain.eval.datasets import dataset_prefix
     from lmtrain.eval.task import TextTask
 
-    texts = isinstance(task, TextTask) and (dataset_prefix(Path(data)) is not None or Path(data).is_dir())
-    return texts or Path(data).is_file()
+    if isinstance(task, TextTask) and Path(data).is_dir():
+        return True
+    takes_datasets = isinstance(task, TextTask) or task.pairs
+    return (takes_datasets and dataset_prefix(Path(data)) is not None) or Path(data).is_file()
 
 
 def _source(task: Task, data: str) -> Path | TextInput:

@@ -13,7 +13,8 @@ from dataclasses import replace
 import numpy as np
 
 from lmtrain.batch import IGNORED, Batch
-from lmtrain.eval.windows import Request
+from lmtrain.eval.masked import collate_masked
+from lmtrain.eval.windows import MaskedRequest, Request
 
 MOST_PADDING = 0.05  # of the tokens fed
 # because: a block mask doubles what attention costs, and a batch of so many tokens keeps most devices busy without it
@@ -23,7 +24,7 @@ ENOUGH_TOKENS = 2048
 def batches(requests: Sequence[Request], batch_size: int, *, packs: bool) -> Iterator[list[int]]:
     """Each request once: in a batch no more tokens than batch_size of the longest have. The order within it is the one
     that `collate` needs. `packs`: the model keeps documents of a row apart."""
-    lengths = [_length(request) for request in requests]
+    lengths = [request.num_fed for request in requests]
     left = sorted(range(len(requests)), key=lambda one: -lengths[one])
     most_tokens = batch_size * lengths[left[0]] if left else 0
     while left:
@@ -39,6 +40,8 @@ def batches(requests: Sequence[Request], batch_size: int, *, packs: bool) -> Ite
 def collate(requests: list[Request], *, packs: bool) -> Batch:
     """Rows as wide as the longest; with `packs` a request lies behind the one before it where it fits. Labels are in
     the requests' order, and IGNORED wherever nothing is scored."""
+    if isinstance(requests[0], MaskedRequest):
+        return collate_masked(requests)
     rows, width = _laid_out(requests, packs=packs)
     shape = len(rows), width
     tokens_BT, labels_BT = np.zeros(shape, np.int64), np.full(shape, IGNORED, np.int64)
@@ -46,7 +49,7 @@ def collate(requests: list[Request], *, packs: bool) -> Batch:
     for row, some in enumerate(rows):
         stop = 0
         for number, request in enumerate(some):
-            start, stop = stop, stop + _length(request)
+            start, stop = stop, stop + request.num_fed
             tokens_BT[row, start:stop] = request.tokens[:-1]
             labels_BT[row, stop - request.num_scored : stop] = request.tokens[-request.num_scored :]
             positions_BT[row, start:stop] = np.arange(stop - start)
@@ -60,25 +63,21 @@ def collate(requests: list[Request], *, packs: bool) -> Batch:
 def num_padding(requests: list[Request], *, packs: bool) -> int:
     """Tokens of their batch that are nobody's."""
     rows, width = _laid_out(requests, packs=packs)
-    return len(rows) * width - sum(map(_length, requests))
+    return len(rows) * width - sum(request.num_fed for request in requests)
 
 
 def _laid_out(requests: list[Request], *, packs: bool) -> tuple[list[list[Request]], int]:
     """What each row holds, and how wide it is."""
-    width = max(map(_length, requests))
+    width = max(request.num_fed for request in requests)
     rows: list[list[Request]] = []
     room = 0
     for request in requests:
-        if not packs or not rows or _length(request) > room:
+        if not packs or not rows or request.num_fed > room:
             rows.append([])
             room = width
         rows[-1].append(request)
-        room -= _length(request)
+        room -= request.num_fed
     return rows, width
-
-
-def _length(request: Request) -> int:
-    return len(request.tokens) - 1
 
 
 def _like(some: list[int], lengths: list[int]) -> list[int]:

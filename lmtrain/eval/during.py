@@ -41,6 +41,7 @@ class DuringTraining:
         subject = Subject(
             model=cast(Scorable, _Asking(model, before_each)), tokenizer=self.tokenizer, seq_len=shape.seq_len,
             vocab_size=shape.vocab_size, dtype=self.dtype,
+            causal=shape.causal, pairs="pair" in model.settings.terms,
         )  # fmt: skip
         for one in self.planned:
             began = time.monotonic()

@@ -57,6 +57,7 @@ def load(
         vocab_size=settings.shape.vocab_size,
         dtype=precision,
         causal=settings.shape.causal,
+        pairs="pair" in settings.terms,
     )
     check_vocabulary(subject)
     facts = source.facts | {"parameters": model.num_parameters, "device": device_name(device)}

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.eval.windows import Request
+from lmtrain.eval.windows import MaskedRequest, Request
 
 _MOST = 64  # powers of two
 
@@ -19,7 +19,9 @@ class Positions:
         self._nll, self._targets = np.zeros(_MOST), np.zeros(_MOST, np.int64)
 
     def add(self, request: Request, nll: NDArray[np.float64]) -> None:
-        num_fed = len(request.tokens) - 1
+        if isinstance(request, MaskedRequest):
+            return  # because: to it a window is what stands on both sides
+        num_fed = request.num_fed
         power = np.frexp(np.arange(num_fed - len(nll) + 1, num_fed + 1))[1] - 1
         self._nll += np.bincount(power, nll, _MOST)
         self._targets += np.bincount(power, minlength=_MOST)

@@ -39,6 +39,7 @@ class Subject:
     dtype: str
     layout: str = ONE_PROCESS
     causal: bool = True  # else it predicts masked tokens from both sides
+    pairs: bool = False  # and whether one segment follows another
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +100,7 @@ def prepare(
     limit: int | None = None,
 ) -> tuple[Prepared, str]:
     """What is to be scored, and the text's name."""
-    check_kind(task, causal=subject.causal)
+    check_kind(task, causal=subject.causal, pairs=subject.pairs)
     check_vocabulary(subject)
     window = window_of(task, subject.seq_len, seq_len)
     shortened = window < subject.seq_len
@@ -120,7 +121,7 @@ def _reported(requests: Iterable[Request], progress: Progress | None) -> Callabl
     """Time goes with the tokens that are fed: one window may score a thousand targets and the next thirty-two."""
     if progress is None:
         return None
-    total = sum(len(request.tokens) - 1 for request in requests)
+    total = sum(request.num_fed for request in requests)
     progress(0, total)  # because: what comes before is no part of the speed of scoring
     return lambda fed, known: progress(fed + known, total, earlier=known)
 

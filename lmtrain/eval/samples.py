@@ -15,7 +15,7 @@ import numpy as np
 from lmtrain.errors import DataError
 from lmtrain.eval.result import Result
 from lmtrain.eval.task import Columns, Prepared
-from lmtrain.eval.windows import Request
+from lmtrain.eval.windows import MaskedRequest, Request
 from lmtrain.runtime.files import json_bytes, parse_json, read_bytes
 from lmtrain.tokenizer.base import Tokenizer
 
@@ -45,7 +45,10 @@ def _heads(prepared: Prepared, tokenizer: Tokenizer) -> dict[int, dict[str, str]
     found = {}
     for item, request in firsts.items():
         ids = request.tokens.tolist()
-        found[item] = {"text": tokenizer.decode(ids[:_HEAD_TOKENS])}
+        masked = isinstance(request, MaskedRequest)
+        found[item] = {"text": tokenizer.decode((ids[: request.num_fed] if masked else ids)[:_HEAD_TOKENS])}
+        if isinstance(request, MaskedRequest) and request.places is None:
+            continue  # because: what is asked of a pair is no token
         if request.num_scored < len(ids) - 1:
             found[item]["target"] = tokenizer.decode(ids[-request.num_scored :][:_HEAD_TOKENS])
     return found

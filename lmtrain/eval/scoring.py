@@ -130,7 +130,7 @@ class Scorer:
                 yield self._scored(requests, *found.numpy())
         except torch.OutOfMemoryError as error:
             raise OutOfMemoryError(
-                f"{self.model.device} ran out of memory scoring {self.batch_size} x {len(asked[0][0].tokens) - 1} "
+                f"{self.model.device} ran out of memory scoring {self.batch_size} x {asked[0][0].num_fed} "
                 f"tokens. Use a --batch-size below {self.batch_size}."
             ) from error
 
@@ -158,4 +158,4 @@ def _fed(requests: list[Request], *, packs: bool) -> Batch:
 
 
 def _num_fed(requests: Sequence[Request]) -> int:
-    return sum(len(request.tokens) - 1 for request in requests)
+    return sum(request.num_fed for request in requests)

@@ -15,7 +15,7 @@ from lmtrain.checkpoint.described import checked_model
 from lmtrain.checkpoint.disk.format import MANIFEST
 from lmtrain.checkpoint.store import resolve
 from lmtrain.errors import CheckpointError, UsageError
-from lmtrain.eval.task import Task
+from lmtrain.eval.task import Task, all_tasks
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.piece import Piece
 from lmtrain.tokenizer.base import Tokenizer
@@ -85,15 +85,15 @@ def check_causal(source: Source) -> None:
         )
 
 
-def check_kind(task: Task, *, causal: bool) -> None:
+def check_kind(task: Task, *, causal: bool, pairs: bool) -> None:
     """Whether a task can ask this kind of model."""
+    if task.causal == causal and pairs >= task.pairs:
+        return
+    fit = [name for name, one in all_tasks().items() if one.causal == causal and pairs >= one.pairs]
     if task.causal and not causal:
-        raise UsageError(
-            f"--task={task.id} asks what comes next, and the model sees both sides, so that it would look the answer "
-            "up. Give a causal model, or a task for models that predict masked tokens: `lmtrain eval --list`."
-        )
-    if causal and not task.causal:
-        raise UsageError(
-            f"--task={task.id} asks for masked tokens, and the model predicts what comes next. Give a model that was "
-            "trained on masked tokens, or another task: `lmtrain eval --list`."
-        )
+        problem = "asks what comes next, and the model sees both sides, so that it would look the answer up"
+    elif causal:
+        problem = "asks for what is masked, and the model predicts what comes next"
+    else:
+        problem = "asks whether one segment follows another, and the model has no head for that"
+    raise UsageError(f"--task={task.id} {problem}. Give another model, or one of its tasks: {', '.join(fit)}.")

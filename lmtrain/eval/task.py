@@ -99,6 +99,7 @@ class Task(Protocol):
     headline: ClassVar[str]  # the measure to read first
     recipe: ClassVar[dict[str, str]]
     causal: ClassVar[bool] = True  # it asks what comes next; else for tokens that are masked
+    pairs: ClassVar[bool] = False  # it asks whether one segment follows another
     compares: ClassVar[bool]  # whether baselines can score the same targets
     version: str = "1"  # another where the same text and model would give another number
     seq_len: int | None = None  # the window, where the id names one

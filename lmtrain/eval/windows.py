@@ -36,6 +36,25 @@ class Request:
     item: int = 0  # the document, line or question that it belongs to
     weight: float = 1.0  # of each of its targets, to the protocols that weigh them
 
+    @property
+    def num_fed(self) -> int:
+        return len(self.tokens) - 1
+
+
+@dataclass(frozen=True)
+class MaskedRequest(Request):
+    """For a model that sees both sides: what is fed and, behind it in `tokens`, what is to be predicted of it.
+
+    That is the tokens which stood at `places`, or, where there are none, the label of the pair that `segments` are.
+    """
+
+    places: NDArray[np.int64] | None = None
+    segments: NDArray[np.int64] | None = None
+
+    @property
+    def num_fed(self) -> int:
+        return len(self.tokens) - self.num_scored
+
 
 def windows(num_tokens: int, seq_len: int, stride: int, *, last_looks_back: bool = False) -> Iterator[Window]:
     """Window i feeds seq_len tokens from i * stride on; the first scores all targets, others their last `stride`.

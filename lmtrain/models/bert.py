@@ -30,6 +30,7 @@ def build(settings: BertSettings) -> Bert:
 
 class Bert(Stack):
     behind = ("norm", "head", "pair")
+    separates_documents = False  # because: a pair is told by the first token of its row
 
     settings: BertSettings
     pair: nn.Module | None

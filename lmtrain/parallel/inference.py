@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -22,7 +23,7 @@ from lmtrain.parallel.collectives import all_reduce, gather_columns, gather_sequ
 from lmtrain.parallel.mesh import Axis, Mesh
 from lmtrain.parallel.pipeline.executor import OneStage, Pipeline
 from lmtrain.parallel.tensor.vocabulary import label_scores, whole_sequences
-from lmtrain.spec import LanguageModel
+from lmtrain.spec import LanguageModel, PairModel
 
 Answer = Callable[[LanguageModel, Tensor, int], Tensor]  # (model, hidden states, number of the batch) -> what is asked
 
@@ -43,13 +44,16 @@ class Inference:
 
     @torch.no_grad()
     def scores(self, batches: Iterable[Batch]) -> Iterator[Tensor]:
-        """Of each batch [2, labels]: what label_scores says of those that are not IGNORED, row by row, on the host."""
+        """Of each batch [2, labels]: what label_scores says of those that are not IGNORED, row by row, on the host.
+
+        Of a batch with labels of pairs it is these that are asked for.
+        """
         dp = self.mesh.dp
         for some in chunks(batches, self.at_once):
             mine = some[dp.index :: dp.size]
             # because: copies that share weights compute together, so each of them needs as many batches
             found = self._labels(mine + [some[0].unlabelled()] * (-(-len(some) // dp.size) - len(mine)))
-            counts = [int((batch.labels_BT != IGNORED).sum()) for batch in some]
+            counts = [int((_asked(batch) != IGNORED).sum()) for batch in some]
             all_2K = torch.zeros(2, sum(counts), dtype=torch.float64, device=self.device)
             for index, place_2K in enumerate(torch.split(all_2K, counts, 1)[dp.index :: dp.size]):
                 if index in found:
@@ -88,13 +92,19 @@ class Inference:
             )
 
     def _labels(self, batches: Sequence[Batch]) -> dict[int, Tensor]:
-        labels = [batch.labels_BT.to(self.device) for batch in batches]
-        kept = [labels_BT != IGNORED for labels_BT in labels]
+        labels = [_asked(batch).to(self.device) for batch in batches]
+        kept = [label != IGNORED for label in labels]
+        of_pairs = [batch.pair_labels_B is not None for batch in batches]
 
-        def answer(model: LanguageModel, hidden_KD: Tensor, index: int) -> Tensor:
-            return label_scores(model.logits, hidden_KD, labels[index][kept[index]], self.mesh.tp)
+        def answer(model: LanguageModel, hidden: Tensor, index: int) -> Tensor:
+            asked_K = labels[index][kept[index]]
+            if of_pairs[index]:
+                logits_K2 = cast(PairModel, model).pair_logits(hidden)[kept[index]]
+                return label_scores(lambda rows: rows, logits_K2, asked_K, Axis())  # every tp rank has both columns
+            return label_scores(model.logits, hidden, asked_K, self.mesh.tp)
 
-        return self._infer(batches, kept, answer)
+        places = [None if pair else places_BT for pair, places_BT in zip(of_pairs, kept, strict=True)]
+        return self._infer(batches, places, answer)
 
     def _infer(self, batches: Sequence[Batch], kept: Sequence[Tensor | None], answer: Answer) -> dict[int, Tensor]:
         """On the last stage, the answer to each batch from its hidden states: of whole sequences, or of kept places."""
@@ -120,6 +130,11 @@ class Inference:
     def _hidden_shape(self, batch: Batch, tp: Axis) -> tuple[int, ...]:
         rows, length = batch.tokens_BT.shape
         return rows, length // tp.size if self.sequence else length, self.settings.shape.width
+
+
+def _asked(batch: Batch) -> Tensor:
+    asked: Tensor = batch.labels_BT if batch.pair_labels_B is None else batch.pair_labels_B
+    return asked
 
 
 def chunks(batches: Iterable[Batch], most: int) -> Iterator[list[Batch]]:

@@ -68,6 +68,17 @@ class MaskVocabulary:
         return cls(kinds, dict(tokenizer.special))
 
 
+@dataclass(frozen=True)
+class Sentences:
+    """What samples are made of: a text's ids, where each sentence and document lies, and which make a sample."""
+
+    tokens: NDArray[Any]
+    lengths: NDArray[Any]  # of every sentence, in tokens
+    pointers: NDArray[Any]  # where it begins, in bytes
+    bounds: NDArray[Any]  # of the documents, in sentences
+    rows: NDArray[Any]  # the map of sentence_pairs.py
+
+
 class MaskedDataset:
     """`run_samples`, what the whole run takes, is for order=megatron alone; None: one epoch."""
 
@@ -93,7 +104,8 @@ class MaskedDataset:
         self._refuse_whole_documents(indexed)
         self._indexed = indexed
         self._rows = self._map(indexed, seed, run_samples, cache)
-        self._sampler = self._build_sampler(indexed, vocabulary, seed)
+        sentences = Sentences(indexed.tokens, indexed.lengths, indexed.pointers, self._bounds, self._rows)
+        self._sampler = build_sampler(sentences, vocabulary, settings, seq_len, seed)
 
     @property
     def num_samples(self) -> int:
@@ -191,33 +203,32 @@ class MaskedDataset:
                 f"{self.prefix} has samples. Use more data or data.pairs=sentence_order."
             )
 
-    def _build_sampler(self, indexed: IndexedDataset, vocabulary: MaskVocabulary, seed: int) -> Any:
-        settings = self.settings
-        # because: the compiled helper reads the two dtypes of text, the twin any
-        known = indexed.dtype in (np.uint16, np.int32)
-        build: Any = native.lib.MaskedSampler if native.lib is not None and known else MaskedSamplerTwin
-        kinds = vocabulary.kinds
-        if not settings.whole_word:
-            kinds = np.where(kinds == CONTINUES, np.uint8(BEGINS), kinds)
-        return build(
-            tokens=indexed.tokens,
-            lengths=indexed.lengths,
-            pointers=indexed.pointers,
-            bounds=self._bounds,
-            rows=self._rows,
-            kinds=kinds,
-            specials=np.flatnonzero(kinds == SPECIAL).tolist(),
-            cls=vocabulary.special["cls"],
-            sep=vocabulary.special["sep"],
-            mask=vocabulary.special["mask"],
-            pad=vocabulary.special["pad"],
-            seq_len=self.seq_len,
-            pairs=Pairs[settings.pairs],
-            share=min(round(settings.mask_share * 2**32), 2**32 - 1),
-            max_predictions=settings.max_predictions or self.seq_len,
-            ngram_thresholds=ngram_thresholds(settings.max_ngram),
-            seed=derive_seed(seed, "masks"),
-        )
+
+def build_sampler(
+    sentences: Sentences, vocabulary: MaskVocabulary, settings: MaskedSettings, seq_len: int, seed: int
+) -> Any:
+    """The compiled helper's where it is there, or else its twin."""
+    # because: the compiled helper reads the two dtypes of text, the twin any
+    known = sentences.tokens.dtype in (np.uint16, np.int32)
+    build: Any = native.lib.MaskedSampler if native.lib is not None and known else MaskedSamplerTwin
+    kinds = vocabulary.kinds
+    if not settings.whole_word:
+        kinds = np.where(kinds == CONTINUES, np.uint8(BEGINS), kinds)
+    return build(
+        **vars(sentences),
+        kinds=kinds,
+        specials=np.flatnonzero(kinds == SPECIAL).tolist(),
+        cls=vocabulary.special["cls"],
+        sep=vocabulary.special["sep"],
+        mask=vocabulary.special["mask"],
+        pad=vocabulary.special["pad"],
+        seq_len=seq_len,
+        pairs=Pairs[settings.pairs],
+        share=min(round(settings.mask_share * 2**32), 2**32 - 1),
+        max_predictions=settings.max_predictions or seq_len,
+        ngram_thresholds=ngram_thresholds(settings.max_ngram),
+        seed=derive_seed(seed, "masks"),
+    )
 
 
 def _in_range(index: Index, bounds: NDArray[Any], room: int) -> bool:

@@ -6,7 +6,6 @@ token itself is never a target, so that a text and the dataset made from it give
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,13 +13,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.errors import DataError
 from lmtrain.eval.datasets import DatasetSequences, dataset_prefix, open_dataset
+from lmtrain.eval.documents import groups_of, said_of_dataset, said_of_texts
 from lmtrain.eval.task import Asked, Columns, Facts, Prepared, Sums, Task, bits_per_byte, eod_id, perplexity, ratio
-from lmtrain.eval.texts import TextInput, oddities
+from lmtrain.eval.texts import TextInput
 from lmtrain.eval.windows import Tokens, WindowedRequests
-
-MOST_GROUPS = 100  # because: a folder of small files is one text to whoever asks, not thousands
 
 
 class Perplexity(Task):
@@ -36,48 +33,17 @@ class Perplexity(Task):
     }
 
     def prepare_texts(self, texts: TextInput, asked: Asked) -> Prepared:
-        prefix, documents = eod_id(asked.tokenizer), texts.documents
-        sequences = [np.array([prefix, *ids], np.int64) for ids in asked.tokenizer.encode_batch(documents)]
-        words, num_bytes = [len(one.split()) for one in documents], [len(one.encode()) for one in documents]
-        if any(num_bytes) and not any(words):
-            raise DataError(f"{texts.name} holds no word, only {sum(num_bytes)} blank bytes. Give a file with text.")
-        return _prepared(
-            sequences,
-            asked,
-            known={"words": np.array(words, np.float64), "bytes": np.array(num_bytes, np.float64)},
-            groups=_groups(texts.files),
-            text_sha256=texts.sha256,
-            notes={"text_sha256_of": texts.sha256_of, **oddities(*documents)},
-            num_documents=len(documents),
-            num_words=sum(words),
-            words_rule="len(text.split())",
-            num_bytes=sum(num_bytes),
-            bytes_rule="UTF-8 bytes of the documents",
-        )
+        prefix = eod_id(asked.tokenizer)
+        sequences = [np.array([prefix, *ids], np.int64) for ids in asked.tokenizer.encode_batch(texts.documents)]
+        known, facts = said_of_texts(texts)
+        return _prepared(sequences, asked, known, groups_of(texts.files), **facts)
 
     def prepare(self, source: Path, asked: Asked) -> Prepared:
-        tokenizer = asked.tokenizer
         prefix = dataset_prefix(source) or source
-        indexed = open_dataset(prefix, tokenizer)
-        sequences = DatasetSequences(indexed, eod_id(tokenizer))
-        decoded = np.array([len(tokenizer.decode(tokens[1:].tolist()).encode()) for tokens in sequences], np.float64)
-        num_bytes, rule = int(decoded.sum()), "UTF-8 bytes of the decoded tokens"
-        if indexed.info is not None:  # because: what a tokenizer drops of a text is not in its tokens
-            num_bytes, rule = indexed.info.num_bytes, "UTF-8 bytes of the source text, as the dataset's sidecar says"
-        with open(f"{prefix}.bin", "rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        return _prepared(
-            sequences,
-            asked,
-            known={"bytes": decoded * ratio(num_bytes, decoded.sum())},
-            text_sha256=sha256,
-            num_documents=indexed.num_documents,
-            num_words=None,
-            words_rule="not counted in a dataset",
-            num_bytes=num_bytes,
-            bytes_rule=rule,
-            notes={"text_sha256_of": "the .bin file"},
-        )
+        indexed = open_dataset(prefix, asked.tokenizer)
+        sequences = DatasetSequences(indexed, eod_id(asked.tokenizer))
+        known, facts = said_of_dataset(prefix, indexed, (tokens[1:] for tokens in sequences), asked.tokenizer)
+        return _prepared(sequences, asked, known, {}, **facts)
 
     def measures(self, sums: Sums) -> dict[str, float]:
         found = {
@@ -91,16 +57,8 @@ class Perplexity(Task):
         return found
 
 
-def _groups(files: dict[str, int]) -> dict[str, NDArray[np.int64]]:
-    """Documents by file, if there are several."""
-    if not 1 < len(files) <= MOST_GROUPS:
-        return {}
-    stops = np.cumsum(list(files.values()))
-    return {name: np.arange(stop - count, stop) for (name, count), stop in zip(files.items(), stops, strict=True)}
-
-
 def _prepared(
-    sequences: Iterable[Tokens], asked: Asked, known: Columns, groups: dict[str, NDArray[np.int64]] | None = None,
+    sequences: Iterable[Tokens], asked: Asked, known: Columns, groups: dict[str, NDArray[np.int64]],
     **facts: Any,
 ) -> Prepared:  # fmt: skip
     stride = max(asked.seq_len // 2, 1) if asked.stride is None else asked.stride
@@ -110,7 +68,7 @@ def _prepared(
         num_targets=num_targets,
         documents=sequences,
         known=known,
-        groups=groups or {},
+        groups=groups,
         facts=Facts(
             protocol=asked.protocol(Perplexity.id),
             num_tokens=num_targets,

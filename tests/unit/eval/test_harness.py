@@ -22,6 +22,7 @@ from lmtrain.errors import UsageError
 from lmtrain.eval.articles import pages
 from lmtrain.eval.load import load_for_eval
 from lmtrain.eval.runner import run
+from lmtrain.eval.scoring import Scorer
 from lmtrain.eval.task import find_task
 from lmtrain.exchange.huggingface.exporter import export_hf
 from lmtrain.exchange.imported import save_foreign
@@ -180,6 +181,30 @@ def test_a_protocol_of_its_name_gives_the_harnesss_numbers(
     if "acc" in mine:
         right = [all(flag for _, flag in document) for document in theirs["responses"]]
         assert columns["items_greedy"].astype(bool).tolist() == right
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("protocol", "task"), [("choice/hellaswag", "hellaswag"), ("choice/piqa", "piqa"), ("choice/arc", "arc_easy")]
+)
+def test_choices_are_the_harnesss(
+    both: Callable[[str], tuple[Answers, Answers]],
+    checkpoint: Callable[[str], Path],
+    tasks: dict[str, Path],
+    name: str,
+    protocol: str,
+    task: str,
+) -> None:
+    theirs = both(name)[1][task]
+    subject = load_for_eval(checkpoint(name), torch.device("cpu"), "fp32").subject
+    found = run(find_task(protocol), subject, tasks[task])
+    said = {"acc": "accuracy", "acc_norm": "per_character_accuracy"}
+    mine = {key: found.result.measures[measure] for key, measure in said.items()}
+    assert mine == {key: theirs["results"][f"{key},none"] for key in said}
+    answers = [-float(one.nll.sum()) for one in Scorer(subject.model, batch_size=7).score(found.prepared.requests)]
+    expected = [[nll] for document in nats(theirs["responses"]) for nll in document]
+    same_nats([[nll] for nll in answers], expected, [float(one.num_scored) for one in found.prepared.requests])
 
 
 @pytest.fixture

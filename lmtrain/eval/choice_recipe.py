@@ -1,0 +1,236 @@
+"""How a file of questions is asked and answered: ten lines of YAML, read strictly. Torch-free, and no code in it.
+
+Called by the choice tasks. A recipe names keys of a row: `choices.text` is the key `text` in what `choices` holds, and
+of a list each one's. `{goal}` in a text stands for the value of a key; `{ctx|capitalized}` for it, changed by one of
+FILTERS. What a row lacks is said with the file's line and the recipe's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from lmtrain.config.yaml_file import YamlFile, read_yaml
+from lmtrain.errors import DataError, SettingsError, brief, nearest
+
+Normalisation = Literal["characters", "bytes", "none"]
+KEYS = {
+    "like": "a recipe to begin with: an id, as choice/piqa, or a file", "id": "its name in results", "version": "",
+    "data": "what file it reads, for people", "each": "keys whose lists go together: a question for each entry",
+    "question": "the text before an answer", "choices": "a key of a list, or a list of texts",
+    "labels": "what `answer` calls the choices, if not 0, 1, 2", "answer": "the key of the right one",
+    "between": "what stands between question and answer", "clean": "how texts are tidied", "shots": "how many",
+    "shots_file": "rows with answers to show first", "shots_seed": "to draw them; else the first",
+    "normalisation": "what an answer's log-likelihood is divided by in the second accuracy",
+}  # fmt: skip
+_FIELD = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
+
+
+def _without_brackets(text: str) -> str:
+    """What HellaSwag's WikiHow half needs, as lm-evaluation-harness does it."""
+    text = re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". "))
+    return text.replace("  ", " ")
+
+
+SUFFIXES = (".yaml", ".yml")
+FILTERS: dict[str, Callable[[str], str]] = {"capitalized": str.capitalize, "stripped": str.strip, "lower": str.lower}
+CLEAN: dict[str, Callable[[str], str]] = {"none": lambda text: text, "wikihow": _without_brackets}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """`text` has no shots before it."""
+
+    text: str
+    choices: list[str]
+    answer: int
+    line: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    id: str
+    version: str = "1"
+    data: str = "one JSON object a line, with the keys that the recipe names"
+    each: list[str] = field(default_factory=list)
+    question: str
+    choices: str | list[str]
+    labels: str | list[str] | None = None
+    answer: str
+    between: str = " "
+    clean: str = "none"
+    shots: int = 0
+    shots_file: Path | None = None
+    shots_seed: int | None = None
+    normalisation: Normalisation = "characters"
+    at: dict[str, str] = field(default_factory=dict)  # where each key stands, for messages
+
+    def questions(self, row: Any, path: Path, line: int) -> Iterator[Question]:
+        """Of a row one, or one for each entry of the lists that `each` names."""
+        if not isinstance(row, dict):
+            raise DataError(f'{path} line {line} is not a JSON object. Give one {{"key": value, ...}} a line.')
+        rows = Row(self, row, path, line)
+        return (one.question() for one in (rows.entries() if self.each else [rows]))
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of a file, as a recipe looks at it."""
+
+    recipe: Recipe
+    values: dict[str, Any]
+    path: Path
+    line: int
+
+    def entries(self) -> list[Row]:
+        lists = [self._list("each", key) for key in self.recipe.each]
+        if len({len(one) for one in lists}) > 1:
+            counts = ", ".join(f"{key} {len(one)}" for key, one in zip(self.recipe.each, lists, strict=True))
+            raise self._wrong("each", f"has lists of different lengths ({counts})", "Give each as many entries.")
+        entries = [dict(zip(self.recipe.each, some, strict=True)) for some in zip(*lists, strict=True)]
+        return [Row(self.recipe, self.values | entry, self.path, self.line) for entry in entries]
+
+    def question(self) -> Question:
+        recipe, clean = self.recipe, CLEAN[self.recipe.clean]
+        text = clean(self._filled("question", recipe.question))
+        choices = self._texts("choices", recipe.choices)
+        if len(choices) < 2 or not all(choices):
+            what = "an empty choice" if len(choices) > 1 else "fewer than two choices"
+            raise self._wrong("choices", f"has {what}", "Give two or more texts to choose from.")
+        return Question(
+            text=text,
+            choices=[clean(choice) for choice in choices],
+            answer=self._answer(len(choices)),
+            line=self.line,
+        )
+
+    def _answer(self, count: int) -> int:
+        value = self._value("answer", self.recipe.answer)
+        said = str(value) if isinstance(value, (str, int)) and not isinstance(value, bool) else ""
+        labels = [str(number) for number in range(count)]
+        if self.recipe.labels is not None:
+            labels = self._texts("labels", self.recipe.labels)[:count]
+        if said not in labels:
+            known = f"The {count} choices are called {', '.join(labels)}: change it, or give `labels`."
+            raise self._wrong("answer", f"has the answer {brief(said or value, 60)!r}", known)
+        return labels.index(said)
+
+    def _texts(self, key: str, given: str | list[str]) -> list[str]:
+        if isinstance(given, list):
+            return [self._filled(key, text) for text in given]
+        return [self._text(key, given, value) for value in self._list(key, given)]
+
+    def _list(self, key: str, path: str) -> list[Any]:
+        value = self._value(key, path)
+        if not isinstance(value, list):
+            raise self._wrong(key, f"has no list as {path}", "Name a key that holds one.")
+        return value
+
+    def _filled(self, key: str, template: str) -> str:
+        def value(found: re.Match[str]) -> str:
+            if found[1] is None:
+                return found[0][0]
+            path, _, change = found[1].partition("|")
+            text = self._text(key, path, self._value(key, path))
+            return FILTERS[change](text) if change else text
+
+        return _FIELD.sub(value, template)
+
+    def _text(self, key: str, path: str, value: Any) -> str:
+        if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+            raise self._wrong(key, f"has no text as {path}", "Name a key that holds one.")
+        return str(value)
+
+    def _value(self, key: str, path: str) -> Any:
+        value: Any = self.values
+        parts = path.split(".")
+        try:
+            for place, part in enumerate(parts):
+                if isinstance(value, list):
+                    return [_within(one, parts[place:]) for one in value]
+                value = value[part]
+        except (KeyError, TypeError) as error:
+            raise self._wrong(key, f"has no {path}", nearest(path, self.values)) from error
+        return value
+
+    def _wrong(self, key: str, what: str, way_out: str) -> DataError:
+        asked = self.recipe.at.get(key, self.recipe.id)
+        return DataError(f"{self.path} line {self.line} {what}, and {asked} asks for it. {way_out}")
+
+
+def _within(value: Any, parts: list[str]) -> Any:
+    for part in parts:
+        value = value[part]
+    return value
+
+
+def read_recipe(path: Path, find: Callable[[str], Recipe]) -> Recipe:
+    """`find` gives a recipe by its id or file, for `like`."""
+    file = read_yaml(path)
+    problems = [f"{file.at(key)} has the key {key}, which no task has. {nearest(key, KEYS)}"
+                for key in file.data if key not in KEYS]  # fmt: skip
+    own = {key: value for key, value in file.data.items() if key in KEYS}
+    at = {key: f"{file.at(key)} ({key})" for key in own}
+    base: dict[str, Any] = {"id": f"choice/{path.stem}"}
+    like = own.pop("like", None)
+    if isinstance(like, str):
+        base = vars(find(str(path.parent / like) if like.endswith(SUFFIXES) else like)) | base
+        at = base.pop("at") | at
+    elif like is not None:
+        problems.append(f"{file.at('like')} has like={brief(like)}, which is no text. Name a task, as choice/piqa.")
+    values = base | own
+    problems += [
+        f"{path} has no `{key}:` line, {KEYS[key]}. Add one, or begin with `like: choice/piqa`."
+        for key in ("question", "choices", "answer") if key not in values
+    ]  # fmt: skip
+    problems += _problems(file, own)
+    if problems:
+        raise SettingsError(problems)
+    if "shots_file" in own:
+        values["shots_file"] = path.parent / own["shots_file"]
+    if values.get("shots") and not values.get("shots_file"):
+        problem = f"{file.at('shots')} asks for shots={values['shots']} and there is no `shots_file:`"
+        raise SettingsError([f"{problem}. Name a file of rows like the data's, other ones than those that are asked."])
+    return Recipe(**values | {"at": at})
+
+
+def _problems(file: YamlFile, own: dict[str, Any]) -> Iterator[str]:
+    def wrong(key: str, rule: str, way_out: str) -> str:
+        return f"{file.at(key)} has {key}={brief(str(own[key]), 80)}, which {rule}. {way_out}"
+
+    for key, value in own.items():
+        texts = isinstance(value, list) and value and all(isinstance(one, str) for one in value)
+        if key == "shots":
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 1000:
+                yield wrong(key, "is not a whole number from 0 to 1000", "Write shots: 5.")
+        elif key == "shots_seed":
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                yield wrong(key, "is not a whole number from 0 on", "Write shots_seed: 1, or leave it out.")
+        elif key == "each":
+            if not texts:
+                yield wrong(key, "is not a list of keys", "Write each: [questions, answers].")
+        elif not isinstance(value, str) and not (key in ("choices", "labels") and texts):
+            yield wrong(key, "is no text" + (" and no list of texts" if key in ("choices", "labels") else ""),
+                        "Put it in quotes if it is one.")  # fmt: skip
+        else:
+            yield from _field_problems(key, value, wrong)
+
+
+def _field_problems(key: str, value: str | list[str], wrong: Callable[[str, str, str], str]) -> Iterator[str]:
+    known = {"clean": tuple(CLEAN), "normalisation": get_args(Normalisation)}.get(key)
+    if known and value not in known:
+        yield wrong(key, "is not known", nearest(str(value), known))
+    path = key in ("answer", "choices", "labels") and isinstance(value, str)
+    if path and "{" in value:
+        yield wrong(key, "is a text where the name of a key is asked for", f"Write {key}: label, without braces.")
+    if key == "question" or (key in ("choices", "labels") and isinstance(value, list)):
+        for text in value if isinstance(value, list) else [value]:
+            for found in _FIELD.finditer(text):
+                name, _, change = (found[1] or "").partition("|")
+                if found[0] in ("{", "}") or (found[1] is not None and not name):
+                    yield wrong(key, f"has {found[0]} where no key is named", "Write {goal}, or {{ for a brace.")
+                elif change and change not in FILTERS:
+                    yield wrong(key, f"has the filter {change}, which there is not", nearest(change, FILTERS))
