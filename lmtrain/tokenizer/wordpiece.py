@@ -38,8 +38,12 @@ def read_vocab(data: bytes, name: str) -> Tokenizer:
     vocab: dict[str, int] = {}
     for number, line in enumerate(lines):
         piece = line.removesuffix("\r")
-        if not piece or piece in vocab:
-            what = "an empty line" if not piece else f"{brief(piece)!r}, as line {vocab[piece] + 1} does"
+        if piece in vocab or piece != piece.strip() or not piece:
+            what = "an empty line"
+            if piece in vocab:
+                what = f"{brief(piece)!r}, as line {vocab[piece] + 1} does"
+            elif piece.strip():  # because: some programs take blanks off, and ids must not depend on who reads
+                what = f"{brief(piece)!r}, which ends or begins with a blank"
             raise DataError(f"{name}:{number + 1} holds {what}. Each line of a vocab.txt is a piece of its own.")
         vocab[piece] = number
     if "[UNK]" not in vocab:
