@@ -5,14 +5,18 @@ from __future__ import annotations
 import sys
 
 from lmtrain.cli.say import print_error
-from lmtrain.errors import LmtrainError
+from lmtrain.errors import LmtrainError, UsageError
 
 
 def main() -> None:
     """Whatever stands behind is the harness's to read."""
     try:
-        from lmtrain.eval.harness import cli_evaluate
-
+        try:
+            from lmtrain.eval.harness import cli_evaluate
+        except ImportError as error:
+            raise UsageError(
+                f"lm-evaluation-harness cannot be imported ({error}). Run `pip install 'lmtrain[harness]'`."
+            ) from error
         cli_evaluate()
     except LmtrainError as error:
         print_error(error)

@@ -11,6 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from lm_eval.__main__ import cli_evaluate as cli_evaluate
+from lm_eval.api.model import TemplateLM
+from lm_eval.api.registry import register_model
+from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_text
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from tqdm import tqdm
 
 from lmtrain.errors import DataError, UsageError, brief, nearest
 from lmtrain.eval.generate import Sampling, generate_tokens, prompt_tokens
@@ -19,18 +25,6 @@ from lmtrain.eval.scoring import Scored, Scorer
 from lmtrain.eval.windows import Request
 from lmtrain.runtime.device import pick_device
 from lmtrain.runtime.process import ProcessEnv
-
-try:
-    from lm_eval.__main__ import cli_evaluate as cli_evaluate
-    from lm_eval.api.model import TemplateLM
-    from lm_eval.api.registry import register_model
-    from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_text
-    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
-    from tqdm import tqdm
-except ImportError as error:
-    raise UsageError(
-        f"lm-evaluation-harness cannot be imported ({error}). Run `pip install 'lmtrain[harness]'`."
-    ) from error
 
 MAX_NEW_TOKENS = 256  # the harness's own, where a task does not say
 ARGUMENTS = ("pretrained", "precision", "device", "batch_size")

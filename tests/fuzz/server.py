@@ -39,8 +39,13 @@ def import_all() -> None:
     """What the first call would import, so that children share it."""
     for room in ("lmtrain", "data_tools"):
         for module in pkgutil.walk_packages(importlib.import_module(room).__path__, f"{room}."):
-            if not module.name.endswith("__main__"):
+            if module.name.endswith("__main__"):
+                continue
+            try:
                 importlib.import_module(module.name)
+            except ModuleNotFoundError as error:  # because: what only an extra brings may be absent
+                if (error.name or "").partition(".")[0] in ("lmtrain", "data_tools"):
+                    raise
     # because: the first optimizer imports it, and with it come a folder, a file and a question to the system
     importlib.import_module("torch._dynamo")
     with suppress(ImportError):  # because: an export asks it, and it takes seconds

@@ -130,6 +130,7 @@ def test_a_lone_surrogate_is_refused() -> None:
         ("merges.txt", "#version: 0.2\n\nt h\n", "merges.txt:2"),
         ("vocab.txt", "[UNK]\na\na\n", "vocab.txt:3"),
         ("vocab.txt", "[UNK]\n\na\n", "vocab.txt:2"),
+        ("vocab.txt", "[UNK]\na\x0b\n", "vocab.txt:2 .*blank"),
         ("vocab.txt", "a\nb\n", "no \\[UNK\\]"),
     ],
 )
