@@ -112,8 +112,8 @@ class Journal:
     def _key(self, requests: Sequence[Request]) -> bytes:
         digest = hashlib.blake2b(self._identity, digest_size=_KEY_BYTES)
         for request in requests:
-            digest.update(struct.pack("<QQ", len(request.tokens), request.num_scored))
-            digest.update(request.tokens.astype("<i8").tobytes())
+            digest.update(struct.pack("<QQ", len(request.key), request.num_scored))
+            digest.update(request.key)
         return digest.digest()
 
 

@@ -53,4 +53,4 @@ class Passes:
 
 
 def _key(request: Request) -> bytes:
-    return blake2b(request.tokens.astype("<i8").tobytes(), digest_size=16).digest()
+    return blake2b(request.key, digest_size=16).digest()

@@ -147,8 +147,7 @@ class Scorer:
 def _checksum(requests: Sequence[Request]) -> int:
     found = 0
     for request in requests:
-        head = crc32(request.num_scored.to_bytes(8, "little"), found)
-        found = crc32(np.asarray(request.tokens, np.int64).tobytes(), head)
+        found = crc32(request.key, crc32(request.num_scored.to_bytes(8, "little"), found))
     return found
 
 

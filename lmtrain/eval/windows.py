@@ -40,6 +40,11 @@ class Request:
     def num_fed(self) -> int:
         return len(self.tokens) - 1
 
+    @property
+    def key(self) -> bytes:
+        """What the answer depends on, but for how many targets count: an answer to fewer is the end of one to more."""
+        return self.tokens.astype("<i8").tobytes()
+
 
 @dataclass(frozen=True)
 class MaskedRequest(Request):
@@ -54,6 +59,12 @@ class MaskedRequest(Request):
     @property
     def num_fed(self) -> int:
         return len(self.tokens) - self.num_scored
+
+    @property
+    def key(self) -> bytes:
+        others = (one.astype("<i8").tobytes() for one in (self.places, self.segments) if one is not None)
+        arrays = [super().key, *others]
+        return b"".join([*(len(one).to_bytes(8, "little") for one in arrays), *arrays])
 
 
 def windows(num_tokens: int, seq_len: int, stride: int, *, last_looks_back: bool = False) -> Iterator[Window]:

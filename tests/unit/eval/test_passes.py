@@ -11,7 +11,7 @@ import pytest
 from lmtrain.eval import passes
 from lmtrain.eval.passes import Passes
 from lmtrain.eval.scoring import Scored, Scorer
-from lmtrain.eval.windows import Request, WindowedRequests
+from lmtrain.eval.windows import MaskedRequest, Request, WindowedRequests
 
 IDS = np.random.default_rng(0).integers(0, 37, 75)
 
@@ -77,3 +77,22 @@ def test_only_so_much_is_remembered(counted: Counted, monkeypatch: pytest.Monkey
     for num in (6, 6 + 4):
         list(together.score(requests, counted.score))
         assert counted.num == num
+
+
+def test_masks_at_other_places_are_another_question() -> None:
+    """Tokens that stand as they were where they are asked for do not tell which of two alike is meant."""
+    fed = np.array([2, 7, 8, 7, 3])
+
+    def asked(place: int, segments: Any = None) -> MaskedRequest:
+        return MaskedRequest(np.append(fed, 7), 1, places=np.array([place]), segments=segments)
+
+    def score(requests: Iterable[Request]) -> Iterator[Scored]:
+        for request in requests:
+            assert isinstance(request, MaskedRequest)
+            assert request.places is not None
+            yield Scored(request.places.astype(np.float64), np.array([True]))
+
+    together = Passes()
+    tasks = [[asked(1)], [asked(3)], [asked(1, np.zeros(5, np.int64))], [asked(1)]]
+    answers = [one.nll[0] for requests in tasks for one in together.score(requests, score)]
+    assert (answers, together.num_shared) == ([1, 3, 1, 1], 1)
