@@ -80,8 +80,9 @@ def value_rows(prefix: str, known: dict[str, list[Key]], run: Composed) -> list[
     """Every key below a prefix that a run with these settings has, its value, and who has set it."""
     chosen = [key for name, keys in known.items() if name.startswith(prefix) and (key := run.pick(keys))]
     rows = {key.name: {"key": key.name} | run.value(key) for key in chosen}
-    # because: of a group within a part, such as train.rampup, the keys tell all, and where it is null there are none
-    empty = {name for name, row in rows.items() if row["value"] is None}
+    # because: of a group within a part, such as train.rampup, the keys tell all, and where it is null there are none;
+    # of a list the value tells all
+    empty = {name for name, row in rows.items() if row["value"] is None or isinstance(row["value"], list)}
     return [
         row
         for name, row in rows.items()

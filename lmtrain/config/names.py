@@ -93,7 +93,7 @@ class Names:
         same = [key for key in known if key.rpartition(".")[2] == word]
         if len(same) > 3:
             same = [key for key in same if key.startswith(f"{parent}.")] or same[:3]
-        if not same and word in _KEY_OF:
+        if word in _KEY_OF and not (parent and same):
             same = [_KEY_OF[word]]
         if not same:
             beside = [key for key in known if key.rpartition(".")[0] == parent]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from itertools import islice, permutations
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ class Call:
 
     def __init__(self, toy: Toy, folder: Path, *more: object) -> None:
         lmtrain("pretrain", *toy.settings(folder / "run", train__steps=4))
-        lines = [{"text": f"the {number} lines of a text and its {'long ' * (number % 7)}end"} for number in range(53)]
+        words = ("long", "lines", "of", "a", "text")  # in any order as many tokens, so that no two share a row
+        lines = [{"text": f"the {' '.join(some)}"} for some in islice(permutations(words), 53)]
         (folder / "l.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         command = ["eval", folder / "run", *more, "--task", "lambada/megatron-strict", "--data", folder / "l.jsonl"]
         self.command = [*command, "--batch-size", 2, "--device", "cpu"]
