@@ -14,7 +14,7 @@ from lmtrain.cli.completion import _joined
 from lmtrain.config.compose import group_choices
 
 SCRIPT = "import sys; sys.argv = ['lmtrain']; from lmtrain.cli.main import main; main([])"
-MOST_CPU_S = 0.5
+MOST_CPU_S = 1.0  # 0.3 on an idle core; a neighbour on both cores doubles it, and torch alone takes two
 
 
 def ask(**environment: str) -> list[str]:
