@@ -37,7 +37,7 @@ def check_ids(ids: NDArray[Any], vocab_size: int, prefix: Path) -> None:
 
 def read_rows(tokens: NDArray[Any], sample_ids: Int64s, seq_len: int, vocab_size: int) -> tuple[Int64s, Int64s, bool]:
     """Samples of tokens that lie end to end, cut every `seq_len`: (tokens, labels, whether all are in 0..vocab)."""
-    if native.lib is not None and hasattr(native.lib, "read_rows"):
+    if native.lib is not None:
         made: tuple[Int64s, Int64s, bool] = native.lib.read_rows(tokens, sample_ids, seq_len, vocab_size)
         return made
     return read_rows_twin(tokens, sample_ids, seq_len, vocab_size)
