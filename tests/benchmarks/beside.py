@@ -40,6 +40,7 @@ SMALL = {
 }  # fmt: skip
 SAVES = SMALL | {"model.width": 768, "model.num_layers": 8, "model.num_heads": 12, "train.steps": 4}
 SAVES |= {"checkpoint.interval_steps": 1, "checkpoint.keep_last": 1}
+STARTED = {"train.steps": 2, "checkpoint.interval_steps": 0, "schedule.warmup_steps": 0}  # saved at its end alone
 
 
 def jobs(folder: Path) -> dict[str, list[str]]:
@@ -48,17 +49,21 @@ def jobs(folder: Path) -> dict[str, list[str]]:
     vocab, text, data = folder / "vocab", folder / "text.jsonl", folder / "data"
     run = [*lmtrain, "pretrain", f"data.path={data}", f"run.dir={output}/run"]
     typed = [f"{key}={value}" for key, value in SMALL.items()]
+    one_more = [f"{key}={value}" for key, value in (SAVES | STARTED | {"train.steps": 3}).items()]
     return {
         "preprocess": [*lmtrain, "preprocess", f"{text}", "--tokenizer", f"{vocab}", "--output", f"{output}/data"],
         "encode": ["-c", ENCODE, f"{vocab}", f"{text}"],
         "reshard": [*lmtrain, "reshard", f"{folder}/source", "--to", "tp=4,pp=2", "--output", f"{output}/resharded"],
+        "verify": [*lmtrain, "verify", f"{folder}/source"],
+        "inspect": [*lmtrain, "inspect", f"{folder}/source", "--json"],
+        "resume": [*run, *one_more, f"checkpoint.resume={folder}/run"],
         "save": [*run, *(f"{key}={value}" for key, value in SAVES.items())],
         "train, one process": [*run, *typed],
         "train, tp=2": [*run, *typed, "parallel.tp=2", "--nproc", "2"],
     }
 
 
-def prepare(folder: Path, vocab: Path | None, books: Path | None, text_mb: int) -> None:
+def prepare(folder: Path, before: Path, vocab: Path | None, books: Path | None, text_mb: int) -> None:
     folder.mkdir(parents=True)
     build_corpus(folder / "text.jsonl", text_mb << 20, books)
     if vocab is None:
@@ -69,6 +74,8 @@ def prepare(folder: Path, vocab: Path | None, books: Path | None, text_mb: int) 
     cpu_seconds(ROOT, [*command, "--output", str(folder / "data")])
     made = write(folder / "made", model_of_bytes(1 << 30), "tp=2,dp=2")
     (folder / "source").symlink_to(made.resolve())
+    started = ["-m", "lmtrain.cli.main", "pretrain", f"data.path={folder / 'data'}", f"run.dir={folder / 'run'}"]
+    cpu_seconds(before, started + [f"{key}={value}" for key, value in (SAVES | STARTED).items()])
 
 
 def cpu_seconds(tree: Path, command: list[str]) -> float:
@@ -96,8 +103,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", action="append", help="a job's name; several times for several")
     given = parser.parse_args()
-    prepare(given.folder, given.vocab, given.books, given.text_mb)
     failed, before = [], given.before.resolve()
+    prepare(given.folder.resolve(), before, given.vocab, given.books, given.text_mb)
     try:
         for name, command in jobs(given.folder.resolve()).items():
             if given.only and name not in given.only:

@@ -6,6 +6,7 @@ What it asks of the system is seen by an audit hook, which no file can talk its 
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -151,6 +152,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # because: what an import prints is no answer
     import_all()
+    gc.freeze()  # because: a collection in a child would touch, and so copy, every page of what it shares
     for line in sys.stdin:
         print(json.dumps(serve(json.loads(line))), file=answers, flush=True)
 

@@ -21,6 +21,7 @@ STEPS, MORE = 6, 8  # what the run has trained, with a save every 3; and what go
 NEWEST, OLDER = "checkpoints/step_00000006", "checkpoints/step_00000003"
 TEXT = "A checkpoint is a folder. It is whole, or it is not there; what is in it is believed when it is verified. "
 Numbers = Callable[[Path, Ran], Any]
+CLOCKED = ("seconds", "tokens_per_s", "checkpoint", "verified")  # what tells of one call alone
 CLAIMS: dict[str, tuple[Any, ...]] = {
     "num_layers": (0, 1, 3, 10**6, 10**9, 10**18), "width": (1, 64, 10**6, 10**18), "ffn_width": (4_000_000, 10**18),
     "num_heads": (1, 4, 10**9), "num_kv_heads": (1, 10**6), "head_width": (1, 16, 10**9), "seq_len": (1, 64, 10**12),
@@ -48,7 +49,7 @@ def said(folder: Path, ran: Ran) -> Any:
 
 def _bare(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _bare(one) for key, one in value.items() if key not in ("seconds", "checkpoint", "verified")}
+        return {key: _bare(one) for key, one in value.items() if key not in CLOCKED}
     return [_bare(one) for one in value] if isinstance(value, list) else value
 
 
