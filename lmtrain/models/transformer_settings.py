@@ -16,7 +16,7 @@ from lmtrain.models.model_settings import ModelSettings, Shape, checked_vocab_si
 from lmtrain.spec import Cut, Cuts, ModelShape, Split
 
 MAX_LAYERS = 4096  # because: every weight is listed before a model is made, and no model has a third as many blocks
-MAX_VOCAB_MULTIPLE = 1 << 20
+MAX_VOCAB_MULTIPLE = 1 << 16  # because: a small model from elsewhere must not ask for scores of a million columns
 
 
 @dataclass(frozen=True, kw_only=True)

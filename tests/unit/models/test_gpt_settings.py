@@ -64,6 +64,7 @@ def test_dropout_decides_whether_steps_are_random() -> None:
         ({"seq_len": 0}, ["seq_len=0"]),
         ({"vocab_size": 0}, ["vocab_size=0"]),
         ({"vocab_multiple": 0}, ["vocab_multiple=0"]),
+        ({"vocab_multiple": 65_537}, ["vocab_multiple=65537 must be at most 65536"]),
         ({"norm_eps": 0.0}, ["norm_eps=0.0 must be above 0"]),
         ({"init_std": float("nan")}, ["init_std=nan"]),
         ({"num_layers": 0, "window": -1}, ["num_layers=0", "window=-1"]),
