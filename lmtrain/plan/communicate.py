@@ -1,0 +1,61 @@
+"""Seconds that a collective or a message takes by itself: algorithm, size, links and latency at scale.
+
+Rings, as the usual libraries choose them for large sizes. Ranks count with tp fastest, then dp, then pp (layout.py), so
+a group's members in one node follow from the axes' sizes. Knows nothing of what hides behind what.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lmtrain.plan.case import Column, Columns
+from lmtrain.plan.factors import Factors
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ranks of one collective: how many, how many of them in a node, and the way between them."""
+
+    size: Column
+    local: Column
+    bytes_per_s: Column  # through the ring's narrowest place
+    latency_s: Column  # of one trip round
+
+    def shared(self, num_bytes: Column) -> Column:
+        """Gather from equal shares, or reduce to them: `num_bytes` is the whole."""
+        share = (self.size - 1) / np.maximum(self.size, 1)
+        return np.where(self.size > 1, share * num_bytes / self.bytes_per_s + self.latency_s, 0.0)
+
+    def reduced(self, num_bytes: Column) -> Column:
+        """Reduce so that all have the sum: both halves of a ring."""
+        return 2 * self.shared(num_bytes)
+
+
+def tp_group(c: Columns, f: Factors) -> Group:
+    return _group(c, f, c.tp, np.ones(len(c)))
+
+
+def dp_group(c: Columns, f: Factors, size: Column) -> Group:
+    return _group(c, f, size, c.tp)
+
+
+def _group(c: Columns, f: Factors, size: Column, stride: Column) -> Group:
+    local = np.clip(np.floor(c.node / stride), 1, size)
+    link = c.link_Bps * f["link_share"]
+    nic = c.nic_Bps * f["nic_share"] * np.minimum(local * stride, c.node) / c.node / stride
+    nodes = np.ceil(size / local)
+    inside = f["link_latency_s"] + 1e-6 * local
+    between = nodes > 1
+    # because: large groups change from rings to trees, whose depth is a logarithm
+    trip = np.minimum(f["hop_latency_s"] * (nodes - 1), 12 * f["hop_latency_s"] * np.log2(np.maximum(nodes, 2)))
+    return Group(size, local, np.where(between, np.minimum(link, nic), link), inside + np.where(between, trip, 0.0))
+
+
+def send(c: Columns, f: Factors, num_bytes: Column) -> Column:
+    """One boundary of a pipeline, all tp ranks at once, to the neighbour stage."""
+    inside = c.tp * c.dp * 2 <= c.node
+    nic = c.nic_Bps / c.node * f["nic_share"]
+    speed = np.where(inside, c.link_Bps * f["link_share"], nic)
+    return num_bytes / speed + np.where(inside, f["link_latency_s"], 2 * f["hop_latency_s"])

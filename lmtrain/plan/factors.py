@@ -1,0 +1,99 @@
+"""What the data sheets do not say: the few numbers that are fitted, each with a name, a range and a reason.
+
+They belong to all machines and programs alike, or to a generation of devices or a property of a program; none belongs
+to a single run. Called by work, communicate and step, which take their values, and by whoever fits them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Factor:
+    value: float
+    low: float
+    high: float
+    meaning: str
+
+
+FACTORS: dict[str, Factor] = {
+    # products
+    "sustain_volta": Factor(0.74, 0.55, 0.95, "share of the peak that a large product reaches, V100"),
+    "sustain_ampere": Factor(0.84, 0.70, 0.95, "the same, A100: 263 of 312 measured by Fire-Flyer"),
+    "sustain_hopper": Factor(0.72, 0.55, 0.85, "the same, H100: clocks fall under load"),
+    "sustain_blackwell": Factor(0.70, 0.50, 0.90, "the same, GB200"),
+    "sustain_low": Factor(0.85, 0.55, 1.0, "of that again, where factors have 8 bits"),
+    "sustain_4bit": Factor(0.70, 0.35, 1.0, "of that again, where factors have 4 bits"),
+    "cast_passes": Factor(3.0, 0.5, 8.0, "passes over a product's inputs to scale and cast them to 8 bits or less"),
+    "inner_ramp": Factor(250.0, 40.0, 800.0, "inner length that filling and draining a tile costs"),
+    "small_tile": Factor(0.85, 0.6, 1.0, "speed of a 128 x 128 tile beside one of 256 x 128"),
+    "gap_s": Factor(3e-6, 0.5e-6, 12e-6, "between two kernels"),
+    # attention
+    "scores_share": Factor(0.45, 0.2, 0.9, "share of the peak of batched products of scores and values"),
+    "flash1_share": Factor(0.30, 0.15, 0.5, "share of the peak of the first flash kernels"),
+    "flash2_share": Factor(0.50, 0.3, 0.7, "the same, the second, where it was made for the device"),
+    "flash2_newer": Factor(0.65, 0.4, 1.0, "of that, on devices that came after it"),
+    "cudnn_share": Factor(0.55, 0.35, 0.75, "share of the peak of the vendor's kernel"),
+    "seq_ramp": Factor(600.0, 50.0, 2500.0, "sequence that a flash kernel needs to fill the device"),
+    "fused_bytes": Factor(22.0, 10.0, 45.0, "bytes of memory traffic a score, forward and backward, softmax fused"),
+    "scores_bytes": Factor(60.0, 25.0, 120.0, "the same, a kernel for each operation"),
+    # memory-bound work
+    "stream_share": Factor(0.85, 0.6, 0.95, "share of the memory's bandwidth that streaming reaches"),
+    "passes_eager": Factor(1.9, 1.0, 3.5, "memory traffic of what is neither product nor attention, beside the least"),
+    "passes_fused": Factor(1.2, 0.8, 2.2, "the same, kernels fused by hand"),
+    "passes_compiled": Factor(1.0, 0.6, 1.8, "the same, compiled"),
+    "norm_bytes": Factor(60.0, 15.0, 160.0, "bytes that a norm of single operations moves a number, both ways"),
+    "loss_bytes": Factor(30.0, 8.0, 70.0, "bytes that the loss moves a logit"),
+    "host_s": Factor(2.5e-4, 0.3e-4, 10e-4, "the host's time to launch a block forward, kernel by kernel"),
+    # collectives
+    "link_share": Factor(0.75, 0.4, 0.95, "share of the links' bandwidth inside a node"),
+    "nic_share": Factor(0.70, 0.3, 0.95, "share of the adapters' bandwidth"),
+    "link_latency_s": Factor(12e-6, 3e-6, 60e-6, "start of a collective inside a node"),
+    "hop_latency_s": Factor(12e-6, 2e-6, 60e-6, "a step of a ring between nodes"),
+    "tp_exposed_none": Factor(0.95, 0.6, 1.0, "share of tp's backward collectives left bare where nothing hides them"),
+    "tp_exposed_weights": Factor(0.6, 0.2, 1.0, "share of tp's backward collectives that weights' gradients leave bare"),
+    "tp_exposed_chunked": Factor(0.3, 0.05, 0.8, "share of tp's collectives that chunked products leave bare"),
+    "dp_exposed": Factor(0.25, 0.0, 1.0, "share of dp's collectives that overlap leaves bare even with time enough"),
+    "contention": Factor(0.15, 0.0, 0.6, "how much of a hidden collective's time computation loses"),
+    "fsdp_exposed": Factor(0.10, 0.0, 0.5, "share of sharded weights' collectives left bare even with time enough"),
+    "send_exposed": Factor(0.8, 0.2, 2.5, "messages of a pipeline that wait, of two a microbatch and boundary"),
+    "send_overlapped": Factor(0.3, 0.0, 1.0, "of these, where they travel behind computation"),
+    # the step
+    "update_bytes": Factor(32.0, 18.0, 60.0, "bytes that the optimizer, norm and clipping move a weight"),
+    "update_eager": Factor(1.8, 1.0, 4.0, "times that, where each operation is a kernel"),
+    "add_bytes": Factor(10.0, 4.0, 20.0, "bytes a weight and microbatch to add gradients up"),
+    "step_s": Factor(0.03, 0.0, 0.3, "of each step: loader, records, the host's wait"),
+    "straggler": Factor(0.006, 0.0, 0.03, "spread of devices' speed: the slowest of n sets the pace"),
+}  # fmt: skip
+
+NAMES = tuple(FACTORS)
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Values by name: `factors["gap_s"]`."""
+
+    values: Mapping[str, float]
+
+    def __getitem__(self, name: str) -> float:
+        return self.values[name]
+
+    def by_kind(self, names: Sequence[str], kind: NDArray[np.float64]) -> NDArray[np.float64]:
+        """One value a case, chosen by a number of its columns."""
+        found: NDArray[np.float64] = np.array([self.values[name] for name in names])[kind.astype(np.intp)]
+        return found
+
+
+def nominal() -> Factors:
+    return Factors({name: factor.value for name, factor in FACTORS.items()})
+
+
+def range_problems(values: Mapping[str, float]) -> Iterator[str]:
+    for name, factor in FACTORS.items():
+        if not factor.low <= values[name] <= factor.high:
+            yield f"{name}={values[name]:g} is outside {factor.low:g} to {factor.high:g}"

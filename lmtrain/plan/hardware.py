@@ -1,0 +1,60 @@
+"""What is known of a machine: one device, what joins the devices of a node, and what joins nodes. Torch-free.
+
+Read from `conf/hardware/*.yaml`, where each figure names its source. Called by whoever prices a run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lmtrain.config.base import Problem, Settings
+
+GENERATIONS = ("volta", "ampere", "hopper", "blackwell", "cpu")
+PRECISIONS = ("fp32", "fp16", "bf16", "float8", "mxfp8", "nvfp4")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hardware(Settings):
+    name: str
+    generation: str
+    memory_GiB: float
+    peak_tflops: dict[str, float]  # dense, by precision of the products' factors; absent: the device has no such units
+    memory_GBps: float
+    num_cores: int  # streaming multiprocessors: tiles of a product are dealt out to them
+    gpus_per_node: int
+    link_GBps: float  # of one device to the others of its node, one way
+    nic_GBps: float  # of a whole node to the network, one way
+    power_W: float = 0.0
+    sustained: float = 1.0  # of its generation's usual clock under load; below 1: a lower limit of power
+    unchecked: bool = False  # no measured run was at hand to compare with
+
+    def problems(self) -> Iterator[Problem]:
+        known = self.generation in GENERATIONS
+        yield from self.problem_if(not known, "generation", "is not known", f"Use one of {', '.join(GENERATIONS)}.")
+        for key in ("memory_GiB", "memory_GBps", "num_cores", "gpus_per_node", "link_GBps", "nic_GBps"):
+            yield from self.problem_if(getattr(self, key) <= 0, key, "must be above 0", "Use the data sheet's figure.")
+
+    def peak(self, precision: str) -> float:
+        """FLOP/s of products whose factors have this precision."""
+        return self.peak_tflops.get(precision, 0.0) * 1e12
+
+
+def read_hardware(path: Path) -> Hardware:
+    values: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    known = {field.name for field in dataclasses.fields(Hardware)}
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise ValueError(f"{path}: {', '.join(unknown)} is no fact of a machine")
+    return Hardware(name=path.stem, **{key: value for key, value in values.items() if key != "name"})
+
+
+@cache
+def hardware_named(name: str, folder: Path) -> Hardware:
+    return read_hardware(folder / f"{name}.yaml")

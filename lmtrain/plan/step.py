@@ -1,0 +1,119 @@
+"""Seconds of a step: what hides behind what.
+
+Takes a block's computation (work), what its collectives take by themselves (communicate) and the pipeline's closed
+form (pipeline), and adds what is left bare. Arrays have one entry a case.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lmtrain.plan.case import Column, Columns, Overlap
+from lmtrain.plan.communicate import dp_group, send, tp_group
+from lmtrain.plan.factors import Factors
+from lmtrain.plan.pipeline import makespan
+from lmtrain.plan.work import price_work
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds by where they go; `total` is a step."""
+
+    compute: Column  # of all microbatches on the busiest rank
+    tp: Column  # bare collectives of tensor parallelism, in it
+    bubble: Column
+    sharded: Column  # bare gathers and reductions of sharded weights
+    reduce: Column  # gradients over dp, bare
+    update: Column
+    fixed: Column
+    stragglers: Column
+
+    @property
+    def total(self) -> Column:
+        parts = self.compute + self.bubble + self.sharded + self.reduce + self.update + self.fixed
+        return parts + self.stragglers
+
+
+def stage_weights(c: Columns, *, fullest: bool = True) -> tuple[Column, Column]:
+    """Weights of one block and of the vocabulary's matrix, on one rank of tp."""
+    heads, keys = c.num_heads * c.head_width, c.num_kv_heads * c.head_width
+    block = c.width * (2 * heads + 2 * keys) + c.width * c.ffn_width * (2 + c.gated)
+    return block / c.tp, c.vocab * c.width / c.tp
+
+
+def price_step(c: Columns, f: Factors) -> StepTime:
+    work = price_work(c, f)
+    block, table = stage_weights(c)
+    layers = c.largest_stage
+    tokens = c.microbatch * c.seq_len
+    # tensor parallelism: two collectives of a block forward, two backward, those of what is done again
+    one = tp_group(c, f).reduced(tokens * c.width * 2)
+    bare = f.by_kind(("tp_exposed_none", "tp_exposed_weights", "tp_exposed_chunked"), c.tp_overlap)
+    bare_forward = np.where(c.tp_overlap == Overlap.CHUNKED, f["tp_exposed_chunked"], 1.0)
+    tp_forward = 2 * one * bare_forward
+    tp_back = 2 * one * bare + c.again_collectives * tp_forward
+    again = (
+        c.again_products * work.products + c.again_attention * work.attention + c.again_pointwise * work.pointwise
+    )
+    again = np.maximum(again, c.again_products * work.host)
+    add = np.where(c.fused_gradients > 0, 8.0, f["add_bytes"]) * block / (c.memory_Bps * f["stream_share"])
+    many = np.where((c.num_microbatches > 1) | (c.zero < 3), 1.0, 0.4)
+    block_forward, block_back = work.forward + tp_forward, work.backward + again + tp_back + add * many
+    # sharded weights: gathered for forward and backward, gradients reduced, each microbatch
+    group = dp_group(c, f, np.where(c.zero == 3, c.shard, 1.0))
+    gather = group.shared(2 * block)
+    reduce_each = group.shared(c.reduce_bytes * block)
+    hidden_forward = np.minimum(gather, block_forward)
+    behind = gather * c.regather + reduce_each
+    hidden_back = np.minimum(behind, block_back)
+    sharded_block = (
+        (gather - hidden_forward) + (behind - hidden_back)
+        + f["fsdp_exposed"] * (hidden_forward + hidden_back) + f["contention"] * (hidden_forward + hidden_back)
+    )  # fmt: skip
+    sharded_table = 2 * group.shared(2 * table) + group.shared(c.reduce_bytes * table)
+    sharded_s = c.num_microbatches * (layers * sharded_block + sharded_table)
+    # the pipeline
+    head = work.head + table * f["add_bytes"] / (c.memory_Bps * f["stream_share"]) + one * np.where(c.tp > 1, 1.0, 0)
+    boundary = tokens * c.width * 2 / np.where(c.whole_messages > 0, 1.0, c.tp)
+    waits = np.where(c.send_overlap > 0, f["send_overlapped"], f["send_exposed"])
+    sends = np.where(c.pp > 1, 2 * waits * c.vp * send(c, f, boundary), 0.0)
+    forward, backward = layers * block_forward + sends / 2, layers * block_back + sends / 2
+    weight = layers * work.products_back / 2
+    last = c.last_stage * (block_forward + block_back) + head + sends
+    whole = makespan(c, forward, backward, weight, last, forward + backward)
+    busy = c.num_microbatches * np.maximum(last, np.where(c.pp > 1, forward + backward, 0.0))
+    # gradients and weights over dp, once a step
+    held = layers * block + table
+    reduce_s, gather_s = _over_dp(c, f, held)
+    window = np.where(c.pp > 1, 0.5, 1.0) * layers * block_back
+    hidden = np.minimum(reduce_s, window)
+    reduce_bare = np.where(
+        c.reduce_overlap > 0, (reduce_s - hidden) + (f["dp_exposed"] + f["contention"]) * hidden, reduce_s
+    )
+    gather_bare = np.where(c.gather_overlap > 0, f["dp_exposed"] * gather_s, gather_s)
+    owned = held / np.where(c.zero > 0, c.shard, 1.0)
+    update = owned * f["update_bytes"] * np.where(c.fused_optimizer > 0, 1.0, f["update_eager"])
+    update_s = update / (c.memory_Bps * f["stream_share"])
+    base = whole + sharded_s + reduce_bare + gather_bare + update_s
+    devices = c.pp * c.dp * c.tp
+    late = base * f["straggler"] * np.sqrt(2 * np.log(np.maximum(devices / 4, 1.0)))
+    return StepTime(
+        compute=busy, tp=c.num_microbatches * layers * (tp_forward + tp_back), bubble=whole - busy,
+        sharded=sharded_s, reduce=reduce_bare + gather_bare, update=update_s,
+        fixed=np.full(len(c), f["step_s"]), stragglers=late,
+    )  # fmt: skip
+
+
+def _over_dp(c: Columns, f: Factors, held: Column) -> tuple[Column, Column]:
+    """Seconds that summing gradients and gathering weights take by themselves, once a step."""
+    whole = dp_group(c, f, c.dp)
+    shard = dp_group(c, f, np.where(c.zero < 3, c.shard, 1.0))
+    copies = dp_group(c, f, np.where(c.zero == 3, np.maximum(c.dp / c.shard, 1.0), 1.0))
+    summed = c.reduce_bytes * held
+    reduce_s = np.where(
+        c.zero == 3, copies.reduced(summed / c.shard),
+        np.where((c.zero > 0) & (c.shard == c.dp), whole.shared(summed), whole.reduced(summed)),
+    )  # fmt: skip
+    return reduce_s, np.where((c.zero > 0) & (c.zero < 3), shard.shared(2 * held), 0.0)
