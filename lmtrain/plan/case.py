@@ -103,6 +103,7 @@ class Case:
     zero: int = 0
     shard: int = 1  # ranks that share optimizer state, and with zero 2 and 3 gradients and weights
     regather: bool = True  # zero 3: weights are released after the forward
+    each_microbatch: bool = True  # zero 3: weights are gathered and gradients reduced once for each, not for a step
     sequence_parallel: bool = False
     microbatch: int
     num_microbatches: int
@@ -127,6 +128,7 @@ class Columns:
     node: Column
     link_Bps: Column
     nic_Bps: Column
+    other_network: Column
     attention: Column
     pointwise: Column
     eager_norm: Column
@@ -159,6 +161,7 @@ class Columns:
     zero: Column
     shard: Column
     regather: Column
+    each_microbatch: Column
     sequence_parallel: Column
     microbatch: Column
     num_microbatches: Column
@@ -185,7 +188,7 @@ def columns(cases: Sequence[Case]) -> Columns:
     return Columns(**{name: np.array([row[name] for row in rows], dtype=np.float64) for name in names})
 
 
-LOW = ("float8", "mxfp8", "nvfp4")
+LOW = ("float8", "mxfp8", "nvfp4", "float8_row")
 
 
 def _numbers(case: Case) -> dict[str, float]:
@@ -196,7 +199,7 @@ def _numbers(case: Case) -> dict[str, float]:
     traits = {name: float(getattr(program, name)) for name in _TRAITS}
     return own | traits | {
         "generation": float(GENERATIONS.index(hardware.generation)),
-        "peak": hardware.peak(case.precision) or half,
+        "peak": hardware.peak(case.precision.removesuffix("_row")) or half,
         "half_peak": half,
         "low_precision": float(LOW.index(case.precision) + 1 if case.precision in LOW else 0),
         "sustained": hardware.sustained,
@@ -206,6 +209,7 @@ def _numbers(case: Case) -> dict[str, float]:
         "node": float(hardware.gpus_per_node),
         "link_Bps": hardware.link_GBps * 1e9,
         "nic_Bps": hardware.nic_GBps * 1e9,
+        "other_network": float(hardware.network != "infiniband"),
         "largest_stage": float(case.largest_stage or even),
         "last_stage": float(even if case.last_stage < 0 else case.last_stage),
         "again_products": case.again.products,
@@ -219,6 +223,6 @@ def _numbers(case: Case) -> dict[str, float]:
 _TRAITS = [field.name for field in fields(Program)]
 _OWN = [
     "num_layers", "width", "num_heads", "num_kv_heads", "head_width", "ffn_width", "gated", "vocab", "seq_len", "tied",
-    "causal", "window", "parallel_block", "dropout", "pp", "vp", "dp", "tp", "zero", "shard", "regather",
+    "causal", "window", "parallel_block", "dropout", "pp", "vp", "dp", "tp", "zero", "shard", "regather", "each_microbatch",
     "sequence_parallel", "microbatch", "num_microbatches", "schedule", "optimizer_bytes",
 ]  # fmt: skip

@@ -44,7 +44,7 @@ def dp_group(c: Columns, f: Factors, size: Column) -> Group:
 def _group(c: Columns, f: Factors, size: Column, stride: Column) -> Group:
     local = np.clip(np.floor(c.node / stride), 1, size)
     link = c.link_Bps * f["link_share"]
-    nic = c.nic_Bps * f["nic_share"] * np.minimum(local * stride, c.node) / c.node / stride
+    nic = c.nic_Bps * nic_share(c, f) * np.minimum(local * stride, c.node) / c.node / stride
     nodes = np.ceil(size / local)
     inside = f["link_latency_s"] + 1e-6 * local
     between = nodes > 1
@@ -53,9 +53,13 @@ def _group(c: Columns, f: Factors, size: Column, stride: Column) -> Group:
     return Group(size, local, np.where(between, np.minimum(link, nic), link), inside + np.where(between, trip, 0.0))
 
 
+def nic_share(c: Columns, f: Factors) -> Column:
+    return np.where(c.other_network > 0, f["nic_share_other"], f["nic_share"])
+
+
 def send(c: Columns, f: Factors, num_bytes: Column) -> Column:
     """One boundary of a pipeline, all tp ranks at once, to the neighbour stage."""
     inside = c.tp * c.dp * 2 <= c.node
-    nic = c.nic_Bps / c.node * f["nic_share"]
+    nic = c.nic_Bps / c.node * nic_share(c, f)
     speed = np.where(inside, c.link_Bps * f["link_share"], nic)
     return num_bytes / speed + np.where(inside, f["link_latency_s"], 2 * f["hop_latency_s"])

@@ -32,6 +32,10 @@ FACTORS: dict[str, Factor] = {
     "cast_passes": Factor(3.0, 0.5, 8.0, "passes over a product's inputs to scale and cast them to 8 bits or less"),
     "inner_ramp": Factor(250.0, 40.0, 800.0, "inner length that filling and draining a tile costs"),
     "small_tile": Factor(0.85, 0.6, 1.0, "speed of a 128 x 128 tile beside one of 256 x 128"),
+    "fill_power": Factor(0.7, 0.2, 1.0, "how much of a last wave's emptiness is felt: libraries split such products"),
+    "unaligned": Factor(0.75, 0.5, 1.0, "speed of a product with a side that is no multiple of 64"),
+    "odd_heads": Factor(0.45, 0.2, 1.0, "speed of products of scores where a head's width is no multiple of 8"),
+    "sustain_row": Factor(0.70, 0.4, 1.0, "of float8's speed again, where each row has a scale of its own"),
     "gap_s": Factor(3e-6, 0.5e-6, 12e-6, "between two kernels"),
     # attention
     "scores_share": Factor(0.45, 0.2, 0.9, "share of the peak of batched products of scores and values"),
@@ -52,7 +56,8 @@ FACTORS: dict[str, Factor] = {
     "host_s": Factor(2.5e-4, 0.3e-4, 10e-4, "the host's time to launch a block forward, kernel by kernel"),
     # collectives
     "link_share": Factor(0.75, 0.4, 0.95, "share of the links' bandwidth inside a node"),
-    "nic_share": Factor(0.70, 0.3, 0.95, "share of the adapters' bandwidth"),
+    "nic_share": Factor(0.70, 0.3, 0.95, "share of the adapters' bandwidth, InfiniBand"),
+    "nic_share_other": Factor(0.55, 0.2, 0.95, "the same, Ethernet, Omni-Path and what clouds have"),
     "link_latency_s": Factor(12e-6, 3e-6, 60e-6, "start of a collective inside a node"),
     "hop_latency_s": Factor(12e-6, 2e-6, 60e-6, "a step of a ring between nodes"),
     "tp_exposed_none": Factor(0.95, 0.6, 1.0, "share of tp's backward collectives left bare where nothing hides them"),
@@ -66,7 +71,8 @@ FACTORS: dict[str, Factor] = {
     # the step
     "update_bytes": Factor(32.0, 18.0, 60.0, "bytes that the optimizer, norm and clipping move a weight"),
     "update_eager": Factor(1.8, 1.0, 4.0, "times that, where each operation is a kernel"),
-    "add_bytes": Factor(10.0, 4.0, 20.0, "bytes a weight and microbatch to add gradients up"),
+    "add_share": Factor(0.9, 0.4, 1.5, "of the memory traffic that adding up gradients must cost, a pass of its own"),
+    "add_fused": Factor(0.35, 0.0, 1.0, "the same, where products do it by themselves, partly behind their own work"),
     "step_s": Factor(0.03, 0.0, 0.3, "of each step: loader, records, the host's wait"),
     "straggler": Factor(0.006, 0.0, 0.03, "spread of devices' speed: the slowest of n sets the pace"),
 }  # fmt: skip

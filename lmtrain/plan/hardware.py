@@ -31,6 +31,7 @@ class Hardware(Settings):
     gpus_per_node: int
     link_GBps: float  # of one device to the others of its node, one way
     nic_GBps: float  # of a whole node to the network, one way
+    network: str = "infiniband"  # or ethernet, omnipath: what joins nodes
     power_W: float = 0.0
     sustained: float = 1.0  # of its generation's usual clock under load; below 1: a lower limit of power
     unchecked: bool = False  # no measured run was at hand to compare with

@@ -58,9 +58,8 @@ def price_step(c: Columns, f: Factors) -> StepTime:
         c.again_products * work.products + c.again_attention * work.attention + c.again_pointwise * work.pointwise
     )
     again = np.maximum(again, c.again_products * work.host)
-    add = np.where(c.fused_gradients > 0, 8.0, f["add_bytes"]) * block / (c.memory_Bps * f["stream_share"])
-    many = np.where((c.num_microbatches > 1) | (c.zero < 3), 1.0, 0.4)
-    block_forward, block_back = work.forward + tp_forward, work.backward + again + tp_back + add * many
+    add = _add_seconds(c, f, block)
+    block_forward, block_back = work.forward + tp_forward, work.backward + again + tp_back + add
     # sharded weights: gathered for forward and backward, gradients reduced, each microbatch
     group = dp_group(c, f, np.where(c.zero == 3, c.shard, 1.0))
     gather = group.shared(2 * block)
@@ -73,9 +72,9 @@ def price_step(c: Columns, f: Factors) -> StepTime:
         + f["fsdp_exposed"] * (hidden_forward + hidden_back) + f["contention"] * (hidden_forward + hidden_back)
     )  # fmt: skip
     sharded_table = 2 * group.shared(2 * table) + group.shared(c.reduce_bytes * table)
-    sharded_s = c.num_microbatches * (layers * sharded_block + sharded_table)
+    sharded_s = np.where(c.each_microbatch > 0, c.num_microbatches, 1.0) * (layers * sharded_block + sharded_table)
     # the pipeline
-    head = work.head + table * f["add_bytes"] / (c.memory_Bps * f["stream_share"]) + one * np.where(c.tp > 1, 1.0, 0)
+    head = work.head + _add_seconds(c, f, table) + one * np.where(c.tp > 1, 1.0, 0)
     boundary = tokens * c.width * 2 / np.where(c.whole_messages > 0, 1.0, c.tp)
     waits = np.where(c.send_overlap > 0, f["send_overlapped"], f["send_exposed"])
     sends = np.where(c.pp > 1, 2 * waits * c.vp * send(c, f, boundary), 0.0)
@@ -104,6 +103,13 @@ def price_step(c: Columns, f: Factors) -> StepTime:
         sharded=sharded_s, reduce=reduce_bare + gather_bare, update=update_s,
         fixed=np.full(len(c), f["step_s"]), stragglers=late,
     )  # fmt: skip
+
+
+def _add_seconds(c: Columns, f: Factors, weights: Column) -> Column:
+    """Of a microbatch: its gradients are written, read, and added to the sum. A shard's sum is short."""
+    share = np.where(c.fused_gradients > 0, f["add_fused"], f["add_share"])
+    sums = np.where((c.zero == 3) & (c.each_microbatch > 0), 0.0, 2 * c.reduce_bytes)
+    return share * (4 + sums) * weights / (c.memory_Bps * f["stream_share"])
 
 
 def _over_dp(c: Columns, f: Factors, held: Column) -> tuple[Column, Column]:

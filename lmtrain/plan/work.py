@@ -63,7 +63,10 @@ def product(
     flops = 2 * rows * columns * inner
     share = f.by_kind(SUSTAIN, c.generation) * c.sustained
     low = np.where(whole, 0, c.low_precision)
-    peak = np.where(low > 0, c.peak * np.where(low == 3, f["sustain_4bit"], f["sustain_low"]), c.half_peak)
+    lower = f.by_kind(("sustain_low", "sustain_low", "sustain_low", "sustain_4bit", "sustain_low"), low)
+    peak = np.where(low > 0, c.peak * lower * np.where(low == 4, f["sustain_row"], 1.0), c.half_peak)
+    odd = (rows % 64 > 0) | (columns % 64 > 0) | (inner % 64 > 0)
+    share = share * np.where(odd, f["unaligned"], 1.0)
     seconds = flops / (peak * share * _fill(c, f, rows, columns)) * (1 + f["inner_ramp"] / inner)
     bytes_moved = 2 * (rows * columns + rows * inner + columns * inner)
     cast = np.where(low > 0, f["cast_passes"] * (rows + columns) * inner, 0)
@@ -84,7 +87,7 @@ def _fill(c: Columns, f: Factors, rows: Column, columns: Column) -> Column:
         num_tiles = np.ceil(rows / height) * np.ceil(columns / breadth)
         true_tiles = (rows / height) * (columns / breadth)
         fill = true_tiles / (np.ceil(num_tiles / c.num_cores) * c.num_cores)
-        best = np.maximum(best, fill * (1.0 if height == 256 else f["small_tile"]))
+        best = np.maximum(best, fill ** f["fill_power"] * (1.0 if height == 256 else f["small_tile"]))
     return best
 
 
@@ -94,7 +97,7 @@ def _attention(c: Columns, f: Factors, tokens: Column) -> tuple[Column, Column]:
     flash = c.attention >= Attention.FLASH1
     newer = np.where((c.attention == Attention.FLASH2) & (c.generation >= 2), f["flash2_newer"], 1.0)
     shares = f.by_kind(("scores_share", "scores_share", "flash1_share", "flash2_share", "cudnn_share"), c.attention)
-    rate = c.half_peak * c.sustained * shares * newer
+    rate = c.half_peak * c.sustained * shares * newer * np.where(c.head_width % 8 > 0, f["odd_heads"], 1.0)
     causal = np.where(c.causal * flash > 0, 0.5 * (1 + 128 / c.seq_len), 1.0)
     ramp = np.where(flash, (1 + f["seq_ramp"] / c.seq_len) * (1 + 32 / c.head_width), 1.0)
     seconds = flops * causal * ramp / rate

@@ -83,7 +83,7 @@ def fit(c: Columns, seconds: Floats, weights: Floats, start: Floats | None = Non
     return x
 
 
-PULL = 0.02
+PULL = 0.003
 
 
 def source_weights(sources: Sequence[str]) -> Floats:
@@ -100,6 +100,25 @@ def report(sources: Sequence[str], r: Floats, title: str) -> None:
     for source, ones in sorted(by.items(), key=lambda item: -len(item[1])):
         e = np.expm1(np.array(ones))
         print(f"  {source:26} {len(ones):4}  median |e| {np.median(np.abs(e)):6.1%}  bias {np.median(e):+6.1%}  worst {np.abs(e).max():6.1%}")
+
+
+def studies(runs: Sequence[Published], r: Floats) -> None:
+    """One model, one machine, one batch: does the planner rank layouts as the measurements do?"""
+    groups: dict[tuple[str, ...], dict[tuple[object, ...], list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
+    for run, one in zip(runs, r, strict=True):
+        k, row = run.case, run.row
+        group = (row["source"], row["params_B"], row["layers"], row["hidden"], row["heads"] if row["source"] != "bloom_tuning" else "", row["gpus"], row["seq_len"], row["global_batch"], row["hardware"])
+        layout = (k.tp, k.pp, k.vp, k.dp, k.microbatch, k.sequence_parallel, row["recompute"], k.schedule, k.zero, k.shard)
+        groups[group][layout].append((run.seconds, run.seconds * float(np.exp(one))))
+    print("\nstudies of six layouts or more: rank correlation, and what the chosen layout costs beside the best")
+    for group, layouts in sorted(groups.items()):
+        if len(layouts) < 6 or len({(l[0], l[1]) for l in layouts}) < 2:
+            continue
+        best = {layout: min(ones) for layout, ones in layouts.items()}
+        true = np.array([b[0] for b in best.values()])
+        said = np.array([min(p for _, p in layouts[l]) for l in best])
+        rank = np.corrcoef(true.argsort().argsort(), said.argsort().argsort())[0, 1]
+        print(f"  {group[0]:20} {group[1]:>5}B h{group[3]} {group[5]:>4} GPUs s{group[6]} batch {group[7]:>5} {len(best):3} layouts  rho {rank:.3f}  chosen {true[said.argmin()] / true.min() - 1:+.1%}")
 
 
 def main() -> None:
@@ -119,16 +138,19 @@ def main() -> None:
     x = fit(c, seconds, weights)
     r = errors(c, seconds, x)
     report(sources, r, "fitted on all")
+    studies(runs, r)
     if args.factors:
         for name, value in zip(NAMES, x, strict=True):
             f = FACTORS[name]
             edge = " <" if value <= f.low * 1.001 or value >= f.high * 0.999 else ""
             print(f"    {name:22} {value:10.4g}  [{f.low:g}, {f.high:g}]{edge}")
     if args.rows:
-        for run, one in zip(runs, r, strict=True):
+        t = price_step(c, Factors(dict(zip(NAMES, x, strict=True))))
+        total = t.total
+        for at, (run, one) in enumerate(zip(runs, r, strict=True)):
             if run.row["source"] == args.rows:
                 k = run.case
-                print(f"  {run.row['row_id'][-3:]} {run.row['gpus']:>5} h{k.width} L{k.num_layers} s{k.seq_len} mb{k.microbatch} m{k.num_microbatches} tp{k.tp} pp{k.pp} v{k.vp} dp{k.dp} {run.row['recompute']:8} sp{int(k.sequence_parallel)} {k.precision} a{int(k.program.attention)} n{int(k.program.eager_norm)}  {run.seconds:8.3f}  {np.expm1(one):+.1%} {run.row['notes'][:50] if args.rows!='hagemann2023' else ''}")
+                print(f"  {run.row['row_id'][-3:]} {run.row['gpus']:>5} h{k.width} {k.num_heads} L{k.num_layers} s{k.seq_len} mb{k.microbatch} m{k.num_microbatches} tp{k.tp} pp{k.pp} v{k.vp} dp{k.dp} {run.row['recompute']:8} sp{int(k.sequence_parallel)} {k.precision} a{int(k.program.attention)} n{int(k.program.eager_norm)}  {run.seconds:8.3f}  {np.expm1(one):+.1%} tp {t.tp[at]/total[at]:.2f} bub {t.bubble[at]/total[at]:.2f} sh {t.sharded[at]/total[at]:.2f} dp {t.reduce[at]/total[at]:.2f} up {t.update[at]/total[at]:.2f} {run.row['notes'][:30] if args.rows!='hagemann2023' else ''}")
     if args.leave_one_out:
         out = np.zeros(len(r))
         for source in set(sources):

@@ -53,7 +53,7 @@ PROGRAMS: dict[str, Program] = {
     "torchtitan": EAGER,
     "ibm_fms_fsdp": replace(EAGER, pointwise=Pointwise.COMPILED),
     "bigscience_1b3_v100": MEGATRON_2021,
-    "megatron_readme2020": MEGATRON_2020,
+    "megatron_readme2020": replace(MEGATRON_2020, reduce_overlap=True),  # torch's DistributedDataParallel
     "megatron_readme_gpt3": MEGATRON_2021,
     "megatron2019": replace(MEGATRON_2020, attention=Attention.SCORES, pointwise=Pointwise.EAGER),
     "korthikanti2022": MEGATRON_2022,
@@ -76,6 +76,9 @@ NICS = (
     ("1600 Gbps node", 200.0), ("400Gbps per node", 50.0), ("800Gbps per node", 100.0), ("4x100Gb RoCE", 50.0),
     ("4x OmniPath 100Gb", 50.0), ("4x200Gb RDMA", 100.0),
 )  # fmt: skip
+
+
+NETWORKS = (("RoCE", "ethernet"), ("OmniPath", "omnipath"), ("EFA", "ethernet"), ("Gbps", "ethernet"))
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,10 @@ def machine(row: Row) -> Hardware:
     name = next(file for word, file in HARDWARE if word in row["hardware"])
     found = hardware_named(name, CONF)
     nic = next((speed for words, speed in NICS if words in row["interconnect_note"]), 0.0)
-    return replace(found, nic_GBps=nic) if nic else found
+    found = replace(found, nic_GBps=nic) if nic else found
+    words = row["interconnect_note"]
+    network = next((name for sign, name in NETWORKS if sign in words), "infiniband")
+    return replace(found, network=network)
 
 
 def published(row: Row) -> Published:
@@ -166,7 +172,7 @@ def case_of(row: Row) -> Case:
         hardware=machine(row), program=program, num_layers=layers, width=width, num_heads=heads, num_kv_heads=keys,
         head_width=width // heads, ffn_width=ffn, gated=_gated(row, layers, width, heads, keys, ffn), vocab=vocab,
         seq_len=int(number(row, "seq_len")), tied=True, pp=pp, vp=_chunks(row, layers, pp), dp=dp, tp=tp, zero=zero,
-        shard=shard, regather=regather, sequence_parallel=_sequence_parallel(row, tp), microbatch=micro,
+        shard=shard, regather=regather, each_microbatch=not (row["source"] == "torchtitan" and pp > 1), sequence_parallel=_sequence_parallel(row, tp), microbatch=micro,
         num_microbatches=max(round(number(row, "global_batch") / (dp * micro)), 1), schedule=_schedule(row),
         largest_stage=largest, last_stage=last, again=again_of(row, program), precision=precision,
         parallel_block="parallel block" in row["notes"], window=512 if "sliding-window" in row["notes"] else 0,
@@ -175,7 +181,7 @@ def case_of(row: Row) -> Case:
 
 def precision_of(row: Row) -> str:
     word = row["precision"].lower()
-    for sign, name in (("nvfp4", "nvfp4"), ("mxfp8", "mxfp8"), ("float8", "float8"), ("fp8", "float8")):
+    for sign, name in (("rowwise", "float8_row"), ("nvfp4", "nvfp4"), ("mxfp8", "mxfp8"), ("float8", "float8"), ("fp8", "float8")):
         if sign in word:
             return name
     return "fp16" if word.startswith("fp16") else "bf16"
@@ -252,8 +258,9 @@ def stages(row: Row, layers: int, pp: int) -> tuple[int, int]:
 
 def _chunks(row: Row, layers: int, pp: int) -> int:
     if row["vpp"].startswith(">1"):
-        return max((layers + (2 if row["source"] == "zerobubble" else 0)) // pp, 1)
-    return int(number(row, "vpp")) or 1
+        return max((layers + 2) // pp, 1) if row["source"] == "zerobubble" else 2
+    core = PROGRAMS[row["source"]].send_overlap and pp > 1
+    return int(number(row, "vpp")) or (-(-layers // pp) if core and not row["vpp"] else 1)
 
 
 def _schedule(row: Row) -> Schedule:
