@@ -58,6 +58,7 @@ class Program:
     eager_norm: bool = False  # a norm of single operations in fp32
     tp_overlap: Overlap = Overlap.WEIGHTS
     reduce_overlap: bool = True  # gradients are summed over dp behind the backward
+    reduce_whole: bool = False  # ZeRO 1: each rank gets the sum of all gradients, not of its share alone
     gather_overlap: bool = False  # ZeRO 1 and 2: weights are gathered behind the forward
     send_overlap: bool = False  # a pipeline's messages travel behind computation
     whole_messages: bool = False  # each tp rank sends all of a boundary, not its share
@@ -134,6 +135,7 @@ class Columns:
     eager_norm: Column
     tp_overlap: Column
     reduce_overlap: Column
+    reduce_whole: Column
     gather_overlap: Column
     send_overlap: Column
     whole_messages: Column

@@ -109,7 +109,7 @@ def _add_seconds(c: Columns, f: Factors, weights: Column) -> Column:
     """Of a microbatch: its gradients are written, read, and added to the sum. A shard's sum is short."""
     share = np.where(c.fused_gradients > 0, f["add_fused"], f["add_share"])
     sums = np.where((c.zero == 3) & (c.each_microbatch > 0), 0.0, 2 * c.reduce_bytes)
-    return share * (4 + sums) * weights / (c.memory_Bps * f["stream_share"])
+    return share * (2 + sums) * weights / (c.memory_Bps * f["stream_share"])
 
 
 def _over_dp(c: Columns, f: Factors, held: Column) -> tuple[Column, Column]:
@@ -120,6 +120,6 @@ def _over_dp(c: Columns, f: Factors, held: Column) -> tuple[Column, Column]:
     summed = c.reduce_bytes * held
     reduce_s = np.where(
         c.zero == 3, copies.reduced(summed / c.shard),
-        np.where((c.zero > 0) & (c.shard == c.dp), whole.shared(summed), whole.reduced(summed)),
+        np.where((c.zero > 0) & (c.shard == c.dp) & (c.reduce_whole == 0), whole.shared(summed), whole.reduced(summed)),
     )  # fmt: skip
     return reduce_s, np.where((c.zero > 0) & (c.zero < 3), shard.shared(2 * held), 0.0)

@@ -24,14 +24,14 @@ MEGATRON_2020 = Program(
 )  # fmt: skip
 MEGATRON_2021 = replace(MEGATRON_2020, whole_messages=False)
 MEGATRON_2022 = replace(MEGATRON_2021, tp_overlap=Overlap.WEIGHTS, fused_gradients=True, reduce_bytes=4)
-MEGATRON_DEEPSPEED = replace(MEGATRON_2020, tp_overlap=Overlap.NONE)
+MEGATRON_DEEPSPEED = replace(MEGATRON_2020, reduce_whole=True)
 MEGATRON_CORE = Program(
     attention=Attention.CUDNN, pointwise=Pointwise.FUSED, tp_overlap=Overlap.CHUNKED, reduce_overlap=True,
     gather_overlap=True, send_overlap=True, fused_gradients=True,
 )  # fmt: skip
 EAGER = Program(attention=Attention.FLASH2, pointwise=Pointwise.EAGER)
 PROGRAMS: dict[str, Program] = {
-    "hagemann2023": replace(EAGER, tp_overlap=Overlap.NONE, reduce_overlap=False, reduce_bytes=2),
+    "hagemann2023": replace(EAGER, tp_overlap=Overlap.NONE, reduce_overlap=False, reduce_bytes=2, reduce_whole=True),
     "llmfoundry": replace(EAGER, attention=Attention.FLASH1),
     "bloom_tuning": MEGATRON_DEEPSPEED,
     "bloom_prod": replace(MEGATRON_DEEPSPEED, reduce_bytes=4),
@@ -74,6 +74,7 @@ HARDWARE = (
 # GB/s of a node's adapters where the source says another figure than the machine's file
 NICS = (
     ("1600 Gbps node", 200.0), ("400Gbps per node", 50.0), ("800Gbps per node", 100.0), ("4x100Gb RoCE", 50.0),
+    ("200Gb HDR IB per NIC", 50.0),  # how many adapters is not published: two
     ("4x OmniPath 100Gb", 50.0), ("4x200Gb RDMA", 100.0),
 )  # fmt: skip
 
