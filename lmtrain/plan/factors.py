@@ -34,7 +34,7 @@ FACTORS: dict[str, Factor] = {
     "small_tile": Factor(0.85, 0.6, 1.0, "speed of a 128 x 128 tile beside one of 256 x 128"),
     "fill_power": Factor(0.7, 0.2, 1.0, "how much of a last wave's emptiness is felt: libraries split such products"),
     "unaligned": Factor(0.75, 0.5, 1.0, "speed of a product with a side that is no multiple of 64"),
-    "odd_heads": Factor(0.45, 0.2, 1.0, "speed of products of scores where a head's width is no multiple of 8"),
+    "odd_heads": Factor(0.1, 0.02, 0.4, "speed of products of scores where a head's width is no multiple of 8"),
     "sustain_row": Factor(0.70, 0.4, 1.0, "of float8's speed again, where each row has a scale of its own"),
     "gap_s": Factor(1.5e-6, 0.3e-6, 5e-6, "between two kernels"),
     # attention
@@ -77,7 +77,22 @@ FACTORS: dict[str, Factor] = {
     "straggler": Factor(0.006, 0.0, 0.03, "spread of devices' speed: the slowest of n sets the pace"),
 }  # fmt: skip
 
+MEMORY_FACTORS: dict[str, Factor] = {
+    "base_GiB": Factor(2.0, 0.5, 6.0, "libraries, their work space and communicators of a rank"),
+    "slack": Factor(0.08, 0.0, 0.4, "of the allocator: share of what comes and goes"),
+    "kept_eager": Factor(1.1, 0.9, 1.7, "activations beside the least, a kernel for each operation"),
+    "kept_fused": Factor(1.0, 0.8, 1.3, "the same, kernels fused by hand"),
+    "kept_compiled": Factor(0.9, 0.5, 1.2, "the same, compiled"),
+    "norm_kept": Factor(8.0, 2.0, 20.0, "bytes that a norm of single operations keeps of a number"),
+    "scores_kept": Factor(9.0, 4.0, 18.0, "bytes kept of a score, a kernel for each operation"),
+    "fused_kept": Factor(5.0, 2.0, 8.0, "the same, softmax fused"),
+    "logit_bytes": Factor(10.0, 4.0, 18.0, "bytes of a logit while the loss is made"),
+    "bucket_bytes": Factor(1.0, 0.0, 6.0, "bytes a weight of buckets and copies on the way to the optimizer"),
+    "none": Factor(0.0, 0.0, 1e-9, "bytes kept of a score by kernels that never write it"),
+}  # fmt: skip
+
 NAMES = tuple(FACTORS)
+MEMORY_NAMES = tuple(MEMORY_FACTORS)
 
 
 @dataclass(frozen=True)

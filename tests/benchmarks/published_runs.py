@@ -31,7 +31,10 @@ MEGATRON_CORE = Program(
 )  # fmt: skip
 EAGER = Program(attention=Attention.FLASH2, pointwise=Pointwise.EAGER)
 PROGRAMS: dict[str, Program] = {
-    "hagemann2023": replace(EAGER, tp_overlap=Overlap.NONE, reduce_overlap=False, reduce_bytes=2, reduce_whole=True),
+    "hagemann2023": replace(
+        EAGER, tp_overlap=Overlap.NONE, reduce_overlap=False, reduce_bytes=2, reduce_whole=True,
+        fused_gradients=True,  # not stated; small microbatches cost nothing there
+    ),
     "llmfoundry": replace(EAGER, attention=Attention.FLASH1),
     "bloom_tuning": MEGATRON_DEEPSPEED,
     "bloom_prod": replace(MEGATRON_DEEPSPEED, reduce_bytes=4),

@@ -1,0 +1,112 @@
+"""Bytes of the fullest rank, by name: what is kept between steps, what a step adds, and what the machine takes.
+
+The rank of the first stage holds the embedding and the most microbatches, that of the last the head and the logits:
+both are worked out, and the fuller one counts. Arrays have one entry a case.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from lmtrain.plan.case import Attention, Column, Columns, Pointwise, Schedule
+from lmtrain.plan.factors import Factors
+
+GIB = 2.0**30
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    weights: Column  # that compute
+    gradients: Column
+    optimizer: Column  # masters and moments
+    activations: Column  # of all microbatches in flight
+    working: Column  # of the block at work: what recompute brings back, gradients of activations
+    logits: Column
+    gathered: Column  # blocks of sharded weights, buckets of gradients
+    communicators: Column  # of the device's libraries too
+    slack: Column  # of the allocator
+
+    @property
+    def total(self) -> Column:
+        parts = [getattr(self, field.name) for field in fields(self)]
+        return np.sum(parts, axis=0)
+
+
+def price_memory(c: Columns, f: Factors) -> RankMemory:
+    first = _rank(c, f, first=True)
+    last = _rank(c, f, first=False)
+    fuller = first.total >= last.total
+    chosen = {
+        field.name: np.where(fuller, getattr(first, field.name), getattr(last, field.name))
+        for field in fields(RankMemory)
+    }
+    return RankMemory(**chosen)
+
+
+def _rank(c: Columns, f: Factors, *, first: bool) -> RankMemory:
+    heads, keys = c.num_heads * c.head_width, c.num_kv_heads * c.head_width
+    block = (c.width * (2 * heads + 2 * keys) + c.width * c.ffn_width * (2 + c.gated)) / c.tp
+    table = c.vocab * c.width / c.tp
+    alone = (c.pp == 1) | (c.schedule == Schedule.ZB_V)  # one rank has both ends
+    tables = np.where(alone, np.where(c.tied > 0, 1.0, 2.0), 1.0)
+    layers = np.where(c.pp == 1, c.num_layers, c.largest_stage if first else c.last_stage)
+    held = layers * block + tables * table
+    shard = np.where(c.zero > 0, c.shard, 1.0)
+    sharded = c.zero == 3
+    one, kept = _activations(c, f)
+    flying = _in_flight(c, first=first)
+    tokens = c.microbatch * c.seq_len
+    activations = layers * kept * flying + 2 * c.width * tokens * 0
+    backward = np.maximum(one - kept, 0.0) + 2 * tokens * c.width + 4 * tokens * c.ffn_width / c.tp
+    has_head = alone | (not first)
+    logits = np.where(has_head, tokens * c.vocab / c.tp * f["logit_bytes"], 0.0)
+    buffers = np.where(
+        sharded, 2 * (2 * block + c.reduce_bytes * block) + 2 * table, f["bucket_bytes"] * held
+    )  # fmt: skip
+    lasting = (
+        2 * held / np.where(sharded & (c.regather > 0), shard, 1.0),
+        c.reduce_bytes * held / np.where(sharded, shard, 1.0),
+        c.optimizer_bytes * held / shard,
+    )
+    moving = activations + np.maximum(backward, logits) + np.minimum(backward, logits) * 0.0
+    return RankMemory(
+        weights=lasting[0], gradients=lasting[1], optimizer=lasting[2], activations=activations,
+        working=np.where(backward > logits, backward, 0.0), logits=np.where(backward > logits, 0.0, logits),
+        gathered=buffers, communicators=np.full(len(c), f["base_GiB"] * GIB), slack=f["slack"] * moving,
+    )  # fmt: skip
+
+
+def _activations(c: Columns, f: Factors) -> tuple[Column, Column]:
+    """Of a block and microbatch: all that its backward needs, and what is kept until then (Korthikanti 2022)."""
+    tokens = c.microbatch * c.seq_len
+    along = np.where(c.sequence_parallel > 0, c.tp, 1.0)
+    heads, keys = c.num_heads * c.head_width / c.tp, c.num_kv_heads * c.head_width / c.tp
+    residual = (8 + 2 * c.dropout + c.eager_norm * 2 * f["norm_kept"]) * c.width / along
+    attention = 2 * (heads + 2 * keys) + 2 * heads + np.where(c.pointwise == Pointwise.EAGER, 2 * (heads + keys), 0)
+    scores_kept = f.by_kind(("scores_kept", "fused_kept", "none", "none", "none"), c.attention)
+    scores = scores_kept * c.num_heads / c.tp * c.seq_len
+    lse = np.where(c.attention >= Attention.FLASH1, 4 * c.num_heads / c.tp, 0)
+    mlp = np.where(c.gated > 0, 8.0, 4.0) * c.ffn_width / c.tp
+    many = f.by_kind(("kept_eager", "kept_fused", "kept_compiled"), c.pointwise)
+    whole = tokens * (many * (residual + attention + mlp) + scores + lse)
+    checkpoint = tokens * 2 * c.width / along
+    without_scores = whole - tokens * scores * np.minimum(c.again_attention, 1.0)
+    full = (c.again_products >= 1.0)
+    partly = (c.again_products > 0) & ~full
+    kept = np.where(full, checkpoint, np.where(partly, (1 - c.again_products) * whole + checkpoint, without_scores))
+    kept = np.where((c.again_products > 0) & (c.again_attention == 0), 0.45 * whole, kept)
+    return whole, kept
+
+
+def _in_flight(c: Columns, *, first: bool) -> Column:
+    """Microbatches whose activations a stage holds at once, in units of its layers."""
+    num, pp = c.num_microbatches, c.pp
+    if not first:
+        plain = np.ones(len(c))
+        return np.where(c.schedule == Schedule.ZB_2, np.minimum(pp, num), plain)
+    interleaved = np.minimum(pp * (1 + (pp - 1) / (pp * c.vp)), num)
+    one = np.where(c.vp > 1, interleaved, np.minimum(pp, num))
+    most = np.where(c.schedule == Schedule.ZB_2, np.minimum(2 * pp - 1, num), one)
+    return np.where(c.schedule == Schedule.ZB_V, np.minimum(pp, num), most)
