@@ -65,6 +65,9 @@ class Program:
     reduce_bytes: int = 4  # of a number of the gradients' sum
     fused_gradients: bool = False  # products add to the gradients' buffer by themselves
     fused_optimizer: bool = True
+    whole_logits: bool = False  # each tp rank has the logits of all tokens in the vocabulary
+    flat_copies: bool = False  # weights and gradients are copied to flat buffers on their way to the optimizer
+    keeps_gathered: bool = False  # sequence parallelism: what is gathered for a product is kept for its backward
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +145,9 @@ class Columns:
     reduce_bytes: Column
     fused_gradients: Column
     fused_optimizer: Column
+    whole_logits: Column
+    flat_copies: Column
+    keeps_gathered: Column
     num_layers: Column
     width: Column
     num_heads: Column

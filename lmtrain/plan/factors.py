@@ -83,11 +83,13 @@ MEMORY_FACTORS: dict[str, Factor] = {
     "kept_eager": Factor(1.1, 0.9, 1.7, "activations beside the least, a kernel for each operation"),
     "kept_fused": Factor(1.0, 0.8, 1.3, "the same, kernels fused by hand"),
     "kept_compiled": Factor(0.9, 0.5, 1.2, "the same, compiled"),
+    "kept_residual": Factor(1.1, 0.8, 1.8, "activations along the residual stream beside the least"),
+    "ahead": Factor(0.3, 0.0, 1.0, "microbatches that a first stage holds beyond its schedule: one is on its way"),
     "norm_kept": Factor(8.0, 2.0, 20.0, "bytes that a norm of single operations keeps of a number"),
     "scores_kept": Factor(9.0, 4.0, 18.0, "bytes kept of a score, a kernel for each operation"),
     "fused_kept": Factor(5.0, 2.0, 8.0, "the same, softmax fused"),
     "logit_bytes": Factor(10.0, 4.0, 18.0, "bytes of a logit while the loss is made"),
-    "bucket_bytes": Factor(1.0, 0.0, 6.0, "bytes a weight of buckets and copies on the way to the optimizer"),
+    "copied_bytes": Factor(2.0, 0.0, 6.0, "bytes a weight of flat copies on the way to the optimizer"),
     "none": Factor(0.0, 0.0, 1e-9, "bytes kept of a score by kernels that never write it"),
 }  # fmt: skip
 

@@ -56,21 +56,21 @@ def _rank(c: Columns, f: Factors, *, first: bool) -> RankMemory:
     shard = np.where(c.zero > 0, c.shard, 1.0)
     sharded = c.zero == 3
     one, kept = _activations(c, f)
-    flying = _in_flight(c, first=first)
+    flying = _in_flight(c, f, first=first)
     tokens = c.microbatch * c.seq_len
-    activations = layers * kept * flying + 2 * c.width * tokens * 0
+    activations = layers * kept * flying
     backward = np.maximum(one - kept, 0.0) + 2 * tokens * c.width + 4 * tokens * c.ffn_width / c.tp
     has_head = alone | (not first)
-    logits = np.where(has_head, tokens * c.vocab / c.tp * f["logit_bytes"], 0.0)
-    buffers = np.where(
-        sharded, 2 * (2 * block + c.reduce_bytes * block) + 2 * table, f["bucket_bytes"] * held
-    )  # fmt: skip
+    split = np.where(c.whole_logits > 0, 1.0, c.tp)
+    logits = np.where(has_head, tokens * c.vocab / split * f["logit_bytes"], 0.0)
+    gathering = np.where(sharded, 2 * (2 * block + c.reduce_bytes * block) + 2 * table, 0.0)
+    buffers = gathering + c.flat_copies * (f["copied_bytes"] * held + 4 * held / shard)
     lasting = (
         2 * held / np.where(sharded & (c.regather > 0), shard, 1.0),
         c.reduce_bytes * held / np.where(sharded, shard, 1.0),
         c.optimizer_bytes * held / shard,
     )
-    moving = activations + np.maximum(backward, logits) + np.minimum(backward, logits) * 0.0
+    moving = activations + np.maximum(backward, logits)
     return RankMemory(
         weights=lasting[0], gradients=lasting[1], optimizer=lasting[2], activations=activations,
         working=np.where(backward > logits, backward, 0.0), logits=np.where(backward > logits, 0.0, logits),
@@ -83,14 +83,16 @@ def _activations(c: Columns, f: Factors) -> tuple[Column, Column]:
     tokens = c.microbatch * c.seq_len
     along = np.where(c.sequence_parallel > 0, c.tp, 1.0)
     heads, keys = c.num_heads * c.head_width / c.tp, c.num_kv_heads * c.head_width / c.tp
-    residual = (8 + 2 * c.dropout + c.eager_norm * 2 * f["norm_kept"]) * c.width / along
+    gathered = np.where((c.sequence_parallel > 0) & (c.keeps_gathered > 0), 4 - 4 / along, 0.0)
+    norms = c.eager_norm * 2 * f["norm_kept"]
+    residual = f["kept_residual"] * (8 + 2 * c.dropout + norms) * c.width / along + gathered * c.width
     attention = 2 * (heads + 2 * keys) + 2 * heads + np.where(c.pointwise == Pointwise.EAGER, 2 * (heads + keys), 0)
     scores_kept = f.by_kind(("scores_kept", "fused_kept", "none", "none", "none"), c.attention)
     scores = scores_kept * c.num_heads / c.tp * c.seq_len
     lse = np.where(c.attention >= Attention.FLASH1, 4 * c.num_heads / c.tp, 0)
     mlp = np.where(c.gated > 0, 8.0, 4.0) * c.ffn_width / c.tp
     many = f.by_kind(("kept_eager", "kept_fused", "kept_compiled"), c.pointwise)
-    whole = tokens * (many * (residual + attention + mlp) + scores + lse)
+    whole = tokens * (residual + many * (attention + mlp) + scores + lse)
     checkpoint = tokens * 2 * c.width / along
     without_scores = whole - tokens * scores * np.minimum(c.again_attention, 1.0)
     full = (c.again_products >= 1.0)
@@ -100,13 +102,13 @@ def _activations(c: Columns, f: Factors) -> tuple[Column, Column]:
     return whole, kept
 
 
-def _in_flight(c: Columns, *, first: bool) -> Column:
+def _in_flight(c: Columns, f: Factors, *, first: bool) -> Column:
     """Microbatches whose activations a stage holds at once, in units of its layers."""
     num, pp = c.num_microbatches, c.pp
     if not first:
         plain = np.ones(len(c))
         return np.where(c.schedule == Schedule.ZB_2, np.minimum(pp, num), plain)
     interleaved = np.minimum(pp * (1 + (pp - 1) / (pp * c.vp)), num)
-    one = np.where(c.vp > 1, interleaved, np.minimum(pp, num))
+    one = np.where(c.vp > 1, interleaved, np.minimum(pp + np.where(pp > 1, f["ahead"], 0.0), num))
     most = np.where(c.schedule == Schedule.ZB_2, np.minimum(2 * pp - 1, num), one)
     return np.where(c.schedule == Schedule.ZB_V, np.minimum(pp, num), most)
