@@ -55,31 +55,33 @@ def _rank(c: Columns, f: Factors, *, first: bool) -> RankMemory:
     held = layers * block + tables * table
     shard = np.where(c.zero > 0, c.shard, 1.0)
     sharded = c.zero == 3
-    one, kept = _activations(c, f)
-    flying = _in_flight(c, f, first=first)
+    one, kept, scores = _activations(c, f)
+    flying = _in_flight(c, first=first)
     tokens = c.microbatch * c.seq_len
     activations = layers * kept * flying
-    backward = np.maximum(one - kept, 0.0) + 2 * tokens * c.width + 4 * tokens * c.ffn_width / c.tp
+    backward = np.maximum(one - kept, 0.0) + scores + 2 * tokens * c.width + 4 * tokens * c.ffn_width / c.tp
     has_head = alone | (not first)
+    logit_bytes = f.by_kind(("logit_eager", "logit_fused", "logit_compiled"), c.pointwise)
     split = np.where(c.whole_logits > 0, 1.0, c.tp)
-    logits = np.where(has_head, tokens * c.vocab / split * f["logit_bytes"], 0.0)
+    logits = np.where(has_head, tokens * c.vocab / split * logit_bytes, 0.0)
     gathering = np.where(sharded, 2 * (2 * block + c.reduce_bytes * block) + 2 * table, 0.0)
     buffers = gathering + c.flat_copies * (f["copied_bytes"] * held + 4 * held / shard)
     lasting = (
-        2 * held / np.where(sharded & (c.regather > 0), shard, 1.0),
-        c.reduce_bytes * held / np.where(sharded, shard, 1.0),
+        2 * held / np.where(sharded & (c.regather > 0) & (c.each_microbatch > 0), shard, 1.0),
+        c.reduce_bytes * held / np.where(sharded & (c.each_microbatch > 0), shard, 1.0),
         c.optimizer_bytes * held / shard,
     )
     moving = activations + np.maximum(backward, logits)
+    idle = f["unreused"] * np.minimum(backward, logits)
     return RankMemory(
         weights=lasting[0], gradients=lasting[1], optimizer=lasting[2], activations=activations,
         working=np.where(backward > logits, backward, 0.0), logits=np.where(backward > logits, 0.0, logits),
-        gathered=buffers, communicators=np.full(len(c), f["base_GiB"] * GIB), slack=f["slack"] * moving,
+        gathered=buffers, communicators=np.full(len(c), f["base_GiB"] * GIB), slack=f["slack"] * moving + idle,
     )  # fmt: skip
 
 
-def _activations(c: Columns, f: Factors) -> tuple[Column, Column]:
-    """Of a block and microbatch: all that its backward needs, and what is kept until then (Korthikanti 2022)."""
+def _activations(c: Columns, f: Factors) -> tuple[Column, Column, Column]:
+    """Of a block and microbatch: all that its backward needs, and what is kept until then (Korthikanti 2022); its scores."""
     tokens = c.microbatch * c.seq_len
     along = np.where(c.sequence_parallel > 0, c.tp, 1.0)
     heads, keys = c.num_heads * c.head_width / c.tp, c.num_kv_heads * c.head_width / c.tp
@@ -99,16 +101,16 @@ def _activations(c: Columns, f: Factors) -> tuple[Column, Column]:
     partly = (c.again_products > 0) & ~full
     kept = np.where(full, checkpoint, np.where(partly, (1 - c.again_products) * whole + checkpoint, without_scores))
     kept = np.where((c.again_products > 0) & (c.again_attention == 0), 0.45 * whole, kept)
-    return whole, kept
+    return whole, kept, tokens * scores
 
 
-def _in_flight(c: Columns, f: Factors, *, first: bool) -> Column:
+def _in_flight(c: Columns, *, first: bool) -> Column:
     """Microbatches whose activations a stage holds at once, in units of its layers."""
     num, pp = c.num_microbatches, c.pp
     if not first:
         plain = np.ones(len(c))
         return np.where(c.schedule == Schedule.ZB_2, np.minimum(pp, num), plain)
     interleaved = np.minimum(pp * (1 + (pp - 1) / (pp * c.vp)), num)
-    one = np.where(c.vp > 1, interleaved, np.minimum(pp + np.where(pp > 1, f["ahead"], 0.0), num))
+    one = np.where(c.vp > 1, interleaved, np.minimum(pp, num))
     most = np.where(c.schedule == Schedule.ZB_2, np.minimum(2 * pp - 1, num), one)
     return np.where(c.schedule == Schedule.ZB_V, np.minimum(pp, num), most)

@@ -130,6 +130,20 @@ def studies(runs: Sequence[Published], r: Floats) -> None:
         print(f"  {group[0]:20} {group[1]:>5}B h{group[3]} {group[5]:>4} GPUs s{group[6]} batch {group[7]:>5} {len(best):3} layouts  rho {rank:.3f}  chosen {true[said.argmin()] / true.min() - 1:+.1%}")
 
 
+def intervals(sources: Sequence[str], r: Floats) -> None:
+    """80% intervals, each source's width from the errors of the others, a source counted as the root of its rows."""
+    weights, names = source_weights(sources), np.array(sources)
+    held = np.zeros(len(r), dtype=bool)
+    widths = np.zeros(len(r))
+    for source in set(sources):
+        mine = names == source
+        order = np.argsort(np.abs(r[~mine]))
+        share = np.cumsum(weights[~mine][order]) / weights[~mine].sum()
+        width = np.abs(r[~mine])[order][np.searchsorted(share, 0.8)]
+        held[mine], widths[mine] = np.abs(r[mine]) <= width, np.expm1(width)
+    print(f"80% intervals hold {held.mean():.1%} of rows, median half-width {np.median(widths):.1%}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("path", type=Path)
@@ -167,6 +181,7 @@ def main() -> None:
             values = fit(c.take(~mine), seconds[~mine], weights[~mine], start=x, rounds=8)
             out[mine] = errors(c.take(mine), seconds[mine], values)
         report(sources, out, "each source by the others")
+        intervals(sources, out)
 
 
 if __name__ == "__main__":

@@ -279,6 +279,8 @@ def _schedule(row: Row) -> Schedule:
 
 def _gated(row: Row, layers: int, width: int, heads: int, keys: int, ffn: int) -> bool:
     """Whether two input matrices explain the published number of parameters better than one."""
+    if "ffn=4h default" in row["notes"]:
+        return False
     found, vocab = number(row, "params_B") * 1e9, number(row, "vocab") * width
     attention = width * width * (2 + 2 * keys / heads)
     plain, gated = (layers * (attention + n * width * ffn) for n in (2, 3))
