@@ -55,6 +55,7 @@ class Schedule(IntEnum):
 class Program:
     attention: Attention = Attention.FLASH2
     pointwise: Pointwise = Pointwise.COMPILED
+    fused_rotary: bool = False  # turning queries and keys is one kernel, whatever the rest is
     eager_norm: bool = False  # a norm of single operations in fp32
     tp_overlap: Overlap = Overlap.WEIGHTS
     reduce_overlap: bool = True  # gradients are summed over dp behind the backward
@@ -97,6 +98,7 @@ class Case:
     tied: bool = True
     causal: bool = True
     window: int = 0  # 0: none
+    rotary: bool = False
     parallel_block: bool = False
     dropout: bool = False
     # the layout
@@ -135,6 +137,7 @@ class Columns:
     other_network: Column
     attention: Column
     pointwise: Column
+    fused_rotary: Column
     eager_norm: Column
     tp_overlap: Column
     reduce_overlap: Column
@@ -160,6 +163,7 @@ class Columns:
     tied: Column
     causal: Column
     window: Column
+    rotary: Column
     parallel_block: Column
     dropout: Column
     pp: Column
@@ -231,6 +235,6 @@ def _numbers(case: Case) -> dict[str, float]:
 _TRAITS = [field.name for field in fields(Program)]
 _OWN = [
     "num_layers", "width", "num_heads", "num_kv_heads", "head_width", "ffn_width", "gated", "vocab", "seq_len", "tied",
-    "causal", "window", "parallel_block", "dropout", "pp", "vp", "dp", "tp", "zero", "shard", "regather", "each_microbatch",
+    "causal", "window", "rotary", "parallel_block", "dropout", "pp", "vp", "dp", "tp", "zero", "shard", "regather", "each_microbatch",
     "sequence_parallel", "microbatch", "num_microbatches", "schedule", "optimizer_bytes",
 ]  # fmt: skip

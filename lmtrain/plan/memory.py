@@ -97,7 +97,7 @@ def _activations(c: Columns, f: Factors) -> tuple[Column, Column, Column]:
     whole = tokens * (residual + many * (attention + mlp) + scores + lse)
     checkpoint = tokens * 2 * c.width / along
     without_scores = whole - tokens * scores * np.minimum(c.again_attention, 1.0)
-    full = (c.again_products >= 1.0)
+    full = c.again_products >= 1.0
     partly = (c.again_products > 0) & ~full
     kept = np.where(full, checkpoint, np.where(partly, (1 - c.again_products) * whole + checkpoint, without_scores))
     kept = np.where((c.again_products > 0) & (c.again_attention == 0), 0.45 * whole, kept)

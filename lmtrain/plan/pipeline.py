@@ -11,9 +11,7 @@ import numpy as np
 from lmtrain.plan.case import Column, Columns, Schedule
 
 
-def makespan(
-    c: Columns, forward: Column, backward: Column, weight: Column, last: Column, largest: Column
-) -> Column:
+def makespan(c: Columns, forward: Column, backward: Column, weight: Column, last: Column, largest: Column) -> Column:
     """Seconds of all microbatches.
 
     `forward` and `backward` are of an even stage (all its chunks), `weight` is the part of the backward that nobody
@@ -21,8 +19,8 @@ def makespan(
     """
     num, pp, vp = c.num_microbatches, c.pp, c.vp
     pace = np.maximum(last, largest)
-    fill = (pp - 1) / vp * (forward + backward)
-    one = num * pace + fill
+    passage = (pp - 1) * (forward + backward) + last - pace  # one microbatch through all stages but the slowest
+    one = num * pace + passage / vp
     saved = np.where(c.schedule == Schedule.ZB_1, 2 * np.minimum(weight, backward / 2), forward + backward)
     zero = num * pace + (pp - 1) * np.maximum(forward + backward - saved, 0.0)
     return np.where(pp == 1, num * last, np.where(c.schedule == Schedule.ONE_F_ONE_B, one, zero))

@@ -54,9 +54,7 @@ def price_step(c: Columns, f: Factors) -> StepTime:
     bare_forward = np.where(c.tp_overlap == Overlap.CHUNKED, f["tp_exposed_chunked"], 1.0)
     tp_forward = 2 * one * bare_forward
     tp_back = 2 * one * bare + c.again_collectives * tp_forward
-    again = (
-        c.again_products * work.products + c.again_attention * work.attention + c.again_pointwise * work.pointwise
-    )
+    again = c.again_products * work.products + c.again_attention * work.attention + c.again_pointwise * work.pointwise
     again = np.maximum(again, c.again_products * work.host)
     add = _add_seconds(c, f, block)
     block_forward, block_back = work.forward + tp_forward, work.backward + again + tp_back + add

@@ -15,6 +15,7 @@ from lmtrain.plan.factors import Factors
 SUSTAIN = ("sustain_volta", "sustain_ampere", "sustain_hopper", "sustain_blackwell", "sustain_ampere")
 TILES = ((256, 128), (128, 128))
 NORMS_PASSES, FLASH_BACKWARD = 11.0, 2.5
+EAGER_ROTARY = 10.0  # two products, a turned copy of two halves, a sum: reads and writes of each number
 
 
 @dataclass(frozen=True)
@@ -56,9 +57,7 @@ def price_work(c: Columns, f: Factors) -> Work:
     return Work(forward, attention, pointwise, backward, attention_back, pointwise_back, host, head + loss)
 
 
-def product(
-    c: Columns, f: Factors, rows: Column, columns: Column, inner: Column, *, whole: bool = False
-) -> Column:
+def product(c: Columns, f: Factors, rows: Column, columns: Column, inner: Column, *, whole: bool = False) -> Column:
     """[rows, inner] x [inner, columns]. `whole`: in 16 bits, whatever the rest has."""
     flops = 2 * rows * columns * inner
     share = f.by_kind(SUSTAIN, c.generation) * c.sustained
@@ -73,9 +72,7 @@ def product(
     return np.maximum(seconds, bytes_moved / _stream(c, f)) + cast / _stream(c, f) + f["gap_s"]
 
 
-def _backward(
-    c: Columns, f: Factors, rows: Column, columns: Column, inner: Column, *, whole: bool = False
-) -> Column:
+def _backward(c: Columns, f: Factors, rows: Column, columns: Column, inner: Column, *, whole: bool = False) -> Column:
     of_input = product(c, f, rows, inner, columns, whole=whole)
     return of_input + product(c, f, columns, inner, rows, whole=whole)
 
@@ -113,7 +110,9 @@ def _pointwise(c: Columns, f: Factors, tokens: Column, heads: Column, keys: Colu
     along = np.where(c.sequence_parallel > 0, c.tp, 1.0)
     residual = NORMS_PASSES * c.width / along * np.where(c.parallel_block > 0, 0.6, 1.0)
     mlp = np.where(c.gated > 0, 3.0, 2.0) * c.ffn_width / c.tp
-    numbers = residual + mlp + 4 * (heads + keys)
+    plain = (c.pointwise == Pointwise.EAGER) & (c.fused_rotary == 0)
+    turned = c.rotary * np.where(plain, EAGER_ROTARY, 2.0)
+    numbers = residual + mlp + (2 + turned) * (heads + keys)
     passes = f.by_kind(("passes_eager", "passes_fused", "passes_compiled"), c.pointwise)
     norms = c.eager_norm * 2 * f["norm_bytes"] * c.width / along
     seconds = tokens * 2 * numbers * passes / _stream(c, f)

@@ -1,6 +1,6 @@
 """How far the planner's memory is from published runs: gigabytes, and who ran out of memory.
 
-    python -m tests.benchmarks.plan_memory published_runs.csv [--rows SOURCE]
+python -m tests.benchmarks.plan_memory published_runs.csv [--rows SOURCE]
 """
 
 from __future__ import annotations
@@ -50,13 +50,17 @@ def fit(c: Columns, kinds: Floats, true: Floats, weights: Floats) -> Floats:
 
     def cost(values: Floats, r: Floats) -> float:
         s = 0.05
-        return float((weights * s * s * (np.sqrt(1 + (r / s) ** 2) - 1)).sum() + PULL * (((values - NOMINAL) / scale) ** 2).sum())
+        return float(
+            (weights * s * s * (np.sqrt(1 + (r / s) ** 2) - 1)).sum() + PULL * (((values - NOMINAL) / scale) ** 2).sum()
+        )
 
     r = residuals(c, kinds, true, x)
     best = cost(x, r)
     for _ in range(25):
         step = 1e-3 * scale
-        jacobian = np.stack([(residuals(c, kinds, true, x + np.eye(len(x))[k] * step) - r) / step[k] for k in range(len(x))], 1)
+        jacobian = np.stack(
+            [(residuals(c, kinds, true, x + np.eye(len(x))[k] * step) - r) / step[k] for k in range(len(x))], 1
+        )
         w = weights / np.sqrt(1 + (r / 0.05) ** 2)
         normal = (jacobian * w[:, None]).T @ jacobian + np.diag(PULL / scale**2)
         gradient = (jacobian * w[:, None]).T @ r + PULL * (x - NOMINAL) / scale**2
@@ -91,7 +95,9 @@ def main() -> None:
     c = columns([case_of(row) for row in rows])
     kinds = np.array([{"measured": 0.0, "fits": 1.0, "oom": 2.0}[kind_of(row)] for row in rows])
     # because: torchtitan prints GiB, and the others' tools do although the column says GB
-    measured = np.array([float(row["mem_GB"] or 0) * (1e9 if row["source"] == "mcore_ci_7b" else 2**30) for row in rows])
+    measured = np.array(
+        [float(row["mem_GB"] or 0) * (1e9 if row["source"] == "mcore_ci_7b" else 2**30) for row in rows]
+    )
     true = np.where(kinds == 0, measured, c.memory_bytes)
     sources = [row["source"] for row in rows]
     counts = Counter(zip(sources, kinds.tolist(), strict=True))
@@ -107,7 +113,9 @@ def main() -> None:
             wrong = kinds[at] == 0 or (kinds[at] == 1) != (m.total[at] < true[at])
             if row["source"] == args.rows and wrong:
                 g = 2.0**30
-                print(f"  {row['row_id'][-3:]} {kind_of(row):8} h{row['hidden']} L{row['layers']} s{row['seq_len']} mb{row['micro_batch']} tp{row['tp']} pp{row['pp']} v{c.vp[at]:g} dp{c.dp[at]:g} z{c.zero[at]:g} {row['recompute'][:4]} sp{c.sequence_parallel[at]:g} a{c.attention[at]:g} n{c.eager_norm[at]:g} true {true[at]/g:6.1f} said {m.total[at]/g:6.1f}: w {m.weights[at]/g:.1f} g {m.gradients[at]/g:.1f} o {m.optimizer[at]/g:.1f} act {m.activations[at]/g:.1f} work {m.working[at]/g:.1f} log {m.logits[at]/g:.1f} buf {m.gathered[at]/g:.1f} slack {m.slack[at]/g:.1f} {row['notes'][:30]}")
+                print(
+                    f"  {row['row_id'][-3:]} {kind_of(row):8} h{row['hidden']} L{row['layers']} s{row['seq_len']} mb{row['micro_batch']} tp{row['tp']} pp{row['pp']} v{c.vp[at]:g} dp{c.dp[at]:g} z{c.zero[at]:g} {row['recompute'][:4]} sp{c.sequence_parallel[at]:g} a{c.attention[at]:g} n{c.eager_norm[at]:g} true {true[at] / g:6.1f} said {m.total[at] / g:6.1f}: w {m.weights[at] / g:.1f} g {m.gradients[at] / g:.1f} o {m.optimizer[at] / g:.1f} act {m.activations[at] / g:.1f} work {m.working[at] / g:.1f} log {m.logits[at] / g:.1f} buf {m.gathered[at] / g:.1f} slack {m.slack[at] / g:.1f} {row['notes'][:30]}"
+                )
 
 
 def report(sources: Sequence[str], kinds: Floats, r: Floats) -> None:
@@ -119,10 +127,14 @@ def report(sources: Sequence[str], kinds: Floats, r: Floats) -> None:
     for (source, kind), ones in sorted(by.items()):
         e = np.array(ones)
         if kind == 0:
-            print(f"  {source:22} {len(e):4} median |e| {np.median(np.abs(np.expm1(e))):.1%}  bias {np.median(np.expm1(e)):+.1%}  worst {np.abs(np.expm1(e)).max():.0%}")
+            print(
+                f"  {source:22} {len(e):4} median |e| {np.median(np.abs(np.expm1(e))):.1%}  bias {np.median(np.expm1(e)):+.1%}  worst {np.abs(np.expm1(e)).max():.0%}"
+            )
         else:
             right = (e < 0) if kind == 1 else (e > 0)
-            print(f"  {source:22} {len(e):4} {'fits' if kind == 1 else 'out of memory'}: called right {right.mean():.1%}")
+            print(
+                f"  {source:22} {len(e):4} {'fits' if kind == 1 else 'out of memory'}: called right {right.mean():.1%}"
+            )
     print(f"fits {(r[kinds == 1] < 0).mean():.1%}, out of memory {(r[kinds == 2] > 0).mean():.1%}")
 
 

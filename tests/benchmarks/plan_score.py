@@ -57,13 +57,17 @@ def fit(c: Columns, seconds: Floats, weights: Floats, start: Floats | None = Non
 
     def cost(values: Floats, r: Floats) -> float:
         s = 0.05
-        return float((weights * s * s * (np.sqrt(1 + (r / s) ** 2) - 1)).sum() + PULL * (((values - NOMINAL) / scale) ** 2).sum())
+        return float(
+            (weights * s * s * (np.sqrt(1 + (r / s) ** 2) - 1)).sum() + PULL * (((values - NOMINAL) / scale) ** 2).sum()
+        )
 
     r = errors(c, seconds, x)
     best = cost(x, r)
     for _ in range(rounds):
         step = 1e-3 * scale
-        jacobian = np.stack([(errors(c, seconds, x + np.eye(len(x))[k] * step) - r) / step[k] for k in range(len(x))], 1)
+        jacobian = np.stack(
+            [(errors(c, seconds, x + np.eye(len(x))[k] * step) - r) / step[k] for k in range(len(x))], 1
+        )
         w = weights / np.sqrt(1 + (r / 0.05) ** 2)
         normal = (jacobian * w[:, None]).T @ jacobian + np.diag(PULL / scale**2)
         gradient = (jacobian * w[:, None]).T @ r + PULL * (x - NOMINAL) / scale**2
@@ -93,13 +97,17 @@ def source_weights(sources: Sequence[str]) -> Floats:
 
 
 def report(sources: Sequence[str], r: Floats, title: str) -> None:
-    print(f"\n{title}: {len(r)} rows, median |error| {np.median(np.abs(np.expm1(r))):.1%}, over 35%: {(np.abs(np.expm1(r)) > 0.35).sum()}")
+    print(
+        f"\n{title}: {len(r)} rows, median |error| {np.median(np.abs(np.expm1(r))):.1%}, over 35%: {(np.abs(np.expm1(r)) > 0.35).sum()}"
+    )
     by = defaultdict(list)
     for source, one in zip(sources, r, strict=True):
         by[source].append(one)
     for source, ones in sorted(by.items(), key=lambda item: -len(item[1])):
         e = np.expm1(np.array(ones))
-        print(f"  {source:26} {len(ones):4}  median |e| {np.median(np.abs(e)):6.1%}  bias {np.median(e):+6.1%}  worst {np.abs(e).max():6.1%}")
+        print(
+            f"  {source:26} {len(ones):4}  median |e| {np.median(np.abs(e)):6.1%}  bias {np.median(e):+6.1%}  worst {np.abs(e).max():6.1%}"
+        )
 
 
 def ranks(values: Floats) -> Floats:
@@ -112,11 +120,34 @@ def ranks(values: Floats) -> Floats:
 
 def studies(runs: Sequence[Published], r: Floats) -> None:
     """One model, one machine, one batch: does the planner rank layouts as the measurements do?"""
-    groups: dict[tuple[str, ...], dict[tuple[object, ...], list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
+    groups: dict[tuple[str, ...], dict[tuple[object, ...], list[tuple[float, float]]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
     for run, one in zip(runs, r, strict=True):
         k, row = run.case, run.row
-        group = (row["source"], row["params_B"], row["layers"], row["hidden"], row["heads"] if row["source"] != "bloom_tuning" else "", row["gpus"], row["seq_len"], row["global_batch"], row["hardware"])
-        layout = (k.tp, k.pp, k.vp, k.dp, k.microbatch, k.sequence_parallel, row["recompute"], k.schedule, k.zero, k.shard)
+        group = (
+            row["source"],
+            row["params_B"],
+            row["layers"],
+            row["hidden"],
+            row["heads"] if row["source"] != "bloom_tuning" else "",
+            row["gpus"],
+            row["seq_len"],
+            row["global_batch"],
+            row["hardware"],
+        )
+        layout = (
+            k.tp,
+            k.pp,
+            k.vp,
+            k.dp,
+            k.microbatch,
+            k.sequence_parallel,
+            row["recompute"],
+            k.schedule,
+            k.zero,
+            k.shard,
+        )
         groups[group][layout].append((run.seconds, run.seconds * float(np.exp(one))))
     print("\nstudies of six layouts or more: rank correlation, and what the chosen layout costs beside the best")
     for group, layouts in sorted(groups.items()):
@@ -127,19 +158,19 @@ def studies(runs: Sequence[Published], r: Floats) -> None:
         said = np.array([min(p for _, p in layouts[l]) for l in best])
         grain = 1.0 if group[0] == "bigscience_1b3_v100" else 1e-3  # figures are printed to so many seconds
         rank = np.corrcoef(ranks(true), ranks(np.round(said / grain)))[0, 1]
-        print(f"  {group[0]:20} {group[1]:>5}B h{group[3]} {group[5]:>4} GPUs s{group[6]} batch {group[7]:>5} {len(best):3} layouts  rho {rank:.3f}  chosen {true[said.argmin()] / true.min() - 1:+.1%}")
+        print(
+            f"  {group[0]:20} {group[1]:>5}B h{group[3]} {group[5]:>4} GPUs s{group[6]} batch {group[7]:>5} {len(best):3} layouts  rho {rank:.3f}  chosen {true[said.argmin()] / true.min() - 1:+.1%}"
+        )
 
 
 def intervals(sources: Sequence[str], r: Floats) -> None:
-    """80% intervals, each source's width from the errors of the others, a source counted as the root of its rows."""
-    weights, names = source_weights(sources), np.array(sources)
+    """80% intervals, each source's width from the errors of the others, of all rows alike."""
+    names = np.array(sources)
     held = np.zeros(len(r), dtype=bool)
     widths = np.zeros(len(r))
     for source in set(sources):
         mine = names == source
-        order = np.argsort(np.abs(r[~mine]))
-        share = np.cumsum(weights[~mine][order]) / weights[~mine].sum()
-        width = np.abs(r[~mine])[order][np.searchsorted(share, 0.8)]
+        width = float(np.quantile(np.abs(r[~mine]), 0.8))
         held[mine], widths[mine] = np.abs(r[mine]) <= width, np.expm1(width)
     print(f"80% intervals hold {held.mean():.1%} of rows, median half-width {np.median(widths):.1%}")
 
@@ -173,7 +204,9 @@ def main() -> None:
         for at, (run, one) in enumerate(zip(runs, r, strict=True)):
             if run.row["source"] == args.rows:
                 k = run.case
-                print(f"  {run.row['row_id'][-3:]} {run.row['gpus']:>5} h{k.width} {k.num_heads} L{k.num_layers} s{k.seq_len} mb{k.microbatch} m{k.num_microbatches} tp{k.tp} pp{k.pp} v{k.vp} dp{k.dp} {run.row['recompute']:8} sp{int(k.sequence_parallel)} {k.precision} a{int(k.program.attention)} n{int(k.program.eager_norm)}  {run.seconds:8.3f}  {np.expm1(one):+.1%} tp {t.tp[at]/total[at]:.2f} bub {t.bubble[at]/total[at]:.2f} sh {t.sharded[at]/total[at]:.2f} dp {t.reduce[at]/total[at]:.2f} up {t.update[at]/total[at]:.2f} {run.row['notes'][:30] if args.rows!='hagemann2023' else ''}")
+                print(
+                    f"  {run.row['row_id'][-3:]} {run.row['gpus']:>5} h{k.width} {k.num_heads} L{k.num_layers} s{k.seq_len} mb{k.microbatch} m{k.num_microbatches} tp{k.tp} pp{k.pp} v{k.vp} dp{k.dp} {run.row['recompute']:8} sp{int(k.sequence_parallel)} {k.precision} a{int(k.program.attention)} n{int(k.program.eager_norm)}  {run.seconds:8.3f}  {np.expm1(one):+.1%} tp {t.tp[at] / total[at]:.2f} bub {t.bubble[at] / total[at]:.2f} sh {t.sharded[at] / total[at]:.2f} dp {t.reduce[at] / total[at]:.2f} up {t.update[at] / total[at]:.2f} {run.row['notes'][:30] if args.rows != 'hagemann2023' else ''}"
+                )
     if args.leave_one_out:
         out = np.zeros(len(r))
         for source in set(sources):

@@ -32,9 +32,14 @@ MEGATRON_CORE = Program(
 EAGER = Program(attention=Attention.FLASH2, pointwise=Pointwise.EAGER)
 PROGRAMS: dict[str, Program] = {
     "hagemann2023": replace(
-        EAGER, tp_overlap=Overlap.NONE, reduce_overlap=False, reduce_bytes=2, reduce_whole=True,
+        EAGER,
+        tp_overlap=Overlap.NONE,
+        reduce_overlap=False,
+        reduce_bytes=2,
+        reduce_whole=True,
         fused_gradients=True,  # not stated; small microbatches cost nothing there
-        whole_logits=True, keeps_gathered=True,  # not stated; what runs out of memory says so
+        whole_logits=True,
+        keeps_gathered=True,  # not stated; what runs out of memory says so
     ),
     "llmfoundry": replace(EAGER, attention=Attention.FLASH1),
     "bloom_tuning": MEGATRON_DEEPSPEED,
@@ -53,7 +58,7 @@ PROGRAMS: dict[str, Program] = {
         MEGATRON_CORE, attention=Attention.FLASH2, tp_overlap=Overlap.NONE, send_overlap=False, fused_gradients=False
     ),
     "zerobubble": replace(MEGATRON_2022, tp_overlap=Overlap.NONE),
-    "internevo": replace(EAGER, attention=Attention.FLASH1, reduce_bytes=2),
+    "internevo": replace(EAGER, attention=Attention.FLASH1, reduce_bytes=2, fused_rotary=True),
     "torchtitan": EAGER,
     "ibm_fms_fsdp": replace(EAGER, pointwise=Pointwise.COMPILED, reduce_bytes=2),
     "bigscience_1b3_v100": replace(MEGATRON_DEEPSPEED, whole_messages=False),
@@ -180,13 +185,19 @@ def case_of(row: Row) -> Case:
         shard=shard, regather=regather, each_microbatch=not (row["source"] == "torchtitan" and pp > 1), sequence_parallel=_sequence_parallel(row, tp), microbatch=micro,
         num_microbatches=max(round(number(row, "global_batch") / (dp * micro)), 1), schedule=_schedule(row),
         largest_stage=largest, last_stage=last, again=again_of(row, program), precision=precision,
-        parallel_block="parallel block" in row["notes"], window=512 if "sliding-window" in row["notes"] else 0,
+        rotary=_gated(row, layers, width, heads, keys, ffn), parallel_block="parallel block" in row["notes"], window=512 if "sliding-window" in row["notes"] else 0,
     )  # fmt: skip
 
 
 def precision_of(row: Row) -> str:
     word = row["precision"].lower()
-    for sign, name in (("rowwise", "float8_row"), ("nvfp4", "nvfp4"), ("mxfp8", "mxfp8"), ("float8", "float8"), ("fp8", "float8")):
+    for sign, name in (
+        ("rowwise", "float8_row"),
+        ("nvfp4", "nvfp4"),
+        ("mxfp8", "mxfp8"),
+        ("float8", "float8"),
+        ("fp8", "float8"),
+    ):
         if sign in word:
             return name
     return "fp16" if word.startswith("fp16") else "bf16"

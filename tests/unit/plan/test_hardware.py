@@ -1,0 +1,35 @@
+"""Every machine's file is read, and says where its figures come from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lmtrain.plan.hardware import read_hardware
+from tests.unit.plan.cases import CONF
+
+FILES = sorted(CONF.glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_machine_is_whole(path: Path) -> None:
+    machine = read_hardware(path)
+    assert max(machine.peak_tflops.values()) > 0
+    assert machine.link_GBps * machine.gpus_per_node >= machine.nic_GBps or machine.unchecked
+    for line in path.read_text().splitlines()[1:]:
+        key = line.split(":")[0]
+        nameless = key.startswith(" ") or key in ("generation", "unchecked", "network")
+        assert nameless or "#" in line, f"{path.name}: {key} names no source"
+
+
+def test_what_nobody_measured_is_marked() -> None:
+    unchecked = {path.stem for path in FILES if read_hardware(path).unchecked}
+    assert {"l40s", "h100_pcie"} <= unchecked
+
+
+def test_an_unknown_fact_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "odd.yaml"
+    path.write_text((CONF / "h100.yaml").read_text() + "colour: green\n")
+    with pytest.raises(ValueError, match="colour"):
+        read_hardware(path)

@@ -1,0 +1,48 @@
+"""Products by shape, attention by kernel, the rest by bytes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from lmtrain.plan.case import Attention, Case, Column, Program, columns
+from lmtrain.plan.factors import nominal
+from lmtrain.plan.work import price_work, product
+from tests.unit.plan.cases import gpt3
+
+F = nominal()
+
+
+def seconds(case: Case, rows: int, out: int, inner: int) -> float:
+    one: Column = np.ones(1)
+    return float(product(columns([case]), F, rows * one, out * one, inner * one)[0])
+
+
+def test_a_large_product_runs_at_the_sustained_rate() -> None:
+    taken = seconds(gpt3(), 16384, 12288, 12288)
+    rate = 2 * 16384 * 12288 * 12288 / taken / 312e12
+    assert rate == pytest.approx(F["sustain_ampere"], abs=0.03)
+
+
+def test_a_side_that_is_no_multiple_of_64_costs() -> None:
+    assert seconds(gpt3(), 8192, 1800, 14400) > 1.2 * seconds(gpt3(), 8192, 1792, 14400)
+
+
+def test_a_thin_product_is_bound_by_memory() -> None:
+    assert seconds(gpt3(), 16, 12288, 12288) > 2 * 12288 * 12288 / 2.1e12
+
+
+@pytest.mark.parametrize("better", [Attention.FUSED, Attention.FLASH1, Attention.FLASH2])
+def test_each_kernel_of_attention_beats_the_one_before(better: Attention) -> None:
+    case = gpt3(seq_len=4096, precision="bf16")
+    worse = Attention(better - 1)
+    both = [replace(case, program=Program(attention=kernel)) for kernel in (worse, better)]
+    work = price_work(columns(both), F)
+    assert work.attention[1] + work.attention_back[1] < work.attention[0] + work.attention_back[0]
+
+
+def test_a_width_of_heads_that_is_no_multiple_of_8_is_slow() -> None:
+    work = price_work(columns([gpt3(head_width=108), gpt3(head_width=112)]), F)
+    assert work.attention[0] > 1.5 * work.attention[1]
