@@ -235,6 +235,6 @@ def _numbers(case: Case) -> dict[str, float]:
 _TRAITS = [field.name for field in fields(Program)]
 _OWN = [
     "num_layers", "width", "num_heads", "num_kv_heads", "head_width", "ffn_width", "gated", "vocab", "seq_len", "tied",
-    "causal", "window", "rotary", "parallel_block", "dropout", "pp", "vp", "dp", "tp", "zero", "shard", "regather", "each_microbatch",
-    "sequence_parallel", "microbatch", "num_microbatches", "schedule", "optimizer_bytes",
+    "causal", "window", "rotary", "parallel_block", "dropout", "pp", "vp", "dp", "tp", "zero", "shard", "regather",
+    "each_microbatch", "sequence_parallel", "microbatch", "num_microbatches", "schedule", "optimizer_bytes",
 ]  # fmt: skip

@@ -31,7 +31,8 @@ class RankMemory:
     @property
     def total(self) -> Column:
         parts = [getattr(self, field.name) for field in fields(self)]
-        return np.sum(parts, axis=0)
+        found: Column = np.sum(parts, axis=0)
+        return found
 
 
 def price_memory(c: Columns, f: Factors) -> RankMemory:
@@ -81,7 +82,7 @@ def _rank(c: Columns, f: Factors, *, first: bool) -> RankMemory:
 
 
 def _activations(c: Columns, f: Factors) -> tuple[Column, Column, Column]:
-    """Of a block and microbatch: all that its backward needs, and what is kept until then (Korthikanti 2022); its scores."""
+    """Of a block and microbatch: all its backward needs, what is kept until then, its scores (Korthikanti 2022)."""
     tokens = c.microbatch * c.seq_len
     along = np.where(c.sequence_parallel > 0, c.tp, 1.0)
     heads, keys = c.num_heads * c.head_width / c.tp, c.num_kv_heads * c.head_width / c.tp

@@ -107,7 +107,8 @@ def _add_seconds(c: Columns, f: Factors, weights: Column) -> Column:
     """Of a microbatch: its gradients are written, read, and added to the sum. A shard's sum is short."""
     share = np.where(c.fused_gradients > 0, f["add_fused"], f["add_share"])
     sums = np.where((c.zero == 3) & (c.each_microbatch > 0), 0.0, 2 * c.reduce_bytes)
-    return share * (2 + sums) * weights / (c.memory_Bps * f["stream_share"])
+    found: Column = share * (2 + sums) * weights / (c.memory_Bps * f["stream_share"])
+    return found
 
 
 def _over_dp(c: Columns, f: Factors, held: Column) -> tuple[Column, Column]:

@@ -123,7 +123,7 @@ def _layout_gpus(row: Row) -> float:
 
 def why_not(row: Row) -> str:
     """Why a row with shape and layout is not priced; empty where it is."""
-    if not row["layers"] or not row["hidden"]:
+    if not row["hidden"] or not layers_of(row):
         return "no shape"
     if not row["tp"] or not row["pp"]:
         return "no layout"
@@ -141,6 +141,14 @@ def why_not(row: Row) -> str:
     if number(row, "global_batch") / (dp * micro) % 1 > 0.01 and number(row, "global_batch") / (dp * micro) < 20:
         return "its batch is no whole number of microbatches"
     return ""
+
+
+def layers_of(row: Row) -> int:
+    """As published, or of a plain GPT of the published width and number of parameters."""
+    width, vocab = number(row, "hidden"), number(row, "vocab") or 50304
+    if row["layers"] or not width or number(row, "ffn_hidden") not in (0, 4 * width):
+        return int(number(row, "layers"))
+    return max(round((number(row, "params_B") * 1e9 - vocab * width) / (12 * width**2)), 0)
 
 
 def microbatch_of(row: Row) -> float:
@@ -168,7 +176,7 @@ def case_of(row: Row) -> Case:
     tp, pp = int(number(row, "tp")), int(number(row, "pp"))
     gpus = int(number(row, "gpus") or _layout_gpus(row))
     dp = gpus // (tp * pp)
-    layers, width = int(number(row, "layers")), int(number(row, "hidden"))
+    layers, width = layers_of(row), int(number(row, "hidden"))
     heads = int(number(row, "heads")) or width // 128
     keys = int(number(row, "kv_heads")) or heads
     ffn = int(number(row, "ffn_hidden")) or 4 * width
@@ -178,14 +186,18 @@ def case_of(row: Row) -> Case:
     program = program_of(row)
     zero, shard, regather = sharding(row, dp)
     largest, last = stages(row, layers, pp)
+    gated = _gated(row, layers, width, heads, keys, ffn)
     return Case(
         hardware=machine(row), program=program, num_layers=layers, width=width, num_heads=heads, num_kv_heads=keys,
-        head_width=width // heads, ffn_width=ffn, gated=_gated(row, layers, width, heads, keys, ffn), vocab=vocab,
+        head_width=width // heads, ffn_width=ffn, gated=gated, vocab=vocab,
         seq_len=int(number(row, "seq_len")), tied=True, pp=pp, vp=_chunks(row, layers, pp), dp=dp, tp=tp, zero=zero,
-        shard=shard, regather=regather, each_microbatch=not (row["source"] == "torchtitan" and pp > 1), sequence_parallel=_sequence_parallel(row, tp), microbatch=micro,
+        shard=shard, regather=regather, each_microbatch=not (row["source"] == "torchtitan" and pp > 1),
+        sequence_parallel=_sequence_parallel(row, tp), microbatch=micro,
         num_microbatches=max(round(number(row, "global_batch") / (dp * micro)), 1), schedule=_schedule(row),
         largest_stage=largest, last_stage=last, again=again_of(row, program), precision=precision,
-        rotary=_gated(row, layers, width, heads, keys, ffn), parallel_block="parallel block" in row["notes"], window=512 if "sliding-window" in row["notes"] else 0,
+        # because: of these programs, those with a gate turn queries and keys, and the others do not
+        rotary=gated, parallel_block="parallel block" in row["notes"],
+        window=512 if "sliding-window" in row["notes"] else 0,  # how wide is not published
     )  # fmt: skip
 
 

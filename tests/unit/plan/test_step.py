@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -11,6 +14,11 @@ from lmtrain.plan.step import price_step
 from tests.unit.plan.cases import gpt3
 
 F = nominal()
+
+
+def _program(trait: str, on: bool) -> Program:
+    changes: dict[str, Any] = {trait: on}
+    return replace(Program(), **changes)
 
 
 def total(case: Case) -> float:
@@ -30,7 +38,7 @@ def test_parts_add_up() -> None:
 
 @pytest.mark.parametrize("trait", ["reduce_overlap", "gather_overlap", "send_overlap", "fused_gradients"])
 def test_what_overlaps_or_is_fused_saves_time(trait: str) -> None:
-    without, with_it = (gpt3(program=Program(**{"reduce_overlap": True, trait: on})) for on in (False, True))
+    without, with_it = (gpt3(program=_program(trait, on)) for on in (False, True))
     assert total(with_it) < total(without)
 
 
