@@ -11,6 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lmtrain.plan.case import columns
 from lmtrain.plan.factors import MEMORY_FACTORS, Factors
@@ -70,21 +71,18 @@ class Rows:
 
 def report(rows: Rows, factors: Factors) -> None:
     e, right = np.expm1(rows.errors(factors)), rows.right(factors)
-    for kind, name in ((MEASURED, "measured"), (FITS, "fit"), (OUT, "ran out")):
+
+    def said(mine: NDArray[np.bool_], kind: int) -> str:
+        if kind != MEASURED:
+            return f"{right[mine].mean():.1%} called right"
+        return f"median |error| {np.median(np.abs(e[mine])):.1%}, bias {np.median(e[mine]):+.1%}"
+
+    for kind, name in ((MEASURED, "measured"), (FITS, "fit"), (OUT, "ran out of memory")):
         mine = rows.kinds == kind
         for source in sorted(set(rows.sources[mine])):
             one = mine & (rows.sources == source)
-            middle, bias = np.median(np.abs(e[one])), np.median(e[one])
-            text = f"median |error| {middle:.1%}  bias {bias:+.1%}  worst {np.abs(e[one]).max():.0%}"
-            print(
-                f"  {source:22} {name:9} {one.sum():4}  {text if kind == MEASURED else f'{right[one].mean():.1%} right'}"
-            )
-        said = (
-            f"median |error| {np.median(np.abs(e[mine])):.1%}"
-            if kind == MEASURED
-            else f"{right[mine].mean():.1%} right"
-        )
-        print(f"{name}: {mine.sum()} rows, {said}")
+            print(f"  {source:22} {one.sum():4} {name}: {said(one, kind)}, worst {np.abs(e[one]).max():.0%}")
+        print(f"{name}: {mine.sum()} rows, {said(mine, kind)}")
 
 
 def print_rows(rows: Rows, factors: Factors, source: str) -> None:
