@@ -94,7 +94,7 @@ def refuse_odd_output(path: Path) -> None:
 
 
 def _not_plain(path: Path) -> OutputError:
-    return OutputError(f"{path} is not a plain file, so that nothing is written to it. Choose another name for the output.")
+    return OutputError(f"{path} is not a plain file, so nothing is written to it. Choose another name for the output.")
 
 
 @contextmanager
