@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-_WATCHED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 _URGENT = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -30,7 +31,7 @@ class StopRequest:
         self._heard = heard
 
     def __enter__(self) -> StopRequest:
-        for number in _WATCHED:
+        for number in STOPS:
             self._previous[number] = signal.signal(number, self._receive)
         return self
 
@@ -56,5 +57,20 @@ class StopRequest:
 
 def ignore_stops() -> None:
     """From here on this process is ending with a result of its own, and no signal should give it another."""
-    for number in _WATCHED:
+    for number in STOPS:
         signal.signal(number, signal.SIG_IGN)
+
+
+@contextmanager
+def blocked_stops() -> Iterator[None]:
+    """What this thread starts in here begins with these signals waiting until it calls `unblock_stops`."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def unblock_stops() -> None:
+    """From here on this process hears them, as it does from its start where no launcher of ours has started it."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
