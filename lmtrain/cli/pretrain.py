@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lmtrain.cli.launching import NumProcesses, run_processes, this_process, told_to_peers
+from lmtrain.cli import launching
+from lmtrain.cli.launching import NumProcesses, told_to_peers
 from lmtrain.cli.options import ConfigDir, ConfigName, FromRun, Overrides, Plugins
 from lmtrain.cli.say import tell, warn_of
 from lmtrain.errors import LmtrainError, RanksDifferError, StoppedEarly
@@ -40,14 +41,17 @@ def pretrain(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     plugin: Plugins = None,
     nproc: NumProcesses = None,
+    max_restarts: launching.MaxRestarts = None,
+    elastic: launching.Elastic = False,
 ) -> None:
     """Pretrain a model, or go on with a run that was stopped: the same command does both."""
-    env, overrides = this_process(nproc), list(overrides or [])
+    env, overrides = launching.this_process(nproc, max_restarts), list(overrides or [])
     flags = ["--config-name", config_name, *(["--config-dir", str(config_dir)] if config_dir else [])]
     flags += [f"--from-run={from_run}"] * (from_run is not None) + [f"--plugin={name}" for name in plugin or ()]
     flags += ["--json"] * as_json + ["--debug"] * ("--debug" in sys.argv)  # because: main has taken --debug out
+    flags += ["--elastic"] * elastic
     if multirun:
-        flags += ["--dry-run"] * dry_run + ["--print-config"] * print_config + ["--nproc", str(nproc)] * bool(nproc)
+        flags += ["--dry-run"] * dry_run + ["--print-config"] * print_config + launching.flags(nproc, max_restarts)
         from lmtrain.cli.sweep import run_all
 
         return run_all(overrides, config_dir, config_name, from_run, flags)
@@ -58,6 +62,7 @@ def pretrain(
     waited_for = None if nproc or dry_run or print_config else env
     with told_to_peers(waited_for):
         config = compose_run(overrides, from_run=from_run, config_dir=config_dir, name=config_name)
+        config = launching.fitted(config, env, nproc) if elastic else config
     if print_config:
         return print_settings(config, as_json)
 
@@ -65,22 +70,22 @@ def pretrain(
     from lmtrain.runtime.faults import arm_from_env, fault_point
     from lmtrain.runtime.signals import ignore_stops
     from lmtrain.train.preflight import preflight
-    from lmtrain.train.stop_file import write_end, write_failure, write_stop
+    from lmtrain.train.stop_file import write_failure, write_stop
 
     arm_from_env()
     with told_to_peers(waited_for):
         inputs, planned = plan(config, preflight(config, env, starting=not dry_run))
     if dry_run:
         return print_preview(config, inputs, as_json)
-    if nproc is not None and nproc > 1:
-        failed = lambda outcome: warn_of(write_end(config, outcome))  # noqa: E731
-        return run_processes(["pretrain", *flags, *overrides], nproc, failed)
+    if launching.is_launcher(nproc, max_restarts):
+        return launching.run_attempts(["pretrain", *flags, *overrides], config, inputs, nproc, max_restarts)
     from lmtrain.cli.screen import Screen
 
     console = Screen(stderr=as_json, quiet=env.rank > 0)
     fault_point("start.imports")
     try:
-        summary = _train(config, inputs, planned, env, console)
+        with launching.counted_start(config, inputs, env):
+            summary = _train(config, inputs, planned, env, console)
     except RanksDifferError as error:
         if env.rank > 0:
             raise typer.Exit(error.exit_code) from None  # because: rank 0 speaks for all

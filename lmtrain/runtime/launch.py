@@ -29,9 +29,9 @@ from lmtrain.runtime.signals import STOPS, blocked_stops
 from lmtrain.runtime.speakers import Speakers
 
 _PEACEFUL = (0, StoppedEarly.exit_code)  # ends after which the others may go on to theirs
-_CRASH = 1  # of Python, with a traceback
+CRASH = 1  # of Python, with a traceback
 # because: all others would only be met again, or are what was asked for
-LOST = (_CRASH, LmtrainError.exit_code, PeerLostError.exit_code)
+LOST = (CRASH, LmtrainError.exit_code, PeerLostError.exit_code)
 _LOOK_S = 1.0
 GRACE_S = 10.0  # because: gloo tells survivors within a second, what they then say helps, and ending takes a while
 PAUSE_S = 1.0  # before a start after the first: time for a device or a disk that failed for a moment
@@ -49,6 +49,15 @@ class Outcome:
     def lost(self) -> bool:
         """Whether another start may help: killed, crashed, left by a peer; neither done, nor stopped, nor refused."""
         return self.exit_code in LOST
+
+    @property
+    def stopped(self) -> bool:
+        return self.exit_code == StoppedEarly.exit_code
+
+    @property
+    def told(self) -> str:
+        """How it ended, where nobody has read what rank 0 said."""
+        return self.cause or f"rank {self.rank} failed with exit code {self.exit_code}, as it says above."
 
 
 def launch(
@@ -88,8 +97,8 @@ def _end_with_parent() -> None:
 
 def _stopped(outcome: Outcome, stops: _Stops, when: str) -> Outcome:
     """Asked to stop, and lost on the way or before it could start again: the scheduler's next start goes on."""
-    how = outcome.cause or f"rank {outcome.rank} failed with exit code {outcome.exit_code}."
-    return Outcome(StoppedEarly.exit_code, outcome.rank, f"{stops.first_name} came while the run {when}: {how}")
+    said = f"{stops.first_name} came while the run {when}: {outcome.told}"
+    return Outcome(StoppedEarly.exit_code, outcome.rank, said)
 
 
 class _Stops:
@@ -245,4 +254,4 @@ class _Job:
             lost = f"rank {rank} of {self.num} was ended by {signal.Signals(-code).name}, and the run with it{rest}."
             return Outcome(PeerLostError.exit_code, rank, lost)
         cause = f"rank {rank} of {self.num} failed with exit code {code}{rest}: {self.speakers.last_words(rank)}"
-        return Outcome(code, rank, cause if rank else None)
+        return Outcome(code, rank, f"{cause.rstrip('.')}." if rank else None)
