@@ -86,16 +86,16 @@ def test_a_run_that_gets_nowhere_is_given_up(toy: Toy, tmp_path: Path) -> None:
     """Three starts at one step, whoever starts them; mending something makes another try."""
     folder = tmp_path / "run"
     settings = [*toy.settings(folder, **TWO), "--nproc", 2]
-    code, output = ended(*settings, "--max-restarts", 9, env=fault("kill:point=step:step=5:rank=1"))
+    code, output = ended(*settings, "--max-restarts", 9, env=fault("kill:point=step:step=1:rank=1"))
     assert code == 93, output
-    assert output.count("goes on from step 4") == 2
+    assert output.count("goes on from the beginning, since nothing is saved yet") == 2
     assert (
-        "was lost in 3 starts at step 4, and none of them came to the next checkpoint: rank 1 of 2 was ended by "
+        "was lost in 3 starts before its first checkpoint, and none of them came to the next checkpoint: rank 1 of 2 was ended by "
         in output
     )
     assert "(3 times)" in output
     facts = stop_facts(folder)
-    assert (facts["exit_code"], facts["requeue"], facts["step"]) == (93, False, 4)
+    assert (facts["exit_code"], facts["requeue"], facts["step"]) == (93, False, 0)
     assert len(lost(folder)) == 3
     code, output = ended(*settings)
     assert code == 93, output  # said once more, and nothing is started
