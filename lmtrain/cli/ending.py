@@ -37,9 +37,6 @@ def stoppable(config: RunConfig, env: ProcessEnv) -> Iterator[StopRequest]:
             return
         except Stopped:
             pass
-        except PeerLostError:
-            if not stop.was_told(_WORD_S):
-                raise
         ignore_stops()
         error = StoppedEarly(f"{stop.cause}: {left_behind(config)}")
         if env.rank == 0:
@@ -56,7 +53,7 @@ def stoppable(config: RunConfig, env: ProcessEnv) -> Iterator[StopRequest]:
 
 
 @contextmanager
-def reasons_kept(config: RunConfig, env: ProcessEnv, stop: StopRequest) -> Iterator[None]:
+def reasons_kept(config: RunConfig, env: ProcessEnv) -> Iterator[None]:
     """What fails within says so in stop.json: from the moment on at which the run may have its folder."""
     from lmtrain.train.stop_file import write_failure
 
@@ -67,8 +64,18 @@ def reasons_kept(config: RunConfig, env: ProcessEnv, stop: StopRequest) -> Itera
             raise typer.Exit(error.exit_code) from None  # because: rank 0 speaks for all
         raise
     except LmtrainError as error:
-        if not (isinstance(error, PeerLostError) and stop.was_told(_WORD_S)):
-            write_failure(config, error, env)
+        write_failure(config, error, env)
+        raise
+
+
+@contextmanager
+def losses_by_stops(stop: StopRequest) -> Iterator[None]:
+    """A peer that went because it was asked to stop is not lost: this process stops as well."""
+    try:
+        yield
+    except PeerLostError as error:
+        if stop.was_told(_WORD_S):
+            raise Stopped(stop.requested) from error
         raise
 
 

@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-_WATCHED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 _URGENT = (signal.SIGTERM, signal.SIGINT)
-NAMES = tuple(number.name for number in _WATCHED)
+NAMES = tuple(number.name for number in STOPS)
 
 
 class Stopped(BaseException):
@@ -46,9 +46,9 @@ class StopRequest:
         self.heard: Callable[[str], None] = lambda name: None
 
     def __enter__(self) -> StopRequest:
-        for number in _WATCHED:
+        for number in STOPS:
             self._previous[number] = signal.signal(number, self._receive)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)  # because: a launcher may keep them back until now
+        unblock_stops()  # because: a launcher may keep them back until now
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -176,5 +176,20 @@ def asked_to_stop() -> str | None:
 
 def ignore_stops() -> None:
     """From here on this process is ending with a result of its own, and no signal should give it another."""
-    for number in _WATCHED:
+    for number in STOPS:
         signal.signal(number, signal.SIG_IGN)
+
+
+@contextmanager
+def blocked_stops() -> Iterator[None]:
+    """What this thread starts in here begins with these signals waiting until it calls `unblock_stops`."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def unblock_stops() -> None:
+    """From here on this process hears them, as it does from its start where no launcher of ours has started it."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
