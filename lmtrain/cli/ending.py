@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ import typer
 
 from lmtrain.cli.pretrain_view import left_behind
 from lmtrain.cli.say import print_error, warn_of
-from lmtrain.errors import LmtrainError, PeerLostError, RanksDifferError, StoppedEarly, StoppedForGood
+from lmtrain.errors import LmtrainError, RanksDifferError, StoppedEarly, StoppedForGood
 from lmtrain.runtime.signals import Stopped, StopRequest, ignore_stops, listening
 
 if TYPE_CHECKING:
@@ -69,14 +69,20 @@ def reasons_kept(config: RunConfig, env: ProcessEnv) -> Iterator[None]:
 
 
 @contextmanager
-def losses_by_stops(stop: StopRequest) -> Iterator[None]:
-    """A peer that went because it was asked to stop is not lost: this process stops as well."""
-    try:
-        yield
-    except PeerLostError as error:
-        if stop.was_told(_WORD_S):
-            raise Stopped(stop.requested) from error
-        raise
+def heard_by_peers(stop: StopRequest, tell: Callable[[str], None] = lambda name: None) -> Iterator[None]:
+    """From here on to the end of the run. Who leaves before its peers do says why, by `tell`, which waits for nobody.
+
+    And a peer that went because it was asked to stop is not lost: this process stops as well.
+    """
+    from lmtrain.runtime.process_group import is_peer_error
+
+    with stop.told_by(tell):
+        try:
+            yield
+        except Exception as error:
+            if is_peer_error(error) and stop.was_told(_WORD_S):
+                raise Stopped(stop.requested) from error
+            raise
 
 
 def conclude(config: RunConfig, summary: Summary, env: ProcessEnv) -> StoppedEarly | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lmtrain.cli import launching
-from lmtrain.cli.ending import conclude, losses_by_stops, reasons_kept, refuse_stop_file, stoppable
+from lmtrain.cli.ending import conclude, heard_by_peers, reasons_kept, refuse_stop_file, stoppable
 from lmtrain.cli.launching import NumProcesses, told_to_peers
 from lmtrain.cli.options import ConfigDir, ConfigName, FromRun, Overrides, Plugins
 from lmtrain.runtime.signals import give_back
@@ -89,7 +89,7 @@ def pretrain(
 
         console = Screen(stderr=as_json, quiet=env.rank > 0)
         fault_point("start.imports")
-        with reasons_kept(config, env), launching.counted_start(config, inputs, env), losses_by_stops(stop):
+        with reasons_kept(config, env), launching.counted_start(config, inputs, env):
             summary = _train(config, inputs, planned, env, console, stop)
         stopped = conclude(config, summary, env)
         print_summary(config, summary, console, as_json)
@@ -114,7 +114,7 @@ def _train(
         with told_to_peers(env):
             device = pick_device(config.compute.device, env.local_rank)
         stop.hold()
-        with start(env, device, config.parallel.timeout_s) as met, stop.told_by(lambda name: None):
+        with start(env, device, config.parallel.timeout_s) as met, heard_by_peers(stop):
             agree(config, inputs, env, met.hosts)
             mesh = build_mesh(config.parallel.layout, device, config.parallel.timeout_s)
             with open_run(config, inputs, console, mesh, device, met.hosts) as run:
