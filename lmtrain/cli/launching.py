@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lmtrain.cli.say import print_error, tell, warn_of
-from lmtrain.errors import LmtrainError, StoppedEarly, UsageError
-from lmtrain.runtime.signals import Stopped
+from lmtrain.errors import LmtrainError, UsageError
 
 if TYPE_CHECKING:
     from lmtrain.runtime.launch import Outcome
@@ -148,21 +147,18 @@ def told_to_peers(env: ProcessEnv | None) -> Iterator[None]:
     """
     try:
         yield
-    except Stopped as stopped:
-        if env is not None and env.world_size > 1:
-            _tell(env, StoppedEarly(str(stopped)))
-        raise
     except LmtrainError as error:
         if env is None or env.world_size == 1:
             raise
         print_error(error)
-        _tell(env, error)
+        tell_peers(env, error)
         if "--debug" in sys.argv:
             raise
         raise typer.Exit(error.exit_code) from None
 
 
-def _tell(env: ProcessEnv, error: LmtrainError) -> None:
+def tell_peers(env: ProcessEnv, error: LmtrainError) -> None:
+    """Why this process does not come, where they can be met."""
     from lmtrain.runtime.process import Rendezvous
 
     try:

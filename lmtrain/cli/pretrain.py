@@ -78,7 +78,7 @@ def pretrain(
     if dry_run:
         inputs, _ = plan(config, preflight(config, env, starting=False))
         return print_preview(config, inputs, as_json)
-    with stoppable(config, env) as stop:
+    with stoppable(config, env, waited_for) as stop:
         with told_to_peers(waited_for):
             refuse_stop_file(config, env)
             inputs, planned = plan(config, preflight(config, env))
