@@ -75,12 +75,9 @@ def _saving(config: RunConfig) -> dict[str, Any]:
     measured_before(Path(config.run.dir), costs)
     if (save_s := costs.stall_s) is None:
         return {"save_every": f"not known: {config.run.dir} has not saved yet, and its saves are not measured"}
-    every = young_daly_s(save_s, between)
-    return {
-        "save_every": f"checkpoint.interval_s={every:.3g}, by Young and Daly: a save holds training up for "
-        f"{milliseconds(save_s)}, and {format_seconds(between)} pass between failures",
-        "save_every_s": every,
-    }
+    every = max(young_daly_s(save_s, between), costs.save_s)  # because: a save waits for the one before it
+    why = f"a save holds training up for {milliseconds(save_s)}, and {format_seconds(between)} pass between failures"
+    return {"save_every": f"checkpoint.interval_s={every:.3g}, by Young and Daly: {why}"}
 
 
 def _beginning(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
