@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
+from lmtrain.observe import phases
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.runtime.signals import StopRequest
 from lmtrain.train.peers import StopVote
@@ -42,7 +43,7 @@ def evaluate(run: Run, evaluation: Evaluation, vote: StopVote, stop: StopRequest
             raise _Stopped(name)
 
     try:
-        with _uncompiled(run.config.compute.compile):
+        with phases.within("evaluation"), _uncompiled(run.config.compute.compile):
             for found in evaluation(run.model, ask, run.view.doing):
                 row = record(run, "eval", found)
                 run.view.evaluated(row)

@@ -28,6 +28,8 @@ def write_failure(config: RunConfig, error: LmtrainError, env: ProcessEnv) -> No
     facts = {"cause": str(error), "exit_code": error.exit_code, "requeue": isinstance(error, PeerLostError)}
     if env.world_size > 1:
         facts |= {"rank": env.rank}
+    if isinstance(error, PeerLostError) and error.rank is not None:
+        facts |= {"rank": error.rank} | ({"hang": error.stacks} if error.stacks else {})
     if problem := write_stop(config, facts, replace=env.world_size == 1):
         error.add_note(problem)
 

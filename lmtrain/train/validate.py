@@ -14,6 +14,7 @@ import torch
 
 from lmtrain.batch import Batch
 from lmtrain.data.dataset import Dataset, labels_of_terms
+from lmtrain.observe import phases
 from lmtrain.observe.measures import validation_terms
 from lmtrain.train.records import record, report_measures
 from lmtrain.train.setup import Run
@@ -28,7 +29,8 @@ def validate(run: Run) -> float:
     Of several domains each is read so, and the loss is that of all their tokens together.
     """
     terms = run.model.terms
-    taken = {name: _measure(run, name, dataset) for name, dataset in run.inputs.data.valid.items()}
+    with phases.within("validation"):
+        taken = {name: _measure(run, name, dataset) for name, dataset in run.inputs.data.valid.items()}
     sums = np.sum([sums for sums, _, _ in taken.values()], axis=0).tolist()
     counts = np.sum([counts for _, counts, _ in taken.values()], axis=0).tolist()
     values = _values(terms, sums, counts, sum(samples for _, _, samples in taken.values()))
