@@ -43,8 +43,7 @@ def pretrain(
     nproc: NumProcesses = None,
 ) -> None:
     """Pretrain a model, or go on with a run that was stopped: the same command does both."""
-    env = this_process(nproc)
-    overrides = list(overrides or [])
+    env, overrides = this_process(nproc), list(overrides or [])
     flags = ["--config-name", config_name, *(["--config-dir", str(config_dir)] if config_dir else [])]
     flags += [f"--from-run={from_run}"] * (from_run is not None) + [f"--plugin={name}" for name in plugin or ()]
     flags += ["--json"] * as_json + ["--debug"] * ("--debug" in sys.argv)  # because: main has taken --debug out
@@ -64,7 +63,7 @@ def pretrain(
         return print_settings(config, as_json)
 
     from lmtrain.cli.evaluations import plan
-    from lmtrain.runtime.faults import arm_from_env
+    from lmtrain.runtime.faults import arm_from_env, fault_point
     from lmtrain.runtime.signals import ignore_stops
     from lmtrain.train.preflight import preflight
     from lmtrain.train.stop_file import write_end, write_failure, write_stop
@@ -80,6 +79,7 @@ def pretrain(
     from lmtrain.cli.screen import Screen
 
     console = Screen(stderr=as_json, quiet=env.rank > 0)
+    fault_point("start.imports")
     try:
         summary = _train(config, inputs, planned, env, console)
     except RanksDifferError as error:

@@ -19,6 +19,7 @@ from torch import Tensor
 from lmtrain.observe import phases
 from lmtrain.parallel.mesh import Axis
 from lmtrain.parallel.split_backward import weight_gradient
+from lmtrain.runtime.faults import fault_point
 
 # because: torch 2.13 renamed them and warns at the old names, 2.11 has the old ones alone
 all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -128,10 +129,12 @@ def all_reduce(
     x: Tensor, axis: Axis, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM, what: str = "a sum"
 ) -> Tensor:
     """In place, without gradients; nothing happens on an axis of one."""
-    if axis.size > 1 and torch.compiler.is_compiling():  # because: a mark is nothing that a graph could hold
+    if axis.size == 1:
+        return x
+    if torch.compiler.is_compiling():  # because: neither a fault nor a mark is anything that a graph could hold
         # collective: the same as below
         dist.all_reduce(x, op, group=axis.group)
-    elif axis.size > 1:
+    elif not fault_point("collective"):
         with phases.within("collective", what):
             # collective: whatever the caller sums, over the axis it names
             dist.all_reduce(x, op, group=axis.group)

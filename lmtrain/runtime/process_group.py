@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from lmtrain.errors import LmtrainError, PeerLostError, RanksDifferError, UsageError
+from lmtrain.runtime.faults import fault_point
 from lmtrain.runtime.meeting import call_roll, meet
 from lmtrain.runtime.process import ProcessEnv
 from lmtrain.runtime.signals import ignore_stops
@@ -40,8 +41,10 @@ class Peers:
 @contextmanager
 def start(process: ProcessEnv, device: torch.device, timeout_s: float) -> Iterator[Peers]:
     """The default group for as long as the block lasts. One process needs none and gets none."""
+    fault_point("start.rendezvous")
     if process.world_size == 1:
         yield Peers((process.host,))
+        fault_point("shutdown")
         return
     with peer_errors(process, timeout_s):
         store = _meet(process, "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout_s)
@@ -52,6 +55,7 @@ def start(process: ProcessEnv, device: torch.device, timeout_s: float) -> Iterat
             # because: all end here together, and a group that is alive when Python ends now and then aborts its process
             dist.destroy_process_group()
             raise
+        fault_point("shutdown")
         # because: who leaves early looks lost to launchers, which then end those that are still finishing
         dist.all_reduce(torch.zeros(1))  # collective: a meeting of the world, nothing is summed
     # because: after an error the peers must notice at once, which a closed socket tells them and a shutdown may not
@@ -129,8 +133,8 @@ def peer_errors(process: ProcessEnv, timeout_s: float) -> Iterator[None]:
         if not is_peer_error(error):
             raise
         raise PeerLostError(
-            f"{process.who} waited for its peers in {waiting_in(error)} and got: {_short(str(error))} A process "
-            f"that ended has said why above or in its own log; one that hangs is given parallel.timeout_s={timeout_s:g}. "
+            f"{process.who} waited for its peers in {waiting_in(error)} and got: {_short(str(error))} A process that "
+            f"ended has said why above or in its own log; one that hangs is given parallel.timeout_s={timeout_s:g}. "
             "Start the same command again to go on."
         ) from error
 

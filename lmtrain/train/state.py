@@ -20,6 +20,7 @@ from lmtrain.observe import phases
 from lmtrain.optim import state as optimizer_state
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.piece import Piece
+from lmtrain.runtime.faults import fault_point
 from lmtrain.train.config import RunConfig
 from lmtrain.train.preflight import Inputs, find_resume
 from lmtrain.train.resumed import check_same_run, pass_over
@@ -79,6 +80,7 @@ def open_checked(path: Path, config: RunConfig, inputs: Inputs) -> CheckpointRea
 
 def restore(reader: CheckpointReader, model: ParallelModel, optimizer: torch.optim.Optimizer) -> Progress:
     """Fill masters and optimizer, at any layout. Each process reads its own parts and talks to none."""
+    fault_point("start.load")
     state = reader.state
     model.load(reader.load_into, also=memory(model, optimizer))
     optimizer_state.apply_num_updates(optimizer, state["optimizer"]["num_updates"])
@@ -115,6 +117,7 @@ def go_on(
 
 
 def agreed_resume(folder: Path, config: RunConfig, peers: Peers) -> Path | None:
+    fault_point("start.folder")
     with together(peers, 1) as seen:
         if not folder.is_dir():
             raise OutputError(f"run.dir={folder} is not there on rank {peers.rank}. Use a folder that all nodes share.")

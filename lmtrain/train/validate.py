@@ -16,6 +16,7 @@ from lmtrain.batch import Batch
 from lmtrain.data.dataset import Dataset, labels_of_terms
 from lmtrain.observe import phases
 from lmtrain.observe.measures import validation_terms
+from lmtrain.runtime.faults import fault_point
 from lmtrain.train.records import record, report_measures
 from lmtrain.train.setup import Run
 
@@ -66,6 +67,7 @@ def valid_batches(
     """Every dp_size-th batch. Each rank has equally many, as they compute together: one too few ends with no labels."""
     starts = range(0, len(ids), size)
     for first in starts[::dp_size]:
+        fault_point("valid.batch")
         mine = first + dp_index * size
         if mine in starts:
             yield valid.batch(ids[mine : mine + size]).map(torch.from_numpy)

@@ -20,7 +20,8 @@ class Row:
     def __init__(
         self, rank: int, host: str = "", phase: str = "build", step: int = -1, microbatch: int = -1, stage: int = -1,
         what: str = "", stood_s: float = 0.0, state: str = RUNNING, count: int = 0,
-        odd: tuple[int, str, str] | None = None, said: str = "", code: int = 0, silent_s: float = 0.0, cpu_s: float = 0.0,
+        odd: tuple[int, str, str] | None = None, said: str = "", code: int = 0, silent_s: float = 0.0,
+        cpu_s: float = 0.0,
     ) -> None:  # fmt: skip
         self.rank, self.host, self.phase, self.step = rank, host, phase, step
         self.microbatch, self.stage, self.what, self.stood_s = microbatch, stage, what, stood_s
