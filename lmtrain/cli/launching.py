@@ -36,14 +36,17 @@ def this_process(nproc: int | None) -> ProcessEnv:
     return env if nproc is None else env.as_launcher(nproc)
 
 
-def run_processes(arguments: Sequence[str], nproc: int, failed: Callable[[Outcome], None] | None = None) -> None:
+def run_processes(
+    arguments: Sequence[str], nproc: int, failed: Callable[[Outcome], None] | None = None,
+    known: Callable[[Outcome], Outcome] = lambda outcome: outcome,
+) -> None:  # fmt: skip
     """`lmtrain ARGUMENTS` in several processes; what it refuses has been said once by now.
 
-    `failed` is told where a process has ended the others.
+    `failed` is told where a process has ended the others; `known` may put a better cause than how they ended.
     """
     from lmtrain.runtime.launch import launch
 
-    outcome = launch([sys.executable, "-m", "lmtrain", *arguments], nproc)
+    outcome = known(launch([sys.executable, "-m", "lmtrain", *arguments], nproc))
     if outcome.cause is not None:
         tell(f"error: {outcome.cause}")
         if failed is not None:

@@ -6,6 +6,7 @@ Everything up to preflight runs without torch, so that a wrong run is refused at
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -66,7 +67,7 @@ def pretrain(
     from lmtrain.runtime.faults import arm_from_env, fault_point
     from lmtrain.runtime.signals import ignore_stops
     from lmtrain.train.preflight import preflight
-    from lmtrain.train.stop_file import write_end, write_failure, write_stop
+    from lmtrain.train.stop_file import cause_known, write_end, write_failure, write_stop
 
     arm_from_env()
     with told_to_peers(waited_for):
@@ -75,7 +76,7 @@ def pretrain(
         return print_preview(config, inputs, as_json)
     if nproc is not None and nproc > 1:
         failed = lambda outcome: warn_of(write_end(config, outcome))  # noqa: E731
-        return run_processes(["pretrain", *flags, *overrides], nproc, failed)
+        return run_processes(["pretrain", *flags, *overrides], nproc, failed, partial(cause_known, config))
     from lmtrain.cli.screen import Screen
 
     console = Screen(stderr=as_json, quiet=env.rank > 0)

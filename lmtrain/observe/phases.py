@@ -51,9 +51,10 @@ class Place:
         self.microbatch = -1 if microbatch is None else microbatch
         self.stage = -1 if stage is None else stage
         if step is not None and step != self.step:
+            self.order_before = self.order if self.steps else []  # because: before the first step all is different
+            self.order = []
             self.step = step
             self.steps += 1
-            self.order_before, self.order = self.order, []
         if _memory is not None:
             self.write()
 

@@ -28,7 +28,8 @@ STACKS_SIGNAL = signal.SIGURG  # because: a process that has no handler for it y
 _TICK_S = 0.5
 _MOST_S = 1.0  # that count as stood still between two looks: while this process slept, the other may have worked
 _STACKS_S = 1.0
-_END_S = 5.0  # that a rank has to end by itself
+_END_S = 8.0  # that a rank has to end by itself
+_LEAVING_S = 20.0  # that one has which is about to, and has said so: its last save may have to be given up first
 _LINGER_S = 3.0  # that the hub outlives its rank, to tell the others
 
 
@@ -86,9 +87,9 @@ class Companion:
 
     def look(self) -> None:
         """At the rank: where it is, whether the system lets it run, and whether it has ended in time."""
-        now = time.monotonic()
         if self.rank_gone:
             return
+        now = time.monotonic()
         if self.verdict is not None and self.deadline is not None and now > self.deadline:
             self.kill(signal.SIGKILL)
         mark, since = read_mark(self.marks), now - self.looked_at
@@ -100,6 +101,9 @@ class Companion:
         else:
             self.stood_s += min(since, _MOST_S)
         self.state, self.cpu_s = state_of(self.pid)
+        self.beat(mark)
+
+    def beat(self, mark: Mark) -> None:
         odd = read_odd(self.marks)
         self.to_hub({"beat": {
             "host": self.host, "phase": mark.phase, "step": mark.step, "microbatch": mark.microbatch,
@@ -121,12 +125,15 @@ class Companion:
                     self.hub.save_times()
             if "failed" in message:
                 self.said = True  # because: its command line says what has gone wrong
+                self.deadline = time.monotonic() + _LEAVING_S
         if self.control.ended and not self.rank_gone:
             self.rank_gone = True
             self.selector.unregister(self.control)
             self.deadline = time.monotonic() + _LINGER_S
             if self.verdict is None:
-                self.to_hub({"lost": how_ended(self.pid)})
+                how = how_ended(self.pid)  # because: soon its parent has asked, and nobody knows any more
+                self.beat(read_mark(self.marks))
+                self.to_hub({"lost": how})
             self.speak_for_rank()
 
     def hear_hub(self) -> None:
@@ -190,8 +197,7 @@ class Companion:
         sys.stderr.write(f"error: {text.encode('ascii', 'backslashreplace').decode()}\n")
         sys.stderr.flush()
         facts = {"cause": text, "exit_code": 76, "requeue": True, "rank": ranks[0]}
-        if self.verdict.get("folder"):
-            facts["hang"] = self.verdict["folder"]
+        facts |= {"hang": self.verdict["folder"]} if self.verdict.get("folder") else {"lost": ranks[0]}
         try:
             with open(os.path.join(self.folder, "stop.json"), "x") as file:
                 json.dump(facts, file, indent=2)

@@ -99,8 +99,9 @@ class Hub:
             row.state, row.said, row.code = FAILED, said[:2000], code if isinstance(code, int) else 70
         if isinstance(how := message.get("lost"), str):
             self.lose(rank, how[:200])
-        if "asks" in message and self.asked_at is None:
-            self.asked_at = time.monotonic()
+        if "asks" in message:
+            row.asks = True
+            self.asked_at = self.asked_at or time.monotonic()
 
     def lose(self, rank: int, how: str) -> None:
         row = self.rows.setdefault(rank, Row(rank))
@@ -187,8 +188,10 @@ def _row(rank: int, beat: dict[str, Any], before: Row | None) -> Row:
         STOPPED if beat["state"] == STOPPED else RUNNING, int(beat["count"]),
         (int(odd[0]), str(odd[1])[:48], str(odd[2])[:48]) if odd else None, cpu_s=float(beat["cpu_s"]),
     )  # fmt: skip
-    if before is not None and before.state not in (RUNNING, STOPPED):
-        row.state, row.said, row.code = before.state, before.said, before.code
+    if before is not None:
+        row.asks = before.asks
+        if before.state not in (RUNNING, STOPPED):
+            row.state, row.said, row.code = before.state, before.said, before.code
     return row
 
 

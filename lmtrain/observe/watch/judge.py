@@ -21,16 +21,17 @@ class Row:
         self, rank: int, host: str = "", phase: str = "build", step: int = -1, microbatch: int = -1, stage: int = -1,
         what: str = "", stood_s: float = 0.0, state: str = RUNNING, count: int = 0,
         odd: tuple[int, str, str] | None = None, said: str = "", code: int = 0, silent_s: float = 0.0,
-        cpu_s: float = 0.0,
+        cpu_s: float = 0.0, asks: bool = False,
     ) -> None:  # fmt: skip
         self.rank, self.host, self.phase, self.step = rank, host, phase, step
         self.microbatch, self.stage, self.what, self.stood_s = microbatch, stage, what, stood_s
         self.state, self.count, self.odd, self.said, self.code = state, count, odd, said, code
         self.silent_s, self.cpu_s = silent_s, cpu_s
+        self.asks = asks  # a collective has failed here, and who is to blame is asked
 
     @property
     def waits(self) -> bool:
-        return self.phase == _COLLECTIVE
+        return self.asks or self.phase == _COLLECTIVE
 
     @property
     def key(self) -> str:
@@ -44,7 +45,7 @@ class Row:
     @property
     def where(self) -> str:
         """ "backward of step 7, microbatch 1, stage 0"."""
-        place = f"collective ({self.what})" if self.waits else self.phase
+        place = f"collective ({self.what})" if self.phase == _COLLECTIVE else self.phase
         parts = [f"{place} of step {self.step}" if self.step >= 0 else place]
         parts += [f"microbatch {self.microbatch}"] if self.microbatch >= 0 else []
         parts += [f"stage {self.stage}"] if self.stage >= 0 else []
@@ -158,9 +159,17 @@ def _words(suspects: list[Row], live: list[Row], limits: Limits, how: str) -> st
     elif how:
         text += f" and {how}"
     if len(suspects) > 1:
-        text += f" ({', '.join(str(one.rank) for one in suspects[1:9])} too)"
+        text += f" ({_ranks(suspects[1:])} too)"
     waiting = [one for one in live if one not in suspects and one.waits]
     if waiting:
-        text += f", while {len(waiting)} of {len(live)} wait in {waiting[0].where}"
+        wait = "waits" if len(waiting) == 1 else "wait"
+        text += f", while {_ranks(waiting)} {wait} in {waiting[0].where}"
     given = f"It is given {limits.of(row.key):.0f} s, by parallel.timeout_s={limits.timeout_s:g} and this run's times."
     return f"{text}. {given}"
+
+
+def _ranks(rows: list[Row]) -> str:
+    numbers = [str(row.rank) for row in rows]
+    if len(numbers) > 8:
+        return f"{len(numbers)} others"
+    return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {', '.join(numbers[:-1])} and {numbers[-1]}"
