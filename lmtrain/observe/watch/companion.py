@@ -17,7 +17,7 @@ import time
 
 from lmtrain.observe.phases import NUM_BYTES, Mark, read_mark, read_odd, read_seen
 from lmtrain.observe.watch.hub import Hub
-from lmtrain.observe.watch.judge import HANG_KIND, LOST_KIND, RUNNING, STOPPED
+from lmtrain.observe.watch.judge import FAILED_KIND, HANG_KIND, LOST_KIND, RUNNING, STOPPED
 from lmtrain.observe.watch.lines import Lines
 
 TYPE_CHECKING = False
@@ -28,7 +28,10 @@ STACKS_SIGNAL = signal.SIGURG  # because: a process that has no handler for it y
 _TICK_S = 0.5
 _MOST_S = 1.0  # that count as stood still between two looks: while this process slept, the other may have worked
 _STACKS_S = 1.0
-_END_S = 8.0  # that a rank has to end by itself
+# that the main thread of a rank has to say by itself what the verdict is, before the rank is ended; of these, only what
+# has failed is sure to reach it, as an error of its own or as closed connections
+POLITE_S = {HANG_KIND: 1.0, LOST_KIND: 3.0, FAILED_KIND: 10.0}
+_END_S = 5.0  # that a rank has after that
 _LEAVING_S = 20.0  # that one has which is about to, and has said so: its last save may have to be given up first
 _LINGER_S = 3.0  # that the hub outlives its rank, to tell the others
 
@@ -104,10 +107,10 @@ class Companion:
         self.beat(mark)
 
     def beat(self, mark: Mark) -> None:
-        odd = read_odd(self.marks)
+        odd, stood_s = read_odd(self.marks), self.stood_s if mark.number == self.mark.number else 0.0
         self.to_hub({"beat": {
             "host": self.host, "phase": mark.phase, "step": mark.step, "microbatch": mark.microbatch,
-            "stage": mark.stage, "what": mark.what, "stood_s": self.stood_s, "state": self.state, "count": mark.count,
+            "stage": mark.stage, "what": mark.what, "stood_s": stood_s, "state": self.state, "count": mark.count,
             "cpu_s": self.cpu_s, "odd": odd if odd[0] > 0 else None,
             "longest": {name: self.longest.get(name, 0.0) for name in read_seen(self.marks, mark.seen)},
         }})  # fmt: skip
@@ -117,6 +120,8 @@ class Companion:
             if message.get("said"):
                 self.said = True
                 continue
+            if not message.get("done"):
+                self.beat(read_mark(self.marks))  # because: what it says is of now
             self.to_hub(message)
             if message.get("done"):
                 self.over = True
@@ -144,7 +149,7 @@ class Companion:
             self.selector.unregister(self.link)
             if self.verdict is None and not self.over:
                 gone = "rank 0 is gone, and what watched it too, as when its node fails."
-                self.obey({"verdict": gone, "kind": LOST_KIND, "ranks": [0], "code": 76})
+                self.obey({"verdict": gone, "kind": LOST_KIND, "ranks": [0]})
 
     def to_hub(self, message: dict[str, Any]) -> None:
         if self.hub is not None:
@@ -161,7 +166,7 @@ class Companion:
                 self.write_stacks(str(message.get("folder")))
             self.control.send({**message, "end": True})
             if not self.rank_gone:
-                self.deadline = time.monotonic() + _END_S
+                self.deadline = time.monotonic() + POLITE_S[message["kind"]] + _END_S
             self.speak_for_rank()
         else:
             self.control.send(message)

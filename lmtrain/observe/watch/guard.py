@@ -23,7 +23,7 @@ from typing import Any
 from lmtrain.errors import LmtrainError, PeerLostError, StoppedEarly
 from lmtrain.observe import phases
 from lmtrain.observe.escaped import warn
-from lmtrain.observe.watch.companion import STACKS_SIGNAL, explained
+from lmtrain.observe.watch.companion import POLITE_S, STACKS_SIGNAL, explained
 from lmtrain.observe.watch.judge import HANG_KIND
 from lmtrain.runtime.flight import newest_rows
 from lmtrain.runtime.process import ProcessEnv, Rendezvous
@@ -33,8 +33,6 @@ _ROOT = Path(__file__).resolve().parents[3]
 _CODE = "import sys; sys.path.insert(0, sys.argv[1]); from lmtrain.observe.watch.companion import main; main()"
 _KEY = "watch"  # in the run's store: where the hub listens
 _ANSWER_S = 5.0
-_POLITE_S = 3.0  # that the main thread has to say by itself that a peer is lost
-_HUNG_S = 1.0  # the same, where it may well be the one that hangs
 _LEAVE_S = 5.0
 
 
@@ -117,12 +115,11 @@ class Watch:
 
     def _end(self, verdict: dict[str, Any]) -> None:
         """Where the main thread has not left by itself."""
-        hang = verdict.get("kind") == HANG_KIND
-        if hang and (rows := newest_rows()):
+        if verdict["kind"] == HANG_KIND and (rows := newest_rows()):
             with suppress(OSError):
                 name = f"rank_{self.process.rank:05d}.flight_recorder.txt"
                 (Path(verdict["folder"]) / name).write_text(rows)
-        if self._left.wait(_HUNG_S if hang else _POLITE_S):
+        if self._left.wait(POLITE_S[verdict["kind"]]):
             return
         error = self._error(verdict)
         if self.process.rank == 0:

@@ -140,9 +140,7 @@ class Hub:
                 self.tell_all({"verdict": None})
             return
         self.verdict = verdict
-        message: dict[str, Any] = {
-            "verdict": verdict.what, "kind": verdict.kind, "ranks": verdict.ranks[:1000], "code": verdict.code
-        }  # fmt: skip
+        message: dict[str, Any] = {"verdict": verdict.what, "kind": verdict.kind, "ranks": verdict.ranks[:1000]}
         if verdict.kind == HANG_KIND:
             step = max(row.step for row in self.rows.values())
             place = f"step_{step}" if step >= 0 else verdict.rows[0].phase

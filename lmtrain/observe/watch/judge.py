@@ -10,8 +10,8 @@ FLOOR_S = 30.0  # because: a disk, a network or a busy machine now and then stan
 FACTOR = 10.0  # times the longest that has been seen
 SILENT_S = 30.0  # because: a companion on a busy machine may get no core for seconds
 RUNNING, STOPPED, LOST, FAILED, DONE = "running", "stopped", "lost", "failed", "done"
-LOST_KIND, HANG_KIND = "lost", "hang"
-_COLLECTIVE = "collective"
+LOST_KIND, FAILED_KIND, HANG_KIND = "lost", "failed", "hang"
+_COLLECTIVE, _LEFT_OUT = "collective", "left out a collective"
 
 
 class Row:
@@ -53,8 +53,8 @@ class Row:
 
 
 class Verdict:
-    def __init__(self, kind: str, rows: list[Row], what: str, code: int = 76) -> None:
-        self.kind, self.rows, self.what, self.code = kind, rows, what, code
+    def __init__(self, kind: str, rows: list[Row], what: str) -> None:
+        self.kind, self.rows, self.what = kind, rows, what
 
     @property
     def ranks(self) -> list[int]:
@@ -82,7 +82,10 @@ def judge(rows: list[Row], limits: Limits, asked: bool = False) -> Verdict | Non
     """`asked`: a collective has failed, so somebody is to blame already, whatever the limits say."""
     live = [row for row in rows if row.state in (RUNNING, STOPPED)]
     if verdict := _ended(rows):
-        return verdict
+        # because: gloo aborts a process whose peer sends something else than it waits for
+        amid = verdict.kind == LOST_KIND and all(row.waits for row in verdict.rows)
+        to_blame = _odd(live + verdict.rows) if amid else []
+        return Verdict(HANG_KIND, to_blame, _words(to_blame, live, limits, _LEFT_OUT)) if to_blame else verdict
     # because: whoever is alone, or the last, has nobody who waits
     if len(live) < 2 or not (asked or _is_due(live, limits)):
         return None
@@ -90,7 +93,7 @@ def judge(rows: list[Row], limits: Limits, asked: bool = False) -> Verdict | Non
         ([row for row in live if row.state == STOPPED], "is stopped by a signal"),
         ([row for row in live if row.silent_s > _silence(limits)], "is not heard of any more"),
         (_late(live, limits, asked), ""),
-        (_odd(live), "left out a collective"),
+        (_odd(live), _LEFT_OUT),
     ):
         if suspects:
             suspects.sort(key=lambda row: -row.stood_s)
@@ -112,7 +115,8 @@ def _ended(rows: list[Row]) -> Verdict | None:
     others = f", and {len(ended) - 1} more" if len(ended) > 1 else ""
     if lost:
         return Verdict(LOST_KIND, ended, f"{row.who}{others} {row.said or 'is gone'}: it was in {row.where}.")
-    return Verdict(LOST_KIND, ended, f"{row.who}{others} ended in {row.where}: {row.said}", row.code)
+    said = row.said if row.said.endswith((".", "!", "?")) else f"{row.said}."
+    return Verdict(FAILED_KIND, ended, f"{row.who}{others} ended in {row.where}: {said}")
 
 
 def _silence(limits: Limits) -> float:
@@ -152,10 +156,9 @@ def _odd(live: list[Row]) -> list[Row]:
 def _words(suspects: list[Row], live: list[Row], limits: Limits, how: str) -> str:
     row = suspects[0]
     text = f"{row.who} has been in {row.where}, for {row.stood_s:.0f} s"
-    if how == "left out a collective":
+    if how == _LEFT_OUT:
         odd = row.odd
-        left = f"left out a collective: in step {odd[0]} came {odd[2]} where {odd[1]} used to" if odd else "is ahead"
-        text += f" and {left}"
+        text += f" and {how}" + (f": in step {odd[0]} came {odd[2]} where {odd[1]} used to" if odd else "")
     elif how:
         text += f" and {how}"
     if len(suspects) > 1:

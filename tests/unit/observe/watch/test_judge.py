@@ -38,17 +38,22 @@ def test_limits_come_from_the_run_itself() -> None:
     [
         pytest.param([waiting(0), row(1, stood_s=LONG)], [1], id="late"),
         pytest.param([row(0, stood_s=LONG), waiting(1), waiting(2)], [0], id="rank 0 is late"),
-        pytest.param([waiting(0), row(1, stood_s=LONG), row(2, stood_s=LONG + 5)], [2, 1], id="two are, the first first"),
+        pytest.param([waiting(0), row(1, stood_s=LONG), row(2, stood_s=LONG + 5)], [2, 1], id="two, the first first"),
         pytest.param([waiting(0), row(1, stood_s=LONG, state=STOPPED)], [1], id="stopped"),
-        pytest.param([waiting(0), row(1, stood_s=LONG), waiting(2, state=STOPPED)], [2], id="stopped goes before late"),
+        pytest.param([waiting(0), row(1, stood_s=LONG), waiting(2, state=STOPPED)], [2], id="stopped before late"),
         pytest.param([waiting(0, 1.0), row(1, silent_s=31.0)], [1], id="silent"),
         pytest.param(
-            [waiting(0), waiting(1, what="the gradient norm", odd=(7, "losses", "the gradient norm"))], [1], id="skipped"
+            [waiting(0), waiting(1, what="the gradient norm", odd=(7, "losses", "the gradient norm"))], [1],
+            id="skipped",
         ),
         pytest.param([waiting(0), Row(1, "n1", "collective", 8, what="losses", stood_s=LONG)], [1], id="a step ahead"),
         pytest.param([waiting(0), waiting(1, what="the gradient norm")], [0, 1], id="who knows"),
         pytest.param([waiting(0, 1.0), row(1, state=LOST, said="was ended by SIGKILL")], [1], id="lost"),
         pytest.param([waiting(0, 1.0), row(1, state=FAILED, said="no room", code=74)], [1], id="failed"),
+        pytest.param(
+            [waiting(0, 1.0, state=LOST, said="was ended by SIGABRT"), waiting(1, odd=(7, "losses", "a sum"))], [1],
+            id="aborted, because another left something out",
+        ),
         pytest.param(
             [row(0, state=FAILED, said="waited", code=76), row(1, state=LOST, said="x")], [1],
             id="lost before those that waited for it",
@@ -116,7 +121,7 @@ def test_the_words_name_rank_host_phase_step_and_time() -> None:
 states = st.sampled_from([RUNNING, RUNNING, RUNNING, STOPPED, DONE, LOST])
 keys = ["backward", "forward", "save", "evaluation"]
 rows_of = st.builds(
-    lambda phase, what, stood_s, silent_s, state: (phase, what if phase == "collective" else "", stood_s, silent_s, state),
+    lambda phase, what, *rest: (phase, what if phase == "collective" else "", *rest),
     st.sampled_from([*keys, "collective", "collective"]), st.sampled_from(["losses", "the gradient norm", "a sum"]),
     st.floats(0, 2000), st.floats(0, 60), states,
 )  # fmt: skip
