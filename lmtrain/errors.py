@@ -90,7 +90,13 @@ class StoppedForGood(StoppedEarly):
 
 
 class PeerLostError(LmtrainError):
+    """`rank` is to blame, where that is known; `stacks` is a folder that says what all were doing."""
+
     exit_code = 76
+
+    def __init__(self, message: str, *, rank: int | None = None, stacks: str | None = None) -> None:
+        super().__init__(message)
+        self.rank, self.stacks = rank, stacks
 
 
 class LayoutError(LmtrainError):

@@ -75,24 +75,26 @@ def run_attempts(
     from lmtrain.runtime.launch import launch
     from lmtrain.train.preflight import find_resume
     from lmtrain.train.starts import Starts
-    from lmtrain.train.stop_file import write_end
+    from lmtrain.train.stop_file import cause_known, write_end
 
     def again(outcome: Outcome, number: int) -> None:
-        note_end(outcome)
+        outcome = note_end(outcome)
         path = find_resume(config)
         starts = Starts.read(config, inputs, path)
         starts.refuse(config)
         place = f"from step {starts.step}, {path}" if path else "from the beginning, since nothing is saved yet"
         tell(f"{outcome.told} Start {number} of {(max_restarts or 0) + 1} goes on {place}.")
 
-    def note_end(outcome: Outcome) -> None:
+    def note_end(outcome: Outcome) -> Outcome:
+        """Its cause, as whoever knows it best has told it."""
+        told = cause_known(config, outcome)
         if outcome.cause is not None:
             warn_of(write_end(config, outcome))
+        return told
 
     Starts.read(config, inputs, inputs.resume_from).refuse(config)
     outcome = launch(_command(arguments), nproc or 1, max_restarts=max_restarts or 0, restarting=again)
-    note_end(outcome)
-    _end(outcome)
+    _end(note_end(outcome))
 
 
 def _command(arguments: Sequence[str]) -> list[str]:

@@ -23,7 +23,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from lmtrain.errors import LmtrainError, PeerLostError, StoppedEarly, UsageError, passed_on
 from lmtrain.runtime.ports import listen
-from lmtrain.runtime.process import RUN_TOKEN, ProcessEnv, Rendezvous
+from lmtrain.runtime.process import RUN_TOKEN, ProcessEnv, Rendezvous, ranks_text
 from lmtrain.runtime.signals import Stopped, asked_to_stop
 
 _KEY = "run token"
@@ -72,8 +72,8 @@ def call_roll(process: ProcessEnv, store: Any, timeout_s: float) -> None:
         verdict = store.get(_VERDICT).decode(errors="replace")
     except dist.DistError as error:
         raise PeerLostError(
-            f"{process.who} waited for its peers: not all {process.world_size} processes of the run came within "
-            f"parallel.timeout_s={timeout_s:g}, or rank 0 is gone again. Look for what the others have said."
+            f"{process.who} waited for its peers: {_missing(process, store)} within "
+            f"parallel.timeout_s={timeout_s:g}. Look for what is said on the nodes on which they were started."
         ) from error
     if verdict == _ALL_BEGIN:
         return
@@ -85,6 +85,16 @@ def call_roll(process: ProcessEnv, store: Any, timeout_s: float) -> None:
             "port at which the processes meet, or set MASTER_PORT to another one."
         )
     raise passed_on(int(refusal[1]), f"No process begins, because {refusal[2]}")
+
+
+def _missing(process: ProcessEnv, store: Any) -> str:
+    """Who has not come, as far as the store can still be asked."""
+    try:
+        missing = [rank for rank in range(process.world_size) if not store.check([f"rank {rank}"])]
+    except RuntimeError:
+        return f"not all {process.world_size} processes of the run came, or rank 0 is gone again,"
+    have = "has" if len(missing) == 1 else "have"
+    return f"{ranks_text(missing)} of {process.world_size} {have} not come" if missing else "no verdict came"
 
 
 def tell_refusal(process: ProcessEnv, error: LmtrainError) -> None:
