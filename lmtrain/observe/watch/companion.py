@@ -48,6 +48,7 @@ class Companion:
         self.stood_s, self.looked_at = 0.0, time.monotonic()
         self.longest: dict[str, float] = {}
         self.state, self.cpu_s = RUNNING, 0.0
+        self.stopping = False  # the rank has heard that another one was asked to
         self.rank_gone = self.over = self.said = False
         self.verdict: dict[str, Any] | None = None
         self.deadline: float | None = None  # for the rank to end, or for this process to
@@ -123,6 +124,8 @@ class Companion:
             if not message.get("done"):
                 self.beat(read_mark(self.marks))  # because: what it says is of now
             self.to_hub(message)
+            if message.get("left") and self.hub is None:
+                self.over = True  # because: where the hub is, others are yet to hear why
             if message.get("done"):
                 self.over = True
                 if self.hub is not None:
@@ -147,7 +150,7 @@ class Companion:
             self.obey(message)
         if self.link.ended:
             self.selector.unregister(self.link)
-            if self.verdict is None and not self.over:
+            if self.verdict is None and not self.over and not self.stopping:
                 gone = "rank 0 is gone, and what watched it too, as when its node fails."
                 self.obey({"verdict": gone, "kind": LOST_KIND, "ranks": [0]})
 
@@ -169,6 +172,7 @@ class Companion:
                 self.deadline = time.monotonic() + POLITE_S[message["kind"]] + _END_S
             self.speak_for_rank()
         else:
+            self.stopping = self.stopping or "stop" in message
             self.control.send(message)
 
     def write_stacks(self, folder: str) -> None:

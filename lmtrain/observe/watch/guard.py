@@ -175,7 +175,7 @@ def watched(
         watch.leave({"failed": str(error)[:2000], "code": error.exit_code})
         raise
     except Stopped:
-        watch.leave({"done": True})  # because: the others have heard of it, and stop as well
+        watch.leave({"left": True})  # because: the others hear of it, and stop as well
         raise
     except BaseException as error:
         found = watch.culprit(error) if is_peer_error(error) else None

@@ -34,6 +34,7 @@ class Hub:
         self.peers: list[Lines] = []
         self.since: dict[int, float] = {}
         self.asked_at: float | None = None
+        self.stop: dict[str, Any] | None = None  # that one of the ranks was asked to
         self.verdict: Verdict | None = None
         self.told: list[dict[str, Any]] = []  # to the rank of this very companion
         self.saved_at = time.monotonic()
@@ -68,6 +69,8 @@ class Hub:
                     peer.ended = True
                     break
                 peer.rank = rank
+                if self.stop is not None:  # because: a rank may come later than the news
+                    peer.send(self.stop)
             self.hear(peer.rank, message)
         if peer.ended:
             self.forget(peer)
@@ -91,8 +94,9 @@ class Hub:
             self.limits.learn(_times(beat.get("longest")))
         row = self.rows.setdefault(rank, Row(rank))
         if isinstance(name := message.get("stop"), str):
-            self.tell_all({"stop": name[:100], "rank": rank}, but=rank)
-        if message.get("done"):
+            self.stop = {"stop": name[:100], "rank": rank}
+            self.tell_all(self.stop, but=rank)
+        if message.get("done") or message.get("left"):
             row.state = DONE
         if isinstance(said := message.get("failed"), str):
             code = message.get("code")
