@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -214,18 +215,28 @@ def test_two_processes_that_hear_of_it_end_alike(toy: Toy, tmp_path: Path, actio
 
 
 @pytest.mark.wide
-def test_the_second_signal_ends_a_run_without_a_checkpoint_of_its_own(toy: Toy, tmp_path: Path) -> None:
-    """A long validation, and nobody who waits for its end."""
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_the_second_signal_does_not_wait_for_a_step(toy: Toy, tmp_path: Path, nproc: int) -> None:
+    """Of a run that takes minutes for its next step, since one of its processes stands still in it."""
     folder = tmp_path / "run"
-    process = start("pretrain", *toy.settings(folder), env=faulty("stop:point=forward:step=6"))
+    typed = [*toy.settings(folder), *(["parallel.dp_shard=2", "--nproc", nproc] if nproc > 1 else [])]
+    process = start("pretrain", *typed, env=faulty(f"loop:point=forward:step=6:rank={nproc - 1}"))
     assert process.stdout is not None
+    seen = []
     for line in process.stdout:
+        seen.append(line)
         if line.startswith("step  6/"):
             break
-    for number in (signal.SIGTERM, signal.SIGCONT):
-        process.send_signal(number)
+    process.send_signal(signal.SIGTERM)
     for line in process.stdout:
+        seen.append(line)
         if "stopping after this step" in line:
             break
-    output = process.communicate(timeout=300)[0]
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(1.1)  # because: two within a second count as one
+    process.send_signal(signal.SIGTERM)
+    output = "".join(seen) + process.communicate(timeout=300)[0]
     assert process.returncode == 75, output
+    newest = str(folder / "checkpoints/step_00000004")
+    facts = {"cause": "SIGTERM, and a second signal", "step": 4, "exit_code": 75, "requeue": True, "resume": newest}
+    assert stop_of(folder) == facts
