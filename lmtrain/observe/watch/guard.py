@@ -112,6 +112,8 @@ class Watch:
                 else:
                     self._answered.set()
         self._answered.set()
+        if not (self._left.is_set() or self._verdict):
+            warn(f"warning: {self.process.who} is not watched any more, as its companion is gone.")
 
     def _end(self, verdict: dict[str, Any]) -> None:
         """Where the main thread has not left by itself."""
