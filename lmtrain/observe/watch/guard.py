@@ -123,13 +123,13 @@ class Watch:
                 (Path(verdict["folder"]) / name).write_text(rows)
         if self._left.wait(POLITE_S[verdict["kind"]]):
             return
-        error = self._error(verdict)
+        error = self.error_of(verdict)
         if self.process.rank == 0:
             self._send({"said": True})
             self._ending(error)
         os._exit(error.exit_code)
 
-    def _error(self, verdict: dict[str, Any]) -> LmtrainError:
+    def error_of(self, verdict: dict[str, Any]) -> LmtrainError:
         if self.told_stop and phases.main.steps <= 1:
             return StoppedEarly(f"{self.told_stop} came before the first step was done.")
         return PeerLostError(explained(verdict), rank=verdict["ranks"][0], stacks=verdict.get("folder"))
@@ -140,7 +140,7 @@ class Watch:
             self._send({"asks": str(error)[:500]})
             self._answered.wait(_ANSWER_S)
         self._left.set()
-        return self._error(self._verdict) if self._verdict else None
+        return self.error_of(self._verdict) if self._verdict else None
 
     def leave(self, message: dict[str, Any]) -> None:
         """The main thread is through, and has said how. Where all went well nothing is left behind."""
