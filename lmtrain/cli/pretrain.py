@@ -118,7 +118,7 @@ def _train(config: RunConfig, inputs: Inputs, planned: list[Planned], env: Proce
     smaller = f"train.micro_batch={max(1, config.train.micro_batch // 2)}, precision=bf16 or a smaller model.seq_len"
     with memory_errors(f"Use {smaller}."):
         with told_to_peers(env):
-            device = pick_device(config.compute.device, env.local_rank)
+            device = pick_device(config.compute.device, env)
         with start(env, device, config.parallel.timeout_s) as met:
             agree(config, inputs, env, met.hosts)
             mesh = build_mesh(config.parallel.layout, device, config.parallel.timeout_s)
