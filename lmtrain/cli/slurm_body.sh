@@ -78,11 +78,11 @@ while [ -z "$asked" ]; do
   if ((code == 0)); then
     say "done"
     exit 0
-  elif ((code == 75)); then
-    requeue
-  elif ((code != 76 && code < 128)); then
+  elif ((code < 128 && code != 75 && code != 76)); then
     say "exit code $code: neither started nor queued again"
     exit "$code"
+  elif ((code == 75)) || [ -n "$asked" ]; then
+    requeue
   fi
   if [ -n "$node" ] && ((num_left_out < spare_nodes)); then
     left_out=${left_out:+$left_out,}$node
