@@ -56,7 +56,7 @@ ContainerImage = Annotated[
     str | None, typer.Option(metavar="IMAGE", help="Run in this image by srun's --container-image (pyxis, enroot).")
 ]
 ContainerCommand = Annotated[
-    str | None, typer.Option(metavar="COMMAND", help="Run behind this command: 'apptainer exec --nv lmtrain.sif'.")
+    str | None, typer.Option(metavar="COMMAND", help="Run behind this command: 'apptainer exec --nv image.sif'.")
 ]
 Array = Annotated[bool, typer.Option("--array", help="An array of jobs, one for each combination of a=1,2 b=range(3).")]
 

@@ -18,6 +18,16 @@ from lmtrain.cli.slurm_script import Job, script
 from tests.cli.harness import Toy, lmtrain
 
 EIGHT = ("parallel.tp=2", "parallel.pp=2", "parallel.dp_shard=2", "model.num_heads=2")
+MORE_REFUSALS: list[tuple[tuple[object, ...], int, str]] = [
+    (("optim.lr=-1",), 2, "optim.lr=-1"),
+    (("data.path=nowhere",), 66, "nowhere"),
+    (("--sbatch=--nodes=4",), 2, "--sbatch=--nodes=4 would undo what the file says"),
+    (("--sbatch=mem",), 2, "--sbatch=mem is not an option of sbatch"),
+    (("--srun=-K0",), 2, "--srun=-K0 would undo"),
+    (("--env", "A B=3"), 2, "--env=A B=3 is not NAME=VALUE"),
+    (("--container-image", "a", "--container-command", "b"), 2, "both start a container"),
+    (("--array", "parallel.dp_shard=1,2"), 78, "runs of this array take 1 to 2 processes"),
+]
 ENDED_BY_SRUN = "srun: launch/slurm: _step_signal: Terminating StepId=7.0\\nsrun: error: n1: tasks 0-1: Terminated"
 
 
@@ -231,14 +241,7 @@ def test_nodes_and_tasks_follow_from_the_layout(toy: Toy, tmp_path: Path, words:
         (("--tasks-per-node", 3, *EIGHT), 78, "--tasks-per-node=3 does not divide the 8 processes of pp 2 x dp_shard "
          "2 x tp 2, zero 1, and nodes are all alike. Use --tasks-per-node=2 on 4 nodes"),
         (("--gpus-per-node", 2, "parallel.tp=3"), 78, "parallel.tp=3 does not divide model.num_heads=2"),
-        pytest.param(("--gpus-per-node", 2, "optim.lr=-1"), 2, "optim.lr=-1", marks=pytest.mark.wide),
-        pytest.param(("--gpus-per-node", 2, "data.path=nowhere"), 66, "nowhere", marks=pytest.mark.wide),
-        pytest.param(("--gpus-per-node", 2, "--sbatch=--nodes=4"), 2, "--sbatch=--nodes=4 would undo what the file says itself", marks=pytest.mark.wide),
-        pytest.param(("--gpus-per-node", 2, "--sbatch=mem"), 2, "--sbatch=mem is not an option of sbatch", marks=pytest.mark.wide),
-        pytest.param(("--gpus-per-node", 2, "--srun=-K0"), 2, "--srun=-K0 would undo", marks=pytest.mark.wide),
-        pytest.param(("--gpus-per-node", 2, "--env", "A B=3"), 2, "--env=A B=3 is not NAME=VALUE", marks=pytest.mark.wide),
-        pytest.param(("--gpus-per-node", 2, "--container-image", "a", "--container-command", "b"), 2, "both start a container", marks=pytest.mark.wide),
-        pytest.param(("--gpus-per-node", 2, "--array", "parallel.dp_shard=1,2"), 78, "runs of this array take 1 to 2 processes", marks=pytest.mark.wide),
+        *(pytest.param(("--gpus-per-node", 2, *one), *rest, marks=pytest.mark.wide) for one, *rest in MORE_REFUSALS),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_refused(toy: Toy, tmp_path: Path, words: tuple[object, ...], code: int, says: str) -> None:
