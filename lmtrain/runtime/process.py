@@ -165,11 +165,13 @@ def _tasks_on_this_node(env: Mapping[str, str]) -> int:
 
 
 def _gpus_of_task(env: Mapping[str, str]) -> int:
-    """What srun's --gpus-per-task or --tres-per-task gives each: "2", "a100:2", "cpu=4,gres/gpu=2"."""
-    if found := re.search(r"(?:^|:)([0-9]+)$", env.get("SLURM_GPUS_PER_TASK", "")):
+    """What --gpus-per-task, --tres-per-task or --gpu-bind gives this task alone: "2", "a100:2", "cpu=4,gres/gpu=2"."""
+    asked = env.get("SLURM_GPUS_PER_TASK") or env.get("SLURM_TRES_PER_TASK", "")
+    if found := re.search(r"(?:^(?:\w+:)?|\bgpu(?::\w+)?[:=])([0-9]+)(?:,|$)", asked):
         return int(found[1])
-    found = re.search(r"\bgpu(?::\w+)?[:=]([0-9]+)", env.get("SLURM_TRES_PER_TASK", ""))
-    return int(found[1]) if found else 0
+    # because: an option of srun itself is in neither; but it narrows what each task has of the step's GPUs
+    seen, on_node = env.get("SLURM_STEP_GPUS", "").split(","), _number(env, "SLURM_GPUS_ON_NODE", 0)
+    return len(seen) if seen[0] and len(seen) < on_node else 0
 
 
 def child_environment(

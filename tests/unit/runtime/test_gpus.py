@@ -41,6 +41,8 @@ def test_a_device_that_a_process_cannot_have(name: str, gpus: Gpus, last: int, s
         ({"SLURM_GPUS_PER_TASK": "a100:2"}, 2, 0),
         ({"SLURM_TRES_PER_TASK": "cpu=4,gres/gpu:h100=1"}, 1, 0),
         ({"SLURM_TRES_PER_TASK": "cpu=1"}, 4, 3),
+        ({"SLURM_STEP_GPUS": "3", "SLURM_GPUS_ON_NODE": "4"}, 1, 0),  # srun --gpus-per-task=1, --gpu-bind=single:1
+        ({"SLURM_STEP_GPUS": "0,1,2,3", "SLURM_GPUS_ON_NODE": "4"}, 4, 3),
         ({"SLURM_GPUS_PER_TASK": "1"}, 4, 3),  # asked for, and --gpu-bind=none shows those of the node
     ],
 )
@@ -51,3 +53,8 @@ def test_a_task_takes_the_first_of_its_own_gpus_and_its_share_of_the_nodes(
     process = ProcessEnv.detect(srun | {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "4"} | shown)
     assert gpu_index(process, count) == index
     assert device_problem("cuda", Gpus("13.0", count), process) is None
+
+
+def test_four_tasks_that_are_shown_the_same_gpu_are_refused() -> None:
+    process = ProcessEnv(rank=3, world_size=4, local_rank=3, local_world_size=4, launcher="slurm")
+    assert "local rank 3 has no GPU of its own" in str(device_problem("cuda", Gpus("13.0", 1), process))
