@@ -138,8 +138,10 @@ def submit(
     if done.returncode != 0:
         said = " ".join(done.stderr.split()).removeprefix("sbatch: error: ")
         raise UsageError(f"sbatch refuses {job.file}: {said}. Change the options, or ask who runs this Slurm.")
-    echo(done.stdout.strip().partition(";")[0])
-    tell(f"submitted: {job.file}; its log is {job.log}")
+    number = done.stdout.strip().partition(";")[0]
+    echo(number)
+    log = job.log.replace("%j", number).replace("%A_%a", f"{number}_*")
+    tell(f"submitted: {job.file}; its log is {log}")
 
 
 @dataclass(frozen=True, kw_only=True)

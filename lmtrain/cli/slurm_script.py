@@ -41,7 +41,7 @@ class Job:
 
     @property
     def log(self) -> str:
-        """With the job's number as Slurm puts it in."""
+        """Slurm puts the numbers in."""
         return f"{self.folder}/slurm-{'%A_%a' if self.is_array else '%j'}.out"
 
 
