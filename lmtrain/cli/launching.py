@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lmtrain.cli.say import print_error, tell
-from lmtrain.errors import LmtrainError
+from lmtrain.errors import LmtrainError, StoppedEarly
+from lmtrain.runtime.signals import Stopped
 
 if TYPE_CHECKING:
     from lmtrain.runtime.launch import Outcome
@@ -71,6 +72,10 @@ def told_to_peers(env: ProcessEnv | None) -> Iterator[None]:
     """
     try:
         yield
+    except Stopped as stopped:
+        if env is not None and env.world_size > 1:
+            _tell(env, StoppedEarly(str(stopped)))
+        raise
     except LmtrainError as error:
         if env is None or env.world_size == 1:
             raise

@@ -24,6 +24,7 @@ from lmtrain.data.batch_plan import BatchPlan
 from lmtrain.data.dataset import Dataset as Dataset
 from lmtrain.data.dataset import SampleOrder, labels_of_terms
 from lmtrain.errors import SettingsError
+from lmtrain.runtime.faults import fault_point
 
 Int64s = NDArray[np.int64]
 
@@ -94,6 +95,7 @@ class Loader:
 
     def _timed(self, get: Callable[[], StepBatches]) -> StepBatches:
         began = time.perf_counter()
+        fault_point("data.next")
         step = get()
         self.data_wait_s = time.perf_counter() - began
         return step

@@ -14,6 +14,7 @@ from lmtrain.parallel.collectives import all_reduce
 from lmtrain.parallel.mesh import Axis
 from lmtrain.parallel.tied import is_copy
 from lmtrain.placement.places import Place
+from lmtrain.runtime.faults import fault_point
 from lmtrain.spec import Split
 
 
@@ -38,6 +39,7 @@ def gradient_norm(
 
     One number that is not finite anywhere makes it so everywhere: all ranks skip an fp16 overflow, or none does.
     """
+    fault_point("grad_reduce")
     if world.size == 1:
         norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(gradients.values()))))
         return norm

@@ -141,7 +141,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def put_in_place(
-    folder: Path, path: Path, aside: Path | None = None, between: Callable[[], None] = lambda: None
+    folder: Path, path: Path, aside: Path | None = None, between: Callable[[], object] = lambda: None
 ) -> None:
     """Rename a finished folder to `path`. What is there goes to `aside` first, and comes back where that fails."""
     replaced = aside if os.path.lexists(path) else None

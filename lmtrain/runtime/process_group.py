@@ -18,10 +18,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from lmtrain.errors import LmtrainError, PeerLostError, RanksDifferError, UsageError
-from lmtrain.runtime.meeting import call_roll, meet
+from lmtrain.errors import LmtrainError, PeerLostError, RanksDifferError, StoppedEarly, UsageError
+from lmtrain.runtime.faults import fault_point
+from lmtrain.runtime.meeting import call_roll, meet, tell_refusal
 from lmtrain.runtime.process import ProcessEnv
-from lmtrain.runtime.signals import ignore_stops
+from lmtrain.runtime.signals import Stopped, ignore_stops
 
 PACKAGE = Path(__file__).resolve().parents[1]
 # because: gloo and the store raise plain RuntimeErrors; these words tell theirs from others'
@@ -38,8 +39,10 @@ class Peers:
 @contextmanager
 def start(process: ProcessEnv, device: torch.device, timeout_s: float) -> Iterator[Peers]:
     """The default group for as long as the block lasts. One process needs none and gets none."""
+    fault_point("start.rendezvous")
     if process.world_size == 1:
         yield Peers((process.host,))
+        fault_point("shutdown")
         return
     with peer_errors(process, timeout_s):
         _meet(process, "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout_s)
@@ -50,6 +53,7 @@ def start(process: ProcessEnv, device: torch.device, timeout_s: float) -> Iterat
             # because: all end here together, and a group that is alive when Python ends now and then aborts its process
             dist.destroy_process_group()
             raise
+        fault_point("shutdown")
         # because: who leaves early looks lost to launchers, which then end those that are still finishing
         dist.all_reduce(torch.zeros(1))  # collective: a meeting of the world, nothing is summed
     # because: after an error the peers must notice at once, which a closed socket tells them and a shutdown may not
@@ -64,7 +68,12 @@ def new_group(ranks: Sequence[int], timeout_s: float) -> dist.ProcessGroup:
 
 
 def _meet(process: ProcessEnv, backend: str, timeout_s: float) -> None:
-    store, timeout = meet(process, timeout_s), timedelta(seconds=timeout_s)
+    timeout = timedelta(seconds=timeout_s)
+    try:
+        store = meet(process, timeout_s)
+    except Stopped as stopped:
+        tell_refusal(process, StoppedEarly(str(stopped)))
+        raise
     try:
         call_roll(process, store, timeout_s)
     except LmtrainError:

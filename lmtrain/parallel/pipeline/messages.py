@@ -22,6 +22,7 @@ from torch import Tensor
 from lmtrain.errors import LayoutError
 from lmtrain.parallel.collectives import gather_stack
 from lmtrain.parallel.mesh import Mesh
+from lmtrain.runtime.faults import fault_point
 from lmtrain.schedules.table import Action, Kind
 
 _POSTED = 2  # receives under way from one peer: one that is waited for, one that arrives meanwhile
@@ -242,7 +243,8 @@ class Post:
         tensor = tensor.contiguous()
         if self._is_shared(shape):
             tensor = tensor.flatten().chunk(self.tp.size)[self.tp.index]
-        self.outboxes[to].send(self.routes.needed_at[letter], tensor)
+        if not fault_point("pipeline.message"):
+            self.outboxes[to].send(self.routes.needed_at[letter], tensor)
 
     def receive(self, letter: Letter) -> Tensor:
         sender = self.routes.rank_of[letter.sender]
