@@ -1,4 +1,4 @@
-"""`lmtrain slurm render|submit`: a run's settings as an sbatch file, judged as `pretrain --dry-run` judges them.
+"""`lmtrain slurm`: a run's settings as an sbatch file, judged as `pretrain --dry-run` judges them, printed or submitted.
 
 Nothing here talks to Slurm but `sbatch` in submit, and torch is never imported.
 """
