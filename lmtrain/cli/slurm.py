@@ -1,4 +1,4 @@
-"""`lmtrain slurm`: a run's settings as an sbatch file, judged as `pretrain --dry-run` judges them, printed or submitted.
+"""`lmtrain slurm`: a run's settings as an sbatch file, judged as by `pretrain --dry-run`, printed or submitted.
 
 Nothing here talks to Slurm but `sbatch` in submit, and torch is never imported.
 """
