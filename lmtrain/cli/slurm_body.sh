@@ -50,9 +50,14 @@ judge() {
     -e 's/^srun: error: ([^ :]+): tasks? [^:]+: (.+)$/\1 \2/p' \
     -e 's/^srun: error: (Node failure) on ([^ ,]+).*$/\2 \1/p')
   code=${first:-$code}
-  if ((code == 76)); then  # the run itself says whom it has lost
-    node=$(sed -nE 's/^ *"host": "([^"]+)".*/\1/p' "$run/stop.json" 2>/dev/null)
+  if ((code == 76)) && grep -Eqs '"(hang|lost)":' "$run/stop.json"; then  # the run itself knows whom it has lost
+    node=$(node_of "$(sed -nE 's/^ *"rank": ([0-9]+).*/\1/p' "$run/stop.json")")
   fi
+}
+
+# Where a rank was: srun gives each node its share of them in turn.
+node_of() {
+  scontrol show hostnames "$SLURM_JOB_NODELIST" | grep -vxF "${left_out//,/$'\n'}" | sed -n "$(($1 / (tasks / nodes) + 1))p"
 }
 
 # Back into the queue, unless Slurm is ending this job for another reason than its time (scancel, preemption, a node).
