@@ -115,7 +115,9 @@ def evaluate(
     from lmtrain.cli.subject import check_device, find_subject, settle_layout
     from lmtrain.eval.source import check_kind
     from lmtrain.eval.task import window_of
+    from lmtrain.runtime.signals import unblock_stops
 
+    unblock_stops()
     # before torch is imported, so that what is wrong is told at once
     paths = list(compare or ()) if checkpoint is None else [checkpoint]
     if checkpoint is not None and steps is not None:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lmtrain.cli.ending import conclude, reasons_kept, refuse_stop_file, stoppable
-from lmtrain.cli.launching import NumProcesses, run_processes, this_process, told_to_peers
+from lmtrain.cli import launching
+from lmtrain.cli.ending import conclude, heard_by_peers, reasons_kept, refuse_stop_file, stoppable
+from lmtrain.cli.launching import NumProcesses, told_to_peers
 from lmtrain.cli.options import ConfigDir, ConfigName, FromRun, Overrides, Plugins
-from lmtrain.cli.say import warn_of
 from lmtrain.runtime.signals import give_back
 
 if TYPE_CHECKING:
@@ -42,16 +42,19 @@ def pretrain(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     plugin: Plugins = None,
     nproc: NumProcesses = None,
+    max_restarts: launching.MaxRestarts = None,
+    elastic: launching.Elastic = False,
 ) -> None:
     """Pretrain a model, or go on with a run that was stopped: the same command does both."""
-    env, overrides = this_process(nproc), list(overrides or [])
+    env, overrides = launching.this_process(nproc, max_restarts), list(overrides or [])
     flags = ["--config-name", config_name, *(["--config-dir", str(config_dir)] if config_dir else [])]
     flags += [f"--from-run={from_run}"] * (from_run is not None) + [f"--plugin={name}" for name in plugin or ()]
     flags += ["--json"] * as_json + ["--debug"] * ("--debug" in sys.argv)  # because: main has taken --debug out
+    flags += ["--elastic"] * elastic
     if multirun or dry_run or print_config:
         give_back()
     if multirun:
-        flags += ["--dry-run"] * dry_run + ["--print-config"] * print_config + ["--nproc", str(nproc)] * bool(nproc)
+        flags += ["--dry-run"] * dry_run + ["--print-config"] * print_config + launching.flags(nproc, max_restarts)
         from lmtrain.cli.sweep import run_all
 
         return run_all(overrides, config_dir, config_name, from_run, flags)
@@ -62,6 +65,7 @@ def pretrain(
     waited_for = None if nproc or dry_run or print_config else env
     with told_to_peers(waited_for):
         config = compose_run(overrides, from_run=from_run, config_dir=config_dir, name=config_name)
+        config = launching.fitted(config, env, nproc) if elastic else config
     if print_config:
         return print_settings(config, as_json)
 
@@ -69,25 +73,23 @@ def pretrain(
     from lmtrain.runtime.faults import arm_from_env, fault_point
     from lmtrain.runtime.process import BEGAN, set_env_default
     from lmtrain.train.preflight import preflight
-    from lmtrain.train.stop_file import write_end
 
     arm_from_env()
     if dry_run:
         inputs, _ = plan(config, preflight(config, env, starting=False))
         return print_preview(config, inputs, as_json)
-    with stoppable(config, env) as stop:
+    with stoppable(config, env, waited_for) as stop:
         with told_to_peers(waited_for):
             refuse_stop_file(config, env)
             inputs, planned = plan(config, preflight(config, env))
-        if nproc is not None and nproc > 1:
+        if launching.is_launcher(nproc, max_restarts):
             set_env_default(BEGAN, repr(stop.began_s))
-            failed = lambda outcome: warn_of(write_end(config, outcome))  # noqa: E731
-            return run_processes(["pretrain", *flags, *overrides], nproc, failed)
+            return launching.run_attempts(["pretrain", *flags, *overrides], config, inputs, nproc, max_restarts)
         from lmtrain.cli.screen import Screen
 
         console = Screen(stderr=as_json, quiet=env.rank > 0)
         fault_point("start.imports")
-        with reasons_kept(config, env, stop):
+        with reasons_kept(config, env), launching.counted_start(config, inputs, env):
             summary = _train(config, inputs, planned, env, console, stop)
         stopped = conclude(config, summary, env)
         print_summary(config, summary, console, as_json)
@@ -112,7 +114,7 @@ def _train(
         with told_to_peers(env):
             device = pick_device(config.compute.device, env)
         stop.hold()
-        with start(env, device, config.parallel.timeout_s) as met, stop.told_by(lambda name: None):
+        with start(env, device, config.parallel.timeout_s) as met, heard_by_peers(stop):
             agree(config, inputs, env, met.hosts)
             mesh = build_mesh(config.parallel.layout, device, config.parallel.timeout_s)
             with open_run(config, inputs, console, mesh, device, met.hosts) as run:

@@ -31,7 +31,7 @@ _VERDICT, _ALL_BEGIN = "verdict", "all begin"
 _REFUSAL = re.compile(r"([1-9][0-9]{0,2}) (.+)", re.DOTALL)  # an exit code, and why
 _NUM_CHARACTERS = 4000  # of a reason
 _HEARD_BY_ALL = "heard by all"
-_LOOK_S = 0.5  # at whether this process is asked to stop
+_LOOK_S = 0.25  # at whether this process is asked to stop
 _LAST_S = 60.0  # because: who is refused has said so by now, and peers that are lost never come to hear it
 
 
@@ -142,17 +142,14 @@ def _take_back(process: ProcessEnv, store: Any) -> None:
 
 
 def _wait(store: Any, key: str, timeout_s: float, look: Callable[[], None] = lambda: None) -> None:
-    """Until somebody has written this key. Not in one piece, for a process that waits in C hears no signal."""
-    ends_s = time.monotonic() + timeout_s
-    while True:
+    """Until somebody has written this key. It asks again and again: a process that waits in C hears no signal."""
+    ends_s, pause_s = time.monotonic() + timeout_s, 0.01
+    while not store.check([key]):
         look()
-        left = ends_s - time.monotonic()
-        try:
-            store.wait([key], timedelta(seconds=max(min(left, _LOOK_S), 0.001)))
-            return
-        except dist.DistStoreError:
-            if left <= _LOOK_S:
-                raise
+        if time.monotonic() >= ends_s:
+            raise dist.DistStoreError(f"nothing was written to {key!r} in {timeout_s:g} seconds")
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LOOK_S)  # because: thousands may ask one store
 
 
 def _in_time(make: Callable[[], TCPStore], timeout_s: float, look: Callable[[], None]) -> TCPStore:

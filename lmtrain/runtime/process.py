@@ -22,7 +22,8 @@ from lmtrain.errors import UsageError
 
 # because: Slurm numbers the steps that srun did not start (batch script, interactive shell) from the top of 32 bits
 _FIRST_SPECIAL_STEP = 0xFFFF_FFF0
-_LAUNCHER, _STORE_FD = "LMTRAIN_LAUNCHER", "LMTRAIN_STORE_FD"  # set by our own launcher for its processes
+# set by our own launcher for its processes
+_LAUNCHER, _STORE_FD, _RESTARTS = "LMTRAIN_LAUNCHER", "LMTRAIN_STORE_FD", "LMTRAIN_RESTART_COUNT"
 _NAMED_BY = "LMTRAIN_RUN_TOKEN"  # set by our own launcher, or by whoever starts processes in another way
 BEGAN = "LMTRAIN_BEGAN_S"  # set by our own launcher: when it was started
 _PACKAGES = ("lmtrain", "torch", "numpy", "tokenizers", "safetensors", "hydra-core", "typer", "rich")
@@ -65,8 +66,9 @@ class ProcessEnv:
     def detect(cls, environ: Mapping[str, str] | None = None) -> ProcessEnv:
         env = os.environ if environ is None else environ
         if "RANK" in env or "WORLD_SIZE" in env:
-            names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT")
             launcher, local_size = env.get(_LAUNCHER, "torchrun"), _number(env, "LOCAL_WORLD_SIZE", 0)
+            restarts = _RESTARTS if launcher == "lmtrain" else "TORCHELASTIC_RESTART_COUNT"
+            names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", restarts)
         elif _is_srun_task(env):
             # because: inside an allocation SLURM_NTASKS may be the job's; SLURM_STEP_NUM_TASKS is always the step's
             tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in env else "SLURM_NTASKS"
@@ -177,8 +179,9 @@ def _gpus_of_task(env: Mapping[str, str]) -> int:
 
 
 def child_environment(
-    rank: int, num_processes: int, port: int, store_fd: int | None, token: str, environ: Mapping[str, str] | None = None
-) -> dict[str, str]:
+    rank: int, num_processes: int, port: int, store_fd: int | None, token: str,
+    environ: Mapping[str, str] | None = None, *, num_restarts: int = 0,
+) -> dict[str, str]:  # fmt: skip
     """What our own launcher tells each of its processes; what the user has set for their libraries stays."""
     env = dict(os.environ if environ is None else environ)
     env.setdefault("OMP_NUM_THREADS", str(max(1, num_usable_cpus() // num_processes)))
@@ -186,7 +189,7 @@ def child_environment(
     env.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     env |= {"WORLD_SIZE": str(num_processes), "LOCAL_WORLD_SIZE": str(num_processes), _LAUNCHER: "lmtrain"}
-    env[_NAMED_BY] = token
+    env |= {_NAMED_BY: token, _RESTARTS: str(num_restarts)}
     env.pop(_STORE_FD, None)
     return env if store_fd is None else env | {_STORE_FD: str(store_fd)}
 

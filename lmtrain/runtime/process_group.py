@@ -132,14 +132,21 @@ def peer_errors(process: ProcessEnv, timeout_s: float) -> Iterator[None]:
     except LmtrainError:
         raise
     except RuntimeError as error:
-        text = str(error)
-        if not (isinstance(error, dist.DistError) or any(word in text for word in _WORDS)):
+        if not is_peer_error(error):
             raise
         raise PeerLostError(
-            f"{process.who} waited for its peers in {waiting_in(error)} and got: {_short(text)} A process that ended "
-            f"has said why above or in its own log; one that hangs is given parallel.timeout_s={timeout_s:g}. "
+            f"{process.who} waited for its peers in {waiting_in(error)} and got: {_short(str(error))} A process that "
+            f"ended has said why above or in its own log; one that hangs is given parallel.timeout_s={timeout_s:g}. "
             "Start the same command again to go on."
         ) from error
+
+
+def is_peer_error(error: BaseException) -> bool:
+    """Whether it is what a collective raises when a peer is gone, silent or elsewhere."""
+    text = str(error)
+    return isinstance(error, RuntimeError) and (
+        isinstance(error, dist.DistError) or any(word in text for word in _WORDS)
+    )
 
 
 def waiting_in(error: BaseException) -> str:

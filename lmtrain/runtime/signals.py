@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-_WATCHED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 _URGENT = (signal.SIGTERM, signal.SIGINT)
-NAMES = tuple(number.name for number in _WATCHED)
+NAMES = tuple(number.name for number in STOPS)
 
 
 class Stopped(BaseException):
@@ -38,6 +38,7 @@ class StopRequest:
         self._urgent_since: float | None = None
         self._num_urgent = 0
         self._raises = self._held = self._woken = False
+        self.meets = False  # whether this process has gone to meet its peers
         self._word = threading.Event()
         self._previous: dict[signal.Signals, Any] = {}
         self.began_s = clock()
@@ -46,9 +47,9 @@ class StopRequest:
         self.heard: Callable[[str], None] = lambda name: None
 
     def __enter__(self) -> StopRequest:
-        for number in _WATCHED:
+        for number in STOPS:
             self._previous[number] = signal.signal(number, self._receive)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)  # because: a launcher may keep them back until now
+        unblock_stops()  # because: a launcher may keep them back until now
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -84,7 +85,7 @@ class StopRequest:
 
     def hold(self) -> None:
         """Until `told_by` a stop is noted: the processes are meeting, and who went would be waited for."""
-        self._held = True
+        self._held = self.meets = True
 
     @contextmanager
     def told_by(self, tell: Callable[[str], None]) -> Iterator[None]:
@@ -176,5 +177,20 @@ def asked_to_stop() -> str | None:
 
 def ignore_stops() -> None:
     """From here on this process is ending with a result of its own, and no signal should give it another."""
-    for number in _WATCHED:
+    for number in STOPS:
         signal.signal(number, signal.SIG_IGN)
+
+
+@contextmanager
+def blocked_stops() -> Iterator[None]:
+    """What this thread starts in here begins with these signals waiting until it calls `unblock_stops`."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def unblock_stops() -> None:
+    """From here on this process hears them, as it does from its start where no launcher of ours has started it."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)

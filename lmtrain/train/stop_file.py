@@ -54,7 +54,7 @@ def write_end(config: RunConfig, outcome: Outcome) -> str | None:
     """Of processes that one of them has ended. Returns what went wrong, in words."""
     if outcome.exit_code == OutputError.exit_code:
         return None  # because: then the folder may be another run's
-    requeue = outcome.exit_code in (StoppedEarly.exit_code, PeerLostError.exit_code)
+    requeue = outcome.stopped or outcome.exit_code == PeerLostError.exit_code
     facts = {"cause": outcome.cause, "exit_code": outcome.exit_code, "requeue": requeue, "rank": outcome.rank}
     return write_stop(config, facts)
 
