@@ -19,7 +19,7 @@ trap 'pass_on USR2' USR2
 
 # All tasks, until the last has ended. Signals wait outside (--block-signal) until lmtrain is there to hear them.
 run_tasks() {
-  from=$(stat -c %s "$log" 2>/dev/null || echo 0)
+  from=$(stat -c %s "$log" 2>/dev/null || echo 0) before=$(stop_file)
   srun --nodes="$nodes" --ntasks="$tasks" --kill-on-bad-exit=1 ${left_out:+--exclude="$left_out"} "${of_srun[@]}" \
     "${container[@]}" env --block-signal=INT,TERM,USR1,USR2 "${lmtrain[@]}" pretrain "${words[@]}" &
   step=$!
@@ -50,10 +50,13 @@ judge() {
     -e 's/^srun: error: ([^ :]+): tasks? [^:]+: (.+)$/\1 \2/p' \
     -e 's/^srun: error: (Node failure) on ([^ ,]+).*$/\2 \1/p')
   code=${first:-$code}
-  if ((code == 76)) && grep -Eqs '"(hang|lost)":' "$run/stop.json"; then  # the run itself knows whom it has lost
+  if ((code == 76)) && [ "$(stop_file)" != "$before" ] && grep -Eqs '"(hang|lost)":' "$run/stop.json"; then
     node=$(node_of "$(sed -nE 's/^ *"rank": ([0-9]+).*/\1/p' "$run/stop.json")")
   fi
 }
+
+# In which the run says whom it has lost. What is there before a start is of an earlier one.
+stop_file() { stat -c '%i %y' "$run/stop.json" 2>/dev/null; }
 
 # Where a rank was: srun gives each node its share of them in turn.
 node_of() {
@@ -77,7 +80,6 @@ requeue() {
 end=$(date +%s -d "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e)" 2>/dev/null) && export SLURM_JOB_END_TIME="$end"
 
 while [ -z "$asked" ]; do
-  rm -f "$run/stop.json"  # what is found there later is then of this start
   run_tasks
   judge
   if ((code == 0)); then
