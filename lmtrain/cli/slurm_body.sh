@@ -77,7 +77,8 @@ requeue() {
 
 # srun takes the job's --cpus-per-task from here alone; in a container nobody can ask Slurm when the job will end.
 [ -z "${SLURM_CPUS_PER_TASK:-}" ] || export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
-end=$(date +%s -d "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e)" 2>/dev/null) && export SLURM_JOB_END_TIME="$end"
+end=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e) &&
+  end=$(date +%s -d "${end:-none}" 2>/dev/null) && export SLURM_JOB_END_TIME="$end"
 
 while [ -z "$asked" ]; do
   run_tasks
