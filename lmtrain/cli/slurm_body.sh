@@ -2,7 +2,7 @@
 
 set -u                           # and not -e: exit codes are read here
 log=$(readlink "/proc/$$/fd/2")  # this job's log, in which srun says what task failed first
-step='' asked='' node='' left_out='' num_left_out=0
+step='' asked='' queued='' node='' left_out='' num_left_out=0
 
 say() { echo "$(date '+%F %T') job $SLURM_JOB_ID: $*"; }
 
@@ -11,6 +11,7 @@ say() { echo "$(date '+%F %T') job $SLURM_JOB_ID: $*"; }
 pass_on() {
   asked=$1
   [ -z "$step" ] || while kill -s USR1 "$step"; do sleep 5; done 2>/dev/null &
+  queue_again 'COMPLETING TimeLimit'  # now, since Slurm kills this script too when it has waited for the tasks
 }
 trap 'pass_on INT' INT
 trap 'pass_on TERM' TERM
@@ -63,15 +64,19 @@ node_of() {
   scontrol show hostnames "$SLURM_JOB_NODELIST" | grep -vxF "${left_out//,/$'\n'}" | sed -n "$(($1 / (tasks / nodes) + 1))p"
 }
 
-# Back into the queue, unless Slurm is ending this job for another reason than its time (scancel, preemption, a node).
-requeue() {
-  if squeue --noheader --jobs="$SLURM_JOB_ID" --format='%A %T %r' |
-    grep -Eq "^$SLURM_JOB_ID (RUNNING|COMPLETING TimeLimit)"; then
-    say "stopped, and queued again"
+# Back into the queue, once, if the job's state is one of these.
+queue_again() {
+  if [ -z "$queued" ] && squeue --noheader --jobs="$SLURM_JOB_ID" --format='%A %T %r' | grep -Eq "^$SLURM_JOB_ID ($1)"; then
+    queued=yes
+    say "queued again"
     scontrol requeue "$SLURM_JOB_ID"
-  else
-    say "stopped, and not queued again from here: Slurm itself is ending this job"
   fi
+}
+
+# A stop: queued again, unless Slurm ends this job for another reason than its time (scancel, preemption, a lost node).
+stop() {
+  queue_again 'RUNNING|COMPLETING TimeLimit'
+  [ -n "$queued" ] || say "stopped, and not queued again from here: Slurm itself is ending this job"
   exit 75
 }
 
@@ -90,7 +95,7 @@ while [ -z "$asked" ]; do
     say "exit code $code: neither started nor queued again"
     exit "$code"
   elif ((code == 75)) || [ -n "$asked" ]; then
-    requeue
+    stop
   fi
   if [ -n "$node" ] && ((num_left_out < spare_nodes)); then
     left_out=${left_out:+$left_out,}$node
@@ -98,4 +103,4 @@ while [ -z "$asked" ]; do
   fi
   say "lost a task (exit code $code${node:+ on $node}), starts again${left_out:+ without $left_out}"
 done
-requeue
+stop

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 CUT: dict[str, Any] = {"parallel__tp": 2, "parallel__pp": 2, "parallel__dp_shard": 2, "train__micro_batch": 1}
 STEPS = 400
 ALL = list(range(1, STEPS + 1))
-QUEUED = "stopped, and queued again"
+QUEUED = ": queued again"
 
 
 @pytest.fixture(scope="module", autouse=True)
