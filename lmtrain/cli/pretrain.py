@@ -115,7 +115,7 @@ def _train(
 
     with memory_errors(f"Use {smaller}."):
         with told_to_peers(env):
-            device = pick_device(config.compute.device, env.local_rank)
+            device = pick_device(config.compute.device, env)
         stop.hold()
         with (
             start(env, device, config.parallel.timeout_s) as met,

@@ -44,6 +44,7 @@ class ProcessEnv:
     job_id: str | None = None
     num_restarts: int = 0  # how often the launcher has started this job again
     local_world_size: int = 0  # processes on this node; 0 where the launcher does not say
+    num_own_gpus: int = 0  # that its launcher shows to it alone; 0 where it sees those of its node
 
     def as_launcher(self, num_processes: int) -> ProcessEnv:
         """The first of the `num_processes` processes that this one is about to start on this node."""
@@ -86,7 +87,8 @@ class ProcessEnv:
         job_id = env.get("SLURM_JOB_ID") or env.get("TORCHELASTIC_RUN_ID")
         # because: two nodes of a Slurm on one machine have one host name
         host = (launcher == "slurm" and env.get("SLURMD_NODENAME")) or socket.gethostname()
-        return cls(rank, world_size, local_rank, launcher, host, job_id, num_restarts, local_size)
+        own_gpus = _gpus_of_task(env) if launcher == "slurm" else 0
+        return cls(rank, world_size, local_rank, launcher, host, job_id, num_restarts, local_size, own_gpus)
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,16 @@ def _tasks_on_this_node(env: Mapping[str, str]) -> int:
         if node < 0:
             return int(size)
     return 0
+
+
+def _gpus_of_task(env: Mapping[str, str]) -> int:
+    """What --gpus-per-task, --tres-per-task or --gpu-bind gives this task alone: "2", "a100:2", "cpu=4,gres/gpu=2"."""
+    asked = env.get("SLURM_GPUS_PER_TASK") or env.get("SLURM_TRES_PER_TASK", "")
+    if found := re.search(r"(?:^(?:\w+:)?|\bgpu(?::\w+)?[:=])([0-9]+)(?:,|$)", asked):
+        return int(found[1])
+    # because: an option of srun itself is in neither; but it narrows what each task has of the step's GPUs
+    seen, on_node = env.get("SLURM_STEP_GPUS", "").split(","), _number(env, "SLURM_GPUS_ON_NODE", 0)
+    return len(seen) if seen[0] and len(seen) < on_node else 0
 
 
 def child_environment(
