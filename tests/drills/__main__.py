@@ -1,4 +1,4 @@
-"""`python -m tests.drills [NAME ...] --out build/drills`: each drill prints a line of JSON and keeps it in results.jsonl.
+"""`python -m tests.drills [NAME ...] --out build/drills`: each drill prints a line of JSON, kept in results.jsonl too.
 
 A drill that was ended goes on where it was. docs/explanation/faults.md says what each shows and what was found.
 """

@@ -24,6 +24,7 @@ from lmtrain.observe.metrics import read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "LMTRAIN_DRILL"
+SHARED = Path("/dev", "shm")
 STEPS = 15
 LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {
     "one": (1, ()),
@@ -201,13 +202,12 @@ def reached(folder: Path) -> dict[str, Any]:
 
 def temporary(folder: Path) -> list[str]:
     """What a run that is done must not have left."""
-    found = [str(path) for path in folder.rglob("*") if ".tmp" in path.name]
-    return found + sorted(str(path) for path in Path("/dev/shm").glob(f"*{folder.name}*"))
+    return [str(path) for path in folder.rglob("*") if ".tmp" in path.name]
 
 
 def shared_memory() -> set[str]:
     """Of our own, which a run leaves only if it is killed with all that could remove it."""
-    return {path.name for path in Path("/dev/shm").glob("lmtrain*")} if Path("/dev/shm").is_dir() else set()
+    return {path.name for path in SHARED.glob("lmtrain*")} if SHARED.is_dir() else set()
 
 
 def journal(path: Path) -> Iterator[dict[str, Any]]:

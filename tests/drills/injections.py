@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 import signal
 import time
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from tests.drills.broken import LAYOUTS, STEPS, Broken, Options, journal, reached, shared_memory, temporary
+from tests.drills.broken import LAYOUTS, SHARED, STEPS, Broken, Options, journal, reached, shared_memory, temporary
 
 COUNT = 200
 SHARES = {"one": 10, "dp2": 6, "tp2": 6, "pp2": 5, "dp2 tp2": 3, "tp2 pp2 dp2": 1}  # how often a layout's turn comes
@@ -33,7 +33,6 @@ _SAVE = (
     "ckpt.prune",
 )  # fmt: skip
 _ENDS = ("kill", "exc", "exit", "abort", "segv", "term", "int", "usr1", "usr2")
-_LOST = ("kill", "abort", "segv")  # after which a launcher starts again by itself
 _SIGNALS = ("TERM", "INT", "USR1", "USR2", "KILL")
 
 
@@ -113,8 +112,8 @@ def summed(rows: list[dict[str, Any]]) -> dict[str, Any]:
     codes = Counter(f"{one['kind']} {one['code']}" for one in struck)
     return {
         "passed": not wrong, "injections": len(struck), "bitwise": sum(not row["wrong"] for row in rows),
-        "by_layout": dict(Counter(row["layout"] for row in rows for _ in row["struck"])), "codes": dict(sorted(codes.items())),
-        "wrong": wrong,
+        "by_layout": dict(Counter(row["layout"] for row in rows for _ in row["struck"])),
+        "codes": dict(sorted(codes.items())), "wrong": wrong,
     }  # fmt: skip
 
 
@@ -125,7 +124,7 @@ def unbroken(options: Options, layout: str) -> dict[str, Any]:
         folder = options.folder / f"unbroken {layout}"
         shutil.rmtree(folder, ignore_errors=True)
         ended = Broken(options.world.settings(layout, folder)).to_the_end()
-        assert ended.code == 0 and not ended.left, (ended.output, ended.left)
+        assert (ended.code, ended.left) == (0, []), ended.output
         path.write_text(json.dumps(reached(folder) | {"seconds": ended.seconds}))
         shutil.rmtree(folder)
     return dict(json.loads(path.read_text()))
@@ -134,22 +133,32 @@ def unbroken(options: Options, layout: str) -> dict[str, Any]:
 def broken_run(options: Options, number: int, layout: str, injections: list[Injection]) -> dict[str, Any]:
     """One run: broken by each injection in turn, gone on with until it is done, and compared."""
     wanted = unbroken(options, layout)
-    seconds = wanted.pop("seconds")
+    usual_s = wanted.pop("seconds")
     rng, folder = random.Random(f"{options.seed} {number}"), options.folder / f"run{number:03d}"
     shutil.rmtree(folder, ignore_errors=True)
     before, words = shared_memory(), options.world.settings(layout, folder, parallel__timeout_s=_limit(injections))
     struck: list[dict[str, Any]] = []
     wrong: list[str] = []
-    for turn, injection in enumerate(injections):
+    relaunched = number % 2 == 1 and not any(one.signal for one in injections)
+    if relaunched:
+        faults = ",".join(f"{_lost(timed(one, turn, rng))}:restart={turn}" for turn, one in enumerate(injections))
+        ended = Broken([*words, f"--max-restarts={2 * AT_ONCE}"], fault=faults).to_the_end()
+        wrong += [f"{faults}: left {one}" for one in ended.left]
+        if ended.code != 0:
+            wrong.append(f"{faults}: the launcher ended with {ended.code}: {ended.output[-1500:]}")
+        starts = [int(one) for one in re.findall(r"Start (\d+) of", ended.output)]
+        struck = [{"what": faults.split(",")[one - 2], "kind": "launcher", "code": ended.code} for one in starts]
+    for turn, injection in enumerate(() if relaunched else injections):
         fault = timed(injection, turn, rng) if injection.fault else None
         process = Broken(words, fault=fault)
         if injection.signal:
-            time.sleep(injection.share * seconds)
+            time.sleep(injection.share * usual_s)
             process.process.send_signal(getattr(signal, f"SIG{injection.signal}"))
         ended = process.to_the_end()
-        wrong += [f"{injection}: left {one}" for one in ended.left]
+        wrong += [f"{fault or injection}: left {one}" for one in ended.left]
+        (folder / "starts.json").unlink(missing_ok=True)  # because: these starts are meant to be lost
         if ended.code != 0 or "fault: " in ended.output:
-            kind = injection.fault.partition(":")[0] if injection.fault else f"SIG{injection.signal}"
+            kind = fault.partition(":")[0] if fault else f"SIG{injection.signal}"
             struck.append({"what": fault or str(injection), "kind": kind, "code": ended.code})
         if ended.code == 0:
             break
@@ -161,10 +170,16 @@ def broken_run(options: Options, number: int, layout: str, injections: list[Inje
         found = reached(folder)
         wrong += [f"{name} differ from those of an unbroken run" for name in found if found[name] != wanted[name]]
         wrong += [f"{one} is left" for one in temporary(folder)]
-    wrong += [f"/dev/shm/{name} is left" for name in sorted(shared_memory() - before)]
+    wrong += [f"{SHARED / name} is left" for name in sorted(shared_memory() - before)]
     if not wrong:
         shutil.rmtree(folder)
     return {"seed": options.seed, "run": number, "layout": layout, "struck": struck, "wrong": wrong}
+
+
+def _lost(fault: str) -> str:
+    """The same for a launcher that is to start again by itself, which after a stop it does not."""
+    action, _, rest = fault.partition(":")
+    return f"kill:{rest}" if action in ("term", "int", "usr1", "usr2", "enospc") else fault
 
 
 def _limit(injections: list[Injection]) -> int:
