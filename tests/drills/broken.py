@@ -126,7 +126,7 @@ class Broken:
                 self.lines.append((time.monotonic(), line))
                 self._came.notify_all()
 
-    def line(self, wanted: Callable[[str], bool], timeout_s: float = _LONGEST_S) -> tuple[float, str] | None:
+    def line(self, wanted: Callable[[str], bool], timeout_s: float = 120.0) -> tuple[float, str] | None:
         """The first line that is wanted and when it came, or None if the command ends without one."""
         deadline = time.monotonic() + timeout_s
         with self._came:
