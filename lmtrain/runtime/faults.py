@@ -119,6 +119,7 @@ def _pass(name: str, step: int | None) -> bool:
 
 
 def _strike(action: str, name: str) -> bool:
+    os.write(2, f"fault: {action} at {name}\n".encode())  # because: what is buffered would not survive it
     if action in _SIGNALS:
         os.kill(os.getpid(), _SIGNALS[action])
         return False
