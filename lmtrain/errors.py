@@ -11,6 +11,7 @@
     |-- OutputError             73  an output folder is locked by another run or cannot be written
     |-- StorageError            74  reading or writing failed, or there is no room for it (disk full, device error)
     |-- StoppedEarly            75  stopped on request with a checkpoint: start the same command again
+    |   `-- StoppedForGood      79  stopped by the file STOP: not to be started again by a machine
     |-- PeerLostError           76  another process hangs or is gone
     |-- LayoutError             78  the layout cannot work with this model or these processes
     |-- NonFiniteLossError      86  the loss or a gradient is not a finite number
@@ -84,6 +85,10 @@ class StoppedEarly(LmtrainError):
     exit_code = 75
 
 
+class StoppedForGood(StoppedEarly):
+    exit_code = 79
+
+
 class PeerLostError(LmtrainError):
     exit_code = 76
 
@@ -119,7 +124,8 @@ def refusal(problems: Sequence[str]) -> LmtrainError:
 
 def passed_on(exit_code: int, message: str) -> LmtrainError:
     """An error that ends this process, or is survived by it, just as the one that another process has met."""
-    error = {73: OutputError, 74: StorageError}.get(exit_code, LmtrainError)(message)
+    known = {73: OutputError, 74: StorageError, 75: StoppedEarly, 79: StoppedForGood}
+    error = known.get(exit_code, LmtrainError)(message)
     error.exit_code = exit_code
     return error
 

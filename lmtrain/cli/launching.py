@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lmtrain.cli.say import print_error, tell, warn_of
-from lmtrain.errors import LmtrainError, UsageError
+from lmtrain.errors import LmtrainError, StoppedEarly, UsageError
+from lmtrain.runtime.signals import Stopped
 
 if TYPE_CHECKING:
     from lmtrain.runtime.launch import Outcome
@@ -147,6 +148,10 @@ def told_to_peers(env: ProcessEnv | None) -> Iterator[None]:
     """
     try:
         yield
+    except Stopped as stopped:
+        if env is not None and env.world_size > 1:
+            _tell(env, StoppedEarly(str(stopped)))
+        raise
     except LmtrainError as error:
         if env is None or env.world_size == 1:
             raise

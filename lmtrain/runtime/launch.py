@@ -22,13 +22,13 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-from lmtrain.errors import LmtrainError, PeerLostError, StoppedEarly
+from lmtrain.errors import LmtrainError, PeerLostError, StoppedEarly, StoppedForGood
 from lmtrain.runtime.guardian import Guardian
 from lmtrain.runtime.process import child_environment, ranks_text
 from lmtrain.runtime.signals import STOPS, blocked_stops
 from lmtrain.runtime.speakers import Speakers
 
-_PEACEFUL = (0, StoppedEarly.exit_code)  # ends after which the others may go on to theirs
+_PEACEFUL = (0, StoppedEarly.exit_code, StoppedForGood.exit_code)  # ends after which the others may go on to theirs
 CRASH = 1  # of Python, with a traceback
 # because: all others would only be met again, or are what was asked for
 LOST = (CRASH, LmtrainError.exit_code, PeerLostError.exit_code)

@@ -12,6 +12,7 @@ import queue
 import re
 import secrets
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -20,24 +21,32 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # because: public, but not in __all__
 
-from lmtrain.errors import LmtrainError, PeerLostError, UsageError, passed_on
+from lmtrain.errors import LmtrainError, PeerLostError, StoppedEarly, UsageError, passed_on
 from lmtrain.runtime.ports import listen
 from lmtrain.runtime.process import RUN_TOKEN, ProcessEnv, Rendezvous
+from lmtrain.runtime.signals import Stopped, asked_to_stop
 
 _KEY = "run token"
 _VERDICT, _ALL_BEGIN = "verdict", "all begin"
 _REFUSAL = re.compile(r"([1-9][0-9]{0,2}) (.+)", re.DOTALL)  # an exit code, and why
 _NUM_CHARACTERS = 4000  # of a reason
 _HEARD_BY_ALL = "heard by all"
+_LOOK_S = 0.5  # at whether this process is asked to stop
 _LAST_S = 60.0  # because: who is refused has said so by now, and peers that are lost never come to hear it
 
 
-def meet(process: ProcessEnv, timeout_s: float) -> Any:
-    """The table in which the processes of this run, and no others, find each other's addresses."""
+def meet(process: ProcessEnv, timeout_s: float, *, heeds_stops: bool = True) -> Any:
+    """The table in which the processes of this run, and no others, find each other's addresses.
+
+    Raises Stopped where this process is asked to stop before any other knows of it.
+    """
+    heed = _heed if heeds_stops else lambda: None
     at = Rendezvous.detect(process)
     try:
         # because: torch waits without end for a listener that takes the call and does not answer
-        store = PrefixStore(at.name, _in_time(lambda: _store(process, at, timeout_s), timeout_s))
+        store = PrefixStore(at.name, _in_time(lambda: _store(process, at, timeout_s), timeout_s, heed))
+        if process.rank > 0:
+            _wait(store, _KEY, timeout_s, heed)
         token = _token(process, at, store)
     except (TimeoutError, dist.DistStoreError, dist.DistNetworkError) as error:
         raise PeerLostError(
@@ -59,7 +68,7 @@ def call_roll(process: ProcessEnv, store: Any, timeout_s: float) -> None:
     if store.add("num here", 1) == process.world_size:
         store.compare_set(_VERDICT, "", _ALL_BEGIN)
     try:
-        store.wait([_VERDICT], timedelta(seconds=timeout_s))
+        _wait(store, _VERDICT, timeout_s, lambda: _take_back(process, store))
         verdict = store.get(_VERDICT).decode(errors="replace")
     except dist.DistError as error:
         raise PeerLostError(
@@ -81,8 +90,9 @@ def call_roll(process: ProcessEnv, store: Any, timeout_s: float) -> None:
 def tell_refusal(process: ProcessEnv, error: LmtrainError) -> None:
     """Let the others know why this process does not begin, where they can be met; otherwise they would wait for it."""
     with suppress(LmtrainError, dist.DistError):
-        store = meet(process, _LAST_S)
-        store.compare_set(_VERDICT, "", f"{error.exit_code} {process.who} is refused: {error}"[:_NUM_CHARACTERS])
+        store = meet(process, _LAST_S, heeds_stops=False)
+        why = "was asked to stop" if isinstance(error, StoppedEarly) else "is refused"
+        store.compare_set(_VERDICT, "", f"{error.exit_code} {process.who} {why}: {error}"[:_NUM_CHARACTERS])
         _hear(process, store, wait=True)
 
 
@@ -92,7 +102,7 @@ def _hear(process: ProcessEnv, store: Any, *, wait: bool) -> None:
         if store.add("num heard", 1) == process.world_size:
             store.set(_HEARD_BY_ALL, "")
         if wait:
-            store.wait([_HEARD_BY_ALL], timedelta(seconds=_LAST_S))
+            _wait(store, _HEARD_BY_ALL, _LAST_S)
 
 
 def _store(process: ProcessEnv, at: Rendezvous, timeout_s: float) -> TCPStore:
@@ -120,7 +130,32 @@ def _token(process: ProcessEnv, at: Rendezvous, store: Any) -> str:
     return token
 
 
-def _in_time(make: Callable[[], TCPStore], timeout_s: float) -> TCPStore:
+def _heed() -> None:
+    if name := asked_to_stop():
+        raise Stopped(name)
+
+
+def _take_back(process: ProcessEnv, store: Any) -> None:
+    """No process begins, since this one was asked to stop; unless all have begun by now."""
+    if name := asked_to_stop():
+        store.compare_set(_VERDICT, "", f"{StoppedEarly.exit_code} {process.who} was asked to stop: {name}")
+
+
+def _wait(store: Any, key: str, timeout_s: float, look: Callable[[], None] = lambda: None) -> None:
+    """Until somebody has written this key. Not in one piece, for a process that waits in C hears no signal."""
+    ends_s = time.monotonic() + timeout_s
+    while True:
+        look()
+        left = ends_s - time.monotonic()
+        try:
+            store.wait([key], timedelta(seconds=max(min(left, _LOOK_S), 0.001)))
+            return
+        except dist.DistStoreError:
+            if left <= _LOOK_S:
+                raise
+
+
+def _in_time(make: Callable[[], TCPStore], timeout_s: float, look: Callable[[], None]) -> TCPStore:
     answer: queue.SimpleQueue[TCPStore | BaseException] = queue.SimpleQueue()
 
     def work() -> None:
@@ -130,10 +165,16 @@ def _in_time(make: Callable[[], TCPStore], timeout_s: float) -> TCPStore:
             answer.put(error)
 
     threading.Thread(target=work, name="meeting", daemon=True).start()
-    try:
-        found = answer.get(timeout=timeout_s)
-    except queue.Empty:
-        raise TimeoutError from None
+    ends_s = time.monotonic() + timeout_s
+    while True:
+        look()
+        left = ends_s - time.monotonic()
+        try:
+            found = answer.get(timeout=max(min(left, _LOOK_S), 0.001))
+            break
+        except queue.Empty:
+            if left <= _LOOK_S:
+                raise TimeoutError from None
     if isinstance(found, BaseException):
         raise found
     return found

@@ -13,6 +13,7 @@ import re
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ _FIRST_SPECIAL_STEP = 0xFFFF_FFF0
 # set by our own launcher for its processes
 _LAUNCHER, _STORE_FD, _RESTARTS = "LMTRAIN_LAUNCHER", "LMTRAIN_STORE_FD", "LMTRAIN_RESTART_COUNT"
 _NAMED_BY = "LMTRAIN_RUN_TOKEN"  # set by our own launcher, or by whoever starts processes in another way
+BEGAN = "LMTRAIN_BEGAN_S"  # set by our own launcher: when it was started
 _PACKAGES = ("lmtrain", "torch", "numpy", "tokenizers", "safetensors", "hydra-core", "typer", "rich")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _NUM_SPANS = 6  # of ranks, that a message names
@@ -211,6 +213,30 @@ def _token(env: Mapping[str, str]) -> str | None:
             "the same for all processes of a run, or unset it."
         )
     return token
+
+
+@dataclass(frozen=True)
+class SlurmJob:
+    """The job that this process is in, and its times in seconds since 1970 where Slurm says them."""
+
+    number: str
+    began: float | None = None
+    ends: float | None = None
+
+    @classmethod
+    def detect(cls, environ: Mapping[str, str] | None = None) -> SlurmJob | None:
+        env = os.environ if environ is None else environ
+        began, ends = (env.get(f"SLURM_JOB_{name}_TIME", "") for name in ("START", "END"))
+        number = env.get("SLURM_JOB_ID", "")
+        times = [float(text) if re.fullmatch(r"[0-9]{1,12}", text) else None for text in (began, ends)]
+        return cls(number, *times) if re.fullmatch(r"[0-9]{1,12}", number) else None
+
+
+def began_at(own_s: float) -> float:
+    """When the command began: this process, or the launcher that says so, by the machine's clock that nobody sets."""
+    with suppress(ValueError):
+        return min(float(os.environ.get(BEGAN, own_s)), own_s)
+    return own_s
 
 
 def fault_request(environ: Mapping[str, str] | None = None) -> tuple[str | None, bool]:

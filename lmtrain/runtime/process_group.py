@@ -18,11 +18,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from lmtrain.errors import LmtrainError, PeerLostError, RanksDifferError, UsageError
+from lmtrain.errors import LmtrainError, PeerLostError, RanksDifferError, StoppedEarly, UsageError
 from lmtrain.runtime.faults import fault_point
-from lmtrain.runtime.meeting import call_roll, meet
+from lmtrain.runtime.meeting import call_roll, meet, tell_refusal
 from lmtrain.runtime.process import ProcessEnv
-from lmtrain.runtime.signals import ignore_stops
+from lmtrain.runtime.signals import Stopped, ignore_stops
 
 PACKAGE = Path(__file__).resolve().parents[1]
 # because: gloo and the store raise plain RuntimeErrors; these words tell theirs from others'
@@ -68,7 +68,12 @@ def new_group(ranks: Sequence[int], timeout_s: float) -> dist.ProcessGroup:
 
 
 def _meet(process: ProcessEnv, backend: str, timeout_s: float) -> None:
-    store, timeout = meet(process, timeout_s), timedelta(seconds=timeout_s)
+    timeout = timedelta(seconds=timeout_s)
+    try:
+        store = meet(process, timeout_s)
+    except Stopped as stopped:
+        tell_refusal(process, StoppedEarly(str(stopped)))
+        raise
     try:
         call_roll(process, store, timeout_s)
     except LmtrainError:

@@ -64,12 +64,12 @@ class Starts:
         if len(self.lost) < MOST:
             return
         self.write()
-        where = f"at step {self.step}" if self.step else "before its first checkpoint"
+        where = f"step {self.step}" if self.step else "the beginning"
         causes = Counter(str(one.get("how") or _SILENT).rstrip(".") for one in self.lost)
         told = a_few((f"{cause}{f' ({count} times)' * (count > 1)}" for cause, count in causes.items()), "; ")
         error = NoProgressError(
-            f"run.dir={config.run.dir} was lost in {len(self.lost)} starts {where}, and none of them came to the next "
-            f"checkpoint: {told}. Mend the cause, or save sooner (checkpoint.interval_steps); with other settings, "
+            f"run.dir={config.run.dir} was started {len(self.lost)} times from {where}, and lost each time before the "
+            f"next checkpoint: {told}. Mend the cause, or save sooner (checkpoint.interval_steps); with other settings, "
             f"code or libraries it may start again, and in any case once {self.folder / STARTS} is removed."
         )
         write_stop(config, {"cause": str(error), "step": self.step, "exit_code": error.exit_code, "requeue": False})

@@ -34,6 +34,7 @@ class Progress:
     tokens: int = 0
     attempt: int = 1
     skipped: int = 0
+    owed: tuple[str, ...] = ()  # measurements of this step that were not made
 
 
 def pieces(model: ParallelModel, optimizer: torch.optim.Optimizer) -> list[Piece]:
@@ -67,7 +68,7 @@ def facts(
         "data": inputs.data.identity | {"content_sha256": inputs.data.content_sha256},
         "optimizer": {"kind": config.optim.kind, "num_updates": optimizer_state.num_updates(optimizer)},
         "precision": {"kind": config.precision.kind} | model.loss_scale.state(),
-    }
+    } | ({"owed": list(progress.owed)} if progress.owed else {})
 
 
 def open_checked(path: Path, config: RunConfig, inputs: Inputs) -> CheckpointReader:
@@ -84,7 +85,8 @@ def restore(reader: CheckpointReader, model: ParallelModel, optimizer: torch.opt
     model.load(reader.load_into, also=memory(model, optimizer))
     optimizer_state.apply_num_updates(optimizer, state["optimizer"]["num_updates"])
     model.loss_scale.load(state["precision"])
-    return Progress(state["step"], state["samples"], state["tokens"], state["attempt"] + 1, state["skipped"])
+    owed = tuple(state.get("owed", ()))
+    return Progress(state["step"], state["samples"], state["tokens"], state["attempt"] + 1, state["skipped"], owed)
 
 
 def go_on(

@@ -90,8 +90,7 @@ def test_a_run_that_gets_nowhere_is_given_up(toy: Toy, tmp_path: Path) -> None:
     assert code == 93, output
     assert output.count("goes on from the beginning, since nothing is saved yet") == 2
     assert (
-        "was lost in 3 starts before its first checkpoint, and none of them came to the next checkpoint: rank 1 of 2 was ended by "
-        in output
+        "was started 3 times from the beginning, and lost each time before the next checkpoint: rank 1 of 2" in output
     )
     assert "(3 times)" in output
     facts = stop_facts(folder)
@@ -124,7 +123,7 @@ def test_starts_that_are_lost_are_counted_and_others_are_not(toy: Toy, tmp_path:
         assert [one["how"] for one in lost(folder)] == ["RuntimeError: fault at step"] * number
         lmtrain("pretrain", *settings, code=2, env={"LMTRAIN_FAULT": "exc:point=step"})  # refused
     output = lmtrain("pretrain", *settings, code=93)
-    assert "was lost in 3 starts before its first checkpoint" in output
+    assert "was started 3 times from the beginning, and lost each time before the next checkpoint" in output
     assert "RuntimeError: fault at step (3 times)" in output
     (folder / "starts.json").unlink()
     lmtrain("pretrain", *settings)

@@ -101,6 +101,10 @@ class CheckpointWriter:
             error, self._error = self._error, None
             raise error
 
+    @property
+    def is_writing(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
     def close(self) -> None:
         self.wait()
 
