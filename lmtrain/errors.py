@@ -10,7 +10,7 @@
     |-- OutOfMemoryError        70  the device or the host ran out of memory
     |-- OutputError             73  an output folder is locked by another run or cannot be written
     |-- StorageError            74  reading or writing failed, or there is no room for it (disk full, device error)
-    |-- StoppedEarly            75  stopped on request with a checkpoint: start the same command again
+    |-- StoppedEarly            75  stopped on request, or before its time was over: start the same command again
     |   `-- StoppedForGood      79  stopped by the file STOP: not to be started again by a machine
     |-- PeerLostError           76  another process hangs or is gone
     |-- LayoutError             78  the layout cannot work with this model or these processes
@@ -90,7 +90,13 @@ class StoppedForGood(StoppedEarly):
 
 
 class PeerLostError(LmtrainError):
+    """`rank` is to blame, where that is known; `stacks` is a folder that says what all were doing."""
+
     exit_code = 76
+
+    def __init__(self, message: str, *, rank: int | None = None, stacks: str | None = None) -> None:
+        super().__init__(message)
+        self.rank, self.stacks = rank, stacks
 
 
 class LayoutError(LmtrainError):

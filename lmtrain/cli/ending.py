@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
+from lmtrain.cli.launching import tell_peers
 from lmtrain.cli.pretrain_view import left_behind
 from lmtrain.cli.say import print_error, warn_of
-from lmtrain.errors import LmtrainError, PeerLostError, RanksDifferError, StoppedEarly, StoppedForGood
+from lmtrain.errors import LmtrainError, RanksDifferError, StoppedEarly, StoppedForGood
 from lmtrain.runtime.signals import Stopped, StopRequest, ignore_stops, listening
 
 if TYPE_CHECKING:
@@ -28,18 +29,20 @@ _WORD_S = 1.0  # because: what a peer tells before it leaves may be read after i
 
 
 @contextmanager
-def stoppable(config: RunConfig, env: ProcessEnv) -> Iterator[StopRequest]:
-    """Whatever asks for a stop within, before the first step or for the second time, ends this process with 75."""
+def stoppable(config: RunConfig, env: ProcessEnv, waited_for: ProcessEnv | None) -> Iterator[StopRequest]:
+    """Whatever asks for a stop within, before the first step or for the second time, ends this process with 75.
+
+    `waited_for` is this process, where it has peers that would wait for it.
+    """
     with listening() as stop:
         try:
             stop.at_once()
             yield stop
             return
-        except Stopped:
-            pass
-        except PeerLostError:
-            if not stop.was_told(_WORD_S):
-                raise
+        except Stopped as stopped:
+            if waited_for is not None and waited_for.world_size > 1 and not stop.meets:
+                with suppress(Stopped):  # because: for the second time nobody is told
+                    tell_peers(waited_for, StoppedEarly(str(stopped)))
         ignore_stops()
         error = StoppedEarly(f"{stop.cause}: {left_behind(config)}")
         if env.rank == 0:
@@ -56,9 +59,9 @@ def stoppable(config: RunConfig, env: ProcessEnv) -> Iterator[StopRequest]:
 
 
 @contextmanager
-def reasons_kept(config: RunConfig, env: ProcessEnv, stop: StopRequest) -> Iterator[None]:
+def reasons_kept(config: RunConfig, env: ProcessEnv) -> Iterator[None]:
     """What fails within says so in stop.json: from the moment on at which the run may have its folder."""
-    from lmtrain.train.stop_file import write_failure
+    from lmtrain.train.stop_file import write_cut_off, write_failure
 
     try:
         yield
@@ -66,10 +69,41 @@ def reasons_kept(config: RunConfig, env: ProcessEnv, stop: StopRequest) -> Itera
         if env.rank > 0:
             raise typer.Exit(error.exit_code) from None  # because: rank 0 speaks for all
         raise
-    except LmtrainError as error:
-        if not (isinstance(error, PeerLostError) and stop.was_told(_WORD_S)):
-            write_failure(config, error, env)
+    except StoppedEarly as error:  # what a peer was asked before they met
+        if env.rank == 0:
+            warn_of(write_cut_off(config, str(error)))
         raise
+    except LmtrainError as error:
+        write_failure(config, error, env)
+        raise
+
+
+def ended(config: RunConfig, env: ProcessEnv) -> Callable[[LmtrainError], None]:
+    """What the watch does where it ends this process, whose main thread cannot."""
+    from lmtrain.train.stop_file import write_failure
+
+    def say(error: LmtrainError) -> None:
+        write_failure(config, error, env)
+        print_error(error)
+
+    return say
+
+
+@contextmanager
+def heard_by_peers(stop: StopRequest, tell: Callable[[str], None] = lambda name: None) -> Iterator[None]:
+    """From here on to the end of the run. Who leaves before its peers do says why, by `tell`, which waits for nobody.
+
+    And a peer that went because it was asked to stop is not lost: this process stops as well.
+    """
+    from lmtrain.runtime.process_group import is_peer_error
+
+    with stop.told_by(tell):
+        try:
+            yield
+        except Exception as error:
+            if is_peer_error(error) and stop.was_told(_WORD_S):
+                raise Stopped(stop.requested) from error
+            raise
 
 
 def conclude(config: RunConfig, summary: Summary, env: ProcessEnv) -> StoppedEarly | None:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lmtrain.cli.say import print_error, tell, warn_of
-from lmtrain.errors import LmtrainError, StoppedEarly, UsageError
-from lmtrain.runtime.signals import Stopped
+from lmtrain.errors import LmtrainError, UsageError
 
 if TYPE_CHECKING:
     from lmtrain.runtime.launch import Outcome
@@ -76,24 +75,26 @@ def run_attempts(
     from lmtrain.runtime.launch import launch
     from lmtrain.train.preflight import find_resume
     from lmtrain.train.starts import Starts
-    from lmtrain.train.stop_file import write_end
+    from lmtrain.train.stop_file import cause_known, write_end
 
     def again(outcome: Outcome, number: int) -> None:
-        note_end(outcome)
+        outcome = note_end(outcome)
         path = find_resume(config)
         starts = Starts.at(config, inputs, path)
         starts.refuse(config)
         place = f"from step {starts.step}, {path}" if path else "from the beginning, since nothing is saved yet"
         tell(f"{outcome.told} Start {number} of {(max_restarts or 0) + 1} goes on {place}.")
 
-    def note_end(outcome: Outcome) -> None:
+    def note_end(outcome: Outcome) -> Outcome:
+        """Its cause, as whoever knows it best has told it."""
+        told = cause_known(config, outcome)
         if outcome.cause is not None:
             warn_of(write_end(config, outcome))
+        return told
 
     Starts.at(config, inputs, inputs.resume_from).refuse(config)
     outcome = launch(_command(arguments), nproc or 1, max_restarts=max_restarts or 0, restarting=again)
-    note_end(outcome)
-    _end(outcome)
+    _end(note_end(outcome))
 
 
 def _command(arguments: Sequence[str]) -> list[str]:
@@ -148,21 +149,18 @@ def told_to_peers(env: ProcessEnv | None) -> Iterator[None]:
     """
     try:
         yield
-    except Stopped as stopped:
-        if env is not None and env.world_size > 1:
-            _tell(env, StoppedEarly(str(stopped)))
-        raise
     except LmtrainError as error:
         if env is None or env.world_size == 1:
             raise
         print_error(error)
-        _tell(env, error)
+        tell_peers(env, error)
         if "--debug" in sys.argv:
             raise
         raise typer.Exit(error.exit_code) from None
 
 
-def _tell(env: ProcessEnv, error: LmtrainError) -> None:
+def tell_peers(env: ProcessEnv, error: LmtrainError) -> None:
+    """Why this process does not come, where they can be met."""
     from lmtrain.runtime.process import Rendezvous
 
     try:

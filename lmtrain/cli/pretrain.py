@@ -6,12 +6,13 @@ Everything up to preflight runs without torch, so that a wrong run is refused at
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lmtrain.cli import launching
-from lmtrain.cli.ending import conclude, reasons_kept, refuse_stop_file, stoppable
+from lmtrain.cli.ending import conclude, ended, heard_by_peers, reasons_kept, refuse_stop_file, stoppable
 from lmtrain.cli.launching import NumProcesses, told_to_peers
 from lmtrain.cli.options import ConfigDir, ConfigName, FromRun, Overrides, Plugins
 from lmtrain.runtime.signals import give_back
@@ -78,7 +79,7 @@ def pretrain(
     if dry_run:
         inputs, _ = plan(config, preflight(config, env, starting=False))
         return print_preview(config, inputs, as_json)
-    with stoppable(config, env) as stop:
+    with stoppable(config, env, waited_for) as stop:
         with told_to_peers(waited_for):
             refuse_stop_file(config, env)
             inputs, planned = plan(config, preflight(config, env))
@@ -89,7 +90,7 @@ def pretrain(
 
         console = Screen(stderr=as_json, quiet=env.rank > 0)
         fault_point("start.imports")
-        with launching.counted_start(config, inputs, env), reasons_kept(config, env, stop):
+        with launching.counted_start(config, inputs, env), reasons_kept(config, env):
             summary = _train(config, inputs, planned, env, console, stop)
         stopped = conclude(config, summary, env)
         print_summary(config, summary, console, as_json)
@@ -102,6 +103,7 @@ def _train(
     config: RunConfig, inputs: Inputs, planned: list[Planned], env: ProcessEnv, console: Console, stop: StopRequest
 ) -> Summary:
     from lmtrain.cli.evaluations import evaluation
+    from lmtrain.observe.watch.guard import watched
     from lmtrain.parallel.mesh import build_mesh
     from lmtrain.runtime.device import memory_errors, pick_device
     from lmtrain.runtime.process_group import start
@@ -110,11 +112,16 @@ def _train(
     from lmtrain.train.setup import open_run
 
     smaller = f"train.micro_batch={max(1, config.train.micro_batch // 2)}, precision=bf16 or a smaller model.seq_len"
+
     with memory_errors(f"Use {smaller}."):
         with told_to_peers(env):
             device = pick_device(config.compute.device, env.local_rank)
         stop.hold()
-        with start(env, device, config.parallel.timeout_s) as met, stop.told_by(lambda name: None):
+        with (
+            start(env, device, config.parallel.timeout_s) as met,
+            watched(env, met, Path(config.run.dir), config.parallel.timeout_s, stop.hear, ended(config, env)) as watch,
+            heard_by_peers(stop, watch.tell_stop),
+        ):
             agree(config, inputs, env, met.hosts)
             mesh = build_mesh(config.parallel.layout, device, config.parallel.timeout_s)
             with open_run(config, inputs, console, mesh, device, met.hosts) as run:

@@ -26,7 +26,7 @@ def sum_partial_gradients(gradients: Mapping[str, Tensor], places: Mapping[str, 
         return
     flat = torch.cat([gradient.flatten() for gradient in partial])
     # collective: gradients of weights that are not cut, over tp, once a step
-    all_reduce(flat, tp)
+    all_reduce(flat, tp, what="gradients of weights that are not cut")
     parts = torch.split(flat, [gradient.numel() for gradient in partial])
     torch._foreach_copy_(partial, [part.view_as(gradient) for part, gradient in zip(parts, partial, strict=True)])
 
@@ -51,7 +51,7 @@ def gradient_norm(
     # a stage without a layer and without an end holds nothing
     total = torch.stack(squares).sum() if squares else torch.zeros((), device=device)
     # collective: sums of squares over the world; what several ranks hold is divided among them
-    return all_reduce(total, world).sqrt()
+    return all_reduce(total, world, what="the gradient norm").sqrt()
 
 
 @torch.no_grad()

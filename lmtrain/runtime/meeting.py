@@ -23,7 +23,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from lmtrain.errors import LmtrainError, PeerLostError, StoppedEarly, UsageError, passed_on
 from lmtrain.runtime.ports import listen
-from lmtrain.runtime.process import RUN_TOKEN, ProcessEnv, Rendezvous
+from lmtrain.runtime.process import RUN_TOKEN, ProcessEnv, Rendezvous, ranks_text
 from lmtrain.runtime.signals import Stopped, asked_to_stop
 
 _KEY = "run token"
@@ -31,7 +31,7 @@ _VERDICT, _ALL_BEGIN = "verdict", "all begin"
 _REFUSAL = re.compile(r"([1-9][0-9]{0,2}) (.+)", re.DOTALL)  # an exit code, and why
 _NUM_CHARACTERS = 4000  # of a reason
 _HEARD_BY_ALL = "heard by all"
-_LOOK_S = 0.5  # at whether this process is asked to stop
+_LOOK_S = 0.25  # at whether this process is asked to stop
 _LAST_S = 60.0  # because: who is refused has said so by now, and peers that are lost never come to hear it
 
 
@@ -72,8 +72,8 @@ def call_roll(process: ProcessEnv, store: Any, timeout_s: float) -> None:
         verdict = store.get(_VERDICT).decode(errors="replace")
     except dist.DistError as error:
         raise PeerLostError(
-            f"{process.who} waited for its peers: not all {process.world_size} processes of the run came within "
-            f"parallel.timeout_s={timeout_s:g}, or rank 0 is gone again. Look for what the others have said."
+            f"{process.who} waited for its peers: {_missing(process, store)} within "
+            f"parallel.timeout_s={timeout_s:g}. Look for what is said on the nodes on which they were started."
         ) from error
     if verdict == _ALL_BEGIN:
         return
@@ -85,6 +85,16 @@ def call_roll(process: ProcessEnv, store: Any, timeout_s: float) -> None:
             "port at which the processes meet, or set MASTER_PORT to another one."
         )
     raise passed_on(int(refusal[1]), f"No process begins, because {refusal[2]}")
+
+
+def _missing(process: ProcessEnv, store: Any) -> str:
+    """Who has not come, as far as the store can still be asked."""
+    try:
+        missing = [rank for rank in range(process.world_size) if not store.check([f"rank {rank}"])]
+    except RuntimeError:
+        return f"not all {process.world_size} processes of the run came, or rank 0 is gone again,"
+    have = "has" if len(missing) == 1 else "have"
+    return f"{ranks_text(missing)} of {process.world_size} {have} not come" if missing else "no verdict came"
 
 
 def tell_refusal(process: ProcessEnv, error: LmtrainError) -> None:
@@ -142,17 +152,14 @@ def _take_back(process: ProcessEnv, store: Any) -> None:
 
 
 def _wait(store: Any, key: str, timeout_s: float, look: Callable[[], None] = lambda: None) -> None:
-    """Until somebody has written this key. Not in one piece, for a process that waits in C hears no signal."""
-    ends_s = time.monotonic() + timeout_s
-    while True:
+    """Until somebody has written this key. It asks again and again: a process that waits in C hears no signal."""
+    ends_s, pause_s = time.monotonic() + timeout_s, 0.01
+    while not store.check([key]):
         look()
-        left = ends_s - time.monotonic()
-        try:
-            store.wait([key], timedelta(seconds=max(min(left, _LOOK_S), 0.001)))
-            return
-        except dist.DistStoreError:
-            if left <= _LOOK_S:
-                raise
+        if time.monotonic() >= ends_s:
+            raise dist.DistStoreError(f"nothing was written to {key!r} in {timeout_s:g} seconds")
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LOOK_S)  # because: thousands may ask one store
 
 
 def _in_time(make: Callable[[], TCPStore], timeout_s: float, look: Callable[[], None]) -> TCPStore:

@@ -38,6 +38,7 @@ class StopRequest:
         self._urgent_since: float | None = None
         self._num_urgent = 0
         self._raises = self._held = self._woken = False
+        self.meets = False  # whether this process has gone to meet its peers
         self._word = threading.Event()
         self._previous: dict[signal.Signals, Any] = {}
         self.began_s = clock()
@@ -48,7 +49,7 @@ class StopRequest:
     def __enter__(self) -> StopRequest:
         for number in STOPS:
             self._previous[number] = signal.signal(number, self._receive)
-        unblock_stops()  # because: our launcher keeps them back until now
+        unblock_stops()  # because: a launcher may keep them back until now
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -84,7 +85,7 @@ class StopRequest:
 
     def hold(self) -> None:
         """Until `told_by` a stop is noted: the processes are meeting, and who went would be waited for."""
-        self._held = True
+        self._held = self.meets = True
 
     @contextmanager
     def told_by(self, tell: Callable[[str], None]) -> Iterator[None]:

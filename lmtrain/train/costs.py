@@ -17,7 +17,7 @@ from typing import Any
 from lmtrain.observe.metrics import read_last_rows
 
 VALIDATION, EVALUATION = "validation", "evaluation"
-_STEP, _SAVE = "step", "save"
+_STEP, _SAVE, _STALL = "step", "save", "stall"
 _KEPT = 16  # of the newest of each; because: what a run did an hour ago says less
 _SAVED_BYTES = 12  # of a parameter: itself and what an optimizer such as AdamW remembers of it
 _SLOW_DISK = 100e6  # bytes a second; for a run that has not saved yet
@@ -74,8 +74,14 @@ class Costs:
     def save_s(self) -> float:
         return self.longest(_SAVE) or self._unsaved_s
 
+    @property
+    def stall_s(self) -> float | None:
+        """For how long a save holds training up; None before the first."""
+        return self.longest(_STALL) or None
+
     def saved(self, write_s: float, stall_s: float) -> None:
         self.saw(_SAVE, write_s + stall_s)
+        self.saw(_STALL, stall_s)
 
     def longest(self, what: str) -> float:
         return max(self._seen.get(what, ()), default=self._before.get(what, 0.0))
@@ -87,7 +93,7 @@ def measured_before(folder: Path, costs: Costs) -> None:
 
 
 def _durations(rows: list[dict[str, Any]]) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {_STEP: [], _SAVE: [], VALIDATION: [], EVALUATION: []}
+    found: dict[str, list[float]] = {_STEP: [], _SAVE: [], _STALL: [], VALIDATION: [], EVALUATION: []}
     last: tuple[Any, Any, Any] = (None, 0, 0.0)  # attempt, step, elapsed_s of the step's row before
     evaluated: dict[Any, float] = {}  # by step: all tasks together
     for row in rows:
@@ -98,6 +104,7 @@ def _durations(rows: list[dict[str, Any]]) -> dict[str, list[float]]:
             last = attempt, step, elapsed
         elif row.get("event") == _SAVE and _are_numbers(row, "write_s", "stall_s"):
             found[_SAVE].append(row["write_s"] + row["stall_s"])
+            found[_STALL].append(row["stall_s"])
         elif row.get("event") == "valid" and _are_numbers(row, "seconds"):
             found[VALIDATION].append(row["seconds"])
         elif row.get("event") == "eval" and _are_numbers(row, "step", "seconds"):

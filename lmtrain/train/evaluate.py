@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
+from lmtrain.observe import phases
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.train.records import record, report_measures
 from lmtrain.train.requests import CutOff, Requests
@@ -31,7 +32,7 @@ class Evaluation(Protocol):
 def evaluate(run: Run, evaluation: Evaluation, requests: Requests) -> bool:
     """Whether it came to its end, on every process the same."""
     try:
-        with _uncompiled(run.config.compute.compile):
+        with phases.within("evaluation"), _uncompiled(run.config.compute.compile):
             for found in evaluation(run.model, requests.look, run.view.doing):
                 row = record(run, "eval", found)
                 run.view.evaluated(row)

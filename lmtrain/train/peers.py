@@ -13,34 +13,34 @@ import torch
 import torch.distributed as dist
 
 from lmtrain.checkpoint.save.agreement import ALONE, Peers
+from lmtrain.observe import phases
 from lmtrain.parallel.mesh import Mesh
-
-# because: a dead peer is noticed at once; this is for slow ones, and disks of two nodes can differ by minutes
-_SAVING_S = 3600.0
 
 
 class GroupPeers:
     """All processes of the run, over a group of their own. Made by all of them at the same point."""
 
-    def __init__(self, mesh: Mesh, timeout_s: float) -> None:
+    def __init__(self, mesh: Mesh, place: phases.Place) -> None:
         self.rank, self.num_ranks = mesh.rank, mesh.world.size
-        self.group = _new_group(timeout_s)
+        self.place = place  # whose marks say that it waits
+        self.group = _new_group(mesh.timeout_s)
 
     def gather(self, numbers: Sequence[int]) -> list[list[int]]:
         mine = torch.tensor(list(numbers), dtype=torch.int64)
         rows = [torch.empty_like(mine) for _ in range(self.num_ranks)]
-        dist.all_gather(rows, mine, group=self.group)
+        with phases.within("collective", "an agreement", self.place):
+            dist.all_gather(rows, mine, group=self.group)
         return [row.tolist() for row in rows]
 
 
 def setup_peers(mesh: Mesh) -> Peers:
     """For the processes' main threads."""
-    return GroupPeers(mesh, mesh.timeout_s) if mesh.world.size > 1 else ALONE
+    return GroupPeers(mesh, phases.main) if mesh.world.size > 1 else ALONE
 
 
 def saving_peers(mesh: Mesh) -> Peers:
     """For the threads that write checkpoints."""
-    return GroupPeers(mesh, max(mesh.timeout_s, _SAVING_S)) if mesh.world.size > 1 else ALONE
+    return GroupPeers(mesh, phases.saver) if mesh.world.size > 1 else ALONE
 
 
 class Vote:
@@ -66,7 +66,8 @@ class Vote:
         """After the step, on every process the same."""
         if self._work is None:
             return list(mine())
-        self._work.wait()
+        with phases.within("collective", "the vote on a stop"):
+            self._work.wait()
         return [int(number) for number in self._numbers.tolist()]
 
 

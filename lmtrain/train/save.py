@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lmtrain.errors import OutputError, StorageError
+from lmtrain.observe import phases
 from lmtrain.train import state
 from lmtrain.train.records import report_save
 from lmtrain.train.setup import Run
@@ -16,12 +17,13 @@ def save(run: Run) -> int:
     except (StorageError, OutputError) as error:
         run.view.note(f"The checkpoint before this one failed: {error} Training goes on.")
     try:
-        run.writer.save(
-            run.progress.step,
-            run.model.owned(state.pieces(run.model, run.optimizer)),
-            state.facts(run.config, run.inputs, run.model, run.optimizer, run.progress),
-            {"tokenizer.json": run.inputs.tokenizer.to_bytes()},
-        )
+        with phases.within("save"):
+            run.writer.save(
+                run.progress.step,
+                run.model.owned(state.pieces(run.model, run.optimizer)),
+                state.facts(run.config, run.inputs, run.model, run.optimizer, run.progress),
+                {"tokenizer.json": run.inputs.tokenizer.to_bytes()},
+            )
     except (StorageError, OutputError) as error:
         run.view.note(f"The checkpoint of step {run.progress.step} failed: {error} Training goes on.")
     return run.progress.step

@@ -16,6 +16,7 @@ from lmtrain.checkpoint.reader import CheckpointReader
 from lmtrain.checkpoint.save.agreement import Peers, together
 from lmtrain.checkpoint.store import CHECKPOINTS
 from lmtrain.errors import CheckpointError, LmtrainError, OutputError
+from lmtrain.observe import phases
 from lmtrain.optim import state as optimizer_state
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.piece import Piece
@@ -97,6 +98,7 @@ def go_on(
 
     `passed` takes what was not.
     """
+    phases.enter("load")
     while True:
         path = inputs.resume_from
         assert path is not None

@@ -6,18 +6,20 @@ written is said, and changes nothing of how the run ends. Torch-free.
 
 from __future__ import annotations
 
+from dataclasses import replace as changed
 from pathlib import Path
 from typing import Any
 
 from lmtrain.checkpoint.store import CHECKPOINTS, latest, step_of
 from lmtrain.errors import LmtrainError, OutputError, PeerLostError, StoppedEarly
-from lmtrain.runtime.files import folder_lock, write_json
+from lmtrain.runtime.files import folder_lock, parse_json, read_bytes, write_json
 from lmtrain.runtime.launch import Outcome
 from lmtrain.runtime.process import ProcessEnv
 from lmtrain.train.config import RunConfig
 
 STOP = "stop.json"
 SAVE_FILE, STOP_FILE = "SAVE", "STOP"  # what somebody puts into the folder to ask for the one or the other
+_MAX_BYTES = 1 << 20
 
 
 def write_failure(config: RunConfig, error: LmtrainError, env: ProcessEnv) -> None:
@@ -31,6 +33,8 @@ def write_failure(config: RunConfig, error: LmtrainError, env: ProcessEnv) -> No
     facts = {"cause": str(error), "exit_code": error.exit_code, "requeue": requeue}
     if env.world_size > 1:
         facts |= {"rank": env.rank}
+    if isinstance(error, PeerLostError) and error.rank is not None:
+        facts |= {"rank": error.rank, **({"hang": error.stacks} if error.stacks else {"lost": error.rank})}
     if problem := write_stop(config, facts, replace=env.world_size == 1):
         error.add_note(problem)
 
@@ -50,11 +54,28 @@ def write_cut_off(config: RunConfig, cause: str) -> str | None:
         return f"The reason stands in no file: {error}"
 
 
+def cause_known(config: RunConfig, outcome: Outcome) -> Outcome:
+    """What the watch has written of a process that hung or was lost, rather than how another one ended for it."""
+    path = Path(config.run.dir) / STOP
+    try:
+        facts = parse_json(read_bytes(path, _MAX_BYTES), path)
+    except (LmtrainError, OSError):
+        return outcome
+    if not isinstance(facts, dict) or outcome.exit_code != PeerLostError.exit_code:
+        return outcome
+    # because: how a lost process ended is known best here, unless it was one that ended for want of another
+    if "hang" not in facts and facts.get("lost", outcome.rank) == outcome.rank:
+        return outcome
+    return changed(outcome, rank=facts.get("rank"), cause=str(facts.get("cause")))
+
+
 def write_end(config: RunConfig, outcome: Outcome) -> str | None:
     """Of processes that one of them has ended. Returns what went wrong, in words."""
     if outcome.exit_code == OutputError.exit_code:
         return None  # because: then the folder may be another run's
-    requeue = outcome.exit_code in (StoppedEarly.exit_code, PeerLostError.exit_code)
+    if cause_known(config, outcome) is not outcome:
+        return None  # because: the file says more already
+    requeue = outcome.stopped or outcome.exit_code == PeerLostError.exit_code
     facts = {"cause": outcome.cause, "exit_code": outcome.exit_code, "requeue": requeue, "rank": outcome.rank}
     return write_stop(config, facts)
 

@@ -15,6 +15,7 @@ import torch
 
 from lmtrain.batch import Batch
 from lmtrain.data.dataset import Dataset, labels_of_terms
+from lmtrain.observe import phases
 from lmtrain.observe.measures import validation_terms
 from lmtrain.runtime.faults import fault_point
 from lmtrain.train.records import record, report_measures
@@ -33,7 +34,8 @@ def validate(run: Run, requests: Requests) -> float | None:
     terms = run.model.terms
     began = time.monotonic()
     try:
-        taken = {name: _measure(run, name, dataset, requests) for name, dataset in run.inputs.data.valid.items()}
+        with phases.within("validation"):
+            taken = {name: _measure(run, name, dataset, requests) for name, dataset in run.inputs.data.valid.items()}
     except CutOff:
         return None
     sums = np.sum([sums for sums, _, _ in taken.values()], axis=0).tolist()
