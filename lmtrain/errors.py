@@ -15,7 +15,7 @@
     |-- PeerLostError           76  another process hangs or is gone
     |-- LayoutError             78  the layout cannot work with this model or these processes
     |-- NonFiniteLossError      86  the loss or a gradient is not a finite number
-    `-- NoProgressError         93  the same step failed again and again: do not requeue
+    `-- NoProgressError         93  three starts from one step were lost before the next checkpoint: do not requeue
 
 A message says four things in two sentences: what is wrong with which value, what is allowed, the key or
 file, and a way out. The command line prints it without a traceback unless `--debug` is given.

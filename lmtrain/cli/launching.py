@@ -80,7 +80,7 @@ def run_attempts(
     def again(outcome: Outcome, number: int) -> None:
         outcome = note_end(outcome)
         path = find_resume(config)
-        starts = Starts.read(config, inputs, path)
+        starts = Starts.at(config, inputs, path)
         starts.refuse(config)
         place = f"from step {starts.step}, {path}" if path else "from the beginning, since nothing is saved yet"
         tell(f"{outcome.told} Start {number} of {(max_restarts or 0) + 1} goes on {place}.")
@@ -92,7 +92,7 @@ def run_attempts(
             warn_of(write_end(config, outcome))
         return told
 
-    Starts.read(config, inputs, inputs.resume_from).refuse(config)
+    Starts.at(config, inputs, inputs.resume_from).refuse(config)
     outcome = launch(_command(arguments), nproc or 1, max_restarts=max_restarts or 0, restarting=again)
     _end(note_end(outcome))
 

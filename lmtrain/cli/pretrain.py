@@ -90,7 +90,7 @@ def pretrain(
 
         console = Screen(stderr=as_json, quiet=env.rank > 0)
         fault_point("start.imports")
-        with reasons_kept(config, env), launching.counted_start(config, inputs, env):
+        with launching.counted_start(config, inputs, env), reasons_kept(config, env):
             summary = _train(config, inputs, planned, env, console, stop)
         stopped = conclude(config, summary, env)
         print_summary(config, summary, console, as_json)

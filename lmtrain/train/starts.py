@@ -45,32 +45,35 @@ class Starts:
     lost: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
-    def read(cls, config: RunConfig, inputs: Inputs, resume_from: Path | None) -> Starts:
+    def at(cls, config: RunConfig, inputs: Inputs, resume_from: Path | None) -> Starts:
         """Those at the step from which the run would go on now."""
-        found = cls(Path(config.run.dir), _step(resume_from), _digest(config, inputs))
+        return cls(Path(config.run.dir), _step(resume_from), _digest(config, inputs)).read()
+
+    def read(self) -> Starts:
+        """What is written of this step and these settings; a file that cannot be read counts nothing."""
         try:
-            written = read_json(found.folder / STARTS)
+            written = read_json(self.folder / STARTS)
         except LmtrainError:
-            return found
-        if isinstance(written, dict) and (written.get("step"), written.get("of")) == (found.step, found.of):
+            return self
+        if isinstance(written, dict) and (written.get("step"), written.get("of")) == (self.step, self.of):
             lost = written.get("lost")
-            found.lost = [dict(one) for one in lost if isinstance(one, dict)] if isinstance(lost, list) else []
-        if found.lost and not _tell_end(found.lost[-1], found.folder):
-            found.lost.pop()
-        return found
+            self.lost = [dict(one) for one in lost if isinstance(one, dict)] if isinstance(lost, list) else []
+        if self.lost and not _tell_end(self.lost[-1], self.folder):
+            self.lost.pop()
+        return self
 
     def refuse(self, config: RunConfig) -> None:
         """Where the run has been lost often enough."""
         if len(self.lost) < MOST:
             return
         self.write()
-        where = f"at step {self.step}" if self.step else "before its first checkpoint"
+        where = f"step {self.step}" if self.step else "the beginning"
         causes = Counter(str(one.get("how") or _SILENT).rstrip(".") for one in self.lost)
         told = a_few((f"{cause}{f' ({count} times)' * (count > 1)}" for cause, count in causes.items()), "; ")
         error = NoProgressError(
-            f"run.dir={config.run.dir} was lost in {len(self.lost)} starts {where}, and none of them came to the next "
-            f"checkpoint: {told}. Mend the cause, or save sooner (checkpoint.interval_steps); with other settings, "
-            f"code or libraries it may start again, and in any case once {self.folder / STARTS} is removed."
+            f"run.dir={config.run.dir} was started {len(self.lost)} times from {where}, and lost each time before the "
+            f"next checkpoint: {told}. Mend the cause, or save sooner (checkpoint.interval_steps); other settings, "
+            f"code or libraries begin a new count, and so does removing {self.folder / STARTS}."
         )
         write_stop(config, {"cause": str(error), "step": self.step, "exit_code": error.exit_code, "requeue": False})
         raise error
@@ -114,7 +117,7 @@ def begin(config: RunConfig, inputs: Inputs, env: ProcessEnv) -> Starts | None:
     holder = lock_holder(Path(config.run.dir))
     if env.rank > 0 or (holder is not None and holder[1]):
         return None
-    starts = Starts.read(config, inputs, inputs.resume_from)
+    starts = Starts.at(config, inputs, inputs.resume_from)
     starts.refuse(config)
     starts.begin(env)
     return starts

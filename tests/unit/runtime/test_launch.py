@@ -48,7 +48,7 @@ def test_the_first_failure_wins_and_ends_the_rest(capfd: pytest.CaptureFixture[s
     body = 'if rank == 1:\n    print("error: no more disk", file=sys.stderr)\n    sys.exit(74)\nwait()'
     outcome = launch(child(body), 3, grace_s=0.0)
     assert outcome == Outcome(
-        74, 1, "rank 1 of 3 failed with exit code 74; the other 2 had to be killed: no more disk"
+        74, 1, "rank 1 of 3 failed with exit code 74; the other 2 had to be killed: no more disk."
     )  # fmt: skip
     assert "[rank 1] error: no more disk" in capfd.readouterr().err
 

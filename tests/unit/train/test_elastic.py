@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
@@ -29,9 +30,11 @@ PLAIN = config()
 
 @st.composite
 def legal_configs(draw: st.DrawFn) -> RunConfig:
-    one_of = lambda *values: draw(st.sampled_from(values))  # noqa: E731
+    def one_of(*values: Any) -> Any:
+        return draw(st.sampled_from(values))
+
     pp = one_of(1, 2, 3)
-    model = replace(PLAIN.model, num_layers=one_of(1, 2, 3, 4, 6), num_heads=one_of(1, 2, 3, 6))
+    model: Any = replace(cast(Any, PLAIN.model), num_layers=one_of(1, 2, 3, 4, 6), num_heads=one_of(1, 2, 3, 6))
     try:
         parallel = replace(
             PLAIN.parallel, pp=pp, tp=one_of(1, 2, 3), dp_shard=one_of(1, 2, 3), dp_replicate=one_of(1, 2),
