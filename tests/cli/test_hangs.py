@@ -112,6 +112,6 @@ def test_a_healthy_run_teaches_the_next_and_leaves_nothing(toy: Toy, tmp_path: P
     assert process.returncode == 0, output
     times = json.loads((folder / "phase_times.json").read_text())
     assert times["processes"] == 2
-    assert {"build", "forward", "backward", "optimizer", "save", "losses", "the vote on a stop"} <= set(times["longest_s"])
+    assert {"build", "forward", "backward", "optimizer", "save", "losses"} <= set(times["longest_s"])
     assert not (folder / "hangs").exists()
     assert left_behind(folder) == []

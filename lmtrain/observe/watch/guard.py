@@ -113,6 +113,8 @@ class Watch:
                 else:
                     self._answered.set()
         self._answered.set()
+        if not (self._left.is_set() or self._verdict):
+            warn(f"warning: {self.process.who} is not watched any more, as its companion is gone.")
 
     def _end(self, verdict: dict[str, Any]) -> None:
         """Where the main thread has not left by itself."""
@@ -122,13 +124,13 @@ class Watch:
                 (Path(verdict["folder"]) / name).write_text(rows)
         if self._left.wait(POLITE_S[verdict["kind"]]):
             return
-        error = self._error(verdict)
+        error = self.error_of(verdict)
         if self.process.rank == 0:
             self._send({"said": True})
             self._ending(error)
         os._exit(error.exit_code)
 
-    def _error(self, verdict: dict[str, Any]) -> LmtrainError:
+    def error_of(self, verdict: dict[str, Any]) -> LmtrainError:
         if self.told_stop and phases.main.steps <= 1:
             return StoppedEarly(f"{self.told_stop} came before the first step was done.")
         return PeerLostError(explained(verdict), rank=verdict["ranks"][0], stacks=verdict.get("folder"))
@@ -139,7 +141,7 @@ class Watch:
             self._send({"asks": str(error)[:500]})
             self._answered.wait(_ANSWER_S)
         self._left.set()
-        return self._error(self._verdict) if self._verdict else None
+        return self.error_of(self._verdict) if self._verdict else None
 
     def leave(self, message: dict[str, Any]) -> None:
         """The main thread is through, and has said how. Where all went well nothing is left behind."""

@@ -89,7 +89,7 @@ class Hub:
         if isinstance(beat := message.get("beat"), dict):
             try:
                 self.rows[rank] = _row(rank, beat, self.rows.get(rank))
-            except (TypeError, ValueError):
+            except (LookupError, TypeError, ValueError):
                 return
             self.limits.learn(_times(beat.get("longest")))
         row = self.rows.setdefault(rank, Row(rank))
