@@ -44,7 +44,7 @@ def test_the_first_of_several_processes_says_why(config: RunConfig, tmp_path: Pa
     facts = {"cause": "rank 1", "exit_code": 86, "requeue": False, "rank": 1, "resume": None}
     assert json.loads((tmp_path / STOP).read_text()) == facts
     assert write_stop(config, {"cause": "done"}) is None
-    assert json.loads((tmp_path / STOP).read_text()) == {"cause": "done"}
+    assert json.loads((tmp_path / STOP).read_text()) == {"cause": "done", "resume": None}
 
 
 def test_a_run_that_is_cut_off_names_its_checkpoint_and_leaves_a_folder_in_use_alone(
