@@ -15,7 +15,7 @@ ALLOWED = {
     "lmtrain/parallel/shards.py": MANY,
     "lmtrain/parallel/recompute.py": "the operators of fused attention, which selective recompute keeps by their names",
     "lmtrain/parallel/sharding.py": "FSDP has no public call for the end of a backward that its hooks did not see",
-    "lmtrain/runtime/flight.py": "torch's record of collectives has no public name, and is text without pickles here alone",
+    "lmtrain/runtime/flight.py": "torch's record of collectives is text, not pickles, under this name alone",
 }
 
 
