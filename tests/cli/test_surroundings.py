@@ -107,9 +107,9 @@ def test_a_folder_that_is_taken_away_is_named(toy: Toy, tmp_path: Path, monkeypa
     monkeypatch.setattr(loop, "train_step", step_then_gone)
     (tmp_path / "disk").mkdir()
     (tmp_path / "run").symlink_to(tmp_path / "disk")
-    output = lmtrain("pretrain", *toy.settings(tmp_path / "run", **SHORT), code=74)
+    output = lmtrain("pretrain", *toy.settings(tmp_path / "run", **SHORT), code=73)
     assert "Training goes on" in output
-    assert f"error: {tmp_path / 'run'}" in output or f"Saving a checkpoint in {tmp_path / 'run'}" in output
+    assert f"error: Saving a checkpoint in {tmp_path / 'run'}" in output
 
 
 @pytest.mark.wide
