@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import sys
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lmtrain.cli.launching import NumProcesses, run_processes, this_process, told_to_peers
 from lmtrain.cli.options import ConfigDir, ConfigName, FromRun, Overrides, Plugins
-from lmtrain.cli.say import print_error, tell, warn_of
+from lmtrain.cli.say import tell, warn_of
 from lmtrain.errors import LmtrainError, RanksDifferError, StoppedEarly
 
 if TYPE_CHECKING:
@@ -110,28 +109,21 @@ def pretrain(
 
 def _train(config: RunConfig, inputs: Inputs, planned: list[Planned], env: ProcessEnv, console: Console) -> Summary:
     from lmtrain.cli.evaluations import evaluation
-    from lmtrain.observe.watch.guard import watched
+    from lmtrain.cli.watching import watched_run
+    from lmtrain.observe import phases
     from lmtrain.parallel.mesh import build_mesh
     from lmtrain.runtime.device import memory_errors, pick_device
     from lmtrain.runtime.process_group import start
     from lmtrain.train.agreement import agree
     from lmtrain.train.loop import train
     from lmtrain.train.setup import open_run
-    from lmtrain.train.stop_file import write_failure
 
     smaller = f"train.micro_batch={max(1, config.train.micro_batch // 2)}, precision=bf16 or a smaller model.seq_len"
-
-    def ending(error: LmtrainError) -> None:
-        write_failure(config, error, env)
-        print_error(error)
-
     with memory_errors(f"Use {smaller}."):
         with told_to_peers(env):
             device = pick_device(config.compute.device, env.local_rank)
-        with (
-            start(env, device, config.parallel.timeout_s) as met,
-            watched(env, met, Path(config.run.dir), config.parallel.timeout_s, ending=ending),
-        ):
+        phases.enter("rendezvous")
+        with start(env, device, config.parallel.timeout_s) as met, watched_run(config, env, met):
             agree(config, inputs, env, met.hosts)
             mesh = build_mesh(config.parallel.layout, device, config.parallel.timeout_s)
             with open_run(config, inputs, console, mesh, device, met.hosts) as run:
