@@ -78,17 +78,6 @@ def reasons_kept(config: RunConfig, env: ProcessEnv) -> Iterator[None]:
         raise
 
 
-def ended(config: RunConfig, env: ProcessEnv) -> Callable[[LmtrainError], None]:
-    """What the watch does where it ends this process, whose main thread cannot."""
-    from lmtrain.train.stop_file import write_failure
-
-    def say(error: LmtrainError) -> None:
-        write_failure(config, error, env)
-        print_error(error)
-
-    return say
-
-
 @contextmanager
 def heard_by_peers(stop: StopRequest, tell: Callable[[str], None] = lambda name: None) -> Iterator[None]:
     """From here on to the end of the run. Who leaves before its peers do says why, by `tell`, which waits for nobody.

@@ -103,7 +103,8 @@ def _command(arguments: Sequence[str]) -> list[str]:
 
 def _end(outcome: Outcome) -> None:
     if outcome.cause is not None:
-        way_out = " Start the same command again to go on." * (outcome.lost or outcome.stopped)
+        said = outcome.cause.endswith("again to go on.")  # the watch has
+        way_out = " Start the same command again to go on." * ((outcome.lost or outcome.stopped) and not said)
         tell(f"{'' if outcome.stopped else 'error: '}{outcome.cause}{way_out}")
     if outcome.exit_code != 0:
         raise typer.Exit(outcome.exit_code)

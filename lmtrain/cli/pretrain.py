@@ -6,13 +6,12 @@ Everything up to preflight runs without torch, so that a wrong run is refused at
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lmtrain.cli import launching
-from lmtrain.cli.ending import conclude, ended, heard_by_peers, reasons_kept, refuse_stop_file, stoppable
+from lmtrain.cli.ending import conclude, heard_by_peers, reasons_kept, refuse_stop_file, stoppable
 from lmtrain.cli.launching import NumProcesses, told_to_peers
 from lmtrain.cli.options import ConfigDir, ConfigName, FromRun, Overrides, Plugins
 from lmtrain.runtime.signals import give_back
@@ -103,7 +102,8 @@ def _train(
     config: RunConfig, inputs: Inputs, planned: list[Planned], env: ProcessEnv, console: Console, stop: StopRequest
 ) -> Summary:
     from lmtrain.cli.evaluations import evaluation
-    from lmtrain.observe.watch.guard import watched
+    from lmtrain.cli.watching import watched_run
+    from lmtrain.observe import phases
     from lmtrain.parallel.mesh import build_mesh
     from lmtrain.runtime.device import memory_errors, pick_device
     from lmtrain.runtime.process_group import start
@@ -112,14 +112,14 @@ def _train(
     from lmtrain.train.setup import open_run
 
     smaller = f"train.micro_batch={max(1, config.train.micro_batch // 2)}, precision=bf16 or a smaller model.seq_len"
-
     with memory_errors(f"Use {smaller}."):
         with told_to_peers(env):
             device = pick_device(config.compute.device, env)
         stop.hold()
+        phases.enter("rendezvous")
         with (
             start(env, device, config.parallel.timeout_s) as met,
-            watched(env, met, Path(config.run.dir), config.parallel.timeout_s, stop.hear, ended(config, env)) as watch,
+            watched_run(config, env, met, stop.hear) as watch,
             heard_by_peers(stop, watch.tell_stop),
         ):
             agree(config, inputs, env, met.hosts)

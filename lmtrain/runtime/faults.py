@@ -110,8 +110,10 @@ def _pass(name: str, step: int | None) -> bool:
     if name == "step":
         _step = step
     now = _step if step is None else step
-    for fault in [one for one in _faults if one.point == name and one.step in (None, now)]:
+    passed = [one for one in _faults if one.point == name and one.step in (None, now)]
+    for fault in passed:
         fault.count -= 1
+    for fault in passed:
         if fault.count == 0:
             _faults.remove(fault)
             return _strike(fault.action, name)

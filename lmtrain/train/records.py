@@ -90,7 +90,7 @@ def report_save(run: Run) -> None:
     last = run.writer.last
     if last is None or last.step == run.reported_save:
         return
-    run.reported_save = last.step
+    run.reported_save, run.failed_saves = last.step, 0
     run.costs.saved(last.write_s, last.stall_s)
     values = {"saved_step": last.step, "bytes": last.num_bytes, "write_s": last.write_s, "stall_s": last.stall_s}
     values["bytes_per_s"] = last.bytes_per_s

@@ -61,6 +61,7 @@ class Run:
     device: torch.device
     passed_over: tuple[str, ...] = ()  # damaged checkpoints that the run does not go on from, in words
     reported_save: int | None = None  # the newest checkpoint that metrics and view have told of
+    failed_saves: int = 0  # since then
 
 
 @contextmanager

@@ -18,6 +18,7 @@ ALLOWED = {
     "data_tools.corpora.fetch.redirect_request": "called by urllib",
     "lmtrain.cli.plain_help.list_commands": "called by typer",
     "lmtrain.cli.plain_help.get_command": "called by typer",
+    "lmtrain.observe.watch.guard.tell_stop": "handed by the command line to what hears signals",
     "lmtrain.config.source.load_config": "called by hydra",
     "lmtrain.config.source.is_group": "called by hydra",
     "lmtrain.config.source.is_config": "called by hydra",

@@ -206,6 +206,7 @@ class Companion:
         sys.stderr.write(f"error: {text.encode('ascii', 'backslashreplace').decode()}\n")
         sys.stderr.flush()
         facts = {"cause": text, "exit_code": 76, "requeue": True, "rank": ranks[0]}
+        facts["resume"] = newest_checkpoint(self.folder)
         facts |= {"hang": self.verdict["folder"]} if self.verdict.get("folder") else {"lost": ranks[0]}
         try:
             with open(os.path.join(self.folder, "stop.json"), "x") as file:
@@ -223,6 +224,16 @@ def explained(verdict: dict[str, Any]) -> str:
     folder = verdict.get("folder")
     look = f"The stacks of all processes are in {folder}; start" if folder else "Start"
     return f"{verdict['verdict']} {look} the same command again to go on."
+
+
+def newest_checkpoint(folder: str) -> str | None:
+    """What the next start goes on from, as far as names tell."""
+    place = os.path.join(folder, "checkpoints")
+    try:
+        names = sorted(name for name in os.listdir(place) if name.startswith("step_") and name[5:].isdecimal())
+    except OSError:
+        return None
+    return os.path.join(place, names[-1]) if names else None
 
 
 def state_of(pid: int) -> tuple[str, float]:
