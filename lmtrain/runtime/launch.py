@@ -217,7 +217,10 @@ class _Job:
 
     def _is_stopped(self, rank: int) -> bool:
         """Whether it stands still by SIGSTOP."""
-        return os.waitid(os.P_PID, self.children[rank].pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+        try:
+            return os.waitid(os.P_PID, self.children[rank].pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            return False  # because: that is how the system tells of one that has just ended
 
     def _kill(self, ranks: Sequence[int] | set[int]) -> None:
         """With all that they have started; one that stands still too."""

@@ -13,7 +13,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -148,7 +148,9 @@ def _step(resume_from: Path | None) -> int:
 
 
 def _digest(config: RunConfig, inputs: Inputs) -> str:
-    values = sorted((key, fact.value) for key, fact in facts(config, inputs).items() if key != "checkpoint")
+    # because: the step says which checkpoint it is, and those of a launcher's first start may be gone at its last
+    said = facts(config, replace(inputs, resume_from=None, weights_from=None))
+    values = sorted((key, fact.value) for key, fact in said.items())
     return hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
 

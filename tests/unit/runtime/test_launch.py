@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.runtime.launch import Outcome, launch
+from lmtrain.runtime.launch import Outcome, _Job, _Stops, launch
 
 # what every child begins with; `wait()` blocks until something ends it
 HEAD = """
@@ -215,6 +215,14 @@ def test_a_child_that_stands_still_when_the_others_have_ended_is_killed(
     body = f"{READY}if rank == 1:\n    os.kill(os.getpid(), signal.SIGSTOP)\n"
     outcome = launch(child(body), 2, grace_s=0.0)
     assert outcome == Outcome(76, 1, "rank 1 of 2 stood still when the others had ended, and had to be killed.")
+
+
+def test_a_child_that_has_just_ended_does_not_stand_still() -> None:
+    job = _Job(1, 0.0, _Stops())
+    with subprocess.Popen([sys.executable, "-c", ""], text=True) as ended:
+        job.children.append(ended)
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        assert not job._is_stopped(0)
 
 
 def test_helpers_of_children_end_with_them(ready: Callable[[int], list[int]]) -> None:
