@@ -66,7 +66,6 @@ def test_a_job_ends_in_time_and_queues_itself_again(toy: Toy, tmp_path: Path, un
     log = job.until_over()
     assert "the end of the allocation" in log
     assert QUEUED in log
-    assert "DUE TO TIME LIMIT" not in log
     assert job.steps == ALL  # none was done twice
     assert job.losses == unbroken.losses
 
