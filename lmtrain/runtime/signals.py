@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -80,7 +81,7 @@ class StopRequest:
 
     def look(self) -> None:
         """Call it at the borders of start-up, since what a signal raises can be lost in a library's callback."""
-        if self.ends_at_once and not self._held:
+        if self.ends_at_once and not self._held and not _is_importing_torch():
             raise Stopped(self.requested)
 
     def hold(self) -> None:
@@ -133,6 +134,12 @@ class StopRequest:
         self._urgent_since = now
         self._num_urgent += 1
         return True
+
+
+def _is_importing_torch() -> bool:
+    """because: its C++ calls Python while it sets itself up, and what is raised there ends the process by SIGABRT"""
+    spec = getattr(sys.modules.get("torch"), "__spec__", None)
+    return bool(getattr(spec, "_initializing", False))
 
 
 _listener: StopRequest | None = None  # of this process, set before the command line is read

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
+import sys
 import threading
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -142,3 +147,26 @@ def test_an_early_warning_does_not_count_as_the_first_urgent_one() -> None:
         os.kill(os.getpid(), signal.SIGUSR2)
         os.kill(os.getpid(), signal.SIGTERM)
     assert stop.requested == "SIGUSR2"
+
+
+def test_while_torch_is_imported_a_stop_is_noted_and_looked_at_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is raised in Python that torch's own set-up calls would abort the process."""
+    torch = ModuleType("torch")
+    torch.__spec__ = ModuleSpec("torch", None)
+    torch.__spec__._initializing = True  # type: ignore[attr-defined]  # because: as Python marks it
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    with StopRequest() as stop:
+        stop.at_once()
+        os.kill(os.getpid(), signal.SIGTERM)
+        stop.look()
+        torch.__spec__._initializing = False  # type: ignore[attr-defined]
+        with pytest.raises(Stopped, match="SIGTERM"):
+            stop.look()
+
+
+def test_python_marks_a_module_that_is_being_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "half_way.py").write_text("import sys\nfound = sys.modules[__name__].__spec__._initializing\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    half_way = importlib.import_module("half_way")
+    assert half_way.found
+    assert not getattr(half_way.__spec__, "_initializing", False)
