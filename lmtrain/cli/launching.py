@@ -75,36 +75,39 @@ def run_attempts(
     from lmtrain.runtime.launch import launch
     from lmtrain.train.preflight import find_resume
     from lmtrain.train.starts import Starts
-    from lmtrain.train.stop_file import cause_known, write_end
+    from lmtrain.train.stop_file import said_by_watch, stop_bytes, write_end
+
+    before = stop_bytes(config)
 
     def again(outcome: Outcome, number: int) -> None:
-        outcome = note_end(outcome)
+        nonlocal before
+        told = f"{outcome.told} " if note_end(outcome) is None else ""
+        before = stop_bytes(config)
         path = find_resume(config)
         starts = Starts.at(config, inputs, path)
         starts.refuse(config)
         place = f"from step {starts.step}, {path}" if path else "from the beginning, since nothing is saved yet"
-        tell(f"{outcome.told} Start {number} of {(max_restarts or 0) + 1} goes on {place}.")
+        tell(f"{told}Start {number} of {(max_restarts or 0) + 1} goes on {place}.")
 
-    def note_end(outcome: Outcome) -> Outcome:
-        """Its cause, as whoever knows it best has told it."""
-        told = cause_known(config, outcome)
-        if outcome.cause is not None:
+    def note_end(outcome: Outcome) -> Outcome | None:
+        """What the watch has said already, which knows best; otherwise this is where it is written down."""
+        said = said_by_watch(config, outcome, before)
+        if said is None and outcome.cause is not None:
             warn_of(write_end(config, outcome))
-        return told
+        return said
 
     Starts.at(config, inputs, inputs.resume_from).refuse(config)
     outcome = launch(_command(arguments), nproc or 1, max_restarts=max_restarts or 0, restarting=again)
-    _end(note_end(outcome))
+    _end(outcome, said=note_end(outcome) is not None)
 
 
 def _command(arguments: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", "lmtrain", *arguments]
 
 
-def _end(outcome: Outcome) -> None:
-    if outcome.cause is not None:
-        said = outcome.cause.endswith("again to go on.")  # the watch has
-        way_out = " Start the same command again to go on." * ((outcome.lost or outcome.stopped) and not said)
+def _end(outcome: Outcome, *, said: bool = False) -> None:
+    if outcome.cause is not None and not said:
+        way_out = " Start the same command again to go on." * (outcome.lost or outcome.stopped)
         tell(f"{'' if outcome.stopped else 'error: '}{outcome.cause}{way_out}")
     if outcome.exit_code != 0:
         raise typer.Exit(outcome.exit_code)

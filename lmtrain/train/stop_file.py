@@ -54,27 +54,34 @@ def write_cut_off(config: RunConfig, cause: str) -> str | None:
         return f"The reason stands in no file: {error}"
 
 
-def cause_known(config: RunConfig, outcome: Outcome) -> Outcome:
-    """What the watch has written of a process that hung or was lost, rather than how another one ended for it."""
-    path = Path(config.run.dir) / STOP
+def said_by_watch(config: RunConfig, outcome: Outcome, before: bytes | None) -> Outcome | None:
+    """What the watch has said and written of a process that hung or was lost; None where it has nothing to add.
+
+    `before` is the file as it was when the processes started: what stands in it still is of an earlier start.
+    """
+    path, text = Path(config.run.dir) / STOP, stop_bytes(config)
+    if text is None or text == before or outcome.exit_code != PeerLostError.exit_code:
+        return None
     try:
-        facts = parse_json(read_bytes(path, _MAX_BYTES), path)
-    except (LmtrainError, OSError):
-        return outcome
-    if not isinstance(facts, dict) or outcome.exit_code != PeerLostError.exit_code:
-        return outcome
-    # because: how a lost process ended is known best here, unless it was one that ended for want of another
-    if "hang" not in facts and facts.get("lost", outcome.rank) == outcome.rank:
-        return outcome
+        facts = parse_json(text, path)
+    except LmtrainError:
+        return None
+    if not isinstance(facts, dict) or not {"hang", "lost"} & facts.keys():
+        return None
     return changed(outcome, rank=facts.get("rank"), cause=str(facts.get("cause")))
+
+
+def stop_bytes(config: RunConfig) -> bytes | None:
+    try:
+        return read_bytes(Path(config.run.dir) / STOP, _MAX_BYTES)
+    except (LmtrainError, OSError):
+        return None
 
 
 def write_end(config: RunConfig, outcome: Outcome) -> str | None:
     """Of processes that one of them has ended. Returns what went wrong, in words."""
     if outcome.exit_code == OutputError.exit_code:
         return None  # because: then the folder may be another run's
-    if cause_known(config, outcome) is not outcome:
-        return None  # because: the file says more already
     requeue = outcome.stopped or outcome.exit_code == PeerLostError.exit_code
     facts = {"cause": outcome.cause, "exit_code": outcome.exit_code, "requeue": requeue, "rank": outcome.rank}
     return write_stop(config, facts)
