@@ -121,10 +121,11 @@ class Broken:
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            with self._came:
-                self.lines.append((time.monotonic(), line))
-                self._came.notify_all()
+        with self.process.stdout as lines:
+            for line in lines:
+                with self._came:
+                    self.lines.append((time.monotonic(), line))
+                    self._came.notify_all()
 
     def line(self, wanted: Callable[[str], bool], timeout_s: float = 120.0) -> tuple[float, str] | None:
         """The first line that is wanted and when it came, or None if the command ends without one."""
