@@ -91,7 +91,7 @@ def test_a_lost_process_is_named_by_those_it_leaves(toy: Toy, tmp_path: Path, ra
         rf"error: rank {rank} on \S+ (was ended by SIGKILL|ended without a word.*): it was in backward of step 8, "
         "microbatch 0, stage 0\\.", output
     )  # fmt: skip
-    assert f"rank {rank} of 2 was ended by SIGKILL" in output
+    assert output.count(f"error: rank {rank}") == 1  # by the watch, and not by the launcher again
     assert facts(folder)["rank"] == rank
     assert not (folder / "hangs").exists()
     assert left_behind(folder) == []

@@ -55,8 +55,7 @@ def test_two_processes_lose_a_peer_and_go_on_to_the_losses_of_one(toy: Toy, one:
     killed = start("pretrain", *settings, "--nproc", 2, env=fault)
     output, _ = killed.communicate(timeout=900)
     assert killed.returncode == 76, output
-    assert "error: rank 1 of 2 was ended by SIGKILL, and the run with it" in output
-    assert re.search(r"error: rank 1 on \S+ (was ended by SIGKILL|ended without a word)", output)  # says the survivor
+    assert len(re.findall(r"error: rank 1 on \S+ (?:was ended by SIGKILL|ended without a word)", output)) == 1
     assert output.count("step  1/12") == 1  # one process shows the run
     assert {key: stop_facts(folder)[key] for key in ("exit_code", "rank", "requeue")} == {
         "exit_code": 76, "rank": 1, "requeue": True
