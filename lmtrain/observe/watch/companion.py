@@ -19,6 +19,7 @@ from lmtrain.observe.phases import NUM_BYTES, Mark, read_mark, read_odd, read_se
 from lmtrain.observe.watch.hub import Hub
 from lmtrain.observe.watch.judge import FAILED_KIND, HANG_KIND, LOST_KIND, RUNNING, STOPPED
 from lmtrain.observe.watch.lines import Lines
+from lmtrain.observe.watch.told import explained, write_stop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -202,38 +203,14 @@ class Companion:
         if self.hub is None or self.said or self.verdict is None or not self.rank_gone:
             return
         self.said = True
-        ranks, text = self.verdict.get("ranks") or [0], explained(self.verdict)
+        text = explained(self.verdict)
         sys.stderr.write(f"error: {text.encode('ascii', 'backslashreplace').decode()}\n")
         sys.stderr.flush()
-        facts = {"cause": text, "exit_code": 76, "requeue": True, "rank": ranks[0]}
-        facts["resume"] = newest_checkpoint(self.folder)
-        facts |= {"hang": self.verdict["folder"]} if self.verdict.get("folder") else {"lost": ranks[0]}
-        try:
-            with open(os.path.join(self.folder, "stop.json"), "x") as file:
-                json.dump(facts, file, indent=2)
-        except OSError:
-            pass  # because: one that is there already says the same
+        write_stop(self.folder, self.verdict)
 
     def kill(self, number: int) -> None:
         if os.getppid() == self.pid:  # because: a process id is given out again
             os.kill(self.pid, number)
-
-
-def explained(verdict: dict[str, Any]) -> str:
-    """A verdict, with where to look and what to do."""
-    folder = verdict.get("folder")
-    look = f"The stacks of all processes are in {folder}; start" if folder else "Start"
-    return f"{verdict['verdict']} {look} the same command again to go on."
-
-
-def newest_checkpoint(folder: str) -> str | None:
-    """What the next start goes on from, as far as names tell."""
-    place = os.path.join(folder, "checkpoints")
-    try:
-        names = sorted(name for name in os.listdir(place) if name.startswith("step_") and name[5:].isdecimal())
-    except OSError:
-        return None
-    return os.path.join(place, names[-1]) if names else None
 
 
 def state_of(pid: int) -> tuple[str, float]:

@@ -23,8 +23,9 @@ from typing import Any
 from lmtrain.errors import LmtrainError, PeerLostError, StoppedEarly
 from lmtrain.observe import phases
 from lmtrain.observe.escaped import warn
-from lmtrain.observe.watch.companion import POLITE_S, STACKS_SIGNAL, explained
+from lmtrain.observe.watch.companion import POLITE_S, STACKS_SIGNAL
 from lmtrain.observe.watch.judge import HANG_KIND
+from lmtrain.observe.watch.told import explained
 from lmtrain.runtime.flight import newest_rows
 from lmtrain.runtime.process import ProcessEnv, Rendezvous
 from lmtrain.runtime.process_group import Peers, is_peer_error

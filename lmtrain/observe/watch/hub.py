@@ -12,8 +12,21 @@ import selectors
 import socket
 import time
 
-from lmtrain.observe.watch.judge import DONE, FAILED, HANG_KIND, LOST, RUNNING, STOPPED, Limits, Row, Verdict, judge
+from lmtrain.observe.watch.judge import (
+    DONE,
+    FAILED,
+    FAILED_KIND,
+    HANG_KIND,
+    LOST,
+    RUNNING,
+    STOPPED,
+    Limits,
+    Row,
+    Verdict,
+    judge,
+)
 from lmtrain.observe.watch.lines import Lines
+from lmtrain.observe.watch.told import write_stop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -149,6 +162,8 @@ class Hub:
             step = max(row.step for row in self.rows.values())
             place = f"step_{step}" if step >= 0 else verdict.rows[0].phase
             message["folder"] = os.path.join(self.folder, HANGS, f"{place}-{time.strftime('%Y%m%dT%H%M%S')}")
+        if verdict.kind != FAILED_KIND and self.stop is None:
+            write_stop(self.folder, message)  # because: whoever started the ranks reads it once they have ended
         self.tell_all(message)
         if verdict.kind == HANG_KIND:
             self.write_summary(verdict, message["folder"])

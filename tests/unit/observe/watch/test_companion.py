@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from lmtrain.observe.phases import NUM_BYTES
-from lmtrain.observe.watch.companion import explained, how_ended, state_of
+from lmtrain.observe.watch.companion import how_ended, state_of
 from lmtrain.observe.watch.guard import _CODE, _ROOT
 
 PROC = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc")
@@ -34,13 +34,6 @@ def test_a_process_that_is_stopped_and_one_that_is_killed() -> None:
     assert how_ended(process.pid) == "ended without a word, as one that is killed"
     assert state_of(process.pid) == ("running", 0.0)
     assert state_of(os.getpid())[1] > 0
-
-
-def test_a_verdict_says_where_to_look() -> None:
-    assert explained({"verdict": "x."}) == "x. Start the same command again to go on."
-    assert explained({"verdict": "x.", "folder": "/f"}) == (
-        "x. The stacks of all processes are in /f; start the same command again to go on."
-    )
 
 
 def test_it_needs_little_and_ends_when_its_rank_does(tmp_path: Path) -> None:
