@@ -97,11 +97,11 @@ def heard_by_peers(stop: StopRequest, tell: Callable[[str], None] = lambda name:
 
 def conclude(config: RunConfig, summary: Summary, env: ProcessEnv) -> StoppedEarly | None:
     """Of a run that has saved what it has done: write why it ends, and give what is to be raised in the end."""
-    from lmtrain.train.stop_file import STOP_FILE, write_stop
+    from lmtrain.train.stop_file import STOP_FILE, asked_by, write_stop
 
     ignore_stops()  # because: srun --kill-on-bad-exit ends tasks that leave a moment after the first with code 75
     cause, error = summary.stopped_by, None
-    for_good = cause == f"the file {STOP_FILE}"
+    for_good = cause == asked_by(STOP_FILE)
     if cause:
         kind = StoppedForGood if for_good else StoppedEarly
         error = kind(f"{cause} at step {summary.step} of {config.total_steps}: {left_behind(config)}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -75,14 +76,14 @@ def run_attempts(
     from lmtrain.runtime.launch import launch
     from lmtrain.train.preflight import find_resume
     from lmtrain.train.starts import Starts
-    from lmtrain.train.stop_file import said_by_watch, stop_bytes, write_end
+    from lmtrain.train.stop_file import identity, said_by_watch, write_end
 
-    before = stop_bytes(config)
+    before = identity(Path(config.run.dir))
 
     def again(outcome: Outcome, number: int) -> None:
         nonlocal before
         told = f"{outcome.told} " if note_end(outcome) is None else ""
-        before = stop_bytes(config)
+        before = identity(Path(config.run.dir))
         path = find_resume(config)
         starts = Starts.at(config, inputs, path)
         starts.refuse(config)

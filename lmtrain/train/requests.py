@@ -21,7 +21,7 @@ from lmtrain.runtime.signals import NAMES, StopRequest
 from lmtrain.train.costs import EVALUATION, VALIDATION, Costs, measured_before
 from lmtrain.train.peers import Vote
 from lmtrain.train.setup import Run
-from lmtrain.train.stop_file import SAVE_FILE, STOP_FILE
+from lmtrain.train.stop_file import SAVE_FILE, STOP_FILE, asked_by
 from lmtrain.units import format_seconds
 
 SAVE, STOP = 1, 2
@@ -85,7 +85,7 @@ class File(Asker):
     """Somebody has put a file of this name into the run's folder. Looked for once a second: its disk may be slow."""
 
     def __init__(self, path: Path, wish: int, clock: Callable[[], float]) -> None:
-        self.cause = f"the file {path.name}"
+        self.cause = asked_by(path.name)
         self._path, self._wish, self._clock = path, wish, clock
         self._next_s, self._there = clock(), False
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -27,7 +26,7 @@ from lmtrain.runtime.process import ProcessEnv
 from lmtrain.train.compared import facts
 from lmtrain.train.config import RunConfig
 from lmtrain.train.preflight import Inputs
-from lmtrain.train.stop_file import STOP, write_stop
+from lmtrain.train.stop_file import STOP, identity, write_stop
 
 STARTS = "starts.json"
 MOST = 3  # starts at one step that are lost
@@ -92,7 +91,7 @@ class Starts:
     def begin(self, env: ProcessEnv) -> None:
         self.lost.append({
             "began": datetime.now(UTC).isoformat(timespec="seconds"), "host": env.host, "job": env.job_id,
-            "processes": env.world_size, "restart": env.num_restarts, "stop_before": _identity(self.folder / STOP),
+            "processes": env.world_size, "restart": env.num_restarts, "stop_before": identity(self.folder),
         })  # fmt: skip
         self.write()
 
@@ -156,7 +155,7 @@ def _digest(config: RunConfig, inputs: Inputs) -> str:
 
 def _tell_end(start: dict[str, Any], folder: Path) -> bool:
     """Add what stop.json knows of how this start ended; False where it was not lost."""
-    if _identity(folder / STOP) in (None, start.get("stop_before")):
+    if identity(folder) in (None, start.get("stop_before")):
         return True  # because: what stands there, if anything, is of an earlier start
     try:
         stop = read_json(folder / STOP)
@@ -168,12 +167,3 @@ def _tell_end(start: dict[str, Any], folder: Path) -> bool:
     if code in LOST:
         start["how"] = brief(str(stop.get("cause")), _LONGEST)
     return code in LOST
-
-
-def _identity(path: Path) -> list[int] | None:
-    """Of a file's content: whoever writes it anew gives it another one."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return [found.st_ino, found.st_size, found.st_mtime_ns]

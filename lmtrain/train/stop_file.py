@@ -6,20 +6,20 @@ written is said, and changes nothing of how the run ends. Torch-free.
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace as changed
 from pathlib import Path
 from typing import Any
 
 from lmtrain.checkpoint.store import CHECKPOINTS, latest, step_of
 from lmtrain.errors import LmtrainError, OutputError, PeerLostError, StoppedEarly
-from lmtrain.runtime.files import folder_lock, parse_json, read_bytes, write_json
+from lmtrain.runtime.files import folder_lock, read_json, write_json
 from lmtrain.runtime.launch import Outcome
 from lmtrain.runtime.process import ProcessEnv
 from lmtrain.train.config import RunConfig
 
 STOP = "stop.json"
 SAVE_FILE, STOP_FILE = "SAVE", "STOP"  # what somebody puts into the folder to ask for the one or the other
-_MAX_BYTES = 1 << 20
 
 
 def write_failure(config: RunConfig, error: LmtrainError, env: ProcessEnv) -> None:
@@ -54,16 +54,16 @@ def write_cut_off(config: RunConfig, cause: str) -> str | None:
         return f"The reason stands in no file: {error}"
 
 
-def said_by_watch(config: RunConfig, outcome: Outcome, before: bytes | None) -> Outcome | None:
+def said_by_watch(config: RunConfig, outcome: Outcome, before: list[int] | None) -> Outcome | None:
     """What the watch has said and written of a process that hung or was lost; None where it has nothing to add.
 
-    `before` is the file as it was when the processes started: what stands in it still is of an earlier start.
+    `before` is the file's identity when the processes started: one that still has it is of an earlier start.
     """
-    path, text = Path(config.run.dir) / STOP, stop_bytes(config)
-    if text is None or text == before or outcome.exit_code != PeerLostError.exit_code:
+    folder = Path(config.run.dir)
+    if identity(folder) in (None, before) or outcome.exit_code != PeerLostError.exit_code:
         return None
     try:
-        facts = parse_json(text, path)
+        facts = read_json(folder / STOP)
     except LmtrainError:
         return None
     if not isinstance(facts, dict) or not {"hang", "lost"} & facts.keys():
@@ -71,11 +71,18 @@ def said_by_watch(config: RunConfig, outcome: Outcome, before: bytes | None) -> 
     return changed(outcome, rank=facts.get("rank"), cause=str(facts.get("cause")))
 
 
-def stop_bytes(config: RunConfig) -> bytes | None:
+def identity(folder: Path) -> list[int] | None:
+    """Of what stop.json says: whoever writes it anew gives it another one. None where there is none."""
     try:
-        return read_bytes(Path(config.run.dir) / STOP, _MAX_BYTES)
-    except (LmtrainError, OSError):
+        found = os.stat(folder / STOP)
+    except OSError:
         return None
+    return [found.st_ino, found.st_size, found.st_mtime_ns]
+
+
+def asked_by(name: str) -> str:
+    """The cause of what one of the files above brings about."""
+    return f"the file {name}"
 
 
 def write_end(config: RunConfig, outcome: Outcome) -> str | None:

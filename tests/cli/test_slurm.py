@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 
 from lmtrain.observe.metrics import read_metrics
 from tests.cli.harness import Toy, lmtrain
+from tests.cli.two_nodes import need_two_nodes
 
 FOUR: dict[str, Any] = {"parallel__tp": 2, "parallel__dp_shard": 2, "parallel__timeout_s": 60}
 EIGHT: dict[str, Any] = FOUR | {"parallel__pp": 2, "parallel__timeout_s": 120}
@@ -21,11 +21,7 @@ EIGHT: dict[str, Any] = FOUR | {"parallel__pp": 2, "parallel__timeout_s": 120}
 
 @pytest.fixture(scope="module", autouse=True)
 def _two_nodes() -> None:
-    if shutil.which("sinfo") is None:
-        pytest.skip("no Slurm with two nodes")
-    answer = subprocess.run(["sinfo", "--noheader", "--Node", "--format=%N %t"], capture_output=True, text=True)
-    if sum(line.split()[1] in ("idle", "mix", "alloc") for line in set(answer.stdout.splitlines())) < 2:
-        pytest.skip("no Slurm with two nodes")
+    need_two_nodes()
 
 
 def srun(*arguments: object, tasks: int = 2, env: dict[str, str] | None = None) -> tuple[int, str]:

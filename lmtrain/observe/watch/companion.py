@@ -122,8 +122,7 @@ class Companion:
             if message.get("said"):
                 self.said = True
                 continue
-            if not message.get("done"):
-                self.beat(read_mark(self.marks))  # because: what it says is of now
+            self.beat(read_mark(self.marks))  # because: what it says is of now
             self.to_hub(message)
             if message.get("left") and self.hub is None:
                 self.over = True  # because: where the hub is, others are yet to hear why
