@@ -134,6 +134,14 @@ fuzz: build/fuzz $(VENV)/.tested  ## change inputs of the compiled encoder and o
 	build/fuzz $(FUZZ_SECONDS) $(FUZZ_SEED)
 	$(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED) $(FUZZ)
 
+# which of tests/drills: all, if this is empty
+DRILL ?=
+DRILLS ?= build/drills
+
+.PHONY: drill
+drill: $(VENV)/.tested  ## break runs on purpose by the hundred, for hours: DRILL="injections hangs false_alarms day slurm"
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.drills $(DRILL) --out $(DRILLS)
+
 .PHONY: bench-data
 bench-data: $(VENV)/.tested  ## time the data tools beside their peers: every tests/benchmarks/data_*.py
 	@for script in $(sort $(patsubst tests/benchmarks/%.py,%,$(wildcard tests/benchmarks/data_*.py))); do \

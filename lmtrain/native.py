@@ -7,7 +7,7 @@ from types import ModuleType
 
 from lmtrain.errors import LmtrainError
 
-INTERFACE = 2  # counted on, here and in csrc/native.cpp, when a function comes, goes or takes other arguments
+INTERFACE = 3  # counted on, here and in csrc/native.cpp, when a function comes, goes or takes other arguments
 
 
 def _load() -> ModuleType | None:

@@ -13,6 +13,7 @@ from lmtrain.config.build import quantity
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSettings(Settings):
     interval_steps: int | None = quantity("count", default=500)  # 0: only at the end; None: never
+    interval_s: float | None = quantity("seconds", default=None)  # and whenever so much time went by
     keep_last: int = 2
     keep_every_steps: int | None = quantity("count", default=None)  # these stay for good
     keep_best: int = 0  # and so many of those that are best by `best_by`
@@ -23,10 +24,24 @@ class CheckpointSettings(Settings):
     fallback: bool = False  # where the newest cannot be read, go on from the newest one before it that can
     init_from: str | None = None  # the path of one whose weights a new run begins from
 
+    @property
+    def saves_on_the_way(self) -> bool:
+        """Before the end of the run."""
+        return bool(self.interval_steps or self.interval_s)
+
     def problems(self) -> Iterator[Problem]:
         yield from self.problem_if(
             self.interval_steps is not None and self.interval_steps < 0, "interval_steps",
             "is negative", "Use 0 to save only at the end of the run, or null for never.",
+        )  # fmt: skip
+        yield from self.problem_if(
+            self.interval_s is not None and self.interval_s <= 0, "interval_s",
+            "must be above 0", "Use 10min, or null to go by interval_steps alone.",
+        )  # fmt: skip
+        yield from self.problem_if(
+            self.interval_s is not None and self.interval_steps is None, "interval_s",
+            "would save, and with interval_steps=null nothing is saved",
+            "Use checkpoint.interval_steps=0 to save by time and at the end, or leave it out.",
         )  # fmt: skip
         way_out = "Use 2, so that a damaged newest one has a predecessor."
         yield from self.problem_if(self.keep_last < 1, "keep_last", "would keep no checkpoint", way_out)
@@ -41,6 +56,7 @@ class CheckpointSettings(Settings):
             f"Use {_next_multiple(self.keep_every_steps, self.interval_steps)}.",
         )  # fmt: skip
         saves = "no step is" if self.interval_steps is None else "the last step alone is"
+        saves = "hardly one of them is" if self.interval_s is not None else saves
         yield from self.problem_if(
             self.keep_every_steps is not None and not self.interval_steps, "keep_every_steps",
             f"finds nothing to keep, since with interval_steps={show(self.interval_steps)} {saves} saved",

@@ -115,7 +115,9 @@ def evaluate(
     from lmtrain.cli.subject import check_device, find_subject, settle_layout
     from lmtrain.eval.source import check_kind
     from lmtrain.eval.task import window_of
+    from lmtrain.runtime.signals import unblock_stops
 
+    unblock_stops()
     # before torch is imported, so that what is wrong is told at once
     paths = list(compare or ()) if checkpoint is None else [checkpoint]
     if checkpoint is not None and steps is not None:
@@ -169,12 +171,12 @@ def _refuse_unfit(
 
 def _check_outputs(output: Path | None, samples: Path | None) -> None:
     """Refuse at once what could not be written hours later."""
-    from lmtrain.runtime.files import check_output_folder, refuse_link
+    from lmtrain.runtime.files import check_output_folder, refuse_odd_output
 
     for name, path in (("--output", output), ("--samples", samples)):
         if path is None:
             continue
-        refuse_link(path)
+        refuse_odd_output(path)
         if path.is_dir():
             raise OutputError(f"{name}={path} is a folder. Give a file's name.")
         check_output_folder(path.parent, f"The folder of {name}={path}", lock=False)

@@ -1,4 +1,4 @@
-"""A command of several processes, where they are not yet one: started together, and refused together.
+"""A command of several processes, where they are not yet one: started together, again, and refused together.
 
 Called by pretrain and eval. Torch is imported only where a refused process has peers to meet.
 """
@@ -6,25 +6,35 @@ Called by pretrain and eval. Torch is imported only where a refused process has 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lmtrain.cli.say import print_error, tell
-from lmtrain.errors import LmtrainError
+from lmtrain.cli.say import print_error, tell, warn_of
+from lmtrain.errors import LmtrainError, UsageError
 
 if TYPE_CHECKING:
     from lmtrain.runtime.launch import Outcome
     from lmtrain.runtime.process import ProcessEnv
+    from lmtrain.train.config import RunConfig
+    from lmtrain.train.preflight import Inputs
 
 NumProcesses = Annotated[
     int | None, typer.Option("--nproc", min=1, help="Start this many processes here; they share the work.")
 ]
+MaxRestarts = Annotated[
+    int | None,
+    typer.Option("--max-restarts", min=0, help="Start again, so many times at most, where a process is lost."),
+]
+Elastic = Annotated[
+    bool, typer.Option("--elastic", help="Take the nearest layout for the processes there are; same batches.")
+]
 
 
-def this_process(nproc: int | None) -> ProcessEnv:
+def this_process(nproc: int | None, max_restarts: int | None = None) -> ProcessEnv:
     """Who this process is, or the first of those that it is about to start. Call it before torch is imported."""
     from lmtrain.runtime.launch import follow_launcher
     from lmtrain.runtime.process import ProcessEnv, share_cores
@@ -33,23 +43,96 @@ def this_process(nproc: int | None) -> ProcessEnv:
     share_cores()
     if env.launcher == "lmtrain":
         follow_launcher()
+    if max_restarts is not None and env.launcher != "single":
+        raise UsageError(
+            f"--max-restarts={max_restarts} would start processes again that {env.launcher} has started. Leave it out, "
+            f"and let {'the batch script' if env.launcher == 'slurm' else env.launcher} do that."
+        )
     return env if nproc is None else env.as_launcher(nproc)
 
 
-def run_processes(arguments: Sequence[str], nproc: int, failed: Callable[[Outcome], None] | None = None) -> None:
-    """`lmtrain ARGUMENTS` in several processes; what it refuses has been said once by now.
+def is_launcher(nproc: int | None, max_restarts: int | None) -> bool:
+    """Whether the work is done in processes of its own; one that may be lost and start again is one, too."""
+    return (nproc or 1) > 1 or bool(max_restarts)
 
-    `failed` is told where a process has ended the others.
-    """
+
+def flags(nproc: int | None, max_restarts: int | None) -> list[str]:
+    """As they were typed."""
+    given = {"--nproc": nproc, "--max-restarts": max_restarts}
+    return [f"{flag}={value}" for flag, value in given.items() if value is not None]
+
+
+def run_processes(arguments: Sequence[str], nproc: int) -> None:
+    """`lmtrain ARGUMENTS` in several processes; what it refuses has been said once by now."""
     from lmtrain.runtime.launch import launch
 
-    outcome = launch([sys.executable, "-m", "lmtrain", *arguments], nproc)
-    if outcome.cause is not None:
-        tell(f"error: {outcome.cause}")
-        if failed is not None:
-            failed(outcome)
+    _end(launch(_command(arguments), nproc))
+
+
+def run_attempts(
+    arguments: Sequence[str], config: RunConfig, inputs: Inputs, nproc: int | None, max_restarts: int | None
+) -> None:
+    """The same for a run, which goes on from its newest checkpoint where a process is lost, if it may."""
+    from lmtrain.runtime.launch import launch
+    from lmtrain.train.preflight import find_resume
+    from lmtrain.train.starts import Starts
+    from lmtrain.train.stop_file import identity, said_by_watch, write_end
+
+    before = identity(Path(config.run.dir))
+
+    def again(outcome: Outcome, number: int) -> None:
+        nonlocal before
+        told = f"{outcome.told} " if note_end(outcome) is None else ""
+        before = identity(Path(config.run.dir))
+        path = find_resume(config)
+        starts = Starts.at(config, inputs, path)
+        starts.refuse(config)
+        place = f"from step {starts.step}, {path}" if path else "from the beginning, since nothing is saved yet"
+        tell(f"{told}Start {number} of {(max_restarts or 0) + 1} goes on {place}.")
+
+    def note_end(outcome: Outcome) -> Outcome | None:
+        """What the watch has said already, which knows best; otherwise this is where it is written down."""
+        said = said_by_watch(config, outcome, before)
+        if said is None and outcome.cause is not None:
+            warn_of(write_end(config, outcome))
+        return said
+
+    Starts.at(config, inputs, inputs.resume_from).refuse(config)
+    outcome = launch(_command(arguments), nproc or 1, max_restarts=max_restarts or 0, restarting=again)
+    _end(outcome, said=note_end(outcome) is not None)
+
+
+def _command(arguments: Sequence[str]) -> list[str]:
+    return [sys.executable, "-m", "lmtrain", *arguments]
+
+
+def _end(outcome: Outcome, *, said: bool = False) -> None:
+    if outcome.cause is not None and not said:
+        way_out = " Start the same command again to go on." * (outcome.lost or outcome.stopped)
+        tell(f"{'' if outcome.stopped else 'error: '}{outcome.cause}{way_out}")
     if outcome.exit_code != 0:
         raise typer.Exit(outcome.exit_code)
+
+
+def fitted(config: RunConfig, env: ProcessEnv, nproc: int | None) -> RunConfig:
+    """With --elastic: the settings for as many processes as there are, said once: by the launcher, if it is ours."""
+    from lmtrain.train.elastic import change_words, fit
+
+    found = fit(config, env.world_size)
+    if (words := change_words(config, found)) is not None and env.rank == 0 and (nproc or env.launcher != "lmtrain"):
+        tell(words)
+    return found
+
+
+@contextmanager
+def counted_start(config: RunConfig, inputs: Inputs, env: ProcessEnv) -> Iterator[None]:
+    """Refused where earlier starts were lost at the same step; counted as one of them where it is lost."""
+    from lmtrain.train.starts import begin, counted
+
+    with told_to_peers(env):
+        starts = begin(config, inputs, env)
+    with counted(starts):
+        yield
 
 
 def without_nproc(words: Sequence[str]) -> list[str]:
@@ -75,13 +158,14 @@ def told_to_peers(env: ProcessEnv | None) -> Iterator[None]:
         if env is None or env.world_size == 1:
             raise
         print_error(error)
-        _tell(env, error)
+        tell_peers(env, error)
         if "--debug" in sys.argv:
             raise
         raise typer.Exit(error.exit_code) from None
 
 
-def _tell(env: ProcessEnv, error: LmtrainError) -> None:
+def tell_peers(env: ProcessEnv, error: LmtrainError) -> None:
+    """Why this process does not come, where they can be met."""
     from lmtrain.runtime.process import Rendezvous
 
     try:

@@ -26,6 +26,7 @@ from lmtrain.cli import (
     pretrain,
     pretrain_view,
     reshard,
+    slurm,
     tokenizer,
     verify,
 )
@@ -70,6 +71,7 @@ app.add_typer(data.app, name="data", help="Look at datasets, check, join, divide
 app.command(name="preprocess")(preprocess.preprocess)
 app.add_typer(config.app, name="config", help="See which settings there are, and where those of a run come from.")
 app.command(name="pretrain", epilog=examples(pretrain_view.EXAMPLES))(pretrain.pretrain)
+app.add_typer(slurm.app, name="slurm", help="Run under Slurm: write the sbatch file of a run, or submit it.")
 app.command(name="eval")(evaluate.evaluate)
 app.command(name="generate")(generate.generate)
 app.command(name="inspect")(inspect.inspect)

@@ -16,7 +16,10 @@ from typing import Any, Literal
 from typer.core import TyperGroup
 
 # the order of use
-_VERBS = ("corpus", "tokenizer", "preprocess", "data", "config", "pretrain", "inspect", "eval", "generate", "reshard")
+_VERBS = (
+    "corpus", "tokenizer", "preprocess", "data", "config", "pretrain", "slurm", "inspect", "eval", "generate",
+    "reshard",
+)  # fmt: skip
 _WORDS = {Path: "PATH", int: "N", float: "NUMBER"}
 
 

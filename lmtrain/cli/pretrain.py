@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lmtrain.cli.launching import NumProcesses, run_processes, this_process, told_to_peers
+from lmtrain.cli import launching
+from lmtrain.cli.ending import conclude, heard_by_peers, reasons_kept, refuse_stop_file, stoppable
+from lmtrain.cli.launching import NumProcesses, told_to_peers
 from lmtrain.cli.options import ConfigDir, ConfigName, FromRun, Overrides, Plugins
-from lmtrain.cli.say import tell, warn_of
-from lmtrain.errors import LmtrainError, RanksDifferError, StoppedEarly
+from lmtrain.runtime.signals import give_back
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from lmtrain.eval.planned import Planned
     from lmtrain.runtime.process import ProcessEnv
+    from lmtrain.runtime.signals import StopRequest
     from lmtrain.train.config import RunConfig
     from lmtrain.train.loop import Summary
     from lmtrain.train.preflight import Inputs
@@ -40,74 +42,68 @@ def pretrain(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     plugin: Plugins = None,
     nproc: NumProcesses = None,
+    max_restarts: launching.MaxRestarts = None,
+    elastic: launching.Elastic = False,
 ) -> None:
     """Pretrain a model, or go on with a run that was stopped: the same command does both."""
-    env = this_process(nproc)
-    overrides = list(overrides or [])
+    env, overrides = launching.this_process(nproc, max_restarts), list(overrides or [])
     flags = ["--config-name", config_name, *(["--config-dir", str(config_dir)] if config_dir else [])]
     flags += [f"--from-run={from_run}"] * (from_run is not None) + [f"--plugin={name}" for name in plugin or ()]
     flags += ["--json"] * as_json + ["--debug"] * ("--debug" in sys.argv)  # because: main has taken --debug out
+    flags += ["--elastic"] * elastic
+    if multirun or dry_run or print_config:
+        give_back()
     if multirun:
-        flags += ["--dry-run"] * dry_run + ["--print-config"] * print_config + ["--nproc", str(nproc)] * bool(nproc)
+        flags += ["--dry-run"] * dry_run + ["--print-config"] * print_config + launching.flags(nproc, max_restarts)
         from lmtrain.cli.sweep import run_all
 
         return run_all(overrides, config_dir, config_name, from_run, flags)
 
     from lmtrain.cli.from_run import compose_run
-    from lmtrain.cli.pretrain_view import left_behind, print_preview, print_settings, print_summary
+    from lmtrain.cli.pretrain_view import print_preview, print_settings, print_summary
 
     waited_for = None if nproc or dry_run or print_config else env
     with told_to_peers(waited_for):
         config = compose_run(overrides, from_run=from_run, config_dir=config_dir, name=config_name)
+        config = launching.fitted(config, env, nproc) if elastic else config
     if print_config:
         return print_settings(config, as_json)
 
     from lmtrain.cli.evaluations import plan
-    from lmtrain.runtime.faults import arm_from_env
-    from lmtrain.runtime.signals import ignore_stops
+    from lmtrain.runtime.faults import arm_from_env, fault_point
+    from lmtrain.runtime.process import BEGAN, set_env_default
     from lmtrain.train.preflight import preflight
-    from lmtrain.train.stop_file import write_end, write_failure, write_stop
 
     arm_from_env()
-    with told_to_peers(waited_for):
-        inputs, planned = plan(config, preflight(config, env, starting=not dry_run))
     if dry_run:
+        inputs, _ = plan(config, preflight(config, env, starting=False))
         return print_preview(config, inputs, as_json)
-    if nproc is not None and nproc > 1:
-        failed = lambda outcome: warn_of(write_end(config, outcome))  # noqa: E731
-        return run_processes(["pretrain", *flags, *overrides], nproc, failed)
-    from lmtrain.cli.screen import Screen
+    with stoppable(config, env, waited_for) as stop:
+        with told_to_peers(waited_for):
+            refuse_stop_file(config, env)
+            inputs, planned = plan(config, preflight(config, env))
+        if launching.is_launcher(nproc, max_restarts):
+            set_env_default(BEGAN, repr(stop.began_s))
+            return launching.run_attempts(["pretrain", *flags, *overrides], config, inputs, nproc, max_restarts)
+        from lmtrain.cli.screen import Screen
 
-    console = Screen(stderr=as_json, quiet=env.rank > 0)
-    try:
-        summary = _train(config, inputs, planned, env, console)
-    except RanksDifferError as error:
-        if env.rank > 0:
-            raise typer.Exit(error.exit_code) from None  # because: rank 0 speaks for all
-        raise
-    except LmtrainError as error:
-        write_failure(config, error, env)
-        raise
-    except KeyboardInterrupt:
-        if env.rank == 0:
-            tell(f"\nstopped at once: {left_behind(config)}")
-        raise
-    if env.world_size > 1:
-        ignore_stops()  # because: srun --kill-on-bad-exit ends tasks that leave a moment after the first with code 75
-    facts = {"cause": summary.stopped_by or "done", "step": summary.step}
-    stop = StoppedEarly(f"{summary.stopped_by} at step {summary.step} of {config.total_steps}: {left_behind(config)}")
-    code = stop.exit_code if summary.stopped_by else 0
-    if env.rank > 0:
-        raise typer.Exit(code)  # because: rank 0 speaks for all
-    warn_of(write_stop(config, facts | {"exit_code": code, "requeue": bool(summary.stopped_by)}))
-    print_summary(config, summary, console, as_json)
-    if summary.stopped_by:
-        raise stop
+        console = Screen(stderr=as_json, quiet=env.rank > 0)
+        fault_point("start.imports")
+        with launching.counted_start(config, inputs, env), reasons_kept(config, env):
+            summary = _train(config, inputs, planned, env, console, stop)
+        stopped = conclude(config, summary, env)
+        print_summary(config, summary, console, as_json)
+        if stopped is not None:
+            raise stopped
     return None
 
 
-def _train(config: RunConfig, inputs: Inputs, planned: list[Planned], env: ProcessEnv, console: Console) -> Summary:
+def _train(
+    config: RunConfig, inputs: Inputs, planned: list[Planned], env: ProcessEnv, console: Console, stop: StopRequest
+) -> Summary:
     from lmtrain.cli.evaluations import evaluation
+    from lmtrain.cli.watching import watched_run
+    from lmtrain.observe import phases
     from lmtrain.parallel.mesh import build_mesh
     from lmtrain.runtime.device import memory_errors, pick_device
     from lmtrain.runtime.process_group import start
@@ -118,9 +114,15 @@ def _train(config: RunConfig, inputs: Inputs, planned: list[Planned], env: Proce
     smaller = f"train.micro_batch={max(1, config.train.micro_batch // 2)}, precision=bf16 or a smaller model.seq_len"
     with memory_errors(f"Use {smaller}."):
         with told_to_peers(env):
-            device = pick_device(config.compute.device, env.local_rank)
-        with start(env, device, config.parallel.timeout_s) as met:
+            device = pick_device(config.compute.device, env)
+        stop.hold()
+        phases.enter("rendezvous")
+        with (
+            start(env, device, config.parallel.timeout_s) as met,
+            watched_run(config, env, met, stop.hear) as watch,
+            heard_by_peers(stop, watch.tell_stop),
+        ):
             agree(config, inputs, env, met.hosts)
             mesh = build_mesh(config.parallel.layout, device, config.parallel.timeout_s)
             with open_run(config, inputs, console, mesh, device, met.hosts) as run:
-                return train(run, evaluation(config, inputs, planned))
+                return train(run, stop, evaluation(config, inputs, planned))

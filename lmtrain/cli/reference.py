@@ -126,14 +126,14 @@ def errors_page() -> str:
         codes.setdefault(getattr(errors, name).exit_code, []).append(f"{_sentence(meaning)} (`{name}`)")
     rows = ["| Code | Meaning |", "|---|---|", "| 0 | Done. |"]
     rows += [f"| {code} | {'<br>'.join(meanings)} |" for code, meanings in sorted(codes.items())]
-    rows.append("| 130 | Interrupted by ctrl-C at a moment when there was nothing to save. |")
+    rows.append("| 130 | Interrupted by ctrl-C; `lmtrain pretrain` ends with 75 instead, at any moment. |")
     return "\n".join(
         [
             "# Errors and exit codes\n",
             "A message says what is wrong with which value, what is allowed, the key or file, and a way out. "
             "`--debug` adds the traceback. A batch script can go by the exit code alone: 75 means that the same "
-            "command continues the run, 93 that it should not be tried again. Where a wrong setting and an impossible "
-            "layout come together, both are said and the code is 2.\n",
+            "command continues the run, 79 that only a person should start it again, 93 that it should not be tried "
+            "again. Where a wrong setting and an impossible layout come together, both are said and the code is 2.\n",
             *rows, "",
         ]
     )  # fmt: skip

@@ -121,7 +121,7 @@ def _state(path: Path, stop: dict[str, Any] | None) -> dict[str, Any]:
     holder = lock_holder(path)
     by = holder and holder[0]
     if stop is not None:
-        done, on_request = stop.get("cause") == "done", stop.get("exit_code") == 75
+        done, on_request = stop.get("cause") == "done", stop.get("exit_code") in (75, 79)
         return {"state": "finished" if done else "stopped" if on_request else "failed", "process": None}
     if holder is None:
         return {"state": "killed", "process": None}

@@ -110,10 +110,8 @@ def check_device(name: str, env: ProcessEnv) -> None:
     """Whether each process of this node can have a device of its own."""
     from lmtrain.runtime.gpus import Gpus, device_problem
 
-    if name != "cpu" and env.world_size > 1:
-        last = env.local_world_size - 1 if env.local_world_size else env.local_rank
-        if problem := device_problem(name, Gpus.found(), last):
-            raise problem
+    if name != "cpu" and env.world_size > 1 and (problem := device_problem(name, Gpus.found(), env)):
+        raise problem
 
 
 @contextmanager
@@ -133,7 +131,7 @@ def on_processes(
 
     first = settled[0]
     with memory_errors("Use a smaller --batch-size, --precision bf16, or more processes and parallel.tp or pp."):
-        picked = pick_device(device, env.local_rank)
+        picked = pick_device(device, env)
         with start(env, picked, first.timeout_s) as met:
             if env.world_size > 1:
                 agree_on(_computed_by(first), env, met.hosts)

@@ -112,7 +112,9 @@ def is_done(job: Job) -> bool:
         return False
     if not (isinstance(stop, dict) and isinstance(then, dict) and isinstance(then.get("model"), dict)):
         return False
-    now = job.config.to_dict() | {"run": {"dir": str(job.folder)}}
+    now = job.config.to_dict() | {"run": str(job.folder)}
+    # because: its limits of time may change, and it is done all the same
+    then["run"] = then["run"].get("dir") if isinstance(then.get("run"), dict) else None
     if now["model"].get("vocab_size") is None:  # because: the data has decided it
         now["model"]["vocab_size"] = then["model"].get("vocab_size")
     return bool(stop.get("cause") == "done" and then == now)

@@ -24,6 +24,8 @@ from lmtrain.data.batch_plan import BatchPlan
 from lmtrain.data.dataset import Dataset as Dataset
 from lmtrain.data.dataset import SampleOrder, labels_of_terms
 from lmtrain.errors import SettingsError
+from lmtrain.observe import phases
+from lmtrain.runtime.faults import fault_point
 
 Int64s = NDArray[np.int64]
 
@@ -77,11 +79,13 @@ class Loader:
         self.close()
         if self.prefetch_steps == 0:
             for step in range(start, stop):
+                phases.enter("data", step + 1)
                 yield self._timed(partial(self.read, step))
             return
         reader = self._reader = _Reader(self, start, stop)
         try:
-            for _ in range(start, stop):
+            for step in range(start, stop):
+                phases.enter("data", step + 1)
                 yield self._timed(reader.get)
         finally:
             reader.close()
@@ -94,6 +98,7 @@ class Loader:
 
     def _timed(self, get: Callable[[], StepBatches]) -> StepBatches:
         began = time.perf_counter()
+        fault_point("data.next")
         step = get()
         self.data_wait_s = time.perf_counter() - began
         return step

@@ -36,11 +36,11 @@ def mix(value: int) -> int:
 def permute(ids: Int64s, n: int, seed: int) -> Int64s:
     """Where each id of 0..n-1 goes in the permutation of this seed."""
     ids = np.ascontiguousarray(ids, np.int64)
-    if ids.size and (ids.min() < 0 or ids.max() >= n):
-        raise ValueError(f"ids must lie in 0..{n - 1}")
     if native.lib is not None:
         result: Int64s = native.lib.permute(ids, n, seed & _MASK)
         return result
+    if ids.size and (ids.min() < 0 or ids.max() >= n):
+        raise ValueError(f"ids must lie in 0..{n - 1}")
     return permute_twin(ids, n, seed)
 
 
@@ -86,4 +86,6 @@ class Order:
             seed = mix(mix(self.seed) + epoch * _GOLDEN)
             parts.append(permute(np.arange(at, at + now, dtype=np.int64), self.num_samples, seed))
             first, count = first + now, count - now
+        if len(parts) == 1:
+            return parts[0]
         return np.concatenate(parts) if parts else np.empty(0, np.int64)

@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -77,13 +77,29 @@ def _signed(name: str, value: float) -> str:
     return ("+" if value > 0 else "") + show_measure(name, value)
 
 
-def _headline(result: Result) -> Text:
+def _headline(result: Result) -> _Whole:
     value = show_measure(result.headline, result.measures[result.headline])
-    partial = f"  PARTIAL: the first {result.limit:,} items" if result.limit is not None else ""
-    return Text.assemble(
-        (result.protocol, "bold"), (partial, "bold yellow"), "  ", (f"{result.headline} {value}", "bold green"),
-        f"  {_sure(result, result.headline)}",
+    partial = "" if result.limit is None else f"PARTIAL: the first {result.limit:,} items"
+    return _Whole(
+        Text(result.protocol, "bold"), Text(partial, "bold yellow"), Text(f"{result.headline} {value}", "bold green"),
+        Text(_sure(result, result.headline)),
     )  # fmt: skip
+
+
+class _Whole:
+    """Pieces side by side; one that does not fit the line begins another, below the values of the rows beneath."""
+
+    def __init__(self, *pieces: Text) -> None:
+        self.pieces = [piece for piece in pieces if piece]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        line = Text()
+        for piece in self.pieces:
+            if line and line.cell_len + 2 + piece.cell_len > options.max_width:
+                yield line
+                line = Text(" " * 6)
+            line = Text.assemble(line, "  " if line else "", piece)
+        yield line
 
 
 def _sure(result: Result, name: str) -> str:

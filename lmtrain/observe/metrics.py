@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from lmtrain.units import format_bytes
 
 EVENTS = ("start", "step", "valid", "eval", "save", "stop")
 _ROW_BYTES = 1 << 20  # no row is longer
+_END_BYTES = 1 << 18
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -58,6 +61,22 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         rows.pop(key, None)  # the last one also takes the last place
         rows[key] = row
     return list(rows.values())
+
+
+def read_last_rows(path: Path) -> list[dict[str, Any]]:
+    """Some hundreds of the newest rows, for estimates: what is damaged, or not there, tells nothing."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(os.fstat(file.fileno()).st_size - _END_BYTES, 0))
+            lines = file.read(_END_BYTES).split(b"\n")
+    except OSError:
+        return []
+    rows = []
+    for line in lines:
+        with suppress(ValueError, RecursionError):
+            row = json.loads(line)
+            rows += [row] if isinstance(row, dict) else []
+    return rows
 
 
 def _read_rows(path: Path) -> list[dict[str, Any]]:

@@ -16,12 +16,14 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from lmtrain.observe import phases
 from lmtrain.parallel.mesh import Axis
 from lmtrain.parallel.split_backward import weight_gradient
+from lmtrain.runtime.faults import fault_point
 
 # because: torch 2.13 renamed them and warns at the old names, 2.11 has the old ones alone
-_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def column_linear(x: Tensor, weight: Tensor, bias: Tensor | None, axis: Axis, *, sequence: bool) -> Tensor:
@@ -123,25 +125,33 @@ class _TakenFromFirst(torch.autograd.Function):
         return grads[0] if ctx.is_first else torch.zeros_like(grads[0]), None
 
 
-def all_reduce(x: Tensor, axis: Axis, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
+def all_reduce(
+    x: Tensor, axis: Axis, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM, what: str = "a sum"
+) -> Tensor:
     """In place, without gradients; nothing happens on an axis of one."""
-    if axis.size > 1:
-        # collective: whatever the caller sums, over the axis it names
+    if axis.size == 1:
+        return x
+    if torch.compiler.is_compiling():  # because: neither a fault nor a mark is anything that a graph could hold
+        # collective: the same as below
         dist.all_reduce(x, op, group=axis.group)
+    elif not fault_point("collective"):
+        with phases.within("collective", what):
+            # collective: whatever the caller sums, over the axis it names
+            dist.all_reduce(x, op, group=axis.group)
     return x
 
 
-def gather_stack(x: Tensor, axis: Axis) -> Tensor:
+def gather_stack(x: Tensor, axis: Axis, what: str = "a gathering") -> Tensor:
     """[...] of each rank -> [ranks, ...], without gradients."""
     parts, gathering = _start_gather(x.unsqueeze(0), axis)
-    _wait(gathering)
+    _wait(gathering, what)
     return parts
 
 
 def gather_sequence(x_BTD: Tensor, axis: Axis) -> Tensor:
     """[B, T/tp, D] of each rank -> [B, T, D], without gradients."""
     parts, gathering = _start_gather(x_BTD, axis)
-    _wait(gathering)
+    _wait(gathering, "a gathering of the sequence")
     return _join_sequence(parts, axis)
 
 
@@ -169,7 +179,7 @@ def _start_sum(x: Tensor, axis: Axis, sequence: bool) -> tuple[Tensor, dist.Work
         cut = _cut_sequence(x, axis)
         y = cut.new_empty(cut.shape[0] // axis.size, *cut.shape[1:])
         # collective: partial activations (forward) or partial gradients of a whole input (backward), over tp
-        work = _reduce_scatter(y, cut, group=axis.group, async_op=eager)
+        work = reduce_scatter(y, cut, group=axis.group, async_op=eager)
     else:
         y = x.contiguous()
         # collective: the same, and every tp rank keeps all of it
@@ -182,10 +192,11 @@ def _start_gather(x: Tensor, axis: Axis) -> tuple[Tensor, dist.Work | None]:
     x = x.contiguous()
     parts = x.new_empty(axis.size * x.shape[0], *x.shape[1:])
     # collective: nothing is summed; each tp rank's cut, one after the other
-    work = _all_gather(parts, x, group=axis.group, async_op=eager)
+    work = all_gather(parts, x, group=axis.group, async_op=eager)
     return parts, work if eager else None
 
 
-def _wait(work: dist.Work | None) -> None:
+def _wait(work: dist.Work | None, what: str = "a sum of activations") -> None:
     if work is not None:
-        work.wait()
+        with phases.within("collective", what):
+            work.wait()

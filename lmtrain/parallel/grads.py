@@ -14,6 +14,7 @@ from lmtrain.parallel.collectives import all_reduce
 from lmtrain.parallel.mesh import Axis
 from lmtrain.parallel.tied import is_copy
 from lmtrain.placement.places import Place
+from lmtrain.runtime.faults import fault_point
 from lmtrain.spec import Split
 
 
@@ -25,7 +26,7 @@ def sum_partial_gradients(gradients: Mapping[str, Tensor], places: Mapping[str, 
         return
     flat = torch.cat([gradient.flatten() for gradient in partial])
     # collective: gradients of weights that are not cut, over tp, once a step
-    all_reduce(flat, tp)
+    all_reduce(flat, tp, what="gradients of weights that are not cut")
     parts = torch.split(flat, [gradient.numel() for gradient in partial])
     torch._foreach_copy_(partial, [part.view_as(gradient) for part, gradient in zip(parts, partial, strict=True)])
 
@@ -38,6 +39,7 @@ def gradient_norm(
 
     One number that is not finite anywhere makes it so everywhere: all ranks skip an fp16 overflow, or none does.
     """
+    fault_point("grad_reduce")
     if world.size == 1:
         norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(gradients.values()))))
         return norm
@@ -49,7 +51,7 @@ def gradient_norm(
     # a stage without a layer and without an end holds nothing
     total = torch.stack(squares).sum() if squares else torch.zeros((), device=device)
     # collective: sums of squares over the world; what several ranks hold is divided among them
-    return all_reduce(total, world).sqrt()
+    return all_reduce(total, world, what="the gradient norm").sqrt()
 
 
 @torch.no_grad()

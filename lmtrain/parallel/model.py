@@ -11,7 +11,9 @@ from lmtrain.batch import Batch
 from lmtrain.data.loader import StepBatches
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.objectives.causal_lm import CausalLM
+from lmtrain.observe import phases
 from lmtrain.optim.whole import Alone, Whole
+from lmtrain.parallel.begun import Begun
 from lmtrain.parallel.collectives import all_reduce
 from lmtrain.parallel.dropout import Noise
 from lmtrain.parallel.grads import apply_clip, gradient_norm, sum_partial_gradients
@@ -25,8 +27,6 @@ from lmtrain.parallel.tied import sum_gradients
 from lmtrain.parallel.whole_weights import Spread
 from lmtrain.piece import Piece
 from lmtrain.placement.places import Place
-from lmtrain.runtime.faults import fault_point
-from lmtrain.schedules.table import Action, Kind
 from lmtrain.spec import LanguageModel
 
 
@@ -104,12 +104,13 @@ class ParallelModel:
             return torch.stack([one / num for one, num in zip(sums.unbind(), batches.counts, strict=True)])
 
         shape = self._hidden_shape(batches.microbatches[0])
-        shares = self.runner.train(count, compute, shape, self.loss_scale.value, Watched(self.masters, count))
+        shares = self.runner.train(count, compute, shape, self.loss_scale.value, Begun(self.masters, count))
         self.masters.collect()
         return self._to_all(shares, count, (len(self.terms),))
 
     def finish_gradients(self, clip_norm: float | None) -> Tensor:
         """Sum what is partial, clip in place; returns the norm before clipping, still on the device."""
+        phases.enter("optimizer")
         gradients = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
         if self.noise.splits_all:
             sum_partial_gradients(gradients, self.places, self.mesh.tp)
@@ -195,22 +196,8 @@ class ParallelModel:
         none = torch.zeros(shape, device=self.device)
         mine = torch.stack([found.get(index, none) for index in range(count)])
         # collective: shares of the loss, or validation's sums, over dp; then what the last stage has to all stages
-        return all_reduce(all_reduce(mine, self.mesh.dp), self.mesh.pp)
+        return all_reduce(all_reduce(mine, self.mesh.dp, what="losses"), self.mesh.pp, what="losses of the last stage")
 
     def _turn(self, *, training: bool) -> None:
         for stage in self.stages.values():
             stage.train(training)
-
-
-class Watched:
-    """Tells the weights of every action, so that gradients are sent when they are whole."""
-
-    def __init__(self, weights: MasterWeights | ShardedWeights, count: int) -> None:
-        self.weights, self.last = weights, count - 1
-
-    def begin(self, action: Action) -> None:
-        fault_point("forward" if action.kind is Kind.FORWARD else "backward")
-        self.weights.begin(action, action.microbatch == self.last)
-
-    def done(self, action: Action) -> None:
-        self.weights.done(action, action.microbatch == self.last)

@@ -11,14 +11,17 @@ zero 3      as 2, and weights are gathered for each block's forward and backward
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from lmtrain.observe import phases
+from lmtrain.parallel.collectives import all_gather, reduce_scatter
 from lmtrain.parallel.mesh import Mesh
 from lmtrain.schedules.table import Action, Kind
 from lmtrain.spec import LanguageModel
@@ -41,6 +44,8 @@ def apply_data_parallel(model: LanguageModel, mesh: Mesh, zero: int, work_dtype:
         group.set_gradient_divide_factor(1.0)
         # because: gloo has no scaled sum, and NCCL's would divide what is divided already
         group.set_force_sum_reduction_for_comms(True)
+        group.set_custom_all_gather(cast(Any, _AllGather()))
+        group.set_custom_reduce_scatter(cast(Any, _ReduceScatter()))
     copies = f", {mesh.dp_replicate.size} copies" if mesh.dp_replicate.size > 1 else ""
     return f"sharded: zero {zero} over {mesh.dp_shard.size}{copies}, a group a block"
 
@@ -105,6 +110,31 @@ class ShardedWeights:
     def clear_gradients(self) -> None:
         for parameter in self.master.values():
             parameter.grad = None
+
+
+class _Talk:
+    """What FSDP says to other ranks, as it would say it itself, with a mark: it may wait there."""
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class _AllGather(_Talk):
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> dist.Work | None:
+        with phases.within("collective", "the weights of a block"):
+            work: dist.Work | None = all_gather(output_tensor, input_tensor, group=group, async_op=async_op)
+        return work
+
+
+class _ReduceScatter(_Talk):
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
+    ) -> dist.Work | None:
+        with phases.within("collective", "the gradients of a block"):
+            work: dist.Work | None = reduce_scatter(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
+        return work
 
 
 def end_backward(stage: FSDPModule) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from lmtrain.models.init import draw
 from lmtrain.piece import Piece
 from lmtrain.placement.places import Place, Region
+from lmtrain.runtime.faults import fault_point
 from lmtrain.spec import Start
 
 Places = Mapping[str, Place]
@@ -25,6 +26,7 @@ def fill(parameters: Mapping[str, Tensor], places: Places, starts: Mapping[str, 
 
     All is 0 without `starts`. Padding starts at 0 and stays there: it gets no gradient.
     """
+    fault_point("start.build")
     torch._foreach_zero_(list(parameters.values()))
     if starts is None:
         return

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lmtrain.observe import phases
 from lmtrain.parallel.mesh import Axis
 from lmtrain.placement.places import Place
 from lmtrain.spec import Tie
@@ -49,6 +50,7 @@ def _exchange(mine: Tensor, peer: int, pp: Axis) -> Tensor:
     """The peer's tensor for mine, within the pipeline's group: no pair of ranks has a group of its own."""
     theirs = torch.empty_like(mine)
     both = [dist.P2POp(dist.isend, mine, peer, pp.group), dist.P2POp(dist.irecv, theirs, peer, pp.group)]
-    for work in dist.batch_isend_irecv(both):
-        work.wait()
+    with phases.within("collective", "the gradient of a tied weight"):
+        for work in dist.batch_isend_irecv(both):
+            work.wait()
     return theirs

@@ -31,7 +31,7 @@ class Spread:
             held_P1 = values_PN.new_tensor([[self.places[name].num_holders] for name in names])
             self._held[tuple(names)] = held_P1
         # collective: sums over local shards, over all who hold these stages; what several hold is divided among them
-        return all_reduce(values_PN / held_P1, self.mesh.plane)
+        return all_reduce(values_PN / held_P1, self.mesh.plane, what="sums over whole weights")
 
     def gather(self, name: str, local: Tensor) -> list[Tensor]:
         place = self.places[name]
@@ -39,7 +39,7 @@ class Spread:
         if place.cut.split is Split.NONE or self.mesh.tp.size == 1:
             return list(torch.split(part[: place.global_shape[0]], list(place.sections)))
         # collective: nothing is summed; tp ranks' parts of one weight
-        parts = gather_stack(part, self.mesh.tp).unbind()
+        parts = gather_stack(part, self.mesh.tp, "whole weights").unbind()
         match place.cut.split:
             case Split.ROW:
                 return list(torch.split(torch.cat(parts, dim=1), list(place.sections)))
@@ -69,7 +69,7 @@ def _gather_rows(local: Tensor, place: Place, shards: Axis) -> Tensor:
         return local
     rows = -(-place.part_shape[0] // shards.size)
     # collective: nothing is summed; data-parallel shards of one weight
-    return gather_stack(_pad_rows(local, rows), shards).flatten(0, 1)[: place.part_shape[0]]
+    return gather_stack(_pad_rows(local, rows), shards, "whole weights").flatten(0, 1)[: place.part_shape[0]]
 
 
 def _pad_rows(tensor: Tensor, num_rows: int) -> Tensor:

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 from lmtrain.errors import OutOfMemoryError, SettingsError
-from lmtrain.runtime.gpus import Gpus, device_problem
-from lmtrain.runtime.process import set_env_default
+from lmtrain.runtime.gpus import Gpus, device_problem, gpu_index
+from lmtrain.runtime.process import ProcessEnv, set_env_default
 
 
 @dataclass(frozen=True)
@@ -26,16 +26,16 @@ class MemoryStats:
     total_bytes: int
 
 
-def pick_device(name: str, local_rank: int = 0) -> torch.device:
-    """`auto` takes the GPU of this local rank if torch sees one, else the CPU."""
+def pick_device(name: str, process: ProcessEnv = ProcessEnv()) -> torch.device:
+    """`auto` takes this process's GPU if torch sees one, else the CPU."""
     if name not in ("auto", "cpu", "cuda"):
         raise SettingsError([f"compute.device={name} is not a device. Use auto, cpu or cuda."])
     gpus = Gpus(torch.version.cuda, torch.cuda.device_count() if torch.cuda.is_available() else 0, torch.__version__)
-    if problem := device_problem(name, gpus, local_rank):
+    if problem := device_problem(name, gpus, process):
         raise problem
     if name == "cpu" or gpus.count == 0:
         return torch.device("cpu")
-    device = torch.device("cuda", local_rank)
+    device = torch.device("cuda", gpu_index(process, gpus.count))
     torch.cuda.set_device(device)
     return device
 

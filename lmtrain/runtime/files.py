@@ -72,7 +72,7 @@ def open_output(path: Path, flags: int) -> int:
 
     A folder that the user names may well be a link to another disk; a file that we write in it may not.
     """
-    refuse_link(path)
+    refuse_odd_output(path)
     try:
         fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except OSError as error:
@@ -85,20 +85,23 @@ def open_output(path: Path, flags: int) -> int:
     return fd
 
 
-def refuse_link(path: Path) -> None:
+def refuse_odd_output(path: Path) -> None:
+    """What must neither be written through nor replaced, as a user who may do everything could with /dev/null."""
     if path.is_symlink():
         raise OutputError(f"{path} is a symbolic link, and nothing is written through one. Remove the link.")
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise _not_plain(path)
 
 
 def _not_plain(path: Path) -> OutputError:
-    return OutputError(f"{path} is not a plain file, so that nothing is written to it. Remove it.")
+    return OutputError(f"{path} is not a plain file, so nothing is written to it. Choose another name for the output.")
 
 
 @contextmanager
 def atomic_file(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
     """Write a file under a temporary name; it takes its own name only when whole and on disk."""
     with storage_errors(path, "Writing"):
-        refuse_link(path)
+        refuse_odd_output(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
         temporary.unlink(missing_ok=True)  # because: in a container a run that was killed had the same number
@@ -141,7 +144,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def put_in_place(
-    folder: Path, path: Path, aside: Path | None = None, between: Callable[[], None] = lambda: None
+    folder: Path, path: Path, aside: Path | None = None, between: Callable[[], object] = lambda: None
 ) -> None:
     """Rename a finished folder to `path`. What is there goes to `aside` first, and comes back where that fails."""
     replaced = aside if os.path.lexists(path) else None

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmtrain.errors import LmtrainError, SettingsError
+from lmtrain.runtime.process import ProcessEnv
 
 
 @dataclass(frozen=True)
@@ -30,16 +31,22 @@ class Gpus:
         return cls(cuda, _driver_count() if cuda else 0, version)
 
 
-def device_problem(name: str, gpus: Gpus, local_rank: int = 0) -> LmtrainError | None:
-    """Why a process with this local rank cannot compute on this device."""
+def gpu_index(process: ProcessEnv, count: int | None) -> int:
+    """Which of the GPUs that it sees a process takes: of those that are its own the first, of the node's its share."""
+    return 0 if count == process.num_own_gpus else process.local_rank
+
+
+def device_problem(name: str, gpus: Gpus, process: ProcessEnv) -> LmtrainError | None:
+    """Why this process, or another on its node, cannot compute on this device."""
     if name == "cpu" or gpus.count is None or (name == "auto" and gpus.count == 0):
         return None
     if gpus.count == 0:
         built = f"is built for CUDA {gpus.built_for}" if gpus.built_for else "is built without CUDA"
         problem = f"compute.device=cuda and torch {gpus.torch} sees no GPU (it {built})."
         return SettingsError([f"{problem} Use compute.device=cpu or auto."])
-    if local_rank >= gpus.count:
-        problem = f"local rank {local_rank} has no GPU of its own, since this node shows {gpus.count}."
+    last = max(process.local_world_size - 1, process.local_rank)
+    if last >= gpus.count != process.num_own_gpus:
+        problem = f"local rank {last} has no GPU of its own, since this node shows {gpus.count}."
         return SettingsError([f"{problem} Start at most {gpus.count} processes per node."])
     return None
 

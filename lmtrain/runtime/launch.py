@@ -1,35 +1,40 @@
 """Our own launcher: N processes of one command on this machine, which end together. Torch-free.
 
 `lmtrain pretrain --nproc N` calls `launch` in the parent; each child calls `follow_launcher`. The parent forwards
-signals, shows rank 0 as it is and the others' lines under their rank, and names the process that failed first. It must
-not know what the children compute.
+signals, shows rank 0 as it is and the others' lines under their rank, names the process that failed first, and starts
+all of them again where one was lost. It must not know what the children compute.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import queue
 import secrets
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from types import FrameType
-from typing import IO
+from typing import Any
 
-from lmtrain.errors import PeerLostError, StoppedEarly
+from lmtrain.errors import LmtrainError, PeerLostError, StoppedEarly, StoppedForGood
+from lmtrain.runtime.guardian import Guardian
 from lmtrain.runtime.process import child_environment, ranks_text
+from lmtrain.runtime.signals import STOPS, blocked_stops
+from lmtrain.runtime.speakers import Speakers
 
-_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-_PEACEFUL = (0, StoppedEarly.exit_code)  # ends after which the others may go on to theirs
+_PEACEFUL = (0, StoppedEarly.exit_code, StoppedForGood.exit_code)  # ends after which the others may go on to theirs
+CRASH = 1  # of Python, with a traceback
+# because: all others would only be met again, or are what was asked for
+LOST = (CRASH, LmtrainError.exit_code, PeerLostError.exit_code)
 _LOOK_S = 1.0
 GRACE_S = 10.0  # because: gloo tells survivors within a second, what they then say helps, and ending takes a while
+PAUSE_S = 1.0  # before a start after the first: time for a device or a disk that failed for a moment
 
 
 @dataclass(frozen=True)
@@ -40,13 +45,41 @@ class Outcome:
     rank: int | None = None
     cause: str | None = None  # None where rank 0 has said it
 
+    @property
+    def lost(self) -> bool:
+        """Whether another start may help: killed, crashed, left by a peer; neither done, nor stopped, nor refused."""
+        return self.exit_code in LOST
 
-def launch(command: Sequence[str], num_processes: int, *, grace_s: float = GRACE_S) -> Outcome:
-    """Run the command `num_processes` times as one job; back when the last of them has ended."""
-    job = _Job(num_processes, grace_s)
-    with job.forwarding_signals():
-        job.start(command)
-        return job.wait()
+    @property
+    def stopped(self) -> bool:
+        return self.exit_code == StoppedEarly.exit_code
+
+    @property
+    def told(self) -> str:
+        """How it ended, where nobody has read what rank 0 said."""
+        return self.cause or f"rank {self.rank} failed with exit code {self.exit_code}, as it says above."
+
+
+def launch(
+    command: Sequence[str], num_processes: int, *, grace_s: float = GRACE_S, max_restarts: int = 0,
+    restarting: Callable[[Outcome, int], None] = lambda outcome, number: None,
+) -> Outcome:  # fmt: skip
+    """Run the command `num_processes` times as one job; back when the last of them has ended.
+
+    A job that was lost starts again, up to `max_restarts` times: with a store and a token of its own, and once all
+    processes of the last one are gone. `restarting` hears how that ended and which start comes next; it may raise.
+    """
+    with _Stops() as stops:
+        for number in itertools.count(1):
+            outcome = _Job(num_processes, grace_s, stops).run(command, number - 1)
+            if outcome.lost and stops.received:
+                return _stopped(outcome, stops, "was stopped")
+            if not outcome.lost or number > max_restarts:
+                return outcome
+            restarting(outcome, number + 1)
+            if stops.come_within(PAUSE_S):
+                return _stopped(outcome, stops, "was to start again")
+    raise AssertionError
 
 
 def follow_launcher() -> None:
@@ -62,115 +95,166 @@ def _end_with_parent() -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-class _Job:
-    def __init__(self, num_processes: int, grace_s: float) -> None:
-        self._num, self._grace_s = num_processes, grace_s
-        self._children: list[subprocess.Popen[str]] = []
-        self._ended: queue.SimpleQueue[int] = queue.SimpleQueue()  # ranks, in the order of their ends
-        self._last_lines: list[deque[str]] = [deque(maxlen=50) for _ in range(num_processes)]
-        self._speakers: list[threading.Thread] = []
-        self._signals: list[int] = []  # received so far
+def _stopped(outcome: Outcome, stops: _Stops, when: str) -> Outcome:
+    """Asked to stop, and lost on the way or before it could start again: the scheduler's next start goes on."""
+    said = f"{stops.first_name} came while the run {when}: {outcome.told}"
+    return Outcome(StoppedEarly.exit_code, outcome.rank, said)
 
-    def start(self, command: Sequence[str]) -> None:
+
+class _Stops:
+    """Hears what asks for a stop, from the first start to the last end, and hands it on to the processes there are."""
+
+    def __init__(self) -> None:
+        self.received: list[int] = []
+        self.job: _Job | None = None
+        self._came = threading.Event()
+        self._before: dict[int, Any] = {}
+
+    @property
+    def first_name(self) -> str:
+        return signal.Signals(self.received[0]).name
+
+    def __enter__(self) -> _Stops:
+        self._before = {number: signal.signal(number, self._receive) for number in STOPS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def come_within(self, seconds: float) -> bool:
+        return self._came.wait(seconds)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self.received.append(number)
+        self._came.set()
+        if self.job is not None:
+            self.job.send(number)
+
+
+@dataclass
+class _Job:
+    """One start of all processes."""
+
+    num: int
+    grace_s: float
+    stops: _Stops
+    children: list[subprocess.Popen[str]] = field(default_factory=list)
+    codes: dict[int, int] = field(default_factory=dict)  # of those that have ended
+    ended: queue.SimpleQueue[int] = field(default_factory=queue.SimpleQueue)  # ranks, in the order of their ends
+
+    def run(self, command: Sequence[str], num_restarts: int) -> Outcome:
+        self.speakers = Speakers(self.num)
+        parent_lives, alive_fd = os.pipe()
+        guardian = None
+        try:
+            try:
+                self._start(command, parent_lives, num_restarts)
+            finally:
+                os.close(parent_lives)
+            guardian = Guardian([child.pid for child in self.children])
+            self.stops.job = self
+            for number in self.stops.received:  # those that came while children were being started
+                self.send(number)
+            failed, killed = self._wait()
+            self.speakers.finish()
+        finally:
+            self.stops.job = None
+            self._kill(range(len(self.children)))  # because: a helper of a child may outlive it
+            for child in self.children:
+                child.wait()
+            os.close(alive_fd)
+            if guardian is not None:
+                guardian.dismiss()
+        return self._outcome(failed, sorted(killed))
+
+    def send(self, number: int) -> None:
+        for child in self.children:
+            os.kill(child.pid, number)
+
+    def _start(self, command: Sequence[str], parent_lives: int, num_restarts: int) -> None:
         """All children; the store's socket listens before any of them runs, so that its port cannot be taken."""
-        with socket.create_server(("127.0.0.1", 0), backlog=self._num) as store:
-            parent_lives, self._alive_fd = os.pipe()
+        with socket.create_server(("127.0.0.1", 0), backlog=self.num) as store:
             port, token = store.getsockname()[1], secrets.token_hex(16)
-            for rank in range(self._num):
+            for rank in range(self.num):
                 fds = (store.fileno(),) if rank == 0 else ()
-                child = subprocess.Popen(
-                    list(command), stdin=parent_lives, pass_fds=fds, text=True, errors="replace",
-                    env=child_environment(rank, self._num, port, fds[0] if fds else None, token),
-                    stdout=None if rank == 0 else subprocess.PIPE, stderr=None if rank == 0 else subprocess.STDOUT,
-                    start_new_session=True,  # because: Ctrl-C would reach children twice, from the terminal and from us
-                )  # fmt: skip
-                self._children.append(child)
+                # because: what comes before a child can hear would end it, and waits for it in this way
+                with blocked_stops():
+                    child = subprocess.Popen(
+                        list(command), stdin=parent_lives, pass_fds=fds, text=True, errors="replace",
+                        env=child_environment(
+                            rank, self.num, port, fds[0] if fds else None, token, num_restarts=num_restarts
+                        ),
+                        stdout=None if rank == 0 else subprocess.PIPE, stderr=None if rank == 0 else subprocess.STDOUT,
+                        start_new_session=True,  # because: Ctrl-C would reach it twice, from the terminal and from us
+                    )  # fmt: skip
+                self.children.append(child)
                 threading.Thread(target=self._report_end, args=(rank,), daemon=True).start()
                 if child.stdout is not None:
-                    self._speakers.append(threading.Thread(target=self._speak, args=(rank, child.stdout), daemon=True))
-                    self._speakers[-1].start()
-            os.close(parent_lives)
-        for number in self._signals:  # those that came while children were being started
-            self._send(number)
+                    self.speakers.add(rank, child.stdout)
 
-    def wait(self) -> Outcome:
-        alive, failed, killed = set(range(self._num)), list[int](), set[int]()
+    def _wait(self) -> tuple[list[int], set[int]]:
+        """Ranks that failed, in the order of their ends, and those that had to be killed."""
+        alive, failed, killed = set(range(self.num)), list[int](), set[int]()
         deadline: float | None = None
         while alive:
             try:
                 # because: a signal that the system hands to another thread wakes nobody who waits without an end
                 left = _LOOK_S if deadline is None else max(0.0, deadline - time.monotonic())
-                rank = self._ended.get(timeout=left)
+                rank = self.ended.get(timeout=left)
             except queue.Empty:
-                if deadline is None:
-                    continue
-                killed, deadline = set(alive), None
-                for rank in killed:
-                    with suppress(ProcessLookupError):
-                        os.killpg(self._children[rank].pid, signal.SIGKILL)
+                if deadline is None and len(alive) < self.num and all(map(self._is_stopped, alive)):
+                    deadline = time.monotonic() + self.grace_s  # because: nobody is left who would miss them
+                elif deadline is not None:
+                    killed, deadline = set(alive), None
+                    self._kill(killed)
                 continue
             alive.discard(rank)
-            if self._children[rank].returncode not in _PEACEFUL and rank not in killed:
+            if self.codes[rank] not in _PEACEFUL and rank not in killed:
                 failed.append(rank)
-                deadline = deadline or time.monotonic() + self._grace_s
-        for speaker in self._speakers:
-            speaker.join(timeout=1.0)  # because: a helper of a dead child may hold its output open
-        os.close(self._alive_fd)
-        return self._outcome(failed, sorted(killed))
+                deadline = deadline or time.monotonic() + self.grace_s
+        return failed, killed
 
-    def _outcome(self, failed: list[int], killed: list[int]) -> Outcome:
-        if not failed:
-            return Outcome(max(child.returncode for child in self._children))
-        way_out = "Start the same command again to go on."
-        # because: survivors may be quicker to end than the one whose failure they report
-        by_itself = [rank for rank in failed if self._children[rank].returncode != PeerLostError.exit_code]
-        if killed and not by_itself:
-            still = f"{ranks_text(killed)} of {self._num} stood still while the others waited, and had to be killed."
-            return Outcome(PeerLostError.exit_code, killed[0], f"{still} {way_out}")
-        rank = (by_itself or failed)[0]
-        code = self._children[rank].returncode
-        if 0 in failed and self._children[0].returncode == code:
-            rank = 0  # because: where several end for one reason, rank 0 speaks for all
-        if -code in self._signals:
-            return Outcome(128 - code, rank, f"{signal.Signals(-code).name} came before the work began.")
-        rest = f"; the other {len(killed)} had to be killed" if killed else ""
-        if code < 0:
-            lost = f"rank {rank} of {self._num} was ended by {signal.Signals(-code).name}, and the run with it{rest}."
-            return Outcome(PeerLostError.exit_code, rank, f"{lost} {way_out}")
-        cause = f"rank {rank} of {self._num} failed with exit code {code}{rest}: {self._last_words(rank)}"
-        return Outcome(code, rank, cause if rank else None)
-
-    def _last_words(self, rank: int) -> str:
-        """Its error, or the end of its traceback."""
-        lines = [line for line in self._last_lines[rank] if line.strip()]
-        errors = [line.partition("error: ")[2] for line in lines if "error: " in line]
-        return (errors or lines or ["it said nothing"])[-1]
-
-    @contextmanager
-    def forwarding_signals(self) -> Iterator[None]:
-        before = {number: signal.signal(number, self._forward) for number in _FORWARDED}
+    def _is_stopped(self, rank: int) -> bool:
+        """Whether it stands still by SIGSTOP."""
         try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            return os.waitid(os.P_PID, self.children[rank].pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            return False  # because: that is how the system tells of one that has just ended
 
-    def _forward(self, number: int, frame: FrameType | None) -> None:
-        self._signals.append(number)
-        if len(self._children) == self._num:
-            self._send(number)
-
-    def _send(self, number: int) -> None:
-        for child in self._children:
-            child.send_signal(number)
+    def _kill(self, ranks: Sequence[int] | set[int]) -> None:
+        """With all that they have started; one that stands still too."""
+        for rank in ranks:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.children[rank].pid, signal.SIGKILL)
 
     def _report_end(self, rank: int) -> None:
-        self._children[rank].wait()
-        self._ended.put(rank)
+        # because: until all have ended none gives its number back, under which a signal would meet a stranger
+        end = os.waitid(os.P_PID, self.children[rank].pid, os.WEXITED | os.WNOWAIT)
+        assert end is not None
+        self.codes[rank] = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+        self.ended.put(rank)
 
-    def _speak(self, rank: int, output: IO[str]) -> None:
-        with output:
-            for line in output:
-                self._last_lines[rank].append(line.rstrip("\n"))
-                sys.stderr.write(f"[rank {rank}] {line}")
-                sys.stderr.flush()
+    def _outcome(self, failed: list[int], killed: list[int]) -> Outcome:
+        codes = self.codes
+        # because: survivors may be quicker to end than the one whose failure they report
+        by_itself = [rank for rank in failed if codes[rank] != PeerLostError.exit_code]
+        if killed and not by_itself:
+            waited = "while the others waited" if failed else "when the others had ended"
+            still = f"{ranks_text(killed)} of {self.num} stood still {waited}, and had to be killed."
+            return Outcome(PeerLostError.exit_code, killed[0], still)
+        if not failed:
+            return Outcome(max(codes.values()))
+        rank = (by_itself or failed)[0]
+        code = codes[rank]
+        if 0 in failed and codes[0] == code:
+            rank = 0  # because: where several end for one reason, rank 0 speaks for all
+        if -code in self.stops.received:
+            name = signal.Signals(-code).name
+            return Outcome(StoppedEarly.exit_code, rank, f"{name} ended rank {rank} at once, and the others with it.")
+        rest = f"; the other {len(killed)} had to be killed" if killed else ""
+        if code < 0:
+            lost = f"rank {rank} of {self.num} was ended by {signal.Signals(-code).name}, and the run with it{rest}."
+            return Outcome(PeerLostError.exit_code, rank, lost)
+        cause = f"rank {rank} of {self.num} failed with exit code {code}{rest}: {self.speakers.last_words(rank)}"
+        return Outcome(code, rank, f"{cause.rstrip('.')}." if rank else None)

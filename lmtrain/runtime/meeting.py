@@ -12,41 +12,54 @@ import queue
 import re
 import secrets
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # because: public, but not in __all__
 
-from lmtrain.errors import LmtrainError, PeerLostError, UsageError, passed_on
+from lmtrain.errors import LmtrainError, PeerLostError, StoppedEarly, UsageError, passed_on
 from lmtrain.runtime.ports import listen
-from lmtrain.runtime.process import RUN_TOKEN, ProcessEnv, Rendezvous
+from lmtrain.runtime.process import RUN_TOKEN, ProcessEnv, Rendezvous, ranks_text
+from lmtrain.runtime.signals import Stopped, asked_to_stop
 
+T = TypeVar("T")
 _KEY = "run token"
 _VERDICT, _ALL_BEGIN = "verdict", "all begin"
 _REFUSAL = re.compile(r"([1-9][0-9]{0,2}) (.+)", re.DOTALL)  # an exit code, and why
 _NUM_CHARACTERS = 4000  # of a reason
 _HEARD_BY_ALL = "heard by all"
+_LOOK_S = 0.25  # at whether this process is asked to stop
+_LAST_WORD_S = 1.0
 _LAST_S = 60.0  # because: who is refused has said so by now, and peers that are lost never come to hear it
 
 
-def meet(process: ProcessEnv, timeout_s: float) -> Any:
-    """The table in which the processes of this run, and no others, find each other's addresses."""
+def meet(process: ProcessEnv, timeout_s: float, *, heeds_stops: bool = True) -> Any:
+    """The table in which the processes of this run, and no others, find each other's addresses.
+
+    Raises Stopped where this process is asked to stop before any other knows of it.
+    """
+    heed = _heed if heeds_stops else lambda: None
     at = Rendezvous.detect(process)
     try:
         # because: torch waits without end for a listener that takes the call and does not answer
-        store = PrefixStore(at.name, _in_time(lambda: _store(process, at, timeout_s), timeout_s))
-        token = _token(process, at, store)
+        store = PrefixStore(at.name, _in_time(lambda: _store(process, at, timeout_s), timeout_s, heed))
+        asked = _Asked(store, timeout_s, heed)
+        if process.rank > 0:
+            _wait(asked, _KEY, timeout_s)
+        token = _token(process, at, asked)
+        own = PrefixStore(token, store)
+        is_second = _Asked(own, timeout_s, heed).add(f"rank {process.rank}", 1) > 1
     except (TimeoutError, dist.DistStoreError, dist.DistNetworkError) as error:
         raise PeerLostError(
             f"{process.who} found no store of its run at {at.where} within parallel.timeout_s={timeout_s:g}: rank 0 "
             "has not come, or another program listens there and does not answer. Look for what rank 0 has said, or "
             "set MASTER_PORT to a free port."
         ) from error
-    own = PrefixStore(token, store)
-    if own.add(f"rank {process.rank}", 1) > 1:
+    if is_second:
         raise UsageError(
             f"{process.who} met a second rank {process.rank} at {at.where}. Give each process of a run a RANK of its "
             "own, and each run a MASTER_PORT of its own."
@@ -56,15 +69,16 @@ def meet(process: ProcessEnv, timeout_s: float) -> Any:
 
 def call_roll(process: ProcessEnv, store: Any, timeout_s: float) -> None:
     """Returns once all processes are here; where one of them was refused, raises on all of them what it was told."""
-    if store.add("num here", 1) == process.world_size:
-        store.compare_set(_VERDICT, "", _ALL_BEGIN)
+    store = _Asked(store, timeout_s)
     try:
-        store.wait([_VERDICT], timedelta(seconds=timeout_s))
+        if store.add("num here", 1) == process.world_size:
+            store.compare_set(_VERDICT, "", _ALL_BEGIN)
+        _wait(store, _VERDICT, timeout_s, lambda: _take_back(process, store))
         verdict = store.get(_VERDICT).decode(errors="replace")
-    except dist.DistError as error:
+    except (TimeoutError, dist.DistError) as error:
         raise PeerLostError(
-            f"{process.who} waited for its peers: not all {process.world_size} processes of the run came within "
-            f"parallel.timeout_s={timeout_s:g}, or rank 0 is gone again. Look for what the others have said."
+            f"{process.who} waited for its peers: {_missing(process, store)} within "
+            f"parallel.timeout_s={timeout_s:g}. Look for what is said on the nodes on which they were started."
         ) from error
     if verdict == _ALL_BEGIN:
         return
@@ -78,21 +92,33 @@ def call_roll(process: ProcessEnv, store: Any, timeout_s: float) -> None:
     raise passed_on(int(refusal[1]), f"No process begins, because {refusal[2]}")
 
 
+def _missing(process: ProcessEnv, store: _Asked) -> str:
+    """Who has not come, as far as the store can still be asked."""
+    try:
+        store.timeout_s = _LAST_WORD_S
+        missing = [rank for rank in range(process.world_size) if not store.check([f"rank {rank}"])]
+    except (TimeoutError, RuntimeError):
+        return f"not all {process.world_size} processes of the run came, or who holds their store is gone again,"
+    have = "has" if len(missing) == 1 else "have"
+    return f"{ranks_text(missing)} of {process.world_size} {have} not come" if missing else "no verdict came"
+
+
 def tell_refusal(process: ProcessEnv, error: LmtrainError) -> None:
     """Let the others know why this process does not begin, where they can be met; otherwise they would wait for it."""
-    with suppress(LmtrainError, dist.DistError):
-        store = meet(process, _LAST_S)
-        store.compare_set(_VERDICT, "", f"{error.exit_code} {process.who} is refused: {error}"[:_NUM_CHARACTERS])
+    with suppress(LmtrainError, TimeoutError, dist.DistError):
+        store = _Asked(meet(process, _LAST_S, heeds_stops=False), _LAST_S)
+        why = "was asked to stop" if isinstance(error, StoppedEarly) else "is refused"
+        store.compare_set(_VERDICT, "", f"{error.exit_code} {process.who} {why}: {error}"[:_NUM_CHARACTERS])
         _hear(process, store, wait=True)
 
 
-def _hear(process: ProcessEnv, store: Any, *, wait: bool) -> None:
+def _hear(process: ProcessEnv, store: _Asked, *, wait: bool) -> None:
     """Note that this process knows, and `wait` until all do: rank 0 may hold the store, and an end brings on others."""
-    with suppress(dist.DistError):
+    with suppress(TimeoutError, dist.DistError):
         if store.add("num heard", 1) == process.world_size:
             store.set(_HEARD_BY_ALL, "")
         if wait:
-            store.wait([_HEARD_BY_ALL], timedelta(seconds=_LAST_S))
+            _wait(store, _HEARD_BY_ALL, _LAST_S)
 
 
 def _store(process: ProcessEnv, at: Rendezvous, timeout_s: float) -> TCPStore:
@@ -107,7 +133,7 @@ def _store(process: ProcessEnv, at: Rendezvous, timeout_s: float) -> TCPStore:
     )  # fmt: skip
 
 
-def _token(process: ProcessEnv, at: Rendezvous, store: Any) -> str:
+def _token(process: ProcessEnv, at: Rendezvous, store: _Asked) -> str:
     """Rank 0 writes it, once; the others read it, and compare it with their own where they were started with one."""
     wanted = at.token or (secrets.token_hex(16) if process.rank == 0 else None)
     found = store.compare_set(_KEY, "", wanted) if process.rank == 0 else store.get(_KEY)
@@ -120,20 +146,59 @@ def _token(process: ProcessEnv, at: Rendezvous, store: Any) -> str:
     return token
 
 
-def _in_time(make: Callable[[], TCPStore], timeout_s: float) -> TCPStore:
-    answer: queue.SimpleQueue[TCPStore | BaseException] = queue.SimpleQueue()
+def _heed() -> None:
+    if name := asked_to_stop():
+        raise Stopped(name)
+
+
+def _take_back(process: ProcessEnv, store: _Asked) -> None:
+    """No process begins, since this one was asked to stop; unless all have begun by now."""
+    if name := asked_to_stop():
+        store.compare_set(_VERDICT, "", f"{StoppedEarly.exit_code} {process.who} was asked to stop: {name}")
+
+
+class _Asked:
+    """A store that is asked from another thread: for one that stands still torch itself would wait without end."""
+
+    def __init__(self, store: Any, timeout_s: float, look: Callable[[], None] = lambda: None) -> None:
+        self._store, self.timeout_s, self._look = store, timeout_s, look
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        ask = getattr(self._store, name)
+        return lambda *given: _in_time(lambda: ask(*given), self.timeout_s, self._look)
+
+
+def _wait(store: _Asked, key: str, timeout_s: float, look: Callable[[], None] = lambda: None) -> None:
+    """Until somebody has written this key. It asks again and again: a process that waits in C hears no signal."""
+    ends_s, pause_s = time.monotonic() + timeout_s, 0.01
+    while not store.check([key]):
+        look()
+        if time.monotonic() >= ends_s:
+            raise dist.DistStoreError(f"nothing was written to {key!r} in {timeout_s:g} seconds")
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LOOK_S)  # because: thousands may ask one store
+
+
+def _in_time(ask: Callable[[], T], timeout_s: float, look: Callable[[], None]) -> T:
+    answer: queue.SimpleQueue[T | BaseException] = queue.SimpleQueue()
 
     def work() -> None:
         try:
-            answer.put(make())
+            answer.put(ask())
         except BaseException as error:
             answer.put(error)
 
     threading.Thread(target=work, name="meeting", daemon=True).start()
-    try:
-        found = answer.get(timeout=timeout_s)
-    except queue.Empty:
-        raise TimeoutError from None
+    ends_s = time.monotonic() + timeout_s
+    while True:
+        look()
+        left = ends_s - time.monotonic()
+        try:
+            found = answer.get(timeout=max(min(left, _LOOK_S), 0.001))
+            break
+        except queue.Empty:
+            if left <= _LOOK_S:
+                raise TimeoutError from None
     if isinstance(found, BaseException):
         raise found
     return found

@@ -13,6 +13,7 @@ import re
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,10 @@ from lmtrain.errors import UsageError
 
 # because: Slurm numbers the steps that srun did not start (batch script, interactive shell) from the top of 32 bits
 _FIRST_SPECIAL_STEP = 0xFFFF_FFF0
-_LAUNCHER, _STORE_FD = "LMTRAIN_LAUNCHER", "LMTRAIN_STORE_FD"  # set by our own launcher for its processes
+# set by our own launcher for its processes
+_LAUNCHER, _STORE_FD, _RESTARTS = "LMTRAIN_LAUNCHER", "LMTRAIN_STORE_FD", "LMTRAIN_RESTART_COUNT"
 _NAMED_BY = "LMTRAIN_RUN_TOKEN"  # set by our own launcher, or by whoever starts processes in another way
+BEGAN = "LMTRAIN_BEGAN_S"  # set by our own launcher: when it was started
 _PACKAGES = ("lmtrain", "torch", "numpy", "tokenizers", "safetensors", "hydra-core", "typer", "rich")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _NUM_SPANS = 6  # of ranks, that a message names
@@ -41,6 +44,7 @@ class ProcessEnv:
     job_id: str | None = None
     num_restarts: int = 0  # how often the launcher has started this job again
     local_world_size: int = 0  # processes on this node; 0 where the launcher does not say
+    num_own_gpus: int = 0  # that its launcher shows to it alone; 0 where it sees those of its node
 
     def as_launcher(self, num_processes: int) -> ProcessEnv:
         """The first of the `num_processes` processes that this one is about to start on this node."""
@@ -62,8 +66,9 @@ class ProcessEnv:
     def detect(cls, environ: Mapping[str, str] | None = None) -> ProcessEnv:
         env = os.environ if environ is None else environ
         if "RANK" in env or "WORLD_SIZE" in env:
-            names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT")
             launcher, local_size = env.get(_LAUNCHER, "torchrun"), _number(env, "LOCAL_WORLD_SIZE", 0)
+            restarts = _RESTARTS if launcher == "lmtrain" else "TORCHELASTIC_RESTART_COUNT"
+            names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", restarts)
         elif _is_srun_task(env):
             # because: inside an allocation SLURM_NTASKS may be the job's; SLURM_STEP_NUM_TASKS is always the step's
             tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in env else "SLURM_NTASKS"
@@ -82,7 +87,8 @@ class ProcessEnv:
         job_id = env.get("SLURM_JOB_ID") or env.get("TORCHELASTIC_RUN_ID")
         # because: two nodes of a Slurm on one machine have one host name
         host = (launcher == "slurm" and env.get("SLURMD_NODENAME")) or socket.gethostname()
-        return cls(rank, world_size, local_rank, launcher, host, job_id, num_restarts, local_size)
+        own_gpus = _gpus_of_task(env) if launcher == "slurm" else 0
+        return cls(rank, world_size, local_rank, launcher, host, job_id, num_restarts, local_size, own_gpus)
 
 
 @dataclass(frozen=True)
@@ -162,9 +168,20 @@ def _tasks_on_this_node(env: Mapping[str, str]) -> int:
     return 0
 
 
+def _gpus_of_task(env: Mapping[str, str]) -> int:
+    """What --gpus-per-task, --tres-per-task or --gpu-bind gives this task alone: "2", "a100:2", "cpu=4,gres/gpu=2"."""
+    asked = env.get("SLURM_GPUS_PER_TASK") or env.get("SLURM_TRES_PER_TASK", "")
+    if found := re.search(r"(?:^(?:\w+:)?|\bgpu(?::\w+)?[:=])([0-9]+)(?:,|$)", asked):
+        return int(found[1])
+    # because: an option of srun itself is in neither; but it narrows what each task has of the step's GPUs
+    seen, on_node = env.get("SLURM_STEP_GPUS", "").split(","), _number(env, "SLURM_GPUS_ON_NODE", 0)
+    return len(seen) if seen[0] and len(seen) < on_node else 0
+
+
 def child_environment(
-    rank: int, num_processes: int, port: int, store_fd: int | None, token: str, environ: Mapping[str, str] | None = None
-) -> dict[str, str]:
+    rank: int, num_processes: int, port: int, store_fd: int | None, token: str,
+    environ: Mapping[str, str] | None = None, *, num_restarts: int = 0,
+) -> dict[str, str]:  # fmt: skip
     """What our own launcher tells each of its processes; what the user has set for their libraries stays."""
     env = dict(os.environ if environ is None else environ)
     env.setdefault("OMP_NUM_THREADS", str(max(1, num_usable_cpus() // num_processes)))
@@ -172,7 +189,7 @@ def child_environment(
     env.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     env |= {"WORLD_SIZE": str(num_processes), "LOCAL_WORLD_SIZE": str(num_processes), _LAUNCHER: "lmtrain"}
-    env[_NAMED_BY] = token
+    env |= {_NAMED_BY: token, _RESTARTS: str(num_restarts)}
     env.pop(_STORE_FD, None)
     return env if store_fd is None else env | {_STORE_FD: str(store_fd)}
 
@@ -208,6 +225,30 @@ def _token(env: Mapping[str, str]) -> str | None:
             "the same for all processes of a run, or unset it."
         )
     return token
+
+
+@dataclass(frozen=True)
+class SlurmJob:
+    """The job that this process is in, and its times in seconds since 1970 where Slurm says them."""
+
+    number: str
+    began: float | None = None
+    ends: float | None = None
+
+    @classmethod
+    def detect(cls, environ: Mapping[str, str] | None = None) -> SlurmJob | None:
+        env = os.environ if environ is None else environ
+        began, ends = (env.get(f"SLURM_JOB_{name}_TIME", "") for name in ("START", "END"))
+        number = env.get("SLURM_JOB_ID", "")
+        times = [float(text) if re.fullmatch(r"[0-9]{1,12}", text) else None for text in (began, ends)]
+        return cls(number, *times) if re.fullmatch(r"[0-9]{1,12}", number) else None
+
+
+def began_at(own_s: float) -> float:
+    """When the command began: this process, or the launcher that says so, by the machine's clock that nobody sets."""
+    with suppress(ValueError):
+        return min(float(os.environ.get(BEGAN, own_s)), own_s)
+    return own_s
 
 
 def fault_request(environ: Mapping[str, str] | None = None) -> tuple[str | None, bool]:

@@ -14,14 +14,16 @@ from dataclasses import dataclass
 from datetime import timedelta
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from lmtrain.errors import LmtrainError, PeerLostError, RanksDifferError, UsageError
-from lmtrain.runtime.meeting import call_roll, meet
+from lmtrain.errors import LmtrainError, PeerLostError, RanksDifferError, StoppedEarly, UsageError
+from lmtrain.runtime.faults import fault_point
+from lmtrain.runtime.meeting import call_roll, meet, tell_refusal
 from lmtrain.runtime.process import ProcessEnv
-from lmtrain.runtime.signals import ignore_stops
+from lmtrain.runtime.signals import Stopped, ignore_stops
 
 PACKAGE = Path(__file__).resolve().parents[1]
 # because: gloo and the store raise plain RuntimeErrors; these words tell theirs from others'
@@ -33,23 +35,27 @@ _NAME_BYTES = 64  # because: a host name has at most 63
 @dataclass(frozen=True)
 class Peers:
     hosts: tuple[str, ...]  # by rank; on rank 0 alone
+    store: Any = None  # the table of this run alone, for what goes round beside collectives
 
 
 @contextmanager
 def start(process: ProcessEnv, device: torch.device, timeout_s: float) -> Iterator[Peers]:
     """The default group for as long as the block lasts. One process needs none and gets none."""
+    fault_point("start.rendezvous")
     if process.world_size == 1:
         yield Peers((process.host,))
+        fault_point("shutdown")
         return
     with peer_errors(process, timeout_s):
-        _meet(process, "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout_s)
+        store = _meet(process, "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout_s)
         names = gather_to_first(process.host.encode()[:_NAME_BYTES], _NAME_BYTES)
         try:
-            yield Peers(tuple(name.decode(errors="replace") for name in names))
+            yield Peers(tuple(name.decode(errors="replace") for name in names), store)
         except RanksDifferError:
             # because: all end here together, and a group that is alive when Python ends now and then aborts its process
             dist.destroy_process_group()
             raise
+        fault_point("shutdown")
         # because: who leaves early looks lost to launchers, which then end those that are still finishing
         dist.all_reduce(torch.zeros(1))  # collective: a meeting of the world, nothing is summed
     # because: after an error the peers must notice at once, which a closed socket tells them and a shutdown may not
@@ -63,8 +69,13 @@ def new_group(ranks: Sequence[int], timeout_s: float) -> dist.ProcessGroup:
     return group
 
 
-def _meet(process: ProcessEnv, backend: str, timeout_s: float) -> None:
-    store, timeout = meet(process, timeout_s), timedelta(seconds=timeout_s)
+def _meet(process: ProcessEnv, backend: str, timeout_s: float) -> Any:
+    timeout = timedelta(seconds=timeout_s)
+    try:
+        store = meet(process, timeout_s)
+    except Stopped as stopped:
+        tell_refusal(process, StoppedEarly(str(stopped)))
+        raise
     try:
         call_roll(process, store, timeout_s)
     except LmtrainError:
@@ -77,6 +88,7 @@ def _meet(process: ProcessEnv, backend: str, timeout_s: float) -> None:
             f"{process.who} read an address of a peer that no process of this run has written. Keep other programs "
             "away from the port at which the processes meet, or set MASTER_PORT to another one."
         ) from error
+    return store
 
 
 def gather_to_first(mine: bytes, num_bytes: int) -> list[bytes]:
@@ -123,14 +135,21 @@ def peer_errors(process: ProcessEnv, timeout_s: float) -> Iterator[None]:
     except LmtrainError:
         raise
     except RuntimeError as error:
-        text = str(error)
-        if not (isinstance(error, dist.DistError) or any(word in text for word in _WORDS)):
+        if not is_peer_error(error):
             raise
         raise PeerLostError(
-            f"{process.who} waited for its peers in {waiting_in(error)} and got: {_short(text)} A process that ended "
-            f"has said why above or in its own log; one that hangs is given parallel.timeout_s={timeout_s:g}. "
+            f"{process.who} waited for its peers in {waiting_in(error)} and got: {_short(str(error))} A process that "
+            f"ended has said why above or in its own log; one that hangs is given parallel.timeout_s={timeout_s:g}. "
             "Start the same command again to go on."
         ) from error
+
+
+def is_peer_error(error: BaseException) -> bool:
+    """Whether it is what a collective raises when a peer is gone, silent or elsewhere."""
+    text = str(error)
+    return isinstance(error, RuntimeError) and (
+        isinstance(error, dist.DistError) or any(word in text for word in _WORDS)
+    )
 
 
 def waiting_in(error: BaseException) -> str:

@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from lmtrain.errors import RanksDifferError, a_few
+from lmtrain.observe import phases
 from lmtrain.runtime.process import ProcessEnv, ranks_text
 from lmtrain.runtime.process_group import gather_to_first, tell_all, wait_for_first
 from lmtrain.runtime.signals import ignore_stops
@@ -29,7 +30,9 @@ _NONE = Fact("", "not there")
 def agree(config: RunConfig, inputs: Inputs, env: ProcessEnv, hosts: Sequence[str]) -> None:
     """Raises on every rank where any differs; `hosts` by rank, on rank 0."""
     if env.world_size > 1:
-        agree_on(facts(config, inputs), env, hosts)
+        found = facts(config, inputs)
+        with phases.within("collective", "the agreement on settings"):
+            agree_on(found, env, hosts)
 
 
 def agree_on(mine: Mapping[str, Fact], env: ProcessEnv, hosts: Sequence[str]) -> None:

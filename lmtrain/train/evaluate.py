@@ -12,10 +12,10 @@ from typing import Any, Protocol
 
 import torch
 
+from lmtrain.observe import phases
 from lmtrain.parallel.model import ParallelModel
-from lmtrain.runtime.signals import StopRequest
-from lmtrain.train.peers import StopVote
 from lmtrain.train.records import record, report_measures
+from lmtrain.train.requests import CutOff, Requests
 from lmtrain.train.setup import Run
 
 
@@ -29,27 +29,17 @@ class Evaluation(Protocol):
         """
 
 
-class _Stopped(Exception):
-    """With the signal's name."""
-
-
-def evaluate(run: Run, evaluation: Evaluation, vote: StopVote, stop: StopRequest) -> str | None:
-    """Returns the name of the signal that ended it early, on every process the same."""
-
-    def ask() -> None:
-        vote.ask(stop)
-        if name := vote.answer(stop):
-            raise _Stopped(name)
-
+def evaluate(run: Run, evaluation: Evaluation, requests: Requests) -> bool:
+    """Whether it came to its end, on every process the same."""
     try:
-        with _uncompiled(run.config.compute.compile):
-            for found in evaluation(run.model, ask, run.view.doing):
+        with phases.within("evaluation"), _uncompiled(run.config.compute.compile):
+            for found in evaluation(run.model, requests.look, run.view.doing):
                 row = record(run, "eval", found)
                 run.view.evaluated(row)
                 report_measures(run, row)
-    except _Stopped as stopped:
-        return str(stopped)
-    return None
+    except CutOff:
+        return False
+    return True
 
 
 def _uncompiled(compiles: bool) -> AbstractContextManager[Any]:

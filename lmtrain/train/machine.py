@@ -37,8 +37,7 @@ def compiler_problems(config: RunConfig) -> Iterator[str]:
 def check_device(config: RunConfig, env: ProcessEnv) -> None:
     if config.compute.device == "cpu":
         return
-    last = env.local_world_size - 1 if env.local_world_size else env.local_rank
-    if problem := device_problem(config.compute.device, Gpus.found(), last):
+    if problem := device_problem(config.compute.device, Gpus.found(), env):
         raise problem
 
 

@@ -1,4 +1,4 @@
-"""What the processes of a run agree on outside the model: set-up, checkpoints, and when to stop.
+"""What the processes of a run agree on outside the model: set-up, checkpoints, and what a step's end is to bring.
 
 Called by set-up and the loop. Integers over process groups on the host, each group for one purpose: what is said from
 the checkpoint's thread, or while a step computes, never meets the collectives of training.
@@ -6,71 +6,69 @@ the checkpoint's thread, or while a step computes, never meets the collectives o
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
 from lmtrain.checkpoint.save.agreement import ALONE, Peers
+from lmtrain.observe import phases
 from lmtrain.parallel.mesh import Mesh
-from lmtrain.runtime.signals import StopRequest
-
-# because: a dead peer is noticed at once; this is for slow ones, and disks of two nodes can differ by minutes
-_SAVING_S = 3600.0
 
 
 class GroupPeers:
     """All processes of the run, over a group of their own. Made by all of them at the same point."""
 
-    def __init__(self, mesh: Mesh, timeout_s: float) -> None:
+    def __init__(self, mesh: Mesh, place: phases.Place) -> None:
         self.rank, self.num_ranks = mesh.rank, mesh.world.size
-        self.group = _new_group(timeout_s)
+        self.place = place  # whose marks say that it waits
+        self.group = _new_group(mesh.timeout_s)
 
     def gather(self, numbers: Sequence[int]) -> list[list[int]]:
         mine = torch.tensor(list(numbers), dtype=torch.int64)
         rows = [torch.empty_like(mine) for _ in range(self.num_ranks)]
-        dist.all_gather(rows, mine, group=self.group)
+        with phases.within("collective", "an agreement", self.place):
+            dist.all_gather(rows, mine, group=self.group)
         return [row.tolist() for row in rows]
 
 
 def setup_peers(mesh: Mesh) -> Peers:
     """For the processes' main threads."""
-    return GroupPeers(mesh, mesh.timeout_s) if mesh.world.size > 1 else ALONE
+    return GroupPeers(mesh, phases.main) if mesh.world.size > 1 else ALONE
 
 
 def saving_peers(mesh: Mesh) -> Peers:
     """For the threads that write checkpoints."""
-    return GroupPeers(mesh, max(mesh.timeout_s, _SAVING_S)) if mesh.world.size > 1 else ALONE
+    return GroupPeers(mesh, phases.saver) if mesh.world.size > 1 else ALONE
 
 
-class StopVote:
-    """Whether any process has been asked to stop, known to all after the same step.
+class Vote:
+    """Numbers of which all processes come to know the highest after the same step.
 
-    The question goes round while the step computes, so nothing waits for it: a signal to one of several processes
-    takes effect after the step that follows it, a signal to the only one after the step it fell into.
+    The question goes round while the step computes, so nothing waits for it: what one of several processes says counts
+    after the step that follows, what the only one says after the step it fell into.
     """
 
     def __init__(self, mesh: Mesh) -> None:
         self._group = _new_group(mesh.timeout_s) if mesh.world.size > 1 else None
-        self._number = torch.zeros(1, dtype=torch.int64)
+        self._numbers = torch.zeros(0, dtype=torch.int64)
         self._work: dist.Work | None = None
 
-    def ask(self, stop: StopRequest) -> None:
-        """Before a step."""
+    def ask(self, mine: Callable[[], Sequence[int]]) -> None:
+        """Before a step; everybody gives equally many numbers, each time."""
         if self._group is not None:
-            self._number.fill_(signal.Signals[stop.requested].value if stop.requested else 0)
-            # collective: the highest signal over the world, on the host, waited for after the step
-            self._work = dist.all_reduce(self._number, dist.ReduceOp.MAX, group=self._group, async_op=True)
+            self._numbers = torch.tensor(mine(), dtype=torch.int64)
+            # collective: what the world asks for, on the host, waited for after the step
+            self._work = dist.all_reduce(self._numbers, dist.ReduceOp.MAX, group=self._group, async_op=True)
 
-    def answer(self, stop: StopRequest) -> str | None:
-        """After the step: the name of the signal that ends the run here, on every process the same."""
+    def answer(self, mine: Callable[[], Sequence[int]]) -> list[int]:
+        """After the step, on every process the same."""
         if self._work is None:
-            return stop.requested
-        self._work.wait()
-        number = int(self._number.item())
-        return signal.Signals(number).name if number else None
+            return list(mine())
+        with phases.within("collective", "the vote on a stop"):
+            self._work.wait()
+        return [int(number) for number in self._numbers.tolist()]
 
 
 def _new_group(timeout_s: float) -> dist.ProcessGroup:

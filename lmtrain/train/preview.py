@@ -12,11 +12,14 @@ from typing import Any
 
 from lmtrain.checkpoint.contents import Contents
 from lmtrain.models.model_settings import ModelSettings
+from lmtrain.observe.words import milliseconds
 from lmtrain.placement.stages import stages_of_rank
 from lmtrain.schedules.simulate import activations_held, simulate
 from lmtrain.train.config import RunConfig
+from lmtrain.train.costs import Costs, measured_before, young_daly_s
 from lmtrain.train.layout_table import layout_words, span
 from lmtrain.train.preflight import Inputs
+from lmtrain.units import format_seconds
 
 
 def plan_facts(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
@@ -40,6 +43,7 @@ def plan_facts(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
         "processes": config.parallel.layout.world_size,
         "layout": layout_words(config.parallel),
         **pipeline_facts(config, inputs.model),
+        **_saving(config),
         "run_folder": config.run.dir,
         **({"warning": " ".join(inputs.warnings)} if inputs.warnings else {}),
     }
@@ -60,6 +64,20 @@ def _measurements(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
         each = [f"{one.name}, {one.num_targets:,} targets of {one.data}" for one in inputs.evaluations]
         found["evaluation"] = f"{when}: {'; '.join(each)}"
     return found
+
+
+def _saving(config: RunConfig) -> dict[str, Any]:
+    """How often to save: what a save has cost this run, against what a failure costs."""
+    between = config.run.time_between_failures
+    if between is None:
+        return {}
+    costs = Costs()
+    measured_before(Path(config.run.dir), costs)
+    if (save_s := costs.stall_s) is None:
+        return {"save_every": f"not known: {config.run.dir} has not saved yet, and its saves are not measured"}
+    every = max(young_daly_s(save_s, between), costs.save_s)  # because: a save waits for the one before it
+    why = f"a save holds training up for {milliseconds(save_s)}, and {format_seconds(between)} pass between failures"
+    return {"save_every": f"checkpoint.interval_s={every:.3g}, by Young and Daly: {why}"}
 
 
 def _beginning(config: RunConfig, inputs: Inputs) -> dict[str, Any]:

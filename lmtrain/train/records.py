@@ -24,6 +24,21 @@ _TAGS = {
 }  # fmt: skip
 
 
+def record_start(run: Run) -> None:
+    """From what it begins, and what a person should know of that."""
+    resumed, weights, total = run.inputs.resume_from, run.inputs.weights_from, run.config.total_steps
+    began_at = {"resumed_from": resumed and str(resumed), "weights_from": weights and str(weights)}
+    record(run, "start", began_at | ({"passed_over": list(run.passed_over)} if run.passed_over else {}))
+    for warning in run.inputs.warnings:
+        run.view.note(f"warning: {warning}")
+    if resumed is not None and run.progress.step == total:
+        run.view.note(f"nothing is left to do: {resumed} is step {total} of {total}")
+    elif resumed is not None:
+        run.view.note(f"continuing from {resumed} at step {run.progress.step}")
+    elif weights is not None:
+        run.view.note(f"a new run with the weights of {weights}")
+
+
 def record(run: Run, event: str, values: dict[str, Any]) -> dict[str, Any]:
     time = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     row = {"event": event, "step": run.progress.step, "attempt": run.progress.attempt, "time": time} | values
@@ -75,7 +90,8 @@ def report_save(run: Run) -> None:
     last = run.writer.last
     if last is None or last.step == run.reported_save:
         return
-    run.reported_save = last.step
+    run.reported_save, run.failed_saves = last.step, 0
+    run.costs.saved(last.write_s, last.stall_s)
     values = {"saved_step": last.step, "bytes": last.num_bytes, "write_s": last.write_s, "stall_s": last.stall_s}
     values["bytes_per_s"] = last.bytes_per_s
     run.view.saved(

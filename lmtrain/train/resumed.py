@@ -132,6 +132,7 @@ def _wrong_types(manifest: Manifest) -> Iterator[str]:
         "optimizer.num_updates": (
             lambda value: _is_count(value) and value <= manifest.step, f"a number from 0 to the step {manifest.step}",
         ),
+        "owed": (lambda value: value is None or _is_texts(value), "a list of texts"),
         "precision": (lambda value: isinstance(value, dict), "an object"),
         "precision.loss_scale": (lambda value: value is None or _is_scale(value), "a number above 0"),
         "precision.good_steps": (lambda value: value is None or _is_count(value), "a number from 0"),
@@ -150,6 +151,10 @@ def _at(state: Any, key: str) -> Any:
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
 
 
 def _is_scale(value: Any) -> bool:

@@ -32,6 +32,7 @@ from lmtrain.runtime.device import device_name, set_deterministic, set_threads
 from lmtrain.runtime.files import folder_lock
 from lmtrain.train import state
 from lmtrain.train.config import RunConfig
+from lmtrain.train.costs import Costs
 from lmtrain.train.peers import saving_peers, setup_peers
 from lmtrain.train.preflight import Inputs
 from lmtrain.train.resumed import passed_over
@@ -56,9 +57,11 @@ class Run:
     events: EventWriter | None
     view: RunView
     throughput: Throughput
+    costs: Costs
     device: torch.device
     passed_over: tuple[str, ...] = ()  # damaged checkpoints that the run does not go on from, in words
     reported_save: int | None = None  # the newest checkpoint that metrics and view have told of
+    failed_saves: int = 0  # since then
 
 
 @contextmanager
@@ -97,7 +100,7 @@ def open_run(
             keep_every_steps=config.checkpoint.keep_every_steps, keep_best=config.checkpoint.keep_best,
             peers=saving_peers(mesh), verify_after_save=config.checkpoint.verify_after_save,
         ))  # fmt: skip
-        if config.checkpoint.interval_steps:  # because: a save that ends a run may as well make its memory then
+        if config.checkpoint.saves_on_the_way:  # because: a save that ends a run may as well make its memory then
             writer.reserve(model.owned(state.pieces(model, optimizer)))
 
         peak = config.observe.peak_tflops
@@ -117,7 +120,7 @@ def open_run(
         show_beginning(view, config, inputs, mesh, hosts, passed)
         yield Run(
             config, inputs, folder, mesh, model, optimizer, progress, loader, writer, metrics, events, view,
-            throughput, device, passed_over=tuple(passed),
+            throughput, Costs(sum(p.numel() for p in model.parameters.values())), device, passed_over=tuple(passed),
         )  # fmt: skip
 
 

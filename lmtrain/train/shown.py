@@ -19,6 +19,7 @@ from lmtrain.observe.metrics import MetricsLog, read_metrics
 from lmtrain.observe.tensorboard import EventWriter
 from lmtrain.parallel.mesh import Mesh
 from lmtrain.parallel.model import ParallelModel
+from lmtrain.runtime.faults import fault_point
 from lmtrain.runtime.files import atomic_file, write_json
 from lmtrain.runtime.process import environment_report
 from lmtrain.train.config import RunConfig
@@ -82,6 +83,7 @@ def show_beginning(
     view: RunView, config: RunConfig, inputs: Inputs, mesh: Mesh, hosts: Sequence[str], passed: Iterable[str]
 ) -> None:
     """What a person should know before the first step; `passed` are checkpoints that are not gone on from, in words."""
+    fault_point("start.loop")
     if mesh.rank == 0 and inputs.data.said:
         view.note(f"validation reads {inputs.data.said}")
     if mesh.rank == 0 and mesh.world.size > 1:

@@ -16,9 +16,11 @@ from lmtrain.checkpoint.reader import CheckpointReader
 from lmtrain.checkpoint.save.agreement import Peers, together
 from lmtrain.checkpoint.store import CHECKPOINTS
 from lmtrain.errors import CheckpointError, LmtrainError, OutputError
+from lmtrain.observe import phases
 from lmtrain.optim import state as optimizer_state
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.piece import Piece
+from lmtrain.runtime.faults import fault_point
 from lmtrain.train.config import RunConfig
 from lmtrain.train.preflight import Inputs, find_resume
 from lmtrain.train.resumed import check_same_run, pass_over
@@ -33,6 +35,7 @@ class Progress:
     tokens: int = 0
     attempt: int = 1
     skipped: int = 0
+    owed: tuple[str, ...] = ()  # measurements of this step that were not made
 
 
 def pieces(model: ParallelModel, optimizer: torch.optim.Optimizer) -> list[Piece]:
@@ -66,7 +69,7 @@ def facts(
         "data": inputs.data.identity | {"content_sha256": inputs.data.content_sha256},
         "optimizer": {"kind": config.optim.kind, "num_updates": optimizer_state.num_updates(optimizer)},
         "precision": {"kind": config.precision.kind} | model.loss_scale.state(),
-    }
+    } | ({"owed": list(progress.owed)} if progress.owed else {})
 
 
 def open_checked(path: Path, config: RunConfig, inputs: Inputs) -> CheckpointReader:
@@ -78,11 +81,13 @@ def open_checked(path: Path, config: RunConfig, inputs: Inputs) -> CheckpointRea
 
 def restore(reader: CheckpointReader, model: ParallelModel, optimizer: torch.optim.Optimizer) -> Progress:
     """Fill masters and optimizer, at any layout. Each process reads its own parts and talks to none."""
+    fault_point("start.load")
     state = reader.state
     model.load(reader.load_into, also=memory(model, optimizer))
     optimizer_state.apply_num_updates(optimizer, state["optimizer"]["num_updates"])
     model.loss_scale.load(state["precision"])
-    return Progress(state["step"], state["samples"], state["tokens"], state["attempt"] + 1, state["skipped"])
+    owed = tuple(state.get("owed", ()))
+    return Progress(state["step"], state["samples"], state["tokens"], state["attempt"] + 1, state["skipped"], owed)
 
 
 def go_on(
@@ -93,6 +98,7 @@ def go_on(
 
     `passed` takes what was not.
     """
+    phases.enter("load")
     while True:
         path = inputs.resume_from
         assert path is not None
@@ -113,6 +119,7 @@ def go_on(
 
 
 def agreed_resume(folder: Path, config: RunConfig, peers: Peers) -> Path | None:
+    fault_point("start.folder")
     with together(peers, 1) as seen:
         if not folder.is_dir():
             raise OutputError(f"run.dir={folder} is not there on rank {peers.rank}. Use a folder that all nodes share.")

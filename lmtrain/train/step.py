@@ -13,6 +13,7 @@ import torch
 
 from lmtrain.data.loader import StepBatches
 from lmtrain.errors import NonFiniteLossError
+from lmtrain.observe import phases
 from lmtrain.optim.groups import apply_learning_rate
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.runtime.faults import fault_point
@@ -33,7 +34,8 @@ def train_step(
     """`folder` is the run's, for what a message tells to type."""
     shares = model.forward_backward(batches)
     norm = model.finish_gradients(clip_norm)
-    *numbers, grad_norm = torch.cat([shares.flatten(), norm.view(1)]).tolist()  # sync: the only wait of a step
+    with phases.within("collective", "what the device has yet to do"):
+        *numbers, grad_norm = torch.cat([shares.flatten(), norm.view(1)]).tolist()  # sync: the only wait of a step
     num_terms = len(model.terms)
     losses = [math.fsum(numbers[i : i + num_terms]) for i in range(0, len(numbers), num_terms)]
     terms = {name: math.fsum(numbers[i::num_terms]) for i, name in enumerate(model.terms)}

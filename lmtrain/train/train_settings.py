@@ -64,9 +64,14 @@ class ObserveSettings(Settings):
 @dataclass(frozen=True, kw_only=True)
 class RunSettings(Settings):
     dir: str
+    time_limit: float | None = quantity("seconds", default=None)  # from the start of the command
+    time_between_failures: float | None = quantity("seconds", default=None)  # what the dry run is to reckon with
 
     def problems(self) -> Iterator[Problem]:
         yield from self.problem_if(not self.dir.strip(), "dir", "is empty", "Use run.dir=runs/NAME.")
+        for key in ("time_limit", "time_between_failures"):
+            wrong = getattr(self, key) is not None and getattr(self, key) <= 0
+            yield from self.problem_if(wrong, key, "must be above 0", f"Use run.{key}=4h, or null for none.")
         path, name = len(self.dir.encode()), max(len(part.encode()) for part in self.dir.split("/"))
         yield from problem_if(
             path > _LONGEST_PATH or name > _LONGEST_NAME, "dir", f"{self.dir[:40]}...",

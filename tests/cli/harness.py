@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def start(*arguments: object, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
     """`lmtrain ARGUMENTS` in a process of its own; errors come with the output."""
     return subprocess.Popen(
-        [sys.executable, "-m", "lmtrain.cli.main", *map(str, arguments)],
+        [sys.executable, "-m", "lmtrain", *map(str, arguments)],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "200", **(env or {})},
     )  # fmt: skip

@@ -127,3 +127,17 @@ def _read_until(process: subprocess.Popen[str], words: str) -> None:
         if words in line:
             return
     raise AssertionError(f"never said {words!r}:\n{''.join(seen)}")
+
+
+def test_a_run_whose_saves_keep_failing_ends_and_goes_on_when_there_is_room(toy: Toy, tmp_path: Path) -> None:
+    """Two failures are survived, also twice; the third in a row is the run's."""
+    settings = toy.settings(tmp_path / "run", checkpoint__interval_steps=2, train__steps=16)
+    faults = ",".join(f"enospc:point=ckpt.begin:count={count}" for count in (1, 2, 4, 5, 6))
+    output = lmtrain("pretrain", *settings, code=74, env={"LMTRAIN_FAULT": faults, "LMTRAIN_ALLOW_FAULTS": "1"})
+    assert output.count("Training goes on.") == 4
+    assert "error: 3 checkpoints in a row failed, the last with: Saving a checkpoint in" in output
+    stop = json.loads((tmp_path / "run" / "stop.json").read_text())
+    assert (stop["exit_code"], stop["requeue"]) == (74, False)
+    assert stop["resume"].endswith("step_00000006")
+    assert "continuing from" in lmtrain("pretrain", *settings)
+    assert _steps(tmp_path / "run")[-10:] == [*range(7, 17)]

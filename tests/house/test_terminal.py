@@ -12,7 +12,8 @@ CONSOLES = {"rich.console.Console", "rich.print", "rich.print_json"}
 ALLOWED = {
     "lmtrain.cli.terminal", "lmtrain.cli.screen",  # the way
     "lmtrain.cli.reference",  # writes pages, and is no verb
-    "lmtrain.runtime.launch",  # passes on what verbs have printed
+    "lmtrain.runtime.speakers",  # passes on what verbs have printed
+    "lmtrain.observe.watch.companion",  # a program of its own, which says in ASCII why its rank was ended
 }  # fmt: skip
 
 

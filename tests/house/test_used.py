@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 # what somebody else calls by its name, or a promise of a published list, with the reason
 ALLOWED = {
-    "lmtrain.errors.NoProgressError": "the exit code 93 of the documentation, which the recovery to come raises",
     "lmtrain.exchange.torch_files.reader.readable": "asked by io.BufferedReader",
     "lmtrain.exchange.torch_files.reader.seekable": "asked by zipfile",
     "lmtrain.exchange.torch_files.reader.readinto": "called by io.BufferedReader",
@@ -19,6 +18,7 @@ ALLOWED = {
     "data_tools.corpora.fetch.redirect_request": "called by urllib",
     "lmtrain.cli.plain_help.list_commands": "called by typer",
     "lmtrain.cli.plain_help.get_command": "called by typer",
+    "lmtrain.observe.watch.guard.tell_stop": "handed by the command line to what hears signals",
     "lmtrain.config.source.load_config": "called by hydra",
     "lmtrain.config.source.is_group": "called by hydra",
     "lmtrain.config.source.is_config": "called by hydra",
@@ -33,6 +33,7 @@ ALLOWED = {
     "lmtrain.eval.harness.loglikelihood_rolling": "called by lm_eval",
     "lmtrain.eval.harness.generate_until": "called by lm_eval",
     "lmtrain.cli.screen.render": "called by rich",
+    "lmtrain.parallel.sharding.allocate": "called by FSDP",
 }
 QUIET = {"property", "cached_property", "cache", "abstractmethod", "classmethod", "staticmethod", "contextmanager"}
 

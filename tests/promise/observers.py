@@ -7,6 +7,7 @@ config.json, not a line of its log, not the dry run's table. Called through Benc
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import threading
@@ -197,6 +198,13 @@ def bad_disk(bench: Bench, settings: Settings) -> Any:
         return run(bench, settings, **fault).code
     finally:
         arm(None)
+
+
+def advice(bench: Bench, settings: Settings) -> Any:
+    """How often the dry run says to save, reckoned from the saves that the run has made."""
+    code, said = outcome("pretrain", *typed(settings), "--dry-run", "--json")
+    assert code == 0, said
+    return json.loads(said).get("save_every", "").partition(",")[0]
 
 
 def damaged(bench: Bench, settings: Settings) -> Any:

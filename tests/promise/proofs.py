@@ -242,6 +242,9 @@ RUN = [
     *proofs("", see.files, BASE, {
         "checkpoint.interval_steps": (0, 2, None), "observe.tensorboard": (False, True), "run.dir": ("run", "there/run")
     }),
+    *proofs("", see.files, BASE, {"checkpoint.interval_s": (None, 1e-6)}),
+    *proofs("", see.rows, BASE, {"run.time_limit": (None, 1e-6)}),
+    *proofs("", see.advice, BASE | {"run.dir": DONE}, {"run.time_between_failures": (None, 1e6, 1e8)}),
     *proofs("", see.files, SAVING, {"checkpoint.keep_last": (2, 1)}),
     *proofs("", see.files, SAVING | {"checkpoint.keep_last": 1}, {"checkpoint.keep_every_steps": (None, 2)}),
     *proofs("", see.files, WORSENS, {"checkpoint.keep_best": (0, 1)}),
@@ -299,6 +302,7 @@ REFUSALS = [
     Refusal(Key("blend", "data.valid_datasets"), BLEND | {"data.valid_datasets": [{"path": B, "weight": 1}]}),
     Refusal(Key("", "parallel.schedule"), BASE | {"parallel.schedule": "gpipe"}),
     Refusal(Key("", "parallel.balance"), BASE | {"parallel.balance": "cost"}),
+    Refusal(Key("", "checkpoint.interval_s"), UNSAVED | {"checkpoint.interval_s": 600.0}),
     Refusal(Key("", "checkpoint.keep_every_steps"), UNSAVED | {"checkpoint.keep_every_steps": 2}),
     Refusal(Key("", "checkpoint.keep_every_steps"), BASE | {"checkpoint.keep_every_steps": 2}),
     Refusal(Key("", "checkpoint.verify_after_save"), UNSAVED | {"checkpoint.verify_after_save": True}),

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lmtrain.config.build import build_settings
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.runtime.process import ProcessEnv
+from lmtrain.runtime.signals import StopRequest
 from lmtrain.train.config import RunConfig
 from lmtrain.train.loop import train
 from lmtrain.train.peers import setup_peers
@@ -54,7 +55,7 @@ def trained(tree: dict[str, Any], place: str) -> dict[str, Any]:
     hosts = [env.host] * size
     with open_run(config, inputs, Console(quiet=True), mesh, _CPU, hosts) as run:
         with Watch() as watch:
-            train(run)
+            train(run, StopRequest())
         return {"parts": {name: list(p.shape) for name, p in run.model.parameters.items()}, "order": watch.seen}
 
 

@@ -21,6 +21,7 @@ from lmtrain.checkpoint.save.agreement import ALONE, Peers
 from lmtrain.checkpoint.save.commit import save_checkpoint
 from lmtrain.checkpoint.save.snapshot import HostMemory
 from lmtrain.checkpoint.store import prune
+from lmtrain.observe import phases
 from lmtrain.piece import Piece
 
 
@@ -94,12 +95,17 @@ class CheckpointWriter:
         """Until the save in flight is on disk; raises what went wrong with it."""
         if self._thread is not None:
             began = time.monotonic()
-            self._thread.join()
+            with phases.within("save"):
+                self._thread.join()
             self._thread = None
             self._waited_s += time.monotonic() - began
         if self._error is not None:
             error, self._error = self._error, None
             raise error
+
+    @property
+    def is_writing(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
 
     def close(self) -> None:
         self.wait()
@@ -124,6 +130,7 @@ class CheckpointWriter:
         self, began: float, step: int, data: RankData, state: Mapping[str, Any], files: Mapping[str, bytes]
     ) -> None:
         start = time.monotonic()
+        phases.saver.enter("save", step)
         path, num_bytes = save_checkpoint(self.folder, step, data, state, files, self.peers, verify=self._verify)
         end = time.monotonic()
         self.last = SaveFacts(step, path, num_bytes, end - start, (start if self._asynchronous else end) - began)
@@ -131,3 +138,4 @@ class CheckpointWriter:
             prune(
                 self.folder, self._keep_last, path, self._keep_every_steps, keep_best=self._keep_best, worth=self.worth
             )  # fmt: skip
+        phases.saver.enter("save", -1)

@@ -20,7 +20,7 @@ from lmtrain import native
 from lmtrain.batch import Batch
 from lmtrain.data.dataset import Counts
 from lmtrain.data.samples.causal import known_vocab_size, refuse_none
-from lmtrain.data.samples.rows import build_batch, check_ids, ragged
+from lmtrain.data.samples.rows import check_ids, ragged, read_runs, with_documents
 from lmtrain.data.store.documents import DocumentMap, identity
 from lmtrain.data.store.index_cache import Build, Index, IndexCache, kept_if, rises, within
 from lmtrain.data.store.indexed import IndexedDataset
@@ -176,11 +176,13 @@ class MegatronDataset:
 
     def batch(self, sample_ids: Int64s) -> Batch:
         rows, starts, sizes = self._runs(sample_ids)
-        _, places = ragged(starts, sizes)
-        ids = self.indexed.tokens[places].reshape(len(sample_ids), self.seq_len + 1)
+        tokens_BT, labels_BT, known = read_runs(
+            self.indexed.tokens, starts, sizes, len(sample_ids), self.seq_len, self._vocab_size
+        )
         self.indexed.check(starts, sizes)
-        check_ids(ids, self._vocab_size, self.prefix)
-        return build_batch(ids, self._begins(rows, sizes) if self.document_mask else None)
+        if not known:
+            check_ids(np.stack([tokens_BT, labels_BT]), self._vocab_size, self.prefix)
+        return with_documents(tokens_BT, labels_BT, self._begins(rows, sizes) if self.document_mask else None)
 
     def _runs(self, sample_ids: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         """Runs of tokens, in order: (row, first token, how many)."""

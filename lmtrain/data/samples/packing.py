@@ -176,14 +176,14 @@ class PackedDataset:
         ends = np.cumsum(sizes)
         before = ends - sizes  # positions of the batch before each stretch
         places = before - before[np.searchsorted(rows, np.arange(num))][rows]
-        tokens, labels = np.zeros(num * seq_len, np.int64), np.full(num * seq_len, IGNORED, np.int64)
         targets, starts = rows * seq_len + places, packing.starts[stretches]
-        known = copy_rows(self._indexed.tokens, starts, sizes, targets, self._vocab_size, tokens, labels)
+        tokens_BT, labels_BT, known = copy_rows(
+            self._indexed.tokens, starts, sizes, targets, num, seq_len, self._vocab_size
+        )
         self._indexed.check(starts, sizes + 1)
         if not known:
-            check_ids(tokens, self._vocab_size, self.prefix)
-            check_ids(np.where(labels == IGNORED, 0, labels), self._vocab_size, self.prefix)
-        tokens_BT, labels_BT = tokens.reshape(num, seq_len), labels.reshape(num, seq_len)
+            check_ids(tokens_BT, self._vocab_size, self.prefix)
+            check_ids(np.where(labels_BT == IGNORED, 0, labels_BT), self._vocab_size, self.prefix)
         if not self.document_mask:
             return Batch(tokens_BT, labels_BT)
         padding = np.flatnonzero(packing.filled[sample_ids] < seq_len)  # it is a document of its own, seen by nobody
@@ -193,19 +193,25 @@ class PackedDataset:
 
 
 def copy_rows(
-    tokens: NDArray[Any], starts: Int64s, sizes: Int64s, targets: Int64s, vocab_size: int, ids: Int64s, labels: Int64s
-) -> bool:
-    """Tokens of each stretch to its place in `ids`, those after them to `labels`. False: not all are in 0..vocab."""
+    tokens: NDArray[Any], starts: Int64s, sizes: Int64s, targets: Int64s, num: int, seq_len: int, vocab_size: int
+) -> tuple[Int64s, Int64s, bool]:
+    """Tokens of each stretch at its place, those after them as labels: (tokens, labels, whether all are in 0..vocab).
+
+    Targets rise; they are counted through `num` rows of seq_len. Places where nothing lies get 0 and no label.
+    """
     if native.lib is not None:
-        known: bool = native.lib.pack_rows(tokens, starts, sizes, targets, vocab_size, ids, labels)
-        return known
-    return copy_rows_twin(tokens, starts, sizes, targets, vocab_size, ids, labels)
+        made: tuple[Int64s, Int64s, bool]
+        made = native.lib.pack_rows(tokens, starts, sizes, targets, num, seq_len, vocab_size)
+        return made
+    return copy_rows_twin(tokens, starts, sizes, targets, num, seq_len, vocab_size)
 
 
 def copy_rows_twin(
-    tokens: NDArray[Any], starts: Int64s, sizes: Int64s, targets: Int64s, vocab_size: int, ids: Int64s, labels: Int64s
-) -> bool:
+    tokens: NDArray[Any], starts: Int64s, sizes: Int64s, targets: Int64s, num: int, seq_len: int, vocab_size: int
+) -> tuple[Int64s, Int64s, bool]:
+    ids, labels = np.zeros(num * seq_len, np.int64), np.full(num * seq_len, IGNORED, np.int64)
     source, target = ragged(starts, sizes)[1], ragged(targets, sizes)[1]
     ids[target], labels[target] = tokens[source], tokens[source + 1]
     both = np.concatenate([ids[target], labels[target]])
-    return bool(((both >= 0) & (both < vocab_size)).all())
+    known = bool(((both >= 0) & (both < vocab_size)).all())
+    return ids.reshape(num, seq_len), labels.reshape(num, seq_len), known

@@ -51,15 +51,31 @@ def read_rows_twin(
         raise IndexError("a sample lies outside the tokens")
     # Row i of this view is sample i. Neighbours share a token.
     shape, strides = (num, seq_len + 1), (seq_len * tokens.itemsize, tokens.itemsize)
-    rows = np.lib.stride_tricks.as_strided(tokens, shape, strides, writeable=False)[sample_ids]
+    return _shifted(np.lib.stride_tricks.as_strided(tokens, shape, strides, writeable=False)[sample_ids], vocab_size)
+
+
+def read_runs(
+    tokens: NDArray[Any], starts: Int64s, sizes: Int64s, num: int, seq_len: int, vocab_size: int
+) -> tuple[Int64s, Int64s, bool]:
+    """The same of runs, sizes[r] tokens from starts[r] on, that end to end are `num` rows of seq_len + 1."""
+    if native.lib is not None:
+        made: tuple[Int64s, Int64s, bool] = native.lib.read_runs(tokens, starts, sizes, num, seq_len, vocab_size)
+        return made
+    return read_runs_twin(tokens, starts, sizes, num, seq_len, vocab_size)
+
+
+def read_runs_twin(
+    tokens: NDArray[Any], starts: Int64s, sizes: Int64s, num: int, seq_len: int, vocab_size: int
+) -> tuple[Int64s, Int64s, bool]:
+    if ((starts < 0) | (sizes < 0) | (sizes > len(tokens) - starts)).any() or sizes.sum() != num * (seq_len + 1):
+        raise ValueError("a run lies outside the tokens or the rows")
+    return _shifted(tokens[ragged(starts, sizes)[1]].reshape(num, seq_len + 1), vocab_size)
+
+
+def _shifted(rows: NDArray[Any], vocab_size: int) -> tuple[Int64s, Int64s, bool]:
+    """Tokens, and for each the one after it as its label."""
     known = rows.size == 0 or (int(rows.min()) >= 0 and int(rows.max()) < vocab_size)
     return rows[:, :-1].astype(np.int64), rows[:, 1:].astype(np.int64), known
-
-
-def build_batch(rows: NDArray[Any], begins: tuple[Int64s, Int64s] | None = None) -> Batch:
-    """Tokens, and for each the one after it as its label."""
-    tokens_BT, labels_BT = rows[:, :-1].astype(np.int64), rows[:, 1:].astype(np.int64)
-    return with_documents(tokens_BT, labels_BT, begins)
 
 
 def with_documents(tokens_BT: Int64s, labels_BT: Int64s, begins: tuple[Int64s, Int64s] | None) -> Batch:

@@ -20,8 +20,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lmtrain.errors import LayoutError
+from lmtrain.observe import phases
 from lmtrain.parallel.collectives import gather_stack
 from lmtrain.parallel.mesh import Mesh
+from lmtrain.runtime.faults import fault_point
 from lmtrain.schedules.table import Action, Kind
 
 _POSTED = 2  # receives under way from one peer: one that is waited for, one that arrives meanwhile
@@ -118,13 +120,13 @@ class Inbox:
             self._agree(self.telling)
         while letter not in self.arrived:
             came, tensor, work = self.posted.popleft()
-            work.wait()
+            _wait(work)
             self.arrived[came] = tensor
             self._post()
         return self.arrived.pop(letter)
 
     def _agree(self, telling: dist.Work) -> None:
-        telling.wait()
+        _wait(telling)
         self.telling, told = None, Terms.of(self.told)
         if told != self.terms:
             raise LayoutError(
@@ -167,7 +169,7 @@ class Outbox:
         because: gloo says that a send is complete only to those who wait for it
         """
         while self.under_way and self.under_way[0][0] < done:
-            self.under_way.popleft()[1].wait()
+            _wait(self.under_way.popleft()[1], "a message to another stage")
 
 
 @dataclass(frozen=True)
@@ -242,7 +244,8 @@ class Post:
         tensor = tensor.contiguous()
         if self._is_shared(shape):
             tensor = tensor.flatten().chunk(self.tp.size)[self.tp.index]
-        self.outboxes[to].send(self.routes.needed_at[letter], tensor)
+        if not fault_point("pipeline.message"):
+            self.outboxes[to].send(self.routes.needed_at[letter], tensor)
 
     def receive(self, letter: Letter) -> Tensor:
         sender = self.routes.rank_of[letter.sender]
@@ -254,7 +257,7 @@ class Post:
         shape = self.shapes[letter.microbatch]
         if self._is_shared(shape):
             # collective: nothing is summed; tp ranks' shares of one message
-            tensor = gather_stack(tensor, self.tp)
+            tensor = gather_stack(tensor, self.tp, "shares of a message")
         return tensor.view(shape)
 
     def _is_shared(self, shape: tuple[int, ...]) -> bool:
@@ -263,3 +266,8 @@ class Post:
     def close(self) -> None:
         for outbox in self.outboxes.values():
             outbox.let_go()
+
+
+def _wait(work: dist.Work, what: str = "a message from another stage") -> None:
+    with phases.within("collective", what):
+        work.wait()

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from lmtrain.checkpoint.contents import Contents
-from lmtrain.checkpoint.described import checked_model
+from lmtrain.checkpoint.described import checked_model, fit_problems
 from lmtrain.checkpoint.disk.format import Manifest, TensorEntry
 from lmtrain.errors import CheckpointError
+from lmtrain.models.gpt_settings import GPTSettings
+from lmtrain.models.model_settings import true_weights
 from tests.unit.checkpoint.layouts import MODELS, draw, write
 
 Tensors = dict[str, TensorEntry]
@@ -57,6 +59,16 @@ def test_what_does_not_fit_is_said(manifest: Manifest, change: Callable[[Tensors
     contents.path, contents.manifest = Path("there"), replace(manifest, tensors=tensors)
     with pytest.raises(CheckpointError, match=f"there/manifest.json contradicts itself: .*{said}"):
         checked_model(contents)
+
+
+def test_a_vocabulary_is_not_padded_beyond_what_the_weights_are(manifest: Manifest) -> None:
+    usual = GPTSettings(num_layers=1, width=480, num_heads=4, vocab_size=67, seq_len=8)
+    model = replace(usual, vocab_multiple=1 << 16)
+    tensors = {f"model.{name}": TensorEntry("F32", shape, ()) for name, shape in true_weights(model).items()}
+    contents = replace(manifest, tensors=tensors)
+    assert fit_problems(contents, usual) == []
+    (said,) = fit_problems(contents, model)
+    assert said == f"the rows that pad its vocabulary would be {480 * (65_536 - 67)} numbers, more than its weights are"
 
 
 @pytest.mark.parametrize("state", [{}, {"model": {"kind": "gpt", "width": 8}}])

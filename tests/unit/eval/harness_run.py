@@ -22,8 +22,21 @@ MEASURES += [f"{name},none" for name in ("acc", "acc_norm", "exact_match")]
 YAMLS = {
     "wikitext": "wikitext/wikitext", "lambada_openai": "lambada/lambada_openai", "hellaswag": "hellaswag/hellaswag",
     "lambada_standard": "lambada/lambada_standard", "piqa": "piqa/piqa", "arc_easy": "arc/arc_easy",
+    "race": "race/race", "piqa_3shot": "piqa/piqa",
 }  # fmt: skip
-WRITES = {
+SHOTS: dict[str, Any] = {
+    "training_split": "train", "fewshot_split": "train", "num_fewshot": 3, "fewshot_config": {"sampler": "first_n"},
+}  # fmt: skip
+BY_QUESTION: dict[str, Any] = {
+    "output_type": "multiple_choice",
+    "doc_to_text": "Article: {{article}}\n\nQuestion: {{question}}\nAnswer:",
+    "doc_to_choice": "{{options}}",
+    "doc_to_target": "{{'ABCD'.index(answer)}}",
+    "metric_list": [
+        {"metric": metric, "aggregation": "mean", "higher_is_better": True} for metric in ("acc", "acc_norm")
+    ],
+}
+WRITES: dict[str, Any] = {
     "output_type": "generate_until",
     "doc_to_text": "{{text}}",
     "doc_to_target": "{{text}}",
@@ -51,10 +64,16 @@ def _task(name: str, rows: str, folder: Path) -> str:
     """A file that says the harness's own task again, but for where its rows are."""
     import lm_eval.tasks
 
-    data = {"dataset_path": "json", "dataset_name": None, "dataset_kwargs": {"data_files": {"test": rows}}}
-    splits = {"test_split": "test", "validation_split": None, "training_split": None}
-    own = WRITES if name == "writes" else {"include": f"{Path(lm_eval.tasks.__file__).parent / YAMLS[name]}.yaml"}
-    file = folder / f"{name}.yaml"
+    files = {"test": rows}
+    splits: dict[str, Any] = {"test_split": "test", "validation_split": None, "training_split": None}
+    if name in YAMLS:
+        own = {"include": f"{Path(lm_eval.tasks.__file__).parent / YAMLS[name]}.yaml"}
+    else:
+        own = {"writes": WRITES, "race_by_question": BY_QUESTION}[name]
+    if name.endswith("shot"):
+        files["train"], splits = str(Path(rows).with_name("shots.jsonl")), splits | SHOTS
+    data = {"dataset_path": "json", "dataset_name": None, "dataset_kwargs": {"data_files": files}}
+    file = folder / f"{name}.task.yaml"
     file.write_text(json.dumps({**own, "task": name, **data, **splits}))  # JSON is YAML
     return str(file)
 

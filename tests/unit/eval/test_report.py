@@ -101,6 +101,17 @@ def test_a_part_of_a_text_is_marked_and_one_item_has_no_interval() -> None:
     assert "one item: no interval" in text
 
 
+def test_what_does_not_fit_the_first_line_goes_whole_onto_the_next() -> None:
+    long = dataclasses.replace(RESULT, protocol="wikitext103/megatron-o32-s128", limit=7)
+    console = Console(file=io.StringIO(), width=80)
+    console.print(render(long, {}))
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().splitlines()[:2] == [
+        "wikitext103/megatron-o32-s128  PARTIAL: the first 7 items",
+        "        token_perplexity 45.94  (95% interval 44.10 to 47.85, 3 items)",
+    ]
+
+
 def test_a_comparison_says_what_is_clear() -> None:
     differences = {
         "token_perplexity": Difference(45.94, 44.0, -1.94, (-2.5, -1.1)),

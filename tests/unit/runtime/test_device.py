@@ -15,6 +15,7 @@ from lmtrain.runtime.device import (
     set_deterministic,
     set_threads,
 )
+from lmtrain.runtime.process import ProcessEnv
 
 CPU = torch.device("cpu")
 
@@ -48,7 +49,7 @@ def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(SettingsError, match="local rank 2 has no GPU of its own, since this node shows 2"):
-        pick_device("cuda", local_rank=2)
+        pick_device("cuda", ProcessEnv(local_rank=2))
 
 
 def test_memory_of_the_process() -> None:

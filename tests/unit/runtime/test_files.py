@@ -278,3 +278,12 @@ def test_a_name_that_is_no_text_is_escaped(tmp_path: Path) -> None:
     name = os.fsdecode(b"caf\xe9.jsonl")
     write_json(tmp_path / "f.json", {"files": [name]})
     assert read_json(tmp_path / "f.json") == {"files": [name]}
+
+
+def test_no_file_takes_the_place_of_a_device_or_a_pipe(tmp_path: Path) -> None:
+    """A user who may do everything could otherwise rename over /dev/null."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OutputError, match="pipe is not a plain file"), atomic_file(tmp_path / "pipe"):
+        pass
+    assert (tmp_path / "pipe").is_fifo()
+    assert os.listdir(tmp_path) == ["pipe"]

@@ -13,15 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.runtime.launch import Outcome, launch
+from lmtrain.runtime.launch import Outcome, _Job, _Stops, launch
 
 # what every child begins with; `wait()` blocks until something ends it
 HEAD = """
 import os, signal, sys, threading
 from lmtrain.runtime.launch import follow_launcher
+from lmtrain.runtime.signals import unblock_stops
 follow_launcher()
 rank = int(os.environ["RANK"])
 def wait():
+    unblock_stops()
     while not threading.Event().wait(1.0):  # looks up for signals that another thread was given
         pass
 """
@@ -46,7 +48,7 @@ def test_the_first_failure_wins_and_ends_the_rest(capfd: pytest.CaptureFixture[s
     body = 'if rank == 1:\n    print("error: no more disk", file=sys.stderr)\n    sys.exit(74)\nwait()'
     outcome = launch(child(body), 3, grace_s=0.0)
     assert outcome == Outcome(
-        74, 1, "rank 1 of 3 failed with exit code 74; the other 2 had to be killed: no more disk"
+        74, 1, "rank 1 of 3 failed with exit code 74; the other 2 had to be killed: no more disk."
     )  # fmt: skip
     assert "[rank 1] error: no more disk" in capfd.readouterr().err
 
@@ -75,8 +77,7 @@ def test_those_that_stood_still_are_named_and_not_those_that_waited() -> None:
     body = "if rank in (0, 2):\n    wait()\nos.close(0)\nsys.exit(76)"
     outcome = launch(child(body), 4, grace_s=0.5)
     assert outcome == Outcome(
-        76, 0, "ranks 0 and 2 of 4 stood still while the others waited, and had to be killed. Start the same command "
-        "again to go on."
+        76, 0, "ranks 0 and 2 of 4 stood still while the others waited, and had to be killed."
     )  # fmt: skip
 
 
@@ -88,12 +89,12 @@ def test_a_stop_with_a_checkpoint_is_no_failure() -> None:
     assert launch(child("sys.exit(75)"), 2, grace_s=0.0) == Outcome(75)
 
 
-def parent(folder: Path, body: str, num: int = 2) -> subprocess.Popen[str]:
+def parent(folder: Path, body: str, num: int = 2, options: str = "") -> subprocess.Popen[str]:
     """A launcher in a process of its own; each child makes a pipe's line once it is ready."""
     (folder / "child.py").write_text(HEAD + body)
     code = (
         "import sys\nfrom lmtrain.runtime.launch import launch\n"
-        f"outcome = launch([sys.executable, {str(folder / 'child.py')!r}], {num})\n"
+        f"outcome = launch([sys.executable, {str(folder / 'child.py')!r}], {num}{options})\n"
         "print('outcome', outcome.exit_code, outcome.cause)\nsys.exit(outcome.exit_code)"
     )
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -142,23 +143,114 @@ def test_signals_reach_every_child_once(
     assert "outcome 75 None" in output
 
 
-def test_a_signal_before_training_began(tmp_path: Path, ready: Callable[[int], list[int]]) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_to_children_that_do_nothing_about_it(
+    tmp_path: Path, ready: Callable[[int], list[int]], number: signal.Signals
+) -> None:
     job = parent(tmp_path, f"{READY}wait()")
     ready(2)
-    job.send_signal(signal.SIGTERM)
+    job.send_signal(number)
     output, _ = job.communicate(timeout=120)
-    assert "outcome 143 SIGTERM came before the work began." in output
+    assert f"outcome 75 {number.name} ended rank 0 at once, and the others with it." in output
+
+
+def test_a_signal_that_comes_before_a_child_can_hear_it_waits(
+    tmp_path: Path, ready: Callable[[int], list[int]]
+) -> None:
+    """It neither ends the child, which has no handler yet, nor is it lost."""
+    hear = "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))\n"
+    went_on = tmp_path / "go on"
+    os.mkfifo(went_on)
+    job = parent(tmp_path, f"{READY}open({str(went_on)!r}).read()\n{hear}wait()", num=1)
+    ready(1)
+    job.send_signal(signal.SIGUSR1)
+    went_on.write_text("")  # returns when the child has opened it too
+    output, _ = job.communicate(timeout=120)
+    assert "outcome 75 None" in output
+
+
+def test_a_lost_job_starts_again_and_knows_which_start_it_is() -> None:
+    body = 'count = int(os.environ["LMTRAIN_RESTART_COUNT"])\nif count < 2 and rank == 1:\n    os.abort()\nsys.exit(75)'
+    heard: list[tuple[int, int | None, int]] = []
+    outcome = launch(
+        child(body), 2, grace_s=0.0, max_restarts=3,
+        restarting=lambda outcome, number: heard.append((outcome.exit_code, outcome.rank, number)),
+    )  # fmt: skip
+    assert outcome == Outcome(75)
+    assert heard == [(76, 1, 2), (76, 1, 3)]
+
+
+def test_each_start_has_a_store_and_a_token_of_its_own(capfd: pytest.CaptureFixture[str]) -> None:
+    body = 'print(os.environ["LMTRAIN_RUN_TOKEN"], flush=True)\nsys.exit(76)'
+    assert launch(child(body), 1, max_restarts=1).exit_code == 76
+    first, second = capfd.readouterr().out.split()
+    assert first != second
+
+
+@pytest.mark.parametrize("code", [0, 2, 65, 66, 73, 74, 75, 78, 86, 93, 130])
+def test_what_another_start_would_not_change_is_final(code: int) -> None:
+    assert not Outcome(code).lost
+
+
+@pytest.mark.parametrize("code", [1, 70, 76])
+def test_what_another_start_may_change(code: int) -> None:
+    assert Outcome(code).lost
+
+
+def test_a_signal_ends_the_starting_again(tmp_path: Path, ready: Callable[[int], list[int]]) -> None:
+    """It comes while the job is lost, so that no child is left to hear it."""
+    job = parent(tmp_path, f"{READY}os.read(0, 1)", num=1, options=", max_restarts=5")
+    (pid,) = ready(1)
+    job.send_signal(signal.SIGSTOP)
+    os.kill(pid, signal.SIGKILL)
+    job.send_signal(signal.SIGTERM)
+    job.send_signal(signal.SIGCONT)
+    output, _ = job.communicate(timeout=120)
+    assert "outcome 75 SIGTERM came while the run was stopped: rank 0 of 1 was ended by SIGKILL" in output
+
+
+def test_a_child_that_stands_still_when_the_others_have_ended_is_killed(
+    ready: Callable[[int], list[int]],
+) -> None:
+    body = f"{READY}if rank == 1:\n    os.kill(os.getpid(), signal.SIGSTOP)\n"
+    outcome = launch(child(body), 2, grace_s=0.0)
+    assert outcome == Outcome(76, 1, "rank 1 of 2 stood still when the others had ended, and had to be killed.")
+
+
+def test_a_child_that_has_just_ended_does_not_stand_still() -> None:
+    job = _Job(1, 0.0, _Stops())
+    with subprocess.Popen([sys.executable, "-c", ""], text=True) as ended:
+        job.children.append(ended)
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        assert not job._is_stopped(0)
+
+
+def test_helpers_of_children_end_with_them(ready: Callable[[int], list[int]]) -> None:
+    helper = 'import subprocess\nhelper = subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL)\n'
+    report = 'os.write(os.open(os.environ["READY"], os.O_WRONLY), b"%d\\n" % helper.pid)\n'
+    assert launch(child(helper + report), 1) == Outcome(0)
+    (pid,) = ready(1)
+    gone(pid)
 
 
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="no pidfd_open")
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
+@pytest.mark.parametrize(
+    ("state", "number"),
+    [("runs", signal.SIGKILL), ("runs", signal.SIGHUP), ("stands still", signal.SIGKILL),
+     ("holds the lock", signal.SIGKILL)],
+)  # fmt: skip
 def test_no_orphan_however_the_parent_ends(
-    tmp_path: Path, ready: Callable[[int], list[int]], number: signal.Signals
+    tmp_path: Path, ready: Callable[[int], list[int]], number: signal.Signals, state: str
 ) -> None:
     """Not even a helper that a child has started."""
+    end = {
+        "runs": "wait()",
+        "stands still": "os.kill(os.getpid(), signal.SIGSTOP)",
+        "holds the lock": "import re; re.match(r'(a?){40}a{40}', 'a' * 40)",
+    }[state]
     helper = 'import subprocess\nhelper = subprocess.Popen(["sleep", "600"])\n'
     report = 'os.write(os.open(os.environ["READY"], os.O_WRONLY), b"%d\\n%d\\n" % (os.getpid(), helper.pid))\n'
-    job = parent(tmp_path, f"{helper}{report}wait()")
+    job = parent(tmp_path, f"{helper}{report}{end}")
     pids = ready(4)
     job.send_signal(number)
     job.communicate(timeout=120)

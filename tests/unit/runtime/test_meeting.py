@@ -6,6 +6,8 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -158,8 +160,40 @@ def test_a_refusal_that_nobody_can_hear_is_none_of_its_own(monkeypatch: pytest.M
 
 
 def test_ranks_that_do_not_come_are_waited_for_in_time(store: Any) -> None:
-    with pytest.raises(PeerLostError, match=r"waited for its peers: not all 2 processes .*timeout_s=0\.5,"):
+    with pytest.raises(PeerLostError, match=r"waited for its peers: rank 1 of 2 has not come within .*_s=0\.5\."):
         call_roll(rank(0), meet(rank(0), 20.0), 0.5)
+
+
+@contextmanager
+def passes_on(port: int, stands_still: threading.Event) -> Iterator[int]:
+    """A port at which that other one is reached, until it no longer answers."""
+
+    def pump(source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while (data := source.recv(1 << 16)) and not stands_still.is_set():
+                target.sendall(data)
+
+    def answer() -> None:
+        ends = [ended.enter_context(one) for one in (front.accept()[0], socket.create_connection(("127.0.0.1", port)))]
+        for one, other in (ends, ends[::-1]):
+            threading.Thread(target=pump, args=(one, other), daemon=True).start()
+
+    with ExitStack() as ended:
+        front = ended.enter_context(socket.create_server(("127.0.0.1", 0)))
+        threading.Thread(target=answer, daemon=True).start()
+        yield int(front.getsockname()[1])
+
+
+def test_a_store_that_stops_answering_is_not_waited_for_without_end(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stands_still = threading.Event()
+    with passes_on(store.underlying_store.port, stands_still) as port:
+        monkeypatch.setenv("MASTER_PORT", str(port))
+        found = meet(rank(0), 20.0)
+        stands_still.set()
+        with pytest.raises(PeerLostError, match=r"not all 2 processes of the run came, or who holds their store is"):
+            call_roll(rank(0), found, 0.5)
 
 
 @pytest.mark.parametrize("written", ["", "0 no code", "go", b"\xff" * 64])

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
+import sys
+import threading
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from lmtrain.runtime.signals import StopRequest
+from lmtrain.runtime.signals import Stopped, StopRequest, asked_to_stop, give_back, listen, listening
 
 WATCHED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -25,10 +31,106 @@ def test_a_signal_is_noted_and_the_old_handlers_come_back(number: signal.Signals
 @pytest.mark.parametrize(("first", "second"), [(signal.SIGTERM, signal.SIGTERM), (signal.SIGINT, signal.SIGTERM)])
 def test_the_second_urgent_signal_ends_at_once(first: signal.Signals, second: signal.Signals) -> None:
     before = [signal.getsignal(n) for n in WATCHED]
-    with pytest.raises(KeyboardInterrupt, match=f"{second.name} after {first.name}"), StopRequest(0.0):  # noqa: PT012
+    with pytest.raises(Stopped, match=first.name), StopRequest(0.0) as stop:  # noqa: PT012
         os.kill(os.getpid(), first)
+        assert not stop.ends_at_once
         os.kill(os.getpid(), second)
+    assert stop.cause == f"{first.name}, and a second signal"
     assert [signal.getsignal(n) for n in WATCHED] == before
+
+
+@pytest.mark.parametrize("number", WATCHED)
+def test_before_the_first_step_every_signal_ends_at_once_and_once(number: signal.Signals) -> None:
+    with StopRequest() as stop:
+        stop.at_once()
+        with pytest.raises(Stopped, match=number.name):
+            os.kill(os.getpid(), number)
+        for again in WATCHED:  # while the process is ending
+            os.kill(os.getpid(), again)
+        assert stop.cause == number.name
+
+
+def test_what_came_before_the_settings_were_known_ends_the_run_then() -> None:
+    with StopRequest() as stop:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        with pytest.raises(Stopped, match="SIGUSR1"):
+            stop.at_once()
+
+
+def test_after_the_first_step_a_stop_is_polite_and_the_second_is_not() -> None:
+    heard: list[str] = []
+    with StopRequest(0.0) as stop:
+        stop.at_once()
+        for _ in range(3):
+            stop.politely(heard.append)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert (heard, stop.requested, stop.ends_at_once) == (["SIGINT"], "SIGINT", False)
+        with pytest.raises(Stopped):
+            os.kill(os.getpid(), signal.SIGINT)
+        stop.politely(heard.append)
+        assert stop.ends_at_once
+
+
+def test_while_processes_meet_a_stop_is_kept_and_then_told() -> None:
+    told: list[str] = []
+    with StopRequest() as stop:
+        stop.at_once()
+        stop.hold()
+        os.kill(os.getpid(), signal.SIGUSR2)
+        stop.look()
+        with pytest.raises(Stopped), stop.told_by(told.append):
+            pytest.fail("it went on")
+    assert told == ["SIGUSR2"]
+
+
+def test_a_peer_that_leaves_takes_this_process_along() -> None:
+    """Its word comes by another thread, and ends what the main thread waits in."""
+    with StopRequest() as stop:
+        stop.politely(lambda name: None)
+        thread = threading.Thread(target=stop.hear, args=("SIGTERM",))
+        with pytest.raises(Stopped, match="SIGTERM"):  # noqa: PT012
+            thread.start()
+            threading.Event().wait(60.0)
+        thread.join()
+        assert stop.was_told(60.0)
+        stop.politely(lambda name: None)
+        assert stop.ends_at_once
+
+
+def test_a_loss_without_a_word_is_a_loss() -> None:
+    stop = StopRequest()
+    stop.at_once()
+    assert not stop.was_told(0.0)
+
+
+def test_who_is_no_run_gets_its_signals_back() -> None:
+    got: list[int] = []
+    old = signal.signal(signal.SIGUSR1, lambda number, frame: got.append(number))
+    try:
+        give_back()
+        listen()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert (got, asked_to_stop()) == ([], "SIGUSR1")
+        give_back()
+        assert (got, asked_to_stop()) == ([signal.SIGUSR1], None)
+    finally:
+        signal.signal(signal.SIGUSR1, old)
+
+
+def test_a_run_takes_over_what_was_heard_before_it() -> None:
+    before = {number: signal.getsignal(number) for number in WATCHED}
+    try:
+        listen()
+        os.kill(os.getpid(), signal.SIGTERM)
+        with listening() as stop:
+            assert (stop.requested, asked_to_stop()) == ("SIGTERM", "SIGTERM")
+        assert {signal.getsignal(number) for number in WATCHED} == {signal.SIG_IGN}
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    with listening() as stop:
+        assert stop.requested is None
+    assert {number: signal.getsignal(number) for number in WATCHED} == before
 
 
 def test_one_stop_that_arrives_twice_at_once_is_one() -> None:
@@ -45,3 +147,26 @@ def test_an_early_warning_does_not_count_as_the_first_urgent_one() -> None:
         os.kill(os.getpid(), signal.SIGUSR2)
         os.kill(os.getpid(), signal.SIGTERM)
     assert stop.requested == "SIGUSR2"
+
+
+def test_while_torch_is_imported_a_stop_is_noted_and_looked_at_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is raised in Python that torch's own set-up calls would abort the process."""
+    torch = ModuleType("torch")
+    torch.__spec__ = ModuleSpec("torch", None)
+    torch.__spec__._initializing = True  # type: ignore[attr-defined]  # because: as Python marks it
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    with StopRequest() as stop:
+        stop.at_once()
+        os.kill(os.getpid(), signal.SIGTERM)
+        stop.look()
+        torch.__spec__._initializing = False  # type: ignore[attr-defined]
+        with pytest.raises(Stopped, match="SIGTERM"):
+            stop.look()
+
+
+def test_python_marks_a_module_that_is_being_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "half_way.py").write_text("import sys\nfound = sys.modules[__name__].__spec__._initializing\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    half_way = importlib.import_module("half_way")
+    assert half_way.found
+    assert not getattr(half_way.__spec__, "_initializing", False)

@@ -1,4 +1,4 @@
-"""What processes agree on: rows of numbers, and the step after which all stop."""
+"""What processes agree on: rows of numbers, and what one wishes at the end of a step."""
 
 from __future__ import annotations
 
@@ -8,41 +8,40 @@ import torch
 
 from lmtrain.layout import Layout
 from lmtrain.parallel.mesh import build_mesh
-from lmtrain.runtime.signals import StopRequest
-from lmtrain.train.peers import GroupPeers, StopVote, saving_peers, setup_peers
+from lmtrain.train.peers import GroupPeers, Vote, saving_peers, setup_peers
 from tests.layouts.workers import Pool
 
 CPU = torch.device("cpu")
 
 
 def agree(world_size: int) -> dict[str, Any]:
-    """On each rank: numbers exchanged by two groups, and three rounds of the vote with a signal on the last rank."""
+    """On each rank: numbers exchanged by two groups, and three rounds of the vote with a wish of the last rank."""
     mesh = build_mesh(Layout(dp_replicate=world_size), CPU, 60.0)
-    setup, saving, vote = setup_peers(mesh), saving_peers(mesh), StopVote(mesh)
+    setup, saving, vote = setup_peers(mesh), saving_peers(mesh), Vote(mesh)
     assert isinstance(saving, GroupPeers)
     rows = [peers.gather([mesh.rank, -(2**62)]) for peers in (setup, saving)]
-    stop, answers = StopRequest(), []
+    mine, answers = [0, 0], []
     for number in range(3):
-        vote.ask(stop)
+        vote.ask(lambda: mine)
         if number == 0 and mesh.rank == world_size - 1:
-            stop.requested = "SIGUSR1"  # while the first step computes
-        answers.append(vote.answer(stop))
+            mine[1] = 2  # while the first step computes
+        answers.append(vote.answer(lambda: mine))
     return {"rows": rows, "answers": answers}
 
 
-def test_all_stop_after_the_same_step(pool: Pool) -> None:
+def test_all_hear_of_a_wish_after_the_same_step(pool: Pool) -> None:
     found = pool.run(f"{__name__}:agree", 3, {"world_size": 3})
     table = [[rank, -(2**62)] for rank in range(3)]
     assert [rank["rows"] for rank in found] == [[table, table]] * 3
-    assert [rank["answers"] for rank in found] == [[None, "SIGUSR1", "SIGUSR1"]] * 3
+    assert [rank["answers"] for rank in found] == [[[0, 0], [0, 2], [0, 2]]] * 3
 
 
-def test_one_process_stops_after_the_step_of_the_signal() -> None:
+def test_one_process_hears_itself_after_the_step_of_the_wish() -> None:
     mesh = build_mesh(Layout(), CPU)
-    vote, stop = StopVote(mesh), StopRequest()
-    vote.ask(stop)
-    assert vote.answer(stop) is None
-    vote.ask(stop)
-    stop.requested = "SIGTERM"
-    assert vote.answer(stop) == "SIGTERM"
+    vote, mine = Vote(mesh), [0]
+    vote.ask(lambda: mine)
+    assert vote.answer(lambda: mine) == [0]
+    vote.ask(lambda: mine)
+    mine[0] = 2
+    assert vote.answer(lambda: mine) == [2]
     assert setup_peers(mesh).gather([4]) == saving_peers(mesh).gather([4]) == [[4]]

@@ -11,9 +11,10 @@ import pytest
 from lmtrain.cli.say import print_error
 from lmtrain.config.compose import compose
 from lmtrain.errors import NonFiniteLossError
+from lmtrain.runtime.files import folder_lock
 from lmtrain.runtime.process import ProcessEnv
 from lmtrain.train.config import RunConfig
-from lmtrain.train.stop_file import STOP, write_failure, write_stop
+from lmtrain.train.stop_file import STOP, write_cut_off, write_failure, write_stop
 
 
 @pytest.fixture
@@ -40,7 +41,20 @@ def test_a_stop_file_that_cannot_be_written_leaves_the_cause(
 def test_the_first_of_several_processes_says_why(config: RunConfig, tmp_path: Path) -> None:
     for rank in (1, 0):
         write_failure(config, NonFiniteLossError(f"rank {rank}"), ProcessEnv(rank=rank, world_size=2))
-    facts = {"cause": "rank 1", "exit_code": 86, "requeue": False, "rank": 1}
+    facts = {"cause": "rank 1", "exit_code": 86, "requeue": False, "rank": 1, "resume": None}
     assert json.loads((tmp_path / STOP).read_text()) == facts
     assert write_stop(config, {"cause": "done"}) is None
-    assert json.loads((tmp_path / STOP).read_text()) == {"cause": "done"}
+    assert json.loads((tmp_path / STOP).read_text()) == {"cause": "done", "resume": None}
+
+
+def test_a_run_that_is_cut_off_names_its_checkpoint_and_leaves_a_folder_in_use_alone(
+    config: RunConfig, tmp_path: Path
+) -> None:
+    (tmp_path / "checkpoints/step_00000007").mkdir(parents=True)
+    with folder_lock(tmp_path):
+        assert "is in use by" in str(write_cut_off(config, "SIGUSR1"))
+        assert not (tmp_path / STOP).exists()
+    assert write_cut_off(config, "SIGUSR1") is None
+    newest = str(tmp_path / "checkpoints/step_00000007")
+    facts = {"cause": "SIGUSR1", "step": 7, "exit_code": 75, "requeue": True, "resume": newest}
+    assert json.loads((tmp_path / STOP).read_text()) == facts

@@ -175,6 +175,12 @@ def test_one_epoch_and_none(make: Make) -> None:
     assert AsNumbered(3).ids(1, 2).tolist() == [1, 2]
 
 
+def test_ids_outside_the_vocabulary_are_refused(make: Make) -> None:
+    indexed = make("a", [5, 3, 8])
+    with pytest.raises(DataError, match=r"a\.bin holds the id \d+; the vocabulary ends at 4\."):
+        MegatronDataset(indexed, range(3), 4, None, 1, vocab_size=5).batch(np.arange(3))
+
+
 def test_large_indexes_are_kept(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(megatron_order, "_CACHED_FROM", 0)
     indexed, cache = make("a", [5, 3, 8, 2]), IndexCache(tmp_path / "cache")

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from lmtrain import native
 from lmtrain.data.samples.packing import copy_rows, copy_rows_twin
-from lmtrain.data.samples.rows import ragged, read_rows, read_rows_twin, separate, separate_twin
+from lmtrain.data.samples.rows import (
+    ragged,
+    read_rows,
+    read_rows_twin,
+    read_runs,
+    read_runs_twin,
+    separate,
+    separate_twin,
+)
 
 
 @given(runs=st.lists(st.tuples(st.integers(-5, 9), st.integers(0, 4)), max_size=8))
@@ -48,15 +56,18 @@ def test_copying_pieces(dtype: type[np.integer], sizes: list[int], limit: int, d
     low = -1 if data.draw(st.booleans()) and dtype not in (np.uint8, np.uint16) else 0
     tokens = np.array(data.draw(st.lists(st.integers(low, 40), min_size=7, max_size=30)), dtype)
     starts = np.array([data.draw(st.integers(0, len(tokens) - 1 - size)) for size in sizes], np.int64)
-    targets = np.cumsum([0, *sizes])[:-1].astype(np.int64)
-    results = []
+    gaps = data.draw(st.lists(st.integers(0, 1), min_size=len(sizes), max_size=len(sizes)))
+    targets = np.cumsum([0, *sizes])[:-1].astype(np.int64) + np.cumsum(gaps, dtype=np.int64)
+    used: list[int] = []
+    expected = np.array([[0], [-100]]).repeat(40, axis=1)
+    for start, size, target in zip(starts, sizes, targets, strict=True):
+        expected[:, target : target + size] = tokens[start : start + size], tokens[start + 1 : start + size + 1]
+        used += tokens[start : start + size + 1].tolist() if size else []
     for function in (copy_rows, copy_rows_twin):
-        ids, labels = np.zeros(40, np.int64), np.full(40, -100, np.int64)
-        known = function(tokens, starts, np.array(sizes, np.int64), targets, limit, ids, labels)
-        results.append((known, ids.tolist(), labels.tolist()))
-    assert results[0] == results[1]
-    used = [tokens[start : start + size + 1] for start, size in zip(starts, sizes, strict=True) if size]
-    assert results[0][0] == all(0 <= token < limit for stretch in used for token in stretch.tolist())
+        ids, labels, known = function(tokens, starts, np.array(sizes, np.int64), targets, 4, 10, limit)
+        assert [ids.tolist(), labels.tolist()] == expected.reshape(2, 4, 10).tolist()
+        assert ids.dtype == labels.dtype == np.int64
+        assert known == all(0 <= token < limit for token in used)
 
 
 @settings(max_examples=60)
@@ -81,6 +92,36 @@ def test_rows_elsewhere_are_refused(function: Callable[..., object], sample: int
         function(np.arange(12, dtype=np.uint16), np.array([0, sample]), 3, 100)  # the third has its last label
 
 
+@settings(max_examples=60)
+@given(dtype=st.sampled_from(DTYPES), seq_len=st.integers(1, 6), limit=st.integers(1, 40), data=st.data())
+def test_reading_runs(dtype: type[np.integer], seq_len: int, limit: int, data: st.DataObject) -> None:
+    low = -1 if data.draw(st.booleans()) and dtype not in (np.uint8, np.uint16) else 0
+    tokens = np.array(data.draw(st.lists(st.integers(low, 40), min_size=7, max_size=30)), dtype)
+    num = data.draw(st.integers(0, 4))
+    cuts = sorted(data.draw(st.lists(st.integers(0, num * (seq_len + 1)), max_size=9)))
+    sizes = np.diff([0, *cuts, num * (seq_len + 1)])
+    sizes = np.array([part for size in sizes for part in [7] * (size // 7) + [size % 7]], np.int64)
+    starts = np.array([data.draw(st.integers(0, len(tokens) - size)) for size in sizes.tolist()], np.int64)
+    ends = zip(starts, starts + sizes, strict=True)
+    all_rows = np.concatenate([tokens[start:end] for start, end in ends]).reshape(num, seq_len + 1)
+    for function in (read_runs, read_runs_twin):
+        ids, labels, known = function(tokens, starts, sizes, num, seq_len, limit)
+        assert (ids.tolist(), labels.tolist()) == (all_rows[:, :-1].tolist(), all_rows[:, 1:].tolist())
+        assert ids.dtype == labels.dtype == np.int64
+        assert ids.shape == labels.shape == (num, seq_len)
+        assert known == all(0 <= token < limit for token in all_rows.ravel().tolist())
+
+
+@pytest.mark.parametrize("function", [read_runs, read_runs_twin])
+@pytest.mark.parametrize(
+    ("start", "size", "num"),
+    [(-1, 4, 1), (9, 4, 1), (0, -4, -1), (0, 4, 2), (0, 8, 1), (0, 3, 1), (2**62, 4, 1), (0, 2**62, 1), (12, 1, 0)],
+)
+def test_runs_elsewhere_are_refused(function: Callable[..., object], start: int, size: int, num: int) -> None:
+    with pytest.raises(ValueError, match=r"outside|fill|size"):
+        function(np.arange(12, dtype=np.uint16), np.array([start]), np.array([size]), num, 3, 100)
+
+
 @pytest.mark.parametrize(
     ("start", "size", "target"),
     [(-1, 2, 0), (8, 2, 0), (9, 1, 0), (0, -1, 0), (0, 5, 6), (0, 2, -1), (2**62, 1, 0), (0, 1, 2**62), (0, 2**62, 0)],
@@ -88,10 +129,17 @@ def test_rows_elsewhere_are_refused(function: Callable[..., object], sample: int
 def test_pieces_elsewhere_are_refused(start: int, size: int, target: int) -> None:
     if native.lib is None:
         pytest.skip("lmtrain._native was not compiled")
-    ids, labels = np.zeros(10, np.int64), np.zeros(10, np.int64)
     arrays = [np.array([value], np.int64) for value in (start, size, target)]
     with pytest.raises(ValueError, match="outside"):
-        native.lib.pack_rows(np.arange(10, dtype=np.uint16), *arrays, 100, ids, labels)
+        native.lib.pack_rows(np.arange(10, dtype=np.uint16), *arrays, 2, 5, 100)
+
+
+def test_pieces_do_not_overlap() -> None:
+    if native.lib is None:
+        pytest.skip("lmtrain._native was not compiled")
+    arrays = [np.array(values, np.int64) for values in ([0, 0], [2, 2], [1, 2])]
+    with pytest.raises(ValueError, match="outside"):
+        native.lib.pack_rows(np.arange(10, dtype=np.uint16), *arrays, 2, 5, 100)
 
 
 @pytest.mark.parametrize(("firsts", "num"), [([], 1), ([1], 1), ([0, 0], 1), ([0, 4], 1), ([0, 3, 2], 1), ([0], -1)])

@@ -1,0 +1,106 @@
+# ---- from here on all these files are the same ---------------------------------------------------------------------
+
+set -u                           # and not -e: exit codes are read here
+log=$(readlink "/proc/$$/fd/2")  # this job's log, in which srun says what task failed first
+step='' asked='' queued='' node='' left_out='' num_left_out=0
+
+say() { echo "$(date '+%F %T') job $SLURM_JOB_ID: $*"; }
+
+# A stop that reaches this script goes on to the tasks. It is sent until srun has ended, since a task that srun is only
+# about to start hears nothing; USR1 asks politely however often it comes.
+pass_on() {
+  asked=$1
+  [ -z "$step" ] || while kill -s USR1 "$step"; do sleep 5; done 2>/dev/null &
+  queue_again 'COMPLETING TimeLimit'  # now, since Slurm kills this script too when it has waited for the tasks
+}
+trap 'pass_on INT' INT
+trap 'pass_on TERM' TERM
+trap 'pass_on USR1' USR1
+trap 'pass_on USR2' USR2
+
+# All tasks, until the last has ended. Signals wait outside (--block-signal) until lmtrain is there to hear them.
+run_tasks() {
+  from=$(stat -c %s "$log" 2>/dev/null || echo 0) before=$(stop_file)
+  srun --nodes="$nodes" --ntasks="$tasks" --kill-on-bad-exit=1 ${left_out:+--exclude="$left_out"} "${of_srun[@]}" \
+    "${container[@]}" env --block-signal=INT,TERM,USR1,USR2 "${lmtrain[@]}" pretrain "${words[@]}" &
+  step=$!
+  [ -z "$asked" ] || pass_on "$asked"
+  until wait "$step"; code=$?; ! kill -0 "$step" 2>/dev/null; do :; done  # a signal ends `wait`, not srun
+  step=''
+}
+
+# What ended the tasks: the exit code, and the node to blame. srun ends all tasks when one fails, and its own exit code
+# is then mostly that of those that it ended (143). So its lines in the log are read: the first one says what happened.
+# A task that lost another (76) may have ended before the one that knows why.
+judge() {
+  local where what found first=''
+  node=''
+  while read -r where what; do
+    case $what in
+      'Exited with exit code '*) found=${what##* } ;;
+      Terminated* | Interrupt* | 'User defined signal'*) found=75 ;;  # a stop, before anybody could listen
+      *) found=137 ;;                                                 # killed, crashed, or its node is gone
+    esac
+    if [ -z "$first" ]; then
+      first=$found
+      ((found < 128)) || node=$where
+    elif ((first == 76 && found != 75 && found < 128)); then
+      first=$found
+    fi
+  done < <(tail -c "+$((from + 1))" "$log" 2>/dev/null | sed -nE \
+    -e 's/^srun: error: ([^ :]+): tasks? [^:]+: (.+)$/\1 \2/p' \
+    -e 's/^srun: error: (Node failure) on ([^ ,]+).*$/\2 \1/p')
+  code=${first:-$code}
+  if ((code == 76)) && [ "$(stop_file)" != "$before" ] && grep -Eqs '"(hang|lost)":' "$run/stop.json"; then
+    node=$(node_of "$(sed -nE 's/^ *"rank": ([0-9]+).*/\1/p' "$run/stop.json")")
+  fi
+}
+
+# In which the run says whom it has lost. What is there before a start is of an earlier one.
+stop_file() { stat -c '%i %y' "$run/stop.json" 2>/dev/null; }
+
+# Where a rank was: srun gives each node its share of them in turn.
+node_of() {
+  scontrol show hostnames "$SLURM_JOB_NODELIST" | grep -vxF "${left_out//,/$'\n'}" | sed -n "$(($1 / (tasks / nodes) + 1))p"
+}
+
+# Back into the queue, once, if the job's state is one of these.
+queue_again() {
+  if [ -z "$queued" ] && squeue --noheader --jobs="$SLURM_JOB_ID" --format='%A %T %r' | grep -Eq "^$SLURM_JOB_ID ($1)"; then
+    queued=yes
+    say "queued again"
+    scontrol requeue "$SLURM_JOB_ID"
+  fi
+}
+
+# A stop: queued again, unless Slurm ends this job for another reason than its time (scancel, preemption, a lost node).
+stop() {
+  queue_again 'RUNNING|COMPLETING TimeLimit'
+  [ -n "$queued" ] || say "stopped, and not queued again from here: Slurm itself is ending this job"
+  exit 75
+}
+
+# srun takes the job's --cpus-per-task from here alone; in a container nobody can ask Slurm when the job will end.
+[ -z "${SLURM_CPUS_PER_TASK:-}" ] || export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
+end=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e) &&
+  end=$(date +%s -d "${end:-none}" 2>/dev/null) && export SLURM_JOB_END_TIME="$end"
+
+while [ -z "$asked" ]; do
+  run_tasks
+  judge
+  if ((code == 0)); then
+    say "done"
+    exit 0
+  elif ((code < 128 && code != 75 && code != 76)); then
+    say "exit code $code: neither started nor queued again"
+    exit "$code"
+  elif ((code == 75)) || [ -n "$asked" ]; then
+    stop
+  fi
+  if [ -n "$node" ] && ((num_left_out < spare_nodes)); then
+    left_out=${left_out:+$left_out,}$node
+    ((num_left_out += 1))
+  fi
+  say "lost a task (exit code $code${node:+ on $node}), starts again${left_out:+ without $left_out}"
+done
+stop

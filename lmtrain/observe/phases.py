@@ -1,0 +1,193 @@
+"""What this process does now, in one call where it changes; read by the watch, even of a process that stands still.
+
+Called wherever the work changes: `enter("backward", microbatch=1)`, or `with within("collective", "the norm"):` for
+what returns to the phase before. `main` is the thread that trains, `saver` the one that writes checkpoints. Without a
+watch a mark is a few assignments; with one it is also packed into memory that another process reads without asking.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+
+PHASES = (
+    "imports", "rendezvous", "build", "load", "data", "forward", "backward", "collective", "optimizer", "save",
+    "validation", "evaluation",
+)  # fmt: skip
+COLLECTIVE, SAVE = "collective", "save"
+NUM_BYTES = 4096
+_INDEX = {phase: index for index, phase in enumerate(PHASES)}
+_MARK = struct.Struct("<QBxxxiiqQQ48sQ")  # its number first and last: between two equal ones nobody was writing
+_ODD = struct.Struct("<q48s48s")  # the newest step in which the collectives came in another order than in the last
+_SAVER_AT, _ODD_AT, _NAMES_AT, _NAME_BYTES = 128, 256, 512, 48
+_MOST_NAMES = 64 - len(PHASES)  # because: what has been seen is a bit each
+
+_memory: mmap.mmap | None = None
+_names: dict[str, tuple[bytes, int]] = {}  # of collectives: as they are packed, and their bit
+
+
+class Place:
+    """One thread's phase, step and so on."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+        self.phase = PHASES[0]
+        self.step = self.microbatch = self.stage = -1
+        self.what = b""
+        self.number = 0  # of marks so far
+        self.count = 0  # of collectives so far
+        self.seen = 0  # a bit for each phase, and each name of a collective, that has been gone through
+        self.steps = 0  # begun so far
+        self.order: list[str] = []  # of collectives, in this step
+        self.order_before: list[str] = []
+
+    def enter(
+        self, phase: str, step: int | None = None, microbatch: int | None = None, stage: int | None = None
+    ) -> None:
+        """From now on this thread does this. The step stays what it was, unless another is given."""
+        self.seen |= 1 << _INDEX[self.phase]
+        self.phase, self.what = phase, b""
+        self.microbatch = -1 if microbatch is None else microbatch
+        self.stage = -1 if stage is None else stage
+        if step is not None and step != self.step:
+            self.order_before = self.order if self.steps else []  # because: before the first step all is different
+            self.order = []
+            self.step = step
+            self.steps += 1
+        if _memory is not None:
+            self.write()
+
+    def write(self) -> None:
+        assert _memory is not None
+        self.number = number = self.number + 1
+        _MARK.pack_into(
+            _memory, self.at, number, _INDEX[self.phase], self.microbatch, self.stage, self.step, self.count, self.seen,
+            self.what, number,
+        )  # fmt: skip
+
+    def note_order(self, what: str) -> None:
+        """Remember the order of a step's collectives; one that is left out shows in the next one."""
+        order, before = self.order, self.order_before
+        if len(order) < len(before) and before[len(order)] != what and _memory is not None:
+            _ODD.pack_into(_memory, _ODD_AT, self.step, _packed(before[len(order)])[0], _packed(what)[0])
+        order.append(what)
+
+
+class within:  # because: small, as it is read as a word: `with within("save"):`
+    """For the time of the block this thread does this; afterwards what it did before, unless the block has failed."""
+
+    __slots__ = ("bit", "packed", "phase", "place", "was", "what")
+
+    def __init__(self, phase: str, what: str = "", place: Place | None = None) -> None:
+        self.phase, self.what, self.place = phase, what, place or main
+        self.packed, self.bit = _packed(what) if what else (b"", 0)
+
+    def __enter__(self) -> None:
+        place = self.place
+        self.was = place.phase, place.what
+        place.phase, place.what = self.phase, self.packed
+        if self.what:
+            place.count += 1
+            if place is main:
+                place.note_order(self.what)
+        if _memory is not None:
+            place.write()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            return  # because: where it failed is what is asked for
+        place = self.place
+        place.seen |= self.bit or 1 << _INDEX[self.phase]
+        place.phase, place.what = self.was
+        if _memory is not None:
+            place.write()
+
+
+main, saver = Place(0), Place(_SAVER_AT)
+saver.phase = SAVE
+enter = main.enter
+
+
+def _packed(what: str) -> tuple[bytes, int]:
+    found = _names.get(what)
+    if found is None:
+        bit = 1 << (len(PHASES) + len(_names)) if len(_names) < _MOST_NAMES else 0
+        found = _names[what] = what.encode()[:_NAME_BYTES], bit
+        if _memory is not None:
+            _write_names()
+    return found
+
+
+def _write_names() -> None:
+    assert _memory is not None
+    for number, (name, bit) in enumerate(_names.values()):
+        if bit:
+            struct.pack_into(f"{_NAME_BYTES}s", _memory, _NAMES_AT + number * _NAME_BYTES, name)
+
+
+def open_memory() -> int:
+    """Marks go there from now on; returns the descriptor by which another process reads them."""
+    global _memory
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("lmtrain-phases")
+    else:
+        import tempfile  # because: it is slow to import, and only needed where the system has no memory files
+
+        fd, path = tempfile.mkstemp(prefix="lmtrain-phases-")
+        os.unlink(path)
+    os.ftruncate(fd, NUM_BYTES)
+    _memory = mmap.mmap(fd, NUM_BYTES)
+    _write_names()
+    main.write()
+    return fd
+
+
+def close_memory() -> None:
+    global _memory
+    if _memory is not None:
+        memory, _memory = _memory, None
+        memory.close()
+
+
+class Mark:
+    """What a process had last written, as another one reads it."""
+
+    def __init__(self, memory: mmap.mmap, at: int = 0) -> None:
+        for _ in range(100):
+            first, phase, microbatch, stage, step, count, seen, what, last = _MARK.unpack_from(memory, at)
+            if first == last:  # because: a process may be stopped amid writing, and then this is all there will be
+                break
+        self.number, self.phase, self.step, self.microbatch, self.stage = first, PHASES[phase], step, microbatch, stage
+        self.count, self.seen, self.what = count, seen, _text(what)
+
+
+def read_mark(memory: mmap.mmap) -> Mark:
+    """Of the main thread; where that waits for the one that saves, of that one."""
+    mark, saving = Mark(memory), Mark(memory, _SAVER_AT)
+    if mark.phase != SAVE or saving.number == 0 or saving.step < 0:
+        return mark
+    saving.number += mark.number
+    saving.count += mark.count
+    saving.seen |= mark.seen
+    return saving
+
+
+def read_seen(memory: mmap.mmap, seen: int) -> list[str]:
+    """The phases, and the names of collectives, that these bits stand for."""
+    found = [phase for index, phase in enumerate(PHASES) if seen >> index & 1]
+    for number in range(_MOST_NAMES):
+        if seen >> len(PHASES) + number & 1:
+            (name,) = struct.unpack_from(f"{_NAME_BYTES}s", memory, _NAMES_AT + number * _NAME_BYTES)
+            found.append(_text(name))
+    return found
+
+
+def read_odd(memory: mmap.mmap) -> tuple[int, str, str]:
+    """The newest step in which a collective came in another's place: (step, the one expected, the one that came)."""
+    step, expected, came = _ODD.unpack_from(memory, _ODD_AT)
+    return step, _text(expected), _text(came)
+
+
+def _text(packed: bytes) -> str:
+    return packed.rstrip(b"\0").decode(errors="replace")

@@ -1,0 +1,1 @@
+"""Who of a run's processes stands still, and what is done about it."""

@@ -1,0 +1,242 @@
+"""A small process beside each rank: it reads the rank's marks and state, beats to the hub, and ends what stands still.
+
+Started by guard, without torch and without site packages, and gone with its rank however that ends: the socket between
+them closes. Rank 0's is the hub too. It works where the rank cannot: stopped, or with its interpreter's lock held.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+
+from lmtrain.observe.phases import NUM_BYTES, Mark, read_mark, read_odd, read_seen
+from lmtrain.observe.watch.hub import Hub
+from lmtrain.observe.watch.judge import FAILED_KIND, HANG_KIND, LOST_KIND, RUNNING, STOPPED
+from lmtrain.observe.watch.lines import Lines
+from lmtrain.observe.watch.told import explained, write_stop
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+STACKS_SIGNAL = signal.SIGURG  # because: a process that has no handler for it yet takes no notice
+_TICK_S = 0.5
+_MOST_S = 1.0  # that count as stood still between two looks: while this process slept, the other may have worked
+_STACKS_S = 1.0
+# that the main thread of a rank has to say by itself what the verdict is, before the rank is ended; of these, only what
+# has failed is sure to reach it, as an error of its own or as closed connections
+POLITE_S = {HANG_KIND: 1.0, LOST_KIND: 3.0, FAILED_KIND: 10.0}
+_END_S = 5.0  # that a rank has after that
+_LEAVING_S = 20.0  # that one has which is about to, and has said so: its last save may have to be given up first
+_LINGER_S = 3.0  # that the hub outlives its rank, to tell the others
+
+
+class Companion:
+    def __init__(self, told: dict[str, Any]) -> None:
+        self.rank, self.host, self.pid, self.folder = told["rank"], told["host"], told["pid"], told["folder"]
+        self.control = Lines(socket.socket(fileno=told["control"]))
+        self.marks = mmap.mmap(told["marks"], NUM_BYTES, prot=mmap.PROT_READ)
+        self.stacks: int = told["stacks"]
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(self.control, selectors.EVENT_READ, self.hear_rank)
+        self.mark = Mark(self.marks)
+        self.stood_s, self.looked_at = 0.0, time.monotonic()
+        self.longest: dict[str, float] = {}
+        self.state, self.cpu_s = RUNNING, 0.0
+        self.stopping = False  # the rank has heard that another one was asked to
+        self.rank_gone = self.over = self.said = False
+        self.verdict: dict[str, Any] | None = None
+        self.deadline: float | None = None  # for the rank to end, or for this process to
+        self.hub: Hub | None = None
+        self.link: Lines | None = None
+        if told["address"] is None:
+            self.hub = Hub(
+                self.rank, told["secret"], self.folder, told["timeout_s"], told["world_size"], on_node=told["on_node"]
+            )
+            self.hub.register(self.selector)
+            self.control.send({"port": self.hub.port})
+        else:
+            self.link = Lines(socket.create_connection(tuple(told["address"]), timeout=told["timeout_s"]))
+            self.selector.register(self.link, selectors.EVENT_READ, self.hear_hub)
+            self.link.send({"token": told["secret"], "rank": self.rank})
+
+    def run(self) -> None:
+        due = time.monotonic()
+        while not self.is_over():
+            for key, _ in self.selector.select(max(0.0, due - time.monotonic())):
+                key.data()
+            if time.monotonic() >= due or self.rank_gone:
+                self.look()
+                due = time.monotonic() + (_TICK_S if not self.rank_gone else 0.05)
+            if self.hub is not None:
+                self.hub.tick()
+                told, self.hub.told = self.hub.told, []
+                for message in told:
+                    self.obey(message)
+
+    def is_over(self) -> bool:
+        if self.over:
+            return True
+        if not self.rank_gone:
+            return False
+        if self.hub is None:
+            return True
+        late = self.deadline is not None and time.monotonic() > self.deadline
+        return late or (self.hub.verdict is not None and all(peer.idle for peer in self.hub.peers))
+
+    def look(self) -> None:
+        """At the rank: where it is, whether the system lets it run, and whether it has ended in time."""
+        if self.rank_gone:
+            return
+        now = time.monotonic()
+        if self.verdict is not None and self.deadline is not None and now > self.deadline:
+            self.kill(signal.SIGKILL)
+        mark, since = read_mark(self.marks), now - self.looked_at
+        self.looked_at = now
+        if mark.number != self.mark.number:
+            key = self.mark.what or self.mark.phase
+            self.longest[key] = max(self.longest.get(key, 0.0), self.stood_s)
+            self.mark, self.stood_s = mark, 0.0
+        else:
+            self.stood_s += min(since, _MOST_S)
+        self.state, self.cpu_s = state_of(self.pid)
+        self.beat(mark)
+
+    def beat(self, mark: Mark) -> None:
+        odd, stood_s = read_odd(self.marks), self.stood_s if mark.number == self.mark.number else 0.0
+        self.to_hub({"beat": {
+            "host": self.host, "phase": mark.phase, "step": mark.step, "microbatch": mark.microbatch,
+            "stage": mark.stage, "what": mark.what, "stood_s": stood_s, "state": self.state, "count": mark.count,
+            "cpu_s": self.cpu_s, "odd": odd if odd[0] > 0 else None,
+            "longest": {name: self.longest.get(name, 0.0) for name in read_seen(self.marks, mark.seen)},
+        }})  # fmt: skip
+
+    def hear_rank(self) -> None:
+        for message in self.control.read():
+            if message.get("said"):
+                self.said = True
+                continue
+            self.beat(read_mark(self.marks))  # because: what it says is of now
+            self.to_hub(message)
+            if message.get("left") and self.hub is None:
+                self.over = True  # because: where the hub is, others are yet to hear why
+            if message.get("done"):
+                self.over = True
+                if self.hub is not None:
+                    self.hub.tell_all({"over": True}, but=self.rank)
+                    self.hub.save_times()
+            if "failed" in message:
+                self.said = True  # because: its command line says what has gone wrong
+                self.deadline = time.monotonic() + _LEAVING_S
+        if self.control.ended and not self.rank_gone:
+            self.rank_gone = True
+            self.selector.unregister(self.control)
+            self.deadline = time.monotonic() + _LINGER_S
+            if self.verdict is None:
+                how = how_ended(self.pid)  # because: soon its parent has asked, and nobody knows any more
+                self.beat(read_mark(self.marks))
+                self.to_hub({"lost": how})
+            self.speak_for_rank()
+
+    def hear_hub(self) -> None:
+        assert self.link is not None
+        for message in self.link.read():
+            self.obey(message)
+        if self.link.ended:
+            self.selector.unregister(self.link)
+            if self.verdict is None and not self.over and not self.stopping:
+                gone = "rank 0 is gone, and what watched it too, as when its node fails."
+                self.obey({"verdict": gone, "kind": LOST_KIND, "ranks": [0]})
+
+    def to_hub(self, message: dict[str, Any]) -> None:
+        if self.hub is not None:
+            self.hub.hear(self.rank, message)
+        elif self.link is not None:
+            self.link.send(message)
+
+    def obey(self, message: dict[str, Any]) -> None:
+        if message.get("over"):
+            self.over = True
+        elif message.get("verdict") and self.verdict is None:
+            self.verdict = message
+            if message.get("kind") == HANG_KIND and not self.rank_gone:
+                self.write_stacks(str(message.get("folder")))
+            self.control.send({**message, "end": True})
+            if not self.rank_gone:
+                self.deadline = time.monotonic() + POLITE_S[message["kind"]] + _END_S
+            self.speak_for_rank()
+        else:
+            self.stopping = self.stopping or "stop" in message
+            self.control.send(message)
+
+    def write_stacks(self, folder: str) -> None:
+        """All threads of the rank in Python's own words, written by a handler that needs no interpreter."""
+        before = os.fstat(self.stacks).st_size
+        self.kill(STACKS_SIGNAL)
+        if self.state == STOPPED:
+            self.kill(signal.SIGCONT)
+        end, size = time.monotonic() + _STACKS_S, before
+        while time.monotonic() < end:
+            time.sleep(0.05)
+            size, last = os.fstat(self.stacks).st_size, size
+            if size == last > before:
+                break
+        stacks = os.pread(self.stacks, size - before, before) or b"(it did not answer: the system itself holds it)\n"
+        place = f"rank {self.rank} on {self.host}, process {self.pid}, {self.state}, for {self.stood_s:.1f} s in "
+        place += f"{self.mark.phase} {self.mark.what}".strip() + f" of step {self.mark.step}\n\n"
+        try:
+            os.makedirs(folder, exist_ok=True)
+            with open(os.path.join(folder, f"rank_{self.rank:05d}.txt"), "wb") as file:
+                file.write(place.encode() + stacks)
+        except OSError:
+            pass  # because: a disk that fails must not keep the processes from being ended
+
+    def speak_for_rank(self) -> None:
+        """Rank 0 says why a run ends; where it could not, this does."""
+        if self.hub is None or self.said or self.verdict is None or not self.rank_gone:
+            return
+        self.said = True
+        text = explained(self.verdict)
+        sys.stderr.write(f"error: {text.encode('ascii', 'backslashreplace').decode()}\n")
+        sys.stderr.flush()
+        write_stop(self.folder, self.verdict)
+
+    def kill(self, number: int) -> None:
+        if os.getppid() == self.pid:  # because: a process id is given out again
+            os.kill(self.pid, number)
+
+
+def state_of(pid: int) -> tuple[str, float]:
+    """Whether the system lets a process run, and its seconds of CPU time; without /proc nobody is stopped."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        ticks = int(fields[11]) + int(fields[12])
+        return STOPPED if fields[0] in (b"T", b"t") else RUNNING, ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return RUNNING, 0.0
+
+
+def how_ended(pid: int) -> str:
+    """Read from what the system keeps of a process until its parent has asked; often that was quicker."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            status = int(file.read().rpartition(b")")[2].split()[49])
+    except (OSError, ValueError, IndexError):
+        status = 0
+    if os.WIFSIGNALED(status):
+        return f"was ended by {signal.Signals(os.WTERMSIG(status)).name}"
+    return f"ended with exit code {os.WEXITSTATUS(status)}" if status else "ended without a word, as one that is killed"
+
+
+def main() -> None:
+    # because: signals to a whole group are for ranks, and this process ends when its rank does
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
+    Companion(json.loads(sys.argv[-1])).run()

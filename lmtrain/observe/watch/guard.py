@@ -1,0 +1,192 @@
+"""A rank's side of the watch: it starts the companion, hears its verdicts, and turns waiting in vain into a name.
+
+Called by the command line around a run of several processes. A thread listens; it ends this process where the main
+thread cannot, and where that thread cannot either, the companion does.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from lmtrain.errors import LmtrainError, PeerLostError, StoppedEarly
+from lmtrain.observe import phases
+from lmtrain.observe.escaped import warn
+from lmtrain.observe.watch.companion import POLITE_S, STACKS_SIGNAL
+from lmtrain.observe.watch.judge import HANG_KIND
+from lmtrain.observe.watch.told import explained
+from lmtrain.runtime.flight import newest_rows
+from lmtrain.runtime.process import ProcessEnv, Rendezvous
+from lmtrain.runtime.process_group import Peers, is_peer_error
+from lmtrain.runtime.signals import Stopped
+
+_ROOT = Path(__file__).resolve().parents[3]
+_CODE = "import sys; sys.path.insert(0, sys.argv[1]); from lmtrain.observe.watch.companion import main; main()"
+_KEY = "watch"  # in the run's store: where the hub listens
+_ANSWER_S = 5.0
+_LEAVE_S = 5.0
+
+
+class Watch:
+    """What the processes of a run tell each other beside their collectives. Of one process alone it does nothing."""
+
+    def __init__(
+        self, process: ProcessEnv, heard: Callable[[str], None], ending: Callable[[LmtrainError], None]
+    ) -> None:
+        self.process, self._heard, self._ending = process, heard, ending
+        self.told_stop: str | None = None  # the signal that another process was sent
+        self._verdict: dict[str, Any] | None = None
+        self._answered, self._left = threading.Event(), threading.Event()
+        self._control: socket.socket | None = None
+        self._sending = threading.Lock()
+        self._companion: subprocess.Popen[bytes] | None = None
+
+    def tell_stop(self, name: str) -> None:
+        """All other processes hear that this one was asked to stop."""
+        self._send({"stop": name})
+
+    def open(self, met: Peers, folder: Path, timeout_s: float) -> None:
+        leads, where, secret = self.process.rank == 0, None, secrets.token_hex(16)
+        on_node = len(set(met.hosts)) == 1
+        if not leads:
+            found = json.loads(met.store.get(_KEY))
+            if not found:
+                return
+            *where, secret = found
+        told = {
+            "rank": self.process.rank, "host": self.process.host, "pid": os.getpid(), "folder": str(folder.absolute()),
+            "timeout_s": timeout_s, "world_size": self.process.world_size, "on_node": on_node, "secret": secret,
+            "address": where,
+        }  # fmt: skip
+        try:
+            port = self._start(told, leads)
+        except (OSError, ValueError) as error:
+            warn(f"warning: {self.process.who} is not watched, as its companion could not be started ({error}).")
+            port = None
+        if leads:
+            host = "127.0.0.1" if on_node else Rendezvous.detect(self.process).host
+            met.store.set(_KEY, json.dumps([host, port, secret] if port else None))
+
+    def _start(self, told: dict[str, Any], leads: bool) -> int | None:
+        self._control, theirs = socket.socketpair()
+        self._stacks = tempfile.TemporaryFile()  # noqa: SIM115  # because: it lasts as long as the process
+        faulthandler.register(STACKS_SIGNAL, file=self._stacks, all_threads=True, chain=False)
+        marks = phases.open_memory()
+        fds = {"control": theirs.fileno(), "marks": marks, "stacks": self._stacks.fileno()}
+        with theirs:
+            self._companion = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _CODE, str(_ROOT), json.dumps(told | fds)],
+                pass_fds=list(fds.values()), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                stderr=None if leads else subprocess.DEVNULL,
+            )  # fmt: skip
+        os.close(marks)
+        port = None
+        if leads:
+            self._control.settimeout(60.0)
+            port = json.loads(self._control.recv(100))["port"]
+            self._control.settimeout(None)
+        threading.Thread(target=self._listen, name="watch", daemon=True).start()
+        return port
+
+    def _listen(self) -> None:
+        assert self._control is not None
+        with suppress(OSError), self._control.makefile("r") as lines:
+            for line in lines:
+                message = json.loads(line)
+                if "stop" in message:
+                    self.told_stop = self.told_stop or message["stop"]
+                    self._heard(message["stop"])
+                elif message.get("end"):
+                    self._verdict = message
+                    self._answered.set()
+                    self._end(message)
+                else:
+                    self._answered.set()
+        self._answered.set()
+        if not (self._left.is_set() or self._verdict):
+            warn(f"warning: {self.process.who} is not watched any more, as its companion is gone.")
+
+    def _end(self, verdict: dict[str, Any]) -> None:
+        """Where the main thread has not left by itself."""
+        if verdict["kind"] == HANG_KIND and (rows := newest_rows()):
+            with suppress(OSError):
+                name = f"rank_{self.process.rank:05d}.flight_recorder.txt"
+                (Path(verdict["folder"]) / name).write_text(rows)
+        if self._left.wait(POLITE_S[verdict["kind"]]):
+            return
+        error = self.error_of(verdict)
+        if self.process.rank == 0:
+            self._send({"said": True})
+            self._ending(error)
+        os._exit(error.exit_code)
+
+    def error_of(self, verdict: dict[str, Any]) -> LmtrainError:
+        if self.told_stop and phases.main.steps <= 1:
+            return StoppedEarly(f"{self.told_stop} came before the first step was done.")
+        return PeerLostError(explained(verdict), rank=verdict["ranks"][0], stacks=verdict.get("folder"))
+
+    def culprit(self, error: BaseException) -> LmtrainError | None:
+        """Who is to blame for a collective that failed here."""
+        if not self._answered.is_set():
+            self._send({"asks": str(error)[:500]})
+            self._answered.wait(_ANSWER_S)
+        self._left.set()
+        return self.error_of(self._verdict) if self._verdict else None
+
+    def leave(self, message: dict[str, Any]) -> None:
+        """The main thread is through, and has said how. Where all went well nothing is left behind."""
+        self._left.set()
+        self._send(message)
+        if self._companion is not None and "done" in message:
+            with suppress(subprocess.TimeoutExpired):
+                self._companion.wait(_LEAVE_S)
+            self._companion.kill()
+            self._companion.wait()
+            phases.close_memory()
+
+    def _send(self, message: dict[str, Any]) -> None:
+        if self._control is not None:
+            with self._sending, suppress(OSError):
+                self._control.sendall(json.dumps(message).encode() + b"\n")
+
+
+@contextmanager
+def watched(
+    process: ProcessEnv, met: Peers, folder: Path, timeout_s: float,
+    heard: Callable[[str], None] = lambda name: None, ending: Callable[[LmtrainError], None] = lambda error: None,
+) -> Iterator[Watch]:  # fmt: skip
+    """`heard` gets the name of a signal that another process was sent; `ending` says and writes down, on rank 0, why
+    this process is ended from outside its main thread. Both are called from another thread."""
+    watch = Watch(process, heard, ending)
+    phases.enter("build")
+    if process.world_size > 1:
+        watch.open(met, folder, timeout_s)
+    try:
+        yield watch
+    except LmtrainError as error:
+        watch.leave({"failed": str(error)[:2000], "code": error.exit_code})
+        raise
+    except Stopped:
+        watch.leave({"left": True})  # because: the others hear of it, and stop as well
+        raise
+    except BaseException as error:
+        found = watch.culprit(error) if is_peer_error(error) else None
+        code = found.exit_code if found else 76 if is_peer_error(error) else 1
+        watch.leave({"failed": f"{type(error).__name__}: {error}"[:2000], "code": code})
+        if found is None:
+            raise
+        if process.rank > 0:
+            raise SystemExit(found.exit_code) from error  # because: rank 0 speaks for all, or what watches it
+        raise found from error
+    watch.leave({"done": True})

@@ -1,0 +1,228 @@
+"""Rank 0's companion hears all others here, and decides: what each does, who is late, what all are told.
+
+Called by companion. What comes from a connection counts only after the run's token has come, and is numbers and short
+texts; it names ranks and nothing else is done with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import socket
+import time
+
+from lmtrain.observe.watch.judge import (
+    DONE,
+    FAILED,
+    FAILED_KIND,
+    HANG_KIND,
+    LOST,
+    RUNNING,
+    STOPPED,
+    Limits,
+    Row,
+    Verdict,
+    judge,
+)
+from lmtrain.observe.watch.lines import Lines
+from lmtrain.observe.watch.told import write_stop
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+TIMES = "phase_times.json"  # in the run's folder: what the next start begins with
+HANGS = "hangs"
+_ASKED_S = 1.0  # because: the news of a lost peer may come a moment after the error that it causes
+_UNKNOWN_S = 10.0  # for a connection to say who it is
+
+
+class Hub:
+    def __init__(self, rank: int, token: str, folder: str, timeout_s: float, world_size: int, *, on_node: bool) -> None:
+        self.rank, self.token, self.folder, self.world_size = rank, token, folder, world_size
+        self.limits = Limits(timeout_s, _read_times(folder, world_size))
+        self.rows: dict[int, Row] = {}
+        self.heard: dict[int, float] = {}
+        self.peers: list[Lines] = []
+        self.since: dict[int, float] = {}
+        self.asked_at: float | None = None
+        self.stop: dict[str, Any] | None = None  # that one of the ranks was asked to
+        self.verdict: Verdict | None = None
+        self.told: list[dict[str, Any]] = []  # to the rank of this very companion
+        self.saved_at = time.monotonic()
+        self.ticked_at = time.monotonic()
+        family = socket.AF_INET if on_node or not socket.has_dualstack_ipv6() else socket.AF_INET6
+        self.listener = socket.create_server(
+            ("127.0.0.1" if on_node else "", 0), family=family, backlog=1024, dualstack_ipv6=family == socket.AF_INET6
+        )
+        self.listener.setblocking(False)
+        self.port: int = self.listener.getsockname()[1]
+
+    def register(self, selector: selectors.BaseSelector) -> None:
+        self.selector = selector
+        selector.register(self.listener, selectors.EVENT_READ, self.accept)
+
+    def accept(self) -> None:
+        try:
+            connection, _ = self.listener.accept()
+        except OSError:
+            return
+        peer = Lines(connection)
+        self.peers.append(peer)
+        self.since[peer.fileno()] = time.monotonic()
+        self.selector.register(connection, selectors.EVENT_READ, lambda: self.hear_from(peer))
+
+    def hear_from(self, peer: Lines) -> None:
+        messages = peer.read()
+        for message in messages:
+            if peer.rank is None:
+                rank = message.get("rank")
+                if message.get("token") != self.token or not isinstance(rank, int) or not 0 <= rank < self.world_size:
+                    peer.ended = True
+                    break
+                peer.rank = rank
+                if self.stop is not None:  # because: a rank may come later than the news
+                    peer.send(self.stop)
+            self.hear(peer.rank, message)
+        if peer.ended:
+            self.forget(peer)
+            if peer.rank is not None:
+                self.lose(peer.rank, "is gone, and what watched it too, as when its node fails")
+
+    def forget(self, peer: Lines) -> None:
+        if peer in self.peers:
+            self.peers.remove(peer)
+            self.selector.unregister(peer.connection)
+            peer.close()
+
+    def hear(self, rank: int, message: dict[str, Any]) -> None:
+        """From the companion of any rank, this one's included."""
+        self.heard[rank] = time.monotonic()
+        if isinstance(beat := message.get("beat"), dict):
+            try:
+                self.rows[rank] = _row(rank, beat, self.rows.get(rank))
+            except (LookupError, TypeError, ValueError):
+                return
+            self.limits.learn(_times(beat.get("longest")))
+        row = self.rows.setdefault(rank, Row(rank))
+        if isinstance(name := message.get("stop"), str):
+            self.stop = {"stop": name[:100], "rank": rank}
+            self.tell_all(self.stop, but=rank)
+        if message.get("done") or message.get("left"):
+            row.state = DONE
+        if isinstance(said := message.get("failed"), str):
+            code = message.get("code")
+            row.state, row.said, row.code = FAILED, said[:2000], code if isinstance(code, int) else 70
+        if isinstance(how := message.get("lost"), str):
+            self.lose(rank, how[:200])
+        if "asks" in message:
+            row.asks = True
+            self.asked_at = self.asked_at or time.monotonic()
+
+    def lose(self, rank: int, how: str) -> None:
+        row = self.rows.setdefault(rank, Row(rank))
+        if row.state in (RUNNING, STOPPED):
+            row.state, row.said = LOST, how
+
+    def tell_all(self, message: dict[str, Any], but: int = -1) -> None:
+        for peer in self.peers:
+            if peer.rank is not None and peer.rank != but:
+                peer.send(message)
+        if but != self.rank:
+            self.told.append(message)
+
+    def tick(self) -> None:
+        now = time.monotonic()
+        slept, self.ticked_at = now - self.ticked_at, now
+        if slept > 2.0:  # because: who has slept itself cannot say that others were silent
+            self.heard = {rank: at + slept for rank, at in self.heard.items()}
+        for peer in list(self.peers):
+            peer.flush()
+            if peer.rank is None and now - self.since.get(peer.fileno(), now) > _UNKNOWN_S:
+                self.forget(peer)
+        for rank, row in self.rows.items():
+            row.silent_s = now - self.heard[rank] if row.state == RUNNING else 0.0
+        if self.verdict is None:
+            self.decide(now)
+        if now - self.saved_at > 60:
+            self.save_times()
+
+    def decide(self, now: float) -> None:
+        asked = self.asked_at is not None and now - self.asked_at > _ASKED_S
+        verdict = judge(list(self.rows.values()), self.limits, asked)
+        if verdict is None:
+            if asked:
+                self.asked_at = None
+                self.tell_all({"verdict": None})
+            return
+        self.verdict = verdict
+        message: dict[str, Any] = {"verdict": verdict.what, "kind": verdict.kind, "ranks": verdict.ranks[:1000]}
+        if verdict.kind == HANG_KIND:
+            step = max(row.step for row in self.rows.values())
+            place = f"step_{step}" if step >= 0 else verdict.rows[0].phase
+            message["folder"] = os.path.join(self.folder, HANGS, f"{place}-{time.strftime('%Y%m%dT%H%M%S')}")
+        if verdict.kind != FAILED_KIND and self.stop is None:
+            write_stop(self.folder, message)  # because: whoever started the ranks reads it once they have ended
+        self.tell_all(message)
+        if verdict.kind == HANG_KIND:
+            self.write_summary(verdict, message["folder"])
+
+    def write_summary(self, verdict: Verdict, folder: str) -> None:
+        """The table that the verdict is made from, for people, beside everybody's stacks."""
+        lines = [verdict.what, "", "What each process was doing when this was decided:", ""]
+        lines += [
+            f"{row.who:24} {row.state:8} {row.stood_s:8.1f} s in {row.where}; {row.count} collectives so far, "
+            f"{row.cpu_s:.1f} s of CPU time, last heard {row.silent_s:.1f} s ago"
+            for row in sorted(self.rows.values(), key=lambda row: row.rank)
+        ]
+        lines += ["", "Limits in force, in seconds (what is not here has parallel.timeout_s):", ""]
+        lines += [f"{key:48} {self.limits.of(key):8.1f}" for key in sorted(self.limits.longest)]
+        try:
+            os.makedirs(folder, exist_ok=True)
+            with open(os.path.join(folder, "summary.txt"), "w") as file:
+                file.write("\n".join([*lines, ""]))
+        except OSError:
+            pass  # because: a disk that fails must not keep the processes from being ended
+
+    def save_times(self) -> None:
+        self.saved_at = time.monotonic()
+        path = os.path.join(self.folder, TIMES)
+        try:
+            with open(f"{path}.new", "w") as file:
+                times = {key: round(seconds, 3) for key, seconds in sorted(self.limits.longest.items())}
+                json.dump({"processes": self.world_size, "longest_s": times}, file, indent=1)
+            os.replace(f"{path}.new", path)
+        except OSError:
+            pass  # because: the run's folder may not be there yet, or be full; the next start learns anew
+
+
+def _row(rank: int, beat: dict[str, Any], before: Row | None) -> Row:
+    odd = beat.get("odd")
+    row = Row(
+        rank, str(beat["host"])[:100], str(beat["phase"])[:20], int(beat["step"]), int(beat["microbatch"]),
+        int(beat["stage"]), str(beat["what"])[:48], float(beat["stood_s"]),
+        STOPPED if beat["state"] == STOPPED else RUNNING, int(beat["count"]),
+        (int(odd[0]), str(odd[1])[:48], str(odd[2])[:48]) if odd else None, cpu_s=float(beat["cpu_s"]),
+    )  # fmt: skip
+    if before is not None:
+        row.asks = before.asks
+        if before.state not in (RUNNING, STOPPED):
+            row.state, row.said, row.code = before.state, before.said, before.code
+    return row
+
+
+def _times(found: object) -> dict[str, float]:
+    if not isinstance(found, dict):
+        return {}
+    numbers = {str(key)[:48]: value for key, value in list(found.items())[:64]}
+    return {key: float(value) for key, value in numbers.items() if isinstance(value, int | float) and value >= 0}
+
+
+def _read_times(folder: str, world_size: int) -> dict[str, float]:
+    try:
+        with open(os.path.join(folder, TIMES)) as file:
+            found = json.loads(file.read(1 << 16))
+        return _times(found.get("longest_s")) if found.get("processes") == world_size else {}
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return {}

@@ -1,0 +1,178 @@
+"""Who is to blame when processes wait: a table of what each does goes in, a verdict with names comes out.
+
+Called by the hub, some times a second. Pure: no clock, no socket, no file. Imports little, since each rank's companion
+has to start in milliseconds.
+"""
+
+from __future__ import annotations
+
+FLOOR_S = 30.0  # because: a disk, a network or a busy machine now and then stands still for some seconds
+FACTOR = 10.0  # times the longest that has been seen
+SILENT_S = 30.0  # because: a companion on a busy machine may get no core for seconds
+RUNNING, STOPPED, LOST, FAILED, DONE = "running", "stopped", "lost", "failed", "done"
+LOST_KIND, FAILED_KIND, HANG_KIND = "lost", "failed", "hang"
+_COLLECTIVE, _LEFT_OUT = "collective", "left out a collective"
+
+
+class Row:
+    """What is known of one rank: the place its program is at, and for how long."""
+
+    def __init__(
+        self, rank: int, host: str = "", phase: str = "build", step: int = -1, microbatch: int = -1, stage: int = -1,
+        what: str = "", stood_s: float = 0.0, state: str = RUNNING, count: int = 0,
+        odd: tuple[int, str, str] | None = None, said: str = "", code: int = 0, silent_s: float = 0.0,
+        cpu_s: float = 0.0, asks: bool = False,
+    ) -> None:  # fmt: skip
+        self.rank, self.host, self.phase, self.step = rank, host, phase, step
+        self.microbatch, self.stage, self.what, self.stood_s = microbatch, stage, what, stood_s
+        self.state, self.count, self.odd, self.said, self.code = state, count, odd, said, code
+        self.silent_s, self.cpu_s = silent_s, cpu_s
+        self.asks = asks  # a collective has failed here, and who is to blame is asked
+
+    @property
+    def waits(self) -> bool:
+        return self.asks or self.phase == _COLLECTIVE
+
+    @property
+    def key(self) -> str:
+        """What its limit is learnt for."""
+        return self.what or self.phase
+
+    @property
+    def who(self) -> str:
+        return f"rank {self.rank} on {self.host}" if self.host else f"rank {self.rank}"
+
+    @property
+    def where(self) -> str:
+        """ "backward of step 7, microbatch 1, stage 0"."""
+        place = f"collective ({self.what})" if self.phase == _COLLECTIVE else self.phase
+        parts = [f"{place} of step {self.step}" if self.step >= 0 else place]
+        parts += [f"microbatch {self.microbatch}"] if self.microbatch >= 0 else []
+        parts += [f"stage {self.stage}"] if self.stage >= 0 else []
+        return ", ".join(parts)
+
+
+class Verdict:
+    def __init__(self, kind: str, rows: list[Row], what: str) -> None:
+        self.kind, self.rows, self.what = kind, rows, what
+
+    @property
+    def ranks(self) -> list[int]:
+        return [row.rank for row in self.rows]
+
+
+class Limits:
+    """How long each phase may take: what this run has taught, never less than a floor, never more than the setting."""
+
+    def __init__(self, timeout_s: float, longest: dict[str, float] | None = None) -> None:
+        self.timeout_s, self.longest = timeout_s, dict(longest or {})
+
+    def learn(self, seen: dict[str, float]) -> None:
+        for key, seconds in seen.items():
+            self.longest[key] = max(seconds, self.longest.get(key, 0.0))
+
+    def of(self, key: str) -> float:
+        longest = self.longest.get(key)
+        if longest is None:
+            return self.timeout_s
+        return min(self.timeout_s, max(FLOOR_S, FACTOR * longest))
+
+
+def judge(rows: list[Row], limits: Limits, asked: bool = False) -> Verdict | None:
+    """`asked`: a collective has failed, so somebody is to blame already, whatever the limits say."""
+    live = [row for row in rows if row.state in (RUNNING, STOPPED)]
+    if verdict := _ended(rows):
+        # because: gloo aborts a process whose peer sends something else than it waits for
+        amid = verdict.kind == LOST_KIND and all(row.waits for row in verdict.rows)
+        to_blame = _odd(live + verdict.rows) if amid else []
+        return Verdict(HANG_KIND, to_blame, _words(to_blame, live, limits, _LEFT_OUT)) if to_blame else verdict
+    # because: whoever is alone, or the last, has nobody who waits
+    if len(live) < 2 or not (asked or _is_due(live, limits)):
+        return None
+    for suspects, how in (
+        ([row for row in live if row.state == STOPPED], "is stopped by a signal"),
+        ([row for row in live if row.silent_s > _silence(limits)], "is not heard of any more"),
+        (_late(live, limits, asked), ""),
+        (_odd(live), _LEFT_OUT),
+    ):
+        if suspects:
+            suspects.sort(key=lambda row: -row.stood_s)
+            return Verdict(HANG_KIND, suspects, _words(suspects, live, limits, how))
+    if asked:
+        return None
+    return Verdict(HANG_KIND, live, _words(live[:1], live, limits, "waits for others that wait for it"))
+
+
+def _ended(rows: list[Row]) -> Verdict | None:
+    """A process that is gone: one with an error of its own before one that ended for want of a peer."""
+    failed = [row for row in rows if row.state == FAILED and row.code != 76]
+    lost = [row for row in rows if row.state == LOST] if not failed else []
+    waited = [row for row in rows if row.state == FAILED] if not failed and not lost else []
+    if not (failed or lost or waited):
+        return None
+    ended = failed or lost or waited
+    row = ended[0]
+    others = f", and {len(ended) - 1} more" if len(ended) > 1 else ""
+    if lost:
+        return Verdict(LOST_KIND, ended, f"{row.who}{others} {row.said or 'is gone'}: it was in {row.where}.")
+    said = row.said if row.said.endswith((".", "!", "?")) else f"{row.said}."
+    return Verdict(FAILED_KIND, ended, f"{row.who}{others} ended in {row.where}: {said}")
+
+
+def _silence(limits: Limits) -> float:
+    return min(limits.timeout_s, SILENT_S)
+
+
+def _is_due(live: list[Row], limits: Limits) -> bool:
+    over = [row for row in live if row.stood_s > limits.of(row.key)]
+    if any(row.state == STOPPED for row in over) or any(row.silent_s > _silence(limits) for row in live):
+        return True
+    moving = [row for row in live if not row.waits and row not in over]
+    if moving:
+        return False  # because: others may wait for that one, and it has time left
+    return any(not row.waits for row in over) or len(over) == len(live)
+
+
+def _late(live: list[Row], limits: Limits, asked: bool) -> list[Row]:
+    """Not waiting while others wait, or longer than may be."""
+    busy = [row for row in live if not row.waits]
+    if not asked:
+        return [row for row in busy if row.stood_s > limits.of(row.key)]
+    return busy if len(busy) < len(live) else []
+
+
+def _odd(live: list[Row]) -> list[Row]:
+    """All wait in collectives: the one whose order of them is another than before, or whose place is ahead."""
+    newest = max((row.odd[0] for row in live if row.odd), default=0)
+    # because: what is new to all of them, as a first validation is, is nobody's fault
+    strange = [row for row in live if row.odd and row.odd[0] == newest and newest > 0 and newest >= row.step - 1]
+    if 0 < len(strange) < len(live):
+        return strange
+    ahead = max((row.step, row.count) for row in live)
+    found = [row for row in live if (row.step, row.count) == ahead]
+    return found if len(found) < len(live) and len({row.step for row in live}) > 1 else []
+
+
+def _words(suspects: list[Row], live: list[Row], limits: Limits, how: str) -> str:
+    row = suspects[0]
+    text = f"{row.who} has been in {row.where}, for {row.stood_s:.0f} s"
+    if how == _LEFT_OUT:
+        odd = row.odd
+        text += f" and {how}" + (f": in step {odd[0]} came {odd[2]} where {odd[1]} used to" if odd else "")
+    elif how:
+        text += f" and {how}"
+    if len(suspects) > 1:
+        text += f" ({_ranks(suspects[1:])} too)"
+    waiting = [one for one in live if one not in suspects and one.waits]
+    if waiting:
+        wait = "waits" if len(waiting) == 1 else "wait"
+        text += f", while {_ranks(waiting)} {wait} in {waiting[0].where}"
+    given = f"It is given {limits.of(row.key):.0f} s, by parallel.timeout_s={limits.timeout_s:g} and this run's times."
+    return f"{text}. {given}"
+
+
+def _ranks(rows: list[Row]) -> str:
+    numbers = [str(row.rank) for row in rows]
+    if len(numbers) > 8:
+        return f"{len(numbers)} others"
+    return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {', '.join(numbers[:-1])} and {numbers[-1]}"

@@ -1,0 +1,28 @@
+"""What is told of each forward and backward of this rank: to the weights, to the watch, to faults on purpose.
+
+Handed by ParallelModel to the runner of its stages.
+"""
+
+from __future__ import annotations
+
+from lmtrain.observe import phases
+from lmtrain.parallel.precision import MasterWeights
+from lmtrain.parallel.sharding import ShardedWeights
+from lmtrain.runtime.faults import fault_point
+from lmtrain.schedules.table import Action, Kind
+
+
+class Begun:
+    """Gradients are sent when they are whole, so the weights hear of every action."""
+
+    def __init__(self, weights: MasterWeights | ShardedWeights, count: int) -> None:
+        self.weights, self.last = weights, count - 1
+
+    def begin(self, action: Action) -> None:
+        phase = "forward" if action.kind is Kind.FORWARD else "backward"
+        phases.enter(phase, microbatch=action.microbatch, stage=action.stage)
+        fault_point(phase)
+        self.weights.begin(action, action.microbatch == self.last)
+
+    def done(self, action: Action) -> None:
+        self.weights.done(action, action.microbatch == self.last)

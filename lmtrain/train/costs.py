@@ -1,0 +1,123 @@
+"""What a step, a save and a measurement of this run take: from what it has seen itself, or its earlier attempts.
+
+Called by the loop, which tells what it has measured, and by the dry run. Durations only, by a clock that nobody sets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from lmtrain.observe.metrics import read_last_rows
+
+VALIDATION, EVALUATION = "validation", "evaluation"
+_STEP, _SAVE, _STALL = "step", "save", "stall"
+_KEPT = 16  # of the newest of each; because: what a run did an hour ago says less
+_SAVED_BYTES = 12  # of a parameter: itself and what an optimizer such as AdamW remembers of it
+_SLOW_DISK = 100e6  # bytes a second; for a run that has not saved yet
+
+
+@dataclass
+class Measured:
+    counts: bool = True
+
+
+class Costs:
+    """The longest of the newest few of each, since whoever asks must not be late."""
+
+    def __init__(self, num_parameters: int = 0, clock: Callable[[], float] = monotonic) -> None:
+        """`num_parameters` are those of this process."""
+        self._clock, self._unsaved_s = clock, num_parameters * _SAVED_BYTES / _SLOW_DISK
+        self._seen: dict[str, deque[float]] = {}
+        self._before: dict[str, float] = {}
+        self._since_s = clock()
+        self._first_s: float | None = None
+
+    def saw(self, what: str, seconds: float) -> None:
+        self._seen.setdefault(what, deque(maxlen=_KEPT)).append(seconds)
+
+    def begin_step(self) -> None:
+        self._since_s = self._clock()
+
+    def end_step(self, waited_s: float) -> None:
+        """`waited_s` for its data, before it began."""
+        seconds = self._clock() - self._since_s + waited_s
+        if self._first_s is None:
+            self._first_s = seconds  # because: the first step of a process compiles, fills caches and makes memory
+        else:
+            self.saw(_STEP, seconds)
+
+    @contextmanager
+    def measuring(self, what: str) -> Iterator[Measured]:
+        """Only what is done to its end counts."""
+        began, measured = self._clock(), Measured()
+        yield measured
+        if measured.counts:
+            self.saw(what, self._clock() - began)
+
+    def know(self, earlier: Iterable[dict[str, Any]]) -> None:
+        """Rows of an earlier attempt."""
+        rows = list(earlier)
+        self._before = {what: max(found[-_KEPT:]) for what, found in _durations(rows).items() if found}
+
+    @property
+    def step_s(self) -> float:
+        return self.longest(_STEP) or self._first_s or 0.0
+
+    @property
+    def save_s(self) -> float:
+        return self.longest(_SAVE) or self._unsaved_s
+
+    @property
+    def stall_s(self) -> float | None:
+        """For how long a save holds training up; None before the first."""
+        return self.longest(_STALL) or None
+
+    def saved(self, write_s: float, stall_s: float) -> None:
+        self.saw(_SAVE, write_s + stall_s)
+        self.saw(_STALL, stall_s)
+
+    def longest(self, what: str) -> float:
+        return max(self._seen.get(what, ()), default=self._before.get(what, 0.0))
+
+
+def measured_before(folder: Path, costs: Costs) -> None:
+    """What the earlier attempts of the run in this folder tell; where they tell nothing, nothing is known."""
+    costs.know(read_last_rows(folder / "metrics.jsonl"))
+
+
+def _durations(rows: list[dict[str, Any]]) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {_STEP: [], _SAVE: [], _STALL: [], VALIDATION: [], EVALUATION: []}
+    last: tuple[Any, Any, Any] = (None, 0, 0.0)  # attempt, step, elapsed_s of the step's row before
+    evaluated: dict[Any, float] = {}  # by step: all tasks together
+    for row in rows:
+        if row.get("event") == _STEP and _are_numbers(row, "step", "elapsed_s"):
+            attempt, step, elapsed = row.get("attempt"), row["step"], row["elapsed_s"]
+            if attempt == last[0] and step > last[1]:
+                found[_STEP].append((elapsed - last[2]) / (step - last[1]))
+            last = attempt, step, elapsed
+        elif row.get("event") == _SAVE and _are_numbers(row, "write_s", "stall_s"):
+            found[_SAVE].append(row["write_s"] + row["stall_s"])
+            found[_STALL].append(row["stall_s"])
+        elif row.get("event") == "valid" and _are_numbers(row, "seconds"):
+            found[VALIDATION].append(row["seconds"])
+        elif row.get("event") == "eval" and _are_numbers(row, "step", "seconds"):
+            evaluated[row["step"]] = evaluated.get(row["step"], 0.0) + row["seconds"]
+    found[EVALUATION] = list(evaluated.values())
+    return found
+
+
+def _are_numbers(row: dict[str, Any], *keys: str) -> bool:
+    values = [row.get(key) for key in keys]
+    return all(isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v) for v in values)
+
+
+def young_daly_s(save_s: float, between_failures_s: float) -> float:
+    """How often to save, for the least time lost to saves and to failures together."""
+    return math.sqrt(2 * save_s * between_failures_s)

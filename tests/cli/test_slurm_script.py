@@ -1,0 +1,283 @@
+"""The sbatch file of a run: what it asks of Slurm, what is refused, and its body, run beside programs of Slurm's names.
+
+Those programs say and answer what Slurm 22.05 does; tests/cli/test_slurm.py runs the same file under a real one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from lmtrain.cli.slurm_script import Job, script
+from tests.cli.harness import Toy, lmtrain
+
+EIGHT = ("parallel.tp=2", "parallel.pp=2", "parallel.dp_shard=2", "model.num_heads=2")
+MORE_REFUSALS: list[tuple[tuple[object, ...], int, str]] = [
+    (("optim.lr=-1",), 2, "optim.lr=-1"),
+    (("data.path=nowhere",), 66, "nowhere"),
+    (("--sbatch=--nodes=4",), 2, "--sbatch=--nodes=4 would undo what the file says"),
+    (("--sbatch=mem",), 2, "--sbatch=mem is not an option of sbatch"),
+    (("--srun=-K0",), 2, "--srun=-K0 would undo"),
+    (("--env", "A B=3"), 2, "--env=A B=3 is not NAME=VALUE"),
+    (("--container-image", "a", "--container-command", "b"), 2, "both start a container"),
+    (("--array", "parallel.dp_shard=1,2"), 78, "runs of this array take 1 to 2 processes"),
+]
+ENDED_BY_SRUN = "srun: launch/slurm: _step_signal: Terminating StepId=7.0\\nsrun: error: n1: tasks 0-1: Terminated"
+
+
+def job(folder: Path, *, spare_nodes: int = 0) -> Job:
+    return Job(
+        about="a run", nodes=2, tasks_per_node=2, gpus=False, spare_nodes=spare_nodes, folder=folder, cwd=folder,
+        runs=[(folder, ["run.dir=it's $HOME", 'a="b c"'])],
+    )  # fmt: skip
+
+
+@dataclass
+class Slurm:
+    """A folder of programs that stand in for Slurm's, and what they were asked."""
+
+    folder: Path
+    starts: list[str] = field(default_factory=list)  # what srun does each time it is started
+
+    def begin(self, state: str = "RUNNING None", spare_nodes: int = 0) -> subprocess.Popen[bytes]:
+        bin_ = self.folder / "bin"
+        bin_.mkdir()
+        for number, lines in enumerate(self.starts):
+            (self.folder / f"start{number}").write_text(lines)
+        self._program(
+            "srun", f'number=$(wc -l < {self.asked}); echo "srun $*" >> {self.asked}; . {self.folder}/start$number'
+        )
+        names = 'if [ "$1" = show ]; then printf "%s\\n" n1 n2 n3 n4; exit; fi'
+        self._program("scontrol", f'{names}; echo "scontrol $*" >> {self.asked}')
+        self._program("squeue", f'case $* in *%e*) echo N/A ;; *) echo "7 {state}" ;; esac')
+        self.asked.touch()
+        file = self.folder / "job.sbatch"
+        file.write_text(script(job(self.folder, spare_nodes=spare_nodes)))
+        env = {"PATH": f"{bin_}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-4]"}
+        with self.log.open("w") as log:
+            return subprocess.Popen(["bash", str(file)], stdout=log, stderr=log, env=env)
+
+    def end(self, state: str = "RUNNING None", spare_nodes: int = 0) -> int:
+        return self.begin(state, spare_nodes).wait(60)
+
+    def _program(self, name: str, text: str) -> None:
+        path = self.folder / "bin" / name
+        path.write_text(f"#!/bin/bash\n{text}\n")
+        path.chmod(0o755)
+
+    @property
+    def asked(self) -> Path:
+        return self.folder / "asked"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "log"
+
+    @property
+    def num_starts(self) -> int:
+        return self.asked.read_text().count("srun ")
+
+    @property
+    def was_queued(self) -> bool:
+        return "scontrol requeue 7\n" in self.asked.read_text()
+
+
+def says(*lines: str, code: int) -> str:
+    return "".join(f"printf '%b\\n' 'srun: error: {line}' >&2\n" for line in lines) + f"exit {code}\n"
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> Slurm:
+    return Slurm(tmp_path)
+
+
+def test_the_words_of_the_run_arrive_as_they_were_typed(slurm: Slurm) -> None:
+    slurm.starts = [f'printf "%s\\n" "${{@: -2}}" > {slurm.folder}/words; exit 0']
+    assert slurm.end() == 0
+    assert (slurm.folder / "words").read_text() == 'run.dir=it\'s $HOME\na="b c"\n'
+    asked = slurm.asked.read_text()
+    assert (
+        "srun --nodes=2 --ntasks=4 --kill-on-bad-exit=1 env --block-signal=INT,TERM,USR1,USR2 lmtrain pretrain "
+        in asked
+    )
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "ends"),
+    [
+        (["n1: tasks 0-3: Exited with exit code 93"], 93, 93),
+        (["n2: task 2: Exited with exit code 70", ENDED_BY_SRUN], 143, 70),
+        (["n1: task 0: Exited with exit code 76", "n2: task 2: Exited with exit code 74"], 143, 74),
+        (["n1: tasks 0-3: Exited with exit code 2"], 2, 2),
+        (["Unable to create step for job 7: Invalid node name specified"], 1, 1),
+    ],
+    ids=["no progress", "hidden by srun", "behind a loss", "refused", "srun itself"],
+)  # fmt: skip
+def test_what_is_not_tried_again(slurm: Slurm, lines: list[str], code: int, ends: int) -> None:
+    slurm.starts = [says(*lines, code=code)]
+    assert slurm.end() == ends
+    assert (slurm.num_starts, slurm.was_queued) == (1, False)
+    assert f"exit code {ends}: neither started nor queued again" in slurm.log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("lines", "code"),
+    [
+        (["n2: task 3: Killed", ENDED_BY_SRUN], 143),
+        (["n2: task 3: Segmentation fault (core dumped)", ENDED_BY_SRUN], 143),
+        (["n2: task 3: Killed", "n1: tasks 0-1: Exited with exit code 1"], 137),
+        (["n1: tasks 0-1: Exited with exit code 76", "n2: tasks 2-3: Exited with exit code 76"], 76),
+        (["n1: task 0: Exited with exit code 76", "n2: task 2: Exited with exit code 75"], 76),
+        (["Node failure on n2"], 0),
+        ([], 137),
+    ],
+    ids=["killed", "crashed", "killed and then odd", "lost", "lost and asked", "node", "srun itself"],
+)  # fmt: skip
+def test_what_starts_again_at_once(slurm: Slurm, lines: list[str], code: int) -> None:
+    slurm.starts = [says(*lines, code=code), "exit 0"]
+    assert slurm.end() == 0
+    assert (slurm.num_starts, slurm.was_queued) == (2, False)
+    assert "--exclude" not in slurm.asked.read_text()
+
+
+@pytest.mark.parametrize("line", ["Exited with exit code 75", "User defined signal 1", "Terminated"])
+@pytest.mark.parametrize(
+    ("state", "is_queued"), [("RUNNING None", True), ("COMPLETING None", False), ("COMPLETING TimeLimit", True)]
+)
+def test_a_stop_is_queued_again_unless_slurm_ends_the_job(slurm: Slurm, line: str, state: str, is_queued: bool) -> None:
+    slurm.starts = [says(f"n1: tasks 0-3: {line}", code=143)]
+    assert slurm.end(state) == 75
+    assert (slurm.num_starts, slurm.was_queued) == (1, is_queued)
+
+
+def test_nodes_that_fail_are_left_out_while_there_are_spare_ones(slurm: Slurm) -> None:
+    lost = f"""echo '{{
+ "exit_code": 76,
+ "rank": 2,
+ "lost": 2
+}}' > {slurm.folder}/stop.json\n"""
+    slurm.starts = [
+        says("n2: task 3: Killed", ENDED_BY_SRUN, code=143),
+        lost + says("n1: task 0: Exited with exit code 76", code=76),
+        says("n1: task 0: Exited with exit code 76", code=76),  # the stop.json that is there is no news
+        says("n4: task 1: Bus error", code=143),
+        says("n1: task 0: Killed", code=143),  # no spare node is left
+        "exit 0",
+    ]
+    assert slurm.end(spare_nodes=3) == 0
+    found = [re.search(r"--exclude=(\S+)", line) for line in slurm.asked.read_text().splitlines()]
+    assert [one and one[1] for one in found] == [None, "n2", "n2,n3", "n2,n3", "n2,n3,n4", "n2,n3,n4"]
+    assert "lost a task (exit code 137 on n2), starts again without n2" in slurm.log.read_text()
+
+
+@pytest.mark.parametrize("hears", [True, False], ids=["srun passes it on", "srun is not ready to"])
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_a_stop_that_reaches_the_script_reaches_the_tasks(slurm: Slurm, hears: bool, number: signal.Signals) -> None:
+    """Before srun has its handlers, SIGUSR1 ends it."""
+    trap = "trap 'echo heard; echo \"srun: error: n1: task 0: Exited with exit code 75\" >&2; exit 75' USR1"
+    os.mkfifo(slurm.folder / "ready")
+    slurm.starts = [f"{trap if hears else ''}\necho > {slurm.folder}/ready\nwhile :; do sleep 0.05; done"]
+    script = slurm.begin()
+    (slurm.folder / "ready").read_text()
+    script.send_signal(number)
+    assert script.wait(60) == 75
+    assert slurm.was_queued
+    assert slurm.num_starts == 1
+    assert ("heard" in slurm.log.read_text()) == hears
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+def test_shellcheck_has_nothing_to_say(tmp_path: Path) -> None:
+    file = tmp_path / "job.sbatch"
+    file.write_text(script(replace(job(tmp_path), runs=[(tmp_path, ["a=b c"])])))
+    done = subprocess.run(["shellcheck", str(file)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_what_slurm_is_asked_for(toy: Toy, tmp_path: Path) -> None:
+    folder = tmp_path / "a run at 50%"
+    words = ["slurm", "render", *toy.settings(folder), *EIGHT, "--gpus-per-node", 4, "--spare-nodes", 1]
+    words += ["--time", "2:00", "--partition", "big", "--account", "us", "--sbatch=--mem=0", "--srun=--cpu-bind=cores"]
+    words += ["--env", "NCCL_DEBUG=WARN, please", "--setup", "module load cuda", "--container-image", "lm+24"]
+    lines = lmtrain(*words).splitlines()
+    assert [line for line in lines if line.startswith("#SBATCH")] == [
+        '#SBATCH --job-name="a run at 50%"', "#SBATCH --nodes=3", "#SBATCH --ntasks-per-node=4",
+        "#SBATCH --gpus-per-node=4", f"#SBATCH --chdir={Path.cwd()}",
+        f'#SBATCH --output="{tmp_path}/a run at 50%%/slurm-%j.out"', "#SBATCH --open-mode=append",
+        "#SBATCH --requeue", "#SBATCH --no-kill", "#SBATCH --time=2:00", "#SBATCH --partition=big",
+        "#SBATCH --account=us", "#SBATCH --mem=0",
+    ]  # fmt: skip
+    assert 'export NCCL_DEBUG="WARN, please"' in lines
+    assert "module load cuda" in lines
+    assert "nodes=2 tasks=8 spare_nodes=1" in lines
+    assert "of_srun=(--container-image=lm+24 --cpu-bind=cores)" in lines
+    assert "lmtrain=(lmtrain)" in lines
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "shape"),
+    [
+        (["--tasks-per-node", 4, *EIGHT], "--nodes=2 --ntasks-per-node=4"),
+        (["--tasks-per-node", 16, *EIGHT], "--nodes=1 --ntasks-per-node=8"),
+        (["--gpus-per-node", 8], "--nodes=1 --ntasks-per-node=1 --gpus-per-node=1"),
+    ],
+)
+def test_nodes_and_tasks_follow_from_the_layout(toy: Toy, tmp_path: Path, words: list[object], shape: str) -> None:
+    output = lmtrain("slurm", "submit", "--dry-run", *toy.settings(tmp_path / "run"), *words)
+    asked = [line.removeprefix("#SBATCH ") for line in output.splitlines() if line.startswith("#SBATCH ")]
+    assert " ".join(asked).startswith(f"--job-name=run {shape} --chdir")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        ((), 2, "said once. Give --gpus-per-node N, or --tasks-per-node N"),
+        (("--gpus-per-node", 2, "--tasks-per-node", 2), 2, "said once"),
+        (("--tasks-per-node", 3, *EIGHT), 78, "--tasks-per-node=3 does not divide the 8 processes of pp 2 x dp_shard "
+         "2 x tp 2, zero 1, and nodes are all alike. Use --tasks-per-node=2 on 4 nodes"),
+        (("--gpus-per-node", 2, "parallel.tp=3"), 78, "parallel.tp=3 does not divide model.num_heads=2"),
+        *(pytest.param(("--gpus-per-node", 2, *one), *rest, marks=pytest.mark.wide) for one, *rest in MORE_REFUSALS),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_refused(toy: Toy, tmp_path: Path, words: tuple[object, ...], code: int, says: str) -> None:
+    said = lmtrain("slurm", "submit", *toy.settings(tmp_path / "run"), *words, code=code)
+    assert says in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_array_has_the_runs_of_a_sweep(toy: Toy, tmp_path: Path) -> None:
+    words = [*toy.settings(tmp_path / "sweep", optim__lr="1e-3,2e-3"), "train.seed=1,2"]
+    output = lmtrain("slurm", "render", *words, "--tasks-per-node", 1, "--array", "--output", tmp_path / "file")
+    assert f"sbatch {tmp_path / 'file'}" in output
+    lines = (tmp_path / "file").read_text().splitlines()
+    assert "#SBATCH --array=0-3" in lines
+    assert f"#SBATCH --output={tmp_path}/sweep/slurm-%A_%a.out" in lines
+    folders = [line.partition("run=")[2] for line in lines if line.startswith("    run=")]
+    rates, seeds = ("0.001", "0.002"), (1, 2)
+    assert folders == [f"{tmp_path}/sweep/optim.lr_{rate}__train.seed_{seed}" for rate in rates for seed in seeds]
+
+
+def test_submit_keeps_the_file_and_prints_the_job(toy: Toy, tmp_path: Path) -> None:
+    sbatch = tmp_path / "bin" / "sbatch"
+    words = ["slurm", "submit", *toy.settings(tmp_path / "run"), "--tasks-per-node", 1]
+    said = lmtrain(*words, code=66, env={"PATH": str(sbatch.parent)})
+    assert "sbatch is not on the PATH here" in said
+    sbatch.parent.mkdir()
+    sbatch.write_text(
+        '#!/bin/bash\n[ -z "$REFUSES" ] || { echo "sbatch: error: $REFUSES" >&2; exit 1; }\necho "12;local"\n'
+    )
+    sbatch.chmod(0o755)
+    env = {"PATH": f"{sbatch.parent}:{os.environ['PATH']}"}
+    said = lmtrain(*words, env=env)
+    assert said.startswith("12\n")
+    assert (tmp_path / "run" / "job.sbatch").read_text().startswith("#!/bin/bash\n# run: one process on 1 node.")
+    said = lmtrain(*words, code=2, env=env | {"REFUSES": "invalid partition specified: big"})
+    assert "job.sbatch: invalid partition specified: big. Change" in said

@@ -1,0 +1,3 @@
+"""The dataset that drills train on, made once."""
+
+from tests.cli.harness import toy as toy

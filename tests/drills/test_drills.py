@@ -1,0 +1,62 @@
+"""The short case of a drill, and what drills compute: a difference is found, and a plan is the same twice."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.cli.harness import ROOT, Toy
+from tests.drills import day, hangs, injections
+from tests.drills.broken import LAYOUTS, Options, World
+
+
+@pytest.fixture(scope="module")
+def options(toy: Toy, tmp_path_factory: pytest.TempPathFactory) -> Options:
+    folder = tmp_path_factory.mktemp("drills")
+    lines = folder / "lambada_test.jsonl"
+    sentences = [one.strip() for one in (ROOT / "README.md").read_text().split(".") if len(one.split()) > 3]
+    lines.write_text("".join(json.dumps({"text": text}) + "\n" for text in sentences[:4]))
+    return Options(World(toy.text, toy.data, lines), folder)
+
+
+def test_a_plan_is_the_same_for_a_seed_and_every_point_is_in_it() -> None:
+    layouts = tuple(LAYOUTS)
+    assert injections.plan(3, layouts, 40) == injections.plan(3, layouts, 40)
+    assert injections.plan(3, layouts, 40) != injections.plan(4, layouts, 40)
+    faults = " ".join(str(one) for layout, run in injections.plan(1, ("pp2",), 12) for one in run)
+    for point in ("start.imports", "ckpt.mid_write", "pipeline.message", "valid.batch", "shutdown", "SIGUSR1"):
+        assert point in faults
+
+
+def test_the_time_that_counts() -> None:
+    """Checked by playing it: failures at random, a start after each, saves between."""
+    assert day.effective(10.0, 0.0, 0.0, 1e9) == pytest.approx(1.0)
+    assert day.young(2.0, 100.0) == 20.0
+    assert day.best(0.5, 7.0, 50.0) == pytest.approx(0.76, abs=0.03)
+    at_young = day.effective(day.young(0.5, 50.0), 0.5, 7.0, 50.0)
+    assert 0.99 * day.best(0.5, 7.0, 50.0) < at_young <= day.best(0.5, 7.0, 50.0)
+
+
+@pytest.mark.wide
+def test_two_injections_into_one_run(options: Options) -> None:
+    injected = [injections.Injection("kill:point=ckpt.mid_write"), injections.Injection("usr1:point=start.build")]
+    row = injections.broken_run(options, 0, "one", injected)
+    assert row["wrong"] == []
+    assert [one["kind"] for one in row["struck"]] == ["kill", "usr1"]
+    other = injections.unbroken(options, "one")
+    other["steps"][-1][1] += 1e-6
+    (options.folder / "unbroken one.json").write_text(json.dumps(other))
+    row = injections.broken_run(dataclasses.replace(options), 2, "one", injected[:1])
+    assert row["wrong"] == ["steps differ from those of an unbroken run"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["stop", "gil", "skip", "loop"])
+def test_a_hang_names_its_rank(options: Options, kind: str, tmp_path: Path) -> None:
+    row = hangs.hang(dataclasses.replace(options, folder=tmp_path), kind, 0, random.Random(kind))
+    assert row["code"] == 76
+    assert row["left"] == []

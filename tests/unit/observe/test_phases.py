@@ -1,0 +1,118 @@
+"""A mark says what the main thread does, and another process reads it without asking."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from lmtrain.observe import phases
+from lmtrain.observe.phases import NUM_BYTES, PHASES, Place, read_mark, read_odd, read_seen, within
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[mmap.mmap]:
+    """As a companion sees it, of a process that begins."""
+    monkeypatch.setattr(phases, "main", Place(0))
+    saver = Place(phases.saver.at)
+    saver.phase = "save"
+    monkeypatch.setattr(phases, "saver", saver)
+    fd = phases.open_memory()
+    with mmap.mmap(fd, NUM_BYTES, prot=mmap.PROT_READ) as reading:
+        yield reading
+    os.close(fd)
+    phases.close_memory()
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_every_phase_can_be_read(memory: mmap.mmap, phase: str) -> None:
+    phases.main.enter(phase, 7, microbatch=1, stage=2)
+    mark = read_mark(memory)
+    assert (mark.phase, mark.step, mark.microbatch, mark.stage) == (phase, 7, 1, 2)
+
+
+def test_a_step_stays_and_a_microbatch_does_not(memory: mmap.mmap) -> None:
+    phases.main.enter("backward", 7, microbatch=1)
+    phases.main.enter("optimizer")
+    mark = read_mark(memory)
+    assert (mark.phase, mark.step, mark.microbatch) == ("optimizer", 7, -1)
+
+
+def test_after_a_collective_all_is_as_before(memory: mmap.mmap) -> None:
+    phases.main.enter("backward", 7, microbatch=1)
+    with within("collective", "the gradient norm"):
+        inside = read_mark(memory)
+    mark = read_mark(memory)
+    assert (inside.phase, inside.what, inside.step, inside.microbatch, inside.count) == (
+        "collective", "the gradient norm", 7, 1, 1
+    )  # fmt: skip
+    assert (mark.phase, mark.what, mark.microbatch) == ("backward", "", 1)
+    assert mark.number > inside.number
+
+
+def test_one_that_fails_stays_where_it_failed(memory: mmap.mmap) -> None:
+    phases.main.enter("backward", 7)
+    with pytest.raises(RuntimeError), within("collective", "losses"):
+        raise RuntimeError("Connection closed by peer")
+    assert read_mark(memory).what == "losses"
+
+
+def test_what_has_been_gone_through_is_known_by_name(memory: mmap.mmap) -> None:
+    phases.main.enter("build")
+    with within("collective", "an agreement"):
+        assert "an agreement" not in read_seen(memory, read_mark(memory).seen)
+    assert set(read_seen(memory, read_mark(memory).seen)) == {"imports", "an agreement"}
+    phases.main.enter("load")
+    assert set(read_seen(memory, read_mark(memory).seen)) == {"imports", "an agreement", "build"}
+
+
+def test_of_a_thread_that_waits_for_the_one_that_saves_the_latter_is_told(memory: mmap.mmap) -> None:
+    phases.main.enter("optimizer", 8)
+    phases.saver.enter("save", 4)
+    assert read_mark(memory).phase == "optimizer"
+    with within("save"):
+        with within("collective", "an agreement", phases.saver):
+            found = read_mark(memory)
+        assert (found.phase, found.what, found.step) == ("collective", "an agreement", 4)
+        assert read_mark(memory).step == 4
+        phases.saver.enter("save", -1)
+        assert read_mark(memory).step == 8
+
+
+def step(number: int, *collectives: str) -> None:
+    phases.main.enter("data", number)
+    for what in collectives:
+        with within("collective", what):
+            pass
+
+
+def test_a_collective_that_is_left_out_shows_in_the_next(memory: mmap.mmap) -> None:
+    with within("collective", "an agreement"):
+        pass  # as in a run's set-up
+    for number in (1, 2):
+        step(number, "a sum", "a sum", "losses", "the gradient norm", "the vote on a stop")
+    assert read_odd(memory) == (0, "", "")
+    step(3, "a sum", "a sum", "losses", "the vote on a stop")
+    assert read_odd(memory) == (3, "the gradient norm", "the vote on a stop")
+
+
+def test_what_comes_after_a_step_now_and_then_is_nothing_odd(memory: mmap.mmap) -> None:
+    step(1, "losses", "the vote on a stop")
+    step(2, "losses", "the vote on a stop", "sums of a validation")
+    step(3, "losses", "the vote on a stop")
+    assert read_odd(memory) == (0, "", "")
+
+
+def test_without_a_watch_marks_are_kept_for_the_one_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(phases, "main", Place(0))
+    phases.main.enter("rendezvous")
+    fd = phases.open_memory()
+    with mmap.mmap(fd, NUM_BYTES, prot=mmap.PROT_READ) as reading:
+        assert read_mark(reading).phase == "rendezvous"
+    os.close(fd)
+    phases.close_memory()
+    phases.main.enter("build")
+    with within("collective", "losses"):
+        pass

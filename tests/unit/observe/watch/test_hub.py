@@ -1,0 +1,120 @@
+"""The hub hears beats and decides; strangers without the run's secret are not heard."""
+
+from __future__ import annotations
+
+import json
+import selectors
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmtrain.observe.watch.hub import TIMES, Hub
+from lmtrain.observe.watch.judge import FAILED_KIND, HANG_KIND, LOST_KIND
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    hub = Hub(0, "secret", str(tmp_path), 20.0, 2, on_node=True)
+    hub.register(selectors.DefaultSelector())
+    yield hub
+    for peer in list(hub.peers):
+        hub.forget(peer)
+    hub.listener.close()
+    hub.selector.close()
+
+
+def beat(phase: str = "backward", stood_s: float = 0.0, **more: Any) -> dict[str, Any]:
+    facts = {"host": "n1", "phase": phase, "step": 7, "microbatch": -1, "stage": -1, "what": "", "count": 3}
+    return {"beat": facts | {"cpu_s": 1.0, "stood_s": stood_s, "state": "running", "odd": None, "longest": {}} | more}
+
+
+def test_a_hang_is_told_to_all_and_written_down(hub: Hub, tmp_path: Path) -> None:
+    hub.hear(0, beat("collective", 21.0, what="losses"))
+    hub.hear(1, beat("backward", 19.0))
+    hub.tick()
+    assert hub.told == []
+    hub.hear(1, beat("backward", 21.0))
+    hub.tick()
+    hub.tick()
+    (told,) = hub.told
+    assert (told["kind"], told["ranks"]) == (HANG_KIND, [1])
+    assert Path(told["folder"]).parent == tmp_path / "hangs"
+    summary = (Path(told["folder"]) / "summary.txt").read_text()
+    assert "rank 1 on n1 has been in backward of step 7, for 21 s" in summary
+    assert "rank 0 on n1" in summary
+
+
+def test_one_that_is_gone_and_one_that_failed(hub: Hub) -> None:
+    hub.hear(1, beat())
+    hub.hear(1, {"failed": "no room", "code": 74})
+    hub.hear(1, {"lost": "ended with exit code 74"})
+    hub.tick()
+    (told,) = hub.told
+    assert (told["kind"], told["verdict"]) == (FAILED_KIND, "rank 1 on n1 ended in backward of step 7: no room.")
+
+
+def test_one_that_is_done_may_leave(hub: Hub) -> None:
+    hub.hear(0, beat())
+    hub.hear(1, {"done": True})
+    hub.lose(1, "is gone")
+    hub.tick()
+    assert hub.told == []
+
+
+def test_a_stop_is_told_to_all_others(hub: Hub) -> None:
+    hub.hear(0, {"stop": "SIGTERM"})
+    assert hub.told == []
+    hub.hear(1, {"stop": "SIGTERM"})
+    assert hub.told == [{"stop": "SIGTERM", "rank": 1}]
+
+
+def test_only_who_knows_the_secret_is_heard(hub: Hub) -> None:
+    for secret, heard in (("wrong", False), ("secret", True)):
+        with socket.create_connection(("127.0.0.1", hub.port)) as connection:
+            connection.sendall(json.dumps({"token": secret, "rank": 1} | beat()).encode() + b"\n")
+            hub.listener.setblocking(True)
+            hub.accept()
+            (peer,) = hub.peers
+            peer.connection.setblocking(True)
+            peer.connection.recv(1, socket.MSG_PEEK)
+            peer.connection.setblocking(False)
+            hub.hear_from(peer)
+            assert (1 in hub.rows) is heard
+            assert bool(hub.peers) is heard
+    hub.listener.setblocking(False)
+    hub.tick()
+    assert hub.verdict is None
+    peer.connection.setblocking(True)
+    peer.connection.recv(1, socket.MSG_PEEK)  # its end
+    hub.hear_from(peer)
+    hub.tick()
+    (told,) = hub.told
+    assert (told["kind"], told["ranks"]) == (LOST_KIND, [1])
+
+
+def test_times_are_for_the_next_start_with_as_many(hub: Hub, tmp_path: Path) -> None:
+    hub.hear(1, beat(longest={"save": 41.0, "nonsense": "x", "forward": -1}))
+    hub.save_times()
+    assert json.loads((tmp_path / TIMES).read_text()) == {"processes": 2, "longest_s": {"save": 41.0}}
+    for world_size, known in ((2, {"save": 41.0}), (3, {})):
+        other = Hub(0, "secret", str(tmp_path), 20.0, world_size, on_node=True)
+        other.listener.close()
+        assert other.limits.longest == known
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"processes": 2, "longest_s": 7}', "[" * 30_000])
+def test_times_that_are_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / TIMES).write_text(text)
+    hub = Hub(0, "secret", str(tmp_path), 20.0, 2, on_node=True)
+    hub.listener.close()
+    assert hub.limits.longest == {}
+
+
+def test_a_beat_that_is_none_is_nothing(hub: Hub) -> None:
+    hub.hear(1, {"beat": {"host": "n1"}})
+    hub.hear(1, beat(step="x"))
+    hub.tick()
+    assert hub.verdict is None

@@ -1,0 +1,156 @@
+"""Who is to blame, over tables of what ranks do: the stopped, the late, the odd; and never the healthy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lmtrain.observe.watch.judge import DONE, FAILED, FLOOR_S, LOST, RUNNING, STOPPED, Limits, Row, judge
+
+LEARNT = Limits(600.0, {"backward": 0.1, "forward": 0.1, "save": 12.0, "losses": 0.2, "the gradient norm": 0.2})
+LONG = FLOOR_S + 1
+
+
+def row(rank: int, phase: str = "backward", stood_s: float = 0.0, what: str = "", **more: Any) -> Row:
+    return Row(rank, "n1", phase, 7, what=what, stood_s=stood_s, **more)
+
+
+def waiting(rank: int, stood_s: float = LONG, what: str = "losses", **more: Any) -> Row:
+    return row(rank, "collective", stood_s, what, **more)
+
+
+def test_limits_come_from_the_run_itself() -> None:
+    assert LEARNT.of("backward") == FLOOR_S
+    assert LEARNT.of("save") == 120.0
+    assert LEARNT.of("evaluation") == 600.0  # nothing is known of it yet
+    assert Limits(5.0, {"save": 12.0}).of("save") == 5.0
+    limits = Limits(600.0)
+    limits.learn({"save": 40.0})
+    limits.learn({"save": 4.0})
+    assert limits.of("save") == 400.0
+
+
+@pytest.mark.parametrize(
+    ("rows", "ranks"),
+    [
+        pytest.param([waiting(0), row(1, stood_s=LONG)], [1], id="late"),
+        pytest.param([row(0, stood_s=LONG), waiting(1), waiting(2)], [0], id="rank 0 is late"),
+        pytest.param([waiting(0), row(1, stood_s=LONG), row(2, stood_s=LONG + 5)], [2, 1], id="two, the first first"),
+        pytest.param([waiting(0), row(1, stood_s=LONG, state=STOPPED)], [1], id="stopped"),
+        pytest.param([waiting(0), row(1, stood_s=LONG), waiting(2, state=STOPPED)], [2], id="stopped before late"),
+        pytest.param([waiting(0, 1.0), row(1, silent_s=31.0)], [1], id="silent"),
+        pytest.param(
+            [waiting(0), waiting(1, what="the gradient norm", odd=(7, "losses", "the gradient norm"))], [1],
+            id="skipped",
+        ),
+        pytest.param([waiting(0), Row(1, "n1", "collective", 8, what="losses", stood_s=LONG)], [1], id="a step ahead"),
+        pytest.param([waiting(0), waiting(1, what="the gradient norm")], [0, 1], id="who knows"),
+        pytest.param([waiting(0, 1.0), row(1, state=LOST, said="was ended by SIGKILL")], [1], id="lost"),
+        pytest.param([waiting(0, 1.0), row(1, state=FAILED, said="no room", code=74)], [1], id="failed"),
+        pytest.param(
+            [waiting(0, 1.0, state=LOST, said="was ended by SIGABRT"), waiting(1, odd=(7, "losses", "a sum"))], [1],
+            id="aborted, because another left something out",
+        ),
+        pytest.param(
+            [row(0, state=FAILED, said="waited", code=76), row(1, state=LOST, said="x")], [1],
+            id="lost before those that waited for it",
+        ),
+    ],
+)  # fmt: skip
+def test_the_one_to_blame(rows: list[Row], ranks: list[int]) -> None:
+    verdict = judge(rows, LEARNT)
+    assert verdict is not None
+    assert verdict.ranks == ranks
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        pytest.param([row(0), row(1)], id="all work"),
+        pytest.param([waiting(0, 500.0), row(1, stood_s=20.0)], id="one has time left, however long others wait"),
+        pytest.param([waiting(0, 500.0), row(1, "evaluation", 400.0)], id="nothing is known of that phase"),
+        pytest.param([waiting(0, 100.0), row(1, "save", 100.0)], id="saves have taken long before"),
+        pytest.param([waiting(0), row(1, stood_s=LONG), row(2, stood_s=1.0)], id="someone still moves"),
+        pytest.param([waiting(0), waiting(1, 2.0)], id="the last has just come"),
+        pytest.param([row(0, stood_s=LONG, state=DONE), row(1)], id="done"),
+        pytest.param([row(0, stood_s=5.0, state=STOPPED), waiting(1, 5.0)], id="stopped for a moment"),
+        pytest.param([row(0, stood_s=10_000.0)], id="nobody waits for the only one"),
+        pytest.param([], id="nobody"),
+    ],
+)
+def test_no_alarm(rows: list[Row]) -> None:
+    assert judge(rows, LEARNT) is None
+
+
+def test_a_collective_that_failed_is_somebodys_fault_before_any_limit() -> None:
+    rows = [waiting(0, 1.0), row(1, stood_s=2.0), waiting(2, 1.0)]
+    assert judge(rows, LEARNT) is None
+    verdict = judge(rows, LEARNT, asked=True)
+    assert verdict is not None
+    assert verdict.ranks == [1]
+    assert judge([waiting(0, 1.0), waiting(1, 1.0)], LEARNT, asked=True) is None  # nobody stands out: say what is known
+
+
+def test_who_asks_waits_wherever_its_marks_are() -> None:
+    """What has failed in the thread that saves is raised later, in another place."""
+    verdict = judge([row(0, "optimizer", 1.0, asks=True), row(1, "save", 6.0)], LEARNT, asked=True)
+    assert verdict is not None
+    assert verdict.ranks == [1]
+
+
+def test_what_is_new_to_all_is_nobodys_fault() -> None:
+    odd = (7, "losses", "sums of a validation")
+    verdict = judge([waiting(0, odd=odd), waiting(1, odd=odd)], LEARNT)
+    assert verdict is not None
+    assert verdict.ranks == [0, 1]
+
+
+def test_the_words_name_rank_host_phase_step_and_time() -> None:
+    late = Row(2, "n1", "backward", 7, microbatch=1, stage=0, stood_s=LONG)
+    verdict = judge([waiting(0), waiting(1), late], LEARNT)
+    assert verdict is not None
+    assert verdict.what == (
+        "rank 2 on n1 has been in backward of step 7, microbatch 1, stage 0, for 31 s, while ranks 0 and 1 wait in "
+        "collective (losses) of step 7. It is given 30 s, by parallel.timeout_s=600 and this run's times."
+    )
+
+
+states = st.sampled_from([RUNNING, RUNNING, RUNNING, STOPPED, DONE, LOST])
+keys = ["backward", "forward", "save", "evaluation"]
+rows_of = st.builds(
+    lambda phase, what, *rest: (phase, what if phase == "collective" else "", *rest),
+    st.sampled_from([*keys, "collective", "collective"]), st.sampled_from(["losses", "the gradient norm", "a sum"]),
+    st.floats(0, 2000), st.floats(0, 60), states,
+)  # fmt: skip
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(rows_of, min_size=1, max_size=8), st.booleans())
+def test_nobody_healthy_is_named(table: list[tuple[str, str, float, float, str]], asked: bool) -> None:
+    """Who is in time is never to blame, and who waits is not while somebody else can be."""
+    rows = [
+        Row(rank, "n", phase, 7, what=what, stood_s=stood_s, silent_s=silent_s, state=state, said="x")
+        for rank, (phase, what, stood_s, silent_s, state) in enumerate(table)
+    ]
+    verdict = judge(rows, LEARNT, asked)
+    if verdict is None:
+        return
+    busy = [one for one in rows if one.state == RUNNING and not one.waits and one.silent_s <= 30]
+    for one in verdict.rows:
+        assert one.state != DONE
+        in_time = one.stood_s <= LEARNT.of(one.key)
+        gone = one.state in (LOST, STOPPED) or one.silent_s > 30
+        assert gone or asked or not in_time
+        if one.waits and not gone:
+            assert not [other for other in busy if other.stood_s > LEARNT.of(other.key)]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(0, 29), min_size=2, max_size=8), st.lists(st.floats(0, 2000), min_size=8, max_size=8))
+def test_no_alarm_while_one_that_works_is_in_time(working: list[float], waits: list[float]) -> None:
+    rows = [row(rank, stood_s=stood_s) for rank, stood_s in enumerate(working)]
+    rows += [waiting(len(rows) + index, stood_s) for index, stood_s in enumerate(waits)]
+    assert judge(rows, LEARNT) is None

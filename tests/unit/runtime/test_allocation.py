@@ -1,0 +1,77 @@
+"""The end of an allocation, as a duration that no clock of a node can change."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+import pytest
+
+from lmtrain.runtime.allocation import Allocation, end_in
+from lmtrain.runtime.process import SlurmJob, began_at
+
+DAY = 86400.0
+
+
+def allocation(
+    job: SlurmJob | None, wall: float, ask: Callable[[str], float | None] = lambda number: None
+) -> Allocation:
+    return Allocation(job, clock=lambda: 50.0, wall=lambda: wall, ask=ask)
+
+
+def test_what_is_left_is_what_the_job_was_told() -> None:
+    assert allocation(SlurmJob("7", 1000.0, 4600.0), wall=1010.0).left_s() == 3590.0
+    assert allocation(SlurmJob("7"), wall=1010.0).left_s() is None
+    assert allocation(None, wall=1010.0).left_s() is None
+
+
+@pytest.mark.parametrize(("skew", "left"), [(-DAY, 3600.0), (+DAY, None)])
+def test_a_clock_that_is_wrong_by_a_day_neither_lends_time_nor_ends_a_run(skew: float, left: float | None) -> None:
+    assert allocation(SlurmJob("7", 1000.0, 4600.0), wall=1010.0 + skew).left_s() == left
+
+
+def test_more_time_is_heard_of_whatever_the_clock_says_by_then() -> None:
+    ends, wall = [4600.0], [1010.0]
+    found = Allocation(
+        SlurmJob("7", 1000.0, 4600.0), clock=lambda: 50.0, wall=lambda: wall[0], ask=lambda number: ends[0]
+    )
+    wall[0] += DAY
+    found.look("7")
+    assert found.left_s() == 3590.0
+    ends[0] += 600.0
+    found.look("7")
+    assert found.left_s() == 4190.0
+
+
+def test_scontrol_tells_where_the_environment_does_not() -> None:
+    found = allocation(SlurmJob("7"), 1010.0, ask={"7": 4600.0}.get)
+    found.look("7")
+    assert found.left_s() == 3590.0
+
+
+def test_what_scontrol_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    line = "JobId=7 JobName=a TimeLimit=00:02:00 StartTime=2026-11-22T20:00:00 EndTime=2026-11-22T20:02:00 Deadline=N/A"
+    assert end_in(line) == 1795377720.0
+    monkeypatch.undo()
+    time.tzset()
+    for said in ("", "JobId=7 EndTime=Unknown", "slurm_load_jobs error: Invalid job id specified"):
+        assert end_in(said) is None
+
+
+def test_the_environment_of_a_job() -> None:
+    env = {"SLURM_JOB_ID": "7", "SLURM_JOB_START_TIME": "1000", "SLURM_JOB_END_TIME": "4600"}
+    assert SlurmJob.detect(env) == SlurmJob("7", 1000.0, 4600.0)
+    assert SlurmJob.detect(env | {"SLURM_JOB_END_TIME": "soon"}) == SlurmJob("7", 1000.0, None)
+    assert SlurmJob.detect({"SLURM_JOB_ID": "7;ls"}) is None
+    assert SlurmJob.detect({}) is None
+
+
+def test_the_launcher_says_when_a_command_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text, expected in (("40.5", 40.5), ("60", 50.0), ("x", 50.0)):
+        monkeypatch.setitem(os.environ, "LMTRAIN_BEGAN_S", text)
+        assert began_at(50.0) == expected
+    monkeypatch.delitem(os.environ, "LMTRAIN_BEGAN_S")
+    assert began_at(50.0) == 50.0

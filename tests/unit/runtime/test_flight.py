@@ -1,0 +1,9 @@
+"""The flight recorder's rows, of whatever torch is here."""
+
+from __future__ import annotations
+
+from lmtrain.runtime.flight import newest_rows
+
+
+def test_a_process_without_collectives_has_no_rows() -> None:
+    assert newest_rows() == ""

@@ -1,0 +1,162 @@
+"""What ends a run or makes it save: the clock, files, an interval; no test waits, time is given in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from lmtrain.batch import Batch
+from lmtrain.layout import Layout
+from lmtrain.parallel.mesh import build_mesh
+from lmtrain.runtime.signals import StopRequest
+from lmtrain.train.costs import EVALUATION, VALIDATION, Costs
+from lmtrain.train.peers import Vote
+from lmtrain.train.requests import (
+    NO_TIME_FOR,
+    SAVE,
+    STOP,
+    Asker,
+    CutOff,
+    Deadline,
+    File,
+    Interval,
+    Requests,
+    Signal,
+)
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def costs(clock: Callable[[], float]) -> Costs:
+    """A step of 2 s, a save of 10, a validation of 5 and an evaluation of 60."""
+    known = Costs(clock=clock)
+    for what, seconds in (("step", 2.0), (VALIDATION, 5.0), (EVALUATION, 60.0)):
+        known.saw(what, seconds)
+    known.saved(write_s=9.0, stall_s=1.0)
+    return known
+
+
+def requests(*askers: Asker, said: list[str] | None = None) -> Requests:
+    found = Requests(Vote(build_mesh(Layout(), torch.device("cpu"))), said.append if said is not None else print)
+    found.join(*askers)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("left", "wishes"),
+    [
+        (1000.0, 0),
+        (80.0, 0),
+        (77.9, NO_TIME_FOR[EVALUATION]),  # 4 for the end, 10 for the save, 4 for two steps, 60 for the evaluation
+        (22.9, NO_TIME_FOR[EVALUATION] + NO_TIME_FOR[VALIDATION]),
+        (17.9, NO_TIME_FOR[EVALUATION] + NO_TIME_FOR[VALIDATION] + STOP),
+    ],
+)
+def test_a_deadline_leaves_time_for_the_save(left: float, wishes: int) -> None:
+    clock = Clock()
+    assert Deadline("the end", lambda: left, costs(clock), lambda: False, margin_s=4.0).wants() == wishes
+
+
+def test_a_save_under_way_is_waited_for() -> None:
+    deadline = Deadline("the end", lambda: 25.0, costs(Clock()), lambda: True, margin_s=4.0)
+    assert deadline.wants() & STOP
+
+
+def test_the_margin_is_a_share_of_what_is_left_at_first_and_no_end_asks_for_nothing() -> None:
+    left: list[float | None] = [None]
+    deadline = Deadline("the end", lambda: left[0], Costs(), lambda: False)
+    assert deadline.wants() == 0
+    for seconds, margin in ((100.0, 5.0), (50.0, 5.0)):
+        left[0] = seconds
+        assert deadline.wants() == 0
+        assert deadline.margin_s == margin
+    assert Deadline("the end", lambda: 1e6, Costs(), lambda: False).wants() == 0
+
+
+def test_a_file_is_looked_for_once_a_second_and_obeyed_once(tmp_path: Path) -> None:
+    clock, path = Clock(), tmp_path / "SAVE"
+    file = File(path, SAVE, clock)
+    assert file.wants() == 0
+    path.touch()
+    assert file.wants() == 0
+    clock.now += 1.0
+    assert file.wants() == SAVE
+    file.saved()
+    assert not path.exists()
+    assert file.wants() == 0
+    clock.now += 1.0
+    assert file.wants() == 0
+
+
+def test_a_stop_is_not_obeyed_by_a_save(tmp_path: Path) -> None:
+    path = tmp_path / "STOP"
+    path.touch()
+    file = File(path, STOP, Clock())
+    assert file.wants() == STOP
+    file.saved()
+    assert path.exists()
+    assert file.wants() == STOP
+
+
+def test_an_interval_counts_from_the_newest_checkpoint_whoever_asked_for_it() -> None:
+    clock = Clock()
+    interval = Interval(600.0, clock)
+    for _ in range(2):
+        clock.now += 599.0
+        assert interval.wants() == 0
+        clock.now += 1.0
+        assert interval.wants() == SAVE
+        clock.now += 100.0
+        interval.saved()
+
+
+def test_the_first_cause_is_told_once_and_stays(tmp_path: Path) -> None:
+    clock, said, stop = Clock(), list[str](), StopRequest()
+    (tmp_path / "SAVE").touch()
+    left = [1e6]
+    asked = requests(
+        Signal("SIGUSR1", stop), Deadline("run.time_limit=4h", lambda: left[0], Costs(), lambda: False, margin_s=0.0),
+        File(tmp_path / "SAVE", SAVE, clock), said=said,
+    )  # fmt: skip
+    asked.ask()
+    asked.answer()
+    assert (asked.stop, asked.save, said) == (None, True, [])
+    asked.saved()
+    left[0] = -1.0
+    for _ in range(2):
+        asked.ask()
+        asked.answer()
+        assert (asked.stop, asked.save) == ("run.time_limit=4h", False)
+        stop.requested = "SIGUSR1"
+    assert said == ["run.time_limit=4h: stopping after this step"]
+
+
+def test_a_measurement_for_which_no_time_is_left_ends_the_run(tmp_path: Path) -> None:
+    asked = requests(Deadline("the end", lambda: 30.0, costs(Clock()), lambda: False, margin_s=4.0), said=[])
+    asked.ask()
+    asked.answer()
+    assert asked.has_no_time_for(EVALUATION)
+    assert not asked.has_no_time_for(VALIDATION)
+    assert not asked.stop_without_time_for(VALIDATION)
+    assert asked.stop_without_time_for(EVALUATION)
+    assert asked.stop == "the end"
+
+
+def test_a_stop_cuts_off_what_is_being_measured() -> None:
+    stop = StopRequest()
+    asked = requests(Signal("SIGTERM", stop))
+    tokens = torch.zeros((1, 1), dtype=torch.int64)
+    batches = asked.until_stop(Batch(tokens, tokens) for _ in range(3))
+    next(batches)
+    stop.requested = "SIGTERM"
+    with pytest.raises(CutOff):
+        next(batches)
+    assert asked.stop == "SIGTERM"

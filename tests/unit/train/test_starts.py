@@ -1,0 +1,106 @@
+"""Which starts count as lost at one step, and what is known of how they ended."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmtrain.errors import DataError, OutOfMemoryError, PeerLostError
+from lmtrain.runtime.files import write_json
+from lmtrain.runtime.process import ProcessEnv
+from lmtrain.train.starts import STARTS, Starts, counted
+
+HERE = ProcessEnv(host="here", job_id="7", num_restarts=1)
+
+
+def starts(folder: Path, step: int = 4, of: str = "settings") -> Starts:
+    return Starts(folder, step, of).read()
+
+
+def begun(folder: Path, num: int = 1) -> Starts:
+    """After so many starts, of which the last one is under way."""
+    for _ in range(num):
+        found = starts(folder)
+        found.begin(HERE)
+    return found
+
+
+def ends(folder: Path, exit_code: int, cause: str = "why") -> None:
+    write_json(folder / "stop.json", {"cause": cause, "exit_code": exit_code})
+
+
+def test_a_start_that_says_nothing_was_killed(tmp_path: Path) -> None:
+    begun(tmp_path, 2)
+    assert ["how" in one for one in starts(tmp_path).lost] == [False, False]
+    (one, _) = json.loads((tmp_path / STARTS).read_text())["lost"]
+    assert (one["host"], one["job"], one["restart"], one["processes"]) == ("here", "7", 1, 1)
+
+
+@pytest.mark.parametrize("other", [{"step": 8}, {"of": "other settings"}])
+def test_another_step_or_other_settings_begin_a_new_count(tmp_path: Path, other: dict[str, Any]) -> None:
+    begun(tmp_path, 2)
+    assert starts(tmp_path, **other).lost == []
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"step": 4, "of": "settings", "lost": 3}', '{"step": 4, "lost": [1]}'])
+def test_a_damaged_count_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / STARTS).write_text(text)
+    assert starts(tmp_path).lost == []
+
+
+@pytest.mark.parametrize("code", [1, 70, 76])
+def test_what_others_say_of_a_lost_start(tmp_path: Path, code: int) -> None:
+    """The launcher, another rank: whoever wrote stop.json after it began."""
+    begun(tmp_path)
+    ends(tmp_path, code, "rank 3 was killed")
+    assert [one["how"] for one in starts(tmp_path).lost] == ["rank 3 was killed"]
+
+
+@pytest.mark.parametrize("code", [0, 2, 65, 66, 73, 74, 75, 78, 79, 86])
+def test_an_orderly_end_does_not_count(tmp_path: Path, code: int) -> None:
+    begun(tmp_path, 2)
+    ends(tmp_path, code)
+    assert len(starts(tmp_path).lost) == 1
+
+
+def test_what_was_said_of_an_earlier_start_is_not_of_this_one(tmp_path: Path) -> None:
+    ends(tmp_path, 75)
+    begun(tmp_path)
+    assert len(starts(tmp_path).lost) == 1
+
+
+def test_what_said_that_there_is_no_progress_changes_nothing(tmp_path: Path) -> None:
+    begun(tmp_path, 3)
+    ends(tmp_path, 93)
+    assert len(starts(tmp_path).lost) == 3
+
+
+@pytest.mark.parametrize("error", [RuntimeError("x"), OutOfMemoryError("x"), PeerLostError("x")])
+def test_a_loss_that_is_noticed_stays_counted(tmp_path: Path, error: Exception) -> None:
+    with pytest.raises(type(error)), counted(begun(tmp_path)):
+        raise error
+    (one,) = starts(tmp_path).lost
+    assert one["how"].endswith("x")
+
+
+@pytest.mark.parametrize("error", [DataError("x"), KeyboardInterrupt()])
+def test_a_refusal_leaves_nothing_behind(tmp_path: Path, error: BaseException) -> None:
+    folder = tmp_path / "run"
+    with pytest.raises(type(error)), counted(begun(folder)):
+        raise error
+    assert not folder.exists()
+
+
+def test_a_start_that_comes_to_its_end_clears_the_count(tmp_path: Path) -> None:
+    with counted(begun(tmp_path, 3)):
+        pass
+    assert not (tmp_path / STARTS).exists()
+
+
+def test_a_count_that_cannot_be_written_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / STARTS).mkdir()
+    begun(tmp_path)
+    assert "This start is not counted: " in capsys.readouterr().err
