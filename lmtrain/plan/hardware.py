@@ -22,7 +22,7 @@ PRECISIONS = ("fp32", "fp16", "bf16", "float8", "mxfp8", "nvfp4")
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware(Settings):
-    name: str
+    name: str  # what people call it
     generation: str
     memory_GiB: float
     peak_tflops: dict[str, float]  # dense, by precision of the products' factors; absent: the device has no such units

@@ -22,6 +22,7 @@ from lmtrain.parallel.compute_settings import ComputeSettings
 from lmtrain.parallel.precision_settings import PrecisionSettings
 from lmtrain.parallel.recompute_settings import NoRecomputeSettings, RecomputeSettings, SomeRecomputeSettings
 from lmtrain.placement.parallel_settings import ParallelSettings, layout_problems
+from lmtrain.plan.hardware import Hardware
 from lmtrain.train.best import best_problems
 from lmtrain.train.eval_settings import EvalSettings
 from lmtrain.train.train_settings import ObserveSettings, RunSettings, TrainSettings
@@ -47,6 +48,7 @@ class RunConfig(Settings):
     checkpoint: CheckpointSettings
     observe: ObserveSettings
     run: RunSettings
+    hardware: Hardware | None = None  # that the planner reckons with; null: it says what can be said without one
 
     def problems(self) -> Iterator[Problem]:
         yield from self.problems_across({f.name: getattr(self, f.name) for f in fields(self)})
