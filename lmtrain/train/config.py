@@ -55,6 +55,13 @@ class RunConfig(Settings):
 
     @classmethod
     def problems_across(cls, parts: Mapping[str, Any]) -> Iterator[Problem]:
+        if "parallel" in parts and parts["parallel"].auto:
+            yield from problem_if(
+                parts.get("hardware") is None, "parallel.auto", True,
+                "leaves the layout to the planner, which has to know the machine, and hardware=null names none",
+                "Add hardware=h100 or another; `lmtrain config list hardware` has them.",
+            )  # fmt: skip
+            parts = {name: part for name, part in parts.items() if name != "parallel"}  # because: it is yet to be chosen
         if {"model", "parallel", "compute"} <= parts.keys():
             model, compiles = parts["model"], parts["compute"].compile
             dropout = model.uses_dropout
