@@ -60,6 +60,7 @@ class Program:
     tp_overlap: Overlap = Overlap.WEIGHTS
     reduce_overlap: bool = True  # gradients are summed over dp behind the backward
     reduce_whole: bool = False  # ZeRO 1: each rank gets the sum of all gradients, not of its share alone
+    reduce_each: bool = False  # ZeRO 2: gradients are summed for each microbatch, and the next one waits
     gather_overlap: bool = False  # ZeRO 1 and 2: weights are gathered behind the forward
     send_overlap: bool = False  # a pipeline's messages travel behind computation
     whole_messages: bool = False  # each tp rank sends all of a boundary, not its share
@@ -142,6 +143,7 @@ class Columns:
     tp_overlap: Column
     reduce_overlap: Column
     reduce_whole: Column
+    reduce_each: Column
     gather_overlap: Column
     send_overlap: Column
     whole_messages: Column
@@ -205,7 +207,8 @@ LOW = ("float8", "mxfp8", "nvfp4", "float8_row")
 
 def _numbers(case: Case) -> dict[str, float]:
     hardware, program = case.hardware, case.program
-    half = hardware.peak("bf16") or hardware.peak("fp16")
+    fp32 = case.precision == "fp32"
+    half = hardware.peak("fp32") if fp32 else hardware.peak("bf16") or hardware.peak("fp16")
     even = -(-case.num_layers // case.pp)
     own = {name: float(getattr(case, name)) for name in _OWN}
     traits = {name: float(getattr(program, name)) for name in _TRAITS}
@@ -228,7 +231,7 @@ def _numbers(case: Case) -> dict[str, float]:
         "again_attention": case.again.attention,
         "again_pointwise": case.again.pointwise,
         "again_collectives": case.again.collectives,
-        "precision": 4.0 if case.precision == "fp32" else 2.0,
+        "precision": 4.0 if fp32 else 2.0,
     }  # fmt: skip
 
 

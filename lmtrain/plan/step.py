@@ -86,7 +86,8 @@ def price_step(c: Columns, f: Factors) -> StepTime:
     reduce_s, gather_s = _over_dp(c, f, held)
     window = np.where(c.pp > 1, 0.5, 1.0) * layers * block_back
     hidden = np.minimum(reduce_s, window)
-    reduce_bare = np.where(
+    times = np.where((c.zero == 2) & (c.reduce_each > 0), c.num_microbatches, 1.0)
+    reduce_bare = times * np.where(
         c.reduce_overlap > 0, (reduce_s - hidden) + (f["dp_exposed"] + f["contention"]) * hidden, reduce_s
     )
     gather_bare = np.where(c.gather_overlap > 0, f["dp_exposed"] * gather_s, gather_s)

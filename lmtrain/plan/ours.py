@@ -1,0 +1,171 @@
+"""Our own runs in the words that are priced: settings in, a Case out, and what our executor overlaps. Torch-free.
+
+Called by whoever plans a run, for thousands of layouts: what depends on a few settings alone is worked out once. The
+program's properties are read from the code of `parallel`, and each names its place there.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Literal
+
+from lmtrain.models.model_settings import ModelSettings
+from lmtrain.optim.optim_settings import OptimSettings
+from lmtrain.parallel.compute_settings import ComputeSettings
+from lmtrain.parallel.precision_settings import PrecisionSettings
+from lmtrain.parallel.recompute_settings import NoRecomputeSettings, RecomputeSettings, SomeRecomputeSettings
+from lmtrain.placement.memory import FP32_BYTES
+from lmtrain.placement.parallel_settings import ParallelSettings
+from lmtrain.placement.stages import Stage, stages_of_rank
+from lmtrain.plan.case import Again, Attention, Case, Overlap, Pointwise, Program, Schedule
+from lmtrain.plan.hardware import Hardware
+from lmtrain.spec import ModelShape
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """What the settings say of a run, as far as its time and memory depend on it. The vocabulary is known."""
+
+    model: ModelSettings
+    parallel: ParallelSettings
+    precision: PrecisionSettings
+    compute: ComputeSettings
+    optim: OptimSettings
+    recompute: RecomputeSettings = field(default_factory=NoRecomputeSettings)
+    micro_batch: int
+    global_batch: int
+    document_mask: bool = False  # tokens look at their own document alone
+
+    @property
+    def num_microbatches(self) -> int:
+        return self.global_batch // (self.micro_batch * self.parallel.layout.dp)
+
+    @property
+    def number_bytes(self) -> int:
+        """Of a number that computes."""
+        return FP32_BYTES if self.precision.kind == "fp32" else FP32_BYTES // 2
+
+    @property
+    def sequence_parts(self) -> int:
+        """In how many cuts the sequence lies outside of attention and MLP."""
+        return self.parallel.tp if self.parallel.sequence_parallel else 1
+
+    @property
+    def shape(self) -> ModelShape:
+        return _shape(self.model)
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether attention is given a matrix of who may look at whom, which only the plainer kernels take.
+
+        A model that sees both sides always is: its rows end early.
+        """
+        shape = self.shape
+        windowed = shape.window is not None and shape.window < shape.seq_len
+        return self.document_mask or windowed or not shape.causal
+
+    @property
+    def stages(self) -> tuple[tuple[Stage, ...], ...]:
+        """Of each rank along pp."""
+        p = self.parallel
+        return _stages(self.model, p.pp, p.vp, p.schedule, p.balance)
+
+    def recomputes(self, block: int) -> bool:
+        return isinstance(self.recompute, SomeRecomputeSettings) and self.recompute.is_for(block)
+
+
+OURS = Program(
+    attention=Attention.FLASH2,
+    pointwise=Pointwise.EAGER,
+    tp_overlap=Overlap.WEIGHTS,  # collectives._ColumnLinear.backward
+    reduce_overlap=True,  # FSDP's hooks, a group a block
+    gather_overlap=True,  # the same: the next block's weights travel while one computes
+    send_overlap=True,  # pipeline.messages: receives are posted ahead, a send is waited for when it must have arrived
+    reduce_bytes=FP32_BYTES,  # sharding.apply_data_parallel
+    reduce_each=True,  # sharding.ShardedWeights.begin: zero 2 reduces after every microbatch
+)
+
+
+def program_of(run: Planned, hardware: Hardware) -> Program:
+    """What our executor does with these settings on this machine."""
+    plainer = run.has_mask or run.precision.kind == "fp32" or hardware.generation == "volta"
+    return replace(
+        OURS,
+        attention=Attention.FLASH1 if plainer else Attention.FLASH2,
+        pointwise=Pointwise.COMPILED if run.compute.compile else Pointwise.EAGER,
+        tp_overlap=Overlap.NONE if run.compute.compile else Overlap.WEIGHTS,  # a graph waits where it sends
+        # sharding.ShardedWeights.done: second halves end behind FSDP's back, and what they made is sent after them
+        reduce_overlap=not run.parallel.splits_backward,
+        fused_optimizer=run.optim.kind == "adamw",
+    )
+
+
+_SCHEDULES = {"zb_h1": Schedule.ZB_1, "zb_v": Schedule.ZB_V}
+
+
+def case_of(run: Planned, hardware: Hardware) -> Case:
+    parallel, model, shape = run.parallel, run.model, run.shape
+    layers = [sum(len(stage.layers) for stage in held) for held in run.stages]
+    ends = next(rank for rank, held in enumerate(run.stages) if any(stage.last for stage in held))
+    others = [count for rank, count in enumerate(layers) if rank != ends] or layers
+    return Case(
+        hardware=hardware, program=program_of(run, hardware),
+        num_layers=shape.num_layers, width=shape.width, num_heads=shape.num_heads, num_kv_heads=shape.num_kv_heads,
+        head_width=shape.head_width, ffn_width=shape.ffn_width, gated=shape.gated,
+        vocab=-(-model.padded_vocab_size // parallel.tp) * parallel.tp, seq_len=shape.seq_len,
+        tied=bool(model.ties()),
+        # a mask skips no work: neither half of the scores nor what lies beyond a window
+        causal=shape.causal and not run.has_mask,
+        rotary=getattr(model, "positions", "learned") == "rotary",
+        parallel_block=bool(getattr(model, "parallel_block", False)), dropout=model.uses_dropout,
+        pp=parallel.pp, vp=parallel.vp, dp=parallel.layout.dp, tp=parallel.tp,
+        zero=parallel.zero if parallel.dp_shard > 1 else 0, shard=parallel.dp_shard,
+        sequence_parallel=run.sequence_parts > 1,
+        microbatch=run.micro_batch, num_microbatches=run.num_microbatches,
+        schedule=_SCHEDULES.get(parallel.schedule, Schedule.ONE_F_ONE_B),
+        largest_stage=max(others), last_stage=layers[ends], again=again_of(run),
+        precision=run.precision.kind, optimizer_bytes=_optimizer_bytes(model, run.optim),
+    )  # fmt: skip
+
+
+def again_of(run: Planned) -> Again:
+    """What the rank does again that does most of it: the others of its pipeline wait for it."""
+    if not isinstance(run.recompute, SomeRecomputeSettings):
+        return Again()
+    share = 1.0 if run.recompute.blocks is None else max(_share_again(run, held) for held in run.stages)
+    match run.recompute.kind:
+        case "full":
+            return Again(products=share, attention=share, pointwise=share, collectives=share)
+        case "attention":
+            return Again(attention=share)
+        case "operators":  # products are kept before tp sums them
+            return Again(pointwise=share, collectives=share)
+    raise AssertionError(f"recompute={run.recompute.kind} has no price")
+
+
+def _share_again(run: Planned, held: tuple[Stage, ...]) -> float:
+    blocks = [block for stage in held for block in stage.layers]
+    return sum(map(run.recomputes, blocks)) / max(len(blocks), 1)
+
+
+@lru_cache(maxsize=64)
+def _shape(model: ModelSettings) -> ModelShape:
+    return model.shape
+
+
+@lru_cache(maxsize=4096)
+def _stages(
+    model: ModelSettings, pp: int, vp: int, schedule: str, balance: Literal["layers", "cost"]
+) -> tuple[tuple[Stage, ...], ...]:
+    parallel = ParallelSettings(pp=pp, vp=vp, schedule=schedule, balance=balance)
+    return tuple(tuple(stages_of_rank(model, parallel, rank)) for rank in range(pp))
+
+
+@lru_cache(maxsize=64)
+def _optimizer_bytes(model: ModelSettings, optim: OptimSettings) -> float:
+    """For a weight, on average: the master, and what the optimizer remembers."""
+    weights = model.weights()
+    slots = sum(optim.num_slots(name, shape) * math.prod(shape) for name, shape in weights.items())
+    return FP32_BYTES * (1 + slots / sum(map(math.prod, weights.values())))

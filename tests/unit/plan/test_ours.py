@@ -1,0 +1,111 @@
+"""Settings become what is priced: each that matters to time or memory changes the case."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lmtrain.models.bert_settings import BertSettings
+from lmtrain.optim.muon_settings import MuonSettings
+from lmtrain.parallel.compute_settings import ComputeSettings
+from lmtrain.parallel.precision_settings import Fp16Settings, Fp32Settings
+from lmtrain.parallel.recompute_settings import (
+    AttentionRecomputeSettings,
+    FullRecomputeSettings,
+    NoRecomputeSettings,
+    OperatorsRecomputeSettings,
+)
+from lmtrain.plan.case import Again, Attention, Case, Overlap, Pointwise, Schedule, columns
+from lmtrain.plan.factors import nominal
+from lmtrain.plan.hardware import hardware_named
+from lmtrain.plan.ours import Planned, case_of
+from lmtrain.plan.step import price_step
+from tests.unit.plan.cases import CONF, gpt3
+from tests.unit.plan.ours import GPT3, planned
+
+A100 = hardware_named("a100_80gb", CONF)
+
+
+def case(run: Planned) -> Case:
+    return case_of(run, A100)
+
+
+def test_gpt3_is_the_case_of_the_paper() -> None:
+    """Written by hand from the paper, and made from settings."""
+    hand = gpt3(again=Again(products=1, attention=1, pointwise=1, collectives=1), precision="bf16")
+    ours = case(planned(sequence_parallel=False))
+    assert replace(hand, program=ours.program, vocab=ours.vocab, largest_stage=6, last_stage=6) == ours
+    assert ours.vocab == 50304
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "value"),
+    [
+        ({"pp": 32}, "pp", 32),
+        ({"vp": 2, "schedule": "interleaved"}, "vp", 2),
+        ({"schedule": "zb_h1", "recompute": NoRecomputeSettings()}, "schedule", Schedule.ZB_1),
+        ({"schedule": "zb_v", "vp": 2, "recompute": NoRecomputeSettings()}, "schedule", Schedule.ZB_V),
+        ({"dp_shard": 4, "dp_replicate": 2}, "shard", 4),
+        ({"dp_shard": 1, "dp_replicate": 8}, "zero", 0),
+        ({"zero": 3}, "zero", 3),
+        ({"sequence_parallel": False}, "sequence_parallel", False),
+        ({"micro_batch": 2}, "num_microbatches", 96),
+        ({"precision": Fp16Settings()}, "precision", "fp16"),
+        ({"optim": MuonSettings(lr=1e-3)}, "optimizer_bytes", pytest.approx(8, rel=0.01)),
+        ({"recompute": AttentionRecomputeSettings()}, "again", Again(attention=1)),
+        ({"recompute": OperatorsRecomputeSettings()}, "again", Again(pointwise=1, collectives=1)),
+        # because: the first rank does all of its blocks again, and the others wait for it
+        ({"recompute": FullRecomputeSettings(blocks=6)}, "again", case(planned()).again),
+    ],
+)
+def test_a_setting_changes_the_case(changes: dict[str, Any], field: str, value: Any) -> None:
+    assert getattr(case(planned(**changes)), field) == value
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "value"),
+    [
+        ({"activation": "swiglu"}, "gated", True),
+        ({"num_kv_heads": 8}, "num_kv_heads", 8),
+        ({"positions": "rotary"}, "rotary", True),
+        ({"parallel_block": True}, "parallel_block", True),
+        ({"tied": False}, "tied", False),
+        ({"dropout": 0.1}, "dropout", True),
+        ({"vocab_size": 50305, "vocab_multiple": 1}, "vocab", 50312),
+        ({"window": 512}, "causal", False),
+    ],
+)
+def test_the_model_changes_the_case(changes: dict[str, Any], field: str, value: Any) -> None:
+    assert getattr(case(planned(replace(GPT3, **changes))), field) == value
+
+
+def test_stages_are_as_uneven_as_they_will_be() -> None:
+    """The rank of the head has fewer layers where stages are balanced by cost."""
+    deep = replace(GPT3, num_layers=98)
+    by_layers, by_cost = (case(planned(deep, balance=balance)) for balance in ("layers", "cost"))
+    assert (by_layers.largest_stage, by_layers.last_stage) == (7, 6)
+    assert by_cost.last_stage < by_cost.largest_stage
+    folded = case(planned(replace(GPT3, num_layers=97), schedule="zb_v", vp=2, recompute=NoRecomputeSettings()))
+    assert (folded.largest_stage, folded.last_stage) == (6, 7), "the first rank of a V has the head"
+
+
+def test_a_mask_excludes_the_flash_kernels() -> None:
+    bert = BertSettings(num_layers=24, width=1024, num_heads=16, vocab_size=30522, seq_len=512)
+    windowed = planned(replace(GPT3, window=512))
+    for run in (planned(bert, pp=1), windowed, planned(document_mask=True), planned(precision=Fp32Settings())):
+        assert case(run).program.attention is Attention.FLASH1
+    assert case(planned()).program.attention is Attention.FLASH2
+    assert case(planned(replace(GPT3, window=2048))).causal, "as long as the sequence it is none"
+
+
+def test_a_compiler_fuses_and_waits() -> None:
+    program = case(planned(compute=ComputeSettings(compile=True))).program
+    assert (program.pointwise, program.tp_overlap) == (Pointwise.COMPILED, Overlap.NONE)
+
+
+def test_zero_2_pays_for_each_microbatch() -> None:
+    """Its gradients are reduced as soon as a microbatch has made them."""
+    one, two = (price_step(columns([case(planned(zero=zero))]), nominal()).reduce[0] for zero in (1, 2))
+    assert two > 10 * one
