@@ -115,6 +115,10 @@ def is_done(job: Job) -> bool:
     now = job.config.to_dict() | {"run": str(job.folder)}
     # because: its limits of time may change, and it is done all the same
     then["run"] = then["run"].get("dir") if isinstance(then.get("run"), dict) else None
+    then = {"hardware": None} | then  # because: releases before 0.1 knew of no machine
+    if job.config.parallel.auto:  # because: the run has chosen these
+        now |= {key: then.get(key) for key in ("parallel", "recompute")}
+        now["train"]["micro_batch"] = then.get("train", {}).get("micro_batch")
     if now["model"].get("vocab_size") is None:  # because: the data has decided it
         now["model"]["vocab_size"] = then["model"].get("vocab_size")
     return bool(stop.get("cause") == "done" and then == now)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,8 @@ class Hardware(Settings):
     power_W: float = 0.0
     sustained: float = 1.0  # of its generation's usual clock under load; below 1: a lower limit of power
     unchecked: bool = False  # no measured run was at hand to compare with
+    factors: dict[str, float] = field(default_factory=dict)  # of the planner, where runs on this machine showed others
+    interval: float | None = None  # half of that of a step's time, as runs on this machine showed it
 
     def problems(self) -> Iterator[Problem]:
         known = self.generation in GENERATIONS

@@ -6,29 +6,90 @@ Called by the dry run, by a run that compares itself with it after some steps, a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from statistics import fmean, median
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.observe.words import milliseconds
+from lmtrain.plan.calibrate import factors_of, interval_of
 from lmtrain.plan.case import columns
+from lmtrain.plan.factors import fitted_memory
 from lmtrain.plan.hardware import Hardware
+from lmtrain.plan.memory import price_memory
 from lmtrain.plan.ours import Planned, case_of
+from lmtrain.plan.step import price_step
 from lmtrain.train.config import RunConfig
 from lmtrain.units import format_bytes
 
-COMPARED_STEPS = 20  # of this attempt, the first of them left out: it compiles, fills caches and makes memory
+COMPARED_STEPS = 20  # done by this attempt, of which the newest are compared: the first ones make memory and fill caches
 
 
 @dataclass(frozen=True)
 class StepForecast:
-    """Seconds: four of five runs come to lie between low and high."""
+    """Seconds of a step; four of five runs come to lie between low and high."""
 
-    likely: float
-    low: float
-    high: float
+    likely_s: float
+    interval: float
+
+    @property
+    def low_s(self) -> float:
+        return self.likely_s / (1 + self.interval)
+
+    @property
+    def high_s(self) -> float:
+        return self.likely_s * (1 + self.interval)
 
     def words(self) -> str:
-        return f"{milliseconds(self.likely)} ({milliseconds(self.low)} to {milliseconds(self.high)})"
+        return f"{milliseconds(self.likely_s)} ({milliseconds(self.low_s)} to {milliseconds(self.high_s)})"
+
+    def facts(self) -> dict[str, float]:
+        return {"predicted_step_s": self.likely_s, "low_s": self.low_s, "high_s": self.high_s}
+
+    def compared_with(self, measured_s: float) -> str:
+        off = measured_s / self.likely_s - 1
+        how = f"{abs(off):.0%} {'more' if off > 0 else 'less'} than the {milliseconds(self.likely_s)} predicted"
+        within = "within" if self.low_s <= measured_s <= self.high_s else "outside of"
+        between = f"{milliseconds(self.low_s)} to {milliseconds(self.high_s)}"
+        return f"a step takes {milliseconds(measured_s)}, {how}, {within} its interval ({between})"
+
+
+def planned_of(config: RunConfig, model: ModelSettings) -> Planned:
+    """The run as the planner takes it; `model` is the config's with the tokenizer's vocabulary."""
+    return Planned(
+        model=model, parallel=config.parallel, precision=config.precision, compute=config.compute, optim=config.optim,
+        recompute=config.recompute, micro_batch=config.train.micro_batch, global_batch=config.train.global_batch,
+        document_mask=getattr(config.data, "document_mask", False),
+    )  # fmt: skip
+
+
+def expected_step(run: Planned, hardware: Hardware, batches: Sequence[int] = ()) -> StepForecast:
+    """On average of steps with these numbers of samples, since a run may begin with smaller batches."""
+    counts = Counter(batches or (run.global_batch,))
+    cases = columns([case_of(replace(run, global_batch=size), hardware) for size in counts])
+    times = price_step(cases, factors_of(hardware)).total
+    likely = sum(times * list(counts.values())) / counts.total()
+    return StepForecast(float(likely), interval_of(hardware))
+
+
+def expected_memory(run: Planned, hardware: Hardware) -> dict[str, float]:
+    """Bytes of the fullest rank, by what they are for."""
+    memory = price_memory(columns([case_of(run, hardware)]), fitted_memory())
+    return {field.name: float(getattr(memory, field.name)[0]) for field in fields(memory)}
+
+
+def forecast_facts(config: RunConfig, model: ModelSettings) -> dict[str, Any]:
+    """For the dry run."""
+    if config.hardware is None:
+        return {"step_time": "not predicted: hardware=NAME says on which machine, as in hardware=h100"}
+    run, room = planned_of(config, model), config.hardware.memory_GiB * 2**30
+    memory = expected_memory(run, config.hardware)
+    whole, largest = sum(memory.values()), sorted(memory, key=lambda name: -memory[name])[:3]
+    parts = ", ".join(f"{format_bytes(memory[name])} {name}" for name in largest)
+    unchecked = ", which no measured run has confirmed" * config.hardware.unchecked
+    return {
+        "hardware": f"{config.hardware.name}{unchecked}",
+        "step_time": f"{expected_step(run, config.hardware).words()}, predicted",
+        "memory": f"{format_bytes(whole)} of {format_bytes(room)} on the fullest rank, predicted"
+        f"{'' if whole <= room else ', which does not fit'}: {parts}",
+    }

@@ -1,0 +1,178 @@
+"""`parallel=auto`: the planner's best layout for the processes there are, once for a run. Torch-free.
+
+Called by the command line on every process, which all choose the same, before anything depends on the layout. What is
+legal is what the settings accept: no rule stands here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmtrain.checkpoint.store import CHECKPOINTS, latest
+from lmtrain.config.base import show
+from lmtrain.config.build import build_settings
+from lmtrain.errors import LayoutError, LmtrainError
+from lmtrain.models.model_settings import ModelSettings
+from lmtrain.plan.calibrate import factors_of, interval_of
+from lmtrain.plan.factors import fitted_memory
+from lmtrain.plan.hardware import Hardware
+from lmtrain.plan.memory import GIB, price_memory
+from lmtrain.plan.ours import Planned
+from lmtrain.plan.search import legal
+from lmtrain.plan.space import Space
+from lmtrain.plan.step import StepTime, price_step
+from lmtrain.runtime.files import read_json
+from lmtrain.train.config import RunConfig
+from lmtrain.train.forecast import StepForecast, planned_of
+from lmtrain.train.layout_table import layout_words
+from lmtrain.train.machine import check_pieces
+from lmtrain.units import format_bytes
+
+MARGIN = 0.08  # of the memory, left free: predictions are off by so much now and then
+_NOT_CHOSEN = ("auto", "timeout_s")  # of `parallel`
+_NUM_TRIED = 1000  # of the fastest: a run has more rules than a layout
+_PARTS = {
+    "compute": "more work for the busiest rank", "bubble": "a larger bubble", "sharded": "gathering sharded weights",
+    "reduce": "summing gradients", "update": "the optimizer", "stragglers": "waiting for the slowest",
+}  # fmt: skip
+
+
+def conditions(config: RunConfig, words: Sequence[str]) -> dict[str, Any]:
+    """What the command line says of the layout: it is kept, and the rest is chosen around it."""
+    keys = [word.lstrip("+").partition("=")[0] for word in words]
+    named = {key.removeprefix("parallel.") for key in keys if key.startswith("parallel.")}
+    found = {key: getattr(config.parallel, key) for key in sorted(named) if key not in _NOT_CHOSEN}
+    found |= {"micro_batch": config.train.micro_batch} if "train.micro_batch" in keys else {}
+    return found | ({"recompute": config.recompute} if any(k.partition(".")[0] == "recompute" for k in keys) else {})
+
+
+def chosen_before(config: RunConfig, fixed: Mapping[str, Any]) -> RunConfig | None:
+    """With the layout that this run has had since it began; None where it is yet to begin, or has other conditions."""
+    folder = Path(config.run.dir)
+    if latest(folder / CHECKPOINTS) is None:
+        return None
+    try:
+        then = build_settings(RunConfig, read_json(folder / "config.json"))
+        run = planned_of(then, then.model)
+        return _with(config, run) if all(_value(run, key) == value for key, value in fixed.items()) else None
+    except LmtrainError:
+        return None  # because: it is another model's folder, and who opens its checkpoint says so
+
+
+def choose(
+    config: RunConfig, model: ModelSettings, num_processes: int, fixed: Mapping[str, Any]
+) -> tuple[RunConfig, list[str]]:
+    """The settings with the fastest layout that fits, and why it is that one, in a few lines."""
+    assert config.hardware is not None  # because: RunConfig asks for it
+    found = _Ranked.of(planned_of(config, model), num_processes, config.hardware, fixed)
+    if not len(found.rows):
+        raise LayoutError(_nothing_is_legal(config, num_processes, fixed))
+    for place in range(min(found.num_fitting, _NUM_TRIED)):
+        try:
+            chosen = _with(config, found.run(place))
+            check_pieces(chosen, model)
+        except LmtrainError:
+            continue  # because: it is fast, and a rule of the whole run is against it
+        return chosen, list(_reasons(found, place, num_processes, config.hardware))
+    raise LayoutError(_nothing_fits(config, found, num_processes))
+
+
+@dataclass(frozen=True)
+class _Ranked:
+    """Layouts that are priced apart: those that fit, fastest first, then the others, smallest first."""
+
+    space: Space
+    rows: NDArray[np.intp]
+    num_fitting: int
+    time: StepTime
+    seconds: NDArray[np.float64]
+    held: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, run: Planned, num_processes: int, hardware: Hardware, fixed: Mapping[str, Any]) -> _Ranked:
+        space = legal(run, num_processes, hardware, fixed)
+        rows = space.different
+        priced = space.columns(rows)
+        time, held = price_step(priced, factors_of(hardware)), price_memory(priced, fitted_memory()).total
+        fits = held <= hardware.memory_GiB * GIB * (1 - MARGIN)
+        # because: machines round differently, and all ranks are to choose the same
+        order = np.lexsort((rows, np.where(fits, _rounded(time.total), _rounded(held)), ~fits))
+        parts = StepTime(**{one.name: getattr(time, one.name)[order] for one in dataclasses.fields(StepTime)})
+        return cls(space, rows[order], int(fits.sum()), parts, time.total[order], held[order])
+
+    def run(self, place: int) -> Planned:
+        return self.space.planned(int(self.rows[place]))
+
+
+def _reasons(found: _Ranked, place: int, num_processes: int, hardware: Hardware) -> Iterator[str]:
+    room, interval = hardware.memory_GiB * GIB, interval_of(hardware)
+    expected = StepForecast(float(found.seconds[place]), interval)
+    yield (
+        f"parallel=auto: {_words(found.run(place))}, for {num_processes} of {hardware.name}: {expected.words()} a step, "
+        f"{format_bytes(found.held[place])} of {format_bytes(room)} on the fullest rank"
+    )
+    if place + 1 < found.num_fitting:
+        more = float(found.seconds[place + 1] / found.seconds[place] - 1)
+        grown = {name: getattr(found.time, name)[place + 1] - getattr(found.time, name)[place] for name in _PARTS}
+        why = f", for {_PARTS[max(grown, key=lambda name: grown[name])]}" * (more > 0.0005)
+        yield f"next best: {_words(found.run(place + 1))}, {more:.1%} slower{why}"
+    num_others = len(found.rows) - found.num_fitting
+    if num_others:
+        least = format_bytes(found.held[found.num_fitting])
+        yield f"{num_others} of {len(found.rows)} layouts do not fit; the smallest of them needs {least}"
+
+
+def _nothing_is_legal(config: RunConfig, num_processes: int, fixed: Mapping[str, Any]) -> str:
+    shape, given = config.model.shape, [f"{key}={show(value)}" for key, value in fixed.items() if key != "recompute"]
+    beside = f" beside {', '.join(given)}" if given else ""
+    return (
+        f"parallel.auto=true finds no layout of {num_processes} processes{beside} that takes "
+        f"train.global_batch={config.train.global_batch}, model.num_layers={shape.num_layers} and "
+        f"model.num_heads={shape.num_heads}. Start another number of processes, or take train.global_batch="
+        f"{-(-config.train.global_batch // num_processes) * num_processes}."
+    )
+
+
+def _nothing_fits(config: RunConfig, found: _Ranked, num_processes: int) -> str:
+    hardware = config.hardware
+    assert hardware is not None
+    if found.num_fitting:
+        return (
+            f"parallel.auto=true finds no layout of {num_processes} processes that the run's other settings accept, "
+            f"among the fastest {min(found.num_fitting, _NUM_TRIED)}. Give one, as in parallel.tp=2, to see why not."
+        )
+    return (
+        f"parallel.auto=true finds no layout of {num_processes} processes that fits in {hardware.memory_GiB:g} GiB of "
+        f"hardware={hardware.name}: the smallest, {_words(found.run(0))}, needs {format_bytes(found.held[0])}. "
+        "Start more processes, or use a smaller model.seq_len or model."
+    )
+
+
+def _words(run: Planned) -> str:
+    said = [layout_words(run.parallel)]
+    said += [run.parallel.schedule] if run.parallel.pp > 1 else []
+    return ", ".join([*said, f"train.micro_batch={run.micro_batch}", f"recompute={run.recompute.kind}"])
+
+
+def _value(run: Planned, key: str) -> Any:
+    return getattr(run, key) if key in ("micro_batch", "recompute") else getattr(run.parallel, key)
+
+
+def _with(config: RunConfig, run: Planned) -> RunConfig:
+    """The settings with this layout in them, which is then no longer to be chosen."""
+    parallel = replace(run.parallel, auto=False, timeout_s=config.parallel.timeout_s)
+    train = replace(config.train, micro_batch=run.micro_batch)
+    return replace(config, parallel=parallel, train=train, recompute=run.recompute)
+
+
+def _rounded(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """To four digits."""
+    scale: NDArray[np.float64] = 10.0 ** (np.floor(np.log10(np.maximum(values, 1e-12))) - 3)
+    return np.round(values / scale) * scale
