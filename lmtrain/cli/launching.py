@@ -145,14 +145,15 @@ def laid_out(
 
 
 def seen_from_here(config: RunConfig, env: ProcessEnv) -> ProcessEnv:
-    """For a dry run: more processes than a node of hardware=NAME has GPUs are elsewhere, and not held against this one."""
+    """For a dry run: more processes than a node of hardware=NAME has GPUs for are elsewhere, not on this machine."""
     from lmtrain.runtime.process import ELSEWHERE
 
     machine = config.hardware
-    if machine is None or machine.generation == "cpu" or env.world_size <= machine.gpus_per_node:
+    if machine is None or machine.generation == "cpu" or env.launcher != "lmtrain":
         return env
-    each = machine.gpus_per_node
-    return replace(env, launcher=ELSEWHERE, local_world_size=each, host="each node") if env.launcher == "lmtrain" else env
+    if env.world_size <= machine.gpus_per_node:
+        return env
+    return replace(env, launcher=ELSEWHERE, local_world_size=machine.gpus_per_node, host="each node")
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """The run's own record: metrics.jsonl, one JSON object a line, and the only truth that displays and reports read.
 
 Written by the training loop, read by reports and by whoever compares two runs. It reads no clock: times come in
-the rows. Every row has `event` (start, step, valid, eval, save, forecast or stop), `step` and `attempt`, one of `eval` also the
-`name` of what was measured; the rest is up to the event.
+the rows. Every row has `event` (one of EVENTS), `step` and `attempt`, one of `eval` also the `name` of what was
+measured; the rest is up to the event.
 Numbers round-trip exactly; those that JSON lacks are the strings "nan", "inf" and "-inf".
 """
 

@@ -6,7 +6,6 @@ legal is what the settings accept: no rule stands here.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from lmtrain.checkpoint.store import CHECKPOINTS, latest
 from lmtrain.config.base import show
 from lmtrain.config.build import build_settings
 from lmtrain.errors import LayoutError, LmtrainError
+from lmtrain.layout import divisors, words
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.plan.calibrate import factors_of, interval_of
 from lmtrain.plan.factors import fitted_memory
@@ -27,7 +27,7 @@ from lmtrain.plan.memory import GIB, price_memory
 from lmtrain.plan.ours import Planned
 from lmtrain.plan.search import legal
 from lmtrain.plan.space import Space
-from lmtrain.plan.step import StepTime, price_step
+from lmtrain.plan.step import price_step
 from lmtrain.runtime.files import read_json
 from lmtrain.train.config import RunConfig
 from lmtrain.train.forecast import StepForecast, planned_of
@@ -36,6 +36,9 @@ from lmtrain.train.machine import check_pieces
 from lmtrain.units import format_bytes
 
 MARGIN = 0.08  # of the memory, left free: predictions are off by so much now and then
+_AT_ONCE = 1 << 15  # layouts; because: of a large machine there are a million
+_TIE = 0.0005
+_NUM_NAMED = 6  # numbers of processes, in a message
 _NOT_CHOSEN = ("auto", "timeout_s")  # of `parallel`
 _NUM_TRIED = 1000  # of the fastest: a run has more rules than a layout
 _PARTS = {
@@ -44,9 +47,9 @@ _PARTS = {
 }  # fmt: skip
 
 
-def conditions(config: RunConfig, words: Sequence[str]) -> dict[str, Any]:
+def conditions(config: RunConfig, given: Sequence[str]) -> dict[str, Any]:
     """What the command line says of the layout: it is kept, and the rest is chosen around it."""
-    keys = [word.lstrip("+").partition("=")[0] for word in words]
+    keys = [word.lstrip("+").partition("=")[0] for word in given]
     named = {key.removeprefix("parallel.") for key in keys if key.startswith("parallel.")}
     found = {key: getattr(config.parallel, key) for key in sorted(named) if key not in _NOT_CHOSEN}
     found |= {"micro_batch": config.train.micro_batch} if "train.micro_batch" in keys else {}
@@ -71,9 +74,10 @@ def choose(
 ) -> tuple[RunConfig, list[str]]:
     """The settings with the fastest layout that fits, and why it is that one, in a few lines."""
     assert config.hardware is not None  # because: RunConfig asks for it
-    found = _Ranked.of(planned_of(config, model), num_processes, config.hardware, fixed)
+    run, hardware = planned_of(config, model), config.hardware
+    found = _Ranked.of(legal(run, num_processes, hardware, fixed), hardware)
     if not len(found.rows):
-        raise LayoutError(_nothing_is_legal(config, num_processes, fixed))
+        raise LayoutError(_nothing_is_legal(run, num_processes, hardware, fixed))
     for place in range(min(found.num_fitting, _NUM_TRIED)):
         try:
             chosen = _with(config, found.run(place))
@@ -91,52 +95,60 @@ class _Ranked:
     space: Space
     rows: NDArray[np.intp]
     num_fitting: int
-    time: StepTime
     seconds: NDArray[np.float64]
-    held: NDArray[np.float64]
+    held: NDArray[np.float64]  # bytes of the fullest rank
 
     @classmethod
-    def of(cls, run: Planned, num_processes: int, hardware: Hardware, fixed: Mapping[str, Any]) -> _Ranked:
-        space = legal(run, num_processes, hardware, fixed)
-        rows = space.different
-        priced = space.columns(rows)
-        time, held = price_step(priced, factors_of(hardware)), price_memory(priced, fitted_memory()).total
+    def of(cls, space: Space, hardware: Hardware) -> _Ranked:
+        factors, memory, rows = factors_of(hardware), fitted_memory(), space.different
+        seconds, held = np.empty(len(rows)), np.empty(len(rows))
+        for first in range(0, len(rows), _AT_ONCE):
+            some = slice(first, first + _AT_ONCE)
+            priced = space.columns(rows[some])
+            seconds[some], held[some] = price_step(priced, factors).total, price_memory(priced, memory).total
         fits = held <= hardware.memory_GiB * GIB * (1 - MARGIN)
         # because: machines round differently, and all ranks are to choose the same
-        order = np.lexsort((rows, np.where(fits, _rounded(time.total), _rounded(held)), ~fits))
-        parts = StepTime(**{one.name: getattr(time, one.name)[order] for one in dataclasses.fields(StepTime)})
-        return cls(space, rows[order], int(fits.sum()), parts, time.total[order], held[order])
+        order = np.lexsort((rows, np.where(fits, _rounded(seconds), _rounded(held)), ~fits))
+        return cls(space, rows[order], int(fits.sum()), seconds[order], held[order])
 
     def run(self, place: int) -> Planned:
         return self.space.planned(int(self.rows[place]))
 
+    def grown(self, place: int, other: int, hardware: Hardware) -> str:
+        """What takes the other layout longer than this one."""
+        time = price_step(self.space.columns(self.rows[[place, other]]), factors_of(hardware))
+        return max(_PARTS, key=lambda name: float(np.diff(getattr(time, name))[0]))
+
 
 def _reasons(found: _Ranked, place: int, num_processes: int, hardware: Hardware) -> Iterator[str]:
-    room, interval = hardware.memory_GiB * GIB, interval_of(hardware)
-    expected = StepForecast(float(found.seconds[place]), interval)
+    room = format_bytes(hardware.memory_GiB * GIB)
+    expected = StepForecast(float(found.seconds[place]), interval_of(hardware))
     yield (
-        f"parallel=auto: {_words(found.run(place))}, for {num_processes} of {hardware.name}: {expected.words()} a step, "
-        f"{format_bytes(found.held[place])} of {format_bytes(room)} on the fullest rank"
+        f"parallel=auto: {_words(found.run(place))}, for {num_processes} of {hardware.name}: a step of "
+        f"{expected.words()}, and {format_bytes(found.held[place])} of {room} on the fullest rank"
     )
     if place + 1 < found.num_fitting:
         more = float(found.seconds[place + 1] / found.seconds[place] - 1)
-        grown = {name: getattr(found.time, name)[place + 1] - getattr(found.time, name)[place] for name in _PARTS}
-        why = f", for {_PARTS[max(grown, key=lambda name: grown[name])]}" * (more > 0.0005)
-        yield f"next best: {_words(found.run(place + 1))}, {more:.1%} slower{why}"
-    num_others = len(found.rows) - found.num_fitting
-    if num_others:
+        why = _PARTS[found.grown(place, place + 1, hardware)]
+        slower = f"{more:.1%} slower, for {why}" if more > _TIE else "as fast"
+        yield f"next best: {_words(found.run(place + 1))}, {slower}"
+    if num_others := len(found.rows) - found.num_fitting:
         least = format_bytes(found.held[found.num_fitting])
-        yield f"{num_others} of {len(found.rows)} layouts do not fit; the smallest of them needs {least}"
+        yield (
+            f"{num_others:,} of {len(found.rows):,} layouts do not fit with {MARGIN:.0%} to spare; "
+            f"the smallest of them needs {least}"
+        )
 
 
-def _nothing_is_legal(config: RunConfig, num_processes: int, fixed: Mapping[str, Any]) -> str:
-    shape, given = config.model.shape, [f"{key}={show(value)}" for key, value in fixed.items() if key != "recompute"]
-    beside = f" beside {', '.join(given)}" if given else ""
+def _nothing_is_legal(run: Planned, num_processes: int, hardware: Hardware, fixed: Mapping[str, Any]) -> str:
+    near = sorted(divisors(run.global_batch, run.global_batch), key=lambda count: abs(count - num_processes))
+    counts = sorted(count for count in near[:_NUM_NAMED] if len(legal(run, count, hardware, fixed)))
+    given = [f"{key}={show(value)}" for key, value in fixed.items() if key != "recompute"]
     return (
-        f"parallel.auto=true finds no layout of {num_processes} processes{beside} that takes "
-        f"train.global_batch={config.train.global_batch}, model.num_layers={shape.num_layers} and "
-        f"model.num_heads={shape.num_heads}. Start another number of processes, or take train.global_batch="
-        f"{-(-config.train.global_batch // num_processes) * num_processes}."
+        f"parallel.auto=true finds no layout of {num_processes} processes{' with ' * bool(given)}{' and '.join(given)} "
+        f"that takes train.global_batch={run.global_batch}, model.num_layers={run.shape.num_layers} and "
+        f"model.num_heads={run.shape.num_heads}. "
+        + (f"Start {words(counts)} of them." if counts else f"Leave out {' and '.join(given)}.")
     )
 
 
@@ -150,8 +162,8 @@ def _nothing_fits(config: RunConfig, found: _Ranked, num_processes: int) -> str:
         )
     return (
         f"parallel.auto=true finds no layout of {num_processes} processes that fits in {hardware.memory_GiB:g} GiB of "
-        f"hardware={hardware.name}: the smallest, {_words(found.run(0))}, needs {format_bytes(found.held[0])}. "
-        "Start more processes, or use a smaller model.seq_len or model."
+        f"hardware={hardware.name} with {MARGIN:.0%} to spare: the smallest, {_words(found.run(0))}, needs "
+        f"{format_bytes(found.held[0])}. Start more processes, or use a smaller model.seq_len or model."
     )
 
 

@@ -60,7 +60,7 @@ class RunConfig(Settings):
                 "leaves the layout to the planner, which has to know the machine, and hardware=null names none",
                 "Add hardware=h100 or another; `lmtrain config list hardware` has them.",
             )  # fmt: skip
-            parts = {name: part for name, part in parts.items() if name != "parallel"}  # because: it is yet to be chosen
+            parts = {name: part for name, part in parts.items() if name != "parallel"}  # it is yet to come
         if {"model", "parallel", "compute"} <= parts.keys():
             model, compiles = parts["model"], parts["compute"].compile
             dropout = model.uses_dropout

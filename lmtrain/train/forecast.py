@@ -22,7 +22,7 @@ from lmtrain.plan.step import price_step
 from lmtrain.train.config import RunConfig
 from lmtrain.units import format_bytes
 
-COMPARED_STEPS = 20  # done by this attempt, of which the newest are compared: the first ones make memory and fill caches
+COMPARED_STEPS = 20  # of this attempt; because: the first of them make memory and fill caches, and the newest count
 
 
 @dataclass(frozen=True)
