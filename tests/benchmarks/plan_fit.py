@@ -65,7 +65,7 @@ def root_weights(groups: Sequence[object]) -> Floats:
     return np.array([counts[group] ** -0.5 for group in groups])
 
 
-HEADER = "# What published runs make of factors.py's numbers. Written by plan_score.py and plan_memory.py, tests/benchmarks.\n"
+HEADER = "# What published runs make of the numbers in factors.py. Written by plan_score.py and plan_memory.py.\n"
 
 
 def store(section: str, value: float | Mapping[str, float]) -> None:
