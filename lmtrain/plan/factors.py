@@ -1,16 +1,23 @@
 """What the data sheets do not say: the few numbers that are fitted, each with a name, a range and a reason.
 
 They belong to all machines and programs alike, or to a generation of devices or a property of a program; none belongs
-to a single run. Called by work, communicate and step, which take their values, and by whoever fits them.
+to a single run. `FACTORS` has what was thought beforehand; fitted.yaml, beside this file, what published runs made of
+it. Called by work, communicate, step and memory, which take their values, and by whoever fits them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import yaml
 from numpy.typing import NDArray
+
+FITTED = Path(__file__).with_name("fitted.yaml")
 
 
 @dataclass(frozen=True)
@@ -95,9 +102,6 @@ MEMORY_FACTORS: dict[str, Factor] = {
     "none": Factor(0.0, 0.0, 1e-9, "bytes kept of a score by kernels that never write it"),
 }  # fmt: skip
 
-NAMES = tuple(FACTORS)
-MEMORY_NAMES = tuple(MEMORY_FACTORS)
-
 
 @dataclass(frozen=True)
 class Factors:
@@ -118,7 +122,30 @@ def nominal() -> Factors:
     return Factors({name: factor.value for name, factor in FACTORS.items()})
 
 
-def range_problems(values: Mapping[str, float]) -> Iterator[str]:
-    for name, factor in FACTORS.items():
-        if not factor.low <= values[name] <= factor.high:
+def fitted() -> Factors:
+    """Of times, by all published runs."""
+    return Factors(_stored()["time"])
+
+
+def fitted_memory() -> Factors:
+    return Factors(_stored()["memory"])
+
+
+def interval() -> float:
+    """Four of five steps take 1 / (1 + this) to 1 + this of what is predicted, by sources that were not fitted to."""
+    return float(_stored()["interval"])
+
+
+@cache
+def _stored() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(FITTED.read_text(encoding="utf-8"))
+    return found
+
+
+def range_problems(values: Mapping[str, float], factors: Mapping[str, Factor] = FACTORS) -> Iterator[str]:
+    """What a value may not be, and names that are missing or too many."""
+    for name in sorted(set(values) ^ set(factors)):
+        yield f"{name} is {'no factor' if name in values else 'missing'}"
+    for name, factor in factors.items():
+        if name in values and not factor.low <= values[name] <= factor.high:
             yield f"{name}={values[name]:g} is outside {factor.low:g} to {factor.high:g}"

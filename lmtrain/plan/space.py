@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.plan.case import Case, Columns, columns
+from lmtrain.plan.case import Case, Column, Columns, columns
 from lmtrain.plan.hardware import Hardware
 from lmtrain.plan.ours import Planned, case_of
 
@@ -72,8 +72,8 @@ class Axis:
         return found
 
 
-def _column(axis: Axis, name: str) -> NDArray[np.float64]:
-    found: NDArray[np.float64] = getattr(axis.columns, name)
+def _column(axis: Axis, name: str) -> Column:
+    found: Column = getattr(axis.columns, name)
     return found
 
 
@@ -107,8 +107,11 @@ class Space:
         return np.flatnonzero(np.logical_and.reduce(every))
 
     def columns(self, rows: Rows) -> Columns:
-        picked = [at[rows] for at in self._rows]
-        return Columns(**{name: _column(self._axes[at], name)[picked[at]] for name, at in self._decided_by.items()})
+        return Columns(**{name: self.column(name, rows) for name in _NAMES})
+
+    def column(self, name: str, rows: Rows) -> Column:
+        axis = self._decided_by[name]
+        return _column(self._axes[axis], name)[self._rows[axis][rows]]
 
     @cached_property
     def _decided_by(self) -> dict[str, int]:
