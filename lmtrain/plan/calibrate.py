@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from lmtrain.plan.factors import Factors, fitted, interval
 from lmtrain.plan.hardware import Hardware
+from lmtrain.plan.rank import Prices
 
 
-def factors_of(hardware: Hardware) -> Factors:
+def prices_of(hardware: Hardware) -> Prices:
     """Those of all machines, but for what runs on this one have shown."""
-    return Factors({**fitted().values, **hardware.factors})
-
-
-def interval_of(hardware: Hardware) -> float:
-    return interval() if hardware.interval is None else hardware.interval
+    time = Factors({**fitted().values, **hardware.factors})
+    return Prices(time=time, interval=interval() if hardware.interval is None else hardware.interval)

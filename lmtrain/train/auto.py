@@ -7,12 +7,11 @@ legal is what the settings accept: no rule stands here.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lmtrain.checkpoint.store import CHECKPOINTS, latest
 from lmtrain.config.base import show
@@ -20,13 +19,11 @@ from lmtrain.config.build import build_settings
 from lmtrain.errors import LayoutError, LmtrainError
 from lmtrain.layout import divisors, words
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.plan.calibrate import factors_of, interval_of
-from lmtrain.plan.factors import fitted_memory
+from lmtrain.plan.calibrate import prices_of
 from lmtrain.plan.hardware import Hardware
-from lmtrain.plan.memory import GIB, price_memory
 from lmtrain.plan.ours import Planned
+from lmtrain.plan.rank import FAMILY, Limits, Ranked, rank
 from lmtrain.plan.search import legal
-from lmtrain.plan.space import Space
 from lmtrain.plan.step import price_step
 from lmtrain.runtime.files import read_json
 from lmtrain.train.config import RunConfig
@@ -35,8 +32,6 @@ from lmtrain.train.layout_table import layout_words
 from lmtrain.train.machine import check_pieces
 from lmtrain.units import format_bytes
 
-MARGIN = 0.08  # of the memory, left free: predictions are off by so much now and then
-_AT_ONCE = 1 << 15  # layouts; because: of a large machine there are a million
 _TIE = 0.0005
 _NUM_NAMED = 6  # numbers of processes, in a message
 _NOT_CHOSEN = ("auto", "timeout_s")  # of `parallel`
@@ -75,69 +70,48 @@ def choose(
     """The settings with the fastest layout that fits, and why it is that one, in a few lines."""
     assert config.hardware is not None  # because: RunConfig asks for it
     run, hardware = planned_of(config, model), config.hardware
-    found = _Ranked.of(legal(run, num_processes, hardware, fixed), hardware)
+    found = rank(legal(run, num_processes, hardware, fixed), hardware, Limits(), prices_of(hardware))
     if not len(found.rows):
         raise LayoutError(_nothing_is_legal(run, num_processes, hardware, fixed))
-    for place in range(min(found.num_fitting, _NUM_TRIED)):
+    for place in found.fastest[:_NUM_TRIED]:
         try:
-            chosen = _with(config, found.run(place))
+            chosen = _with(config, _planned(found, place))
             check_pieces(chosen, model)
         except LmtrainError:
             continue  # because: it is fast, and a rule of the whole run is against it
-        return chosen, list(_reasons(found, place, num_processes, config.hardware))
-    raise LayoutError(_nothing_fits(config, found, num_processes))
+        return chosen, list(_reasons(found, place, num_processes))
+    raise LayoutError(_nothing_fits(found, num_processes))
 
 
-@dataclass(frozen=True)
-class _Ranked:
-    """Layouts that are priced apart: those that fit, fastest first, then the others, smallest first."""
-
-    space: Space
-    rows: NDArray[np.intp]
-    num_fitting: int
-    seconds: NDArray[np.float64]
-    held: NDArray[np.float64]  # bytes of the fullest rank
-
-    @classmethod
-    def of(cls, space: Space, hardware: Hardware) -> _Ranked:
-        factors, memory, rows = factors_of(hardware), fitted_memory(), space.different
-        seconds, held = np.empty(len(rows)), np.empty(len(rows))
-        for first in range(0, len(rows), _AT_ONCE):
-            some = slice(first, first + _AT_ONCE)
-            priced = space.columns(rows[some])
-            seconds[some], held[some] = price_step(priced, factors).total, price_memory(priced, memory).total
-        fits = held <= hardware.memory_GiB * GIB * (1 - MARGIN)
-        # because: machines round differently, and all ranks are to choose the same
-        order = np.lexsort((rows, np.where(fits, _rounded(seconds), _rounded(held)), ~fits))
-        return cls(space, rows[order], int(fits.sum()), seconds[order], held[order])
-
-    def run(self, place: int) -> Planned:
-        return self.space.planned(int(self.rows[place]))
-
-    def grown(self, place: int, other: int, hardware: Hardware) -> str:
-        """What takes the other layout longer than this one."""
-        time = price_step(self.space.columns(self.rows[[place, other]]), factors_of(hardware))
-        return max(_PARTS, key=lambda name: float(np.diff(getattr(time, name))[0]))
-
-
-def _reasons(found: _Ranked, place: int, num_processes: int, hardware: Hardware) -> Iterator[str]:
-    room = format_bytes(hardware.memory_GiB * GIB)
-    expected = StepForecast(float(found.seconds[place]), interval_of(hardware))
+def _reasons(found: Ranked, place: int, num_processes: int) -> Iterator[str]:
+    expected = StepForecast(float(found.seconds[place]), found.prices.interval)
     yield (
-        f"parallel=auto: {_words(found.run(place))}, for {num_processes} of {hardware.name}: a step of "
-        f"{expected.words()}, and {format_bytes(found.held[place])} of {room} on the fullest rank"
+        f"parallel=auto: {_words(_planned(found, place))}, for {num_processes} of {found.hardware.name}: a step of "
+        f"{expected.words()}, and {format_bytes(found.held[place])} of {format_bytes(found.room)} on the fullest rank"
     )
-    if place + 1 < found.num_fitting:
-        more = float(found.seconds[place + 1] / found.seconds[place] - 1)
-        why = _PARTS[found.grown(place, place + 1, hardware)]
-        slower = f"{more:.1%} slower, for {why}" if more > _TIE else "as fast"
-        yield f"next best: {_words(found.run(place + 1))}, {slower}"
-    if num_others := len(found.rows) - found.num_fitting:
-        least = format_bytes(found.held[found.num_fitting])
-        yield (
-            f"{num_others:,} of {len(found.rows):,} layouts do not fit with {MARGIN:.0%} to spare; "
-            f"the smallest of them needs {least}"
-        )
+    others = [one for one in found.firsts(found.fastest) if _family(found, one) != _family(found, place)]
+    if others:
+        more = float(found.seconds[others[0]] / found.seconds[place] - 1)
+        slower = f"{more:.1%} slower, for {_grown(found, place, others[0])}" if more > _TIE else "as fast"
+        yield f"next best: {_words(_planned(found, others[0]))}, {slower}"
+    if not found.fits.all():
+        number = f"{np.sum(~found.fits):,} of {len(found.rows):,} layouts"
+        needed = format_bytes(found.held[~found.fits].min())
+        yield f"{number} do not fit with {found.limits.margin:.0%} to spare; the smallest of them needs {needed}"
+
+
+def _planned(found: Ranked, place: int) -> Planned:
+    return found.space.planned(int(found.rows[place]))
+
+
+def _family(found: Ranked, place: int) -> tuple[float, ...]:
+    return tuple(float(found.space.column(name, found.rows[[place]])[0]) for name in FAMILY)
+
+
+def _grown(found: Ranked, place: int, other: int) -> str:
+    """What takes the other layout longer than this one."""
+    time = price_step(found.space.columns(found.rows[[place, other]]), found.prices.time)
+    return _PARTS[max(_PARTS, key=lambda name: float(np.diff(getattr(time, name))[0]))]
 
 
 def _nothing_is_legal(run: Planned, num_processes: int, hardware: Hardware, fixed: Mapping[str, Any]) -> str:
@@ -152,18 +126,18 @@ def _nothing_is_legal(run: Planned, num_processes: int, hardware: Hardware, fixe
     )
 
 
-def _nothing_fits(config: RunConfig, found: _Ranked, num_processes: int) -> str:
-    hardware = config.hardware
-    assert hardware is not None
-    if found.num_fitting:
+def _nothing_fits(found: Ranked, num_processes: int) -> str:
+    if len(found.fastest):
         return (
             f"parallel.auto=true finds no layout of {num_processes} processes that the run's other settings accept, "
-            f"among the fastest {min(found.num_fitting, _NUM_TRIED)}. Give one, as in parallel.tp=2, to see why not."
+            f"among the {len(found.fastest[:_NUM_TRIED])} fastest. Give one, as in parallel.tp=2, to see why not."
         )
+    smallest = int(np.argmin(found.held))
     return (
-        f"parallel.auto=true finds no layout of {num_processes} processes that fits in {hardware.memory_GiB:g} GiB of "
-        f"hardware={hardware.name} with {MARGIN:.0%} to spare: the smallest, {_words(found.run(0))}, needs "
-        f"{format_bytes(found.held[0])}. Start more processes, or use a smaller model.seq_len or model."
+        f"parallel.auto=true finds no layout of {num_processes} processes that fits in {format_bytes(found.room)} of "
+        f"hardware={found.hardware.name} with {found.limits.margin:.0%} to spare: the smallest, "
+        f"{_words(_planned(found, smallest))}, needs {format_bytes(found.held[smallest])}. Start more processes, or "
+        "use a smaller model.seq_len or model."
     )
 
 
@@ -182,9 +156,3 @@ def _with(config: RunConfig, run: Planned) -> RunConfig:
     parallel = replace(run.parallel, auto=False, timeout_s=config.parallel.timeout_s)
     train = replace(config.train, micro_batch=run.micro_batch)
     return replace(config, parallel=parallel, train=train, recompute=run.recompute)
-
-
-def _rounded(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """To four digits."""
-    scale: NDArray[np.float64] = 10.0 ** (np.floor(np.log10(np.maximum(values, 1e-12))) - 3)
-    return np.round(values / scale) * scale

@@ -12,12 +12,13 @@ from typing import Any
 
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.observe.words import milliseconds
-from lmtrain.plan.calibrate import factors_of, interval_of
+from lmtrain.plan.calibrate import prices_of
 from lmtrain.plan.case import columns
 from lmtrain.plan.factors import fitted_memory
 from lmtrain.plan.hardware import Hardware
 from lmtrain.plan.memory import price_memory
 from lmtrain.plan.ours import Planned, case_of
+from lmtrain.plan.power import watts
 from lmtrain.plan.step import price_step
 from lmtrain.train.config import RunConfig
 from lmtrain.units import format_bytes
@@ -67,9 +68,15 @@ def expected_step(run: Planned, hardware: Hardware, batches: Sequence[int] = ())
     """On average of steps with these numbers of samples, since a run may begin with smaller batches."""
     counts = Counter(batches or (run.global_batch,))
     cases = columns([case_of(replace(run, global_batch=size), hardware) for size in counts])
-    times = price_step(cases, factors_of(hardware)).total
-    likely = sum(times * list(counts.values())) / counts.total()
-    return StepForecast(float(likely), interval_of(hardware))
+    prices = prices_of(hardware)
+    likely = sum(price_step(cases, prices.time).total * list(counts.values())) / counts.total()
+    return StepForecast(float(likely), prices.interval)
+
+
+def _energy(run: Planned, hardware: Hardware) -> dict[str, str]:
+    time = price_step(columns([case_of(run, hardware)]), prices_of(hardware).time)
+    joules = float((watts(time, hardware) * time.total)[0]) * run.parallel.layout.world_size
+    return {"energy": f"{joules / 1000:.3g} kJ a step, devices alone, unverified"} if joules else {}
 
 
 def expected_memory(run: Planned, hardware: Hardware) -> dict[str, float]:
@@ -90,6 +97,7 @@ def forecast_facts(config: RunConfig, model: ModelSettings) -> dict[str, Any]:
     return {
         "hardware": f"{config.hardware.name}{unchecked}",
         "step_time": f"{expected_step(run, config.hardware).words()}, predicted",
+        **_energy(run, config.hardware),
         "memory": f"{format_bytes(whole)} of {format_bytes(room)} on the fullest rank, predicted"
         f"{'' if whole <= room else ', which does not fit'}: {parts}",
     }
