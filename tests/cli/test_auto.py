@@ -77,7 +77,8 @@ def test_another_number_of_processes_goes_on_with_elastic(toy: Toy, tmp_path: Pa
     folder = tmp_path / "run"
     words = [*toy.settings(folder), *AUTO]
     process = start("pretrain", "--nproc", 2, *words, "train.steps=6")
-    assert process.wait(timeout=900) == 0
+    output = process.communicate(timeout=900)[0]
+    assert process.returncode == 0, output
     assert "processes" in lmtrain("pretrain", *words, code=78)
     output = lmtrain("pretrain", *words, "--elastic")
     assert "as since the run began" in output
