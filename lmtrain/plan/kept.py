@@ -71,11 +71,8 @@ class Layers:
         if again == "attention":
             attended = self.heads
         mlp = self.up + self.ffn + (self.ffn if shape.gated else 0.0)
-        if self.parallel_block:
-            norms = self.norm() + self.cut  # one normed input for both halves
-        else:
-            norms = 2 * (self.norm() + self.cut)
-        return norms + qkv + turned + attended + mlp + 2 * self.mask_dropped
+        norms = 1 if self.parallel_block else 2
+        return norms * (self.norm() + self.cut) + qkv + turned + attended + mlp + 2 * self.mask_dropped
 
     def mask(self) -> float:
         """Of who may look at whom, in the numbers that compute: attention makes one for each block."""

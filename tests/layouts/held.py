@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmtrain.parallel import sharding
@@ -29,7 +30,7 @@ from tests.layouts.cases import Case
 from tests.layouts.toy_data import loader_of
 from tests.layouts.training import OPTIM, build, dp_index
 
-PLAIN = (Tensor, nn.Parameter)
+PLAIN = (Tensor, nn.Parameter, FakeTensor)
 
 
 class Living(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -174,16 +175,20 @@ def measure(name: str, timeline: bool = False) -> dict[str, Any]:
         watch.unsharded = max(watch.unsharded, sum(sizes_of(watch.weights()).values()))
         return tensor
 
+    gc.collect()
+    gc.freeze()  # because: a look then goes through what has come since, and not through all of torch
     model.runner.train = train  # type: ignore[method-assign]
     model.objective.cross_entropy = noted
     step = loader.read(1)
     with _replaced(executor, "Post", Noted), _replaced(sharding._Talk, "allocate", allocate), watch.living:
         model.forward_backward(step)
+    gc.unfreeze()
     masters = sizes_of(model.parameters.values())
     slots = sizes_of(t for state in optimizer.state.values() for t in state.values() if t.ndim)
     found = watch.most | {"masters": sum(masters.values()), "moments": sum(slots.values())}
     if isinstance(model.masters, MasterWeights):
-        found["weights"] = sum(size for key, size in sizes_of(model.masters.work.values()).items() if key not in masters)
+        work = sizes_of(model.masters.work.values())
+        found["weights"] = sum(size for key, size in work.items() if key not in masters)
     if case.microbatches == 1 and case.dp > 1:
         found["gradients"] = watch.timeline[-1][1]["gradients"]
     sums = buffers["_ReduceScatter"]
