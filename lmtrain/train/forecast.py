@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.observe.words import milliseconds
 from lmtrain.plan.calibrate import prices_of
 from lmtrain.plan.case import columns
-from lmtrain.plan.factors import fitted_memory
 from lmtrain.plan.hardware import Hardware
-from lmtrain.plan.memory import price_memory
+from lmtrain.plan.memory import GIB
 from lmtrain.plan.ours import Planned, case_of
 from lmtrain.plan.power import watts
+from lmtrain.plan.ranks import fullest_rank, rank_bytes_of
 from lmtrain.plan.step import price_step
 from lmtrain.train.config import RunConfig
 from lmtrain.units import format_bytes
@@ -76,28 +76,27 @@ def expected_step(run: Planned, hardware: Hardware, batches: Sequence[int] = ())
 def _energy(run: Planned, hardware: Hardware) -> dict[str, str]:
     time = price_step(columns([case_of(run, hardware)]), prices_of(hardware).time)
     joules = float((watts(time, hardware) * time.total)[0]) * run.parallel.layout.world_size
-    return {"energy": f"{joules / 1000:.3g} kJ a step, devices alone, unverified"} if joules else {}
-
-
-def expected_memory(run: Planned, hardware: Hardware) -> dict[str, float]:
-    """Bytes of the fullest rank, by what they are for."""
-    memory = price_memory(columns([case_of(run, hardware)]), fitted_memory())
-    return {field.name: float(getattr(memory, field.name)[0]) for field in fields(memory)}
+    said = f"{joules / 1e6:.3g} MJ" if joules >= 1e6 else f"{joules:.0f} J"
+    return {"energy": f"{said} a step, devices alone, unverified"} if joules else {}
 
 
 def forecast_facts(config: RunConfig, model: ModelSettings) -> dict[str, Any]:
-    """For the dry run."""
-    if config.hardware is None:
-        return {"step_time": "not predicted: hardware=NAME says on which machine, as in hardware=h100"}
-    run, room = planned_of(config, model), config.hardware.memory_GiB * 2**30
-    memory = expected_memory(run, config.hardware)
-    whole, largest = sum(memory.values()), sorted(memory, key=lambda name: -memory[name])[:3]
-    parts = ", ".join(f"{format_bytes(memory[name])} {name}" for name in largest)
-    unchecked = ", which no measured run has confirmed" * config.hardware.unchecked
+    """For the dry run. Memory needs no machine to be known; time does."""
+    run, hardware = planned_of(config, model), config.hardware
+    rank = fullest_rank(run)
+    held = rank_bytes_of(run, rank)
+    whole, largest = sum(held.values()), sorted(held, key=lambda name: -held[name])[:3]
+    parts = ", ".join(f"{format_bytes(held[name])} {name}" for name in largest)
+    if hardware is None:
+        return {
+            "memory": f"{format_bytes(whole)} on rank {rank}, the fullest, predicted: {parts}",
+            "step_time": "not predicted: hardware=NAME says on which machine, as in hardware=h100",
+        }
+    room = hardware.memory_GiB * GIB
     return {
-        "hardware": f"{config.hardware.name}{unchecked}",
-        "step_time": f"{expected_step(run, config.hardware).words()}, predicted",
-        **_energy(run, config.hardware),
-        "memory": f"{format_bytes(whole)} of {format_bytes(room)} on the fullest rank, predicted"
+        "hardware": f"{hardware.name}{', which no measured run has confirmed' * hardware.unchecked}",
+        "memory": f"{format_bytes(whole)} of {format_bytes(room)} on rank {rank}, the fullest, predicted"
         f"{'' if whole <= room else ', which does not fit'}: {parts}",
+        "step_time": f"{expected_step(run, hardware).words()}, predicted",
+        **_energy(run, hardware),
     }

@@ -14,7 +14,8 @@ import numpy as np
 
 from lmtrain.data.loader import StepBatches
 from lmtrain.observe.measures import measures_of, worth_by_step
-from lmtrain.observe.memory import memory_bytes
+from lmtrain.observe.memory import device_peak_bytes, memory_bytes
+from lmtrain.plan.ranks import rank_bytes_of
 from lmtrain.train.forecast import COMPARED_STEPS, expected_step, planned_of
 from lmtrain.train.setup import Run
 from lmtrain.train.step import StepResult
@@ -77,7 +78,10 @@ def report_forecast(run: Run) -> None:
     seen = run.costs.newest_steps_s()
     batches = [config.batch_plan.range_of(run.progress.step - 1 - ago)[1] for ago in range(len(seen))]
     expected, step_s = expected_step(planned_of(config, run.inputs.model), hardware, batches), median(seen)
-    words = expected.compared_with(step_s)
+    words, peak = expected.compared_with(step_s), device_peak_bytes(str(run.device))
+    if peak is not None:
+        held = sum(rank_bytes_of(planned_of(config, run.inputs.model), 0).values())
+        words += f"; memory is {format_bytes(peak)}, with {format_bytes(held)} predicted"
     record(run, "forecast", expected.facts() | {"measured_step_s": step_s, "hardware": hardware.name, "said": words})
     run.view.note(words)
 

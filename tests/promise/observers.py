@@ -39,7 +39,7 @@ from lmtrain.parallel.mesh import build_mesh
 from lmtrain.runtime.device import pick_device, set_deterministic, set_threads
 from lmtrain.runtime.faults import arm
 from lmtrain.runtime.process import ProcessEnv
-from lmtrain.train.forecast import expected_memory, expected_step, forecast_facts, planned_of
+from lmtrain.train.forecast import expected_step, forecast_facts, planned_of
 from lmtrain.train.preflight import load_data, preflight
 from lmtrain.train.setup import Run, open_run
 from tests.cli.harness import outcome
@@ -69,9 +69,7 @@ def forecast(bench: Bench, settings: Settings) -> Any:
     model = config.model.with_vocab(_VOCABULARY)
     run = planned_of(config, model)
     assert config.hardware is not None
-    return [
-        forecast_facts(config, model), expected_step(run, config.hardware), expected_memory(run, config.hardware),
-    ]  # fmt: skip
+    return forecast_facts(config, model), expected_step(run, config.hardware)
 
 
 def layout(bench: Bench, settings: Settings) -> Any:
