@@ -111,7 +111,8 @@ class Space:
 
     def column(self, name: str, rows: Rows) -> Column:
         axis = self._decided_by[name]
-        return _column(self._axes[axis], name)[self._rows[axis][rows]]
+        found: Column = _column(self._axes[axis], name)[self._rows[axis][rows]]
+        return found
 
     @cached_property
     def _decided_by(self) -> dict[str, int]:
