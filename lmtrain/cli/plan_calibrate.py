@@ -11,7 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from lmtrain.cli.terminal import echo
-from lmtrain.errors import DataError, MissingInputError, UsageError, nearest
+from lmtrain.errors import DataError, MissingInputError, UsageError
 
 if TYPE_CHECKING:
     from lmtrain.plan.calibrate import Calibrated, Measured
@@ -30,7 +30,7 @@ def calibrate_runs(words: Sequence[str], config_dir: Path | None, out: Path | No
     if out is not None and (out.parent.name != _GROUP or out.suffix != ".yaml"):
         raise UsageError(
             f"--out={out} could not be chosen as {_GROUP}=NAME, which is a file NAME.yaml in a folder called {_GROUP}. "
-            f"Write --out={out.with_suffix('').parent / _GROUP / out.stem}.yaml."
+            f"Write --out={out.parent / _GROUP / out.stem}.yaml."
         )
     folders = [Path(word) for word in words if "=" not in word]
     if len(folders) < 2:
@@ -90,20 +90,16 @@ def _step_times(config: RunConfig, rows: Sequence[dict[str, Any]]) -> list[float
 
 
 def _hardware(words: Sequence[str], configs: Sequence[RunConfig], config_dir: Path | None) -> Hardware:
-    from lmtrain.cli.conf_files import config_file
-    from lmtrain.config.compose import group_choices
-    from lmtrain.plan.hardware import read_hardware
+    from lmtrain.cli.planning import machine
 
-    others = [word for word in words if not word.startswith(f"{_GROUP}=")]
-    if others:
-        raise UsageError(f"{others[0]} is nothing that --calibrate takes. Give folders of runs, and {_GROUP}=NAME.")
+    changes = [word for word in words if word.startswith(f"{_GROUP}.")]
+    names = [word for word in words if word.startswith(f"{_GROUP}=")]
+    others = [word for word in words if word not in (*changes, *names)]
+    if others or len(names) > 1:
+        wrong = others[0] if others else names[1]
+        raise UsageError(f"{wrong} is nothing that --calibrate takes. Give folders of runs, and {_GROUP}=NAME once.")
     if words:
-        name = words[-1].partition("=")[2]
-        file = config_file(_GROUP, name, config_dir)
-        if file is None:
-            known = group_choices(config_dir)[_GROUP]
-            raise UsageError(f"{_GROUP}={name} is not in conf/{_GROUP}/. {nearest(name, known)}")
-        return read_hardware(file)
+        return machine(names[0].partition("=")[2] if names else None, changes, config_dir)
     given = {config.hardware.name: config.hardware for config in configs if config.hardware is not None}
     if len(given) != 1:
         named = f"name {' and '.join(sorted(given))}" if given else "name none"
@@ -151,8 +147,8 @@ def _print(facts: dict[str, Any], out: Path | None) -> None:
         table.add_row(row["run"], milliseconds(row["measured_step_s"]), *errors)
     console.print(table)
     console.print(
-        f"median {facts['median_before']:.1%} before, {facts['median_after']:.1%} after; each run is judged by a fit "
-        "to the others alone.", highlight=False, soft_wrap=True,
+        f"median {facts['median_before']:.1%} before, {facts['median_after']:.1%} after, where each run is judged by a "
+        "fit to the others alone.", highlight=False, soft_wrap=True,
     )  # fmt: skip
     changes = [f"{name} {old:.3g} -> {new:.3g}" for name, (old, new) in facts["figures"].items()]
     console.print(f"{facts['hardware']}: {', '.join(changes)}", highlight=False, soft_wrap=True)

@@ -15,7 +15,6 @@ from typing import Any, get_args, get_type_hints
 import yaml
 
 from lmtrain.cli.conf_files import config_file
-from lmtrain.cli.planned import planned_of
 from lmtrain.config.base import kinds, show
 from lmtrain.config.build import build_settings
 from lmtrain.config.compose import compose, group_choices
@@ -28,6 +27,7 @@ from lmtrain.plan.ours import Planned
 from lmtrain.plan.search import Fixed
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule
 from lmtrain.train.config import RunConfig
+from lmtrain.train.forecast import planned_of
 from lmtrain.units import format_count, parse_count
 
 OWN = ("hardware", "gpus", "tokens")
@@ -59,7 +59,7 @@ class Question:
 def asked(words: Sequence[str], layout: str | None, config_dir: Path | None, name: str) -> Question:
     own, rest = _own(words)
     gpus = _gpus(own.get("gpus"))
-    hardware = _hardware(own.get("hardware"), [word for word in rest if word.startswith("hardware.")], config_dir)
+    hardware = machine(own.get("hardware"), [word for word in rest if word.startswith("hardware.")], config_dir)
     given = [word for word in rest if word.lstrip("+").startswith("parallel.")]
     fixed: dict[str, Any] = dict(_one(word.lstrip("+").removeprefix("parallel.")) for word in given)
     rest = [word for word in rest if word not in given and not word.startswith("hardware.")]
@@ -112,7 +112,8 @@ def _gpus(text: str | None) -> int:
     return count
 
 
-def _hardware(name: str | None, changes: Sequence[str], config_dir: Path | None) -> Hardware:
+def machine(name: str | None, changes: Sequence[str], config_dir: Path | None) -> Hardware:
+    """A file of conf/hardware, or of the user's own folder; `changes` are words such as hardware.power_W=350."""
     choices = group_choices(config_dir).get("hardware", [])
     if name is None:
         raise UsageError(f"hardware is not given, and times are a machine's. Use one of {', '.join(choices)}.")
@@ -136,7 +137,7 @@ def _fills(
     if tokens is not None:
         yield "tokens", f"train.tokens={tokens}"
         yield "steps", "train.steps=null"
-    if not any(key.partition(".")[0] == "data" for key in keys) and not recipe:
+    if not any(key.partition(".")[0] == "data" for key in keys) and not _recipe_has_data(words, config_dir):
         model = next((word.partition("=")[2] for word in words if word.startswith("model=")), "")
         file = config_file("model", model, config_dir) if model else None
         tree: Any = read_yaml(file).data if file else {}
@@ -147,6 +148,13 @@ def _fills(
         yield "micro", "train.micro_batch=1"
     if not any(key.partition(".")[0] == "precision" for key in keys) and not recipe:
         yield "precision", f"precision={next(kind for kind in ('bf16', 'fp16', 'fp32') if hardware.peak(kind) > 0)}"
+
+
+def _recipe_has_data(words: Sequence[str], config_dir: Path | None) -> bool:
+    names = [word.partition("=")[2] for word in words if word.startswith("experiment=")]
+    file = config_file("experiment", names[0], config_dir) if names else None
+    data: Any = read_yaml(file).data.get("data") if file else None
+    return isinstance(data, dict) and bool({"path", "datasets"} & data.keys())
 
 
 def _batch(config: RunConfig, gpus: int, is_open: bool) -> tuple[RunConfig, list[Open]]:

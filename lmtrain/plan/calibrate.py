@@ -25,7 +25,9 @@ FACTORS_HERE = ("gap_s", "host_s", "link_latency_s", "hop_latency_s", "step_s", 
 # how far a number may be off, as a power of e: of a data sheet's figure, of a guess, of a factor of all machines
 _KNOWN, _GUESSED, _FITTED = 0.1, 1.0, 0.5
 _NOISE = 0.05  # of a measured step
-_ROUNDS = 30
+_ROUNDS = 20
+_NOTHING = 1e-12
+_ENOUGH = 1e-3  # of the sum of squares, gained in a round: then no more of them
 _STEP = 1e-4
 _LEAST_INTERVAL = 0.03
 _HELD = 0.8  # of all runs, within an interval
@@ -55,14 +57,14 @@ def prices_of(hardware: Hardware) -> Prices:
 
 def calibrate(hardware: Hardware, runs: Sequence[Measured]) -> Calibrated:
     """Each run is judged by a fit to all others; the machine that comes back is fitted to all of them."""
-    before = _errors(hardware, runs)
+    before, whole = _errors(hardware, runs), _fit(hardware, runs, np.zeros(len(FIGURES) + len(FACTORS_HERE)))
     after = []
     for number, one in enumerate(runs):
         others = [*runs[:number], *runs[number + 1 :]]
-        after.append(float(_errors(_fit(hardware, others), [one])[0]))
+        after.append(float(_errors(_moved(hardware, _fit(hardware, others, whole)), [one])[0]))
     spread = float(np.quantile(np.abs(np.log1p(after)), _HELD))
-    found = replace(_fit(hardware, runs), interval=max(round(float(np.expm1(spread)), 3), _LEAST_INTERVAL))
-    return Calibrated(found, before.tolist(), after)
+    half = max(round(float(np.expm1(spread)), 3), _LEAST_INTERVAL)
+    return Calibrated(replace(_moved(hardware, whole), interval=half), before.tolist(), after)
 
 
 def _errors(hardware: Hardware, runs: Sequence[Measured]) -> Vector:
@@ -71,8 +73,11 @@ def _errors(hardware: Hardware, runs: Sequence[Measured]) -> Vector:
     return found
 
 
-def _fit(hardware: Hardware, runs: Sequence[Measured]) -> Hardware:
-    """Least squares of logarithms (Gauss and Newton, damped), drawn to the machine as it was."""
+def _fit(hardware: Hardware, runs: Sequence[Measured], start: Vector) -> Vector:
+    """Least squares of logarithms (Gauss and Newton, damped), drawn to the machine as it was.
+
+    Gives for each number the power of e that it changes by, beginning at `start`.
+    """
     guess = hardware.generation == "cpu" or hardware.unchecked
     widths = np.repeat((_GUESSED, _GUESSED) if guess else (_KNOWN, _FITTED), (len(FIGURES), len(FACTORS_HERE)))
 
@@ -80,18 +85,21 @@ def _fit(hardware: Hardware, runs: Sequence[Measured]) -> Hardware:
         off = np.log1p(_errors(_moved(hardware, moved), runs))
         return np.concatenate([off / _NOISE, moved / widths])
 
-    at, damping = np.zeros(len(widths)), 1e-3
+    at, damping = start, 1e-3
     now = residuals(at)
     for _ in range(_ROUNDS):
         slopes = np.stack([(residuals(at + step) - now) / _STEP for step in np.eye(len(at)) * _STEP], axis=1)
         curve = slopes.T @ slopes
         step = np.linalg.solve(curve + damping * np.diag(np.diag(curve)), -slopes.T @ now)
         then = residuals(at + step)
-        if then @ then < now @ now:
-            at, now, damping = at + step, then, damping / 3
-        else:
-            damping *= 4
-    return _moved(hardware, at)
+        gained = 1 - (then @ then) / max(now @ now, _NOTHING)
+        if gained <= 0 and now @ now > _NOTHING:
+            damping *= 10
+            continue
+        at, now, damping = at + step, then, damping / 10
+        if gained < _ENOUGH:
+            break
+    return at
 
 
 def _moved(hardware: Hardware, by: Vector) -> Hardware:
