@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any
 
 from lmtrain.cli.terminal import echo
@@ -71,7 +71,8 @@ def _read(folder: Path) -> tuple[RunConfig, Measured]:
             f"with the whole batch, and {_LEAST_TIMES} are the least. Give a longer run, or one with a smaller "
             "observe.log_interval_steps."
         )
-    return config, Measured(str(folder), planned_of(config, config.model), median(times))
+    low, middle, high = quantiles(times, n=4)
+    return config, Measured(str(folder), planned_of(config, config.model), middle, (high - low) / 2 / middle)
 
 
 def _step_times(config: RunConfig, rows: Sequence[dict[str, Any]]) -> list[float]:

@@ -24,7 +24,7 @@ FIGURES = ("peak_tflops", "memory_GBps", "link_GBps", "nic_GBps")
 FACTORS_HERE = ("gap_s", "host_s", "link_latency_s", "hop_latency_s", "step_s", "update_bytes")
 # how far a number may be off, as a power of e: of a data sheet's figure, of a guess, of a factor of all machines
 _KNOWN, _GUESSED, _FITTED = 0.1, 1.0, 0.5
-_NOISE = 0.05  # of a measured step
+_NOISE = 0.05  # of a measured step, at the least
 _ROUNDS = 20
 _NOTHING = 1e-12
 _ENOUGH = 1e-3  # of the sum of squares, gained in a round: then no more of them
@@ -40,6 +40,7 @@ class Measured:
     name: str
     run: Planned
     step_s: float
+    spread: float = 0.0  # of its steps' times, as a share of them: what spreads widely says less
 
 
 @dataclass(frozen=True)
@@ -81,9 +82,11 @@ def _fit(hardware: Hardware, runs: Sequence[Measured], start: Vector) -> Vector:
     guess = hardware.generation == "cpu" or hardware.unchecked
     widths = np.repeat((_GUESSED, _GUESSED) if guess else (_KNOWN, _FITTED), (len(FIGURES), len(FACTORS_HERE)))
 
+    noise = np.array([max(one.spread, _NOISE) for one in runs])
+
     def residuals(moved: Vector) -> Vector:
         off = np.log1p(_errors(_moved(hardware, moved), runs))
-        return np.concatenate([off / _NOISE, moved / widths])
+        return np.concatenate([off / noise, moved / widths])
 
     at, damping = start, 1e-3
     now = residuals(at)
@@ -92,8 +95,8 @@ def _fit(hardware: Hardware, runs: Sequence[Measured], start: Vector) -> Vector:
         curve = slopes.T @ slopes
         step = np.linalg.solve(curve + damping * np.diag(np.diag(curve)), -slopes.T @ now)
         then = residuals(at + step)
-        gained = 1 - (then @ then) / max(now @ now, _NOTHING)
-        if gained <= 0 and now @ now > _NOTHING:
+        gained = 1 - (then @ then + _NOTHING) / (now @ now + _NOTHING)
+        if gained < 0:
             damping *= 10
             continue
         at, now, damping = at + step, then, damping / 10
