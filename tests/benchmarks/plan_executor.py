@@ -38,11 +38,11 @@ from lmtrain.parallel.split_backward import weight_gradient
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.plan.ours import Planned
 from lmtrain.plan.replay import Seconds, replay
-from tests.layouts.bugs import _replaced
+from tests.layouts.bugs import replaced
 from tests.layouts.workers import Pool
 
 PROCESSES, ROUNDS, MOST_APART, SEQ_LEN = 4, 5, 0.05, 8
-SECONDS = Seconds(forward=0.060, input=0.072, weight=0.048, send=0.020, gather=0.015, reduce=0.025)
+SECONDS = Seconds(forward=0.080, input=0.096, weight=0.064, send=0.025, gather=0.030, reduce=0.050)
 SCHEDULES: tuple[tuple[str, int], ...] = (("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zb_h1", 1), ("zb_v", 2))
 CPU = torch.device("cpu")
 
@@ -131,9 +131,9 @@ def slow_links() -> Iterator[None]:
             ready = time.perf_counter() + (0.0 if tag else SECONDS.send)
             self.under_way.append((needed, Late(lane.submit(_send_at, ready, self, tensor, tag)), tensor))
 
-        stack.enter_context(_replaced(messages.Outbox, "_send", send))
+        stack.enter_context(replaced(messages.Outbox, "_send", send))
         for owner, seconds in ((sharding._AllGather, SECONDS.gather), (sharding._ReduceScatter, SECONDS.reduce)):
-            stack.enter_context(_replaced(owner, "__call__", _later(owner.__call__, seconds)))
+            stack.enter_context(replaced(owner, "__call__", _later(owner.__call__, seconds)))
         yield
 
 
