@@ -1,16 +1,23 @@
 """What the data sheets do not say: the few numbers that are fitted, each with a name, a range and a reason.
 
 They belong to all machines and programs alike, or to a generation of devices or a property of a program; none belongs
-to a single run. Called by work, communicate and step, which take their values, and by whoever fits them.
+to a single run. `FACTORS` has what was thought beforehand; fitted.yaml, beside this file, what published runs made of
+it. Called by work, communicate, step and memory, which take their values, and by whoever fits them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import yaml
 from numpy.typing import NDArray
+
+FITTED = Path(__file__).with_name("fitted.yaml")
 
 
 @dataclass(frozen=True)
@@ -51,13 +58,14 @@ FACTORS: dict[str, Factor] = {
     "passes_eager": Factor(1.9, 1.0, 3.5, "memory traffic of what is neither product nor attention, beside the least"),
     "passes_fused": Factor(1.2, 0.8, 2.2, "the same, kernels fused by hand"),
     "passes_compiled": Factor(1.0, 0.6, 1.8, "the same, compiled"),
+    "cached": Factor(0.3, 0.0, 0.8, "share of that traffic that a cache saves which holds what a pass reads and writes"),
     "norm_bytes": Factor(60.0, 15.0, 160.0, "bytes that a norm of single operations moves a number, both ways"),
     "loss_bytes": Factor(30.0, 8.0, 70.0, "bytes that the loss moves a logit"),
-    "host_s": Factor(2.5e-4, 0.3e-4, 10e-4, "the host's time to launch a block forward, kernel by kernel"),
     # collectives
     "link_share": Factor(0.75, 0.4, 0.95, "share of the links' bandwidth inside a node"),
     "nic_share": Factor(0.70, 0.3, 0.95, "share of the adapters' bandwidth, InfiniBand"),
-    "nic_share_other": Factor(0.55, 0.2, 0.95, "the same, Ethernet, Omni-Path and what clouds have"),
+    "nic_share_other": Factor(0.55, 0.2, 0.95, "the same, Ethernet and what clouds have"),
+    "nic_share_omnipath": Factor(0.3, 0.08, 0.7, "the same, Omni-Path: 0.1 measured by BigScience on four A100 nodes"),
     "link_latency_s": Factor(12e-6, 3e-6, 60e-6, "start of a collective inside a node"),
     "hop_latency_s": Factor(12e-6, 2e-6, 60e-6, "a step of a ring between nodes"),
     "tp_exposed_none": Factor(0.95, 0.6, 1.0, "share of tp's backward collectives left bare, nothing hiding them"),
@@ -70,7 +78,7 @@ FACTORS: dict[str, Factor] = {
     "send_overlapped": Factor(0.3, 0.0, 1.0, "of these, where they travel behind computation"),
     # the step
     "update_bytes": Factor(32.0, 18.0, 60.0, "bytes that the optimizer, norm and clipping move a weight"),
-    "update_eager": Factor(1.8, 1.0, 4.0, "times that, where each operation is a kernel"),
+    "update_eager": Factor(1.8, 1.0, 4.0, "times that, where each operation is a kernel: a guess, no run tells"),
     "add_share": Factor(0.9, 0.4, 1.5, "of the memory traffic that adding up gradients must cost, a pass of its own"),
     "add_fused": Factor(0.35, 0.0, 1.0, "the same, where products do it by themselves, partly behind their own work"),
     "step_s": Factor(0.03, 0.0, 0.3, "of each step: loader, records, the host's wait"),
@@ -95,9 +103,6 @@ MEMORY_FACTORS: dict[str, Factor] = {
     "none": Factor(0.0, 0.0, 1e-9, "bytes kept of a score by kernels that never write it"),
 }  # fmt: skip
 
-NAMES = tuple(FACTORS)
-MEMORY_NAMES = tuple(MEMORY_FACTORS)
-
 
 @dataclass(frozen=True)
 class Factors:
@@ -118,7 +123,30 @@ def nominal() -> Factors:
     return Factors({name: factor.value for name, factor in FACTORS.items()})
 
 
-def range_problems(values: Mapping[str, float]) -> Iterator[str]:
-    for name, factor in FACTORS.items():
-        if not factor.low <= values[name] <= factor.high:
+def fitted() -> Factors:
+    """Of times, by all published runs."""
+    return Factors(_stored()["time"])
+
+
+def fitted_memory() -> Factors:
+    return Factors(_stored()["memory"])
+
+
+def interval() -> float:
+    """Four of five steps take 1 / (1 + this) to 1 + this of what is predicted, by sources that were not fitted to."""
+    return float(_stored()["interval"])
+
+
+@cache
+def _stored() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(FITTED.read_text(encoding="utf-8"))
+    return found
+
+
+def range_problems(values: Mapping[str, float], factors: Mapping[str, Factor] = FACTORS) -> Iterator[str]:
+    """What a value may not be, and names that are missing or too many."""
+    for name in sorted(set(values) ^ set(factors)):
+        yield f"{name} is {'no factor' if name in values else 'missing'}"
+    for name, factor in factors.items():
+        if name in values and not factor.low <= values[name] <= factor.high:
             yield f"{name}={values[name]:g} is outside {factor.low:g} to {factor.high:g}"

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import yaml
 from numpy.typing import NDArray
 
-from lmtrain.plan.factors import Factor, Factors
+from lmtrain.plan.factors import FITTED, Factor, Factors
 
 Floats = NDArray[np.float64]
 Residuals = Callable[[Factors], Floats]
@@ -61,6 +63,17 @@ def root_weights(groups: Sequence[object]) -> Floats:
     """A source counts as the square root of its rows: 300 of one study are not 300 sources."""
     counts = Counter(groups)
     return np.array([counts[group] ** -0.5 for group in groups])
+
+
+HEADER = "# What published runs make of the numbers in factors.py. Written by plan_score.py and plan_memory.py.\n"
+
+
+def store(section: str, value: float | Mapping[str, float]) -> None:
+    """One section of the planner's file of fitted numbers; the others stay."""
+    found: dict[str, Any] = yaml.safe_load(FITTED.read_text(encoding="utf-8")) if FITTED.exists() else {}
+    short = round(value, 4) if isinstance(value, float) else {k: float(f"{v:.4g}") for k, v in value.items()}
+    text = yaml.safe_dump(found | {section: short}, sort_keys=False)
+    FITTED.write_text(HEADER + text, encoding="utf-8")
 
 
 def print_factors(found: Factors, factors: Mapping[str, Factor]) -> None:

@@ -1,6 +1,6 @@
 """How far the planner's memory is from published runs: bytes, and who ran out of memory.
 
-python -m tests.benchmarks.plan_memory published_runs.csv [--rows SOURCE]
+python -m tests.benchmarks.plan_memory published_runs.csv [--rows SOURCE] [--write]
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from lmtrain.plan.case import columns
 from lmtrain.plan.factors import MEMORY_FACTORS, Factors
 from lmtrain.plan.memory import GIB, RankMemory, price_memory
-from tests.benchmarks.plan_fit import Floats, fit, print_factors, root_weights
+from tests.benchmarks.plan_fit import Floats, fit, print_factors, root_weights, store
 from tests.benchmarks.published_runs import PROGRAMS, Row, case_of, read_rows, why_not
 
 MEASURED, FITS, OUT = 0, 1, 2
@@ -102,6 +102,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("path", type=Path)
     parser.add_argument("--rows")
+    parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
     rows = Rows(args.path)
     print(len(rows.rows), "rows; left out:", dict(rows.reasons))
@@ -109,6 +110,8 @@ def main() -> None:
     factors = fit(rows.residuals, MEMORY_FACTORS, weights)
     print_factors(factors, MEMORY_FACTORS)
     report(rows, factors)
+    if args.write:
+        store("memory", factors.values)
     if args.rows:
         print_rows(rows, factors, args.rows)
 

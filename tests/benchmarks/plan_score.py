@@ -1,6 +1,6 @@
 """How far the planner's times are from published runs: errors, intervals and rankings.
 
-    python -m tests.benchmarks.plan_score published_runs.csv [--leave-one-out] [--factors] [--rows SOURCE]
+    python -m tests.benchmarks.plan_score published_runs.csv [--leave-one-out] [--factors] [--rows SOURCE] [--write]
 
 Fits the factors, without the source that is judged where asked, and prints tables. Skips nothing silently: each row
 with a time that is not scored is counted with its reason.
@@ -18,7 +18,7 @@ import numpy as np
 from lmtrain.plan.case import columns
 from lmtrain.plan.factors import FACTORS, Factors, nominal
 from lmtrain.plan.step import price_step
-from tests.benchmarks.plan_fit import Floats, fit, print_factors, root_weights
+from tests.benchmarks.plan_fit import Floats, fit, print_factors, root_weights, store
 from tests.benchmarks.published_runs import Published, published, read_rows, seconds_of, why_not
 
 
@@ -139,6 +139,7 @@ def main() -> None:
     parser.add_argument("--leave-one-out", action="store_true")
     parser.add_argument("--rows")
     parser.add_argument("--factors", action="store_true")
+    parser.add_argument("--write", action="store_true", help="keep what is fitted in the planner")
     args = parser.parse_args()
     rows, reasons = scored(args.path)
     print(len(rows.runs), "rows scored; with a time, but left out:", dict(reasons))
@@ -147,6 +148,8 @@ def main() -> None:
     r = rows.errors(factors)
     report(rows.sources, r, "fitted on all")
     studies(rows.runs, r)
+    if args.write:
+        store("time", factors.values)
     if args.factors:
         print_factors(factors, FACTORS)
     if args.rows:
@@ -155,6 +158,8 @@ def main() -> None:
         r = rows.left_out()
         report(rows.sources, r, "each source by the others")
         intervals(rows.sources, r)
+        if args.write:
+            store("interval", float(np.expm1(np.quantile(np.abs(r), 0.8))))
 
 
 if __name__ == "__main__":
