@@ -16,7 +16,7 @@ from lmtrain.plan.hardware import Hardware, hardware_named
 from lmtrain.plan.ours import Planned
 from lmtrain.plan.rank import Limits, Prices, Ranked
 
-LARGE = GPTSettings(num_layers=16, width=4096, num_heads=32, vocab_size=32000, seq_len=2048)
+LARGE = GPTSettings(num_layers=8, width=6144, num_heads=48, vocab_size=32000, seq_len=2048)
 
 
 def run_of(model: GPTSettings, global_batch: int, *, compiles: bool = False) -> Planned:
