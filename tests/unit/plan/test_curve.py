@@ -37,6 +37,7 @@ def test_twice_the_devices_bring_at_most_twice_as_much() -> None:
         assert before.best is not None
         assert point.best is not None
         assert point.gain == pytest.approx(point.best.tokens_per_s / before.best.tokens_per_s)
+        assert point.gain is not None
         assert 1.2 < point.gain < 2.1
 
 
