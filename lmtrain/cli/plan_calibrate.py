@@ -91,7 +91,7 @@ def _step_times(config: RunConfig, rows: Sequence[dict[str, Any]]) -> list[float
 
 
 def _hardware(words: Sequence[str], configs: Sequence[RunConfig], config_dir: Path | None) -> Hardware:
-    from lmtrain.cli.planning import machine
+    from lmtrain.cli.planning import hardware_of
 
     changes = [word for word in words if word.startswith(f"{_GROUP}.")]
     names = [word for word in words if word.startswith(f"{_GROUP}=")]
@@ -100,7 +100,7 @@ def _hardware(words: Sequence[str], configs: Sequence[RunConfig], config_dir: Pa
         wrong = others[0] if others else names[1]
         raise UsageError(f"{wrong} is nothing that --calibrate takes. Give folders of runs, and {_GROUP}=NAME once.")
     if words:
-        return machine(names[0].partition("=")[2] if names else None, changes, config_dir)
+        return hardware_of(names[0].partition("=")[2] if names else None, changes, config_dir)
     given = {config.hardware.name: config.hardware for config in configs if config.hardware is not None}
     if len(given) != 1:
         named = f"name {' and '.join(sorted(given))}" if given else "name none"

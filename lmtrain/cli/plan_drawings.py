@@ -14,7 +14,7 @@ from lmtrain.plan.answers import Answer
 from lmtrain.plan.curve import Point
 from lmtrain.units import format_bytes, format_count
 
-_WIDTH = 860
+_WIDTH = 1060
 _KINDS = {"F": "forward", "B": "backward", "I": "backward for inputs", "W": "weights' gradients"}
 _MOST_SPANS = 2500  # because: a page stays quick to open
 
@@ -41,7 +41,7 @@ def line(x: float, y: float, to_x: float, to_y: float, kind: str) -> str:
 def layouts_map(cells: dict[tuple[int, int], Answer | float], best: Answer | None, step: Callable[[float], str]) -> str:
     """A square for each pp and tp: the darker, the nearer to the best; empty where nothing fits."""
     stages, cuts = sorted({pp for pp, _ in cells}), sorted({tp for _, tp in cells})
-    wide, high, left, top = min((_WIDTH - 70) / len(stages), 110.0), 42.0, 60.0, 30.0
+    wide, high, left, top = min((_WIDTH - 70) / len(stages), 120.0), 42.0, 60.0, 30.0
 
     def parts() -> Iterator[str]:
         for column, pp in enumerate(stages):
@@ -54,7 +54,7 @@ def layouts_map(cells: dict[tuple[int, int], Answer | float], best: Answer | Non
                     case Answer() as one:
                         share = best.seconds / one.seconds if best else 1.0
                         said = f"pp {pp}, tp {tp}: {step(one.seconds)}, {format_bytes(one.held)}"
-                        style = f"fill-opacity:{max(share, 0.06) ** 2:.3f}"
+                        style = f"fill-opacity:{0.7 * max(share, 0.06) ** 2:.3f}"
                         yield rect(
                             x + 1,
                             y + 1,

@@ -20,7 +20,7 @@ _STYLE = """
   --fits: #5b9be0; --best: #35b98a; --unfit: #20262e; --idle: #20262e; --limit: #ff7066; --band: #5b9be033;
   --plain: #e59a45; --c1: #5b9be0; --c2: #3c6ea6; --c3: #284a70; --c4: #35b98a; --c5: #237a5c; --c6: #d9b13b;
   --c7: #a884d0; --c8: #76818f; --c9: #4a5360; } }
-body { margin: 2rem auto; max-width: 880px; padding: 0 1rem; background: var(--paper); color: var(--ink);
+body { margin: 2rem auto; max-width: 1080px; padding: 0 1rem; background: var(--paper); color: var(--ink);
   font: 15px/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.1rem; margin: 2.2rem 0 .4rem; } p { margin: .3rem 0 .8rem; }
 .soft, th, dt { color: var(--soft); }

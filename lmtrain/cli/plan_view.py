@@ -66,7 +66,7 @@ def facts(found: Found) -> Iterator[tuple[str, str]]:
     batch = run.global_batch * run.shape.seq_len
     yield "batch", f"{run.global_batch:,} samples of {run.shape.seq_len:,}: {format_count(batch)} tokens a step"
     nodes = -(-question.gpus // hardware.gpus_per_node)
-    said = f"{nodes:,} nodes of {hardware.gpus_per_node}, {hardware.nic_GBps:g} GB/s of network each"
+    said = f"{nodes:,} node{'s' * (nodes > 1)} of {hardware.gpus_per_node}, {hardware.nic_GBps:g} GB/s of network each"
     yield "machine", said + ("; not checked against measured runs" if hardware.unchecked else "")
     room = format_bytes(ranked.room * (1 - ranked.limits.margin))
     yield (

@@ -59,15 +59,16 @@ class Question:
 def asked(words: Sequence[str], layout: str | None, config_dir: Path | None, name: str) -> Question:
     own, rest = _own(words)
     gpus = _gpus(own.get("gpus"))
-    hardware = machine(own.get("hardware"), [word for word in rest if word.startswith("hardware.")], config_dir)
+    recipe = next((word.partition("=")[2] for word in rest if word.startswith("experiment=")), None)
+    machine = own.get("hardware") or (recipe and _machine_of(recipe, config_dir))
+    hardware = hardware_of(machine, [word for word in rest if word.startswith("hardware.")], config_dir)
     given = [word for word in rest if word.lstrip("+").startswith("parallel.")]
     fixed: dict[str, Any] = dict(_one(word.lstrip("+").removeprefix("parallel.")) for word in given)
     rest = [word for word in rest if word not in given and not word.startswith("hardware.")]
     keys = {word.lstrip("+~").partition("=")[0] for word in rest}
     fills = dict(_fills(rest, keys, hardware, config_dir, own.get("tokens")))
     config = compose(RunConfig, [*rest, *fills.values()], config_dir=config_dir, name=name)
-    recipe = "experiment" in keys
-    config, assumed = _batch(config, gpus, "train.global_batch" not in keys and not recipe)
+    config, assumed = _batch(config, gpus, "train.global_batch" not in keys and recipe is None)
     run, vocab = _vocab(config)
     assumed = [*assumed, *vocab]
     if "precision" in fills:
@@ -75,10 +76,11 @@ def asked(words: Sequence[str], layout: str | None, config_dir: Path | None, nam
         assumed.append(Open(said=said, others={}))
     fixed |= {"micro_batch": config.train.micro_batch} if "train.micro_batch" in keys else {}
     fixed |= {"recompute": config.recompute} if any(key.partition(".")[0] == "recompute" for key in keys) else {}
+    steps = config.train.steps if recipe is not None or "train.steps" in keys else None
+    tokens = config.train.tokens or (steps and steps * run.global_batch * run.shape.seq_len)
     question = Question(
-        config=config, run=run, hardware=hardware, gpus=gpus, fixed=fixed, assumed=tuple(assumed),
-        tokens=config.train.tokens or (None if "train.steps" not in keys else config.train.steps * _tokens(run)),  # type: ignore[operator]
-    )  # fmt: skip
+        config=config, run=run, hardware=hardware, gpus=gpus, fixed=fixed, tokens=tokens, assumed=tuple(assumed)
+    )
     return question if layout is None else replace(question, fixed=_whole(question, layout))
 
 
@@ -112,7 +114,7 @@ def _gpus(text: str | None) -> int:
     return count
 
 
-def machine(name: str | None, changes: Sequence[str], config_dir: Path | None) -> Hardware:
+def hardware_of(name: str | None, changes: Sequence[str], config_dir: Path | None) -> Hardware:
     """A file of conf/hardware, or of the user's own folder; `changes` are words such as hardware.power_W=350."""
     choices = group_choices(config_dir).get("hardware", [])
     if name is None:
@@ -129,6 +131,14 @@ def machine(name: str | None, changes: Sequence[str], config_dir: Path | None) -
     return build_settings(Hardware, values | {"name": name}, "hardware")
 
 
+def _machine_of(recipe: str, config_dir: Path | None) -> str | None:
+    """Which one an experiment chooses."""
+    path = config_file("experiment", recipe, config_dir)
+    tree: Any = read_yaml(path).data if path else {}
+    chosen = [item for item in tree.get("defaults", []) if isinstance(item, dict)]
+    return next((str(name) for item in chosen for key, name in item.items() if key.endswith("/hardware")), None)
+
+
 def _fills(
     words: Sequence[str], keys: set[str], hardware: Hardware, config_dir: Path | None, tokens: str | None
 ) -> Iterator[tuple[str, str]]:
@@ -137,24 +147,20 @@ def _fills(
     if tokens is not None:
         yield "tokens", f"train.tokens={tokens}"
         yield "steps", "train.steps=null"
-    if not any(key.partition(".")[0] == "data" for key in keys) and not _recipe_has_data(words, config_dir):
+    if not any(key.partition(".")[0] == "data" for key in keys):
         model = next((word.partition("=")[2] for word in words if word.startswith("model=")), "")
         file = config_file("model", model, config_dir) if model else None
         tree: Any = read_yaml(file).data if file else {}
         if tree.get("kind") == "bert":
             yield "data", "data=masked"
         yield "path", "data.path=none"
-    if "train.micro_batch" not in keys and not recipe:
+    if "train.micro_batch" not in keys:
         yield "micro", "train.micro_batch=1"
+    if recipe:  # because: its layout is one of those that are searched, and need not go with this batch
+        usual = ParallelSettings()
+        yield from ((name, f"parallel.{name}={show(getattr(usual, name))}") for name in _OF_PARALLEL)
     if not any(key.partition(".")[0] == "precision" for key in keys) and not recipe:
         yield "precision", f"precision={next(kind for kind in ('bf16', 'fp16', 'fp32') if hardware.peak(kind) > 0)}"
-
-
-def _recipe_has_data(words: Sequence[str], config_dir: Path | None) -> bool:
-    names = [word.partition("=")[2] for word in words if word.startswith("experiment=")]
-    file = config_file("experiment", names[0], config_dir) if names else None
-    data: Any = read_yaml(file).data.get("data") if file else None
-    return isinstance(data, dict) and bool({"path", "datasets"} & data.keys())
 
 
 def _batch(config: RunConfig, gpus: int, is_open: bool) -> tuple[RunConfig, list[Open]]:
@@ -187,10 +193,6 @@ def _known(config: RunConfig) -> tuple[Planned, bool]:
     if config.model.shape.vocab_size:
         return planned_of(config, config.model), False
     return planned_of(config, config.model.with_vocab(USUAL_VOCAB.get(config.model.kind, USUAL_VOCAB["gpt"]))), True
-
-
-def _tokens(run: Planned) -> int:
-    return run.global_batch * run.shape.seq_len
 
 
 def _one(word: str) -> tuple[str, Any]:

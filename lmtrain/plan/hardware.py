@@ -18,6 +18,7 @@ from lmtrain.config.base import Problem, Settings
 from lmtrain.errors import a_few
 from lmtrain.plan.factors import FACTORS
 
+NETWORKS = ("infiniband", "ethernet", "omnipath")
 GENERATIONS = ("volta", "ampere", "hopper", "blackwell", "cpu")
 PRECISIONS = ("fp32", "fp16", "bf16", "float8", "mxfp8", "nvfp4")
 NETWORKS = ("infiniband", "ethernet", "omnipath")
@@ -31,10 +32,11 @@ class Hardware(Settings):
     peak_tflops: dict[str, float]  # dense, by precision of the products' factors; absent: the device has no such units
     memory_GBps: float
     num_cores: int  # streaming multiprocessors: tiles of a product are dealt out to them
+    cache_MB: float  # of the last level
     gpus_per_node: int
     link_GBps: float  # of one device to the others of its node, one way
     nic_GBps: float  # of a whole node to the network, one way
-    network: str = "infiniband"  # or ethernet, omnipath: what joins nodes
+    network: str = "infiniband"  # what joins nodes, of NETWORKS
     power_W: float = 0.0
     sustained: float = 1.0  # of its generation's usual clock under load; below 1: a lower limit of power
     unchecked: bool = False  # no measured run was at hand to compare with
@@ -44,7 +46,9 @@ class Hardware(Settings):
     def problems(self) -> Iterator[Problem]:
         known = self.generation in GENERATIONS
         yield from self.problem_if(not known, "generation", "is not known", f"Use one of {', '.join(GENERATIONS)}.")
-        for key in ("memory_GiB", "memory_GBps", "num_cores", "gpus_per_node", "link_GBps", "nic_GBps"):
+        strange = self.network not in NETWORKS
+        yield from self.problem_if(strange, "network", "is not known", f"Use one of {', '.join(NETWORKS)}.")
+        for key in ("memory_GiB", "memory_GBps", "num_cores", "cache_MB", "gpus_per_node", "link_GBps", "nic_GBps"):
             yield from self.problem_if(getattr(self, key) <= 0, key, "must be above 0", "Use the data sheet's figure.")
         unknown = sorted(set(self.peak_tflops) - set(PRECISIONS))
         way_out = f"Use {', '.join(PRECISIONS)}."

@@ -45,7 +45,10 @@ class Layers:
         self.parallel_block = getattr(model, "parallel_block", False)
         self.post_norm = getattr(model, "norm_order", "pre") == "post"
         self.rms = getattr(model, "norm", "layernorm") == "rmsnorm"
-        self.mask_dropped = shape.width / run.sequence_parts * BOOL_BYTES if model.uses_dropout else 0.0
+        kept = self.cut / e * (e if self.cpu else BOOL_BYTES)  # of a number that is dropped or not
+        self.dropped = kept if model.uses_dropout else 0.0
+        # because: a CPU's kernel does not drop, and attention is then made of whole scores
+        self.scores = e * shape.seq_len * shape.num_heads / tp if self.cpu and model.uses_dropout else 0.0
 
     def norm(self) -> float:
         """Its input and statistics; its output belongs to whoever takes it."""
@@ -60,19 +63,19 @@ class Layers:
 
     def block_with(self, again: str) -> float:
         qkv, shape = self.heads + 2 * self.keys, self.run.shape
-        sums = FP32_BYTES * shape.num_heads / self.run.parallel.tp  # of the softmax
+        softmax = self.scores or FP32_BYTES * shape.num_heads / self.run.parallel.tp  # a fused one keeps its sums
         if again == "full":
             return self.cut
         if again == "operators":  # products before tp sums them, and attention
-            return self.cut + qkv + self.heads + sums + self.whole + self.up + self.whole
+            return self.cut + qkv + self.heads + softmax + self.whole + self.up + self.whole
         turned = self.heads + self.keys if self.rotary else 0.0
         # because: turned queries lie head by head, and so does what attention makes of them: the product takes a copy
-        attended = self.heads * (2 if self.rotary else 1) + sums + self.mask() + self.scores()
+        attended = self.heads * (2 if self.rotary else 1) + softmax + 2 * self.scores + self.mask()
         if again == "attention":
             attended = self.heads
         mlp = self.up + self.ffn + (self.ffn if shape.gated else 0.0)
         norms = 1 if self.parallel_block else 2
-        return norms * (self.norm() + self.cut) + qkv + turned + attended + mlp + 2 * self.mask_dropped
+        return norms * (self.norm() + self.cut) + qkv + turned + attended + mlp + 2 * self.dropped
 
     def mask(self) -> float:
         """Of who may look at whom, in the numbers that compute: attention makes one for each block."""
@@ -83,16 +86,9 @@ class Layers:
         samples = 1 if shape.causal and not self.run.document_mask else self.run.micro_batch
         return samples * rows * shape.seq_len * self.run.number_bytes / self.tokens
 
-    def scores(self) -> float:
-        """A CPU's kernel does not drop: with dropout, softmax and its product are made of whole scores."""
-        shape = self.run.shape
-        if not (self.cpu and self.run.model.uses_dropout):
-            return 0.0
-        return (3 * self.run.number_bytes + BOOL_BYTES) * shape.seq_len * shape.num_heads / self.run.parallel.tp
-
     def embedding(self) -> float:
         """Of the first stage."""
-        found = self.mask_dropped + (self.norm() if self.post_norm else 0.0)
+        found = self.dropped + (self.norm() if self.post_norm else 0.0)
         return found + (INT64_BYTES + BOOL_BYTES if self.run.parallel.tp > 1 else 0.0)
 
     def received(self, stage: Stage) -> float:

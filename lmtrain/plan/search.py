@@ -58,7 +58,7 @@ class _Search:
         zeros = [zero for zero in _ZEROS if self._accepts(**pipeline, zero=zero, dp_shard=1 if zero < 2 else 2)]
         return [
             [self._axes["stages"].add({**pipeline, "tp": tp}, all_copies)],
-            self._rows("copies", (dp, word, pp > 1, *zeros), self._copies(dp, zeros), pipeline),
+            self._rows("copies", (dp, word, pp > 1, *zeros), self._copies(dp, zeros), pipeline | all_copies),
             self._rows("cut", (tp,), self._cuts(tp), {"tp": tp}),
             found,
             self._rows("again", tuple(pipeline.values()), self._again(pipeline), pipeline),

@@ -37,21 +37,25 @@ class Axis:
         self.sets: list[Sets] = []
         self._run, self._hardware = run, hardware
         self._cases: list[Case] = []
-        self._first: list[int] = []  # of each row's group
+        self._usual: list[Case] = []  # of each group, as the first axis has it
+        self._group: list[int] = []  # of each row
         self._groups: dict[tuple[Any, ...], list[int]] = {}
 
     def group(self, key: tuple[Any, ...], sets: Iterable[Sets], among: Sets) -> list[int]:
+        """`among` is the rest of their cases, and with the usual of this axis what the first axis is priced with."""
         if key not in self._groups:
-            first = len(self.sets)
-            self._groups[key] = [self.add(one, among, first) for one in sets]
+            self._usual.append(self._case(among))
+            self._groups[key] = [self.add(one, among, len(self._usual) - 1) for one in sets]
         return self._groups[key]
 
-    def add(self, sets: Sets, among: Sets, first: int = 0) -> int:
-        """`among` is the rest of its case: what all of a group have."""
+    def add(self, sets: Sets, among: Sets, group: int = 0) -> int:
         self.sets.append(sets)
-        self._first.append(first)
-        self._cases.append(case_of(with_sets(self._run, {"micro_batch": 1} | among | sets), self._hardware))
+        self._group.append(group)
+        self._cases.append(self._case(among | sets))
         return len(self.sets) - 1
+
+    def _case(self, sets: Sets) -> Case:
+        return case_of(with_sets(self._run, {"micro_batch": 1} | sets), self._hardware)
 
     @cached_property
     def columns(self) -> Columns:
@@ -59,14 +63,14 @@ class Axis:
 
     @cached_property
     def decides(self) -> set[str]:
-        """Columns that have several values in a group."""
-        first = np.array(self._first, dtype=np.intp)
-        return {name for name in _NAMES if np.any(_column(self, name) != _column(self, name)[first])}
+        """Columns that are not always as usual in their group."""
+        usual, group = columns(self._usual), np.array(self._group, dtype=np.intp)
+        return {name for name in _NAMES if np.any(_column(self, name) != getattr(usual, name)[group])}
 
     @cached_property
     def is_different(self) -> NDArray[np.bool_]:
         """Of each row, whether none before it in its group is priced the same, as `balance` where stages are equal."""
-        table = np.stack([np.array(self._first, dtype=np.float64), *(_column(self, name) for name in _NAMES)])
+        table = np.stack([np.array(self._group, dtype=np.float64), *(_column(self, name) for name in _NAMES)])
         found = np.zeros(len(self.sets), dtype=bool)
         found[np.unique(table, axis=1, return_index=True)[1]] = True
         return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import fields, replace
-from functools import cache
 from itertools import product
 from typing import Any
 
@@ -13,36 +12,20 @@ import numpy as np
 import pytest
 
 from lmtrain.config.base import kinds
-from lmtrain.config.compose import conf_dir
 from lmtrain.errors import LmtrainError
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.optim.adamw_settings import AdamWSettings
-from lmtrain.parallel.compute_settings import ComputeSettings
-from lmtrain.parallel.precision_settings import Bf16Settings
 from lmtrain.parallel.recompute_settings import RecomputeSettings
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.plan.case import Columns, columns
-from lmtrain.plan.hardware import Hardware, hardware_named
 from lmtrain.plan.ours import Planned, case_of
 from lmtrain.plan.search import legal
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule
 from lmtrain.train.config import RunConfig
 from lmtrain.train.train_settings import TrainSettings
+from tests.unit.plan.searched import h100, run_of
 
 SMALL = GPTSettings(num_layers=4, width=24, num_heads=12, num_kv_heads=6, vocab_size=67, vocab_multiple=1, seq_len=6)
 DEEP = replace(SMALL, num_layers=9, num_heads=4, num_kv_heads=None, seq_len=8, dropout=0.1)
-
-
-@cache
-def h100() -> Hardware:
-    return hardware_named("h100", conf_dir() / "hardware")
-
-
-def run_of(model: GPTSettings, global_batch: int, *, compiles: bool = False) -> Planned:
-    return Planned(
-        model=model, parallel=ParallelSettings(), precision=Bf16Settings(), compute=ComputeSettings(compile=compiles),
-        optim=AdamWSettings(lr=1e-3), micro_batch=1, global_batch=global_batch,
-    )  # fmt: skip
 
 
 def key(run: Planned) -> tuple[Any, ...]:
@@ -120,10 +103,19 @@ def test_what_is_given_is_kept() -> None:
     assert {one.parallel.pp for one in found} == {1, 2}
 
 
-@pytest.mark.parametrize("model", [SMALL, replace(DEEP, num_layers=7, window=3, tied=False)])
-def test_columns_of_many_are_those_of_each_alone(model: GPTSettings) -> None:
-    space = legal(run_of(model, 24), 8, h100())
-    rows = np.array(random.Random(1).sample(range(len(space)), 150), dtype=np.intp)
+@pytest.mark.parametrize(
+    ("model", "fixed"),
+    [
+        (SMALL, {}),
+        (replace(DEEP, num_layers=7, window=3, tied=False), {}),
+        (SMALL, {"zero": 3, "dp_shard": 4, "micro_batch": 2, "sequence_parallel": False}),
+        (SMALL, {"recompute": kinds(RecomputeSettings)["full"](), "schedule": "interleaved", "tp": 2}),
+    ],
+)
+def test_columns_of_many_are_those_of_each_alone(model: GPTSettings, fixed: dict[str, Any]) -> None:
+    space = legal(run_of(model, 24), 8, h100(), fixed)
+    some = random.Random(1).sample(range(len(space)), min(len(space), 100))
+    rows = np.array(some, dtype=np.intp)
     many = space.columns(rows)
     alone = columns([case_of(space.planned(row), h100()) for row in rows])
     for field in fields(Columns):
