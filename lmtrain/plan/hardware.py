@@ -18,7 +18,6 @@ from lmtrain.config.base import Problem, Settings
 from lmtrain.errors import a_few
 from lmtrain.plan.factors import FACTORS
 
-NETWORKS = ("infiniband", "ethernet", "omnipath")
 GENERATIONS = ("volta", "ampere", "hopper", "blackwell", "cpu")
 PRECISIONS = ("fp32", "fp16", "bf16", "float8", "mxfp8", "nvfp4")
 NETWORKS = ("infiniband", "ethernet", "omnipath")
@@ -55,14 +54,11 @@ class Hardware(Settings):
         yield from self.problem_if(bool(unknown), "peak_tflops", f"has {', '.join(unknown)}, no precision", way_out)
         slow = not self.peak_tflops or min(self.peak_tflops.values()) <= 0
         yield from self.problem_if(slow, "peak_tflops", "must be above 0", "Use the data sheet's figures.")
-        yield from self.problem_if(
-            self.network not in NETWORKS, "network", "is not known", f"Use {' or '.join(NETWORKS)}."
-        )
         yield from self.problem_if(self.power_W < 0, "power_W", "must be 0 or above", "Use 0 where it is not known.")
         yield from self.problem_if(not 0 < self.sustained <= 1, "sustained", "is no share", "Use 1.0 or less.")
-        strange = [name for name, value in self.factors.items() if name not in FACTORS or value < 0]
+        no_factors = [name for name, value in self.factors.items() if name not in FACTORS or value < 0]
         yield from self.problem_if(
-            bool(strange), "factors", f"has {a_few(strange)}, no factor of the planner or below 0",
+            bool(no_factors), "factors", f"has {a_few(no_factors)}, no factor of the planner or below 0",
             "Use what `lmtrain plan --calibrate` wrote.",
         )  # fmt: skip
         wide = self.interval is not None and self.interval <= 0

@@ -302,7 +302,7 @@ PLANNER = [
     *proofs("", see.forecast, PLANNED, {
         "hardware.name": ("ours", "theirs"), "hardware.generation": ("ampere", "hopper"),
         "hardware.memory_GiB": (40.0, 80.0), "hardware.peak_tflops": ({"bf16": 300.0}, {"bf16": 900.0}),
-        "hardware.memory_GBps": (2000.0, 3000.0), "hardware.num_cores": (108, 132),
+        "hardware.memory_GBps": (2000.0, 3000.0), "hardware.num_cores": (108, 132), "hardware.cache_MB": (1.0, 50.0),
         "hardware.gpus_per_node": (4, 8), "hardware.link_GBps": (300.0, 450.0), "hardware.nic_GBps": (200.0, 400.0),
         "hardware.network": ("infiniband", "ethernet"), "hardware.power_W": (400.0, 700.0),
         "hardware.sustained": (0.8, 1.0), "hardware.unchecked": (False, True),

@@ -20,7 +20,7 @@ from lmtrain.plan.step import price_step
 from tests.unit.plan.ours import planned
 
 CPU = hardware_named("cpu", conf_dir() / "hardware")
-TRUE = replace(CPU, peak_tflops={"fp32": 0.03}, memory_GBps=6.0, factors={"host_s": 6e-4, "step_s": 0.02})
+TRUE = replace(CPU, peak_tflops={"fp32": 0.03}, memory_GBps=6.0, factors={"gap_s": 8e-6, "step_s": 0.02})
 
 
 def run(width: int, seq_len: int, **layout: int) -> Planned:
