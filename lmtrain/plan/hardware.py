@@ -55,7 +55,7 @@ class Hardware(Settings):
         slow = not self.peak_tflops or min(self.peak_tflops.values()) <= 0
         yield from self.problem_if(slow, "peak_tflops", "must be above 0", "Use the data sheet's figures.")
         yield from self.problem_if(self.power_W < 0, "power_W", "must be 0 or above", "Use 0 where it is not known.")
-        yield from self.problem_if(not 0 < self.sustained <= 1, "sustained", "is no share", "Use 1.0 or less.")
+        yield from self.problem_if(self.sustained <= 0, "sustained", "must be above 0", "Use 1.0.")
         no_factors = [name for name, value in self.factors.items() if name not in FACTORS or value < 0]
         yield from self.problem_if(
             bool(no_factors), "factors", f"has {a_few(no_factors)}, no factor of the planner or below 0",

@@ -61,6 +61,13 @@ class RunConfig(Settings):
                 "Add hardware=h100 or another; `lmtrain config list hardware` has them.",
             )  # fmt: skip
             parts = {name: part for name, part in parts.items() if name != "parallel"}  # it is yet to come
+        if parts.get("hardware") is not None and "precision" in parts:
+            hardware, kind = parts["hardware"], parts["precision"].kind
+            known = hardware.peak(kind) or (kind != "fp32" and any(map(hardware.peak, ("bf16", "fp16"))))
+            yield from problem_if(
+                not known, "hardware.peak_tflops", hardware.peak_tflops, f"does not say how fast precision={kind} is",
+                f"Add hardware.peak_tflops.{kind}=TFLOPS, or use another precision.",
+            )  # fmt: skip
         if {"model", "parallel", "compute"} <= parts.keys():
             model, compiles = parts["model"], parts["compute"].compile
             dropout = model.uses_dropout
