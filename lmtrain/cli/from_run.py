@@ -124,7 +124,7 @@ def _as_configs(settings: dict[str, Any], config_dir: Path | None) -> Iterator[P
             _write(folder / group / f"{_CHOICE}.yaml", settings[group])
         picks = {group: _CHOICE if group in chosen else None for group in groups if group != "experiment"}
         defaults = [*({group: choice} for group, choice in picks.items()), "_self_", {"experiment": None}]
-        rest = {key: value for key, value in settings.items() if key not in chosen}
+        rest = {key: value for key, value in settings.items() if key not in groups}
         _write(folder / f"{_ROOT}.yaml", {"defaults": defaults} | rest)
         yield folder
 

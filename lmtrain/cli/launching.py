@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -114,14 +115,45 @@ def _end(outcome: Outcome, *, said: bool = False) -> None:
         raise typer.Exit(outcome.exit_code)
 
 
-def fitted(config: RunConfig, env: ProcessEnv, nproc: int | None) -> RunConfig:
-    """With --elastic: the settings for as many processes as there are, said once: by the launcher, if it is ours."""
-    from lmtrain.train.elastic import change_words, fit
+def laid_out(
+    config: RunConfig, words: Sequence[str], env: ProcessEnv, nproc: int | None, *, elastic: bool
+) -> RunConfig:
+    """The settings for as many processes as there are, where the command leaves that open; and what was done, once.
 
-    found = fit(config, env.world_size)
-    if (words := change_words(config, found)) is not None and env.rank == 0 and (nproc or env.launcher != "lmtrain"):
-        tell(words)
-    return found
+    `words` are what the command line sets. The launcher says it, if it is ours.
+    """
+    from lmtrain.train.elastic import change_words, fit
+    from lmtrain.train.layout_table import layout_words
+
+    speaks, said = env.rank == 0 and (nproc or env.launcher != "lmtrain"), list[str]()
+    if config.parallel.auto:
+        from lmtrain.train.auto import choose, chosen_before, conditions
+        from lmtrain.train.preflight import find_model
+
+        fixed = conditions(config, words)
+        if (before := chosen_before(config, fixed)) is not None:
+            config, said = before, [f"parallel=auto: {layout_words(before.parallel)}, as since the run began"]
+        else:
+            config, said = choose(config, find_model(config), env.world_size, fixed)
+    if elastic:
+        found = fit(config, env.world_size)
+        changed = change_words(config, found)
+        config, said = found, [*said, *([changed] if changed else [])]
+    for line in said if speaks else ():
+        tell(line)
+    return config
+
+
+def seen_from_here(config: RunConfig, env: ProcessEnv) -> ProcessEnv:
+    """For a dry run: more processes than a node of hardware=NAME has GPUs for are elsewhere, not on this machine."""
+    from lmtrain.runtime.process import ELSEWHERE
+
+    machine = config.hardware
+    if machine is None or machine.generation == "cpu" or env.launcher != "lmtrain":
+        return env
+    if env.world_size <= machine.gpus_per_node:
+        return env
+    return replace(env, launcher=ELSEWHERE, local_world_size=machine.gpus_per_node, host="each node")
 
 
 @contextmanager

@@ -49,6 +49,12 @@ def plan(
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write a page that needs no other file.")
     ] = None,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Fit the machine's figures to runs, whose folders are named.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With --calibrate: keep it, as DIR/hardware/NAME.yaml.")
+    ] = None,
     plugin: Plugins = None,
     as_json: Json = False,
 ) -> None:
@@ -57,6 +63,12 @@ def plan(
     Besides settings it takes three words: gpus=1024, hardware=h100 (a file of conf/hardware), and tokens=300B.
     Settings that are given, as parallel.tp=8, train.micro_batch=1 or recompute=full, are kept; the rest is searched.
     """
+    if calibrate:
+        from lmtrain.cli.plan_calibrate import calibrate_runs
+
+        return calibrate_runs(overrides or [], config_dir, out, as_json)
+    if out is not None:
+        raise UsageError(f"--out={out} keeps what --calibrate finds. Add --calibrate and folders of runs.")
     from lmtrain.cli.planned_run import find
     from lmtrain.cli.planning import asked, on_nodes_of
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from lmtrain.cli.planning import Question, nothing_legal
 from lmtrain.plan.answers import Answer, answers, map_of, price, unfitting, why_slower
+from lmtrain.plan.calibrate import prices_of
 from lmtrain.plan.curve import Point, Study, curve
 from lmtrain.plan.ours import Planned
 from lmtrain.plan.power import dollars
@@ -105,7 +106,8 @@ def find(
     switch: int, hourly: float | None,
 ) -> Found:  # fmt: skip
     study = Study(
-        run=question.run, hardware=question.hardware, limits=Limits(margin=margin, switch=switch), prices=Prices(),
+        run=question.run, hardware=question.hardware, limits=Limits(margin=margin, switch=switch),
+        prices=prices_of(question.hardware),
         fixed=question.fixed, batch_per_gpu=question.run.global_batch / question.gpus if grow_batch else 0.0,
     )  # fmt: skip
     ranked = study.ranked(question.gpus)

@@ -15,7 +15,6 @@ from typing import Any, get_args, get_type_hints
 import yaml
 
 from lmtrain.cli.conf_files import config_file
-from lmtrain.cli.planned import planned_of
 from lmtrain.config.base import kinds, show
 from lmtrain.config.build import build_settings
 from lmtrain.config.compose import compose, group_choices
@@ -28,6 +27,7 @@ from lmtrain.plan.ours import Planned
 from lmtrain.plan.search import Fixed
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule
 from lmtrain.train.config import RunConfig
+from lmtrain.train.forecast import planned_of
 from lmtrain.units import format_count, parse_count
 
 OWN = ("hardware", "gpus", "tokens")
@@ -61,7 +61,7 @@ def asked(words: Sequence[str], layout: str | None, config_dir: Path | None, nam
     gpus = _gpus(own.get("gpus"))
     recipe = next((word.partition("=")[2] for word in rest if word.startswith("experiment=")), None)
     machine = own.get("hardware") or (recipe and _machine_of(recipe, config_dir))
-    hardware = _hardware(machine, [word for word in rest if word.startswith("hardware.")], config_dir)
+    hardware = hardware_of(machine, [word for word in rest if word.startswith("hardware.")], config_dir)
     given = [word for word in rest if word.lstrip("+").startswith("parallel.")]
     fixed: dict[str, Any] = dict(_one(word.lstrip("+").removeprefix("parallel.")) for word in given)
     rest = [word for word in rest if word not in given and not word.startswith("hardware.")]
@@ -114,7 +114,8 @@ def _gpus(text: str | None) -> int:
     return count
 
 
-def _hardware(name: str | None, changes: Sequence[str], config_dir: Path | None) -> Hardware:
+def hardware_of(name: str | None, changes: Sequence[str], config_dir: Path | None) -> Hardware:
+    """A file of conf/hardware, or of the user's own folder; `changes` are words such as hardware.power_W=350."""
     choices = group_choices(config_dir).get("hardware", [])
     if name is None:
         raise UsageError(f"hardware is not given, and times are a machine's. Use one of {', '.join(choices)}.")

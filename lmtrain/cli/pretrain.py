@@ -65,7 +65,7 @@ def pretrain(
     waited_for = None if nproc or dry_run or print_config else env
     with told_to_peers(waited_for):
         config = compose_run(overrides, from_run=from_run, config_dir=config_dir, name=config_name)
-        config = launching.fitted(config, env, nproc) if elastic else config
+        config = launching.laid_out(config, overrides, env, nproc, elastic=elastic)
     if print_config:
         return print_settings(config, as_json)
 
@@ -76,7 +76,7 @@ def pretrain(
 
     arm_from_env()
     if dry_run:
-        inputs, _ = plan(config, preflight(config, env, starting=False))
+        inputs, _ = plan(config, preflight(config, launching.seen_from_here(config, env), starting=False))
         return print_preview(config, inputs, as_json)
     with stoppable(config, env, waited_for) as stop:
         with told_to_peers(waited_for):

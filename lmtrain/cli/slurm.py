@@ -231,6 +231,11 @@ def _job(asked: _Asked) -> Job:
             f"The runs of this array take {min(sizes)} to {max(sizes)} processes, and an array's tasks are all alike. "
             "Make an array for each layout."
         )
+    if any(config.parallel.auto for config, _ in runs):
+        raise LayoutError(
+            "parallel.auto=true chooses a layout for the processes that there are, and the file has to say how many to "
+            "start. Choose it before: `lmtrain plan` prints the settings of the best."
+        )
     layout = layout_words(runs[0][0].parallel)
     nodes, tasks_per_node = asked.nodes(sizes.pop(), layout)
     for config, _ in runs:

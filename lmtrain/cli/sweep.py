@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -103,21 +103,24 @@ def folder_name(changed: dict[str, str]) -> str:
 
 def is_done(job: Job) -> bool:
     """Whether a run with these very settings has ended by itself."""
+    from lmtrain.config.build import build_settings
     from lmtrain.runtime.files import read_json
+    from lmtrain.train.config import RunConfig
     from lmtrain.train.stop_file import STOP
 
-    try:
-        stop, then = read_json(job.folder / STOP), read_json(job.folder / "config.json")
+    try:  # because: an earlier version may have written it, without settings that are new
+        stop, then = read_json(job.folder / STOP), build_settings(RunConfig, read_json(job.folder / "config.json"))
     except LmtrainError:
         return False
-    if not (isinstance(stop, dict) and isinstance(then, dict) and isinstance(then.get("model"), dict)):
-        return False
-    now = job.config.to_dict() | {"run": str(job.folder)}
-    # because: its limits of time may change, and it is done all the same
-    then["run"] = then["run"].get("dir") if isinstance(then.get("run"), dict) else None
-    if now["model"].get("vocab_size") is None:  # because: the data has decided it
-        now["model"]["vocab_size"] = then["model"].get("vocab_size")
-    return bool(stop.get("cause") == "done" and then == now)
+    now = replace(job.config, run=then.run)  # because: its limits of time may change, and it is done all the same
+    if now.parallel.auto:  # because: the run has chosen these
+        train = replace(now.train, micro_batch=then.train.micro_batch)
+        now = replace(now, parallel=then.parallel, recompute=then.recompute, train=train)
+    ours, theirs = now.to_dict(), then.to_dict()
+    if ours["model"].get("vocab_size") is None:  # because: the data has decided it
+        ours["model"]["vocab_size"] = theirs["model"].get("vocab_size")
+    done = isinstance(stop, dict) and stop.get("cause") == "done"
+    return done and then.run.dir == str(job.folder) and ours == theirs
 
 
 class _Runner:

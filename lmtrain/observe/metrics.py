@@ -1,8 +1,8 @@
 """The run's own record: metrics.jsonl, one JSON object a line, and the only truth that displays and reports read.
 
 Written by the training loop, read by reports and by whoever compares two runs. It reads no clock: times come in
-the rows. Every row has `event` (start, step, valid, eval, save or stop), `step` and `attempt`, one of `eval` also the
-`name` of what was measured; the rest is up to the event.
+the rows. Every row has `event` (one of EVENTS), `step` and `attempt`, one of `eval` also the `name` of what was
+measured; the rest is up to the event.
 Numbers round-trip exactly; those that JSON lacks are the strings "nan", "inf" and "-inf".
 """
 
@@ -23,7 +23,7 @@ from lmtrain.observe.growing_file import GrowingFile
 from lmtrain.runtime.files import json_bytes
 from lmtrain.units import format_bytes
 
-EVENTS = ("start", "step", "valid", "eval", "save", "stop")
+EVENTS = ("start", "step", "valid", "eval", "save", "forecast", "stop")
 _ROW_BYTES = 1 << 20  # no row is longer
 _END_BYTES = 1 << 18
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}

@@ -6,11 +6,14 @@ Called by preflight's table of a layout, and by whoever plans a run.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import astuple, dataclass, replace
 
-from lmtrain.layout import Layout
-from lmtrain.placement.places import Place, Shape
+from lmtrain.layout import Coordinate, Layout
+from lmtrain.models.model_settings import ModelSettings
+from lmtrain.placement.places import Place, Shape, place_all
+from lmtrain.placement.stages import Stage, names_of_rank
+from lmtrain.spec import Cuts
 
 FP32_BYTES = 4
 
@@ -29,35 +32,86 @@ class RankBytes:
         return self.masters + self.work + self.gradients + self.optimizer
 
 
-def rank_bytes(
-    places: Iterable[Place],
-    layout: Layout,
-    *,
-    zero: int,
-    work_bytes: int,
-    num_slots: Callable[[str, Shape], int] = lambda name, shape: 2,
-) -> RankBytes:
+@dataclass(frozen=True)
+class Numbers:
+    """How many numbers some weights are on one rank."""
+
+    parts: int = 0  # of this tensor-parallel rank
+    shards: int = 0  # of these, its share, padded until all have the same
+    slots: int = 0  # that the optimizer remembers, which are not padded
+    early: int = 0  # of the parts: what is no product's weight, so that the first half of a backward has its gradient
+
+    def __add__(self, other: Numbers) -> Numbers:
+        return Numbers(*(mine + its for mine, its in zip(astuple(self), astuple(other), strict=True)))
+
+    def __sub__(self, other: Numbers) -> Numbers:
+        return Numbers(*(mine - its for mine, its in zip(astuple(self), astuple(other), strict=True)))
+
+
+def count(
+    places: Iterable[Place], layout: Layout, num_slots: Callable[[str, Shape], int] = lambda name, shape: 2
+) -> Numbers:
+    """`num_slots`: how many tensors the optimizer keeps for a parameter of this name and whole shape."""
+    places = list(places)
+    return Numbers(
+        sum(math.prod(place.part_shape) for place in places),
+        sum(_padded_shard(place.part_shape, layout.dp_shard) for place in places),
+        sum(num_slots(place.name, place.global_shape) * math.prod(place.local_shape) for place in places),
+        sum(math.prod(place.part_shape) for place in places if _is_early(place)),
+    )
+
+
+def _is_early(place: Place) -> bool:
+    return len(place.part_shape) == 1 or place.name.startswith("embedding.")
+
+
+def rank_bytes(held: Numbers, layout: Layout, *, zero: int, work_bytes: int) -> RankBytes:
     """Held between two microbatches of a step, the moment that tells the levels apart.
 
     zero 0 and 1 keep whole gathered weights and whole gradients; 2 keeps shards of gradients; 3 keeps shards of both,
-    and gathers a block at a time. Shards are padded to equal size, the optimizer's state is not. `work_bytes` is the
-    size of a number that computes, `num_slots` how many tensors the optimizer keeps for a parameter of this name and
-    whole shape.
+    and gathers a block at a time. `work_bytes` is the size of a number that computes.
     """
-    places = list(places)
-    parts = sum(math.prod(place.part_shape) for place in places)
-    slots = sum(num_slots(place.name, place.global_shape) * math.prod(place.local_shape) for place in places)
-    optimizer = FP32_BYTES * slots
+    optimizer = FP32_BYTES * held.slots
     if layout.dp == 1:
-        work = 0 if work_bytes == FP32_BYTES else work_bytes * parts
-        return RankBytes(FP32_BYTES * parts, work, FP32_BYTES * parts, optimizer)
-    shards = sum(_padded_shard(place.part_shape, layout.dp_shard) for place in places)
+        work = 0 if work_bytes == FP32_BYTES else work_bytes * held.parts
+        return RankBytes(FP32_BYTES * held.parts, work, FP32_BYTES * held.parts, optimizer)
     return RankBytes(
-        masters=FP32_BYTES * shards,
-        work=work_bytes * shards * layout.dp_shard if zero < 3 else 0,
-        gradients=FP32_BYTES * (parts if zero < 2 else shards),
+        masters=FP32_BYTES * held.shards,
+        work=work_bytes * held.shards * layout.dp_shard if zero < 3 else 0,
+        gradients=FP32_BYTES * (held.parts if zero < 2 else held.shards),
         optimizer=optimizer,
     )
+
+
+def places_held(
+    model: ModelSettings, stages: Sequence[Stage], layout: Layout, shard: int, weights: Weights | None = None
+) -> list[Place]:
+    """The weights of a rank's stages; what two of them hold a copy of each stands there twice.
+
+    Those of equal shape and cut, as in all layers, are worked out once. `weights`, where there are many ranks to ask
+    for.
+    """
+    weights = weights or Weights.of(model)
+    both = len(stages) > 1 and stages[0].first and stages[-1].last
+    names = names_of_rank(model, [*stages]) + [tie.first for tie in model.ties() if both]
+    shapes = {name: weights.shapes[name] for name in names}
+    alike = {(shape, weights.cuts.get(name)): name for name, shape in shapes.items()}
+    some = {name: shapes[name] for name in alike.values()}
+    places = place_all(some, weights.cuts, layout, Coordinate(0, 0, shard, 0), weights.vocab_size)
+    return [replace(places[alike[shapes[name], weights.cuts.get(name)]], name=name) for name in names]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """All of a model's, listed once."""
+
+    shapes: dict[str, Shape]
+    cuts: Cuts
+    vocab_size: int
+
+    @classmethod
+    def of(cls, model: ModelSettings) -> Weights:
+        return cls(model.weights(), model.cuts(), model.shape.vocab_size)
 
 
 def _padded_shard(shape: Shape, num_shards: int) -> int:

@@ -20,6 +20,7 @@ AXES = ("pp", "vp", "dp_replicate", "dp_shard", "tp")
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelSettings(Settings):
+    auto: bool = False  # the planner is to choose what follows, with the microbatch and recompute
     pp: int = 1
     vp: int = 1
     dp_replicate: int = 1
@@ -38,8 +39,10 @@ class ParallelSettings(Settings):
         unknown = self.schedule not in known
         way_out = f"{nearest(self.schedule, known)} {FROM_A_PLUGIN}"
         yield from self.problem_if(unknown, "schedule", "is not a pipeline schedule", way_out)
-        yield from () if unknown else self._schedule_problems()
-        yield from self._zero_problems()
+        if not self.auto:  # because: then they are conditions, each by itself
+            yield from () if unknown else self._schedule_problems()
+            yield from self._sharing_problems()
+        yield from self.problem_if(not 0 <= self.zero <= 3, "zero", "is not a level", "Use 0, 1, 2 or 3.")
         yield from self.problem_if(self.timeout_s <= 0, "timeout_s", "must be above 0", "Use 600.")
         yield from self.at_most(MAX_TIMEOUT_S, "timeout_s", "Use 600.")
         sizes = {axis: size for axis in AXES if axis != "vp" and (size := getattr(self, axis)) > 1}
@@ -49,9 +52,8 @@ class ParallelSettings(Settings):
             f"makes {math.prod(sizes.values())} processes, and {MAX_PROCESSES} are the most", "Use a smaller one.",
         )
 
-    def _zero_problems(self) -> Iterator[Problem]:
+    def _sharing_problems(self) -> Iterator[Problem]:
         zero, shard = self.zero, self.dp_shard
-        yield from self.problem_if(not 0 <= zero <= 3, "zero", "is not a level", "Use 0, 1, 2 or 3.")
         yield from self.problem_if(
             zero == 0 and shard > 1, "zero", f"shares nothing and dp_shard={shard} shares it among {shard}",
             f"Use zero=1, or dp_shard=1 and dp_replicate={self.dp_replicate * max(shard, 1)}.",

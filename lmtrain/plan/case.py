@@ -13,7 +13,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.plan.hardware import GENERATIONS, Hardware
+from lmtrain.plan.hardware import GENERATIONS, NETWORKS, Hardware
 
 Column = NDArray[np.float64]
 
@@ -64,7 +64,8 @@ class Program:
     gather_overlap: bool = False  # ZeRO 1 and 2: weights are gathered behind the forward
     send_overlap: bool = False  # a pipeline's messages travel behind computation
     whole_messages: bool = False  # each tp rank sends all of a boundary, not its share
-    reduce_bytes: int = 4  # of a number of the gradients' sum
+    reduce_bytes: int = 4  # of a number of the gradients' sum, on its way
+    sum_bytes: int = 0  # of the same as it is kept; 0: as it travels
     fused_gradients: bool = False  # products add to the gradients' buffer by themselves
     fused_optimizer: bool = True
     whole_logits: bool = False  # each tp rank has the logits of all tokens in the vocabulary
@@ -132,10 +133,11 @@ class Columns:
     memory_Bps: Column
     memory_bytes: Column
     num_cores: Column
+    cache: Column
     node: Column
     link_Bps: Column
     nic_Bps: Column
-    other_network: Column
+    network: Column
     attention: Column
     pointwise: Column
     fused_rotary: Column
@@ -148,6 +150,7 @@ class Columns:
     send_overlap: Column
     whole_messages: Column
     reduce_bytes: Column
+    sum_bytes: Column
     fused_gradients: Column
     fused_optimizer: Column
     whole_logits: Column
@@ -221,10 +224,12 @@ def _numbers(case: Case) -> dict[str, float]:
         "memory_Bps": hardware.memory_GBps * 1e9,
         "memory_bytes": hardware.memory_GiB * 2**30,
         "num_cores": float(hardware.num_cores),
+        "cache": hardware.cache_MB * 1e6,
         "node": float(hardware.gpus_per_node),
         "link_Bps": hardware.link_GBps * 1e9,
         "nic_Bps": hardware.nic_GBps * 1e9,
-        "other_network": float(hardware.network != "infiniband"),
+        "network": float(NETWORKS.index(hardware.network)),
+        "sum_bytes": float(program.sum_bytes or program.reduce_bytes),
         "largest_stage": float(case.largest_stage or even),
         "last_stage": float(even if case.last_stage < 0 else case.last_stage),
         "again_products": case.again.products,

@@ -54,7 +54,7 @@ def _group(c: Columns, f: Factors, size: Column, stride: Column) -> Group:
 
 
 def nic_share(c: Columns, f: Factors) -> Column:
-    return np.where(c.other_network > 0, f["nic_share_other"], f["nic_share"])
+    return f.by_kind(("nic_share", "nic_share_other", "nic_share_omnipath"), c.network)
 
 
 def send(c: Columns, f: Factors, num_bytes: Column) -> Column:

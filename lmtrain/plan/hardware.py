@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,32 +15,54 @@ from typing import Any
 import yaml
 
 from lmtrain.config.base import Problem, Settings
+from lmtrain.errors import a_few
+from lmtrain.plan.factors import FACTORS
 
 GENERATIONS = ("volta", "ampere", "hopper", "blackwell", "cpu")
 PRECISIONS = ("fp32", "fp16", "bf16", "float8", "mxfp8", "nvfp4")
+NETWORKS = ("infiniband", "ethernet", "omnipath")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware(Settings):
-    name: str
+    name: str  # what people call it
     generation: str
     memory_GiB: float
     peak_tflops: dict[str, float]  # dense, by precision of the products' factors; absent: the device has no such units
     memory_GBps: float
     num_cores: int  # streaming multiprocessors: tiles of a product are dealt out to them
+    cache_MB: float  # of the last level
     gpus_per_node: int
     link_GBps: float  # of one device to the others of its node, one way
     nic_GBps: float  # of a whole node to the network, one way
-    network: str = "infiniband"  # or ethernet, omnipath: what joins nodes
+    network: str = "infiniband"  # what joins nodes, of NETWORKS
     power_W: float = 0.0
     sustained: float = 1.0  # of its generation's usual clock under load; below 1: a lower limit of power
     unchecked: bool = False  # no measured run was at hand to compare with
+    factors: dict[str, float] = field(default_factory=dict)  # of the planner, where runs on this machine showed others
+    interval: float | None = None  # half of that of a step's time, as runs on this machine showed it
 
     def problems(self) -> Iterator[Problem]:
         known = self.generation in GENERATIONS
         yield from self.problem_if(not known, "generation", "is not known", f"Use one of {', '.join(GENERATIONS)}.")
-        for key in ("memory_GiB", "memory_GBps", "num_cores", "gpus_per_node", "link_GBps", "nic_GBps"):
+        strange = self.network not in NETWORKS
+        yield from self.problem_if(strange, "network", "is not known", f"Use one of {', '.join(NETWORKS)}.")
+        for key in ("memory_GiB", "memory_GBps", "num_cores", "cache_MB", "gpus_per_node", "link_GBps", "nic_GBps"):
             yield from self.problem_if(getattr(self, key) <= 0, key, "must be above 0", "Use the data sheet's figure.")
+        unknown = sorted(set(self.peak_tflops) - set(PRECISIONS))
+        way_out = f"Use {', '.join(PRECISIONS)}."
+        yield from self.problem_if(bool(unknown), "peak_tflops", f"has {', '.join(unknown)}, no precision", way_out)
+        slow = not self.peak_tflops or min(self.peak_tflops.values()) <= 0
+        yield from self.problem_if(slow, "peak_tflops", "must be above 0", "Use the data sheet's figures.")
+        yield from self.problem_if(self.power_W < 0, "power_W", "must be 0 or above", "Use 0 where it is not known.")
+        yield from self.problem_if(self.sustained <= 0, "sustained", "must be above 0", "Use 1.0.")
+        no_factors = [name for name, value in self.factors.items() if name not in FACTORS or value < 0]
+        yield from self.problem_if(
+            bool(no_factors), "factors", f"has {a_few(no_factors)}, no factor of the planner or below 0",
+            "Use what `lmtrain plan --calibrate` wrote.",
+        )  # fmt: skip
+        wide = self.interval is not None and self.interval <= 0
+        yield from self.problem_if(wide, "interval", "must be above 0", "Use null for that of all machines.")
 
     def peak(self, precision: str) -> float:
         """FLOP/s of products whose factors have this precision."""

@@ -69,7 +69,7 @@ def _rank(c: Columns, f: Factors, *, first: bool) -> RankMemory:
     buffers = gathering + c.flat_copies * (f["copied_bytes"] * held + 4 * held / shard)
     lasting = (
         2 * held / np.where(sharded & (c.regather > 0) & (c.each_microbatch > 0), shard, 1.0),
-        c.reduce_bytes * held / np.where(sharded & (c.each_microbatch > 0), shard, 1.0),
+        c.sum_bytes * held / np.where(sharded & (c.each_microbatch > 0), shard, 1.0),
         c.optimizer_bytes * held / shard,
     )
     moving = activations + np.maximum(backward, logits)

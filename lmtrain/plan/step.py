@@ -55,7 +55,6 @@ def price_step(c: Columns, f: Factors) -> StepTime:
     tp_forward = 2 * one * bare_forward
     tp_back = 2 * one * bare + c.again_collectives * tp_forward
     again = c.again_products * work.products + c.again_attention * work.attention + c.again_pointwise * work.pointwise
-    again = np.maximum(again, c.again_products * work.host)
     add = _add_seconds(c, f, block)
     block_forward, block_back = work.forward + tp_forward, work.backward + again + tp_back + add
     # sharded weights: gathered for forward and backward, gradients reduced, each microbatch
@@ -72,7 +71,8 @@ def price_step(c: Columns, f: Factors) -> StepTime:
     sharded_table = 2 * group.shared(2 * table) + group.shared(c.reduce_bytes * table)
     sharded_s = np.where(c.each_microbatch > 0, c.num_microbatches, 1.0) * (layers * sharded_block + sharded_table)
     # the pipeline
-    head = work.head + _add_seconds(c, f, table) + one * np.where(c.tp > 1, 1.0, 0)
+    logits = np.where(c.whole_logits > 0, tp_group(c, f).shared(tokens * c.vocab * 2), 0.0)
+    head = work.head + logits + _add_seconds(c, f, table) + one * np.where(c.tp > 1, 1.0, 0)
     boundary = tokens * c.width * 2 / np.where(c.whole_messages > 0, 1.0, c.tp)
     waits = np.where(c.send_overlap > 0, f["send_overlapped"], f["send_exposed"])
     sends = np.where(c.pp > 1, 2 * waits * c.vp * send(c, f, boundary), 0.0)
@@ -107,7 +107,7 @@ def price_step(c: Columns, f: Factors) -> StepTime:
 def _add_seconds(c: Columns, f: Factors, weights: Column) -> Column:
     """Of a microbatch: its gradients are written, read, and added to the sum. A shard's sum is short."""
     share = np.where(c.fused_gradients > 0, f["add_fused"], f["add_share"])
-    sums = np.where((c.zero == 3) & (c.each_microbatch > 0), 0.0, 2 * c.reduce_bytes)
+    sums = np.where((c.zero == 3) & (c.each_microbatch > 0), 0.0, 2 * c.sum_bytes)
     found: Column = share * (2 + sums) * weights / (c.memory_Bps * f["stream_share"])
     return found
 

@@ -28,17 +28,16 @@ class Work:
     products_back: Column
     attention_back: Column
     pointwise_back: Column
-    host: Column  # what the host needs to launch a forward: a floor
     head: Column
 
     @property
     def forward(self) -> Column:
-        return np.maximum(self.products + self.attention + self.pointwise, self.host)
+        return self.products + self.attention + self.pointwise
 
     @property
     def backward(self) -> Column:
         """Without what recompute does again."""
-        return np.maximum(self.products_back + self.attention_back + self.pointwise_back, 1.5 * self.host)
+        return self.products_back + self.attention_back + self.pointwise_back
 
 
 def price_work(c: Columns, f: Factors) -> Work:
@@ -52,9 +51,8 @@ def price_work(c: Columns, f: Factors) -> Work:
     pointwise, pointwise_back = _pointwise(c, f, tokens, heads, keys)
     columns = c.vocab / c.tp
     head = product(c, f, tokens, columns, c.width, whole=True) + _backward(c, f, tokens, columns, c.width, whole=True)
-    loss = tokens * columns * f["loss_bytes"] / _stream(c, f)
-    host = np.where(c.pointwise == Pointwise.COMPILED, 0.5, 1.0) * f["host_s"]
-    return Work(forward, attention, pointwise, backward, attention_back, pointwise_back, host, head + loss)
+    loss = tokens * np.where(c.whole_logits > 0, c.vocab, columns) * f["loss_bytes"] / _stream(c, f)
+    return Work(forward, attention, pointwise, backward, attention_back, pointwise_back, head + loss)
 
 
 def product(c: Columns, f: Factors, rows: Column, columns: Column, inner: Column, *, whole: bool = False) -> Column:
@@ -115,8 +113,10 @@ def _pointwise(c: Columns, f: Factors, tokens: Column, heads: Column, keys: Colu
     numbers = residual + mlp + (2 + turned) * (heads + keys)
     passes = f.by_kind(("passes_eager", "passes_fused", "passes_compiled"), c.pointwise)
     norms = c.eager_norm * 2 * f["norm_bytes"] * c.width / along
-    seconds = tokens * 2 * numbers * passes / _stream(c, f)
-    norm_s = tokens * norms / _stream(c, f)
+    there = np.minimum(c.cache / (2 * tokens * 2 * c.width / along), 1.0)  # of what is read and written at once
+    missed = 1 - f["cached"] * there**2
+    seconds = tokens * 2 * numbers * passes * missed / _stream(c, f)
+    norm_s = tokens * norms * missed / _stream(c, f)
     kernels = np.where(c.pointwise == Pointwise.EAGER, 24, np.where(c.pointwise == Pointwise.FUSED, 10, 5)) * f["gap_s"]
     return seconds + 0.4 * norm_s + kernels, 1.6 * seconds + 0.6 * norm_s + 1.6 * kernels
 

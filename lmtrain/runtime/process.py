@@ -25,6 +25,7 @@ _FIRST_SPECIAL_STEP = 0xFFFF_FFF0
 # set by our own launcher for its processes
 _LAUNCHER, _STORE_FD, _RESTARTS = "LMTRAIN_LAUNCHER", "LMTRAIN_STORE_FD", "LMTRAIN_RESTART_COUNT"
 _NAMED_BY = "LMTRAIN_RUN_TOKEN"  # set by our own launcher, or by whoever starts processes in another way
+ELSEWHERE = "elsewhere"  # of processes that a dry run only reckons with
 BEGAN = "LMTRAIN_BEGAN_S"  # set by our own launcher: when it was started
 _PACKAGES = ("lmtrain", "torch", "numpy", "tokenizers", "safetensors", "hydra-core", "typer", "rich")
 _COMMIT = re.compile(r"[0-9a-f]{40}")

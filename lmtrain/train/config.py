@@ -22,6 +22,7 @@ from lmtrain.parallel.precision_settings import PrecisionSettings
 from lmtrain.parallel.recompute_settings import NoRecomputeSettings, RecomputeSettings
 from lmtrain.placement.batch_rules import batch_problems
 from lmtrain.placement.parallel_settings import ParallelSettings, layout_problems
+from lmtrain.plan.hardware import Hardware
 from lmtrain.train.best import best_problems
 from lmtrain.train.eval_settings import EvalSettings
 from lmtrain.train.train_settings import ObserveSettings, RunSettings, TrainSettings
@@ -46,12 +47,27 @@ class RunConfig(Settings):
     checkpoint: CheckpointSettings
     observe: ObserveSettings
     run: RunSettings
+    hardware: Hardware | None = None  # that the planner reckons with; null: it says what can be said without one
 
     def problems(self) -> Iterator[Problem]:
         yield from self.problems_across({f.name: getattr(self, f.name) for f in fields(self)})
 
     @classmethod
     def problems_across(cls, parts: Mapping[str, Any]) -> Iterator[Problem]:
+        if "parallel" in parts and parts["parallel"].auto:
+            yield from problem_if(
+                parts.get("hardware") is None, "parallel.auto", True,
+                "leaves the layout to the planner, which has to know the machine, and hardware=null names none",
+                "Add hardware=h100 or another; `lmtrain config list hardware` has them.",
+            )  # fmt: skip
+            parts = {name: part for name, part in parts.items() if name != "parallel"}  # it is yet to come
+        if parts.get("hardware") is not None and "precision" in parts:
+            hardware, kind = parts["hardware"], parts["precision"].kind
+            known = hardware.peak(kind) or (kind != "fp32" and any(map(hardware.peak, ("bf16", "fp16"))))
+            yield from problem_if(
+                not known, "hardware.peak_tflops", hardware.peak_tflops, f"does not say how fast precision={kind} is",
+                f"Add hardware.peak_tflops.{kind}=TFLOPS, or use another precision.",
+            )  # fmt: skip
         if {"model", "parallel", "compute"} <= parts.keys():
             model, compiles = parts["model"], parts["compute"].compile
             dropout = model.uses_dropout

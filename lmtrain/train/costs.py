@@ -38,6 +38,7 @@ class Costs:
         self._before: dict[str, float] = {}
         self._since_s = clock()
         self._first_s: float | None = None
+        self.num_steps = 0
 
     def saw(self, what: str, seconds: float) -> None:
         self._seen.setdefault(what, deque(maxlen=_KEPT)).append(seconds)
@@ -48,6 +49,7 @@ class Costs:
     def end_step(self, waited_s: float) -> None:
         """`waited_s` for its data, before it began."""
         seconds = self._clock() - self._since_s + waited_s
+        self.num_steps += 1
         if self._first_s is None:
             self._first_s = seconds  # because: the first step of a process compiles, fills caches and makes memory
         else:
@@ -69,6 +71,9 @@ class Costs:
     @property
     def step_s(self) -> float:
         return self.longest(_STEP) or self._first_s or 0.0
+
+    def newest_steps_s(self) -> list[float]:
+        return list(self._seen.get(_STEP, ()))
 
     @property
     def save_s(self) -> float:

@@ -5,20 +5,17 @@ Called by set-up and the command line. Sizes are parallel/placement's closed for
 
 from __future__ import annotations
 
-import math
 import socket
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from lmtrain.layout import Coordinate, Layout
+from lmtrain.layout import Layout
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.placement.memory import FP32_BYTES, rank_bytes
+from lmtrain.placement.memory import FP32_BYTES, Weights, count, places_held, rank_bytes
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.placement.places import Place, Shape, place_all, shard_rows
-from lmtrain.placement.stages import names_of_rank, stages_of_rank
-from lmtrain.spec import Cuts
+from lmtrain.placement.places import Place, shard_rows
+from lmtrain.placement.stages import stages_of_rank
 from lmtrain.train.config import RunConfig
 from lmtrain.units import format_bytes, format_count
 
@@ -45,7 +42,7 @@ def layout_words(parallel: ParallelSettings) -> str:
 def rank_rows(config: RunConfig, model: ModelSettings, hosts: Sequence[str] = ()) -> list[Row]:
     """One row a process. `hosts` by rank, where they are known."""
     layout = config.parallel.layout
-    weights = _Weights(model.weights(), model.cuts(), model.shape.vocab_size)
+    weights = Weights.of(model)
     held = [_held_by_shard(config, model, layout, pp, weights) for pp in range(layout.pp)]
     hosts = hosts or ([socket.gethostname()] if layout.world_size == 1 else ["-"] * layout.world_size)
     rows = []
@@ -55,26 +52,16 @@ def rank_rows(config: RunConfig, model: ModelSettings, hosts: Sequence[str] = ()
     return rows
 
 
-@dataclass(frozen=True)
-class _Weights:
-    """All of a model's, listed once."""
-
-    shapes: dict[str, Shape]
-    cuts: Cuts
-    vocab_size: int
-
-
 def _held_by_shard(
-    config: RunConfig, model: ModelSettings, layout: Layout, pp: int, weights: _Weights
+    config: RunConfig, model: ModelSettings, layout: Layout, pp: int, weights: Weights
 ) -> list[Row]:
     """One a shard; most shards have equally many rows of each weight, and are worked out once."""
-    names = _names(config, model, pp)
-    heights = sorted({place.part_shape[0] for place in _places(weights, layout, 0, names)})
+    stages = stages_of_rank(model, config.parallel, pp)
+    heights = sorted({place.part_shape[0] for place in places_held(model, stages, layout, 0, weights)})
     rows = [tuple(len(shard_rows(h, layout.dp_shard, shard)) for h in heights) for shard in range(layout.dp_shard)]
-    stages = [stage for stage in stages_of_rank(model, config.parallel, pp) if stage.layers]
-    layers = ",".join(span([*stage.layers]) for stage in stages)
+    layers = ",".join(span([*stage.layers]) for stage in stages if stage.layers)
     held = {
-        rows[shard]: {"layers": layers} | _held(config, layout, _places(weights, layout, shard, names))
+        rows[shard]: {"layers": layers} | _held(config, layout, places_held(model, stages, layout, shard, weights))
         for shard in map(rows.index, set(rows))
     }
     return [held[key] for key in rows]
@@ -83,33 +70,16 @@ def _held_by_shard(
 def _held(config: RunConfig, layout: Layout, places: Sequence[Place]) -> Row:
     """What a rank with a shard has; parts of tensors are equally large, so the other coordinates change nothing."""
     work = FP32_BYTES if config.precision.kind == "fp32" else FP32_BYTES // 2
-    found = rank_bytes(
-        places, layout, zero=config.parallel.zero, work_bytes=work, num_slots=config.optim.num_slots
-    )  # fmt: skip
+    held = count(places, layout, config.optim.num_slots)
+    found = rank_bytes(held, layout, zero=config.parallel.zero, work_bytes=work)
     alone = layout.dp == 1 and found.work == 0  # weights that nobody shares compute in fp32 as they are
     return {
-        "parameters": sum(math.prod(place.part_shape) for place in places),
+        "parameters": held.parts,
         "weights_bytes": found.masters if alone else found.work,
         "masters_bytes": 0 if alone else found.masters,
         "gradients_bytes": found.gradients,
         "optimizer_bytes": found.optimizer,
     }
-
-
-def _names(config: RunConfig, model: ModelSettings, pp: int) -> list[str]:
-    """The weights of a rank's stages; what two of them hold a copy of each stands there twice."""
-    stages = stages_of_rank(model, config.parallel, pp)
-    both = len(stages) > 1 and stages[0].first and stages[-1].last
-    return names_of_rank(model, stages) + [tie.first for tie in model.ties() if both]
-
-
-def _places(weights: _Weights, layout: Layout, shard: int, names: Sequence[str]) -> list[Place]:
-    """Every weight's place; those of equal shape and cut, as in all layers, are worked out once."""
-    cuts, shapes = weights.cuts, {name: weights.shapes[name] for name in names}
-    alike = {(shape, cuts.get(name)): name for name, shape in shapes.items()}
-    some = {name: shapes[name] for name in alike.values()}
-    places = place_all(some, cuts, layout, Coordinate(0, 0, shard, 0), weights.vocab_size)
-    return [replace(places[alike[shapes[name], cuts.get(name)]], name=name) for name in names]
 
 
 def merged(rows: Sequence[Row]) -> list[Row]:

@@ -13,7 +13,7 @@ from lmtrain.runtime.faults import fault_point
 from lmtrain.runtime.signals import StopRequest
 from lmtrain.train.evaluate import Evaluation
 from lmtrain.train.measure import due, is_due, measure, measure_what_is_owed
-from lmtrain.train.records import record, record_start, report_save, report_step
+from lmtrain.train.records import record, record_start, report_forecast, report_save, report_step
 from lmtrain.train.requests import requests_of
 from lmtrain.train.save import save
 from lmtrain.train.setup import Run
@@ -58,6 +58,7 @@ def train(run: Run, stop: StopRequest, evaluation: Evaluation | None = None) -> 
             now = time.monotonic()
             run.throughput.step_done(progress.step, now, batches.num_tokens)
             run.costs.end_step(run.loader.data_wait_s)
+            report_forecast(run)
 
             requests.answer()
             stop.politely(lambda name: view.stopping(f"{name}: stopping after this step"))

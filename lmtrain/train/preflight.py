@@ -23,7 +23,7 @@ from lmtrain.data.training_data import (
 from lmtrain.errors import CheckpointError, DataError, LayoutError, OutputError, SettingsError
 from lmtrain.layout import Layout, divisors
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.runtime.process import ProcessEnv
+from lmtrain.runtime.process import ELSEWHERE, ProcessEnv
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.train.config import RunConfig
 from lmtrain.train.first_weights import find_first_weights
@@ -63,7 +63,8 @@ def preflight(config: RunConfig, env: ProcessEnv, *, starting: bool = True) -> I
     lock. Not `starting`: one process may ask about a run of many.
     """
     _check_processes(config, env, starting)
-    is_here = env.world_size == config.parallel.layout.world_size  # else one process asks about a run of many
+    # else one process asks about a run of many
+    is_here = env.world_size == config.parallel.layout.world_size and env.launcher != ELSEWHERE
     if is_here:
         check_device(config, env)
     resume_from = find_resume(config)
@@ -98,6 +99,12 @@ def load_data(
         validate=validate and config.train.valid_interval_steps > 0, tokenizer=tokenizer, shares=shares,
     )  # fmt: skip
     return tokenizer, model, build_training_data(config.data, opened, asked)
+
+
+def find_model(config: RunConfig) -> ModelSettings:
+    """The model with the vocabulary that follows from the data, before anything of the data is indexed."""
+    opened = open_datasets(config.data)
+    return _model(config, opened, _tokenizer(config.data, opened))
 
 
 def _check_processes(config: RunConfig, env: ProcessEnv, starting: bool) -> None:

@@ -17,6 +17,7 @@ from lmtrain.placement.stages import stages_of_rank
 from lmtrain.schedules.simulate import activations_held, simulate
 from lmtrain.train.config import RunConfig
 from lmtrain.train.costs import Costs, measured_before, young_daly_s
+from lmtrain.train.forecast import forecast_facts
 from lmtrain.train.layout_table import layout_words, span
 from lmtrain.train.preflight import Inputs
 from lmtrain.units import format_seconds
@@ -43,6 +44,7 @@ def plan_facts(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
         "processes": config.parallel.layout.world_size,
         "layout": layout_words(config.parallel),
         **pipeline_facts(config, inputs.model),
+        **forecast_facts(config, inputs.model),
         **_saving(config),
         "run_folder": config.run.dir,
         **({"warning": " ".join(inputs.warnings)} if inputs.warnings else {}),

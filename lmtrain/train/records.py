@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import hashlib
 from datetime import UTC, datetime
+from statistics import median
 from typing import Any
 
 import numpy as np
 
 from lmtrain.data.loader import StepBatches
 from lmtrain.observe.measures import measures_of, worth_by_step
-from lmtrain.observe.memory import memory_bytes
+from lmtrain.observe.memory import device_peak_bytes, memory_bytes
+from lmtrain.plan.ranks import rank_bytes_of
+from lmtrain.train.forecast import COMPARED_STEPS, expected_step, planned_of
 from lmtrain.train.setup import Run
 from lmtrain.train.step import StepResult
 from lmtrain.units import format_bytes, format_seconds
@@ -65,6 +68,22 @@ def report_step(run: Run, batches: StepBatches, result: StepResult, lr: float, e
         for tag, key in tags.items():
             if row[key] is not None:
                 run.events.scalar(tag, row[key], progress.step)
+
+
+def report_forecast(run: Run) -> None:
+    """How far the first steps were off what the planner had predicted; once, on rank 0."""
+    config, hardware = run.config, run.config.hardware
+    if run.costs.num_steps != COMPARED_STEPS or hardware is None or run.mesh.rank != 0:
+        return
+    seen = run.costs.newest_steps_s()
+    batches = [config.batch_plan.range_of(run.progress.step - 1 - ago)[1] for ago in range(len(seen))]
+    expected, step_s = expected_step(planned_of(config, run.inputs.model), hardware, batches), median(seen)
+    words, peak = expected.compared_with(step_s), device_peak_bytes(str(run.device))
+    if peak is not None:
+        held = sum(rank_bytes_of(planned_of(config, run.inputs.model), 0).values())
+        words += f"; memory is {format_bytes(peak)}, with {format_bytes(held)} predicted"
+    record(run, "forecast", expected.facts() | {"measured_step_s": step_s, "hardware": hardware.name, "said": words})
+    run.view.note(words)
 
 
 def report_measures(run: Run, row: dict[str, Any]) -> None:

@@ -24,22 +24,25 @@ MEGATRON_2020 = Program(
 )  # fmt: skip
 MEGATRON_2021 = replace(MEGATRON_2020, whole_messages=False)
 MEGATRON_2022 = replace(MEGATRON_2021, tp_overlap=Overlap.WEIGHTS, fused_gradients=True, reduce_bytes=4)
-MEGATRON_DEEPSPEED = replace(MEGATRON_2020, reduce_whole=True, flat_copies=True)
+# DeepSpeed's pipe/engine.py splits messages over tp
+MEGATRON_DEEPSPEED = replace(MEGATRON_2020, whole_messages=False, reduce_whole=True, flat_copies=True)
 MEGATRON_CORE = Program(
     attention=Attention.CUDNN, pointwise=Pointwise.FUSED, tp_overlap=Overlap.CHUNKED, reduce_overlap=True,
     gather_overlap=True, send_overlap=True, fused_gradients=True,
 )  # fmt: skip
 EAGER = Program(attention=Attention.FLASH2, pointwise=Pointwise.EAGER)
 PROGRAMS: dict[str, Program] = {
+    # as in Aleph-Alpha/scaling, the authors' framework of 2024: allreduce.py, linear/utils.py, lm_head.py, communicator.py
     "hagemann2023": replace(
         EAGER,
         tp_overlap=Overlap.NONE,
         reduce_overlap=False,
-        reduce_bytes=2,
         reduce_whole=True,
-        fused_gradients=True,  # not stated; small microbatches cost nothing there
+        sum_bytes=2,
         whole_logits=True,
-        keeps_gathered=True,  # not stated; what runs out of memory says so
+        whole_messages=True,
+        keeps_gathered=True,
+        fused_optimizer=False,
     ),
     "llmfoundry": replace(EAGER, attention=Attention.FLASH1),
     "bloom_tuning": MEGATRON_DEEPSPEED,
@@ -60,8 +63,10 @@ PROGRAMS: dict[str, Program] = {
     "zerobubble": replace(MEGATRON_2022, tp_overlap=Overlap.NONE),
     "internevo": replace(EAGER, attention=Attention.FLASH1, reduce_bytes=2, fused_rotary=True),
     "torchtitan": EAGER,
-    "ibm_fms_fsdp": replace(EAGER, pointwise=Pointwise.COMPILED, reduce_bytes=2),
-    "bigscience_1b3_v100": replace(MEGATRON_DEEPSPEED, whole_messages=False),
+    "ibm_fms_fsdp": replace(
+        EAGER, pointwise=Pointwise.COMPILED, reduce_bytes=2
+    ),  # policies/mixed_precision.py: bfSixteen
+    "bigscience_1b3_v100": MEGATRON_DEEPSPEED,
     "megatron_readme2020": replace(MEGATRON_2020, reduce_overlap=True),  # torch's DistributedDataParallel
     "megatron_readme_gpt3": MEGATRON_2021,
     "megatron2019": replace(MEGATRON_2020, attention=Attention.SCORES, pointwise=Pointwise.EAGER),
@@ -83,7 +88,6 @@ HARDWARE = (
 # GB/s of a node's adapters where the source says another figure than the machine's file
 NICS = (
     ("1600 Gbps node", 200.0), ("400Gbps per node", 50.0), ("800Gbps per node", 100.0), ("4x100Gb RoCE", 50.0),
-    ("200Gb HDR IB per NIC", 50.0),  # how many adapters is not published: two
     ("4x OmniPath 100Gb", 50.0), ("4x200Gb RDMA", 100.0),
 )  # fmt: skip
 
@@ -272,18 +276,35 @@ def sharding(row: Row, dp: int) -> tuple[int, int, bool]:
     if "ZeRO-1" in word or "dist" in word or "ZeRO-2" in word:
         return 1, min(int(group[1]), dp) if group else dp, True
     if row["source"] == "bigscience_1b3_v100":
-        return 1, dp, True  # not stated; twelve bytes a weight of state would not fit its 16 GB cards
+        return 1, dp, True  # ZERO_STAGE=1 in the authors' train/tr3-1B3-baseline/tr3m-1B3-emb-norm-pile.slurm
     return 0, 1, True
 
 
 def stages(row: Row, layers: int, pp: int) -> tuple[int, int]:
-    """Layers of the fullest stage and of the last one, where the source says that they are uneven."""
+    """Layers of the fullest stage but the last, and of the last, where the source says that they are uneven."""
+    if row["source"] == "hagemann2023" and pp > 1:  # "balanced" in their examples/transformer_example/config.yml
+        width = number(row, "hidden")
+        return balanced(layers, pp, number(row, "vocab") / (4 * width + 3 * number(row, "ffn_hidden")))
     if row["source"] == "zerobubble":
         even = (layers + 2) // pp
         return even, even - 1
     if row["source"] == "bloom_tuning" and pp > 1 and layers % pp and (layers + 2) % pp == 0:
         return (layers + 2) // pp, (layers + 2) // pp - 1
     return -(-layers // pp), max(layers - (pp - 1) * -(-layers // pp), layers // pp)
+
+
+def balanced(layers: int, pp: int, table: float) -> tuple[int, int]:
+    """Layers of the fullest stage and of the last, weights spread evenly; `table` is the embedding's, in blocks.
+
+    Stages are filled from the left up to the least weight that all fit into; the head is as heavy as the embedding.
+    """
+    least, most = (layers + 2 * table) / pp, layers + 2 * table
+    for _ in range(40):
+        middle = (least + most) / 2
+        left = layers - int(middle - table) - (pp - 2) * int(middle) + table
+        least, most = (least, middle) if left <= middle else (middle, most)
+    first, others = int(most - table), int(most)
+    return max(first, others if pp > 2 else 0), max(layers - first - (pp - 2) * others, 0)
 
 
 def _chunks(row: Row, layers: int, pp: int) -> int:

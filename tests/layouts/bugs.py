@@ -46,12 +46,12 @@ CASES = {
 def planted(name: str) -> Iterator[None]:
     with ExitStack() as stack:
         for owner, attribute, value in _PATCHES[name]():
-            stack.enter_context(_replaced(owner, attribute, value))
+            stack.enter_context(replaced(owner, attribute, value))
         yield
 
 
 @contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     before = owner.__dict__[name]
     setattr(owner, name, value)
     try:
@@ -65,7 +65,7 @@ def _missing_all_reduce() -> Iterator[Patch]:
     right = collectives._ColumnLinear.backward
 
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        with _replaced(collectives, "_start_sum", lambda x, axis, sequence: (x.contiguous(), None)):
+        with replaced(collectives, "_start_sum", lambda x, axis, sequence: (x.contiguous(), None)):
             return right(ctx, *grads)
 
     yield collectives._ColumnLinear, "backward", staticmethod(backward)

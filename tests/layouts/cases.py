@@ -260,6 +260,17 @@ def _drawn(rng: random.Random) -> Case:
     )
 
 
+def random_cases(count: int, seed: int = SEED) -> list[Case]:
+    """Legal ones of both spaces, in turn."""
+    rng = random.Random(seed)
+    found: dict[Case, None] = {}
+    while len(found) < count:
+        case = _drawn(rng) if len(found) % 2 else Case(**{name: rng.choice(FACTORS[name]) for name in FACTORS})
+        if means_something(case) and not case.problems():
+            found[case] = None
+    return list(found)
+
+
 def pipeline_array(strength: int, *, seed: int = SEED) -> list[Case]:
     return covering(pipeline_space(), PIPELINE_FACTORS, strength, seed)
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from lmtrain.layout import Coordinate
-from lmtrain.placement.memory import RankBytes, rank_bytes
+from lmtrain.placement.memory import RankBytes, count, rank_bytes
 from lmtrain.placement.places import Place, place_all
 from lmtrain.spec import Split
 from tests.layouts.cases import GLOBAL_BATCH, SEQ_LEN, Case
@@ -29,7 +29,7 @@ def places_of(case: Case, at: Coordinate) -> dict[str, Place]:
 def weights(case: Case, rank: int) -> RankBytes:
     layout = case.parallel.layout
     places = places_of(case, layout.coordinate(rank)).values()
-    return rank_bytes(places, layout, zero=case.zero, work_bytes=number_bytes(case))
+    return rank_bytes(count(places, layout), layout, zero=case.zero, work_bytes=number_bytes(case))
 
 
 def number_bytes(case: Case) -> int:

@@ -24,6 +24,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from lmtrain.batch import IGNORED, Batch
+from lmtrain.cli.launching import laid_out
 from lmtrain.data.dataset import Dataset
 from lmtrain.data.loader import StepBatches
 from lmtrain.data.samples import masked, megatron, packing
@@ -38,6 +39,7 @@ from lmtrain.parallel.mesh import build_mesh
 from lmtrain.runtime.device import pick_device, set_deterministic, set_threads
 from lmtrain.runtime.faults import arm
 from lmtrain.runtime.process import ProcessEnv
+from lmtrain.train.forecast import expected_step, forecast_facts, planned_of
 from lmtrain.train.preflight import load_data, preflight
 from lmtrain.train.setup import Run, open_run
 from tests.cli.harness import outcome
@@ -59,6 +61,22 @@ def built(bench: Bench, settings: Settings) -> Any:
     norm = model.finish_gradients(None).item()
     shapes = {name: tuple(p.shape) for name, p in model.parameters.items()}
     return {"shapes": shapes, "losses": losses, "gradient": norm}
+
+
+def forecast(bench: Bench, settings: Settings) -> Any:
+    """What the planner makes of the machine, for this run and a larger one, in words and numbers."""
+    config = config_of(settings)
+    model = config.model.with_vocab(_VOCABULARY)
+    run = planned_of(config, model)
+    assert config.hardware is not None
+    return forecast_facts(config, model), expected_step(run, config.hardware)
+
+
+def layout(bench: Bench, settings: Settings) -> Any:
+    """How a command of four processes shares out the work."""
+    four = ProcessEnv(world_size=4, local_world_size=4, launcher="lmtrain", host="here")
+    config = laid_out(config_of(settings), [], four, None, elastic=False)
+    return (config.parallel.layout, config.recompute, config.train.micro_batch)
 
 
 def samples(bench: Bench, settings: Settings) -> Any:

@@ -293,9 +293,28 @@ PARALLEL = [
     *proofs("", see.patience, TOGETHER | {"parallel.dp_shard": 2}, {"parallel.timeout_s": (1.0, 60.0)}),
 ]  # fmt: skip
 
-PROOFS = MODELS + DATA + UPDATES + RUN + PARALLEL
+# as large as to need all of the machine: a tp group in a node, dp groups across nodes
+PLANNED = BASE | {
+    "hardware": "h100", "precision": "bf16", "train.global_batch": 64, "train.micro_batch": 1, "parallel.tp": 2,
+    "parallel.dp_shard": 16, "model.num_layers": 8, "model.width": 1024, "model.num_heads": 16, "model.seq_len": 1024,
+}  # fmt: skip
+PLANNER = [
+    *proofs("", see.forecast, PLANNED, {
+        "hardware.name": ("ours", "theirs"), "hardware.generation": ("ampere", "hopper"),
+        "hardware.memory_GiB": (40.0, 80.0), "hardware.peak_tflops": ({"bf16": 300.0}, {"bf16": 900.0}),
+        "hardware.memory_GBps": (2000.0, 3000.0), "hardware.num_cores": (108, 132), "hardware.cache_MB": (1.0, 50.0),
+        "hardware.gpus_per_node": (4, 8), "hardware.link_GBps": (300.0, 450.0), "hardware.nic_GBps": (200.0, 400.0),
+        "hardware.network": ("infiniband", "ethernet"), "hardware.power_W": (400.0, 700.0),
+        "hardware.sustained": (0.8, 1.0), "hardware.unchecked": (False, True),
+        "hardware.factors": ({"gap_s": 1e-6}, {"gap_s": 4e-6}), "hardware.interval": (0.1, 0.3),
+    }),
+    *proofs("", see.layout, BASE | {"hardware": "cpu"}, {"parallel.auto": (False, True)}),
+]  # fmt: skip
+
+PROOFS = MODELS + DATA + UPDATES + RUN + PARALLEL + PLANNER
 
 REFUSALS = [
+    Refusal(Key("", "parallel.auto"), BASE | {"parallel.auto": True}),
     Refusal(Key("gpt", "model.rotary_base"), BASE | {"model.rotary_base": 500.0}),
     Refusal(Key("dataset", "data.valid_path"), BASE | {"data.valid_path": B}),
     Refusal(Key("masked", "data.valid_path"), BERT | {"data.valid_path": OTHER_SENTENCES}),

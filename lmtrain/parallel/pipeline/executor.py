@@ -43,6 +43,11 @@ class Held:
     out: GradientEdge | Tensor | None  # None: its first half is done
     later: list[Later] = field(default_factory=list)
 
+    def finish(self) -> None:
+        """The second half of the backward; each product lets go of what it was made of."""
+        for _ in range(len(self.later)):
+            self.later.pop(0)()
+
 
 class OneStage:
     """A model that is not cut: forward and backward of one microbatch after the other."""
@@ -97,10 +102,9 @@ class Pipeline:
                 else:
                     held[key] = Held(hidden, get_gradient_edge(out))
                     post.send(Letter(False, action.stage + 1, action.microbatch), out.detach())
-                del out
+                del hidden, out  # because: what is held is let go by its backward
             elif action.kind is Kind.WEIGHT:
-                for work in held.pop(key).later:
-                    work()
+                held.pop(key).finish()
             else:
                 self._backward(post, action, held, last)
             watch.done(action)

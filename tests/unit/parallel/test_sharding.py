@@ -16,7 +16,7 @@ from lmtrain.batch import Batch
 from lmtrain.models.init import draw
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.piece import Piece
-from lmtrain.placement.memory import rank_bytes
+from lmtrain.placement.memory import count, rank_bytes
 from lmtrain.schedules.table import Action, Kind
 from tests.layouts.workers import Pool
 from tests.marks import wide
@@ -75,9 +75,8 @@ def measure(parallel: dict[str, Any], precision: str) -> dict[str, Any]:
     sent = [microbatch(built, last=False)]
     between = sum(t.untyped_storage().nbytes() for address, t in live_tensors().items() if address not in before)
     sent.append(microbatch(built, last=True))
-    held = rank_bytes(
-        built.places.values(), built.mesh.layout, zero=parallel["zero"], work_bytes={"fp32": 4, "bf16": 2}[precision]
-    )
+    layout, work_bytes = built.mesh.layout, {"fp32": 4, "bf16": 2}[precision]
+    held = rank_bytes(count(built.places.values(), layout), layout, zero=parallel["zero"], work_bytes=work_bytes)
     return {
         "sent": sent,
         "bytes": [between, sum(p.untyped_storage().nbytes() for p in built.parameters.values()),

@@ -8,7 +8,7 @@ import pytest
 
 from lmtrain.layout import Layout
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.placement.memory import rank_bytes
+from lmtrain.placement.memory import count, rank_bytes
 from lmtrain.placement.places import place_all
 
 GPT = GPTSettings(num_layers=4, width=64, num_heads=4, vocab_size=250, vocab_multiple=1, seq_len=32)
@@ -20,7 +20,7 @@ def test_bytes_of_an_even_model_fall_by_the_number_of_ranks(zero: int) -> None:
     settings, shards = replace(GPT, vocab_size=256), 4
     layout, total = Layout(dp_shard=shards), settings.num_parameters
     places = place_all(settings.weights(), settings.cuts(), layout, layout.coordinate(0), 256)
-    held = rank_bytes(places.values(), layout, zero=zero, work_bytes=2)
+    held = rank_bytes(count(places.values(), layout), layout, zero=zero, work_bytes=2)
     assert held.masters == 4 * total / shards
     assert held.optimizer == 8 * total / shards
     assert held.gradients == (4 * total if zero == 1 else 4 * total / shards)
@@ -30,5 +30,5 @@ def test_bytes_of_an_even_model_fall_by_the_number_of_ranks(zero: int) -> None:
 def test_one_process_in_fp32_computes_with_its_masters() -> None:
     layout = Layout()
     places = place_all(GPT.weights(), GPT.cuts(), layout, layout.coordinate(0), 250)
-    held = rank_bytes(places.values(), layout, zero=1, work_bytes=4)
+    held = rank_bytes(count(places.values(), layout), layout, zero=1, work_bytes=4)
     assert (held.work, held.total) == (0, 16 * GPT.num_parameters)

@@ -25,3 +25,8 @@ def planned(model: Any = GPT3, **changes: Any) -> Planned:
         "micro_batch": 1, "global_batch": 1536,
     }  # fmt: skip
     return Planned(**(values | changes))
+
+
+def planned_on_cpu(**changes: Any) -> Planned:
+    """The same where its kernels can be looked at."""
+    return planned(compute=ComputeSettings(device="cpu"), **changes)

@@ -1,0 +1,123 @@
+"""A machine's figures and factors, fitted to steps that were measured on it. Torch-free.
+
+Few numbers move, each by a share of itself, and each is held near to what it was by how well it was known: a figure of
+a data sheet hardly, a guess freely. So two runs are enough to try, and more of them are better. Called by
+`lmtrain plan --calibrate`; `prices_of` by all who price a step on a machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmtrain.plan.case import columns
+from lmtrain.plan.factors import Factors, fitted, interval
+from lmtrain.plan.hardware import Hardware
+from lmtrain.plan.ours import Planned, case_of
+from lmtrain.plan.rank import Prices
+from lmtrain.plan.step import price_step
+
+FIGURES = ("peak_tflops", "memory_GBps", "link_GBps", "nic_GBps")
+FACTORS_HERE = ("inner_ramp", "seq_ramp", "gap_s", "link_latency_s", "hop_latency_s", "step_s", "update_bytes")
+# how far a number may be off, as a power of e: of a data sheet's figure, of a guess, of a factor of all machines
+_KNOWN, _GUESSED, _FITTED = 0.1, 1.0, 0.5
+_NOISE = 0.05  # of a measured step, at the least
+_ROUNDS = 20
+_NOTHING = 1e-12
+_ENOUGH = 1e-3  # of the sum of squares, gained in a round: then no more of them
+_STEP = 1e-4
+_LEAST_INTERVAL = 0.03
+_HELD = 0.8  # of all runs, within an interval
+
+Vector = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Measured:
+    name: str
+    run: Planned
+    step_s: float
+    spread: float = 0.0  # of its steps' times, as a share of them: what spreads widely says less
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    hardware: Hardware
+    before: list[float]  # of each run, what the planner said beside what was measured: 0.1 is a tenth too long
+    after: list[float]  # the same with figures that were fitted to the other runs alone
+
+
+def prices_of(hardware: Hardware) -> Prices:
+    """Those of all machines, but for what runs on this one have shown."""
+    time = Factors({**fitted().values, **hardware.factors})
+    return Prices(time=time, interval=interval() if hardware.interval is None else hardware.interval)
+
+
+def calibrate(hardware: Hardware, runs: Sequence[Measured]) -> Calibrated:
+    """Each run is judged by a fit to all others; the machine that comes back is fitted to all of them."""
+    before, whole = _errors(hardware, runs), _fit(hardware, runs, np.zeros(len(FIGURES) + len(FACTORS_HERE)))
+    after = []
+    for number, one in enumerate(runs):
+        others = [*runs[:number], *runs[number + 1 :]]
+        after.append(float(_errors(_moved(hardware, _fit(hardware, others, whole)), [one])[0]))
+    spread = float(np.quantile(np.abs(np.log1p(after)), _HELD))
+    half = max(round(float(np.expm1(spread)), 3), _LEAST_INTERVAL)
+    return Calibrated(replace(_moved(hardware, whole), interval=half), before.tolist(), after)
+
+
+def _errors(hardware: Hardware, runs: Sequence[Measured]) -> Vector:
+    predicted = price_step(columns([case_of(one.run, hardware) for one in runs]), prices_of(hardware).time).total
+    found: Vector = predicted / np.array([one.step_s for one in runs]) - 1
+    return found
+
+
+def _fit(hardware: Hardware, runs: Sequence[Measured], start: Vector) -> Vector:
+    """Least squares of logarithms (Gauss and Newton, damped), drawn to the machine as it was.
+
+    Gives for each number the power of e that it changes by, beginning at `start`.
+    """
+    guess = hardware.generation == "cpu" or hardware.unchecked
+    widths = np.repeat((_GUESSED, _GUESSED) if guess else (_KNOWN, _FITTED), (len(FIGURES), len(FACTORS_HERE)))
+
+    noise = np.array([max(one.spread, _NOISE) for one in runs])
+
+    def residuals(moved: Vector) -> Vector:
+        off = np.log1p(_errors(_moved(hardware, moved), runs))
+        return np.concatenate([off / noise, moved / widths])
+
+    at, damping = start, 1e-3
+    now = residuals(at)
+    for _ in range(_ROUNDS):
+        slopes = np.stack([(residuals(at + step) - now) / _STEP for step in np.eye(len(at)) * _STEP], axis=1)
+        curve = slopes.T @ slopes
+        step = np.linalg.solve(curve + damping * np.diag(np.diag(curve)), -slopes.T @ now)
+        then = residuals(at + step)
+        gained = 1 - (then @ then + _NOTHING) / (now @ now + _NOTHING)
+        if gained < 0:
+            damping *= 10
+            continue
+        at, now, damping = at + step, then, damping / 10
+        if gained < _ENOUGH:
+            break
+    return at
+
+
+def _moved(hardware: Hardware, by: Vector) -> Hardware:
+    """The machine with each number times a power of e."""
+    times = dict(zip((*FIGURES, *FACTORS_HERE), np.exp(by).tolist(), strict=True))
+    was = prices_of(hardware).time
+    return replace(
+        hardware,
+        peak_tflops={kind: _short(value * times["peak_tflops"]) for kind, value in hardware.peak_tflops.items()},
+        memory_GBps=_short(hardware.memory_GBps * times["memory_GBps"]),
+        link_GBps=_short(hardware.link_GBps * times["link_GBps"]),
+        nic_GBps=_short(hardware.nic_GBps * times["nic_GBps"]),
+        factors={**hardware.factors, **{name: _short(was[name] * times[name]) for name in FACTORS_HERE}},
+    )
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.8g}")

@@ -1,0 +1,199 @@
+"""Does a step take as long as the planner says? Every schedule on 4 local processes, with and without sharding.
+
+    python -m tests.benchmarks.plan_executor
+
+Blocks, links between stages and FSDP's collectives take known times, asleep, so that 4 processes fit on 2 cores; all
+else is what a run does. Layouts take turns, round by round, and medians are compared with the replayed table. One that
+is off by more than 5% makes the exit code 1.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.table import Table as Sheet
+from torch import Tensor, nn
+
+from lmtrain.batch import Batch
+from lmtrain.data.loader import StepBatches
+from lmtrain.models.gpt_settings import GPTSettings
+from lmtrain.models.layers.block import Surroundings
+from lmtrain.optim.adamw_settings import AdamWSettings
+from lmtrain.parallel import sharding
+from lmtrain.parallel.apply import build_parallel
+from lmtrain.parallel.compute_settings import ComputeSettings
+from lmtrain.parallel.mesh import build_mesh
+from lmtrain.parallel.pipeline import messages
+from lmtrain.parallel.precision_settings import Fp32Settings
+from lmtrain.parallel.split_backward import weight_gradient
+from lmtrain.placement.parallel_settings import ParallelSettings
+from lmtrain.plan.ours import Planned
+from lmtrain.plan.replay import Seconds, replay
+from tests.layouts.bugs import replaced
+from tests.layouts.workers import Pool
+
+PROCESSES, ROUNDS, MOST_APART, SEQ_LEN = 4, 5, 0.05, 8
+SECONDS = Seconds(forward=0.080, input=0.096, weight=0.064, send=0.025, gather=0.030, reduce=0.050)
+SCHEDULES: tuple[tuple[str, int], ...] = (("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zb_h1", 1), ("zb_v", 2))
+CPU = torch.device("cpu")
+
+
+def layouts() -> Iterator[dict[str, Any]]:
+    """Five schedules over four ranks, and over two whose stages are shared by two, at every level that they allow."""
+    for schedule, vp in SCHEDULES:
+        yield {"schedule": schedule, "vp": vp, "pp": PROCESSES}
+        for zero in (1, 2) if schedule.startswith("zb") else (1, 2, 3):
+            yield {"schedule": schedule, "vp": vp, "pp": 2, "dp_shard": 2, "zero": zero}
+    for zero in (1, 2, 3):
+        yield {"dp_shard": PROCESSES, "zero": zero}
+
+
+def planned(layout: dict[str, Any]) -> Planned:
+    """Stages of unequal length: a layer more than stages, or, without any, three."""
+    parallel = ParallelSettings(**layout)
+    stages = parallel.pp * parallel.vp
+    num_layers = stages + 1 if stages > 1 else 3
+    model = GPTSettings(
+        num_layers=num_layers, width=8, num_heads=1, vocab_size=16, vocab_multiple=1, seq_len=SEQ_LEN, tied=False
+    )
+    count = 2 * parallel.pp if parallel.pp > 1 else 3
+    return Planned(
+        model=model, parallel=parallel, precision=Fp32Settings(), compute=ComputeSettings(device="cpu"),
+        optim=AdamWSettings(lr=1e-3), micro_batch=1, global_batch=count * parallel.layout.dp,
+    )  # fmt: skip
+
+
+def main() -> int:
+    console, sheet = Console(), Sheet(title=f"{PROCESSES} processes, torch {torch.__version__}, {ROUNDS} rounds")
+    for head in ("schedule", "pp", "vp", "dp", "zero", "predicted", "measured", "ratio"):
+        sheet.add_column(head, justify="left" if head == "schedule" else "right")
+    every, found = list(layouts()), dict[int, list[float]]()
+    with Pool() as pool:
+        for _ in range(ROUNDS):
+            for number, layout in enumerate(every):
+                ranks = pool.run("tests.benchmarks.plan_executor:measure", PROCESSES, {"layout": layout})
+                found.setdefault(number, []).append(max(ranks))
+    off = 0
+    for number, layout in enumerate(every):
+        run = planned(layout)
+        predicted, measured = replay(run, SECONDS).makespan, median(found[number])
+        off += abs(predicted / measured - 1) > MOST_APART
+        p = run.parallel
+        sheet.add_row(
+            p.schedule if p.pp > 1 else "-", str(p.pp), str(p.vp), str(p.dp_shard),
+            str(p.zero) if p.dp_shard > 1 else "-",
+            f"{predicted * 1e3:.0f} ms", f"{measured * 1e3:.0f} ms", f"{predicted / measured:.3f}",
+        )  # fmt: skip
+    console.print(sheet)
+    return int(off > 0)
+
+
+def measure(layout: dict[str, Any]) -> float:
+    """Seconds of the second of two steps on this rank, from a barrier on."""
+    run = planned(layout)
+    model = build_parallel(
+        run.model, run.precision, run.compute, CPU, seed=1, training=True,
+        mesh=build_mesh(run.parallel.layout, CPU, 60.0), parallel=run.parallel,
+    )  # fmt: skip
+    for stage in model.stages.values():
+        for block in stage.blocks.values():
+            block.forward = Slow(block)
+    tokens, count = torch.arange(SEQ_LEN).view(1, SEQ_LEN), run.num_microbatches
+    batches = StepBatches(
+        0, [Batch(tokens, tokens)] * count, count, (SEQ_LEN * count,), np.arange(count), SEQ_LEN * count
+    )
+    with slow_links():
+        seconds = 0.0
+        for _ in range(2):
+            dist.barrier()
+            began = time.perf_counter()
+            model.forward_backward(batches)
+            seconds = time.perf_counter() - began
+            model.masters.publish()
+    return seconds
+
+
+@contextmanager
+def slow_links() -> Iterator[None]:
+    """A message arrives a while after it was sent, in order; a collective of FSDP's takes a while longer."""
+    with ThreadPoolExecutor(1) as lane, ExitStack() as stack:
+
+        def send(self: messages.Outbox, needed: int, tensor: Tensor, tag: int) -> None:
+            ready = time.perf_counter() + (0.0 if tag else SECONDS.send)
+            self.under_way.append((needed, Late(lane.submit(_send_at, ready, self, tensor, tag)), tensor))
+
+        stack.enter_context(replaced(messages.Outbox, "_send", send))
+        for owner, seconds in ((sharding._AllGather, SECONDS.gather), (sharding._ReduceScatter, SECONDS.reduce)):
+            stack.enter_context(replaced(owner, "__call__", _later(owner.__call__, seconds)))
+        yield
+
+
+class Late:
+    """A send that has not begun yet, to those who wait for it."""
+
+    def __init__(self, begun: Future[dist.Work]) -> None:
+        self.begun = begun
+
+    def wait(self) -> None:
+        self.begun.result().wait()
+
+    def is_completed(self) -> bool:
+        return self.begun.done() and self.begun.result().is_completed()
+
+
+def _send_at(ready: float, box: messages.Outbox, tensor: Tensor, tag: int) -> dist.Work:
+    time.sleep(max(ready - time.perf_counter(), 0.0))
+    work = dist.isend(tensor, box.receiver, group=box.group, tag=tag)
+    assert work is not None
+    return work
+
+
+def _later(right: Callable[..., Any], seconds: float) -> Callable[..., Any]:
+    def call(*args: Any, **options: Any) -> Any:
+        time.sleep(seconds)
+        return right(*args, **options)
+
+    return call
+
+
+class Slow:
+    """A block's forward: it only takes its time. The gradient that it gives one of its weights is 0."""
+
+    def __init__(self, block: nn.Module) -> None:
+        self.block = block
+
+    def __call__(self, x_BTD: Tensor, around: Surroundings) -> Tensor:
+        y: Tensor = _Pause.apply(x_BTD, next(self.block.parameters()))  # type: ignore[no-untyped-call]
+        return y
+
+
+class _Pause(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.weight = weight
+        time.sleep(SECONDS.forward)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        weight = ctx.weight
+
+        def product() -> Tensor:
+            time.sleep(SECONDS.weight)
+            return torch.zeros_like(weight)
+
+        time.sleep(SECONDS.input)
+        return grads[0], weight_gradient(weight, product)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

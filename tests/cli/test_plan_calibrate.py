@@ -1,0 +1,41 @@
+"""`lmtrain plan --calibrate`: runs that were measured make a machine that can be chosen."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.harness import Toy, lmtrain
+
+
+@pytest.mark.wide
+def test_runs_make_a_machine_that_can_be_chosen(toy: Toy, tmp_path: Path) -> None:
+    runs = [tmp_path / f"width_{width}" for width in (16, 32, 64)]
+    for width, run in zip((16, 32, 64), runs, strict=True):
+        lmtrain("pretrain", *toy.settings(run, model__width=width), "checkpoint.interval_steps=null")
+    file = tmp_path / "mine" / "hardware" / "desk.yaml"
+    output = lmtrain("plan", "--calibrate", *runs, "hardware=cpu", "--out", file)
+    assert "where each run is judged by a fit to the others alone" in output
+    assert f"--config-dir {tmp_path / 'mine'} hardware=desk" in output
+    facts = json.loads(lmtrain("plan", "--calibrate", *runs, "hardware=cpu", "--json"))
+    assert [row["run"] for row in facts["runs"]] == [str(run) for run in runs]
+    chosen = ["hardware=desk", "--config-dir", tmp_path / "mine"]
+    plan = json.loads(lmtrain("pretrain", *toy.settings(tmp_path / "next"), *chosen, "--dry-run", "--json"))
+    assert plan["hardware"] == "desk"
+    # a run may name the machine, and what was learnt is the place to begin
+    lmtrain("pretrain", "--from-run", runs[0], f"run.dir={tmp_path / 'again'}", "checkpoint.resume=none", *chosen)
+    facts = json.loads(lmtrain("plan", "--calibrate", tmp_path / "again", runs[1], "--json"))
+    assert facts["hardware"] == "desk"
+
+
+def test_what_tells_nothing_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    one = lmtrain("plan", "--calibrate", tmp_path / "run", "hardware=cpu", code=2)
+    assert "Name two or more folders of runs" in one
+    two = lmtrain("plan", "--calibrate", tmp_path / "run", tmp_path / "other", code=66)
+    assert f"{tmp_path / 'run'} is not a run: it holds no config.json." in two
+    place = lmtrain("plan", "--calibrate", tmp_path, "--out", tmp_path / "desk.yaml", code=2)
+    assert f"--out={tmp_path / 'hardware' / 'desk.yaml'}" in place
+    assert "Add --calibrate" in lmtrain("plan", "gpus=8", "--out", "x.yaml", code=2)

@@ -1,0 +1,79 @@
+"""What the planner says that each rank holds is what real processes hold, name by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from lmtrain.optim.adamw_settings import AdamWSettings
+from lmtrain.plan.kept import kept_of
+from lmtrain.plan.ours import Planned
+from lmtrain.plan.ranks import rank_bytes_of
+from tests.layouts.cases import Case, random_cases
+from tests.layouts.workers import Pool
+from tests.marks import wide
+from tests.unit.plan.ours import planned_on_cpu
+
+EXACT = ("weights", "gradients", "masters", "moments")
+WITHIN = 0.03
+NEARLY = ("activations", "logits", "gathered")
+# a kind of model, recompute, schedule, level of zero and precision each, at most four processes but for hybrid sharding
+SOME = (
+    "bert-tp2-sp-operators-bf16-micro4",
+    "deepgqa-pp4-vp2-zb_v-tp1-dp1-bf16-micro8",
+    "deep-pp2-zb_h1-tp1-dp2-zero2-fp32-micro4",
+    "deepbert-pp2-vp2-interleaved-tp1-dp2-zero3-first-fp32-micro5",
+    "deeppost-pp2-gpipe-cost-tp2-sp-fp16-micro2",
+    "deepuntied-pp2-tp1-dp2-zero1-attention-bf16-micro4",
+    "gqa-tp2-dp4-zero3-hybrid-sp-bf16-micro4",
+    "parallel-tp4-full-fp32-micro1",
+    "postnorm-dp3-zero2-attention-fp16-micro4",
+    "tied-dp2-zero0-fp32-micro1",
+    "tied-tp1-dp1-fp32-micro4-dropout",
+    "window-tp2-dp2-zero1-bf16-micro1",
+)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["gqa-tp1-attention-bf16-micro1", "deep-pp2-zb_h1-tp1-dp1-fp32-micro4", *wide(*SOME)],
+)
+def test_each_rank_holds_what_the_planner_says(name: str, pool: Pool) -> None:
+    _compare(Case.named(name), pool)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [case.name for case in random_cases(60)])
+def test_so_do_the_ranks_of_random_layouts(name: str, pool: Pool) -> None:
+    _compare(Case.named(name), pool)
+
+
+def _compare(case: Case, pool: Pool) -> None:
+    run = planned_of(case)
+    assert not case.problems()
+    for rank, held in enumerate(pool.run("tests.layouts.held:measure", case.num_processes, {"name": case.name})):
+        said = rank_bytes_of(run, rank)
+        assert {key: said[key] for key in EXACT} == {key: held[key] for key in EXACT}, f"rank {rank}"
+        for key in NEARLY:
+            assert said[key] == pytest.approx(held[key], rel=WITHIN, abs=1), f"rank {rank}: {key}"
+
+
+def planned_of(case: Case) -> Planned:
+    return Planned(
+        model=case.model_settings, parallel=case.parallel, precision=case.precision_settings, compute=case.compute,
+        optim=AdamWSettings(lr=1e-3), recompute=case.recompute_settings, micro_batch=case.train.micro_batch,
+        global_batch=case.global_batch,
+    )  # fmt: skip
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("rank", [0, 65, 1023])
+def test_a_rank_of_gpt3_holds_what_the_planner_says(rank: int, pool: Pool) -> None:
+    """GPT-3 175B, tp 8, pp 16, dp 8: the rank's real modules, on tensors without memory."""
+    run = planned_on_cpu()
+    (held,) = pool.run("tests.layouts.pretended:rank_of_gpt3", 1, {"rank": rank})
+    said = rank_bytes_of(run, rank)
+    (stage,) = run.stages[run.parallel.layout.coordinate(rank).pp]
+    one = kept_of(run, stage)
+    said |= {"activations": round(one.hidden), "logits": round(one.logits)}  # of one microbatch
+    for key, size in held.items():
+        assert said[key] == pytest.approx(size, rel=0.01), key

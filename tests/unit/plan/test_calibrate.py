@@ -1,0 +1,68 @@
+"""Calibrating: figures that made some steps are found again from them, and each run is judged by the others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from lmtrain.config.compose import conf_dir
+from lmtrain.models.gpt_settings import GPTSettings
+from lmtrain.parallel.precision_settings import Fp32Settings
+from lmtrain.parallel.recompute_settings import NoRecomputeSettings
+from lmtrain.plan.calibrate import Measured, calibrate, prices_of
+from lmtrain.plan.case import columns
+from lmtrain.plan.factors import fitted, interval
+from lmtrain.plan.hardware import Hardware, hardware_named
+from lmtrain.plan.ours import Planned, case_of
+from lmtrain.plan.step import price_step
+from tests.unit.plan.ours import planned
+
+CPU = hardware_named("cpu", conf_dir() / "hardware")
+TRUE = replace(CPU, peak_tflops={"fp32": 0.03}, memory_GBps=6.0, factors={"gap_s": 8e-6, "step_s": 0.02})
+
+
+def run(width: int, seq_len: int, **layout: int) -> Planned:
+    model = GPTSettings(num_layers=4, width=width, num_heads=4, vocab_size=512, seq_len=seq_len)
+    axes = {"pp": 1, "tp": 1, "dp_shard": 1} | layout
+    return planned(
+        model, precision=Fp32Settings(), recompute=NoRecomputeSettings(), micro_batch=4, global_batch=8, **axes
+    )
+
+
+RUNS = [run(64, 64), run(128, 64), run(256, 128), run(512, 64), run(128, 256), run(64, 256), run(256, 64, dp_shard=2)]
+
+
+def measured(hardware: Hardware) -> list[Measured]:
+    times = price_step(columns([case_of(one, hardware) for one in RUNS]), prices_of(hardware).time).total
+    return [Measured(str(number), one, float(time)) for number, (one, time) in enumerate(zip(RUNS, times, strict=True))]
+
+
+def test_a_machine_is_found_again_from_its_steps() -> None:
+    found = calibrate(CPU, measured(TRUE))
+    assert np.median(np.abs(found.before)) > 0.2
+    assert np.median(np.abs(found.after)) < 0.05
+    assert found.hardware.name == "cpu"
+    assert found.hardware.interval is not None
+    assert found.hardware.interval >= 0.03
+
+
+def test_what_fits_already_stays() -> None:
+    found = calibrate(CPU, measured(CPU))
+    assert found.hardware.memory_GBps == pytest.approx(CPU.memory_GBps, rel=1e-3)
+    assert found.hardware.interval == pytest.approx(0.03)
+
+
+def test_a_data_sheet_is_believed_more_than_a_guess() -> None:
+    slow = [replace(one, step_s=3 * one.step_s) for one in measured(CPU)]
+    guessed, known = (calibrate(replace(CPU, generation=kind), slow).hardware for kind in ("cpu", "hopper"))
+    assert guessed.peak_tflops["fp32"] < 0.5 * CPU.peak_tflops["fp32"]
+    assert known.peak_tflops["fp32"] > guessed.peak_tflops["fp32"]
+
+
+def test_a_machine_has_the_factors_of_all_unless_it_has_its_own() -> None:
+    assert prices_of(CPU).time.values == fitted().values
+    assert prices_of(CPU).interval == interval()
+    own = prices_of(replace(CPU, factors={"gap_s": 9e-6}, interval=0.05))
+    assert (own.time["gap_s"], own.interval) == (9e-6, 0.05)

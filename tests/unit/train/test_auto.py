@@ -1,0 +1,56 @@
+"""`parallel=auto` without a run: what is kept, what is chosen, and what the run's own rules refuse."""
+
+from __future__ import annotations
+
+import pytest
+
+from lmtrain.config.compose import compose
+from lmtrain.errors import LayoutError, SettingsError
+from lmtrain.train.auto import choose, chosen_before, conditions
+from lmtrain.train.config import RunConfig
+
+SMALL = ("data.path=x", "model.vocab_size=400", "parallel=auto", "hardware=h100", "precision=bf16")
+
+
+def config(*words: str) -> RunConfig:
+    return compose(RunConfig, [*SMALL, *words])
+
+
+def chosen(num_processes: int, *words: str) -> tuple[RunConfig, list[str]]:
+    run = config(*words)
+    return choose(run, run.model, num_processes, conditions(run, words))
+
+
+def test_conditions_are_what_the_command_line_sets() -> None:
+    words = ("parallel.tp=2", "parallel.timeout_s=60", "train.micro_batch=4", "recompute=full", "optim.lr=1e-3")
+    run = config(*words)
+    assert conditions(run, words) == {"tp": 2, "micro_batch": 4, "recompute": run.recompute}
+    assert conditions(run, []) == {}
+
+
+def test_a_choice_is_of_as_many_processes_and_keeps_the_conditions() -> None:
+    found, said = chosen(8, "parallel.tp=2", "parallel.timeout_s=60", "train.micro_batch=2")
+    assert found.parallel.layout.world_size == 8
+    assert (found.parallel.tp, found.train.micro_batch, found.parallel.timeout_s) == (2, 2, 60)
+    assert not found.parallel.auto
+    assert said[0].startswith("parallel=auto: ")
+    assert said[1].startswith("next best: ")
+    assert chosen(8, "parallel.tp=2", "parallel.timeout_s=60", "train.micro_batch=2") == (found, said)
+
+
+def test_the_rules_of_the_whole_run_are_asked_too() -> None:
+    """A batch that grows by 4 needs microbatches and copies that 4 is a multiple of."""
+    found, _ = chosen(4, "train.rampup={start: 4, increment: 4, samples: 100}", "train.global_batch=32")
+    assert 4 % (found.train.micro_batch * found.parallel.layout.dp) == 0
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(LayoutError, match=r"fits in .* of hardware=h100 .*: the smallest, .* Start more processes"):
+        chosen(1, "model=gpt3_175b")
+    with pytest.raises(SettingsError, match="Add hardware=h100"):
+        compose(RunConfig, ["data.path=x", "parallel=auto"])
+
+
+def test_a_run_that_has_not_begun_has_chosen_nothing(tmp_path_factory: pytest.TempPathFactory) -> None:
+    run = config(f"run.dir={tmp_path_factory.mktemp('none')}")
+    assert chosen_before(run, {}) is None

@@ -1,0 +1,54 @@
+"""What the planner expects of a run, in words; and how far off it was."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lmtrain.config.compose import conf_dir
+from lmtrain.plan.hardware import hardware_named
+from lmtrain.train.forecast import StepForecast, expected_step, forecast_facts, planned_of
+from tests.unit.train.test_layout_table import BIG, config
+
+H100 = hardware_named("h100", conf_dir() / "hardware")
+LAYOUT = ("parallel.tp=8", "parallel.pp=16", "parallel.dp_shard=8", "recompute=full")
+
+
+def facts(*words: str) -> dict[str, Any]:
+    run = config(*BIG, *words)
+    return forecast_facts(run, run.model)
+
+
+def test_memory_is_known_without_a_machine_and_time_is_not() -> None:
+    found = facts(*LAYOUT)
+    assert "GiB on rank 0, the fullest, predicted: " in found["memory"]
+    assert "hardware=NAME" in found["step_time"]
+    assert "energy" not in found
+
+
+def test_a_machine_tells_time_and_room() -> None:
+    found = facts(*LAYOUT, "hardware=h100")
+    assert "of 79.1 GiB on rank 0" in found["memory"]
+    assert found["step_time"].endswith("), predicted")
+    assert "unverified" in found["energy"]
+    assert found["hardware"] == "h100"
+    assert "which does not fit" in facts("parallel.tp=8", "hardware=h100")["memory"]
+    assert "no measured run has confirmed" in facts(*LAYOUT, "hardware=l40s")["hardware"]
+
+
+def test_a_batch_that_grows_takes_the_mean_of_its_steps() -> None:
+    run = planned_of(config(*BIG, *LAYOUT), config(*BIG).model)
+    small, large = (expected_step(replace(run, global_batch=size), H100).likely_s for size in (768, 1536))
+    assert expected_step(run, H100).likely_s == large
+    assert expected_step(run, H100, [768, 1536, 1536, 1536]).likely_s == pytest.approx((small + 3 * large) / 4)
+
+
+def test_how_far_off_it_was() -> None:
+    expected = StepForecast(1.0, 0.25)
+    assert (expected.low_s, expected.high_s) == (0.8, 1.25)
+    assert expected.compared_with(1.1) == (
+        "a step takes 1.10 s, 10% more than the 1.00 s predicted, within its interval (800.0 ms to 1.25 s)"
+    )
+    assert "25% less than the 1.00 s predicted, outside of its interval" in expected.compared_with(0.75)
