@@ -22,6 +22,7 @@ from lmtrain.cli import (
     evaluate,
     generate,
     inspect,
+    plan,
     preprocess,
     pretrain,
     pretrain_view,
@@ -71,6 +72,7 @@ app.add_typer(data.app, name="data", help="Look at datasets, check, join, divide
 app.command(name="preprocess")(preprocess.preprocess)
 app.add_typer(config.app, name="config", help="See which settings there are, and where those of a run come from.")
 app.command(name="pretrain", epilog=examples(pretrain_view.EXAMPLES))(pretrain.pretrain)
+app.command(name="plan", epilog=examples(plan.EXAMPLES))(plan.plan)
 app.add_typer(slurm.app, name="slurm", help="Run under Slurm: write the sbatch file of a run, or submit it.")
 app.command(name="eval")(evaluate.evaluate)
 app.command(name="generate")(generate.generate)

@@ -6,12 +6,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lmtrain.config.base import Choice, Problem
+from lmtrain.config.base import Choice, Problem, problem_if
+from lmtrain.placement.parallel_settings import ParallelSettings
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecomputeSettings(Choice):
     room: ClassVar[str] = "lmtrain.parallel"
+
+    def problems_in_model(self, num_layers: int) -> Iterator[Problem]:
+        """What is wrong with these settings for a model of this depth; train/config asks, and the planner."""
+        return iter(())
+
+    def problems_in_layout(self, parallel: ParallelSettings) -> Iterator[Problem]:
+        """The same for a run that is shared out so."""
+        return iter(())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +42,16 @@ class SomeRecomputeSettings(RecomputeSettings):
         return self.blocks is None or block < self.blocks
 
     def problems_in_model(self, num_layers: int) -> Iterator[Problem]:
-        """What is wrong with these settings for a model of this depth; train/config asks."""
         wrong = self.blocks is not None and self.blocks > num_layers
         rule = f"is more than model.num_layers={num_layers}"
         yield from self.problem_if(wrong, "blocks", rule, "Use null for all blocks.")
+
+    def problems_in_layout(self, parallel: ParallelSettings) -> Iterator[Problem]:
+        yield from problem_if(
+            parallel.splits_backward, "parallel.schedule", parallel.schedule,
+            "takes backward apart, and what is computed again belongs to the whole of it",
+            "Use parallel.schedule=1f1b or recompute=none.",
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,13 +14,13 @@ from lmtrain.checkpoint.checkpoint_settings import CheckpointSettings
 from lmtrain.config.base import Problem, Settings, problem_if
 from lmtrain.data.batch_plan import BatchPlan
 from lmtrain.data.data_settings import DataChoice
-from lmtrain.layout import divisors, words
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.optim.optim_settings import OptimSettings
 from lmtrain.optim.schedule_settings import ScheduleSettings
 from lmtrain.parallel.compute_settings import ComputeSettings
 from lmtrain.parallel.precision_settings import PrecisionSettings
-from lmtrain.parallel.recompute_settings import NoRecomputeSettings, RecomputeSettings, SomeRecomputeSettings
+from lmtrain.parallel.recompute_settings import NoRecomputeSettings, RecomputeSettings
+from lmtrain.placement.batch_rules import batch_problems
 from lmtrain.placement.parallel_settings import ParallelSettings, layout_problems
 from lmtrain.train.best import best_problems
 from lmtrain.train.eval_settings import EvalSettings
@@ -28,7 +28,6 @@ from lmtrain.train.train_settings import ObserveSettings, RunSettings, TrainSett
 
 # What is worked out one by one before a run begins; nothing that is built comes near to any of these.
 MAX_PARAMETERS = 10**15
-MAX_STAGE_MICROBATCHES = 1 << 16
 MAX_INCREMENTS = 10_000
 
 
@@ -77,32 +76,17 @@ class RunConfig(Settings):
         if {"train", "data"} <= parts.keys() and parts["train"].valid_interval_steps == 0:
             yield from parts["data"].unvalidated()
         recompute = parts.get("recompute")
-        if isinstance(recompute, SomeRecomputeSettings) and "model" in parts:
+        if recompute is not None and "model" in parts:
             for problem in recompute.problems_in_model(parts["model"].shape.num_layers):
                 yield replace(problem, key=f"recompute.{problem.key}")
-        if isinstance(recompute, SomeRecomputeSettings) and "parallel" in parts:
-            yield from problem_if(
-                parts["parallel"].splits_backward, "parallel.schedule", parts["parallel"].schedule,
-                "takes backward apart, and what is computed again belongs to the whole of it",
-                "Use parallel.schedule=1f1b or recompute=none.",
-            )  # fmt: skip
+        if recompute is not None and "parallel" in parts:
+            yield from recompute.problems_in_layout(parts["parallel"])
         if not {"train", "parallel"} <= parts.keys():
             return
         train: TrainSettings = parts["train"]
-        dp: int = parts["parallel"].layout.dp
-        together = train.micro_batch * dp
-        full, uneven = train.global_batch, train.global_batch % dp != 0
-        yield from problem_if(
-            uneven, "train.global_batch", full, f"cannot be shared by dp={dp} copies of the model",
-            f"Use {-(-full // dp) * dp}, or as many copies as divide it.",
-        )  # fmt: skip
-        yield from problem_if(
-            not uneven and full % together != 0, "train.micro_batch", train.micro_batch,
-            f"x {dp} data-parallel copies does not divide train.global_batch={full}",
-            f"Use {words(divisors(max(full // dp, 1)))}.",
-        )  # fmt: skip
-        if not uneven and full % together == 0:
-            yield from _schedule_problems(parts["parallel"], full // together)
+        layout = parts["parallel"].layout
+        together = train.micro_batch * layout.dp
+        yield from batch_problems(layout, train.global_batch, train.micro_batch)
         rampup_problems = list(_rampup_problems(train, together))
         yield from rampup_problems
         if not rampup_problems and {"schedule", "model"} <= parts.keys():
@@ -155,16 +139,6 @@ def _label_problems(model: ModelSettings, data: DataChoice) -> Iterator[Problem]
         wanted[0] == given[0] and wanted != given, "model.pair_head", "pair" in wanted,
         "finds no pairs in data.pairs=none" if "pair" in wanted else "leaves the pairs that data.pairs makes unused",
         f"Use model.pair_head={'false' if 'pair' in wanted else 'true'}, or another data.pairs.",
-    )  # fmt: skip
-
-
-def _schedule_problems(parallel: ParallelSettings, microbatches: int) -> Iterator[Problem]:
-    """A schedule is worked out action by action before the run begins."""
-    stages = parallel.pp * parallel.vp
-    yield from problem_if(
-        parallel.pp > 1 and stages * microbatches > MAX_STAGE_MICROBATCHES, "parallel.pp", parallel.pp,
-        f"takes {microbatches} microbatches a step through {stages} stages, and the most, multiplied, is "
-        f"{MAX_STAGE_MICROBATCHES}", "Use a larger train.micro_batch, or more copies of the model (parallel.dp_shard).",
     )  # fmt: skip
 
 

@@ -1,0 +1,261 @@
+"""The words of `lmtrain plan` as a question: which run, on which machine, how many devices, and what is given.
+
+Called by the verb. What the words leave open is assumed, and said. Torch-free.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import yaml
+
+from lmtrain.cli.conf_files import config_file
+from lmtrain.cli.planned import planned_of
+from lmtrain.config.base import kinds, show
+from lmtrain.config.build import build_settings
+from lmtrain.config.compose import compose, group_choices
+from lmtrain.config.yaml_file import read_yaml
+from lmtrain.errors import LmtrainError, UsageError, nearest, refusal
+from lmtrain.layout import divisors
+from lmtrain.placement.parallel_settings import MAX_PROCESSES, ParallelSettings
+from lmtrain.plan.hardware import Hardware
+from lmtrain.plan.ours import Planned
+from lmtrain.plan.search import Fixed
+from lmtrain.schedules.pipeline_schedule import PipelineSchedule
+from lmtrain.train.config import RunConfig
+from lmtrain.units import format_count, parse_count
+
+OWN = ("hardware", "gpus", "tokens")
+USUAL_TOKENS = 4 * 2**20  # of a batch, where none is given: what models of some billion weights are trained with
+USUAL_VOCAB = {"gpt": 50257, "bert": 30522}  # GPT-2's and BERT's, where the tokenizer is not known
+_OTHER_VOCABS = (32_000, 128_256)
+_OF_PARALLEL = [name for name in get_type_hints(ParallelSettings) if name not in ("timeout_s", "auto", "room")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Open:
+    """Something that was not given: what is assumed, and the runs that other values would make."""
+
+    said: str
+    others: Mapping[str, Planned]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    config: RunConfig
+    run: Planned
+    hardware: Hardware
+    gpus: int
+    fixed: Fixed
+    tokens: int | None
+    assumed: tuple[Open, ...]
+
+
+def asked(words: Sequence[str], layout: str | None, config_dir: Path | None, name: str) -> Question:
+    own, rest = _own(words)
+    gpus = _gpus(own.get("gpus"))
+    recipe = next((word.partition("=")[2] for word in rest if word.startswith("experiment=")), None)
+    machine = own.get("hardware") or (recipe and _machine_of(recipe, config_dir))
+    hardware = _hardware(machine, [word for word in rest if word.startswith("hardware.")], config_dir)
+    given = [word for word in rest if word.lstrip("+").startswith("parallel.")]
+    fixed: dict[str, Any] = dict(_one(word.lstrip("+").removeprefix("parallel.")) for word in given)
+    rest = [word for word in rest if word not in given and not word.startswith("hardware.")]
+    keys = {word.lstrip("+~").partition("=")[0] for word in rest}
+    fills = dict(_fills(rest, keys, hardware, config_dir, own.get("tokens")))
+    config = compose(RunConfig, [*rest, *fills.values()], config_dir=config_dir, name=name)
+    config, assumed = _batch(config, gpus, "train.global_batch" not in keys and recipe is None)
+    run, vocab = _vocab(config)
+    assumed = [*assumed, *vocab]
+    if "precision" in fills:
+        said = f"precision is not given: {config.precision.kind}, the fastest that {hardware.name} has"
+        assumed.append(Open(said=said, others={}))
+    fixed |= {"micro_batch": config.train.micro_batch} if "train.micro_batch" in keys else {}
+    fixed |= {"recompute": config.recompute} if any(key.partition(".")[0] == "recompute" for key in keys) else {}
+    steps = config.train.steps if recipe is not None or "train.steps" in keys else None
+    tokens = config.train.tokens or (steps and steps * run.global_batch * run.shape.seq_len)
+    question = Question(
+        config=config, run=run, hardware=hardware, gpus=gpus, fixed=fixed, tokens=tokens, assumed=tuple(assumed)
+    )
+    return question if layout is None else replace(question, fixed=_whole(question, layout))
+
+
+def _own(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    own, rest = dict[str, str](), list[str]()
+    for word in words:
+        key, sign, value = word.partition("=")
+        near = difflib.get_close_matches(key, OWN, n=1, cutoff=0.7)
+        if key in OWN and sign and value:
+            if key in own:
+                raise UsageError(f"{word} says again what {key}={own[key]} has said. Leave one of them out.")
+            own[key] = value
+        elif near and "." not in key and key not in group_choices():
+            raise UsageError(f"{word} is not a word of a plan. Did you mean {near[0]}={value or 'VALUE'}?")
+        else:
+            rest.append(word)
+    return own, rest
+
+
+def _gpus(text: str | None) -> int:
+    if text is None:
+        raise UsageError("gpus is not given, and a plan is for a number of devices. Add gpus=1024, or another number.")
+    try:
+        count = parse_count(text)
+    except ValueError:
+        raise UsageError(f"gpus={text} is not a number of devices. Use gpus=1024, or another number.") from None
+    if not 1 <= count <= MAX_PROCESSES:
+        raise UsageError(
+            f"gpus={text} must be from 1 to {MAX_PROCESSES}. Use gpus={min(max(count, 1), MAX_PROCESSES)}."
+        )
+    return count
+
+
+def _hardware(name: str | None, changes: Sequence[str], config_dir: Path | None) -> Hardware:
+    choices = group_choices(config_dir).get("hardware", [])
+    if name is None:
+        raise UsageError(f"hardware is not given, and times are a machine's. Use one of {', '.join(choices)}.")
+    path = config_file("hardware", name, config_dir)
+    if path is None or name not in choices:
+        same = [choice for choice in choices if choice.partition("_")[0] == name.partition("_")[0]]
+        near = f"Did you mean {' or '.join(same)}?" if same else nearest(name, choices)
+        own = f"--config-dir DIR finds one of your own in DIR/hardware/{name}.yaml."
+        raise UsageError(f"hardware={name} is not a machine of conf/hardware. {near} {own}")
+    values: Any = read_yaml(path).data
+    for key, value in (_pair(word.removeprefix("hardware.")) for word in changes):
+        values[key] = yaml.safe_load(value)
+    return build_settings(Hardware, values | {"name": name}, "hardware")
+
+
+def _machine_of(recipe: str, config_dir: Path | None) -> str | None:
+    """Which one an experiment chooses."""
+    path = config_file("experiment", recipe, config_dir)
+    tree: Any = read_yaml(path).data if path else {}
+    chosen = [item for item in tree.get("defaults", []) if isinstance(item, dict)]
+    return next((str(name) for item in chosen for key, name in item.items() if key.endswith("/hardware")), None)
+
+
+def _fills(
+    words: Sequence[str], keys: set[str], hardware: Hardware, config_dir: Path | None, tokens: str | None
+) -> Iterator[tuple[str, str]]:
+    """Words for what a run must have and a plan does not read, or assumes."""
+    recipe = "experiment" in keys
+    if tokens is not None:
+        yield "tokens", f"train.tokens={tokens}"
+        yield "steps", "train.steps=null"
+    if not any(key.partition(".")[0] == "data" for key in keys):
+        model = next((word.partition("=")[2] for word in words if word.startswith("model=")), "")
+        file = config_file("model", model, config_dir) if model else None
+        tree: Any = read_yaml(file).data if file else {}
+        if tree.get("kind") == "bert":
+            yield "data", "data=masked"
+        yield "path", "data.path=none"
+    if "train.micro_batch" not in keys:
+        yield "micro", "train.micro_batch=1"
+    if recipe:  # because: its layout is one of those that are searched, and need not go with this batch
+        usual = ParallelSettings()
+        yield from ((name, f"parallel.{name}={show(getattr(usual, name))}") for name in _OF_PARALLEL)
+    if not any(key.partition(".")[0] == "precision" for key in keys) and not recipe:
+        yield "precision", f"precision={next(kind for kind in ('bf16', 'fp16', 'fp32') if hardware.peak(kind) > 0)}"
+
+
+def _batch(config: RunConfig, gpus: int, is_open: bool) -> tuple[RunConfig, list[Open]]:
+    """A batch that all devices can share, and a smaller and a larger one."""
+    if not is_open:
+        return config, []
+
+    def with_batch(samples: float) -> RunConfig:
+        count = max(round(samples / gpus), 1) * gpus
+        return replace(config, train=replace(config.train, global_batch=count))
+
+    usual = with_batch(USUAL_TOKENS / config.seq_len)
+    batch = usual.train.global_batch
+    others = {with_batch(batch * factor).train.global_batch: with_batch(batch * factor) for factor in (0.25, 4)}
+    runs = {f"{count:,}": _known(one)[0] for count, one in others.items() if count != batch}
+    said = f"train.global_batch is not given: {batch:,} samples, {format_count(batch * config.seq_len)} tokens a step"
+    return usual, [Open(said=said, others=runs)]
+
+
+def _vocab(config: RunConfig) -> tuple[Planned, list[Open]]:
+    run, was_open = _known(config)
+    if not was_open:
+        return run, []
+    others = {f"{n:,}": replace(run, model=replace(run.model, vocab_size=n)) for n in _OTHER_VOCABS}  # type: ignore[call-arg]
+    return run, [Open(said=f"model.vocab_size is the tokenizer's: {run.shape.vocab_size:,} tokens", others=others)]
+
+
+def _known(config: RunConfig) -> tuple[Planned, bool]:
+    """With a vocabulary, and whether it was open."""
+    if config.model.shape.vocab_size:
+        return planned_of(config, config.model), False
+    return planned_of(config, config.model.with_vocab(USUAL_VOCAB.get(config.model.kind, USUAL_VOCAB["gpt"]))), True
+
+
+def _one(word: str) -> tuple[str, Any]:
+    """A key of `parallel` and its value, which is kept; whether it fits the others is for their rules."""
+    key, text = _pair(word)
+    if key not in _OF_PARALLEL:
+        raise UsageError(f"parallel.{key}={text} is not of a layout. {nearest(key, _OF_PARALLEL)}")
+    value: Any = yaml.safe_load(text)
+    hint = get_type_hints(ParallelSettings)[key]
+    legal: Sequence[Any] = list(kinds(PipelineSchedule)) if key == "schedule" else get_args(hint)
+    if legal and value not in legal:
+        raise UsageError(f"parallel.{key}={text} is not one of its values. {nearest(text, legal)}")
+    if hint in (int, bool) and type(value) is not hint:
+        wanted = "a whole number" if hint is int else "true or false"
+        raise UsageError(f"parallel.{key}={text} is not {wanted}. Use {key}={'2' if hint is int else 'true'}.")
+    return key, value
+
+
+def _pair(word: str) -> tuple[str, str]:
+    key, sign, value = word.partition("=")
+    if not sign or not value:
+        raise UsageError(f"{word} gives no value. Use {key}=VALUE, as in tp=8.")
+    return key, value
+
+
+def _whole(question: Question, layout: str) -> Fixed:
+    """--layout: what it does not name is as usual; copies fill the devices."""
+    fixed = dict(question.fixed)
+    for item in filter(None, layout.split(",")):
+        key, text = _pair(item.strip())
+        if key in ("micro_batch", "recompute"):
+            word = "train.micro_batch" if key == "micro_batch" else key
+            raise UsageError(f"--layout {item} is not of a layout. Add {word}={text} beside it.")
+        fixed |= dict([_one(f"{key}={text}")])
+    sizes = {key: value for key, value in fixed.items() if key in _OF_PARALLEL}
+    cut = math.prod(max(sizes.get(key, 1), 1) for key in ("pp", "tp", "dp_replicate"))
+    sizes.setdefault("dp_shard", max(question.gpus // cut, 1))
+    parallel = build_settings(ParallelSettings, sizes, "parallel")
+    if (size := parallel.layout.world_size) != question.gpus:
+        raise UsageError(
+            f"--layout {layout} is of {size} devices, and gpus={question.gpus}. "
+            f"Use gpus={size}, or sizes that multiply to {question.gpus}."
+        )
+    parts = {"model": question.run.model, "compute": question.run.compute, "parallel": parallel}
+    parts |= {"train": question.config.train, "recompute": question.run.recompute}
+    if problems := list(RunConfig.problems_across(parts)):
+        raise refusal([problem.text() for problem in problems])
+    return fixed | {name: getattr(parallel, name) for name in _OF_PARALLEL}
+
+
+def on_nodes_of(question: Question, gpus: int) -> Question:
+    """On nodes of so many devices, each with as much of the network as before."""
+    hardware = question.hardware
+    nic = hardware.nic_GBps * gpus / hardware.gpus_per_node
+    return replace(question, hardware=replace(hardware, gpus_per_node=gpus, nic_GBps=nic))
+
+
+def nothing_legal(question: Question) -> LmtrainError:
+    """Why no layout is legal: the four parts, with a batch that would do."""
+    shape, gpus, batch = question.run.shape, question.gpus, question.run.global_batch
+    beside = ", ".join(f"{key}={show(value)}" for key, value in question.fixed.items() if key in _OF_PARALLEL)
+    sizes = [n for n in divisors(batch, batch) if n <= gpus]
+    return refusal([
+        f"gpus={gpus} has no legal layout{f' with {beside}' if beside else ''} for train.global_batch={batch}, "
+        f"model.num_layers={shape.num_layers} and model.num_heads={shape.num_heads}. Use train.global_batch="
+        f"{-(-batch // gpus) * gpus}, or gpus={max(sizes)}{', or leave some of the layout open' if beside else ''}."
+    ])  # fmt: skip

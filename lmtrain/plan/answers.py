@@ -1,0 +1,166 @@
+"""What is said of a layout: how long a step takes and of what, what the fullest rank holds, what a token costs.
+
+Called by the verb and by the curve over numbers of devices, for the few layouts that are shown. Torch-free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from lmtrain.plan.case import columns
+from lmtrain.plan.hardware import Hardware
+from lmtrain.plan.memory import GIB, RankMemory, price_memory
+from lmtrain.plan.ours import Planned, case_of
+from lmtrain.plan.power import watts
+from lmtrain.plan.rank import Prices, Ranked
+from lmtrain.plan.space import Rows
+from lmtrain.plan.step import StepTime, price_step
+
+PARTS = {  # of a step, none in another
+    "compute": "computation",
+    "tp": "tensor parallelism's collectives",
+    "bubble": "the pipeline's bubble",
+    "sharded": "gathering sharded weights",
+    "reduce": "summing gradients",
+    "update": "the optimizer",
+    "fixed": "the host",
+    "stragglers": "waiting for the slowest",
+}
+_EXPOSED = ("tp", "sharded", "reduce")
+
+
+@dataclass(frozen=True)
+class Answer:
+    run: Planned
+    hardware: Hardware
+    parts: dict[str, float]  # seconds, by the names of PARTS
+    memory: dict[str, float]  # bytes of the fullest rank
+    watts: float  # of a device
+    interval: float  # half of that in which four of five runs lie
+
+    @property
+    def gpus(self) -> int:
+        return self.run.parallel.layout.world_size
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.parts.values())
+
+    @property
+    def between(self) -> tuple[float, float]:
+        return self.seconds / (1 + self.interval), self.seconds * (1 + self.interval)
+
+    @property
+    def held(self) -> float:
+        return sum(self.memory.values())
+
+    @property
+    def room(self) -> float:
+        return self.hardware.memory_GiB * GIB
+
+    @property
+    def tokens(self) -> int:
+        return self.run.global_batch * self.run.shape.seq_len
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds
+
+    @property
+    def mfu(self) -> float:
+        """As a run counts it: attention in full, recompute not at all, of the peak for its numbers."""
+        flops = self.run.shape.flops_per_token() * self.tokens_per_s
+        return flops / (self.gpus * self.hardware.peak(self.run.precision.kind))
+
+    @property
+    def bubble(self) -> float:
+        return self.parts["bubble"] / self.seconds
+
+    @property
+    def exposed(self) -> float:
+        """Share of a step in which communication is all that happens."""
+        return sum(self.parts[name] for name in _EXPOSED) / self.seconds
+
+    @property
+    def joules_per_token(self) -> float:
+        return self.watts * self.gpus / self.tokens_per_s
+
+    def facts(self) -> dict[str, Any]:
+        parallel, low_high = self.run.parallel, self.between
+        names = ("pp", "vp", "dp_replicate", "dp_shard", "tp", "zero", "sequence_parallel", "schedule", "balance")
+        return {
+            "parallel": {name: getattr(parallel, name) for name in names},
+            "micro_batch": self.run.micro_batch, "recompute": self.run.recompute.kind,
+            "precision": self.run.precision.kind, "gpus": self.gpus, "step_s": self.seconds,
+            "step_s_80_percent": list(low_high), "tokens_per_s": self.tokens_per_s,
+            "tokens_per_s_per_gpu": self.tokens_per_s / self.gpus, "mfu": self.mfu, "bubble": self.bubble,
+            "exposed_communication": self.exposed, "parts_s": self.parts, "memory_bytes": self.memory,
+            "held_bytes": self.held, "room_bytes": self.room, "watts_per_gpu": self.watts,
+            "joules_per_token": self.joules_per_token,
+        }  # fmt: skip
+
+
+def answers(ranked: Ranked, places: Rows) -> list[Answer]:
+    runs = [ranked.space.planned(int(row)) for row in ranked.rows[places]]
+    return price(runs, ranked.hardware, ranked.prices)
+
+
+def price(runs: Sequence[Planned], hardware: Hardware, prices: Prices) -> list[Answer]:
+    if not runs:
+        return []
+    cases = columns([case_of(run, hardware) for run in runs])
+    time, memory = price_step(cases, prices.time), price_memory(cases, prices.memory)
+    power = watts(time, hardware)
+    return [
+        Answer(run, hardware, _parts(time, at), _memory(memory, at), float(power[at]), prices.interval)
+        for at, run in enumerate(runs)
+    ]
+
+
+def _parts(time: StepTime, at: int) -> dict[str, float]:
+    found = {name: float(getattr(time, name)[at]) for name in PARTS}
+    return found | {"compute": found["compute"] - found["tp"]}  # because: the busiest rank's time has both in it
+
+
+def _memory(memory: RankMemory, at: int) -> dict[str, float]:
+    return {field.name: float(getattr(memory, field.name)[at]) for field in fields(RankMemory)}
+
+
+def why_slower(other: Answer, best: Answer) -> str:
+    """Where a layout loses most against the best one."""
+    more = {name: other.parts[name] - best.parts[name] for name in PARTS}
+    worst = max(more, key=lambda name: more[name])
+    gains = min(more, key=lambda name: more[name])
+    said = f"{PARTS[worst]} {_signed(more[worst])}"
+    return f"{said}, {PARTS[gains]} {_signed(more[gains])}" if more[gains] < -0.05 * more[worst] else said
+
+
+def _signed(seconds: float) -> str:
+    return f"{seconds:+.3g} s" if abs(seconds) >= 1 else f"{1000 * seconds:+.3g} ms"
+
+
+def map_of(ranked: Ranked) -> dict[tuple[int, int], Answer | float]:
+    """For each pp and tp the fastest that fits, or the bytes that the smallest needs."""
+    found: dict[tuple[int, int], Answer | float] = {}
+    every = np.argsort(ranked.held, kind="stable")
+    for place in ranked.firsts(every, ("pp", "tp")):
+        found[_cell(ranked, int(place))] = float(ranked.held[place])
+    firsts = ranked.firsts(ranked.fastest, ("pp", "tp"))
+    for place, answer in zip(firsts, answers(ranked, firsts), strict=True):
+        found[_cell(ranked, int(place))] = answer
+    return found
+
+
+def _cell(ranked: Ranked, place: int) -> tuple[int, int]:
+    row = ranked.rows[place : place + 1]
+    return int(ranked.space.column("pp", row)[0]), int(ranked.space.column("tp", row)[0])
+
+
+def unfitting(ranked: Ranked, most: int) -> Iterator[Answer]:
+    """What would be faster and does not fit; where nothing fits, what misses by least."""
+    places = ranked.unfitting if len(ranked.fastest) else np.argsort(ranked.held, kind="stable")
+    yield from answers(ranked, ranked.firsts(places)[:most])

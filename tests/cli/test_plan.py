@@ -1,0 +1,221 @@
+"""`lmtrain plan` as a user sees it: the table, JSON, the page, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.harness import lmtrain, outcome
+
+SMALL = ("plan", "model=gpt2_small", "hardware=h100", "gpus=8", "train.global_batch=64", "--doublings", "0")
+FEW = (*SMALL, "recompute=none", "parallel.balance=layers", "parallel.vp=1")
+
+
+@cache
+def facts_of(*words: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(lmtrain(*FEW, "--json", *words))
+    return found
+
+
+@pytest.mark.parametrize("width", [80, pytest.param(120, marks=pytest.mark.wide)])
+def test_the_table_fits_its_terminal_and_names_the_best(width: int) -> None:
+    shown = lmtrain(*FEW, "tokens=10B", "--price", "2", "parallel.pp=2", env={"COLUMNS": str(width)})
+    table = [line for line in shown.splitlines() if re.match(r" ?\d+ +2 ", line)]
+    assert len(table) == 10
+    assert max(map(len, table)) <= width
+    assert "…" not in shown
+    for said in ("four runs of five", "J/token", "unverified", "10B in", "$", "pipeline: ", "2 is "):
+        assert said in shown
+    assert ("tok/s/GPU" in shown) == (width == 120)
+
+
+def test_layouts_are_ranked_and_each_has_its_figures() -> None:
+    facts = facts_of("tokens=10B", "--top", "5")
+    steps = [one["step_s"] for one in facts["best"]]
+    assert len(steps) == 5
+    assert steps == sorted(steps)
+    assert facts["layouts"]["legal"] > facts["layouts"]["priced"] >= facts["layouts"]["fitting"] > 0
+    for one in facts["best"]:
+        assert 0 < one["mfu"] < 1
+        assert 0 <= one["bubble"] < 1
+        assert 0 <= one["exposed_communication"] < 1
+        assert one["held_bytes"] <= 0.92 * one["room_bytes"]
+        low, high = one["step_s_80_percent"]
+        assert low < one["step_s"] < high
+    first, second = facts["best"][:2]
+    assert first["why_slower"] is None
+    assert "s" in second["why_slower"]
+    assert first["duration_s"][0] == pytest.approx(10e9 / first["tokens_per_s"])
+
+
+def test_a_dollar_price_is_of_all_gpus_for_the_whole_run() -> None:
+    first = facts_of("tokens=10B", "--price", "3")["best"][0]
+    assert first["dollars"][0] == pytest.approx(first["duration_s"][0] / 3600 * 8 * 3)
+
+
+def test_one_layout_is_priced_as_it_stands() -> None:
+    facts = json.loads(
+        lmtrain(*SMALL, "--layout", "tp=2,pp=2,zero=1", "recompute=full", "train.micro_batch=4", "--json")
+    )
+    assert [one["parallel"]["dp_shard"] for one in facts["best"]] == [2]
+    assert facts["best"][0]["micro_batch"] == 4
+    assert facts["best"][0]["recompute"] == "full"
+    assert facts["layouts"] == {"legal": 1, "priced": 1, "fitting": 1}
+
+
+@pytest.mark.wide
+def test_the_words_it_prints_make_the_run_it_priced(tmp_path: Path) -> None:
+    words = next(line for line in lmtrain(*FEW).splitlines() if line.startswith("settings ")).split()[1:]
+    config = json.loads(lmtrain("pretrain", "model=gpt2_small", "data.path=x", *words, "--print-config", "--json"))
+    best = facts_of()["best"][0]
+    assert {key: config["parallel"][key] for key in best["parallel"]} == best["parallel"]
+    assert config["train"]["global_batch"] == 64
+
+
+def test_what_is_given_is_kept() -> None:
+    for one in facts_of("parallel.zero=3", "parallel.tp=2", "train.micro_batch=2")["best"]:
+        assert (one["parallel"]["zero"], one["parallel"]["tp"], one["micro_batch"]) == (3, 2, 2)
+
+
+def test_what_is_not_given_is_assumed_and_ranged() -> None:
+    words = ["model=gpt_tiny", "hardware=a100_80gb", "gpus=2", "parallel.pp=1", "recompute=none", "--doublings", "0"]
+    facts = json.loads(lmtrain("plan", *words, "--json"))
+    said = {one["what"].partition(" ")[0]: one["tokens_per_s"] for one in facts["assumed"]}
+    assert set(said) == {"train.global_batch", "model.vocab_size", "precision"}
+    low, high = said["model.vocab_size"]
+    assert low < facts["best"][0]["tokens_per_s"] < high
+
+
+@pytest.mark.wide
+def test_margin_and_switch_leave_fewer_layouts() -> None:
+    every = facts_of()["layouts"]["fitting"]
+    assert facts_of("--margin", "0.9")["layouts"]["fitting"] < every
+    facts = facts_of("--gpus-per-node", "2", "--nodes-per-switch", "2")
+    assert 0 < facts["layouts"]["fitting"] < every
+    assert all(one["parallel"]["dp_shard"] * one["parallel"]["tp"] <= 4 for one in facts["best"])
+
+
+@pytest.mark.wide
+def test_a_model_too_large_says_what_misses_by_least() -> None:
+    shown = lmtrain("plan", "model=gpt3_175b", "hardware=h100", "gpus=2", "train.global_batch=2", "recompute=full")
+    assert "nothing fits" in shown
+    assert re.search(r"[GT]iB too much", shown)
+
+
+@pytest.mark.wide
+def test_more_gpus_bring_a_gain() -> None:
+    facts = json.loads(lmtrain(*FEW[:-1], "parallel.vp=1", "--doublings", "2", "--grow-batch", "--json"))
+    assert [point["gpus"] for point in facts["curve"]] == [8, 16, 32]
+    assert all(1 < point["gain"] <= 2.01 for point in facts["curve"][1:])
+    assert [point["best"]["gpus"] for point in facts["curve"]] == [8, 16, 32]
+
+
+def test_saves_are_spaced_by_young_and_daly() -> None:
+    low, high = facts_of("run.time_between_failures=3h")["save_every_s"]
+    assert low == pytest.approx((2 * 1 * 3 * 3600) ** 0.5)
+    assert high >= low
+    assert facts_of()["save_every_s"] is None
+
+
+class _Page(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.open, self.seen, self.outside = list[str](), list[str](), list[str]()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+        self.outside += [f"{tag} {key}={value}" for key, value in attrs if key in ("src", "href", "srcset", "data")]
+        if tag not in ("meta", "line", "polyline", "polygon", "circle"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert tag in ("line", "polyline", "polygon", "circle") or self.open.pop() == tag
+
+
+def test_the_page_stands_alone(tmp_path: Path) -> None:
+    path = tmp_path / "plan.html"
+    lmtrain(*FEW[:-3], "parallel.pp=2", "parallel.vp=1", "recompute=none", "--doublings", "1", "--html", path)
+    text = path.read_text(encoding="utf-8")
+    page = _Page()
+    page.feed(text)
+    assert page.open == []
+    assert page.outside == []
+    assert page.seen.count("svg") == 4
+    assert "script" not in page.seen
+    assert "url(" not in text
+    assert "@import" not in text
+    assert "prefers-color-scheme: dark" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["hardware=h100"], 2, "Add gpus=1024"),
+        (["gpus=8"], 2, "Use one of a100_40gb"),
+        (["hardware=h100_dgx", "gpus=8"], 2, "Did you mean h100 or h100_96gb or h100_pcie?"),
+        (["hardware=h100", "gpu=8"], 2, "Did you mean gpus=8?"),
+        (["hardware=h100", "gpus=0"], 2, "Use gpus=1."),
+        (["hardware=h100", "gpus=many"], 2, "Use gpus=1024"),
+        (["hardware=h100", "gpus=8", "gpus=9"], 2, "Leave one of them out"),
+        (["hardware=h100", "gpus=8", "modle=x"], 2, "Did you mean model?"),
+        (["hardware=h100", "gpus=8", "parallel.tpp=2"], 2, "Did you mean tp?"),
+        (["hardware=h100", "gpus=8", "parallel.tp=x"], 2, "Use tp=2."),
+        (["hardware=h100", "gpus=8", "parallel.schedule=zb"], 2, "Did you mean zb_v?"),
+        (["hardware=h100", "gpus=8", "hardware.nic_GBps=abc"], 2, "is not a number"),
+        (["hardware=h100", "gpus=8", "hardware.nic_GBps=0"], 2, "must be above 0"),
+        (["hardware=h100", "gpus=8", "tokens=much"], 2, "is not a size"),
+        (["hardware=h100", "gpus=8", "--layout", "tp"], 2, "Use tp=VALUE"),
+        (["hardware=h100", "gpus=8", "--layout", "tp=3"], 2, "Use gpus=6"),
+        (["hardware=h100", "gpus=8", "--layout", "micro_batch=2"], 2, "Add train.micro_batch=2 beside it"),
+        (["hardware=h100", "gpus=8", "--layout", "zero=0"], 2, "Use zero=1"),
+        (["hardware=h100", "gpus=8", "--layout", "tp=8"], 78, "does not divide model.num_heads=12"),
+        (["hardware=h100", "gpus=7", "train.global_batch=5", "parallel.pp=1"], 2, "Use train.global_batch=7"),
+        (["hardware=h100", "gpus=8", "--html", "no/such/folder.html"], 2, "is in no folder"),
+        (["hardware=h100", "gpus=8", "--by", "luck"], 2, "lmtrain plan --help"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_planned_is_refused(words: list[str], code: int, said: str) -> None:
+    found, output = outcome("plan", "model=gpt2_small", *words)
+    assert found == code, output
+    assert said in output
+    assert "Traceback" not in output
+
+
+@pytest.mark.wide
+def test_a_machine_of_ones_own_is_read_from_a_folder(tmp_path: Path) -> None:
+    text = Path("conf/hardware/h100.yaml").read_text(encoding="utf-8")
+    (tmp_path / "hardware").mkdir()
+    (tmp_path / "hardware" / "mine.yaml").write_text(text.replace("memory_GBps: 3352", "memory_GBps: 1000"))
+    words = [*FEW[:2], "hardware=mine", *FEW[3:], "--config-dir", str(tmp_path), "--json"]
+    assert json.loads(lmtrain(*words))["best"][0]["step_s"] > facts_of()["best"][0]["step_s"]
+    faster = facts_of("hardware.memory_GBps=9999")["best"][0]["step_s"]
+    assert faster < facts_of()["best"][0]["step_s"]
+
+
+_WATCHED = """
+import resource, sys
+from lmtrain.cli.main import main
+try:
+    main(sys.argv[1:])
+except SystemExit as end:
+    assert not end.code, end.code
+print("torch" in sys.modules, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024, file=sys.stderr)
+"""
+
+
+@pytest.mark.wide
+def test_all_layouts_of_a_large_model_are_priced_without_torch_in_little_memory() -> None:
+    words = ["plan", "model=gpt3_175b", "hardware=h100", "gpus=1024", "train.global_batch=1536", "--json"]
+    done = subprocess.run([sys.executable, "-c", _WATCHED, *words], capture_output=True, text=True, check=True)
+    torch, megabytes = done.stderr.split()[-2:]
+    assert torch == "False"
+    assert int(megabytes) < 500
+    assert json.loads(done.stdout)["layouts"]["legal"] > 1_000_000

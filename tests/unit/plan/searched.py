@@ -1,0 +1,44 @@
+"""A small run, ranked once for the tests of what is said of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+from lmtrain.config.compose import conf_dir
+from lmtrain.models.gpt_settings import GPTSettings
+from lmtrain.optim.adamw_settings import AdamWSettings
+from lmtrain.parallel.compute_settings import ComputeSettings
+from lmtrain.parallel.precision_settings import Bf16Settings
+from lmtrain.placement.parallel_settings import ParallelSettings
+from lmtrain.plan.curve import Study
+from lmtrain.plan.hardware import Hardware, hardware_named
+from lmtrain.plan.ours import Planned
+from lmtrain.plan.rank import Limits, Prices, Ranked
+
+LARGE = GPTSettings(num_layers=8, width=6144, num_heads=48, vocab_size=32000, seq_len=2048)
+
+
+def run_of(model: GPTSettings, global_batch: int, *, compiles: bool = False) -> Planned:
+    return Planned(
+        model=model, parallel=ParallelSettings(), precision=Bf16Settings(), compute=ComputeSettings(compile=compiles),
+        optim=AdamWSettings(lr=1e-3), micro_batch=1, global_batch=global_batch,
+    )  # fmt: skip
+
+
+@cache
+def h100() -> Hardware:
+    return hardware_named("h100", conf_dir() / "hardware")
+
+
+@cache
+def study(margin: float = 0.08, switch: int = 0, memory_GiB: float = 79.1) -> Study:
+    return Study(
+        run=run_of(LARGE, 64), hardware=replace(h100(), memory_GiB=memory_GiB), prices=Prices(), fixed={},
+        limits=Limits(margin=margin, switch=switch),
+    )  # fmt: skip
+
+
+@cache
+def ranked(margin: float = 0.08, switch: int = 0, memory_GiB: float = 79.1) -> Ranked:
+    return study(margin, switch, memory_GiB).ranked(16)

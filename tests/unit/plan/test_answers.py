@@ -1,0 +1,69 @@
+"""What is said of a layout adds up, and says why it lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from lmtrain.plan.answers import PARTS, Answer, answers, map_of, unfitting, why_slower
+from lmtrain.plan.memory import GIB
+from tests.unit.plan.searched import LARGE, ranked
+
+
+def best(count: int = 3) -> list[Answer]:
+    found = ranked()
+    return answers(found, found.firsts(found.fastest)[:count])
+
+
+def test_parts_add_up_to_the_step_and_names_to_the_memory() -> None:
+    found = ranked()
+    for place, one in zip(found.firsts(found.fastest), best(5), strict=False):
+        assert one.seconds == pytest.approx(found.seconds[place])
+        assert one.held == pytest.approx(found.held[place])
+        assert min(one.parts.values()) >= 0
+        assert set(one.parts) == set(PARTS)
+
+
+def test_rates_follow_from_the_step() -> None:
+    one = best()[0]
+    assert one.gpus == 16
+    assert one.tokens_per_s == pytest.approx(64 * 2048 / one.seconds)
+    assert one.mfu == pytest.approx(LARGE.shape.flops_per_token() * one.tokens_per_s / (16 * 989.4e12))
+    assert one.joules_per_token == pytest.approx(one.watts * 16 * one.seconds / (64 * 2048))
+    assert 0.8 * 700 < one.watts < 700
+    low, high = one.between
+    assert low < one.seconds < high
+    assert one.seconds / low == pytest.approx(high / one.seconds)
+
+
+def test_why_a_layout_lost_is_the_part_that_grew_most() -> None:
+    first, *others = best(8)
+    for other in others:
+        more = {name: other.parts[name] - first.parts[name] for name in PARTS}
+        worst = max(more, key=lambda name: more[name])
+        assert why_slower(other, first).startswith(f"{PARTS[worst]} +")
+
+
+def test_the_map_has_the_fastest_of_each_place_or_what_it_would_need() -> None:
+    cells = map_of(ranked())
+    assert set(cells) == {(pp, tp) for pp in (1, 2, 4, 8) for tp in (1, 2, 4, 8, 16) if pp * tp <= 16}
+    fastest = min((one for one in cells.values() if isinstance(one, Answer)), key=lambda one: one.seconds)
+    assert fastest.seconds == pytest.approx(best()[0].seconds)
+    small = map_of(ranked(memory_GiB=8.0))
+    needs = [one for one in small.values() if isinstance(one, float)]
+    assert needs
+    assert all(one > 8 * 0.92 * GIB for one in needs)
+
+
+def test_where_nothing_fits_the_smallest_are_shown() -> None:
+    found = ranked(memory_GiB=1.0)
+    assert len(found.fastest) == 0
+    shown = list(unfitting(found, 3))
+    assert len(shown) == 3
+    assert shown[0].held == pytest.approx(found.held.min())
+
+
+def test_facts_are_plain_data() -> None:
+    facts = best()[0].facts()
+    assert facts["parallel"]["tp"] == best()[0].run.parallel.tp
+    assert facts["step_s_80_percent"][0] < facts["step_s"] < facts["step_s_80_percent"][1]
+    assert sum(facts["memory_bytes"].values()) == pytest.approx(facts["held_bytes"])

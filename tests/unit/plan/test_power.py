@@ -1,0 +1,36 @@
+"""Watts between rest and full work, and dollars."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from lmtrain.plan.case import columns
+from lmtrain.plan.factors import fitted
+from lmtrain.plan.ours import case_of
+from lmtrain.plan.power import COMPUTING, RESTING, busy_share, dollars, watts
+from lmtrain.plan.step import price_step
+from tests.unit.plan.searched import LARGE, h100, run_of
+
+
+def test_a_device_that_waits_draws_less_but_not_much_less() -> None:
+    run = run_of(LARGE, 64)
+    cases = columns([
+        case_of(replace(run, parallel=replace(run.parallel, tp=tp, dp_shard=64 // tp)), h100()) for tp in (1, 32)
+    ])  # fmt: skip
+    time = price_step(cases, fitted())
+    busy, power = busy_share(time), watts(time, h100())
+    assert 0 < busy[1] < busy[0] < 1
+    assert power == pytest.approx(700 * (RESTING + COMPUTING * busy))
+    assert power[1] > 0.75 * power[0]
+
+
+def test_a_machine_whose_power_is_not_known_has_none() -> None:
+    time = price_step(columns([case_of(run_of(LARGE, 8), h100())]), fitted())
+    assert np.array_equal(watts(time, replace(h100(), power_W=0.0)), [0.0])
+
+
+def test_dollars_are_hours_of_all_devices() -> None:
+    assert dollars(86400, 1024, 2.5) == pytest.approx(24 * 1024 * 2.5)

@@ -1,0 +1,135 @@
+"""The search offers what the settings accept: no more, no less, and prices each as if it were alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lmtrain.config.base import kinds
+from lmtrain.errors import LmtrainError
+from lmtrain.models.gpt_settings import GPTSettings
+from lmtrain.parallel.recompute_settings import RecomputeSettings
+from lmtrain.placement.parallel_settings import ParallelSettings
+from lmtrain.plan.case import Columns, columns
+from lmtrain.plan.ours import Planned, case_of
+from lmtrain.plan.search import legal
+from lmtrain.schedules.pipeline_schedule import PipelineSchedule
+from lmtrain.train.config import RunConfig
+from lmtrain.train.train_settings import TrainSettings
+from tests.unit.plan.searched import h100, run_of
+
+SMALL = GPTSettings(num_layers=4, width=24, num_heads=12, num_kv_heads=6, vocab_size=67, vocab_multiple=1, seq_len=6)
+DEEP = replace(SMALL, num_layers=9, num_heads=4, num_kv_heads=None, seq_len=8, dropout=0.1)
+
+
+def key(run: Planned) -> tuple[Any, ...]:
+    return run.parallel, run.micro_batch, run.recompute
+
+
+def every_combination(run: Planned, world_size: int) -> Iterator[tuple[Any, ...]]:
+    """All that RunConfig accepts, asked one by one."""
+    sizes = [n for n in range(1, world_size + 1) if world_size % n == 0]
+    for pp, replicate, shard, tp in product(sizes, repeat=4):
+        if pp * replicate * shard * tp != world_size:
+            continue
+        for vp, zero, sequence, word, balance in product(
+            range(1, run.model.shape.num_layers + 2), range(4), (True, False), kinds(PipelineSchedule),
+            ("layers", "cost"),
+        ):  # fmt: skip
+            try:
+                parallel = ParallelSettings(
+                    pp=pp, vp=vp, dp_replicate=replicate, dp_shard=shard, tp=tp, zero=zero,
+                    sequence_parallel=sequence, schedule=word, balance=balance,  # type: ignore[arg-type]
+                )  # fmt: skip
+            except LmtrainError:
+                continue
+            yield from _rest(run, parallel)
+
+
+def _rest(run: Planned, parallel: ParallelSettings) -> Iterator[tuple[Any, ...]]:
+    parts = {"model": run.model, "parallel": parallel, "compute": run.compute}
+    if any(RunConfig.problems_across(parts)):
+        return
+    for micro in range(1, run.global_batch + 1):
+        train = TrainSettings(steps=1, global_batch=run.global_batch, micro_batch=micro)
+        if any(RunConfig.problems_across({"train": train, "parallel": parallel})):
+            continue
+        for kind in kinds(RecomputeSettings).values():
+            recompute: Any = kind()
+            if not any(RunConfig.problems_across(parts | {"recompute": recompute})):
+                yield parallel, micro, recompute
+
+
+@pytest.mark.parametrize(("model", "world_size", "batch"), [(SMALL, 2, 4), (SMALL, 3, 6)])
+def test_all_that_the_settings_accept_is_offered_and_nothing_else(
+    model: GPTSettings, world_size: int, batch: int
+) -> None:
+    _compare(run_of(model, batch), world_size)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("compiles", [False, True])
+@pytest.mark.parametrize(
+    ("model", "world_size", "batch"),
+    [(SMALL, 4, 12), (SMALL, 12, 12), (DEEP, 4, 8), (DEEP, 8, 24), (replace(SMALL, num_kv_heads=4, num_heads=8), 6, 6)],
+)
+def test_the_same_in_larger_worlds(model: GPTSettings, world_size: int, batch: int, compiles: bool) -> None:
+    _compare(run_of(model, batch, compiles=compiles), world_size)
+
+
+def _compare(run: Planned, world_size: int) -> None:
+    offered = [key(one) for one in legal(run, world_size, h100())]
+    accepted = set(every_combination(run, world_size))
+    assert len(offered) == len(set(offered)) > 0
+    assert set(offered) == accepted
+
+
+def test_a_batch_that_no_copies_can_share_leaves_what_has_none() -> None:
+    assert {one.parallel.layout.dp for one in legal(run_of(SMALL, 1), 4, h100())} == {1}
+    assert len(legal(run_of(replace(SMALL, num_layers=1, num_heads=1, num_kv_heads=1), 1), 4, h100())) == 0
+
+
+def test_what_is_given_is_kept() -> None:
+    fixed = {"tp": 2, "dp_shard": 2, "zero": 3, "micro_batch": 2}
+    found = list(legal(run_of(SMALL, 8), 8, h100(), fixed))
+    assert {one.parallel.tp for one in found} == {2}
+    assert {(one.parallel.dp_shard, one.parallel.zero, one.micro_batch) for one in found} == {(2, 3, 2)}
+    assert {one.parallel.pp for one in found} == {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("model", "fixed"),
+    [
+        (SMALL, {}),
+        (replace(DEEP, num_layers=7, window=3, tied=False), {}),
+        (SMALL, {"zero": 3, "dp_shard": 4, "micro_batch": 2, "sequence_parallel": False}),
+        (SMALL, {"recompute": kinds(RecomputeSettings)["full"](), "schedule": "interleaved", "tp": 2}),
+    ],
+)
+def test_columns_of_many_are_those_of_each_alone(model: GPTSettings, fixed: dict[str, Any]) -> None:
+    space = legal(run_of(model, 24), 8, h100(), fixed)
+    some = random.Random(1).sample(range(len(space)), min(len(space), 100))
+    rows = np.array(some, dtype=np.intp)
+    many = space.columns(rows)
+    alone = columns([case_of(space.planned(row), h100()) for row in rows])
+    for field in fields(Columns):
+        np.testing.assert_array_equal(getattr(many, field.name), getattr(alone, field.name), err_msg=field.name)
+
+
+def test_what_is_priced_the_same_is_priced_once() -> None:
+    space = legal(run_of(SMALL, 8), 4, h100())
+
+    def rows_of(these: Any) -> list[tuple[float, ...]]:
+        found = space.columns(these)
+        return list(zip(*(getattr(found, field.name) for field in fields(Columns)), strict=True))
+
+    different = rows_of(space.different)
+    assert len(different) < len(space)
+    assert len(set(different)) == len(different)
+    assert set(different) == set(rows_of(np.arange(len(space))))
