@@ -40,7 +40,7 @@ class Layers:
         self.heads, self.keys = (n * shape.head_width * e / tp for n in (shape.num_heads, shape.num_kv_heads))
         self.ffn = shape.ffn_width * e / tp
         self.up = self.ffn * (2 if shape.gated else 1)
-        self.logits = -(-model.padded_vocab_size // tp) * e
+        self.logits: float = -(-model.padded_vocab_size // tp) * e
         self.rotary = getattr(model, "positions", "learned") == "rotary"
         self.parallel_block = getattr(model, "parallel_block", False)
         self.post_norm = getattr(model, "norm_order", "pre") == "post"

@@ -17,7 +17,7 @@ from lmtrain.models.model_settings import ModelSettings
 from lmtrain.optim.optim_settings import OptimSettings
 from lmtrain.placement.memory import FP32_BYTES, Numbers, Weights, count, places_held, rank_bytes
 from lmtrain.placement.stages import Stage
-from lmtrain.plan.factors import MEMORY_FACTORS
+from lmtrain.plan.factors import fitted_memory
 from lmtrain.plan.kept import Layers, kept_of
 from lmtrain.plan.memory import GIB
 from lmtrain.plan.ours import Planned
@@ -45,8 +45,9 @@ def rank_bytes_of(run: Planned, rank: int) -> dict[str, int]:
     }  # fmt: skip
     needs_gpu = dict.fromkeys(NEED_A_GPU, 0.0)
     if run.compute.device != "cpu":
-        needs_gpu["communicators"] = MEMORY_FACTORS["base_GiB"].value * GIB
-        needs_gpu["slack"] = MEMORY_FACTORS["slack"].value * (activations + logits + working)
+        factors = fitted_memory()
+        needs_gpu["communicators"] = factors["base_GiB"] * GIB
+        needs_gpu["slack"] = factors["slack"] * (activations + logits + working)
     return {name: round(size) for name, size in (found | needs_gpu).items()}
 
 
@@ -158,7 +159,7 @@ def _in_flight(schedule: str, rank: int, pp: int, vp: int, count: int) -> frozen
                 held[0], held[1] = held[0] - 1, held[1] + 1
             case Kind.WEIGHT:
                 held[1] -= 1
-        found.add(tuple((stage, *both) for stage, both in sorted(counts.items())))
+        found.add(tuple((stage, waits, later) for stage, (waits, later) in sorted(counts.items())))
     return frozenset(found)
 
 

@@ -129,7 +129,8 @@ def slow_links() -> Iterator[None]:
 
         def send(self: messages.Outbox, needed: int, tensor: Tensor, tag: int) -> None:
             ready = time.perf_counter() + (0.0 if tag else SECONDS.send)
-            self.under_way.append((needed, Late(lane.submit(_send_at, ready, self, tensor, tag)), tensor))
+            late: Any = Late(lane.submit(_send_at, ready, self, tensor, tag))
+            self.under_way.append((needed, late, tensor))
 
         stack.enter_context(replaced(messages.Outbox, "_send", send))
         for owner, seconds in ((sharding._AllGather, SECONDS.gather), (sharding._ReduceScatter, SECONDS.reduce)):

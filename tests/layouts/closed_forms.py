@@ -1,8 +1,4 @@
-"""The tables of docs/explanation/parallelism.md as functions: what a step sends, and what a forward keeps.
-
-N tokens of a microbatch on a rank, D width, W heads x head width (Wkv of keys), F feed-forward, V rows of vocabulary,
-L blocks, t = tp, s = tp where the sequence is cut too and 1 elsewhere, e bytes of a number that computes.
-"""
+"""The tables of docs/explanation/parallelism.md as functions: what weights cost a rank, and what a step sends."""
 
 from __future__ import annotations
 
@@ -86,23 +82,3 @@ def _data_parallel(case: Case, places: Iterable[Place]) -> Counter[Sent]:
         if case.parallel.dp_replicate > 1:
             sent[REDUCE, "dp_replicate", size * FP32] += 1
     return sent
-
-
-def activations(case: Case) -> float:
-    """Bytes that one microbatch's forward keeps, for a block of LayerNorm, GELU and learned positions."""
-    settings, n, t, e = case.model_settings, tokens(case), case.tp, number_bytes(case)
-    shape, s = settings.shape, case.tp if case.sequence else 1
-    heads, keys = shape.num_heads * shape.head_width, shape.num_kv_heads * shape.head_width
-    attended = (2 * heads + 2 * keys) / t * e + 4 * shape.num_heads / t  # queries, keys, values, output, log-sums
-    block = {
-        "none": 4 * shape.width / s * e + attended + 2 * shape.ffn_width / t * e + 16 / s,
-        "operators": (shape.width / s + 2 * shape.width + shape.ffn_width / t) * e + attended,
-        "full": shape.width / s * e,
-    }
-    block["attention"] = block["none"] - 4 * shape.num_heads / t
-    kinds = [case.recompute] * shape.num_layers
-    if case.recompute == "first":
-        kinds = ["full"] + ["none"] * (shape.num_layers - 1)
-    rows = -(-settings.padded_vocab_size // t)
-    ends = (2 * shape.width / s + rows) * e + 25  # the last norm, logits, what the loss keeps of a label
-    return n * (sum(block[kind] for kind in kinds) + ends)

@@ -11,7 +11,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lmtrain.parallel import sharding
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.parallel.pipeline import executor
+from lmtrain.parallel.pipeline.messages import Post
 from lmtrain.parallel.precision import MasterWeights
 from lmtrain.schedules.table import Action
 from lmtrain.train.setup import build_optimizer
@@ -78,13 +79,20 @@ class Ledger:
 
     def __init__(self, model: ParallelModel) -> None:
         self.model, self.living = model, Living()
-        self.posts: list[executor.Post] = []
+        self.posts: list[Post] = []
         self.buffers: Sizes = {}
         self.allocated: dict[str, list[int]] = defaultdict(list)  # by who asked for a buffer
         self.most: dict[str, int] = defaultdict(int)
         self.last: dict[str, int] = {}
 
     def look(self) -> None:
+        # because: a thread of gloo's may still be letting go of what it has sent; a look a moment later is right
+        looks = [self._look() for _ in range(3)]
+        self.last = {name: min(look[name] for look in looks) for name in looks[0]}
+        for name, size in self.last.items():
+            self.most[name] = max(size, self.most[name])
+
+    def _look(self) -> dict[str, int]:
         gc.collect()
         owned = {
             "weights": sizes_of(self.gathered_weights()), "gradients": sizes_of(self.gradients()),
@@ -94,9 +102,7 @@ class Ledger:
         living = {key: size for key, size in self.living.sizes().items() if key not in known}
         owned["logits"] = {key: size for key, size in living.items() if key in self.living.logits}
         owned["activations"] = {key: size for key, size in living.items() if key not in self.living.logits}
-        self.last = {name: sum(sizes.values()) for name, sizes in owned.items()}
-        for name, size in self.last.items():
-            self.most[name] = max(size, self.most[name])
+        return {name: sum(sizes.values()) for name, sizes in owned.items()}
 
     def gathered_weights(self) -> Iterator[Tensor]:
         for one in self._sharded():
@@ -146,8 +152,8 @@ class Ledger:
 @contextmanager
 def following(ledger: Ledger) -> Iterator[None]:
     """Looks before and after every action, and notes logits, messages and buffers as they come."""
-    model, entropy = ledger.model, ledger.model.objective.cross_entropy
-    train: Any = model.runner.train
+    objective, runner = ledger.model.objective, cast(Any, ledger.model.runner)
+    entropy, train = objective.cross_entropy, runner.train
 
     def train_and_look(*args: Any) -> Any:
         watch = args[-1]
@@ -166,10 +172,10 @@ def following(ledger: Ledger) -> Iterator[None]:
 
     def noted(logits: Tensor, labels: Tensor) -> Tensor:
         ledger.living.note_logits(logits)
-        logits.register_hook(ledger.living.note_logits)
+        logits.register_hook(ledger.living.note_logits)  # type: ignore[no-untyped-call]
         return entropy(logits, labels)
 
-    class Noted(executor.Post):
+    class Noted(Post):
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **options)
             ledger.posts.append(self)
@@ -181,7 +187,7 @@ def following(ledger: Ledger) -> Iterator[None]:
 
     gc.collect()
     gc.freeze()  # because: a look then goes through what has come since, and not through all of torch
-    model.runner.train, model.objective.cross_entropy = train_and_look, noted  # type: ignore[method-assign]
+    runner.train, objective.cross_entropy = train_and_look, noted
     with ExitStack() as stack:
         stack.enter_context(replaced(executor, "Post", Noted))
         stack.enter_context(replaced(sharding._Talk, "allocate", allocate))

@@ -1,8 +1,7 @@
-"""What workers measure for test_sharding.py: bytes by kind, collectives of a step, activations of a forward."""
+"""What workers measure for test_sharding.py: bytes by kind and collectives of a step."""
 
 from __future__ import annotations
 
-import gc
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +14,7 @@ from lmtrain.parallel.mesh import Mesh
 from lmtrain.train.setup import build_optimizer
 from lmtrain.train.step import train_step
 from tests.layouts.cases import Case
-from tests.layouts.memory import Between, LiveBytes, living_tensors, storages, weight_bytes
+from tests.layouts.memory import Between, living_tensors, storages, weight_bytes
 from tests.layouts.toy_data import loader_of
 from tests.layouts.training import OPTIM, build, dp_index
 
@@ -64,17 +63,3 @@ def collectives(name: str) -> list[tuple[str, str, int]]:
     with counter:
         train_step(model, optimizer, loader.read(1), OPTIM.lr, OPTIM.clip_norm)
     return counter.seen
-
-
-def activations(name: str) -> int:
-    """Bytes that live between forward and backward of one microbatch because backward needs them."""
-    case = Case.named(name)
-    model = build(case)
-    (batch,) = loader_of(case, dp_index(case)).read(0).microbatches
-    live = LiveBytes()
-    with live:
-        loss = model.objective.loss_sums(model.model, model.model(batch), batch).sum()
-        gc.collect()
-        found = live.total
-    torch.autograd.backward(loss)
-    return found

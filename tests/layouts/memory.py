@@ -1,4 +1,4 @@
-"""What lies in memory: storages by kind between two microbatches, and what a forward leaves for backward.
+"""What lies in memory: storages by kind between two microbatches.
 
 Runs in workers. Storages and not tensors are counted: views share, and FSDP frees by shrinking a storage to nothing.
 """
@@ -6,14 +6,12 @@ Runs in workers. Storages and not tensors are counted: views share, and FSDP fre
 from __future__ import annotations
 
 import gc
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmtrain.batch import Batch
 from lmtrain.parallel.model import ParallelModel
@@ -73,25 +71,3 @@ class Between(list[Batch]):
         if index == 1:
             self.look()
         return super().__getitem__(index)
-
-
-class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Bytes of the storages that operators have made inside the `with` and that still live."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.live: dict[int, int] = {}
-
-    @property
-    def total(self) -> int:
-        return sum(self.live.values())
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {t.untyped_storage()._cdata for t in torch.utils._pytree.tree_leaves(args) if isinstance(t, Tensor)}
-        result = function(*args, **(kwargs or {}))
-        for tensor in torch.utils._pytree.tree_leaves(result):
-            if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in given | self.live.keys():
-                storage = tensor.untyped_storage()
-                self.live[storage._cdata] = storage.nbytes()
-                weakref.finalize(storage, self.live.pop, storage._cdata, None)
-        return result

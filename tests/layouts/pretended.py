@@ -9,7 +9,7 @@ import gc
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -20,6 +20,7 @@ from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.mesh import Mesh, build_mesh
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.plan.ours import Planned
+from lmtrain.spec import LanguageModel
 from lmtrain.train.setup import build_optimizer
 from tests.layouts.bugs import replaced
 from tests.layouts.held import Ledger, sizes_of
@@ -69,10 +70,10 @@ def _kept(run: Planned, model: ParallelModel) -> dict[str, int]:
 
 
 def _forward(
-    model: ParallelModel, stage: nn.Module, batch: Batch, came_in: Tensor | None, ledger: Ledger, *, last: bool
+    model: ParallelModel, stage: LanguageModel, batch: Batch, came_in: Tensor | None, ledger: Ledger, *, last: bool
 ) -> Tensor | GradientEdge:
     """What the pipeline holds on to."""
-    hidden: Tensor = stage(batch, came_in)
+    hidden = stage(batch, came_in)
     if not last:
         return get_gradient_edge(hidden)
     logits = stage.logits(hidden)

@@ -43,7 +43,7 @@ from lmtrain.train.forecast import expected_step, forecast_facts, planned_of
 from lmtrain.train.preflight import load_data, preflight
 from lmtrain.train.setup import Run, open_run
 from tests.cli.harness import outcome
-from tests.layouts.memory import LiveBytes
+from tests.layouts.held import Living
 from tests.promise.bench import Bench, Settings, config_of, tree_of, typed
 
 _VOCABULARY, _ROWS, _MANY = 40, 4, 48
@@ -237,9 +237,9 @@ def activations(bench: Bench, settings: Settings) -> Any:
     """Bytes that live between forward and backward of a microbatch."""
     with opened(settings) as it:
         (batch, *_) = it.loader.read(0).microbatches
-        with LiveBytes() as live:
+        with Living() as live:
             loss = it.model.objective.loss_sums(it.model.model, it.model.model(batch), batch).sum()
-            found = live.total
+            found = sum(live.sizes().values())
         torch.autograd.backward(loss)
         return found
 

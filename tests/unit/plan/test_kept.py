@@ -1,0 +1,62 @@
+"""What a microbatch keeps: the published formula where there is one, and an order among the ways to do it again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lmtrain.parallel.recompute_settings import (
+    AttentionRecomputeSettings,
+    FullRecomputeSettings,
+    NoRecomputeSettings,
+    OperatorsRecomputeSettings,
+)
+from lmtrain.placement.stages import Stage
+from lmtrain.plan.kept import kept_of
+from tests.unit.plan.ours import GPT3, planned
+
+MIDDLE = Stage(1, range(6, 7), first=False, last=False)
+NONE = NoRecomputeSettings()
+
+
+def a_block(model: Any = GPT3, **changes: Any) -> float:
+    """In bytes x tokens x width, as Korthikanti 2022 counts."""
+    run = planned(model, **({"recompute": NONE} | changes))
+    return kept_of(run, MIDDLE).hidden / (run.micro_batch * run.shape.seq_len * run.shape.width)
+
+
+def test_gpt3_keeps_what_the_paper_says() -> None:
+    """34 bytes over tp, of which dropout's masks are 2; a flash kernel keeps its sums alone of the scores."""
+    assert 8 * a_block(replace(GPT3, dropout=0.1)) == pytest.approx(34, rel=0.01)
+    assert a_block(sequence_parallel=False) == pytest.approx(8 + 24 / 8, rel=0.01)
+
+
+def test_each_way_to_do_it_again_keeps_less() -> None:
+    kinds = (NONE, AttentionRecomputeSettings(), FullRecomputeSettings())
+    none, attention, full = (a_block(recompute=kind) for kind in kinds)
+    assert none > attention > full == 2 / 8
+    one_process = [a_block(recompute=kind, tp=1, pp=96) for kind in (NONE, OperatorsRecomputeSettings())]
+    assert one_process[0] > one_process[1]
+
+
+def test_words_of_the_model_change_what_is_kept() -> None:
+    wide = replace(GPT3, num_kv_heads=8), replace(GPT3, parallel_block=True)
+    more = replace(GPT3, activation="swiglu", ffn_width=4 * 12288), replace(GPT3, positions="rotary")
+    assert all(a_block(model) < a_block() for model in wide)
+    assert all(a_block(model) > a_block() for model in more)
+    assert a_block(document_mask=True) > a_block()
+
+
+def test_only_the_last_stage_has_logits() -> None:
+    run = planned(recompute=NONE)
+    stages = [held[0] for held in run.stages]
+    assert [kept_of(run, stage).logits for stage in stages[:-1]] == [0] * 15
+    assert kept_of(run, stages[-1]).logits == 2048 * 50304 / 8 * 2
+
+
+def test_a_backward_in_halves_puts_off_more_than_it_kept() -> None:
+    """Over a cut sequence products take whole ones: that is what zero-bubble schedules cost."""
+    kept = kept_of(planned(recompute=NONE), MIDDLE)
+    assert kept.later > kept.hidden

@@ -1,0 +1,67 @@
+"""Bytes of each rank by name: what the sizes and the schedule's row make of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from lmtrain.parallel.recompute_settings import NoRecomputeSettings
+from lmtrain.plan.kept import kept_of
+from lmtrain.plan.ranks import NEED_A_GPU, fullest_rank, rank_bytes_of
+from tests.unit.plan.ours import GPT3, planned, planned_on_cpu
+
+NONE = NoRecomputeSettings()
+
+
+def test_gpt3s_weights_are_the_papers() -> None:
+    """175 billion numbers over 128 parts: 2 bytes to compute, 4 of gradients, and 12 shared by 8.
+
+    Padding, and what each tp rank has all of, are less than 2 in 1,000.
+    """
+    ranks = [rank_bytes_of(planned(), rank) for rank in range(0, 1024, 64)]
+    held = {name: sum(rank[name] for rank in ranks) * 8 for name in ("weights", "gradients", "masters", "moments")}
+    numbers = GPT3.num_parameters + 50257 * 12288  # the copy of the tied weight
+    assert held["weights"] == pytest.approx(2 * numbers, rel=0.002)
+    assert held["gradients"] == pytest.approx(4 * numbers, rel=0.002)
+    assert held["masters"] == pytest.approx(4 * numbers / 8, rel=0.002)
+    assert held["moments"] == pytest.approx(8 * numbers / 8, rel=0.002)
+
+
+@pytest.mark.parametrize(("schedule", "vp", "first", "last"), [("1f1b", 1, 16, 1), ("gpipe", 1, 192, 192)])
+def test_activations_are_those_in_flight(schedule: str, vp: int, first: int, last: int) -> None:
+    run = planned(schedule=schedule, vp=vp, recompute=NONE)
+    for rank, flying in ((0, first), (1023, last)):
+        (stage,) = run.stages[rank // 64]
+        assert rank_bytes_of(run, rank)["activations"] == pytest.approx(flying * kept_of(run, stage).hidden)
+    assert rank_bytes_of(run, 0)["logits"] == 0
+    assert rank_bytes_of(run, 1023)["logits"] == last * kept_of(run, run.stages[-1][0]).logits
+
+
+def test_a_v_holds_the_first_stage_and_the_last() -> None:
+    run = planned(schedule="zb_v", vp=2, recompute=NONE)
+    assert rank_bytes_of(run, 0)["logits"] > 0
+    assert rank_bytes_of(run, 1023)["logits"] == 0
+
+
+def test_zero_trades_what_lasts_for_what_is_gathered() -> None:
+    one, two, three = (rank_bytes_of(planned(zero=zero), 0) for zero in (1, 2, 3))
+    assert one["gradients"] == pytest.approx(8 * two["gradients"], rel=0.01)
+    assert (three["weights"], two["weights"]) == (0, one["weights"])
+    assert three["gathered"] > two["gathered"] == one["gathered"]
+    assert rank_bytes_of(planned(dp_shard=1), 0)["gathered"] == 0
+
+
+def test_one_microbatch_adds_up_no_gradients() -> None:
+    assert rank_bytes_of(planned(global_batch=8), 0)["gradients"] == rank_bytes_of(planned(zero=2), 0)["gradients"]
+
+
+def test_the_fullest_rank_is_the_first_of_a_pipeline_or_that_of_a_large_head() -> None:
+    assert fullest_rank(planned(recompute=NONE)) == 0
+    large = replace(GPT3, num_layers=16, vocab_size=2_000_000)
+    assert fullest_rank(planned(large, micro_batch=4)) // 64 in (0, 15)
+
+
+def test_what_needs_a_gpu_is_nothing_on_a_cpu() -> None:
+    assert all(rank_bytes_of(planned_on_cpu(), 0)[name] == 0 for name in NEED_A_GPU)
+    assert all(rank_bytes_of(planned(), 0)[name] > 0 for name in NEED_A_GPU)
