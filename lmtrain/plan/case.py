@@ -117,6 +117,7 @@ class Case:
     num_microbatches: int
     schedule: Schedule = Schedule.ONE_F_ONE_B
     largest_stage: int = 0  # layers of the fullest stage; 0: even
+    first_stage: int = -1  # layers of the first stage; -1: as many as the fullest
     last_stage: int = -1  # layers of the last stage; -1: even
     again: Again = Again()
     precision: str = "bf16"
@@ -184,6 +185,7 @@ class Columns:
     num_microbatches: Column
     schedule: Column
     largest_stage: Column
+    first_stage: Column
     last_stage: Column
     again_products: Column
     again_attention: Column
@@ -231,6 +233,7 @@ def _numbers(case: Case) -> dict[str, float]:
         "network": float(NETWORKS.index(hardware.network)),
         "sum_bytes": float(program.sum_bytes or program.reduce_bytes),
         "largest_stage": float(case.largest_stage or even),
+        "first_stage": float((case.largest_stage or even) if case.first_stage < 0 else case.first_stage),
         "last_stage": float(even if case.last_stage < 0 else case.last_stage),
         "again_products": case.again.products,
         "again_attention": case.again.attention,

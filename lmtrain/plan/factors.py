@@ -58,7 +58,7 @@ FACTORS: dict[str, Factor] = {
     "passes_eager": Factor(1.9, 1.0, 3.5, "memory traffic of what is neither product nor attention, beside the least"),
     "passes_fused": Factor(1.2, 0.8, 2.2, "the same, kernels fused by hand"),
     "passes_compiled": Factor(1.0, 0.6, 1.8, "the same, compiled"),
-    "cached": Factor(0.3, 0.0, 0.8, "share of that traffic that a cache saves which holds what a pass reads and writes"),
+    "cached": Factor(0.3, 0.0, 0.8, "share of that traffic that a cache saves that holds what a pass moves"),
     "norm_bytes": Factor(60.0, 15.0, 160.0, "bytes that a norm of single operations moves a number, both ways"),
     "loss_bytes": Factor(30.0, 8.0, 70.0, "bytes that the loss moves a logit"),
     # collectives
@@ -100,7 +100,6 @@ MEMORY_FACTORS: dict[str, Factor] = {
     "logit_fused": Factor(10.0, 4.0, 16.0, "the same, kernels fused by hand"),
     "logit_compiled": Factor(9.0, 4.0, 16.0, "the same, compiled"),
     "copied_bytes": Factor(2.0, 0.0, 6.0, "bytes a weight of flat copies on the way to the optimizer"),
-    "none": Factor(0.0, 0.0, 1e-9, "bytes kept of a score by kernels that never write it"),
 }  # fmt: skip
 
 

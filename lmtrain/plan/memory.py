@@ -1,7 +1,7 @@
 """Bytes of the fullest rank, by name: what is kept between steps, what a step adds, and what the machine takes.
 
-The rank of the first stage holds the embedding and the most microbatches, that of the last the head and the logits:
-both are worked out, and the fuller one counts. Arrays have one entry a case.
+The rank of the first stage holds the embedding and the most microbatches, that of the last the head and the logits, and
+stages between may have more layers: three are worked out, and the fullest counts. Arrays have one entry a case.
 """
 
 from __future__ import annotations
@@ -36,35 +36,44 @@ class RankMemory:
 
 
 def price_memory(c: Columns, f: Factors) -> RankMemory:
-    first = _rank(c, f, first=True)
-    last = _rank(c, f, first=False)
-    fuller = first.total >= last.total
-    chosen = {
-        field.name: np.where(fuller, getattr(first, field.name), getattr(last, field.name))
-        for field in fields(RankMemory)
-    }
-    return RankMemory(**chosen)
+    fullest = _rank(c, f, FIRST)
+    for place in (SECOND, LAST):
+        other = _rank(c, f, place)
+        fuller = other.total > fullest.total
+        chosen = {
+            field.name: np.where(fuller, getattr(other, field.name), getattr(fullest, field.name))
+            for field in fields(RankMemory)
+        }
+        fullest = RankMemory(**chosen)
+    return fullest
 
 
-def _rank(c: Columns, f: Factors, *, first: bool) -> RankMemory:
+FIRST, SECOND, LAST = range(3)  # stages; the second stands for all between, of which it holds most microbatches
+
+
+def _rank(c: Columns, f: Factors, place: int) -> RankMemory:
     heads, keys = c.num_heads * c.head_width, c.num_kv_heads * c.head_width
     block = (c.width * (2 * heads + 2 * keys) + c.width * c.ffn_width * (2 + c.gated)) / c.tp
     table = c.vocab * c.width / c.tp
     alone = (c.pp == 1) | (c.schedule == Schedule.ZB_V)  # one rank has both ends
-    tables = np.where(alone, np.where(c.tied > 0, 1.0, 2.0), 1.0)
-    layers = np.where(c.pp == 1, c.num_layers, c.largest_stage if first else c.last_stage)
+    tables = np.where(alone, np.where(c.tied > 0, 1.0, 2.0), 0.0 if place == SECOND else 1.0)
+    stage = np.where(c.pp > 2, c.largest_stage, 0.0)  # there is no second where there are two
+    layers = np.where(c.pp == 1, c.num_layers, (c.first_stage, stage, c.last_stage)[place])
     held = layers * block + tables * table
     shard = np.where(c.zero > 0, c.shard, 1.0)
     sharded = c.zero == 3
     one, kept, scores = _activations(c, f)
-    flying = _in_flight(c, first=first)
+    flying = _in_flight(c, place)
     tokens = c.microbatch * c.seq_len
     activations = layers * kept * flying
     backward = np.maximum(one - kept, 0.0) + scores + 2 * tokens * c.width + 4 * tokens * c.ffn_width / c.tp
-    has_head = alone | (not first)
+    has_head = alone | (place == LAST)
     logit_bytes = f.by_kind(("logit_eager", "logit_fused", "logit_compiled"), c.pointwise)
     split = np.where(c.whole_logits > 0, 1.0, c.tp)
-    logits = np.where(has_head, tokens * c.vocab / split * logit_bytes, 0.0)
+    pieces = np.where(
+        (c.whole_logits > 0) & (c.tp > 1), 2 + 2 / c.tp, 0.0
+    )  # gathered, not yet one
+    logits = np.where(has_head, tokens * c.vocab * (logit_bytes / split + pieces), 0.0)
     gathering = np.where(sharded, 2 * (2 * block + c.reduce_bytes * block) + 2 * table, 0.0)
     buffers = gathering + c.flat_copies * (f["copied_bytes"] * held + 4 * held / shard)
     lasting = (
@@ -90,7 +99,8 @@ def _activations(c: Columns, f: Factors) -> tuple[Column, Column, Column]:
     norms = c.eager_norm * 2 * f["norm_kept"]
     residual = f["kept_residual"] * (8 + 2 * c.dropout + norms) * c.width / along + gathered * c.width
     attention = 2 * (heads + 2 * keys) + 2 * heads + np.where(c.pointwise == Pointwise.EAGER, 2 * (heads + keys), 0)
-    scores_kept = f.by_kind(("scores_kept", "fused_kept", "none", "none", "none"), c.attention)
+    fused = np.where(c.attention == Attention.FUSED, f["fused_kept"], 0.0)  # flash kernels never write scores
+    scores_kept = np.where(c.attention == Attention.SCORES, f["scores_kept"], fused)
     scores = scores_kept * c.num_heads / c.tp * c.seq_len
     lse = np.where(c.attention >= Attention.FLASH1, 4 * c.num_heads / c.tp, 0)
     mlp = np.where(c.gated > 0, 8.0, 4.0) * c.ffn_width / c.tp
@@ -105,13 +115,14 @@ def _activations(c: Columns, f: Factors) -> tuple[Column, Column, Column]:
     return whole, kept, tokens * scores
 
 
-def _in_flight(c: Columns, *, first: bool) -> Column:
+def _in_flight(c: Columns, place: int) -> Column:
     """Microbatches whose activations a stage holds at once, in units of its layers."""
     num, pp = c.num_microbatches, c.pp
-    if not first:
+    if place == LAST:
         plain = np.ones(len(c))
         return np.where(c.schedule == Schedule.ZB_2, np.minimum(pp, num), plain)
-    interleaved = np.minimum(pp * (1 + (pp - 1) / (pp * c.vp)), num)
-    one = np.where(c.vp > 1, interleaved, np.minimum(pp, num))
-    most = np.where(c.schedule == Schedule.ZB_2, np.minimum(2 * pp - 1, num), one)
+    later = float(place)  # a stage further holds one less, and its chunks two less
+    interleaved = np.minimum(pp * (1 + (pp - 1) / (pp * c.vp)) - 2 * later / c.vp, num)
+    one = np.where(c.vp > 1, interleaved, np.minimum(pp - later, num))
+    most = np.where(c.schedule == Schedule.ZB_2, np.minimum(2 * (pp - later) - 1, num), one)
     return np.where(c.schedule == Schedule.ZB_V, np.minimum(pp, num), most)

@@ -1,12 +1,13 @@
 """How far the planner's memory is from published runs: bytes, and who ran out of memory.
 
-python -m tests.benchmarks.plan_memory published_runs.csv [--rows SOURCE] [--write]
+python -m tests.benchmarks.plan_memory published_runs.csv [--leave-one-out] [--rows SOURCE] [--write]
 """
 
 from __future__ import annotations
 
 import argparse
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
@@ -38,21 +39,26 @@ def measured_bytes(row: Row) -> float:
 
 
 class Rows:
-    def __init__(self, path: Path) -> None:
-        self.rows, self.reasons = [], Counter[str]()
-        for row in read_rows(path):
-            if kind_of(row) is None or row["source"] not in PROGRAMS:
-                continue
-            reason = why_not(row)
-            self.reasons[reason] += 1
-            if not reason:
-                self.rows.append(row)
-        del self.reasons[""]
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.rows = list(rows)
         self.columns = columns([case_of(row) for row in self.rows])
         self.kinds = np.array([kind_of(row) for row in self.rows])
         measured = np.array([measured_bytes(row) for row in self.rows])
         self.true = np.where(self.kinds == MEASURED, measured, self.columns.memory_bytes)
         self.sources = np.array([row["source"] for row in self.rows])
+
+    def fitted(self) -> Factors:
+        groups = list(zip(self.sources.tolist(), self.kinds.tolist(), strict=True))
+        return fit(self.residuals, MEMORY_FACTORS, root_weights(groups))
+
+    def left_out(self) -> tuple[Floats, Floats]:
+        """Errors and calls of each source with factors fitted to the others."""
+        errors, right = np.zeros(len(self.rows)), np.zeros(len(self.rows))
+        for source in sorted(set(self.sources.tolist())):
+            mine = self.sources == source
+            factors = Rows([row for row in self.rows if row["source"] != source]).fitted()
+            errors[mine], right[mine] = self.errors(factors)[mine], self.right(factors)[mine]
+        return errors, right
 
     def errors(self, factors: Factors) -> Floats:
         found: Floats = np.log(price_memory(self.columns, factors).total / self.true)
@@ -69,8 +75,23 @@ class Rows:
         return np.where(self.kinds == OUT, self.errors(factors) > 0, self.errors(factors) < 0).astype(np.float64)
 
 
-def report(rows: Rows, factors: Factors) -> None:
-    e, right = np.expm1(rows.errors(factors)), rows.right(factors)
+def chosen(path: Path) -> tuple[Rows, Counter[str]]:
+    """Rows with a figure, or that fit or did not, and how many are left out for which reason."""
+    found, reasons = [], Counter[str]()
+    for row in read_rows(path):
+        if kind_of(row) is None or row["source"] not in PROGRAMS:
+            continue
+        reason = why_not(row)
+        reasons[reason] += 1
+        if not reason:
+            found.append(row)
+    del reasons[""]
+    return Rows(found), reasons
+
+
+def report(rows: Rows, errors: Floats, right: Floats, title: str) -> None:
+    print(f"\n{title}")
+    e = np.expm1(errors)
 
     def said(mine: NDArray[np.bool_], kind: int) -> str:
         if kind != MEASURED:
@@ -101,19 +122,21 @@ def print_rows(rows: Rows, factors: Factors, source: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("path", type=Path)
+    parser.add_argument("--leave-one-out", action="store_true")
     parser.add_argument("--rows")
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
-    rows = Rows(args.path)
-    print(len(rows.rows), "rows; left out:", dict(rows.reasons))
-    weights = root_weights(list(zip(rows.sources.tolist(), rows.kinds.tolist(), strict=True)))
-    factors = fit(rows.residuals, MEMORY_FACTORS, weights)
+    rows, reasons = chosen(args.path)
+    print(len(rows.rows), "rows; left out:", dict(reasons))
+    factors = rows.fitted()
     print_factors(factors, MEMORY_FACTORS)
-    report(rows, factors)
+    report(rows, rows.errors(factors), rows.right(factors), "fitted on all")
     if args.write:
         store("memory", factors.values)
     if args.rows:
         print_rows(rows, factors, args.rows)
+    if args.leave_one_out:
+        report(rows, *rows.left_out(), "each source by the others")
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ MEGATRON_CORE = Program(
 )  # fmt: skip
 EAGER = Program(attention=Attention.FLASH2, pointwise=Pointwise.EAGER)
 PROGRAMS: dict[str, Program] = {
-    # as in Aleph-Alpha/scaling, the authors' framework of 2024: allreduce.py, linear/utils.py, lm_head.py, communicator.py
+    # Aleph-Alpha/scaling, the authors' framework of 2024: allreduce.py, linear/utils.py, lm_head.py, communicator.py
     "hagemann2023": replace(
         EAGER,
         tp_overlap=Overlap.NONE,
@@ -63,9 +63,8 @@ PROGRAMS: dict[str, Program] = {
     "zerobubble": replace(MEGATRON_2022, tp_overlap=Overlap.NONE),
     "internevo": replace(EAGER, attention=Attention.FLASH1, reduce_bytes=2, fused_rotary=True),
     "torchtitan": EAGER,
-    "ibm_fms_fsdp": replace(
-        EAGER, pointwise=Pointwise.COMPILED, reduce_bytes=2
-    ),  # policies/mixed_precision.py: bfSixteen
+    # policies/mixed_precision.py: bfSixteen
+    "ibm_fms_fsdp": replace(EAGER, pointwise=Pointwise.COMPILED, reduce_bytes=2),
     "bigscience_1b3_v100": MEGATRON_DEEPSPEED,
     "megatron_readme2020": replace(MEGATRON_2020, reduce_overlap=True),  # torch's DistributedDataParallel
     "megatron_readme_gpt3": MEGATRON_2021,
@@ -189,7 +188,7 @@ def case_of(row: Row) -> Case:
     precision = precision_of(row)
     program = program_of(row)
     zero, shard, regather = sharding(row, dp)
-    largest, last = stages(row, layers, pp)
+    first, largest, last = stages(row, layers, pp)
     gated = _gated(row, layers, width, heads, keys, ffn)
     return Case(
         hardware=machine(row), program=program, num_layers=layers, width=width, num_heads=heads, num_kv_heads=keys,
@@ -198,7 +197,7 @@ def case_of(row: Row) -> Case:
         shard=shard, regather=regather, each_microbatch=not (row["source"] == "torchtitan" and pp > 1),
         sequence_parallel=_sequence_parallel(row, tp), microbatch=micro,
         num_microbatches=max(round(number(row, "global_batch") / (dp * micro)), 1), schedule=_schedule(row),
-        largest_stage=largest, last_stage=last, again=again_of(row, program), precision=precision,
+        first_stage=first, largest_stage=largest, last_stage=last, again=again_of(row, program), precision=precision,
         # because: of these programs, those with a gate turn queries and keys, and the others do not
         rotary=gated, parallel_block="parallel block" in row["notes"],
         window=512 if "sliding-window" in row["notes"] else 0,  # how wide is not published
@@ -280,21 +279,22 @@ def sharding(row: Row, dp: int) -> tuple[int, int, bool]:
     return 0, 1, True
 
 
-def stages(row: Row, layers: int, pp: int) -> tuple[int, int]:
-    """Layers of the fullest stage but the last, and of the last, where the source says that they are uneven."""
+def stages(row: Row, layers: int, pp: int) -> tuple[int, int, int]:
+    """Layers of the first stage, of the fullest but the last, and of the last, uneven where the source says so."""
     if row["source"] == "hagemann2023" and pp > 1:  # "balanced" in their examples/transformer_example/config.yml
         width = number(row, "hidden")
         return balanced(layers, pp, number(row, "vocab") / (4 * width + 3 * number(row, "ffn_hidden")))
     if row["source"] == "zerobubble":
         even = (layers + 2) // pp
-        return even, even - 1
+        return even - 1, even, even - 1
     if row["source"] == "bloom_tuning" and pp > 1 and layers % pp and (layers + 2) % pp == 0:
-        return (layers + 2) // pp, (layers + 2) // pp - 1
-    return -(-layers // pp), max(layers - (pp - 1) * -(-layers // pp), layers // pp)
+        even = (layers + 2) // pp
+        return even - 1, even, even - 1
+    return -(-layers // pp), -(-layers // pp), max(layers - (pp - 1) * -(-layers // pp), layers // pp)
 
 
-def balanced(layers: int, pp: int, table: float) -> tuple[int, int]:
-    """Layers of the fullest stage and of the last, weights spread evenly; `table` is the embedding's, in blocks.
+def balanced(layers: int, pp: int, table: float) -> tuple[int, int, int]:
+    """Layers of the first stage, of those between and of the last, by weights; `table` is the embedding's, in blocks.
 
     Stages are filled from the left up to the least weight that all fit into; the head is as heavy as the embedding.
     """
@@ -304,7 +304,7 @@ def balanced(layers: int, pp: int, table: float) -> tuple[int, int]:
         left = layers - int(middle - table) - (pp - 2) * int(middle) + table
         least, most = (least, middle) if left <= middle else (middle, most)
     first, others = int(most - table), int(most)
-    return max(first, others if pp > 2 else 0), max(layers - first - (pp - 2) * others, 0)
+    return first, others if pp > 2 else first, max(layers - first - (pp - 2) * others, 0)
 
 
 def _chunks(row: Row, layers: int, pp: int) -> int:
