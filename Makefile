@@ -155,6 +155,10 @@ bench-parallel: $(VENV)/.tested  ## the host's overhead of the parallel path bes
 bench-pipeline: $(VENV)/.tested  ## time every pipeline schedule with fixed delays beside the simulator, on 4 processes
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.pipeline_makespan
 
+.PHONY: bench-plan
+bench-plan: $(VENV)/.tested  ## time every schedule, with and without sharding, beside the planner, on 4 processes
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.plan_executor
+
 .PHONY: package
 package: $(VENV)/.installed  ## build a wheel, install it into an empty folder and use it from there
 	rm -rf dist build/installed

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lmtrain.plan.answers import Answer
-from lmtrain.schedules.simulate import Costs, Timeline, simulate
+from lmtrain.plan.replay import Seconds, replay
+from lmtrain.schedules.simulate import Timeline
 from lmtrain.schedules.table import Kind
 
 _MOST_RANKS = 8
@@ -17,11 +18,9 @@ _SIGNS = {Kind.FORWARD: "F", Kind.BACKWARD: "B", Kind.INPUT: "B", Kind.WEIGHT: "
 
 def timeline(one: Answer) -> tuple[Timeline, int]:
     """A step of a few microbatches, and how many these are. A backward takes two forwards, and a third to recompute."""
-    parallel = one.run.parallel
-    count = min(one.run.num_microbatches, 2 * parallel.pp)
-    table = parallel.pipeline.table(parallel.pp, parallel.vp, count)
+    count = min(one.run.num_microbatches, 2 * one.run.parallel.pp)
     again = 1.0 if one.run.recompute.kind == "full" else 0.0
-    return simulate(table, Costs(input=1.0 + again)), count
+    return replay(one.run, Seconds(input=1.0 + again), count), count
 
 
 def shown_ranks(num_ranks: int, most: int = _MOST_RANKS) -> list[int]:

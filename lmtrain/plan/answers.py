@@ -17,6 +17,7 @@ from lmtrain.plan.memory import GIB, RankMemory, price_memory
 from lmtrain.plan.ours import Planned, case_of
 from lmtrain.plan.power import watts
 from lmtrain.plan.rank import Prices, Ranked
+from lmtrain.plan.ranks import fullest_rank, rank_bytes_of
 from lmtrain.plan.space import Rows
 from lmtrain.plan.step import StepTime, price_step
 
@@ -90,7 +91,7 @@ class Answer:
         return self.watts * self.gpus / self.tokens_per_s
 
     def facts(self) -> dict[str, Any]:
-        parallel, low_high = self.run.parallel, self.between
+        parallel, low_high, fullest = self.run.parallel, self.between, fullest_rank(self.run)
         names = ("pp", "vp", "dp_replicate", "dp_shard", "tp", "zero", "sequence_parallel", "schedule", "balance")
         return {
             "parallel": {name: getattr(parallel, name) for name in names},
@@ -99,7 +100,8 @@ class Answer:
             "step_s_80_percent": list(low_high), "tokens_per_s": self.tokens_per_s,
             "tokens_per_s_per_gpu": self.tokens_per_s / self.gpus, "mfu": self.mfu, "bubble": self.bubble,
             "exposed_communication": self.exposed, "parts_s": self.parts, "memory_bytes": self.memory,
-            "held_bytes": self.held, "room_bytes": self.room, "watts_per_gpu": self.watts,
+            "held_bytes": self.held, "room_bytes": self.room, "fullest_rank": fullest,
+            "fullest_rank_bytes": rank_bytes_of(self.run, fullest), "watts_per_gpu": self.watts,
             "joules_per_token": self.joules_per_token,
         }  # fmt: skip
 
