@@ -50,17 +50,17 @@ class Scored:
         return found
 
 
-def scored(path: Path) -> tuple[Scored, Counter[str]]:
-    """Rows to price, and how many with a time are left out for which reason."""
-    found, reasons = [], Counter[str]()
+def scored(path: Path) -> tuple[Scored, dict[str, list[str]]]:
+    """Rows to price, and by reason the ids of those with a time that are left out."""
+    found, reasons = [], defaultdict[str, list[str]](list)
     for row in read_rows(path):
-        if not seconds_of(row):
+        if not row["iter_time_s"] and not row["tokens_per_s_per_gpu"]:
             continue
-        reason = why_not(row)
-        reasons[reason] += 1
-        if not reason:
+        reason = why_not(row) or ("" if seconds_of(row) else "no number of devices")
+        if reason:
+            reasons[reason].append(row["row_id"])
+        else:
             found.append(published(row))
-    del reasons[""]
     return Scored(found), reasons
 
 
@@ -142,7 +142,9 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="keep what is fitted in the planner")
     args = parser.parse_args()
     rows, reasons = scored(args.path)
-    print(len(rows.runs), "rows scored; with a time, but left out:", dict(reasons))
+    print(len(rows.runs), "rows scored; with a time, but left out:")
+    for reason, names in reasons.items():
+        print(f"  {len(names)} {reason}: {' '.join(names)}")
     report(rows.sources, rows.errors(nominal()), "nominal factors")
     factors = rows.fitted()
     r = rows.errors(factors)
