@@ -32,7 +32,7 @@ _STACKS_S = 1.0
 # that the main thread of a rank has to say by itself what the verdict is, before the rank is ended; of these, only what
 # has failed is sure to reach it, as an error of its own or as closed connections
 POLITE_S = {HANG_KIND: 1.0, LOST_KIND: 3.0, FAILED_KIND: 10.0}
-_END_S = 5.0  # that a rank has after that
+_END_S = 3.0  # that a rank has after that
 _LEAVING_S = 20.0  # that one has which is about to, and has said so: its last save may have to be given up first
 _LINGER_S = 3.0  # that the hub outlives its rank, to tell the others
 
