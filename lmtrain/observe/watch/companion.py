@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 
-from lmtrain.observe.phases import NUM_BYTES, Mark, read_mark, read_odd, read_seen
+from lmtrain.observe.phases import NUM_BYTES, Mark, read_mark, read_odd, read_seen, read_way
 from lmtrain.observe.watch.hub import Hub
 from lmtrain.observe.watch.judge import FAILED_KIND, HANG_KIND, LOST_KIND, RUNNING, STOPPED
 from lmtrain.observe.watch.lines import Lines
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 STACKS_SIGNAL = signal.SIGURG  # because: a process that has no handler for it yet takes no notice
 _TICK_S = 0.5
 _MOST_S = 1.0  # that count as stood still between two looks: while this process slept, the other may have worked
+_WAY_S = 1.0  # because: it is long, and only asked for where nothing moves
 _STACKS_S = 1.0
 # that the main thread of a rank has to say by itself what the verdict is, before the rank is ended; of these, only what
 # has failed is sure to reach it, as an error of its own or as closed connections
@@ -114,6 +115,7 @@ class Companion:
             "host": self.host, "phase": mark.phase, "step": mark.step, "microbatch": mark.microbatch,
             "stage": mark.stage, "what": mark.what, "stood_s": stood_s, "state": self.state, "count": mark.count,
             "cpu_s": self.cpu_s, "odd": odd if odd[0] > 0 else None,
+            "way": read_way(self.marks) if stood_s > _WAY_S else None,
             "longest": {name: self.longest.get(name, 0.0) for name in read_seen(self.marks, mark.seen)},
         }})  # fmt: skip
 
