@@ -105,8 +105,8 @@ def test_the_way_through_a_step_is_that_of_its_collectives(memory: mmap.mmap) ->
     assert before == 0  # what came before the first step is no step
     step(2, *names)
     assert read_way(memory) == (2, dict(first)[71], first)
-    assert len(first) == 64
-    assert {number for number, _ in first} == set(range(8, 72))
+    assert len(first) == 48
+    assert {number for number, _ in first} == set(range(24, 72))
     step(3, *names[:2])
     number, before, now = read_way(memory)
     assert (number, before) == (3, dict(first)[71])
