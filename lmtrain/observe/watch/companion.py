@@ -179,9 +179,9 @@ class Companion:
 
     def write_stacks(self, folder: str) -> None:
         """All threads of the rank in Python's own words, written by a handler that needs no interpreter."""
-        before = os.fstat(self.stacks).st_size
+        before, stopped = os.fstat(self.stacks).st_size, self.state == STOPPED
         self.kill(STACKS_SIGNAL)
-        if self.state == STOPPED:
+        if stopped:
             self.kill(signal.SIGCONT)
         end, size = time.monotonic() + _STACKS_S, before
         while time.monotonic() < end:
@@ -189,6 +189,8 @@ class Companion:
             size, last = os.fstat(self.stacks).st_size, size
             if size == last > before:
                 break
+        if stopped:
+            self.kill(signal.SIGKILL)  # because: it would go on, and the others are ending
         stacks = os.pread(self.stacks, size - before, before) or b"(it did not answer: the system itself holds it)\n"
         place = f"rank {self.rank} on {self.host}, process {self.pid}, {self.state}, for {self.stood_s:.1f} s in "
         place += f"{self.mark.phase} {self.mark.what}".strip() + f" of step {self.mark.step}\n\n"
