@@ -219,6 +219,7 @@ class Outputs:
             for path in self._folder.iterdir():
                 if path.name != ".lock":
                     path.unlink()
+            self._shard = 0  # because: looking for what still holds went through later ones
             self._spools = self._new_spools()
         self._journal.start(self._identity, kept)
         self._rejects = open_own(self._folder / "rejects", "r+b" if kept else "w+b")
@@ -251,6 +252,8 @@ class Outputs:
 
                 def path_of(suffix: str, name: str = name, final: Path = final) -> Path:
                     made = self._folder / f"{name}{suffix}"
+                    if made.is_symlink():
+                        raise DataError(f"{made} is a link, and nothing here was written as one. Remove it.")
                     return made if os.path.lexists(made) else part(final, suffix)
 
                 check_finished(path_of, seal, self._tokenizer.to_bytes())

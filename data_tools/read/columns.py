@@ -28,7 +28,7 @@ def read_rows(
             _check_columns(parquet.read_schema(path), columns, path, pyarrow)
             with parquet.ParquetFile(path, read_dictionary=list(columns)) as file:
                 yield from _batches(file, columns, start, batch_bytes)
-        except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:  # names of columns are text too
+        except (pyarrow.ArrowException, OSError, IndexError, UnicodeDecodeError) as error:  # names are text too
             if isinstance(error, FileNotFoundError):
                 raise
             raise DataError(f"{path} cannot be read as .parquet ({error}). It is damaged or another file.") from error
@@ -71,7 +71,11 @@ def _texts(column: Any) -> Iterator[Text]:
     except UnicodeDecodeError:
         large = "large_binary" if str(column.dictionary.type).startswith("large") else "binary"
         known = [_text(data) for data in column.dictionary.view(large).to_pylist()]
-    return (None if index is None else known[index] for index in column.indices.to_pylist())
+    indices = column.indices.to_pylist()
+    # because: the library looks up what it is told to, also behind the dictionary's end, and -1 is the last for Python
+    if any(not 0 <= index < len(known) for index in indices if index is not None):
+        raise IndexError("a row is a text that the dictionary of its column does not have")
+    return (None if index is None else known[index] for index in indices)
 
 
 def _text(data: bytes | None) -> Text:

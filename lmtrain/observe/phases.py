@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+from zlib import crc32
 
 PHASES = (
     "imports", "rendezvous", "build", "load", "data", "forward", "backward", "collective", "optimizer", "save",
@@ -22,6 +23,8 @@ _MARK = struct.Struct("<QBxxxiiqQQ48sQ")  # its number first and last: between t
 _ODD = struct.Struct("<q48s48s")  # the newest step in which the collectives came in another order than in the last
 _SAVER_AT, _ODD_AT, _NAMES_AT, _NAME_BYTES = 128, 256, 512, 48
 _MOST_NAMES = 64 - len(PHASES)  # because: what has been seen is a bit each
+# the way through a step's collectives: the step, a sum over those of the step before; of the newest: step, number, sum
+_WAY, _WAY_AT, _STOP, _NUM_STOPS = struct.Struct("<qI"), 3072, struct.Struct("<qII"), 48
 
 _memory: mmap.mmap | None = None
 _names: dict[str, tuple[bytes, int]] = {}  # of collectives: as they are packed, and their bit
@@ -41,6 +44,7 @@ class Place:
         self.steps = 0  # begun so far
         self.order: list[str] = []  # of collectives, in this step
         self.order_before: list[str] = []
+        self.way = 0  # a sum over the order
 
     def enter(
         self, phase: str, step: int | None = None, microbatch: int | None = None, stage: int | None = None
@@ -52,7 +56,9 @@ class Place:
         self.stage = -1 if stage is None else stage
         if step is not None and step != self.step:
             self.order_before = self.order if self.steps else []  # because: before the first step all is different
-            self.order = []
+            if _memory is not None and self is main:
+                _WAY.pack_into(_memory, _WAY_AT, step, self.way if self.steps else 0)
+            self.order, self.way = [], 0
             self.step = step
             self.steps += 1
         if _memory is not None:
@@ -72,6 +78,10 @@ class Place:
         if len(order) < len(before) and before[len(order)] != what and _memory is not None:
             _ODD.pack_into(_memory, _ODD_AT, self.step, _packed(before[len(order)])[0], _packed(what)[0])
         order.append(what)
+        self.way = crc32(_packed(what)[0], self.way)
+        if _memory is not None:
+            at = _WAY_AT + _WAY.size + len(order) % _NUM_STOPS * _STOP.size
+            _STOP.pack_into(_memory, at, self.step, len(order), self.way)
 
 
 class within:  # because: small, as it is read as a word: `with within("save"):`
@@ -187,6 +197,14 @@ def read_odd(memory: mmap.mmap) -> tuple[int, str, str]:
     """The newest step in which a collective came in another's place: (step, the one expected, the one that came)."""
     step, expected, came = _ODD.unpack_from(memory, _ODD_AT)
     return step, _text(expected), _text(came)
+
+
+def read_way(memory: mmap.mmap) -> tuple[int, int, list[tuple[int, int]]]:
+    """(step, sum over the step before or 0, [(number, sum after so many of its collectives)])."""
+    step, before = _WAY.unpack_from(memory, _WAY_AT)
+    at = _WAY_AT + _WAY.size
+    stops = _STOP.iter_unpack(memory[at : at + _NUM_STOPS * _STOP.size])
+    return step, before, [(number, total) for of, number, total in stops if of == step and number]
 
 
 def _text(packed: bytes) -> str:

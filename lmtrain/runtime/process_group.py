@@ -27,7 +27,10 @@ from lmtrain.runtime.signals import Stopped, ignore_stops
 
 PACKAGE = Path(__file__).resolve().parents[1]
 # because: gloo and the store raise plain RuntimeErrors; these words tell theirs from others'
-_WORDS = ("gloo", "Connection closed by peer", "Connection reset by peer", "NCCL", "Timed out waiting")
+_WORDS = (
+    "gloo", "Connection closed by peer", "Connection reset by peer", "NCCL", "Timed out waiting", "Application timeout",
+)  # fmt: skip
+_BACKSTOP_S = 5.0  # because: the watch says who is late, a collective of its own accord only that it has waited
 _NUM_CALLS = 6  # of ours, that a message names
 _NAME_BYTES = 64  # because: a host name has at most 63
 
@@ -64,13 +67,17 @@ def start(process: ProcessEnv, device: torch.device, timeout_s: float) -> Iterat
 
 def new_group(ranks: Sequence[int], timeout_s: float) -> dist.ProcessGroup:
     """A group that only its members make; all of them must make their groups in one order."""
-    group = dist.new_group(list(ranks), timeout=timedelta(seconds=timeout_s), use_local_synchronization=True)
+    group = dist.new_group(list(ranks), timeout=backstop(timeout_s), use_local_synchronization=True)
     assert isinstance(group, dist.ProcessGroup)
     return group
 
 
+def backstop(timeout_s: float) -> timedelta:
+    """How long a collective waits by itself."""
+    return timedelta(seconds=timeout_s + _BACKSTOP_S)
+
+
 def _meet(process: ProcessEnv, backend: str, timeout_s: float) -> Any:
-    timeout = timedelta(seconds=timeout_s)
     try:
         store = meet(process, timeout_s)
     except Stopped as stopped:
@@ -82,7 +89,9 @@ def _meet(process: ProcessEnv, backend: str, timeout_s: float) -> Any:
         ignore_stops()  # because: a launcher ends those that are left once the first has ended, and these have to speak
         raise
     try:
-        dist.init_process_group(backend, store=store, rank=process.rank, world_size=process.world_size, timeout=timeout)
+        dist.init_process_group(
+            backend, store=store, rank=process.rank, world_size=process.world_size, timeout=backstop(timeout_s)
+        )
     except (MemoryError, ValueError) as error:  # because: so gloo ends where what it finds in the store is no address
         raise UsageError(
             f"{process.who} read an address of a peer that no process of this run has written. Keep other programs "

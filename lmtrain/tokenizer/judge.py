@@ -53,6 +53,7 @@ def judged(inner: tokenizers.Tokenizer, name: str) -> tokenizers.Tokenizer:
     _judge_ids(inner, name)
     _judge_model(inner.model, name)
     _judge_rules(inner, name)
+    _judge_template(inner, name)
     return inner
 
 
@@ -97,10 +98,23 @@ def _judge_rules(inner: tokenizers.Tokenizer, name: str) -> None:
             raise DataError(f"{name} has a {part} of {len(rules)} rules; {_MAX_RULES} are the most. It is damaged.")
 
 
+def _judge_template(inner: tokenizers.Tokenizer, name: str) -> None:
+    """What stands around a text is never asked for here; one that loses the text, or doubles it, changes its ids."""
+    if inner.post_processor is None:
+        return
+    for rule in _rules(json.loads(inner.post_processor.__getstate__())):
+        texts = [part["Sequence"]["id"] for part in rule.get("single") or () if "Sequence" in part]
+        if rule["type"] == "TemplateProcessing" and texts != ["A"]:
+            raise DataError(
+                f"{name} has a post_processor whose template for one text has {len(texts)} texts in it; it must have "
+                "the one, A. It is damaged, or give it a template that keeps the text."
+            )
+
+
 def _rules(tree: Any) -> Iterator[dict[str, Any]]:
     if isinstance(tree, dict) and "type" in tree:
         yield tree
-        for inside in ("normalizers", "pretokenizers", "decoders"):
+        for inside in ("normalizers", "pretokenizers", "decoders", "processors"):
             for rule in tree.get(inside) or ():
                 yield from _rules(rule)
 

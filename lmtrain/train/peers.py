@@ -7,7 +7,6 @@ the checkpoint's thread, or while a step computes, never meets the collectives o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -15,6 +14,7 @@ import torch.distributed as dist
 from lmtrain.checkpoint.save.agreement import ALONE, Peers
 from lmtrain.observe import phases
 from lmtrain.parallel.mesh import Mesh
+from lmtrain.runtime.process_group import backstop
 
 
 class GroupPeers:
@@ -72,6 +72,6 @@ class Vote:
 
 
 def _new_group(timeout_s: float) -> dist.ProcessGroup:
-    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+    group = dist.new_group(backend="gloo", timeout=backstop(timeout_s))
     assert isinstance(group, dist.ProcessGroup)
     return group

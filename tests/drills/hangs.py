@@ -1,6 +1,7 @@
 """Processes that stand still in each of the ways they can: which is named, how soon, and whether all are gone then.
 
 Right is: that rank, that phase, that step; named within the limit and a second; every process gone ten seconds later.
+One that is killed stands still too, and is missed sooner: within two seconds, without stacks.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from tests.drills.broken import Broken, Options, journal, marked
 
 COUNT = 20
 LIMIT_S = 8
-KINDS = ("stop", "gil", "skip", "loop", "store")
+LOST_S = 2
+KINDS = ("stop", "gil", "skip", "loop", "kill", "store")
 # a step is shown as people count it, from 1; what is read within step 5 is for the next one
 _PLACES = {
     "forward": ("forward",),
@@ -31,7 +33,10 @@ _PLACES = {
     "opt_step": ("optimizer", "backward"),
     "data.next": ("data",),
 }
-_NAMED = re.compile(r"rank (\d+) on \S+ has been in (\w+)(?: \([^)]*\))?(?: of step (\d+))?")
+_NAMED = re.compile(
+    r"rank (\d+) on \S+ (?:has been|was ended by SIGKILL: it was|ended without a word[^:]*: it was) in "
+    r"(\w+)(?: \([^)]*\))?(?: of step (\d+))?"
+)
 _STORE = (
     "import sys, time, torch.distributed as dist\n"
     "store = dist.TCPStore('127.0.0.1', int(sys.argv[1]), is_master=True, wait_for_workers=False)\n"
@@ -68,7 +73,7 @@ def _spread(values: list[float]) -> dict[str, float]:
 
 
 def hang(options: Options, kind: str, number: int, rng: random.Random) -> dict[str, Any]:
-    """One run of four processes, one of which stands still once the run knows its ways."""
+    """One run of four processes, one of which stands still, or is gone, once the run knows its ways."""
     folder = options.folder / f"{kind}{number:02d}"
     shutil.rmtree(folder, ignore_errors=True)
     layout = "dp2 tp2"
@@ -91,9 +96,11 @@ def hang(options: Options, kind: str, number: int, rng: random.Random) -> dict[s
     wanted = (rank, ("collective",) if kind == "skip" else _PLACES[point], step + (2 if point == "data.next" else 1))
     right = match is not None and int(match[1]) == wanted[0] and match[2] in wanted[1]
     right = right and match is not None and match[3] == str(wanted[2])
-    in_time = named_s is not None and named_s <= LIMIT_S + 1 and gone_s <= named_s + 10
+    limit_s, num_stacks = (LOST_S, 0) if kind == "kill" else (LIMIT_S + 1, 4)
+    in_time = named_s is not None and named_s <= limit_s and gone_s <= named_s + 10
     stacks = list((folder / "hangs").rglob("rank_*.txt"))
-    row = {"fault": fault, "right": right and in_time and ended.code == 76 and not ended.left and len(stacks) >= 4}
+    row = {"fault": fault, "right": right and in_time and ended.code == 76 and not ended.left}
+    row["right"] = row["right"] and len(stacks) >= num_stacks
     row |= {"code": ended.code, "left": ended.left, "stacks": len(stacks), "named_s": named_s, "gone_s": gone_s}
     if row["right"]:
         shutil.rmtree(folder)
@@ -101,9 +108,9 @@ def hang(options: Options, kind: str, number: int, rng: random.Random) -> dict[s
 
 
 def _named_after(process: Broken, folder: Path, since: float) -> float | None:
-    """Seconds until the run has a folder of this hang, or says its error."""
+    """Seconds until the run's folder names it, or the run says its error."""
     while process.process.poll() is None:
-        if list((folder / "hangs").glob("*")):
+        if (folder / "stop.json").exists() or list((folder / "hangs").glob("*")):
             return time.monotonic() - since
         time.sleep(0.02)
     found = process.line(lambda line: "error: " in line)

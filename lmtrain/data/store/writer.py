@@ -142,6 +142,8 @@ class DatasetSpool:
     def finish(self, about: dict[str, Any] | None = None, tokenizer: bytes | None = None) -> None:
         """Write the index and the sidecar beside what has grown; `sync` puts all of it on disk."""
         with files.storage_errors(self.prefix, "Writing"):
+            for suffix in (".idx", ".tokenizer.json", ".blocks", ".json"):
+                self._path(suffix).unlink(missing_ok=True)  # because: a killed process may have left a link or a pipe
             index = _Growing(self._path(".idx"), blocks=BlockSums(_ONE_BLOCK))
             index.digest = self._bin.digest.copy()  # the checksum covers .bin, then .idx
             with index.file:

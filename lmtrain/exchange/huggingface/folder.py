@@ -24,8 +24,9 @@ from lmtrain.runtime.files import is_safe_name, open_regular, read_json, read_ra
 
 _INDEX = "model.safetensors.index.json"
 _PREFIXES = {"gpt2": "transformer.", "llama": "model.", "mistral": "model.", "bert": "bert.", "megatron-bert": "bert."}
-# Tables that can be computed, a tied weight's second name, and heads that pretraining does not have.
-_UNUSED = (".attn.bias", ".attn.masked_bias", ".inv_freq", ".position_ids", "cls.predictions.decoder.weight")
+_UNUSED = (".attn.bias", ".attn.masked_bias", ".inv_freq", ".position_ids")  # tables that can be computed
+_SECOND_NAMES = ("lm_head.weight", "cls.predictions.decoder.weight")  # of the embedding, where the two are tied
+_AT_ONCE = 1 << 20  # numbers that are compared
 _OTHER_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}  # BERT's first ones
 _TYPES = ("F32", "F16", "BF16")
 _MAX_HEADER_BYTES = 32 << 20
@@ -72,7 +73,7 @@ class HFFolder:
             for name, rows in match.theirs:
                 used.add(name)
                 wrong += self._difference(name, match.their_shape(rows))
-        tied = {"lm_head.weight"} if self.settings.ties() else set()
+        tied = {name for name in _SECOND_NAMES if name in self._where} if self.settings.ties() else set()
         others = sorted(name for name in self._where.keys() - used - tied if not name.endswith(_UNUSED))
         wrong += [f"{brief(name)} has no place in this model" for name in others]
         if wrong:
@@ -80,7 +81,31 @@ class HFFolder:
                 f"{self.path} does not hold the model of its config.json: {a_few(wrong, '; ')}. "
                 "Give the folder of a pretraining model of this architecture."
             )
+        first = next(match.theirs[0][0] for match in found if match.name == "embedding.token.weight")
+        for name in sorted(tied):
+            if not self._are_one(first, name):
+                raise CheckpointError(
+                    f"{self.path} holds {name} with other numbers than {first}, and its config.json says that they are "
+                    "one weight. Set tie_word_embeddings to false there if they are not; otherwise get the model again."
+                )
         return found
+
+    def _are_one(self, first: str, second: str) -> bool:
+        """Whether two tensors are the same, to the last bit."""
+        a, b = self._where[first], self._where[second]
+        if (a.shape, a.kind) != (b.shape, b.kind):
+            return False
+        step = max(1, _AT_ONCE // max(1, a.shape[-1]))
+        return all(
+            torch.equal(self._bits(a, rows), self._bits(b, rows))
+            for rows in (range(at, min(at + step, a.shape[0])) for at in range(0, a.shape[0], step))
+        )
+
+    def _bits(self, found: _Found, rows: range) -> Tensor:
+        with _readable(self.path / found.file):
+            part: Tensor = self._opened(found.file).get_slice(found.name)[rows.start : rows.stop]
+            self._left -= part.nbytes
+            return part.contiguous().view(torch.uint8)
 
     def weights(self, settings: ModelSettings) -> Callable[[str], Tensor]:
         """Our weights by our names, made of theirs."""

@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 
-from lmtrain.observe.phases import NUM_BYTES, Mark, read_mark, read_odd, read_seen
+from lmtrain.observe.phases import NUM_BYTES, Mark, read_mark, read_odd, read_seen, read_way
 from lmtrain.observe.watch.hub import Hub
 from lmtrain.observe.watch.judge import FAILED_KIND, HANG_KIND, LOST_KIND, RUNNING, STOPPED
 from lmtrain.observe.watch.lines import Lines
@@ -28,11 +28,12 @@ if TYPE_CHECKING:
 STACKS_SIGNAL = signal.SIGURG  # because: a process that has no handler for it yet takes no notice
 _TICK_S = 0.5
 _MOST_S = 1.0  # that count as stood still between two looks: while this process slept, the other may have worked
+_WAY_S = 1.0  # because: it is long, and only asked for where nothing moves
 _STACKS_S = 1.0
 # that the main thread of a rank has to say by itself what the verdict is, before the rank is ended; of these, only what
 # has failed is sure to reach it, as an error of its own or as closed connections
 POLITE_S = {HANG_KIND: 1.0, LOST_KIND: 3.0, FAILED_KIND: 10.0}
-_END_S = 5.0  # that a rank has after that
+_END_S = 3.0  # that a rank has after that
 _LEAVING_S = 20.0  # that one has which is about to, and has said so: its last save may have to be given up first
 _LINGER_S = 3.0  # that the hub outlives its rank, to tell the others
 
@@ -114,6 +115,7 @@ class Companion:
             "host": self.host, "phase": mark.phase, "step": mark.step, "microbatch": mark.microbatch,
             "stage": mark.stage, "what": mark.what, "stood_s": stood_s, "state": self.state, "count": mark.count,
             "cpu_s": self.cpu_s, "odd": odd if odd[0] > 0 else None,
+            "way": read_way(self.marks) if stood_s > _WAY_S else None,
             "longest": {name: self.longest.get(name, 0.0) for name in read_seen(self.marks, mark.seen)},
         }})  # fmt: skip
 
@@ -177,9 +179,9 @@ class Companion:
 
     def write_stacks(self, folder: str) -> None:
         """All threads of the rank in Python's own words, written by a handler that needs no interpreter."""
-        before = os.fstat(self.stacks).st_size
+        before, stopped = os.fstat(self.stacks).st_size, self.state == STOPPED
         self.kill(STACKS_SIGNAL)
-        if self.state == STOPPED:
+        if stopped:
             self.kill(signal.SIGCONT)
         end, size = time.monotonic() + _STACKS_S, before
         while time.monotonic() < end:
@@ -187,6 +189,8 @@ class Companion:
             size, last = os.fstat(self.stacks).st_size, size
             if size == last > before:
                 break
+        if stopped:
+            self.kill(signal.SIGKILL)  # because: it would go on, and the others are ending
         stacks = os.pread(self.stacks, size - before, before) or b"(it did not answer: the system itself holds it)\n"
         place = f"rank {self.rank} on {self.host}, process {self.pid}, {self.state}, for {self.stood_s:.1f} s in "
         place += f"{self.mark.phase} {self.mark.what}".strip() + f" of step {self.mark.step}\n\n"

@@ -204,12 +204,20 @@ def _row(rank: int, beat: dict[str, Any], before: Row | None) -> Row:
         int(beat["stage"]), str(beat["what"])[:48], float(beat["stood_s"]),
         STOPPED if beat["state"] == STOPPED else RUNNING, int(beat["count"]),
         (int(odd[0]), str(odd[1])[:48], str(odd[2])[:48]) if odd else None, cpu_s=float(beat["cpu_s"]),
+        way=_way(beat.get("way")),
     )  # fmt: skip
     if before is not None:
         row.asks = before.asks
         if before.state not in (RUNNING, STOPPED):
             row.state, row.said, row.code = before.state, before.said, before.code
     return row
+
+
+def _way(found: Any) -> tuple[int, int, dict[int, int]] | None:
+    if not found:
+        return None
+    step, before, stops = found
+    return int(step), int(before), {int(number): int(total) for number, total in stops[:64]}
 
 
 def _times(found: object) -> dict[str, float]:

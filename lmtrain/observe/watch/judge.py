@@ -12,6 +12,7 @@ SILENT_S = 30.0  # because: a companion on a busy machine may get no core for se
 RUNNING, STOPPED, LOST, FAILED, DONE = "running", "stopped", "lost", "failed", "done"
 LOST_KIND, FAILED_KIND, HANG_KIND = "lost", "failed", "hang"
 _COLLECTIVE, _LEFT_OUT = "collective", "left out a collective"
+_STRAYED = "came through other collectives in this step than those that did the same in the last"
 
 
 class Row:
@@ -21,13 +22,14 @@ class Row:
         self, rank: int, host: str = "", phase: str = "build", step: int = -1, microbatch: int = -1, stage: int = -1,
         what: str = "", stood_s: float = 0.0, state: str = RUNNING, count: int = 0,
         odd: tuple[int, str, str] | None = None, said: str = "", code: int = 0, silent_s: float = 0.0,
-        cpu_s: float = 0.0, asks: bool = False,
+        cpu_s: float = 0.0, asks: bool = False, way: tuple[int, int, dict[int, int]] | None = None,
     ) -> None:  # fmt: skip
         self.rank, self.host, self.phase, self.step = rank, host, phase, step
         self.microbatch, self.stage, self.what, self.stood_s = microbatch, stage, what, stood_s
         self.state, self.count, self.odd, self.said, self.code = state, count, odd, said, code
         self.silent_s, self.cpu_s = silent_s, cpu_s
         self.asks = asks  # a collective has failed here, and who is to blame is asked
+        self.way = way  # through the step's collectives: the step, a sum over the one before, sums by number so far
 
     @property
     def waits(self) -> bool:
@@ -84,14 +86,17 @@ def judge(rows: list[Row], limits: Limits, asked: bool = False) -> Verdict | Non
     if verdict := _ended(rows):
         # because: gloo aborts a process whose peer sends something else than it waits for
         amid = verdict.kind == LOST_KIND and all(row.waits for row in verdict.rows)
-        to_blame = _odd(live + verdict.rows) if amid else []
-        return Verdict(HANG_KIND, to_blame, _words(to_blame, live, limits, _LEFT_OUT)) if to_blame else verdict
+        for find, how in ((_strays, _STRAYED), (_odd, _LEFT_OUT)):
+            if amid and (to_blame := find(live + verdict.rows)):
+                return Verdict(HANG_KIND, to_blame, _words(to_blame, live, limits, how))
+        return verdict
     # because: whoever is alone, or the last, has nobody who waits
     if len(live) < 2 or not (asked or _is_due(live, limits)):
         return None
     for suspects, how in (
         ([row for row in live if row.state == STOPPED], "is stopped by a signal"),
         ([row for row in live if row.silent_s > _silence(limits)], "is not heard of any more"),
+        (_strays(live), _STRAYED),
         (_late(live, limits, asked), ""),
         (_odd(live), _LEFT_OUT),
     ):
@@ -141,6 +146,37 @@ def _late(live: list[Row], limits: Limits, asked: bool) -> list[Row]:
     return busy if len(busy) < len(live) else []
 
 
+def _strays(live: list[Row]) -> list[Row]:
+    """Those whose collectives of this step are not the others' of their kind, as far as both have come.
+
+    Of one kind is who had the same order of them in the step before. Two that differ tell nothing of which is wrong.
+    """
+    kinds: dict[tuple[int, int], list[Row]] = {}
+    for row in live:
+        if row.way and row.way[0] == row.step and row.way[1]:
+            kinds.setdefault(row.way[:2], []).append(row)
+    strays = []
+    for rows in kinds.values():
+        parties: list[list[Row]] = []
+        for row in rows:
+            party = next((one for one in parties if all(_agree(row, other) for other in one)), None)
+            if party is None:
+                parties.append([row])
+            else:
+                party.append(row)
+        parties.sort(key=len, reverse=True)
+        if len(parties) > 1 and len(parties[0]) > len(parties[1]):
+            strays += [row for party in parties[1:] for row in party]
+    return strays
+
+
+def _agree(a: Row, b: Row) -> bool:
+    assert a.way is not None
+    assert b.way is not None
+    common = max(a.way[2].keys() & b.way[2].keys(), default=0)
+    return a.way[2].get(common) == b.way[2].get(common)
+
+
 def _odd(live: list[Row]) -> list[Row]:
     """All wait in collectives: the one whose order of them is another than before, or whose place is ahead."""
     newest = max((row.odd[0] for row in live if row.odd), default=0)
@@ -156,8 +192,8 @@ def _odd(live: list[Row]) -> list[Row]:
 def _words(suspects: list[Row], live: list[Row], limits: Limits, how: str) -> str:
     row = suspects[0]
     text = f"{row.who} has been in {row.where}, for {row.stood_s:.0f} s"
-    if how == _LEFT_OUT:
-        odd = row.odd
+    if how in (_LEFT_OUT, _STRAYED):
+        odd = row.odd if how == _LEFT_OUT or (row.odd and row.odd[0] == row.step) else None
         text += f" and {how}" + (f": in step {odd[0]} came {odd[2]} where {odd[1]} used to" if odd else "")
     elif how:
         text += f" and {how}"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from lmtrain.observe import phases
-from lmtrain.observe.phases import NUM_BYTES, PHASES, Place, read_mark, read_odd, read_seen, within
+from lmtrain.observe.phases import NUM_BYTES, PHASES, Place, read_mark, read_odd, read_seen, read_way, within
 
 
 @pytest.fixture
@@ -96,6 +96,25 @@ def test_a_collective_that_is_left_out_shows_in_the_next(memory: mmap.mmap) -> N
     assert read_odd(memory) == (0, "", "")
     step(3, "a sum", "a sum", "losses", "the vote on a stop")
     assert read_odd(memory) == (3, "the gradient norm", "the vote on a stop")
+
+
+def test_the_way_through_a_step_is_that_of_its_collectives(memory: mmap.mmap) -> None:
+    names = ["a sum"] * 70 + ["losses"]
+    step(1, *names)
+    _, before, first = read_way(memory)
+    assert before == 0  # what came before the first step is no step
+    step(2, *names)
+    assert read_way(memory) == (2, dict(first)[71], first)
+    assert len(first) == 48
+    assert {number for number, _ in first} == set(range(24, 72))
+    step(3, *names[:2])
+    number, before, now = read_way(memory)
+    assert (number, before) == (3, dict(first)[71])
+    assert [number for number, _ in sorted(now)] == [1, 2]
+    step(4, *names[:2])
+    assert sorted(read_way(memory)[2]) == sorted(now)
+    step(5, "losses", "a sum")
+    assert dict(read_way(memory)[2])[2] != dict(now)[2]
 
 
 def test_what_comes_after_a_step_now_and_then_is_nothing_odd(memory: mmap.mmap) -> None:

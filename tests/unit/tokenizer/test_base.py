@@ -109,6 +109,22 @@ def test_dropout_and_truncation_are_switched_off() -> None:
     assert tokenizer.fingerprint == BPE.fingerprint
 
 
+def with_template(*single: dict[str, dict[str, object]]) -> bytes:
+    tree = json.loads(BPE.to_bytes())
+    template = {"type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": {}}
+    plain = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    tree["post_processor"] = {"type": "Sequence", "processors": [plain, template]}
+    return json.dumps(tree).encode()
+
+
+def test_a_template_around_a_text_keeps_it() -> None:
+    text: dict[str, dict[str, object]] = {"Sequence": {"id": "A", "type_id": 0}}
+    assert Tokenizer.from_bytes(with_template(text)).encode(TEXTS[1]) == BPE.encode(TEXTS[1])
+    for single in ((), (text, text)):
+        with pytest.raises(DataError, match=f"template for one text has {len(single)} texts"):
+            Tokenizer.from_bytes(with_template(*single))
+
+
 def test_a_lone_surrogate_is_refused() -> None:
     with pytest.raises(DataError, match="lone surrogate"):
         BPE.encode("a\ud800")

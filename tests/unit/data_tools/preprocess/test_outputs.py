@@ -170,6 +170,31 @@ def test_a_link_in_the_place_of_a_left_file_is_not_written_through(folder: Path,
     assert (tmp_path / "mine").read_text() == "mine"
 
 
+@pytest.mark.parametrize("suffix", [".tokenizer.json", ".blocks", ".json", ".idx"])
+def test_what_stands_where_a_shard_is_finished_is_replaced(folder: Path, tmp_path: Path, suffix: str) -> None:
+    run(folder, tmp_path / "whole" / "d", **SHARDED)
+    (tmp_path / "other").write_text("mine")
+    for make in (os.mkfifo, lambda path: path.symlink_to(tmp_path / "other")):
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        interrupted(folder, tmp_path / "out" / "d", "data.slice", 2, **SHARDED)
+        make(tmp_path / "out" / ".d.tmp" / f"0-00000{suffix}")
+        run(folder, tmp_path / "out" / "d", **SHARDED)
+        assert files(tmp_path / "out") == files(tmp_path / "whole")
+        assert not any(path.is_symlink() for path in (tmp_path / "out").iterdir())
+    assert (tmp_path / "other").read_text() == "mine"
+
+
+def test_a_later_shard_that_is_gone_begins_with_the_first_again(folder: Path, tmp_path: Path) -> None:
+    run(folder, tmp_path / "whole" / "d", **SHARDED)
+    interrupted(folder, tmp_path / "out" / "d", "data.slice", 20, **SHARDED)
+    left = tmp_path / "out" / ".d.tmp"
+    last = max(path.name for path in left.glob("0-*.lengths"))
+    assert last > "0-00000.lengths"
+    (left / last).unlink()
+    run(folder, tmp_path / "out" / "d", **SHARDED)
+    assert files(tmp_path / "out") == files(tmp_path / "whole")
+
+
 def test_other_work_starts_over_and_says_so(folder: Path, tmp_path: Path) -> None:
     changes: list[dict[str, Any]] = [{"append_eod": False}, {"on_error": OnError.SKIP}, {"shard_tokens": 10_000}]
     for number, change in enumerate(changes):

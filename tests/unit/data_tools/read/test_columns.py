@@ -36,3 +36,17 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         with pytest.raises(DataError, match=r"t\.parquet"):
             list(read_rows(path, ["text"], 0, 1 << 20))
+
+
+def test_a_text_that_the_dictionary_does_not_have_is_damage(tmp_path: Path) -> None:
+    """Whatever byte changes, there are rows of texts or an error that names the file."""
+    path, messages = _table(tmp_path / "t.parquet", [b"one", b"two", b"one", b"three"] * 5), ""
+    data = path.read_bytes()
+    for at in range(100):  # the dictionary, and what is looked up in it
+        path.write_bytes(data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :])
+        try:
+            texts = [text for _, rows, _, _ in read_rows(path, ["text"], 0, 1) for (text,) in rows]
+            assert all(isinstance(text, str | bytes) for text in texts)
+        except DataError as error:
+            messages += str(error)
+    assert "the dictionary of its column does not have" in messages

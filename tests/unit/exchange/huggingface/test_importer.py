@@ -79,6 +79,19 @@ def test_old_names_and_bare_models_are_known(exported: Path, tmp_path: Path) -> 
     assert same_weights(back, tmp_path / "run" / "step_00000007")
 
 
+def test_a_second_copy_of_a_tied_weight_is_the_same_or_refused(exported: Path, tmp_path: Path) -> None:
+    path = exported / "model.safetensors"
+    held = load_file(path)
+    table = held["transformer.wte.weight"]
+    save_file(held | {"lm_head.weight": table.clone()}, path)
+    import_hf(exported, tmp_path / "same")
+    for second in (table + (table == table[-1, -1]), table.half(), table[:-1].clone()):
+        save_file(held | {"lm_head.weight": second}, path)
+        with pytest.raises(CheckpointError, match=r"holds lm_head\.weight with other numbers than transformer\.wte"):
+            import_hf(exported, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
 def test_output_is_never_mixed_with_what_is_there(exported: Path, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="not empty"):
         export_hf(tmp_path / "run", exported)

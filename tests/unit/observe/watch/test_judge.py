@@ -108,6 +108,29 @@ def test_what_is_new_to_all_is_nobodys_fault() -> None:
     assert verdict.ranks == [0, 1]
 
 
+def way(*sums: int, step: int = 7, before: int = 99) -> tuple[int, int, dict[int, int]]:
+    return step, before, dict(enumerate(sums, 1))
+
+
+@pytest.mark.parametrize(
+    ("ways", "ranks"),
+    [
+        pytest.param([way(1, 2, 3), way(1, 2), way(1, 7), way(1, 2, 3)], [2], id="one of four"),
+        pytest.param([way(1, 2, 3), way(1, 2), way(1), way(1, 2, 3)], [0, 1, 2, 3], id="some are not as far"),
+        pytest.param([way(1, 2), way(1, 7)], [0, 1], id="of two nobody knows"),
+        pytest.param([way(1, 2), way(5, 6, before=98), way(1, 2), way(5, 6, before=98)], [0, 1, 2, 3], id="two stages"),
+        pytest.param([way(1, 2), way(1, 2), way(1, 7, before=0)], [0, 1, 2], id="in its first step"),
+        pytest.param([way(1, 2), way(1, 2), way(1, 7, step=6)], [0, 1, 2], id="of another step"),
+        pytest.param([way(1, 2), way(1, 2), None], [0, 1, 2], id="not told"),
+    ],
+)
+def test_who_took_another_way_through_the_collectives(ways: list[Any], ranks: list[int]) -> None:
+    verdict = judge([waiting(rank, way=one) for rank, one in enumerate(ways)], LEARNT)
+    assert verdict is not None
+    assert verdict.ranks == ranks
+    assert ("came through other collectives" in verdict.what) == (len(ranks) == 1)
+
+
 def test_the_words_name_rank_host_phase_step_and_time() -> None:
     late = Row(2, "n1", "backward", 7, microbatch=1, stage=0, stood_s=LONG)
     verdict = judge([waiting(0), waiting(1), late], LEARNT)
