@@ -7,7 +7,7 @@ it. Called by work, communicate, step and memory, which take their values, and b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -118,10 +118,6 @@ class Factors:
         return found
 
 
-def nominal() -> Factors:
-    return Factors({name: factor.value for name, factor in FACTORS.items()})
-
-
 def fitted() -> Factors:
     """Of times, by all published runs."""
     return Factors(_stored()["time"])
@@ -140,12 +136,3 @@ def interval() -> float:
 def _stored() -> dict[str, Any]:
     found: dict[str, Any] = yaml.safe_load(FITTED.read_text(encoding="utf-8"))
     return found
-
-
-def range_problems(values: Mapping[str, float], factors: Mapping[str, Factor] = FACTORS) -> Iterator[str]:
-    """What a value may not be, and names that are missing or too many."""
-    for name in sorted(set(values) ^ set(factors)):
-        yield f"{name} is {'no factor' if name in values else 'missing'}"
-    for name, factor in factors.items():
-        if name in values and not factor.low <= values[name] <= factor.high:
-            yield f"{name}={values[name]:g} is outside {factor.low:g} to {factor.high:g}"

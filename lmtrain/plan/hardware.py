@@ -5,14 +5,8 @@ Read from `conf/hardware/*.yaml`, where each figure names its source. Called by 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
-from typing import Any
-
-import yaml
 
 from lmtrain.config.base import Problem, Settings
 from lmtrain.errors import a_few
@@ -67,17 +61,3 @@ class Hardware(Settings):
     def peak(self, precision: str) -> float:
         """FLOP/s of products whose factors have this precision."""
         return self.peak_tflops.get(precision, 0.0) * 1e12
-
-
-def read_hardware(path: Path) -> Hardware:
-    values: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
-    known = {field.name for field in dataclasses.fields(Hardware)}
-    unknown = sorted(set(values) - known)
-    if unknown:
-        raise ValueError(f"{path}: {', '.join(unknown)} is no fact of a machine")
-    return Hardware(name=path.stem, **{key: value for key, value in values.items() if key != "name"})
-
-
-@cache
-def hardware_named(name: str, folder: Path) -> Hardware:
-    return read_hardware(folder / f"{name}.yaml")

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lmtrain.plan.case import Again, Attention, Case, Overlap, Pointwise, Program, Schedule
-from lmtrain.plan.hardware import Hardware, hardware_named
+from lmtrain.plan.hardware import Hardware
+from tests.unit.plan.machines import hardware_named
 
 CONF = Path(__file__).parents[2] / "conf" / "hardware"
 Row = Mapping[str, str]

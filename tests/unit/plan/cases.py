@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.plan.case import Case
-from lmtrain.plan.hardware import hardware_named
+from tests.unit.plan.machines import hardware_named
 
 CONF = Path(__file__).parents[3] / "conf" / "hardware"
 

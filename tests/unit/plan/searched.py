@@ -12,9 +12,10 @@ from lmtrain.parallel.compute_settings import ComputeSettings
 from lmtrain.parallel.precision_settings import Bf16Settings
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.plan.curve import Study
-from lmtrain.plan.hardware import Hardware, hardware_named
+from lmtrain.plan.hardware import Hardware
 from lmtrain.plan.ours import Planned
 from lmtrain.plan.rank import Limits, Prices, Ranked
+from tests.unit.plan.machines import hardware_named
 
 LARGE = GPTSettings(num_layers=8, width=6144, num_heads=48, vocab_size=32000, seq_len=2048)
 

@@ -14,9 +14,10 @@ from lmtrain.parallel.recompute_settings import NoRecomputeSettings
 from lmtrain.plan.calibrate import Measured, calibrate, prices_of
 from lmtrain.plan.case import columns
 from lmtrain.plan.factors import fitted, interval
-from lmtrain.plan.hardware import Hardware, hardware_named
+from lmtrain.plan.hardware import Hardware
 from lmtrain.plan.ours import Planned, case_of
 from lmtrain.plan.step import price_step
+from tests.unit.plan.machines import hardware_named
 from tests.unit.plan.ours import planned
 
 CPU = hardware_named("cpu", conf_dir() / "hardware")

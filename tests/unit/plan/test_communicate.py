@@ -7,8 +7,8 @@ import pytest
 
 from lmtrain.plan.case import columns
 from lmtrain.plan.communicate import dp_group, send, tp_group
-from lmtrain.plan.factors import nominal
 from tests.unit.plan.cases import gpt3
+from tests.unit.plan.machines import nominal
 
 F = nominal()
 GB = np.full(1, 1e9)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lmtrain.plan.factors import FACTORS, MEMORY_FACTORS, Factor, fitted, fitted_memory, interval, range_problems
+from lmtrain.plan.factors import FACTORS, MEMORY_FACTORS, Factor, fitted, fitted_memory, interval
+from tests.unit.plan.machines import range_problems
 
 
 @pytest.mark.parametrize("factors", [FACTORS, MEMORY_FACTORS])

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.plan.hardware import read_hardware
 from tests.unit.plan.cases import CONF
+from tests.unit.plan.machines import read_hardware
 
 FILES = sorted(CONF.glob("*.yaml"))
 

@@ -18,11 +18,10 @@ from lmtrain.parallel.recompute_settings import (
     OperatorsRecomputeSettings,
 )
 from lmtrain.plan.case import Again, Attention, Case, Overlap, Pointwise, Schedule, columns
-from lmtrain.plan.factors import nominal
-from lmtrain.plan.hardware import hardware_named
 from lmtrain.plan.ours import Planned, case_of
 from lmtrain.plan.step import price_step
 from tests.unit.plan.cases import CONF, gpt3
+from tests.unit.plan.machines import hardware_named, nominal
 from tests.unit.plan.ours import GPT3, planned
 
 A100 = hardware_named("a100_80gb", CONF)

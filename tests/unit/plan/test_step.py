@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from lmtrain.plan.case import Again, Case, Program, columns
-from lmtrain.plan.factors import FACTORS, MEMORY_FACTORS, nominal, range_problems
+from lmtrain.plan.factors import FACTORS, MEMORY_FACTORS
 from lmtrain.plan.step import price_step
 from tests.unit.plan.cases import gpt3
+from tests.unit.plan.machines import nominal, range_problems
 
 F = nominal()
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from lmtrain.plan.case import Attention, Case, Column, Program, columns
-from lmtrain.plan.factors import nominal
 from lmtrain.plan.work import price_work, product
 from tests.unit.plan.cases import gpt3
+from tests.unit.plan.machines import nominal
 
 F = nominal()
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from lmtrain.config.compose import conf_dir
-from lmtrain.plan.hardware import hardware_named
 from lmtrain.train.forecast import StepForecast, expected_step, forecast_facts, planned_of
+from tests.unit.plan.machines import hardware_named
 from tests.unit.train.test_layout_table import BIG, config
 
 H100 = hardware_named("h100", conf_dir() / "hardware")
