@@ -88,6 +88,7 @@ def _meet(process: ProcessEnv, backend: str, timeout_s: float) -> Any:
     except LmtrainError:
         ignore_stops()  # because: a launcher ends those that are left once the first has ended, and these have to speak
         raise
+    store.set_timeout(timedelta(seconds=timeout_s))
     try:
         dist.init_process_group(
             backend, store=store, rank=process.rank, world_size=process.world_size, timeout=backstop(timeout_s)
