@@ -111,7 +111,7 @@ native-sanitized: $(VENV)/.tested  ## run the tests of what csrc/ does under the
 	  rm -rf build/sanitized && mkdir -p build/sanitized && \
 	  cp -r lmtrain data_tools tests conf csrc pyproject.toml build/sanitized && rm -f build/sanitized/lmtrain/_native* && \
 	  $(CXX) $(SANITIZE) $$flags $(NATIVE_INCLUDES) -fPIC -shared csrc/*.cpp -o build/sanitized/$(NATIVE_MODULE) && \
-	  (cd build/sanitized && OMP_NUM_THREADS=1 ASAN_OPTIONS=detect_leaks=0:malloc_context_size=1 \
+	  (cd build/sanitized && OMP_NUM_THREADS=1 ASAN_OPTIONS=detect_leaks=0:malloc_context_size=1:handle_segv=0 \
 	    LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 	    $(abspath $(BIN))/python -m pytest -q -p no:cacheprovider -m "not slow" $(SANITIZED_TESTS)) || exit; \
 	done

@@ -33,7 +33,8 @@ _REFUSAL = re.compile(r"([1-9][0-9]{0,2}) (.+)", re.DOTALL)  # an exit code, and
 _NUM_CHARACTERS = 4000  # of a reason
 _HEARD_BY_ALL = "heard by all"
 _LOOK_S = 0.25  # at whether this process is asked to stop
-_LAST_WORD_S = 1.0
+_LAST_WORD_S = 0.5
+_LONGER_S = 60.0  # because: a call into torch that gives up just as Python ends aborts the process
 _LAST_S = 60.0  # because: who is refused has said so by now, and peers that are lost never come to hear it
 
 
@@ -128,7 +129,7 @@ def _store(process: ProcessEnv, at: Rendezvous, timeout_s: float) -> TCPStore:
         # because: TCPStore itself listens on every interface, which a run within one node has no need of
         listen_fd = listen("127.0.0.1" if at.stays_on_node else "", at.port)
     return TCPStore(
-        at.host, at.port, process.world_size, first, timedelta(seconds=timeout_s),
+        at.host, at.port, process.world_size, first, timedelta(seconds=timeout_s + _LONGER_S),
         wait_for_workers=False, master_listen_fd=listen_fd if first else None,
     )  # fmt: skip
 

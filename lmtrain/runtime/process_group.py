@@ -30,7 +30,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 _WORDS = (
     "gloo", "Connection closed by peer", "Connection reset by peer", "NCCL", "Timed out waiting", "Application timeout",
 )  # fmt: skip
-_BACKSTOP_S = 5.0  # because: the watch says who is late, a collective of its own accord only that it has waited
+BACKSTOP_S = 5.0  # because: the watch says who is late, a collective of its own accord only that it has waited
 _NUM_CALLS = 6  # of ours, that a message names
 _NAME_BYTES = 64  # because: a host name has at most 63
 
@@ -74,7 +74,7 @@ def new_group(ranks: Sequence[int], timeout_s: float) -> dist.ProcessGroup:
 
 def backstop(timeout_s: float) -> timedelta:
     """How long a collective waits by itself."""
-    return timedelta(seconds=timeout_s + _BACKSTOP_S)
+    return timedelta(seconds=timeout_s + BACKSTOP_S)
 
 
 def _meet(process: ProcessEnv, backend: str, timeout_s: float) -> Any:
@@ -88,6 +88,7 @@ def _meet(process: ProcessEnv, backend: str, timeout_s: float) -> Any:
     except LmtrainError:
         ignore_stops()  # because: a launcher ends those that are left once the first has ended, and these have to speak
         raise
+    store.set_timeout(timedelta(seconds=timeout_s))
     try:
         dist.init_process_group(
             backend, store=store, rank=process.rank, world_size=process.world_size, timeout=backstop(timeout_s)

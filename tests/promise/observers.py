@@ -264,7 +264,7 @@ def ranks(bench: Bench, settings: Settings) -> Any:
 
 
 def patience(bench: Bench, settings: Settings) -> Any:
-    """Whether a process still waits for its peer after two seconds."""
+    """Whether a process still waits for a peer that is three seconds late, beyond what is always added."""
     return bench.pool.run("tests.promise.ranks:met", 2, {"tree": tree_of(settings)})[0]
 
 

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lmtrain.config.build import build_settings
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.runtime.process import ProcessEnv
+from lmtrain.runtime.process_group import BACKSTOP_S
 from lmtrain.runtime.signals import StopRequest
 from lmtrain.train.config import RunConfig
 from lmtrain.train.loop import train
@@ -60,11 +61,11 @@ def trained(tree: dict[str, Any], place: str) -> dict[str, Any]:
 
 
 def met(tree: dict[str, Any]) -> bool:
-    """Whether the first process was still there when the second came, who takes three seconds."""
+    """Whether the first process was still there when the second came, who takes three seconds more than are added."""
     config = build_settings(RunConfig, tree)
     try:
         peers = setup_peers(build_mesh(config.parallel.layout, _CPU, config.parallel.timeout_s))
-        time.sleep(3.0 * peers.rank)
+        time.sleep((3.0 + BACKSTOP_S) * peers.rank)
         peers.gather([peers.rank])
     except RuntimeError:
         return False
