@@ -5,7 +5,7 @@ Called by the verb with what was found; it works nothing out. Good at 80 columns
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -68,12 +68,12 @@ def facts(found: Found) -> Iterator[tuple[str, str]]:
     nodes = -(-question.gpus // hardware.gpus_per_node)
     said = f"{nodes:,} node{'s' * (nodes > 1)} of {hardware.gpus_per_node}, {hardware.nic_GBps:g} GB/s of network each"
     yield "machine", said + ("; not checked against measured runs" if hardware.unchecked else "")
-    room = format_bytes(ranked.room * (1 - ranked.limits.margin))
+    room = format_bytes(ranked.usable)
     yield (
         "layouts",
         (
             f"{len(ranked.space):,} are legal, {len(ranked.rows):,} of them differ in price, "
-            f"{len(ranked.fastest):,} fit in {room} ({ranked.limits.margin:.0%} of the memory stays free)"
+            f"{ranked.num_fitting:,} fit in {room} ({ranked.limits.margin:.0%} of the memory stays free)"
         ),
     )
     for said, span in found.ranges:
@@ -138,7 +138,7 @@ def settings(one: Answer) -> Iterator[str]:
     yield f"precision={one.run.precision.kind}"
 
 
-def shares(parts: dict[str, float], whole: float) -> str:
+def shares(parts: Mapping[str, float], whole: float) -> str:
     ordered = sorted(parts.items(), key=lambda one: -one[1])
     return ", ".join(f"{name} {value / whole:.0%}" for name, value in ordered if value >= 0.005 * whole)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 from lmtrain.cli.planning import Question, nothing_legal
@@ -16,7 +17,7 @@ from lmtrain.plan.calibrate import prices_of
 from lmtrain.plan.curve import Point, Study, curve
 from lmtrain.plan.ours import Planned
 from lmtrain.plan.power import dollars
-from lmtrain.plan.rank import Limits, Prices, Ranked
+from lmtrain.plan.rank import FAMILY, Limits, Prices, Ranked
 from lmtrain.train.costs import Costs, young_daly_s
 from lmtrain.train.layout_table import layout_words
 
@@ -80,7 +81,7 @@ class Found:
             "unchecked_hardware": question.hardware.unchecked, "gpus": question.gpus,
             "global_batch": question.run.global_batch, "seq_len": question.run.shape.seq_len, "tokens": question.tokens,
             "assumed": [{"what": said, "tokens_per_s": span} for said, span in self.ranges],
-            "layouts": {"legal": len(ranked.space), "priced": len(ranked.rows), "fitting": len(ranked.fastest)},
+            "layouts": {"legal": len(ranked.space), "priced": len(ranked.rows), "fitting": ranked.num_fitting},
             "interval": ranked.prices.interval, "joules_are": "unverified", "by": self.by,
             "best": [self._facts(one) for one in self.best],
             "does_not_fit": [one.facts() | {"over_bytes": self.over(one)} for one in self.too_large],
@@ -98,7 +99,7 @@ class Found:
 
     def over(self, answer: Answer) -> float:
         """Bytes too many."""
-        return answer.held - answer.room * (1 - self.ranked.limits.margin)
+        return answer.held - self.ranked.usable
 
 
 def find(
@@ -114,7 +115,7 @@ def find(
     if not len(ranked.space):
         raise nothing_legal(question)
     places = ranked.frugal if by == "joules" else ranked.fastest
-    best = answers(ranked, (places if every else ranked.firsts(places))[:top])
+    best = answers(ranked, islice(ranked.fitting(places, () if every else FAMILY), top))
     ranges = list(_ranges(question, study.prices, best[:1]))
     sizes = [question.gpus << at for at in range(doublings + 1)]
     points = list(curve(study, ranked, sizes)) if doublings else []

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 
 from lmtrain.layout import Coordinate, Layout
 from lmtrain.models.model_settings import ModelSettings
@@ -42,10 +42,14 @@ class Numbers:
     early: int = 0  # of the parts: what is no product's weight, so that the first half of a backward has its gradient
 
     def __add__(self, other: Numbers) -> Numbers:
-        return Numbers(*(mine + its for mine, its in zip(astuple(self), astuple(other), strict=True)))
+        return Numbers(
+            self.parts + other.parts, self.shards + other.shards, self.slots + other.slots, self.early + other.early,
+        )  # fmt: skip
 
     def __sub__(self, other: Numbers) -> Numbers:
-        return Numbers(*(mine - its for mine, its in zip(astuple(self), astuple(other), strict=True)))
+        return Numbers(
+            self.parts - other.parts, self.shards - other.shards, self.slots - other.slots, self.early - other.early,
+        )  # fmt: skip
 
 
 def count(

@@ -5,20 +5,20 @@ Called by the verb and by the curve over numbers of devices, for the few layouts
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from lmtrain.plan.case import columns
 from lmtrain.plan.hardware import Hardware
-from lmtrain.plan.memory import GIB, RankMemory, price_memory
+from lmtrain.plan.memory import GIB
 from lmtrain.plan.ours import Planned, case_of
 from lmtrain.plan.power import watts
 from lmtrain.plan.rank import Prices, Ranked
 from lmtrain.plan.ranks import fullest_rank, rank_bytes_of
-from lmtrain.plan.space import Rows
 from lmtrain.plan.step import StepTime, price_step
 
 PARTS = {  # of a step, none in another
@@ -39,7 +39,7 @@ class Answer:
     run: Planned
     hardware: Hardware
     parts: dict[str, float]  # seconds, by the names of PARTS
-    memory: dict[str, float]  # bytes of the fullest rank
+    rank: int  # the fullest
     watts: float  # of a device
     interval: float  # half of that in which four of five runs lie
 
@@ -55,8 +55,13 @@ class Answer:
     def between(self) -> tuple[float, float]:
         return self.seconds / (1 + self.interval), self.seconds * (1 + self.interval)
 
+    @cached_property
+    def memory(self) -> dict[str, int]:
+        """Bytes of the fullest rank."""
+        return rank_bytes_of(self.run, self.rank)
+
     @property
-    def held(self) -> float:
+    def held(self) -> int:
         return sum(self.memory.values())
 
     @property
@@ -91,34 +96,31 @@ class Answer:
         return self.watts * self.gpus / self.tokens_per_s
 
     def facts(self) -> dict[str, Any]:
-        parallel, low_high, fullest = self.run.parallel, self.between, fullest_rank(self.run)
+        parallel = self.run.parallel
         names = ("pp", "vp", "dp_replicate", "dp_shard", "tp", "zero", "sequence_parallel", "schedule", "balance")
         return {
             "parallel": {name: getattr(parallel, name) for name in names},
             "micro_batch": self.run.micro_batch, "recompute": self.run.recompute.kind,
             "precision": self.run.precision.kind, "gpus": self.gpus, "step_s": self.seconds,
-            "step_s_80_percent": list(low_high), "tokens_per_s": self.tokens_per_s,
+            "step_s_80_percent": list(self.between), "tokens_per_s": self.tokens_per_s,
             "tokens_per_s_per_gpu": self.tokens_per_s / self.gpus, "mfu": self.mfu, "bubble": self.bubble,
             "exposed_communication": self.exposed, "parts_s": self.parts, "memory_bytes": self.memory,
-            "held_bytes": self.held, "room_bytes": self.room, "fullest_rank": fullest,
-            "fullest_rank_bytes": rank_bytes_of(self.run, fullest), "watts_per_gpu": self.watts,
+            "held_bytes": self.held, "room_bytes": self.room, "fullest_rank": self.rank, "watts_per_gpu": self.watts,
             "joules_per_token": self.joules_per_token,
         }  # fmt: skip
 
 
-def answers(ranked: Ranked, places: Rows) -> list[Answer]:
-    runs = [ranked.space.planned(int(row)) for row in ranked.rows[places]]
-    return price(runs, ranked.hardware, ranked.prices)
+def answers(ranked: Ranked, places: Iterable[int]) -> list[Answer]:
+    return price([ranked.planned(place) for place in places], ranked.hardware, ranked.prices)
 
 
 def price(runs: Sequence[Planned], hardware: Hardware, prices: Prices) -> list[Answer]:
     if not runs:
         return []
-    cases = columns([case_of(run, hardware) for run in runs])
-    time, memory = price_step(cases, prices.time), price_memory(cases, prices.memory)
+    time = price_step(columns([case_of(run, hardware) for run in runs]), prices.time)
     power = watts(time, hardware)
     return [
-        Answer(run, hardware, _parts(time, at), _memory(memory, at), float(power[at]), prices.interval)
+        Answer(run, hardware, _parts(time, at), fullest_rank(run), float(power[at]), prices.interval)
         for at, run in enumerate(runs)
     ]
 
@@ -126,10 +128,6 @@ def price(runs: Sequence[Planned], hardware: Hardware, prices: Prices) -> list[A
 def _parts(time: StepTime, at: int) -> dict[str, float]:
     found = {name: float(getattr(time, name)[at]) for name in PARTS}
     return found | {"compute": found["compute"] - found["tp"]}  # because: the busiest rank's time has both in it
-
-
-def _memory(memory: RankMemory, at: int) -> dict[str, float]:
-    return {field.name: float(getattr(memory, field.name)[at]) for field in fields(RankMemory)}
 
 
 def why_slower(other: Answer, best: Answer) -> str:
@@ -148,21 +146,16 @@ def _signed(seconds: float) -> str:
 def map_of(ranked: Ranked) -> dict[tuple[int, int], Answer | float]:
     """For each pp and tp the fastest that fits, or the bytes that the smallest needs."""
     found: dict[tuple[int, int], Answer | float] = {}
-    every = np.argsort(ranked.held, kind="stable")
-    for place in ranked.firsts(every, ("pp", "tp")):
-        found[_cell(ranked, int(place))] = float(ranked.held[place])
-    firsts = ranked.firsts(ranked.fastest, ("pp", "tp"))
-    for place, answer in zip(firsts, answers(ranked, firsts), strict=True):
-        found[_cell(ranked, int(place))] = answer
+    for one in answers(ranked, ranked.fitting(ranked.fastest, ("pp", "tp"))):
+        found[one.run.parallel.pp, one.run.parallel.tp] = one
+    for place in ranked.firsts(np.argsort(ranked.held, kind="stable"), ("pp", "tp")):
+        parallel = ranked.planned(place).parallel
+        if (parallel.pp, parallel.tp) not in found:
+            found[parallel.pp, parallel.tp] = ranked.counted(int(place))
     return found
-
-
-def _cell(ranked: Ranked, place: int) -> tuple[int, int]:
-    row = ranked.rows[place : place + 1]
-    return int(ranked.space.column("pp", row)[0]), int(ranked.space.column("tp", row)[0])
 
 
 def unfitting(ranked: Ranked, most: int) -> Iterator[Answer]:
     """What would be faster and does not fit; where nothing fits, what misses by least."""
-    places = ranked.unfitting if len(ranked.fastest) else np.argsort(ranked.held, kind="stable")
+    places = np.argsort(ranked.held, kind="stable") if ranked.best is None else ranked.unfitting
     yield from answers(ranked, ranked.firsts(places)[:most])

@@ -49,6 +49,7 @@ class Schedule(IntEnum):
     ZB_1 = 1  # weights' gradients apart, 1F1B's memory
     ZB_2 = 2  # and twice of that
     ZB_V = 3
+    GPIPE = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +72,9 @@ class Program:
     whole_logits: bool = False  # each tp rank has the logits of all tokens in the vocabulary
     flat_copies: bool = False  # weights and gradients are copied to flat buffers on their way to the optimizer
     keeps_gathered: bool = False  # sequence parallelism: what is gathered for a product is kept for its backward
+    group_buffers: bool = False  # over dp, weights are gathered and gradients summed a block at a time, from buffers
+    loss_numbers: int = 0  # logits that the loss works on at a time; 0: all
+    loss_bytes: int = 0  # of each of these
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +161,9 @@ class Columns:
     whole_logits: Column
     flat_copies: Column
     keeps_gathered: Column
+    group_buffers: Column
+    loss_numbers: Column
+    loss_bytes: Column
     num_layers: Column
     width: Column
     num_heads: Column

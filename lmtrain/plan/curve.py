@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 from lmtrain.plan.answers import Answer, answers
@@ -68,4 +69,4 @@ def _best(ranked: Ranked, among: dict[str, int]) -> Answer | None:
     places = ranked.fastest
     for name, size in among.items():
         places = places[ranked.space.column(name, ranked.rows[places]) == size]
-    return answers(ranked, places[:1])[0] if len(places) else None
+    return next(iter(answers(ranked, islice(ranked.fitting(places), 1))), None)

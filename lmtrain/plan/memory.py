@@ -55,30 +55,34 @@ def _rank(c: Columns, f: Factors, place: int) -> RankMemory:
     heads, keys = c.num_heads * c.head_width, c.num_kv_heads * c.head_width
     block = (c.width * (2 * heads + 2 * keys) + c.width * c.ffn_width * (2 + c.gated)) / c.tp
     table = c.vocab * c.width / c.tp
-    alone = (c.pp == 1) | (c.schedule == Schedule.ZB_V)  # one rank has both ends
-    tables = np.where(alone, np.where(c.tied > 0, 1.0, 2.0), 0.0 if place == SECOND else 1.0)
-    stage = np.where(c.pp > 2, c.largest_stage, 0.0)  # there is no second where there are two
-    layers = np.where(c.pp == 1, c.num_layers, (c.first_stage, stage, c.last_stage)[place])
+    folded = c.schedule == Schedule.ZB_V  # the first rank has both ends
+    both = np.where(c.tied > 0, 1.0, 2.0)
+    tables = (np.where((c.pp == 1) | folded, both, 1.0), np.zeros(len(c)), np.where(folded, 0.0, 1.0))[place]
+    ends = np.where(folded, c.last_stage, c.first_stage), np.where(folded, c.largest_stage, c.last_stage)
+    between = np.where(c.pp > 2, c.largest_stage, 0.0)  # there is no second where there are two
+    layers = np.where(c.pp == 1, c.num_layers, (ends[0], between, ends[1])[place])
     held = layers * block + tables * table
     shard = np.where(c.zero > 0, c.shard, 1.0)
     sharded = c.zero == 3
     one, kept, scores = _activations(c, f)
     flying = _in_flight(c, place)
     tokens = c.microbatch * c.seq_len
-    activations = layers * kept * flying
+    halved = _kept_for_weights(c)
+    activations = layers * np.max([kept * waits + halved * halves for waits, halves in flying], axis=0)
     backward = np.maximum(one - kept, 0.0) + scores + 2 * tokens * c.width + 4 * tokens * c.ffn_width / c.tp
-    has_head = alone | (place == LAST)
-    logit_bytes = f.by_kind(("logit_eager", "logit_fused", "logit_compiled"), c.pointwise)
-    split = np.where(c.whole_logits > 0, 1.0, c.tp)
-    pieces = np.where(
-        (c.whole_logits > 0) & (c.tp > 1), 2 + 2 / c.tp, 0.0
-    )  # gathered, not yet one
-    logits = np.where(has_head, tokens * c.vocab * (logit_bytes / split + pieces), 0.0)
+    has_head = (c.pp == 1) | folded if place == FIRST else (place == LAST) & ~folded
+    at_once = np.where(folded, 1.0, np.max([waits + halves for waits, halves in flying], axis=0))
+    logits = np.where(has_head, _logits(c, f, at_once), 0.0)
     gathering = np.where(sharded, 2 * (2 * block + c.reduce_bytes * block) + 2 * table, 0.0)
-    buffers = gathering + c.flat_copies * (f["copied_bytes"] * held + 4 * held / shard)
+    largest = np.where(tables > 0, np.maximum(block, table), block)
+    groups = _groups(c, largest, block + tables * table)
+    buffers = np.where(c.group_buffers > 0, groups, gathering)
+    buffers = buffers + c.flat_copies * (f["copied_bytes"] * held + 4 * held / shard)
+    once = (c.group_buffers > 0) & (c.num_microbatches == 1)  # gradients are summed as soon as they are made
+    summed = (sharded & (c.each_microbatch > 0)) | ((c.zero == 2) & (c.reduce_each > 0)) | once
     lasting = (
         2 * held / np.where(sharded & (c.regather > 0) & (c.each_microbatch > 0), shard, 1.0),
-        c.sum_bytes * held / np.where(sharded & (c.each_microbatch > 0), shard, 1.0),
+        c.sum_bytes * held / np.where(summed, shard, 1.0),
         c.optimizer_bytes * held / shard,
     )
     moving = activations + np.maximum(backward, logits)
@@ -112,17 +116,58 @@ def _activations(c: Columns, f: Factors) -> tuple[Column, Column, Column]:
     partly = (c.again_products > 0) & ~full
     kept = np.where(full, checkpoint, np.where(partly, (1 - c.again_products) * whole + checkpoint, without_scores))
     kept = np.where((c.again_products > 0) & (c.again_attention == 0), 0.45 * whole, kept)
+    products = tokens * 2 * (1 / along + 2) * c.width + tokens * (2 * (2 * heads + 2 * keys) + mlp / 2)
+    only = (c.again_pointwise > 0) & (c.again_products == 0)
+    kept = np.where(only, c.again_pointwise * products + (1 - c.again_pointwise) * whole, kept)
     return whole, kept, tokens * scores
 
 
-def _in_flight(c: Columns, place: int) -> Column:
-    """Microbatches whose activations a stage holds at once, in units of its layers."""
-    num, pp = c.num_microbatches, c.pp
+def _kept_for_weights(c: Columns) -> Column:
+    """Of a block and microbatch between the halves of its backward: inputs of products, gradients of their outputs.
+
+    Both lie along the whole sequence, however it was cut outside of the products.
+    """
+    heads, keys = c.num_heads * c.head_width / c.tp, c.num_kv_heads * c.head_width / c.tp
+    whole = np.where((c.parallel_block > 0) & (c.sequence_parallel == 0), 2.0, 4.0) * c.width
+    products = 2 * heads + 2 * keys + (2 + c.gated) * c.ffn_width / c.tp
+    return c.microbatch * c.seq_len * c.precision * (whole + products)
+
+
+def _logits(c: Columns, f: Factors, at_once: Column) -> Column:
+    """Of the loss at work, and of the other microbatches that still have theirs."""
+    numbers = c.microbatch * c.seq_len * c.vocab
+    split = np.where(c.whole_logits > 0, 1.0, c.tp)
+    pieces = np.where((c.whole_logits > 0) & (c.tp > 1), 2 + 2 / c.tp, 0.0)  # gathered, not yet one
+    whole = numbers * (f.by_kind(("logit_eager", "logit_fused", "logit_compiled"), c.pointwise) / split + pieces)
+    some = 2 * c.precision * numbers / split + c.loss_bytes * np.minimum(numbers / split, c.loss_numbers)
+    waiting = (at_once - 1) * c.precision * numbers / split
+    return np.where(c.loss_numbers > 0, some, whole) + waiting
+
+
+def _groups(c: Columns, largest: Column, gathered: Column) -> Column:
+    """Buffers of groups of weights that are gathered and summed one by one, even where a group is not cut."""
+    shard = np.where(c.zero > 0, c.shard, 1.0)
+    buffers = largest * (np.where(shard > 1, c.precision, 0.0) + c.reduce_bytes * (1 + 1 / shard))
+    return np.where(c.dp > 1, buffers + np.where(c.zero == 3, c.precision * gathered, 0.0), 0.0)
+
+
+def _in_flight(c: Columns, place: int) -> list[tuple[Column, Column]]:
+    """What a stage holds at once: microbatches that await their backward, and that are between its halves.
+
+    Where a schedule has more of the ones at a time, and at another more of the others, there are several.
+    """
+    num, pp, vp, at = c.num_microbatches, c.pp, c.vp, float(place)
     if place == LAST:
-        plain = np.ones(len(c))
-        return np.where(c.schedule == Schedule.ZB_2, np.minimum(pp, num), plain)
-    later = float(place)  # a stage further holds one less, and its chunks two less
-    interleaved = np.minimum(pp * (1 + (pp - 1) / (pp * c.vp)) - 2 * later / c.vp, num)
-    one = np.where(c.vp > 1, interleaved, np.minimum(pp - later, num))
-    most = np.where(c.schedule == Schedule.ZB_2, np.minimum(2 * (pp - later) - 1, num), one)
-    return np.where(c.schedule == Schedule.ZB_V, np.minimum(pp, num), most)
+        usual, double = np.ones(len(c)), pp
+    else:  # a stage further holds one less, and its chunks two less
+        group = np.ceil(num / np.maximum(num // pp, 1))  # of microbatches, that pass a chunk one behind the other
+        usual = np.where(vp > 1, (2 * (pp - 1 - at) + (vp - 1) * group + 1) / vp, pp - at)
+        double = 2 * (pp - at) - 1
+    put_off, folded = c.schedule == Schedule.ZB_1, c.schedule == Schedule.ZB_V
+    waits = np.select([c.schedule == Schedule.ZB_2, folded, c.schedule == Schedule.GPIPE], [double, pp, num], usual)
+    found = [(waits, np.zeros(len(c)))]
+    put_off_by: list[Column] = [[], [np.ones(len(c)), pp - 2], [pp - 1]][place]  # a rank; of those between the ends
+    for most in put_off_by:
+        found.append((np.where(put_off, pp - most, 0.0), np.where(put_off, most, np.where(folded, pp - 0.5, 0.0))))
+        found.append((np.where(put_off, pp - most - 1, 0.0), np.where(put_off, most + 1, 0.0)))
+    return [(np.minimum(waits, num - np.minimum(halves, num)), np.minimum(halves, num)) for waits, halves in found]

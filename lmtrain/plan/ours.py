@@ -76,6 +76,9 @@ class Planned:
         return isinstance(self.recompute, SomeRecomputeSettings) and self.recompute.is_for(block)
 
 
+LOSS_NUMBERS = 64 << 20  # as many logits as the loss turns into fp32 at a time: objectives.cross_entropy
+LOSS_BYTES = 9  # of each: the softmax in fp32, one more while it is shifted, which of them are labels
+
 OURS = Program(
     attention=Attention.FLASH2,
     pointwise=Pointwise.EAGER,
@@ -85,6 +88,9 @@ OURS = Program(
     send_overlap=True,  # pipeline.messages: receives are posted ahead, a send is waited for when it must have arrived
     reduce_bytes=FP32_BYTES,  # sharding.apply_data_parallel
     reduce_each=True,  # sharding.ShardedWeights.begin: zero 2 reduces after every microbatch
+    group_buffers=True,  # sharding.apply_data_parallel, a group a block
+    loss_numbers=LOSS_NUMBERS,
+    loss_bytes=LOSS_BYTES,
 )
 
 
@@ -99,10 +105,11 @@ def program_of(run: Planned, hardware: Hardware) -> Program:
         # sharding.ShardedWeights.done: second halves end behind FSDP's back, and what they made is sent after them
         reduce_overlap=not run.parallel.splits_backward,
         fused_optimizer=run.optim.kind == "adamw",
+        loss_bytes=0 if run.compute.compile else LOSS_BYTES,
     )
 
 
-_SCHEDULES = {"zb_h1": Schedule.ZB_1, "zb_v": Schedule.ZB_V}
+_SCHEDULES = {"gpipe": Schedule.GPIPE, "zb_h1": Schedule.ZB_1, "zb_v": Schedule.ZB_V}
 
 
 def case_of(run: Planned, hardware: Hardware) -> Case:

@@ -23,4 +23,5 @@ def makespan(c: Columns, forward: Column, backward: Column, weight: Column, last
     one = num * pace + passage / vp
     saved = np.where(c.schedule == Schedule.ZB_1, 2 * np.minimum(weight, backward / 2), forward + backward)
     zero = num * pace + (pp - 1) * np.maximum(forward + backward - saved, 0.0)
-    return np.where(pp == 1, num * last, np.where(c.schedule == Schedule.ONE_F_ONE_B, one, zero))
+    halves = (c.schedule != Schedule.ONE_F_ONE_B) & (c.schedule != Schedule.GPIPE)
+    return np.where(pp == 1, num * last, np.where(halves, zero, one))

@@ -1,10 +1,13 @@
 """All layouts of a search with their seconds, bytes and joules, fastest first. Torch-free.
 
-Called by answers and by the curve over numbers of devices. A layout far from fitting is not timed.
+Called by answers, by the curve over numbers of devices, and by a run that chooses its layout. Bytes of all layouts come
+from a closed form (memory), which can be a fifth off; what is said to fit has had the bytes of its ranks counted
+(ranks). A layout far from fitting is not timed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -15,12 +18,18 @@ from lmtrain.plan.case import Column
 from lmtrain.plan.factors import Factors, fitted, fitted_memory, interval
 from lmtrain.plan.hardware import Hardware
 from lmtrain.plan.memory import GIB, price_memory
+from lmtrain.plan.ours import Planned
 from lmtrain.plan.power import watts
+from lmtrain.plan.ranks import fullest_rank, rank_bytes_of
 from lmtrain.plan.space import Rows, Space
 from lmtrain.plan.step import price_step
 
 _AT_ONCE = 8192  # because: columns of so many stay in a core's cache
-_NEAR = 1.5  # of the memory: what needs more is not timed
+_TIMED = 1.5  # of the memory: what needs more is not timed
+_NEAR = 1.25  # of the room, by the closed form: what needs more is not counted
+_KIND = (  # columns: of layouts that share these the closed form is as far off
+    "pp", "tp", "schedule", "zero", "sequence_parallel", "again_products", "again_attention", "again_pointwise",
+)  # fmt: skip
 FAMILY = ("pp", "tp", "zero", "shard")  # columns: what else differs is a matter of the schedule and of microbatches
 
 
@@ -45,28 +54,82 @@ class Ranked:
     prices: Prices
     rows: Rows  # of the space: those that are priced apart
     seconds: Column  # inf where not timed
-    held: Column  # bytes of the fullest rank
+    held: Column  # bytes of the fullest rank, by the closed form
     joules: Column  # of one device for a step
-    fits: NDArray[np.bool_]
+    allowed: NDArray[np.bool_]  # where it has to fit, and does not cross a switch
 
     @property
     def room(self) -> float:
         return self.hardware.memory_GiB * GIB
 
+    @property
+    def usable(self) -> float:
+        return self.room * (1 - self.limits.margin)
+
+    @property
+    def num_fitting(self) -> int:
+        """By the closed form."""
+        return int(np.sum(self.allowed & (self.held <= self.usable)))
+
     @cached_property
     def fastest(self) -> Rows:
-        """Places of those that fit."""
-        return self._sorted(self.seconds, self.fits)
+        """Places of those that may fit: `fitting` tells which of them do."""
+        return self._sorted(self.seconds, self._near)
 
     @cached_property
     def frugal(self) -> Rows:
-        return self._sorted(self.joules, self.fits)
+        return self._sorted(self.joules, self._near)
+
+    @cached_property
+    def best(self) -> int | None:
+        """The fastest that fits."""
+        return next(self.fitting(self.fastest), None)
 
     @cached_property
     def unfitting(self) -> Rows:
         """Places of those that are faster than all that fit, and do not."""
-        best = self.seconds[self.fastest[0]] if len(self.fastest) else np.inf
-        return self._sorted(self.seconds, ~self.fits & (self.seconds < best))
+        best = np.inf if self.best is None else self.seconds[self.best]
+        return self._sorted(self.seconds, self.allowed & (self.seconds < best))
+
+    def fitting(self, places: Rows, columns: tuple[str, ...] = ()) -> Iterator[int]:
+        """Those that fit by the bytes of their ranks, in order; with columns, of each family its first."""
+        seen = set[tuple[float, ...]]()
+        for place, family, kind in zip(places, self._keys(places, columns), self._keys(places, _KIND), strict=True):
+            if (columns and family in seen) or self.held[place] * self._off.get(kind, 1 / _NEAR) > self.usable:
+                continue
+            counted = self.counted(int(place))
+            self._off[kind] = counted / self.held[place]
+            if counted <= self.usable:
+                seen.add(family)
+                yield int(place)
+
+    def planned(self, place: int) -> Planned:
+        return self.space.planned(int(self.rows[place]))
+
+    def counted(self, place: int) -> float:
+        """Bytes of the fullest rank."""
+        if place not in self._counted:
+            run = self.planned(place)
+            self._counted[place] = float(sum(rank_bytes_of(run, fullest_rank(run)).values()))
+        return self._counted[place]
+
+    @cached_property
+    def _counted(self) -> dict[int, float]:
+        return {}
+
+    @cached_property
+    def _off(self) -> dict[tuple[float, ...], float]:
+        """What has been counted, beside the closed form, of each kind the newest."""
+        return {}
+
+    @property
+    def _near(self) -> NDArray[np.bool_]:
+        found: NDArray[np.bool_] = self.allowed & (self.held <= _NEAR * self.usable)
+        return found
+
+    def _keys(self, places: Rows, columns: tuple[str, ...]) -> list[tuple[float, ...]]:
+        found = [self.space.column(name, self.rows[places]).tolist() for name in columns]
+        return list(zip(*found, strict=True)) if found else [()] * len(places)
 
     def _sorted(self, by: Column, among: NDArray[np.bool_]) -> Rows:
         places = np.flatnonzero(among)
@@ -89,14 +152,14 @@ def rank(space: Space, hardware: Hardware, limits: Limits, prices: Prices) -> Ra
         part = slice(start, start + _AT_ONCE)
         priced = space.columns(rows[part])
         held[part] = price_memory(priced, prices.memory).total
-        near = start + np.flatnonzero(held[part] <= _NEAR * room)
+        near = start + np.flatnonzero(held[part] <= _TIMED * room)
         if len(near):
             time = price_step(priced.take(near - start), prices.time)
             seconds[near], joules[near] = time.total, time.total * watts(time, hardware)
-    fits = held <= room * (1 - limits.margin)
+    allowed = np.isfinite(seconds)
     if limits.switch:
-        fits &= space.column("shard", rows) * space.column("tp", rows) <= limits.switch
-    return Ranked(space, hardware, limits, prices, rows, seconds, held, joules, fits)
+        allowed &= space.column("shard", rows) * space.column("tp", rows) <= limits.switch
+    return Ranked(space, hardware, limits, prices, rows, seconds, held, joules, allowed)
 
 
 def _rounded(values: Column) -> Column:

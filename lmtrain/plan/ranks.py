@@ -20,14 +20,11 @@ from lmtrain.placement.stages import Stage
 from lmtrain.plan.factors import fitted_memory
 from lmtrain.plan.kept import Layers, kept_of
 from lmtrain.plan.memory import GIB
-from lmtrain.plan.ours import Planned
+from lmtrain.plan.ours import LOSS_BYTES, LOSS_NUMBERS, Planned
 from lmtrain.schedules.pipeline_schedule import schedule_named
 from lmtrain.schedules.table import Kind
 
 NEED_A_GPU = ("communicators", "slack")  # fitted to published runs, not measured on ours
-LOSS_NUMBERS = 64 << 20  # as many logits as the loss turns into fp32 at a time: objectives.cross_entropy
-LOSS_COPIES = 9  # bytes of each: the softmax in fp32, one more while it is shifted, which of them are labels
-
 
 # (stage, microbatches that await its backward, those that await its second half), of each stage of a rank
 Flying = tuple[tuple[int, int, int], ...]
@@ -159,7 +156,8 @@ def _in_flight(schedule: str, rank: int, pp: int, vp: int, count: int) -> frozen
                 held[0], held[1] = held[0] - 1, held[1] + 1
             case Kind.WEIGHT:
                 held[1] -= 1
-        found.add(tuple((stage, waits, later) for stage, (waits, later) in sorted(counts.items())))
+        if action.kind in (Kind.FORWARD, Kind.INPUT):  # the others only let go
+            found.add(tuple((stage, waits, later) for stage, (waits, later) in counts.items()))
     return frozenset(found)
 
 
@@ -172,7 +170,7 @@ def _working(run: Planned, stages: Sequence[Stage]) -> float:
     if not any(stage.last for stage in stages):
         return layers.tokens * block
     logits = layers.tokens * layers.logits
-    in_fp32 = 0 if run.compute.compile else min(logits / run.number_bytes, LOSS_NUMBERS) * LOSS_COPIES
+    in_fp32 = 0 if run.compute.compile else min(logits / run.number_bytes, LOSS_NUMBERS) * LOSS_BYTES
     return max(layers.tokens * block, logits + in_fp32)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +74,9 @@ def choose(
     found = rank(legal(run, num_processes, hardware, fixed), hardware, Limits(), prices_of(hardware))
     if not len(found.rows):
         raise LayoutError(_nothing_is_legal(run, num_processes, hardware, fixed))
-    for place in found.fastest[:_NUM_TRIED]:
+    for place in islice(found.fitting(found.fastest), _NUM_TRIED):
         try:
-            chosen = _with(config, _planned(found, place))
+            chosen = _with(config, found.planned(place))
             check_pieces(chosen, model)
         except LmtrainError:
             continue  # because: it is fast, and a rule of the whole run is against it
@@ -85,23 +86,18 @@ def choose(
 
 def _reasons(found: Ranked, place: int, num_processes: int) -> Iterator[str]:
     expected = StepForecast(float(found.seconds[place]), found.prices.interval)
+    held = f"{format_bytes(found.counted(place))} of {format_bytes(found.room)}"
     yield (
-        f"parallel=auto: {_words(_planned(found, place))}, for {num_processes} of {found.hardware.name}: a step of "
-        f"{expected.words()}, and {format_bytes(found.held[place])} of {format_bytes(found.room)} on the fullest rank"
+        f"parallel=auto: {_words(found.planned(place))}, for {num_processes} of {found.hardware.name}: a step of "
+        f"{expected.words()}, and {held} on the fullest rank"
     )
-    others = [one for one in found.firsts(found.fastest) if _family(found, one) != _family(found, place)]
-    if others:
-        more = float(found.seconds[others[0]] / found.seconds[place] - 1)
-        slower = f"{more:.1%} slower, for {_grown(found, place, others[0])}" if more > _TIE else "as fast"
-        yield f"next best: {_words(_planned(found, others[0]))}, {slower}"
-    if not found.fits.all():
-        number = f"{np.sum(~found.fits):,} of {len(found.rows):,} layouts"
-        needed = format_bytes(found.held[~found.fits].min())
-        yield f"{number} do not fit with {found.limits.margin:.0%} to spare; the smallest of them needs {needed}"
-
-
-def _planned(found: Ranked, place: int) -> Planned:
-    return found.space.planned(int(found.rows[place]))
+    others = (one for one in found.fitting(found.fastest, FAMILY) if _family(found, one) != _family(found, place))
+    if (other := next(others, None)) is not None:
+        more = float(found.seconds[other] / found.seconds[place] - 1)
+        slower = f"{more:.1%} slower, for {_grown(found, place, other)}" if more > _TIE else "as fast"
+        yield f"next best: {_words(found.planned(other))}, {slower}"
+    if large := len(found.rows) - found.num_fitting:
+        yield f"{large:,} of {len(found.rows):,} layouts do not fit with {found.limits.margin:.0%} to spare"
 
 
 def _family(found: Ranked, place: int) -> tuple[float, ...]:
@@ -127,16 +123,16 @@ def _nothing_is_legal(run: Planned, num_processes: int, hardware: Hardware, fixe
 
 
 def _nothing_fits(found: Ranked, num_processes: int) -> str:
-    if len(found.fastest):
+    if found.best is not None:
         return (
             f"parallel.auto=true finds no layout of {num_processes} processes that the run's other settings accept, "
-            f"among the {len(found.fastest[:_NUM_TRIED])} fastest. Give one, as in parallel.tp=2, to see why not."
+            f"among the {_NUM_TRIED} fastest. Give one, as in parallel.tp=2, to see why not."
         )
     smallest = int(np.argmin(found.held))
     return (
         f"parallel.auto=true finds no layout of {num_processes} processes that fits in {format_bytes(found.room)} of "
         f"hardware={found.hardware.name} with {found.limits.margin:.0%} to spare: the smallest, "
-        f"{_words(_planned(found, smallest))}, needs {format_bytes(found.held[smallest])}. Start more processes, or "
+        f"{_words(found.planned(smallest))}, needs {format_bytes(found.counted(smallest))}. Start more processes, or "
         "use a smaller model.seq_len or model."
     )
 

@@ -28,7 +28,7 @@ def main() -> None:
     ranked = rank(space, question.hardware, Limits(), Prices())
     done, used = time.perf_counter(), time.process_time() - busy
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(f"{len(space):,} legal, {len(ranked.rows):,} priced, {len(ranked.fastest):,} fit")
+    print(f"{len(space):,} legal, {len(ranked.rows):,} priced, {ranked.num_fitting:,} fit")
     print(f"settings {composed - began:.2f} s, search {searched - composed:.2f} s, prices {done - searched:.2f} s")
     print(f"together {done - began:.2f} s, of a core {used:.2f} s, {memory:.0f} MiB, torch {'torch' in sys.modules}")
 
