@@ -22,6 +22,7 @@ class Group:
     local: Column
     bytes_per_s: Column  # through the ring's narrowest place
     latency_s: Column  # of one trip round
+    tree_s: Column  # the same where sums go by trees
 
     def shared(self, num_bytes: Column) -> Column:
         """Gather from equal shares, or reduce to them: `num_bytes` is the whole."""
@@ -30,7 +31,8 @@ class Group:
 
     def reduced(self, num_bytes: Column) -> Column:
         """Reduce so that all have the sum: both halves of a ring."""
-        return 2 * self.shared(num_bytes)
+        share = (self.size - 1) / np.maximum(self.size, 1)
+        return np.where(self.size > 1, 2 * (share * num_bytes / self.bytes_per_s + self.tree_s), 0.0)
 
 
 def tp_group(c: Columns, f: Factors) -> Group:
@@ -49,8 +51,10 @@ def _group(c: Columns, f: Factors, size: Column, stride: Column) -> Group:
     inside = f["link_latency_s"] + 1e-6 * local
     between = nodes > 1
     # because: large groups change from rings to trees, whose depth is a logarithm
-    trip = np.minimum(f["hop_latency_s"] * (nodes - 1), 12 * f["hop_latency_s"] * np.log2(np.maximum(nodes, 2)))
-    return Group(size, local, np.where(between, np.minimum(link, nic), link), inside + np.where(between, trip, 0.0))
+    ring = f["hop_latency_s"] * (nodes - 1) + f["step_latency_s"] * (size - nodes)
+    tree = np.minimum(ring, 12 * f["hop_latency_s"] * np.log2(np.maximum(nodes, 2)))
+    speed = np.where(between, np.minimum(link, nic), link)
+    return Group(size, local, speed, inside + np.where(between, ring, 0.0), inside + np.where(between, tree, 0.0))
 
 
 def nic_share(c: Columns, f: Factors) -> Column:

@@ -68,6 +68,7 @@ FACTORS: dict[str, Factor] = {
     "nic_share_omnipath": Factor(0.3, 0.08, 0.7, "the same, Omni-Path: 0.1 measured by BigScience on four A100 nodes"),
     "link_latency_s": Factor(12e-6, 3e-6, 60e-6, "start of a collective inside a node"),
     "hop_latency_s": Factor(12e-6, 2e-6, 60e-6, "a step of a ring between nodes"),
+    "step_latency_s": Factor(3.0e-6, 0.5e-6, 6e-6, "the same inside a node: the ring of a gather passes every rank"),
     "tp_exposed_none": Factor(0.95, 0.6, 1.0, "share of tp's backward collectives left bare, nothing hiding them"),
     "tp_exposed_weights": Factor(0.6, 0.2, 1.0, "the same, behind the making of weights' gradients"),
     "tp_exposed_chunked": Factor(0.3, 0.05, 0.8, "share of tp's collectives that chunked products leave bare"),

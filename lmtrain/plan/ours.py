@@ -132,7 +132,7 @@ def case_of(run: Planned, hardware: Hardware) -> Case:
         sequence_parallel=run.sequence_parts > 1,
         microbatch=run.micro_batch, num_microbatches=run.num_microbatches,
         schedule=_SCHEDULES.get(parallel.schedule, Schedule.ONE_F_ONE_B),
-        largest_stage=max(others), last_stage=layers[ends], again=again_of(run),
+        first_stage=layers[0], largest_stage=max(others), last_stage=layers[ends], again=again_of(run),
         precision=run.precision.kind, optimizer_bytes=_optimizer_bytes(model, run.optim),
     )  # fmt: skip
 

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import pytest
 
 from lmtrain.plan.answers import PARTS, Answer, answers, map_of, unfitting, why_slower
 from lmtrain.plan.memory import GIB
+from lmtrain.plan.rank import FAMILY
 from tests.unit.plan.searched import LARGE, ranked
 
 
 def best(count: int = 3) -> list[Answer]:
     found = ranked()
-    return answers(found, found.firsts(found.fastest)[:count])
+    return answers(found, islice(found.fitting(found.fastest, FAMILY), count))
 
 
 def test_parts_add_up_to_the_step_and_names_to_the_memory() -> None:
     found = ranked()
-    for place, one in zip(found.firsts(found.fastest), best(5), strict=False):
+    for place, one in zip(found.fitting(found.fastest, FAMILY), best(5), strict=False):
         assert one.seconds == pytest.approx(found.seconds[place])
-        assert one.held == pytest.approx(found.held[place])
+        assert one.held == found.counted(place)
         assert min(one.parts.values()) >= 0
         assert set(one.parts) == set(PARTS)
 
