@@ -15,11 +15,12 @@ _STYLE = """
 :root { color-scheme: light dark; --ink: #1c2430; --soft: #5d6776; --paper: #fff; --line: #d9dee6; --fits: #2f6fb5;
   --best: #12805c; --unfit: #eef0f3; --idle: #eef0f3; --limit: #c22f2f; --band: #2f6fb533; --plain: #b3650b;
   --c1: #2f6fb5; --c2: #6aa5dd; --c3: #a9cbea; --c4: #12805c; --c5: #66b894; --c6: #d9a514; --c7: #8d62b8;
-  --c8: #8b95a3; --c9: #c3c9d2; }
+  --c8: #8b95a3; --c9: #c3c9d2; --c10: #d6e6f5; --c11: #c46f9f; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e7ebf1; --soft: #9aa5b5; --paper: #14181e; --line: #303844;
   --fits: #5b9be0; --best: #35b98a; --unfit: #20262e; --idle: #20262e; --limit: #ff7066; --band: #5b9be033;
   --plain: #e59a45; --c1: #5b9be0; --c2: #3c6ea6; --c3: #284a70; --c4: #35b98a; --c5: #237a5c; --c6: #d9b13b;
-  --c7: #a884d0; --c8: #76818f; --c9: #4a5360; } }
+  --c7: #a884d0; --c8: #76818f; --c9: #4a5360; --c10: #1b2f47;
+  --c11: #d58ab3; } }
 body { margin: 2rem auto; max-width: 1080px; padding: 0 1rem; background: var(--paper); color: var(--ink);
   font: 15px/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.1rem; margin: 2.2rem 0 .4rem; } p { margin: .3rem 0 .8rem; }
@@ -37,7 +38,8 @@ svg .soft { fill: var(--soft); } svg .small { font-size: 11.5px; }
 polyline { fill: none; stroke: var(--fits); stroke-width: 2.5; } circle { fill: var(--fits); }
 polyline.plain { stroke: var(--plain); } circle.plain { fill: var(--plain); }
 .p-F { fill: var(--c1); } .p-B, .p-I { fill: var(--c4); } .p-W { fill: var(--c6); }
-.m-weights { fill: var(--c1); } .m-gradients { fill: var(--c2); } .m-optimizer { fill: var(--c3); }
+.m-weights { fill: var(--c1); } .m-gradients { fill: var(--c2); } .m-masters { fill: var(--c3); }
+.m-moments { fill: var(--c10); } .m-messages { fill: var(--c11); }
 .m-activations { fill: var(--c4); } .m-working { fill: var(--c5); } .m-logits { fill: var(--c6); }
 .m-gathered { fill: var(--c7); } .m-communicators { fill: var(--c8); } .m-slack { fill: var(--c9); }
 """

@@ -157,5 +157,8 @@ def map_of(ranked: Ranked) -> dict[tuple[int, int], Answer | float]:
 
 def unfitting(ranked: Ranked, most: int) -> Iterator[Answer]:
     """What would be faster and does not fit; where nothing fits, what misses by least."""
-    places = np.argsort(ranked.held, kind="stable") if ranked.best is None else ranked.unfitting
-    yield from answers(ranked, ranked.firsts(places)[:most])
+    if ranked.best is not None:
+        yield from answers(ranked, ranked.firsts(ranked.unfitting)[:most])
+    else:
+        near = answers(ranked, ranked.firsts(np.argsort(ranked.held, kind="stable"))[: 4 * most])
+        yield from sorted(near, key=lambda one: one.held)[:most]

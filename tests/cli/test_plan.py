@@ -153,6 +153,9 @@ def test_the_page_stands_alone(tmp_path: Path) -> None:
     assert "url(" not in text
     assert "@import" not in text
     assert "prefers-color-scheme: dark" in text
+    coloured = set(re.findall(r'class="([mp]-\w+)', text))
+    assert len(coloured) > 8
+    assert all(f".{name}" in text for name in coloured)
 
 
 @pytest.mark.parametrize(
