@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from lmtrain.errors import SettingsError
 from lmtrain.train.config import RunConfig
 
 _ABSENT = object()
+_OPTIONAL = {field.name for field in fields(RunConfig) if field.default is None}
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,11 @@ class Composed:
         section = keys[0].name.partition(".")[0]
         return next((key for key in keys if key.kind in ("", self.kind(section))), None)
 
+    def has(self, key: Key) -> bool:
+        """Whether its section is anything at all, as `hardware` is not where no machine is named."""
+        section = key.name.partition(".")[0]
+        return section not in _OPTIONAL or self.tree.get(section) is not None
+
     def value(self, key: Key) -> dict[str, Any]:
         """What the run has there, in plain data, and in words where it comes from."""
         node: Any = self.tree
@@ -55,6 +61,8 @@ class Composed:
             return {"value": node, "from": _words(origin_of(self.origins, key.name))}
         if key.default:
             return {"value": key.default, "from": "the default, which no file repeats"}
+        if not self.has(key):
+            return {"value": None, "from": None, "why": f"{key.name.partition('.')[0]} is null"}
         return {"value": None, "from": None, "why": "has to be given"}
 
 
@@ -78,7 +86,8 @@ def key_facts(keys: Sequence[Key], run: Composed, bare: Composed, config_dir: Pa
 
 def value_rows(prefix: str, known: dict[str, list[Key]], run: Composed) -> list[dict[str, Any]]:
     """Every key below a prefix that a run with these settings has, its value, and who has set it."""
-    chosen = [key for name, keys in known.items() if name.startswith(prefix) and (key := run.pick(keys))]
+    picked = [key for name, keys in known.items() if name.startswith(prefix) and (key := run.pick(keys))]
+    chosen = filter(run.has, picked)
     rows = {key.name: {"key": key.name} | run.value(key) for key in chosen}
     # because: of a group within a part, such as train.rampup, the keys tell all, and where it is null there are none;
     # of a list the value tells all

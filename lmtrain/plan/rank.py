@@ -94,14 +94,17 @@ class Ranked:
     def fitting(self, places: Rows, columns: tuple[str, ...] = ()) -> Iterator[int]:
         """Those that fit by the bytes of their ranks, in order; with columns, of each family its first."""
         seen = set[tuple[float, ...]]()
-        for place, family, kind in zip(places, self._keys(places, columns), self._keys(places, _KIND), strict=True):
-            if (columns and family in seen) or self.held[place] * self._off.get(kind, 1 / _NEAR) > self.usable:
-                continue
-            counted = self.counted(int(place))
-            self._off[kind] = counted / self.held[place]
-            if counted <= self.usable:
-                seen.add(family)
-                yield int(place)
+        for start in range(0, len(places), _AT_ONCE):
+            some = places[start : start + _AT_ONCE]
+            families, kinds = self._keys(some, columns), self._keys(some, _KIND)
+            for place, family, kind in zip(some.tolist(), families, kinds, strict=True):
+                if (columns and family in seen) or self.held[place] * self._off.get(kind, 1 / _NEAR) > self.usable:
+                    continue
+                counted = self.counted(place)
+                self._off[kind] = counted / self.held[place]
+                if counted <= self.usable:
+                    seen.add(family)
+                    yield place
 
     def planned(self, place: int) -> Planned:
         return self.space.planned(int(self.rows[place]))

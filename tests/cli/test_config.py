@@ -64,7 +64,7 @@ def test_show_prints_yaml_and_where_it_lies(tmp_path: Path) -> None:
     [
         (("list", "optimizer"), "optimizer is not a group of settings. Did you mean optim?"),
         (("show", "optim", "adam"), "optim has no choice adam. Did you mean adamw?"),
-        (("show", "experiment"), "A run has no experiment unless one is chosen. Known: demo."),
+        (("show", "experiment"), "A run has no experiment unless one is chosen. Known: demo, "),
         (("explain", "lr"), "lr is not a setting. Did you mean optim.lr?"),
         *wide(
             (("explain", "optim.learning_rate"), "optim.learning_rate is not a setting."),
@@ -93,6 +93,7 @@ def test_explain_a_key_of_another_kind_and_one_that_is_missing() -> None:
     assert "optim.kind=adamw has no such key" in lmtrain("config", "explain", "optim.momentum")
     assert "0.95, from conf/optim/muon.yaml" in lmtrain("config", "explain", "optim.momentum", "optim=muon")
     assert "has to be given" in lmtrain("config", "explain", "data.path")
+    assert "hardware is null" in lmtrain("config", "explain", "hardware.memory_GiB", "train.steps=5")
     text = lmtrain("config", "explain", "optim.lr", "optim.lr=1e-3")
     assert "0.001, from the command line: optim.lr=1e-3" in text
 
