@@ -93,7 +93,7 @@ def test_explain_a_key_of_another_kind_and_one_that_is_missing() -> None:
     assert "optim.kind=adamw has no such key" in lmtrain("config", "explain", "optim.momentum")
     assert "0.95, from conf/optim/muon.yaml" in lmtrain("config", "explain", "optim.momentum", "optim=muon")
     assert "has to be given" in lmtrain("config", "explain", "data.path")
-    assert "hardware is null" in lmtrain("config", "explain", "hardware.memory_GiB", "train.steps=5")
+    assert "hardware is null" in lmtrain("config", "explain", "hardware.memory_GiB", "optim.lr=1e-3")
     text = lmtrain("config", "explain", "optim.lr", "optim.lr=1e-3")
     assert "0.001, from the command line: optim.lr=1e-3" in text
 
