@@ -64,8 +64,9 @@ def test_a_task_that_dies_ends_the_step(toy: Toy, tmp_path: Path) -> None:
     fault = {"LMTRAIN_FAULT": "kill:point=step:step=5:rank=3", "LMTRAIN_ALLOW_FAULTS": "1"}
     code, output = srun("pretrain", *toy.settings(tmp_path / "run", **FOUR), env=fault)
     assert code != 0
-    # it had no time to speak itself
-    assert output.count("error: rank 3 on n2 was ended by SIGKILL: it was in data of step 6") == 1
+    # it had no time to speak itself, and its parent may have been quicker to ask how it ended
+    ended = r"error: rank 3 on n2 (was ended by SIGKILL|ended without a word.*): it was in data of step 6"
+    assert len(re.findall(ended, output)) == 1, output
     assert "Killed" in output
 
 

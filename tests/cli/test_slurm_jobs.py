@@ -24,7 +24,7 @@ from tests.cli.two_nodes import BatchJob, need_two_nodes, slurm, until
 
 pytestmark = pytest.mark.slow
 CUT: dict[str, Any] = {"parallel__tp": 2, "parallel__pp": 2, "parallel__dp_shard": 2, "train__micro_batch": 1}
-STEPS = 400
+STEPS = 1000  # more than are done in two minutes
 ALL = list(range(1, STEPS + 1))
 QUEUED = ": queued again"
 

@@ -15,6 +15,7 @@ import shutil
 import signal
 import statistics
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,9 @@ def drill(options: Options) -> dict[str, Any]:
     wall_s = time.monotonic() - began
     process.process.send_signal(signal.SIGTERM)
     left += process.to_the_end().left
-    last = max(row["step"] for row in read_metrics(folder / "metrics.jsonl") if row["event"] == "step")
+    rows = [row for row in read_metrics(folder / "metrics.jsonl") if row["event"] == "step"]
+    last = max(row["step"] for row in rows)
+    step_s = _step_s(rows)  # because: all day long there may be neighbours
     # because: a failure before the first step after another one makes one long start of two
     start_s, between_s = statistics.mean(starts), wall_s / len(starts)
     share, most = last * step_s / wall_s, best(save_s, start_s, between_s)
@@ -112,7 +115,13 @@ def _measured(options: Options) -> tuple[float, float, float]:
     assert ended.code == 0, ended.output
     rows = read_metrics(folder / "metrics.jsonl")
     shutil.rmtree(folder)
-    ends = [row["elapsed_s"] for row in rows if row["event"] == "step"]
-    steps = statistics.median(b - a for a, b in itertools.pairwise(ends))
     stalls, writes = ([row[key] for row in rows if row["event"] == "save"] for key in ("stall_s", "write_s"))
-    return steps, max(statistics.median(stalls), 1e-3), max(statistics.median(writes), 1e-3)
+    steps = [row for row in rows if row["event"] == "step"]
+    return _step_s(steps), max(statistics.median(stalls), 1e-3), max(statistics.median(writes), 1e-3)
+
+
+def _step_s(rows: Sequence[Mapping[str, Any]]) -> float:
+    """Of steps that followed one another without a new start."""
+    pairs = [(a, b) for a, b in itertools.pairwise(rows) if b["step"] == a["step"] + 1]
+    took = [b["elapsed_s"] - a["elapsed_s"] for a, b in pairs]
+    return float(statistics.median(seconds for seconds in took if seconds > 0))

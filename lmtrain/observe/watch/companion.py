@@ -170,8 +170,8 @@ class Companion:
             if message.get("kind") == HANG_KIND and not self.rank_gone:
                 self.write_stacks(str(message.get("folder")))
             self.control.send({**message, "end": True})
-            if not self.rank_gone:
-                self.deadline = time.monotonic() + POLITE_S[message["kind"]] + _END_S
+            if not self.rank_gone:  # one that is leaving, and has said so, keeps the time that it has for that
+                self.deadline = max(self.deadline or 0.0, time.monotonic() + POLITE_S[message["kind"]] + _END_S)
             self.speak_for_rank()
         else:
             self.stopping = self.stopping or "stop" in message
