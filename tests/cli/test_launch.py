@@ -63,7 +63,7 @@ def test_two_processes_lose_a_peer_and_go_on_to_the_losses_of_one(toy: Toy, one:
     again = start("pretrain", *settings, "--nproc", 2)
     output, _ = again.communicate(timeout=900)
     assert again.returncode == 0, output
-    assert "at step 8" in output  # of the checkpoint
+    assert re.search(r"at step [48]\b", output), output  # of the checkpoint: the newest may not have been whole yet
     assert output.count("done: 12 steps") == 1
     assert losses(folder) == pytest.approx(one, abs=1e-5)
     assert stop_facts(folder)["exit_code"] == 0

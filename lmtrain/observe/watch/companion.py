@@ -97,6 +97,7 @@ class Companion:
             return
         now = time.monotonic()
         if self.verdict is not None and self.deadline is not None and now > self.deadline:
+            self.speak_for_rank()  # because: once all ranks have ended, whoever started them ends this process too
             self.kill(signal.SIGKILL)
         mark, since = read_mark(self.marks), now - self.looked_at
         self.looked_at = now
@@ -172,7 +173,8 @@ class Companion:
             self.control.send({**message, "end": True})
             if not self.rank_gone:  # one that is leaving, and has said so, keeps the time that it has for that
                 self.deadline = max(self.deadline or 0.0, time.monotonic() + POLITE_S[message["kind"]] + _END_S)
-            self.speak_for_rank()
+            else:
+                self.speak_for_rank()
         else:
             self.stopping = self.stopping or "stop" in message
             self.control.send(message)
@@ -203,7 +205,7 @@ class Companion:
 
     def speak_for_rank(self) -> None:
         """Rank 0 says why a run ends; where it could not, this does."""
-        if self.hub is None or self.said or self.verdict is None or not self.rank_gone:
+        if self.hub is None or self.said or self.verdict is None:
             return
         self.said = True
         text = explained(self.verdict)
