@@ -35,7 +35,7 @@ def test_gpt3_is_the_case_of_the_paper() -> None:
     """Written by hand from the paper, and made from settings."""
     hand = gpt3(again=Again(products=1, attention=1, pointwise=1, collectives=1), precision="bf16")
     ours = case(planned(sequence_parallel=False))
-    assert replace(hand, program=ours.program, vocab=ours.vocab, largest_stage=6, last_stage=6) == ours
+    assert replace(hand, program=ours.program, vocab=ours.vocab, first_stage=6, largest_stage=6, last_stage=6) == ours
     assert ours.vocab == 50304
 
 
