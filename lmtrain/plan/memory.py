@@ -166,8 +166,8 @@ def _in_flight(c: Columns, place: int) -> list[tuple[Column, Column]]:
     put_off, folded = c.schedule == Schedule.ZB_1, c.schedule == Schedule.ZB_V
     waits = np.select([c.schedule == Schedule.ZB_2, folded, c.schedule == Schedule.GPIPE], [double, pp, num], usual)
     found = [(waits, np.zeros(len(c)))]
-    put_off_by: list[Column] = [[], [np.ones(len(c)), pp - 2], [pp - 1]][place]  # a rank; of those between the ends
-    for most in put_off_by:
-        found.append((np.where(put_off, pp - most, 0.0), np.where(put_off, most, np.where(folded, pp - 0.5, 0.0))))
-        found.append((np.where(put_off, pp - most - 1, 0.0), np.where(put_off, most + 1, 0.0)))
+    late: list[Column] = [[], [np.ones(len(c)), pp - 2], [pp - 1]][place]  # halves put off, of one rank or of two
+    for behind in late:
+        found.append((np.where(put_off, pp - behind, 0.0), np.where(put_off, behind, np.where(folded, pp - 0.5, 0.0))))
+        found.append((np.where(put_off, pp - behind - 1, 0.0), np.where(put_off, behind + 1, 0.0)))
     return [(np.minimum(waits, num - np.minimum(halves, num)), np.minimum(halves, num)) for waits, halves in found]

@@ -1,8 +1,8 @@
 """All layouts of a search with their seconds, bytes and joules, fastest first. Torch-free.
 
 Called by answers, by the curve over numbers of devices, and by a run that chooses its layout. Bytes of all layouts come
-from a closed form (memory), which can be a fifth off; what is said to fit has had the bytes of its ranks counted
-(ranks). A layout far from fitting is not timed.
+from a closed form (memory), which is within a tenth for most and far off for some; what is said to fit has had the
+bytes of its ranks counted (ranks). A layout far from fitting is not timed.
 """
 
 from __future__ import annotations
