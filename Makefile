@@ -181,7 +181,25 @@ docs: $(VENV)/.documented  ## regenerate the reference pages and build the site 
 
 .PHONY: bench
 bench: $(VENV)/.installed  ## time training beside a bare-torch twin (NANOGPT=PATH adds nanoGPT's model)
-	$(BIN)/python tests/benchmarks/train_speed.py $(if $(NANOGPT),--nanogpt $(NANOGPT)) $(BENCH)
+	$(BIN)/python -m tests.benchmarks.train_speed $(if $(NANOGPT),--nanogpt $(NANOGPT)) $(BENCH)
+
+.PHONY: gpu-day
+gpu-day: $(VENV)/.tested  ## what only a GPU can tell, the most telling in 25 minutes: DAY="--only speed", DAY=--smoke on a CPU
+	$(BIN)/python -m tests.gpu.day $(DAY)
+
+# which Python the machine with the GPU has; antlr4 comes as source alone
+GPU_DAY_PYTHON ?= 3.12
+GPU_DAY_WHEELS := build/gpu_day_wheels
+GPU_DAY_PLATFORMS := $(foreach n,28 27 17,--platform manylinux_2_$(n)_x86_64) --platform manylinux2014_x86_64
+
+.PHONY: gpu-day-archive
+gpu-day-archive: $(VENV)/.tested  ## build/gpu_day.tar.gz, all that a bare machine with torch needs for it: GPU_DAY_PYTHON=3.12
+	rm -rf $(GPU_DAY_WHEELS) && mkdir -p $(GPU_DAY_WHEELS)
+	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps -w $(GPU_DAY_WHEELS) antlr4-python3-runtime==4.9.3
+	$(BIN)/python -m tests.gpu.day.archive --needs | xargs $(BIN)/pip download --quiet --disable-pip-version-check \
+	  --only-binary=:all: --python-version $(GPU_DAY_PYTHON) $(GPU_DAY_PLATFORMS) \
+	  --find-links $(GPU_DAY_WHEELS) -d $(GPU_DAY_WHEELS)
+	$(BIN)/python -m tests.gpu.day.archive build/gpu_day.tar.gz
 
 .PHONY: clean
 clean:  ## remove builds and caches; runs and .venv stay

@@ -22,6 +22,8 @@ class Batch:
     real_BT: Any = None  # bool, only where rows can be padded: True where a token stands
     asked_BT: Any = None  # bool, only in evaluation: True where hidden states are read; elsewhere they may be zeros
     pair_labels_B: Any = None  # int64, only where samples are pairs: 1 where the second does not follow the first
+    scored_K: Any = None  # int64, only where few positions have labels: of this rank's, row by row, those to be scored
+    scored_labels_K: Any = None  # int64, their labels; where ranks hold cuts of the sequence, those of all of them
 
     def map(self, change: Callable[[Any], Any]) -> Batch:
         """The same batch with every array that is present changed: numpy to torch, host to device."""

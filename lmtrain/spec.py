@@ -77,16 +77,18 @@ class ModelShape:
         attention = self.width * self.head_width * (2 * self.num_heads + 2 * self.num_kv_heads)
         return attention + self.width * self.ffn_width * (3 if self.gated else 2)
 
-    def flops_per_token(self, seq_len: int | None = None) -> float:
+    def flops_per_token(self, seq_len: int | None = None, *, scored: float = 1.0) -> float:
         """Model FLOPs of forward and backward for one token: 72 L h^2 (1 + s/(6h)) + 6 h V for GPT-2's shape.
 
         Attention is counted in full, not halved for causality, and recompute is not counted, as in
-        Korthikanti 2022 and PaLM's MFU; a sliding window counts its width.
+        Korthikanti 2022 and PaLM's MFU; a sliding window counts its width. `scored`: the share of tokens of which
+        scores over the vocabulary are made, as data's `scored_share` says.
         """
         seq_len = seq_len or self.seq_len
         seen = min(seq_len, self.window) if self.window else seq_len
         attention = 12 * self.num_layers * self.num_heads * self.head_width * seen
-        return 6.0 * self.num_layers * self.block_matrix_params + attention + 6.0 * self.width * self.vocab_size
+        head = 6.0 * self.width * self.vocab_size * scored
+        return 6.0 * self.num_layers * self.block_matrix_params + attention + head
 
 
 class LanguageModel(Protocol):

@@ -1,4 +1,4 @@
-"""Marks of parameters, for tests of which `make test` has a few and `make test-all` the rest."""
+"""Marks of parameters, for tests of which `make test` has a few, and `make test-all` or `make test-slow` the rest."""
 
 from __future__ import annotations
 
@@ -9,4 +9,13 @@ import pytest
 
 def wide(*values: Any) -> list[Any]:
     """A tuple is the values of several parameters."""
-    return [pytest.param(*value if isinstance(value, tuple) else (value,), marks=pytest.mark.wide) for value in values]
+    return _marked(values, pytest.mark.wide)
+
+
+def slow(*values: Any) -> list[Any]:
+    """The same, for tests that `make test-all` leaves to `make test-slow`."""
+    return _marked(values, pytest.mark.slow)
+
+
+def _marked(values: tuple[Any, ...], mark: pytest.MarkDecorator) -> list[Any]:
+    return [pytest.param(*value if isinstance(value, tuple) else (value,), marks=mark) for value in values]

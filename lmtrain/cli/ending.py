@@ -6,7 +6,6 @@ Called by pretrain, on every process of a run and in the launcher.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,6 +17,7 @@ from lmtrain.cli.launching import tell_peers
 from lmtrain.cli.pretrain_view import left_behind
 from lmtrain.cli.say import print_error, warn_of
 from lmtrain.errors import LmtrainError, RanksDifferError, StoppedEarly, StoppedForGood
+from lmtrain.runtime.process import end_now
 from lmtrain.runtime.signals import Stopped, StopRequest, ignore_stops, listening
 
 if TYPE_CHECKING:
@@ -53,9 +53,7 @@ def stoppable(config: RunConfig, env: ProcessEnv, waited_for: ProcessEnv | None)
             raise error
         if env.rank == 0:
             print_error(error)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(error.exit_code)  # because: groups whose members have left can stop a process from ending in peace
+        end_now(error.exit_code)  # because: groups whose members have left can stop a process from ending in peace
 
 
 @contextmanager

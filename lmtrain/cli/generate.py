@@ -37,10 +37,11 @@ def generate(
 ) -> None:
     """Let a checkpoint write on from a prompt. The same seed gives the same text."""
     from lmtrain.checkpoint.store import resolve
-    from lmtrain.runtime.process import share_cores
+    from lmtrain.runtime.process import grow_segments, share_cores
 
     checkpoint = resolve(checkpoint)  # before torch is imported, so that a wrong path is told at once
     share_cores()
+    grow_segments()
 
     from lmtrain.eval.generate import Sampling
     from lmtrain.eval.load import load_for_eval

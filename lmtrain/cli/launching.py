@@ -38,10 +38,11 @@ Elastic = Annotated[
 def this_process(nproc: int | None, max_restarts: int | None = None) -> ProcessEnv:
     """Who this process is, or the first of those that it is about to start. Call it before torch is imported."""
     from lmtrain.runtime.launch import follow_launcher
-    from lmtrain.runtime.process import ProcessEnv, share_cores
+    from lmtrain.runtime.process import ProcessEnv, grow_segments, share_cores
 
     env = ProcessEnv.detect()
     share_cores()
+    grow_segments()
     if env.launcher == "lmtrain":
         follow_launcher()
     if max_restarts is not None and env.launcher != "single":

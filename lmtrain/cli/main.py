@@ -26,10 +26,14 @@ from lmtrain.cli import (
     preprocess,
     pretrain,
     pretrain_view,
+    report,
     reshard,
+    runs,
     slurm,
     tokenizer,
+    trace,
     verify,
+    watch,
 )
 from lmtrain.cli.plain_help import PlainGroup, examples
 from lmtrain.cli.say import print_error
@@ -77,6 +81,10 @@ app.add_typer(slurm.app, name="slurm", help="Run under Slurm: write the sbatch f
 app.command(name="eval")(evaluate.evaluate)
 app.command(name="generate")(generate.generate)
 app.command(name="inspect")(inspect.inspect)
+app.command(name="report", epilog=examples(report.EXAMPLES))(report.report)
+app.add_typer(runs.app, name="runs", help="See the runs of a folder, compare two, draw some in the terminal.")
+app.command(name="trace", epilog=examples(trace.EXAMPLES))(trace.trace)
+app.command(name="watch", epilog=examples(watch.EXAMPLES))(watch.watch)
 app.command(name="verify")(verify.verify)
 app.command(name="reshard")(reshard.reshard)
 app.command(name="env")(env.env)
@@ -85,6 +93,19 @@ app.command(name="demo")(demo.demo)
 
 def main(arguments: list[str] | None = None) -> None:
     """The console script. A user's error is one message on stderr; `--debug` anywhere shows where it came from."""
+    code = 1  # of what is no error of a user
+    try:
+        _main(arguments)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else code
+        raise
+    finally:
+        # because: a process that has no torch has no peers
+        if groups := sys.modules.get("lmtrain.runtime.process_group"):
+            groups.end_at_once(code)
+
+
+def _main(arguments: list[str] | None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # because: a file's name may be no text of the terminal's

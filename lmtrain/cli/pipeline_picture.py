@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lmtrain.plan.answers import Answer
-from lmtrain.plan.replay import Seconds, replay
+from lmtrain.plan.replay import replay
 from lmtrain.schedules.simulate import Timeline
 from lmtrain.schedules.table import Kind
 
@@ -17,10 +17,9 @@ _SIGNS = {Kind.FORWARD: "F", Kind.BACKWARD: "B", Kind.INPUT: "B", Kind.WEIGHT: "
 
 
 def timeline(one: Answer) -> tuple[Timeline, int]:
-    """A step of a few microbatches, and how many these are. A backward takes two forwards, and a third to recompute."""
+    """A step of a few microbatches, as long as they are priced, and how many these are."""
     count = min(one.run.num_microbatches, 2 * one.run.parallel.pp)
-    again = 1.0 if one.run.recompute.kind == "full" else 0.0
-    return replay(one.run, Seconds(input=1.0 + again), count), count
+    return replay(one.run, one.microbatch, count), count
 
 
 def shown_ranks(num_ranks: int, most: int = _MOST_RANKS) -> list[int]:

@@ -17,8 +17,8 @@ from typer.core import TyperGroup
 
 # the order of use
 _VERBS = (
-    "corpus", "tokenizer", "preprocess", "data", "config", "pretrain", "slurm", "inspect", "eval", "generate",
-    "reshard",
+    "corpus", "tokenizer", "preprocess", "data", "config", "pretrain", "slurm", "inspect", "trace", "report", "runs",
+    "eval", "generate", "reshard",
 )  # fmt: skip
 _WORDS = {Path: "PATH", int: "N", float: "NUMBER"}
 

@@ -10,7 +10,8 @@ import typer
 
 from lmtrain.cli.options import ConfigDir, ConfigName, Json, Overrides, Plugins
 from lmtrain.cli.terminal import echo
-from lmtrain.errors import UsageError
+from lmtrain.errors import LayoutError, UsageError
+from lmtrain.placement.parallel_settings import MAX_PROCESSES
 
 EXAMPLES = (
     ("lmtrain plan model=gpt3_175b hardware=h100 gpus=1024 tokens=300B", "the best layouts, and how long it takes"),
@@ -20,7 +21,11 @@ EXAMPLES = (
 )
 
 
+_WITH_CALIBRATE = {"overrides", "config_dir", "calibrate", "out", "plugin", "as_json"}
+
+
 def plan(
+    context: typer.Context,
     overrides: Overrides = None,
     config_dir: ConfigDir = None,
     config_name: ConfigName = "pretrain",
@@ -32,7 +37,9 @@ def plan(
         bool, typer.Option("--every", help="Rank every layout, not the best of each pp, tp, zero and shards alone.")
     ] = False,
     by: Annotated[Literal["time", "joules"], typer.Option(help="What the best layout has least of.")] = "time",
-    doublings: Annotated[int, typer.Option(min=0, max=10, help="How many doublings of the GPUs to plan besides.")] = 1,
+    doublings: Annotated[
+        int, typer.Option(min=0, max=10, help=f"How many doublings to plan besides, to at most {MAX_PROCESSES:,} GPUs.")
+    ] = 1,
     grow_batch: Annotated[
         bool, typer.Option("--grow-batch", help="With more GPUs the batch grows too; else it stays.")
     ] = False,
@@ -64,15 +71,23 @@ def plan(
     Settings that are given, as parallel.tp=8, train.micro_batch=1 or recompute=full, are kept; the rest is searched.
     """
     if calibrate:
+        _refuse(context, set(context.params) - _WITH_CALIBRATE, "--calibrate")
         from lmtrain.cli.plan_calibrate import calibrate_runs
 
-        return calibrate_runs(overrides or [], config_dir, out, as_json)
+        calibrate_runs(overrides or [], config_dir, out, as_json)
+        return
     if out is not None:
         raise UsageError(f"--out={out} keeps what --calibrate finds. Add --calibrate and folders of runs.")
+    if layout is not None:
+        _refuse(context, {"grow_batch", *["doublings"] * bool(doublings)}, "--layout, which is of so many GPUs")
+    if grow_batch and not doublings:
+        raise UsageError("--grow-batch is about more GPUs, and --doublings 0 plans for none. Leave one of them out.")
     from lmtrain.cli.planned_run import find
     from lmtrain.cli.planning import asked, on_nodes_of
 
     question = asked(overrides or [], layout, config_dir, config_name)
+    if price is not None and question.tokens is None:
+        raise UsageError(f"--price {price:g} is paid for a run's tokens, and they are not given. Add tokens=300B.")
     if gpus_per_node is not None:
         question = on_nodes_of(question, gpus_per_node)
     switch = (nodes_per_switch or 0) * question.hardware.gpus_per_node
@@ -89,7 +104,21 @@ def plan(
         with atomic_file(html, "w") as file:
             file.write(page(found))
     if as_json:
-        return echo(json.dumps(found.facts(), indent=1))
-    from lmtrain.cli.plan_view import print_found
+        echo(json.dumps(found.facts(), indent=1))
+    else:
+        from lmtrain.cli.plan_view import print_found
 
-    return print_found(found)
+        print_found(found)
+    if found.first is None:
+        raise LayoutError(
+            f"No layout of {question.gpus:,} x {question.hardware.name} that was priced fits with {margin:.0%} of the "
+            "memory free; what misses by least is said above. Give more gpus, recompute=full or a smaller --margin."
+        )
+
+
+def _refuse(context: typer.Context, unfit: set[str], beside: str) -> None:
+    """What was given and would be ignored."""
+    for one in context.command.params:
+        source = context.get_parameter_source(str(one.name))
+        if one.name in unfit and source is not None and source.name == "COMMANDLINE":
+            raise UsageError(f"{one.opts[0]} means nothing to {beside}. Leave it out.")

@@ -38,32 +38,37 @@ def calibrate_runs(words: Sequence[str], config_dir: Path | None, out: Path | No
             f"--calibrate was given {len(folders)} runs, and each is judged by what the others say. "
             "Name two or more folders of runs, of different widths, lengths or layouts."
         )
-    runs = [_read(folder) for folder in folders]
-    hardware = _hardware([word for word in words if "=" in word], [config for config, _ in runs], config_dir)
-    measured = [one for _, one in runs]
+    configs = [_config(folder) for folder in folders]
+    hardware = _hardware([word for word in words if "=" in word], configs, config_dir)
+    pairs = zip(folders, configs, strict=True)
+    measured = [_measured(folder, replace(config, hardware=hardware)) for folder, config in pairs]
     found = calibrate(hardware, measured)
     if out is not None:
-        _write(out, replace(found.hardware, name=out.stem), hardware.name, len(runs))
+        _write(out, replace(found.hardware, name=out.stem), hardware.name, len(measured))
     facts = _facts(hardware, measured, found)
     if as_json:
         return echo(json.dumps(facts | {"file": out and str(out)}, indent=1))
     return _print(facts, out)
 
 
-def _read(folder: Path) -> tuple[RunConfig, Measured]:
-    """A run as it is priced, and how long its steps took."""
+def _config(folder: Path) -> RunConfig:
     from lmtrain.config.build import build_settings
-    from lmtrain.observe.metrics import read_metrics
-    from lmtrain.plan.calibrate import Measured
     from lmtrain.runtime.files import read_json
     from lmtrain.train.config import RunConfig
-    from lmtrain.train.forecast import planned_of
 
     if not (folder / "config.json").is_file():
         raise MissingInputError(
             f"{folder} is not a run: it holds no config.json. Give the folder that was its run.dir."
         )
-    config = build_settings(RunConfig, read_json(folder / "config.json"))
+    return build_settings(RunConfig, read_json(folder / "config.json"))
+
+
+def _measured(folder: Path, config: RunConfig) -> Measured:
+    """A run as it is priced on its machine, and how long its steps took."""
+    from lmtrain.observe.metrics import read_metrics
+    from lmtrain.plan.calibrate import Measured
+    from lmtrain.train.forecast import planned_of
+
     times = _step_times(config, read_metrics(folder / "metrics.jsonl"))
     if len(times) < _LEAST_TIMES:
         raise DataError(
@@ -72,7 +77,7 @@ def _read(folder: Path) -> tuple[RunConfig, Measured]:
             "observe.log_interval_steps."
         )
     low, middle, high = quantiles(times, n=4)
-    return config, Measured(str(folder), planned_of(config, config.model), middle, (high - low) / 2 / middle)
+    return Measured(str(folder), planned_of(config, config.model), middle, (high - low) / 2 / middle)
 
 
 def _step_times(config: RunConfig, rows: Sequence[dict[str, Any]]) -> list[float]:

@@ -7,41 +7,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from html import escape
 
 from lmtrain.cli.pipeline_picture import shown_ranks, timeline
+from lmtrain.page.drawing import WIDTH, legend, line, polyline, rect, svg, text
 from lmtrain.plan.answers import Answer
 from lmtrain.plan.curve import Point
 from lmtrain.units import format_bytes, format_count
 
-_WIDTH = 1060
 _KINDS = {"F": "forward", "B": "backward", "I": "backward for inputs", "W": "weights' gradients"}
 _MOST_SPANS = 2500  # because: a page stays quick to open
-
-
-def svg(height: float, parts: Iterator[str], label: str) -> str:
-    box = f'viewBox="0 0 {_WIDTH} {height:.0f}" role="img" aria-label="{escape(label, quote=True)}"'
-    return f"<svg {box}>\n{chr(10).join(parts)}\n</svg>"
-
-
-def text(x: float, y: float, said: str, kind: str = "", anchor: str = "start") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}" text-anchor="{anchor}">{escape(said)}</text>'
-
-
-def rect(x: float, y: float, width: float, height: float, kind: str, said: str = "", style: str = "") -> str:
-    inside = f"<title>{escape(said)}</title>" if said else ""
-    size = f'x="{x:.2f}" y="{y:.2f}" width="{max(width, 0.3):.2f}" height="{height:.2f}"'
-    return f'<rect {size} class="{kind}"{f" style={chr(34)}{style}{chr(34)}" if style else ""}>{inside}</rect>'
-
-
-def line(x: float, y: float, to_x: float, to_y: float, kind: str) -> str:
-    return f'<line x1="{x:.1f}" y1="{y:.1f}" x2="{to_x:.1f}" y2="{to_y:.1f}" class="{kind}"/>'
 
 
 def layouts_map(cells: dict[tuple[int, int], Answer | float], best: Answer | None, step: Callable[[float], str]) -> str:
     """A square for each pp and tp: the darker, the nearer to the best; empty where nothing fits."""
     stages, cuts = sorted({pp for pp, _ in cells}), sorted({tp for _, tp in cells})
-    wide, high, left, top = min((_WIDTH - 70) / len(stages), 120.0), 42.0, 60.0, 30.0
+    wide, high, left, top = min((WIDTH - 70) / len(stages), 120.0), 42.0, 60.0, 30.0
 
     def parts() -> Iterator[str]:
         for column, pp in enumerate(stages):
@@ -80,14 +60,10 @@ def memory_bars(fitting: Sequence[Answer], too_large: Sequence[Answer], words: C
     names = [name for name in every[0].memory if any(one.memory[name] > 0 for one in every)]
 
     def at(value: float) -> float:
-        return left + value / most * (_WIDTH - 2 * left)
+        return left + value / most * (WIDTH - 2 * left)
 
     def parts() -> Iterator[str]:
-        x = left
-        for name in names:
-            yield rect(x, 4, 11, 11, f"m-{name}")
-            yield text(x + 15, 14, name, "soft small")
-            x += 30 + 6.4 * len(name)
+        yield from legend([(f"m-{name}", name) for name in names], left)
         for row, one in enumerate(every):
             y, done = top + row * (high + 14), 0.0
             yield text(left, y - 3, f"{words(one)}: {format_bytes(one.held)}", "small")
@@ -108,15 +84,11 @@ def pipeline(one: Answer) -> str:
     found, _ = timeline(one)
     ranks = shown_ranks(one.run.parallel.pp, max(_MOST_SPANS * one.run.parallel.pp // max(len(found.spans), 1), 4))
     high, left, top, total = min(26.0, 420 / len(ranks)), 60.0, 26.0, found.makespan
-    scale = (_WIDTH - left - 6) / total
+    scale = (WIDTH - left - 6) / total
 
     def parts() -> Iterator[str]:
-        x = left
-        for kind, name in _KINDS.items():
-            if any(span.action.kind == kind for span in found.spans):
-                yield rect(x, 4, 11, 11, f"p-{kind}")
-                yield text(x + 15, 14, name, "soft small")
-                x += 36 + 6.4 * len(name)
+        used = {span.action.kind for span in found.spans}
+        yield from legend([(f"p-{kind}", name) for kind, name in _KINDS.items() if kind in used], left)
         for row, rank in enumerate(ranks):
             y = top + row * high
             yield text(left - 8, y + high * 0.7, f"rank {rank}", "soft small", "end")
@@ -144,14 +116,14 @@ def scaling(points: Sequence[Point]) -> str:
 
     def x(gpus: int) -> float:
         span = math.log2(shown[-1].gpus / shown[0].gpus) or 1.0
-        return left + math.log2(gpus / shown[0].gpus) / span * (_WIDTH - left - right)
+        return left + math.log2(gpus / shown[0].gpus) / span * (WIDTH - left - right)
 
     def y(value: float) -> float:
         return bottom - (value - low) / (high - low) * (bottom - top)
 
     def parts() -> Iterator[str]:
         for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-            yield line(left, y(share * high), _WIDTH - right, y(share * high), "grid")
+            yield line(left, y(share * high), WIDTH - right, y(share * high), "grid")
             yield text(left - 6, y(share * high) + 4, format_count(share * high), "soft small", "end")
         above = [f"{x(point.gpus):.1f},{y(_each(point.best, fast=True)):.1f}" for point in shown]
         below = [f"{x(point.gpus):.1f},{y(_each(point.best, fast=False)):.1f}" for point in reversed(shown)]
@@ -176,6 +148,6 @@ def _each(one: Answer | None, *, fast: bool) -> float:
 
 
 def _line(points: Sequence[tuple[float, float]], kind: str, name: str) -> Iterator[str]:
-    yield f'<polyline points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in points)}" class="{kind}"/>'
+    yield polyline(points, kind)
     yield from (f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" class="{kind}"/>' for x, y in points)
     yield text(points[-1][0] + 8, points[-1][1] + 4, name, "small")

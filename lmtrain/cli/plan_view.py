@@ -18,11 +18,12 @@ from lmtrain.cli.planned_run import Found
 from lmtrain.cli.say import say
 from lmtrain.cli.screen import Screen
 from lmtrain.observe.words import percent
-from lmtrain.plan.answers import PARTS, Answer, why_slower
+from lmtrain.plan.answers import PARTS, Answer, more, why_slower
 from lmtrain.plan.curve import Point
 from lmtrain.units import format_bytes, format_count, format_seconds
 
 _WIDE = 110
+_BEHIND = {"time": "is {:.1%} slower", "joules": "takes {:.1%} more energy"}
 Cells = dict[str, str]
 
 
@@ -32,20 +33,20 @@ def print_found(found: Found) -> None:
     if found.first is None:
         return _print_too_large(console, found)
     console.print()
-    _print_table(console, [row(found, at, one, console.width >= _WIDE) for at, one in enumerate(found.best, 1)])
+    wide = console.width >= _WIDE
+    _print_table(console, [row(found, at, one, wide) for at, one in enumerate(found.best, 1)], spare=("slower",))
     console.print()
     print_facts(console, "the best", [*of_best(found, found.first)])
     for at, one in enumerate(found.best[1:3], 2):
-        more = one.seconds / found.first.seconds - 1
-        say(console, f"{at} is {more:.1%} slower: {why_slower(one, found.first)}")
+        say(console, lost(found, at, one))
     if found.too_large:
         console.print()
         _print_too_large(console, found)
     if len(found.points) > 1:
         console.print()
         console.print(Text("with more GPUs", style="bold"))
-        _print_table(console, [*map(row_of, found.points)])
-        for line in takeovers(found.points):
+        _print_table(console, [row_of(point, found.by) for point in found.points], spare=("tok/s",))
+        for line in takeovers(found.points, found.by):
             say(console, line)
     if found.first.run.parallel.pp > 1:
         console.print()
@@ -88,7 +89,8 @@ def row(found: Found, at: int, one: Answer, wide: bool) -> Cells:
     stages = {"pp": str(parallel.pp), "vp": str(parallel.vp), "schedule": parallel.schedule}
     cells = {"#": str(at), "pp": stages["pp"], "vp": stages["vp"], "tp": str(parallel.tp), "dp": copies}
     cells |= {"zero": str(parallel.zero), "<schedule": stages["schedule"] if parallel.pp > 1 else "-"}
-    cells |= {"micro": str(run.micro_batch), "<recompute": run.recompute.kind, "step": step_time(one.seconds)}
+    cells |= {"micro": str(run.micro_batch), "<recompute": run.recompute.kind}
+    cells |= {"step": step_time(one.seconds) if wide else likely(one)}
     cells |= {"80%": f"{step_time(low)}-{step_time(high)}"} if wide else {}
     cells |= {"GiB": f"{one.held / 2**30:.1f}", "MFU": percent(one.mfu)}
     if wide:
@@ -97,8 +99,21 @@ def row(found: Found, at: int, one: Answer, wide: bool) -> Cells:
     return cells | {"slower": "" if one is first else f"{one.seconds / first.seconds - 1:+.1%}"}
 
 
+def lost(found: Found, at: int, one: Answer) -> str:
+    """Why it is not the best."""
+    first = found.first
+    assert first is not None  # because: there is another
+    said = f"{at} {_BEHIND[found.by].format(more(one, first, found.by))}"
+    return f"{said}: {why_slower(one, first)}" if one.seconds > first.seconds else said
+
+
 def step_time(seconds: float) -> str:
     return f"{seconds:.3g}s" if seconds >= 1 else f"{1000 * seconds:.3g}ms"
+
+
+def likely(one: Answer) -> str:
+    """A step's time, and by how much four runs of five stay within it."""
+    return f"{step_time(one.seconds)}+-{one.interval:.0%}"
 
 
 def of_best(found: Found, best: Answer) -> Iterator[tuple[str, str]]:
@@ -113,7 +128,8 @@ def of_best(found: Found, best: Answer) -> Iterator[tuple[str, str]]:
     yield "of which", shares(best.memory, best.held)
     if duration := found.duration(best):
         tokens = format_count(found.question.tokens or 0)
-        yield "all tokens", f"{tokens} in {days(duration[0])} ({days(duration[1])} to {days(duration[2])})"
+        likely_s, low_s, high_s = map(days, duration)
+        yield "all tokens", f"{tokens} in {likely_s} ({low_s} to {high_s}), without saves"
         megawatts = found.question.tokens * best.joules_per_token / 3.6e9  # type: ignore[operator]
         yield "energy", f"{best.joules_per_token:.3g} J/token, {megawatts:.3g} MWh; unverified, GPUs alone"
     else:
@@ -154,7 +170,7 @@ def _print_too_large(console: Any, found: Found) -> None:
         say(console, "faster, and too large:")
     for one in found.too_large:
         cells = layout_of(one)
-        say(console, f"  {cells}: {step_time(one.seconds)}, {format_bytes(found.over(one))} too much")
+        say(console, f"  {cells}: {likely(one)}, {format_bytes(found.over(one))} too much")
 
 
 def layout_of(one: Answer) -> str:
@@ -164,20 +180,20 @@ def layout_of(one: Answer) -> str:
     return f"{' '.join(sizes)}, {stages}microbatch {one.run.micro_batch}, recompute {one.run.recompute.kind}"
 
 
-def row_of(point: Point) -> Cells:
+def row_of(point: Point, by: str) -> Cells:
     cells = {"GPUs": f"{point.gpus:,}"}
     if point.best is None:
         return cells | {"<best layout": "nothing fits"}
     best, parallel = point.best, point.best.run.parallel
-    words = f"pp {parallel.pp}, tp {parallel.tp}, dp {parallel.dp_replicate}x{parallel.dp_shard}, zero {parallel.zero}"
-    cells |= {"<best layout": words, "step": step_time(best.seconds), "tok/s": format_count(best.tokens_per_s)}
+    words = f"pp {parallel.pp} tp {parallel.tp} dp {parallel.dp_replicate}x{parallel.dp_shard} zero {parallel.zero}"
+    cells |= {"<best layout": words, "step": likely(best), "tok/s": format_count(best.tokens_per_s)}
     cells |= {"tok/s/GPU": format_count(best.tokens_per_s / best.gpus), "W/GPU": f"{best.watts:.0f}"}
     cells |= {"gain": "" if point.gain is None else f"x{point.gain:.2f}"}
     plain = point.plain
-    return cells | {"all sharded": "-" if plain is None else f"{plain.seconds / best.seconds - 1:+.1%}"}
+    return cells | {"sharded": "-" if plain is None else f"{more(plain, best, by):+.1%}"}
 
 
-def takeovers(points: Sequence[Point]) -> Iterator[str]:
+def takeovers(points: Sequence[Point], by: str) -> Iterator[str]:
     """Where another layout is best than at half as many."""
     for before, point in pairwise(points):
         if point.best is None or before.best is None:
@@ -185,16 +201,19 @@ def takeovers(points: Sequence[Point]) -> Iterator[str]:
         old, new = before.best.run.parallel, point.best.run.parallel
         if (old.pp, old.tp) == (new.pp, new.tp):
             continue
-        kept = point.kept and f"; as before it would be {point.kept.seconds / point.best.seconds - 1:.1%} slower"
+        kept = point.kept and f"; as before it {_BEHIND[by].format(more(point.kept, point.best, by))}"
         yield (
             f"between {before.gpus:,} and {point.gpus:,}: pp {new.pp} and tp {new.tp} take over from pp {old.pp} and "
             f"tp {old.tp}{kept or ', which does not fit'}"
         )
 
 
-def _print_table(console: Any, rows: Sequence[Cells]) -> None:
-    """A column whose title begins with < holds words."""
+def _print_table(console: Any, rows: Sequence[Cells], spare: Sequence[str]) -> None:
+    """A column whose title begins with < holds words. The spare ones are left out where all do not fit."""
     titles = list(dict.fromkeys(title for row in rows for title in row))
+    widths = [max(len(title.lstrip("<")), *(len(row.get(title, "")) for row in rows)) for title in titles]
+    if sum(widths) + len(widths) - 1 > console.width:
+        titles = [title for title in titles if title not in spare]
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for title in titles:
         table.add_column(title.lstrip("<"), justify="left" if title.startswith("<") else "right", no_wrap=True)

@@ -11,7 +11,11 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
+import numpy as np
+
 from lmtrain.cli.planning import Question, nothing_legal
+from lmtrain.errors import LayoutError
+from lmtrain.placement.parallel_settings import MAX_PROCESSES
 from lmtrain.plan.answers import Answer, answers, map_of, price, unfitting, why_slower
 from lmtrain.plan.calibrate import prices_of
 from lmtrain.plan.curve import Point, Study, curve
@@ -109,19 +113,30 @@ def find(
     study = Study(
         run=question.run, hardware=question.hardware, limits=Limits(margin=margin, switch=switch),
         prices=prices_of(question.hardware),
-        fixed=question.fixed, batch_per_gpu=question.run.global_batch / question.gpus if grow_batch else 0.0,
+        fixed=question.fixed, batch_per_gpu=question.run.global_batch / question.gpus if grow_batch else 0.0, by=by,
     )  # fmt: skip
     ranked = study.ranked(question.gpus)
     if not len(ranked.space):
         raise nothing_legal(question)
-    places = ranked.frugal if by == "joules" else ranked.fastest
-    best = answers(ranked, islice(ranked.fitting(places, () if every else FAMILY), top))
+    if not len(ranked.smallest):
+        raise LayoutError(_beyond_switch(ranked))
+    best = answers(ranked, islice(ranked.fitting(study.ordered(ranked), () if every else FAMILY), top))
     ranges = list(_ranges(question, study.prices, best[:1]))
-    sizes = [question.gpus << at for at in range(doublings + 1)]
+    sizes = [gpus for at in range(doublings + 1) if (gpus := question.gpus << at) <= MAX_PROCESSES]
     points = list(curve(study, ranked, sizes)) if doublings else []
     return Found(
         question, ranked, best, list(unfitting(ranked, _LEAST_FIT)), points, map_of(ranked), ranges, by, hourly,
     )  # fmt: skip
+
+
+def _beyond_switch(ranked: Ranked) -> str:
+    node, space = ranked.hardware.gpus_per_node, ranked.space
+    least = int(np.min(space.column("shard", ranked.rows) * space.column("tp", ranked.rows)))
+    return (
+        f"--nodes-per-switch {ranked.limits.switch // node} leaves none of {len(space):,} legal layouts: in each of "
+        f"them {least} GPUs or more share weights (dp_shard x tp), and {node} are a node. Use --nodes-per-switch "
+        f"{-(-least // node)}, or leave dp_shard and dp_replicate open."
+    )
 
 
 def _ranges(question: Question, prices: Prices, best: list[Answer]) -> Iterator[tuple[str, Span | None]]:

@@ -15,19 +15,21 @@ from typing import Any, get_args, get_type_hints
 import yaml
 
 from lmtrain.cli.conf_files import config_file
-from lmtrain.config.base import kinds, show
+from lmtrain.config.base import Problem, kinds, show
 from lmtrain.config.build import build_settings
 from lmtrain.config.compose import compose, group_choices
 from lmtrain.config.yaml_file import read_yaml
 from lmtrain.errors import LmtrainError, UsageError, nearest, refusal
 from lmtrain.layout import divisors
-from lmtrain.placement.parallel_settings import MAX_PROCESSES, ParallelSettings
+from lmtrain.placement.batch_rules import batch_problems, rampup_problems
+from lmtrain.placement.parallel_settings import MAX_PROCESSES, ParallelSettings, layout_problems
 from lmtrain.plan.hardware import Hardware
 from lmtrain.plan.ours import Planned
 from lmtrain.plan.search import Fixed
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule
 from lmtrain.train.config import RunConfig
 from lmtrain.train.forecast import planned_of
+from lmtrain.train.machine import check_pieces
 from lmtrain.units import format_count, parse_count
 
 OWN = ("hardware", "gpus", "tokens")
@@ -62,12 +64,16 @@ def asked(words: Sequence[str], layout: str | None, config_dir: Path | None, nam
     recipe = next((word.partition("=")[2] for word in rest if word.startswith("experiment=")), None)
     machine = own.get("hardware") or (recipe and _machine_of(recipe, config_dir))
     hardware = hardware_of(machine, [word for word in rest if word.startswith("hardware.")], config_dir)
+    rest = [word for word in rest if word != "parallel=auto"]  # because: that is what a plan does
+    if whole := next((word for word in rest if word.lstrip("+~").partition("=")[0] == "parallel"), None):
+        raise UsageError(f"{whole} chooses a whole layout, which is searched. Give sizes, as in parallel.tp=8.")
     given = [word for word in rest if word.lstrip("+").startswith("parallel.")]
     fixed: dict[str, Any] = dict(_one(word.lstrip("+").removeprefix("parallel.")) for word in given)
     rest = [word for word in rest if word not in given and not word.startswith("hardware.")]
     keys = {word.lstrip("+~").partition("=")[0] for word in rest}
     fills = dict(_fills(rest, keys, hardware, config_dir, own.get("tokens")))
-    config = compose(RunConfig, [*rest, *fills.values()], config_dir=config_dir, name=name)
+    composed = compose(RunConfig, [*rest, *fills.values()], config_dir=config_dir, name=name)
+    config = replace(composed, hardware=hardware)  # whether it can be priced there is judged with all else
     config, assumed = _batch(config, gpus, "train.global_batch" not in keys and recipe is None)
     run, vocab = _vocab(config)
     assumed = [*assumed, *vocab]
@@ -127,7 +133,11 @@ def hardware_of(name: str | None, changes: Sequence[str], config_dir: Path | Non
         raise UsageError(f"hardware={name} is not a machine of conf/hardware. {near} {own}")
     values: Any = read_yaml(path).data
     for key, value in (_pair(word.removeprefix("hardware.")) for word in changes):
-        values[key] = yaml.safe_load(value)
+        group, dot, entry = key.partition(".")
+        if dot and isinstance(values.setdefault(group, {}), dict):  # of peak_tflops, or of factors
+            values[group][entry] = yaml.safe_load(value)
+        else:
+            values[key] = yaml.safe_load(value)
     return build_settings(Hardware, values | {"name": name}, "hardware")
 
 
@@ -160,7 +170,7 @@ def _fills(
         usual = ParallelSettings()
         yield from ((name, f"parallel.{name}={show(getattr(usual, name))}") for name in _OF_PARALLEL)
     if not any(key.partition(".")[0] == "precision" for key in keys) and not recipe:
-        yield "precision", f"precision={next(kind for kind in ('bf16', 'fp16', 'fp32') if hardware.peak(kind) > 0)}"
+        yield "precision", f"precision={max(('bf16', 'fp16', 'fp32'), key=hardware.peak)}"
 
 
 def _batch(config: RunConfig, gpus: int, is_open: bool) -> tuple[RunConfig, list[Open]]:
@@ -240,6 +250,7 @@ def _whole(question: Question, layout: str) -> Fixed:
     parts |= {"train": question.config.train, "recompute": question.run.recompute}
     if problems := list(RunConfig.problems_across(parts)):
         raise refusal([problem.text() for problem in problems])
+    check_pieces(replace(question.config, parallel=parallel), question.run.model)
     return fixed | {name: getattr(parallel, name) for name in _OF_PARALLEL}
 
 
@@ -251,12 +262,37 @@ def on_nodes_of(question: Question, gpus: int) -> Question:
 
 
 def nothing_legal(question: Question) -> LmtrainError:
-    """Why no layout is legal: the four parts, with a batch that would do."""
+    """Why no layout is legal: what of it no layout could be given, or else sizes that would do."""
+    if problems := [problem.text() for problem in _never(question)]:
+        return refusal(problems)
     shape, gpus, batch = question.run.shape, question.gpus, question.run.global_batch
     beside = ", ".join(f"{key}={show(value)}" for key, value in question.fixed.items() if key in _OF_PARALLEL)
-    sizes = [n for n in divisors(batch, batch) if n <= gpus]
+    batches, sizes = -(-batch // gpus) * gpus, max(n for n in divisors(batch, batch) if n <= gpus)
+    ways = [f"train.global_batch={batches}"] * (batches != batch) + [f"gpus={sizes}"] * (sizes != gpus)
+    ways = ["Use " + ", or ".join(ways)] * bool(ways) + ["leave some of the layout open"] * bool(beside)
+    way_out = ", or ".join(ways) or "use fewer GPUs"
     return refusal([
         f"gpus={gpus} has no legal layout{f' with {beside}' if beside else ''} for train.global_batch={batch}, "
-        f"model.num_layers={shape.num_layers} and model.num_heads={shape.num_heads}. Use train.global_batch="
-        f"{-(-batch // gpus) * gpus}, or gpus={max(sizes)}{', or leave some of the layout open' if beside else ''}."
+        f"model.num_layers={shape.num_layers} and model.num_heads={shape.num_heads}. {way_out[0].upper()}{way_out[1:]}."
     ])  # fmt: skip
+
+
+def _never(question: Question) -> Iterator[Problem]:
+    """Rules that are against what is given, whatever is chosen beside it."""
+    run, fixed = question.run, question.fixed
+    given = {key: fixed[key] for key in ("pp", "dp_replicate", "dp_shard", "tp") if key in fixed}
+    parallel = ParallelSettings(
+        pp=fixed.get("pp", 1), dp_replicate=fixed.get("dp_replicate", 1), dp_shard=fixed.get("dp_shard", 1),
+        tp=fixed.get("tp", 1), sequence_parallel=fixed.get("sequence_parallel", False),
+    )  # fmt: skip
+    layout, micro = parallel.layout, fixed.get("micro_batch", 1)
+    yield from layout_problems(run.shape, parallel, uses_dropout=run.model.uses_dropout, compiles=False)
+    if question.gpus % layout.world_size:
+        sizes = " x ".join(f"{key}={size}" for key, size in given.items())
+        rule = f"is no multiple of {sizes}{f' = {layout.world_size}' * (len(given) > 1)}"
+        enough = -(-question.gpus // layout.world_size) * layout.world_size
+        way_out = f"Use gpus={enough}, or sizes that divide {question.gpus}."
+        yield Problem("gpus", question.gpus, rule, way_out, of_layout=True)
+    yield from batch_problems(layout, run.global_batch, micro)
+    if run.rampup is not None:
+        yield from rampup_problems(layout, run.rampup, micro)

@@ -51,7 +51,7 @@ def pretrain(
     flags += [f"--from-run={from_run}"] * (from_run is not None) + [f"--plugin={name}" for name in plugin or ()]
     flags += ["--json"] * as_json + ["--debug"] * ("--debug" in sys.argv)  # because: main has taken --debug out
     flags += ["--elastic"] * elastic
-    if multirun or dry_run or print_config:
+    if dry_run or print_config:
         give_back()
     if multirun:
         flags += ["--dry-run"] * dry_run + ["--print-config"] * print_config + launching.flags(nproc, max_restarts)
@@ -119,7 +119,7 @@ def _train(
         phases.enter("rendezvous")
         with (
             start(env, device, config.parallel.timeout_s) as met,
-            watched_run(config, env, met, stop.hear) as watch,
+            watched_run(config, env, met, stop.hear, on_device=device.type == "cuda") as watch,
             heard_by_peers(stop, watch.tell_stop),
         ):
             agree(config, inputs, env, met.hosts)

@@ -60,7 +60,7 @@ def run_facts(path: Path, verify: bool) -> dict[str, Any]:
     return {
         "run": str(path),
         "verified": verify,
-        **_state(path, stop),
+        **state_of(path, stop),
         "stopped": stop or "still running, or killed",
         "attempts": max((row["attempt"] for row in rows), default=0),
         "last_step": steps[-1] if steps else None,
@@ -73,8 +73,8 @@ def run_facts(path: Path, verify: bool) -> dict[str, Any]:
         "last_row_time": _time(rows, metrics),
         "smoothed_loss": smoothed(losses),
         "losses": losses,
-        "elapsed_s": _elapsed_s(steps),
-        **_planned(path, settings),
+        "elapsed_s": _trained_s(metrics),
+        **planned(path, settings),
         "checkpoints": [one.name for one in list_checkpoints(path / CHECKPOINTS)],
         "damaged": [one.name for some in (list_broken, list_set_aside) for one in some(path / CHECKPOINTS)],
         "settings_digest": _digest(settings),
@@ -114,7 +114,7 @@ def _best_checkpoint(path: Path, settings: dict[str, Any], rows: Rows) -> dict[s
     return {"name": name, "by": by, "value": value}
 
 
-def _state(path: Path, stop: dict[str, Any] | None) -> dict[str, Any]:
+def state_of(path: Path, stop: dict[str, Any] | None) -> dict[str, Any]:
     """running, finished, stopped, failed, killed; or lost sight of, where another machine's process cannot be seen."""
     from lmtrain.runtime.files import lock_holder
 
@@ -138,15 +138,17 @@ def _time(rows: Rows, metrics: Path) -> str | None:
     return datetime.fromtimestamp(metrics.stat().st_mtime, UTC).isoformat(timespec="seconds") if rows else None
 
 
-def _elapsed_s(steps: Rows) -> float:
-    """Of all attempts that left a row, up to their last."""
-    longest: dict[int, float] = {}
-    for row in steps:
-        longest[row["attempt"]] = max(longest.get(row["attempt"], 0.0), row.get("elapsed_s") or 0.0)
-    return sum(longest.values())
+def _trained_s(metrics: Path) -> float:
+    """Of all starts, up to the last row of each."""
+    import numpy as np
+
+    from lmtrain.observe.history.record import read_record
+
+    seconds = read_record(metrics).columns["seconds"]
+    return float(np.nanmax(seconds, initial=0.0))
 
 
-def _planned(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
+def planned(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """What follows from settings; nothing where this version or this command line does not know them all."""
     from lmtrain.train.layout_table import layout_words
 
@@ -175,7 +177,7 @@ def run_lines(facts: dict[str, Any], curve: bool) -> Iterator[tuple[str, str]]:
     row, losses = facts["last_step"] or {}, facts["losses"]
     step, steps = int(row.get("step", 0)), facts["steps"]
     share = f" of {steps:,} ({step / steps:.0%})" if steps else ""
-    yield "state", _state_words(facts)
+    yield "state", state_words(facts)
     yield "step", f"{step:,}{share}" + (f", attempt {facts['attempts']}" if facts["attempts"] > 1 else "")
     if losses:
         smooth = "" if facts["smoothed_loss"] is None else f", smoothed {facts['smoothed_loss']:.4f}"
@@ -217,7 +219,7 @@ def _eval_words(row: dict[str, Any], best: dict[str, Any] | None) -> str:
     return found if best is None or most == last else f"{found}; the best {most} at step {best['step']:,}"
 
 
-def _state_words(facts: dict[str, Any]) -> str:
+def state_words(facts: dict[str, Any]) -> str:
     state, stop, seen = facts["state"], facts["stopped"], facts["last_row_time"]
     ago = f" {_ago(seen)}" if seen else ""
     if state == "finished":

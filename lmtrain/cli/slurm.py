@@ -20,6 +20,7 @@ from lmtrain.cli.options import ConfigDir, ConfigName, FromRun, Overrides, Plugi
 from lmtrain.cli.say import tell
 from lmtrain.cli.slurm_script import Job, script
 from lmtrain.cli.terminal import echo, pass_on
+from lmtrain.config.overrides import shell
 from lmtrain.errors import LayoutError, MissingInputError, UsageError
 from lmtrain.layout import divisors
 
@@ -96,7 +97,7 @@ def render(
         pass_on(script(job))
         return
     _write(output, script(job))
-    tell(f"{output} is written. Start it with: sbatch {output}")
+    tell(f"{output} is written. Start it with: {job.started_by(shell(str(output)))}")
 
 
 @app.command()

@@ -2,9 +2,12 @@
 
 set -u                           # and not -e: exit codes are read here
 log=$(readlink "/proc/$$/fd/2")  # this job's log, in which srun says what task failed first
-step='' asked='' queued='' node='' left_out='' num_left_out=0
+step='' asked='' queued='' node='' left_out='' num_left_out=0 num_lost=0 ends_with=75
+# One task of an array has the array's own number, by which Slurm would take all of them: this means this one alone.
+id=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
+id=${id:-$SLURM_JOB_ID}
 
-say() { echo "$(date '+%F %T') job $SLURM_JOB_ID: $*"; }
+say() { echo "$(date '+%F %T') job $id: $*"; }
 
 # A stop that reaches this script goes on to the tasks. It is sent until srun has ended, since a task that srun is only
 # about to start hears nothing; USR1 asks politely however often it comes.
@@ -59,6 +62,9 @@ judge() {
 # In which the run says whom it has lost. What is there before a start is of an earlier one.
 stop_file() { stat -c '%i %y' "$run/stop.json" 2>/dev/null; }
 
+# What shows that the run gets on: its newest checkpoint.
+newest() { printf '%s\n' "$run"/checkpoints/step_* | grep -E '/step_[0-9]+$' | tail -n 1; }
+
 # Where a rank was: srun gives each node its share of them in turn.
 node_of() {
   scontrol show hostnames "$SLURM_JOB_NODELIST" | grep -vxF "${left_out//,/$'\n'}" | sed -n "$(($1 / (tasks / nodes) + 1))p"
@@ -66,25 +72,40 @@ node_of() {
 
 # Back into the queue, once, if the job's state is one of these.
 queue_again() {
-  if [ -z "$queued" ] && squeue --noheader --jobs="$SLURM_JOB_ID" --format='%A %T %r' | grep -Eq "^$SLURM_JOB_ID ($1)"; then
-    queued=yes
+  local state said
+  [ -z "$queued" ] && state=$(squeue --noheader --jobs="$id" --format='%A %T %r' | grep -E "^$SLURM_JOB_ID ($1)") || return
+  queued=yes
+  if is_in_vain "$state"; then
+    ends_with=93
+    say "out of time in start $((SLURM_RESTART_COUNT + 1)), and no start has saved anything: not queued again." \
+      "Give it more --time, or set checkpoint.interval_steps"
+  elif said=$(scontrol requeue "$id" 2>&1); then
     say "queued again"
-    scontrol requeue "$SLURM_JOB_ID"
+  else
+    say "could not be queued again: $said"
   fi
+}
+
+# Whether time has ended this start, which is the third or a later one of a run that has never saved.
+is_in_vain() {
+  ((${SLURM_RESTART_COUNT:-0} >= 2)) && [ -z "$(newest)" ] || return
+  [[ $1 == *TimeLimit* ]] || { [ "$(stop_file)" != "$before" ] &&
+    grep -Eqs '"cause": "(the end of the allocation|run\.time_limit=)' "$run/stop.json"; }
 }
 
 # A stop: queued again, unless Slurm ends this job for another reason than its time (scancel, preemption, a lost node).
 stop() {
   queue_again 'RUNNING|COMPLETING TimeLimit'
   [ -n "$queued" ] || say "stopped, and not queued again from here: Slurm itself is ending this job"
-  exit 75
+  exit "$ends_with"
 }
 
 # srun takes the job's --cpus-per-task from here alone; in a container nobody can ask Slurm when the job will end.
 [ -z "${SLURM_CPUS_PER_TASK:-}" ] || export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
-end=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e) &&
+end=$(squeue --noheader --jobs="$id" --format=%e) &&
   end=$(date +%s -d "${end:-none}" 2>/dev/null) && export SLURM_JOB_END_TIME="$end"
 
+before=$(stop_file) saved=$(newest)
 while [ -z "$asked" ]; do
   run_tasks
   judge
@@ -96,6 +117,11 @@ while [ -z "$asked" ]; do
     exit "$code"
   elif ((code == 75)) || [ -n "$asked" ]; then
     stop
+  fi
+  [ "$(newest)" = "$saved" ] || num_lost=0 saved=$(newest)
+  if (((num_lost += 1) > 3)); then  # the run itself counts up to three, and says more; but not what ended too early
+    say "lost a task in $num_lost starts (exit code $code), and no checkpoint in between: neither started nor queued again"
+    exit 93
   fi
   if [ -n "$node" ] && ((num_left_out < spare_nodes)); then
     left_out=${left_out:+$left_out,}$node

@@ -39,6 +39,10 @@ class Job:
     def file(self) -> Path:
         return self.folder / "job.sbatch"
 
+    def started_by(self, file: str) -> str:
+        """Slurm makes no folder for a log, and a job whose log cannot be opened fails without a word."""
+        return f"mkdir -p {shell(str(self.folder))} && sbatch {file}"
+
     @property
     def log(self) -> str:
         """Slurm puts the numbers in."""
@@ -54,7 +58,7 @@ def _head(job: Job) -> Iterator[str]:
     yield f"# {job.about}"
     yield "# lmtrain's exit code decides: 75 queues this job again, 76 or a killed task starts all tasks again at"
     yield "# once, and any other ends it."
-    yield f"# Start it with: mkdir -p {shell(str(job.folder))} && sbatch THIS_FILE"
+    yield f"# Start it with: {job.started_by('THIS_FILE')}"
     options: dict[str, object] = {"job-name": job.folder.name, "nodes": job.nodes + job.spare_nodes}
     options |= {"ntasks-per-node": job.tasks_per_node} | ({"gpus-per-node": job.tasks_per_node} if job.gpus else {})
     options |= {"array": f"0-{len(job.runs) - 1}"} if job.is_array else {}

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from lmtrain.cli.terminal import echo
 from lmtrain.errors import LmtrainError, StoppedEarly, UsageError, a_few
+from lmtrain.runtime.signals import STOPS, Stopped, StopRequest, listening
 
 if TYPE_CHECKING:
     from lmtrain.train.config import RunConfig
 
 SUMMARY = "sweep.json"
 _LONGEST_NAME = 120  # because: a file system takes 255 bytes, and the folder's own files need some
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 @dataclass
@@ -44,12 +44,22 @@ def run_all(
 
     A run that is done is not run again, so that the same command goes on with a sweep that was stopped.
     """
+    with listening() as stop:
+        try:
+            stop.at_once()
+            jobs = plan(overrides, config_dir, config_name, from_run)
+            stop.politely(lambda name: None)  # because: the run of the moment hears it, or else the next one
+            _run(jobs, flags, _Runner(stop))
+        except Stopped:
+            raise StoppedEarly(f"{stop.cause}: no run was under way. Run the same command again to go on.") from None
+
+
+def _run(jobs: Sequence[Job], flags: list[str], runner: _Runner) -> None:
     from lmtrain.cli.sweep_view import print_plans, print_table, summary
 
-    jobs = plan(overrides, config_dir, config_name, from_run)
     only_looks, as_json = "--dry-run" in flags or "--print-config" in flags, "--json" in flags
     compares = only_looks and not as_json and "--print-config" not in flags
-    runner, first = _Runner(), None
+    first = None
     for number, job in enumerate(jobs, 1):
         done = not only_looks and is_done(job)
         echo(f"run {number} of {len(jobs)}: {job.folder}{', which is done' * done}", err=as_json)
@@ -126,13 +136,17 @@ def is_done(job: Job) -> bool:
 class _Runner:
     """Runs one command after another; a signal goes to the one that runs, which saves and ends."""
 
-    def __init__(self) -> None:
-        self.stopped = False
+    def __init__(self, stop: StopRequest) -> None:
+        self._stop, self._forwarded = stop, False  # what comes between two runs, and what comes within one
         self._child: subprocess.Popen[bytes] | None = None
+
+    @property
+    def stopped(self) -> bool:
+        return self._forwarded or self._stop.requested is not None
 
     def run(self, words: Sequence[str], reads: bool = False) -> tuple[int, str]:
         """The exit code; and what was printed, where it `reads` that."""
-        before = {number: signal.signal(number, self._forward) for number in _SIGNALS}
+        before = {number: signal.signal(number, self._forward) for number in STOPS}
         try:
             output = subprocess.PIPE if reads else None
             with subprocess.Popen([sys.executable, "-m", "lmtrain", *words], stdout=output) as self._child:
@@ -143,12 +157,12 @@ class _Runner:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-        self.stopped = self.stopped or code == StoppedEarly.exit_code
+        self._forwarded = self._forwarded or code == StoppedEarly.exit_code
         return code, said.decode()
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
         """Ctrl-C reaches the child from the terminal as well, and it takes the two for one."""
-        self.stopped = True
+        self._forwarded = True
         if self._child is not None:
             self._child.send_signal(number)
 

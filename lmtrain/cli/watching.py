@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 def watched_run(
-    config: RunConfig, env: ProcessEnv, met: Peers, heard: Callable[[str], None] = lambda name: None
+    config: RunConfig, env: ProcessEnv, met: Peers, heard: Callable[[str], None] = lambda name: None,
+    *, on_device: bool = False,
 ) -> AbstractContextManager[Watch]:
     """`heard` gets the name of a signal that another process was sent, from another thread."""
     from lmtrain.observe.watch.guard import watched
@@ -31,4 +32,6 @@ def watched_run(
         write_failure(config, error, env)
         print_error(error)
 
-    return watched(env, met, Path(config.run.dir), config.parallel.timeout_s, heard=heard, ending=ending)
+    return watched(
+        env, met, Path(config.run.dir), config.parallel.timeout_s, heard=heard, ending=ending, on_device=on_device
+    )

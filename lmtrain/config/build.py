@@ -226,6 +226,8 @@ def _name(hint: Any) -> str:
         return f"a list of {_PLURALS.get(get_args(hint)[0], 'groups of settings')}"
     if get_origin(hint) is dict:
         return f"a mapping of names to {_PLURALS[get_args(hint)[1]]}"
+    if get_origin(hint) is Literal:
+        return " or ".join(map(str, get_args(hint)))
     return _NAMES.get(hint, getattr(hint, "__name__", str(hint)))
 
 

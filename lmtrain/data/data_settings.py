@@ -28,6 +28,10 @@ class DataChoice(Choice):
         """What its samples have labels for, as a model's `terms`: the next token, unless a kind says otherwise."""
         return ("lm",)
 
+    def scored_share(self, seq_len: int) -> float:
+        """Of a sample's tokens, those that a model scores, on average: where few have labels, these alone."""
+        return 1.0
+
     tokenizer: str | None = None
     valid_paths: dict[str, str] = field(default_factory=dict)
     split: tuple[float, ...] = (0.98, 0.02, 0.0)

@@ -101,6 +101,7 @@ class Loader:
         fault_point("data.next")
         step = get()
         self.data_wait_s = time.perf_counter() - began
+        phases.leave()
         return step
 
     def _to_torch(self, array: NDArray[Any]) -> torch.Tensor:

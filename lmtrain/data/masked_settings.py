@@ -28,6 +28,9 @@ class MaskedSettings(DataSettings):
     def terms(self) -> tuple[str, ...]:
         return ("mlm",) if self.pairs == "none" else ("mlm", "pair")
 
+    def scored_share(self, seq_len: int) -> float:
+        return min(self.mask_share, (self.max_predictions or seq_len) / seq_len)
+
     @property
     def identity(self) -> dict[str, Any]:
         """What decides, beside the dataset and the seed, how a sample is cut and masked."""

@@ -46,8 +46,9 @@ def load(
     weights, tokenizer = source.open(), source.tokenizer()
     settings = weights.settings
     numbers = build_settings(PrecisionSettings, {"kind": precision}, "precision")
+    eager = ComputeSettings(compile=False)  # because: each length of a text would be compiled anew
     model = build_parallel(
-        settings, numbers, ComputeSettings(), device, seed=None, training=False, mesh=mesh, parallel=parallel
+        settings, numbers, eager, device, seed=None, training=False, mesh=mesh, parallel=parallel
     )  # fmt: skip
     model.load(weights.load_into)
     subject = Subject(

@@ -1,27 +1,41 @@
 """First weights, each drawn by its name alone: device, order of construction and layout never matter.
 
-Called by parallel once a model has memory. Whoever holds a slice draws the whole with `draw` and slices it.
+Called by parallel once a model has memory. Whoever holds a slice draws the whole, block by block, and keeps the slice.
+The numbers are those of torch's generator on the CPU, whatever the device: other generators have other numbers.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
 from lmtrain.spec import LanguageModel, Start
 
+# because: torch draws normal numbers by sixteens, and the last sixteen of a tensor that is no multiple of it twice. So
+# blocks of multiples of 16 rows, of which the last takes what is left over, have the numbers of the whole
+_ROWS, _BLOCK_NUMBERS = 16, 8 << 20
 
-def draw(name: str, shape: tuple[int, ...], start: Start, seed: int) -> Tensor:
-    """The whole parameter in fp32 on the CPU. True rows do not change with the padding."""
-    if start.std == 0.0:
-        return torch.full(shape, start.mean, device="cpu")
-    generator = torch.Generator().manual_seed(_seed_of(seed, name))
+
+def drawn(name: str, shape: tuple[int, ...], start: Start, seed: int) -> Iterator[tuple[int, Tensor]]:
+    """The whole parameter as blocks of rows in fp32 on the CPU, each with the number of its first row.
+
+    True rows do not change with the padding, which is left out.
+    """
     num_rows = shape[0] if start.num_rows is None else start.num_rows
-    value = torch.zeros(shape, device="cpu")
-    value[:num_rows].normal_(start.mean, start.std, generator=generator)
-    return value
+    step = _ROWS * max(1, _BLOCK_NUMBERS // (_ROWS * math.prod(shape[1:])))
+    num_blocks = max(1, num_rows // step)
+    generator = torch.Generator().manual_seed(_seed_of(seed, name))
+    for index in range(num_blocks):
+        first, last = index * step, num_rows if index == num_blocks - 1 else (index + 1) * step
+        block = torch.empty((last - first, *shape[1:]), device="cpu")
+        if start.std == 0.0:
+            yield first, block.fill_(start.mean)
+        else:
+            yield first, block.normal_(start.mean, start.std, generator=generator)
 
 
 def apply_ties(model: LanguageModel) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lmtrain.batch import Batch
 from lmtrain.models.layers.asked import asked_positions, put_back
-from lmtrain.models.layers.attention import build_mask
+from lmtrain.models.layers.attention import BuildMask, build_mask
 from lmtrain.models.layers.block import Block, Surroundings
 from lmtrain.models.layers.embedding import positions_of
 from lmtrain.models.layers.positions import build_rotation
@@ -22,6 +22,7 @@ class Stack(nn.Module):
 
     behind: ClassVar[tuple[str, ...]] = ("norm", "head")  # parts that follow the last block
     separates_documents: ClassVar[bool] = True
+    build_mask: BuildMask = staticmethod(build_mask)  # parallel may put another form in its place
 
     settings: TransformerSettings
     embedding: nn.Module | None
@@ -100,7 +101,7 @@ class Stack(nn.Module):
 
     def surroundings(self, batch: Batch) -> Surroundings:
         """Mask and angles, made once for all blocks. The length is the whole sequence's, not that of a cut of x."""
-        mask = build_mask(
+        mask = self.build_mask(
             batch.tokens_BT.shape[1],
             causal=self.causal,
             window=self.window,

@@ -67,7 +67,8 @@ class TransformerSettings(ModelSettings):
         return self.init_std / math.sqrt(2 * self.num_layers)
 
     def cuts(self) -> Cuts:
-        return {name: cut_of(name, self.shape) for name in self.weights()}
+        shape = self.shape
+        return {name: cut_of(name, shape) for name in self.weights()}
 
     def with_vocab(self, vocab_size: int) -> Self:
         return replace(self, vocab_size=checked_vocab_size(self.vocab_size, vocab_size))

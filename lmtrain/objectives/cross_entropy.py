@@ -6,7 +6,6 @@ fp32 copies of a few rows at a time, where torch's own would hold two whole fp32
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,14 +13,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lmtrain.batch import IGNORED
-
-# because: 64M fp32 numbers are 256 MiB, small beside the logits and still large enough to fill a GPU
-CHUNK_ELEMENTS = 64 << 20
+from lmtrain.kernels.cross_entropy import NOWHERE, chunks, gradient, row_sums, sum_dtype
+from lmtrain.kernels.on_gpu import fuses
 
 
 def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
     """-log p(label) summed in fp32 over labels that are not IGNORED. Columns may be -inf; dims before V are free."""
-    total: Tensor = _CrossEntropySum.apply(logits.flatten(0, -2), labels.flatten())  # type: ignore[no-untyped-call]
+    kind = _OverLogits if fuses(logits.device) else _CrossEntropySum
+    total: Tensor = kind.apply(logits.flatten(0, -2), labels.flatten())  # type: ignore[no-untyped-call]
     return total
 
 
@@ -62,12 +61,18 @@ class _CrossEntropySum(torch.autograd.Function):
         return grad_NV, None
 
 
-def chunks(logits_NV: Tensor) -> Iterator[slice]:
-    """Ranges of rows. A compiler fuses the fp32 copies away, so it is given all rows at once."""
-    num_rows, num_columns = logits_NV.shape
-    step = max(1, num_rows if torch.compiler.is_compiling() else CHUNK_ELEMENTS // num_columns)
-    return (slice(start, start + step) for start in range(0, num_rows, step))
+class _OverLogits(torch.autograd.Function):
+    """The same by kernels, of which the second writes the gradient over the logits."""
 
+    @staticmethod
+    def forward(ctx: Any, logits_NV: Tensor, labels_N: Tensor) -> Tensor:
+        column_N = labels_N.masked_fill(labels_N == IGNORED, NOWHERE)
+        top_N, sum_N, label_N = row_sums(logits_NV, column_N).unbind()
+        ctx.save_for_backward(logits_NV, column_N, top_N, sum_N)
+        # because: 0 times a row that has gone to nan would be nan; an ignored row is left out whatever it holds
+        return (sum_N.log() + (top_N - label_N)).masked_fill(column_N == NOWHERE, 0.0).sum()
 
-def sum_dtype(logits: Tensor) -> torch.dtype:
-    return torch.promote_types(logits.dtype, torch.float32)
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        logits_NV, column_N, top_N, sum_N = ctx.saved_tensors
+        return gradient(logits_NV, column_N, top_N, sum_N, grads[0] * (column_N != NOWHERE)), None

@@ -1,28 +1,52 @@
 """Predict the words that were masked and, where samples are pairs, whether the second segment follows the first.
 
 Two terms with counts of their own: a batch has one pair a sample and some hundred masked tokens, and the loss is the
-sum of both means. Called by parallel.
+sum of both means. Of seven positions about one has a label, and these alone are scored. Called by parallel.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from lmtrain.batch import Batch
+from lmtrain.batch import IGNORED, Batch
 from lmtrain.objectives.causal_lm import CausalLM
 from lmtrain.objectives.cross_entropy import cross_entropy_plain, hit_sum
 from lmtrain.spec import LanguageModel, PairModel
 
 
 class MaskedLM(CausalLM):
-    """Masked tokens are a language model's labels; what is added is the pairs."""
+    """Masked tokens are a language model's labels; what is added is the pairs.
+
+    Where ranks hold a cut of the sequence each, there are `num_cuts` of them, and this rank's is number `cut`.
+    """
+
+    rows_vary = True
 
     def __init__(self, terms: tuple[str, ...]) -> None:
         super().__init__()
         self.terms = terms
+        self.num_cuts, self.cut = 1, 0
+
+    def prepared(self, batch: Batch) -> Batch:
+        """With the positions that have labels, equally many of each cut: the others score their first, for nothing."""
+        cuts = [labels.flatten() for labels in batch.labels_BT.chunk(self.num_cuts, dim=1)]
+        kept = [labels[labels != IGNORED] for labels in cuts]
+        most = max(1, *map(len, kept))  # because: not every kernel knows what to do with no rows
+        mine = (cuts[self.cut] != IGNORED).nonzero().squeeze(1)
+        labels_K = torch.cat([F.pad(labels, (0, most - len(labels)), value=IGNORED) for labels in kept])
+        return replace(batch, scored_K=F.pad(mine, (0, most - len(mine))), scored_labels_K=labels_K)
+
+    def scored(self, hidden_BTD: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """As one row; a head that gathers a cut sequence finds the cuts one behind the other, as their labels lie."""
+        if batch.scored_K is None:
+            return super().scored(hidden_BTD, batch)
+        hidden_KD = hidden_BTD.flatten(0, 1).index_select(0, batch.scored_K)
+        return hidden_KD.unsqueeze(0), batch.scored_labels_K.unsqueeze(0)
 
     def loss_sums(self, model: LanguageModel, hidden_BTD: Tensor, batch: Batch) -> Tensor:
         sums = super().loss_sums(model, hidden_BTD, batch)

@@ -23,7 +23,7 @@ from lmtrain.observe.growing_file import GrowingFile
 from lmtrain.runtime.files import json_bytes
 from lmtrain.units import format_bytes
 
-EVENTS = ("start", "step", "valid", "eval", "save", "forecast", "stop")
+EVENTS = ("start", "step", "valid", "eval", "save", "forecast", "memory", "stop")
 _ROW_BYTES = 1 << 20  # no row is longer
 _END_BYTES = 1 << 18
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -51,16 +51,22 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The rows that count, in order of writing.
 
     A later attempt began again at the step of its start row: whatever an earlier one wrote beyond that step is
-    gone, and of two rows with the same event, step and name (or saved step) the last one stands.
+    gone, and of two rows with the same event, step (of saves, the saved one) and name the last one stands.
     """
     rows: dict[tuple[str, int, str], dict[str, Any]] = {}
     for row in _read_rows(path):
         if row["event"] == "start":
             rows = {key: old for key, old in rows.items() if key[0] == "start" or key[1] <= row["step"]}
-        key = (row["event"], row["step"], str(row.get("name", row.get("saved_step"))))
+        key = (row["event"], step_told(row), str(row.get("name")))
         rows.pop(key, None)  # the last one also takes the last place
         rows[key] = row
     return list(rows.values())
+
+
+def step_told(row: Mapping[str, Any]) -> int:
+    """The step that a row is about. That of a save is written when the run has gone on from it."""
+    saved = row.get("saved_step") if row["event"] == "save" else None
+    return saved if isinstance(saved, int) else int(row["step"])
 
 
 def read_last_rows(path: Path) -> list[dict[str, Any]]:
@@ -90,7 +96,7 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
             if not line.endswith(b"\n"):  # torn when the writer was killed
                 break
             raise DataError(f"{path}:{number} is not a row of metrics ({error}). Remove that line.") from error
-        rows.append({key: _read_value(value) for key, value in row.items()})
+        rows.append({key: read_value(value) for key, value in row.items()})
     return rows
 
 
@@ -122,9 +128,9 @@ def _writable(value: Any) -> Any:
     return value
 
 
-def _read_value(value: Any) -> Any:
+def read_value(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _read_value(item) for key, item in value.items()}
+        return {key: read_value(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_read_value(item) for item in value]
+        return [read_value(item) for item in value]
     return _NOT_FINITE.get(value, value) if isinstance(value, str) else value

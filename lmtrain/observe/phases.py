@@ -3,6 +3,9 @@
 Called wherever the work changes: `enter("backward", microbatch=1)`, or `with within("collective", "the norm"):` for
 what returns to the phase before. `main` is the thread that trains, `saver` the one that writes checkpoints. Without a
 watch a mark is a few assignments; with one it is also packed into memory that another process reads without asking.
+
+The same marks are the spans of a step that is traced: `record` hands them to a recorder. While there is none, a mark
+asks for it and does nothing else.
 """
 
 from __future__ import annotations
@@ -10,15 +13,44 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+from collections.abc import Callable
+from time import monotonic_ns
 from zlib import crc32
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # because: importing typing takes a third of a companion's start
+    from typing import Any, Protocol
+
+    class Named(Protocol):
+        """An axis of the layout."""
+
+        @property
+        def name(self) -> str: ...
+
+    class Spans(Protocol):
+        """Records what the main thread does. What `now` returns is a time, whatever it is made of."""
+
+        def now(self, tensor: Any = None) -> Any: ...
+        def enter(self, phase: str, half: str, microbatch: int, stage: int) -> None: ...
+        def leave(self) -> None: ...
+        def begin(self, mark: within) -> Any: ...
+        def end(self, mark: within, began: Any) -> None: ...
+        def message(self, began: Any, kind: str, peer: int, tensor: Any, letter: Any) -> None: ...
+        def exchange(
+            self, began: Any, what: str, axis: Named, tensor: Any, peer: int, early: bool
+        ) -> None: ...
+
 
 PHASES = (
     "imports", "rendezvous", "build", "load", "data", "forward", "backward", "collective", "optimizer", "save",
     "validation", "evaluation",
 )  # fmt: skip
 COLLECTIVE, SAVE = "collective", "save"
+MESSAGE = "a message"  # so begins the name of what a stage of a pipeline waits for
+DEVICE_WAIT = "what the device has yet to do"  # where the host knows that the device has done all of it
 NUM_BYTES = 4096
 _INDEX = {phase: index for index, phase in enumerate(PHASES)}
+MESSAGES = len(PHASES)  # in `Place.spent`: of the collectives, those that are messages between stages
 _MARK = struct.Struct("<QBxxxiiqQQ48sQ")  # its number first and last: between two equal ones nobody was writing
 _ODD = struct.Struct("<q48s48s")  # the newest step in which the collectives came in another order than in the last
 _SAVER_AT, _ODD_AT, _NAMES_AT, _NAME_BYTES = 128, 256, 512, 48
@@ -28,6 +60,8 @@ _WAY, _WAY_AT, _STOP, _NUM_STOPS = struct.Struct("<qI"), 3072, struct.Struct("<q
 
 _memory: mmap.mmap | None = None
 _names: dict[str, tuple[bytes, int]] = {}  # of collectives: as they are packed, and their bit
+_spans: Spans | None = None  # while this step is recorded
+_on_step: Callable[[int], None] | None = None  # is told of each new step of the main thread
 
 
 class Place:
@@ -45,11 +79,16 @@ class Place:
         self.order: list[str] = []  # of collectives, in this step
         self.order_before: list[str] = []
         self.way = 0  # a sum over the order
+        self.spent_ns = [0] * (len(PHASES) + 1)  # in each phase so far, up to the last mark
+        self.since_ns = monotonic_ns()
+        self.kind = 0  # of `spent_ns`, what counts now
 
     def enter(
-        self, phase: str, step: int | None = None, microbatch: int | None = None, stage: int | None = None
-    ) -> None:
+        self, phase: str, step: int | None = None, microbatch: int | None = None, stage: int | None = None,
+        half: str = "",
+    ) -> None:  # fmt: skip
         """From now on this thread does this. The step stays what it was, unless another is given."""
+        self.count_time(_INDEX[phase])
         self.seen |= 1 << _INDEX[self.phase]
         self.phase, self.what = phase, b""
         self.microbatch = -1 if microbatch is None else microbatch
@@ -61,8 +100,25 @@ class Place:
             self.order, self.way = [], 0
             self.step = step
             self.steps += 1
+            if _on_step is not None and self is main:
+                _on_step(step)
         if _memory is not None:
             self.write()
+        if _spans is not None and self is main:
+            _spans.enter(phase, half, self.microbatch, self.stage)
+
+    def count_time(self, kind: int) -> int:
+        """Until now belongs to what was counted, from now on to this; returns what was."""
+        now, was = monotonic_ns(), self.kind
+        self.spent_ns[was] += now - self.since_ns
+        self.since_ns, self.kind = now, kind
+        return was
+
+    def has_waited(self, since_ns: int) -> None:
+        """Since then, in a collective that had no mark of its own."""
+        waited = monotonic_ns() - since_ns
+        self.spent_ns[self.kind] -= waited
+        self.spent_ns[_INDEX[COLLECTIVE]] += waited
 
     def write(self) -> None:
         assert _memory is not None
@@ -87,14 +143,23 @@ class Place:
 class within:  # because: small, as it is read as a word: `with within("save"):`
     """For the time of the block this thread does this; afterwards what it did before, unless the block has failed."""
 
-    __slots__ = ("bit", "packed", "phase", "place", "was", "what")
+    __slots__ = (
+        "axis", "began", "bit", "early", "kind", "kind_was", "packed", "phase", "place", "tensor", "was", "what",
+    )  # fmt: skip
 
-    def __init__(self, phase: str, what: str = "", place: Place | None = None) -> None:
+    def __init__(
+        self, phase: str, what: str = "", place: Place | None = None, axis: Named | None = None, tensor: Any = None,
+        *, early: bool = False,
+    ) -> None:  # fmt: skip
+        """Of a collective: its axis, and what it sums or gathers as a whole. `early`: it was begun before."""
         self.phase, self.what, self.place = phase, what, place or main
+        self.axis, self.tensor, self.early, self.began = axis, tensor, early, None
         self.packed, self.bit = _packed(what) if what else (b"", 0)
+        self.kind = MESSAGES if what.startswith(MESSAGE) else _INDEX[phase]
 
     def __enter__(self) -> None:
         place = self.place
+        self.kind_was = place.count_time(self.kind)
         self.was = place.phase, place.what
         place.phase, place.what = self.phase, self.packed
         if self.what:
@@ -103,11 +168,16 @@ class within:  # because: small, as it is read as a word: `with within("save"):`
                 place.note_order(self.what)
         if _memory is not None:
             place.write()
+        if _spans is not None and place is main:
+            self.began = _spans.begin(self)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             return  # because: where it failed is what is asked for
         place = self.place
+        place.count_time(self.kind_was)
+        if _spans is not None and self.began is not None:
+            _spans.end(self, self.began)
         place.seen |= self.bit or 1 << _INDEX[self.phase]
         place.phase, place.what = self.was
         if _memory is not None:
@@ -115,8 +185,46 @@ class within:  # because: small, as it is read as a word: `with within("save"):`
 
 
 main, saver = Place(0), Place(_SAVER_AT)
-saver.phase = SAVE
+saver.phase, saver.kind = SAVE, _INDEX[SAVE]
 enter = main.enter
+
+
+def record(spans: Spans | None) -> None:
+    """To this recorder, or to none, from here on."""
+    global _spans
+    _spans = spans
+
+
+def tell_steps(told: Callable[[int], None] | None) -> None:
+    """Of each step that begins, before anything of it is recorded."""
+    global _on_step
+    _on_step = told
+
+
+def leave() -> None:
+    """What was entered is done, and what follows has no name: for spans alone."""
+    if _spans is not None:
+        _spans.leave()
+
+
+def now(tensor: Any = None) -> Any:
+    """When a message or an exchange of this tensor begins; None while nothing is recorded."""
+    return None if _spans is None else _spans.now(tensor)
+
+
+def message(began: Any, kind: str, peer: int, tensor: Any, letter: Any = None) -> None:
+    """It has been handed over ("send"), has come ("receive"), or has been taken by the peer ("taken")."""
+    if _spans is not None and began is not None:
+        _spans.message(began, kind, peer, tensor, letter)
+
+
+def exchange(
+    began: Any, what: str, axis: Named, tensor: Any, peer: int = -1, *, early: bool = False
+) -> None:
+    """What `within` cannot surround: a collective of the axis, or with a peer alone, that has just ended. `early`: it
+    was begun before, and this is the wait for it."""
+    if _spans is not None and began is not None:
+        _spans.exchange(began, what, axis, tensor, peer, early)
 
 
 def _packed(what: str) -> tuple[bytes, int]:

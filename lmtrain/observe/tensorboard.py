@@ -16,9 +16,10 @@ from pathlib import Path
 
 from lmtrain.observe.escaped import warn
 from lmtrain.observe.growing_file import GrowingFile
+from lmtrain.observe.histogram import Histogram
+from lmtrain.observe.protobuf import FLOAT, field_bytes, field_double, field_doubles, field_varint, key
 from lmtrain.runtime.checksum import crc32c
 
-_DOUBLE, _VARINT, _BYTES, _FLOAT = 1, 0, 2, 5  # protobuf wire types
 _DT_STRING = 7
 _SESSION_START = 1
 _MOST = 3.4028234663852886e38  # because: a float of 4 bytes holds no more
@@ -33,30 +34,41 @@ class EventWriter:
         self._clock = clock
         # because: TensorBoard reads a folder's files in the order of their names, whatever the clocks say
         name = f"events.out.tfevents.{len(list(folder.glob('*tfevents*'))):06d}.lmtrain"
-        version = self._event(_field_bytes(3, b"brain.Event:2"), step=0)
-        began = self._event(_field_bytes(7, _field_varint(1, _SESSION_START)), step=start_step + 1)  # it forgets >=
+        version = self._event(field_bytes(3, b"brain.Event:2"), step=0)
+        began = self._event(field_bytes(7, field_varint(1, _SESSION_START)), step=start_step + 1)  # it forgets >=
         self._file = GrowingFile(folder / name, "values", say, head=version + began, new=True)
 
     def scalar(self, tag: str, value: float, step: int) -> None:
         value = math.copysign(math.inf, value) if abs(value) > _MOST else value
-        self._summary(tag, _key(2, _FLOAT) + struct.pack("<f", value), step)
+        self._summary(tag, key(2, FLOAT) + struct.pack("<f", value), step)
 
     def text(self, tag: str, text: str, step: int = 0) -> None:
-        """Markdown for TensorBoard's text tab: a string tensor that belongs to the "text" plugin."""
-        plugin = _field_bytes(1, _field_bytes(1, b"text"))
-        shape = _field_bytes(2, _field_bytes(2, _field_varint(1, 1)))
-        tensor = _field_varint(1, _DT_STRING) + shape + _field_bytes(8, text.encode())
-        self._summary(tag, _field_bytes(9, plugin) + _field_bytes(8, tensor), step)
+        """Markdown for TensorBoard's text tab."""
+        self.plugin(tag, "text", text=text.encode(), step=step)
+
+    def histogram(self, tag: str, found: Histogram, step: int) -> None:
+        buckets = found.buckets()
+        values = (found.low, found.high, float(found.count), found.total, found.total_of_squares)
+        numbers = b"".join(field_double(number, value) for number, value in enumerate(values, 1))
+        limits = field_doubles(6, [up_to for _, up_to, _ in buckets])
+        self._summary(tag, field_bytes(5, numbers + limits + field_doubles(7, [count for *_, count in buckets])), step)
+
+    def plugin(self, tag: str, name: str, *, content: bytes = b"", text: bytes | None = None, step: int = 0) -> None:
+        """What a plugin of TensorBoard reads: its own content, and a tensor of one string where it wants one."""
+        metadata = field_bytes(1, field_bytes(1, name.encode()) + (field_bytes(2, content) if content else b""))
+        shape = field_bytes(2, field_bytes(2, field_varint(1, 1)))
+        tensor = field_varint(1, _DT_STRING) + shape + field_bytes(8, text) if text is not None else b""
+        self._summary(tag, field_bytes(9, metadata) + (field_bytes(8, tensor) if tensor else b""), step)
 
     def close(self) -> None:
         self._file.close()
 
     def _summary(self, tag: str, value: bytes, step: int) -> None:
-        self._file.append(self._event(_field_bytes(5, _field_bytes(1, _field_bytes(1, tag.encode()) + value)), step))
+        self._file.append(self._event(field_bytes(5, field_bytes(1, field_bytes(1, tag.encode()) + value)), step))
 
     def _event(self, what: bytes, step: int) -> bytes:
-        wall_time = _key(1, _DOUBLE) + struct.pack("<d", self._clock())
-        return record(wall_time + _field_varint(2, step) + what)
+        wall_time = field_double(1, self._clock())
+        return record(wall_time + field_varint(2, step) + what)
 
 
 def record(data: bytes) -> bytes:
@@ -68,26 +80,3 @@ def _masked_crc(data: bytes) -> int:
     """TFRecord stores a rotated checksum plus a constant, so that a checksum of checksums is not degenerate."""
     crc = crc32c(data)
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
-
-
-def _key(number: int, wire: int) -> bytes:
-    return _varint(number << 3 | wire)
-
-
-def _field_varint(number: int, value: int) -> bytes:
-    return _key(number, _VARINT) + _varint(value)
-
-
-def _field_bytes(number: int, data: bytes) -> bytes:
-    return _key(number, _BYTES) + _varint(len(data)) + data
-
-
-def _varint(value: int) -> bytes:
-    """Seven bits a byte, lowest first; the high bit says that more follow. A negative int64 takes ten bytes."""
-    value &= 0xFFFFFFFFFFFFFFFF
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)

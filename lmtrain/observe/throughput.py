@@ -34,6 +34,9 @@ _COLUMNS = {"fp16": 0, "float16": 0, "bf16": 1, "bfloat16": 1, "fp32": 2, "float
 
 def peak_flops(device_name: str, dtype: str) -> float | None:
     """The most FLOP/s one device of this name can do in this dtype, or None where no data sheet is known."""
+    if dtype == "tf32":  # because: on every data sheet it is half of bf16, and what has no bf16 has no tf32
+        half = peak_flops(device_name, "bf16")
+        return peak_flops(device_name, "fp32") if half is None else half / 2
     column = _COLUMNS.get(dtype.removeprefix("torch."))
     if column is None:
         return None
@@ -55,7 +58,11 @@ class Rates:
 
 
 class Throughput:
-    """Rates over the last `window_steps` steps, so that a slow start or a checkpoint is soon forgotten."""
+    """Rates over the last `window_steps` steps, so that a checkpoint is soon forgotten.
+
+    because: the first step of a process compiles, fills caches and makes memory, it is no measure of the others: the
+    clock starts when it is done.
+    """
 
     def __init__(
         self,
@@ -67,6 +74,7 @@ class Throughput:
         self._flops_per_token = flops_per_token
         self._peak = peak
         self._marks: deque[tuple[int, float, int]] = deque(maxlen=window_steps + 1)  # step, time, tokens so far
+        self._is_warm = False
 
     def start(self, step: int, now_s: float) -> None:
         """Begin counting at this step, also after a pause that is not training: an evaluation, a checkpoint."""
@@ -77,7 +85,11 @@ class Throughput:
         """`step` steps are done; this one took in `tokens` tokens over all processes."""
         if not self._marks:
             raise ValueError("call start() before the first step")
-        self._marks.append((step, now_s, self._marks[-1][2] + tokens))
+        if self._is_warm:
+            self._marks.append((step, now_s, self._marks[-1][2] + tokens))
+        else:
+            self._is_warm = True
+            self.start(step, now_s)
 
     def rates(self, total_steps: int | None = None) -> Rates:
         if len(self._marks) < 2:

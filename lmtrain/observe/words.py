@@ -102,7 +102,7 @@ def compute(row: Row) -> list[tuple[str, str]]:
         ("speed", speed),
         ("compute", model),
         ("data wait", milliseconds(row.get("data_wait_s")) + ("" if row.get("data_wait_s") is None else " a step")),
-        ("memory", _bytes(row.get("memory_bytes"))),
+        ("memory", _bytes(row.get("memory_bytes")) + _fullest(row)),
         ("elapsed", ("-" if row.get("elapsed_s") is None else ticking(row["elapsed_s"])) + _seen(row)),
     ]
 
@@ -157,6 +157,12 @@ def milliseconds(value: float | None) -> str:
 
 def perplexity(loss: float) -> str:
     return f"{math.exp(loss):.2f}" if loss < 20 else "above 4.8e8"
+
+
+def _fullest(row: Row) -> str:
+    """Of several processes the figure is that of the fullest."""
+    told = row.get("memory_rank") or "straggler_slowest" in row or "straggler_exposed" in row
+    return f" on rank {row['memory_rank']}" if told and "memory_rank" in row else ""
 
 
 def _seen(row: Row) -> str:

@@ -1,20 +1,31 @@
-"""AdamW: torch's own, in its fused form where the device has one. Found by train through the settings' kind."""
+"""AdamW: where kernels run, one pass over all that an update touches, and elsewhere torch's own, in its fused form
+where the device has one. Found by train through the settings' kind.
+"""
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Mapping
 
+import torch
+from torch import Tensor
+
+from lmtrain.kernels import adamw as kernel
+from lmtrain.kernels.moved import Moved, Rates
+from lmtrain.kernels.on_gpu import fuses
 from lmtrain.optim.adamw_settings import AdamWSettings
 from lmtrain.optim.groups import Groups
+from lmtrain.optim.moments import SLOTS, count_update, with_gradients
+from lmtrain.optim.state import apply_empty_state
 from lmtrain.optim.whole import Alone, Whole
 
-SLOTS = ("exp_avg", "exp_avg_sq")
 _FUSED = {"cpu", "cuda"}
 
 
-def build(settings: AdamWSettings, groups: Groups, whole: Whole = Alone()) -> torch.optim.AdamW:
+def build(settings: AdamWSettings, groups: Groups, whole: Whole = Alone()) -> torch.optim.Optimizer:
     """Every number moves by itself, so shards need nothing of the whole."""
-    devices = {parameter.device.type for group in groups for parameter in group["params"]}
+    devices = {parameter.device for group in groups for parameter in group["params"]}
+    if devices and all(map(fuses, devices)):
+        return OnePassAdamW(settings, groups)
     first, second = settings.betas
     return torch.optim.AdamW(
         [{**group, "slots": SLOTS} for group in groups],
@@ -22,5 +33,32 @@ def build(settings: AdamWSettings, groups: Groups, whole: Whole = Alone()) -> to
         betas=(first, second),
         eps=settings.eps,
         weight_decay=settings.weight_decay,
-        fused=devices <= _FUSED,
+        fused={device.type for device in devices} <= _FUSED,
     )
+
+
+class OnePassAdamW(torch.optim.Optimizer):
+    """Gradients count `factor` times, which clips them, and `rounded` has the weights that compute, by their masters:
+    both are part of the pass. Set by parallel."""
+
+    def __init__(self, settings: AdamWSettings, groups: Groups) -> None:
+        super().__init__([{**group, "slots": SLOTS} for group in groups], {"lr": settings.lr})
+        self.settings = settings
+        self.factor: Tensor | None = None
+        self.rounded: Mapping[Tensor, Tensor] = {}
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        apply_empty_state(self)
+        for group in self.param_groups:
+            _, parameters = with_gradients(group)
+            if parameters:
+                count, settings = count_update(self, parameters), self.settings
+                rates = Rates(group["lr"], settings.betas, settings.eps, group["weight_decay"], count)
+                kernel.step([self._moved(parameter) for parameter in parameters], rates, self.factor)
+
+    def _moved(self, parameter: Tensor) -> Moved:
+        state, gradient = self.state[parameter], parameter.grad
+        assert gradient is not None
+        first, second = (state[slot] for slot in SLOTS)
+        return Moved(parameter, gradient.contiguous(), first, second, self.rounded.get(parameter))

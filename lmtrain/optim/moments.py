@@ -1,7 +1,7 @@
 """Adam's two running averages and the direction that follows from them, for optimizers that do something else with it.
 
 Called by LAMB, and by Muon for what is not a hidden matrix. Works on shards, with one kernel over many tensors at a
-time; nothing waits for the device, since the count of updates lies on the host.
+time, or for all of it where kernels run; nothing waits for the device, since the count of updates lies on the host.
 """
 
 from __future__ import annotations
@@ -12,6 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+
+from lmtrain.kernels import adamw
+from lmtrain.kernels.moved import Moved, Rates
+from lmtrain.kernels.on_gpu import fuses
 
 SLOTS = ("exp_avg", "exp_avg_sq")
 
@@ -39,6 +43,11 @@ def adam_directions(
     count = count_update(optimizer, parameters)
     gradients = [p.grad for p in parameters if p.grad is not None]
     m, v = ([optimizer.state[p][slot] for p in parameters] for slot in SLOTS)
+    if fuses(parameters[0].device):
+        found = [torch.empty_like(p) for p in parameters]
+        moved = [Moved(*each, None) for each in zip(found, [g.contiguous() for g in gradients], m, v, strict=True)]
+        adamw.directions(moved, Rates(1.0, betas, eps, 0.0, count))
+        return found
     torch._foreach_lerp_(m, gradients, 1 - first)
     torch._foreach_mul_(v, second)
     torch._foreach_addcmul_(v, gradients, gradients, value=1 - second)

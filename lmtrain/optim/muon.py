@@ -2,7 +2,8 @@
 
 Found by train through the settings' kind. A hidden matrix is one inside a block. Queries, keys and values, and the
 two halves of SwiGLU, are matrices apart, however they are stored. Orthogonality belongs to the whole matrix: each is
-gathered, one at a time, made orthogonal by every process that shares it, and cut again.
+gathered, made orthogonal by one of the processes that share it, handed out, and cut again. They take turns, so that the
+work of each is its share.
 
 An orthogonal matrix of n x m has entries of 1/sqrt(max(n, m)) in the mean square. Times 0.2 sqrt(max(n, m)) it moves a
 weight as far as AdamW does (Liu et al. 2025), so one learning rate and one weight decay serve both.
@@ -69,24 +70,48 @@ class Muon(torch.optim.Optimizer):
         torch._foreach_lerp_(momenta, gradients, 1 - keep)
         # Nesterov: look where the next step's momentum would stand. The length does not matter, it is made orthogonal
         ahead = torch._foreach_lerp(gradients, momenta, keep)
-        for name, parameter, direction in zip(names, parameters, ahead, strict=True):
+        each = list(zip(names, parameters, ahead, strict=True))
+        for first in range(0, len(each), self.whole.sharers):
+            self._move_some(each[first : first + self.whole.sharers], group["lr"])
+
+    def _move_some(self, some: list[tuple[str, Tensor, Tensor]], lr: float) -> None:
+        """At most as many matrices as there are processes. Each makes one orthogonal while the others do theirs."""
+        shapes: list[list[torch.Size]] = []
+        mine: list[Tensor] = []
+        for turn, (name, _, direction) in enumerate(some):
             # collective: this matrix's shards are gathered over the processes that share it
             sections = self.whole.gather(name, direction)
-            moved = [scaled(orthogonal(x, self.settings.newton_schulz_rounds)) for x in sections]
-            parameter.add_(self.whole.part(name, moved), alpha=-group["lr"])
+            shapes.append([x.shape for x in sections])
+            if turn == self.whole.number:
+                mine = sections
+        # because: between two gatherings it would keep the others waiting, and each of them all others in turn
+        made = [orthogonal(x, self.settings.newton_schulz_rounds) for x in mine]
+        for turn, (name, parameter, direction) in enumerate(some):
+            rows, width = [shape[0] for shape in shapes[turn]], shapes[turn][0][1]
+            if turn == self.whole.number:
+                whole = torch.cat(made).contiguous()
+            else:
+                whole = direction.new_empty(sum(rows), width, dtype=_work_dtype(direction))
+            # collective: nothing is summed; one process's matrix, to all who share it
+            moved = torch.split(self.whole.handed(turn, whole).to(direction.dtype), rows)
+            parameter.add_(self.whole.part(name, [scaled(x) for x in moved]), alpha=-lr)
 
 
 def orthogonal(x: Tensor, rounds: int) -> Tensor:
     """Newton-Schulz towards U V of x = U S V: all singular values near 1. Works on the shorter side."""
     a, b, c = COEFFICIENTS
     y: Tensor = x.mT if x.shape[0] > x.shape[1] else x
-    # because: products are what this costs, and the rounding of bf16 is far below the 0.3 by which the values miss 1
-    y = y.to(torch.bfloat16 if x.is_cuda else x.dtype)
+    y = y.to(_work_dtype(x))
     y = y / (y.norm() + 1e-7)  # because: the sum of squares bounds the largest value by 1; zero stays zero
     for _ in range(rounds):
         square = y @ y.mT
         y = torch.addmm(y, torch.addmm(square, square, square, beta=b, alpha=c), y, beta=a)
-    return (y.mT if x.shape[0] > x.shape[1] else y).to(x.dtype)
+    return y.mT if x.shape[0] > x.shape[1] else y
+
+
+def _work_dtype(x: Tensor) -> torch.dtype:
+    # because: products are what this costs, and the rounding of bf16 is far below the 0.3 by which the values miss 1
+    return torch.bfloat16 if x.is_cuda else x.dtype
 
 
 def scaled(x: Tensor) -> Tensor:

@@ -23,6 +23,17 @@ class Whole(Protocol):
     def part(self, name: str, sections: list[Tensor]) -> Tensor:
         """This process's shard of whole sections: the way back from `gather`."""
 
+    @property
+    def sharers(self) -> int:
+        """How many processes hold shards of the same weights, or copies of them."""
+
+    @property
+    def number(self) -> int:
+        """This one's among them."""
+
+    def handed(self, owner: int, tensor: Tensor) -> Tensor:
+        """The tensor of the process with this number, to all of them; the others give one of its shape."""
+
 
 class Alone:
     """One process holds everything. `sections` lists the rows of matrices that are several; others are one."""
@@ -38,3 +49,8 @@ class Alone:
 
     def part(self, name: str, sections: list[Tensor]) -> Tensor:
         return torch.cat(sections) if len(sections) > 1 else sections[0]
+
+    sharers, number = 1, 0
+
+    def handed(self, owner: int, tensor: Tensor) -> Tensor:
+        return tensor

@@ -8,14 +8,18 @@ weights by name, each rank its regions of them, so that no layout changes a weig
 from __future__ import annotations
 
 from functools import partial
+from itertools import chain
 
 import torch
 from torch import nn
 
+from lmtrain.kernels.on_gpu import fuses
 from lmtrain.layout import Layout
 from lmtrain.models.init import apply_ties
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.objectives.masked_lm import build_objective
+from lmtrain.objectives.causal_lm import CausalLM
+from lmtrain.objectives.masked_lm import MaskedLM, build_objective
+from lmtrain.parallel.attending import apply_block_masks
 from lmtrain.parallel.compile import apply_compile, compile_loss
 from lmtrain.parallel.compute_settings import ComputeSettings
 from lmtrain.parallel.dropout import Noise, apply_noise
@@ -24,16 +28,17 @@ from lmtrain.parallel.model import ParallelModel
 from lmtrain.parallel.pipeline.executor import OneStage, Pipeline
 from lmtrain.parallel.precision import WORK_DTYPE, LossScale, MasterWeights, to_work_dtype
 from lmtrain.parallel.precision_settings import PrecisionSettings
+from lmtrain.parallel.products import apply_own_linears, summing, sums_products
 from lmtrain.parallel.recompute import apply_recompute
 from lmtrain.parallel.recompute_settings import NoRecomputeSettings, RecomputeSettings, SomeRecomputeSettings
 from lmtrain.parallel.sharding import ShardedWeights, apply_data_parallel
 from lmtrain.parallel.shards import fill
-from lmtrain.parallel.split_backward import apply_deferral
 from lmtrain.parallel.tensor.layers import apply_tensor_parallel
 from lmtrain.parallel.tensor.vocabulary import cross_entropy_sum, hit_sum
-from lmtrain.parallel.tied import copies
+from lmtrain.parallel.tied import TiedSums, copies
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.placement.stages import Stage, places_of_rank, stages_of_rank
+from lmtrain.runtime.gpus import has_kernel_compiler
 from lmtrain.spec import LanguageModel, Start
 
 
@@ -59,11 +64,11 @@ def build_parallel(
     shards = (mesh.dp if training else mesh.dp_shard).size > 1 or always_shard
     dtype = WORK_DTYPE[precision.kind]
     sequence = parallel.sequence_parallel and mesh.tp.size > 1
+    on_gpu = device.type == "cuda" and has_kernel_compiler()
+    compiled = compute.compiles(parallel, uses_dropout=settings.uses_dropout, on_gpu=on_gpu)
+    sums = training and sums_products(device, dtype)
     noise = Noise(seed or 0, mesh.tp, mesh.dp, sequence=sequence, uses_dropout=settings.uses_dropout)
-    objective = build_objective(settings.terms)
-    if mesh.tp.size > 1:
-        objective.cross_entropy = partial(cross_entropy_sum, axis=mesh.tp)
-        objective.hits = partial(hit_sum, axis=mesh.tp)
+    objective = _objective(settings, mesh, sequence=sequence)
 
     stages: dict[int, LanguageModel] = {}
     starts: dict[str, Start] = {}
@@ -78,11 +83,12 @@ def build_parallel(
         if not training:
             to_work_dtype(model.parameters(), dtype)
         done = [apply_tensor_parallel(model, mesh.tp, sequence=sequence)]
-        done += [apply_deferral(model)] if parallel.splits_backward else []
+        done += [apply_own_linears(model)] if parallel.splits_backward or sums else []
         done += [apply_noise(model, noise)]
         if isinstance(recompute, SomeRecomputeSettings):
-            done += [apply_recompute(model, recompute, noise, compiled=compute.compile)]
-        done += [apply_compile(model)] if compute.compile else []
+            done += [apply_recompute(model, recompute, noise, compiled=compiled)]
+        done += [apply_block_masks(model, on_gpu=on_gpu)] if training else []
+        done += [apply_compile(model, deterministic=compute.deterministic)] if compiled else []
         # outermost, so that its hooks see whole blocks
         done += [apply_data_parallel(model, mesh, parallel.zero, dtype)] if shards else []
         model.to_empty(device=device)
@@ -90,24 +96,41 @@ def build_parallel(
         model.train(training)
         stages[stage.number] = model
         applied += _lines(stage, mesh.layout.pp * mesh.layout.vp, done)
-    applied += [compile_loss(objective)] if compute.compile else []
+    if fuses(device):
+        applied.append("kernels of our own: the loss, and biases of MLPs with their activations")
+    elif compiled:
+        applied.append(compile_loss(objective, deterministic=compute.deterministic))
 
     parameters = {name: p for model in stages.values() for name, p in model.named_parameters()}
-    weights = ShardedWeights(stages, parameters, parallel.zero) if shards else MasterWeights(parameters, dtype)
+    products = {number: summing(model) if sums else [] for number, model in stages.items()}
+    weights = (
+        ShardedWeights(stages, parameters, parallel.zero, products)
+        if shards
+        else MasterWeights(parameters, dtype, chain.from_iterable(products.values()))
+    )
     places = places_of_rank(settings, parallel, mesh.coordinate)
     places |= copies(settings.ties(), weights.master, places)
     places = {name: places[name] for name in weights.master}
     fill(weights.master, places, starts if seed is not None else None, seed or 0)
     weights.publish()
     applied.append(f"weights: {len(places)}, computed with in {precision.kind}, kept in fp32")
-    runner = (
-        Pipeline(parallel.pipeline, mesh, dtype, device, shares=mesh.tp.size > 1 and not sequence)
-        if mesh.pp.size > 1
-        else OneStage()
-    )
+    shares = mesh.tp.size > 1 and not sequence
+    runner = Pipeline(parallel.pipeline, mesh, dtype, device, shares=shares) if mesh.pp.size > 1 else OneStage()
+    tied = TiedSums(settings.ties() if training else (), mesh, runner.ends, weights, device)
     return ParallelModel(
-        stages, runner, objective, weights, LossScale(precision), settings, device, mesh, places, noise, applied
+        stages, runner, objective, weights, tied, LossScale(precision), settings, device, mesh, places, noise, applied,
+        compiled=compiled,
     )
+
+
+def _objective(settings: ModelSettings, mesh: Mesh, *, sequence: bool) -> CausalLM:
+    objective = build_objective(settings.terms)
+    if mesh.tp.size > 1:
+        objective.cross_entropy = partial(cross_entropy_sum, axis=mesh.tp)
+        objective.hits = partial(hit_sum, axis=mesh.tp)
+    if isinstance(objective, MaskedLM) and sequence:
+        objective.num_cuts, objective.cut = mesh.tp.size, mesh.tp.index
+    return objective
 
 
 def _lines(stage: Stage, num_stages: int, done: list[str | None]) -> list[str]:

@@ -11,6 +11,8 @@ from lmtrain.parallel.sharding import ShardedWeights
 from lmtrain.runtime.faults import fault_point
 from lmtrain.schedules.table import Action, Kind
 
+_HALVES = {Kind.INPUT: "input", Kind.WEIGHT: "weight"}
+
 
 class Begun:
     """Gradients are sent when they are whole, so the weights hear of every action."""
@@ -20,9 +22,10 @@ class Begun:
 
     def begin(self, action: Action) -> None:
         phase = "forward" if action.kind is Kind.FORWARD else "backward"
-        phases.enter(phase, microbatch=action.microbatch, stage=action.stage)
+        phases.enter(phase, microbatch=action.microbatch, stage=action.stage, half=_HALVES.get(action.kind, ""))
         fault_point(phase)
         self.weights.begin(action, action.microbatch == self.last)
 
     def done(self, action: Action) -> None:
         self.weights.done(action, action.microbatch == self.last)
+        phases.leave()

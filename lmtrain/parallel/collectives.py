@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lmtrain.observe import phases
 from lmtrain.parallel.mesh import Axis
-from lmtrain.parallel.split_backward import weight_gradient
+from lmtrain.parallel.products import weight_product
 from lmtrain.runtime.faults import fault_point
 
 # because: torch 2.13 renamed them and warns at the old names, 2.11 has the old ones alone
@@ -26,15 +26,22 @@ all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_in
 reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-def column_linear(x: Tensor, weight: Tensor, bias: Tensor | None, axis: Axis, *, sequence: bool) -> Tensor:
-    """This rank's outputs of a linear whose outputs are split; x is whole, or a cut of the sequence."""
-    y: Tensor = _ColumnLinear.apply(x, weight, bias, axis, sequence)  # type: ignore[no-untyped-call]
+def column_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, axis: Axis, *, sequence: bool, total: Tensor | None = None
+) -> Tensor:
+    """This rank's outputs of a linear whose outputs are split; x is whole, or a cut of the sequence.
+
+    `total`: what the weight's gradient is added to, where autograd is not given it.
+    """
+    y: Tensor = _ColumnLinear.apply(x, weight, bias, axis, sequence, total)  # type: ignore[no-untyped-call]
     return y
 
 
-def row_linear(x: Tensor, weight: Tensor, bias: Tensor | None, axis: Axis, *, sequence: bool) -> Tensor:
+def row_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, axis: Axis, *, sequence: bool, total: Tensor | None = None
+) -> Tensor:
     """All outputs of a linear whose inputs are split, summed over ranks: whole, or this rank's cut of the sequence."""
-    y: Tensor = _RowLinear.apply(x, weight, bias, axis, sequence)  # type: ignore[no-untyped-call]
+    y: Tensor = _RowLinear.apply(x, weight, bias, axis, sequence, total)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -52,9 +59,11 @@ def taken_from_first(x: Tensor, axis: Axis) -> Tensor:
 
 class _ColumnLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, axis: Axis, sequence: bool) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, axis: Axis, sequence: bool, total: Tensor | None
+    ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.axis, ctx.sequence = axis, sequence
+        ctx.axis, ctx.sequence, ctx.total = axis, sequence, total
         return F.linear(gather_sequence(x, axis) if sequence else x, weight, bias)
 
     @staticmethod
@@ -66,24 +75,26 @@ class _ColumnLinear(torch.autograd.Function):
         parts, gathering = _start_gather(x, axis) if sequence else (x, None)
         grad_x = grad @ weight
         summed, summing = _start_sum(grad_x, axis, sequence)
-        _wait(gathering)
+        _wait(gathering, axis, parts)
         rows = grad.flatten(0, -2)
         whole = (_join_sequence(parts, axis) if sequence else x).flatten(0, -2)
-        grad_weight = weight_gradient(weight, lambda: rows.t() @ whole)
+        grad_weight = weight_product(weight, ctx.total, rows, whole)
         grad_bias = rows.sum(0) if ctx.needs_input_grad[2] else None
-        _wait(summing)
-        return summed, grad_weight, grad_bias, None, None
+        _wait(summing, axis, grad_x)
+        return summed, grad_weight, grad_bias, None, None, None
 
 
 class _RowLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, axis: Axis, sequence: bool) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, axis: Axis, sequence: bool, total: Tensor | None
+    ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.axis, ctx.sequence = axis, sequence
+        ctx.axis, ctx.sequence, ctx.total = axis, sequence, total
         product = F.linear(x, weight)
         # because: recompute that keeps products must find this one as it was, so the sum in place is of a copy
         y, summing = _start_sum(product if sequence else product.clone(), axis, sequence)
-        _wait(summing)
+        _wait(summing, axis, product)
         return y if bias is None else y.add_(bias)  # once, after the sum
 
     @staticmethod
@@ -93,10 +104,10 @@ class _RowLinear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         parts, gathering = _start_gather(grad, ctx.axis) if ctx.sequence else (grad, None)
         grad_bias = grad.flatten(0, -2).sum(0) if ctx.needs_input_grad[2] else None
-        _wait(gathering)
+        _wait(gathering, ctx.axis, parts)
         whole = _join_sequence(parts, ctx.axis) if ctx.sequence else grad
-        grad_weight = weight_gradient(weight, lambda: whole.flatten(0, -2).t() @ x.flatten(0, -2))
-        return whole @ weight, grad_weight, grad_bias, None, None
+        grad_weight = weight_product(weight, ctx.total, whole.flatten(0, -2), x.flatten(0, -2))
+        return whole @ weight, grad_weight, grad_bias, None, None, None
 
 
 class _SumParts(torch.autograd.Function):
@@ -104,7 +115,7 @@ class _SumParts(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, axis: Axis, sequence: bool) -> Tensor:
         ctx.axis, ctx.sequence = axis, sequence
         y, summing = _start_sum(x if sequence else x.clone(), axis, sequence)
-        _wait(summing)
+        _wait(summing, axis, x)
         return y
 
     @staticmethod
@@ -135,23 +146,32 @@ def all_reduce(
         # collective: the same as below
         dist.all_reduce(x, op, group=axis.group)
     elif not fault_point("collective"):
-        with phases.within("collective", what):
+        with phases.within("collective", what, axis=axis, tensor=x):
             # collective: whatever the caller sums, over the axis it names
             dist.all_reduce(x, op, group=axis.group)
+    return x
+
+
+def broadcast(x: Tensor, axis: Axis, index: int, what: str) -> Tensor:
+    """In place: what the axis's rank of this index has."""
+    if axis.size > 1:
+        with phases.within("collective", what, axis=axis, tensor=x):
+            # collective: nothing is summed; one rank's tensor, to all of the axis
+            dist.broadcast(x, axis.ranks[index], group=axis.group)
     return x
 
 
 def gather_stack(x: Tensor, axis: Axis, what: str = "a gathering") -> Tensor:
     """[...] of each rank -> [ranks, ...], without gradients."""
     parts, gathering = _start_gather(x.unsqueeze(0), axis)
-    _wait(gathering, what)
+    _wait(gathering, axis, parts, what)
     return parts
 
 
 def gather_sequence(x_BTD: Tensor, axis: Axis) -> Tensor:
     """[B, T/tp, D] of each rank -> [B, T, D], without gradients."""
     parts, gathering = _start_gather(x_BTD, axis)
-    _wait(gathering, "a gathering of the sequence")
+    _wait(gathering, axis, parts, "a gathering of the sequence")
     return _join_sequence(parts, axis)
 
 
@@ -196,7 +216,8 @@ def _start_gather(x: Tensor, axis: Axis) -> tuple[Tensor, dist.Work | None]:
     return parts, work if eager else None
 
 
-def _wait(work: dist.Work | None, what: str = "a sum of activations") -> None:
+def _wait(work: dist.Work | None, axis: Axis, whole: Tensor, what: str = "a sum of activations") -> None:
+    """`whole` is as large as what is summed or gathered."""
     if work is not None:
-        with phases.within("collective", what):
+        with phases.within("collective", what, axis=axis, tensor=whole, early=True):
             work.wait()

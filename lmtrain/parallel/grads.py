@@ -57,10 +57,18 @@ def gradient_norm(
 @torch.no_grad()
 def apply_clip(gradients: list[Tensor], norm: Tensor, clip_norm: float | None, loss_scale: float) -> None:
     """Take the loss scale out and clip to `clip_norm` in one multiplication. `norm` is that of the scaled gradients."""
+    factor = clip_factor(norm, clip_norm, loss_scale)
+    if factor is not None:
+        torch._foreach_mul_(gradients, factor)
+
+
+@torch.no_grad()
+def clip_factor(norm: Tensor, clip_norm: float | None, loss_scale: float) -> Tensor | None:
+    """By what all gradients are to be multiplied, on the device; None for nothing."""
     if clip_norm is None and loss_scale == 1.0:
-        return
+        return None
     factor = torch.full_like(norm, 1.0 / loss_scale)
-    if clip_norm is not None:
-        # because: 1e-6 keeps a zero norm from dividing by zero; torch's own clipping uses the same
-        factor = factor * (clip_norm / (norm / loss_scale + 1e-6)).clamp(max=1.0)
-    torch._foreach_mul_(gradients, factor)
+    if clip_norm is None:
+        return factor
+    # because: 1e-6 keeps a zero norm from dividing by zero; torch's own clipping uses the same
+    return factor * (clip_norm / (norm / loss_scale + 1e-6)).clamp(max=1.0)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from lmtrain.batch import IGNORED, Batch
 from lmtrain.errors import RanksDifferError
 from lmtrain.models.model_settings import ModelSettings
+from lmtrain.parallel.attending import masks_of_positions
 from lmtrain.parallel.collectives import all_reduce, gather_columns, gather_sequence
 from lmtrain.parallel.mesh import Axis, Mesh
 from lmtrain.parallel.pipeline.executor import OneStage, Pipeline
@@ -60,6 +61,7 @@ class Inference:
                     place_2K.copy_(found[index])
             # collective: each batch's answers from the copy that has them, over dp, and from its last stage, over pp
             all_reduce(all_reduce(all_2K, dp), self.mesh.pp)
+            self.runner.settle()
             yield from torch.split(all_2K.cpu(), counts, 1)  # sync: answers are read
 
     @torch.no_grad()
@@ -77,7 +79,9 @@ class Inference:
         none = torch.zeros(*shape, vocab_size, device=self.device)
         logits = none if found is None else found[..., :vocab_size].float()
         # collective: logits of the last stage to all, over pp
-        return all_reduce(logits.contiguous(), self.mesh.pp)
+        logits = all_reduce(logits.contiguous(), self.mesh.pp)
+        self.runner.settle()
+        return logits
 
     def check_alike(self, checksum: int) -> None:
         if self.mesh.world.size == 1:
@@ -125,7 +129,8 @@ class Inference:
             with whole_sequences(model):
                 return answer(model, hidden_BTD if keep_BT is None else hidden_BTD[keep_BT], index)
 
-        return self.runner.forward(compute, [self._hidden_shape(batch, tp) for batch in given])
+        with masks_of_positions(self.stages.values()):
+            return self.runner.forward(compute, [self._hidden_shape(batch, tp) for batch in given])
 
     def _hidden_shape(self, batch: Batch, tp: Axis) -> tuple[int, ...]:
         rows, length = batch.tokens_BT.shape

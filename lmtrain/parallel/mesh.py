@@ -7,7 +7,7 @@ ranks and at 4,096.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,7 @@ class Axis:
     index: int = 0
     group: dist.ProcessGroup | None = None  # None for an axis of one, which needs no talk
     ranks: tuple[int, ...] = (0,)
+    name: str = field(default="", compare=False)  # as spans call it
 
 
 @dataclass(frozen=True)
@@ -67,21 +68,21 @@ def build_mesh(layout: Layout, device: torch.device, timeout_s: float = 600.0) -
     if dist.group.WORLD is not None:
         groups[tuple(range(size))] = dist.group.WORLD
 
-    def axis(ranks: tuple[int, ...]) -> Axis:
+    def axis(name: str, ranks: tuple[int, ...]) -> Axis:
         if len(ranks) > 1 and ranks not in groups:
             groups[ranks] = new_group(ranks, timeout_s)
-        return Axis(len(ranks), ranks.index(rank), groups[ranks] if len(ranks) > 1 else None, ranks)
+        return Axis(len(ranks), ranks.index(rank), groups[ranks] if len(ranks) > 1 else None, ranks, name)
 
     # because: peers find each other by ranks and order, so all ranks go through the axes in one order
     return Mesh(
         layout, rank, at, device.type, timeout_s,
-        tp=axis(_along(layout, at, "tp")),
-        dp_shard=axis(_along(layout, at, "dp_shard")),
-        dp_replicate=axis(_along(layout, at, "dp_replicate")),
-        dp=axis(_along(layout, at, "dp_replicate", "dp_shard")),
-        pp=axis(_along(layout, at, "pp")),
-        plane=axis(_along(layout, at, "dp_replicate", "dp_shard", "tp")),
-        world=axis(tuple(range(size))),
+        tp=axis("tp", _along(layout, at, "tp")),
+        dp_shard=axis("dp_shard", _along(layout, at, "dp_shard")),
+        dp_replicate=axis("dp_replicate", _along(layout, at, "dp_replicate")),
+        dp=axis("dp", _along(layout, at, "dp_replicate", "dp_shard")),
+        pp=axis("pp", _along(layout, at, "pp")),
+        plane=axis("plane", _along(layout, at, "dp_replicate", "dp_shard", "tp")),
+        world=axis("world", tuple(range(size))),
     )  # fmt: skip
 
 

@@ -12,18 +12,19 @@ from lmtrain.data.loader import StepBatches
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.objectives.causal_lm import CausalLM
 from lmtrain.observe import phases
+from lmtrain.optim.adamw import OnePassAdamW
 from lmtrain.optim.whole import Alone, Whole
 from lmtrain.parallel.begun import Begun
 from lmtrain.parallel.collectives import all_reduce
 from lmtrain.parallel.dropout import Noise
-from lmtrain.parallel.grads import apply_clip, gradient_norm, sum_partial_gradients
+from lmtrain.parallel.grads import apply_clip, clip_factor, gradient_norm, sum_partial_gradients
 from lmtrain.parallel.inference import Inference, chunks
 from lmtrain.parallel.mesh import Mesh
 from lmtrain.parallel.pipeline.executor import OneStage, Pipeline
 from lmtrain.parallel.precision import LossScale, MasterWeights
 from lmtrain.parallel.sharding import ShardedWeights
 from lmtrain.parallel.shards import owned, pieces_of
-from lmtrain.parallel.tied import sum_gradients
+from lmtrain.parallel.tied import TiedSums, sum_gradients
 from lmtrain.parallel.whole_weights import Spread
 from lmtrain.piece import Piece
 from lmtrain.placement.places import Place
@@ -42,6 +43,7 @@ class ParallelModel:
         runner: OneStage | Pipeline,
         objective: CausalLM,
         masters: MasterWeights | ShardedWeights,
+        tied: TiedSums,
         loss_scale: LossScale,
         settings: ModelSettings,
         device: torch.device,
@@ -49,10 +51,14 @@ class ParallelModel:
         places: Mapping[str, Place],
         noise: Noise,
         applied: Sequence[str],
+        *,
+        compiled: bool,
     ) -> None:
         self.stages, self.runner, self.objective, self.masters = stages, runner, objective, masters
-        self.loss_scale, self.settings, self.device = loss_scale, settings, device
+        self.tied, self.loss_scale, self.settings, self.device = tied, loss_scale, settings, device
         self.mesh, self.places, self.noise, self.applied = mesh, places, noise, applied
+        self.compiled = compiled
+        self.one_pass: OnePassAdamW | None = None
         self.last_stage = mesh.layout.pp * mesh.layout.vp - 1
         self.inference = Inference(stages, runner, settings, device, mesh, noise.splits_all)
 
@@ -90,12 +96,13 @@ class ParallelModel:
         The division by the global counts happens here, before backward, so that gradients need no rescaling after.
         """
         self._turn(training=True)
-        self.masters.clear_gradients()
+        self.tied.wait()  # because: a step before may have ended without a finish
         count = len(batches.microbatches)
+        self.masters.clear_gradients(count)
 
         def compute(stage: int, index: int, hidden_BTD: Tensor | None) -> Tensor:
             self.noise.enter(batches.step, index, stage)
-            batch = self._to_device(batches.microbatches[index])
+            batch = self._given(batches.microbatches[index], stage)
             hidden_BTD = self.stages[stage](batch, hidden_BTD)
             if stage < self.last_stage:
                 return hidden_BTD
@@ -109,20 +116,28 @@ class ParallelModel:
         return self._to_all(shares, count, (len(self.terms),))
 
     def finish_gradients(self, clip_norm: float | None) -> Tensor:
-        """Sum what is partial, clip in place; returns the norm before clipping, still on the device."""
+        """Sum what is partial, clip, now or in the update; returns the norm before clipping, still on the device."""
         phases.enter("optimizer")
         gradients = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
         if self.noise.splits_all:
             sum_partial_gradients(gradients, self.places, self.mesh.tp)
-        sum_gradients(gradients, self.settings.ties(), self.mesh.pp, self.runner.ends)
+        sum_gradients(gradients, self.settings.ties(), self.tied)
         norm = gradient_norm(gradients, self.places, self.mesh.world, self.device)
-        apply_clip(list(gradients.values()), norm, clip_norm, self.loss_scale.value)
+        if self.one_pass is None:
+            apply_clip(list(gradients.values()), norm, clip_norm, self.loss_scale.value)
+        else:
+            self.one_pass.factor = clip_factor(norm, clip_norm, self.loss_scale.value)
         return norm / self.loss_scale.value
+
+    def meet(self, optimizer: torch.optim.Optimizer) -> None:
+        """Before its first step. One that clips and rounds in the pass of its update is told what it needs for that."""
+        if isinstance(optimizer, OnePassAdamW):
+            self.one_pass, optimizer.rounded = optimizer, self.masters.rounded
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
         """One step of the optimizer, and the model computes with the new weights."""
         optimizer.step()
-        self.masters.publish()
+        self.masters.publish(written=optimizer is self.one_pass)
 
     def load(self, fill: Callable[[list[Piece]], None], also: Sequence[Piece] = ()) -> None:
         """Have the weights filled, with other pieces of the same files, and the model computes with them."""
@@ -136,7 +151,7 @@ class ParallelModel:
         for some in chunks(batches, self.runner.at_once):
 
             def compute(stage: int, index: int, hidden_BTD: Tensor | None, some: list[Batch] = some) -> Tensor:
-                batch = self._to_device(some[index])
+                batch = self._given(some[index], stage)
                 hidden_BTD = self.stages[stage](batch, hidden_BTD)
                 if stage < self.last_stage:
                     return hidden_BTD
@@ -184,8 +199,15 @@ class ParallelModel:
         """Those that this rank saves: over all ranks, each number once."""
         return owned(pieces, self.places)
 
-    def _to_device(self, batch: Batch) -> Batch:
-        return batch.map(lambda array: array.to(self.device, non_blocking=True))
+    def _given(self, batch: Batch, stage: int) -> Batch:
+        """What a stage is given, on the device."""
+        batch = self.objective.prepared(batch) if stage == self.last_stage else batch
+        return batch.map(self._to_device)
+
+    def _to_device(self, array: Tensor) -> Tensor:
+        # because: a copy of what is not pinned waits for the device; where the loader has pinned it, this does nothing
+        pinned = array.pin_memory() if self.device.type == "cuda" and array.device.type == "cpu" else array
+        return pinned.to(self.device, non_blocking=True)
 
     def _hidden_shape(self, batch: Batch) -> tuple[int, ...]:
         rows, length = batch.tokens_BT.shape
@@ -196,7 +218,9 @@ class ParallelModel:
         none = torch.zeros(shape, device=self.device)
         mine = torch.stack([found.get(index, none) for index in range(count)])
         # collective: shares of the loss, or validation's sums, over dp; then what the last stage has to all stages
-        return all_reduce(all_reduce(mine, self.mesh.dp, what="losses"), self.mesh.pp, what="losses of the last stage")
+        all_reduce(all_reduce(mine, self.mesh.dp, what="losses"), self.mesh.pp, what="losses of the last stage")
+        self.runner.settle()
+        return mine
 
     def _turn(self, *, training: bool) -> None:
         for stage in self.stages.values():

@@ -2,29 +2,36 @@
 
 In fp32, and where nothing trains, they are the same tensors. In half precision each gradient is added to its fp32
 master as soon as autograd has made it, and freed: accumulation is exact to fp32 and no full set of half-precision
-gradients ever exists.
+gradients ever exists. Products that sum by themselves add to the master's gradient directly (products).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lmtrain.parallel.precision_settings import Fp16Settings, PrecisionSettings
-from lmtrain.schedules.table import Action
+from lmtrain.parallel.products import Summing, clear_totals
+from lmtrain.schedules.table import Action, Kind
 
+Use = Callable[[str, Tensor], None]  # (name of a weight, its gradient)
 WORK_DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class MasterWeights:
     """Name -> fp32 weight, in the model's order; `publish` hands new values to the model."""
 
-    def __init__(self, parameters: dict[str, nn.Parameter], dtype: torch.dtype) -> None:
-        """Those that compute in `dtype`; those that have it already are the masters themselves."""
+    def __init__(
+        self, parameters: dict[str, nn.Parameter], dtype: torch.dtype, summing: Iterable[Summing] = ()
+    ) -> None:
+        """Those that compute in `dtype`; those that have it already are the masters themselves. `summing`: modules
+        whose weights, in half precision, are to have their gradients summed by products."""
         self.dtype, self.work = dtype, parameters
+        self._watched: list[tuple[str, int, Kind, Use]] = []
+        self.summing: list[tuple[nn.Parameter, Summing]] = []
         if all(parameter.dtype is dtype for parameter in parameters.values()):
             self.master = self.work
             return
@@ -35,26 +42,47 @@ class MasterWeights:
                 parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                     _move_gradient(self.master[name])
                 )
+        names = {parameter: name for name, parameter in self.work.items()}
+        self.summing = [(self.master[names[module.weight]], module) for module in summing]
 
     @property
     def gradients(self) -> list[Tensor]:
         return [p.grad for p in self.master.values() if p.grad is not None]
 
+    @property
+    def rounded(self) -> dict[Tensor, Tensor]:
+        """Of each master the weight that computes, where that is another one."""
+        same = self.master is self.work
+        return {} if same else {self.master[name]: work for name, work in self.work.items()}
+
     @torch.no_grad()
-    def publish(self) -> None:
-        """After an update or a load: round the masters into the weights that compute."""
-        if self.master is not self.work:
+    def publish(self, *, written: bool = False) -> None:
+        """After an update or a load: round the masters into the weights that compute, if it is not `written` yet."""
+        if self.master is not self.work and not written:
             torch._foreach_copy_(list(self.work.values()), list(self.master.values()))
 
-    def clear_gradients(self) -> None:
+    def clear_gradients(self, num_microbatches: int) -> None:
+        """Before a step of so many."""
         for parameter in self.master.values():
             parameter.grad = None
+        clear_totals((module for _, module in self.summing), num_microbatches)
+        for master, module in self.summing:
+            master.grad = module.total
 
     def begin(self, action: Action, last: bool) -> None:
         """Before a backward. One copy of the batch has nothing to send."""
 
+    def when_whole(self, name: str, stage: int, half: Kind, use: Use) -> None:
+        """A gradient is to be used as soon as the last backward, or its half that adds to it, is done."""
+        self._watched.append((name, stage, half, use))
+
     def done(self, action: Action, last: bool) -> None:
-        """After the second half of a backward."""
+        """After each action."""
+        for name, stage, half, use in self._watched:
+            if last and action.stage == stage and action.kind in (Kind.BACKWARD, half):
+                gradient = self.master[name].grad
+                assert gradient is not None
+                use(name, gradient)
 
     def collect(self) -> None:
         """After the last backward. Gradients are where they belong as soon as they are made."""

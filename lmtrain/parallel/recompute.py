@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from lmtrain.errors import SettingsError
 from lmtrain.models.layers.attention import DotProduct
@@ -35,6 +35,7 @@ KEPT = (
     _aten._scaled_dot_product_efficient_attention.default,
     _aten._scaled_dot_product_cudnn_attention.default,
 )
+KEPT_BY_NAME = "flex_attention"  # because: it has no operator until it is imported, which takes a second
 
 Pair = tuple[AbstractContextManager[Any], ...]  # around forward and around recompute
 Contexts = Callable[[], Pair]
@@ -105,11 +106,16 @@ def _options(kind: str, noise: Noise, *, compiled: bool) -> dict[str, Any]:
     options: dict[str, Any] = {"preserve_rng_state": noise.uses_dropout}
     # because: a compiler can trace no context but torch's choice of operators; it repeats random numbers by itself
     if kind == "operators":
-        keep = partial(create_selective_checkpoint_contexts, [*KEPT])
+        keep = partial(create_selective_checkpoint_contexts, _policy)
         return options | {"context_fn": keep if compiled else partial(_both, keep, noise.contexts)}
     if kind == "attention" and compiled:
         return options
     return options | {"context_fn": noise.contexts}
+
+
+def _policy(context: Any, operator: Any, *args: Any, **options: Any) -> CheckpointPolicy:
+    kept = operator in KEPT or operator.name() == KEPT_BY_NAME
+    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def _both(first: Contexts, second: Contexts) -> Pair:

@@ -6,18 +6,21 @@ slot.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from itertools import islice
 
 import torch
 from torch import Tensor
 
-from lmtrain.models.init import draw
+from lmtrain.models.init import drawn
 from lmtrain.piece import Piece
 from lmtrain.placement.places import Place, Region
 from lmtrain.runtime.faults import fault_point
 from lmtrain.spec import Start
 
 Places = Mapping[str, Place]
+Block = tuple[int, Tensor]  # rows of a parameter, and the number of the first
 
 
 @torch.no_grad()
@@ -30,11 +33,42 @@ def fill(parameters: Mapping[str, Tensor], places: Places, starts: Mapping[str, 
     torch._foreach_zero_(list(parameters.values()))
     if starts is None:
         return
-    for name, parameter in parameters.items():
-        place = places[name]
-        whole = draw(place.name, place.global_shape, starts[name], seed)
-        for region in place.regions:
-            parameter[region.local].copy_(whole[_slices(region)])
+    blocks = {n: drawn(places[n].name, places[n].global_shape, starts[n], seed) for n in parameters}
+    for name, (first, block) in _in_turn(blocks, torch.get_num_threads()):
+        for region in places[name].regions:
+            _keep(block, first, region, parameters[name])
+
+
+def _in_turn(blocks: Mapping[str, Iterator[Block]], num_threads: int) -> Iterator[tuple[str, Block]]:
+    """All blocks of each name in order, of several names at a time.
+
+    because: of one generator a thread draws some 250 million numbers a second, and names have a generator each
+    """
+    if num_threads == 1:
+        yield from ((name, block) for name, its in blocks.items() for block in its)
+        return
+    names = iter(blocks)
+    flying: dict[Future[Block | None], str] = {}
+    with ThreadPoolExecutor(num_threads) as pool:
+        for name in islice(names, num_threads):
+            flying[pool.submit(next, blocks[name], None)] = name
+        while flying:
+            for one in wait(flying, return_when=FIRST_COMPLETED).done:
+                name, block = flying.pop(one), one.result()
+                if block is not None:
+                    yield name, block
+                following = name if block is not None else next(names, None)
+                if following is not None:
+                    flying[pool.submit(next, blocks[following], None)] = following
+
+
+def _keep(block: Tensor, first: int, region: Region, parameter: Tensor) -> None:
+    """What of the rows from `first` on this rank holds."""
+    start, size = region.offset[0], region.shape[0]
+    begin, end = max(start, first), min(start + size, first + len(block))
+    if begin < end:
+        others = tuple(slice(at, at + n) for at, n in zip(region.offset[1:], region.shape[1:], strict=True))
+        parameter[region.local][begin - start : end - start].copy_(block[(slice(begin - first, end - first), *others)])
 
 
 def pieces_of(tensors: Mapping[str, Tensor], places: Places, prefix: str) -> list[Piece]:
@@ -64,7 +98,3 @@ def ending(key: str, names: Container[str]) -> str:
         _, dot, name = name.partition(".")
         assert dot, f"{key} does not end in the name of a parameter"
     return name
-
-
-def _slices(region: Region) -> tuple[slice, ...]:
-    return tuple(slice(start, start + size) for start, size in zip(region.offset, region.shape, strict=True))

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lmtrain.parallel.collectives import all_reduce, gather_stack
+from lmtrain.parallel.collectives import all_reduce, broadcast, gather_stack
 from lmtrain.parallel.mesh import Axis, Mesh
 from lmtrain.placement.places import Place
 from lmtrain.spec import Split
@@ -24,6 +24,17 @@ class Spread:
     def __init__(self, places: Mapping[str, Place], mesh: Mesh) -> None:
         self.places, self.mesh = places, mesh
         self._held: dict[tuple[str, ...], Tensor] = {}
+
+    @property
+    def sharers(self) -> int:
+        return self.mesh.plane.size
+
+    @property
+    def number(self) -> int:
+        return self.mesh.plane.index
+
+    def handed(self, owner: int, tensor: Tensor) -> Tensor:
+        return broadcast(tensor, self.mesh.plane, owner, "what one has worked out")
 
     def sum(self, names: Sequence[str], values_PN: Tensor) -> Tensor:
         held_P1 = self._held.get(tuple(names))

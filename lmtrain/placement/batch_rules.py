@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lmtrain.config.base import Problem
+from lmtrain.data.batch_plan import RampUp
 from lmtrain.layout import Layout, divisors, words
 
 MAX_STAGE_MICROBATCHES = 1 << 16  # because: a schedule is worked out action by action before the run begins
@@ -28,3 +29,12 @@ def batch_problems(layout: Layout, global_batch: int, micro_batch: int) -> Itera
         rule = f"takes {microbatches} microbatches a step through {stages} stages, and the most, multiplied, is "
         way_out = "Use a larger train.micro_batch, or more copies of the model (parallel.dp_shard)."
         yield Problem("parallel.pp", layout.pp, f"{rule}{MAX_STAGE_MICROBATCHES}", way_out)
+
+
+def rampup_problems(layout: Layout, rampup: RampUp, micro_batch: int) -> Iterator[Problem]:
+    """Every batch on the way has to be shared out too."""
+    together = micro_batch * layout.dp
+    for key in ("start", "increment"):
+        if (value := getattr(rampup, key)) % together != 0:
+            rule = f"is not a multiple of micro_batch x copies = {together}"
+            yield Problem(f"train.rampup.{key}", value, rule, f"Use {together}.")

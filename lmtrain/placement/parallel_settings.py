@@ -37,8 +37,9 @@ class ParallelSettings(Settings):
             yield from self.at_least(1, axis, "Use 1.")
         known = kinds(PipelineSchedule)
         unknown = self.schedule not in known
-        way_out = f"{nearest(self.schedule, known)} {FROM_A_PLUGIN}"
-        yield from self.problem_if(unknown, "schedule", "is not a pipeline schedule", way_out)
+        if unknown:
+            way_out = f"{nearest(self.schedule, known)} {FROM_A_PLUGIN}"
+            yield Problem("schedule", self.schedule, "is not a pipeline schedule", way_out)
         if not self.auto:  # because: then they are conditions, each by itself
             yield from () if unknown else self._schedule_problems()
             yield from self._sharing_problems()
@@ -114,11 +115,8 @@ def _problems_of(
         f"x vp={parallel.vp} makes {stages} stages of model.num_layers={shape.num_layers}",
         f"Use parallel.pp={max(shape.num_layers // parallel.vp, 1)} or less.",
     )
-    yield from problem_if(
-        compiles and parallel.splits_backward, "parallel.schedule", parallel.schedule,
-        "takes a block's backward apart, which compute.compile makes one piece of",
-        "Use parallel.schedule=1f1b or compute.compile=false.",
-    )
+    if compiles and (why_not := why_not_compiled(parallel, uses_dropout=uses_dropout)):
+        yield why_not
     if tp <= 1:
         return
     legal = [d for d in divisors(shape.num_kv_heads) if shape.ffn_width % d == shape.num_heads % d == 0]
@@ -131,8 +129,20 @@ def _problems_of(
         f"does not divide model.seq_len={shape.seq_len}, which parallel.sequence_parallel cuts",
         f"Use a multiple of {tp}, or parallel.sequence_parallel=false.",
     )
-    yield from problem_if(
-        compiles and uses_dropout and not parallel.sequence_parallel, "parallel.sequence_parallel", False,
-        "leaves attention's dropout to random numbers that compute.compile cannot trace",
-        "Use parallel.sequence_parallel=true, compute.compile=false or no dropout.",
-    )
+
+
+def why_not_compiled(parallel: ParallelSettings, *, uses_dropout: bool) -> Problem | None:
+    """What of a layout keeps its blocks from being compiled."""
+    if parallel.splits_backward:
+        return Problem(
+            "parallel.schedule", parallel.schedule,
+            "takes a block's backward apart, which compute.compile makes one piece of",
+            "Use parallel.schedule=1f1b or compute.compile=false.",
+        )
+    if parallel.tp > 1 and uses_dropout and not parallel.sequence_parallel:
+        return Problem(
+            "parallel.sequence_parallel", False,
+            "leaves attention's dropout to random numbers that compute.compile cannot trace",
+            "Use parallel.sequence_parallel=true, compute.compile=false or no dropout.",
+        )
+    return None

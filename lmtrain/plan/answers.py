@@ -10,20 +10,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
-from lmtrain.plan.case import columns
 from lmtrain.plan.hardware import Hardware
 from lmtrain.plan.memory import GIB
-from lmtrain.plan.ours import Planned, case_of
+from lmtrain.plan.ours import Planned
 from lmtrain.plan.power import watts
 from lmtrain.plan.rank import Prices, Ranked
 from lmtrain.plan.ranks import fullest_rank, rank_bytes_of
-from lmtrain.plan.step import StepTime, price_step
+from lmtrain.plan.replay import Seconds, price_runs
+from lmtrain.plan.step import StepTime
 
 PARTS = {  # of a step, none in another
     "compute": "computation",
     "tp": "tensor parallelism's collectives",
+    "sends": "the pipeline's messages",
     "bubble": "the pipeline's bubble",
     "sharded": "gathering sharded weights",
     "reduce": "summing gradients",
@@ -31,7 +30,7 @@ PARTS = {  # of a step, none in another
     "fixed": "the host",
     "stragglers": "waiting for the slowest",
 }
-_EXPOSED = ("tp", "sharded", "reduce")
+_EXPOSED = ("tp", "sends", "sharded", "reduce")
 
 
 @dataclass(frozen=True)
@@ -42,6 +41,7 @@ class Answer:
     rank: int  # the fullest
     watts: float  # of a device
     interval: float  # half of that in which four of five runs lie
+    microbatch: Seconds  # of its blocks
 
     @property
     def gpus(self) -> int:
@@ -79,8 +79,8 @@ class Answer:
     @property
     def mfu(self) -> float:
         """As a run counts it: attention in full, recompute not at all, of the peak for its numbers."""
-        flops = self.run.shape.flops_per_token() * self.tokens_per_s
-        return flops / (self.gpus * self.hardware.peak(self.run.precision.kind))
+        flops = self.run.shape.flops_per_token(scored=self.run.scored_share) * self.tokens_per_s
+        return flops / (self.gpus * self.hardware.peak(self.run.product_precision))
 
     @property
     def bubble(self) -> float:
@@ -117,17 +117,23 @@ def answers(ranked: Ranked, places: Iterable[int]) -> list[Answer]:
 def price(runs: Sequence[Planned], hardware: Hardware, prices: Prices) -> list[Answer]:
     if not runs:
         return []
-    time = price_step(columns([case_of(run, hardware) for run in runs]), prices.time)
+    time, seconds = price_runs(runs, hardware, prices.time)
     power = watts(time, hardware)
     return [
-        Answer(run, hardware, _parts(time, at), fullest_rank(run), float(power[at]), prices.interval)
+        Answer(run, hardware, _parts(time, at), fullest_rank(run), float(power[at]), prices.interval, seconds[at])
         for at, run in enumerate(runs)
     ]
 
 
 def _parts(time: StepTime, at: int) -> dict[str, float]:
     found = {name: float(getattr(time, name)[at]) for name in PARTS}
-    return found | {"compute": found["compute"] - found["tp"]}  # because: the busiest rank's time has both in it
+    # because: the busiest rank's time has all three in it
+    return found | {"compute": found["compute"] - found["tp"] - found["sends"]}
+
+
+def more(one: Answer, best: Answer, by: str) -> float:
+    """What share of the best it takes beyond that: of time, or of joules."""
+    return one.joules_per_token / best.joules_per_token - 1 if by == "joules" else one.seconds / best.seconds - 1
 
 
 def why_slower(other: Answer, best: Answer) -> str:
@@ -148,7 +154,7 @@ def map_of(ranked: Ranked) -> dict[tuple[int, int], Answer | float]:
     found: dict[tuple[int, int], Answer | float] = {}
     for one in answers(ranked, ranked.fitting(ranked.fastest, ("pp", "tp"))):
         found[one.run.parallel.pp, one.run.parallel.tp] = one
-    for place in ranked.firsts(np.argsort(ranked.held, kind="stable"), ("pp", "tp")):
+    for place in ranked.firsts(ranked.smallest, ("pp", "tp")):
         parallel = ranked.planned(place).parallel
         if (parallel.pp, parallel.tp) not in found:
             found[parallel.pp, parallel.tp] = ranked.counted(int(place))
@@ -160,5 +166,5 @@ def unfitting(ranked: Ranked, most: int) -> Iterator[Answer]:
     if ranked.best is not None:
         yield from answers(ranked, ranked.firsts(ranked.unfitting)[:most])
     else:
-        near = answers(ranked, ranked.firsts(np.argsort(ranked.held, kind="stable"))[: 4 * most])
+        near = answers(ranked, ranked.firsts(ranked.smallest)[: 4 * most])
         yield from sorted(near, key=lambda one: one.held)[:most]

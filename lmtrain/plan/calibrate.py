@@ -13,12 +13,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.plan.case import columns
 from lmtrain.plan.factors import Factors, fitted, interval
 from lmtrain.plan.hardware import Hardware
-from lmtrain.plan.ours import Planned, case_of
+from lmtrain.plan.ours import Planned
 from lmtrain.plan.rank import Prices
-from lmtrain.plan.step import price_step
+from lmtrain.plan.replay import price_runs
 
 FIGURES = ("peak_tflops", "memory_GBps", "link_GBps", "nic_GBps")
 FACTORS_HERE = ("inner_ramp", "seq_ramp", "gap_s", "link_latency_s", "hop_latency_s", "step_s", "update_bytes")
@@ -69,7 +68,7 @@ def calibrate(hardware: Hardware, runs: Sequence[Measured]) -> Calibrated:
 
 
 def _errors(hardware: Hardware, runs: Sequence[Measured]) -> Vector:
-    predicted = price_step(columns([case_of(one.run, hardware) for one in runs]), prices_of(hardware).time).total
+    predicted = price_runs([one.run for one in runs], hardware, prices_of(hardware).time)[0].total
     found: Vector = predicted / np.array([one.step_s for one in runs]) - 1
     return found
 

@@ -67,7 +67,7 @@ class Program:
     whole_messages: bool = False  # each tp rank sends all of a boundary, not its share
     reduce_bytes: int = 4  # of a number of the gradients' sum, on its way
     sum_bytes: int = 0  # of the same as it is kept; 0: as it travels
-    fused_gradients: bool = False  # products add to the gradients' buffer by themselves
+    fused_gradients: int = 0  # from so many microbatches on products add to the sum of gradients; 0: never
     fused_optimizer: bool = True
     whole_logits: bool = False  # each tp rank has the logits of all tokens in the vocabulary
     flat_copies: bool = False  # weights and gradients are copied to flat buffers on their way to the optimizer
@@ -75,6 +75,7 @@ class Program:
     group_buffers: bool = False  # over dp, weights are gathered and gradients summed a block at a time, from buffers
     loss_numbers: int = 0  # logits that the loss works on at a time; 0: all
     loss_bytes: int = 0  # of each of these
+    over_logits: bool = False  # their gradient is written over them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +103,7 @@ class Case:
     vocab: int  # columns of the logits, padding included
     seq_len: int
     tied: bool = True
+    scored_share: float = 1.0  # of the tokens, those of which logits are made
     causal: bool = True
     window: int = 0  # 0: none
     rotary: bool = False
@@ -164,6 +166,7 @@ class Columns:
     group_buffers: Column
     loss_numbers: Column
     loss_bytes: Column
+    over_logits: Column
     num_layers: Column
     width: Column
     num_heads: Column
@@ -174,6 +177,7 @@ class Columns:
     vocab: Column
     seq_len: Column
     tied: Column
+    scored_share: Column
     causal: Column
     window: Column
     rotary: Column
@@ -219,8 +223,8 @@ LOW = ("float8", "mxfp8", "nvfp4", "float8_row")
 
 def _numbers(case: Case) -> dict[str, float]:
     hardware, program = case.hardware, case.program
-    fp32 = case.precision == "fp32"
-    half = hardware.peak("fp32") if fp32 else hardware.peak("bf16") or hardware.peak("fp16")
+    fp32 = case.precision in ("fp32", "tf32")
+    half = hardware.peak(case.precision) if fp32 else hardware.peak("bf16") or hardware.peak("fp16")
     even = -(-case.num_layers // case.pp)
     own = {name: float(getattr(case, name)) for name in _OWN}
     traits = {name: float(getattr(program, name)) for name in _TRAITS}
@@ -253,6 +257,7 @@ def _numbers(case: Case) -> dict[str, float]:
 _TRAITS = [field.name for field in fields(Program)]
 _OWN = [
     "num_layers", "width", "num_heads", "num_kv_heads", "head_width", "ffn_width", "gated", "vocab", "seq_len", "tied",
+    "scored_share",
     "causal", "window", "rotary", "parallel_block", "dropout", "pp", "vp", "dp", "tp", "zero", "shard", "regather",
     "each_microbatch", "sequence_parallel", "microbatch", "num_microbatches", "schedule", "optimizer_bytes",
 ]  # fmt: skip

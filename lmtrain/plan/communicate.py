@@ -1,7 +1,7 @@
 """Seconds that a collective or a message takes by itself: algorithm, size, links and latency at scale.
 
-Rings, as the usual libraries choose them for large sizes. Ranks count with tp fastest, then dp, then pp (layout.py), so
-a group's members in one node follow from the axes' sizes. Knows nothing of what hides behind what.
+Rings, as the usual libraries choose them for large sizes. Ranks count with tp fastest, then shards, copies and pp
+(layout.py), so a group's members in one node follow from the axes' sizes. Knows nothing of what hides behind what.
 """
 
 from __future__ import annotations
@@ -43,10 +43,15 @@ def dp_group(c: Columns, f: Factors, size: Column) -> Group:
     return _group(c, f, size, c.tp)
 
 
+def copies_group(c: Columns, f: Factors) -> Group:
+    """Ranks that hold the same shard."""
+    return _group(c, f, np.maximum(c.dp / c.shard, 1.0), c.tp * c.shard)
+
+
 def _group(c: Columns, f: Factors, size: Column, stride: Column) -> Group:
-    local = np.clip(np.floor(c.node / stride), 1, size)
+    local = _in_a_node(c, size, stride)
     link = c.link_Bps * f["link_share"]
-    nic = c.nic_Bps * nic_share(c, f) * np.minimum(local * stride, c.node) / c.node / stride
+    nic = c.nic_Bps * nic_share(c, f) * np.minimum(local * stride, c.node) / c.node / np.minimum(stride, c.node)
     nodes = np.ceil(size / local)
     inside = f["link_latency_s"] + 1e-6 * local
     between = nodes > 1
@@ -55,6 +60,18 @@ def _group(c: Columns, f: Factors, size: Column, stride: Column) -> Group:
     tree = np.minimum(ring, 12 * f["hop_latency_s"] * np.log2(np.maximum(nodes, 2)))
     speed = np.where(between, np.minimum(link, nic), link)
     return Group(size, local, speed, inside + np.where(between, ring, 0.0), inside + np.where(between, tree, 0.0))
+
+
+def _in_a_node(c: Columns, size: Column, stride: Column) -> Column:
+    """How many ranks of a group are in a node, at the least: one that lies across two nodes may have few in one.
+
+    A run is spread evenly over as few nodes as it needs: 128 devices are 64 in each of two racks of 72.
+    """
+    devices = c.pp * c.dp * c.tp
+    filled = np.floor(devices / np.ceil(devices / c.node))
+    together = np.gcd(filled.astype(np.int64), np.rint(size * stride).astype(np.int64))
+    found: Column = np.clip(np.floor(together / stride), 1, size)
+    return found
 
 
 def nic_share(c: Columns, f: Factors) -> Column:

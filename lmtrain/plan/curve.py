@@ -15,6 +15,7 @@ from lmtrain.plan.hardware import Hardware
 from lmtrain.plan.ours import Planned
 from lmtrain.plan.rank import Limits, Prices, Ranked, rank
 from lmtrain.plan.search import Fixed, legal
+from lmtrain.plan.space import Rows
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,16 @@ class Study:
     prices: Prices
     fixed: Fixed
     batch_per_gpu: float = 0.0  # 0: the batch stays as it is
+    by: str = "time"  # or joules: what the best has least of
 
     def ranked(self, gpus: int) -> Ranked:
         batch = round(self.batch_per_gpu * gpus) or self.run.global_batch
         run = replace(self.run, global_batch=batch)
         return rank(legal(run, gpus, self.hardware, self.fixed), self.hardware, self.limits, self.prices)
+
+    def ordered(self, ranked: Ranked) -> Rows:
+        """Places of what may fit, the best first."""
+        return ranked.frugal if self.by == "joules" else ranked.fastest
 
 
 def curve(study: Study, first: Ranked, gpus: Sequence[int]) -> Iterator[Point]:
@@ -54,19 +60,19 @@ def curve(study: Study, first: Ranked, gpus: Sequence[int]) -> Iterator[Point]:
     before: Answer | None = None
     for at, number in enumerate(gpus):
         ranked = study.ranked(number) if at else first
-        best = _best(ranked, {})
+        places = study.ordered(ranked)
+        best = _best(ranked, places, {})
         cuts = {"pp": before.run.parallel.pp, "tp": before.run.parallel.tp} if before else {}
         changed = best is not None and any(getattr(best.run.parallel, key) != size for key, size in cuts.items())
         whole = {"pp": 1, "tp": 1, "shard": number, "zero": 3}
         yield Point(
-            number, best, _best(ranked, whole), _best(ranked, cuts) if changed else None,
+            number, best, _best(ranked, places, whole), _best(ranked, places, cuts) if changed else None,
             best.tokens_per_s / before.tokens_per_s if best and before else None,
         )  # fmt: skip
         before = best or before
 
 
-def _best(ranked: Ranked, among: dict[str, int]) -> Answer | None:
-    places = ranked.fastest
+def _best(ranked: Ranked, places: Rows, among: dict[str, int]) -> Answer | None:
     for name, size in among.items():
         places = places[ranked.space.column(name, ranked.rows[places]) == size]
     return next(iter(answers(ranked, islice(ranked.fitting(places), 1))), None)

@@ -59,5 +59,7 @@ class Hardware(Settings):
         yield from self.problem_if(wide, "interval", "must be above 0", "Use null for that of all machines.")
 
     def peak(self, precision: str) -> float:
-        """FLOP/s of products whose factors have this precision."""
+        """FLOP/s of products whose factors have this precision, or, as tf32, are cut to it."""
+        if precision == "tf32":  # because: on every data sheet it is half of bf16, and what has no bf16 has no tf32
+            return self.peak("bf16") / 2 or self.peak("fp32")
         return self.peak_tflops.get(precision, 0.0) * 1e12

@@ -135,11 +135,12 @@ def _kept_for_weights(c: Columns) -> Column:
 
 def _logits(c: Columns, f: Factors, at_once: Column) -> Column:
     """Of the loss at work, and of the other microbatches that still have theirs."""
-    numbers = c.microbatch * c.seq_len * c.vocab
+    numbers = c.microbatch * c.seq_len * c.scored_share * c.vocab
     split = np.where(c.whole_logits > 0, 1.0, c.tp)
     pieces = np.where((c.whole_logits > 0) & (c.tp > 1), 2 + 2 / c.tp, 0.0)  # gathered, not yet one
     whole = numbers * (f.by_kind(("logit_eager", "logit_fused", "logit_compiled"), c.pointwise) / split + pieces)
-    some = 2 * c.precision * numbers / split + c.loss_bytes * np.minimum(numbers / split, c.loss_numbers)
+    at_work = c.loss_bytes * np.minimum(numbers / split, c.loss_numbers)
+    some = (2 - c.over_logits) * c.precision * numbers / split + at_work
     waiting = (at_once - 1) * c.precision * numbers / split
     return np.where(c.loss_numbers > 0, some, whole) + waiting
 

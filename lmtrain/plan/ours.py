@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Literal
 
+from lmtrain.data.batch_plan import RampUp
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.optim.optim_settings import OptimSettings
 from lmtrain.parallel.compute_settings import ComputeSettings
 from lmtrain.parallel.precision_settings import PrecisionSettings
 from lmtrain.parallel.recompute_settings import NoRecomputeSettings, RecomputeSettings, SomeRecomputeSettings
+from lmtrain.placement.kept import Layers
+from lmtrain.placement.masks import needs_mask, of_blocks
 from lmtrain.placement.memory import FP32_BYTES
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.placement.stages import Stage, stages_of_rank
@@ -26,7 +29,7 @@ from lmtrain.spec import ModelShape
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """What the settings say of a run, as far as its time and memory depend on it. The vocabulary is known."""
+    """What the settings say of a run, as far as its time, memory and layouts depend on it. The vocabulary is known."""
 
     model: ModelSettings
     parallel: ParallelSettings
@@ -37,10 +40,21 @@ class Planned:
     micro_batch: int
     global_batch: int
     document_mask: bool = False  # tokens look at their own document alone
+    scored_share: float = 1.0  # of the tokens, those of which scores over the vocabulary are made
+    rampup: RampUp | None = None  # of the batch, which each layout has to share out on the way too
+    saves: bool = False  # whether its checkpoints have to be listed
 
     @property
     def num_microbatches(self) -> int:
         return self.global_batch // (self.micro_batch * self.parallel.layout.dp)
+
+    @property
+    def compiles(self) -> bool:
+        """`auto` as on a GPU, by the schedule. Whoever knows it better, of a machine or of dropout, has settled it.
+
+        because: a search prices what follows from the schedule and from the cut apart
+        """
+        return self.compute.compiles(self.parallel, uses_dropout=False, on_gpu=self.compute.device != "cpu")
 
     @property
     def number_bytes(self) -> int:
@@ -48,23 +62,42 @@ class Planned:
         return FP32_BYTES if self.precision.kind == "fp32" else FP32_BYTES // 2
 
     @property
+    def product_precision(self) -> str:
+        """Of the factors of products."""
+        return "tf32" if self.compute.tf32 else self.precision.kind
+
+    @property
     def sequence_parts(self) -> int:
         """In how many cuts the sequence lies outside of attention and MLP."""
         return self.parallel.tp if self.parallel.sequence_parallel else 1
 
     @property
+    def loss_bytes(self) -> int:
+        """Of each logit that the loss works on, beside the logits and their gradient."""
+        return 0 if self.compiles or not self.on_cpu else LOSS_BYTES
+
+    @cached_property
     def shape(self) -> ModelShape:
-        return _shape(self.model)
+        return self.model.shape
+
+    @cached_property
+    def layers(self) -> Layers:
+        """Sizes of what they keep."""
+        return Layers(self)
+
+    @cached_property
+    def has_mask(self) -> bool:
+        """Whether attention is given a matrix of who may look at whom, which only the plainer kernels take."""
+        needs = needs_mask(self.model, document_mask=self.document_mask)
+        return needs and not of_blocks(self.model, on_gpu=not self.on_cpu)
 
     @property
-    def has_mask(self) -> bool:
-        """Whether attention is given a matrix of who may look at whom, which only the plainer kernels take.
-
-        A model that sees both sides always is: its rows end early.
-        """
+    def window(self) -> int:
+        """How many positions a token looks at where kernels skip the others; 0: as far as its sequence goes."""
         shape = self.shape
-        windowed = shape.window is not None and shape.window < shape.seq_len
-        return self.document_mask or windowed or not shape.causal
+        if self.has_mask or shape.window is None or shape.window >= shape.seq_len:
+            return 0
+        return shape.window if shape.causal else 2 * shape.window
 
     @property
     def stages(self) -> tuple[tuple[Stage, ...], ...]:
@@ -72,11 +105,19 @@ class Planned:
         p = self.parallel
         return _stages(self.model, p.pp, p.vp, p.schedule, p.balance)
 
+    @property
+    def on_cpu(self) -> bool:
+        return self.compute.device == "cpu"
+
     def recomputes(self, block: int) -> bool:
         return isinstance(self.recompute, SomeRecomputeSettings) and self.recompute.is_for(block)
 
+    def again(self, block: int) -> str:
+        """What of a block backward computes again."""
+        return self.recompute.kind if self.recomputes(block) else "none"
 
-LOSS_NUMBERS = 64 << 20  # as many logits as the loss turns into fp32 at a time: objectives.cross_entropy
+
+LOSS_NUMBERS = 64 << 20  # as many logits as the loss turns into fp32 at a time: kernels.cross_entropy
 LOSS_BYTES = 9  # of each: the softmax in fp32, one more while it is shifted, which of them are labels
 
 OURS = Program(
@@ -100,12 +141,13 @@ def program_of(run: Planned, hardware: Hardware) -> Program:
     return replace(
         OURS,
         attention=Attention.FLASH1 if plainer else Attention.FLASH2,
-        pointwise=Pointwise.COMPILED if run.compute.compile else Pointwise.EAGER,
-        tp_overlap=Overlap.NONE if run.compute.compile else Overlap.WEIGHTS,  # a graph waits where it sends
+        pointwise=Pointwise.COMPILED if run.compiles else Pointwise.EAGER,
+        tp_overlap=Overlap.NONE if run.compiles else Overlap.WEIGHTS,  # a graph waits where it sends
         # sharding.ShardedWeights.done: second halves end behind FSDP's back, and what they made is sent after them
         reduce_overlap=not run.parallel.splits_backward,
+        fused_gradients=0 if run.precision.kind == "fp32" else 2,  # products.clear_totals
         fused_optimizer=run.optim.kind == "adamw",
-        loss_bytes=0 if run.compute.compile else LOSS_BYTES,
+        loss_bytes=run.loss_bytes, over_logits=not run.on_cpu,
     )
 
 
@@ -122,9 +164,9 @@ def case_of(run: Planned, hardware: Hardware) -> Case:
         num_layers=shape.num_layers, width=shape.width, num_heads=shape.num_heads, num_kv_heads=shape.num_kv_heads,
         head_width=shape.head_width, ffn_width=shape.ffn_width, gated=shape.gated,
         vocab=-(-model.padded_vocab_size // parallel.tp) * parallel.tp, seq_len=shape.seq_len,
-        tied=bool(model.ties()),
-        # a mask skips no work: neither half of the scores nor what lies beyond a window
-        causal=shape.causal and not run.has_mask,
+        tied=bool(model.ties()), scored_share=run.scored_share,
+        # a matrix skips no work: neither half of the scores nor what lies beyond a window
+        causal=shape.causal and not run.has_mask and not run.window, window=run.window,
         rotary=getattr(model, "positions", "learned") == "rotary",
         parallel_block=bool(getattr(model, "parallel_block", False)), dropout=model.uses_dropout,
         pp=parallel.pp, vp=parallel.vp, dp=parallel.layout.dp, tp=parallel.tp,
@@ -133,7 +175,7 @@ def case_of(run: Planned, hardware: Hardware) -> Case:
         microbatch=run.micro_batch, num_microbatches=run.num_microbatches,
         schedule=_SCHEDULES.get(parallel.schedule, Schedule.ONE_F_ONE_B),
         first_stage=layers[0], largest_stage=max(others), last_stage=layers[ends], again=again_of(run),
-        precision=run.precision.kind, optimizer_bytes=_optimizer_bytes(model, run.optim),
+        precision=run.product_precision, optimizer_bytes=_optimizer_bytes(model, run.optim),
     )  # fmt: skip
 
 
@@ -155,11 +197,6 @@ def again_of(run: Planned) -> Again:
 def _share_again(run: Planned, held: tuple[Stage, ...]) -> float:
     blocks = [block for stage in held for block in stage.layers]
     return sum(map(run.recomputes, blocks)) / max(len(blocks), 1)
-
-
-@lru_cache(maxsize=64)
-def _shape(model: ModelSettings) -> ModelShape:
-    return model.shape
 
 
 @lru_cache(maxsize=4096)

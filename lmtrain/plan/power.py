@@ -16,7 +16,7 @@ COMPUTING = 0.18  # and so much more for the share of a step in which it compute
 
 
 def busy_share(time: StepTime) -> Column:
-    found: Column = (time.compute - time.tp + time.update) / time.total
+    found: Column = (time.compute - time.tp - time.sends + time.update) / time.total
     return found
 
 

@@ -2,14 +2,16 @@
 
 Called by answers, by the curve over numbers of devices, and by a run that chooses its layout. Bytes of all layouts come
 from a closed form (memory), which is within a tenth for most and far off for some; what is said to fit has had the
-bytes of its ranks counted (ranks). A layout far from fitting is not timed.
+bytes of its ranks counted (ranks). A layout far from fitting is not timed. Seconds of all layouts come from a closed
+form too; the pipelines of what stands first have been replayed, until none of these is known by the closed form alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,14 +23,21 @@ from lmtrain.plan.memory import GIB, price_memory
 from lmtrain.plan.ours import Planned
 from lmtrain.plan.power import watts
 from lmtrain.plan.ranks import fullest_rank, rank_bytes_of
+from lmtrain.plan.replay import price_runs
 from lmtrain.plan.space import Rows, Space
 from lmtrain.plan.step import price_step
 
 _AT_ONCE = 8192  # because: columns of so many stay in a core's cache
 _TIMED = 1.5  # of the memory: what needs more is not timed
 _NEAR = 1.25  # of the room, by the closed form: what needs more is not counted
-_KIND = (  # columns: of layouts that share these the closed form is as far off
+_REPLAYED = 12  # of the fastest, and of the fastest of each family
+_PASSES = 8  # because: what was replayed may fall behind what was not
+_ALIKE = 0.95  # because: by so much it may be less far off with other microbatches
+_KIND = (  # columns: of layouts that share these the closed form is about as far off
     "pp", "tp", "schedule", "zero", "sequence_parallel", "again_products", "again_attention", "again_pointwise",
+)  # fmt: skip
+_PIPELINE = (  # columns: of layouts that share these a closed form's pipeline is about as far off
+    "pp", "vp", "schedule", "num_microbatches", "first_stage", "largest_stage", "last_stage",
 )  # fmt: skip
 FAMILY = ("pp", "tp", "zero", "shard")  # columns: what else differs is a matter of the schedule and of microbatches
 
@@ -56,7 +65,12 @@ class Ranked:
     seconds: Column  # inf where not timed
     held: Column  # bytes of the fullest rank, by the closed form
     joules: Column  # of one device for a step
-    allowed: NDArray[np.bool_]  # where it has to fit, and does not cross a switch
+    below_switch: NDArray[np.bool_]  # that it does not cross one, where it must not
+
+    @property
+    def allowed(self) -> NDArray[np.bool_]:
+        found: NDArray[np.bool_] = self.below_switch & np.isfinite(self.seconds)
+        return found
 
     @property
     def room(self) -> float:
@@ -70,6 +84,11 @@ class Ranked:
     def num_fitting(self) -> int:
         """By the closed form."""
         return int(np.sum(self.allowed & (self.held <= self.usable)))
+
+    @cached_property
+    def smallest(self) -> Rows:
+        """Places of all that the limits leave, whether they fit or not."""
+        return self._sorted(self.held, self.below_switch)
 
     @cached_property
     def fastest(self) -> Rows:
@@ -98,13 +117,37 @@ class Ranked:
             some = places[start : start + _AT_ONCE]
             families, kinds = self._keys(some, columns), self._keys(some, _KIND)
             for place, family, kind in zip(some.tolist(), families, kinds, strict=True):
-                if (columns and family in seen) or self.held[place] * self._off.get(kind, 1 / _NEAR) > self.usable:
+                least = self._counted.get(place, self.held[place] * self._off.get(kind, 1 / _NEAR) * _ALIKE)
+                if (columns and family in seen) or least > self.usable:
                     continue
                 counted = self.counted(place)
                 self._off[kind] = counted / self.held[place]
                 if counted <= self.usable:
                     seen.add(family)
                     yield place
+
+    def replay_fastest(self) -> None:
+        """In the place of closed forms: the replays of those that stand first, and of the rest as far as one is alike.
+
+        Once, before anything is asked.
+        """
+        near = np.flatnonzero(self._near & (self.space.column("pp", self.rows) > 1))
+        alike = np.full(len(self.rows), -1)
+        alike[near] = _alike([self.space.column(name, self.rows[near]) for name in _PIPELINE])
+        closed, joules, longer = self.seconds.copy(), self.joules.copy(), np.ones(int(alike.max(initial=0)) + 1)
+        replayed = dict[int, float]()
+        for _ in range(_PASSES):
+            order = self._sorted(self.seconds, self._near)
+            first = (*islice(self.fitting(order), _REPLAYED), *islice(self.fitting(order, FAMILY), _REPLAYED))
+            places = [place for place in dict.fromkeys(first) if alike[place] >= 0 and place not in replayed]
+            if not places:
+                return
+            time, _ = price_runs([self.planned(place) for place in places], self.hardware, self.prices.time)
+            replayed |= dict(zip(places, time.total.tolist(), strict=True))
+            longer[alike[places[::-1]]] = time.total[::-1] / closed[places[::-1]]  # of a kind its fastest
+            self.seconds[near] = closed[near] * longer[alike[near]]
+            self.seconds[list(replayed)] = list(replayed.values())
+            self.joules[near] = joules[near] * (self.seconds[near] / closed[near])
 
     def planned(self, place: int) -> Planned:
         return self.space.planned(int(self.rows[place]))
@@ -159,10 +202,21 @@ def rank(space: Space, hardware: Hardware, limits: Limits, prices: Prices) -> Ra
         if len(near):
             time = price_step(priced.take(near - start), prices.time)
             seconds[near], joules[near] = time.total, time.total * watts(time, hardware)
-    allowed = np.isfinite(seconds)
+    below = np.ones(len(rows), dtype=bool)
     if limits.switch:
-        allowed &= space.column("shard", rows) * space.column("tp", rows) <= limits.switch
-    return Ranked(space, hardware, limits, prices, rows, seconds, held, joules, allowed)
+        below = space.column("shard", rows) * space.column("tp", rows) <= limits.switch
+    found = Ranked(space, hardware, limits, prices, rows, seconds, held, joules, below)
+    found.replay_fastest()
+    return found
+
+
+def _alike(columns: Sequence[Column]) -> NDArray[np.intp]:
+    """The same number for those that share all columns."""
+    found = np.zeros(len(columns[0]), dtype=np.intp)
+    for column in columns:
+        values, at = np.unique(column, return_inverse=True)
+        found = np.unique(found * len(values) + at, return_inverse=True)[1]
+    return found
 
 
 def _rounded(values: Column) -> Column:

@@ -12,11 +12,12 @@ from functools import cache, cached_property
 from itertools import product
 from typing import Any, get_args, get_type_hints
 
+from lmtrain.checkpoint.save.planned import check_listed, checkpoint_bytes
 from lmtrain.config.base import kinds
-from lmtrain.errors import LmtrainError
+from lmtrain.errors import CheckpointError, LmtrainError
 from lmtrain.layout import Layout, divisors
 from lmtrain.parallel.recompute_settings import RecomputeSettings
-from lmtrain.placement.batch_rules import batch_problems
+from lmtrain.placement.batch_rules import batch_problems, rampup_problems
 from lmtrain.placement.parallel_settings import ParallelSettings, layout_problems
 from lmtrain.plan.hardware import Hardware
 from lmtrain.plan.ours import Planned
@@ -36,7 +37,7 @@ def legal(run: Planned, world_size: int, hardware: Hardware, fixed: Fixed | None
 class _Search:
     def __init__(self, run: Planned, world_size: int, hardware: Hardware, fixed: Fixed) -> None:
         self._run, self._size, self._fixed = run, world_size, fixed
-        self._accepts = cache(self._is_accepted)
+        self._accepts, self._lists = cache(self._is_accepted), cache(self._is_listed)
         self._axes = {name: Axis(run, hardware) for name in ("stages", "copies", "cut", "micro", "again")}
 
     def space(self) -> Space:
@@ -56,9 +57,10 @@ class _Search:
         if not found:
             return [[]] * len(self._axes)
         zeros = [zero for zero in _ZEROS if self._accepts(**pipeline, zero=zero, dp_shard=1 if zero < 2 else 2)]
+        copies = self._rows("copies", (dp, word, pp > 1, *zeros), self._copies(dp, zeros), pipeline | all_copies)
         return [
             [self._axes["stages"].add({**pipeline, "tp": tp}, all_copies)],
-            self._rows("copies", (dp, word, pp > 1, *zeros), self._copies(dp, zeros), pipeline | all_copies),
+            [row for row in copies if self._lists(self._axes["copies"].sets[row]["dp_shard"], tp)],
             self._rows("cut", (tp,), self._cuts(tp), {"tp": tp}),
             found,
             self._rows("again", tuple(pipeline.values()), self._again(pipeline), pipeline),
@@ -109,12 +111,29 @@ class _Search:
                 yield {"recompute": one}
 
     def _batches(self, layout: Layout, micro: int) -> bool:
-        return not any(batch_problems(layout, self._run.global_batch, micro))
+        rampup = self._run.rampup
+        grows = rampup_problems(layout, rampup, micro) if rampup is not None else ()
+        return not any((*batch_problems(layout, self._run.global_batch, micro), *grows))
+
+    @cached_property
+    def _checkpoint_bytes(self) -> int:
+        return checkpoint_bytes(self._run.model, self._run.optim.num_slots)
+
+    def _is_listed(self, shard: int, tp: int) -> bool:
+        """Whether a manifest could name the pieces of a checkpoint: of a layout these two sizes decide."""
+        if not self._run.saves:
+            return True
+        layout = Layout(1, 1, self._size // (shard * tp), shard, tp)
+        try:
+            check_listed(self._run.model, layout, self._run.optim.num_slots, self._checkpoint_bytes)
+        except CheckpointError:
+            return False
+        return True
 
     def _is_accepted(self, **sets: Any) -> bool:
         try:
             parallel = ParallelSettings(**sets)
         except LmtrainError:
             return False
-        model, compiles = self._run.model, self._run.compute.compile
+        model, compiles = self._run.model, self._run.compute.compile is True
         return not any(layout_problems(model.shape, parallel, uses_dropout=model.uses_dropout, compiles=compiles))

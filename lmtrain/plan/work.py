@@ -49,9 +49,9 @@ def price_work(c: Columns, f: Factors) -> Work:
     backward = sum((_backward(c, f, tokens, out, inner) for out, inner in shapes), np.zeros(len(c)))
     attention, attention_back = _attention(c, f, tokens)
     pointwise, pointwise_back = _pointwise(c, f, tokens, heads, keys)
-    columns = c.vocab / c.tp
-    head = product(c, f, tokens, columns, c.width, whole=True) + _backward(c, f, tokens, columns, c.width, whole=True)
-    loss = tokens * np.where(c.whole_logits > 0, c.vocab, columns) * f["loss_bytes"] / _stream(c, f)
+    columns, scored = c.vocab / c.tp, tokens * c.scored_share
+    head = product(c, f, scored, columns, c.width, whole=True) + _backward(c, f, scored, columns, c.width, whole=True)
+    loss = scored * np.where(c.whole_logits > 0, c.vocab, columns) * f["loss_bytes"] / _stream(c, f)
     return Work(forward, attention, pointwise, backward, attention_back, pointwise_back, head + loss)
 
 
@@ -65,7 +65,7 @@ def product(c: Columns, f: Factors, rows: Column, columns: Column, inner: Column
     odd = (rows % 64 > 0) | (columns % 64 > 0) | (inner % 64 > 0)
     share = share * np.where(odd, f["unaligned"], 1.0)
     seconds = flops / (peak * share * _fill(c, f, rows, columns)) * (1 + f["inner_ramp"] / inner)
-    bytes_moved = 2 * (rows * columns + rows * inner + columns * inner)
+    bytes_moved = c.precision * (rows * columns + rows * inner + columns * inner)
     cast = np.where(low > 0, f["cast_passes"] * (rows + columns) * inner, 0)
     return np.maximum(seconds, bytes_moved / _stream(c, f)) + cast / _stream(c, f) + f["gap_s"]
 
@@ -97,7 +97,8 @@ def _attention(c: Columns, f: Factors, tokens: Column) -> tuple[Column, Column]:
     ramp = np.where(flash, (1 + f["seq_ramp"] / c.seq_len) * (1 + 32 / c.head_width), 1.0)
     seconds = flops * causal * ramp / rate
     scores = tokens * c.seq_len * c.num_heads / c.tp
-    traffic = np.where(c.attention == Attention.SCORES, f["scores_bytes"], f["fused_bytes"]) * scores / _stream(c, f)
+    moved = np.where(c.attention == Attention.SCORES, f["scores_bytes"], f["fused_bytes"]) * c.precision / 2
+    traffic = moved * scores / _stream(c, f)
     forward = np.where(flash, seconds, seconds + 0.4 * traffic)
     back = np.where(flash, seconds * FLASH_BACKWARD, 2 * seconds + 0.6 * traffic)
     return forward, back
@@ -113,9 +114,10 @@ def _pointwise(c: Columns, f: Factors, tokens: Column, heads: Column, keys: Colu
     numbers = residual + mlp + (2 + turned) * (heads + keys)
     passes = f.by_kind(("passes_eager", "passes_fused", "passes_compiled"), c.pointwise)
     norms = c.eager_norm * 2 * f["norm_bytes"] * c.width / along
-    there = np.minimum(c.cache / (2 * tokens * 2 * c.width / along), 1.0)  # of what is read and written at once
+    at_once = 2 * tokens * c.precision * c.width / along  # is read and written
+    there = np.minimum(c.cache / at_once, 1.0)
     missed = 1 - f["cached"] * there**2
-    seconds = tokens * 2 * numbers * passes * missed / _stream(c, f)
+    seconds = tokens * c.precision * numbers * passes * missed / _stream(c, f)
     norm_s = tokens * norms * missed / _stream(c, f)
     kernels = np.where(c.pointwise == Pointwise.EAGER, 24, np.where(c.pointwise == Pointwise.FUSED, 10, 5)) * f["gap_s"]
     return seconds + 0.4 * norm_s + kernels, 1.6 * seconds + 0.6 * norm_s + 1.6 * kernels

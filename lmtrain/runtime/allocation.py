@@ -80,12 +80,13 @@ def end_of(number: str) -> float | None:
         done = subprocess.run(
             ["scontrol", "--oneliner", "show", "job", number], capture_output=True, text=True, timeout=_SCONTROL_S
         )
-        return end_in(done.stdout)
+        return end_in(done.stdout, number)
     return None
 
 
-def end_in(said: str) -> float | None:
-    found = re.search(r"\bEndTime=(\S+)", said)
+def end_in(said: str, number: str) -> float | None:
+    """The line of this very job: asked for the number of an array, scontrol tells of all its tasks, and one has it."""
+    found = re.search(rf"^JobId={number} .*\bEndTime=(\S+)", said, re.MULTILINE)
     with suppress(ValueError, OverflowError):
         return datetime.fromisoformat(found[1]).timestamp() if found else None
     return None

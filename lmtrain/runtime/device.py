@@ -96,6 +96,15 @@ def set_deterministic(enabled: bool) -> None:
     torch.use_deterministic_algorithms(enabled)
     torch.backends.cudnn.deterministic = enabled
     torch.backends.cudnn.benchmark = False
+    if enabled:
+        # because: torch may choose cuDNN's attention by itself, whose backward adds in any order and does not say so
+        torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def set_tf32(enabled: bool) -> None:
+    """Whether a GPU may round the factors of fp32 products."""
+    torch.backends.cuda.matmul.allow_tf32 = enabled
+    torch.backends.cudnn.allow_tf32 = enabled
 
 
 def set_threads(count: int | None) -> int:

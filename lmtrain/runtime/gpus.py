@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import re
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,6 +50,11 @@ def device_problem(name: str, gpus: Gpus, process: ProcessEnv) -> LmtrainError |
         problem = f"local rank {last} has no GPU of its own, since this node shows {gpus.count}."
         return SettingsError([f"{problem} Start at most {gpus.count} processes per node."])
     return None
+
+
+def has_kernel_compiler() -> bool:
+    """Whether torch.compile could make kernels for a GPU here: it needs Triton, and that a C compiler."""
+    return importlib.util.find_spec("triton") is not None and any(map(shutil.which, ("cc", "gcc", "clang")))
 
 
 def _torch_build() -> tuple[str | None, str | None, str | None]:

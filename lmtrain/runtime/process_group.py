@@ -6,6 +6,7 @@ models.
 
 from __future__ import annotations
 
+import atexit
 import re
 import traceback
 from collections.abc import Iterator, Sequence
@@ -19,10 +20,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lmtrain.errors import LmtrainError, PeerLostError, RanksDifferError, StoppedEarly, UsageError
+from lmtrain.errors import LmtrainError, PeerLostError, StoppedEarly, UsageError
 from lmtrain.runtime.faults import fault_point
 from lmtrain.runtime.meeting import call_roll, meet, tell_refusal
-from lmtrain.runtime.process import ProcessEnv
+from lmtrain.runtime.process import ProcessEnv, end_now, set_env_default
 from lmtrain.runtime.signals import Stopped, ignore_stops
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -52,12 +53,7 @@ def start(process: ProcessEnv, device: torch.device, timeout_s: float) -> Iterat
     with peer_errors(process, timeout_s):
         store = _meet(process, "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout_s)
         names = gather_to_first(process.host.encode()[:_NAME_BYTES], _NAME_BYTES)
-        try:
-            yield Peers(tuple(name.decode(errors="replace") for name in names), store)
-        except RanksDifferError:
-            # because: all end here together, and a group that is alive when Python ends now and then aborts its process
-            dist.destroy_process_group()
-            raise
+        yield Peers(tuple(name.decode(errors="replace") for name in names), store)
         fault_point("shutdown")
         # because: who leaves early looks lost to launchers, which then end those that are still finishing
         dist.all_reduce(torch.zeros(1))  # collective: a meeting of the world, nothing is summed
@@ -65,9 +61,29 @@ def start(process: ProcessEnv, device: torch.device, timeout_s: float) -> Iterat
     dist.destroy_process_group()
 
 
-def new_group(ranks: Sequence[int], timeout_s: float) -> dist.ProcessGroup:
-    """A group that only its members make; all of them must make their groups in one order."""
-    group = dist.new_group(list(ranks), timeout=backstop(timeout_s), use_local_synchronization=True)
+def end_at_once(code: int) -> None:
+    """Let this process end with `code` where an error has left its group alive: as the last that it says, untidied.
+
+    because: when Python takes down such a group, threads of gloo now and then abort the process, and NCCL may wait for
+    a peer that is gone.
+    """
+    if dist.is_initialized():
+        atexit.register(end_now, code)
+
+
+def new_group(ranks: Sequence[int], timeout_s: float, max_ctas: int | None = None) -> dist.ProcessGroup:
+    """A group that only its members make; all of them must make their groups in one order.
+
+    `max_ctas`: how many blocks of a GPU each of its kernels may hold while it waits for a peer.
+    """
+    options: Any = None
+    if max_ctas is not None and "nccl" in dist.get_backend_config():
+        options = dist.ProcessGroupNCCL.Options()
+        options.config.max_ctas = max_ctas
+        options._timeout = backstop(timeout_s)  # because: torch warns where it is another than the group's
+    group = dist.new_group(
+        list(ranks), timeout=backstop(timeout_s), pg_options=options, use_local_synchronization=True
+    )
     assert isinstance(group, dist.ProcessGroup)
     return group
 
@@ -89,6 +105,9 @@ def _meet(process: ProcessEnv, backend: str, timeout_s: float) -> Any:
         ignore_stops()  # because: a launcher ends those that are left once the first has ended, and these have to speak
         raise
     store.set_timeout(timedelta(seconds=timeout_s))
+    # because: by default NCCL's own watch aborts a process whose peer is gone, with SIGABRT and not a word of who that
+    # was; this run's watch ends it with 76 and the name. Read when a group of NCCL is made
+    set_env_default("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     try:
         dist.init_process_group(
             backend, store=store, rank=process.rank, world_size=process.world_size, timeout=backstop(timeout_s)

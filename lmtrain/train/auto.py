@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +23,17 @@ from lmtrain.plan.calibrate import prices_of
 from lmtrain.plan.hardware import Hardware
 from lmtrain.plan.ours import Planned
 from lmtrain.plan.rank import FAMILY, Limits, Ranked, rank
+from lmtrain.plan.replay import price_runs
 from lmtrain.plan.search import legal
-from lmtrain.plan.step import price_step
 from lmtrain.runtime.files import read_json
 from lmtrain.train.config import RunConfig
 from lmtrain.train.forecast import StepForecast, planned_of
 from lmtrain.train.layout_table import layout_words
-from lmtrain.train.machine import check_pieces
 from lmtrain.units import format_bytes
 
 _TIE = 0.0005
 _NUM_NAMED = 6  # numbers of processes, in a message
 _NOT_CHOSEN = ("auto", "timeout_s")  # of `parallel`
-_NUM_TRIED = 1000  # of the fastest: a run has more rules than a layout
 _PARTS = {
     "compute": "more work for the busiest rank", "bubble": "a larger bubble", "sharded": "gathering sharded weights",
     "reduce": "summing gradients", "update": "the optimizer", "stragglers": "waiting for the slowest",
@@ -74,14 +71,9 @@ def choose(
     found = rank(legal(run, num_processes, hardware, fixed), hardware, Limits(), prices_of(hardware))
     if not len(found.rows):
         raise LayoutError(_nothing_is_legal(run, num_processes, hardware, fixed))
-    for place in islice(found.fitting(found.fastest), _NUM_TRIED):
-        try:
-            chosen = _with(config, found.planned(place))
-            check_pieces(chosen, model)
-        except LmtrainError:
-            continue  # because: it is fast, and a rule of the whole run is against it
-        return chosen, list(_reasons(found, place, num_processes))
-    raise LayoutError(_nothing_fits(found, num_processes))
+    if found.best is None:
+        raise LayoutError(_nothing_fits(found, num_processes))
+    return _with(config, found.planned(found.best)), list(_reasons(found, found.best, num_processes))
 
 
 def _reasons(found: Ranked, place: int, num_processes: int) -> Iterator[str]:
@@ -106,7 +98,7 @@ def _family(found: Ranked, place: int) -> tuple[float, ...]:
 
 def _grown(found: Ranked, place: int, other: int) -> str:
     """What takes the other layout longer than this one."""
-    time = price_step(found.space.columns(found.rows[[place, other]]), found.prices.time)
+    time, _ = price_runs([found.planned(place), found.planned(other)], found.hardware, found.prices.time)
     return _PARTS[max(_PARTS, key=lambda name: float(np.diff(getattr(time, name))[0]))]
 
 
@@ -123,11 +115,6 @@ def _nothing_is_legal(run: Planned, num_processes: int, hardware: Hardware, fixe
 
 
 def _nothing_fits(found: Ranked, num_processes: int) -> str:
-    if found.best is not None:
-        return (
-            f"parallel.auto=true finds no layout of {num_processes} processes that the run's other settings accept, "
-            f"among the {_NUM_TRIED} fastest. Give one, as in parallel.tp=2, to see why not."
-        )
     smallest = int(np.argmin(found.held))
     return (
         f"parallel.auto=true finds no layout of {num_processes} processes that fits in {format_bytes(found.room)} of "

@@ -14,13 +14,14 @@ from lmtrain.checkpoint.checkpoint_settings import CheckpointSettings
 from lmtrain.config.base import Problem, Settings, problem_if
 from lmtrain.data.batch_plan import BatchPlan
 from lmtrain.data.data_settings import DataChoice
+from lmtrain.layout import Layout
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.optim.optim_settings import OptimSettings
 from lmtrain.optim.schedule_settings import ScheduleSettings
 from lmtrain.parallel.compute_settings import ComputeSettings
 from lmtrain.parallel.precision_settings import PrecisionSettings
 from lmtrain.parallel.recompute_settings import NoRecomputeSettings, RecomputeSettings
-from lmtrain.placement.batch_rules import batch_problems
+from lmtrain.placement.batch_rules import batch_problems, rampup_problems
 from lmtrain.placement.parallel_settings import ParallelSettings, layout_problems
 from lmtrain.plan.hardware import Hardware
 from lmtrain.train.best import best_problems
@@ -63,15 +64,22 @@ class RunConfig(Settings):
             parts = {name: part for name, part in parts.items() if name != "parallel"}  # it is yet to come
         if parts.get("hardware") is not None and "precision" in parts:
             hardware, kind = parts["hardware"], parts["precision"].kind
-            known = hardware.peak(kind) or (kind != "fp32" and any(map(hardware.peak, ("bf16", "fp16"))))
             yield from problem_if(
-                not known, "hardware.peak_tflops", hardware.peak_tflops, f"does not say how fast precision={kind} is",
+                hardware.peak(kind) == 0, "hardware.peak_tflops", hardware.peak_tflops,
+                f"does not say how fast precision={kind} is",
                 f"Add hardware.peak_tflops.{kind}=TFLOPS, or use another precision.",
             )  # fmt: skip
         if {"model", "parallel", "compute"} <= parts.keys():
-            model, compiles = parts["model"], parts["compute"].compile
+            model, compiles = parts["model"], parts["compute"].compile is True
             dropout = model.uses_dropout
             yield from layout_problems(model.shape, parts["parallel"], uses_dropout=dropout, compiles=compiles)
+        if {"precision", "compute"} <= parts.keys():
+            kind = parts["precision"].kind
+            yield from problem_if(
+                parts["compute"].tf32 and kind != "fp32", "compute.tf32", True,
+                f"is about products of fp32 numbers, and precision={kind} makes none",
+                "Use compute.tf32=false, or precision=fp32.",
+            )  # fmt: skip
         if "model" in parts:
             yield from problem_if(
                 parts["model"].num_parameters > MAX_PARAMETERS, "model.width", parts["model"].shape.width,
@@ -97,19 +105,22 @@ class RunConfig(Settings):
                 yield replace(problem, key=f"recompute.{problem.key}")
         if recompute is not None and "parallel" in parts:
             yield from recompute.problems_in_layout(parts["parallel"])
+        if {"observe", "parallel"} <= parts.keys():
+            yield from _profiled_ranks(parts["observe"], parts["parallel"].layout.world_size)
         if not {"train", "parallel"} <= parts.keys():
             return
         train: TrainSettings = parts["train"]
         layout = parts["parallel"].layout
-        together = train.micro_batch * layout.dp
         yield from batch_problems(layout, train.global_batch, train.micro_batch)
-        rampup_problems = list(_rampup_problems(train, together))
-        yield from rampup_problems
-        if not rampup_problems and {"schedule", "model"} <= parts.keys():
+        of_rampup = list(_rampup_problems(train, layout))
+        yield from of_rampup
+        if not of_rampup and {"schedule", "model"} <= parts.keys():
             steps = count_steps(train, parts["model"].shape.seq_len)
             for problem in parts["schedule"].problems_in_run(steps):
                 yield replace(problem, key=f"schedule.{problem.key}")
-        if not rampup_problems and {"checkpoint", "data", "eval", "model"} <= parts.keys():
+        if not of_rampup and {"observe", "model"} <= parts.keys():
+            yield from _profiled_steps(parts["observe"], count_steps(train, parts["model"].shape.seq_len))
+        if not of_rampup and {"checkpoint", "data", "eval", "model"} <= parts.keys():
             steps = count_steps(train, parts["model"].shape.seq_len)
             yield from best_problems(parts["checkpoint"], parts["data"], train, parts["eval"], steps)
 
@@ -124,6 +135,10 @@ class RunConfig(Settings):
     @property
     def total_steps(self) -> int:
         return count_steps(self.train, self.seq_len)
+
+    def flops_per_token(self, model: ModelSettings) -> float:
+        """Model FLOPs, as MFU counts them; `model` is the config's with the tokenizer's vocabulary."""
+        return model.shape.flops_per_token(self.seq_len, scored=self.data.scored_share(self.seq_len))
 
 
 def count_steps(train: TrainSettings, seq_len: int) -> int:
@@ -142,6 +157,27 @@ def count_steps(train: TrainSettings, seq_len: int) -> int:
     return low
 
 
+def _profiled_ranks(observe: ObserveSettings, world_size: int) -> Iterator[Problem]:
+    ranks = observe.profile_ranks or (0,)
+    yield from problem_if(
+        max(ranks) >= world_size, "observe.profile_ranks", list(ranks),
+        f"names a rank that is not there: of {world_size} the last is {world_size - 1}",
+        "Use observe.profile_ranks=[0].",
+    )  # fmt: skip
+
+
+def _profiled_steps(observe: ObserveSettings, steps: int) -> Iterator[Problem]:
+    window, every = observe.profile_steps, observe.histograms_every_steps
+    yield from problem_if(
+        window is not None and window[-1] > steps, "observe.profile_steps", window and list(window),
+        f"ends after the last step, which is {steps}", f"Use observe.profile_steps=[1,{steps}], or earlier ones.",
+    )  # fmt: skip
+    yield from problem_if(
+        every is not None and every > steps, "observe.histograms_every_steps", every,
+        f"never comes in a run of {steps} steps", f"Use {steps} or less.",
+    )  # fmt: skip
+
+
 def _label_problems(model: ModelSettings, data: DataChoice) -> Iterator[Problem]:
     """A model learns what its samples have labels for, all of it and nothing else."""
     wanted, given = model.terms, data.terms
@@ -158,14 +194,11 @@ def _label_problems(model: ModelSettings, data: DataChoice) -> Iterator[Problem]
     )  # fmt: skip
 
 
-def _rampup_problems(train: TrainSettings, together: int) -> Iterator[Problem]:
+def _rampup_problems(train: TrainSettings, layout: Layout) -> Iterator[Problem]:
     rampup, full = train.rampup, train.global_batch
     if rampup is None:
         return
-    for key in ("start", "increment"):
-        value = getattr(rampup, key)
-        rule = f"is not a multiple of micro_batch x copies = {together}"
-        yield from problem_if(value % together != 0, f"train.rampup.{key}", value, rule, f"Use {together}.")
+    yield from rampup_problems(layout, rampup, train.micro_batch)
     sizes = (full - rampup.start) // rampup.increment
     rule = f"takes {sizes} increments to train.global_batch={full}, and {MAX_INCREMENTS} are the most"
     yield from problem_if(

@@ -12,9 +12,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lmtrain.observe.metrics import read_last_rows
+
+if TYPE_CHECKING:  # because: the dry run asks here too, and has no torch
+    from lmtrain.train.pace import Pace
 
 VALIDATION, EVALUATION = "validation", "evaluation"
 _STEP, _SAVE, _STALL = "step", "save", "stall"
@@ -39,15 +42,21 @@ class Costs:
         self._since_s = clock()
         self._first_s: float | None = None
         self.num_steps = 0
+        self.pace: Pace | None = None  # of this process beside the others, if there are others
+        self.left_s: Callable[[], float | None] = lambda: None  # until something ends the run, on rank 0
 
     def saw(self, what: str, seconds: float) -> None:
         self._seen.setdefault(what, deque(maxlen=_KEPT)).append(seconds)
 
     def begin_step(self) -> None:
         self._since_s = self._clock()
+        if self.pace is not None:
+            self.pace.work.begin_step()
 
     def end_step(self, waited_s: float) -> None:
         """`waited_s` for its data, before it began."""
+        if self.pace is not None:
+            self.pace.work.end_step(waited_s)
         seconds = self._clock() - self._since_s + waited_s
         self.num_steps += 1
         if self._first_s is None:

@@ -32,7 +32,7 @@ class Evaluation(Protocol):
 def evaluate(run: Run, evaluation: Evaluation, requests: Requests) -> bool:
     """Whether it came to its end, on every process the same."""
     try:
-        with phases.within("evaluation"), _uncompiled(run.config.compute.compile):
+        with phases.within("evaluation"), _uncompiled(run.model.compiled):
             for found in evaluation(run.model, requests.look, run.view.doing):
                 row = record(run, "eval", found)
                 run.view.evaluated(row)

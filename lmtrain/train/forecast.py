@@ -13,13 +13,12 @@ from typing import Any
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.observe.words import milliseconds
 from lmtrain.plan.calibrate import prices_of
-from lmtrain.plan.case import columns
 from lmtrain.plan.hardware import Hardware
 from lmtrain.plan.memory import GIB
-from lmtrain.plan.ours import Planned, case_of
+from lmtrain.plan.ours import Planned
 from lmtrain.plan.power import watts
 from lmtrain.plan.ranks import fullest_rank, rank_bytes_of
-from lmtrain.plan.step import price_step
+from lmtrain.plan.replay import price_runs
 from lmtrain.train.config import RunConfig
 from lmtrain.units import format_bytes
 
@@ -57,24 +56,31 @@ class StepForecast:
 
 def planned_of(config: RunConfig, model: ModelSettings) -> Planned:
     """The run as the planner takes it; `model` is the config's with the tokenizer's vocabulary."""
+    compute, dropout = config.compute, model.uses_dropout
+    if config.hardware is not None and config.hardware.generation == "cpu":
+        compute = replace(compute, device="cpu", tf32=False)
+    if not compute.compiles(config.parallel, uses_dropout=dropout, on_gpu=compute.device != "cpu"):
+        compute = replace(compute, compile=False)
     return Planned(
-        model=model, parallel=config.parallel, precision=config.precision, compute=config.compute, optim=config.optim,
+        model=model, parallel=config.parallel, precision=config.precision, compute=compute, optim=config.optim,
         recompute=config.recompute, micro_batch=config.train.micro_batch, global_batch=config.train.global_batch,
         document_mask=getattr(config.data, "document_mask", False),
+        scored_share=config.data.scored_share(config.seq_len), rampup=config.train.rampup,
+        saves=config.checkpoint.interval_steps is not None,
     )  # fmt: skip
 
 
 def expected_step(run: Planned, hardware: Hardware, batches: Sequence[int] = ()) -> StepForecast:
     """On average of steps with these numbers of samples, since a run may begin with smaller batches."""
     counts = Counter(batches or (run.global_batch,))
-    cases = columns([case_of(replace(run, global_batch=size), hardware) for size in counts])
     prices = prices_of(hardware)
-    likely = sum(price_step(cases, prices.time).total * list(counts.values())) / counts.total()
+    time, _ = price_runs([replace(run, global_batch=size) for size in counts], hardware, prices.time)
+    likely = sum(time.total * list(counts.values())) / counts.total()
     return StepForecast(float(likely), prices.interval)
 
 
 def _energy(run: Planned, hardware: Hardware) -> dict[str, str]:
-    time = price_step(columns([case_of(run, hardware)]), prices_of(hardware).time)
+    time, _ = price_runs([run], hardware, prices_of(hardware).time)
     joules = float((watts(time, hardware) * time.total)[0]) * run.parallel.layout.world_size
     said = f"{joules / 1e6:.3g} MJ" if joules >= 1e6 else f"{joules:.0f} J"
     return {"energy": f"{said} a step, devices alone, unverified"} if joules else {}
@@ -87,9 +93,11 @@ def forecast_facts(config: RunConfig, model: ModelSettings) -> dict[str, Any]:
     held = rank_bytes_of(run, rank)
     whole, largest = sum(held.values()), sorted(held, key=lambda name: -held[name])[:3]
     parts = ", ".join(f"{format_bytes(held[name])} {name}" for name in largest)
+    talk = _communicators(run, held["communicators"])
     if hardware is None:
         return {
             "memory": f"{format_bytes(whole)} on rank {rank}, the fullest, predicted: {parts}",
+            **talk,
             "step_time": "not predicted: hardware=NAME says on which machine, as in hardware=h100",
         }
     room = hardware.memory_GiB * GIB
@@ -97,6 +105,19 @@ def forecast_facts(config: RunConfig, model: ModelSettings) -> dict[str, Any]:
         "hardware": f"{hardware.name}{', which no measured run has confirmed' * hardware.unchecked}",
         "memory": f"{format_bytes(whole)} of {format_bytes(room)} on rank {rank}, the fullest, predicted"
         f"{'' if whole <= room else ', which does not fit'}: {parts}",
+        **talk,
         "step_time": f"{expected_step(run, hardware).words()}, predicted",
         **_energy(run, hardware),
     }
+
+
+def _communicators(run: Planned, held_bytes: int) -> dict[str, str]:
+    """What NCCL and CUDA itself take of a rank's memory, and for whose talk."""
+    layout = run.parallel.layout
+    sizes = {"tp": layout.tp, "dp_shard": layout.dp_shard, "dp_replicate": layout.dp_replicate, "pp": layout.pp}
+    groups = [f"{name} of {size}" for name, size in sizes.items() if size > 1]
+    if not groups or not held_bytes:
+        return {}
+    lanes = ["lanes between stages"] if layout.pp > 1 else []
+    of = ", ".join([*groups, *lanes, f"the world of {layout.world_size:,}"])
+    return {"communicators": f"{format_bytes(held_bytes)} of that, with CUDA itself, as in published runs: {of}"}

@@ -13,11 +13,13 @@ from lmtrain.runtime.faults import fault_point
 from lmtrain.runtime.signals import StopRequest
 from lmtrain.train.evaluate import Evaluation
 from lmtrain.train.measure import due, is_due, measure, measure_what_is_owed
-from lmtrain.train.records import record, record_start, report_forecast, report_save, report_step
+from lmtrain.train.profiling import profiled
+from lmtrain.train.records import record, record_start, report_now_and_then, report_save, report_step
 from lmtrain.train.requests import requests_of
 from lmtrain.train.save import save
 from lmtrain.train.setup import Run
 from lmtrain.train.step import train_step
+from lmtrain.train.traced import traced
 
 
 @dataclass(frozen=True)
@@ -37,12 +39,12 @@ def train(run: Run, stop: StopRequest, evaluation: Evaluation | None = None) -> 
     keep = config.checkpoint.interval_steps is not None
     loss = valid_loss = None
     record_start(run)
-    with requests_of(run, stop) as requests:
+    with traced(run) as tracer, requests_of(run, stop, tracer.ask) as requests:
         if progress.owed:
             valid_loss = measure_what_is_owed(run, requests, evaluation)
             last_saved = last_saved if progress.owed else None  # because: what was saved says that it is owed
         run.throughput.start(progress.step, time.monotonic())
-        for batches in run.loader.steps(progress.step, total):
+        for batches in profiled(run, run.loader.steps(progress.step, total)):
             if requests.stop:
                 break
             fault_point("step", batches.step)
@@ -51,14 +53,11 @@ def train(run: Run, stop: StopRequest, evaluation: Evaluation | None = None) -> 
             lr = config.optim.lr * config.schedule.factor(batches.step, total)
             result = train_step(run.model, run.optimizer, batches, lr, config.optim.clip_norm, run.folder)
             loss = result.loss
-            progress.step += 1
-            progress.samples += batches.num_samples
-            progress.tokens += batches.num_tokens
-            progress.skipped += result.skipped
+            progress.count(batches.num_samples, batches.num_tokens, skipped=result.skipped)
             now = time.monotonic()
             run.throughput.step_done(progress.step, now, batches.num_tokens)
             run.costs.end_step(run.loader.data_wait_s)
-            report_forecast(run)
+            report_now_and_then(run)
 
             requests.answer()
             stop.politely(lambda name: view.stopping(f"{name}: stopping after this step"))

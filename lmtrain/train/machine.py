@@ -5,16 +5,16 @@ Called by preflight, before torch is imported, for a run and for a dry run alike
 
 from __future__ import annotations
 
-import math
+import importlib.util
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from lmtrain.checkpoint.save.planned import check_listed
+from lmtrain.checkpoint.save.planned import check_listed, checkpoint_bytes
 from lmtrain.checkpoint.store import CHECKPOINTS, list_checkpoints
-from lmtrain.errors import CheckpointError, LayoutError, StorageError
-from lmtrain.models.model_settings import ModelSettings, true_weights
+from lmtrain.errors import CheckpointError, LayoutError, SettingsError, StorageError
+from lmtrain.models.model_settings import ModelSettings
 from lmtrain.runtime.files import check_output_folder, free_bytes
 from lmtrain.runtime.gpus import Gpus, device_problem
 from lmtrain.runtime.ports import listen
@@ -22,12 +22,11 @@ from lmtrain.runtime.process import ProcessEnv, Rendezvous
 from lmtrain.train.config import RunConfig
 from lmtrain.units import format_bytes
 
-_FP32_BYTES = 4
 _COPIES = 2  # because: a checkpoint is whole before the one before it goes
 
 
 def compiler_problems(config: RunConfig) -> Iterator[str]:
-    if config.compute.compile and not any(shutil.which(cc) for cc in ("c++", "g++", "clang++")):
+    if config.compute.compile is True and not any(shutil.which(cc) for cc in ("c++", "g++", "clang++")):
         yield (
             "compute.compile=true needs a C++ compiler and none of c++, g++ and clang++ is here. "
             "Install one or set compute.compile=false."
@@ -37,8 +36,23 @@ def compiler_problems(config: RunConfig) -> Iterator[str]:
 def check_device(config: RunConfig, env: ProcessEnv) -> None:
     if config.compute.device == "cpu":
         return
-    if problem := device_problem(config.compute.device, Gpus.found(), env):
+    gpus = Gpus.found()
+    if problem := device_problem(config.compute.device, gpus, env):
         raise problem
+    if config.compute.tf32 and gpus.count == 0:
+        raise SettingsError(["compute.tf32=true is of GPUs, and none is here. Use compute.tf32=false."])
+
+
+def check_sinks(config: RunConfig) -> None:
+    """Whether what a run is to write to besides its folder is there."""
+    if config.observe.wandb == "none":
+        return
+    found = importlib.util.find_spec("wandb")
+    if found is None or found.origin is None:  # because: a folder of that name, as the package leaves, is not it
+        raise SettingsError([
+            f"observe.wandb={config.observe.wandb} needs the package wandb, which is not installed. "
+            "Run `pip install 'lmtrain[wandb]'`, or set observe.wandb=none."
+        ])  # fmt: skip
 
 
 def check_folder(config: RunConfig, model: ModelSettings, *, lock: bool) -> None:
@@ -50,7 +64,7 @@ def check_folder(config: RunConfig, model: ModelSettings, *, lock: bool) -> None
     there = len(list_checkpoints(folder / CHECKPOINTS))
     is_only_one = config.checkpoint.interval_steps == 0 or config.checkpoint.interval_steps >= config.total_steps
     copies = 1 if is_only_one else max(1, _COPIES - there)
-    need, free = copies * checkpoint_bytes(config, model), free_bytes(folder)
+    need, free = copies * checkpoint_bytes(model, config.optim.num_slots), free_bytes(folder)
     if need > free:
         them = "A checkpoint needs" if copies == 1 else f"{copies} checkpoints need"
         raise StorageError(
@@ -59,18 +73,13 @@ def check_folder(config: RunConfig, model: ModelSettings, *, lock: bool) -> None
         )
 
 
-def checkpoint_bytes(config: RunConfig, model: ModelSettings) -> int:
-    """Weights and what the optimizer remembers of each; the rest of a checkpoint is small."""
-    weights = true_weights(model).items()
-    return sum(_FP32_BYTES * math.prod(shape) * (1 + config.optim.num_slots(name, shape)) for name, shape in weights)
-
-
 def check_pieces(config: RunConfig, model: ModelSettings) -> None:
     """Whether a checkpoint of this layout could be written: better told now than at the first save."""
     if config.checkpoint.interval_steps is None:
         return
     try:
-        check_listed(model, config.parallel.layout, config.optim.num_slots, checkpoint_bytes(config, model))
+        slots = config.optim.num_slots
+        check_listed(model, config.parallel.layout, slots, checkpoint_bytes(model, slots))
     except CheckpointError as error:
         raise LayoutError(f"{error} checkpoint.interval_steps=null saves none.") from error
 

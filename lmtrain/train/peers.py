@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 
 from lmtrain.checkpoint.save.agreement import ALONE, Peers
 from lmtrain.observe import phases
@@ -21,14 +23,14 @@ class GroupPeers:
     """All processes of the run, over a group of their own. Made by all of them at the same point."""
 
     def __init__(self, mesh: Mesh, place: phases.Place) -> None:
-        self.rank, self.num_ranks = mesh.rank, mesh.world.size
+        self.rank, self.num_ranks, self.world = mesh.rank, mesh.world.size, mesh.world
         self.place = place  # whose marks say that it waits
         self.group = _new_group(mesh.timeout_s)
 
     def gather(self, numbers: Sequence[int]) -> list[list[int]]:
         mine = torch.tensor(list(numbers), dtype=torch.int64)
         rows = [torch.empty_like(mine) for _ in range(self.num_ranks)]
-        with phases.within("collective", "an agreement", self.place):
+        with phases.within("collective", "an agreement", self.place, self.world, mine):
             dist.all_gather(rows, mine, group=self.group)
         return [row.tolist() for row in rows]
 
@@ -51,14 +53,20 @@ class Vote:
     """
 
     def __init__(self, mesh: Mesh) -> None:
+        self._world, self._rank, self._num_ranks, self._num_asked = mesh.world, mesh.rank, mesh.world.size, 0
         self._group = _new_group(mesh.timeout_s) if mesh.world.size > 1 else None
         self._numbers = torch.zeros(0, dtype=torch.int64)
         self._work: dist.Work | None = None
 
-    def ask(self, mine: Callable[[], Sequence[int]]) -> None:
-        """Before a step; everybody gives equally many numbers, each time."""
+    def ask(self, mine: Callable[[], Sequence[int]], told: Sequence[int] = ()) -> None:
+        """Before a step; everybody gives equally many numbers, each time. `told`, from 0 up, is for `heard`."""
         if self._group is not None:
-            self._numbers = torch.tensor(mine(), dtype=torch.int64)
+            asked = mine()
+            self._num_asked = len(asked)
+            self._numbers = torch.zeros(len(asked) + self._num_ranks * len(told), dtype=torch.int64)
+            self._numbers[: len(asked)] = torch.tensor(asked, dtype=torch.int64)
+            if told:  # because: the highest of one's number and others' zeros is one's number
+                self._numbers[len(asked) :].view(self._num_ranks, -1)[self._rank] = torch.tensor(told)
             # collective: what the world asks for, on the host, waited for after the step
             self._work = dist.all_reduce(self._numbers, dist.ReduceOp.MAX, group=self._group, async_op=True)
 
@@ -66,9 +74,14 @@ class Vote:
         """After the step, on every process the same."""
         if self._work is None:
             return list(mine())
-        with phases.within("collective", "the vote on a stop"):
+        with phases.within("collective", "the vote on a stop", None, self._world, self._numbers, early=True):
             self._work.wait()
-        return [int(number) for number in self._numbers.tolist()]
+        return [int(number) for number in self._numbers[: self._num_asked].tolist()]
+
+    def heard(self) -> NDArray[np.int64] | None:
+        """After the answer: a row of what each process told, if they did."""
+        rows = self._numbers[self._num_asked :]
+        return rows.view(self._num_ranks, -1).numpy() if len(rows) else None
 
 
 def _new_group(timeout_s: float) -> dist.ProcessGroup:

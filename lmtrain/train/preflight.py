@@ -27,7 +27,14 @@ from lmtrain.runtime.process import ELSEWHERE, ProcessEnv
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.train.config import RunConfig
 from lmtrain.train.first_weights import find_first_weights
-from lmtrain.train.machine import check_device, check_folder, check_pieces, check_port, compiler_problems
+from lmtrain.train.machine import (
+    check_device,
+    check_folder,
+    check_pieces,
+    check_port,
+    check_sinks,
+    compiler_problems,
+)
 from lmtrain.train.resumed import check_resumed, open_resumed, readable, shares_of
 
 
@@ -67,6 +74,8 @@ def preflight(config: RunConfig, env: ProcessEnv, *, starting: bool = True) -> I
     is_here = env.world_size == config.parallel.layout.world_size and env.launcher != ELSEWHERE
     if is_here:
         check_device(config, env)
+    if is_here and env.rank == 0:
+        check_sinks(config)
     resume_from = find_resume(config)
     resumed = open_resumed(config, resume_from)
     tokenizer, model, data = load_data(config, shares=shares_of(resumed))

@@ -14,6 +14,7 @@ from lmtrain.checkpoint.contents import Contents
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.observe.words import milliseconds
 from lmtrain.placement.stages import stages_of_rank
+from lmtrain.runtime.gpus import Gpus, has_kernel_compiler
 from lmtrain.schedules.simulate import activations_held, simulate
 from lmtrain.train.config import RunConfig
 from lmtrain.train.costs import Costs, measured_before, young_daly_s
@@ -39,11 +40,12 @@ def plan_facts(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
         "training_samples": inputs.data.train.num_samples,
         "epochs": inputs.epochs(config),
         **_measurements(config, inputs),
-        "model_flops": shape.flops_per_token(config.seq_len) * tokens,
+        "model_flops": config.flops_per_token(inputs.model) * tokens,
         **_beginning(config, inputs),
         "processes": config.parallel.layout.world_size,
         "layout": layout_words(config.parallel),
         **pipeline_facts(config, inputs.model),
+        **compile_facts(config, inputs.model),
         **forecast_facts(config, inputs.model),
         **_saving(config),
         "run_folder": config.run.dir,
@@ -66,6 +68,17 @@ def _measurements(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
         each = [f"{one.name}, {one.num_targets:,} targets of {one.data}" for one in inputs.evaluations]
         found["evaluation"] = f"{when}: {'; '.join(each)}"
     return found
+
+
+def compile_facts(config: RunConfig, model: ModelSettings) -> dict[str, Any]:
+    """What is compiled on this machine, or on the one that is planned for."""
+    compute, planned = config.compute, config.hardware
+    if planned is not None:
+        on_gpu = compute.device != "cpu" and planned.generation != "cpu"
+    else:
+        on_gpu = compute.device != "cpu" and Gpus.found().count != 0 and has_kernel_compiler()
+    words = compute.compile_words(config.parallel, uses_dropout=model.uses_dropout, on_gpu=on_gpu)
+    return {"compiled": words}
 
 
 def _saving(config: RunConfig) -> dict[str, Any]:

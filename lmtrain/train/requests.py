@@ -1,4 +1,4 @@
-"""What is asked of a run at the end of a step: to save, to stop, to leave out a measurement; one answer for all ranks.
+"""What is asked of a run at the end of a step: to save, stop, trace, leave out a measurement; one answer for all ranks.
 
 Called by the loop. Signals, the clock, files in the run's folder and checkpoint.interval_s each are an `Asker`; all of
 their questions travel as one row of numbers in the vote that goes round while a step computes, so another one costs
@@ -7,6 +7,7 @@ nothing: give `Requests.join` something with a `cause` and `wants()`, on every r
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -15,17 +16,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmtrain.batch import Batch
+from lmtrain.observe.memory import Memory
 from lmtrain.runtime.allocation import Allocation
 from lmtrain.runtime.process import SlurmJob, began_at
 from lmtrain.runtime.signals import NAMES, StopRequest
 from lmtrain.train.costs import EVALUATION, VALIDATION, Costs, measured_before
+from lmtrain.train.pace import Pace, pace_of
 from lmtrain.train.peers import Vote
 from lmtrain.train.setup import Run
-from lmtrain.train.stop_file import SAVE_FILE, STOP_FILE, asked_by
+from lmtrain.train.stop_file import SAVE_FILE, STOP_FILE, TRACE_FILE, asked_by
 from lmtrain.units import format_seconds
 
 SAVE, STOP = 1, 2
 NO_TIME_FOR = {VALIDATION: 4, EVALUATION: 8}
+TRACE = 16
+_WISH_BITS, _RANK_BITS = 8, 20  # because: 63 bits hold these and 32 TiB
 _LOOK_S = 1.0  # at the folder, which may lie on a slow disk
 _MARGIN, _MOST_MARGIN_S = 0.05, 15.0  # of what is left at the beginning: for ending processes, and what comes between
 
@@ -39,8 +44,11 @@ class Asker:
         """SAVE, STOP and so on, added up, or 0. Called about once a step, and never waits."""
         return 0
 
-    def saved(self) -> None:
-        """A checkpoint has begun, whoever asked for it."""
+    def done(self, wish: int) -> None:
+        """This has begun, whoever asked for it."""
+
+    def hear(self, highest: int) -> None:
+        """What the ranks' answers came to."""
 
 
 @dataclass
@@ -94,8 +102,8 @@ class File(Asker):
             self._next_s, self._there = self._clock() + _LOOK_S, os.path.lexists(self._path)
         return self._wish if self._there else 0
 
-    def saved(self) -> None:
-        if self._there and self._wish == SAVE:
+    def done(self, wish: int) -> None:
+        if self._there and self._wish == wish:
             self._path.unlink(missing_ok=True)
             self._there = False
 
@@ -111,18 +119,44 @@ class Interval(Asker):
     def wants(self) -> int:
         return SAVE if self._clock() - self._since_s >= self._seconds else 0
 
-    def saved(self) -> None:
-        self._since_s = self._clock()
+    def done(self, wish: int) -> None:
+        if wish == SAVE:
+            self._since_s = self._clock()
 
 
 class CutOff(Exception):
     """A measurement ends here, since the run does."""
 
 
+class Fullest(Asker):
+    """Wants nothing; it has the vote carry how much memory the fullest rank holds, above the bits of all wishes."""
+
+    cause = "memory"
+
+    def __init__(self, memory: Memory, clock: Callable[[], float]) -> None:
+        self._memory, self._clock = memory, clock
+        self._next_s, self._mine = -math.inf, 0
+
+    def wants(self) -> int:
+        if self._clock() >= self._next_s:
+            self._next_s = self._clock() + _LOOK_S  # because: the system takes as long to answer as a short step
+            num_bytes, rank = self._memory.now()
+            self._mine = (num_bytes // 1024 << _RANK_BITS | rank) << _WISH_BITS
+        return self._mine
+
+    def hear(self, highest: int) -> None:
+        kib, rank = divmod(highest >> _WISH_BITS, 1 << _RANK_BITS)
+        self._memory.hear((kib * 1024, rank))
+
+
 class Requests:
-    def __init__(self, vote: Vote, say: Callable[[str], None] = lambda text: None) -> None:
-        """`say` is told why the run ends, where no signal has said it."""
-        self._vote, self._say = vote, say
+    def __init__(
+        self, vote: Vote, say: Callable[[str], None] = lambda text: None, trace: Callable[[], None] = lambda: None,
+        pace: Pace | None = None,
+    ) -> None:  # fmt: skip
+        """`say` is told why the run ends, where no signal has said it, and who falls behind; `trace` is called when
+        that is asked for."""
+        self._vote, self._say, self._trace, self._pace = vote, say, trace, pace
         self._askers: list[Asker] = []
         self.stop: str | None = None  # the cause of the end, once there is one; on every rank the same
         self._numbers: list[int] = []
@@ -133,12 +167,20 @@ class Requests:
 
     def ask(self) -> None:
         """Before a step."""
-        self._vote.ask(self._wants)
+        self._vote.ask(self._wants, self._pace.tell() if self._pace else ())
 
     def answer(self) -> None:
         """After it."""
         self._numbers = self._vote.answer(self._wants)
+        for asker, number in zip(self._askers, self._numbers, strict=False):
+            asker.hear(number)
+        if self._pace is not None and self._pace.leads and (told := self._vote.heard()) is not None:
+            for line in self._pace.hear(told):
+                self._say(line)
         self._stop_for(STOP)
+        if self._first(TRACE) is not None:
+            self._trace()
+            self._done(TRACE)
 
     def look(self) -> None:
         """Amid a measurement, called by all ranks as often: raises CutOff on all of them once the run is to stop."""
@@ -166,8 +208,12 @@ class Requests:
         return self.stop is not None
 
     def saved(self) -> None:
+        """A checkpoint has begun."""
+        self._done(SAVE)
+
+    def _done(self, wish: int) -> None:
         for asker in self._askers:
-            asker.saved()
+            asker.done(wish)
 
     def _wants(self) -> list[int]:
         return [asker.wants() for asker in self._askers]
@@ -184,11 +230,14 @@ class Requests:
 
 
 @contextmanager
-def requests_of(run: Run, stop: StopRequest, clock: Callable[[], float] = time.monotonic) -> Iterator[Requests]:
+def requests_of(
+    run: Run, stop: StopRequest, trace: Callable[[], None], clock: Callable[[], float] = time.monotonic
+) -> Iterator[Requests]:
     """All that may ask something of this run, in the order in which their causes are told."""
     leads, limit, every = run.mesh.rank == 0, run.config.run.time_limit, run.config.checkpoint.interval_s
-    requests = Requests(Vote(run.mesh), run.view.note)
-    requests.join(*(Signal(name, stop) for name in NAMES))
+    run.costs.pace = pace_of(run.config, run.inputs.model, run.mesh, run.memory)
+    requests = Requests(Vote(run.mesh), run.view.note, trace, run.costs.pace)
+    requests.join(*(Signal(name, stop) for name in NAMES), Fullest(run.memory, clock))
     own: list[Asker] = []
     saves = run.costs, lambda: run.writer.is_writing
     with Allocation(SlurmJob.detect() if leads else None) as allocation:
@@ -196,7 +245,10 @@ def requests_of(run: Run, stop: StopRequest, clock: Callable[[], float] = time.m
         if limit is not None:
             ends_s = began_at(stop.began_s) + limit
             own.append(Deadline(f"run.time_limit={format_seconds(limit)}", lambda: ends_s - clock(), *saves))
-        own += [File(run.folder / STOP_FILE, STOP, clock), File(run.folder / SAVE_FILE, SAVE, clock)]
+        limits = [one.left_s for one in own if isinstance(one, Deadline)]
+        run.costs.left_s = lambda: min((left for one in limits if (left := one()) is not None), default=None)
+        files = {STOP_FILE: STOP, SAVE_FILE: SAVE, TRACE_FILE: TRACE}
+        own += [File(run.folder / name, wish, clock) for name, wish in files.items()]
         if every is not None:
             own.append(Interval(every, clock))
         if leads:

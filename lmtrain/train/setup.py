@@ -6,7 +6,7 @@ save; only rank 0 speaks and keeps the run's folder. The second step of the stai
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,15 +20,16 @@ from lmtrain.checkpoint.save.writer import CheckpointWriter
 from lmtrain.checkpoint.store import CHECKPOINTS, sweep
 from lmtrain.data.loader import Loader
 from lmtrain.observe.display import RunView
+from lmtrain.observe.memory import Memory
 from lmtrain.observe.metrics import MetricsLog
-from lmtrain.observe.tensorboard import EventWriter
+from lmtrain.observe.sinks.behind import Sinks
 from lmtrain.observe.throughput import Throughput, peak_flops
 from lmtrain.optim.groups import build_groups
 from lmtrain.optim.optim_settings import OptimSettings
 from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.mesh import Mesh
 from lmtrain.parallel.model import ParallelModel
-from lmtrain.runtime.device import device_name, set_deterministic, set_threads
+from lmtrain.runtime.device import device_name, set_deterministic, set_tf32, set_threads
 from lmtrain.runtime.files import folder_lock
 from lmtrain.train import state
 from lmtrain.train.config import RunConfig
@@ -37,7 +38,7 @@ from lmtrain.train.peers import saving_peers, setup_peers
 from lmtrain.train.preflight import Inputs
 from lmtrain.train.resumed import passed_over
 from lmtrain.train.shown import open_records, open_view, show_beginning, worth_before
-from lmtrain.train.stop_file import STOP
+from lmtrain.train.stop_file import STOP, last_end
 
 
 @dataclass
@@ -54,11 +55,12 @@ class Run:
     loader: Loader
     writer: CheckpointWriter
     metrics: MetricsLog | None  # on rank 0 alone
-    events: EventWriter | None
+    sinks: Sinks
     view: RunView
     throughput: Throughput
     costs: Costs
-    device: torch.device
+    memory: Memory
+    before: Mapping[str, object]  # how the start before this one ended
     passed_over: tuple[str, ...] = ()  # damaged checkpoints that the run does not go on from, in words
     reported_save: int | None = None  # the newest checkpoint that metrics and view have told of
     failed_saves: int = 0  # since then
@@ -73,10 +75,12 @@ def open_run(
         folder = Path(config.run.dir)
         checkpoints = folder / CHECKPOINTS
         leads, peers = mesh.rank == 0, setup_peers(mesh)
+        before = last_end(folder) if leads else {}
         inputs = replace(inputs, resume_from=enter_folder(stack, folder, config, peers))
 
         set_threads(config.compute.threads)
         set_deterministic(config.compute.deterministic)
+        set_tf32(config.compute.tf32)
         model = build_parallel(
             inputs.model, config.precision, config.compute, device,
             seed=config.train.seed, training=True, mesh=mesh, parallel=config.parallel, recompute=config.recompute,
@@ -103,24 +107,17 @@ def open_run(
         if config.checkpoint.saves_on_the_way:  # because: a save that ends a run may as well make its memory then
             writer.reserve(model.owned(state.pieces(model, optimizer)))
 
-        peak = config.observe.peak_tflops
-        name = device_name(device)
-        peak_each = peak * 1e12 if peak else peak_flops(name, config.precision.kind)
-        throughput = Throughput(
-            flops_per_token=inputs.model.shape.flops_per_token(config.seq_len),
-            peak=peak_each * mesh.world.size if peak_each else None,
-        )
         with together(peers):
-            opened = open_records(stack, folder, config, inputs, progress.step) if leads else (None, None, None)
+            metrics, sinks, log = open_records(stack, folder, config, inputs, progress.step, leads=leads)
             writer.worth = worth_before(folder, config, progress.step) if leads else {}
-        metrics, events, log = opened
-        view = open_view(stack, console, config, inputs, model, name, progress.step, log)
+        view = open_view(stack, console, config, inputs, model, device_name(device), progress.step, log)
         if config.checkpoint.fallback and inputs.resume_from is not None:
             passed += passed_over(inputs.resume_from)
         show_beginning(view, config, inputs, mesh, hosts, passed)
         yield Run(
-            config, inputs, folder, mesh, model, optimizer, progress, loader, writer, metrics, events, view,
-            throughput, Costs(sum(p.numel() for p in model.parameters.values())), device, passed_over=tuple(passed),
+            config, inputs, folder, mesh, model, optimizer, progress, loader, writer, metrics, sinks, view,
+            build_throughput(config, inputs, mesh, device), Costs(sum(p.numel() for p in model.parameters.values())),
+            Memory(str(device), mesh.rank), before, passed_over=tuple(passed),
         )  # fmt: skip
 
 
@@ -134,8 +131,19 @@ def enter_folder(stack: ExitStack, folder: Path, config: RunConfig, peers: Peers
     return state.agreed_resume(folder, config, peers)  # because: a sweep can bring one back
 
 
+def build_throughput(config: RunConfig, inputs: Inputs, mesh: Mesh, device: torch.device) -> Throughput:
+    peak = config.observe.peak_tflops
+    kind = "tf32" if config.compute.tf32 else config.precision.kind
+    peak_each = peak * 1e12 if peak else peak_flops(device_name(device), kind)
+    return Throughput(
+        flops_per_token=config.flops_per_token(inputs.model),
+        peak=peak_each * mesh.world.size if peak_each else None,
+    )
+
+
 def build_optimizer(settings: OptimSettings, model: ParallelModel) -> torch.optim.Optimizer:
     """By convention `kind: lamb` is lmtrain/optim/lamb.py with a `build`; a new optimizer edits nothing here."""
     groups = build_groups(model.parameters, settings.weight_decay)
     optimizer: torch.optim.Optimizer = settings.component().build(settings, groups, model.whole)
+    model.meet(optimizer)
     return optimizer

@@ -1,11 +1,12 @@
-"""Opens what a run keeps and shows of itself besides checkpoints: its settings, log, metrics, TensorBoard and view.
+"""Opens what a run keeps and shows of itself besides checkpoints: its settings, log, metrics, sinks and view.
 
 Called by set-up. Only rank 0 has a folder to write to and a person to speak to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -15,7 +16,11 @@ from lmtrain.checkpoint.store import CHECKPOINTS, list_broken
 from lmtrain.observe.display import RunView, build_view
 from lmtrain.observe.log import RunLog
 from lmtrain.observe.measures import worth_by_step
-from lmtrain.observe.metrics import MetricsLog, read_metrics
+from lmtrain.observe.metrics import MetricsLog, read_last_rows, read_metrics
+from lmtrain.observe.panel import Saves
+from lmtrain.observe.sinks.behind import Behind, Sinks
+from lmtrain.observe.sinks.tensorboard import TensorBoard
+from lmtrain.observe.sinks.weights_and_biases import Account, WeightsAndBiases
 from lmtrain.observe.tensorboard import EventWriter
 from lmtrain.parallel.mesh import Mesh
 from lmtrain.parallel.model import ParallelModel
@@ -30,18 +35,34 @@ from lmtrain.units import format_count
 
 
 def open_records(
-    stack: ExitStack, folder: Path, config: RunConfig, inputs: Inputs, step: int
-) -> tuple[MetricsLog, EventWriter | None, RunLog]:
+    stack: ExitStack, folder: Path, config: RunConfig, inputs: Inputs, step: int, *, leads: bool
+) -> tuple[MetricsLog | None, Sinks, RunLog | None]:
     """What rank 0 writes for people and tools."""
+    if not leads:
+        return None, Sinks(), None
     write_run_files(folder, config, inputs)
     log = RunLog(folder / "log.txt")
     stack.callback(log.close)
     metrics = MetricsLog(folder / "metrics.jsonl", log.warn)
     stack.callback(metrics.close)
-    events = EventWriter(folder / "tensorboard", step, say=log.warn) if config.observe.tensorboard else None
-    if events is not None:
-        stack.callback(events.close)
-    return metrics, events, log
+    sinks = Sinks(list(_sinks(folder, config, inputs, step, log.warn)))
+    stack.callback(sinks.close)
+    return metrics, sinks, log
+
+
+def _sinks(folder: Path, config: RunConfig, inputs: Inputs, step: int, say: Callable[[str], None]) -> Iterator[Behind]:
+    settings, observe = settled(config, inputs).to_dict(), config.observe
+    if observe.tensorboard:
+
+        def open_tensorboard(tell: Callable[[str], None]) -> TensorBoard:
+            return TensorBoard(EventWriter(folder / "tensorboard", step, say=tell), settings, time.time())
+
+        yield Behind("TensorBoard", open_tensorboard, say)
+    if observe.wandb != "none":
+        name = observe.wandb_name or folder.resolve().name
+        project = observe.wandb_project or "lmtrain"
+        account = Account(observe.wandb, project, observe.wandb_entity, name, observe.wandb_tags)
+        yield Behind("Weights & Biases", lambda tell: WeightsAndBiases(folder, account, settings), say)
 
 
 def worth_before(folder: Path, config: RunConfig, step: int) -> dict[int, float]:
@@ -49,6 +70,12 @@ def worth_before(folder: Path, config: RunConfig, step: int) -> dict[int, float]
     rows = read_metrics(folder / "metrics.jsonl") if config.checkpoint.keep_best else []
     found = worth_by_step(rows, config.checkpoint.best_by)
     return {measured: worth for measured, worth in found.items() if measured <= step}
+
+
+def start_number(folder: Path) -> int:
+    """Which start of the run this is, by its rows: a checkpoint knows nothing of others that began from it."""
+    attempts = [row.get("attempt") for row in read_last_rows(folder / "metrics.jsonl")]
+    return 1 + max((one for one in attempts if type(one) is int), default=0)
 
 
 def write_run_files(folder: Path, config: RunConfig, inputs: Inputs) -> None:
@@ -72,7 +99,12 @@ def open_view(
     } | ({"layout": layout_words(config.parallel)} if model.mesh.world.size > 1 else {})
     # because: a panel in which nothing will ever move looks like a run that hangs
     moves = model.mesh.rank == 0 and step < config.total_steps
-    view = (build_view if moves else RunView)(console, title, config.total_steps, log=log)
+    saves = Saves(config.checkpoint.interval_steps, config.checkpoint.interval_s)
+    view = (
+        build_view(console, title, config.total_steps, log=log, saves=saves)
+        if moves
+        else RunView(console, title, config.total_steps, log)
+    )
     stack.enter_context(view)
     if log is not None:
         log.line("\n".join(["applied to the model:", *model.applied]))

@@ -33,9 +33,16 @@ class Progress:
     step: int = 0
     samples: int = 0
     tokens: int = 0
-    attempt: int = 1
+    attempt: int = 1  # which start of the run this is; on rank 0, which alone writes it
     skipped: int = 0
     owed: tuple[str, ...] = ()  # measurements of this step that were not made
+
+    def count(self, num_samples: int, num_tokens: int, *, skipped: bool) -> None:
+        """One more step has been done."""
+        self.step += 1
+        self.samples += num_samples
+        self.tokens += num_tokens
+        self.skipped += skipped
 
 
 def pieces(model: ParallelModel, optimizer: torch.optim.Optimizer) -> list[Piece]:

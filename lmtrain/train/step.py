@@ -34,7 +34,7 @@ def train_step(
     """`folder` is the run's, for what a message tells to type."""
     shares = model.forward_backward(batches)
     norm = model.finish_gradients(clip_norm)
-    with phases.within("collective", "what the device has yet to do"):
+    with phases.within("collective", phases.DEVICE_WAIT):
         *numbers, grad_norm = torch.cat([shares.flatten(), norm.view(1)]).tolist()  # sync: the only wait of a step
     num_terms = len(model.terms)
     losses = [math.fsum(numbers[i : i + num_terms]) for i in range(0, len(numbers), num_terms)]
@@ -58,6 +58,7 @@ def train_step(
         apply_learning_rate(optimizer, lr)
         model.update(optimizer)
     model.loss_scale.update(overflow)
+    phases.leave()
     return StepResult(math.fsum(losses), grad_norm, overflow, terms)
 
 

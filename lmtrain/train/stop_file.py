@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.checkpoint.store import CHECKPOINTS, latest, step_of
-from lmtrain.errors import LmtrainError, OutputError, PeerLostError, StoppedEarly
+from lmtrain.errors import LmtrainError, OutputError, PeerLostError, StoppedEarly, brief
 from lmtrain.runtime.files import folder_lock, read_json, write_json
 from lmtrain.runtime.launch import Outcome
 from lmtrain.runtime.process import ProcessEnv
 from lmtrain.train.config import RunConfig
 
 STOP = "stop.json"
-SAVE_FILE, STOP_FILE = "SAVE", "STOP"  # what somebody puts into the folder to ask for the one or the other
+_TOLD, _LONGEST = ("cause", "exit_code", "rank", "lost", "hang"), 300  # to the next start; characters of a text
+SAVE_FILE, STOP_FILE, TRACE_FILE = "SAVE", "STOP", "TRACE"  # what somebody puts into the folder to ask for it
 
 
 def write_failure(config: RunConfig, error: LmtrainError, env: ProcessEnv) -> None:
@@ -78,6 +79,16 @@ def identity(folder: Path) -> list[int] | None:
     except OSError:
         return None
     return [found.st_ino, found.st_size, found.st_mtime_ns]
+
+
+def last_end(folder: Path) -> dict[str, Any]:
+    """How the last start ended, briefly, for the row of the next one; nothing where it could not say so."""
+    try:
+        facts = read_json(folder / STOP)
+    except LmtrainError:
+        return {}
+    kept = {key: facts[key] for key in _TOLD if key in facts} if isinstance(facts, dict) else {}
+    return {key: brief(value, _LONGEST) if isinstance(value, str) else value for key, value in kept.items()}
 
 
 def asked_by(name: str) -> str:

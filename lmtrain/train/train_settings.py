@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from lmtrain.config.base import Problem, Settings, problem_if, show
 from lmtrain.config.build import quantity
@@ -53,12 +54,53 @@ class TrainSettings(Settings):
 class ObserveSettings(Settings):
     log_interval_steps: int = quantity("count", default=1)
     tensorboard: bool = True
+    wandb: Literal["none", "offline", "online"] = "none"
+    wandb_project: str | None = None
+    wandb_entity: str | None = None
+    wandb_name: str | None = None
+    wandb_tags: tuple[str, ...] = ()
+    histograms_every_steps: int | None = quantity("count", default=None)
+    profile_steps: tuple[int, ...] | None = None
+    profile_ranks: tuple[int, ...] | None = None
     peak_tflops: float | None = None
+    trace: Literal["none", "sampled", "all"] = "sampled"
 
     def problems(self) -> Iterator[Problem]:
         yield from self.at_least(1, "log_interval_steps", "Use 1.")
         wrong = self.peak_tflops is not None and self.peak_tflops <= 0
         yield from self.problem_if(wrong, "peak_tflops", "must be above 0", "Use null for the known peak.")
+        for key in ("wandb_project", "wandb_entity", "wandb_name", "wandb_tags"):
+            unused = self.wandb == "none" and bool(getattr(self, key))
+            yield from self.problem_if(
+                unused, key, "is for Weights & Biases, and observe.wandb=none does not write there",
+                f"Set observe.wandb=offline or online, or leave observe.{key} out.",
+            )  # fmt: skip
+        yield from self._histogram_problems()
+        yield from self._profile_problems()
+
+    def _histogram_problems(self) -> Iterator[Problem]:
+        if self.histograms_every_steps is None:
+            return
+        yield from self.at_least(1, "histograms_every_steps", "Use null for none.")
+        yield from self.problem_if(
+            not self.tensorboard and self.wandb == "none", "histograms_every_steps",
+            "has nowhere to go, with observe.tensorboard=false and observe.wandb=none",
+            "Set observe.tensorboard=true, or leave it out.",
+        )  # fmt: skip
+
+    def _profile_problems(self) -> Iterator[Problem]:
+        steps, ranks = self.profile_steps, self.profile_ranks
+        wrong = steps is not None and (len(steps) != 2 or not 1 <= steps[0] <= steps[-1])
+        rule = "is not the first and the last step of a window, counted from 1"
+        yield from self.problem_if(wrong, "profile_steps", rule, "Use observe.profile_steps=[100,103].")
+        if ranks is None:
+            return
+        yield from self.problem_if(
+            steps is None, "profile_ranks", "says who is profiled, and observe.profile_steps=null that nobody is",
+            "Add observe.profile_steps=[100,103], or leave it out.",
+        )  # fmt: skip
+        wrong = not ranks or min(ranks) < 0 or len(set(ranks)) < len(ranks)
+        yield from self.problem_if(wrong, "profile_ranks", "is not a list of ranks", "Use observe.profile_ranks=[0].")
 
 
 @dataclass(frozen=True, kw_only=True)

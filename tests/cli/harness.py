@@ -20,11 +20,16 @@ from lmtrain.cli.main import main
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def start(*arguments: object, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-    """`lmtrain ARGUMENTS` in a process of its own; errors come with the output."""
+def start(
+    *arguments: object, env: Mapping[str, str] | None = None, output: int = subprocess.PIPE
+) -> subprocess.Popen[str]:
+    """`lmtrain ARGUMENTS` in a process of its own; errors come with the output.
+
+    A pipe that nobody reads stops a process that writes for long: give that one `output=subprocess.DEVNULL`.
+    """
     return subprocess.Popen(
         [sys.executable, "-m", "lmtrain", *map(str, arguments)],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        stdout=output, stderr=subprocess.STDOUT, text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "200", **(env or {})},
     )  # fmt: skip
 

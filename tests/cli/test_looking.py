@@ -61,6 +61,17 @@ def test_the_facts_of_a_run_for_a_program(run: Path) -> None:
     assert "losses" not in facts
 
 
+def test_two_starts_from_nothing_are_two(toy: Toy, tmp_path: Path) -> None:
+    short = {"train__steps": 2, "schedule__warmup_steps": 0, "checkpoint__interval_steps": "null"}
+    for _ in range(2):
+        lmtrain("pretrain", *toy.settings(tmp_path / "run", **short))
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [(row["step"], row["attempt"]) for row in rows if row["event"] == "step"] == [(1, 1), (2, 1), (1, 2), (2, 2)]
+    facts = json.loads(lmtrain("inspect", tmp_path / "run", "--json"))
+    last = [row["elapsed_s"] for row in rows if row["event"] == "step" and row["step"] == 2]
+    assert (facts["attempts"], facts["elapsed_s"]) == (2, pytest.approx(sum(last)))
+
+
 def test_a_run_of_an_older_version_is_read(run: Path, tmp_path: Path) -> None:
     """Rows without a time, settings that nobody knows any more, no stop.json and no lock."""
     old = tmp_path / "old"

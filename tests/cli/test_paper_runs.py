@@ -49,8 +49,7 @@ def test_a_run_of_a_paper_is_judged_at_its_full_size(name: str, toy: Toy) -> Non
 def test_the_planner_finds_it_a_layout(name: str, toy: Toy, tmp_path: Path) -> None:
     """Which a run of that size accepts, on machines that are not here."""
     devices = PUBLISHED[name][1]
-    folder = f"run.dir={tmp_path / 'run'}", "checkpoint.interval_steps=null"
-    facts = dry_run(toy, f"experiment={name}", "parallel=auto", *folder, "--nproc", devices)
+    facts = dry_run(toy, f"experiment={name}", "parallel=auto", f"run.dir={tmp_path / 'run'}", "--nproc", devices)
     assert facts["processes"] == devices
     assert "does not fit" not in facts["memory"]
 

@@ -78,6 +78,11 @@ def test_four_processes_give_the_curve_of_one(one: Path, four: Path) -> None:
     shapes = [{name: tensor.shape for name, tensor in c.manifest.tensors.items()} for c in (cut, whole)]
     assert shapes[0] == shapes[1]
     assert len(roots(four)) == 4
+    begun = [rows(folder, "start")[0] for folder in (one, four)]
+    assert begun[0]["weights_digest"] == begun[1]["weights_digest"], "the same bits at any layout"
+    assert [len(row["peak_bytes"]) for row in rows(four, "memory")][:1] == [4]
+    assert min(rows(four, "memory")[-1]["peak_bytes"]) > 1 << 20
+    assert rows(one, "memory") == []
 
 
 @pytest.mark.wide

@@ -16,6 +16,10 @@ import pytest
 from tests.cli.harness import lmtrain, outcome
 
 SMALL = ("plan", "model=gpt2_small", "hardware=h100", "gpus=8", "train.global_batch=64", "--doublings", "0")
+SHARED = (
+    "hardware=h100", "gpus=16", "train.global_batch=64", "parallel.zero=3", "parallel.pp=1", "parallel.tp=1",
+    "parallel.dp_replicate=1",
+)  # fmt: skip
 FEW = (*SMALL, "recompute=none", "parallel.balance=layers", "parallel.vp=1")
 
 
@@ -25,16 +29,26 @@ def facts_of(*words: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("width", [80, pytest.param(120, marks=pytest.mark.wide)])
+@pytest.mark.parametrize("width", [72, 80, pytest.param(120, marks=pytest.mark.wide)])
 def test_the_table_fits_its_terminal_and_names_the_best(width: int) -> None:
     shown = lmtrain(*FEW, "tokens=10B", "--price", "2", "parallel.pp=2", env={"COLUMNS": str(width)})
+    assert (" slower" in shown.partition("the best")[0]) == (width >= 80)
     table = [line for line in shown.splitlines() if re.match(r" ?\d+ +2 ", line)]
     assert len(table) == 10
     assert max(map(len, table)) <= width
+    assert all(re.search(r"[0-9]m?s\+-\d+%|[0-9]m?s-[0-9.]+m?s", line) for line in table)
     assert "…" not in shown
     for said in ("four runs of five", "J/token", "unverified", "10B in", "$", "pipeline: ", "2 is "):
         assert said in shown
     assert ("tok/s/GPU" in shown) == (width == 120)
+
+
+@pytest.mark.parametrize("width", [80, pytest.param(120, marks=pytest.mark.wide)])
+def test_the_curve_fits_its_terminal_with_an_interval_for_each_time(width: int) -> None:
+    shown = lmtrain(*FEW[:5], *FEW[7:], "parallel.zero=3", env={"COLUMNS": str(width)})
+    lines = shown.partition("with more GPUs\n")[2].splitlines()[1:3]
+    assert [line.split()[0] for line in lines] == ["8", "16"]
+    assert all(re.search(r"[0-9]m?s\+-\d+%", line) and len(line) <= width for line in lines)
 
 
 def test_layouts_are_ranked_and_each_has_its_figures() -> None:
@@ -94,6 +108,24 @@ def test_what_is_not_given_is_assumed_and_ranged() -> None:
     assert low < facts["best"][0]["tokens_per_s"] < high
 
 
+def test_a_peak_that_its_file_lacks_can_be_given() -> None:
+    words = ("plan", "model=gpt2_small", "hardware=v100_32gb", "gpus=1", "train.global_batch=4", "precision=bf16")
+    slow, fast = (
+        json.loads(lmtrain(*words, f"hardware.peak_tflops.bf16={peak}", "--layout", "tp=1", "--json"))["best"][0]
+        for peak in (20, 40)
+    )
+    assert fast["step_s"] < slow["step_s"]
+    assert 0 < slow["mfu"] < 1
+
+
+def test_a_cpu_has_no_communicators_and_its_own_fastest_precision() -> None:
+    words = ("plan", "model=gpt_tiny", "hardware=cpu", "gpus=2", "train.global_batch=8", "--doublings", "0", "--json")
+    facts = json.loads(lmtrain(*words))
+    assert "precision is not given: fp32, the fastest that cpu has" in [one["what"] for one in facts["assumed"]]
+    assert facts["best"][0]["precision"] == "fp32"
+    assert facts["best"][0]["memory_bytes"].get("communicators", 0) == 0
+
+
 @pytest.mark.wide
 def test_margin_and_switch_leave_fewer_layouts() -> None:
     every = facts_of()["layouts"]["fitting"]
@@ -103,10 +135,33 @@ def test_margin_and_switch_leave_fewer_layouts() -> None:
     assert all(one["parallel"]["dp_shard"] * one["parallel"]["tp"] <= 4 for one in facts["best"])
 
 
+def test_the_largest_world_is_not_doubled() -> None:
+    words = ("plan", "model=gpt2_small", "hardware=h100", "gpus=131072", "train.global_batch=131072", "--json")
+    sizes = ("parallel.pp=1", "parallel.tp=1", "parallel.dp_replicate=131072", "recompute=none", "train.micro_batch=1")
+    assert [point["gpus"] for point in json.loads(lmtrain(*words, *sizes))["curve"]] == [131072]
+
+
+def test_parallel_auto_is_what_a_plan_does() -> None:
+    assert json.loads(lmtrain(*FEW, "parallel=auto", "--json")) == facts_of()
+
+
+def test_what_takes_the_least_energy_comes_first_and_goes_on_with_more_gpus(tmp_path: Path) -> None:
+    words = (*FEW[:5], *FEW[7:], "--by", "joules", "--doublings", "1", "--html", tmp_path / "plan.html")
+    facts = json.loads(lmtrain(*words, "--json"))
+    joules = [one["joules_per_token"] for one in facts["best"]]
+    assert joules == sorted(joules)
+    assert next(point["best"]["joules_per_token"] for point in facts["curve"]) == joules[0]
+    page = (tmp_path / "plan.html").read_text(encoding="utf-8")
+    assert "least energy first" in page
+    assert "more energy" in page
+
+
 @pytest.mark.wide
 def test_a_model_too_large_says_what_misses_by_least() -> None:
-    shown = lmtrain("plan", "model=gpt3_175b", "hardware=h100", "gpus=2", "train.global_batch=2", "recompute=full")
+    given = ("plan", "model=gpt3_175b", "hardware=h100", "gpus=2", "train.global_batch=2", "recompute=full")
+    shown = lmtrain(*given, code=78)
     assert "nothing fits" in shown
+    assert "No layout of 2 x h100 that was priced fits with 8% of the memory free" in " ".join(shown.split())
     assert re.search(r"[GT]iB too much", shown)
 
 
@@ -163,7 +218,7 @@ def test_the_page_stands_alone(tmp_path: Path) -> None:
     [
         (["hardware=h100"], 2, "Add gpus=1024"),
         (["gpus=8"], 2, "Use one of a100_40gb"),
-        (["hardware=h100_dgx", "gpus=8"], 2, "Did you mean h100 or h100_96gb or h100_pcie?"),
+        (["hardware=h100_sxm", "gpus=8"], 2, "Did you mean h100 or h100_96gb or h100_dgx or h100_pcie?"),
         (["hardware=h100", "gpu=8"], 2, "Did you mean gpus=8?"),
         (["hardware=h100", "gpus=0"], 2, "Use gpus=1."),
         (["hardware=h100", "gpus=many"], 2, "Use gpus=1024"),
@@ -174,6 +229,10 @@ def test_the_page_stands_alone(tmp_path: Path) -> None:
         (["hardware=h100", "gpus=8", "parallel.schedule=zb"], 2, "Did you mean zb_v?"),
         (["hardware=h100", "gpus=8", "hardware.nic_GBps=abc"], 2, "is not a number"),
         (["hardware=h100", "gpus=8", "hardware.nic_GBps=0"], 2, "must be above 0"),
+        (["hardware=v100_32gb", "gpus=8", "precision=bf16"], 2, "Add hardware.peak_tflops.bf16=TFLOPS"),
+        (["hardware=cpu", "gpus=1", "precision=fp16", "--layout", "tp=1"], 2, "does not say how fast precision=fp16"),
+        (["hardware=h100", "gpus=8", "hardware.factors.luck=1"], 2, "has luck, no factor"),
+        (["hardware=h100", "gpus=8", "hardware.name.x=1"], 2, "hardware.name.x=1 is not a setting"),
         (["hardware=h100", "gpus=8", "tokens=much"], 2, "is not a size"),
         (["hardware=h100", "gpus=8", "--layout", "tp"], 2, "Use tp=VALUE"),
         (["hardware=h100", "gpus=8", "--layout", "tp=3"], 2, "Use gpus=6"),
@@ -182,6 +241,16 @@ def test_the_page_stands_alone(tmp_path: Path) -> None:
         (["hardware=h100", "gpus=8", "--layout", "tp=8"], 78, "does not divide model.num_heads=12"),
         (["hardware=h100", "gpus=7", "train.global_batch=5", "parallel.pp=1"], 2, "Use train.global_batch=7"),
         (["hardware=h100", "gpus=8", "--html", "no/such/folder.html"], 2, "is in no folder"),
+        (["hardware=h100", "gpus=8", "train.global_batch=64", "parallel.tp=5"], 78, "Use 1, 2, 3, 4, 6 or 12."),
+        (["hardware=h100", "gpus=8", "train.global_batch=64", "parallel.tp=3"], 78, "gpus=8 is no multiple of tp=3"),
+        (["hardware=h100", "gpus=8", "train.global_batch=64", "train.micro_batch=3"], 2, "train.micro_batch=3 x 1"),
+        (["hardware=h100", "gpus=8", "parallel=single"], 2, "Give sizes, as in parallel.tp=8"),
+        ([*SHARED, "--nodes-per-switch", "1"], 78, "Use --nodes-per-switch 2"),
+        (["hardware=h100", "gpus=8", "--price", "2"], 2, "Add tokens=300B"),
+        (["hardware=h100", "gpus=8", "--layout", "tp=2", "--doublings", "2"], 2, "nothing to --layout"),
+        (["hardware=h100", "gpus=8", "--doublings", "0", "--grow-batch"], 2, "Leave one of them out"),
+        (["--calibrate", "--top", "3"], 2, "--top means nothing to --calibrate"),
+        (["--calibrate", "--html", "x.html"], 2, "--html means nothing to --calibrate"),
         (["hardware=h100", "gpus=8", "--by", "luck"], 2, "lmtrain plan --help"),
     ],
 )  # fmt: skip

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from lmtrain.plan import calibrate
+from lmtrain.plan.calibrate import Calibrated, Measured
+from lmtrain.plan.hardware import Hardware
 from tests.cli.harness import Toy, lmtrain
 
 
 @pytest.mark.wide
-def test_runs_make_a_machine_that_can_be_chosen(toy: Toy, tmp_path: Path) -> None:
+def test_runs_make_a_machine_that_can_be_chosen(toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[Measured] = []
+    fit = calibrate.calibrate
+
+    def seen(machine: Hardware, runs: Sequence[Measured]) -> Calibrated:
+        measured.extend(runs)
+        return fit(machine, runs)
+
+    monkeypatch.setattr(calibrate, "calibrate", seen)
     runs = [tmp_path / f"width_{width}" for width in (16, 32, 64)]
     for width, run in zip((16, 32, 64), runs, strict=True):
         lmtrain("pretrain", *toy.settings(run, model__width=width), "checkpoint.interval_steps=null")
@@ -21,6 +33,7 @@ def test_runs_make_a_machine_that_can_be_chosen(toy: Toy, tmp_path: Path) -> Non
     assert f"--config-dir {tmp_path / 'mine'} hardware=desk" in output
     facts = json.loads(lmtrain("plan", "--calibrate", *runs, "hardware=cpu", "--json"))
     assert [row["run"] for row in facts["runs"]] == [str(run) for run in runs]
+    assert all(one.run.on_cpu and not one.run.compiles for one in measured)  # whatever compute.device says
     chosen = ["hardware=desk", "--config-dir", tmp_path / "mine"]
     plan = json.loads(lmtrain("pretrain", *toy.settings(tmp_path / "next"), *chosen, "--dry-run", "--json"))
     assert plan["hardware"] == "desk"

@@ -7,6 +7,7 @@ import os
 import re
 import select
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -209,6 +210,32 @@ def test_a_stop_between_two_starts(toy: Toy, tmp_path: Path, number: signal.Sign
     facts = stop_facts(folder)
     assert (facts["exit_code"], facts["requeue"]) == (75, True)
     assert facts["cause"].startswith(number.name)
+
+
+def after(process: subprocess.Popen[str], line: str) -> None:
+    assert process.stdout is not None
+    assert any(line in found for found in process.stdout), line
+
+
+@pytest.mark.wide
+def test_a_stop_that_comes_of_a_loss_is_that_loss(toy: Toy, tmp_path: Path) -> None:
+    """As srun does it, which ends all tasks once one is gone: before the first step, too, the start was lost."""
+    folder = tmp_path / "run"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    env = meeting | fault("loop:point=start.build:rank=0", "stop:point=start.build:rank=1")
+    words = ["pretrain", *toy.settings(folder, **TWO)]
+    ranks = [start(*words, env=env | {"RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in (0, 1)]
+    for rank in ranks:
+        after(rank, "at start.build")
+    ranks[1].kill()
+    ranks[1].communicate(timeout=60)
+    ranks[0].terminate()
+    output, _ = ranks[0].communicate(timeout=60)
+    assert ranks[0].returncode == 76, output
+    facts = stop_facts(folder)
+    assert (facts["exit_code"], facts["lost"]) == (76, 1)
+    assert [one["how"] for one in lost(folder)] == [facts["cause"]]
 
 
 @pytest.mark.wide

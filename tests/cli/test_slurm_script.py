@@ -45,6 +45,10 @@ class Slurm:
 
     folder: Path
     starts: list[str] = field(default_factory=list)  # what srun does each time it is started
+    id: str = "7"  # what means this job, and no others beside it
+    env: dict[str, str] = field(default_factory=dict)
+    ends: str = "N/A"  # when squeue says that the job ends
+    requeues: str = ""  # what scontrol does then
 
     def begin(self, state: str = "RUNNING None", spare_nodes: int = 0) -> subprocess.Popen[bytes]:
         bin_ = self.folder / "bin"
@@ -55,14 +59,15 @@ class Slurm:
             "srun", f'number=$(wc -l < {self.asked}); echo "srun $*" >> {self.asked}; . {self.folder}/start$number'
         )
         names = 'if [ "$1" = show ]; then printf "%s\\n" n1 n2 n3 n4; exit; fi'
-        self._program("scontrol", f'{names}; echo "scontrol $*" >> {self.asked}')
-        self._program("squeue", f'case $* in *%e*) echo N/A ;; *) echo "7 {state}" ;; esac')
+        self._program("scontrol", f'{names}; echo "scontrol $*" >> {self.asked}; {self.requeues}')
+        answers = f'*" --jobs={self.id} "*%e) echo {self.ends} ;; *" --jobs={self.id} "*) echo "7 {state}" ;;'
+        self._program("squeue", f'case "$*" in {answers} *) exit 1 ;; esac')
         self.asked.touch()
         file = self.folder / "job.sbatch"
         file.write_text(script(job(self.folder, spare_nodes=spare_nodes)))
         env = {"PATH": f"{bin_}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-4]"}
         with self.log.open("w") as log:
-            return subprocess.Popen(["bash", str(file)], stdout=log, stderr=log, env=env)
+            return subprocess.Popen(["bash", str(file)], stdout=log, stderr=log, env=env | self.env)
 
     def end(self, state: str = "RUNNING None", spare_nodes: int = 0) -> int:
         return self.begin(state, spare_nodes).wait(60)
@@ -86,7 +91,7 @@ class Slurm:
 
     @property
     def was_queued(self) -> bool:
-        return "scontrol requeue 7\n" in self.asked.read_text()
+        return f"scontrol requeue {self.id}\n" in self.asked.read_text()
 
 
 def says(*lines: str, code: int) -> str:
@@ -157,6 +162,72 @@ def test_a_stop_is_queued_again_unless_slurm_ends_the_job(slurm: Slurm, line: st
     assert (slurm.num_starts, slurm.was_queued) == (1, is_queued)
 
 
+def test_a_task_of_an_array_speaks_of_itself_alone(slurm: Slurm) -> None:
+    """One of them has the array's own number, by which Slurm takes all."""
+    slurm.id = "7_2"
+    slurm.env = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2"}
+    slurm.ends = "2026-11-22T20:02:00Z"
+    slurm.starts = [f"echo $SLURM_JOB_END_TIME > {slurm.folder}/ends\nexit 75"]
+    assert slurm.end() == 75
+    assert slurm.was_queued
+    assert (slurm.folder / "ends").read_text() == "1795377720\n"
+    assert "job 7_2: queued again" in slurm.log.read_text()
+
+
+def test_a_job_that_slurm_does_not_queue_again_says_so(slurm: Slurm) -> None:
+    slurm.requeues = 'echo "scontrol: error: Requested operation is presently disabled"; exit 1'
+    slurm.starts = ["exit 75"]
+    assert slurm.end() == 75
+    assert slurm.log.read_text().endswith(
+        "job 7: could not be queued again: scontrol: error: Requested operation is presently disabled\n"
+    )
+
+
+SAVES = "mkdir -p {0}/checkpoints/step_0000000$number\n"
+KILLED = says("n1: task 0: Killed", code=137)
+
+
+def test_a_run_that_gets_nowhere_is_given_up(slurm: Slurm) -> None:
+    """What the run itself has not counted, as where the loss of one in its start-up ends all."""
+    slurm.starts = [KILLED] * 9
+    assert slurm.end() == 93
+    assert (slurm.num_starts, slurm.was_queued) == (4, False)
+    assert "lost a task in 4 starts (exit code 137), and no checkpoint in between" in slurm.log.read_text()
+
+
+def test_one_that_gets_on_is_not(slurm: Slurm) -> None:
+    slurm.starts = [*[KILLED] * 3, SAVES.format(slurm.folder) + KILLED, *[KILLED] * 2, "exit 0"]
+    assert slurm.end() == 0
+    assert slurm.num_starts == 7
+
+
+TIME, SIGNAL = "the end of the allocation", "SIGUSR1"
+
+
+@pytest.mark.parametrize(
+    ("cause", "state", "restarts", "saves", "ends"),
+    [
+        (TIME, "RUNNING None", 2, "", 93),
+        ("run.time_limit=2m00s", "RUNNING None", 5, "", 93),
+        (SIGNAL, "COMPLETING TimeLimit", 2, "", 93),
+        (TIME, "RUNNING None", 1, "", 75),
+        (TIME, "RUNNING None", 2, SAVES, 75),
+        (SIGNAL, "RUNNING None", 2, "", 75),
+    ],
+)  # fmt: skip
+def test_a_job_that_has_no_time_to_save_is_given_up(
+    slurm: Slurm, cause: str, state: str, restarts: int, saves: str, ends: int
+) -> None:
+    """After three starts, of which people have not ended this one."""
+    slurm.env = {"SLURM_RESTART_COUNT": str(restarts)}
+    stop = f"""echo '{{\n  "cause": "{cause}",\n  "exit_code": 75\n}}' > {slurm.folder}/stop.json\n"""
+    slurm.starts = [saves.format(slurm.folder) + stop + says("n1: tasks 0-3: Exited with exit code 75", code=143)]
+    assert slurm.end(state) == ends
+    assert slurm.was_queued is (ends == 75)
+    said = f"out of time in start {restarts + 1}, and no start has saved anything: not queued again"
+    assert (said in slurm.log.read_text()) is (ends == 93)
+
+
 def test_nodes_that_fail_are_left_out_while_there_are_spare_ones(slurm: Slurm) -> None:
     lost = f"""echo '{{
  "exit_code": 76,
@@ -167,7 +238,7 @@ def test_nodes_that_fail_are_left_out_while_there_are_spare_ones(slurm: Slurm) -
         says("n2: task 3: Killed", ENDED_BY_SRUN, code=143),
         lost + says("n1: task 0: Exited with exit code 76", code=76),
         says("n1: task 0: Exited with exit code 76", code=76),  # the stop.json that is there is no news
-        says("n4: task 1: Bus error", code=143),
+        SAVES.format(slurm.folder) + says("n4: task 1: Bus error", code=143),
         says("n1: task 0: Killed", code=143),  # no spare node is left
         "exit 0",
     ]
@@ -256,7 +327,7 @@ def test_what_cannot_work_is_refused(toy: Toy, tmp_path: Path, words: tuple[obje
 def test_an_array_has_the_runs_of_a_sweep(toy: Toy, tmp_path: Path) -> None:
     words = [*toy.settings(tmp_path / "sweep", optim__lr="1e-3,2e-3"), "train.seed=1,2"]
     output = lmtrain("slurm", "render", *words, "--tasks-per-node", 1, "--array", "--output", tmp_path / "file")
-    assert f"sbatch {tmp_path / 'file'}" in output
+    assert f"file is written. Start it with: mkdir -p {tmp_path}/sweep && sbatch {tmp_path}/file\n" in output
     lines = (tmp_path / "file").read_text().splitlines()
     assert "#SBATCH --array=0-3" in lines
     assert f"#SBATCH --output={tmp_path}/sweep/slurm-%A_%a.out" in lines

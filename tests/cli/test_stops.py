@@ -125,6 +125,8 @@ def test_a_time_limit_stops_a_run_that_goes_on_as_if_it_had_not(
     newest = str(folder / "checkpoints/step_00000001")
     facts = {"cause": "run.time_limit=0.0s", "step": 1, "exit_code": 75, "requeue": True, "resume": newest}
     assert stop_of(folder) == facts
+    lmtrain("pretrain", *toy.settings(folder, data__path=tmp_path / "moved"), code=66)
+    assert stop_of(folder) == facts  # a start that is refused leaves what is there
     lmtrain("pretrain", *toy.settings(folder, run__time_limit="1d"))
     assert trained(folder) == unbroken
 
@@ -225,18 +227,17 @@ def test_the_second_signal_does_not_wait_for_a_step(toy: Toy, tmp_path: Path, np
     seen = []
     for line in process.stdout:
         seen.append(line)
-        if line.startswith("step  6/"):
+        if "fault: loop at forward" in line:
             break
     process.send_signal(signal.SIGTERM)
-    for line in process.stdout:
-        seen.append(line)
-        if "stopping after this step" in line:
-            break
     with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(1.1)  # because: two within a second count as one
+        process.wait(3.0)  # because: two within a second count as one, and on a busy machine the first may come late
     process.send_signal(signal.SIGTERM)
     output = "".join(seen) + process.communicate(timeout=300)[0]
     assert process.returncode == 75, output
     newest = str(folder / "checkpoints/step_00000004")
-    facts = {"cause": "SIGTERM, and a second signal", "step": 4, "exit_code": 75, "requeue": True, "resume": newest}
-    assert stop_of(folder) == facts
+    stop = stop_of(folder)
+    # because: rank 0 of two may wait in a collective, hear no signal of its own and leave at its peer's word
+    causes = {"SIGTERM, and a second signal"} | ({"SIGTERM"} if nproc > 1 else set())
+    assert stop.pop("cause") in causes
+    assert stop == {"step": 4, "exit_code": 75, "requeue": True, "resume": newest}

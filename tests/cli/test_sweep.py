@@ -7,12 +7,15 @@ import os
 import re
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from lmtrain.cli.sweep import Job, folder_name, is_done, plan
+from lmtrain.cli.sweep import Job, folder_name, is_done, plan, run_all
 from lmtrain.config.compose import compose_plain
+from lmtrain.errors import StoppedEarly
+from lmtrain.runtime.signals import STOPS, listen
 from tests.cli.harness import Toy, lmtrain, start
 
 NAMES: dict[str, dict[str, str]] = {
@@ -139,3 +142,32 @@ def test_ctrl_c_lets_the_run_save_and_ends_the_sweep(toy: Toy, tmp_path: Path) -
     assert list((tmp_path / "s/train.seed_1/checkpoints").glob("step_*"))
     assert not (tmp_path / "s/train.seed_2").exists()
     assert "not begun" in output
+
+
+class Asks(list[str]):
+    """Words: whoever reads them is asked to stop by then."""
+
+    def __iter__(self) -> Iterator[str]:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return super().__iter__()
+
+
+@pytest.fixture
+def heard() -> Iterator[list[int]]:
+    """Signals that would have ended the process."""
+    got: list[int] = []
+    before = {number: signal.signal(number, lambda number, frame: got.append(number)) for number in STOPS}
+    yield got
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_a_stop_before_the_first_run_is_one(tmp_path: Path, heard: list[int]) -> None:
+    words = [f"run.dir={tmp_path / 's'}", "data.path=nowhere", "train.seed=1,2"]
+    with pytest.raises(StoppedEarly, match="SIGUSR1: no run was under way"):
+        run_all(Asks(words), None, "pretrain", None, [])
+    listen()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert "SIGUSR1: no run was under way" in lmtrain("pretrain", "-m", *words, code=75)
+    assert heard == []
+    assert not (tmp_path / "s").exists()

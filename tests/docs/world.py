@@ -142,7 +142,7 @@ def _dataset(world: World, path: Path) -> None:
 
 
 def _run(world: World, path: Path) -> None:
-    chosen = ["model=gpt2_small", f"data.path={world.path('data/train')}", f"run.dir={path}"]
+    chosen = ["model=gpt2_small", f"data.path={world.path('data/train')}", f"run.dir={path}", "observe.trace=all"]
     lmtrain("pretrain", *chosen, *settings())
 
 

@@ -37,14 +37,18 @@ def young(save_s: float, between_s: float) -> float:
     return math.sqrt(2 * save_s * between_s)
 
 
-def effective(interval_s: float, save_s: float, start_s: float, between_s: float) -> float:
-    """The share of the time that counts, where failures come at random: Daly's exact sum over all that can happen."""
-    lost = between_s * math.exp(start_s / between_s) * math.expm1((interval_s + save_s) / between_s)
-    return interval_s / lost
+def effective(interval_s: float, save_s: float, start_s: float, up_s: float) -> float:
+    """The share of the time that counts, where failures come at random: Daly's exact sum over all that can happen.
+
+    `start_s` is a start's mean from a failure to the first step, however many failures come in between, and `up_s` the
+    mean from there to the next failure. A start that lasts r undisturbed lasts M (exp(r / M) - 1) so, if they come in
+    it as often as at other times, M apart.
+    """
+    return interval_s / ((up_s + start_s) * math.expm1((interval_s + save_s) / up_s))
 
 
-def best(save_s: float, start_s: float, between_s: float) -> float:
-    return max(effective(between_s * n / 1000, save_s, start_s, between_s) for n in range(1, 3000))
+def best(save_s: float, start_s: float, up_s: float) -> float:
+    return max(effective(up_s * n / 1000, save_s, start_s, up_s) for n in range(1, 3000))
 
 
 def drill(options: Options) -> dict[str, Any]:
@@ -81,13 +85,14 @@ def drill(options: Options) -> dict[str, Any]:
     last = max(row["step"] for row in rows)
     step_s = _step_s(rows)  # because: all day long there may be neighbours
     # because: a failure before the first step after another one makes one long start of two
-    start_s, between_s = statistics.mean(starts), wall_s / len(starts)
-    share, most = last * step_s / wall_s, best(save_s, start_s, between_s)
+    start_s = statistics.mean(starts)
+    up_s = wall_s / len(starts) - start_s
+    share, most = last * step_s / wall_s, best(save_s, start_s, up_s)
     shutil.rmtree(folder)
     return {
         "passed": share >= 0.9 * most and not left, "failures": failures, "wall_s": round(wall_s), "given_up": given_up,
         "steps": last, "step_s": round(step_s, 4), "save_s": round(save_s, 4), "write_s": round(write_s, 4),
-        "start_s": round(start_s, 2), "between_s": round(between_s, 1), "interval_steps": interval,
+        "start_s": round(start_s, 2), "up_s": round(up_s, 1), "interval_steps": interval,
         "effective": round(share, 4), "optimum": round(most, 4), "of_the_optimum": round(share / most, 4), "left": left,
     }  # fmt: skip
 

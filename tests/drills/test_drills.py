@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import random
 from pathlib import Path
 
@@ -33,12 +34,35 @@ def test_a_plan_is_the_same_for_a_seed_and_every_point_is_in_it() -> None:
 
 
 def test_the_time_that_counts() -> None:
-    """Checked by playing it: failures at random, a start after each, saves between."""
     assert day.effective(10.0, 0.0, 0.0, 1e9) == pytest.approx(1.0)
     assert day.young(2.0, 100.0) == 20.0
-    assert day.best(0.5, 7.0, 50.0) == pytest.approx(0.76, abs=0.03)
+    assert day.effective(4.0, 0.5, 7.0, 20.0) == pytest.approx(played(4.0, 0.5, 7.0, 20.0)[0], rel=0.01)
     at_young = day.effective(day.young(0.5, 50.0), 0.5, 7.0, 50.0)
     assert 0.99 * day.best(0.5, 7.0, 50.0) < at_young <= day.best(0.5, 7.0, 50.0)
+
+
+def test_failures_in_a_start_count_once() -> None:
+    """Daly's own formula takes a start's undisturbed length and failures at any time."""
+    interval, save, undisturbed, between = 4.0, 0.5, 7.0, 20.0
+    share, start = played(interval, save, undisturbed, between, in_starts=True)
+    assert start == pytest.approx(between * math.expm1(undisturbed / between), rel=0.02)
+    assert share == pytest.approx(day.effective(interval, save, start, between), rel=0.01)
+    dalys = interval / (between * math.exp(undisturbed / between) * math.expm1((interval + save) / between))
+    assert share == pytest.approx(dalys, rel=0.01)
+
+
+def played(
+    interval: float, save: float, undisturbed: float, between: float, in_starts: bool = False
+) -> tuple[float, float]:
+    """(the share that counted, the mean start) of many days: failures at random, a start after each, saves between."""
+    rng, counted, starting, up, times = random.Random(7), 0.0, 0.0, 0.0, 50_000
+    for _ in range(times):
+        lasts = rng.expovariate(1 / between)
+        counted, up = counted + lasts // (interval + save) * interval, up + lasts
+        while in_starts and (failed := rng.expovariate(1 / between)) < undisturbed:
+            starting += failed
+        starting += undisturbed
+    return counted / (up + starting), starting / times
 
 
 @pytest.mark.wide

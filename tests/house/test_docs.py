@@ -46,6 +46,8 @@ def command_problem(words: list[str]) -> str | None:
     """Why a command line is not one of ours: an unknown verb, or an option that the verb lacks."""
     if words[1:] and words[1] in {name for param in ROOT_COMMAND.params for name in param.opts}:
         return None
+    if words[1:2] == ["runs"] and " ".join(words[:3]) not in COMMANDS:
+        words = [*words[:2], "list", *words[2:]]  # because: what is no verb of it is a folder to list
     verbs = sorted((verb for verb in COMMANDS if words[: len(verb.split())] == verb.split()), key=len)
     if not verbs:
         return f"{shlex.join(words)}: there is no such command"

@@ -16,6 +16,7 @@ ALLOWED = {
     "data_tools.read.streams.readable": "asked by io.BufferedReader",
     "data_tools.read.streams.readinto": "called by io.BufferedReader",
     "data_tools.corpora.fetch.redirect_request": "called by urllib",
+    "lmtrain.cli.runs.parse_args": "called by typer",
     "lmtrain.cli.plain_help.list_commands": "called by typer",
     "lmtrain.cli.plain_help.get_command": "called by typer",
     "lmtrain.observe.watch.guard.tell_stop": "handed by the command line to what hears signals",

@@ -7,12 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.layouts.cases import FACTORS, PIPELINE_FACTORS, Case, array, compiled_cases, covering, pipeline_array
+from tests.layouts.cases import (
+    DOCUMENTS,
+    FACTORS,
+    PIPELINE_FACTORS,
+    Case,
+    array,
+    by_blocks,
+    compiled_cases,
+    covering,
+    pipeline_array,
+    summing,
+)
 
 FOLDER = Path(__file__).resolve().parents[1] / "golden" / "layout_arrays"
 ARRAYS: dict[str, Callable[[], list[Case]]] = {
@@ -34,6 +46,29 @@ def few_and_the_rest(name: str) -> list[Any]:
     return [pytest.param(case, id=case.name, marks=() if case in few else pytest.mark.wide) for case in stored(name)]
 
 
+def few_by_blocks(name: str) -> list[Any]:
+    """The cases of a stored array that have masks, with masks of blocks.
+
+    Not those that are compiled, as torch has no flex_attention with gradients that is compiled for a CPU.
+    """
+    return _first_quick(by_blocks(case for case in stored(name) if not case.compile))
+
+
+def few_that_sum(name: str) -> list[Any]:
+    """The cases of a stored array in which products that sum make a difference."""
+    return _first_quick(summing(stored(name)))
+
+
+def _first_quick(cases: list[Case]) -> list[Any]:
+    """`make test` has a quick one, and those of many processes are slow: the array itself has each of them as well."""
+    quick = [case for case in cases if case.num_processes <= 2 and not case.compile]
+    few = sorted(quick, key=attrgetter("microbatches"))[:1]
+    rest = {True: pytest.mark.wide, False: pytest.mark.slow}
+    return [
+        pytest.param(case, id=case.name, marks=() if case in few else rest[case.num_processes <= 2]) for case in cases
+    ]
+
+
 def beyond(name: str, fewer: str) -> list[Any]:
     """What a stored array has and a smaller one lacks."""
     return [pytest.param(case, id=case.name) for case in stored(name) if case not in stored(fewer)]
@@ -47,8 +82,9 @@ def each_value_once(name: str) -> list[Case]:
 
 def quick_factors(name: str) -> dict[str, tuple[Any, ...]]:
     if name.startswith("pipeline"):
-        return {key: PIPELINE_FACTORS[key] for key in ("model", "pp", "vp", "schedule", "balance", "tp", "dp")}
-    return {key: FACTORS[key] for key in ("model", "tp", "dp", "zero", "hybrid", "sequence")}
+        words = ["model", "pp", "vp", "schedule", "balance", "tp", "dp"]
+        return {word: PIPELINE_FACTORS[word] for word in words} | DOCUMENTS
+    return {word: FACTORS[word] for word in ("model", "tp", "dp", "zero", "hybrid", "sequence")} | DOCUMENTS
 
 
 def text(name: str) -> str:

@@ -14,12 +14,17 @@ import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
+from lmtrain.batch import Batch
 from lmtrain.data.loader import StepBatches
+from lmtrain.models.layers import block_masks, embedding
+from lmtrain.models.stack import Stack
 from lmtrain.models.transformer_settings import TransformerSettings
-from lmtrain.parallel import collectives, grads, model
+from lmtrain.objectives.masked_lm import MaskedLM
+from lmtrain.parallel import collectives, grads, model, products
 from lmtrain.parallel.dropout import Noise
 from lmtrain.parallel.mesh import Axis
 from lmtrain.parallel.model import ParallelModel
+from lmtrain.parallel.sharding import ShardedWeights
 from lmtrain.parallel.tensor import layers as tensor
 from lmtrain.parallel.tensor.vocabulary import VocabHead
 from lmtrain.spec import Cut, Cuts, Split
@@ -39,6 +44,14 @@ CASES = {
     "fsdp_averages": "parallel-dp2-zero3-fp32-micro1",
     "pairs_divided_by_tokens": "postnorm-dp2-zero1-fp32-micro1",
     "every_cut_has_a_first_token": "bert-tp2-sp-fp32-micro1",
+    "documents_of_the_first_microbatch": "window-dp2-zero3-full-fp32-micro4-documents",
+    "documents_shifted_by_one": "gqa-tp2-fp32-micro1-documents",
+    "blocks_deaf_to_documents": "gqa-tp2-fp32-micro1-documents-blocks",
+    "positions_not_restarted": "untied-dp2-zero2-fp32-micro1-documents",
+    "positions_of_the_first_cut": "tied-tp2-sp-fp32-micro1-documents",
+    "every_rank_scores_the_first_cut": "bert-tp2-sp-fp32-micro1",
+    "sum_of_products_overwritten": "tied-tp2-bf16-micro4-summed",
+    "sum_of_products_not_handed_to_fsdp": "untied-dp2-zero1-bf16-micro4-summed",
 }
 
 
@@ -151,6 +164,78 @@ def _pairs_divided_by_tokens() -> Iterator[Patch]:
 def _every_cut_has_a_first_token() -> Iterator[Patch]:
     """The pair is judged by the first token of the sequence, which one rank holds."""
     yield tensor, "taken_from_first", lambda x, axis: x
+
+
+def _documents_of_the_first_microbatch() -> Iterator[Patch]:
+    """The mask is made once, and not for each microbatch."""
+    first: dict[str, Tensor] = {}
+    right = Stack.surroundings
+
+    def surroundings(self: Stack, batch: Batch) -> Any:
+        return right(self, replace(batch, documents_BT=first.setdefault("documents", batch.documents_BT)))
+
+    yield Stack, "surroundings", surroundings
+
+
+def _documents_shifted_by_one() -> Iterator[Patch]:
+    """The mask is of the labels' documents, and not of the tokens'."""
+    right = Stack.surroundings
+
+    def surroundings(self: Stack, batch: Batch) -> Any:
+        return right(self, replace(batch, documents_BT=batch.documents_BT.roll(-1, dims=1)))
+
+    yield Stack, "surroundings", surroundings
+
+
+def _blocks_deaf_to_documents() -> Iterator[Patch]:
+    right = block_masks._allowed
+
+    def allowed(least: int, most: int, documents_BT: Tensor | None, real_BT: Tensor | None) -> Any:
+        return right(least, most, None, real_BT)
+
+    yield block_masks, "_allowed", allowed
+
+
+def _positions_not_restarted() -> Iterator[Patch]:
+    right = embedding.positions_of
+    yield embedding, "positions_of", lambda batch: right(replace(batch, positions_BT=None))
+
+
+def _positions_of_the_first_cut() -> Iterator[Patch]:
+    """Of a row whose positions restart, every rank of a cut sequence reads the same part."""
+    right = tensor.SequenceEmbedding.forward
+
+    def forward(self: tensor.SequenceEmbedding, ids: Tensor) -> Tensor:
+        length = ids.shape[-1] // self.axis.size
+        first = ids.narrow(-1, 0, length).repeat(*(1,) * (ids.ndim - 1), self.axis.size)
+        return right(self, first)
+
+    yield tensor.SequenceEmbedding, "forward", forward
+
+
+def _every_rank_scores_the_first_cut() -> Iterator[Patch]:
+    """The positions of its own cut have other labels."""
+    right = MaskedLM.prepared
+
+    def prepared(self: MaskedLM, batch: Batch) -> Batch:
+        with replaced(self, "cut", 0):
+            return right(self, batch)
+
+    yield MaskedLM, "prepared", prepared
+
+
+def _sum_of_products_overwritten() -> Iterator[Patch]:
+    """Of a step's microbatches the last alone counts."""
+    right = products._add_product
+
+    def add(total: Tensor, *factors: Tensor) -> None:
+        right(total.zero_(), *factors)
+
+    yield products, "_add_product", add
+
+
+def _sum_of_products_not_handed_to_fsdp() -> Iterator[Patch]:
+    yield ShardedWeights, "_hand_over", lambda self, stage: None
 
 
 _PATCHES: dict[str, Callable[[], Iterator[Patch]]] = {name: globals()[f"_{name}"] for name in CASES}

@@ -9,7 +9,7 @@ Must not import torch.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import combinations, product
@@ -19,12 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.config.base import kinds
+from lmtrain.data.data_settings import DataSettings
 from lmtrain.errors import LmtrainError
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.parallel.compute_settings import ComputeSettings
 from lmtrain.parallel.precision_settings import Fp16Settings, PrecisionSettings
 from lmtrain.parallel.recompute_settings import RecomputeSettings
+from lmtrain.placement.masks import needs_mask
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.schedules.pipeline_schedule import schedule_named
 from lmtrain.train.config import RunConfig
@@ -66,7 +68,15 @@ DEEP_MODELS: dict[str, GPTSettings | BertSettings] = {
     "deepbert": BertSettings(width=16, num_heads=2, ffn_width=32, vocab_multiple=1, **_DEEP),
     "deeppost": BertSettings(width=16, num_heads=4, ffn_width=24, vocab_multiple=16, norm_order="post", **_DEEP),
 }  # fmt: skip
-ALL_MODELS = MODELS | DEEP_MODELS
+# because: of heads as narrow as those above no kernel of a GPU's attention is made, and of rows shorter than a block of
+# positions others than of longer ones; 8 more than a block are two, of which one is cut short
+_HEADED = _TINY | {"seq_len": 136, "ffn_width": 64, "vocab_multiple": 8}
+HEADED_MODELS: dict[str, GPTSettings | BertSettings] = {
+    "headed": GPTSettings(width=32, num_heads=2, head_width=64, positions="rotary", **_HEADED),
+    "headedwindow": GPTSettings(width=32, num_heads=2, num_kv_heads=1, head_width=64, window=50, **_HEADED),
+    "headedbert": BertSettings(width=64, num_heads=1, **_HEADED),
+}
+ALL_MODELS = MODELS | DEEP_MODELS | HEADED_MODELS
 RECOMPUTE: dict[str, dict[str, Any]] = {
     "none": {"kind": "none"},
     "attention": {"kind": "attention"},
@@ -93,6 +103,9 @@ class Case:
     vp: int = 1
     schedule: str = "1f1b"
     balance: Literal["layers", "cost"] = "layers"
+    documents: bool = False  # a document is a world of its own: data.document_mask
+    blocks: bool = False  # masks are of blocks, as on a GPU
+    summed: bool = False  # products sum their weights' gradients and kernels' twins run, as on a GPU
 
     @property
     def num_processes(self) -> int:
@@ -115,7 +128,10 @@ class Case:
         words += ["sp"] if self.sequence else []
         words += [self.recompute] if self.recompute != "none" else []
         words += [self.precision, f"micro{self.microbatches}"]
+        words += ["summed"] if self.summed else []
         words += ["dropout"] if self.dropout else []
+        words += ["documents"] if self.documents else []
+        words += ["blocks"] if self.blocks else []
         return "-".join(words + (["compile"] if self.compile else []))
 
     @classmethod
@@ -170,10 +186,11 @@ class Case:
     def problems(self) -> list[str]:
         """What the settings say against this case."""
         try:
-            parts = {
+            parts: dict[str, Any] = {
                 "model": self.model_settings, "parallel": self.parallel, "precision": self.precision_settings,
                 "recompute": self.recompute_settings, "train": self.train, "compute": self.compute,
             }  # fmt: skip
+            parts |= {"data": DataSettings(path="toy", document_mask=True)} if self.documents else {}
         except LmtrainError as error:
             return [str(error)]
         return [problem.text() for problem in RunConfig.problems_across(parts)]
@@ -183,7 +200,7 @@ class Case:
         """One process, nothing recomputed or compiled. Dropout needs the microbatches whose masks the ranks draw."""
         same_batch = 1 if self.global_batch == GLOBAL_BATCH else self.microbatches
         return Case(
-            self.model, precision=self.precision, dropout=self.dropout,
+            self.model, precision=self.precision, dropout=self.dropout, documents=self.documents,
             microbatches=self.dp * self.microbatches if self.dropout else same_batch,
         )  # fmt: skip
 
@@ -199,6 +216,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "precision": ("fp32", "bf16", "fp16"),
     "microbatches": (1, 4),
 }
+DOCUMENTS = {"documents": (False, True)}  # a factor of every array, besides these
 
 
 def means_something(case: Case) -> bool:
@@ -212,14 +230,30 @@ def means_something(case: Case) -> bool:
 
 @cache
 def space() -> tuple[Case, ...]:
-    """Every legal case without compile."""
+    """Every legal case without compile and documents."""
     cases = (Case(**dict(zip(FACTORS, values, strict=True))) for values in product(*FACTORS.values()))
     return tuple(case for case in cases if means_something(case) and not case.problems())
 
 
 def array(strength: int, num_compiled: int, *, seed: int = SEED) -> list[Case]:
-    """Legal cases in which every legal combination of `strength` values occurs, greedily few; then compiled ones."""
-    return covering(space(), FACTORS, strength, seed) + compiled_cases(num_compiled)
+    """Legal cases in which every legal combination of `strength` values occurs, greedily few; then compiled ones.
+
+    What documents add comes last, so that the cases without are those of the factors without.
+    """
+    plain = covering(space(), FACTORS, strength, seed)
+    return plain + compiled_cases(num_compiled) + _documents_beside(plain, space(), FACTORS, strength, seed)
+
+
+def with_documents(cases: tuple[Case, ...]) -> tuple[Case, ...]:
+    """The same cases, and those of them that may have documents with them."""
+    twins = (replace(case, documents=True) for case in cases)
+    return cases + tuple(twin for twin in twins if not twin.problems())
+
+
+def _documents_beside(
+    plain: list[Case], cases: tuple[Case, ...], factors: dict[str, tuple[Any, ...]], strength: int, seed: int
+) -> list[Case]:
+    return covering(with_documents(cases), factors | DOCUMENTS, strength, seed, beside=plain)
 
 
 PIPELINE_FACTORS: dict[str, tuple[Any, ...]] = {
@@ -238,6 +272,10 @@ PIPELINE_FACTORS: dict[str, tuple[Any, ...]] = {
 }
 # because: all legal ones are 60,000, and this many of them have every legal pair and triple of values among them
 NUM_DRAWN = 5_000
+FLAGS = {
+    "hybrid": "hybrid", "sp": "sequence", "summed": "summed", "compile": "compile", "dropout": "dropout",
+    "documents": "documents", "blocks": "blocks",
+}  # fmt: skip
 
 
 @cache
@@ -260,6 +298,18 @@ def _drawn(rng: random.Random) -> Case:
     )
 
 
+def by_blocks(cases: Iterable[Case]) -> list[Case]:
+    """Those in which a mask is given, of blocks."""
+    given = (case for case in cases if needs_mask(case.model_settings, document_mask=case.documents))
+    return [replace(case, blocks=True) for case in given]
+
+
+def summing(cases: Iterable[Case]) -> list[Case]:
+    """Those in which it makes a difference that products sum."""
+    sums = (case for case in cases if case.precision != "fp32" and case.microbatches > 1)
+    return [replace(case, summed=True) for case in sums if case.dp == 1 or case.zero < 2]
+
+
 def random_cases(count: int, seed: int = SEED) -> list[Case]:
     """Legal ones of both spaces, in turn."""
     rng = random.Random(seed)
@@ -272,18 +322,25 @@ def random_cases(count: int, seed: int = SEED) -> list[Case]:
 
 
 def pipeline_array(strength: int, *, seed: int = SEED) -> list[Case]:
-    return covering(pipeline_space(), PIPELINE_FACTORS, strength, seed)
+    plain = covering(pipeline_space(), PIPELINE_FACTORS, strength, seed)
+    return plain + _documents_beside(plain, pipeline_space(), PIPELINE_FACTORS, strength, seed)
 
 
 def covering(
-    cases: tuple[Case, ...], factors: dict[str, tuple[Any, ...]], strength: int, seed: int = SEED
-) -> list[Case]:
-    """Cases in which every combination of `strength` values that occurs at all occurs, greedily few."""
+    cases: tuple[Case, ...], factors: dict[str, tuple[Any, ...]], strength: int, seed: int = SEED,
+    beside: Sequence[Case] = (),
+) -> list[Case]:  # fmt: skip
+    """Cases in which every combination of `strength` values that occurs at all occurs, greedily few.
+
+    Those of the cases that they stand `beside` need not occur again.
+    """
     combined = _combinations(cases, factors, strength)
     order = np.array(random.Random(seed).sample(range(len(cases)), len(cases)))
     cost = np.array([case.num_processes for case in cases])
     missing = np.zeros(combined.max() + 1, bool)
     missing[combined] = True
+    number = {case: index for index, case in enumerate(cases)}
+    missing[combined[[number[case] for case in beside]]] = False
     chosen: list[Case] = []
     while missing.any():
         gain = missing[combined].sum(1)
@@ -337,13 +394,12 @@ def _value_of(word: str, name: str) -> dict[str, Any]:
     for field in ("precision", "schedule", "balance"):
         if word in PIPELINE_FACTORS[field]:
             return {field: word}
-    flags = {"hybrid": "hybrid", "sp": "sequence", "compile": "compile", "dropout": "dropout"}
-    if word in flags:
-        return {flags[word]: True}
+    if word in FLAGS:
+        return {FLAGS[word]: True}
     known = ", ".join(_known_words())
     raise ValueError(f"{name} has the word {word}, which is none of {known}")
 
 
 def _known_words() -> Iterator[str]:
-    yield from ("ppN", "vpN", "tpN", "dpN", "zeroN", "microN", "hybrid", "sp", "compile", "dropout")
+    yield from ("ppN", "vpN", "tpN", "dpN", "zeroN", "microN", *FLAGS)
     yield from (*RECOMPUTE, *FACTORS["precision"], *SCHEDULES, "cost")

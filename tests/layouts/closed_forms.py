@@ -66,17 +66,19 @@ def _tensor_parallel(case: Case) -> Counter[Sent]:
 
 
 def _data_parallel(case: Case, places: Iterable[Place]) -> Counter[Sent]:
-    """Each block is a group of its own, and the rest is the last group."""
+    """Each block is a group of its own, each table of tokens too unless two are one, and the rest is the last group."""
     m, zero, shards = case.microbatches, case.zero, case.parallel.dp_shard
     sizes: Counter[str] = Counter()
     for place in places:
         words = place.name.split(".")
         group = ".".join(words[:2]) if words[0] == "blocks" else ""
+        if place.cut.split is Split.VOCAB and not case.model_settings.ties():
+            group = place.name
         sizes[group] += math.prod((-(-place.part_shape[0] // shards), *place.part_shape[1:]))
     sent: Counter[Sent] = Counter()
     for group, size in sizes.items():
         if shards > 1:
-            gathers = 1 if zero < 3 else 2 * m if group else m
+            gathers = 1 if zero < 3 else 2 * m if group.startswith("blocks") else m
             sent[GATHER, "dp_shard", size * shards * number_bytes(case)] += gathers
             sent[SCATTER, "dp_shard", size * shards * FP32] += 1 if zero < 2 else m
         if case.parallel.dp_replicate > 1:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from lmtrain.batch import Batch
@@ -51,6 +52,7 @@ def _look(model: ParallelModel, optimizer: torch.optim.Optimizer, before: set[in
     masters = storages(iter(model.parameters.values()))
     slots = storages(t for state in optimizer.state.values() for t in state.values() if t.ndim)
     rest = storages(living_tensors())
+    before = before | storages(on_their_way(model)).keys()
     rest = {at: (n, dtype) for at, (n, dtype) in rest.items() if at not in before | masters.keys() | slots.keys()}
     return {
         "masters": sum(n for n, _ in masters.values()),
@@ -58,6 +60,17 @@ def _look(model: ParallelModel, optimizer: torch.optim.Optimizer, before: set[in
         "work": sum(n for n, dtype in rest.values() if dtype is torch.bfloat16),
         "gradients": sum(n for n, dtype in rest.values() if dtype is torch.float32 and n >= SMALLEST_BYTES),
     }
+
+
+def on_their_way(model: ParallelModel) -> Iterator[Tensor]:
+    """What FSDP keeps of its newest reduction until the next one: a buffer, which the planner counts as such."""
+    for stage in model.stages.values():
+        if isinstance(stage, FSDPModule):
+            found = stage._get_fsdp_state()._comm_ctx
+            # because: torch 2.11 keeps one, 2.13 a list
+            for one in getattr(found, "reduce_scatter_states", None) or [getattr(found, "reduce_scatter_state", None)]:
+                if one is not None:
+                    yield one.reduce_scatter_input
 
 
 class Between(list[Batch]):

@@ -32,6 +32,7 @@ class Outcome:
     skipped: list[bool]
     gradients: dict[str, Tensor]
     quarrels: list[str]  # ranks that should hold the same numbers and do not
+    held_bytes: list[list[int]]  # of each rank's GPU, after each step
 
 
 def run(pool: Pool, case: Case, *, steps: int = 3, bug: str | None = None) -> Outcome:
@@ -48,7 +49,8 @@ def run(pool: Pool, case: Case, *, steps: int = 3, bug: str | None = None) -> Ou
         for rank, result in enumerate(results):
             if repr(result[key]) != repr(first[key]):
                 quarrels.append(f"{key} of rank {rank} are {result[key]} and those of rank 0 {first[key]}")
-    return Outcome(first["losses"], first["norms"], first["skipped"], gradients, quarrels)
+    held = [result["held_bytes"] for result in results]
+    return Outcome(first["losses"], first["norms"], first["skipped"], gradients, quarrels, held)
 
 
 def assemble(ranks: list[list[dict[str, Any]]], folder: Path) -> tuple[dict[str, Tensor], list[str]]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from lmtrain.batch import Batch
 from lmtrain.models.stack import Stack
 from lmtrain.objectives.causal_lm import CausalLM
-from lmtrain.parallel import apply, grads, model
+from lmtrain.parallel import apply, grads, tied
 from lmtrain.parallel.dropout import Noise
 from lmtrain.parallel.pipeline.executor import Pipeline
 from lmtrain.placement import stages
@@ -29,6 +29,7 @@ CASES = {
     "pipeline_drops_the_last_microbatch": "deepgqa-pp2-dp1-fp32-micro4",
     "virtual_stages_swapped": "deepgqa-pp2-vp2-interleaved-dp1-fp32-micro4",
     "padding_unknown_to_later_stages": "deepbert-pp2-dp1-fp32-micro4",
+    "documents_unknown_to_later_stages": "deepgqa-pp2-dp1-fp32-micro4-documents",
     "pairs_divided_by_tokens": "deeppost-pp2-dp1-fp32-micro4",
 }
 # because: with dropout a pipeline is not compared with one process; tests of masks notice these
@@ -36,7 +37,7 @@ DROPOUT = ("dropout_repeated_under_recompute", "dropout_repeated_over_microbatch
 
 
 def _tied_copies_not_summed() -> Iterator[Patch]:
-    yield model, "sum_gradients", lambda *_: None
+    yield tied.TiedSums, "begin", lambda *_: None
 
 
 def _tied_weight_counted_twice() -> Iterator[Patch]:
@@ -80,6 +81,15 @@ def _padding_unknown_to_later_stages() -> Iterator[Patch]:
         if self.embedding is None and batch.real_BT is not None:
             batch = replace(batch, segments_BT=None, real_BT=torch.ones_like(batch.real_BT))
         return right(self, batch)
+
+    yield Stack, "surroundings", surroundings
+
+
+def _documents_unknown_to_later_stages() -> Iterator[Patch]:
+    right = Stack.surroundings
+
+    def surroundings(self: Stack, batch: Batch) -> Any:
+        return right(self, batch if self.embedding is not None else replace(batch, documents_BT=None))
 
     yield Stack, "surroundings", surroundings
 

@@ -40,7 +40,7 @@ def tied(name: str, steps: int) -> dict[str, Any]:
 
 
 def digest(weight: Tensor) -> str:
-    return hashlib.sha256(weight.detach().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
+    return hashlib.sha256(weight.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
 class Alive:

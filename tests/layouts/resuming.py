@@ -10,7 +10,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 
 from lmtrain.checkpoint.checkpoint_settings import CheckpointSettings
@@ -30,8 +29,8 @@ from lmtrain.train.setup import Run, open_run
 from lmtrain.train.step import train_step
 from lmtrain.train.train_settings import ObserveSettings, RunSettings, TrainSettings
 from tests.layouts.cases import Case
-from tests.layouts.toy_data import NUM_SAMPLES, ToyData, ToyMasked
-from tests.layouts.training import OPTIM, SEED, write_pieces
+from tests.layouts.toy_data import NUM_SAMPLES, data_of
+from tests.layouts.training import OPTIM, SEED, device, write_pieces
 
 SAVE_STEP, LAST_STEP = 3, 6
 
@@ -55,7 +54,7 @@ def resumed(name: str, run_dir: str, checkpoint: str, dumped: str) -> dict[str, 
 
 
 def _open(name: str, run_dir: str, resume: str) -> Any:
-    case, device = Case.named(name), torch.device("cpu")
+    case = Case.named(name)
     config = RunConfig(
         model=case.model_settings, data=_data_settings(case), optim=OPTIM, schedule=CosineSettings(warmup_steps=2),
         precision=case.precision_settings, parallel=case.parallel, compute=case.compute,
@@ -65,8 +64,8 @@ def _open(name: str, run_dir: str, resume: str) -> Any:
         checkpoint=CheckpointSettings(resume=resume), observe=ObserveSettings(tensorboard=False),
         run=RunSettings(dir=run_dir),
     )  # fmt: skip
-    mesh = build_mesh(case.parallel.layout, device, timeout_s=180.0)
-    return open_run(config, _inputs(case), Console(quiet=True), mesh, device, ["here"] * case.num_processes)
+    mesh = build_mesh(case.parallel.layout, device(), timeout_s=180.0)
+    return open_run(config, _inputs(case), Console(quiet=True), mesh, device(), ["here"] * case.num_processes)
 
 
 def _data_settings(case: Case) -> DataChoice:
@@ -74,7 +73,7 @@ def _data_settings(case: Case) -> DataChoice:
 
 
 def _inputs(case: Case) -> Inputs:
-    samples = ToyData() if case.model_settings.terms == ("lm",) else ToyMasked()
+    samples = data_of(case)
     identity = {"num_documents": NUM_SAMPLES, "blend": None}
     data = TrainingData(samples, Order(NUM_SAMPLES, SEED), {}, [], identity, 0, LAST_STEP * case.global_batch)
     return Inputs(case.model_settings, _tokenizer(), data, None)

@@ -11,6 +11,7 @@ import pytest
 
 from tests.layouts.arrays import ARRAYS, each_value_once, quick_factors, stored
 from tests.layouts.cases import (
+    DOCUMENTS,
     FACTORS,
     MODELS,
     PIPELINE_FACTORS,
@@ -20,6 +21,7 @@ from tests.layouts.cases import (
     pipeline_array,
     pipeline_space,
     space,
+    with_documents,
 )
 
 
@@ -30,22 +32,24 @@ def covered(cases: list[Case], strength: int, factors: Iterable[str] = FACTORS) 
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize(("strength", "most"), [(2, 60), (3, 250)])
+@pytest.mark.parametrize(("strength", "most"), [(2, 60), (3, 300)])
 def test_an_array_covers_every_legal_combination(strength: int, most: int) -> None:
     cases = array(strength, num_compiled=4)
     assert len(cases) <= most
     assert sum(case.compile for case in cases) == 4
-    assert covered(list(space()), strength) <= covered(cases, strength)
+    factors = FACTORS | DOCUMENTS
+    assert covered(list(with_documents(space())), strength, factors) <= covered(cases, strength, factors)
     assert len({case.name for case in cases}) == len(cases)
     assert not [problem for case in cases for problem in case.problems()]
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize(("strength", "most"), [(2, 60), (3, 350)])
+@pytest.mark.parametrize(("strength", "most"), [(2, 65), (3, 400)])
 def test_a_pipeline_array_covers_every_legal_combination(strength: int, most: int) -> None:
     cases = pipeline_array(strength)
     assert len(cases) <= most
-    assert covered(list(pipeline_space()), strength, PIPELINE_FACTORS) <= covered(cases, strength, PIPELINE_FACTORS)
+    factors = PIPELINE_FACTORS | DOCUMENTS
+    assert covered(list(with_documents(pipeline_space())), strength, factors) <= covered(cases, strength, factors)
     assert not [problem for case in cases for problem in case.problems()]
     assert all(Case.named(case.name) == case for case in cases)
     assert {case.num_processes for case in cases} <= set(range(2, 9))

@@ -59,7 +59,7 @@ def test_no_mask_comes_twice(words: str, pool: Pool) -> None:
     ("bug", "words"),
     [
         pytest.param("dropout_repeated_over_microbatches", "pp2-vp2-interleaved-dp1", marks=pytest.mark.wide),
-        ("dropout_repeated_over_stages", "pp2-vp2-interleaved-dp1"),
+        pytest.param("dropout_repeated_over_stages", "pp2-vp2-interleaved-dp1", marks=pytest.mark.wide),
         ("dropout_repeated_under_recompute", "pp2-tp2-dp1-full"),
     ],
 )

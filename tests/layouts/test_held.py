@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from lmtrain.optim.adamw_settings import AdamWSettings
-from lmtrain.plan.kept import kept_of
 from lmtrain.plan.ours import Planned
 from lmtrain.plan.ranks import rank_bytes_of
 from tests.layouts.cases import Case, random_cases
+from tests.layouts.toy_data import EvenlyMasked
 from tests.layouts.workers import Pool
 from tests.marks import wide
 from tests.unit.plan.ours import planned_on_cpu
@@ -30,6 +30,8 @@ SOME = (
     "tied-dp2-zero0-fp32-micro1",
     "tied-tp1-dp1-fp32-micro4-dropout",
     "window-tp2-dp2-zero1-bf16-micro1",
+    "gqa-tp2-dp2-zero2-sp-attention-bf16-micro4-documents",
+    "window-tp2-dp1-fp32-micro4-documents",
 )
 
 
@@ -61,7 +63,8 @@ def planned_of(case: Case) -> Planned:
     return Planned(
         model=case.model_settings, parallel=case.parallel, precision=case.precision_settings, compute=case.compute,
         optim=AdamWSettings(lr=1e-3), recompute=case.recompute_settings, micro_batch=case.train.micro_batch,
-        global_batch=case.global_batch,
+        global_batch=case.global_batch, document_mask=case.documents,
+        scored_share=1.0 if case.model_settings.terms == ("lm",) else EvenlyMasked.share,
     )  # fmt: skip
 
 
@@ -73,7 +76,7 @@ def test_a_rank_of_gpt3_holds_what_the_planner_says(rank: int, pool: Pool) -> No
     (held,) = pool.run("tests.layouts.pretended:rank_of_gpt3", 1, {"rank": rank})
     said = rank_bytes_of(run, rank)
     (stage,) = run.stages[run.parallel.layout.coordinate(rank).pp]
-    one = kept_of(run, stage)
+    one = run.layers.kept(stage)
     said |= {"activations": round(one.hidden), "logits": round(one.logits)}  # of one microbatch
     for key, size in held.items():
         assert said[key] == pytest.approx(size, rel=0.01), key

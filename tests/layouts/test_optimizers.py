@@ -25,7 +25,7 @@ def updated(pool: Pool, name: str, optim: str, folder: Path, steps: int = 3) -> 
     return weights
 
 
-@pytest.mark.parametrize("optim", ["adamw", "lamb", "muon"])
+@pytest.mark.parametrize("optim", ["adamw", "muon", *wide("lamb")])
 @pytest.mark.parametrize(
     "name",
     [

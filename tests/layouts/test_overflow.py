@@ -23,7 +23,7 @@ def train(pool: Pool, name: str, folder: Path, where: str, rank: int) -> list[li
     return pool.run("tests.layouts.overflow:train", Case.named(name).num_processes, arguments)
 
 
-@pytest.mark.parametrize("where", ["activations", "one_shard"])
+@pytest.mark.parametrize("where", ["one_shard", *wide("activations")])
 @pytest.mark.parametrize(
     "name",
     [

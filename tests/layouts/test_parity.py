@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.layouts.arrays import beyond, few_and_the_rest
+from tests.layouts.arrays import beyond, few_and_the_rest, few_by_blocks, few_that_sum
 from tests.layouts.cases import Case
 from tests.layouts.outcome import LONG_LOSS, References, check, run
 from tests.layouts.workers import Pool
@@ -23,9 +23,34 @@ LONG = [
     "gqa-tp3-dp2-zero0-sp-fp32-micro1",
 ]
 
+# what the array does not have
+DOCUMENTS = ["window-tp2-dp1-sp-bf16-micro4-documents-compile", "tied-dp2-zero3-full-fp32-micro4-documents-compile"]
+
 
 @pytest.mark.parametrize("case", few_and_the_rest("pairs"))
 def test_a_layout_equals_one_process(case: Case, pool: Pool, references: References) -> None:
+    wrong = check(case, run(pool, case), references)
+    assert not wrong, f"python -m tests.layouts.replay {case.name}\n" + "\n".join(wrong)
+
+
+# what the arrays do not have: sums in a compiled graph, of a weight that is tied, handed to FSDP after second halves;
+# and at ZeRO 2 and 3, where each microbatch's gradients are sent, none
+SUMMED = [
+    "tied-tp2-sp-bf16-micro4-summed",
+    "tied-tp1-dp1-bf16-micro4-summed-compile",
+    "gqa-tp2-sp-bf16-micro4-summed-compile",
+    "untied-dp2-zero1-operators-bf16-micro4-summed-compile",
+    "tied-dp2-zero1-fp16-micro4-summed",
+    "untied-dp2-zero2-bf16-micro4-summed",
+    "gqa-dp2-zero3-bf16-micro4-summed",
+    "deep-pp2-zb_h1-dp1-bf16-micro4-summed",
+    "deep-pp2-zb_h1-dp2-zero1-bf16-micro5-summed",
+]
+
+
+@pytest.mark.parametrize("case", [*few_that_sum("pairs"), *wide(*map(Case.named, SUMMED))])
+def test_products_that_sum_equal_one_process(case: Case, pool: Pool, references: References) -> None:
+    """The array again, where it makes a difference: gradients are added up as on a GPU."""
     wrong = check(case, run(pool, case), references)
     assert not wrong, f"python -m tests.layouts.replay {case.name}\n" + "\n".join(wrong)
 
@@ -38,6 +63,20 @@ def test_dropout_over_dp_equals_one_process(name: str, pool: Pool, references: R
     case = Case.named(name)
     wrong = check(case, run(pool, case), references)
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("case", few_by_blocks("pairs"))
+def test_masks_of_blocks_equal_masks_of_positions(case: Case, pool: Pool, references: References) -> None:
+    """The array again, where it makes a difference: one process has masks of all positions."""
+    wrong = check(case, run(pool, case), references)
+    assert not wrong, f"python -m tests.layouts.replay {case.name}\n" + "\n".join(wrong)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_compiled_documents_equal_one_process(name: str, pool: Pool, references: References) -> None:
+    wrong = check(Case.named(name), run(pool, Case.named(name)), references)
+    assert not wrong, f"python -m tests.layouts.replay {name}\n" + "\n".join(wrong)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 
 from lmtrain.schedules.simulate import activations_held
 from tests.layouts import pipeline_bugs
-from tests.layouts.arrays import beyond, few_and_the_rest
+from tests.layouts.arrays import beyond, few_and_the_rest, few_by_blocks, few_that_sum
 from tests.layouts.cases import Case
 from tests.layouts.outcome import LONG_LOSS, References, check, run
 from tests.layouts.workers import Pool
@@ -30,9 +30,31 @@ TIED = [
     "deepbert-pp2-tp2-dp1-sp-fp32-micro4",
 ]
 
+# every stage makes the mask of a microbatch from its own copy of the batch
+DOCUMENTS = [
+    "window-pp2-tp2-dp1-sp-fp32-micro4-documents",
+    "window-pp2-zb_h1-tp1-dp2-zero1-fp32-micro5-documents",
+    "deepgqa-pp2-vp2-zb_v-tp1-dp1-bf16-micro8-documents",
+    "deepuntied-pp4-gpipe-tp2-dp1-fp32-micro8-documents",
+    "deep-pp2-vp2-interleaved-tp1-dp2-zero3-full-fp32-micro4-documents",
+]
+
 
 @pytest.mark.parametrize("case", few_and_the_rest("pipeline_pairs"))
 def test_a_pipeline_equals_one_process(case: Case, pool: Pool, references: References) -> None:
+    wrong = check(case, run(pool, case), references)
+    assert not wrong, f"python -m tests.layouts.replay {case.name}\n" + "\n".join(wrong)
+
+
+@pytest.mark.parametrize("case", few_by_blocks("pipeline_pairs"))
+def test_masks_of_blocks_equal_masks_of_positions(case: Case, pool: Pool, references: References) -> None:
+    wrong = check(case, run(pool, case), references)
+    assert not wrong, f"python -m tests.layouts.replay {case.name}\n" + "\n".join(wrong)
+
+
+@pytest.mark.parametrize("case", few_that_sum("pipeline_pairs"))
+def test_products_that_sum_equal_one_process(case: Case, pool: Pool, references: References) -> None:
+    """The array again, where it makes a difference: several microbatches are under way, and all add to one sum."""
     wrong = check(case, run(pool, case), references)
     assert not wrong, f"python -m tests.layouts.replay {case.name}\n" + "\n".join(wrong)
 
@@ -50,6 +72,12 @@ def test_zero_bubble_with_copies_equals_one_process(name: str, pool: Pool, refer
     """Second halves of backwards add gradients after the hooks that shard and send them have run."""
     wrong = check(Case.named(name), run(pool, Case.named(name)), references)
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("name", [DOCUMENTS[0], *wide(*DOCUMENTS[1:])])
+def test_documents_travel_with_their_microbatch(name: str, pool: Pool, references: References) -> None:
+    wrong = check(Case.named(name), run(pool, Case.named(name)), references)
+    assert not wrong, f"python -m tests.layouts.replay {name}\n" + "\n".join(wrong)
 
 
 @pytest.mark.wide

@@ -111,7 +111,7 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     return a.dtype == b.dtype and torch.equal(a.view(torch.int32), b.view(torch.int32))
 
 
-@pytest.mark.parametrize(("model", "a", "b"), FEW[:2] + [pytest.param(*one, marks=pytest.mark.wide) for one in FEW[2:]])
+@pytest.mark.parametrize(("model", "a", "b"), FEW[:1] + [pytest.param(*one, marks=pytest.mark.wide) for one in FEW[1:]])
 def test_a_run_goes_on_at_another_layout(
     pool: Pool, unbroken: Unbroken, tmp_path: Path, model: str, a: str, b: str
 ) -> None:

@@ -21,11 +21,11 @@ WORDS = {
 @pytest.mark.parametrize(
     "name",
     [
-        "tied-tp1-dp1-bf16-micro4",
         "tied-tp2-dp2-zero1-bf16-micro4",
-        "tied-tp2-dp2-zero2-bf16-micro4",
         "tied-tp2-dp2-zero3-bf16-micro4",
         *wide(
+            "tied-tp1-dp1-bf16-micro4",
+            "tied-tp2-dp2-zero2-bf16-micro4",
             "tied-tp2-bf16-micro4",
             "tied-tp2-dp2-zero0-bf16-micro4",
             "tied-dp8-zero1-bf16-micro4",
@@ -54,11 +54,11 @@ def test_each_level_holds_less_than_the_one_before() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "tied-tp1-dp1-fp32-micro4",
         "tied-tp2-sp-operators-fp32-micro4",
         "tied-tp2-dp2-zero3-sp-first-fp32-micro4",
-        "gqa-tp3-attention-fp32-micro1",
         *wide(
+            "tied-tp1-dp1-fp32-micro4",
+            "gqa-tp3-attention-fp32-micro1",
             "tied-tp2-dp4-zero0-fp32-micro4",
             "tied-tp2-dp4-zero1-hybrid-bf16-micro4",
             "untied-tp2-dp4-zero2-hybrid-sp-bf16-micro4",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -12,6 +13,7 @@ from lmtrain.data.batch_plan import BatchPlan
 from lmtrain.data.dataset import Counts
 from lmtrain.data.loader import Loader
 from lmtrain.data.order import Order
+from lmtrain.data.samples.rows import with_documents
 from tests.layouts.cases import GLOBAL_BATCH, SEQ_LEN, VOCAB, Case
 
 NUM_SAMPLES = 4 * GLOBAL_BATCH
@@ -19,11 +21,11 @@ Int64s = NDArray[np.int64]
 
 
 @cache
-def _samples() -> tuple[Int64s, Int64s]:
+def _samples(length: int) -> tuple[Int64s, Int64s]:
     """Tokens count up by a stride of the sample's own, with noise. A sample in seven has no label at all."""
     rng = np.random.default_rng(5)
     first, stride = rng.integers(VOCAB, size=(2, NUM_SAMPLES, 1))
-    tokens = (first + stride * np.arange(SEQ_LEN + 1)) % VOCAB
+    tokens = (first + stride * np.arange(length + 1)) % VOCAB
     noise = rng.random(tokens.shape) < 0.1
     tokens[noise] = rng.integers(VOCAB, size=int(noise.sum()))
     labels = tokens[:, 1:].copy()
@@ -33,11 +35,11 @@ def _samples() -> tuple[Int64s, Int64s]:
 
 
 @cache
-def _masked() -> Batch:
+def _masked(length: int) -> Batch:
     """The same as rows of two segments, cut at lengths of their own, with most labels' tokens hidden."""
-    tokens, labels = _samples()
+    tokens, labels = _samples(length)
     rng = np.random.default_rng(6)
-    at, lengths = np.arange(SEQ_LEN), rng.integers(6, SEQ_LEN + 1, size=(NUM_SAMPLES, 1))
+    at, lengths = np.arange(length), rng.integers(6, length + 1, size=(NUM_SAMPLES, 1))
     real = at < lengths
     labels = np.where(real, np.where(labels == IGNORED, IGNORED, tokens), IGNORED)
     hidden = (labels != IGNORED) & (rng.random(labels.shape) < 0.8)
@@ -48,32 +50,62 @@ def _masked() -> Batch:
     return Batch(np.where(hidden, 0, shown), labels, segments_BT=segments, real_BT=real, pair_labels_B=pairs)
 
 
+@cache
+def _separated(length: int) -> Batch:
+    """The same with documents that begin anywhere, some with the last label: most rows have several, some only one."""
+    tokens, labels = _samples(length)
+    rng = np.random.default_rng(8)
+    begins = rng.random(tokens.shape) < rng.choice([0.0, 0.05, 0.2], size=(NUM_SAMPLES, 1))
+    rows, before = begins.nonzero()
+    return with_documents(tokens, labels.copy(), (rows, before + 1))
+
+
 class ToyMasked:
     num_samples = NUM_SAMPLES
+
+    def __init__(self, length: int = SEQ_LEN) -> None:
+        self.length = length
 
     def counts(self, sample_ids: Int64s) -> Counts:
         rows = self.batch(sample_ids)
         return Counts(int((rows.labels_BT != IGNORED).sum()), int(rows.real_BT.sum()))
 
     def batch(self, sample_ids: Int64s) -> Batch:
-        return _masked().map(lambda array: array[sample_ids])
+        return _masked(self.length).map(lambda array: array[sample_ids])
+
+
+class EvenlyMasked(ToyMasked):
+    """One label in three, in every cut of every sequence."""
+
+    share = 1 / 3
+
+    def batch(self, sample_ids: Int64s) -> Batch:
+        rows = super().batch(sample_ids)
+        return replace(rows, labels_BT=np.where(np.arange(self.length) % 3 == 1, rows.tokens_BT, IGNORED))
 
 
 class ToyData:
     num_samples = NUM_SAMPLES
 
+    def __init__(self, length: int, *, documents: bool) -> None:
+        self.length, self.documents = length, documents
+
     def counts(self, sample_ids: Int64s) -> Counts:
-        labels = _samples()[1][sample_ids]
+        labels = self.batch(sample_ids).labels_BT
         return Counts(int((labels != IGNORED).sum()), labels.size)
 
     def batch(self, sample_ids: Int64s) -> Batch:
-        tokens, labels = _samples()
-        return Batch(tokens[sample_ids], labels[sample_ids])
+        whole = _separated(self.length) if self.documents else Batch(*_samples(self.length))
+        return whole.map(lambda array: array[sample_ids])
 
 
-def loader_of(case: Case, dp_index: int) -> Loader:
-    data = ToyData() if case.model_settings.terms == ("lm",) else ToyMasked()
+def data_of(case: Case, masked: type[ToyMasked] = ToyMasked) -> ToyData | ToyMasked:
+    model = case.model_settings
+    return ToyData(model.seq_len, documents=case.documents) if model.terms == ("lm",) else masked(model.seq_len)
+
+
+def loader_of(case: Case, dp_index: int, masked: type[ToyMasked] = ToyMasked) -> Loader:
     return Loader(
-        data, Order(NUM_SAMPLES, seed=1), BatchPlan(case.global_batch), case.train.micro_batch,
+        data_of(case, masked), Order(NUM_SAMPLES, seed=1), BatchPlan(case.global_batch), case.train.micro_batch,
         dp_index=dp_index, dp_size=case.dp,
     )  # fmt: skip

@@ -6,6 +6,7 @@ a checkpoint would make of it.
 
 from __future__ import annotations
 
+import os
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -16,29 +17,38 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
 
+from lmtrain.kernels import on_gpu
 from lmtrain.optim.adamw_settings import AdamWSettings
 from lmtrain.optim.optim_settings import OptimSettings
+from lmtrain.parallel import products
 from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.piece import Piece
 from lmtrain.train.setup import build_optimizer
 from lmtrain.train.step import train_step
-from tests.layouts.bugs import planted
+from tests.flex_on_cpu import block_masks_everywhere
+from tests.layouts.bugs import planted, replaced
 from tests.layouts.cases import GLOBAL_BATCH, Case
 from tests.layouts.toy_data import loader_of
+from tests.layouts.workers import DEVICE
 
 OPTIM = AdamWSettings(lr=1e-3, clip_norm=0.2)  # because: every first norm is above 0.2, so that clipping is compared
 SEED = 7
 
 
+def device() -> torch.device:
+    """What this worker computes on."""
+    return torch.device(os.environ.get(DEVICE, "cpu"))
+
+
 def build(case: Case) -> ParallelModel:
-    device = torch.device("cpu")
-    mesh = build_mesh(case.parallel.layout, device, timeout_s=180.0) if case.num_processes > 1 else None
-    return build_parallel(
-        case.model_settings, case.precision_settings, case.compute, device, seed=SEED, training=True,
-        mesh=mesh, parallel=case.parallel, recompute=case.recompute_settings,
-    )  # fmt: skip
+    mesh = build_mesh(case.parallel.layout, device(), timeout_s=180.0) if case.num_processes > 1 else None
+    with replaced(products, "SUMMED_ON", {device().type} if case.summed else set()):
+        return build_parallel(
+            case.model_settings, case.precision_settings, case.compute, device(), seed=SEED, training=True,
+            mesh=mesh, parallel=case.parallel, recompute=case.recompute_settings,
+        )  # fmt: skip
 
 
 def dp_index(case: Case) -> int:
@@ -50,7 +60,11 @@ def train(
 ) -> dict[str, Any]:
     """Losses, norms and skips of each step; the gradient of the first, clipped and without a loss scale, as pieces."""
     case = Case.named(name)
-    with planted(bug) if bug else nullcontext():
+    with (
+        planted(bug) if bug else nullcontext(),
+        replaced(on_gpu, "FUSES_ON", {device().type} if case.summed else set()),
+        block_masks_everywhere() if case.blocks else nullcontext(),
+    ):
         model = build(case)
         optimizer = build_optimizer(optim, model)
         loader = loader_of(case, dp_index(case))
@@ -58,14 +72,20 @@ def train(
 
         def keep_first(*_: Any) -> None:
             if not first:
-                first.update({n: p.grad.clone() for n, p in model.parameters.items() if p.grad is not None})
+                factor = model.one_pass.factor if model.one_pass else None
+                given = {n: p.grad for n, p in model.parameters.items() if p.grad is not None}
+                first.update({n: grad.clone() if factor is None else grad * factor for n, grad in given.items()})
 
         optimizer.register_step_pre_hook(keep_first)
-        done = [train_step(model, optimizer, loader.read(step), optim.lr, optim.clip_norm) for step in range(steps)]
+        done, held_bytes = [], []
+        for step in range(steps):
+            done.append(train_step(model, optimizer, loader.read(step), optim.lr, optim.clip_norm))
+            held_bytes.append(torch.cuda.memory_allocated())  # 0 without a GPU
     return {
         "losses": [result.loss for result in done],
         "norms": [result.grad_norm for result in done],
         "skipped": [result.skipped for result in done],
+        "held_bytes": held_bytes,
         "pieces": write_pieces(model.place(first, "grad"), Path(folder)),
     }
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from lmtrain.models.init import draw
 from lmtrain.optim.adamw_settings import AdamWSettings
 from lmtrain.optim.lamb_settings import LAMBSettings
 from lmtrain.optim.muon_settings import MuonSettings
@@ -15,6 +14,7 @@ from lmtrain.spec import Start
 from lmtrain.train.setup import build_optimizer
 from tests.layouts.cases import Case
 from tests.layouts.training import build, write_pieces
+from tests.unit.models.first_weights import whole
 
 OPTIMIZERS = {"adamw": AdamWSettings(lr=0.01), "lamb": LAMBSettings(lr=0.01), "muon": MuonSettings(lr=0.01)}
 
@@ -28,8 +28,8 @@ def update(name: str, optim: str, folder: str, steps: int = 3) -> list[dict[str,
             parameter.grad = torch.zeros_like(parameter)
         gradients = {n: p.grad for n, p in model.parameters.items() if p.grad is not None}
         for piece in model.place(gradients, "grad"):
-            whole = draw(f"{step}:{piece.name}", piece.global_shape, Start(std=1.0), seed=1)
+            gradient = whole(f"{step}:{piece.name}", piece.global_shape, Start(std=1.0), seed=1)
             at = zip(piece.offset, piece.block.shape, strict=True)
-            piece.block.copy_(whole[tuple(slice(start, start + size) for start, size in at)])
+            piece.block.copy_(gradient[tuple(slice(start, start + size) for start, size in at)])
         optimizer.step()
     return write_pieces(model.pieces(), Path(folder))

@@ -25,7 +25,7 @@ import torch.distributed.fsdp
 import torch.distributed.tensor.debug
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
-import tests.layouts.training  # noqa: F401, here since nearly every case needs what it imports
+from tests.layouts.training import device  # and nearly every case needs what that imports
 
 GROUP_TIMEOUT = timedelta(seconds=180)  # because: a busy machine may take ten times as long as an idle one
 
@@ -114,7 +114,25 @@ def start_group(request: dict[str, Any], store: Store | None) -> None:
         return
     if rank > 0:
         store = TCPStore("127.0.0.1", request["port"], world_size, is_master=False, timeout=GROUP_TIMEOUT)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=GROUP_TIMEOUT)
+    backend = "gloo"
+    if device().type == "cuda":
+        os.environ.update(one_gpu())
+        torch.cuda.set_device(0)
+        backend = "cpu:gloo,cuda:nccl"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=GROUP_TIMEOUT)
+
+
+def one_gpu() -> dict[str, str]:
+    """What NCCL has to be told so that it lets several ranks of one GPU talk.
+
+    because: it refuses two ranks of one device on one host, and takes those of another host's name for another's. From
+    2.30 on it allows them by a variable, which older ones do not know. The name is of the process: a worker changes its
+    rank where another takes the place of one that has ended, and what NCCL has read once it may not read again
+    """
+    known = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", "NCCL_NVLS_ENABLE": "0", "NCCL_MAX_NCHANNELS": "2"}
+    if torch.cuda.nccl.version() >= (2, 30):  # type: ignore[no-untyped-call]
+        return known | {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+    return known | {"NCCL_HOSTID": f"pid{os.getpid()}"}
 
 
 def end_group() -> None:

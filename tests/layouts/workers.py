@@ -24,6 +24,10 @@ from typing import Any, Self
 ROOT = Path(__file__).resolve().parents[2]
 # because: ranks that wait for one that has failed see its connections close at once; longer means that they hang
 GRACE_S = 5.0
+# because: compiled code, and graphs that nobody went back through, keep their groups, of which each thread wakes a
+# hundred times a second; some hundred of these take both cores
+MOST_THREADS = 64
+DEVICE = "LMTRAIN_TESTS_DEVICE"  # what a worker computes on; its CPU unless it is said
 
 
 class WorkerFailed(AssertionError):
@@ -46,6 +50,13 @@ class Worker:
         line = self.lines.readline()
         return dict(json.loads(line)) if line.endswith("\n") else None
 
+    @property
+    def is_worn(self) -> bool:
+        """It has kept the threads of groups that are gone."""
+        with suppress(FileNotFoundError):
+            return len(os.listdir(f"/proc/{self.pid}/task")) > MOST_THREADS
+        return False
+
     def last_words(self) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-60:])
 
@@ -62,7 +73,7 @@ class Worker:
 class Nursery:
     """The process that has torch and no threads, and forks."""
 
-    def __init__(self, logs: Path) -> None:
+    def __init__(self, logs: Path, device: str) -> None:
         self.logs, self.born = logs, 0
         self.end, theirs = socket.socketpair()
         loopback = "lo0" if sys.platform == "darwin" else "lo"
@@ -70,7 +81,7 @@ class Nursery:
             [sys.executable, "-m", "tests.layouts.worker", str(theirs.fileno())],
             cwd=ROOT, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
             env={**os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1",
-                 "GLOO_SOCKET_IFNAME": loopback},
+                 "GLOO_SOCKET_IFNAME": loopback, DEVICE: device, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
         )  # fmt: skip
         theirs.close()
 
@@ -90,9 +101,13 @@ class Nursery:
 
 
 class Pool:
-    """Up to as many workers as the largest case needs, started when it comes. Close it, or use it in a `with`."""
+    """Up to as many workers as the largest case needs, started when it comes. Close it, or use it in a `with`.
 
-    def __init__(self) -> None:
+    With `device="cuda"` they all compute on the first GPU, and talk by NCCL of what lies there.
+    """
+
+    def __init__(self, device: str = "cpu") -> None:
+        self.device = device
         self._folder = tempfile.TemporaryDirectory(prefix="lmtrain_workers_")
         self._nursery: Nursery | None = None
         self._workers: list[Worker] = []
@@ -122,7 +137,9 @@ class Pool:
 
     def _first(self, num_processes: int) -> list[Worker]:
         if self._nursery is None:
-            self._nursery = Nursery(Path(self._folder.name))
+            self._nursery = Nursery(Path(self._folder.name), self.device)
+        for worker in [worker for worker in self._workers[:num_processes] if worker.is_worn]:
+            self._bury(worker)
         while len(self._workers) < num_processes:
             self._workers.append(self._nursery.bear())
         return self._workers[:num_processes]

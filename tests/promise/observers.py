@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,9 +35,10 @@ from lmtrain.errors import DataError, LmtrainError
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.observe.display import RunView
 from lmtrain.observe.metrics import read_metrics
+from lmtrain.observe.spans.format import read_spans
 from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.mesh import build_mesh
-from lmtrain.runtime.device import pick_device, set_deterministic, set_threads
+from lmtrain.runtime.device import pick_device, set_deterministic, set_tf32, set_threads
 from lmtrain.runtime.faults import arm
 from lmtrain.runtime.process import ProcessEnv
 from lmtrain.train.forecast import expected_step, forecast_facts, planned_of
@@ -190,6 +192,50 @@ def files(bench: Bench, settings: Settings) -> Any:
     return bench.see(run, settings).files
 
 
+def traced(bench: Bench, settings: Settings) -> Any:
+    """The steps of which a run has recorded what it did when."""
+    assert run(bench, settings).code == 0
+    return [sorted({int(step) for step in read_spans(path).spans["step"]}) for path in Path().rglob("*.spans")]
+
+
+def profiles(bench: Bench, settings: Settings) -> Any:
+    """Which ranks leave a profile of which steps."""
+    bench.see(ranks, {**settings, "run.dir": str(folder := Path("run").absolute())})
+    return sorted(path.name for path in (folder / "profile").glob("*"))
+
+
+def events(bench: Bench, settings: Settings) -> Any:
+    """At which steps event files have a histogram of a weight."""
+    assert run(bench, settings).code == 0
+    (file,) = Path().rglob("*tfevents*")
+    return file.read_bytes().count(b"weights/embedding")
+
+
+def told_to_wandb(bench: Bench, settings: Settings) -> Any:
+    """What a package of that name, which writes down what it is asked for, hears from a run."""
+    package = Path("packages/wandb/__init__.py").absolute()
+    package.parent.mkdir(parents=True)
+    package.write_text(_WRITES_DOWN)
+    heard = Path("heard").absolute()
+    with patch.object(sys, "path", [str(package.parents[1]), *sys.path]):
+        found = run(bench, settings, PYTHONPATH=os.pathsep.join(sys.path), HEARD=str(heard))
+    assert found.code == 0
+    return heard.read_text() if heard.exists() else None
+
+
+_WRITES_DOWN = """
+import os
+class Settings:
+    def __init__(self, **more): pass
+class Run:
+    def log(self, values, step): pass
+    def finish(self, code): pass
+def init(mode, project, entity, name, tags, **more):
+    open(os.environ["HEARD"], "w").write(repr((mode, project, entity, name, tags)))
+    return Run()
+"""
+
+
 def threads(bench: Bench, settings: Settings) -> Any:
     """The threads that a run starts."""
     seen: Seen = bench.see(run, settings)
@@ -253,6 +299,17 @@ def graph(bench: Bench, settings: Settings) -> Any:
             return sorted(places), [hasattr(forward, "_torchdynamo_orig_callable") for forward in forwards]
     except LmtrainError as error:
         return type(error).__name__
+
+
+def rounding(bench: Bench, settings: Settings) -> Any:
+    """Whether a GPU may round the factors of products, or why there is none to do so."""
+    try:
+        with opened(settings):
+            return torch.backends.cuda.matmul.allow_tf32
+    except LmtrainError as error:
+        return type(error).__name__
+    finally:
+        set_tf32(False)
 
 
 def ranks(bench: Bench, settings: Settings) -> Any:

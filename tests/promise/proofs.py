@@ -225,6 +225,7 @@ RAMPUP = BASE | {"train.micro_batch": 1, "train.rampup": {"start": 1, "increment
 PERPLEXITY = {"task": "perplexity", "data": TEXT}
 EVALUATED = BASE | {"eval.tasks": [PERPLEXITY]}
 WORSENS = SAVING | VALID | {"checkpoint.keep_last": 1, "optim.lr": 3.0}  # its loss
+TWO = BASE | {"train.micro_batch": 1, "parallel.dp_shard": 2, "checkpoint.interval_steps": None}
 RUN = [
     *proofs("", see.rows, BASE, {
         "train.steps": (4, 3), "train.global_batch": (4, 2), "train.seed": (1234, 7),
@@ -259,9 +260,19 @@ RUN = [
     *proofs("", see.threads, BASE, {"checkpoint.asynchronous": (True, False)}),
     *proofs("", see.bad_disk, BASE, {"checkpoint.verify_after_save": (False, True)}),
     *proofs("", see.damaged, SAVING, {"checkpoint.fallback": (False, True)}),
+    *proofs("", see.traced, BASE | {"train.steps": 17}, {"observe.trace": ("none", "sampled", "all")}),
     *proofs("", see.peak, BASE, {"observe.peak_tflops": (None, 1.0, 2.0)}),
+    *proofs("", see.profiles, BASE, {"observe.profile_steps": (None, [1, 1], [2, 3])}),
+    *proofs("", see.profiles, TWO | {"observe.profile_steps": [1, 1]}, {"observe.profile_ranks": (None, [1], [0, 1])}),
+    *proofs("", see.events, BASE | {"observe.tensorboard": True}, {"observe.histograms_every_steps": (None, 2, 3)}),
+    *proofs("", see.told_to_wandb, BASE, {"observe.wandb": ("none", "offline", "online")}),
+    *proofs("", see.told_to_wandb, BASE | {"observe.wandb": "offline"}, {
+        "observe.wandb_project": (None, "p"), "observe.wandb_entity": (None, "us"), "observe.wandb_name": (None, "n"),
+        "observe.wandb_tags": ([], ["a"], ["a", "b"]),
+    }),
     *proofs("", see.torchs_state, BASE, {"compute.threads": (1, 2), "compute.deterministic": (False, True)}),
     *proofs("", see.graph, BASE, {"compute.device": ("cpu", "cuda"), "compute.compile": (False, True)}),
+    *proofs("", see.rounding, BASE | {"compute.device": "auto"}, {"compute.tf32": (False, True)}),
     *proofs("", see.activations, BASE, {"recompute.kind": RECOMPUTES},
             {word: BASE | {"recompute": word} for word in RECOMPUTES}),
     *(
@@ -314,6 +325,13 @@ PLANNER = [
 PROOFS = MODELS + DATA + UPDATES + RUN + PARALLEL + PLANNER
 
 REFUSALS = [
+    *(Refusal(Key("", f"observe.{key}"), BASE | {f"observe.{key}": value}) for key, value in {
+        "wandb_project": "p", "wandb_entity": "us", "wandb_name": "n", "wandb_tags": ["a"], "profile_ranks": [0],
+        "histograms_every_steps": 2, "profile_steps": [4, 5],
+    }.items()),
+    Refusal(Key("", "observe.profile_ranks"), BASE | {"observe.profile_steps": [1, 2], "observe.profile_ranks": [1]}),
+    Refusal(Key("", "observe.histograms_every_steps"),
+            BASE | {"observe.tensorboard": True, "observe.histograms_every_steps": 5}),
     Refusal(Key("", "parallel.auto"), BASE | {"parallel.auto": True}),
     Refusal(Key("gpt", "model.rotary_base"), BASE | {"model.rotary_base": 500.0}),
     Refusal(Key("dataset", "data.valid_path"), BASE | {"data.valid_path": B}),
@@ -332,6 +350,8 @@ REFUSALS = [
     Refusal(Key("blend", "data.megatron_samples"), BLEND | {"data.megatron_samples": 100}),
     Refusal(Key("masked", "data.megatron_samples"), BERT | {"data.megatron_samples": 100}),
     Refusal(Key("bert", "model.pair_head"), BERT | {"data.pairs": "none"}),
+    Refusal(Key("", "compute.tf32"), BASE | {"compute.tf32": True, "compute.device": "cpu"}),
+    Refusal(Key("", "compute.tf32"), BASE | {"compute.tf32": True, "precision": "bf16"}),
     Refusal(Key("", "train.steps"), BASE | {"train.tokens": 1000}),
     Refusal(Key("", "parallel.vp"), BASE | {"parallel.vp": 2}),
     Refusal(Key("", "parallel.zero"), BASE | {"parallel.zero": 2}),

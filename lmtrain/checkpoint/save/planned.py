@@ -1,10 +1,12 @@
 """Whether the checkpoints of a run could be listed, told from its layout before it starts. Torch-free.
 
-Called by preflight. A save of what this lets pass is not refused for its number of pieces, nor for its manifest's size.
+Called by preflight and by the search for layouts. A save of what this lets pass is not refused for its number of
+pieces, nor for its manifest's size.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from lmtrain.checkpoint.disk.boxes import Box
@@ -31,11 +33,22 @@ _SLOT = "optim.exp_avg_sq."  # because: no optimizer here gives a slot a longer 
 _STATE = 64 << 10  # bytes of the run's state, which takes some ten thousand
 _STATE_MEMORY = 20 * _STATE
 _LARGEST = FileEntry(10**15, "0" * 64)
+_FP32_BYTES = 4
+Slots = Callable[[str, Shape], int]  # of a weight, by its name and shape: how many tensors the optimizer remembers
 Kind = tuple[Shape, Cut, Shape]  # of weights: as ranks hold them, how they are cut, without the vocabulary's padding
 
 
-def check_listed(model: ModelSettings, layout: Layout, num_slots: Callable[[str, Shape], int], data_bytes: int) -> None:
-    """Refuse a layout whose checkpoints would have too many pieces; `data_bytes` is the size of all tensors."""
+def checkpoint_bytes(model: ModelSettings, num_slots: Slots) -> int:
+    """Weights and what the optimizer remembers of each; the rest of a checkpoint is small."""
+    weights = true_weights(model).items()
+    return sum(_FP32_BYTES * math.prod(shape) * (1 + num_slots(name, shape)) for name, shape in weights)
+
+
+def check_listed(model: ModelSettings, layout: Layout, num_slots: Slots, data_bytes: int) -> None:
+    """Refuse a layout whose checkpoints would have too many pieces; `data_bytes` is the size of all tensors.
+
+    Of a layout nothing but dp_shard, tp and how many processes it has decides.
+    """
     shapes, cuts, vocab_size = model.weights(), model.cuts(), model.shape.vocab_size
     names: dict[Kind, list[str]] = {}  # because: the blocks of a model are cut in one way, and are worked out once
     for name, shape in true_weights(model).items():

@@ -5,8 +5,13 @@ Keys and values are still made of all positions, so that the numbers are those o
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 
 def asked_positions(asked_BT: Tensor) -> Tensor | None:
@@ -33,11 +38,17 @@ def put_back(x_BQD: Tensor, asked_BQ: Tensor, length: int) -> Tensor:
     return whole.scatter_(1, asked_BQ[:, :, None].expand(-1, -1, width), x_BQD)
 
 
-def mask_of_asked(mask: Tensor | None, asked_BQ: Tensor, length: int, *, causal: bool) -> Tensor | None:
-    """The rows of a mask, [T, T], [B, 1, T, T] or [B, 1, 1, T], that the asked positions look along."""
+def mask_of_asked(
+    mask: Tensor | BlockMask | None, asked_BQ: Tensor, length: int, *, causal: bool
+) -> Tensor | None:
+    """The rows of a mask, [T, T], [B, 1, T, T] or [B, 1, 1, T], or of blocks, that the asked positions look along."""
     if mask is None:
         keys_T = torch.arange(length, device=asked_BQ.device)
         return (keys_T <= asked_BQ[:, :, None])[:, None] if causal else None
+    if not isinstance(mask, Tensor):
+        from lmtrain.models.layers.block_masks import dense  # because: it takes a second to import
+
+        return dense(mask, asked_BQ)
     if mask.ndim == 2:
         return mask[asked_BQ][:, None]
     return mask if mask.shape[2] == 1 else mask.take_along_dim(asked_BQ[:, None, :, None], dim=2)

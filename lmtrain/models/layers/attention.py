@@ -7,6 +7,7 @@ linear makes. What does not change with a cut is the head width and how many que
 from __future__ import annotations
 
 from functools import reduce
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,9 @@ from torch import Tensor, nn
 
 from lmtrain.models.layers.asked import mask_of_asked
 from lmtrain.models.layers.positions import Rotation, rotate
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 
 class Attention(nn.Module):
@@ -40,12 +44,15 @@ class Attention(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(
-        self, x_BTD: Tensor, mask: Tensor | None, rotation: Rotation | None, asked_BQ: Tensor | None = None
+        self, x_BTD: Tensor, mask: Tensor | BlockMask | None, rotation: Rotation | None, asked_BQ: Tensor | None = None
     ) -> Tensor:
         """Where positions are asked for, theirs alone: [B, Q, D]."""
-        q_BHTK, k_BHTK, v_BHTK = self._split_heads(self.qkv(x_BTD))
+        q_BTHK, k_BTHK, v_BTHK = self._split_heads(self.qkv(x_BTD))
         if rotation is not None:
-            q_BHTK, k_BHTK = rotate(q_BHTK, rotation), rotate(k_BHTK, rotation)
+            q_BTHK, k_BTHK = rotate(q_BTHK, rotation), rotate(k_BTHK, rotation)
+        # because: heads stay behind one another in memory, token by token, as the linears before and behind have them:
+        # kernels take them so, and none of the three is copied, nor what becomes of them
+        q_BHTK, k_BHTK, v_BHTK = (x_BTHK.transpose(1, 2) for x_BTHK in (q_BTHK, k_BTHK, v_BTHK))
         if asked_BQ is not None:
             mask = mask_of_asked(mask, asked_BQ, k_BHTK.shape[2], causal=self.causal)
             q_BHTK = q_BHTK.take_along_dim(asked_BQ[:, None, :, None], dim=2)
@@ -54,10 +61,10 @@ class Attention(nn.Module):
         return y
 
     def _split_heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[B, T, (H + 2 Hkv) K] -> three [B, heads, T, K]; the lengths are those of this rank."""
+        """[B, T, (H + 2 Hkv) K] -> three [B, T, heads, K], all views; the lengths are those of this rank."""
         kv = qkv.shape[-1] // (self.queries_per_key + 2)
         parts = torch.split(qkv, [kv * self.queries_per_key, kv, kv], dim=-1)
-        q, k, v = (part.view(*part.shape[:2], -1, self.head_width).transpose(1, 2) for part in parts)
+        q, k, v = (part.view(*part.shape[:2], -1, self.head_width) for part in parts)
         return q, k, v
 
 
@@ -68,7 +75,11 @@ class DotProduct(nn.Module):
         super().__init__()
         self.dropout, self.causal = dropout, causal
 
-    def forward(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, mask: Tensor | BlockMask | None) -> Tensor:
+        if mask is not None and not isinstance(mask, Tensor):
+            from lmtrain.models.layers.block_masks import attend  # because: it takes a second to import
+
+            return attend(q_BHTK, k_BHTK, v_BHTK, mask)
         grouped = q_BHTK.shape[1] != k_BHTK.shape[1]
         if grouped and mask is not None:
             # because: no fused CUDA kernel takes a mask and fewer keys than queries; the fallback would hold all scores
@@ -81,6 +92,21 @@ class DotProduct(nn.Module):
             is_causal=self.causal and mask is None,
             enable_gqa=grouped,
         )
+
+
+class BuildMask(Protocol):
+    """Of all positions, as build_mask here, or of blocks."""
+
+    def __call__(
+        self,
+        length: int,
+        *,
+        causal: bool,
+        window: int | None,
+        documents_BT: Tensor | None,
+        real_BT: Tensor | None,
+        device: torch.device,
+    ) -> Tensor | BlockMask | None: ...
 
 
 def build_mask(

@@ -6,12 +6,15 @@ This is the unit that `parallel` compiles, recomputes and shards.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor, nn
 
 from lmtrain.models.layers.asked import at
 from lmtrain.models.layers.positions import Rotation
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,7 @@ class Surroundings:
     because: FSDP's mixed precision casts every tensor argument it can reach; in a dataclass the angles stay fp32.
     """
 
-    mask: Tensor | None = None
+    mask: Tensor | BlockMask | None = None
     rotation: Rotation | None = None
     asked_BQ: Tensor | None = None  # the positions that this block is to work out; None: all
 

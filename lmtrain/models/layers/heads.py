@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtrain.models.layers.mlp import ACTIVATIONS, Activation
+from lmtrain.kernels.activations import Activation
+from lmtrain.models.layers.mlp import ACTIVATIONS
 
 
 class Head(nn.Linear):
@@ -67,7 +68,8 @@ class PairHead(nn.Module):
         self.of_first = OfFirst()
 
     def forward(self, hidden_BTD: Tensor) -> Tensor:
-        pooled_BD = torch.tanh(self.pooler(hidden_BTD[:, 0]))
+        # because: a view of the first tokens would keep all of the others until backward
+        pooled_BD = torch.tanh(self.pooler(hidden_BTD[:, 0].contiguous()))
         logits_B2: Tensor = self.of_first(self.scores(pooled_BD))
         return logits_B2
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class Rotation(NamedTuple):
-    """fp32, [T, K/2], or [B, 1, T, K/2] where positions restart within a row."""
+    """fp32, [T, 1, K/2], or [B, T, 1, K/2] where positions restart within a row: one set for all heads."""
 
     cos: Tensor
     sin: Tensor
@@ -23,14 +23,12 @@ def build_rotation(positions: Tensor, head_width: int, base: float) -> Rotation:
     """Positions are [T], or [B, T]."""
     pairs = torch.arange(0, head_width, 2, dtype=torch.float32, device=positions.device)
     frequencies = 1.0 / base ** (pairs / head_width)
-    angles = positions.float().unsqueeze(-1) * frequencies
-    if positions.ndim == 2:
-        angles = angles.unsqueeze(1)  # one set for all heads
+    angles = positions.float()[..., None, None] * frequencies
     return Rotation(angles.cos(), angles.sin())
 
 
-def rotate(x_BHTK: Tensor, rotation: Rotation) -> Tensor:
+def rotate(x_BTHK: Tensor, rotation: Rotation) -> Tensor:
     """Turn in fp32: at position 100,000 a bf16 angle would be off by whole turns."""
-    left, right = x_BHTK.float().chunk(2, dim=-1)
+    left, right = x_BTHK.float().chunk(2, dim=-1)
     cos, sin = rotation
-    return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1).type_as(x_BHTK)
+    return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1).type_as(x_BTHK)

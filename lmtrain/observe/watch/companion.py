@@ -17,7 +17,7 @@ import time
 
 from lmtrain.observe.phases import NUM_BYTES, Mark, read_mark, read_odd, read_seen, read_way
 from lmtrain.observe.watch.hub import Hub
-from lmtrain.observe.watch.judge import FAILED_KIND, HANG_KIND, LOST_KIND, RUNNING, STOPPED
+from lmtrain.observe.watch.judge import FAILED_KIND, HANG_KIND, LOST_KIND, RUNNING, SILENT_S, STOPPED
 from lmtrain.observe.watch.lines import Lines
 from lmtrain.observe.watch.told import explained, write_stop
 
@@ -28,11 +28,14 @@ if TYPE_CHECKING:
 STACKS_SIGNAL = signal.SIGURG  # because: a process that has no handler for it yet takes no notice
 _TICK_S = 0.5
 _MOST_S = 1.0  # that count as stood still between two looks: while this process slept, the other may have worked
+_SLEPT_S = 2.0  # between two looks, on a machine that has little time for this
 _WAY_S = 1.0  # because: it is long, and only asked for where nothing moves
 _STACKS_S = 1.0
 # that the main thread of a rank has to say by itself what the verdict is, before the rank is ended; of these, only what
 # has failed is sure to reach it, as an error of its own or as closed connections
 POLITE_S = {HANG_KIND: 1.0, LOST_KIND: 3.0, FAILED_KIND: 10.0}
+# the same where ranks talk by NCCL: a collective whose peer is gone waits on the device, and raises nothing
+DEVICE_POLITE_S = {HANG_KIND: 1.0, LOST_KIND: 0.5, FAILED_KIND: 3.0}
 _END_S = 3.0  # that a rank has after that
 _LEAVING_S = 20.0  # that one has which is about to, and has said so: its last save may have to be given up first
 _LINGER_S = 3.0  # that the hub outlives its rank, to tell the others
@@ -41,6 +44,7 @@ _LINGER_S = 3.0  # that the hub outlives its rank, to tell the others
 class Companion:
     def __init__(self, told: dict[str, Any]) -> None:
         self.rank, self.host, self.pid, self.folder = told["rank"], told["host"], told["pid"], told["folder"]
+        self.polite_s: dict[str, float] = told["polite_s"]
         self.control = Lines(socket.socket(fileno=told["control"]))
         self.marks = mmap.mmap(told["marks"], NUM_BYTES, prot=mmap.PROT_READ)
         self.stacks: int = told["stacks"]
@@ -56,6 +60,7 @@ class Companion:
         self.deadline: float | None = None  # for the rank to end, or for this process to
         self.hub: Hub | None = None
         self.link: Lines | None = None
+        self.silent_s, self.heard_at = min(told["timeout_s"], SILENT_S), time.monotonic()
         if told["address"] is None:
             self.hub = Hub(
                 self.rank, told["secret"], self.folder, told["timeout_s"], told["world_size"], on_node=told["on_node"]
@@ -63,6 +68,7 @@ class Companion:
             self.hub.register(self.selector)
             self.control.send({"port": self.hub.port})
         else:
+            self.hub_host = told["address"][0]
             self.link = Lines(socket.create_connection(tuple(told["address"]), timeout=told["timeout_s"]))
             self.selector.register(self.link, selectors.EVENT_READ, self.hear_hub)
             self.link.send({"token": told["secret"], "rank": self.rank})
@@ -101,6 +107,8 @@ class Companion:
             self.kill(signal.SIGKILL)
         mark, since = read_mark(self.marks), now - self.looked_at
         self.looked_at = now
+        if self.link is not None and self.verdict is None:
+            self.listen_for_hub(now, since)
         if mark.number != self.mark.number:
             key = self.mark.what or self.mark.phase
             self.longest[key] = max(self.longest.get(key, 0.0), self.stood_s)
@@ -109,6 +117,16 @@ class Companion:
             self.stood_s += min(since, _MOST_S)
         self.state, self.cpu_s = state_of(self.pid)
         self.beat(mark)
+
+    def listen_for_hub(self, now: float, since: float) -> None:
+        """A node that loses its power, or its network, closes no connection."""
+        if since > _SLEPT_S:  # because: who has slept itself cannot say that others were silent
+            self.heard_at += since
+        if not self.over and now - self.heard_at > self.silent_s:
+            where = f"rank 0, met at {self.hub_host},"
+            silent = f"{where} is not heard of any more, nor what watches it, as when its node fails."
+            self.obey({"verdict": silent, "kind": LOST_KIND, "ranks": [0]})
+            write_stop(self.folder, {"verdict": silent, "ranks": [0]})  # because: rank 0 may be there no more
 
     def beat(self, mark: Mark) -> None:
         odd, stood_s = read_odd(self.marks), self.stood_s if mark.number == self.mark.number else 0.0
@@ -150,7 +168,9 @@ class Companion:
     def hear_hub(self) -> None:
         assert self.link is not None
         for message in self.link.read():
-            self.obey(message)
+            self.heard_at = time.monotonic()
+            if "here" not in message:
+                self.obey(message)
         if self.link.ended:
             self.selector.unregister(self.link)
             if self.verdict is None and not self.over and not self.stopping:
@@ -172,7 +192,7 @@ class Companion:
                 self.write_stacks(str(message.get("folder")))
             self.control.send({**message, "end": True})
             if not self.rank_gone:  # one that is leaving, and has said so, keeps the time that it has for that
-                self.deadline = max(self.deadline or 0.0, time.monotonic() + POLITE_S[message["kind"]] + _END_S)
+                self.deadline = max(self.deadline or 0.0, time.monotonic() + self.polite_s[message["kind"]] + _END_S)
             else:
                 self.speak_for_rank()
         else:

@@ -18,33 +18,37 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from lmtrain.errors import LmtrainError, PeerLostError, StoppedEarly
 from lmtrain.observe import phases
 from lmtrain.observe.escaped import warn
-from lmtrain.observe.watch.companion import POLITE_S, STACKS_SIGNAL
+from lmtrain.observe.watch.companion import DEVICE_POLITE_S, POLITE_S, STACKS_SIGNAL
 from lmtrain.observe.watch.judge import HANG_KIND
 from lmtrain.observe.watch.told import explained
 from lmtrain.runtime.flight import newest_rows
 from lmtrain.runtime.process import ProcessEnv, Rendezvous
 from lmtrain.runtime.process_group import Peers, is_peer_error
-from lmtrain.runtime.signals import Stopped
+from lmtrain.runtime.signals import Stopped, ignore_stops
 
 _ROOT = Path(__file__).resolve().parents[3]
 _CODE = "import sys; sys.path.insert(0, sys.argv[1]); from lmtrain.observe.watch.companion import main; main()"
 _KEY = "watch"  # in the run's store: where the hub listens
 _ANSWER_S = 5.0
 _LEAVE_S = 5.0
+_LOST_S = 0.5  # because: srun ends all tasks once one is gone, and its signal may come before the watch's word
 
 
 class Watch:
     """What the processes of a run tell each other beside their collectives. Of one process alone it does nothing."""
 
     def __init__(
-        self, process: ProcessEnv, heard: Callable[[str], None], ending: Callable[[LmtrainError], None]
-    ) -> None:
+        self, process: ProcessEnv, heard: Callable[[str], None], ending: Callable[[LmtrainError], None],
+        *, on_device: bool = False,
+    ) -> None:  # fmt: skip
+        """`on_device`: collectives wait on a device, where no error of a peer reaches them."""
         self.process, self._heard, self._ending = process, heard, ending
+        self.polite_s = DEVICE_POLITE_S if on_device else POLITE_S
         self.told_stop: str | None = None  # the signal that another process was sent
         self._verdict: dict[str, Any] | None = None
         self._answered, self._left = threading.Event(), threading.Event()
@@ -67,7 +71,7 @@ class Watch:
         told = {
             "rank": self.process.rank, "host": self.process.host, "pid": os.getpid(), "folder": str(folder.absolute()),
             "timeout_s": timeout_s, "world_size": self.process.world_size, "on_node": on_node, "secret": secret,
-            "address": where,
+            "address": where, "polite_s": self.polite_s,
         }  # fmt: skip
         try:
             port = self._start(told, leads)
@@ -105,7 +109,8 @@ class Watch:
             for line in lines:
                 message = json.loads(line)
                 if "stop" in message:
-                    self.told_stop = self.told_stop or message["stop"]
+                    if self._verdict is None:  # because: who leaves after a loss leaves because of it
+                        self.told_stop = self.told_stop or message["stop"]
                     self._heard(message["stop"])
                 elif message.get("end"):
                     self._verdict = message
@@ -123,7 +128,7 @@ class Watch:
             with suppress(OSError):
                 name = f"rank_{self.process.rank:05d}.flight_recorder.txt"
                 (Path(verdict["folder"]) / name).write_text(rows)
-        if self._left.wait(POLITE_S[verdict["kind"]]):
+        if self._left.wait(self.polite_s[verdict["kind"]]):
             return
         error = self.error_of(verdict)
         if self.process.rank == 0:
@@ -144,6 +149,15 @@ class Watch:
         self._left.set()
         return self.error_of(self._verdict) if self._verdict else None
 
+    def lost(self) -> LmtrainError | None:
+        """What had ended the run by the time at which this process was asked to stop."""
+        if self._companion is not None and self.told_stop is None:
+            self._answered.wait(_LOST_S)
+        if self._verdict is None or self.told_stop is not None:
+            return None
+        self._left.set()
+        return self.error_of(self._verdict)
+
     def leave(self, message: dict[str, Any]) -> None:
         """The main thread is through, and has said how. Where all went well nothing is left behind."""
         self._left.set()
@@ -161,14 +175,21 @@ class Watch:
                 self._control.sendall(json.dumps(message).encode() + b"\n")
 
 
+def _end_as(found: LmtrainError, process: ProcessEnv, error: BaseException) -> NoReturn:
+    if process.rank > 0:
+        raise SystemExit(found.exit_code) from error  # because: rank 0 speaks for all, or what watches it
+    raise found from error
+
+
 @contextmanager
 def watched(
     process: ProcessEnv, met: Peers, folder: Path, timeout_s: float,
     heard: Callable[[str], None] = lambda name: None, ending: Callable[[LmtrainError], None] = lambda error: None,
+    *, on_device: bool = False,
 ) -> Iterator[Watch]:  # fmt: skip
     """`heard` gets the name of a signal that another process was sent; `ending` says and writes down, on rank 0, why
     this process is ended from outside its main thread. Both are called from another thread."""
-    watch = Watch(process, heard, ending)
+    watch = Watch(process, heard, ending, on_device=on_device)
     phases.enter("build")
     if process.world_size > 1:
         watch.open(met, folder, timeout_s)
@@ -177,16 +198,19 @@ def watched(
     except LmtrainError as error:
         watch.leave({"failed": str(error)[:2000], "code": error.exit_code})
         raise
-    except Stopped:
-        watch.leave({"left": True})  # because: the others hear of it, and stop as well
-        raise
+    except Stopped as stopped:
+        ignore_stops()  # because: others who leave say so, too, and this end has its reason
+        if (lost := watch.lost()) is None:
+            watch.leave({"left": True})  # because: the others hear of it, and stop as well
+            raise
+        watch.leave({"failed": str(stopped), "code": lost.exit_code})
+        _end_as(lost, process, stopped)
     except BaseException as error:
-        found = watch.culprit(error) if is_peer_error(error) else None
-        code = found.exit_code if found else 76 if is_peer_error(error) else 1
+        of_peers = is_peer_error(error)
+        found = watch.culprit(error) if of_peers else None
+        code = found.exit_code if found else 76 if of_peers else 1
         watch.leave({"failed": f"{type(error).__name__}: {error}"[:2000], "code": code})
         if found is None:
             raise
-        if process.rank > 0:
-            raise SystemExit(found.exit_code) from error  # because: rank 0 speaks for all, or what watches it
-        raise found from error
+        _end_as(found, process, error)
     watch.leave({"done": True})

@@ -11,6 +11,7 @@ import os
 import selectors
 import socket
 import time
+from _thread import start_new_thread
 
 from lmtrain.observe.watch.judge import (
     DONE,
@@ -36,6 +37,7 @@ TIMES = "phase_times.json"  # in the run's folder: what the next start begins wi
 HANGS = "hangs"
 _ASKED_S = 1.0  # because: the news of a lost peer may come a moment after the error that it causes
 _UNKNOWN_S = 10.0  # for a connection to say who it is
+_HERE_S = 1.0  # between two words that this is there
 
 
 class Hub:
@@ -52,6 +54,7 @@ class Hub:
         self.told: list[dict[str, Any]] = []  # to the rank of this very companion
         self.saved_at = time.monotonic()
         self.ticked_at = time.monotonic()
+        self.here_at = 0.0
         family = socket.AF_INET if on_node or not socket.has_dualstack_ipv6() else socket.AF_INET6
         self.listener = socket.create_server(
             ("127.0.0.1" if on_node else "", 0), family=family, backlog=1024, dualstack_ipv6=family == socket.AF_INET6
@@ -105,6 +108,7 @@ class Hub:
             except (LookupError, TypeError, ValueError):
                 return
             self.limits.learn(_times(beat.get("longest")))
+            self.limits.reach(self.rows[rank].step)
         row = self.rows.setdefault(rank, Row(rank))
         if isinstance(name := message.get("stop"), str):
             self.stop = {"stop": name[:100], "rank": rank}
@@ -137,8 +141,12 @@ class Hub:
         slept, self.ticked_at = now - self.ticked_at, now
         if slept > 2.0:  # because: who has slept itself cannot say that others were silent
             self.heard = {rank: at + slept for rank, at in self.heard.items()}
+        is_due = now - self.here_at > _HERE_S
+        self.here_at = now if is_due else self.here_at
         for peer in list(self.peers):
             peer.flush()
+            if is_due and peer.rank is not None and peer.idle:
+                peer.send({"here": True})
             if peer.rank is None and now - self.since.get(peer.fileno(), now) > _UNKNOWN_S:
                 self.forget(peer)
         for rank, row in self.rows.items():
@@ -146,7 +154,8 @@ class Hub:
         if self.verdict is None:
             self.decide(now)
         if now - self.saved_at > 60:
-            self.save_times()
+            self.saved_at = now
+            start_new_thread(self.save_times, ())  # because: a disk may stand still, and this must go on speaking
 
     def decide(self, now: float) -> None:
         asked = self.asked_at is not None and now - self.asked_at > _ASKED_S
@@ -186,11 +195,11 @@ class Hub:
             pass  # because: a disk that fails must not keep the processes from being ended
 
     def save_times(self) -> None:
-        self.saved_at = time.monotonic()
         path = os.path.join(self.folder, TIMES)
         try:
             with open(f"{path}.new", "w") as file:
-                times = {key: round(seconds, 3) for key, seconds in sorted(self.limits.longest.items())}
+                longest = self.limits.before | self.limits.longest
+                times = {key: round(seconds, 3) for key, seconds in sorted(longest.items())}
                 json.dump({"processes": self.world_size, "longest_s": times}, file, indent=1)
             os.replace(f"{path}.new", path)
         except OSError:

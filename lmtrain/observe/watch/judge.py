@@ -66,16 +66,27 @@ class Verdict:
 class Limits:
     """How long each phase may take: what this run has taught, never less than a floor, never more than the setting."""
 
-    def __init__(self, timeout_s: float, longest: dict[str, float] | None = None) -> None:
-        self.timeout_s, self.longest = timeout_s, dict(longest or {})
+    def __init__(self, timeout_s: float, before: dict[str, float] | None = None) -> None:
+        """`before` is what earlier starts took. It gives more time, and never less: this one may begin with other
+        settings or without caches, so that a phase counts as known once this start has gone through it."""
+        self.timeout_s, self.before = timeout_s, before or {}
+        self.longest: dict[str, float] = {}
+        self.first_step: int | None = None  # of this start
+        self.in_force = False
 
     def learn(self, seen: dict[str, float]) -> None:
         for key, seconds in seen.items():
-            self.longest[key] = max(seconds, self.longest.get(key, 0.0))
+            self.longest[key] = max(seconds, self.longest.get(key, 0.0), self.before.get(key, 0.0))
+
+    def reach(self, step: int) -> None:
+        """Nothing is in force before a step is done: who has built says little of how long others load or compile."""
+        if step >= 0:
+            self.first_step = step if self.first_step is None else min(step, self.first_step)
+            self.in_force = self.in_force or step > self.first_step
 
     def of(self, key: str) -> float:
         longest = self.longest.get(key)
-        if longest is None:
+        if longest is None or not self.in_force:
             return self.timeout_s
         return min(self.timeout_s, max(FLOOR_S, FACTOR * longest))
 

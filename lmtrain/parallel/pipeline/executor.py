@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from lmtrain.parallel.mesh import Mesh
-from lmtrain.parallel.pipeline.messages import Lanes, Letter, Post, Routes
+from lmtrain.parallel.pipeline.messages import LANE_CTAS, Lanes, Letter, Post, Routes, pairs_of, warm
 from lmtrain.parallel.split_backward import Later, put_off
 from lmtrain.runtime.process_group import new_group
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule
@@ -70,6 +70,9 @@ class OneStage:
     def forward(self, compute: Compute, shapes: Sequence[Shape]) -> dict[int, Tensor]:
         return {index: compute(0, index, None) for index in range(len(shapes))}
 
+    def settle(self) -> None:
+        """No message has been sent."""
+
 
 class Pipeline:
     def __init__(
@@ -80,9 +83,14 @@ class Pipeline:
         self.at_once = 4 * mesh.pp.size
         owners = schedule.ranks_of_stages(mesh.layout.pp, mesh.layout.vp)
         self.ends = owners[0], owners[-1]
-        group = mesh.pp.group
-        assert group is not None
-        self.lanes = Lanes(group, new_group(mesh.pp.ranks, mesh.timeout_s))
+        up, ranks = mesh.pp.group, mesh.pp.ranks
+        assert up is not None
+        if device.type == "cuda":  # sums along pp are to have all of the device, lanes are not
+            up = new_group(ranks, mesh.timeout_s, LANE_CTAS)
+        self.lanes = Lanes(up, new_group(ranks, mesh.timeout_s, LANE_CTAS))
+        if device.type == "cuda":
+            warm(self.lanes, pairs_of(owners), mesh.pp, torch.zeros(1, device=device))
+        self.sent: list[Post] = []  # whose last messages may be on their way
 
     def train(self, count: int, compute: Compute, shape: Shape, scale: float, watch: Watch) -> dict[int, Tensor]:
         """[terms] of each microbatch, on the rank of the last stage."""
@@ -108,7 +116,7 @@ class Pipeline:
             else:
                 self._backward(post, action, held, last)
             watch.done(action)
-        post.close()
+        self.sent.append(post)
         return shares
 
     @torch.no_grad()
@@ -122,8 +130,13 @@ class Pipeline:
                 results[action.microbatch] = out
             else:
                 post.send(Letter(False, action.stage + 1, action.microbatch), out)
-        post.close()
+        self.sent.append(post)
         return results
+
+    def settle(self) -> None:
+        """After a collective over pp, into which no rank goes before all that was sent to it has come."""
+        while self.sent:
+            self.sent.pop().close()
 
     def _turns(self, count: int, *, forward_only: bool) -> tuple[Row, Routes]:
         layout = self.mesh.layout

@@ -14,6 +14,8 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from time import monotonic_ns
 
 import torch
 import torch.distributed as dist
@@ -21,13 +23,17 @@ from torch import Tensor
 
 from lmtrain.errors import LayoutError
 from lmtrain.observe import phases
+from lmtrain.observe.stragglers.links import links
 from lmtrain.parallel.collectives import gather_stack
-from lmtrain.parallel.mesh import Mesh
+from lmtrain.parallel.mesh import Axis, Mesh
 from lmtrain.runtime.faults import fault_point
 from lmtrain.schedules.table import Action, Kind
 
 _POSTED = 2  # receives under way from one peer: one that is waited for, one that arrives meanwhile
 _TERMS_TAG = 1
+# of a GPU's 132; because: a receive that is posted ahead holds its blocks until the message comes, and the stage before
+# it computes meanwhile. Four copy some 100 GB/s over NVLink (not measured here), a message of 50 MB in half a ms
+LANE_CTAS = 4
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -40,6 +46,29 @@ class Lanes:
 
     def between(self, sender: int, receiver: int) -> dist.ProcessGroup:
         return self.up if sender < receiver else self.down
+
+
+def pairs_of(owners: Sequence[int]) -> list[tuple[int, int]]:
+    """(sender, receiver) along pp of all messages between stages that these ranks hold, in the order of `warm`."""
+    steps = [(one, other) for one, other in pairwise(owners) if one != other]
+    both = {*steps, *((other, one) for one, other in steps)}
+    # because: pairs that share no rank meet at the same time, so that 64 stages take no longer than 4
+    return sorted(both, key=lambda pair: (pair[0] > pair[1], min(pair) % 2, pair))
+
+
+def warm(lanes: Lanes, pairs: Sequence[tuple[int, int]], pp: Axis, tensor: Tensor) -> None:
+    """A first message along each lane, in one order on all ranks.
+
+    because: NCCL makes a communicator for each pair at its first message, and the host stands still until both are
+    there: two ranks that begin with each other's neighbour, as schedules do, would stand still for ever
+    """
+    for sender, receiver in pairs:
+        if pp.index in (sender, receiver):
+            send = pp.index == sender
+            peer, start = pp.ranks[receiver if send else sender], dist.isend if send else dist.irecv
+            work = start(tensor, peer, group=lanes.between(sender, receiver))
+            assert work is not None
+            _wait(work, "the first message of a lane")
 
 
 @dataclass(frozen=True)
@@ -112,6 +141,7 @@ class Inbox:
         self.coming = deque(letters)
         self.posted: deque[tuple[Letter, Tensor, dist.Work]] = deque()
         self.arrived: dict[Letter, Tensor] = {}
+        self.is_first = True
         self.told = torch.empty_like(terms.to_tensor())
         self.telling = dist.irecv(self.told, sender, group=group, tag=_TERMS_TAG)
 
@@ -120,13 +150,20 @@ class Inbox:
             self._agree(self.telling)
         while letter not in self.arrived:
             came, tensor, work = self.posted.popleft()
+            began, since_ns = phases.now(tensor), monotonic_ns()
             _wait(work)
+            if self.is_first:
+                self.is_first = False
+                links.came(self.sender, since_ns)
+            phases.message(began, "receive", self.sender, tensor, came)
             self.arrived[came] = tensor
             self._post()
         return self.arrived.pop(letter)
 
     def _agree(self, telling: dist.Work) -> None:
+        began = phases.now(self.told)
         _wait(telling)
+        phases.message(began, "receive", self.sender, self.told)
         self.telling, told = None, Terms.of(self.told)
         if told != self.terms:
             raise LayoutError(
@@ -150,16 +187,22 @@ class Outbox:
     def __init__(self, receiver: int, group: dist.ProcessGroup, terms: Terms) -> None:
         self.receiver, self.group, self.terms = receiver, group, terms
         self.under_way: deque[tuple[int, dist.Work, Tensor]] = deque()
+        self.is_first = True
         self._send(-1, terms.to_tensor(), _TERMS_TAG)
 
-    def send(self, needed: int, tensor: Tensor) -> None:
+    def send(self, needed: int, tensor: Tensor, letter: Letter) -> None:
         """`needed` numbers the receiver's action that waits for it."""
-        self._send(needed, tensor, 0)
+        if self.is_first:
+            self.is_first = False
+            links.sent(self.receiver)
+        self._send(needed, tensor, 0, letter)
         while self.under_way and self.under_way[0][1].is_completed():
             self.under_way.popleft()
 
-    def _send(self, needed: int, tensor: Tensor, tag: int) -> None:
+    def _send(self, needed: int, tensor: Tensor, tag: int, letter: Letter | None = None) -> None:
+        began = phases.now(tensor)
         work = dist.isend(tensor, self.receiver, group=self.group, tag=tag)
+        phases.message(began, "send", self.receiver, tensor, letter)
         assert work is not None
         self.under_way.append((needed, work, tensor))
 
@@ -169,7 +212,10 @@ class Outbox:
         because: gloo says that a send is complete only to those who wait for it
         """
         while self.under_way and self.under_way[0][0] < done:
-            _wait(self.under_way.popleft()[1], "a message to another stage")
+            _, work, tensor = self.under_way.popleft()
+            began = phases.now(tensor)
+            _wait(work, "a message to another stage")
+            phases.message(began, "taken", self.receiver, tensor)
 
 
 @dataclass(frozen=True)
@@ -245,7 +291,7 @@ class Post:
         if self._is_shared(shape):
             tensor = tensor.flatten().chunk(self.tp.size)[self.tp.index]
         if not fault_point("pipeline.message"):
-            self.outboxes[to].send(self.routes.needed_at[letter], tensor)
+            self.outboxes[to].send(self.routes.needed_at[letter], tensor, letter)
 
     def receive(self, letter: Letter) -> Tensor:
         sender = self.routes.rank_of[letter.sender]

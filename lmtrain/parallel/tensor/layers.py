@@ -18,6 +18,7 @@ from lmtrain.models.init import apply_ties
 from lmtrain.models.layers.heads import Head, OfFirst
 from lmtrain.parallel.collectives import column_linear, row_linear, taken_from_first
 from lmtrain.parallel.mesh import Axis
+from lmtrain.parallel.products import Summing
 from lmtrain.parallel.tensor.vocabulary import VocabEmbedding, VocabHead
 from lmtrain.spec import Cut, LanguageModel, ModelShape, Split
 
@@ -58,7 +59,7 @@ def _part(module: nn.Module, cut: Cut, axis: Axis, sequence: bool) -> nn.Module 
     raise LayoutError(f"{type(module).__name__} has no {cut.split.value} cut. Use a Linear, an Embedding or a Head.")
 
 
-class ColumnLinear(nn.Module):
+class ColumnLinear(Summing):
     """Some of a linear's outputs, of the whole sequence. The model's check has made every section divisible."""
 
     def __init__(self, whole: nn.Linear, axis: Axis, *, sequence: bool) -> None:
@@ -68,11 +69,12 @@ class ColumnLinear(nn.Module):
         self.weight = nn.Parameter(whole.weight.new_empty(rows, whole.in_features))
         self.bias = None if whole.bias is None else nn.Parameter(whole.bias.new_empty(rows))
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        return column_linear(x_BTD, self.weight, self.bias, self.axis, sequence=self.sequence)
+    def forward(self, x_BTD: Tensor, *, biased: bool = True) -> Tensor:
+        bias = self.bias if biased else None
+        return column_linear(x_BTD, self.weight, bias, self.axis, sequence=self.sequence, total=self.total)
 
 
-class RowLinear(nn.Module):
+class RowLinear(Summing):
     """A linear over some of its inputs; ranks' sums add up, and then the bias, which every rank holds, once."""
 
     def __init__(self, whole: nn.Linear, axis: Axis, *, sequence: bool) -> None:
@@ -82,7 +84,7 @@ class RowLinear(nn.Module):
         self.bias = whole.bias
 
     def forward(self, x_BTF: Tensor) -> Tensor:
-        return row_linear(x_BTF, self.weight, self.bias, self.axis, sequence=self.sequence)
+        return row_linear(x_BTF, self.weight, self.bias, self.axis, sequence=self.sequence, total=self.total)
 
 
 class SequenceEmbedding(nn.Module):

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmtrain.batch import IGNORED
+from lmtrain.kernels.cross_entropy import NOWHERE, gradient, row_sums
 from lmtrain.models.layers.heads import Head, added_to_scores
-from lmtrain.objectives.cross_entropy import chunks, sum_dtype
 from lmtrain.parallel.collectives import (
     all_reduce,
     column_linear,
@@ -25,6 +25,7 @@ from lmtrain.parallel.collectives import (
     sum_parts,
 )
 from lmtrain.parallel.mesh import Axis
+from lmtrain.parallel.products import Summing
 
 HEAD_ROWS = 256  # because: in fp32 those of GPT-2's vocabulary are 50 MB, and the head's product loses nothing
 EXP_ROWS = 16  # because: what is made of so many of them stays in a core's own memory
@@ -50,7 +51,7 @@ class VocabEmbedding(nn.Module):
         return sum_parts(x_BTD, self.axis, sequence=self.sequence)
 
 
-class VocabHead(nn.Module):
+class VocabHead(Summing):
     """Scores of this rank's tokens. `forward` takes the model's hidden states, cut or not."""
 
     def __init__(self, whole: Head, axis: Axis, *, sequence: bool) -> None:
@@ -61,7 +62,9 @@ class VocabHead(nn.Module):
         self.bias = None if whole.bias is None else nn.Parameter(whole.bias.new_empty(rows))
 
     def forward(self, hidden_BTD: Tensor) -> Tensor:
-        return column_linear(hidden_BTD, self.weight, self._padding(), self.axis, sequence=self.sequence)
+        return column_linear(
+            hidden_BTD, self.weight, self._padding(), self.axis, sequence=self.sequence, total=self.total
+        )
 
     def _padding(self) -> Tensor | None:
         """As Head's; a rank may hold nothing but padding."""
@@ -115,10 +118,10 @@ def label_scores(logits_of: Callable[[Tensor], Tensor], hidden_KD: Tensor, label
     here = [hidden_KD.new_empty(4, 0, dtype=torch.float64)]
     for hidden, labels in zip(*(torch.split(x, HEAD_ROWS) for x in (hidden_KD, labels_K)), strict=True):
         logits_NV = logits_of(hidden)
-        column_N, mine_N = _find(labels, logits_NV.shape[-1], axis)
-        split = zip(*(torch.split(x, EXP_ROWS) for x in (logits_NV, column_N, mine_N)), strict=True)
+        column_N = _column(labels, logits_NV.shape[-1], axis)
+        split = zip(*(torch.split(x, EXP_ROWS) for x in (logits_NV, column_N)), strict=True)
         best_N = logits_NV.argmax(-1) + axis.index * logits_NV.shape[-1]
-        exact_3N = torch.cat([_summary(rows, column, mine, torch.float64) for rows, column, mine in split], 1)
+        exact_3N = torch.cat([row_sums(rows, column, torch.float64) for rows, column in split], 1)
         here.append(torch.cat([exact_3N, best_N[None].double()]))
     here_4K = torch.cat(here, 1)
     # collective: four numbers a label from every tp rank, which each rank then puts together
@@ -134,43 +137,27 @@ def label_scores(logits_of: Callable[[Tensor], Tensor], hidden_KD: Tensor, label
 class _CrossEntropySum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits_NV: Tensor, labels_N: Tensor, axis: Axis) -> Tensor:
-        column_N, mine_N = _find(labels_N, logits_NV.shape[-1], axis)
-        here_3N = torch.cat([_summary(logits_NV[rows], column_N[rows], mine_N[rows]) for rows in chunks(logits_NV)], 1)
+        column_N = _column(labels_N, logits_NV.shape[-1], axis)
         # collective: three fp32 numbers a row from every tp rank, which each rank then puts together
-        top_RN, sum_RN, label_RN = gather_stack(here_3N, axis).unbind(1)
+        top_RN, sum_RN, label_RN = gather_stack(row_sums(logits_NV, column_N), axis).unbind(1)
         top_N = top_RN.amax(0)
         sum_N = (sum_RN * (top_RN - top_N).exp()).sum(0)
-        ctx.save_for_backward(logits_NV, labels_N, column_N, mine_N, top_N, sum_N)
+        ctx.save_for_backward(logits_NV, labels_N, column_N, top_N, sum_N)
         # because: 0 times a row that has gone to nan would be nan; an ignored row is left out whatever it holds
         return (sum_N.log() + (top_N - label_RN.sum(0))).masked_fill(labels_N == IGNORED, 0.0).sum()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         """softmax - onehot(label) in this rank's columns, and 0 for ignored rows; nothing is sent."""
-        logits_NV, labels_N, column_N, mine_N, top_N, sum_N = ctx.saved_tensors
-        grad_NV = torch.empty_like(logits_NV)
-        columns_V = torch.arange(logits_NV.shape[-1], device=logits_NV.device)
-        for rows in chunks(logits_NV):
-            p_NV = (logits_NV[rows] - top_N[rows].unsqueeze(-1)).exp_().div_(sum_N[rows].unsqueeze(-1))
-            is_label_NV = (columns_V == column_N[rows].unsqueeze(-1)) & mine_N[rows].unsqueeze(-1)
-            weight_N = grads[0] * (labels_N[rows] != IGNORED)
-            grad_NV[rows] = p_NV.sub_(is_label_NV.to(p_NV.dtype)).mul_(weight_N.unsqueeze(-1))
-        return grad_NV, None, None
+        logits_NV, labels_N, column_N, top_N, sum_N = ctx.saved_tensors
+        weight_N = grads[0] * (labels_N != IGNORED)
+        return gradient(logits_NV, column_N, top_N, sum_N, weight_N), None, None
 
 
-def _summary(logits_NV: Tensor, column_N: Tensor, mine_N: Tensor, sums: torch.dtype | None = None) -> Tensor:
-    """[3, N] of this rank's columns: the greatest, the sum of exp(logit - greatest), the label's if it is here, else 0.
-
-    because: two numbers for log(sum(exp)), since the logarithm's rounding grows with the size of the logits. `sums`:
-    of the numbers that are returned; an exponential's own error has no side, so that those of a sum add up to little.
-    """
-    logits_NV = logits_NV.to(sum_dtype(logits_NV))
-    sums = sums or logits_NV.dtype
-    # because: where all columns are padding, -inf - -inf would be nan
-    top_N = logits_NV.amax(-1).clamp(min=torch.finfo(logits_NV.dtype).min)
-    sum_N = (logits_NV - top_N.unsqueeze(-1)).exp_().sum(-1, dtype=sums)
-    label_N = logits_NV.gather(-1, column_N.unsqueeze(-1)).squeeze(-1).masked_fill(~mine_N, 0.0)
-    return torch.stack((top_N.to(sums), sum_N, label_N.to(sums)))
+def _column(labels_N: Tensor, num_rows: int, axis: Axis) -> Tensor:
+    """Of each label among this rank's, or NOWHERE."""
+    row_N, mine_N = _find(labels_N, num_rows, axis)
+    return row_N.masked_fill(~mine_N, NOWHERE)
 
 
 def _find(ids: Tensor, num_rows: int, axis: Axis) -> tuple[Tensor, Tensor]:

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor
+
 from lmtrain.layout import Coordinate
 from lmtrain.models.bert import Bert
 from lmtrain.models.gpt import GPT
+from lmtrain.models.init import drawn
 from lmtrain.parallel.shards import fill
 from lmtrain.parallel.tied import copies
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.placement.stages import places_of_rank
+from lmtrain.spec import Start
 
 
 def start(model: GPT | Bert, seed: int) -> None:
     held = dict(model.named_parameters())
     places = places_of_rank(model.settings, ParallelSettings(), Coordinate(0, 0, 0, 0))
     fill(held, places | copies(model.ties(), held, places), model.starts(), seed)
+
+
+def whole(name: str, shape: tuple[int, ...], how: Start, seed: int) -> Tensor:
+    """A parameter without its padding."""
+    return torch.cat([block for _, block in drawn(name, shape, how, seed)])

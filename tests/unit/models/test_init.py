@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from itertools import accumulate
 from typing import Any
 
+import pytest
 import torch
 
+from lmtrain.models import init
 from lmtrain.models.gpt import GPT, build
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.models.init import apply_ties, draw
+from lmtrain.models.init import apply_ties, drawn
 from lmtrain.spec import Start
 from tests.unit.models.first_weights import start
 
@@ -56,12 +59,41 @@ def test_order_does_not_matter_and_names_do() -> None:
     assert not torch.equal(whole["blocks.0.mlp.up.weight"], started(6)["blocks.0.mlp.up.weight"])
 
 
+def whole(name: str, shape: tuple[int, ...], start: Start, seed: int = 5) -> torch.Tensor:
+    blocks = list(drawn(name, shape, start, seed))
+    firsts = [0, *accumulate(len(block) for _, block in blocks)]
+    assert [first for first, _ in blocks] == firsts[:-1]
+    return torch.cat([block for _, block in blocks])
+
+
 def test_any_slice_can_be_had_from_the_name() -> None:
     model = build(settings())
     start(model, 5)
     name = "blocks.2.mlp.up.weight"
-    value = draw(name, (256, 64), model.starts()[name], 5)
+    value = whole(name, (256, 64), model.starts()[name])
     assert torch.equal(value[128:], model.get_parameter(name)[128:])
+
+
+SHAPES = [(5,), (16,), (37,), (160,), (1000,), (3, 3), (16, 8), (33, 7), (50, 3), (97, 24), (8, 500), (65, 3, 5)]
+
+
+def differ(monkeypatch: pytest.MonkeyPatch, rows: int, block_numbers: int) -> list[tuple[int, ...]]:
+    """Shapes whose blocks are not the numbers that torch draws for the whole in one call."""
+    expected = {shape: whole("a", shape, Start(std=0.5)) for shape in SHAPES}
+    assert all(len(list(drawn("a", shape, Start(std=0.5), 5))) == 1 for shape in SHAPES)
+    monkeypatch.setattr(init, "_ROWS", rows)
+    monkeypatch.setattr(init, "_BLOCK_NUMBERS", block_numbers)
+    assert max(len(list(drawn("a", shape, Start(std=0.5), 5))) for shape in SHAPES) > 5
+    return [shape for shape in SHAPES if not torch.equal(whole("a", shape, Start(std=0.5)), expected[shape])]
+
+
+@pytest.mark.parametrize("block_numbers", [1, 40, 300])
+def test_blocks_are_the_numbers_of_the_whole(monkeypatch: pytest.MonkeyPatch, block_numbers: int) -> None:
+    assert not differ(monkeypatch, 16, block_numbers)
+
+
+def test_blocks_of_other_sizes_would_not_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert differ(monkeypatch, 7, 40)
 
 
 def test_padding_starts_at_zero_and_changes_nothing_else() -> None:
@@ -92,8 +124,8 @@ def test_half_precision_is_the_rounded_fp32() -> None:
     assert all(torch.equal(value, expected[name].bfloat16()) for name, value in weights(model).items())
 
 
-def test_draw_is_constant_without_deviation() -> None:
-    assert draw("norm.weight", (3,), Start(mean=1.0), 1).tolist() == [1, 1, 1]
+def test_it_is_constant_without_deviation() -> None:
+    assert whole("norm.weight", (3,), Start(mean=1.0)).tolist() == [1, 1, 1]
 
 
 def test_ties_come_back_after_leaving_meta() -> None:

@@ -110,9 +110,9 @@ def test_rotation_turns_the_pairs_half_a_head_apart() -> None:
 def test_rotation_keeps_dtype_and_its_own_precision() -> None:
     rotation = build_rotation(torch.tensor([[0, 100_000], [3, 4]]), 8, 10000.0)
     assert rotation.cos.dtype == torch.float32
-    assert rotation.cos.shape == (2, 1, 2, 4)
-    assert rotation.cos[0, 0, 1, 0] == pytest.approx(math.cos(100_000), abs=1e-3)
-    assert rotate(torch.randn(2, 3, 2, 8).bfloat16(), rotation).dtype == torch.bfloat16
+    assert rotation.cos.shape == (2, 2, 1, 4)
+    assert rotation.cos[0, 1, 0, 0] == pytest.approx(math.cos(100_000), abs=1e-3)
+    assert rotate(torch.randn(2, 2, 3, 8).bfloat16(), rotation).dtype == torch.bfloat16
 
 
 def test_positions_restart_where_the_batch_says() -> None:

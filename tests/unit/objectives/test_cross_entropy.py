@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lmtrain.batch import IGNORED, Batch
+from lmtrain.kernels import cross_entropy as room
+from lmtrain.kernels import on_gpu
 from lmtrain.models.gpt import build
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.objectives import cross_entropy as room
 from lmtrain.objectives.causal_lm import CausalLM
 from lmtrain.objectives.cross_entropy import cross_entropy_sum
 
@@ -72,6 +73,20 @@ def test_nothing_but_ignored_rows_is_zero() -> None:
 def test_gradient_is_that_of_the_sum() -> None:
     logits, labels = example(torch.float64)
     assert torch.autograd.gradcheck(lambda x: cross_entropy_sum(x[:2, :3, :7], labels[:2, :3].clamp(max=6)), (logits,))
+
+
+def test_the_way_of_kernels_equals_torch_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By their twins, as it is taken on a GPU."""
+    monkeypatch.setattr(on_gpu, "FUSES_ON", {"cpu"})
+    logits, labels = example()
+    with torch.no_grad():
+        logits[..., 35:] = -math.inf
+        labels.clamp_(max=34)
+    ours, theirs, ours_grad, theirs_grad = both(logits, labels)
+    assert type(ours.grad_fn).__name__ == "_OverLogitsBackward"
+    assert ours.item() == pytest.approx(theirs.item(), rel=1e-6)
+    assert torch.allclose(ours_grad, theirs_grad, atol=1e-6)
+    assert (ours_grad[3] == 0).all()
 
 
 def test_compiles_to_one_graph() -> None:

@@ -76,6 +76,75 @@ def test_each_term_is_the_mean_over_its_own_labels(num_microbatches: int) -> Non
         torch.testing.assert_close(model.parameters[name].grad, parameter.grad, rtol=1e-4, atol=1e-6)
 
 
+def _gradients(model: ParallelModel, sums: Tensor) -> dict[str, Tensor]:
+    model.masters.clear_gradients(1)
+    torch.autograd.backward(sums.sum())
+    return {name: p.grad for name, p in model.parameters.items() if p.grad is not None}
+
+
+@pytest.mark.parametrize("unlabelled", [False, True])
+@pytest.mark.parametrize("pair_head", [False, True])
+def test_scoring_the_labelled_positions_alone_changes_nothing(pair_head: bool, unlabelled: bool) -> None:
+    """Sums, hits and every gradient are those of scoring all; also where a microbatch has no label at all."""
+    model = model_of(replace(SETTINGS, pair_head=pair_head))
+    objective, batch = model.objective, batch_of().unlabelled() if unlabelled else batch_of()
+    few = objective.prepared(batch)
+    assert few.scored_K.numel() == max(1, int((batch.labels_BT != IGNORED).sum()))
+    sums, valid, gradients = [], [], []
+    for given in (batch, few):
+        hidden_BTD = model.model(given)
+        sums.append(objective.loss_sums(model.model, hidden_BTD, given))
+        valid.append(objective.valid_sums(model.model, hidden_BTD.detach(), given))
+        gradients.append(_gradients(model, sums[-1]))
+    torch.testing.assert_close(sums[1], sums[0], rtol=1e-6, atol=0)
+    torch.testing.assert_close(valid[1], valid[0], rtol=1e-6, atol=0)
+    assert gradients[0].keys() == gradients[1].keys() == model.parameters.keys()
+    for name, right in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], right, rtol=1e-5, atol=1e-6)
+
+
+def test_the_head_is_given_no_more_than_has_labels() -> None:
+    model, step = model_of(), step_of(4)
+    rows: list[int] = []
+    head: Any = model.model.head  # type: ignore[attr-defined]
+    head.decoder.register_forward_hook(lambda module, given, made: rows.append(made.shape[:-1].numel()))
+    model.forward_backward(step)
+    next(model.valid_sums(step.microbatches[:1]))
+    counts = [int((batch.labels_BT != IGNORED).sum()) for batch in step.microbatches]
+    assert rows == [*counts, counts[0]]
+    assert max(rows) < step.microbatches[0].labels_BT.numel()
+
+
+def test_cuts_of_a_sequence_give_equally_many_positions() -> None:
+    """Each rank its own, and all of them the labels of all, in the order in which a head gathers them."""
+    batch = batch_of()
+    found, of_rank = [], []
+    for cut in range(4):
+        objective = MaskedLM(("mlm", "pair"))
+        objective.num_cuts, objective.cut = 4, cut
+        few = objective.prepared(batch)
+        found.append(few.scored_labels_K.view(4, -1))
+        mine = batch.labels_BT.chunk(4, dim=1)[cut].flatten()
+        at, labels = few.scored_K, few.scored_labels_K.view(4, -1)[cut]
+        kept = labels != IGNORED
+        assert torch.equal(mine[at[kept]], labels[kept])
+        assert int(kept.sum()) == int((mine != IGNORED).sum())
+        of_rank.append(at)
+    assert all(torch.equal(one, found[0]) for one in found)
+    assert len({len(at) for at in of_rank}) == 1
+    assert found[0].numel() < batch.labels_BT.numel()
+
+
+def test_a_planted_bug_is_noticed() -> None:
+    """Positions that are off by one have other labels."""
+    model, batch = model_of(), batch_of()
+    few = model.objective.prepared(batch)
+    wrong = replace(few, scored_K=few.scored_K.roll(1))
+    hidden_BTD = model.model(batch)
+    right, found = (model.objective.loss_sums(model.model, hidden_BTD, given)[0] for given in (batch, wrong))
+    assert abs(found - right) > 1e-3 * right
+
+
 def test_counts_must_be_of_the_models_terms() -> None:
     model, step = model_of(), step_of(1)
     with pytest.raises(ValueError, match="zip"):

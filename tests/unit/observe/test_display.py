@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from lmtrain.observe.display import LiveView, RunPanel, RunView, build_view
+from lmtrain.observe.display import LiveView, RunView, build_view
 from lmtrain.observe.log import RunLog
+from lmtrain.observe.panel import RunPanel, Saves
 
 FACTS = {"run": "runs/first", "model": "gpt2_small", "parameters": "124M", "device": "1 x NVIDIA H200, bf16"}
 
@@ -168,3 +169,63 @@ def test_domains_and_evaluations_are_shown(tmp_path: Path) -> None:
     told = (tmp_path / "log.txt").read_text()
     assert "valid at step 8  loss 3.2500 [wiki 3.0000, code 3.5000]" in told
     assert "eval at step 8  lambada/x  whole word accuracy 25.00 %, bits per byte 1.5000" in told
+
+
+SLOW = {
+    "straggler_slowest": 37, "straggler_slowest_by": 0.1023, "straggler_bubble": 0.0812, "straggler_exposed": 0.0341,
+    "memory_rank": 511, "limit_left_s": 11000.0,
+}  # fmt: skip
+NAMED = {
+    "straggler_rank": 37, "straggler_host": "node-b7", "straggler_coordinate": {"pp": 1, "dp_shard": 2, "tp": 1},
+    "straggler_span": "backward", "straggler_by": 0.1023, "straggler_span_s": 0.0882, "straggler_usual_s": 0.08,
+    "straggler_ranks": [37, 38], "straggler_link": [3, 7], "straggler_link_s": 0.0123, "straggler_link_usual_s": 0.002,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_panel_of_many_ranks(width: int) -> None:
+    panel = RunPanel(FACTS, 2000, Clock(), Saves(500, 3600.0))
+    panel.step(_row(1234) | SLOW | NAMED)
+    console = Console(width=width, record=True, file=io.StringIO(), legacy_windows=False)
+    console.print(panel)
+    text = console.export_text()
+    for figure in ("rank 37: +10.2%", "8.1% of a step", "3.4%, not hidden", "61.0 GiB on rank 511", "in 3h03m"):
+        assert figure in text
+    words = " ".join(re.sub("[│╭╮╰╯─]", " ", text).split())
+    assert "at step 1500, in 5m45s" in words
+    assert (
+        "slow rank rank 37 on node-b7 (pp 1, dp_shard 2, tp 1) and 1 more: +10.2%, most of all backward, 88.2 ms "
+        "beside 80.0 ms a step"
+    ) in words
+    assert "slow link ranks 3 and 7: 12.3 ms there and back, others 2.0 ms" in words
+
+
+def test_what_a_row_does_not_know_has_no_line() -> None:
+    text = _panel(120)
+    for name in ("slowest rank", "slow rank", "slow link", "bubble", "communication", "time is up", "next save"):
+        assert name not in text
+
+
+@pytest.mark.parametrize(
+    ("saves", "step", "expected"),
+    [
+        (Saves(500), 1234, 1500), (Saves(500), 1500, 2000), (Saves(500), 1999, 2000), (Saves(0), 7, 2000),
+        (Saves(None), 7, None), (Saves(3000), 7, 2000),
+    ],
+)  # fmt: skip
+def test_the_step_of_the_next_save(saves: Saves, step: int, expected: int | None) -> None:
+    assert saves.next_step(step, 2000) == expected
+
+
+def test_the_time_to_a_save_and_to_the_end_runs_down() -> None:
+    clock = Clock()
+    panel = RunPanel(FACTS, 2000, clock, Saves(None, 600.0))
+    panel.step(_row(1234) | {"limit_left_s": 90.0})
+    panel.saved({"saved_step": 1200}, age_s=60.0)
+    clock.now_s += 30
+    console = Console(width=120, record=True, file=io.StringIO(), legacy_windows=False)
+    console.print(panel)
+    text = console.export_text()
+    assert "in 8m30s at the latest" in text
+    assert "in 1m" in text
+    assert "step 1200, 1m30s ago" in text

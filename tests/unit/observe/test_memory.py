@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.observe.memory import device_peak_bytes, host_memory_bytes, memory_bytes
+from lmtrain.observe.memory import Memory, device_peak_bytes, host_memory_bytes, memory_bytes
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc here")
@@ -35,3 +35,25 @@ def test_only_a_cuda_device_has_a_peak() -> None:
     assert device_peak_bytes("cpu") is None
     if sys.platform == "linux":
         assert (memory_bytes("cpu") or 0) > 1 << 20
+
+
+def test_all_ranks_are_shown_when_one_has_grown_by_a_twentieth() -> None:
+    memory = Memory("cpu", 0)
+    assert memory.grown() is None
+    memory.hear_all([1000, 2000])
+    assert memory.grown() == [1000, 2000]
+    assert memory.grown() is None
+    memory.hear_all([1050, 100])  # peaks stay
+    assert memory.grown() is None
+    memory.hear_all([1051, 0])
+    assert memory.grown() == [1051, 2000]
+    memory.hear_all([1000, 2101])
+    assert memory.grown() == [1051, 2101]
+
+
+def test_a_row_of_all_ranks_is_rare_whatever_memory_does() -> None:
+    memory, told = Memory("cpu", 0), 0
+    for now in range(10_000):
+        memory.hear_all([1 << 30, (1 << 30) + (now << 20)])
+        told += memory.grown() is not None
+    assert 10 < told < 60

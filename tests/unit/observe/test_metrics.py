@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmtrain.errors import DataError, MissingInputError
+from lmtrain.observe.history.record import read_record
 from lmtrain.observe.metrics import MetricsLog, read_metrics
 
 
@@ -106,6 +107,18 @@ def test_the_last_attempt_wins_and_what_it_undid_is_gone(tmp_path: Path) -> None
     assert kept == [
         ("start", 0, 1), ("step", 1, 1), ("step", 2, 1), ("start", 2, 2), ("step", 3, 2), ("step", 4, 2)
     ]  # fmt: skip
+
+
+def test_the_save_that_a_run_went_on_from_is_not_gone(tmp_path: Path) -> None:
+    """A run tells of it a step later or more; what was saved beyond it is gone."""
+    path = tmp_path / "metrics.jsonl"
+    _write(
+        path, _row("start", 0), *(_row("save", saved + 1, saved_step=saved) for saved in (2, 4, 6)),
+        _row("start", 4, attempt=2), _row("save", 8, saved_step=6, attempt=2),
+    )  # fmt: skip
+    saves = [row for row in read_metrics(path) if row["event"] == "save"]
+    assert [(row["step"], row["saved_step"]) for row in saves] == [(3, 2), (5, 4), (8, 6)]
+    assert read_record(path).rows["save"] == saves
 
 
 def test_of_two_rows_with_one_step_the_last_stands(tmp_path: Path) -> None:

@@ -26,6 +26,10 @@ from lmtrain.observe.throughput import Rates, Throughput, peak_flops
         ("NVIDIA GB200", "bf16", 2500e12),
         ("NVIDIA GeForce RTX 4090", "bf16", 165.2e12),
         ("NVIDIA H200", "int8", None),
+        ("NVIDIA H200", "tf32", 494.7e12),
+        ("NVIDIA A100-SXM4-80GB", "tf32", 156e12),
+        ("Tesla V100-SXM2-16GB", "tf32", 15.7e12),
+        ("Intel(R) Xeon(R) CPU", "tf32", None),
         ("Intel(R) Xeon(R) CPU", "fp32", None),
         ("cpu", "bf16", None),
     ],
@@ -45,19 +49,32 @@ def test_nothing_is_known_before_the_first_step() -> None:
 
 def test_rates_are_sums_over_the_window() -> None:
     meter = Throughput(flops_per_token=10.0, peak=1000.0, window_steps=2)
-    meter.start(0, 100.0)
-    meter.step_done(1, 200.0, 7)  # a slow first step leaves the window
-    meter.step_done(2, 201.0, 30)
-    meter.step_done(3, 204.0, 90)
-    assert meter.rates(13) == Rates(tokens_per_s=30.0, flops_per_s=300.0, mfu=0.3, step_s=2.0, eta_s=20.0)
+    meter.start(0, 0.0)
+    meter.step_done(1, 100.0, 7)
+    meter.step_done(2, 200.0, 7)  # a slow step leaves the window
+    meter.step_done(3, 201.0, 30)
+    meter.step_done(4, 204.0, 90)
+    assert meter.rates(14) == Rates(tokens_per_s=30.0, flops_per_s=300.0, mfu=0.3, step_s=2.0, eta_s=20.0)
+
+
+def test_the_first_step_of_a_process_is_in_no_rate() -> None:
+    """It compiles. With it, the three steps here would make 100 tokens in 101 s."""
+    meter = Throughput(flops_per_token=10.0, peak=1000.0)
+    meter.start(5, 0.0)
+    meter.step_done(6, 100.0, 40)
+    assert meter.rates(10) == Rates()
+    meter.step_done(7, 100.5, 30)
+    meter.step_done(8, 101.0, 30)
+    assert meter.rates(10) == Rates(tokens_per_s=60.0, flops_per_s=600.0, mfu=0.6, step_s=0.5, eta_s=1.0)
 
 
 def test_a_pause_is_not_counted() -> None:
     meter = Throughput()
     meter.start(0, 0.0)
     meter.step_done(1, 1.0, 10)
-    meter.start(1, 50.0)
-    meter.step_done(2, 52.0, 10)
+    meter.step_done(2, 2.0, 10)
+    meter.start(2, 50.0)
+    meter.step_done(3, 52.0, 10)
     assert meter.rates().tokens_per_s == 5.0
     assert meter.rates().mfu is None
-    assert meter.rates(1).eta_s == 0.0
+    assert meter.rates(2).eta_s == 0.0

@@ -35,6 +35,17 @@ class PretendedWhole:
     def __init__(self, board: Board, rank: int, shards: int, sections: Mapping[str, tuple[int, ...]]) -> None:
         self.board, self.rank, self.shards, self.sections = board, rank, shards, sections
 
+    @property
+    def sharers(self) -> int:
+        return self.board.size
+
+    @property
+    def number(self) -> int:
+        return self.rank
+
+    def handed(self, owner: int, tensor: Tensor) -> Tensor:
+        return self.board.all(self.rank, tensor)[owner]
+
     def sum(self, names: Sequence[str], values_PN: Tensor) -> Tensor:
         assert values_PN.shape[0] == len(names)
         self.board.num_sums += self.rank == 0

@@ -25,7 +25,7 @@ def parameters(seed: int = 0) -> dict[str, nn.Parameter]:
     return {name: nn.Parameter(torch.randn(shape, generator=generator)) for name, shape in SHAPES.items()}
 
 
-def optimizer_of(weights: dict[str, nn.Parameter], **changes: Any) -> torch.optim.AdamW:
+def optimizer_of(weights: dict[str, nn.Parameter], **changes: Any) -> torch.optim.Optimizer:
     settings = AdamWSettings(lr=0.1, weight_decay=0.2, **changes)
     return build(settings, build_groups(weights, settings.weight_decay))
 
@@ -36,7 +36,7 @@ def set_gradients(weights: dict[str, nn.Parameter], step: int) -> None:
         parameter.grad = torch.randn(parameter.shape, generator=generator)
 
 
-def updated(weights: dict[str, nn.Parameter], optimizer: torch.optim.AdamW, steps: range) -> None:
+def updated(weights: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer, steps: range) -> None:
     for step in steps:
         set_gradients(weights, step)
         apply_learning_rate(optimizer, 0.1 / (step + 1))

@@ -16,6 +16,7 @@ from lmtrain.optim.lamb import LAMB, build
 from lmtrain.optim.lamb_settings import LAMBSettings
 from lmtrain.optim.optim_settings import OptimSettings
 from lmtrain.optim.whole import Alone, Whole
+from tests.unit.optim.fused import asked_of_kernels
 from tests.unit.optim.pretended import stepped
 
 SHAPES = {"embedding.token.weight": (7, 4), "blocks.0.up.weight": (5, 4), "blocks.0.up.bias": (5,), "norm.weight": (4,)}
@@ -101,6 +102,16 @@ def test_shards_step_as_the_whole(copies: int, shards: int) -> None:
     found, board = stepped(weights, gradients, optimizer_of, copies=copies, shards=shards, sections={})
     assert board.num_sums == num_steps
     for name, expected in updated(weights, num_steps).items():
+        torch.testing.assert_close(found[name], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_kernel_of_directions_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its twin, of matrices and vectors."""
+    right = updated(draws(0), 4)
+    asked = asked_of_kernels(monkeypatch)
+    found = updated(draws(0), 4)
+    assert asked
+    for name, expected in right.items():
         torch.testing.assert_close(found[name], expected, rtol=1e-5, atol=1e-6)
 
 

@@ -11,11 +11,13 @@ from torch import Tensor, nn
 
 from lmtrain.config.build import build_settings
 from lmtrain.errors import SettingsError
+from lmtrain.optim import muon
 from lmtrain.optim.groups import build_groups
 from lmtrain.optim.muon import Muon, build, orthogonal
 from lmtrain.optim.muon_settings import MuonSettings
 from lmtrain.optim.optim_settings import OptimSettings
 from lmtrain.optim.whole import Alone, Whole
+from tests.unit.optim.fused import asked_of_kernels
 from tests.unit.optim.pretended import stepped
 
 QKV = "blocks.0.attention.qkv.weight"
@@ -130,6 +132,33 @@ def test_shards_step_as_the_whole(copies: int, shards: int) -> None:
     found, _ = stepped(weights, gradients, optimizer_of, copies=copies, shards=shards, sections=SECTIONS)
     for name, expected in updated(weights, num_steps).items():
         torch.testing.assert_close(found[name], expected, rtol=1e-6, atol=1e-7)
+
+
+def test_each_matrix_is_made_orthogonal_by_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once a step, whatever the number of processes: six, with the sections of a fused weight apart."""
+    done: list[tuple[int, ...]] = []
+
+    def counted(x: Tensor, rounds: int) -> Tensor:
+        done.append(tuple(x.shape))
+        return orthogonal(x, rounds)
+
+    weights, gradients = draws(2), [draws(100)]
+    for copies, shards in ((1, 1), (1, 3), (2, 2)):
+        done.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(muon, "orthogonal", counted)
+            stepped(weights, gradients, optimizer_of, copies=copies, shards=shards, sections=SECTIONS)
+        assert sorted(done) == [(3, 6), (3, 6), (6, 6), (6, 16), (8, 6), (8, 6)]
+
+
+def test_the_kernel_of_directions_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its twin, of what is no hidden matrix."""
+    right = updated(draws(0), 4)
+    asked = asked_of_kernels(monkeypatch)
+    found = updated(draws(0), 4)
+    assert asked
+    for name, expected in right.items():
+        torch.testing.assert_close(found[name], expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("key", "value"), [("momentum", 1.0), ("newton_schulz_rounds", 0), ("eps", 0.0)])

@@ -9,17 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from lmtrain.errors import RanksDifferError
 from lmtrain.eval.scoring import Scorer
 from lmtrain.eval.windows import Request, WindowedRequests
+from lmtrain.layout import Layout
+from lmtrain.models.layers import block_masks
 from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.placement.parallel_settings import ParallelSettings
+from tests.flex_on_cpu import block_masks_everywhere
 from tests.layouts.workers import Pool
 from tests.marks import wide
-from tests.unit.parallel.spread import CPU, PRECISIONS, SETTINGS
+from tests.unit.parallel.spread import CPU, PRECISIONS, SETTINGS, build, step_of
 from tests.unit.parallel.test_layouts import UNTIED, num_processes
 
 BATCH_SIZES = (1, 7, 64)
@@ -106,6 +110,47 @@ def disagree(parallel: dict[str, Any]) -> str:
 def test_processes_with_other_texts_are_told_so(pool: Pool, parallel: dict[str, Any]) -> None:
     for rank, told in enumerate(pool.run(f"{__name__}:disagree", 2, {"parallel": parallel})):
         assert told.startswith(f"Rank {rank} is to score other texts than another rank. Give all processes the same")
+
+
+def test_texts_of_any_length_are_scored_without_masks_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run's own steps and validations have them: there a length is compiled for once."""
+    lengths: list[int] = []
+
+    def attend(q: Tensor, *rest: Any) -> Tensor:
+        lengths.append(q.shape[2])
+        return right(q, *rest)
+
+    right = block_masks.attend
+    monkeypatch.setattr(block_masks, "attend", attend)
+    with block_masks_everywhere():
+        of_blocks = build({}, window=3)
+        of_blocks.forward_backward(step_of(0, Layout(), 1, 0))
+        assert lengths == [8, 8]
+        found = list(Scorer(of_blocks, batch_size=7).score(requests()))
+        assert lengths == [8, 8]
+        list(of_blocks.valid_sums(step_of(0, Layout(), 1, 0).microbatches))
+        assert lengths == [8, 8, 8, 8]
+    expected = list(Scorer(build({}, window=3), batch_size=7).score(requests()))
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one.nll, other.nll)
+
+
+def test_what_is_compiled_is_left_where_eager_is_forced() -> None:
+    """Why the above is needed in an evaluation while a run trains: flex_attention would not be a kernel there."""
+    ran: list[str] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        def compiled(*args: Any) -> Any:
+            ran.append("compiled")
+            return graph(*args)
+
+        return compiled
+
+    twice = torch.compile(lambda x: x + x, backend=backend)
+    twice(torch.ones(3))
+    with torch.compiler.set_stance("force_eager"):
+        twice(torch.ones(3))
+    assert ran == ["compiled"]
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

@@ -26,7 +26,7 @@ LAYOUTS: list[dict[str, Any]] = [
     {"tp": 2, "dp_replicate": 2, "sequence_parallel": False, "zero": 0},
 ]
 # each axis and each zero is in another layout too
-REPEATED = [LAYOUTS[number] for number in (3, 4, 9)]
+REPEATED = [LAYOUTS[number] for number in (3, 4, 8, 9)]
 UNTIED = {"tied": False, "positions": "rotary", "head_width": 4, "norm": "rmsnorm", "bias": False}
 
 

@@ -50,7 +50,7 @@ def test_gradients_are_accumulated_in_fp32_and_freed() -> None:
     assert found is not None
     assert torch.equal(found, expected)
     assert not torch.equal(found, in_bf16.float())
-    masters.clear_gradients()
+    masters.clear_gradients(32)
     assert masters.gradients == []
 
 

@@ -6,10 +6,13 @@ from itertools import islice
 
 import pytest
 
-from lmtrain.plan.answers import PARTS, Answer, answers, map_of, unfitting, why_slower
+from lmtrain.parallel.recompute_settings import NoRecomputeSettings
+from lmtrain.plan.answers import PARTS, Answer, answers, map_of, price, unfitting, why_slower
 from lmtrain.plan.memory import GIB
-from lmtrain.plan.rank import FAMILY
-from tests.unit.plan.searched import LARGE, ranked
+from lmtrain.plan.rank import FAMILY, Prices
+from lmtrain.plan.replay import price_runs
+from tests.unit.plan.ours import planned
+from tests.unit.plan.searched import LARGE, h100, ranked
 
 
 def best(count: int = 3) -> list[Answer]:
@@ -24,6 +27,17 @@ def test_parts_add_up_to_the_step_and_names_to_the_memory() -> None:
         assert one.held == found.counted(place)
         assert min(one.parts.values()) >= 0
         assert set(one.parts) == set(PARTS)
+
+
+def test_messages_and_cuts_are_no_computation() -> None:
+    run = planned(vp=2, schedule="interleaved", recompute=NoRecomputeSettings())
+    (one,) = price([run], h100(), Prices())
+    time, _ = price_runs([run], h100(), Prices().time)
+    assert one.seconds == pytest.approx(time.total[0])
+    assert min(one.parts["sends"], one.parts["tp"], one.parts["bubble"]) > 0
+    assert one.exposed * one.seconds == pytest.approx(
+        sum(one.parts[name] for name in ("tp", "sends", "sharded", "reduce"))
+    )
 
 
 def test_rates_follow_from_the_step() -> None:
@@ -64,6 +78,14 @@ def test_where_nothing_fits_the_smallest_are_shown() -> None:
     assert len(shown) == 3
     assert shown[0].held <= found.counted(int(found.held.argmin()))
     assert shown[0].held <= shown[1].held <= shown[2].held
+
+
+def test_what_crosses_a_switch_is_not_said_to_miss_by_bytes() -> None:
+    found = ranked(memory_GiB=1.0, switch=4)
+    shown = [one.run.parallel for one in unfitting(found, 3)]
+    assert all(one.dp_shard * one.tp <= 4 for one in shown)
+    assert len(shown) == 3
+    assert {tp for _, tp in map_of(found)} == {1, 2, 4}
 
 
 def test_facts_are_plain_data() -> None:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from lmtrain.plan.case import columns
-from lmtrain.plan.communicate import dp_group, send, tp_group
-from tests.unit.plan.cases import gpt3
-from tests.unit.plan.machines import nominal
+from lmtrain.plan.communicate import copies_group, dp_group, send, tp_group
+from tests.unit.plan.cases import CONF, gpt3
+from tests.unit.plan.machines import hardware_named, nominal
 
 F = nominal()
 GB = np.full(1, 1e9)
@@ -28,6 +28,36 @@ def test_groups_of_a_node_share_its_adapters(tp: int, share: float) -> None:
     c = columns([gpt3(tp=tp, dp=64)])
     found = float(dp_group(c, F, c.dp).shared(GB)[0])
     assert found == pytest.approx(63 / 64 / (200 * share * F["nic_share"]), rel=0.05)
+
+
+@pytest.mark.parametrize("tp", [3, 6, 12, 16])
+def test_a_group_that_lies_across_nodes_takes_adapters(tp: int) -> None:
+    """Of 8: ranks 6 to 8 are on two nodes."""
+    one = tp_group(columns([gpt3(tp=tp, dp=64)]), F)
+    assert one.bytes_per_s[0] <= 200e9 * F["nic_share"] * (1.0 if tp == 16 else 0.5)
+    alone = tp_group(columns([gpt3(tp=3, dp=2, pp=1)]), F)
+    assert alone.bytes_per_s[0] == pytest.approx(300e9 * F["link_share"]), "six devices are all on one node"
+
+
+def test_a_run_is_spread_evenly_over_the_nodes_it_needs() -> None:
+    rack = hardware_named("gb200", CONF)
+    found = dp_group(columns([gpt3(hardware=rack, pp=1, tp=2, dp=64)]), F, np.full(1, 64.0))
+    assert found.local[0] == 32, "64 of 72 in each of two racks"
+
+
+def test_copies_of_a_node_that_is_cut_in_two_share_its_adapters() -> None:
+    """Eight ranks of a node are in as many groups, however many cuts there are."""
+    speeds = [float(dp_group(c, F, c.dp).bytes_per_s[0]) for c in (columns([gpt3(tp=tp, dp=64)]) for tp in (8, 16, 32))]
+    assert speeds == pytest.approx([200e9 / 8 * F["nic_share"]] * 3)
+
+
+def test_copies_lie_as_far_apart_as_there_are_shards() -> None:
+    """With eight shards each rank of a node sends to its own copies; with one, the node is one ring's."""
+    groups = [copies_group(columns([gpt3(tp=1, dp=64, zero=3, shard=shard)]), F) for shard in (8, 2, 1)]
+    assert [float(one.size[0]) for one in groups] == [8, 32, 64]
+    assert [float(one.bytes_per_s[0]) for one in groups] == pytest.approx(
+        [200e9 / share * F["nic_share"] for share in (8, 2, 1)]
+    )
 
 
 def test_a_gather_passes_every_rank_and_a_sum_goes_by_trees() -> None:

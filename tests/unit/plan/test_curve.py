@@ -82,11 +82,11 @@ def _each(one: Answer, at: int) -> float:
 
 def test_a_few_cuts_or_stages_take_over_from_sharding_alone() -> None:
     """Where a GPU has one short sequence: little is won on a node, and much on thousands of GPUs."""
-    found = points_of([8, 128, 2048], seq_len=2048, per_gpu=1)
+    found = points_of([8, 256, 2048], seq_len=2048, per_gpu=1)
     gains = [point.plain.seconds / point.best.seconds - 1 for point in found if point.plain and point.best]
     assert len(gains) == 3
     assert gains[0] < 0.05 < gains[1] < gains[2]
     assert gains[2] > 0.2
     last = found[-1].best
     assert last is not None
-    assert last.run.parallel.pp * last.run.parallel.tp in (2, 3, 4)
+    assert max(last.run.parallel.pp, last.run.parallel.tp) in (2, 3, 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,10 @@ def test_a_machine_is_whole(path: Path) -> None:
         key = line.split(":")[0]
         nameless = key.startswith(" ") or key in ("generation", "unchecked", "network")
         assert nameless or "#" in line, f"{path.name}: {key} names no source"
+
+
+def test_a_dgx_is_the_h100_that_stands_in_it() -> None:
+    assert replace(read_hardware(CONF / "h100_dgx.yaml"), name="h100") == read_hardware(CONF / "h100.yaml")
 
 
 def test_what_nobody_measured_is_marked() -> None:

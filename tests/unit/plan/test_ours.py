@@ -90,18 +90,40 @@ def test_stages_are_as_uneven_as_they_will_be() -> None:
     assert (folded.largest_stage, folded.last_stage) == (6, 7), "the first rank of a V has the head"
 
 
-def test_a_mask_excludes_the_flash_kernels() -> None:
+def test_a_matrix_excludes_the_flash_kernels() -> None:
+    """On a GPU masks are of blocks, where nothing is dropped."""
     bert = BertSettings(num_layers=24, width=1024, num_heads=16, vocab_size=30522, seq_len=512)
-    windowed = planned(replace(GPT3, window=512))
-    for run in (planned(bert, pp=1), windowed, planned(document_mask=True), planned(precision=Fp32Settings())):
-        assert case(run).program.attention is Attention.FLASH1
-    assert case(planned()).program.attention is Attention.FLASH2
-    assert case(planned(replace(GPT3, window=2048))).causal, "as long as the sequence it is none"
+    models: list[tuple[Any, dict[str, Any]]] = [
+        (bert, {"pp": 1}), (replace(GPT3, window=512), {}), (GPT3, {"document_mask": True}),
+    ]  # fmt: skip
+    for model, changes in models:
+        assert case(planned(model, **changes)).program.attention is Attention.FLASH2
+        assert case(planned(replace(model, dropout=0.1), **changes)).program.attention is Attention.FLASH1
+    assert case(planned(precision=Fp32Settings())).program.attention is Attention.FLASH1
+
+
+def test_what_lies_beyond_a_window_is_skipped_where_blocks_are() -> None:
+    windows = {dropout: case(planned(replace(GPT3, window=512, dropout=dropout))) for dropout in (0.0, 0.1)}
+    assert [(one.window, one.causal) for one in windows.values()] == [(512, False), (0, False)]
+    assert [(one.window, one.causal) for one in (case(planned()), case(planned(replace(GPT3, window=2048))))] == [
+        (0, True), (0, True),
+    ], "as long as the sequence it is none"  # fmt: skip
 
 
 def test_a_compiler_fuses_and_waits() -> None:
     program = case(planned(compute=ComputeSettings(compile=True))).program
     assert (program.pointwise, program.tp_overlap) == (Pointwise.COMPILED, Overlap.NONE)
+
+
+def test_products_of_fp32_numbers_cut_to_tf32_are_fast() -> None:
+    """Half of bf16's peak, with bytes of fp32."""
+    fp32, tf32 = (
+        columns([case(planned(precision=Fp32Settings(), compute=ComputeSettings(tf32=on)))]) for on in (False, True)
+    )
+    assert [fp32.half_peak[0], tf32.half_peak[0]] == [19.5e12, 156e12]
+    assert fp32.precision[0] == tf32.precision[0] == 4
+    volta = hardware_named("v100_32gb", CONF)
+    assert volta.peak("tf32") == volta.peak("fp32"), "which has none"
 
 
 def test_zero_2_pays_for_each_microbatch() -> None:

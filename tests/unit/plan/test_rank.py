@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -11,8 +12,9 @@ from lmtrain.plan.case import columns
 from lmtrain.plan.memory import GIB, price_memory
 from lmtrain.plan.ours import case_of
 from lmtrain.plan.rank import FAMILY
+from lmtrain.plan.replay import price_runs
 from lmtrain.plan.step import price_step
-from tests.unit.plan.searched import h100, ranked
+from tests.unit.plan.searched import LARGE, h100, ranked, run_of, study
 
 
 def test_the_fastest_stand_first_and_all_of_them_fit() -> None:
@@ -35,6 +37,14 @@ def test_what_fits_is_what_its_ranks_are_counted_to() -> None:
     assert max(found.counted(place) for place in few) <= found.usable
 
 
+def test_what_was_counted_is_not_guessed_again() -> None:
+    """Whatever has been learned since from layouts that are like it."""
+    found = study().ranked(16)
+    before = list(islice(found.fitting(found.fastest), 20))
+    found._off.update(dict.fromkeys(found._off, 10.0))
+    assert list(islice(found.fitting(found.fastest), 20)) == before
+
+
 @pytest.mark.parametrize("memory_GiB", [12.0, 79.1])
 def test_the_closed_form_is_near_what_ranks_are_counted_to(memory_GiB: float) -> None:
     """Of every schedule and way to do work again, so that nothing that fits is far from being asked."""
@@ -54,6 +64,18 @@ def test_prices_are_those_of_the_layout_alone() -> None:
         alone = columns([case_of(found.space.planned(int(found.rows[place])), h100())])
         assert np.isclose(price_step(alone, found.prices.time).total[0], found.seconds[place])
         assert np.isclose(price_memory(alone, found.prices.memory).total[0], found.held[place])
+
+
+def test_what_stands_first_is_replayed() -> None:
+    """Fifteen layers make stages of one and of two, and the closed form knows none but even ones."""
+    run = run_of(replace(LARGE, num_layers=15, vocab_size=128256), 64)
+    found = replace(study(), run=run, fixed={"tp": 4}).ranked(16)
+    first = list(islice(found.fitting(found.fastest), 16))
+    time, _ = price_runs([found.planned(place) for place in first], h100(), found.prices.time)
+    assert found.seconds[first] == pytest.approx(time.total)
+    assert np.all(np.diff(time.total) >= -1e-5 * time.total[1:])
+    closed = price_step(found.space.columns(found.rows[first]), found.prices.time).total
+    assert np.max(np.abs(closed / time.total - 1)) > 0.01
 
 
 def test_the_most_frugal_takes_fewest_joules() -> None:

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from lmtrain.parallel.recompute_settings import NoRecomputeSettings
-from lmtrain.plan.kept import kept_of
-from lmtrain.plan.ranks import NEED_A_GPU, fullest_rank, rank_bytes_of
+from lmtrain.plan.ranks import NEED_A_GPU, _in_flight, fullest_rank, rank_bytes_of
+from lmtrain.schedules.pipeline_schedule import schedule_named
+from lmtrain.schedules.simulate import activations_held
 from tests.unit.plan.ours import GPT3, planned, planned_on_cpu
 
 NONE = NoRecomputeSettings()
@@ -33,9 +34,23 @@ def test_activations_are_those_in_flight(schedule: str, vp: int, first: int, las
     run = planned(schedule=schedule, vp=vp, recompute=NONE)
     for rank, flying in ((0, first), (1023, last)):
         (stage,) = run.stages[rank // 64]
-        assert rank_bytes_of(run, rank)["activations"] == pytest.approx(flying * kept_of(run, stage).hidden)
+        assert rank_bytes_of(run, rank)["activations"] == pytest.approx(flying * run.layers.kept(stage).hidden)
     assert rank_bytes_of(run, 0)["logits"] == 0
-    assert rank_bytes_of(run, 1023)["logits"] == last * kept_of(run, run.stages[-1][0]).logits
+    assert rank_bytes_of(run, 1023)["logits"] == last * run.layers.kept(run.stages[-1][0]).logits
+
+
+@pytest.mark.parametrize(("schedule", "vp"), [("1f1b", 1), ("gpipe", 1), ("zb_h1", 1), ("zb_v", 2), ("interleaved", 3)])
+def test_a_long_step_holds_what_its_table_does(schedule: str, vp: int) -> None:
+    """Of 64 microbatches on 4 ranks few are looked at; blocks of all stages hold the same."""
+    run = planned(schedule=schedule, vp=vp, pp=4, tp=1, dp_shard=1, global_batch=64, recompute=NONE)
+    held = activations_held(schedule_named(schedule).table(4, vp, 64))
+    for rank in (1, 2):  # without embedding or head
+        if schedule.startswith("zb"):
+            flying = _in_flight(schedule, rank, 4, vp, 64)
+            assert max((flying.waits + flying.later).sum(axis=1)) == held[rank]
+        else:
+            each = run.layers.kept(run.stages[rank][0]).hidden
+            assert rank_bytes_of(run, rank)["activations"] == pytest.approx(held[rank] * each)
 
 
 def test_a_v_holds_the_first_stage_and_the_last() -> None:

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lmtrain.checkpoint.disk import format
+from lmtrain.checkpoint.save.planned import check_listed, checkpoint_bytes
 from lmtrain.config.base import kinds
-from lmtrain.errors import LmtrainError
+from lmtrain.errors import CheckpointError, LmtrainError
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.parallel.recompute_settings import RecomputeSettings
 from lmtrain.placement.parallel_settings import ParallelSettings
@@ -21,7 +23,7 @@ from lmtrain.plan.ours import Planned, case_of
 from lmtrain.plan.search import legal
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule
 from lmtrain.train.config import RunConfig
-from lmtrain.train.train_settings import TrainSettings
+from lmtrain.train.train_settings import RampUpSettings, TrainSettings
 from tests.unit.plan.searched import h100, run_of
 
 SMALL = GPTSettings(num_layers=4, width=24, num_heads=12, num_kv_heads=6, vocab_size=67, vocab_multiple=1, seq_len=6)
@@ -56,8 +58,15 @@ def _rest(run: Planned, parallel: ParallelSettings) -> Iterator[tuple[Any, ...]]
     parts = {"model": run.model, "parallel": parallel, "compute": run.compute}
     if any(RunConfig.problems_across(parts)):
         return
+    if run.saves:
+        try:
+            slots = run.optim.num_slots
+            check_listed(run.model, parallel.layout, slots, checkpoint_bytes(run.model, slots))
+        except CheckpointError:
+            return
     for micro in range(1, run.global_batch + 1):
-        train = TrainSettings(steps=1, global_batch=run.global_batch, micro_batch=micro)
+        rampup: Any = run.rampup
+        train = TrainSettings(steps=1, global_batch=run.global_batch, micro_batch=micro, rampup=rampup)
         if any(RunConfig.problems_across({"train": train, "parallel": parallel})):
             continue
         for kind in kinds(RecomputeSettings).values():
@@ -81,6 +90,20 @@ def test_all_that_the_settings_accept_is_offered_and_nothing_else(
 )
 def test_the_same_in_larger_worlds(model: GPTSettings, world_size: int, batch: int, compiles: bool) -> None:
     _compare(run_of(model, batch, compiles=compiles), world_size)
+
+
+def test_a_batch_that_grows_is_shared_out_on_the_way_too() -> None:
+    few = replace(run_of(SMALL, 8), rampup=RampUpSettings(start=2, increment=2, samples=10))
+    _compare(few, 2)
+    assert {one.micro_batch * one.parallel.layout.dp for one in legal(few, 2, h100())} == {1, 2}
+
+
+def test_checkpoints_of_what_is_offered_can_be_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    every, run = legal(run_of(SMALL, 4), 4, h100()), replace(run_of(SMALL, 4), saves=True)
+    monkeypatch.setattr(format, "MAX_PIECES", 500)
+    _compare(run, 4)
+    few = {one.parallel.dp_shard * one.parallel.tp for one in legal(run, 4, h100())}
+    assert few < {one.parallel.dp_shard * one.parallel.tp for one in every}
 
 
 def _compare(run: Planned, world_size: int) -> None:

@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 
 from lmtrain.plan.case import Again, Case, Program, columns
+from lmtrain.plan.communicate import copies_group
 from lmtrain.plan.factors import FACTORS, MEMORY_FACTORS
-from lmtrain.plan.step import price_step
+from lmtrain.plan.power import busy_share
+from lmtrain.plan.step import price_microbatch, price_step, stage_weights
+from lmtrain.plan.work import price_work
 from tests.unit.plan.cases import gpt3
 from tests.unit.plan.machines import nominal, range_problems
 
@@ -37,10 +40,48 @@ def test_parts_add_up() -> None:
     assert np.all(step.total > step.compute)
 
 
+def test_messages_are_no_computation() -> None:
+    """A part of their own, whose time grows with a rank's stages."""
+    step = price_step(columns([gpt3(), gpt3(vp=6), gpt3(pp=1, dp=128)]), F)
+    assert step.sends[1] == pytest.approx(6 * step.sends[0])
+    assert step.sends[2] == 0.0
+    assert np.all(busy_share(step) <= (step.total - step.tp - step.sends) / step.total)
+
+
 @pytest.mark.parametrize("trait", ["reduce_overlap", "gather_overlap", "send_overlap", "fused_gradients"])
 def test_what_overlaps_or_is_fused_saves_time(trait: str) -> None:
     without, with_it = (gpt3(program=_program(trait, on)) for on in (False, True))
     assert total(with_it) < total(without)
+
+
+def test_numbers_of_four_bytes_take_twice_as_long_on_their_way() -> None:
+    """At the same peak: what is left are bytes. Sums of gradients have four bytes in either."""
+    whole = replace(gpt3().hardware, peak_tflops={"bf16": 312.0, "fp32": 312.0})
+    layout = {"hardware": whole, "pp": 4, "dp": 8, "zero": 3, "num_microbatches": 8}
+    half, full = columns([gpt3(precision="bf16", **layout)]), columns([gpt3(precision="fp32", **layout)])
+    before, after = price_step(half, F), price_step(full, F)
+    assert after.tp[0] == pytest.approx(2 * before.tp[0], rel=0.05)
+    assert after.sends[0] == pytest.approx(2 * before.sends[0], rel=0.05)
+    assert after.update[0] == before.update[0]
+    one, two = price_microbatch(half, F), price_microbatch(full, F)
+    assert two.gather[0] == pytest.approx(2 * one.gather[0], rel=0.05)
+    assert two.reduce[0] == one.reduce[0]
+    assert price_work(full, F).pointwise[0] > 1.8 * price_work(half, F).pointwise[0]
+    assert price_work(full, F).products[0] == pytest.approx(price_work(half, F).products[0]), "these are not of bytes"
+
+
+def test_weights_gathered_once_a_step_have_their_own_bytes() -> None:
+    program = replace(Program(), reduce_overlap=False, gather_overlap=False)
+    half, full = (price_step(columns([gpt3(precision=kind, program=program)]), F) for kind in ("bf16", "fp32"))
+    assert full.reduce[0] == pytest.approx((4 + 4) / (4 + 2) * half.reduce[0], rel=0.05)
+
+
+def test_sums_over_copies_of_shards_take_what_their_group_takes() -> None:
+    program = replace(Program(), reduce_overlap=False)
+    c = columns([gpt3(program=program, pp=1, tp=1, dp=64, zero=3, shard=8, num_microbatches=24)])
+    block, table = stage_weights(c)
+    one = copies_group(c, F).reduced(4 * (96 * block + table) / 8)
+    assert price_step(c, F).reduce[0] == pytest.approx(one[0])
 
 
 def test_factors_lie_in_their_ranges() -> None:

@@ -54,11 +54,12 @@ def test_what_scontrol_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     line = "JobId=7 JobName=a TimeLimit=00:02:00 StartTime=2026-11-22T20:00:00 EndTime=2026-11-22T20:02:00 Deadline=N/A"
-    assert end_in(line) == 1795377720.0
+    sibling = "JobId=8 ArrayJobId=7 ArrayTaskId=0 EndTime=2026-11-22T20:01:00"  # which has ended
+    assert end_in(line, "7") == end_in(f"{sibling}\n{line}\n", "7") == 1795377720.0
     monkeypatch.undo()
     time.tzset()
-    for said in ("", "JobId=7 EndTime=Unknown", "slurm_load_jobs error: Invalid job id specified"):
-        assert end_in(said) is None
+    for said in ("", "JobId=7 JobName=a EndTime=Unknown", "slurm_load_jobs error: Invalid job id specified"):
+        assert end_in(said, "7") is None
 
 
 def test_the_environment_of_a_job() -> None:

@@ -13,6 +13,7 @@ from lmtrain.runtime.device import (
     memory_stats,
     pick_device,
     set_deterministic,
+    set_tf32,
     set_threads,
 )
 from lmtrain.runtime.process import ProcessEnv
@@ -20,12 +21,18 @@ from lmtrain.runtime.process import ProcessEnv
 CPU = torch.device("cpu")
 
 
+def has_cudnn_attention() -> bool:
+    return bool(torch.backends.cuda.cudnn_sdp_enabled())  # type: ignore[no-untyped-call]
+
+
 @pytest.fixture
 def _flags() -> Iterator[None]:
     deterministic, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
     benchmark, cudnn = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
+    cudnn_attention = has_cudnn_attention()
     yield
     torch.use_deterministic_algorithms(deterministic)
+    torch.backends.cuda.enable_cudnn_sdp(cudnn_attention)
     torch.set_num_threads(threads)
     torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = benchmark, cudnn
 
@@ -65,7 +72,27 @@ def test_determinism_and_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
     set_deterministic(True)
     assert torch.are_deterministic_algorithms_enabled()
+    assert not has_cudnn_attention()
     set_deterministic(False)
     assert not torch.are_deterministic_algorithms_enabled()
     assert set_threads(1) == 1
     assert set_threads(None) == 1
+
+
+@pytest.mark.usefixtures("_flags")
+@pytest.mark.parametrize("allowed", [True, False])
+def test_without_determinism_the_kernels_of_attention_stay_as_chosen(allowed: bool) -> None:
+    torch.backends.cuda.enable_cudnn_sdp(allowed)
+    set_deterministic(False)
+    assert has_cudnn_attention() == allowed
+
+
+def test_products_are_rounded_where_it_is_asked_for() -> None:
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    try:
+        for enabled in (True, False):
+            set_tf32(enabled)
+            assert (matmul.allow_tf32, cudnn.allow_tf32) == (enabled, enabled)
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = before

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
+import shutil
+
 import pytest
 
-from lmtrain.runtime.gpus import Gpus, device_problem, gpu_index
+from lmtrain.runtime.gpus import Gpus, device_problem, gpu_index, has_kernel_compiler
 from lmtrain.runtime.process import ProcessEnv
 
 
@@ -58,3 +61,13 @@ def test_a_task_takes_the_first_of_its_own_gpus_and_its_share_of_the_nodes(
 def test_four_tasks_that_are_shown_the_same_gpu_are_refused() -> None:
     process = ProcessEnv(rank=3, world_size=4, local_rank=3, local_world_size=4, launcher="slurm")
     assert "local rank 3 has no GPU of its own" in str(device_problem("cuda", Gpus("13.0", 1), process))
+
+
+@pytest.mark.parametrize("triton", [False, True])
+@pytest.mark.parametrize("compiler", [None, "gcc"])
+def test_kernels_need_triton_and_a_compiler(
+    monkeypatch: pytest.MonkeyPatch, triton: bool, compiler: str | None
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if name == "triton" and triton else None)
+    monkeypatch.setattr(shutil, "which", lambda name: name if name == compiler else None)
+    assert has_kernel_compiler() is (triton and compiler is not None)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from lmtrain.runtime.launch import Outcome, _Job, _Stops, launch
+from tests.marks import wide
 
 # what every child begins with; `wait()` blocks until something ends it
 HEAD = """
@@ -169,6 +170,7 @@ def test_a_signal_that_comes_before_a_child_can_hear_it_waits(
     assert "outcome 75 None" in output
 
 
+@pytest.mark.wide
 def test_a_lost_job_starts_again_and_knows_which_start_it_is() -> None:
     body = 'count = int(os.environ["LMTRAIN_RESTART_COUNT"])\nif count < 2 and rank == 1:\n    os.abort()\nsys.exit(75)'
     heard: list[tuple[int, int | None, int]] = []
@@ -209,6 +211,7 @@ def test_a_signal_ends_the_starting_again(tmp_path: Path, ready: Callable[[int],
     assert "outcome 75 SIGTERM came while the run was stopped: rank 0 of 1 was ended by SIGKILL" in output
 
 
+@pytest.mark.wide
 def test_a_child_that_stands_still_when_the_others_have_ended_is_killed(
     ready: Callable[[int], list[int]],
 ) -> None:
@@ -236,8 +239,8 @@ def test_helpers_of_children_end_with_them(ready: Callable[[int], list[int]]) ->
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="no pidfd_open")
 @pytest.mark.parametrize(
     ("state", "number"),
-    [("runs", signal.SIGKILL), ("runs", signal.SIGHUP), ("stands still", signal.SIGKILL),
-     ("holds the lock", signal.SIGKILL)],
+    [("holds the lock", signal.SIGKILL),
+     *wide(("runs", signal.SIGKILL), ("runs", signal.SIGHUP), ("stands still", signal.SIGKILL))],
 )  # fmt: skip
 def test_no_orphan_however_the_parent_ends(
     tmp_path: Path, ready: Callable[[int], list[int]], number: signal.Signals, state: str

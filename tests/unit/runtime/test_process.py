@@ -20,6 +20,7 @@ from lmtrain.runtime.process import (
     fault_request,
     first_host,
     git_commit,
+    grow_segments,
     num_usable_cpus,
     ranks_text,
     share_cores,
@@ -249,3 +250,19 @@ def test_cores_are_shared_unless_the_user_says_otherwise(
     monkeypatch.setattr(os, "environ", dict(before))
     share_cores()
     assert os.environ == {"GOMP_SPINCOUNT": after}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
+        ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}, {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}, {"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}),
+    ],
+)
+def test_segments_of_memory_grow_unless_the_user_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch, before: dict[str, str], after: dict[str, str]
+) -> None:
+    monkeypatch.setattr(os, "environ", dict(before))
+    grow_segments()
+    assert os.environ == after

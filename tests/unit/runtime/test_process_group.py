@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from lmtrain.errors import DataError, PeerLostError, UsageError
 from lmtrain.runtime.process import ProcessEnv, child_environment
-from lmtrain.runtime.process_group import peer_errors, start
+from lmtrain.runtime.process_group import new_group, peer_errors, start
 
 HERE = ProcessEnv(rank=1, world_size=2, host="n2")
 CPU = torch.device("cpu")
@@ -79,6 +80,7 @@ env, culprit, deed = ProcessEnv.detect(), int(sys.argv[1]), sys.argv[2]
 number = torch.tensor([env.rank + 1.0])
 try:
     with start(env, torch.device("cpu"), float(sys.argv[3])) as met:
+        print("NCCL", os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"], file=sys.stderr)
         if env.rank == culprit:
             print("ready", flush=True)
             if deed == "die":
@@ -167,12 +169,72 @@ def test_what_a_stranger_wrote_before_the_meeting_is_never_read() -> None:
 )
 def test_a_dead_and_a_silent_peer(deed: str, timeout_s: int, reason: str) -> None:
     environments, store = ours(2)
+    environments[1] = {**environments[1], "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2"}
     jobs = processes(environments, 1, deed, timeout_s, fds=(store.fileno(),))
     store.close()
     survivor = jobs[0].communicate(timeout=120)
     jobs[1].send_signal(signal.SIGKILL)
-    jobs[1].communicate()
+    _, said = jobs[1].communicate()
     assert jobs[0].returncode == 76
+    assert "NCCL 0\n" in survivor[1], "the run's own watch ends it, and NCCL's does not"
+    assert "NCCL 2\n" in said, "unless the user wants it to"
     assert f"rank 0 on {socket.gethostname()} waited for its peers in all_reduce" in survivor[1]
     assert reason in survivor[1]
     assert f"parallel.timeout_s={timeout_s}" in survivor[1]
+
+
+class Options:
+    """Stands in for those of NCCL, which a torch for CPUs has not."""
+
+    def __init__(self) -> None:
+        self.config = SimpleNamespace(max_ctas=None)
+        self._timeout = timedelta(0)
+
+
+@pytest.mark.parametrize(("backend", "capped"), [("cpu:gloo,cuda:nccl", True), ("cpu:gloo", False)])
+def test_a_group_of_nccl_may_be_capped(monkeypatch: pytest.MonkeyPatch, backend: str, capped: bool) -> None:
+    asked: list[Any] = []
+
+    def made(ranks: list[int], **options: Any) -> Any:
+        asked.append(options["pg_options"])
+        return dist.ProcessGroup(dist.HashStore(), 0, 1)  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(dist, "new_group", made)
+    monkeypatch.setattr(dist, "get_backend_config", lambda: backend)
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", SimpleNamespace(Options=Options), raising=False)
+    new_group((0, 1), 60.0, 4)
+    new_group((0, 1), 60.0)
+    with_cap, without = asked
+    assert without is None
+    assert (with_cap is not None) is capped
+    if capped:
+        assert (with_cap.config.max_ctas, with_cap._timeout) == (4, timedelta(seconds=65))
+
+
+END = """
+import atexit, sys
+import torch.distributed as dist
+from lmtrain.cli import main as command
+from lmtrain.errors import DataError
+from lmtrain.runtime import process_group
+
+
+def app(*given, **named):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    if sys.argv[1] == "exits":
+        raise SystemExit(76)
+    raise {"refused": DataError, "fails": KeyError}[sys.argv[1]]("what is wrong")
+
+
+atexit.register(print, "Python takes down what is left")
+command.app = app
+command.main([])
+"""
+
+
+@pytest.mark.parametrize(("how", "code"), [("refused", 65), ("exits", 76), ("fails", 1)])
+def test_a_process_whose_group_is_alive_ends_at_once(how: str, code: int) -> None:
+    """Threads of gloo now and then abort one that Python takes down, and NCCL may wait for a peer that is gone."""
+    end = subprocess.run([sys.executable, "-c", END, how], capture_output=True, text=True, timeout=300)
+    assert (end.returncode, end.stdout) == (code, "")
+    assert ("what is wrong" in end.stderr) == (how != "exits")

@@ -117,10 +117,7 @@ def test_every_character_of_the_first_planes(kind: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "dtype"),
-    [
-        ("uncased", np.int32),
-        *wide(*((kind, np.uint16) for kind in ("gpt2", "llama", "uncased")), ("gpt2", np.int32), ("llama", np.int32)),
-    ],
+    wide(*((kind, dtype) for kind in ("gpt2", "llama", "uncased") for dtype in (np.uint16, np.int32))),
 )
 def test_documents_longer_than_what_is_cut_at_a_time(kind: str, dtype: Any) -> None:
     encoder, twin = pair(kind, dtype)

@@ -12,6 +12,7 @@ from lmtrain.data.batch_plan import BatchPlan
 from lmtrain.errors import SettingsError
 from lmtrain.train.config import RunConfig, count_steps
 from lmtrain.train.train_settings import RampUpSettings, TrainSettings
+from tests.marks import wide
 
 
 def problems(*overrides: str) -> tuple[str, ...]:
@@ -21,8 +22,10 @@ def problems(*overrides: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(
-    ("group", "choice"), [(g, c) for g, choices in group_choices().items() for c in choices if g != "data"]
-)
+    ("group", "choice"),
+    [one for g, choices in group_choices().items() if g != "data"
+     for one in [(g, choices[0]), *wide(*((g, c) for c in choices[1:]))]],
+)  # fmt: skip
 def test_every_choice_of_every_group_composes(group: str, choice: str) -> None:
     chosen = ["data.path=x", f"{group}={choice}"]
     if group == "model" and choice.startswith("bert_"):

@@ -52,3 +52,24 @@ def test_how_far_off_it_was() -> None:
         "a step takes 1.10 s, 10% more than the 1.00 s predicted, within its interval (800.0 ms to 1.25 s)"
     )
     assert "25% less than the 1.00 s predicted, outside of its interval" in expected.compared_with(0.75)
+
+
+def test_communicators_are_named_with_whom_they_talk_to() -> None:
+    said = facts(*LAYOUT)["communicators"]
+    assert said == (
+        "2.3 GiB of that, with CUDA itself, as in published runs: tp of 8, dp_shard of 8, pp of 16, lanes between "
+        "stages, the world of 1,024"
+    )
+    assert "communicators" not in facts()
+    assert "communicators" not in facts(*LAYOUT, "compute.device=cpu")
+    assert "communicators" not in facts(*LAYOUT, "hardware=cpu")
+
+
+@pytest.mark.parametrize(
+    ("words", "compiles"),
+    [((), True), (("compute.compile=false",), False), (("compute.device=cpu",), False), (("hardware=cpu",), False),
+     (("parallel.schedule=zb_h1",), False)],
+)  # fmt: skip
+def test_a_run_is_planned_as_it_will_be_compiled(words: tuple[str, ...], compiles: bool) -> None:
+    run = config(*BIG, *LAYOUT[:3], *words)
+    assert planned_of(run, run.model).compiles is compiles

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
+from lmtrain.checkpoint.save.planned import checkpoint_bytes
 from lmtrain.config.compose import compose
 from lmtrain.errors import OutputError, StorageError, UsageError
 from lmtrain.runtime.process import ProcessEnv
 from lmtrain.train import machine
 from lmtrain.train.config import RunConfig
-from lmtrain.train.machine import check_folder, check_port, checkpoint_bytes
+from lmtrain.train.machine import check_folder, check_port
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,7 @@ def test_a_folder_that_another_run_has(config: RunConfig, tmp_path: Path) -> Non
 
 
 def test_room_for_two_checkpoints(config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    need = checkpoint_bytes(config, config.model)
+    need = checkpoint_bytes(config.model, config.optim.num_slots)
     monkeypatch.setattr(machine, "free_bytes", lambda folder: 2 * need - 1)
     with pytest.raises(StorageError, match=r"2 checkpoints need .*set checkpoint\.interval_steps=null to save none"):
         check_folder(_in(config, tmp_path), config.model, lock=True)

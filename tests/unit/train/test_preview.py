@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from lmtrain.train.preview import in_turn, pipeline_facts, pipeline_lines
+from lmtrain.runtime.gpus import Gpus
+from lmtrain.train import preview
+from lmtrain.train.preview import compile_facts, in_turn, pipeline_facts, pipeline_lines
 from tests.unit.train.test_layout_table import config
 
 PIPELINE = ("parallel.pp=4", "train.global_batch=64", "train.micro_batch=4", "model.num_layers=10")
@@ -35,3 +37,25 @@ def test_many_numbers_are_few_words() -> None:
     assert in_turn([1] * 96) == "1 each"
     assert in_turn([2] * 13 + [1] * 83) == "2 (0-12), 1 (13-95)"
     assert in_turn(range(111, 79, -2)) == "81 to 111"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "has_compiler", "words", "said"),
+    [
+        (0, True, (), "nothing, since no GPU"),
+        (1, False, (), "nothing, since no GPU, or no Triton with a C compiler"),
+        (1, True, (), "each block, and the loss"),
+        (1, True, ("compute.device=cpu",), "nothing, since no GPU"),
+        (1, True, ("compute.compile=false",), "nothing"),
+        (0, True, ("compute.compile=true",), "each block, and the loss"),
+        (0, False, ("hardware=h100",), "each block, and the loss"),
+        (1, True, ("parallel.pp=2", "parallel.schedule=zb_h1"), "nothing: parallel.schedule=zb_h1 takes a block's"),
+    ],
+)
+def test_what_is_compiled_is_told(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, has_compiler: bool, words: tuple[str, ...], said: str
+) -> None:
+    monkeypatch.setattr(Gpus, "found", lambda: Gpus("13.0", gpus))
+    monkeypatch.setattr(preview, "has_kernel_compiler", lambda: has_compiler)
+    run = config(*words)
+    assert compile_facts(run, run.model)["compiled"].startswith(said)

@@ -10,6 +10,7 @@ import torch
 
 from lmtrain.batch import Batch
 from lmtrain.layout import Layout
+from lmtrain.observe.memory import Memory
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.runtime.signals import StopRequest
 from lmtrain.train.costs import EVALUATION, VALIDATION, Costs
@@ -22,6 +23,7 @@ from lmtrain.train.requests import (
     CutOff,
     Deadline,
     File,
+    Fullest,
     Interval,
     Requests,
     Signal,
@@ -89,7 +91,7 @@ def test_a_file_is_looked_for_once_a_second_and_obeyed_once(tmp_path: Path) -> N
     assert file.wants() == 0
     clock.now += 1.0
     assert file.wants() == SAVE
-    file.saved()
+    file.done(SAVE)
     assert not path.exists()
     assert file.wants() == 0
     clock.now += 1.0
@@ -101,7 +103,7 @@ def test_a_stop_is_not_obeyed_by_a_save(tmp_path: Path) -> None:
     path.touch()
     file = File(path, STOP, Clock())
     assert file.wants() == STOP
-    file.saved()
+    file.done(SAVE)
     assert path.exists()
     assert file.wants() == STOP
 
@@ -115,7 +117,7 @@ def test_an_interval_counts_from_the_newest_checkpoint_whoever_asked_for_it() ->
         clock.now += 1.0
         assert interval.wants() == SAVE
         clock.now += 100.0
-        interval.saved()
+        interval.done(SAVE)
 
 
 def test_the_first_cause_is_told_once_and_stays(tmp_path: Path) -> None:
@@ -160,3 +162,42 @@ def test_a_stop_cuts_off_what_is_being_measured() -> None:
     with pytest.raises(CutOff):
         next(batches)
     assert asked.stop == "SIGTERM"
+
+
+class Held(Memory):
+    """A rank that holds so many bytes."""
+
+    def __init__(self, num_bytes: int, rank: int) -> None:
+        super().__init__("cpu", rank)
+        self.num_bytes = num_bytes
+
+    def now(self) -> tuple[int, int]:
+        return self.num_bytes, self._rank
+
+
+def test_all_ranks_hear_which_of_them_is_fullest_and_nobody_is_asked_for_anything() -> None:
+    clock = Clock()
+    memories = [Held(3 << 30, 0), Held(5 << 30, 1), Held((5 << 30) - 4096, 2), Held(9 << 30, 70_000)]
+    askers = [Fullest(memory, clock) for memory in memories]
+    told = [asker.wants() for asker in askers]
+    assert not any(number & (SAVE | STOP | sum(NO_TIME_FOR.values())) for number in told)
+    for asker in askers[:3]:
+        asker.hear(max(told[:3]))
+    assert [memory.fullest() for memory in memories[:3]] == [(5 << 30, 1)] * 3
+    askers[0].hear(max(told))
+    assert memories[0].fullest() == (9 << 30, 70_000)
+    memories[1].num_bytes = 6 << 30
+    assert askers[1].wants() == told[1]  # not asked again within a second
+    clock.now += 1
+    assert askers[1].wants() > told[1]
+
+
+def test_the_vote_of_one_process_carries_its_own_memory() -> None:
+    memory = Held(2 << 20, 0)
+    found = requests(Fullest(memory, Clock()))
+    found.ask()
+    found.answer()
+    memory.num_bytes = 1 << 20
+    assert memory.fullest() == (2 << 20, 0)
+    assert not found.save
+    assert found.stop is None

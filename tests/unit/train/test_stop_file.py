@@ -10,11 +10,11 @@ import pytest
 
 from lmtrain.cli.say import print_error
 from lmtrain.config.compose import compose
-from lmtrain.errors import NonFiniteLossError
+from lmtrain.errors import NonFiniteLossError, PeerLostError
 from lmtrain.runtime.files import folder_lock
 from lmtrain.runtime.process import ProcessEnv
 from lmtrain.train.config import RunConfig
-from lmtrain.train.stop_file import STOP, write_cut_off, write_failure, write_stop
+from lmtrain.train.stop_file import STOP, last_end, write_cut_off, write_failure, write_stop
 
 
 @pytest.fixture
@@ -45,6 +45,16 @@ def test_the_first_of_several_processes_says_why(config: RunConfig, tmp_path: Pa
     assert json.loads((tmp_path / STOP).read_text()) == facts
     assert write_stop(config, {"cause": "done"}) is None
     assert json.loads((tmp_path / STOP).read_text()) == {"cause": "done", "resume": None}
+
+
+def test_the_next_start_is_told_briefly(config: RunConfig, tmp_path: Path) -> None:
+    assert last_end(tmp_path) == {}
+    write_failure(config, PeerLostError("gone " * 100, rank=3), ProcessEnv(world_size=4))
+    told = last_end(tmp_path)
+    assert told | {"cause": told["cause"][:5]} == {"cause": "gone ", "exit_code": 76, "rank": 3, "lost": 3}
+    assert len(told["cause"]) < 310
+    (tmp_path / STOP).write_text('{"cause": ')
+    assert last_end(tmp_path) == {}
 
 
 def test_a_run_that_is_cut_off_names_its_checkpoint_and_leaves_a_folder_in_use_alone(

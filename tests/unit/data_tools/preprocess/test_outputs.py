@@ -77,7 +77,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-@pytest.mark.parametrize("kind", ["sharded", *wide("whole")])
+@pytest.mark.parametrize("kind", wide("sharded", "whole"))
 def test_killed_again_and_again(folder: Path, tmp_path: Path, kind: str) -> None:
     """By SIGKILL, at points drawn at random and at all the last ones, until there is no kill left."""
     more = SHARDED if kind == "sharded" else {}

@@ -17,6 +17,7 @@ import pytest
 import zstandard
 
 from data_tools.read.streams import ALWAYS_ALLOWED_BYTES, STEP_BYTES, DamagedArchiveError, read_stream
+from tests.marks import wide
 
 PACK: dict[str, Callable[[bytes], bytes]] = {
     "gz": gzip.compress, "zst": zstandard.compress, "bz2": bz2.compress, "xz": lzma.compress
@@ -77,7 +78,7 @@ def test_damage_is_found_and_what_came_before_is_not_lost(codec: str) -> None:
         read(bytes(flipped), "gz")
 
 
-@codecs
+@pytest.mark.parametrize("codec", ["gz", *wide(*sorted(PACK.keys() - {"gz"}))])
 def test_a_bomb_is_found_early(codec: str) -> None:
     packed = PACK[codec](bytes(ALWAYS_ALLOWED_BYTES * 2)) * 50  # 6.4 GB
     num_bytes: list[int] = []

@@ -5,20 +5,26 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import selectors
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lmtrain.observe.phases import NUM_BYTES
-from lmtrain.observe.watch.companion import Companion, how_ended, state_of
+from lmtrain.observe.watch.companion import _TICK_S, DEVICE_POLITE_S, POLITE_S, Companion, how_ended, state_of
 from lmtrain.observe.watch.guard import _CODE, _ROOT
+from lmtrain.observe.watch.hub import Hub
 from lmtrain.observe.watch.judge import LOST_KIND
+from tests.unit.observe.watch.test_hub import met
 
 PROC = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc")
 
@@ -42,6 +48,7 @@ def told_of(folder: Path, control: int, marks: int, stacks: int) -> dict[str, An
     return {
         "rank": 0, "host": "n1", "pid": os.getpid(), "folder": str(folder), "timeout_s": 60.0, "world_size": 2,
         "on_node": True, "secret": "secret", "address": None, "control": control, "marks": marks, "stacks": stacks,
+        "polite_s": POLITE_S,
     }  # fmt: skip
 
 
@@ -60,6 +67,102 @@ def test_a_rank_that_is_leaving_has_no_less_time_where_another_one_has_failed(tm
         companion.control.close()
         assert companion.hub is not None
         companion.hub.listener.close()
+
+
+@pytest.mark.parametrize(("polite_s", "in_time"), [(DEVICE_POLITE_S, True), (POLITE_S, False)])
+def test_a_rank_that_waits_on_its_device_is_given_less_time(
+    tmp_path: Path, polite_s: dict[str, float], in_time: bool
+) -> None:
+    """All of it is over in 5 s: the look at a rank that is gone, what the other is given, the look at that one.
+
+    What ranks are given that talk by gloo, planted here, is longer than that.
+    """
+    ours, theirs = socket.socketpair()
+    with tempfile.TemporaryFile() as marks, tempfile.TemporaryFile() as stacks, ours:
+        marks.truncate(NUM_BYTES)
+        told = told_of(tmp_path, theirs.detach(), marks.fileno(), stacks.fileno()) | {"polite_s": polite_s}
+        companion = Companion(told)
+        companion.obey({"verdict": "rank 1 was ended by SIGKILL.", "kind": LOST_KIND, "ranks": [1]})
+        assert companion.deadline is not None
+        assert (companion.deadline - time.monotonic() + 2 * _TICK_S < 5.0) is in_time
+        companion.selector.close()
+        companion.control.close()
+        assert companion.hub is not None
+        companion.hub.listener.close()
+
+
+@contextmanager
+def of_rank_1(folder: Path, address: tuple[str, int]) -> Iterator[tuple[Companion, socket.socket]]:
+    """A companion in this process, and what its rank hears of it."""
+    ours, theirs = socket.socketpair()
+    with tempfile.TemporaryFile() as marks, tempfile.TemporaryFile() as stacks, ours:
+        marks.truncate(NUM_BYTES)
+        told = told_of(folder, theirs.detach(), marks.fileno(), stacks.fileno()) | {"rank": 1, "address": address}
+        companion = Companion(told)
+        yield companion, ours
+        companion.selector.close()
+        companion.control.close()
+        assert companion.link is not None
+        companion.link.close()
+
+
+def test_a_hub_that_falls_silent_is_noticed_unless_this_process_has_slept(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as hub, of_rank_1(tmp_path, hub.getsockname()) as (companion, ours):
+        companion.heard_at -= 100.0
+        companion.looked_at -= 100.0
+        companion.look()
+        assert companion.verdict is None
+        companion.heard_at -= 100.0
+        companion.look()
+        told = json.loads(ours.makefile().readline())
+        assert (told["kind"], told["ranks"], told["end"]) == (LOST_KIND, [0], True)
+        assert told["verdict"].startswith("rank 0, met at 127.0.0.1, is not heard of any more")
+    assert json.loads((tmp_path / "stop.json").read_text())["lost"] == 0
+
+
+def test_a_hub_that_is_there_says_so(tmp_path: Path) -> None:
+    hub = Hub(0, "secret", str(tmp_path), 60.0, 2, on_node=True)
+    hub.register(selectors.DefaultSelector())
+    with of_rank_1(tmp_path, ("127.0.0.1", hub.port)) as (companion, _):
+        peer = met(hub)
+        hub.tick()
+        companion.heard_at -= 100.0
+        assert companion.selector.select(60.0)
+        companion.hear_hub()
+        companion.look()
+        assert companion.verdict is None
+    hub.forget(peer)
+    hub.listener.close()
+    hub.selector.close()
+
+
+def test_a_hub_that_is_stopped_is_lost_to_the_others(tmp_path: Path) -> None:
+    """As its whole node may be: no connection closes."""
+    pairs = [socket.socketpair() for _ in range(2)]
+    with tempfile.TemporaryFile() as marks, tempfile.TemporaryFile() as stacks:
+        marks.truncate(NUM_BYTES)
+        processes, address = [], None
+        for rank, (ours, theirs) in enumerate(pairs):
+            told = told_of(tmp_path, theirs.fileno(), marks.fileno(), stacks.fileno())
+            told |= {"rank": rank, "address": address, "pid": 0, "timeout_s": (60.0, 2.5)[rank]}
+            processes.append(subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _CODE, str(_ROOT), json.dumps(told)],
+                pass_fds=[theirs.fileno(), marks.fileno(), stacks.fileno()],
+            ))  # fmt: skip
+            theirs.close()
+            if rank == 0:
+                address = ("127.0.0.1", json.loads(ours.recv(100))["port"])
+        heard = pairs[1][0].makefile()
+        pairs[0][0].sendall(b'{"stop": "a word by which rank 1 knows that it is met"}\n')
+        assert "stop" in json.loads(heard.readline())
+        processes[0].send_signal(signal.SIGSTOP)
+        told = json.loads(heard.readline())
+        assert (told["kind"], told["ranks"], told["end"]) == (LOST_KIND, [0], True)
+        processes[0].kill()
+        for (ours, _), process in zip(pairs, processes, strict=True):
+            ours.close()
+            heard.close()
+            process.wait(60)
 
 
 def test_it_needs_little_and_ends_when_its_rank_does(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,3 +44,64 @@ def test_a_peer_that_was_told_to_stop_before_the_first_step_is_not_lost(monkeypa
     assert isinstance(one.error_of(VERDICT), StoppedEarly)
     phases.main.enter("data", 2)
     assert isinstance(one.error_of(VERDICT), PeerLostError)
+
+
+RANK = """
+import sys, threading
+from pathlib import Path
+import torch.distributed as dist
+from lmtrain.errors import PeerLostError
+from lmtrain.observe import phases
+from lmtrain.observe.watch.guard import watched
+from lmtrain.runtime.process import ProcessEnv
+from lmtrain.runtime.process_group import Peers
+
+rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+met = Peers(("n1", "n1"), dist.FileStore(str(folder / "store"), 2))
+
+
+heard = threading.Event()
+try:
+    with watched(ProcessEnv(rank, 2, host="n1"), met, folder, 60.0, lambda name: heard.set(), on_device=True) as watch:
+        if rank == 1:
+            watch.tell_stop("a word by which rank 0 knows that the other's companion has come")
+        else:
+            heard.wait()
+        phases.enter("data", 1)  # because: who is asked to stop before its second step has nothing to lose
+        phases.enter("data", 2)
+        print("in", flush=True)
+        threading.Event().wait()
+except PeerLostError as error:
+    print(error, flush=True)
+    raise SystemExit(error.exit_code)
+"""
+
+
+def started(folder: Path, rank: int) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", RANK, str(rank), str(folder)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    return process
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def end_of(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Exit code, and all that was said besides the lines that have been read."""
+    assert process.stdout is not None
+    with process.stdout as stream:
+        said = stream.read()
+    return process.wait(60), said
+
+
+def test_one_that_waits_on_its_device_ends_when_a_peer_is_lost(tmp_path: Path) -> None:
+    """The main thread waits where no error of a collective reaches it, as in a copy from a GPU that waits for NCCL."""
+    ranks = [started(tmp_path, rank) for rank in (0, 1)]
+    assert [line_of(rank) for rank in ranks] == ["in", "in"]
+    ranks[1].send_signal(signal.SIGKILL)
+    assert end_of(ranks[1]) == (-signal.SIGKILL, "")
+    assert end_of(ranks[0]) == (76, "")

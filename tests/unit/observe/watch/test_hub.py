@@ -13,6 +13,7 @@ import pytest
 
 from lmtrain.observe.watch.hub import TIMES, Hub
 from lmtrain.observe.watch.judge import FAILED_KIND, HANG_KIND, LOST_KIND
+from lmtrain.observe.watch.lines import Lines
 
 
 @pytest.fixture
@@ -24,6 +25,18 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
         hub.forget(peer)
     hub.listener.close()
     hub.selector.close()
+
+
+def met(hub: Hub) -> Lines:
+    """Who has just connected, with what it has sent."""
+    hub.listener.setblocking(True)
+    hub.accept()
+    (peer,) = hub.peers
+    peer.connection.setblocking(True)
+    peer.connection.recv(1, socket.MSG_PEEK)
+    peer.connection.setblocking(False)
+    hub.hear_from(peer)
+    return peer
 
 
 def beat(phase: str = "backward", stood_s: float = 0.0, **more: Any) -> dict[str, Any]:
@@ -75,13 +88,7 @@ def test_only_who_knows_the_secret_is_heard(hub: Hub) -> None:
     for secret, heard in (("wrong", False), ("secret", True)):
         with socket.create_connection(("127.0.0.1", hub.port)) as connection:
             connection.sendall(json.dumps({"token": secret, "rank": 1} | beat()).encode() + b"\n")
-            hub.listener.setblocking(True)
-            hub.accept()
-            (peer,) = hub.peers
-            peer.connection.setblocking(True)
-            peer.connection.recv(1, socket.MSG_PEEK)
-            peer.connection.setblocking(False)
-            hub.hear_from(peer)
+            peer = met(hub)
             assert (1 in hub.rows) is heard
             assert bool(hub.peers) is heard
     hub.listener.setblocking(False)
@@ -102,7 +109,17 @@ def test_times_are_for_the_next_start_with_as_many(hub: Hub, tmp_path: Path) -> 
     for world_size, known in ((2, {"save": 41.0}), (3, {})):
         other = Hub(0, "secret", str(tmp_path), 20.0, world_size, on_node=True)
         other.listener.close()
-        assert other.limits.longest == known
+        assert (other.limits.before, other.limits.longest) == (known, {})
+        other.save_times()
+        assert json.loads((tmp_path / TIMES).read_text())["longest_s"] == known
+
+
+def test_limits_are_in_force_once_a_step_is_done(hub: Hub) -> None:
+    for rank, phase, step in ((0, "collective", -1), (1, "load", -1), (0, "collective", 7), (1, "forward", 7)):
+        hub.hear(rank, beat(phase, step=step, longest={"load": 0.2}))
+        assert not hub.limits.in_force
+    hub.hear(0, beat("data", step=8))
+    assert hub.limits.in_force
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"processes": 2, "longest_s": 7}', "[" * 30_000])
@@ -110,7 +127,7 @@ def test_times_that_are_none(tmp_path: Path, text: str) -> None:
     (tmp_path / TIMES).write_text(text)
     hub = Hub(0, "secret", str(tmp_path), 20.0, 2, on_node=True)
     hub.listener.close()
-    assert hub.limits.longest == {}
+    assert hub.limits.before == {}
 
 
 def test_a_beat_that_is_none_is_nothing(hub: Hub) -> None:

@@ -10,8 +10,18 @@ from hypothesis import strategies as st
 
 from lmtrain.observe.watch.judge import DONE, FAILED, FLOOR_S, LOST, RUNNING, STOPPED, Limits, Row, judge
 
-LEARNT = Limits(600.0, {"backward": 0.1, "forward": 0.1, "save": 12.0, "losses": 0.2, "the gradient norm": 0.2})
 LONG = FLOOR_S + 1
+
+
+def reached(limits: Limits) -> Limits:
+    """In a run that has done a step."""
+    limits.reach(6)
+    limits.reach(7)
+    return limits
+
+
+LEARNT = reached(Limits(600.0))
+LEARNT.learn({"backward": 0.1, "forward": 0.1, "save": 12.0, "losses": 0.2, "the gradient norm": 0.2})
 
 
 def row(rank: int, phase: str = "backward", stood_s: float = 0.0, what: str = "", **more: Any) -> Row:
@@ -26,11 +36,35 @@ def test_limits_come_from_the_run_itself() -> None:
     assert LEARNT.of("backward") == FLOOR_S
     assert LEARNT.of("save") == 120.0
     assert LEARNT.of("evaluation") == 600.0  # nothing is known of it yet
-    assert Limits(5.0, {"save": 12.0}).of("save") == 5.0
-    limits = Limits(600.0)
+    short, limits = reached(Limits(5.0)), reached(Limits(600.0))
+    short.learn({"save": 12.0})
+    assert short.of("save") == 5.0
     limits.learn({"save": 40.0})
     limits.learn({"save": 4.0})
     assert limits.of("save") == 400.0
+
+
+def test_what_earlier_starts_took_gives_more_time_and_never_less() -> None:
+    """A start with compile after one without, a cold load after a warm one: all are given the time."""
+    limits = reached(Limits(600.0, {"load": 0.5, "forward": 0.1, "save": 12.0}))
+    for phase in ("load", "forward"):
+        assert judge([waiting(0), row(1, phase, LONG), row(2, phase, LONG)], limits) is None
+    limits.learn({"forward": 0.1, "save": 1.0})
+    verdict = judge([waiting(0), row(1, "forward", LONG)], limits)
+    assert verdict is not None
+    assert verdict.ranks == [1]
+    assert limits.of("save") == 120.0
+
+
+def test_nobody_is_late_before_the_first_step_is_done() -> None:
+    """One node may have in memory what the others still read."""
+    limits = Limits(600.0)
+    limits.learn({"load": 0.5})
+    for step in (-1, 7, 7):
+        limits.reach(step)
+        assert judge([waiting(0), row(1, "load", LONG)], limits) is None
+    limits.reach(8)
+    assert judge([waiting(0), row(1, "load", LONG)], limits) is not None
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from lmtrain.parallel.recompute_settings import (
     OperatorsRecomputeSettings,
 )
 from lmtrain.placement.stages import Stage
-from lmtrain.plan.kept import kept_of
 from tests.unit.plan.ours import GPT3, planned
 
 MIDDLE = Stage(1, range(6, 7), first=False, last=False)
@@ -24,7 +23,7 @@ NONE = NoRecomputeSettings()
 def a_block(model: Any = GPT3, **changes: Any) -> float:
     """In bytes x tokens x width, as Korthikanti 2022 counts."""
     run = planned(model, **({"recompute": NONE} | changes))
-    return kept_of(run, MIDDLE).hidden / (run.micro_batch * run.shape.seq_len * run.shape.width)
+    return run.layers.kept(MIDDLE).hidden / (run.micro_batch * run.shape.seq_len * run.shape.width)
 
 
 def test_gpt3_keeps_what_the_paper_says() -> None:
@@ -46,17 +45,19 @@ def test_words_of_the_model_change_what_is_kept() -> None:
     more = replace(GPT3, activation="swiglu", ffn_width=4 * 12288), replace(GPT3, positions="rotary")
     assert all(a_block(model) < a_block() for model in wide)
     assert all(a_block(model) > a_block() for model in more)
-    assert a_block(document_mask=True) > a_block()
+    assert a_block(document_mask=True) == a_block(), "a mask of blocks is shared by all of them"
+    dropped = replace(GPT3, dropout=0.1)
+    assert a_block(dropped, document_mask=True) > a_block(dropped), "a matrix is made for each"
 
 
 def test_only_the_last_stage_has_logits() -> None:
     run = planned(recompute=NONE)
     stages = [held[0] for held in run.stages]
-    assert [kept_of(run, stage).logits for stage in stages[:-1]] == [0] * 15
-    assert kept_of(run, stages[-1]).logits == 2048 * 50304 / 8 * 2
+    assert [run.layers.kept(stage).logits for stage in stages[:-1]] == [0] * 15
+    assert run.layers.kept(stages[-1]).logits == 2048 * 50304 / 8 * 2
 
 
 def test_a_backward_in_halves_puts_off_more_than_it_kept() -> None:
     """Over a cut sequence products take whole ones: that is what zero-bubble schedules cost."""
-    kept = kept_of(planned(recompute=NONE), MIDDLE)
+    kept = planned(recompute=NONE).layers.kept(MIDDLE)
     assert kept.later > kept.hidden

@@ -1,0 +1,103 @@
+"""A linear's bias and the activation behind it, in one pass each way; backward gives the bias's gradient as well.
+
+Called by models, with a linear's product from which the bias was left out. Torch alone reads the gradient of the
+activation once more to sum it, and a compiler does too, since the sum runs the other way. The twins do the same
+arithmetic in fp32.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lmtrain.kernels.on_gpu import runs_kernel
+
+Activation = Literal["gelu", "gelu_tanh", "swiglu"]
+_APPROXIMATE = {"gelu": "none", "gelu_tanh": "tanh"}
+
+
+def activated(product: Tensor, bias: Tensor | None, kind: Activation) -> Tensor:
+    """f(product + bias), over the last dim; of [gate | up] silu(gate) * up."""
+    y: Tensor = _Activated.apply(product, bias, kind)  # type: ignore[no-untyped-call]
+    return y
+
+
+class _Activated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, product: Tensor, bias: Tensor | None, kind: Activation) -> Tensor:
+        ctx.save_for_backward(product, bias)
+        ctx.kind = kind
+        return (_forward_in_graph if torch.compiler.is_compiling() else forward)(product, bias, kind)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        product, bias = ctx.saved_tensors
+        of = _backward_in_graph if torch.compiler.is_compiling() else backward
+        grad, grad_bias = of(grads[0].contiguous(), product, bias, ctx.kind)
+        return grad, None if bias is None else grad_bias, None
+
+
+def forward(product: Tensor, bias: Tensor | None, kind: str) -> Tensor:
+    if runs_kernel(product):
+        from lmtrain.kernels import triton_activations  # because: Triton is there where GPUs are
+
+        return triton_activations.forward(product, bias, kind)
+    return forward_twin(product, bias, kind)
+
+
+def backward(grad: Tensor, product: Tensor, bias: Tensor | None, kind: str) -> tuple[Tensor, Tensor]:
+    """Gradients of the product and of the bias, which without a bias is empty."""
+    if runs_kernel(product):
+        from lmtrain.kernels import triton_activations  # because: Triton is there where GPUs are
+
+        return triton_activations.backward(grad, product, bias, kind)
+    return backward_twin(grad, product, bias, kind)
+
+
+def forward_twin(product: Tensor, bias: Tensor | None, kind: str) -> Tensor:
+    x = _with_bias(product, bias)
+    if kind == "swiglu":
+        gate, up = x.chunk(2, dim=-1)
+        return (F.silu(gate) * up).to(product.dtype)
+    return F.gelu(x, approximate=_APPROXIMATE[kind]).to(product.dtype)
+
+
+def backward_twin(grad: Tensor, product: Tensor, bias: Tensor | None, kind: str) -> tuple[Tensor, Tensor]:
+    x = _with_bias(product, bias)
+    grad = grad.to(x.dtype)
+    if kind == "swiglu":
+        gate, up = x.chunk(2, dim=-1)
+        grad_x = torch.cat([torch.ops.aten.silu_backward(grad * up, gate), grad * F.silu(gate)], dim=-1)
+    else:
+        grad_x = torch.ops.aten.gelu_backward(grad, x, approximate=_APPROXIMATE[kind])
+    grad_bias = product.new_empty(0) if bias is None else grad_x.flatten(0, -2).sum(0).to(bias.dtype)
+    return grad_x.to(product.dtype), grad_bias
+
+
+def _with_bias(product: Tensor, bias: Tensor | None) -> Tensor:
+    x = product.to(torch.promote_types(product.dtype, torch.float32))
+    return x if bias is None else x + bias
+
+
+# because: a compiler cannot look into a kernel of ours, and an operator tells it what shapes come out
+_forward_in_graph = torch.library.custom_op(
+    "lmtrain::activated", forward, mutates_args=(), schema="(Tensor product, Tensor? bias, str kind) -> Tensor"
+)
+_backward_in_graph = torch.library.custom_op(
+    "lmtrain::activated_backward", backward, mutates_args=(),
+    schema="(Tensor grad, Tensor product, Tensor? bias, str kind) -> (Tensor, Tensor)",
+)  # fmt: skip
+
+
+@_forward_in_graph.register_fake
+def _(product: Tensor, bias: Tensor | None, kind: str) -> Tensor:
+    width = product.shape[-1] // (2 if kind == "swiglu" else 1)
+    return product.new_empty(*product.shape[:-1], width)
+
+
+@_backward_in_graph.register_fake
+def _(grad: Tensor, product: Tensor, bias: Tensor | None, kind: str) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(product), product.new_empty(0) if bias is None else torch.empty_like(bias)

@@ -1,0 +1,78 @@
+"""What a cross-entropy needs of its logits: three numbers a row, and the gradient of every logit.
+
+Called by objectives, and by parallel where ranks hold a part of the vocabulary each: the columns here may be all or
+some. On a GPU each is one kernel that reads the logits once, and the gradient is written over them, since the logits
+are the largest tensor of a step and nobody needs them any more. The twins hold fp32 copies of a few rows at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from lmtrain.kernels.on_gpu import runs_kernel
+
+# because: 64M fp32 numbers are 256 MiB, small beside the logits and still large enough to fill a GPU
+CHUNK_ELEMENTS = 64 << 20
+NOWHERE = -1  # the column of a label that is not among these
+
+
+def row_sums(logits_NV: Tensor, column_N: Tensor, sums: torch.dtype | None = None) -> Tensor:
+    """[3, N]: the greatest logit of a row, the sum of exp(logit - greatest), and the label's, or 0 where it is NOWHERE.
+
+    because: two numbers for log(sum(exp)), since the logarithm's rounding grows with the size of the logits. `sums`:
+    of the numbers that are returned; an exponential's own error has no side, so that those of a sum add up to little.
+    """
+    if sums is None and runs_kernel(logits_NV):
+        from lmtrain.kernels import triton_cross_entropy  # because: Triton is there where GPUs are
+
+        return triton_cross_entropy.row_sums(logits_NV, column_N)
+    return row_sums_twin(logits_NV, column_N, sums)
+
+
+def gradient(logits_NV: Tensor, column_N: Tensor, top_N: Tensor, sum_N: Tensor, weight_N: Tensor) -> Tensor:
+    """(exp(logit - top) / sum - 1 in the label's column) weight; over the logits where a kernel writes it."""
+    if runs_kernel(logits_NV):
+        from lmtrain.kernels import triton_cross_entropy  # because: Triton is there where GPUs are
+
+        return triton_cross_entropy.write_gradient(logits_NV, column_N, top_N, sum_N, weight_N)
+    return gradient_twin(logits_NV, column_N, top_N, sum_N, weight_N)
+
+
+def row_sums_twin(logits_NV: Tensor, column_N: Tensor, sums: torch.dtype | None = None) -> Tensor:
+    return torch.cat([_row_sums(logits_NV[rows], column_N[rows], sums) for rows in chunks(logits_NV)], 1)
+
+
+def gradient_twin(logits_NV: Tensor, column_N: Tensor, top_N: Tensor, sum_N: Tensor, weight_N: Tensor) -> Tensor:
+    grad_NV = torch.empty_like(logits_NV)
+    columns_V = torch.arange(logits_NV.shape[-1], device=logits_NV.device)
+    for rows in chunks(logits_NV):
+        p_NV = (logits_NV[rows] - top_N[rows].unsqueeze(-1)).exp_().div_(sum_N[rows].unsqueeze(-1))
+        is_label_NV = columns_V == column_N[rows].unsqueeze(-1)
+        grad_NV[rows] = p_NV.sub_(is_label_NV.to(p_NV.dtype)).mul_(weight_N[rows].unsqueeze(-1))
+    return grad_NV
+
+
+def _row_sums(logits_NV: Tensor, column_N: Tensor, sums: torch.dtype | None) -> Tensor:
+    logits_NV = logits_NV.to(sum_dtype(logits_NV))
+    sums = sums or logits_NV.dtype
+    # because: where all columns are padding, -inf - -inf would be nan
+    top_N = logits_NV.amax(-1).clamp(min=torch.finfo(logits_NV.dtype).min)
+    sum_N = (logits_NV - top_N.unsqueeze(-1)).exp_().sum(-1, dtype=sums)
+    label_N = logits_NV.gather(-1, column_N.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+    return torch.stack((top_N.to(sums), sum_N, label_N.masked_fill(column_N == NOWHERE, 0.0).to(sums)))
+
+
+def chunks(logits_NV: Tensor) -> Iterator[slice]:
+    """Ranges of rows, one even of none. A compiler fuses the fp32 copies away, so it is given all rows at once."""
+    if torch.compiler.is_compiling():
+        return iter([slice(None)])
+    num_rows, num_columns = logits_NV.shape
+    step = max(1, CHUNK_ELEMENTS // num_columns)
+    return (slice(start, start + step) for start in range(0, max(1, num_rows), step))
+
+
+def sum_dtype(logits: Tensor) -> torch.dtype:
+    return torch.promote_types(logits.dtype, torch.float32)

@@ -1,0 +1,47 @@
+"""What an update moves, and by how much: the words in which optim asks for one of adamw.py, and its kernel is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Of one group of weights in one step. `count`: of updates, this one among them."""
+
+    lr: float
+    betas: tuple[float, ...]
+    eps: float
+    weight_decay: float
+    count: int
+
+    @property
+    def kept(self) -> float:
+        """Of a weight, where it decays."""
+        return 1.0 - self.lr * self.weight_decay
+
+    @property
+    def step_size(self) -> float:
+        return self.lr / (1.0 - self.betas[0] ** self.count)
+
+    @property
+    def root(self) -> float:
+        """What frees the second average's root of its start at 0."""
+        return float((1.0 - self.betas[1] ** self.count) ** 0.5)
+
+
+@dataclass(frozen=True)
+class Moved:
+    """A weight and what belongs to it: contiguous, of one shape, and fp32 but for `rounded`."""
+
+    weight: Tensor
+    gradient: Tensor
+    first: Tensor
+    second: Tensor
+    rounded: Tensor | None  # the copy that computes, which is written too
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        return self.weight, self.gradient, self.first, self.second, self.rounded

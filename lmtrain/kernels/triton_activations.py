@@ -1,0 +1,136 @@
+"""The kernels of activations.py: tiles of rows and columns, in fp32 inside. Imported where a GPU is.
+
+A program of backward goes down some rows of its columns and leaves their sum; adding up these sums is a small rest.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+ROWS, COLUMNS = 4, 512  # of a tile; because: in fp32 that is 16 numbers a thread
+ROWS_OF_A_SUM = 64  # because: sums in fp32 are then 2% of what is read and written in half precision
+NUM_WARPS = 4
+_ROOT_HALF = tl.constexpr(0.7071067811865476)
+_DENSITY = tl.constexpr(0.3989422804014327)  # 1 / sqrt(2 pi)
+_INNER = tl.constexpr(0.7978845608028654)  # sqrt(2 / pi); Triton's interpreter wants such numbers behind a tensor
+_CUBIC = tl.constexpr(0.044715)
+
+
+def forward(product: Tensor, bias: Tensor | None, kind: str) -> Tensor:
+    product = product.contiguous()
+    parts = 2 if kind == "swiglu" else 1
+    num_columns = product.shape[-1] // parts
+    y = torch.empty(*product.shape[:-1], num_columns, dtype=product.dtype, device=product.device)
+    num_rows = y.numel() // num_columns
+    if num_rows:
+        _activation_forward[(triton.cdiv(num_rows, ROWS), triton.cdiv(num_columns, COLUMNS))](
+            product, bias, y, num_rows, num_columns,
+            KIND=kind, HAS_BIAS=bias is not None, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=NUM_WARPS,
+        )  # fmt: skip
+    return y
+
+
+def backward(grad: Tensor, product: Tensor, bias: Tensor | None, kind: str) -> tuple[Tensor, Tensor]:
+    grad, product = grad.contiguous(), product.contiguous()
+    num_columns = grad.shape[-1]
+    num_rows = grad.numel() // num_columns
+    grad_x, blocks = torch.empty_like(product), triton.cdiv(num_rows, ROWS_OF_A_SUM)
+    width = product.shape[-1] if bias is not None else 0
+    sums = torch.empty(blocks, width, dtype=torch.float32, device=product.device)
+    if num_rows:
+        _activation_backward[(blocks, triton.cdiv(num_columns, COLUMNS))](
+            grad, product, bias, grad_x, sums, num_rows, num_columns,
+            KIND=kind, HAS_BIAS=bias is not None, ROWS=ROWS, COLUMNS=COLUMNS, ROWS_OF_A_SUM=ROWS_OF_A_SUM,
+            num_warps=NUM_WARPS,
+        )  # fmt: skip
+    return grad_x, sums.sum(0).to(product.dtype if bias is None else bias.dtype)
+
+
+@triton.jit
+def _gelu(x, KIND: tl.constexpr):
+    if KIND == "gelu":
+        cumulated = 0.5 * (1.0 + tl.erf(x * _ROOT_HALF))
+    else:  # (1 + tanh z) / 2 is sigmoid(2 z)
+        cumulated = tl.sigmoid((x + x * x * x * _CUBIC) * _INNER * 2.0)
+    return x * cumulated
+
+
+@triton.jit
+def _gelu_slope(x, KIND: tl.constexpr):
+    if KIND == "gelu":
+        slope = 0.5 * (1.0 + tl.erf(x * _ROOT_HALF)) + x * _DENSITY * tl.exp(-0.5 * x * x)
+    else:
+        cumulated = tl.sigmoid((x + x * x * x * _CUBIC) * _INNER * 2.0)
+        inner = (x * x * _CUBIC * 3.0 + 1.0) * _INNER * 2.0
+        slope = cumulated + x * cumulated * (1.0 - cumulated) * inner
+    return slope
+
+
+@triton.jit
+def _activation_forward(
+    product, bias, y, num_rows, num_columns,
+    KIND: tl.constexpr, HAS_BIAS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    at = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = (row < num_rows)[:, None] & (at < num_columns)[None, :]
+    out = row[:, None] * num_columns + at[None, :]
+    place = out
+    if KIND == "swiglu":
+        place = row[:, None] * (2 * num_columns) + at[None, :]
+    x = tl.load(product + place, mask=inside, other=0.0).to(tl.float32)
+    if HAS_BIAS:
+        x += tl.load(bias + at, mask=at < num_columns, other=0.0).to(tl.float32)[None, :]
+    if KIND == "swiglu":
+        up = tl.load(product + place + num_columns, mask=inside, other=0.0).to(tl.float32)
+        if HAS_BIAS:
+            up += tl.load(bias + num_columns + at, mask=at < num_columns, other=0.0).to(tl.float32)[None, :]
+        value = x * tl.sigmoid(x) * up
+    else:
+        value = _gelu(x, KIND)
+    tl.store(y + out, value.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _activation_backward(
+    grad, product, bias, grad_x, sums, num_rows, num_columns,
+    KIND: tl.constexpr, HAS_BIAS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ROWS_OF_A_SUM: tl.constexpr,
+):  # fmt: skip
+    block = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    here = at < num_columns
+    first = tl.zeros((COLUMNS,), tl.float32)
+    second = tl.zeros((COLUMNS,), tl.float32)
+    for start in range(0, ROWS_OF_A_SUM, ROWS):
+        row = block * ROWS_OF_A_SUM + start + tl.arange(0, ROWS)
+        inside = (row < num_rows)[:, None] & here[None, :]
+        out = row[:, None] * num_columns + at[None, :]
+        place = out
+        if KIND == "swiglu":
+            place = row[:, None] * (2 * num_columns) + at[None, :]
+        of_y = tl.load(grad + out, mask=inside, other=0.0).to(tl.float32)
+        x = tl.load(product + place, mask=inside, other=0.0).to(tl.float32)
+        if HAS_BIAS:
+            x += tl.load(bias + at, mask=here, other=0.0).to(tl.float32)[None, :]
+        if KIND == "swiglu":
+            up = tl.load(product + place + num_columns, mask=inside, other=0.0).to(tl.float32)
+            if HAS_BIAS:
+                up += tl.load(bias + num_columns + at, mask=here, other=0.0).to(tl.float32)[None, :]
+            gate = tl.sigmoid(x)
+            of_x = of_y * up * gate * (1.0 + x * (1.0 - gate))
+            of_up = of_y * x * gate
+            tl.store(grad_x + place + num_columns, of_up.to(grad_x.dtype.element_ty), mask=inside)
+            second += tl.sum(of_up, 0)
+        else:
+            of_x = of_y * _gelu_slope(x, KIND)
+        tl.store(grad_x + place, of_x.to(grad_x.dtype.element_ty), mask=inside)
+        first += tl.sum(of_x, 0)
+    if HAS_BIAS:
+        if KIND == "swiglu":
+            tl.store(sums + block * (2 * num_columns) + at, first, mask=here)
+            tl.store(sums + block * (2 * num_columns) + num_columns + at, second, mask=here)
+        else:
+            tl.store(sums + block * num_columns + at, first, mask=here)

@@ -1,0 +1,107 @@
+"""The kernel of adamw.py: one launch over many tensors, which it finds by their addresses. Imported where a GPU is.
+
+because: a model has hundreds of tensors, and a launch of each would keep the host longer than the device.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import lru_cache, reduce
+from operator import or_
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lmtrain.kernels.moved import Moved, Rates
+
+BLOCK = 1024
+CHUNK = 16 * BLOCK  # of one tensor, for one program
+NUM_WARPS = 4
+WIDEST = 16  # bytes of one load of a thread, where addresses and sizes allow it
+_DTYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
+
+
+def step(moved: Sequence[Moved], rates: Rates, factor: Tensor | None, *, directs: bool = False) -> None:
+    """A launch for each kind of tensors, of which there are mostly one or two. `directs`: as adamw.directions."""
+    kinds: dict[tuple[torch.dtype | None, int], list[tuple[Moved, list[int]]]] = defaultdict(list)
+    for one in moved:
+        assert all(x is None or (x.is_contiguous() and x.shape == one.weight.shape) for x in one.tensors)
+        assert all(x.dtype is torch.float32 for x in one.tensors[:4] if x is not None)
+        addresses = [0 if x is None else x.data_ptr() for x in one.tensors]
+        aligned = reduce(or_, addresses, one.weight.numel()) % WIDEST == 0
+        rounded = None if one.rounded is None else one.rounded.dtype
+        kinds[rounded, WIDEST if aligned else 1].append((one, addresses))
+    for (rounded, divisor), alike in kinds.items():
+        _launch([one for one, _ in alike], [row for _, row in alike], rates, factor, rounded, divisor, directs)
+
+
+def _launch(
+    moved: list[Moved], addresses: list[list[int]], rates: Rates, factor: Tensor | None,
+    rounded: torch.dtype | None, divisor: int, directs: bool,
+) -> None:  # fmt: skip
+    device = moved[0].weight.device
+    tensor_of, start_of, size_of = _chunks(tuple(one.weight.numel() for one in moved), CHUNK, device)
+    if not len(tensor_of):
+        return
+    first, second = rates.betas
+    _adamw_step[(len(tensor_of),)](
+        _on_device(torch.tensor(addresses), device), tensor_of, start_of, size_of, factor,
+        rates.kept, rates.step_size, rates.root, rates.eps, first, 1.0 - first, second, 1.0 - second,
+        HAS_FACTOR=factor is not None, ROUNDED=None if rounded is None else _DTYPES[rounded],
+        DIRECTS=directs, DIVISOR=divisor, BLOCK=BLOCK, CHUNK=CHUNK, num_warps=NUM_WARPS,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=8)
+def _chunks(sizes: tuple[int, ...], chunk: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each program its tensor and where it starts there, and of each tensor its size."""
+    counts = [-(-size // chunk) for size in sizes]
+    tensor_of = np.repeat(np.arange(len(sizes), dtype=np.int64), counts)
+    start_of = np.concatenate([np.arange(count, dtype=np.int64) * chunk for count in counts])
+    found = (tensor_of, start_of, np.array(sizes, np.int64))
+    first, second, third = (_on_device(torch.from_numpy(array), device) for array in found)
+    return first, second, third
+
+
+def _on_device(tensor: Tensor, device: torch.device) -> Tensor:
+    # because: a copy of what is not pinned waits for the device
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+@triton.jit
+def _adamw_step(
+    addresses, tensor_of, start_of, size_of, factor,
+    kept, step_size, root, eps, beta1, rest1, beta2, rest2,
+    HAS_FACTOR: tl.constexpr, ROUNDED: tl.constexpr, DIRECTS: tl.constexpr, DIVISOR: tl.constexpr,
+    BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    tensor = tl.load(tensor_of + tl.program_id(0))
+    start = tl.multiple_of(tl.load(start_of + tl.program_id(0)), BLOCK)
+    size = tl.multiple_of(tl.load(size_of + tensor), DIVISOR)
+    table = addresses + tensor * 5
+    weights = tl.multiple_of(tl.load(table).to(tl.pointer_type(tl.float32)), DIVISOR)
+    gradients = tl.multiple_of(tl.load(table + 1).to(tl.pointer_type(tl.float32)), DIVISOR)
+    firsts = tl.multiple_of(tl.load(table + 2).to(tl.pointer_type(tl.float32)), DIVISOR)
+    seconds = tl.multiple_of(tl.load(table + 3).to(tl.pointer_type(tl.float32)), DIVISOR)
+    scale = 1.0
+    if HAS_FACTOR:
+        scale = tl.load(factor)
+    for offset in range(0, CHUNK, BLOCK):
+        at = start + offset + tl.arange(0, BLOCK)
+        inside = at < size
+        gradient = tl.load(gradients + at, mask=inside, other=0.0) * scale
+        first = beta1 * tl.load(firsts + at, mask=inside, other=0.0) + rest1 * gradient
+        second = beta2 * tl.load(seconds + at, mask=inside, other=0.0) + rest2 * gradient * gradient
+        weight = step_size * first / (tl.sqrt(second) / root + eps)
+        if not DIRECTS:
+            weight = kept * tl.load(weights + at, mask=inside, other=0.0) - weight
+        tl.store(firsts + at, first, mask=inside)
+        tl.store(seconds + at, second, mask=inside)
+        tl.store(weights + at, weight, mask=inside)
+        if ROUNDED is not None:
+            copies = tl.multiple_of(tl.load(table + 4).to(tl.pointer_type(ROUNDED)), DIVISOR)
+            tl.store(copies + at, weight.to(ROUNDED), mask=inside)

@@ -1,0 +1,205 @@
+"""metrics.jsonl as columns: every number of every step that counts, however long the run, and what is damaged in it.
+
+Called by reports and comparisons. Unlike read_metrics it refuses nothing: what cannot be read is left out and said.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmtrain.observe.metrics import step_told
+
+Numbers = NDArray[np.float64]
+Row = dict[str, Any]
+
+_ROW_BYTES = 1 << 20  # no row is longer
+_TEXTS = ("samples_hash", "batch_digest")  # of step rows, kept for comparisons
+_MOST_BROKEN, _MOST_COLUMNS = 10_000, 512
+_NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+@dataclass(frozen=True)
+class Record:
+    """The rows that count: a later attempt replaces what an earlier one wrote beyond the step at which it began."""
+
+    columns: dict[str, Numbers]  # of step rows by key, rising by step; NaN where a row lacks the key
+    texts: dict[str, list[str]]  # likewise
+    rows: dict[str, list[Row]]  # all other events
+    problems: list[str]  # in words
+    broken: list[tuple[int, str, float]]  # steps at which a number was NaN or infinite
+    lost: list[tuple[int, int]] = field(default_factory=list)  # per restart: its step, and how far the run had been
+
+    @property
+    def steps(self) -> Numbers:
+        return self.columns["step"]
+
+    def column(self, key: str) -> tuple[Numbers, Numbers]:
+        """The steps that have this number, and the numbers; NaN and infinities that were written stay out."""
+        values = self.columns.get(key)
+        if values is None:
+            return np.empty(0), np.empty(0)
+        there = np.isfinite(values)
+        return self.steps[there], values[there]
+
+    def at(self, key: str, steps: Numbers) -> Numbers:
+        """A number that only grows (tokens, seconds) at any step, between rows in proportion; NaN where not known."""
+        known, values = self.column(key)
+        if not known.size:
+            return np.full(len(steps), np.nan)
+        if known[0] > 0:  # because: nothing had been read, and no time had gone by, before the first step
+            known, values = np.insert(known, 0, 0.0), np.insert(values, 0, 0.0)
+        return np.interp(steps, known, values)
+
+
+def read_record(path: Path) -> Record:
+    """Of a file that may be growing, cut off, damaged or not there."""
+    reader = _Reader()
+    try:
+        with open(path, "rb") as file:
+            for line in _lines(file):
+                reader.take(line)
+    except OSError as error:
+        why = "is not there" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+        reader.problems.append(f"{path.name} {why}: nothing is known of any step")
+    return reader.record(path.name)
+
+
+def _lines(file: Any) -> Iterator[bytes]:
+    while line := file.readline(_ROW_BYTES + 1):
+        yield line
+        while len(line) > _ROW_BYTES and not line.endswith(b"\n"):  # the rest of a line that is no row
+            line = file.readline(_ROW_BYTES + 1)
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+        self._columns: dict[str, array[float]] = {}
+        self._texts: dict[str, list[str]] = {key: [] for key in _TEXTS}
+        self._count = self._line = 0
+        self._bad: list[int] = []
+        self._broken: list[tuple[int, int, str, float]] = []  # the row, its step, key and value
+        self._torn = False
+        self._begun: list[tuple[int, int]] = []  # starts: how many step rows stood before it, its step
+        self._others: list[tuple[int, Row]] = []  # with how many starts stood before it
+        self._elapsed: dict[int, float] = {}
+
+    def take(self, line: bytes) -> None:
+        self._line += 1
+        try:
+            row = json.loads(line)
+            event, step = row["event"], row["step"]
+            if type(event) is not str or type(step) is not int or not 0 <= step < 1 << 53 or len(line) > _ROW_BYTES:
+                raise ValueError
+        except (ValueError, KeyError, TypeError, RecursionError):
+            if line.endswith(b"\n"):
+                self._bad.append(self._line)
+            else:
+                self._torn = True  # as a kill, or a writer that is at it, leaves it
+            return
+        if event == "step":
+            self._step(row)
+            return
+        if event == "start":
+            self._begun.append((self._count, step))
+        self._others.append((len(self._begun), {key: _value(value) for key, value in row.items()}))
+
+    def _step(self, row: Row) -> None:
+        columns = self._columns
+        for key, value in row.items():
+            kind = type(value)
+            if kind is str:
+                if value not in _NOT_FINITE:
+                    continue
+                value = _NOT_FINITE[value]
+                if len(self._broken) < _MOST_BROKEN:
+                    self._broken.append((self._count, row["step"], key, value))
+            elif kind is not float and (kind is not int or abs(value) >= 1 << 1000):
+                continue
+            column = columns.get(key)
+            if column is None:
+                if len(columns) >= _MOST_COLUMNS:
+                    continue
+                column = columns[key] = array("d")
+            if len(column) < self._count:
+                column.extend([math.nan] * (self._count - len(column)))
+            column.append(value)
+        for key, texts in self._texts.items():
+            texts.append(str(row.get(key, "")))
+        self._count += 1
+
+    def record(self, name: str) -> Record:
+        columns = {key: self._whole(column) for key, column in self._columns.items()}
+        steps = columns.setdefault("step", np.empty(0))
+        columns["seconds"] = _seconds(columns, [before for before, _ in self._begun])
+        kept, lost = np.ones(len(steps), bool), []
+        for before, step in self._begun:
+            gone = kept[:before] & (steps[:before] > step)
+            if gone.any():
+                lost.append((step, int(steps[:before][gone].max())))
+            kept[:before] &= ~gone
+        broken = [(step, key, value) for at, step, key, value in self._broken if kept[at]]
+        order = np.flatnonzero(kept)
+        order = order[np.argsort(steps[order], kind="stable")]
+        last = np.append(steps[order][1:] != steps[order][:-1], True)[: len(order)]  # of equal steps the last stands
+        order = order[last]
+        if self._bad:
+            more = f", {len(self._bad) - 1:,} more" * (len(self._bad) > 1)
+            few = f"line {self._bad[0]:,}{more}"
+            self.problems.append(f"{name}: {few} of {self._line:,} are no rows and are left out")
+        if self._torn:
+            self.problems.append(f"{name}: its last line is cut off, as when its writer was killed or is writing")
+        if not self._count and not self.problems:
+            self.problems.append(f"{name} has no row of a step yet")
+        return Record(
+            {key: values[order] for key, values in columns.items()},
+            {key: [texts[i] for i in order] for key, texts in self._texts.items()},
+            self._events(), self.problems, broken, lost,
+        )  # fmt: skip
+
+    def _whole(self, column: array[float]) -> Numbers:
+        column.extend([math.nan] * (self._count - len(column)))
+        return np.array(column, np.float64)
+
+    def _events(self) -> dict[str, list[Row]]:
+        begun = [step for _, step in self._begun]
+        kept: dict[tuple[str, int, str], Row] = {}
+        for before, row in self._others:
+            again = min(begun[before:], default=step_told(row))
+            if row["event"] in ("start", "stop") or step_told(row) <= again:
+                stop = f" {before}" if row["event"] in ("start", "stop") else ""
+                key = (row["event"] + stop, step_told(row), str(row.get("name")))
+                kept.pop(key, None)
+                kept[key] = row
+        found: dict[str, list[Row]] = {}
+        for row in kept.values():
+            found.setdefault(row["event"], []).append(row)
+        return found
+
+
+def _seconds(columns: dict[str, Numbers], begun: list[int]) -> Numbers:
+    """Seconds of training up to each row, over all starts: `begun` says how many rows stood before each."""
+    elapsed, attempts = columns.get("elapsed_s"), columns.get("attempt")
+    if elapsed is None or attempts is None or not len(elapsed):
+        return np.full(len(columns["step"]), np.nan)
+    # because: in runs of older versions two starts from one checkpoint have one number
+    begins = np.union1d([0, *(at for at in begun if at < len(elapsed))], np.flatnonzero(np.diff(attempts)) + 1)
+    longest = [np.nanmax(part, initial=0.0) for part in np.split(elapsed, begins[1:])]
+    before = np.concatenate([[0.0], np.cumsum(longest)[:-1]])
+    seconds: Numbers = elapsed + np.repeat(before, np.diff(np.append(begins, len(elapsed))))
+    return seconds
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _value(one) for key, one in value.items()}
+    return _NOT_FINITE.get(value, value) if isinstance(value, str) else value

@@ -1,0 +1,1 @@
+"""What a profile of some steps says: kernels by class, from torch's trace."""

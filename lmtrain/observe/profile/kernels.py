@@ -1,0 +1,161 @@
+"""A table of kernels by class, from a trace in Chrome's JSON as torch.profiler writes it. No torch.
+
+Called where a run has written a trace; `lmtrain report` reads what this writes. With a GPU the table counts what ran on
+it; without one, the time that operators took themselves. What an operator of a class calls belongs to that class.
+"""
+
+from __future__ import annotations
+
+import bisect
+import gzip
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from lmtrain.observe.profile.classes import CLASSES, WHOLE, class_of
+from lmtrain.runtime.files import read_json, write_json
+from lmtrain.units import format_seconds
+
+_ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+_MOST_KERNELS = 50  # in the table; the rest counts in its class
+ENDING = ".kernels.json"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    name: str
+    kind: str  # one of CLASSES
+    seconds: float
+    calls: int
+
+
+@dataclass(frozen=True)
+class KernelTable:
+    """Of one rank and one window of steps."""
+
+    first_step: int
+    last_step: int
+    rank: int
+    device: str  # cuda: what ran there; cpu: what operators took
+    window_s: float  # from the beginning of the first step to the end of the last
+    classes: dict[str, float]  # seconds, all of CLASSES
+    kernels: tuple[Kernel, ...]  # that took longest, in this order
+
+    def lines(self) -> list[str]:
+        """A short text."""
+        busy = sum(self.classes.values())
+        steps = f"steps {self.first_step} to {self.last_step}"
+        what = "kernels on the GPU" if self.device == "cuda" else "operators on the CPU"
+        took = f"{format_seconds(busy)} of {format_seconds(self.window_s)}"
+        head = f"profile of {steps}, rank {self.rank}: {what} took {took}"
+        shares = sorted(((seconds, name) for name, seconds in self.classes.items() if seconds), reverse=True)
+        rows = [f"  {name:<12} {seconds / busy:6.1%}  {format_seconds(seconds)}" for seconds, name in shares]
+        return [head, *rows]
+
+
+def write_table(path: Path, table: KernelTable) -> None:
+    write_json(path, asdict(table))
+
+
+def read_tables(folder: Path) -> list[KernelTable]:
+    """All that are in a run's `profile` folder, by step and rank."""
+    found = []
+    for path in sorted(folder.glob(f"*{ENDING}")):
+        told = read_json(path)
+        found.append(KernelTable(**told | {"kernels": tuple(Kernel(**one) for one in told["kernels"])}))
+    return found
+
+
+def read_trace(path: Path) -> list[dict[str, Any]]:
+    with gzip.open(path, "rt", encoding="utf-8", errors="replace") as file:
+        events: list[dict[str, Any]] = json.load(file)["traceEvents"]
+    return events
+
+
+def table_of(events: Iterable[Mapping[str, Any]], steps: tuple[int, int], rank: int, window_s: float) -> KernelTable:
+    spans = [event for event in events if event.get("ph") == "X" and "dur" in event]
+    on_device = [event for event in spans if event.get("cat") in _ON_DEVICE]
+    operators = _nested(event for event in spans if event.get("cat") in ("cpu_op", "user_annotation"))
+    if on_device:
+        timed = _device_times(on_device, spans, operators)
+    else:
+        timed = [(one.name, one.kind, one.own_us) for ops in operators.values() for one in ops if one.counts]
+    seconds: dict[tuple[str, str], float] = defaultdict(float)
+    calls: dict[tuple[str, str], int] = defaultdict(int)
+    for name, kind, micros in timed:
+        seconds[name, kind] += micros / 1e6
+        calls[name, kind] += 1
+    classes = dict.fromkeys(CLASSES, 0.0)
+    for (_, kind), spent in seconds.items():
+        classes[kind] += spent
+    longest = sorted(seconds, key=lambda key: (-seconds[key], key))[:_MOST_KERNELS]
+    kernels = tuple(Kernel(name, kind, seconds[name, kind], calls[name, kind]) for name, kind in longest)
+    return KernelTable(*steps, rank, "cuda" if on_device else "cpu", window_s, classes, kernels)
+
+
+@dataclass
+class _Operator:
+    name: str
+    kind: str
+    begin: float
+    end: float
+    own_us: float  # without what it called
+    counts: bool  # an annotation is no work by itself
+    inside: _Operator | None
+
+
+def _nested(spans: Iterable[Mapping[str, Any]]) -> dict[Any, list[_Operator]]:
+    """By thread, in order of their beginnings; each has the class of the outermost it runs inside that has one."""
+    found: dict[Any, list[_Operator]] = {}
+    threads: dict[Any, list[Mapping[str, Any]]] = defaultdict(list)
+    for span in spans:
+        threads[span["tid"]].append(span)
+    for thread, inside in threads.items():
+        inside.sort(key=lambda span: (span["ts"], -span["dur"]))
+        open_: list[_Operator] = []
+        operators: list[_Operator] = []
+        for span in inside:
+            begin, end = float(span["ts"]), float(span["ts"]) + float(span["dur"])
+            while open_ and open_[-1].end <= begin:
+                open_.pop()
+            above = open_[-1] if open_ else None
+            kind = above.kind if above and above.kind in WHOLE else class_of(span["name"])
+            one = _Operator(span["name"], kind, begin, end, end - begin, span["cat"] == "cpu_op", above)
+            if above:
+                above.own_us = max(0.0, above.own_us - (end - begin))
+            open_.append(one)
+            operators.append(one)
+        found[thread] = operators
+    return found
+
+
+def _device_times(
+    on_device: Sequence[Mapping[str, Any]], spans: Iterable[Mapping[str, Any]], operators: Mapping[Any, list[_Operator]]
+) -> list[tuple[str, str, float]]:
+    """(name, class, microseconds); where its operator's class takes all that it calls, a kernel has that one."""
+    launched: dict[Any, tuple[Any, float]] = {}  # the call that a kernel was launched by: its thread and time
+    for span in spans:
+        if span.get("cat") in ("cuda_runtime", "cuda_driver"):
+            launched[span.get("args", {}).get("correlation")] = span["tid"], float(span["ts"])
+    begins = {thread: [one.begin for one in ops] for thread, ops in operators.items()}
+    found = []
+    for kernel in on_device:
+        kind = class_of(kernel["name"])
+        thread, at = launched.get(kernel.get("args", {}).get("correlation"), (None, 0.0))
+        if kind != "collectives" and thread in begins:
+            around = _around(operators[thread], begins[thread], at)
+            kind = around if around in WHOLE else kind
+        found.append((kernel["name"], kind, float(kernel["dur"])))
+    return found
+
+
+def _around(operators: Sequence[_Operator], begins: Sequence[float], at: float) -> str | None:
+    """The class of the innermost operator that runs at this time."""
+    place = bisect.bisect_right(begins, at) - 1
+    one = operators[place] if place >= 0 else None
+    while one is not None and one.end < at:
+        one = one.inside
+    return one.kind if one else None

@@ -1,0 +1,1 @@
+"""Where a run's record goes besides its own folder: TensorBoard, Weights & Biases."""

@@ -1,0 +1,136 @@
+"""A sink with a thread of its own: a backend that is slow, fails or hangs costs records, never a step.
+
+Called by the run with rows and histograms. The thread opens the sink, feeds it and closes it; between them stands a
+queue of which the end is known. What goes wrong is said by the thread that trains, since a view and a log have one
+speaker: with the next record, or at the end.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from lmtrain.observe.escaped import warn
+from lmtrain.observe.histogram import Histogram
+
+CAPACITY = 1000  # records; because: at a row a second, a backend may be away for a quarter of an hour
+END_S = 30.0  # for what is still in the queue when the run is over
+
+Histograms = Mapping[str, Histogram]
+
+
+class Sink(Protocol):
+    """What a backend has to do. Whatever it raises is a record lost, and the next one is tried again."""
+
+    def row(self, row: Mapping[str, Any]) -> None: ...
+    def histograms(self, step: int, found: Histograms) -> None: ...
+    def close(self) -> None: ...
+
+
+class Behind:
+    """`open` makes the sink, and may take as long as it likes; it is given what to say its own warnings to."""
+
+    def __init__(
+        self, name: str, open: Callable[[Callable[[str], None]], Sink], say: Callable[[str], None] = warn,
+        capacity: int = CAPACITY, end_s: float = END_S,
+    ) -> None:  # fmt: skip
+        self.name, self.given, self.lost = name, 0, 0
+        self._open, self._say, self._end_s = open, say, end_s
+        self._waiting: deque[Callable[[Sink], None]] = deque()
+        self._capacity, self._changed, self._over = capacity, threading.Condition(), False
+        self._to_say: deque[str] = deque()
+        self._said: set[str] = set()
+        self._thread = threading.Thread(target=self._feed, name=f"sink-{name}", daemon=True)
+        self._thread.start()
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        self._put(lambda sink: sink.row(row))
+
+    def histograms(self, step: int, found: Histograms) -> None:
+        self._put(lambda sink: sink.histograms(step, found))
+
+    def close(self) -> None:
+        """Waits for what is in the queue, but not for ever."""
+        with self._changed:
+            self._over = True
+            self._changed.notify()
+        self._thread.join(self._end_s)
+        lost = self.lost + len(self._waiting)
+        self._speak()
+        if lost:
+            self._say(f"{lost} of {self.given} records did not reach {self.name}; metrics.jsonl has them all.")
+        elif self._thread.is_alive():
+            self._say(f"{self.name} has not come to its end within {self._end_s:g} s, and is left alone.")
+
+    def _put(self, work: Callable[[Sink], None]) -> None:
+        self.given += 1
+        with self._changed:
+            has_room = len(self._waiting) < self._capacity
+            if has_room:
+                self._waiting.append(work)
+                self._changed.notify()
+        if not has_room:
+            self.lost += 1
+            self._tell("slow", f"{self.name} is too slow: {self._capacity} records wait for it. Further ones are lost.")
+        if self._to_say:
+            self._speak()
+
+    def _feed(self) -> None:
+        sink: Sink | None = None
+        try:
+            sink = self._open(lambda text: self._tell(text, text))
+        except Exception as error:
+            self._failed(error)
+        while (work := self._next()) is not None:
+            try:
+                if sink is None:
+                    raise ConnectionError("it could not be opened")
+                work(sink)
+            except Exception as error:
+                self.lost += 1
+                self._failed(error)
+        try:
+            if sink is not None:
+                sink.close()
+        except Exception as error:
+            self._failed(error)
+
+    def _next(self) -> Callable[[Sink], None] | None:
+        """None once the run is over and nothing is left."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._over)
+            return self._waiting.popleft() if self._waiting else None
+
+    def _failed(self, error: Exception) -> None:
+        self._tell("failed", f"{self.name} failed: {error}. Training goes on; records that it does not take are lost.")
+
+    def _tell(self, what: str, text: str) -> None:
+        """Once for each sort of trouble."""
+        if what not in self._said:
+            self._said.add(what)
+            self._to_say.append(text)
+
+    def _speak(self) -> None:
+        while self._to_say:
+            self._say(self._to_say.popleft())
+
+
+class Sinks:
+    """All of a run's; on the processes that write nothing there are none."""
+
+    def __init__(self, sinks: Sequence[Behind] = ()) -> None:
+        self._sinks = sinks
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        for sink in self._sinks:
+            sink.row(row)
+
+    def histograms(self, step: int, found: Histograms) -> None:
+        for sink in self._sinks:
+            sink.histograms(step, found)
+
+    def close(self) -> None:
+        for sink in self._sinks:
+            sink.close()

@@ -1,0 +1,110 @@
+"""Weights & Biases' sink: hands each row to a process of its own that talks to the package, and waits for its answer.
+
+Called behind a run. The package starts threads and processes, asks for passwords and ends programs when it is upset;
+all of that happens to wandb_process.py, which a run neither shares memory with nor waits for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lmtrain.observe.histogram import EDGES, Histogram
+from lmtrain.observe.sinks.names import scalars_of
+from lmtrain.runtime.files import json_bytes
+
+_ROOT = Path(__file__).parents[3]
+_CODE = "import sys; sys.path.append(sys.argv[1]); from lmtrain.observe.sinks.wandb_process import main; main()"
+FOLDER = "wandb"  # in the run's, where the package wants it
+_ID, _OUTPUT = "run_id", "output.txt"
+_END_S = 20.0  # for uploading what is left; after that the process is left alone, and ends by itself
+
+
+@dataclass(frozen=True)
+class Account:
+    """Where runs go, and what this one is called there."""
+
+    mode: str  # offline or online
+    project: str
+    entity: str | None
+    name: str
+    tags: tuple[str, ...]
+
+
+class WeightsAndBiases:
+    def __init__(self, folder: Path, account: Account, settings: Mapping[str, Any]) -> None:
+        """`folder` is the run's. A run that goes on keeps the id that its first start has drawn."""
+        own = folder / FOLDER
+        own.mkdir(exist_ok=True)
+        self._output = own / _OUTPUT
+        with open(self._output, "ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _CODE, str(_ROOT)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output,
+                start_new_session=True,  # because: Ctrl-C is for the run, whose last rows are still to come
+            )  # fmt: skip
+        first = {
+            "mode": account.mode, "project": account.project, "entity": account.entity, "name": account.name,
+            "tags": list(account.tags), "id": run_id(own), "dir": str(folder), "config": dict(settings),
+            "pid": os.getpid(),
+        }  # fmt: skip
+        try:
+            self._ask(first)
+        except ConnectionError:
+            self.close()
+            raise
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        values = scalars_of(row)
+        if values:
+            self._ask({"step": row["step"], "values": values})
+        if row["event"] == "stop":
+            self._ask({"exit_code": int(bool(row.get("stopped_by")))})
+
+    def histograms(self, step: int, found: Mapping[str, Histogram]) -> None:
+        self._ask({"step": step, "edges": EDGES, "histograms": {name: one.counts[1:-1] for name, one in found.items()}})
+
+    def close(self) -> None:
+        to, back = self._process.stdin, self._process.stdout
+        assert to is not None
+        assert back is not None
+        with suppress(OSError):  # because: who has ended takes no end
+            to.close()
+        back.close()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            pid = self._process.pid
+            raise TimeoutError(f"its process {pid} still uploads after {_END_S:g} s, and goes on alone") from None
+
+    def _ask(self, what: Mapping[str, Any]) -> None:
+        """A line there, a line back: what has been answered has been taken."""
+        to, back = self._process.stdin, self._process.stdout
+        assert to is not None
+        assert back is not None
+        try:
+            to.write(json_bytes(what) + b"\n")
+            to.flush()
+            answer = back.readline()
+        except OSError:
+            answer = b""
+        if not answer:
+            raise ConnectionError(f"its process has ended; see {self._output}")
+        if answer != b"\n":
+            raise ConnectionError(json.loads(answer))
+
+
+def run_id(folder: Path) -> str:
+    """Drawn once for each run folder."""
+    path = folder / _ID
+    if not path.exists():
+        path.write_text(secrets.token_hex(4))
+    return path.read_text()

@@ -1,0 +1,201 @@
+"""The file of spans of one process and one start: a header, then a ring of records of a fixed size. Without torch.
+
+Written by the recorder through a memory map, read by whoever draws a timeline, also while the run goes on and after a
+kill. Must not know who takes part in a collective: its axis, and the sizes in the header, say that.
+
+A record is written whole before it is counted. The next one to come takes the oldest one's place, so of a ring that
+is full the oldest record is never read: it may be half overwritten.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmtrain.errors import DataError
+from lmtrain.runtime.files import open_regular, read_errors, read_range
+
+HEADER_BYTES, VERSION = 4096, 1
+NAME_BYTES = 48
+_MAGIC = b"LMSPANS\n"
+# what is known when the file is opened; the sum over it stands behind it
+_FIXED = struct.Struct("<8s7Iqq4I5I64s32s")
+_SUM = struct.Struct("<I")
+WRITTEN, WRITTEN_AT = struct.Struct("<Q"), 512  # records so far
+_NUM_NAMES, _NUM_NAMES_AT = struct.Struct("<I"), 520
+_NAMES_AT = 1024
+MOST_NAMES = (HEADER_BYTES - _NAMES_AT) // NAME_BYTES
+MOST_RECORDS = 1 << 20
+
+
+class Kind(IntEnum):
+    STEP = 0  # from the wait for its data to the wait for the next step's: all that follows lies within
+    DATA = 1  # the wait for it
+    FORWARD = 2  # of one stage and microbatch, from when its input has come
+    BACKWARD = 3
+    INPUT = 4  # the first half of a backward, which the stage before waits for
+    WEIGHT = 5  # the second half
+    COLLECTIVE = 6  # of the axis; with a `peer`, an exchange with that rank alone
+    SEND = 7  # handing a message over; with Flag.EARLY, waiting until one that was handed over has been taken
+    RECEIVE = 8  # waiting for a message
+    OPTIMIZER = 9  # from the last backward to the end of the update
+    SAVE = 10
+    VALIDATION = 11
+    EVALUATION = 12
+    OTHER = 13
+
+
+class Axis(IntEnum):
+    NONE = 0
+    PP = 1
+    DP = 2  # replicate x shard
+    DP_REPLICATE = 3
+    DP_SHARD = 4
+    TP = 5
+    PLANE = 6  # all but pp
+    WORLD = 7
+
+
+class Flag(IntFlag):
+    EARLY = 1  # it was begun earlier, and this is the wait for it alone: says nothing of when others began
+    DEVICE = 2  # timed by the device, put on the host's clock
+    ASIDE = 4  # beside the computation, on another stream or thread: nothing need wait for it
+
+
+SPAN = np.dtype([
+    ("begin_ns", "<i8"), ("end_ns", "<i8"),  # by the process's monotonic clock
+    ("num_bytes", "<u8"),  # of a message, or of the whole tensor that is summed, gathered or scattered
+    ("step", "<u4"),  # as metrics count them: the first is 1
+    # which message of the step from this rank to that one, or which collective of the step over this axis (with a
+    # peer: with that peer), from 0: the same on both ends, and on all members
+    ("number", "<u4"),
+    ("microbatch", "<i4"), ("peer", "<i4"), ("stage", "<i2"),  # -1 where there is none; a message's is the receiver's
+    ("name", "<u2"),  # in the header's table; 0 is none
+    ("kind", "u1"), ("axis", "u1"), ("flags", "u1"),
+    ("lap", "u1"),  # of the ring, 1 to 255: a place that was never written holds 0
+])  # fmt: skip
+RECORD = struct.Struct("<qqQIIiihHBBBB")  # the same, as the recorder packs it
+
+
+@dataclass(frozen=True)
+class Header:
+    rank: int
+    world_size: int
+    coordinate: tuple[int, int, int, int]  # pp, dp_replicate, dp_shard, tp
+    sizes: tuple[int, int, int, int, int]  # pp, vp, dp_replicate, dp_shard, tp
+    host: str
+    pid: int
+    start: int  # of this run, from 0; all ranks of a start have the same
+    wall_ns: int  # two clocks read together
+    monotonic_ns: int
+    capacity: int
+    schedule: str
+    num_microbatches: int
+    num_written: int = 0  # since the file was opened
+    names: tuple[str, ...] = ("",)
+
+    def pack(self) -> bytes:
+        """The header of a file without records."""
+        fixed = _FIXED.pack(
+            _MAGIC, VERSION, self.rank, self.world_size, self.pid, self.start, self.num_microbatches, self.capacity,
+            self.wall_ns, self.monotonic_ns, *self.coordinate, *self.sizes, self.host.encode(), self.schedule.encode(),
+        )  # fmt: skip
+        head = bytearray(HEADER_BYTES)
+        head[: _FIXED.size + _SUM.size] = fixed + _SUM.pack(crc32(fixed))
+        for number, name in enumerate(self.names):
+            write_name(head, number, name)
+        return bytes(head)
+
+
+@dataclass(frozen=True)
+class RankSpans:
+    header: Header
+    spans: NDArray[Any]  # of SPAN, in the order of their beginnings; where two begin together, the longer one first
+    path: Path | None = None
+
+
+def place_of(number: int, capacity: int) -> tuple[int, int]:
+    """Where the record of this number stands, counted from the file's opening, and its lap."""
+    lap, place = divmod(number, capacity)
+    return HEADER_BYTES + place * RECORD.size, lap % 255 + 1
+
+
+def write_name(memory: Any, number: int, name: str) -> None:
+    struct.pack_into(f"{NAME_BYTES}s", memory, _NAMES_AT + number * NAME_BYTES, name.encode())
+    _NUM_NAMES.pack_into(memory, _NUM_NAMES_AT, number + 1)
+
+
+def file_name(rank: int, start: int) -> str:
+    return f"rank-{rank:05d}{f'.{start}' if start else ''}.spans"
+
+
+def read_spans(path: Path) -> RankSpans:
+    """Whole records alone. DataError for what no process can have written, whenever it was killed."""
+    with read_errors(path):
+        fd, _ = open_regular(path, follow_links=True)
+        try:
+            header = _header(path, read_range(fd, 0, HEADER_BYTES))
+            num_held = min(header.num_written, header.capacity)
+            content = read_range(fd, HEADER_BYTES, num_held * SPAN.itemsize)
+            # because: a run that goes on may have overwritten some meanwhile
+            newest = _header(path, read_range(fd, 0, HEADER_BYTES))
+        finally:
+            os.close(fd)
+    if len(content) < num_held * SPAN.itemsize:
+        raise _damaged(path, f"ends amid its {num_held} records")
+    numbers = np.arange(max(0, newest.num_written + 1 - header.capacity), header.num_written)
+    spans = np.frombuffer(content, SPAN)[numbers % header.capacity]
+    _check(path, spans, numbers // header.capacity % 255 + 1, newest)
+    return RankSpans(newest, spans[np.lexsort((-spans["end_ns"], spans["begin_ns"]))], path)
+
+
+def _header(path: Path, head: bytes) -> Header:
+    if len(head) < HEADER_BYTES or not head.startswith(_MAGIC):
+        raise _damaged(path, f"does not begin with the {HEADER_BYTES} bytes of a header of spans")
+    _, version, *numbers, host, schedule = _FIXED.unpack_from(head)
+    if version != VERSION:
+        raise _damaged(path, f"has version {version}, and this lmtrain reads {VERSION}")
+    if _SUM.unpack_from(head, _FIXED.size) != (crc32(head[: _FIXED.size]),):
+        raise _damaged(path, "has a header whose sum does not fit")
+    rank, world, pid, start, num_microbatches, capacity, wall_ns, monotonic_ns, *at = numbers
+    (num_written,), (num_names,) = WRITTEN.unpack_from(head, WRITTEN_AT), _NUM_NAMES.unpack_from(head, _NUM_NAMES_AT)
+    if not (1 <= num_names <= MOST_NAMES and 1 <= capacity <= MOST_RECORDS and num_written < 1 << 62):
+        raise _damaged(path, f"has {num_names} names and {num_written} records, which cannot be")
+    names = (head[_NAMES_AT + i * NAME_BYTES :][:NAME_BYTES] for i in range(num_names))
+    return Header(
+        rank, world, (at[0], at[1], at[2], at[3]), (at[4], at[5], at[6], at[7], at[8]), _text(host), pid, start,
+        wall_ns, monotonic_ns, capacity, _text(schedule), num_microbatches, num_written, tuple(map(_text, names)),
+    )  # fmt: skip
+
+
+def _check(path: Path, spans: NDArray[Any], laps: NDArray[Any], header: Header) -> None:
+    wrong = {
+        "were not written in this order": spans["lap"] != laps,
+        "end before they begin": spans["end_ns"] < spans["begin_ns"],
+        "are of no known kind, axis or flag": (spans["kind"] > max(Kind)) | (spans["axis"] > max(Axis))
+        | (spans["flags"] > sum(Flag)),
+        "have a name that is not there": spans["name"] >= len(header.names),
+        "come from a rank that is not there": (spans["peer"] < -1) | (spans["peer"] >= header.world_size),
+    }  # fmt: skip
+    for words, are in wrong.items():
+        if are.any():
+            raise _damaged(path, f"has {int(are.sum())} records of {len(spans)} that {words}")
+
+
+def _damaged(path: Path, what: str) -> DataError:
+    return DataError(
+        f"{path} {what}. A file of spans is what a run wrote into its folder trace; copy it from there again, or "
+        "delete it to read the other ranks' without it."
+    )
+
+
+def _text(packed: bytes) -> str:
+    return packed.rstrip(b"\0").decode(errors="replace")

@@ -1,0 +1,137 @@
+"""From marks to spans: what a process's main thread did, on the host's clock or the device's, into its file.
+
+Given to phases while a step is traced. What is entered lasts until it is left or something else is entered; what
+stands within it has a span of its own. Messages and collectives are numbered anew in each step: all who take part in
+one give it the same number, as they come to it in the same order.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from lmtrain.observe import phases
+from lmtrain.observe.spans.device import DeviceClock, Moment
+from lmtrain.observe.spans.format import Axis, Flag, Kind
+from lmtrain.observe.spans.span_file import SpanFile
+
+_ENTERED = {name: int(Kind[name.upper()]) for name in ("data", "forward", "backward", "input", "weight", "optimizer")}
+_WITHIN = {name: int(Kind[name.upper()]) for name in ("save", "validation", "evaluation")}
+_LETTERS = ("activations", "gradients")
+_AXES = {axis.name.lower(): int(axis) for axis in Axis}
+# because: an attribute of an enum is slower to get than all else that a span takes
+_DATA, _STEP, _COLLECTIVE, _SEND, _RECEIVE = map(int, (Kind.DATA, Kind.STEP, Kind.COLLECTIVE, Kind.SEND, Kind.RECEIVE))
+_PP, _EARLY = int(Axis.PP), int(Flag.EARLY)
+_AT_ONCE_NS = 20_000  # because: most messages have long been taken when they are asked for, which says nothing
+
+Time = int | Moment
+
+
+class Recorder:
+    def __init__(self, file: SpanFile, device: DeviceClock | None = None) -> None:
+        """`device` is the clock of one that computes beside the host, as a GPU does."""
+        self.file, self.device = file, device
+        self._step = 0
+        self._began_step: Time | None = None
+        self._kind: int | None = None  # of what is entered
+        self._began: Time = 0
+        self._microbatch = self._stage = -1
+        self._counts: dict[tuple[str | int, int], int] = {}  # of this step's messages and collectives, by peer
+
+    def begin_step(self, step: int) -> None:
+        """The step before ends where this one begins."""
+        now = self.end_step()
+        self._step, self._began_step = step, now
+        self._counts.clear()
+
+    def end_step(self) -> Time:
+        self.leave()
+        if self.device is not None:
+            self.device.next_step()
+        now = self.now()
+        if self._began_step is not None:
+            self._add(self._began_step, now, _STEP)
+        self._began_step = None
+        return now
+
+    def now(self, tensor: Any = None) -> Time:
+        """The device's time, unless it is asked for what the host does with a tensor of its own."""
+        if self.device is None or not (tensor is None or tensor.is_cuda):
+            return time.monotonic_ns()
+        return self.device.now()
+
+    def enter(self, phase: str, half: str, microbatch: int, stage: int) -> None:
+        self.leave()
+        kind = self._kind = _ENTERED.get(half or phase)
+        self._microbatch, self._stage = microbatch, stage
+        if kind is not None:
+            self._began = time.monotonic_ns() if kind == _DATA else self.now()
+
+    def leave(self) -> None:
+        kind, self._kind = self._kind, None
+        if kind is not None:
+            now = time.monotonic_ns() if kind == _DATA else self.now()
+            self._add(self._began, now, kind, "", 0, 0, 0, -1, self._microbatch, self._stage)
+
+    def begin(self, mark: phases.within) -> Time | None:
+        if mark.axis is not None:
+            return time.monotonic_ns() if self.device is None else self.now(mark.tensor)
+        return time.monotonic_ns() if mark.phase in _WITHIN or mark.what is phases.DEVICE_WAIT else None
+
+    def end(self, mark: phases.within, began: Time) -> None:
+        if mark.axis is not None:
+            self.exchange(began, mark.what, mark.axis, mark.tensor, -1, mark.early)
+        elif mark.phase in _WITHIN:
+            self._add(began, time.monotonic_ns(), _WITHIN[mark.phase])
+        elif self.device is not None:
+            self.device.set()
+
+    def message(self, began: Time, kind: str, peer: int, tensor: Any, letter: Any) -> None:
+        now, number = self.now(tensor), self._count((kind, peer))
+        if kind != "send":
+            self._began = now  # because: what waits for a message, or for its room, computes afterwards
+        flags = _EARLY if kind == "taken" else 0
+        if flags and isinstance(began, int) and isinstance(now, int) and now - began < _AT_ONCE_NS:
+            return
+        of, name, microbatch, stage = _RECEIVE if kind == "receive" else _SEND, "" if flags else "terms", -1, -1
+        if letter is not None:
+            name, microbatch, stage = _LETTERS[letter.backward], letter.microbatch, letter.stage
+        self._add(began, now, of, name, _PP, number, tensor.nbytes, peer, microbatch, stage, flags)
+
+    def exchange(
+        self, began: Time, what: str, axis: phases.Named, tensor: Any, peer: int = -1, early: bool = False
+    ) -> None:
+        now = time.monotonic_ns() if self.device is None else self.now(tensor)
+        of = _AXES.get(axis.name, 0)
+        number = self._count((of, peer))
+        self._add(began, now, _COLLECTIVE, what, of, number, tensor.nbytes, peer, -1, -1, _EARLY if early else 0)
+
+    def read_device(self) -> None:
+        """What the device has done by now."""
+        if self.device is not None:
+            for values in self.device.read():
+                self.file.write(*values)
+
+    def close(self) -> None:
+        self.end_step()
+        self.read_device()
+        self.file.close()
+
+    def _count(self, key: tuple[str | int, int]) -> int:
+        number = self._counts[key] = self._counts.get(key, -1) + 1
+        return number
+
+    def _add(
+        self, began: Time, ended: Time, kind: int, name: str = "", axis: int = 0, number: int = 0, num_bytes: int = 0,
+        peer: int = -1, microbatch: int = -1, stage: int = -1, flags: int = 0,
+    ) -> None:  # fmt: skip
+        file, device = self.file, self.device
+        named = file.names.get(name)
+        if named is None:
+            named = file.number_of(name)
+        if device is None or isinstance(began, int):  # because: both are of one clock
+            file.write(
+                began, ended, num_bytes, self._step, number, microbatch, peer, stage, named, kind, axis, flags  # type: ignore[arg-type]
+            )  # fmt: skip
+        else:
+            device.add(began, ended, (num_bytes, self._step, number, microbatch, peer, stage, named, kind, axis, flags))  # type: ignore[arg-type]

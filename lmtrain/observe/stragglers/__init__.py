@@ -1,0 +1,1 @@
+"""Which process or link is slower than those that do the same."""

@@ -1,0 +1,141 @@
+"""Who is slow: times of all ranks go in, window by window; names come out where one is slower than its peers for long.
+
+Called by train/pace on rank 0. Pure: no clock, no process. A rank is held against the median of the others that do the
+same, a link against that of the others that carry the same. Slow is who is so in several windows in a row, by more than
+chance makes of it: the median distance (MAD) that windows of these peers have from their own medians.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+IN_A_ROW = 4  # windows
+LEAST = 0.05  # of the peers' time; less is not worth a word
+LEAST_S = 0.002  # a step; because: what a scheduler does to a process shows in less
+LINK_LEAST, LINK_LEAST_S = 0.5, 0.001  # of a message there and back
+_CHANCES = 4.0  # times what chance makes
+_MAD = 1.4826  # of a normal distribution's deviation
+_KEPT = 32  # windows
+_MERGED = (1, 4, 16)  # because: the noisier the windows, the longer ones it takes
+
+
+@dataclass(frozen=True)
+class Slow:
+    """`seconds` a step beside the peers' `usual_s`: of the kind of work that is off most; `by` is of all its work."""
+
+    kind: str
+    by: float
+    seconds: float
+    usual_s: float
+    num_peers: int
+
+
+class Watched:
+    """Those that are compared with one another: ranks, or links. `least` is a share, `least_s` a difference."""
+
+    def __init__(self, members: Sequence[int], kinds: Sequence[str], least: float, least_s: float) -> None:
+        self.members, self.kinds = tuple(members), tuple(kinds)
+        self.slow: dict[int, Slow] = {}
+        self._named_by: dict[int, _Scale] = {}
+        self._scales = [_Scale(merged, len(self.members), least, least_s) for merged in _MERGED]
+
+    def add(self, times: Sequence[Sequence[float]]) -> None:
+        """[members, kinds] in seconds a step; a row with what is not a number tells nothing of its member."""
+        if len(self.members) < 2:
+            return
+        for scale in self._scales:
+            if not scale.add(times):
+                continue
+            for at in scale.slow():
+                self._named_by.setdefault(self.members[at], scale)
+            for member in [one for one, by in self._named_by.items() if by is scale]:
+                at = self.members.index(member)
+                if scale.is_over(at):
+                    del self._named_by[member], self.slow[member]
+                else:
+                    self.slow[member] = self._slow(scale, at)
+
+    def excess(self) -> list[float]:
+        """Of each member, in the newest windows, as a share of the others' time."""
+        newest = [*self._scales[0].excess][-IN_A_ROW:]
+        return [median(column) for column in zip(*newest, strict=True)] or [0.0] * len(self.members)
+
+    def _slow(self, scale: _Scale, at: int) -> Slow:
+        newest = [*scale.times][-IN_A_ROW:]
+        seen = [median(window[at][kind] for window in newest) for kind in range(len(self.kinds))]
+        usual = [
+            median(row[kind] for window in newest for other, row in enumerate(window)
+                   if other != at and math.isfinite(row[kind]))
+            for kind in range(len(self.kinds))
+        ]  # fmt: skip
+        kind = max(range(len(self.kinds)), key=lambda kind: seen[kind] - usual[kind])
+        by = median(window[at] for window in [*scale.excess][-IN_A_ROW:])
+        return Slow(self.kinds[kind], by, seen[kind], usual[kind], len(self.members) - 1)
+
+
+class _Scale:
+    """Windows of a length: so many of those that come are one.
+
+    because: numbers of Python, and nothing but a count where nobody is slow, cost a tenth of arrays for a few ranks
+    """
+
+    def __init__(self, merged: int, num_members: int, least: float, least_s: float) -> None:
+        self.merged, self.least, self.least_s = merged, least, least_s
+        self._coming: list[Sequence[Sequence[float]]] = []
+        self.times: deque[Sequence[Sequence[float]]] = deque(maxlen=IN_A_ROW)
+        self.excess: deque[list[float]] = deque(maxlen=_KEPT)  # of each over the others' median, as a share of that
+        self._usual: deque[list[float]] = deque(maxlen=IN_A_ROW)  # the others' median itself
+        self._in_a_row = [0] * num_members  # windows in which each was slower by more than the least
+
+    def add(self, times: Sequence[Sequence[float]]) -> bool:
+        """Whether a window is whole."""
+        self._coming.append(times)
+        if len(self._coming) < self.merged:
+            return False
+        # because: one long step among many is chance
+        window = times if self.merged == 1 else [
+            [median(values) for values in zip(*rows, strict=True)] for rows in zip(*self._coming, strict=True)
+        ]  # fmt: skip
+        self._coming = []
+        totals = [sum(row) for row in window]
+        excess = []
+        self._usual.append(medians_of_others(totals))
+        for at, (total, *usuals) in enumerate(zip(totals, *self._usual, strict=True)):
+            over, share = total - usuals[-1], 0.0  # of who tells nothing, nothing is said
+            if math.isfinite(over):
+                # because: a share of what the others take in one window alone is as restless as they are
+                share = over / max(median(filter(math.isfinite, usuals)), 1e-9)
+            excess.append(share)
+            self._in_a_row[at] = self._in_a_row[at] + 1 if share > self.least and over > self.least_s else 0
+        self.times.append(window)
+        self.excess.append(excess)
+        return True
+
+    def slow(self) -> list[int]:
+        """The places of those who were too slow in each of the newest windows."""
+        found = [at for at, windows in enumerate(self._in_a_row) if windows >= IN_A_ROW]
+        if not found:
+            return []
+        columns = [*zip(*self.excess, strict=True)]
+        chance = _MAD * median(abs(one - middle) for column in columns for middle in [median(column)] for one in column)
+        return [at for at in found if min(columns[at][-IN_A_ROW:]) > _CHANCES * chance]
+
+    def is_over(self, at: int) -> bool:
+        """Whether who was slow has kept pace in each of the newest windows."""
+        return all(window[at] < self.least / 2 for window in [*self.excess][-IN_A_ROW:])
+
+
+def medians_of_others(values: Sequence[float]) -> list[float]:
+    """Of each value the median of all the others, without those that are not numbers."""
+    known = sorted((value, at) for at, value in enumerate(values) if math.isfinite(value))
+    count, found = len(known) - 1, [math.nan] * len(values)  # `count` of others
+    if count < 1:
+        return found
+    low, high = (count - 1) // 2, count // 2
+    for place, (_, at) in enumerate(known):
+        found[at] = (known[low + (place <= low)][0] + known[high + (place <= high)][0]) / 2
+    return found

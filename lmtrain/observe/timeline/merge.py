@@ -1,0 +1,228 @@
+"""All ranks' spans of a run on one clock, start by start: `merged(run_folder) -> Timeline`.
+
+What `lmtrain trace` and the report show is made from a Timeline's Segments, one for each start of the run (a start may
+have another layout, and other machines):
+    step_time.step_times(segment)       where each rank's steps went, by class, adding up to the step
+    heat.heat(segment)                  own work by rank, with coordinate and host
+    rows.timeline_rows(segment, step)   what each rank and stage did when, for a picture of a step
+    critical_path.critical_path(segment, step)
+    perfetto.write_trace(timeline, path)
+Time is the lowest rank's: its monotonic clock, set by its wall clock once. Files that are missing or damaged are left
+out and named in `notes`; nothing readable at all is an error with a way out. Reads files alone; starts nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmtrain.errors import DataError, LayoutError, MissingInputError, a_few
+from lmtrain.layout import Coordinate, Layout
+from lmtrain.observe.spans.format import SPAN, Header, Kind, RankSpans, read_spans
+from lmtrain.observe.timeline.clocks import Clocks, solve
+from lmtrain.observe.timeline.evidence import evidence
+from lmtrain.observe.timeline.links import collectives, messages
+
+MERGED = np.dtype([*[(name, SPAN[name]) for name in SPAN.names or ()], ("rank", "<u4"), ("window", "<u4")])
+_WINDOW_NS = 60e9  # because: within a minute a clock drifts evenly
+_MOST_RANKS = 1 << 20
+_WELL_PLACED_NS = 1e6
+
+Spans = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One start of a run."""
+
+    start: int
+    layout: Layout
+    schedule: str
+    num_microbatches: int
+    headers: dict[int, Header]  # by rank, of those whose file could be read
+    spans: Spans  # of MERGED: begin_ns and end_ns on the one clock, by rank and beginning; `name` is in `names`
+    names: tuple[str, ...]
+    clocks: tuple[Clocks, ...]  # of each window of consecutive steps; ranks in the order of `ranks`
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ranks(self) -> list[int]:
+        return list(self.headers)
+
+    @property
+    def hosts(self) -> list[str]:
+        return list(dict.fromkeys(header.host for header in self.headers.values()))
+
+    def at(self, rank: int) -> Coordinate:
+        return self.layout.coordinate(rank)
+
+    def of(self, rank: int) -> Spans:
+        ranks = self.spans["rank"]
+        return self.spans[np.searchsorted(ranks, rank) : np.searchsorted(ranks, rank, "right")]
+
+    def only(self, step: int) -> Segment:
+        """With the spans of one step."""
+        return replace(self, spans=self.spans[self.spans["step"] == step])
+
+    @property
+    def steps(self) -> list[int]:
+        """Those that at least one rank has gone through to the end, and kept whole."""
+        return [int(step) for step in np.unique(self.spans["step"][self.spans["kind"] == Kind.STEP])]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    folder: Path
+    segments: tuple[Segment, ...]  # one behind the other
+    notes: tuple[str, ...]  # what could not be read, and what is missing
+
+
+def merged(folder: Path) -> Timeline:
+    """Of a run's folder."""
+    starts, notes = _read(folder)
+    segments, end_ns = [], 0
+    for start, ranks in sorted(starts.items()):
+        segment = _segment(start, ranks)
+        if segment.spans.size:
+            shift = max(end_ns - int(segment.spans["begin_ns"].min()), 0)  # because: a wall clock may be set back
+            for name in ("begin_ns", "end_ns"):
+                segment.spans[name] += shift
+            end_ns = int(segment.spans["end_ns"].max())
+        segments.append(segment)
+    return Timeline(folder, tuple(segments), tuple(notes))
+
+
+def _read(folder: Path) -> tuple[dict[int, list[RankSpans]], list[str]]:
+    files = sorted((folder / "trace").glob("rank-*.spans"))
+    if not files:
+        if not (folder / "config.json").is_file():
+            raise MissingInputError(f"{folder} is not a run's folder: it has no config.json. Name a run.dir.")
+        raise MissingInputError(
+            f"{folder} has no traces (trace/rank-*.spans). A run that goes on traces its next steps after "
+            f"`touch {folder / 'TRACE'}`; a new one does with observe.trace=sampled or observe.trace=all."
+        )
+    starts, notes = defaultdict(list), []
+    for path in files:
+        try:
+            one = read_spans(path)
+            _check(one, path)
+            starts[one.header.start].append(one)
+        except (DataError, OSError) as error:
+            notes.append(str(error))
+    if not starts:
+        raise DataError("\n".join(notes[:4]))
+    return starts, notes
+
+
+def _check(one: RankSpans, path: Path) -> None:
+    """What the header says of the layout can be."""
+    header = one.header
+    try:
+        layout = Layout(*header.sizes)
+        possible = layout.world_size == header.world_size <= _MOST_RANKS
+        possible = possible and layout.coordinate(header.rank) == Coordinate(*header.coordinate)
+    except LayoutError:
+        possible = False
+    if not possible:
+        raise DataError(
+            f"{path} says that it is of rank {header.rank} of {header.world_size} at {header.coordinate} of "
+            f"{header.sizes}, which cannot be. Delete it to read the other ranks' without it."
+        )
+
+
+def _segment(start: int, ranks: list[RankSpans]) -> Segment:
+    (sizes, _), *others = Counter(one.header.sizes for one in ranks).most_common()
+    notes = [f"start {start}: left out files of another layout, {other}" for other, _ in others]
+    of_rank = {one.header.rank: one for one in ranks if one.header.sizes == sizes}
+    ranks = [of_rank[rank] for rank in sorted(of_rank)]
+    layout, headers = Layout(*sizes), {rank: of_rank[rank].header for rank in sorted(of_rank)}
+    missing = [str(rank) for rank in range(layout.world_size) if rank not in of_rank]
+    if missing:
+        notes.append(
+            f"start {start}: no file of {len(missing)} of {layout.world_size} ranks: {a_few(missing)}; what they did, "
+            "and what others waited for them, is not known"
+        )
+    notes += [f"start {start}: rank {rank} has left no span" for rank, one in of_rank.items() if not one.spans.size]
+    spans, names = _joined(ranks)
+    clocks = _on_one_clock(spans, headers, layout)
+    notes += _clock_notes(start, clocks, [*headers])
+    head = ranks[0].header
+    return Segment(start, layout, head.schedule, head.num_microbatches, headers, spans, names, clocks, tuple(notes))
+
+
+def _joined(ranks: Sequence[RankSpans]) -> tuple[Spans, tuple[str, ...]]:
+    """One behind the other, with one table of names, by each rank's wall clock. Of steps, those that are whole."""
+    names: dict[str, int] = {"": 0}
+    parts = []
+    for one in ranks:
+        header, spans = one.header, one.spans
+        if header.num_written >= header.capacity and spans.size:  # because: a ring has lost the oldest step's beginning
+            spans = spans[spans["step"] > spans["step"].min()]
+        part = np.zeros(spans.size, MERGED)
+        for name in SPAN.names or ():
+            part[name] = spans[name]
+        numbers = np.array([names.setdefault(name, len(names)) for name in header.names])
+        part["name"] = numbers[spans["name"]]
+        part["rank"] = header.rank
+        for name in ("begin_ns", "end_ns"):
+            part[name] += header.wall_ns - header.monotonic_ns
+        parts.append(part)
+    return np.concatenate(parts), tuple(names)
+
+
+def _on_one_clock(spans: Spans, headers: dict[int, Header], layout: Layout) -> tuple[Clocks, ...]:
+    """Moves the spans in place, window by window."""
+    if not spans.size:
+        return ()
+    spans["window"] = _windows(spans)
+    ranks = np.array([*headers])
+    index = np.searchsorted(ranks, spans["rank"])
+    origin = int(spans["begin_ns"].min())
+    found = []
+    send, receive = messages(spans)
+    member, which = collectives(spans, layout)
+    for window in range(int(spans["window"].max()) + 1):
+        inside = spans["window"] == window
+        both, group = inside[send] & inside[receive], inside[member]
+        pairs = evidence(spans, index, origin, (send[both], receive[both]), (member[group], which[group]))
+        clocks = solve(len(ranks), *pairs)
+        for name in ("begin_ns", "end_ns"):
+            moved = clocks.correct(index[inside], (spans[name][inside] - origin).astype(np.float64))
+            spans[name][inside] = np.rint(moved).astype(np.int64) + origin
+        found.append(clocks)
+    return tuple(found)
+
+
+def _windows(spans: Spans) -> NDArray[np.int64]:
+    """A number for each run of consecutive steps, no longer than a clock's drift is even."""
+    steps = np.unique(spans["step"])
+    first = np.full(steps.size, np.iinfo(np.int64).max)
+    np.minimum.at(first, np.searchsorted(steps, spans["step"]), spans["begin_ns"])
+    window, began, numbers = 0, int(first[0]), [0]
+    for at in range(1, steps.size):
+        if steps[at] != steps[at - 1] + 1 or first[at] - began > _WINDOW_NS:
+            window, began = window + 1, int(first[at])
+        numbers.append(window)
+    found: NDArray[np.int64] = np.array(numbers)[np.searchsorted(steps, spans["step"])]
+    return found
+
+
+def _clock_notes(start: int, clocks: Sequence[Clocks], ranks: list[int]) -> Iterator[str]:
+    apart = sorted({str(ranks[i]) for one in clocks for i in np.flatnonzero(~one.linked)}, key=int)
+    if apart:
+        yield (
+            f"start {start}: no message or collective joins {len(apart)} ranks to rank {ranks[0]} in some steps "
+            f"({a_few(apart)}); there they are placed by their wall clocks alone"
+        )
+    unsure = sorted({str(ranks[i]) for one in clocks for i in np.flatnonzero(one.doubt_ns > _WELL_PLACED_NS)}, key=int)
+    if unsure:
+        yield (
+            f"start {start}: what ranks {a_few(unsure)} exchanged does not agree to within a millisecond; their spans "
+            "may be off by as much"
+        )

@@ -1,0 +1,112 @@
+"""Where the time of each rank's steps went, by class: the classes of a step add up to the step.
+
+Called by `lmtrain trace` and by heat. `bubble` is what a rank of a pipeline waits while no message is under way to it,
+and until the last rank has come to a collective over stages; `pp` is the messages' own time. A collective over tp or dp
+counts whole, and `waited` says how much of it was waiting for a slower member.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmtrain.observe.spans.format import Axis, Flag, Kind
+from lmtrain.observe.timeline.merge import Segment
+from lmtrain.observe.timeline.pieces import Pieces, Waits, cut, waits
+
+CLASSES = ("compute", "pp", "dp", "tp", "world", "bubble", "data", "optimizer", "save", "measuring", "other")
+COMPUTE, MESSAGES, BUBBLE, OPTIMIZER = (CLASSES.index(word) for word in ("compute", "pp", "bubble", "optimizer"))
+_OF_KIND = {
+    Kind.STEP: "other", Kind.DATA: "data", Kind.FORWARD: "compute", Kind.BACKWARD: "compute", Kind.INPUT: "compute",
+    Kind.WEIGHT: "compute", Kind.COLLECTIVE: "world", Kind.SEND: "pp", Kind.RECEIVE: "pp", Kind.OPTIMIZER: "optimizer",
+    Kind.SAVE: "save", Kind.VALIDATION: "measuring", Kind.EVALUATION: "measuring", Kind.OTHER: "other",
+}  # fmt: skip
+_OF_AXIS = {
+    Axis.NONE: "other", Axis.PP: "pp", Axis.DP: "dp", Axis.DP_REPLICATE: "dp", Axis.DP_SHARD: "dp", Axis.TP: "tp",
+    Axis.PLANE: "world", Axis.WORLD: "world",
+}  # fmt: skip
+_WHOLE = np.array([Kind.SAVE, Kind.VALIDATION, Kind.EVALUATION])  # all that lies in one of them belongs to it
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """[step, rank, class] in seconds; NaN where a rank has no whole record of a step."""
+
+    steps: list[int]
+    ranks: list[int]
+    seconds: NDArray[np.float64]
+    waited: NDArray[np.float64]  # of those, waiting for another rank
+
+    def mean(self) -> dict[str, float]:
+        """Of all steps and ranks; what there is adds up to the mean step."""
+        return dict(zip(CLASSES, np.nanmean(self.seconds, axis=(0, 1)).tolist(), strict=True))
+
+    def mean_waited(self) -> dict[str, float]:
+        return dict(zip(CLASSES, np.nanmean(self.waited, axis=(0, 1)).tolist(), strict=True))
+
+    def by_rank(self) -> NDArray[np.float64]:
+        """[rank, class]: the mean of the steps; NaN for a rank without one."""
+        num = np.sum(~np.isnan(self.seconds), axis=0)
+        found: NDArray[np.float64] = np.where(num > 0, np.nansum(self.seconds, axis=0) / np.maximum(num, 1), np.nan)
+        return found
+
+
+def step_times(segment: Segment) -> StepTimes:
+    spans, steps, ranks = segment.spans, np.array(segment.steps), np.array(segment.ranks)
+    shape = (steps.size, ranks.size, len(CLASSES))
+    seconds, waited = np.zeros(shape), np.zeros(shape)
+    step = spans[spans["kind"] == Kind.STEP]
+    present = np.zeros(shape[:2], bool)
+    present[np.searchsorted(steps, step["step"]), np.searchsorted(ranks, step["rank"])] = True
+    pieces, found = cut(segment), waits(segment)
+    inside = _within_steps(segment, pieces)
+    pieces, step_of = pieces.some(inside >= 0), inside[inside >= 0]
+    of = spans[pieces.span]
+    rank = np.searchsorted(ranks, of["rank"])
+    works, waiting = classes(segment, pieces)
+    at = np.searchsorted(steps, spans["step"][step_of])
+    length, lost = pieces.end_ns - pieces.begin_ns, waited_ns(pieces, found)
+    waits_as = np.where(waiting, BUBBLE, works)
+    np.add.at(seconds, (at, rank, works), (length - lost) / 1e9)
+    np.add.at(seconds, (at, rank, waits_as), lost / 1e9)
+    np.add.at(waited, (at, rank, waits_as), lost / 1e9)
+    seconds[~present], waited[~present] = np.nan, np.nan
+    return StepTimes(steps.tolist(), ranks.tolist(), seconds, waited)
+
+
+def classes(segment: Segment, pieces: Pieces) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """The class of each piece, and whether what it waits for makes it bubble."""
+    spans = segment.spans
+    of_kind = np.array([CLASSES.index(_OF_KIND[kind]) for kind in Kind])
+    of_axis = np.array([CLASSES.index(_OF_AXIS[axis]) for axis in Axis])
+    of, root = spans[pieces.span], spans["kind"][pieces.root]
+    whole = np.isin(root, _WHOLE) & (pieces.root >= 0)
+    joint = of["kind"] == Kind.COLLECTIVE
+    found = np.where(joint, of_axis[of["axis"]], of_kind[of["kind"]])
+    late = (of["kind"] == Kind.SEND) & (of["flags"] & Flag.EARLY > 0)  # until the next stage has taken it
+    found = np.where(whole, of_kind[root], np.where(late, BUBBLE, found))
+    across = np.isin(of["axis"], (Axis.PP, Axis.WORLD)) & (segment.layout.pp > 1)
+    waiting: NDArray[np.bool_] = ~whole & ((of["kind"] == Kind.RECEIVE) | (joint & across))
+    return found, waiting
+
+
+def waited_ns(pieces: Pieces, found: Waits) -> NDArray[np.int64]:
+    """How much of each piece was waiting."""
+    return np.clip(found.until_ns[pieces.span], pieces.begin_ns, pieces.end_ns) - pieces.begin_ns
+
+
+def _within_steps(segment: Segment, pieces: Pieces) -> NDArray[np.int64]:
+    """The place of the step's span that each piece lies in, -1 for none."""
+    spans = segment.spans
+    places = np.flatnonzero(spans["kind"] == Kind.STEP)
+    found = np.full(pieces.span.size, -1)
+    for rank in segment.ranks:
+        mine = places[spans["rank"][places] == rank]
+        low, high = np.searchsorted(spans["rank"][pieces.span], [rank, rank + 1])
+        if mine.size:
+            at = np.searchsorted(spans["begin_ns"][mine], pieces.begin_ns[low:high], "right") - 1
+            held = (at >= 0) & (pieces.end_ns[low:high] <= spans["end_ns"][mine[at]])
+            found[low:high] = np.where(held, mine[at], -1)
+    return found

@@ -1,0 +1,196 @@
+"""Curves over steps, tokens and time: as data for the page, and drawn as SVG for readers without scripts and papers.
+
+Called by the report. In a browser chart.js draws the same data, and lets a reader zoom. Knows no run's files.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any
+
+from lmtrain.page.document import NUM_COLOURS
+from lmtrain.page.drawing import line, polyline, rect, svg, text
+from lmtrain.page.ticks import Form, labels, log_ticks, ticks
+
+AXES = ("tokens", "step", "seconds")
+_AXIS_WORDS = {"tokens": "tokens", "step": "steps", "seconds": "time trained"}
+_FORMS: dict[str, Form] = {"tokens": "count", "step": "count", "seconds": "seconds"}
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 14.0, 26.0, 40.0
+_MOST_DRAWN = 1400  # points of a curve in a picture that cannot be zoomed
+
+
+@dataclass(frozen=True)
+class Points:
+    """The same places on each axis, and what was measured there; an axis that is not known is empty."""
+
+    step: Sequence[float]
+    tokens: Sequence[float]
+    seconds: Sequence[float]
+    value: Sequence[float]
+
+    def on(self, axis: str) -> Sequence[float]:
+        found: Sequence[float] = getattr(self, axis)
+        return found
+
+
+@dataclass(frozen=True)
+class Curve:
+    run: int
+    name: str
+    points: Points
+    mean: Points | None = None  # what smoothing begins from, where the points are extremes of many
+    dots: bool = False  # few measurements, each of which counts
+
+
+@dataclass(frozen=True)
+class Figure:
+    key: str
+    title: str
+    form: Form
+    curves: Sequence[Curve]
+    said: str = ""
+    log: bool = False
+    wide: bool = False
+    smooth: bool = True
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Something that happened: a save, a restart, a fault."""
+
+    run: int
+    kind: str
+    step: float
+    tokens: float
+    seconds: float
+    said: str
+
+
+@dataclass(frozen=True)
+class Charts:
+    runs: Sequence[str]
+    figures: Sequence[Figure]
+    marks: Sequence[Mark] = field(default_factory=list)
+
+    @property
+    def axes(self) -> list[str]:
+        """Those on which every curve has its place."""
+        curves = [curve for figure in self.figures for curve in figure.curves]
+        return [axis for axis in AXES if all(len(curve.points.on(axis)) for curve in curves)] or ["step"]
+
+    def to_json(self) -> str:
+        """For a script element: nothing in it ends one."""
+        data = {
+            "runs": list(self.runs), "axes": self.axes,
+            "figures": [_figure_data(figure) for figure in self.figures],
+            "marks": [[m.run, m.kind, _whole(m.step), _whole(m.tokens), _short(m.seconds), m.said] for m in self.marks],
+        }  # fmt: skip
+        return json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def colour(charts: Charts, figure: Figure, curve: Curve) -> int:
+    """Runs are told apart by colour; of a single run its curves are."""
+    return (curve.run if len(charts.runs) > 1 else figure.curves.index(curve)) % NUM_COLOURS
+
+
+def drawn(charts: Charts, figure: Figure, width: float = 1060, height: float = 320) -> str:
+    """As it stands in a paper: all of it, over the first axis that is known."""
+    axis = charts.axes[0]
+    places = [x for curve in figure.curves for x in curve.points.on(axis)]
+    values = [y for curve in figure.curves for y in curve.points.value if y > 0 or not figure.log]
+    if not values:
+        return svg(60, [text(_LEFT, 34, f"{figure.title}: nothing has been recorded", "soft")], figure.title, width)
+    left, right = min(places), max(places)
+    low, high = _room(min(values), max(values), figure.log)
+
+    def x(place: float) -> float:
+        return _LEFT + (place - left) / ((right - left) or 1.0) * (width - _LEFT - _RIGHT)
+
+    def y(value: float) -> float:
+        share = math.log(value / low) / math.log(high / low) if figure.log else (value - low) / (high - low)
+        return height - _BOTTOM - share * (height - _TOP - _BOTTOM)
+
+    def parts() -> Iterator[str]:
+        levels = log_ticks(low, high, 6) if figure.log else ticks(low, high, 6, figure.form)
+        for value, said in zip(levels, labels(levels, figure.form), strict=True):
+            yield line(_LEFT, y(value), width - _RIGHT, y(value), "grid")
+            yield text(_LEFT - 6, y(value) + 4, said, "soft small", "end")
+        along = ticks(left, right, 8, _FORMS[axis])
+        for place, said in zip(along, labels(along, _FORMS[axis]), strict=True):
+            yield text(x(place), height - _BOTTOM + 16, said, "soft small", "middle")
+        yield text(width - _RIGHT, height - 6, _AXIS_WORDS[axis], "soft small", "end")
+        for curve in figure.curves:
+            yield from _curve(curve, axis, x, y, f"r{colour(charts, figure, curve)}", figure.log)
+        yield from _names(charts, figure)
+
+    return svg(height, parts(), figure.title, width)
+
+
+def _curve(curve: Curve, axis: str, x: Any, y: Any, kind: str, log: bool) -> Iterator[str]:
+    points = [(x(a), y(b)) for a, b in zip(curve.points.on(axis), curve.points.value, strict=True) if b > 0 or not log]
+    yield polyline(points[:: math.ceil(len(points) / _MOST_DRAWN)] if curve.mean is None else points, f"curve {kind}")
+    if curve.dots and len(points) <= 60:
+        yield from (f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3" class="{kind}"/>' for a, b in points)
+
+
+def _names(charts: Charts, figure: Figure) -> Iterator[str]:
+    at = _LEFT
+    for curve in figure.curves:
+        name = label(charts, curve)
+        yield rect(at, 8, 10, 4, f"r{colour(charts, figure, curve)}")
+        yield text(at + 14, 14, name, "soft small")
+        at += 34 + 6.3 * len(name)
+
+
+def label(charts: Charts, curve: Curve) -> str:
+    return f"{charts.runs[curve.run]}: {curve.name}" if len(charts.runs) > 1 else curve.name
+
+
+def placed(charts: Charts, figure: Figure) -> str:
+    """In the page, where chart.js takes over what is drawn here."""
+    said = f'<p class="soft small">{escape(figure.said)}</p>' if figure.said else ""
+    kind = "figure wide" if figure.wide else "figure"
+    size = (1060.0, 340.0) if figure.wide else (520.0, 240.0)
+    return (
+        f'<figure class="{kind}" data-key="{escape(figure.key, quote=True)}" tabindex="0">'
+        f"<figcaption>{escape(figure.title)}</figcaption>{drawn(charts, figure, *size)}{said}</figure>"
+    )
+
+
+def _room(low: float, high: float, log: bool) -> tuple[float, float]:
+    """A little more than the values take, so that the highest does not lie on the frame."""
+    if log:
+        return (low / 1.1, high * 1.1)
+    spare = 0.05 * (high - low) or abs(high) * 0.05 or 1.0
+    return (0.0 if 0 <= low < 2 * spare else low - spare), high + spare
+
+
+def _figure_data(figure: Figure) -> dict[str, Any]:
+    curves = []
+    for one in figure.curves:
+        data: dict[str, Any] = {"run": one.run, "name": one.name, "dots": one.dots} | _columns(one.points)
+        curves.append(data | ({"mean": _columns(one.mean)} if one.mean is not None else {}))
+    keys = ("key", "title", "form", "log", "wide", "smooth")
+    return {key: getattr(figure, key) for key in keys} | {"curves": curves}
+
+
+def _columns(points: Points) -> dict[str, list[float]]:
+    return {
+        "step": [_whole(value) for value in points.step], "tokens": [_whole(value) for value in points.tokens],
+        "seconds": [_short(value, 8) for value in points.seconds], "value": [_short(value) for value in points.value],
+    }  # fmt: skip
+
+
+def _whole(value: float) -> float | None:
+    return None if not math.isfinite(value) else int(value) if value == int(value) else _short(value, 10)
+
+
+def _short(value: float, digits: int = 7) -> Any:
+    if not math.isfinite(value):
+        return None
+    found = float(f"{value:.{digits}g}")
+    return int(found) if found == int(found) and abs(found) < 1e15 else found

@@ -1,0 +1,101 @@
+"""`lmtrain runs`: the table and its filters, what sets two runs apart, curves in the terminal."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lmtrain.cli.runs_plot import draw
+from tests.cli.harness import Toy, lmtrain, on_terminal
+
+
+@pytest.fixture(scope="module")
+def runs(toy: Toy, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("compared") / "runs"
+    settings = {"train__steps": 6, "checkpoint__interval_steps": 3}
+    lmtrain("pretrain", *toy.settings(folder / "a", **settings))
+    lmtrain("pretrain", *toy.settings(folder / "deep" / "b", **settings, optim__lr="1e-3"))
+    shutil.copytree(folder / "a", folder / "killed")
+    (folder / "killed" / "stop.json").unlink()
+    with open(folder / "killed" / "metrics.jsonl", "r+b") as file:
+        file.truncate(len(file.read()) - 1500)
+    (folder / "empty").mkdir()
+    return folder
+
+
+def listed(*arguments: object) -> dict[str, dict[str, Any]]:
+    return {row["name"]: row for row in json.loads(lmtrain("runs", *arguments, "--json"))}
+
+
+def test_the_table_and_its_filters(runs: Path) -> None:
+    found = listed(runs)
+    assert {name: row["state"] for name, row in found.items()} == {"a": "finished", "b": "finished", "killed": "killed"}
+    assert (found["a"]["step"], found["a"]["steps"]) == (6, 6)
+    assert found["killed"]["step"] < 6
+    assert listed("list", runs) == found
+    assert [*listed(runs, "--state", "killed", "--state", "failed")] == ["killed"]
+    assert [*listed(runs, "--where", "optim.lr=0.001", "--where", "train.steps=6")] == ["b"]
+    assert listed(runs, "--where", "optim.lr=7") == {}
+    assert "killed" in lmtrain("runs", runs)
+    for columns in (60, 80, 120):
+        lines = on_terminal("runs", runs, columns=columns).splitlines()
+        assert len(lines) == 4
+        assert max(map(len, lines)) <= columns
+        assert {line.split()[0] for line in lines[1:]} == {"a", "b", "killed"}
+
+
+def test_what_is_refused(runs: Path) -> None:
+    assert "Did you mean optim.lr?" in lmtrain("runs", runs, "--where", "optim.lrr=1", code=2)
+    assert "names no value" in lmtrain("runs", runs, "--where", "optim.lr", code=2)
+    assert "Did you mean finished?" in lmtrain("runs", runs, "--state", "finishd", code=2)
+    assert "holds no run" in lmtrain("runs", runs / "empty", code=66)
+    assert "is not the folder of a run" in lmtrain("runs", "diff", runs / "a", runs / "empty", code=66)
+    assert "Did you mean grad_norm?" in lmtrain("runs", "plot", runs / "a", "--key", "grad_nrm", code=2)
+    assert "Did you mean tokens?" in lmtrain("runs", "plot", runs / "a", "--by", "token", code=2)
+
+
+def test_two_runs_that_part(runs: Path) -> None:
+    facts = json.loads(lmtrain("runs", "diff", runs / "a", runs / "deep" / "b", "--json"))
+    assert {key for key in facts["settings"] if not key.startswith("run.")} == {"optim.lr"}
+    assert facts["causes"] == ["the setting optim.lr is 0.003 in A and 0.001 in B"]
+    # the first step's loss is that of the first weights, which are the same
+    assert (facts["first_step"], facts["first"]["lr"], facts["first"]["loss"]) == (1, 1, 2)
+    assert facts["begun"] == {}
+    said = lmtrain("runs", "diff", runs / "a", runs / "deep" / "b")
+    assert "differs from step 2 on; equal in every row up to step 1" in said
+    assert "cause           the setting optim.lr is 0.003 in A and 0.001 in B" in said
+
+
+def test_a_run_and_its_copy_are_equal(runs: Path) -> None:
+    facts = json.loads(lmtrain("runs", "diff", runs / "a", runs / "killed", "--json"))
+    assert (facts["first_step"], facts["causes"], facts["settings"], facts["weights"]) == (None, [], {}, None)
+    assert any("cut off" in said for said in facts["not_compared"])
+    assert "all equal, bit for bit" in lmtrain("runs", "diff", runs / "a", runs / "killed")
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_a_picture_of_any_height_has_numbers_on_its_axis(log: bool) -> None:
+    steps = np.arange(1.0, 11.0)
+    for low, high in ((2.05, 2.47), (4.1, 9.7), (3.2, 9.8), (5.5, 9e5), (1e-7, 2e-7), (3.0, 3.0)):
+        values = np.linspace(low, high, 10)
+        for height in range(4, 61):
+            lines = draw([("a", steps, values)], "loss", "step", log, 24, height, fine=True)
+            assert len(lines) == height + 3
+            assert any("┤" in str(line) for line in lines), (low, high, height)
+
+
+def test_curves_in_the_terminal(runs: Path) -> None:
+    both = (runs / "a", runs / "deep" / "b")
+    for columns in (80, 120):
+        lines = on_terminal("runs", "plot", *both, columns=columns).splitlines()
+        assert max(map(len, lines)) <= columns
+        assert (lines[0], len(lines)) == ("loss", 21)
+        assert {"a", "b"} <= set("".join(lines[1:-2]))  # without colours a letter stands for each
+        one = on_terminal("runs", "plot", runs / "a", "--key", "grad_norm", "--log", "--height", 8, columns=columns)
+        assert any("⠁" <= character <= "⣿" for character in one)
+        assert len(one.splitlines()) == 11

@@ -1,0 +1,39 @@
+"""Every kernel beside its twin on the device itself, at the sizes of real models. Skips itself without a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lmtrain.kernels import on_gpu
+from lmtrain.models.layers.mlp import MLP
+from tests.unit.kernels.interpreted import DTYPES, KERNELS, LIMITS, SIZES
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+LARGE = {"row_sums": (64, 50304), "write_gradient": (64, 50304), "forward": (300, 4096), "backward": (300, 4096),
+         "update": (1024, 3072), "direction": (1024, 3072)}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_kernel_equals_its_twin(kernel: str, dtype: str) -> None:
+    assert on_gpu.HAS_TRITON
+    for rows, columns in (*SIZES, LARGE[kernel]):
+        with torch.device("cuda"):
+            found = KERNELS[kernel](rows, columns, DTYPES[dtype])
+        assert found[kernel] <= LIMITS[dtype], (rows, columns)
+
+
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")  # because: an fp32 product that is to be exact
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("kind", ["gelu", "gelu_tanh", "swiglu"])
+def test_an_mlp_equals_the_plain_one(kind: str, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    mlp = MLP(256, 1024, kind, bias=True, dropout=0.0).cuda()  # type: ignore[arg-type]
+    x, grad = torch.randn(2, 8, 64, 256, device="cuda")
+    forward = torch.compile(mlp, fullgraph=True, dynamic=False) if compiled else mlp
+    found = torch.autograd.grad(forward(x), list(mlp.parameters()), grad)
+    monkeypatch.setattr(on_gpu, "FUSES_ON", set())
+    right = torch.autograd.grad(mlp(x), list(mlp.parameters()), grad)
+    for one, other in zip(found, right, strict=True):
+        assert float((one - other).norm() / other.norm()) < 1e-4

@@ -1,0 +1,117 @@
+"""A linear's bias and activation in one pass: values and gradients are torch's, alone, in an MLP and compiled."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lmtrain.kernels import on_gpu
+from lmtrain.kernels.activations import Activation, activated
+from lmtrain.models.layers.mlp import ACTIVATIONS, MLP, Up
+from lmtrain.parallel.products import OwnLinear, apply_own_linears
+
+KINDS: tuple[Activation, ...] = ("gelu", "gelu_tanh", "swiglu")
+
+
+def drawn(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
+    return 2 * torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def gradients(y: Tensor, *of: Tensor) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(y, of, drawn(*y.shape, dtype=y.dtype, seed=9))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_equals_torch(kind: Activation) -> None:
+    product, bias = drawn(3, 5, 14).requires_grad_(), drawn(14, seed=1).requires_grad_()
+    ours, right = activated(product, bias, kind), ACTIVATIONS[kind](product + bias)
+    pairs = zip((ours, *gradients(ours, product, bias)), (right, *gradients(right, product, bias)), strict=True)
+    for found, expected in pairs:
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    bare = activated(product, None, kind)
+    torch.testing.assert_close(bare, ACTIVATIONS[kind](product), rtol=1e-12, atol=1e-12)
+    assert torch.equal(gradients(bare, product)[0], gradients(ACTIVATIONS[kind](product), product)[0])
+
+
+def test_half_precision_is_rounded_once() -> None:
+    product, bias = drawn(64, 32, dtype=torch.bfloat16), drawn(32, dtype=torch.bfloat16, seed=1).requires_grad_()
+    exact = F.gelu(product.double() + bias.double())
+    assert is_close(activated(product, bias, "gelu"), exact)
+    assert not is_close(F.gelu(product + bias), exact)  # the sum, and what is made of it
+    (of_bias,) = gradients(activated(product, bias, "gelu"), bias)
+    twin = bias.detach().double().requires_grad_()
+    (right,) = torch.autograd.grad(F.gelu(product.double() + twin), twin, drawn(64, 32, dtype=torch.bfloat16, seed=9))
+    assert is_close(of_bias, right)
+
+
+def is_close(found: Tensor, right: Tensor) -> bool:
+    """As close as bf16 can be."""
+    return torch.allclose(found.double(), right.double(), rtol=2**-8, atol=1e-6)
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_mlp_takes_this_way_where_kernels_run(
+    kind: Activation, bias: bool, own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    plain = MLP(8, 12, kind, bias=bias, dropout=0.0)
+    fused = deepcopy(plain)
+    if own:
+        apply_own_linears(fused)
+    assert type(fused.up) is (OwnLinear if own else Up)
+    x = drawn(3, 5, 8, dtype=torch.float32).requires_grad_()
+    expected = plain(x)
+    right = gradients(expected, x, *plain.parameters())
+    monkeypatch.setattr(on_gpu, "FUSES_ON", {"cpu"})
+    found = fused(x)
+    assert "_ActivatedBackward" in names_of(found)
+    assert "_ActivatedBackward" not in names_of(expected)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    order = [name for name, _ in plain.named_parameters()]
+    ours = dict(fused.named_parameters())
+    for one, other in zip(gradients(found, x, *(ours[name] for name in order)), right, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def names_of(tensor: Tensor) -> set[str]:
+    """Of the nodes of its graph."""
+    found, left = set(), [tensor.grad_fn]
+    while left:
+        node = left.pop()
+        if node is not None:
+            found.add(node.name())
+            left += [before for before, _ in node.next_functions]
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiles_to_one_graph(kind: Activation) -> None:
+    product, bias = drawn(6, 14).requires_grad_(), drawn(14, seed=1).requires_grad_()
+    compiled = torch.compile(activated, fullgraph=True, dynamic=False, backend="aot_eager")
+    ours, right = compiled(product, bias, kind), activated(product, bias, kind)
+    assert torch.equal(ours, right)
+    for found, expected in zip(gradients(ours, product, bias), gradients(right, product, bias), strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_a_wrong_bias_is_noticed() -> None:
+    """What the tests above compare with sees a bias that is left out, and its gradient."""
+    product, bias = drawn(3, 14), drawn(14, seed=1)
+    assert not torch.allclose(activated(product, None, "gelu"), F.gelu(product + bias), rtol=1e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_mlp_compiles_to_one_graph(kind: Activation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_gpu, "FUSES_ON", {"cpu"})
+    torch.manual_seed(0)
+    mlp, x = MLP(8, 12, kind, bias=True, dropout=0.0), drawn(3, 5, 8, dtype=torch.float32)
+    compiled = torch.compile(mlp, fullgraph=True, dynamic=False, backend="aot_eager")
+    ours, plain = (gradients(of(x), *mlp.parameters()) for of in (compiled, mlp))
+    for found, right in zip(ours, plain, strict=True):
+        assert torch.equal(found, right)

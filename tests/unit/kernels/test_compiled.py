@@ -1,0 +1,82 @@
+"""Every kernel compiles for a Hopper, which needs no GPU; where numbers lie well, its loads are wide. The interpreter
+runs a kernel as Python and would not notice what the compiler refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmtrain.kernels.on_gpu import HAS_TRITON
+
+pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
+WIDE = "global.v4.b32"
+KINDS = ("gelu", "gelu_tanh", "swiglu")
+BF16, FP32, INT64 = "*bf16", "*fp32", "*i64"
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+
+def assembly(kernel: Any, signature: dict[str, str], constants: dict[str, Any]) -> str:
+    """PTX for sm_90, with addresses and counts that are multiples of 16, as they mostly are."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    names = kernel.arg_names
+    source = ASTSource(
+        fn=kernel,
+        signature={name: signature.get(name, "constexpr") for name in names},
+        constexprs={(names.index(name),): value for name, value in constants.items()},
+        attrs={(names.index(name),): [["tt.divisibility", 16]] for name, kind in signature.items() if kind != "fp32"},
+    )
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+    assert compiled.asm["cubin"]
+    text: str = compiled.asm["ptx"]
+    return text
+
+
+def test_the_loss() -> None:
+    from lmtrain.kernels import triton_cross_entropy as room
+
+    counts = {"stride": "i32", "num_columns": "i32"}
+    rows = {"logits": BF16, "column": INT64, "sums": FP32, "num_rows": "i32"}
+    assert WIDE in assembly(room._cross_entropy_sums, rows | counts, {"BLOCK": room.BLOCK})
+    rows = {"logits": BF16, "column": INT64, "top": FP32, "total": FP32, "weight": FP32}
+    assert WIDE in assembly(room._cross_entropy_gradient, rows | counts, {"BLOCK": room.BLOCK})
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_activations(kind: str, bias: bool) -> None:
+    from lmtrain.kernels import triton_activations as room
+
+    signature = {"product": BF16, "num_rows": "i32", "num_columns": "i32"} | ({"bias": BF16} if bias else {})
+    constants: dict[str, Any] = {"KIND": kind, "HAS_BIAS": bias, "ROWS": room.ROWS, "COLUMNS": room.COLUMNS}
+    constants |= {} if bias else {"bias": None}
+    assert WIDE in assembly(room._activation_forward, signature | {"y": BF16}, constants)
+    signature |= {"grad": BF16, "grad_x": BF16, "sums": FP32}
+    constants |= {"ROWS_OF_A_SUM": room.ROWS_OF_A_SUM}
+    assert WIDE in assembly(room._activation_backward, signature, constants)
+
+
+@pytest.mark.parametrize("divisor", [16, 1])
+@pytest.mark.parametrize("clips", [True, False])
+@pytest.mark.parametrize(("rounded", "directs"), [("bfloat16", False), ("float16", False), (None, False), (None, True)])
+def test_an_update(rounded: str | None, directs: bool, clips: bool, divisor: int) -> None:
+    import torch
+
+    from lmtrain.kernels import triton_adamw as room
+
+    rates = ("kept", "step_size", "root", "eps", "beta1", "rest1", "beta2", "rest2")
+    signature = dict.fromkeys(("addresses", "tensor_of", "start_of", "size_of"), INT64) | dict.fromkeys(rates, "fp32")
+    signature |= {"factor": FP32} if clips else {}
+    constants: dict[str, Any] = {"HAS_FACTOR": clips, "DIRECTS": directs, "DIVISOR": divisor}
+    constants |= {"BLOCK": room.BLOCK, "CHUNK": room.CHUNK}
+    constants |= {"ROUNDED": room._DTYPES[getattr(torch, rounded)] if rounded else None}
+    constants |= {} if clips else {"factor": None}
+    assert (WIDE in assembly(room._adamw_step, signature, constants)) == (divisor == 16)

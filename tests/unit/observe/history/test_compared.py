@@ -1,0 +1,38 @@
+"""Where two records part: by key, by step, and only in what both have."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from lmtrain.observe.history.compared import parting
+from lmtrain.observe.history.record import Record, read_record
+
+
+def record(folder: Path, name: str, **changed: Any) -> Record:
+    path = folder / name
+    with open(path, "w", encoding="utf-8") as file:
+        for step in range(2, 42, 2):
+            row = {"event": "step", "step": step, "attempt": 1, "loss": 1 / step, "grad_norm": 1.0, "samples_hash": "a"}
+            if step >= 20:
+                row |= changed
+            file.write(json.dumps(row) + "\n")
+    return read_record(path)
+
+
+def test_equal_records_part_nowhere(tmp_path: Path) -> None:
+    found = parting(record(tmp_path, "a"), record(tmp_path, "b"))
+    assert (found.step, found.num_shared, found.last_shared, found.after) == (None, 20, 40, [])
+    assert found.untold[0].startswith("batch_digest")
+
+
+def test_the_first_step_of_each_key(tmp_path: Path) -> None:
+    found = parting(record(tmp_path, "a"), record(tmp_path, "b", loss=1 / 7 + 1e-16, samples_hash="b"))
+    assert found.first == {"samples_hash": 20, "loss": 20}
+    assert found.equal_until == {"samples_hash": 18, "loss": 18}
+    assert [at["step"] for at in found.after] == [20, 22, 40]
+
+
+def test_one_bit_is_a_difference(tmp_path: Path) -> None:
+    assert parting(record(tmp_path, "a", loss=0.1), record(tmp_path, "b", loss=0.1 + 2**-56)).first == {"loss": 20}

@@ -1,0 +1,42 @@
+"""One name for each number of a row, whoever shows it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from lmtrain.observe.sinks.names import _SAVE, _STEP, CHARTS, scalars_of
+
+ROW = {
+    "event": "step", "step": 3, "attempt": 1, "loss": 2.0, "loss/mlm": 1.5, "lr": 0.1, "grad_norm": 1.0, "skipped": 0,
+    "loss_scale": 65536.0, "samples": 12, "tokens": 96, "samples_hash": "ab", "tokens_per_s": 10.0, "mfu": None,
+    "data_wait_s": 0.5, "memory_bytes": 1 << 30, "memory_rank": 1, "straggler_score": 4.0, "straggler_host": "n1",
+}  # fmt: skip
+
+
+def test_numbers_have_names_and_what_is_unknown_has_none() -> None:
+    found = scalars_of(ROW)
+    assert found["loss/train"] == 2.0
+    assert found["loss/mlm"] == 1.5
+    assert found["optim/loss_scale"] == 65536.0
+    assert found["memory/bytes"] == float(1 << 30)
+    assert found["straggler/score"] == 4.0
+    assert "speed/mfu" not in found
+    assert not {"straggler/host", "samples_hash", "memory_rank"} & found.keys()
+
+
+def test_rows_of_other_events() -> None:
+    assert scalars_of({"event": "valid", "step": 3, "loss": 2.0, "ppl": 7.4}) == {"loss/valid": 2.0, "valid/ppl": 7.4}
+    assert scalars_of({"event": "save", "step": 3, "saved_step": 2, "write_s": 1.0, "stall_s": 0.5, "bytes": 7}) == {
+        "save/write_s": 1.0, "save/stall_s": 0.5,
+    }  # fmt: skip
+    assert scalars_of({"event": "start", "step": 0}) == {}
+
+
+def test_every_name_is_on_a_page_and_in_the_documentation() -> None:
+    page = (Path(__file__).parents[4] / "docs/how_to/read_a_run.md").read_text()
+    patterns = [tag for charts in CHARTS.values() for tags in charts.values() for tag in tags]
+    for name in (*_STEP.values(), *_SAVE.values()):
+        assert f"`{name}`" in page, name
+        drawn = any(re.fullmatch(pattern, name) for pattern in patterns)
+        assert drawn or name.startswith(("progress/", "optim/skipped")), name

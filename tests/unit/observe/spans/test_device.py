@@ -1,0 +1,105 @@
+"""The clock of a device, on one that is told how far it has come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lmtrain.observe.spans.device import DeviceClock
+from lmtrain.observe.spans.format import Flag
+
+
+@dataclass
+class Device:
+    """torch.cuda as the clock uses it: what is recorded happens a millisecond after what was recorded before."""
+
+    stream: str = "compute"
+    recorded: int = 0
+    done: int = 0
+    made: int = 0
+
+    def current_stream(self) -> str:
+        return self.stream
+
+    def Event(self, *, enable_timing: bool) -> Event:
+        assert enable_timing
+        self.made += 1
+        return Event(self)
+
+
+class Event:
+    def __init__(self, device: Device) -> None:
+        self.device, self.at = device, 0
+
+    def record(self, stream: str) -> None:
+        assert stream == self.device.stream
+        self.device.recorded += 1
+        self.at = self.device.recorded
+
+    def query(self) -> bool:
+        return self.at <= self.device.done
+
+    def elapsed_time(self, later: Event) -> float:
+        assert self.query()
+        assert later.query()
+        return float(later.at - self.at)
+
+
+def test_spans_stand_on_the_hosts_clock_around_when_the_device_was_idle() -> None:
+    clock = DeviceClock(device := Device())
+    before = clock.now(), clock.now()
+    clock.set()
+    after = clock.now(), clock.now()
+    clock.add(*before, (7, 0))
+    clock.add(*after, (8, 0))
+    assert list(clock.read()) == [], "nobody waits for the device"
+    device.done = device.recorded
+    (first, second) = clock.read()
+    assert (first[1] - first[0], second[0] - first[1], second[1] - second[0]) == (10**6, 2 * 10**6, 10**6)
+    assert [first[2:], second[2:]] == [(7, Flag.DEVICE), (8, Flag.DEVICE)]
+    assert list(clock.read()) == []
+
+
+def test_steps_are_read_as_far_as_the_device_has_come() -> None:
+    clock = DeviceClock(device := Device())
+    for step in (1, 2):
+        clock.add(clock.now(), clock.now(), (step, 0))
+        clock.set()
+        clock.next_step()
+    device.done = 3
+    assert [rest[2] for rest in clock.read()] == [1]
+    device.done = 99
+    assert [rest[2] for rest in clock.read()] == [2]
+
+
+def test_another_stream_runs_beside_the_computation() -> None:
+    clock = DeviceClock(device := Device())
+    device.stream = "gradients"
+    clock.add(clock.now(), clock.now(), (0, Flag.EARLY))
+    device.stream = "compute"
+    clock.set()
+    device.done = 99
+    assert [rest[-1] for rest in clock.read()] == [Flag.DEVICE | Flag.ASIDE | Flag.EARLY]
+
+
+def test_events_are_used_again_and_not_before_the_step_after_theirs_is_read() -> None:
+    clock, device = DeviceClock(device := Device()), device
+    for step in range(20):
+        began = clock.now()
+        clock.set()
+        clock.next_step()
+        clock.add(began, clock.now(), (step, 0))  # ends in the next step, as a step does
+        device.done = device.recorded
+        found = [rest[2] for rest in clock.read()]
+        assert found == ([step] if step else [0])
+    assert device.made < 20
+
+
+def test_a_step_whose_time_is_not_known_takes_that_of_the_one_before() -> None:
+    clock = DeviceClock(device := Device())
+    device.done = 99
+    clock.add(clock.now(), clock.now(), (1, 0))
+    assert list(clock.read()) == [], "and the first is left out"
+    clock.set()
+    clock.next_step()
+    clock.add(clock.now(), clock.now(), (2, 0))
+    assert [rest[2] for rest in clock.read()] == [2]

@@ -1,0 +1,96 @@
+"""A step's own work apart from its waits, by the marks; links by both ends."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+
+from lmtrain.observe import phases
+from lmtrain.observe.stragglers import links as links_module
+from lmtrain.observe.stragglers import work as work_module
+from lmtrain.observe.stragglers.links import Links
+from lmtrain.observe.stragglers.work import COLUMNS, STEPS, Work
+
+MS = 1_000_000
+
+
+class Clock:
+    """Stands still but where a test lets time go by."""
+
+    now = 10**15
+
+    def __call__(self) -> int:
+        return self.now
+
+    def passes(self, milliseconds: float) -> None:
+        self.now += int(milliseconds * MS)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    for module in (phases, links_module):
+        monkeypatch.setattr(module, "monotonic_ns", clock)
+    place = phases.Place(0)
+    monkeypatch.setattr(phases, "main", place)
+    monkeypatch.setattr(work_module, "main", place)
+    return clock
+
+
+def step(work: Work, clock: Clock, backward_ms: float = 20.0, waited_ms: float = 0.0) -> None:
+    phases.main.enter("data", 1)
+    clock.passes(1000)  # what stands between two steps is in none
+    work.begin_step()
+    phases.main.enter("forward", microbatch=0)
+    clock.passes(10)
+    with phases.within("collective", "a sum of activations"):
+        clock.passes(3)
+    with phases.within("collective", "a message from another stage"):
+        clock.passes(5)
+    clock.passes(1)
+    phases.main.enter("backward", microbatch=0)
+    clock.passes(backward_ms)
+    since = clock.now
+    clock.passes(2)
+    phases.main.has_waited(since)
+    phases.main.enter("optimizer")
+    clock.passes(4)
+    work.end_step(waited_ms / 1000)
+
+
+def test_own_work_and_waits_are_apart(clock: Clock) -> None:
+    work = Work()
+    for _ in range(2 + STEPS):
+        assert not work.is_due
+        step(work, clock, waited_ms=7.0)
+    assert work.is_due
+    row = dict(zip(COLUMNS, work.take(), strict=False))
+    assert {key: value / MS for key, value in row.items() if key not in ("sent", "came")} == {
+        "data": 7.0, "forward": 11.0, "backward": 20.0, "optimizer": 4.0, "messages": 5.0, "collectives": 5.0,
+    }  # fmt: skip
+    assert not work.is_due
+
+
+def test_a_step_that_was_held_up_does_not_count(clock: Clock) -> None:
+    work, backward = Work(), count()
+    while not work.is_due:
+        step(work, clock, backward_ms=500.0 if next(backward) % 3 == 2 else 20.0)
+    assert work.take()[COLUMNS.index("backward")] == 20 * MS
+
+
+def test_a_link_is_seen_in_each_step_or_not_at_all(clock: Clock) -> None:
+    links = Links()
+    links.sent(3)
+    assert links.take(3, 1) == (0, 0)  # outside of a step
+    links.open = True
+    for _ in range(4):
+        links.sent(3)
+        since = clock.now
+        clock.passes(2)
+        links.came(3, since)
+    assert links.take(3, 4) == (4 * 10**15 + (0 + 2 + 4 + 6) * MS, 4 * 10**15 + (2 + 4 + 6 + 8) * MS)
+    links.came(3, clock.now - 1000)  # was there before it was asked for
+    links.sent(3)
+    assert links.take(3, 1)[1] == 0
+    assert links.take(3, 1) == (0, 0)

@@ -1,0 +1,108 @@
+"""A first message along each lane: which there are, and that no order of schedules makes ranks wait for each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from lmtrain.layout import Layout
+from lmtrain.parallel.mesh import build_mesh
+from lmtrain.parallel.pipeline.messages import Lanes, letter_of, pairs_of, warm
+from lmtrain.runtime.process_group import new_group
+from lmtrain.schedules.pipeline_schedule import schedule_named
+from tests.layouts.workers import Pool
+
+Pair = tuple[int, int]
+SCHEDULES = [
+    (name, pp, vp)
+    for name in ("gpipe", "1f1b", "interleaved", "zb_h1", "zb_v")
+    for pp in (2, 3, 4, 8)
+    for vp in (1, 2, 3)
+    if schedule_named(name).allows(vp)
+]
+
+
+def sent(name: str, pp: int, vp: int) -> list[list[Pair]]:
+    """(sender, receiver) of each rank's first messages, in the order in which its row makes them."""
+    table = schedule_named(name).table(pp, vp, 2 * pp)
+    rows = []
+    for rank, row in enumerate(table.actions):
+        letters = [letter for action in row if (letter := letter_of(action, pp * vp - 1))]
+        receivers = [table.rank_of[letter.stage] for letter in letters]
+        rows.append(list(dict.fromkeys((rank, receiver) for receiver in receivers if receiver != rank)))
+    return rows
+
+
+@pytest.mark.parametrize(("name", "pp", "vp"), SCHEDULES)
+def test_every_lane_of_a_schedule_is_warmed_and_no_other(name: str, pp: int, vp: int) -> None:
+    owners = schedule_named(name).ranks_of_stages(pp, vp)
+    pairs = pairs_of(owners)
+    assert len(pairs) == len(set(pairs))
+    assert set(pairs) == {pair for row in sent(name, pp, vp) for pair in row}
+
+
+def rounds(orders: Sequence[Sequence[Pair]]) -> int | None:
+    """How often all look who has come, where a pair meets once both of it are there, as when NCCL makes a communicator;
+    None where they wait for ever."""
+    at, count = [0] * len(orders), 0
+    while any(place < len(order) for place, order in zip(at, orders, strict=True)):
+        heads = [order[place] if place < len(order) else None for place, order in zip(at, orders, strict=True)]
+        met = {pair for pair in heads if pair and heads[pair[0]] == heads[pair[1]]}
+        if not met:
+            return None
+        at = [place + (head in met) for place, head in zip(at, heads, strict=True)]
+        count += 1
+    return count
+
+
+@pytest.mark.parametrize(("name", "pp", "vp"), SCHEDULES)
+def test_ranks_that_go_through_the_lanes_in_one_order_all_come_through(name: str, pp: int, vp: int) -> None:
+    pairs = pairs_of(schedule_named(name).ranks_of_stages(pp, vp))
+    assert rounds([[pair for pair in pairs if rank in pair] for rank in range(pp)]) is not None
+
+
+def test_more_stages_take_no_more_rounds() -> None:
+    for pp in (4, 64):
+        pairs = pairs_of(range(pp))
+        assert rounds([[pair for pair in pairs if rank in pair] for rank in range(pp)]) == 4
+    one_by_one = [*pairwise(range(64))]
+    assert rounds([[pair for pair in one_by_one if rank in pair] for rank in range(64)]) == 63
+
+
+def test_an_order_of_each_rank_s_own_stands_still() -> None:
+    """The planted bug: each rank begins with what it receives, as its receives are posted ahead."""
+    pairs = pairs_of(schedule_named("interleaved").ranks_of_stages(4, 2))
+    receives = [[pair for pair in sorted(pairs) if pair[1] == rank] for rank in range(4)]
+    sends = [[pair for pair in sorted(pairs) if pair[0] == rank] for rank in range(4)]
+    assert rounds([first + then for first, then in zip(receives, sends, strict=True)]) is None
+
+
+def warmed(pp: int) -> list[list[Any]]:
+    """What a worker sends and receives of it, in its order."""
+    mesh, done = build_mesh(Layout(pp=pp, vp=2), torch.device("cpu"), 60.0), []
+    lanes = Lanes(new_group(mesh.pp.ranks, 60.0, 4), new_group(mesh.pp.ranks, 60.0, 4))
+    right = dist.isend, dist.irecv
+
+    def noted(start: Any, kind: str) -> Any:
+        def call(tensor: Any, peer: int, group: Any) -> Any:
+            done.append([kind, peer, "up" if group is lanes.up else "down"])
+            return start(tensor, peer, group=group)
+
+        return call
+
+    dist.isend, dist.irecv = noted(right[0], "send"), noted(right[1], "receive")
+    try:
+        warm(lanes, pairs_of(schedule_named("interleaved").ranks_of_stages(pp, 2)), mesh.pp, torch.zeros(1))
+    finally:
+        dist.isend, dist.irecv = right
+    return done
+
+
+def test_lanes_are_warmed(pool: Pool) -> None:
+    ranks = pool.run(f"{__name__}:warmed", 2, {"pp": 2})
+    assert ranks == [[["send", 1, "up"], ["receive", 1, "down"]], [["receive", 0, "up"], ["send", 0, "down"]]]

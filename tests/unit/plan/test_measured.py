@@ -1,0 +1,48 @@
+"""What was measured beside the table: equal where a run goes by the table, and apart by what it lacks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lmtrain.config.base import kinds
+from lmtrain.layout import Layout
+from lmtrain.observe.timeline.merge import merged
+from lmtrain.observe.timeline.step_time import step_times
+from lmtrain.plan.measured import beside_table
+from lmtrain.schedules.pipeline_schedule import PipelineSchedule, schedule_named
+from tests.unit.observe.timeline.made_up import Made
+
+
+@pytest.mark.parametrize("schedule", [*kinds(PipelineSchedule)])
+def test_the_replay_is_what_was_made_up(tmp_path: Path, schedule: str) -> None:
+    layout = Layout(pp=3, vp=schedule_named(schedule).chunks)
+    made = Made(layout=layout, schedule=schedule, num_microbatches=6, steps=(10,), handing=0.0).write(tmp_path)
+    (segment,) = merged(tmp_path).segments
+    found = beside_table(segment, step_times(segment))
+    assert found is not None
+    assert found.num_microbatches == 6
+    assert found.pipeline_s == pytest.approx(made.timelines[0].makespan / 1e3, rel=2e-3)
+    assert found.replayed_pipeline_s == pytest.approx(found.pipeline_s, rel=2e-3)
+    assert found.replayed_bubble_s == pytest.approx(found.bubble_s, abs=1e-3)
+    if schedule in ("gpipe", "1f1b"):
+        assert found.even_bubble_s == pytest.approx((3 - 1) * 9e-3, rel=1e-3)
+
+
+def test_uneven_stages_are_the_tables_own(tmp_path: Path) -> None:
+    """What the closed form does not have, the replay has."""
+    Made(layout=Layout(pp=3), slow={1: 1.5}, num_microbatches=6, steps=(10,), message=0.02).write(tmp_path)
+    (segment,) = merged(tmp_path).segments
+    found = beside_table(segment, step_times(segment))
+    assert found is not None
+    assert found.replayed_bubble_s > 1.4 * found.even_bubble_s
+    assert found.bubble_s == pytest.approx(found.replayed_bubble_s, rel=0.03)
+
+
+def test_without_a_pipeline_or_its_table(tmp_path: Path) -> None:
+    Made(layout=Layout(dp_shard=2), num_microbatches=2, steps=(10,)).write(tmp_path)
+    Made(layout=Layout(pp=2), num_microbatches=2, steps=(10,), start=1, began_s=500).write(tmp_path)
+    (tmp_path / "trace" / "rank-00001.1.spans").unlink()
+    for segment in merged(tmp_path).segments:
+        assert beside_table(segment, step_times(segment)) is None
