@@ -180,6 +180,7 @@ def _check(path: Path, spans: NDArray[Any], laps: NDArray[Any], header: Header) 
     wrong = {
         "were not written in this order": spans["lap"] != laps,
         "end before they begin": spans["end_ns"] < spans["begin_ns"],
+        "are of a time that no clock shows": (spans["begin_ns"] < 0) | (spans["end_ns"] >> 62 != 0),
         "are of no known kind, axis or flag": (spans["kind"] > max(Kind)) | (spans["axis"] > max(Axis))
         | (spans["flags"] > sum(Flag)),
         "have a name that is not there": spans["name"] >= len(header.names),

@@ -15,6 +15,7 @@ from lmtrain.observe.spans.format import Flag
 from lmtrain.observe.timeline.clocks import Pairs
 
 _WAITED_NS = 20_000  # because: who comes after the end is through at once, and says nothing of when the end was
+_LONGEST_NS = 3600e9  # because: a span of more than an hour is a damaged one, or of a rank that stood still
 _MOST_COLLECTIVES = 20_000  # of a window; more say nothing new, and take memory
 
 Ints = NDArray[np.int64]
@@ -26,6 +27,9 @@ def evidence(
     """(before, together). `index` numbers each span's rank; `sent` are places of sends and their receives, `joint`
     places of members and which collective each is in, members behind one another."""
     begin, end = (spans[name] - origin for name in ("begin_ns", "end_ns"))
+    short = (end >= begin) & (end - begin <= _LONGEST_NS)
+    sent = tuple(places[short[sent[0]] & short[sent[1]]] for places in sent)
+    joint = tuple(places[short[joint[0]]] for places in joint)
     befores, togethers = [(*sent, begin[sent[0]], end[sent[1]])], []
     place, which = _thinned(*joint)
     waited = end[place] - begin[place] >= _WAITED_NS

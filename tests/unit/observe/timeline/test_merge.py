@@ -71,14 +71,27 @@ def test_what_is_missing_or_damaged_is_said(tmp_path: Path) -> None:
     assert "no file of 2 of 8 ranks: 2, 5" in missing
 
 
-def test_a_moment_that_damage_has_put_weeks_away_is_read(tmp_path: Path) -> None:
-    Made(layout=Layout(pp=2, dp_shard=2), steps=(10, 11), seed=1).write(tmp_path)
+def test_a_moment_that_damage_has_put_weeks_away_moves_no_clock(tmp_path: Path) -> None:
+    made = Made(layout=Layout(pp=2, dp_shard=2), steps=(10, 11), seed=1).write(tmp_path)
     path = tmp_path / "trace" / "rank-00003.spans"
     content = bytearray(path.read_bytes())
     content[5694] ^= 1 << 4  # of the end of a span
     path.write_bytes(content)
     (segment,) = merged(tmp_path).segments
     assert segment.ranks == [0, 1, 2, 3]
+    # its end, and that of the one before which the longest of a moment is sorted
+    assert (off_ms(segment, made) > 0.2).sum() <= 2, "all others lie where they were"
+
+
+def test_a_moment_that_no_clock_shows_is_damage(tmp_path: Path) -> None:
+    Made(layout=Layout(pp=2, dp_shard=2), steps=(10, 11), seed=1).write(tmp_path)
+    path = tmp_path / "trace" / "rank-00003.spans"
+    content = bytearray(path.read_bytes())
+    content[4103] ^= 1 << 7  # the sign of a beginning
+    path.write_bytes(content)
+    timeline = merged(tmp_path)
+    assert timeline.segments[0].ranks == [0, 1, 2]
+    assert "has 1 records of 72 that are of a time that no clock shows" in timeline.notes[0]
 
 
 def test_ranks_that_nothing_joins_are_named(tmp_path: Path) -> None:
