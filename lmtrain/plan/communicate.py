@@ -79,8 +79,13 @@ def nic_share(c: Columns, f: Factors) -> Column:
 
 
 def send(c: Columns, f: Factors, num_bytes: Column) -> Column:
-    """One boundary of a pipeline, all tp ranks at once, to the neighbour stage."""
-    inside = c.tp * c.dp * 2 <= c.node
+    """One boundary of a pipeline, all tp ranks at once, to the neighbour stage.
+
+    A rank has two, before and behind it. Where several stages share a node, that of its first and last are one inside
+    and one between nodes, and these set the pace.
+    """
+    stage = c.tp * c.dp
+    outside = np.where(stage * c.pp <= c.node, 0.0, np.where(stage * 2 <= c.node, 0.5, 1.0))
     nic = c.nic_Bps / c.node * nic_share(c, f)
-    speed = np.where(inside, c.link_Bps * f["link_share"], nic)
-    return num_bytes / speed + np.where(inside, f["link_latency_s"], 2 * f["hop_latency_s"])
+    inside_s = num_bytes / (c.link_Bps * f["link_share"]) + f["link_latency_s"]
+    return inside_s + outside * (num_bytes / nic + 2 * f["hop_latency_s"] - inside_s)

@@ -70,5 +70,8 @@ def test_a_gather_passes_every_rank_and_a_sum_goes_by_trees() -> None:
 
 
 def test_a_message_to_the_next_node_takes_an_adapter() -> None:
-    near, far = (float(send(columns([gpt3(dp=dp, tp=tp)]), F, GB)[0]) for dp, tp in ((1, 2), (8, 8)))
+    """All stages in a node; two stages a node, of which each has one neighbour in another; a node or more a stage."""
+    places = ((4, 1, 2), (16, 1, 4), (16, 8, 8))
+    near, mixed, far = (float(send(columns([gpt3(pp=pp, dp=dp, tp=tp)]), F, GB)[0]) for pp, dp, tp in places)
     assert far > 5 * near
+    assert mixed == pytest.approx((near + far) / 2)
