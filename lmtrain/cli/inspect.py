@@ -31,6 +31,7 @@ def inspect(
     from lmtrain.cli import checkpoint_view as view
     from lmtrain.cli.dataset_view import dataset_facts
     from lmtrain.cli.run_view import as_written, run_facts
+    from lmtrain.observe.metrics import writable
 
     if is_best(path):
         path = resolve(path)
@@ -49,7 +50,8 @@ def inspect(
             "Check the path."
         )
     if as_json:
-        echo(json.dumps({key: value for key, value in facts.items() if key != "losses"}, indent=1))
+        shown = {key: value for key, value in facts.items() if key != "losses"}
+        echo(json.dumps(writable(shown), indent=1, allow_nan=False))
         return
     from lmtrain.cli.screen import Screen
 

@@ -74,10 +74,11 @@ def diff(
     from lmtrain.cli.facts import print_facts
     from lmtrain.cli.runs_diff import diff_facts, diff_lines
     from lmtrain.cli.screen import Screen
+    from lmtrain.observe.metrics import writable
 
     facts = diff_facts(a, b)
     if as_json:
-        return echo(json.dumps(facts, indent=1))
+        return echo(json.dumps(writable(facts), indent=1, allow_nan=False))
     return print_facts(Screen(highlight=False), "two runs compared", [*diff_lines(facts)])
 
 

@@ -21,6 +21,7 @@ _NO_CAUSE = (
     "run.", "observe.", "checkpoint.", "data.prefetch_steps", "data.verify", "data.index_dir", "data.valid_", "eval.",
     "train.valid_", "hardware", "parallel.timeout_s",
 )  # fmt: skip
+_HELD_OUT = ("data.valid_", "train.valid_interval_steps")  # which may decide what is left to train on
 _TEXT = re.compile(r"data\.(path|tokenizer|datasets\[\d+\]\.path)")  # of which the content counts
 _SHARES = ("parallel.", "train.micro_batch", "train.global_batch")  # which part of a batch a rank reads
 _MACHINE = ("host", "num_cpus", "num_usable_cpus", "prefix", "launcher")
@@ -105,8 +106,14 @@ def _causes(facts: dict[str, Any], starts: Sequence[list[Row]]) -> Iterator[str]
     if differs_at is None:
         return
     begin = [rows[0] for rows in starts]
-    known = all(row["settings"] for _, pair in together(starts, differs_at) for row in pair)
-    settings = {key: v for key, v in _before(facts, "settings", differs_at) if not _is_idle(key, begin)}
+    pairs = [pair for _, pair in together(starts, differs_at)]
+    known = all(row["settings"] for pair in pairs for row in pair)
+    other_share = bool({"samples_hash", "batch_digest"} & first.keys()) and any(map(_other_share, pairs))
+    settings = {
+        key: v
+        for key, v in _before(facts, "settings", differs_at)
+        if not _is_idle(key, begin) or (other_share and key.startswith(_HELD_OUT))
+    }
     programs = {key: v for key, v in _before(facts, "environment", differs_at) if key not in _MACHINE}
     for key, (ours, theirs) in (settings | programs).items():
         name = f"the setting {key}" if key in settings else _program(key)
@@ -154,6 +161,16 @@ def _is_idle(key: str, starts: Sequence[dict[str, Any]]) -> bool:
     if key == "checkpoint.init_from" or _TEXT.fullmatch(key):
         return all(one.get("weights_digest" if key == "checkpoint.init_from" else "data_sha256") for one in starts)
     return key.startswith(_NO_CAUSE)
+
+
+def _other_share(pair: Sequence[Row]) -> bool:
+    """Whether a share of the training data may be held out to validate on in one run alone."""
+    held_out = []
+    for row in pair:
+        data, train = (one if isinstance(one := row["settings"].get(key), dict) else {} for key in ("data", "train"))
+        elsewhere = any(data.get(key) for key in ("valid_path", "valid_paths", "valid_datasets"))
+        held_out.append((elsewhere, bool(train.get("valid_interval_steps"))))
+    return any(one != held_out[0] for one in held_out)
 
 
 def _program(key: str) -> str:

@@ -41,7 +41,7 @@ class MetricsLog:
         if row.get("event") not in EVENTS or "step" not in row or "attempt" not in row:
             raise ValueError(f"a metrics row needs a known event, a step and an attempt, not {dict(row)}")
         # one write a row: a reader never sees half of one
-        self._file.append(json_bytes(_writable(row), allow_nan=False, separators=(", ", ": ")) + b"\n")
+        self._file.append(json_bytes(writable(row), allow_nan=False, separators=(", ", ": ")) + b"\n")
 
     def close(self) -> None:
         self._file.close()
@@ -117,12 +117,15 @@ def _lines(path: Path) -> Iterator[bytes]:
         raise MissingInputError(f"{path} does not exist. Give a run folder that has been trained in.") from error
 
 
-def _writable(value: Any) -> Any:
-    """Plain JSON data. Tensors and numpy scalars are refused by json, so that nobody waits for a device in here."""
+def writable(value: Any) -> Any:
+    """Plain JSON data; a number that it cannot hold is a text.
+
+    Tensors and numpy scalars are refused by json, so that nobody waits for a device in here.
+    """
     if isinstance(value, Mapping):
-        return {str(key): _writable(item) for key, item in value.items()}
+        return {str(key): writable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_writable(item) for item in value]
+        return [writable(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value

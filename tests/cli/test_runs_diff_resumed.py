@@ -13,7 +13,8 @@ from lmtrain.observe.metrics import read_metrics
 from tests.cli.harness import Toy, lmtrain
 
 SETTINGS = {
-    "optim": {"lr": 0.1}, "parallel": {"dp_shard": 1}, "train": {"steps": 20, "micro_batch": 1, "global_batch": 2}
+    "optim": {"lr": 0.1}, "parallel": {"dp_shard": 1}, "data": {"kind": "dataset"},
+    "train": {"steps": 20, "micro_batch": 1, "global_batch": 2},
 }  # fmt: skip
 Start = dict[str, Any]
 
@@ -128,6 +129,32 @@ def test_a_timeout_is_no_cause_and_cuts_no_batch(tmp_path: Path) -> None:
     found = facts(write(tmp_path / "a", start()), write(tmp_path / "b", other, loss=7.0))
     assert found["causes"][0].startswith("neither settings")
     assert not any(said.startswith("batch_digest") for said in found["not_compared"])
+
+
+@pytest.mark.parametrize(
+    ("key", "ours", "theirs", "cause"),
+    [
+        ("data.valid_path", None, "held", True), ("data.valid_path", "held", "other", False),
+        ("train.valid_interval_steps", 0, 200, True), ("train.valid_interval_steps", 100, 200, False),
+    ],
+)  # fmt: skip
+def test_what_is_held_out_to_validate_on_is_not_trained_on(
+    key: str, ours: object, theirs: object, cause: bool, tmp_path: Path
+) -> None:
+    group, name = key.split(".")
+    a = write(tmp_path / "a", start(**{group: {name: ours}}))
+    b = write(tmp_path / "b", start(**{group: {name: theirs}}), samples_hash="b", batch_digest="b", loss=1.0)
+    found = facts(a, b)
+    assert (found["causes"][0].startswith(f"the setting {key} is")) is cause
+    assert ("though no setting says so" in found["causes"][0]) is not cause
+    c = write(tmp_path / "c", start(**{group: {name: theirs}}), loss=1.0)  # the data is the same: it is no cause
+    assert not any(key in said for said in facts(a, c)["causes"])
+
+
+def test_what_is_no_number_is_a_text_in_json(tmp_path: Path) -> None:
+    a, b = write(tmp_path / "a", start()), write(tmp_path / "b", start(), loss="nan")
+    told = lmtrain("runs", "diff", a, b, "--json")
+    assert json.loads(told, parse_constant=pytest.fail)["loss_after"][0]["b"] == "nan"
 
 
 def test_equal_runs_need_no_cause(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ class _Reader:
             return
         if event == "start":
             self._begun.append((self._count, step))
-        self._others.append((len(self._begun), {key: _value(value) for key, value in row.items()}))
+        self._others.append((len(self._begun), {**_value(row), "event": event}))  # because: "nan" is a text there
 
     def _step(self, row: Row) -> None:
         columns = self._columns

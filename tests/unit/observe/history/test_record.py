@@ -24,6 +24,11 @@ def written(folder: Path, *rows: dict[str, Any] | str) -> Path:
     return path
 
 
+def test_the_kind_of_a_row_is_a_text_whatever_it_says(tmp_path: Path) -> None:
+    record = read_record(written(tmp_path, row("start", 0), row("step", 1, loss=2.0), row("nan", 1), row("inf", 1)))
+    assert record.rows.keys() == {"start", "nan", "inf"}
+
+
 def test_what_counts_is_what_read_metrics_says(tmp_path: Path) -> None:
     path = written(
         tmp_path, row("start", 0), *(row("step", step, loss=9.0 - step, elapsed_s=step) for step in range(1, 8)),
