@@ -83,6 +83,7 @@ def _time(rows: Sequence[dict[str, Any]], path: Path) -> str | None:
 
 def print_table(rows: Sequence[dict[str, Any]]) -> None:
     """On a terminal a run is a line: what does not fit is left out, columns that matter least first."""
+    from rich.cells import cell_len
     from rich.text import Text
 
     from lmtrain.cli.screen import Screen
@@ -93,7 +94,7 @@ def print_table(rows: Sequence[dict[str, Any]]) -> None:
         return
     cells = [_cells(row) for row in rows]
     titles = [title for title in cells[0] if title == "run" or any(one[title] for one in cells)]
-    widths = {title: max(len(title), *(len(one[title]) for one in cells)) for title in titles}
+    widths = {title: max(len(title), *(cell_len(one[title]) for one in cells)) for title in titles}
     while screen.is_terminal and sum(widths.values()) - widths.get(_LAST, 0) + 2 * len(widths) + 12 > screen.width:
         if not (least := next((title for title in _LEAST_FIRST if title in widths), None)):
             break
@@ -101,8 +102,9 @@ def print_table(rows: Sequence[dict[str, Any]]) -> None:
     for number, row in enumerate([dict(zip(titles, titles, strict=True)), *cells]):
         line = Text(style="bold" if number == 0 else "")
         for title, width in widths.items():
-            said = f"{row[title]:{'<' if title in _WORDS else '>'}{width}}  "
-            line.append(said, style=_STYLES.get(row[title], "") if title == "state" else "")
+            space = " " * (width - cell_len(row[title]))  # because: a letter may be two places wide
+            said = row[title] + space if title in _WORDS else space + row[title]
+            line.append(f"{said}  ", style=_STYLES.get(row[title], "") if title == "state" else "")
         line.rstrip()
         if screen.is_terminal:
             line.truncate(screen.width, overflow="ellipsis")

@@ -44,11 +44,11 @@ def trace(
     from lmtrain.observe.timeline.perfetto import write_trace
 
     path = out if out is not None or as_json else run / "trace" / "trace.json"
+    if out is not None and not out.parent.is_dir():
+        raise OutputError(f"--out={out} is in a folder that does not exist. Make the folder, or choose another.")
     timeline = merged(run)
     shown = trace_facts(timeline, start, step)
     if path is not None:
-        if not path.parent.is_dir():
-            raise OutputError(f"--out={path} is in a folder that does not exist. Make the folder, or choose another.")
         write_trace(timeline, path)
     facts = shown.facts | {"file": None if path is None else str(path)}
     if as_json:

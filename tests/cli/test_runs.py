@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.cells import cell_len
 
 from lmtrain.cli.runs_plot import draw
 from tests.cli.harness import Toy, lmtrain, on_terminal
@@ -47,6 +48,14 @@ def test_the_table_and_its_filters(runs: Path) -> None:
         assert len(lines) == 4
         assert max(map(len, lines)) <= columns
         assert {line.split()[0] for line in lines[1:]} == {"a", "b", "killed"}
+
+
+def test_columns_stand_below_each_other_whatever_letters_are_as_wide_as_two(runs: Path, tmp_path: Path) -> None:
+    for name in ("a", "実験 ラン"):
+        shutil.copytree(runs / "a", tmp_path / name)
+    lines = lmtrain("runs", tmp_path).splitlines()
+    places = [line.index(word) for line, word in zip(lines, ("state", "finished", "finished"), strict=True)]
+    assert len({cell_len(line[:at]) for line, at in zip(lines, places, strict=True)}) == 1
 
 
 def test_what_is_refused(runs: Path) -> None:
