@@ -42,10 +42,13 @@ def report(
     from lmtrain.observe.history.record import read_record
     from lmtrain.page.chart import drawn
     from lmtrain.page.document import Picture
-    from lmtrain.runtime.files import atomic_file
+    from lmtrain.runtime.files import atomic_file, storage_errors
     from lmtrain.units import format_bytes
 
     seen = see_all(list(dict.fromkeys(runs)))
+    if svg is not None:
+        with storage_errors(svg, "Making"):
+            svg.mkdir(parents=True, exist_ok=True)
     out = out or seen[0].path / "report.html"
     if not out.parent.is_dir():
         raise UsageError(f"--out {out} is in no folder. Make {out.parent}, or name a file in another one.")
@@ -66,7 +69,6 @@ def _write_pictures(folder: Path, pictures: Sequence[Picture]) -> None:
     from lmtrain.page.document import for_a_paper
     from lmtrain.runtime.files import atomic_file
 
-    folder.mkdir(parents=True, exist_ok=True)
     for picture in pictures:
         with atomic_file(folder / f"{re.sub('[ /]', '_', picture.name)}.svg") as file:
             file.write(_bytes(for_a_paper(picture.drawn)))

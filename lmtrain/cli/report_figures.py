@@ -77,6 +77,7 @@ def _figures(records: Sequence[Record]) -> Iterator[Figure]:
 
 _NAMES = {"memory_bytes": "of rank 0", "lr": "learning rate", "grad_norm": "norm", "tokens_per_s": "tokens/s",
     "straggler_bubble": "bubble", "straggler_exposed": "exposed communication", "straggler_slowest_by": "more by",
+    "data_wait_s": "wait", "mfu": "MFU", "loss_scale": "scale",
 }  # fmt: skip
 
 

@@ -12,6 +12,8 @@ from typing import NamedTuple
 from lmtrain.layout import Coordinate
 from lmtrain.page.drawing import WIDTH, rect, svg, text
 
+_DARKEST = 0.6  # because: the number in it must be readable, in light and in dark
+
 
 class Square(NamedTuple):
     at: Coordinate
@@ -38,7 +40,7 @@ def squares(found: Sequence[Square], label: str) -> str:
             x = left + across.index((one.at.dp_replicate, one.at.dp_shard, one.at.tp)) * wide
             y = top + down.index(one.at.pp) * high
             kind = "heat hot" if one.hot else "heat"
-            yield rect(x, y, wide - 1, high - 1, kind, one.said, f"fill-opacity:{one.share:.2f}")
+            yield rect(x, y, wide - 1, high - 1, kind, one.said, f"fill-opacity:{_DARKEST * one.share:.2f}")
             if wide >= room and high >= 16:
                 yield text(x + wide / 2, y + high * 0.68, one.shown, "small quiet", "middle")
 

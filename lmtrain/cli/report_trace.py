@@ -60,15 +60,17 @@ def _parts(segment: Segment, whose: str) -> Iterator[Part]:
     from lmtrain.observe.timeline.rows import timeline_rows
     from lmtrain.observe.timeline.step_time import CLASSES, step_times
 
-    newest = segment.steps[-_STEPS:]
+    usual = _usual(segment)
+    newest = (usual or segment.steps)[-_STEPS:]
+    left_out = usual and {one for one in segment.steps if one > newest[0]} - {*newest}
     segment = replace(segment, spans=segment.spans[np.isin(segment.spans["step"], newest)])
     times, step = step_times(segment), newest[-1]
     means, waited = times.mean(), times.mean_waited()
     whole = sum(means.values()) or 1.0
     steps = f"step{'s' * (len(newest) > 1)} {a_few(f'{one:,}' for one in newest)}"
-    yield paragraph(
-        f"Start {segment.start}, {steps}: {written(whole, 'seconds')} each, mean of {len(times.ranks)} ranks."
-    )
+    mean = f", mean of {len(times.ranks)} ranks" * (len(times.ranks) > 1)
+    few = " Steps that save or measure are left out." * bool(left_out)
+    yield paragraph(f"Start {segment.start}, {steps}: {written(whole, 'seconds')} each{mean}.{few}")
     yield table([
         {"<class": name, "time": written(means[name], "seconds"), "share": f"{means[name] / whole:.1%}",
          "of it waiting": written(waited[name], "seconds") if waited[name] > 0 else ""}
@@ -91,6 +93,15 @@ def _parts(segment: Segment, whose: str) -> Iterator[Part]:
         yield paragraph(cut)
     yield Picture(f"timeline{whose}", timeline_picture(rows))
     yield data_element(_json(ranks, rows, step), f"trace-data{whose}")
+
+
+def _usual(segment: Segment) -> list[int]:
+    """Steps in which nothing is saved or measured, which takes many times a step's time."""
+    from lmtrain.observe.spans.format import Kind
+
+    spans = segment.spans
+    longer = np.isin(spans["kind"], (Kind.SAVE, Kind.VALIDATION, Kind.EVALUATION))
+    return sorted({*segment.steps} - {*np.unique(spans["step"][longer]).tolist()})
 
 
 def _json(ranks: Sequence[Heat], rows: Sequence[Row], step: int) -> str:

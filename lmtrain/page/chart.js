@@ -57,16 +57,22 @@
   }
   function logTicks(low, high, count, form) {
     if (high / low < 3) return ticks(low, high, count, form);
-    const first = Math.floor(Math.log10(low)), last = Math.ceil(Math.log10(high)), found = [];
-    const between = last - first <= Math.max(Math.floor(count / 3), 1) ? [1, 2, 5] : [1];
-    for (let power = first; power <= last; power += Math.max(Math.ceil((last - first) / count), 1))
-      for (const nice of between) found.push(nice * 10 ** power);
-    return found.filter((value) => value >= low * (1 - 1e-9) && value <= high * (1 + 1e-9));
+    const first = Math.floor(Math.log10(low)), last = Math.ceil(Math.log10(high));
+    const every = Math.max(Math.ceil((last - first) / count), 1);
+    const within = (...between) => {
+      const found = [];
+      for (let power = first; power <= last; power += every) for (const nice of between) found.push(nice * 10 ** power);
+      return found.filter((value) => value >= low * (1 - 1e-9) && value <= high * (1 + 1e-9));
+    };
+    let found = within(1);
+    if (last - first <= Math.max(Math.floor(count / 3), 1) || (every === 1 && found.length < 3)) found = within(1, 2, 5);
+    return found.length > 1 || every > 1 ? found : ticks(low, high, count, form);
   }
   const escaped = (said) => String(said).replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[c]);
 
   // data -------------------------------------------------------------------------------------------------------------
   const colour = (figure, curve) => `r${(several ? curve.run : figure.curves.indexOf(curve)) % 8}`;
+  const dash = (figure, curve) => `d${several ? [...new Set(figure.curves.map((one) => one.name))].indexOf(curve.name) % 4 : 0}`;
   const nameOf = (curve) => (several ? `${data.runs[curve.run]}: ${curve.name}` : curve.name);
   const shown = (figure) => figure.curves.filter((curve) => !state.hidden.has(curve.run));
   const usable = (value, log) => value !== null && (!log || value > 0);
@@ -86,7 +92,10 @@
       for (const curve of shown(figure))
         for (const value of [curve[state.axis][0], curve[state.axis].at(-1)])
           if (usable(value, false)) (low = Math.min(low, value)), (high = Math.max(high, value));
-    if (state.logx) low = Math.max(low, Math.min(...firstPositive()));
+    if (state.logx) {
+      low = Math.max(low, Math.min(...firstPositive()));
+      return low < high ? [low, high] : low === high ? [low / 2, low * 2] : [1, 10];
+    }
     return low < high ? [low, high] : low === high ? [low - 0.5, low + 0.5] : [0, 1];
   }
   function firstPositive() {
@@ -150,8 +159,8 @@
         if (usable(values[i], log) && usable(points[state.axis][i], state.logx))
           drawn.push(`${X(points[state.axis][i]).toFixed(2)},${Y(values[i]).toFixed(2)}`);
       const at = `data-curve="${figure.curves.indexOf(curve)}" data-from="${from}" data-kind="${kind}"`;
-      parts.push(`<polyline class="curve ${thin ? "raw " : ""}${colour(figure, curve)}" ${at} points="${drawn.join(" ")}"/>`);
-      if (curve.dots && to - from <= width / 12)
+      parts.push(`<polyline class="curve ${thin ? "raw " : ""}${colour(figure, curve)} ${dash(figure, curve)}" ${at} points="${drawn.join(" ")}"/>`);
+      if (drawn.length === 1 || (curve.dots && to - from <= width / 12)) // a line of one point is not seen
         parts.push(...drawn.map((xy) => `<circle class="${colour(figure, curve)}" r="2.6" cx="${xy.split(",")[0]}" cy="${xy.split(",")[1]}"/>`));
     }
     parts.push(`</g><rect class="frame" x="${LEFT}" y="${TOP}" width="${right - LEFT}" height="${bottom - TOP}"/><g class="over"></g>`);
@@ -184,7 +193,7 @@
       spots.push(`<circle class="${colour(view.figure, curve)} spot" r="3.6" cx="${view.X(places[i])}" cy="${view.Y(curve.value[i])}"/>`);
       const where = places[i] === null ? "" : `${WORDS[state.axis]} ${written(places[i], FORMS[state.axis])}`;
       const step = state.axis === "step" ? "" : `, step ${curve.step[i].toLocaleString("en")}`;
-      rows.push(`<span class="key ${colour(view.figure, curve)}"></span>${escaped(nameOf(curve))} <b>${written(curve.value[i], view.figure.form)}</b> <span class="soft">at ${where}${step}</span>`);
+      rows.push(`<span class="key ${colour(view.figure, curve)} ${dash(view.figure, curve)}"></span>${escaped(nameOf(curve))} <b>${written(curve.value[i], view.figure.form)}</b> <span class="soft">at ${where}${step}</span>`);
     }
     const near = [...view.svg.querySelectorAll("[data-said]")].filter((one) => Math.abs(one.getAttribute("x1") - x) < 5);
     rows.push(...near.slice(0, 4).map((one) => `<span class="soft">${escaped(one.dataset.said)}</span>`));
@@ -294,7 +303,9 @@
   }
   function carried(axis) { // the same stretch of training on another axis, by the longest curve
     if (!state.zoom) return null;
-    const curve = data.figures.flatMap(shown).reduce((a, b) => (b.step.length > a.step.length ? b : a));
+    const curves = data.figures.flatMap(shown);
+    if (!curves.length) return null;
+    const curve = curves.reduce((a, b) => (b.step.length > a.step.length ? b : a));
     const found = state.zoom.map((value) => curve[axis][Math.max(place(curve[state.axis], value), 0)]);
     return found[0] < found[1] ? found : null;
   }
@@ -348,7 +359,7 @@
     view.turn = element.appendChild(make("button", { className: "turn", type: "button", textContent: "log", title: "l", onclick: () => setLog(view) }));
     const names = make("div", { className: "names" });
     if (figure.curves.length > 1 || several)
-      names.append(...figure.curves.map((curve) => make("span", {}, make("span", { className: `key ${colour(figure, curve)}` }), nameOf(curve))));
+      names.append(...figure.curves.map((curve) => make("span", {}, make("span", { className: `key ${colour(figure, curve)} ${dash(figure, curve)}` }), nameOf(curve))));
     svg.before(names);
     svg.classList.add("live");
     views.push(view);

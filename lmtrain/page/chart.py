@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import math
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 from lmtrain.page.document import NUM_COLOURS
 from lmtrain.page.drawing import line, polyline, rect, svg, text
@@ -20,6 +21,8 @@ AXES = ("tokens", "step", "seconds")
 _AXIS_WORDS = {"tokens": "tokens", "step": "steps", "seconds": "time trained"}
 _FORMS: dict[str, Form] = {"tokens": "count", "step": "count", "seconds": "seconds"}
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 14.0, 26.0, 40.0
+_ROW, _LETTER = 16.0, 6.3  # of names: the height of a row, the width of a letter
+_NUM_DASHES = 4
 _MOST_DRAWN = 1400  # points of a curve in a picture that cannot be zoomed
 
 
@@ -97,8 +100,14 @@ def colour(charts: Charts, figure: Figure, curve: Curve) -> int:
     return (curve.run if len(charts.runs) > 1 else figure.curves.index(curve)) % NUM_COLOURS
 
 
+def dash(charts: Charts, figure: Figure, curve: Curve) -> int:
+    """Curves of one run in one figure are told apart by it, where colours tell runs apart."""
+    names = list(dict.fromkeys(one.name for one in figure.curves))
+    return names.index(curve.name) % _NUM_DASHES if len(charts.runs) > 1 else 0
+
+
 def drawn(charts: Charts, figure: Figure, width: float = 1060, height: float = 320) -> str:
-    """As it stands in a paper: all of it, over the first axis that is known."""
+    """As it stands in a paper: all of it, over the first axis that is known. Higher, where names take several rows."""
     axis = charts.axes[0]
     places = [x for curve in figure.curves for x in curve.points.on(axis)]
     values = [y for curve in figure.curves for y in curve.points.value if y > 0 or not figure.log]
@@ -106,13 +115,16 @@ def drawn(charts: Charts, figure: Figure, width: float = 1060, height: float = 3
         return svg(60, [text(_LEFT, 34, f"{figure.title}: nothing has been recorded", "soft")], figure.title, width)
     left, right = min(places), max(places)
     low, high = _room(min(values), max(values), figure.log)
+    names = _names(charts, figure, width)
+    top = _TOP + _ROW * names[-1].row
+    height += _ROW * names[-1].row
 
     def x(place: float) -> float:
         return _LEFT + (place - left) / ((right - left) or 1.0) * (width - _LEFT - _RIGHT)
 
     def y(value: float) -> float:
         share = math.log(value / low) / math.log(high / low) if figure.log else (value - low) / (high - low)
-        return height - _BOTTOM - share * (height - _TOP - _BOTTOM)
+        return height - _BOTTOM - share * (height - top - _BOTTOM)
 
     def parts() -> Iterator[str]:
         levels = log_ticks(low, high, 6) if figure.log else ticks(low, high, 6, figure.form)
@@ -124,26 +136,56 @@ def drawn(charts: Charts, figure: Figure, width: float = 1060, height: float = 3
             yield text(x(place), height - _BOTTOM + 16, said, "soft small", "middle")
         yield text(width - _RIGHT, height - 6, _AXIS_WORDS[axis], "soft small", "end")
         for curve in figure.curves:
-            yield from _curve(curve, axis, x, y, f"r{colour(charts, figure, curve)}", figure.log)
-        yield from _names(charts, figure)
+            kind = f"r{colour(charts, figure, curve)}"
+            yield from _curve(curve, axis, x, y, kind, dash(charts, figure, curve), figure.log)
+        for name in names:
+            yield from _drawn_name(name, colour(charts, figure, name.curve), dash(charts, figure, name.curve))
 
     return svg(height, parts(), figure.title, width)
 
 
-def _curve(curve: Curve, axis: str, x: Any, y: Any, kind: str, log: bool) -> Iterator[str]:
+def _curve(curve: Curve, axis: str, x: Any, y: Any, kind: str, dashed: int, log: bool) -> Iterator[str]:
     points = [(x(a), y(b)) for a, b in zip(curve.points.on(axis), curve.points.value, strict=True) if b > 0 or not log]
-    yield polyline(points[:: math.ceil(len(points) / _MOST_DRAWN)] if curve.mean is None else points, f"curve {kind}")
-    if curve.dots and len(points) <= 60:
+    yield polyline(
+        points[:: math.ceil(len(points) / _MOST_DRAWN)] if curve.mean is None else points, f"curve {kind} d{dashed}"
+    )
+    if len(points) == 1 or (curve.dots and len(points) <= 60):  # because: a line of one point is not seen
         yield from (f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3" class="{kind}"/>' for a, b in points)
 
 
-def _names(charts: Charts, figure: Figure) -> Iterator[str]:
-    at = _LEFT
+class _Name(NamedTuple):
+    curve: Curve
+    said: str
+    x: float
+    row: int
+
+
+def _names(charts: Charts, figure: Figure, width: float) -> list[_Name]:
+    """In as many rows as they need."""
+    found: list[_Name] = []
+    at, row = _LEFT, 0
     for curve in figure.curves:
-        name = label(charts, curve)
-        yield rect(at, 8, 10, 4, f"r{colour(charts, figure, curve)}")
-        yield text(at + 14, 14, name, "soft small")
-        at += 34 + 6.3 * len(name)
+        said = label(charts, curve)
+        while (taken := 34 + _LETTER * _places(said)) > width - _LEFT and len(said) > 1:
+            said = f"{said[:-2]}…"
+        if found and at + taken > width:
+            at, row = _LEFT, row + 1
+        found.append(_Name(curve, said, at, row))
+        at += taken
+    return found
+
+
+def _places(said: str) -> int:
+    return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in said)
+
+
+def _drawn_name(name: _Name, colour: int, dashed: int) -> Iterator[str]:
+    y = 8 + _ROW * name.row
+    if dashed:
+        yield polyline([(name.x - 8, y + 2), (name.x + 10, y + 2)], f"curve r{colour} d{dashed}")
+    else:
+        yield rect(name.x, y, 10, 4, f"r{colour}")
+    yield text(name.x + 14, y + 6, name.said, "soft small")
 
 
 def label(charts: Charts, curve: Curve) -> str:

@@ -41,6 +41,7 @@ _DARK = _LIGHT | {
     "r0": "#6aaaf0", "r1": "#f0a04b", "r2": "#45c795", "r3": "#bb94ec", "r4": "#f07a9c", "r5": "#4cc3d6",
     "r6": "#d9b13b", "r7": "#a3afbf",
 }  # fmt: skip
+_LONG = 24  # characters of a cell
 NUM_COLOURS = 8  # r0 to r7, to tell runs and curves apart
 
 
@@ -65,12 +66,17 @@ def looks() -> str:
 
 
 def document(title: str, parts: Iterable[Part], more_style: str = "") -> str:
-    body = "\n".join(part.drawn if isinstance(part, Picture) else part for part in parts)
+    body = "\n".join(_shown(part) if isinstance(part, Picture) else part for part in parts)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<meta name="viewport" '
         f'content="width=device-width, initial-scale=1">\n<title>{escape(title)}</title>\n'
         f"<style>{looks()}{more_style}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
     )
+
+
+def _shown(picture: Picture) -> str:
+    """On a narrow screen it is moved within its frame: made as narrow, nobody could read it."""
+    return f'<div class="scroll picture">{picture.drawn}</div>'
 
 
 def for_a_paper(drawn: str) -> str:
@@ -114,10 +120,18 @@ def script(name: str) -> str:
 
 
 def table(rows: Sequence[Cells]) -> str:
-    """A column for each key; those that begin with `<` hold words, the others numbers."""
+    """A column for each key; those that begin with `<` hold words, of which long ones may be broken; others numbers."""
     titles = list(dict.fromkeys(title for row in rows for title in row))
-    kinds = {title: ' class="word"' if title.startswith("<") else "" for title in titles}
-    head = "".join(f"<th{kinds[title]}>{escape(title.lstrip('<'))}</th>" for title in titles)
-    lines = ["".join(f"<td{kinds[title]}>{escape(row.get(title, ''))}</td>" for title in titles) for row in rows]
+    head = "".join(f"<th{_kind(title)}>{escape(title.lstrip('<'))}</th>" for title in titles)
+    lines = [
+        "".join(f"<td{_kind(title, said := row.get(title, ''))}>{escape(said)}</td>" for title in titles)
+        for row in rows
+    ]
     body = "".join(f"<tr>{line}</tr>" for line in lines)
     return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>'
+
+
+def _kind(title: str, said: str = "") -> str:
+    if not title.startswith("<"):
+        return ""
+    return ' class="word long"' if len(said) > _LONG else ' class="word"'

@@ -34,14 +34,20 @@ def _step(rough: float, form: Form) -> float:
 
 
 def log_ticks(low: float, high: float, most: int) -> list[float]:
-    """Powers of ten, with 2 and 5 between where there are few of them; even steps within less than a third of one."""
+    """Powers of ten, with 2 and 5 between where there are few of them; even steps where that says too little."""
     if high / low < 3:
         return ticks(low, high, most)
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    between = (1, 2, 5) if last - first <= max(most // 3, 1) else (1,)
     every = max(math.ceil((last - first) / most), 1)
-    found = [nice * 10.0**power for power in range(first, last + 1, every) for nice in between]
-    return [value for value in found if low * (1 - 1e-9) <= value <= high * (1 + 1e-9)]
+
+    def within(*between: int) -> list[float]:
+        found = [nice * 10.0**power for power in range(first, last + 1, every) for nice in between]
+        return [value for value in found if low * (1 - 1e-9) <= value <= high * (1 + 1e-9)]
+
+    found = within(1)
+    if last - first <= max(most // 3, 1) or (every == 1 and len(found) < 3):
+        found = within(1, 2, 5)
+    return found if len(found) > 1 or every > 1 else ticks(low, high, most)
 
 
 def labels(values: Sequence[float], form: Form) -> list[str]:

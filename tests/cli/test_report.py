@@ -12,11 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from lmtrain.layout import Layout
+from lmtrain.cli.report_ranks import Square, squares
+from lmtrain.layout import Coordinate, Layout
 from lmtrain.observe.history.record import read_record
 from lmtrain.observe.profile.kernels import ENDING, Kernel, KernelTable, write_table
-from lmtrain.observe.spans.format import WRITTEN, WRITTEN_AT
+from lmtrain.observe.spans.format import HEADER_BYTES, SPAN, WRITTEN, WRITTEN_AT, Kind, file_name
+from lmtrain.page.document import _DARK, _LIGHT
 from tests.benchmarks.report_page import write_run
 from tests.cli.harness import lmtrain
 from tests.unit.observe.timeline.made_up import Made
@@ -212,6 +215,56 @@ def test_what_is_left_of_damaged_runs(run: Path, tmp_path: Path) -> None:
     assert "is in no folder" in lmtrain("report", run, "--out", tmp_path / "no" / "a.html", code=2)
 
 
+@pytest.mark.parametrize("place", ["a file", "a file/inside"])
+def test_a_folder_for_pictures_that_cannot_be_made_costs_nothing(place: str, tmp_path: Path) -> None:
+    write_run(run := tmp_path / "run", steps=2000, every=10)
+    (tmp_path / "a file").write_text("kept")
+    told = lmtrain("report", run, "--svg", tmp_path / place, code=73)
+    assert "Choose an output that you may write" in told
+    assert not (run / "report.html").exists()
+    assert (tmp_path / "a file").read_text() == "kept"
+
+
+def test_a_traced_step_is_a_usual_one(tmp_path: Path) -> None:
+    Made(layout=Layout(dp_shard=2), steps=tuple(range(10, 18)), num_microbatches=2).write(tmp_path)
+    write_run(tmp_path, steps=2000, every=10)
+
+    def measure(*steps: int) -> str:
+        file = tmp_path / "trace" / file_name(0, 0)
+        spans = np.memmap(file, SPAN, "r+", HEADER_BYTES)
+        spans["kind"][(spans["kind"] == Kind.DATA) & np.isin(spans["step"], steps)] = Kind.VALIDATION
+        spans.flush()
+        lmtrain("report", tmp_path)
+        return said(tmp_path / "report.html")
+
+    text = measure(15, 17)
+    assert "steps 12, 13, 14, 16:" in text
+    assert "Steps that save or measure are left out." in text
+    assert "What ran when in step 16" in text
+    text = measure(*range(10, 18))  # where there is no other, they are shown
+    assert "steps 14, 15, 16, 17:" in text
+    assert "are left out." not in text
+
+
+@pytest.mark.parametrize("colours", [_LIGHT, _DARK])
+@pytest.mark.parametrize("kind", ["c1", "limit"])
+def test_the_number_in_the_darkest_square_can_be_read(kind: str, colours: dict[str, str]) -> None:
+    def shades(name: str) -> NDArray[np.float64]:
+        return np.array([int(colours[name][at : at + 2], 16) for at in (1, 3, 5)]) / 255
+
+    def bright(shade: NDArray[np.float64]) -> float:
+        linear = np.where(shade <= 0.04045, shade / 12.92, ((shade + 0.055) / 1.055) ** 2.4)
+        return float(linear @ (0.2126, 0.7152, 0.0722))
+
+    ((_, share),) = re.findall(
+        'class="(heat|heat hot)" style="fill-opacity:([^"]*)"',
+        squares([Square(Coordinate(0, 0, 0, 0), 1.0, kind == "limit", "1", "")], "x"),
+    )
+    square = float(share) * shades(kind) + (1 - float(share)) * shades("card")
+    light, dark = sorted((bright(square), bright(shades("ink"))), reverse=True)
+    assert (light + 0.05) / (dark + 0.05) >= 4.5  # what WCAG asks for text
+
+
 def test_a_rank_without_a_whole_step_costs_the_page_nothing_else(tmp_path: Path) -> None:
     Made(layout=Layout(pp=2, dp_replicate=2), steps=(10, 11)).write(tmp_path)
     write_run(tmp_path, steps=2000, every=10)
@@ -247,11 +300,23 @@ SCRIPT = """<script>addEventListener("load", () => {
 });</script>"""
 
 
-def browsed(page: Path, profile: Path, mark: str = "") -> tuple[str, dict[str, Any]]:
+NO_RUN = """<script>addEventListener("load", () => {
+  const key = (name) => document.dispatchEvent(new KeyboardEvent("keydown", { key: name, bubbles: true }));
+  const svg = () => document.querySelector("figure[data-key=loss] svg").outerHTML, found = {};
+  found.dots = document.querySelectorAll("figure[data-key=loss] circle").length;
+  key("+");
+  document.querySelectorAll("#tools button[title^='show or hide']").forEach((one) => one.click());
+  for (const name of "xkl+-x0k") key(name), (found[name] = svg());
+  const told = { id: "found", textContent: JSON.stringify(found) };
+  document.body.append(Object.assign(document.createElement("pre"), told));
+});</script>"""
+
+
+def browsed(page: Path, profile: Path, mark: str = "", script: str = SCRIPT) -> tuple[str, dict[str, Any]]:
     """The page's DOM after a reader has zoomed, moved and pressed keys, and what was seen on the way."""
     assert BROWSER is not None
     driven = page.with_suffix(".driven.html")
-    driven.write_text(page.read_text().replace("</body>", f"{SCRIPT}</body>"))
+    driven.write_text(page.read_text().replace("</body>", f"{script}</body>"))
     done = subprocess.run(
         [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}",
          "--window-size=1280,2000",
@@ -281,6 +346,19 @@ def test_what_a_browser_draws_are_the_numbers_of_the_page(run: Path, tmp_path: P
     assert (found["log"]["logx"], found["theme"]) == ("true", "dark")
     assert found["said"].startswith("training ")
     assert len(check_drawn(dom, figures(out))) == 8
+
+
+@pytest.mark.wide
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome is installed")
+def test_a_browser_shows_runs_of_one_step_and_none(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_run(tmp_path / name, steps=200, every=200)
+    lmtrain("report", tmp_path / "a", tmp_path / "b", "--out", out := tmp_path / "ab.html")
+    assert [len(curve["step"]) for curve in figures(out)["figures"][0]["curves"]] == [1, 1, 1, 1]
+    _, found = browsed(out, tmp_path / "profile", script=NO_RUN)
+    assert found.pop("dots") == 4  # because: a line of one point is not seen
+    for drawn in found.values():
+        assert not re.search("NaN|Infinity", drawn)
 
 
 def check_drawn(dom: str, data: dict[str, Any]) -> list[str]:

@@ -51,3 +51,42 @@ def test_a_picture_for_a_paper_stands_alone() -> None:
     assert "polyline.r0 { fill: none; stroke: #2f6fb5; }" in text
     assert "var(" not in text
     assert text.count("<style>") == 1
+
+
+def several(*names: str, runs: tuple[str, ...] = ("a", "b")) -> Charts:
+    points = Points([1.0, 2.0], [1.0, 2.0], [1.0, 2.0], [3.0, 2.0])
+    curves = [Curve(run, name, points) for name in names for run in range(len(runs))]
+    return Charts(list(runs), [Figure("loss", "Loss", "number", curves)])
+
+
+def test_a_run_of_one_step_is_seen() -> None:
+    points = Points([1.0], [10.0], [2.0], [8.0])
+    found = Charts(["a"], [Figure("loss", "Loss", "number", [Curve(0, "training", points)])])
+    assert len(re.findall("<circle ", drawn(found, found.figures[0]))) == 1
+
+
+def test_names_of_many_curves_stay_within_the_picture() -> None:
+    runs = (*(f"a long name of a run, number {number}" for number in range(4)), "実験" * 80)
+    found = several("training", "validation", runs=runs)
+    picture = drawn(found, found.figures[0], 760, 360)
+    names = re.findall(r'<text x="([\d.]+)" y="([\d.]+)" class="soft small" text-anchor="start">([^<]*)', picture)
+    assert len(names) == 10
+    assert len({y for _, y, _ in names}) > 1
+    for x, _, name in names:
+        assert float(x) + 6 * len(name) + 6 * name.count("実") + 6 * name.count("験") < 760
+    (height,) = re.findall(r'viewBox="0 0 760 (\d+)"', picture)
+    assert int(height) > 360
+    lowest = max(float(y) for _, y, _ in names)
+    curves = re.findall(r'<polyline points="([^"]*)" class="curve r\d d0"', picture)
+    assert len(curves) == 5
+    for points in curves:
+        assert all(lowest < float(point.split(",")[1]) < int(height) for point in points.split())
+
+
+def test_curves_of_one_run_are_told_apart_where_colours_tell_runs_apart() -> None:
+    def kinds(charts: Charts) -> list[str]:
+        picture = drawn(charts, charts.figures[0])
+        return re.findall(r'<polyline points="[\d.,]+ [\d.,]+" class="curve (r\d d\d)"', picture)
+
+    assert {"r0 d0", "r1 d0", "r0 d1", "r1 d1"} == set(kinds(several("bubble", "exposed")))
+    assert set(kinds(several("bubble", "exposed", runs=("a",)))) == {"r0 d0", "r1 d0"}

@@ -37,6 +37,13 @@ def test_powers_of_ten(low: float, high: float, want: list[float]) -> None:
     assert log_ticks(low, high, 8) == pytest.approx(want)
 
 
+@pytest.mark.parametrize("most", [4, 5, 6, 8])
+def test_a_logarithmic_axis_has_several_numbers(most: int) -> None:
+    for low in np.geomspace(0.2, 20, 41).tolist():
+        for factor in (3, 3.2, 4.4, 9, 40, 1e3, 1e9):
+            assert 2 <= len(log_ticks(low, low * factor, most)) <= 2 * most, (low, factor)
+
+
 @pytest.mark.parametrize(
     ("value", "form", "want"),
     [
