@@ -81,9 +81,12 @@ def summary(seen: Seen, record: Record) -> dict[str, str]:
     total, last = _total_steps(seen), int(record.steps[-1]) if record.steps.size else 0
     found["step"] = f"{last:,}" + (f" of {total:,} ({last / total:.0%})" if total else "")
     for key, name, form in (("loss", "loss", "number"), ("tokens", "tokens", "count")):
-        _, values = record.column(key)
+        steps, values = record.column(key)
         if values.size:
             found[name] = written(float(values[-1]), form)  # type: ignore[arg-type]  # because: names of forms
+        broken = {key: value for step, key, value in record.broken if step == last}
+        if key in broken:
+            found[name] = f"{broken[key]}" + (f"; {found[name]} at step {int(steps[-1]):,}" if values.size else "")
     best = [(row["loss"], row["step"]) for row in record.rows.get("valid", []) if _is_number(row.get("loss"))]
     if best:
         found["best validation"] = f"{min(best)[0]:.4f} at step {min(best)[1]:,}"

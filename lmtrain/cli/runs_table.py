@@ -61,7 +61,7 @@ def _row(seen: Seen) -> dict[str, Any]:
     return {
         "run": str(seen.path), "name": seen.name, "state": seen.state, "step": _number(last.get("step")) or 0,
         "steps": _number(total.get("steps")) if isinstance(total, dict) else None,
-        "loss": _number(last.get("loss")), "valid_loss": _number(valid[-1].get("loss")) if valid else None,
+        "loss": _loss(last), "valid_loss": _loss(valid[-1]) if valid else None,
         "tokens_per_s": _number(last.get("tokens_per_s")), "tokens": _number(last.get("tokens")),
         "last_row": _time(rows, seen.path / "metrics.jsonl"), "why": seen.why, "missing": seen.problems,
     }  # fmt: skip
@@ -70,6 +70,12 @@ def _row(seen: Seen) -> dict[str, Any]:
 def _number(value: Any) -> Any:
     """What JSON can hold: neither NaN nor a text."""
     return value if type(value) in (int, float) and value - value == 0 else None
+
+
+def _loss(row: dict[str, Any]) -> float | str | None:
+    """NaN and infinities as metrics.jsonl has them: a run that came to one must not look like one without a loss."""
+    value = row.get("loss")
+    return value if value in ("nan", "inf", "-inf") else _number(value)
 
 
 def _time(rows: Sequence[dict[str, Any]], path: Path) -> str | None:
@@ -128,8 +134,8 @@ def _cells(row: dict[str, Any]) -> dict[str, str]:
 _STYLES = {"running": "green", "failed": "bold red", "killed": "red", "stopped": "yellow"}
 
 
-def _four(value: float | None) -> str:
-    return "" if value is None else f"{value:.4f}"
+def _four(value: float | str | None) -> str:
+    return "" if value is None else value if isinstance(value, str) else f"{value:.4f}"
 
 
 def _ago(time: str | None) -> str:

@@ -151,7 +151,7 @@
     const along = (state.logx ? logTicks : ticks)(x0, x1, width / 95, FORMS[state.axis]), across = labels(along, FORMS[state.axis]);
     for (const [i, value] of along.entries())
       parts.push(`<line class="grid" x1="${X(value)}" x2="${X(value)}" y1="${bottom}" y2="${bottom + 4}"/>`,
-        `<text class="soft small x-tick" x="${X(value)}" y="${bottom + 17}" text-anchor="middle">${across[i]}</text>`);
+        `<text class="soft small x-tick" x="${Math.min(X(value), width - 3.6 * across[i].length)}" y="${bottom + 17}" text-anchor="middle">${across[i]}</text>`);
     parts.push(`<g clip-path="url(#clip-${view.number})">`, ...marks(view));
     for (const { curve, points, values, from, to, kind } of lines) {
       const drawn = [], thin = kind === "points" && lines.some((line) => line.curve === curve && line.kind === "smooth");

@@ -133,7 +133,8 @@ def drawn(charts: Charts, figure: Figure, width: float = 1060, height: float = 3
             yield text(_LEFT - 6, y(value) + 4, said, "soft small", "end")
         along = ticks(left, right, 8, _FORMS[axis])
         for place, said in zip(along, labels(along, _FORMS[axis]), strict=True):
-            yield text(x(place), height - _BOTTOM + 16, said, "soft small", "middle")
+            middle = min(x(place), width - _LETTER / 2 * len(said) - 1)  # because: it ends within the picture
+            yield text(middle, height - _BOTTOM + 16, said, "soft small", "middle")
         yield text(width - _RIGHT, height - 6, _AXIS_WORDS[axis], "soft small", "end")
         for curve in figure.curves:
             kind = f"r{colour(charts, figure, curve)}"

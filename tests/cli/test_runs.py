@@ -58,6 +58,16 @@ def test_columns_stand_below_each_other_whatever_letters_are_as_wide_as_two(runs
     assert len({cell_len(line[:at]) for line, at in zip(lines, places, strict=True)}) == 1
 
 
+def test_a_loss_that_is_no_number_is_shown_as_what_it_is(tmp_path: Path) -> None:
+    rows = [{"event": "step", "step": step, "attempt": 1, "loss": 2.5 if step < 3 else "nan"} for step in (1, 2, 3, 4)]
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert listed(tmp_path)["a"]["loss"] == "nan"
+    assert lmtrain("runs", tmp_path).splitlines()[1].split()[:4] == ["a", "killed", "4", "nan"]
+    lmtrain("report", tmp_path / "a")
+    assert "<dt>loss</dt><dd>nan; 2.5 at step 2</dd>" in (tmp_path / "a" / "report.html").read_text()
+
+
 def test_what_is_refused(runs: Path) -> None:
     assert "Did you mean optim.lr?" in lmtrain("runs", runs, "--where", "optim.lrr=1", code=2)
     assert "names no value" in lmtrain("runs", runs, "--where", "optim.lr", code=2)

@@ -28,6 +28,16 @@ def test_points_are_drawn_where_they_are() -> None:
     assert [down for _, down in gaps] == pytest.approx([gaps[0][1]] * 3, abs=0.2)  # halving is even on a log axis
 
 
+def test_numbers_along_the_axis_end_within_the_picture() -> None:
+    points = Points([100.0, 100.8], [], [], [1.0, 2.0])
+    found = Charts(["a"], [Figure("loss", "Loss", "number", [Curve(0, "training", points)])])
+    picture = drawn(found, found.figures[0], 520, 240)
+    along = re.findall(r'<text x="([\d.]+)" y="216.0" class="soft small" text-anchor="middle">([^<]*)', picture)
+    assert along[-1][1] == "100.8"
+    for x, said in along:
+        assert float(x) + 3.1 * len(said) <= 520
+
+
 def test_axes_that_all_curves_know() -> None:
     assert charts().axes == ["tokens", "step", "seconds"]
     assert charts(tokens=False).axes == ["step", "seconds"]
