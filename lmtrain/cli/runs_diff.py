@@ -21,7 +21,6 @@ _NO_CAUSE = (
     "run.", "observe.", "checkpoint.", "data.prefetch_steps", "data.verify", "data.index_dir", "data.valid_", "eval.",
     "train.valid_", "hardware", "parallel.timeout_s",
 )  # fmt: skip
-_HELD_OUT = ("data.valid_", "train.valid_interval_steps")  # which may decide what is left to train on
 _TEXT = re.compile(r"data\.(path|tokenizer|datasets\[\d+\]\.path)")  # of which the content counts
 _SHARES = ("parallel.", "train.micro_batch", "train.global_batch")  # which part of a batch a rank reads
 _MACHINE = ("host", "num_cpus", "num_usable_cpus", "prefix", "launcher")
@@ -108,11 +107,12 @@ def _causes(facts: dict[str, Any], starts: Sequence[list[Row]]) -> Iterator[str]
     begin = [rows[0] for rows in starts]
     pairs = [pair for _, pair in together(starts, differs_at)]
     known = all(row["settings"] for pair in pairs for row in pair)
-    other_share = bool({"samples_hash", "batch_digest"} & first.keys()) and any(map(_other_share, pairs))
+    other_data = {"samples_hash", "batch_digest"} & first.keys()
+    held_out = tuple(key for pair in pairs for key in _held_out(pair)) if other_data else ()
     settings = {
         key: v
         for key, v in _before(facts, "settings", differs_at)
-        if not _is_idle(key, begin) or (other_share and key.startswith(_HELD_OUT))
+        if not _is_idle(key, begin) or key.startswith(held_out)
     }
     programs = {key: v for key, v in _before(facts, "environment", differs_at) if key not in _MACHINE}
     for key, (ours, theirs) in (settings | programs).items():
@@ -163,14 +163,17 @@ def _is_idle(key: str, starts: Sequence[dict[str, Any]]) -> bool:
     return key.startswith(_NO_CAUSE)
 
 
-def _other_share(pair: Sequence[Row]) -> bool:
-    """Whether a share of the training data may be held out to validate on in one run alone."""
-    held_out = []
+def _held_out(pair: Sequence[Row]) -> Iterator[str]:
+    """Settings by which a share of the training data may be held out to validate on in one run alone."""
+    elsewhere, validates = [], []
     for row in pair:
         data, train = (one if isinstance(one := row["settings"].get(key), dict) else {} for key in ("data", "train"))
-        elsewhere = any(data.get(key) for key in ("valid_path", "valid_paths", "valid_datasets"))
-        held_out.append((elsewhere, bool(train.get("valid_interval_steps"))))
-    return any(one != held_out[0] for one in held_out)
+        elsewhere.append(any(data.get(key) for key in ("valid_path", "valid_paths", "valid_datasets")))
+        validates.append(bool(train.get("valid_interval_steps")))
+    if len({*elsewhere}) > 1:
+        yield "data.valid_"
+    if len({*validates}) > 1:
+        yield "train.valid_interval_steps"
 
 
 def _program(key: str) -> str:

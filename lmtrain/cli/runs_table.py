@@ -75,7 +75,8 @@ def _number(value: Any) -> Any:
 def _loss(row: dict[str, Any]) -> float | str | None:
     """NaN and infinities as metrics.jsonl has them: a run that came to one must not look like one without a loss."""
     value = row.get("loss")
-    return value if value in ("nan", "inf", "-inf") else _number(value)
+    found: float | str | None = value if value in ("nan", "inf", "-inf") else _number(value)
+    return found
 
 
 def _time(rows: Sequence[dict[str, Any]], path: Path) -> str | None:

@@ -142,13 +142,21 @@ def test_what_is_held_out_to_validate_on_is_not_trained_on(
     key: str, ours: object, theirs: object, cause: bool, tmp_path: Path
 ) -> None:
     group, name = key.split(".")
-    a = write(tmp_path / "a", start(**{group: {name: ours}}))
-    b = write(tmp_path / "b", start(**{group: {name: theirs}}), samples_hash="b", batch_digest="b", loss=1.0)
+    one, other = (start(**{"data": {}, "train": {}} | {group: {name: value}}) for value in (ours, theirs))
+    a = write(tmp_path / "a", one)
+    b = write(tmp_path / "b", other, samples_hash="b", batch_digest="b", loss=1.0)
     found = facts(a, b)
     assert (found["causes"][0].startswith(f"the setting {key} is")) is cause
     assert ("though no setting says so" in found["causes"][0]) is not cause
-    c = write(tmp_path / "c", start(**{group: {name: theirs}}), loss=1.0)  # the data is the same: it is no cause
+    c = write(tmp_path / "c", other, loss=1.0)  # the data is the same: it is no cause
     assert not any(key in said for said in facts(a, c)["causes"])
+
+
+def test_how_often_is_validated_explains_no_data(tmp_path: Path) -> None:
+    a = write(tmp_path / "a", start(data={"valid_path": None}, train={"valid_interval_steps": 10}))
+    told = start(data={"valid_path": "held"}, train={"valid_interval_steps": 20})
+    b = write(tmp_path / "b", told, samples_hash="b", loss=1.0)
+    assert facts(a, b)["causes"] == ["the setting data.valid_path is null in A and held in B"]
 
 
 def test_what_is_no_number_is_a_text_in_json(tmp_path: Path) -> None:
