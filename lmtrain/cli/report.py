@@ -45,7 +45,7 @@ def report(
     from lmtrain.runtime.files import atomic_file, storage_errors
     from lmtrain.units import format_bytes
 
-    seen = see_all(list(dict.fromkeys(runs)))
+    seen = see_all([*{path.resolve(): path for path in runs}.values()])
     if svg is not None:
         with storage_errors(svg, "Making"):
             svg.mkdir(parents=True, exist_ok=True)

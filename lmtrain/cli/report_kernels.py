@@ -20,16 +20,19 @@ _MOST_KERNELS = 15
 
 
 def kernel_parts(seen: Seen, whose: str) -> Iterator[Part]:
-    from lmtrain.observe.profile.kernels import read_tables
-
     if not (seen.path / _FOLDER).is_dir():
         return
     yield section(f"Kernels{whose}", name=f"kernels{whose}")
     try:
-        tables = read_tables(seen.path / _FOLDER)
-    except (LmtrainError, LookupError, OSError, TypeError, ValueError) as error:
+        yield from _parts(seen, whose)
+    except (LmtrainError, ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
         yield paragraph(f"They cannot be read: {brief(error)}")
-        return
+
+
+def _parts(seen: Seen, whose: str) -> Iterator[Part]:
+    from lmtrain.observe.profile.kernels import read_tables
+
+    tables = read_tables(seen.path / _FOLDER)
     if len(tables) > _MOST_TABLES:
         yield paragraph(
             f"Shown: {_MOST_TABLES} of {len(tables)} profiles, of the newest window and the lowest ranks first; "

@@ -93,4 +93,4 @@ def plot(
     """Draw a number of one or more runs in the terminal, as wide as it is. Extremes are kept."""
     from lmtrain.cli.runs_plot import plot_runs
 
-    plot_runs(list(dict.fromkeys(runs)), key, by, log, height)
+    plot_runs([*{path.resolve(): path for path in runs}.values()], key, by, log, height)

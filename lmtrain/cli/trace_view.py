@@ -130,7 +130,12 @@ def _table(facts: Facts, width: int, plain: bool) -> Iterator[str]:
         late = name in ("dp", "tp", "world") and one["waited_s"] > facts["step_s"] / 1000
         wait = f"  {_ms(one['waited_s'])} of it waiting for slower ranks" if late else ""
         bar = ("#" if plain else "█") * round(one["share"] * room)
-        yield f"  {_WORDS[name]:<22}{_ms(one['seconds']):>11}{one['share']:>8.1%}  {bar}{wait}".rstrip()
+        line = f"  {_WORDS[name]:<22}{_ms(one['seconds']):>11}{one['share']:>8.1%}  {bar}"
+        if len(line) + len(wait) <= width:
+            yield f"{line}{wait}".rstrip()
+        else:
+            yield line
+            yield f"  {wait}"
     yield f"  {'step':<22}{_ms(facts['step_s']):>11}{sum(one['share'] for one in classes.values()):>8.1%}"
 
 

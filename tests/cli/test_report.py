@@ -215,6 +215,24 @@ def test_what_is_left_of_damaged_runs(run: Path, tmp_path: Path) -> None:
     assert "is in no folder" in lmtrain("report", run, "--out", tmp_path / "no" / "a.html", code=2)
 
 
+@pytest.mark.parametrize("changed", [{"window_s": "x"}, {"first_step": None}, {"classes": []}, {"kernels": 3}])
+def test_a_damaged_table_of_kernels_costs_the_page_nothing_else(changed: dict[str, Any], tmp_path: Path) -> None:
+    write_run(tmp_path, steps=2000, every=10)
+    profiled(tmp_path, windows=1, ranks=1)
+    (table,) = (tmp_path / "profile").iterdir()
+    table.write_text(json.dumps(json.loads(table.read_text()) | changed))
+    lmtrain("report", tmp_path)
+    assert "They cannot be read" in (text := said(tmp_path / "report.html"))
+    assert "Layout" in text
+
+
+def test_a_run_that_is_named_twice_is_one_run(tmp_path: Path) -> None:
+    write_run(run := tmp_path / "run", steps=2000, every=10)
+    (tmp_path / "link").symlink_to(run)
+    lmtrain("report", run, tmp_path / "link", tmp_path / "link" / ".." / "run", "--out", out := tmp_path / "a.html")
+    assert figures(out)["runs"] == ["run"]
+
+
 @pytest.mark.parametrize("place", ["a file", "a file/inside"])
 def test_a_folder_for_pictures_that_cannot_be_made_costs_nothing(place: str, tmp_path: Path) -> None:
     write_run(run := tmp_path / "run", steps=2000, every=10)

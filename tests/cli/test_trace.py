@@ -27,6 +27,16 @@ def test_tables_and_a_file_that_a_viewer_opens(tmp_path: Path) -> None:
     assert problems(json.loads((tmp_path / "trace" / "trace.json").read_text())) == []
 
 
+def test_waiting_within_a_stage_is_said_within_the_screen(tmp_path: Path) -> None:
+    made = Made(layout=Layout(tp=2), slow={1: 1.5}, num_microbatches=2, steps=(10, 11))
+    made.summing = 20.0  # what takes long has a long bar beside it
+    made.write(tmp_path)
+    for columns in (80, 120):
+        shown = on_terminal("trace", tmp_path, "--out", tmp_path / "x.json", columns=columns)
+        assert any("ms of it waiting for slower ranks" in line for line in shown.splitlines())  # not torn apart
+        assert max(len(line) for line in shown.splitlines() if str(tmp_path) not in line) <= columns
+
+
 def test_json_says_the_same_and_adds_up(tmp_path: Path) -> None:
     Made(layout=Layout(pp=2), num_microbatches=4, steps=(10, 11)).write(tmp_path)
     Made(layout=Layout(dp_shard=2), num_microbatches=4, steps=(10, 12), start=1, began_s=500).write(tmp_path)
