@@ -12,14 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from lmtrain.cli.report_ranks import Square, squares
-from lmtrain.layout import Coordinate, Layout
+from lmtrain.layout import Layout
 from lmtrain.observe.history.record import read_record
 from lmtrain.observe.profile.kernels import ENDING, Kernel, KernelTable, write_table
 from lmtrain.observe.spans.format import HEADER_BYTES, SPAN, WRITTEN, WRITTEN_AT, Kind, file_name
-from lmtrain.page.document import _DARK, _LIGHT
 from tests.benchmarks.report_page import write_run
 from tests.cli.harness import lmtrain
 from tests.unit.observe.timeline.made_up import Made
@@ -262,25 +259,6 @@ def test_a_traced_step_is_a_usual_one(tmp_path: Path) -> None:
     text = measure(*range(10, 18))  # where there is no other, they are shown
     assert "steps 14, 15, 16, 17:" in text
     assert "are left out." not in text
-
-
-@pytest.mark.parametrize("colours", [_LIGHT, _DARK])
-@pytest.mark.parametrize("kind", ["c1", "limit"])
-def test_the_number_in_the_darkest_square_can_be_read(kind: str, colours: dict[str, str]) -> None:
-    def shades(name: str) -> NDArray[np.float64]:
-        return np.array([int(colours[name][at : at + 2], 16) for at in (1, 3, 5)]) / 255
-
-    def bright(shade: NDArray[np.float64]) -> float:
-        linear = np.where(shade <= 0.04045, shade / 12.92, ((shade + 0.055) / 1.055) ** 2.4)
-        return float(linear @ (0.2126, 0.7152, 0.0722))
-
-    ((_, share),) = re.findall(
-        'class="(heat|heat hot)" style="fill-opacity:([^"]*)"',
-        squares([Square(Coordinate(0, 0, 0, 0), 1.0, kind == "limit", "1", "")], "x"),
-    )
-    square = float(share) * shades(kind) + (1 - float(share)) * shades("card")
-    light, dark = sorted((bright(square), bright(shades("ink"))), reverse=True)
-    assert (light + 0.05) / (dark + 0.05) >= 4.5  # what WCAG asks for text
 
 
 def test_a_rank_without_a_whole_step_costs_the_page_nothing_else(tmp_path: Path) -> None:

@@ -142,7 +142,9 @@ def test_what_is_held_out_to_validate_on_is_not_trained_on(
     key: str, ours: object, theirs: object, cause: bool, tmp_path: Path
 ) -> None:
     group, name = key.split(".")
-    one, other = (start(**{"data": {}, "train": {}} | {group: {name: value}}) for value in (ours, theirs))
+    first: dict[str, Any] = {group: {name: ours}}
+    second: dict[str, Any] = {group: {name: theirs}}
+    one, other = start(**first), start(**second)
     a = write(tmp_path / "a", one)
     b = write(tmp_path / "b", other, samples_hash="b", batch_digest="b", loss=1.0)
     found = facts(a, b)
