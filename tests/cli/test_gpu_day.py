@@ -242,6 +242,20 @@ def test_results_are_json_and_the_ends_of_logs(tmp_path: Path) -> None:
     assert members["some.one.log"] == 200_000
 
 
+def test_a_package_that_complains_as_torch_imports_it_leaves_the_tests(tmp_path: Path) -> None:
+    """Many a machine with a GPU has it, and in tests warnings are errors; another one's word is an error still."""
+    words = {"pynvml": "The pynvml package is deprecated. Please install", "other": "Another package is deprecated."}
+    for name, said in words.items():
+        (tmp_path / f"{name}.py").write_text(f"import warnings\nwarnings.warn({said!r}, FutureWarning, stacklevel=2)\n")
+        (tmp_path / f"test_{name}.py").write_text(f"import {name}\n\ndef test_nothing() -> None: pass\n")
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml")]
+        environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+        done = subprocess.run(
+            [*command, str(tmp_path / f"test_{name}.py")], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        assert (done.returncode == 0) == (name == "pynvml"), done.stdout
+
+
 @pytest.mark.wide
 def test_the_whole_day_on_a_cpu(tmp_path: Path) -> None:
     """From its archive, as on a bare machine."""

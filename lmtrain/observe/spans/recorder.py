@@ -88,8 +88,9 @@ class Recorder:
 
     def message(self, began: Time, kind: str, peer: int, tensor: Any, letter: Any) -> None:
         now, number = self.now(tensor), self._count((kind, peer))
-        if kind != "send":
-            self._began = now  # because: what waits for a message, or for its room, computes afterwards
+        if kind != "send":  # because: what waits for a message, or for its room, computes afterwards
+            on_host = self.device is not None and isinstance(now, int)  # as of what is told first, which lies there
+            self._began = self.now() if on_host else now
         flags = _EARLY if kind == "taken" else 0
         if flags and isinstance(began, int) and isinstance(now, int) and now - began < _AT_ONCE_NS:
             return

@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -219,9 +220,23 @@ def trained(*, by_kernels: bool) -> list[float]:
     return [number for step in steps for number in (step.loss, step.grad_norm)]
 
 
+def read_scalars() -> None:
+    """because: Triton 3.6 (torch 2.11) has int() read a scalar's array of one number, which numpy refuses since 2.4"""
+    from triton.runtime import interpreter
+
+    right = interpreter._patch_lang_tensor
+
+    def patch_tensor(tensor: Any, scope: Any) -> None:
+        right(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    interpreter._patch_lang_tensor = patch_tensor
+
+
 def main() -> None:
     from lmtrain.kernels import triton_activations, triton_adamw, triton_cross_entropy
 
+    read_scalars()
     triton_cross_entropy.BLOCK = triton_activations.COLUMNS = triton_adamw.BLOCK = BLOCK
     triton_adamw.CHUNK = 2 * BLOCK
     triton_activations.ROWS, triton_activations.ROWS_OF_A_SUM = 2, 4

@@ -4,6 +4,7 @@ runs a kernel as Python and would not notice what the compiler refuses."""
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -80,3 +81,57 @@ def test_an_update(rounded: str | None, directs: bool, clips: bool, divisor: int
     constants |= {"ROUNDED": room._DTYPES[getattr(torch, rounded)] if rounded else None}
     constants |= {} if clips else {"factor": None}
     assert (WIDE in assembly(room._adamw_step, signature, constants)) == (divisor == 16)
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of kernels that are compiled for a Hopper with what they are launched with, and run nowhere."""
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
+
+    names: list[str] = []
+    right = JITFunction.run
+
+    def compiled(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        found = right(self, *args, grid=grid, warmup=True, **options)
+        assert found.asm["cubin"]
+        names.append(self.fn.__name__)
+        return found
+
+    monkeypatch.setattr(JITFunction, "run", compiled)
+    target = GPUTarget("cuda", 90, 32)
+    nobody = 99  # because: what is compiled here is kept by the number of its device, and must not be taken for another
+    pretended = SimpleNamespace(
+        get_current_target=lambda: target, get_current_device=lambda: nobody, get_current_stream=lambda device: 0
+    )  # fmt: skip
+    monkeypatch.setattr(driver, "_active", pretended)  # because: without a GPU there is no other to put back
+    return names
+
+
+def test_what_is_launched_with_one_row_of_one_column(launched: list[str]) -> None:
+    """because: a launch makes a constant of a number that is 1, which no signature above says, and of what is None"""
+    import torch
+
+    from lmtrain.kernels import triton_activations, triton_adamw, triton_cross_entropy
+    from lmtrain.kernels.moved import Moved, Rates
+
+    logits_NV, column_N = torch.zeros(1, 1, dtype=torch.bfloat16), torch.zeros(1, dtype=torch.int64)
+    sums_3N = triton_cross_entropy.row_sums(logits_NV, column_N)
+    triton_cross_entropy.write_gradient(logits_NV, column_N, *sums_3N.unbind())
+    assert launched == ["_cross_entropy_sums", "_cross_entropy_gradient"]
+    launched.clear()
+    for kind in KINDS:
+        product = torch.zeros(1, 2 if kind == "swiglu" else 1, dtype=torch.bfloat16)
+        for bias in (product[0].clone(), None):
+            grad = triton_activations.forward(product, bias, kind)
+            triton_activations.backward(grad, product, bias, kind)
+    assert launched == 6 * ["_activation_forward", "_activation_backward"]
+    launched.clear()
+    weight, gradient, first, second = torch.zeros(4, 1, 1).unbind()
+    rates = Rates(lr=0.1, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.1, count=1)
+    for rounded in (logits_NV, None):
+        moved = [Moved(weight, gradient, first, second, rounded)]
+        triton_adamw.step(moved, rates, torch.ones(()))
+    triton_adamw.step(moved, rates, None, directs=True)
+    assert launched == 3 * ["_adamw_step"]

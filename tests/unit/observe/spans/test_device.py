@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
 
 from lmtrain.observe.spans.device import DeviceClock
-from lmtrain.observe.spans.format import Flag
+from lmtrain.observe.spans.format import Flag, Header, Kind, read_spans
+from lmtrain.observe.spans.recorder import Recorder
+from lmtrain.observe.spans.span_file import SpanFile
 
 
 @dataclass
@@ -103,3 +109,25 @@ def test_a_step_whose_time_is_not_known_takes_that_of_the_one_before() -> None:
     clock.next_step()
     clock.add(clock.now(), clock.now(), (2, 0))
     assert [rest[2] for rest in clock.read()] == [2]
+
+
+@pytest.mark.parametrize("kind", ["receive", "taken"])
+def test_a_message_on_the_host_within_a_forward_leaves_its_end_on_the_device(kind: str, tmp_path: Path) -> None:
+    """What a stage tells its neighbour before its first message lies on the host, whatever computes."""
+    header = Header(
+        rank=0, world_size=2, coordinate=(0, 0, 0, 0), sizes=(2, 1, 1, 1, 1), host="here", pid=1, start=0, wall_ns=0,
+        monotonic_ns=0, capacity=64, schedule="1f1b", num_microbatches=1,
+    )  # fmt: skip
+    file, device = SpanFile(tmp_path / "one.spans", header), Device()
+    spans, told = Recorder(file, DeviceClock(device)), SimpleNamespace(is_cuda=False, nbytes=48)
+    spans.begin_step(1)
+    spans.enter("forward", "", 0, 0)
+    spans.message(spans.now(told), kind, 1, told, None)
+    spans.leave()
+    spans.device.set()  # type: ignore[union-attr]
+    device.done = 99
+    spans.close()
+    found = read_spans(file.path).spans
+    (forward,) = found[found["kind"] == Kind.FORWARD]
+    assert forward["flags"] & Flag.DEVICE
+    assert forward["end_ns"] > forward["begin_ns"]
