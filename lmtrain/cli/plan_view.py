@@ -17,9 +17,7 @@ from lmtrain.cli.pipeline_picture import picture
 from lmtrain.cli.planned_run import Found
 from lmtrain.cli.say import say
 from lmtrain.cli.screen import Screen
-from lmtrain.config.base import show
 from lmtrain.observe.words import percent
-from lmtrain.parallel.recompute_settings import RecomputeSettings, SomeRecomputeSettings
 from lmtrain.plan.answers import PARTS, Answer, more, why_slower
 from lmtrain.plan.curve import Point
 from lmtrain.units import format_bytes, format_count, format_seconds
@@ -152,14 +150,10 @@ def settings(one: Answer, *, is_whole: bool) -> Iterator[str]:
             yield f"parallel.{name}={str(value).lower()}"
     yield f"train.micro_batch={one.run.micro_batch}"
     yield f"train.global_batch={one.run.global_batch}"
-    yield from settings_of(one.run.recompute, is_whole=is_whole)
+    yield from one.run.recompute.settings
+    if is_whole and getattr(one.run.recompute, "blocks", 0) is None:
+        yield "recompute.blocks=null"
     yield f"precision={one.run.precision.kind}"
-
-
-def settings_of(recompute: RecomputeSettings, *, is_whole: bool) -> Iterator[str]:
-    yield f"recompute={recompute.kind}"
-    if isinstance(recompute, SomeRecomputeSettings) and (is_whole or recompute.blocks is not None):
-        yield f"recompute.blocks={show(recompute.blocks)}"
 
 
 def shares(parts: Mapping[str, float], whole: float) -> str:

@@ -165,7 +165,8 @@ def _fills(
     yield from _data_fills(words, keys, config_dir)
     if "train.micro_batch" in keys and "train.global_batch" not in keys and not recipe:
         micro = next(word.partition("=")[2] for word in words if word.lstrip("+").startswith("train.micro_batch="))
-        yield "batch", f"train.global_batch={micro}"  # until it is known how long samples are
+        if micro.isdecimal() and int(micro):
+            yield "batch", f"train.global_batch={micro}"  # until it is known how long samples are
     if "schedule.warmup_steps" not in keys:  # because: how long it is, and the run, changes no time of a step
         yield "warmup", "schedule.warmup_steps=0"
     if "train.micro_batch" not in keys:

@@ -19,6 +19,11 @@ class RecomputeSettings(Choice):
         """For a table: `full`, or `full 24` where it is of so many blocks."""
         return self.kind
 
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """As one would type it."""
+        return (f"recompute={self.kind}",)
+
     def problems_in_model(self, num_layers: int) -> Iterator[Problem]:
         """What is wrong with these settings for a model of this depth; train/config asks, and the planner."""
         return iter(())
@@ -42,6 +47,10 @@ class SomeRecomputeSettings(RecomputeSettings):
     @property
     def words(self) -> str:
         return self.kind if self.blocks is None else f"{self.kind} {self.blocks}"
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        return (*super().settings, *[f"recompute.blocks={self.blocks}"] * (self.blocks is not None))
 
     def problems(self) -> Iterator[Problem]:
         yield from self.at_least(1, "blocks", "Use null for all blocks, or recompute=none for none.")

@@ -261,6 +261,9 @@ def test_the_page_stands_alone(tmp_path: Path) -> None:
     assert "url(" not in text
     assert "@import" not in text
     assert "prefers-color-scheme: dark" in text
+    drawn = set(re.findall(r"\.(\w+) \{[^}]*stroke: var", text))  # lines, which would cover what is written
+    assert "grid" in drawn
+    assert not drawn & {kind for kinds in re.findall(r'<text [^>]*class="([^"]*)"', text) for kind in kinds.split()}
     coloured = set(re.findall(r'class="([mp]-\w+)', text))
     assert len(coloured) > 8
     assert all(f".{name}" in text for name in coloured)
@@ -307,6 +310,8 @@ def test_the_page_stands_alone(tmp_path: Path) -> None:
         (["hardware=h100", "gpus=8", "parallel=single"], 2, "Give sizes, as in parallel.tp=8"),
         ([*SHARED, "--nodes-per-switch", "1"], 78, "Use --nodes-per-switch 2"),
         (["hardware=h100", "gpus=8", "--price", "2"], 2, "Add tokens=300B"),
+        (["hardware=h100", "gpus=8", "tokens=1B", "--price", "inf"], 2, "Use --price 2.5"),
+        (["hardware=h100", "gpus=8", "train.micro_batch=x"], 2, "error: train.micro_batch=x"),
         (["hardware=h100", "gpus=8", "--layout", "tp=2", "--doublings", "2"], 2, "nothing to --layout"),
         (["hardware=h100", "gpus=8", "--doublings", "0", "--grow-batch"], 2, "Leave one of them out"),
         (["--calibrate", "--top", "3"], 2, "--top means nothing to --calibrate"),
