@@ -78,9 +78,7 @@ except PeerLostError as error:
 
 
 def started(folder: Path, rank: int) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", RANK, str(rank), str(folder)], stdout=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen([sys.executable, "-c", RANK, str(rank), str(folder)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     return process
 
