@@ -9,6 +9,7 @@ rank = ((pp * dp_replicate + r) * dp_shard + s) * tp + t.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from lmtrain.errors import LayoutError
@@ -66,7 +67,9 @@ class Layout:
 
 def divisors(value: int, limit: int | None = None) -> list[int]:
     """Every legal answer to "what divides this?": the way out in most layout messages."""
-    return [d for d in range(1, min(value, limit or _MOST_DIVISOR) + 1) if value % d == 0]
+    most = limit or _MOST_DIVISOR
+    small = [d for d in range(1, min(math.isqrt(max(value, 0)), most) + 1) if value % d == 0]
+    return sorted({*small, *(d for one in small if (d := value // one) <= most)})
 
 
 def words(values: list[int]) -> str:

@@ -12,6 +12,7 @@ _BYTES = {"": 1, "b": 1} | {
     for suffix, base in (("", 1000), ("i", 1024))
 }
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_ROUNDING = 1e-9  # because: 1.1B is no whole number of floating-point billions
 _NUMBER = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)\s*")
 
 
@@ -27,7 +28,10 @@ def _parse(text: str, units: dict[str, int] | dict[str, float], example: str) ->
 
 def parse_count(text: str) -> int:
     """Turn 300B into 300_000_000_000; k, M, B and T are powers of a thousand."""
-    return round(_parse(text, _COUNT, "2000, 10M or 300B"))
+    value = _parse(text, _COUNT, "2000, 10M or 300B")
+    if abs(value - round(value)) > _ROUNDING * value:
+        raise ValueError("is not a whole number")
+    return round(value)
 
 
 def parse_bytes(text: str) -> int:

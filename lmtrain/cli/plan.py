@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -86,6 +87,8 @@ def plan(
     from lmtrain.cli.planning import asked, on_nodes_of
 
     question = asked(overrides or [], layout, config_dir, config_name)
+    if price == math.inf:
+        raise UsageError(f"--price {price:g} is not a sum of money. Use --price 2.5, or another number of dollars.")
     if price is not None and question.tokens is None:
         raise UsageError(f"--price {price:g} is paid for a run's tokens, and they are not given. Add tokens=300B.")
     if gpus_per_node is not None:

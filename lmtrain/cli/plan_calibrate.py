@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -38,6 +39,10 @@ def calibrate_runs(words: Sequence[str], config_dir: Path | None, out: Path | No
             f"--calibrate was given {len(folders)} runs, and each is judged by what the others say. "
             "Name two or more folders of runs, of different widths, lengths or layouts."
         )
+    if twice := next((one for at, one in enumerate(folders) if one.resolve() in map(Path.resolve, folders[:at])), None):
+        raise UsageError(
+            f"--calibrate was given {twice} twice, and each run is judged by what the others say. Name it once."
+        )
     configs = [_config(folder) for folder in folders]
     hardware = _hardware([word for word in words if "=" in word], configs, config_dir)
     pairs = zip(folders, configs, strict=True)
@@ -69,7 +74,17 @@ def _measured(folder: Path, config: RunConfig) -> Measured:
     from lmtrain.plan.calibrate import Measured
     from lmtrain.train.forecast import planned_of
 
-    times = _step_times(config, read_metrics(folder / "metrics.jsonl"))
+    path = folder / "metrics.jsonl"
+    try:
+        times = _step_times(config, read_metrics(path))
+        are_times = all(0 < seconds < math.inf for seconds in times)
+    except (KeyError, TypeError):  # because: rows of ours have these fields, and numbers in them
+        are_times = False
+    if not are_times:
+        raise DataError(
+            f"{path} has rows that say no time, or one that is not after the row before. It is damaged or not one of "
+            "our files. Leave this run out."
+        )
     if len(times) < _LEAST_TIMES:
         raise DataError(
             f"{folder} tells of {len(times)} times between rows of metrics, after its first {_FIRST_STEPS} steps and "

@@ -44,7 +44,7 @@ def layouts_map(cells: dict[tuple[int, int], Answer | float], best: Answer | Non
                             said,
                             style,
                         )
-                        yield text(x + wide / 2, y + 18, step(one.seconds), "cell", "middle")
+                        yield text(x + wide / 2, y + 18, step(one.seconds), anchor="middle")
                         yield text(x + wide / 2, y + 33, f"{one.mfu:.0%}", "small", "middle")
                     case float() as needed:
                         yield rect(x + 1, y + 1, wide - 2, high - 2, "unfit", f"pp {pp}, tp {tp}: does not fit")

@@ -89,7 +89,7 @@ def row(found: Found, at: int, one: Answer, wide: bool) -> Cells:
     stages = {"pp": str(parallel.pp), "vp": str(parallel.vp), "schedule": parallel.schedule}
     cells = {"#": str(at), "pp": stages["pp"], "vp": stages["vp"], "tp": str(parallel.tp), "dp": copies}
     cells |= {"zero": str(parallel.zero), "<schedule": stages["schedule"] if parallel.pp > 1 else "-"}
-    cells |= {"micro": str(run.micro_batch), "<recompute": run.recompute.kind}
+    cells |= {"micro": str(run.micro_batch), "<recompute": run.recompute.words}
     cells |= {"step": step_time(one.seconds) if wide else likely(one)}
     cells |= {"80%": f"{step_time(low)}-{step_time(high)}"} if wide else {}
     cells |= {"GiB": f"{one.held / 2**30:.1f}", "MFU": percent(one.mfu)}
@@ -138,19 +138,21 @@ def of_best(found: Found, best: Answer) -> Iterator[tuple[str, str]]:
         yield "cost", f"${cost[0]:,.0f} (${cost[1]:,.0f} to ${cost[2]:,.0f})"
     if every := found.save_every:
         yield "save every", f"{format_seconds(every[0])} to {format_seconds(every[1])}, by Young and Daly"
-    yield "settings", " ".join(settings(best))
+    yield "settings", " ".join(settings(best, is_whole=found.question.has_layout))
 
 
-def settings(one: Answer) -> Iterator[str]:
-    """Words for `lmtrain pretrain`: what differs from the usual."""
+def settings(one: Answer, *, is_whole: bool) -> Iterator[str]:
+    """Words for `lmtrain pretrain`: what differs from the usual; all, where a config has a layout of its own."""
     usual, parallel = type(one.run.parallel)(), one.run.parallel
     for name in ("pp", "vp", "dp_replicate", "dp_shard", "tp", "zero", "sequence_parallel", "schedule", "balance"):
         value = getattr(parallel, name)
-        if value != getattr(usual, name):
+        if is_whole or value != getattr(usual, name):
             yield f"parallel.{name}={str(value).lower()}"
     yield f"train.micro_batch={one.run.micro_batch}"
     yield f"train.global_batch={one.run.global_batch}"
-    yield f"recompute={one.run.recompute.kind}"
+    yield from one.run.recompute.settings
+    if is_whole and getattr(one.run.recompute, "blocks", 0) is None:
+        yield "recompute.blocks=null"
     yield f"precision={one.run.precision.kind}"
 
 
@@ -177,7 +179,7 @@ def layout_of(one: Answer) -> str:
     parallel = one.run.parallel
     sizes = [f"{axis}={getattr(parallel, axis)}" for axis in ("pp", "tp", "dp_replicate", "dp_shard", "zero")]
     stages = f"{parallel.schedule} vp={parallel.vp}, " if parallel.pp > 1 else ""
-    return f"{' '.join(sizes)}, {stages}microbatch {one.run.micro_batch}, recompute {one.run.recompute.kind}"
+    return f"{' '.join(sizes)}, {stages}microbatch {one.run.micro_batch}, recompute {one.run.recompute.words}"
 
 
 def row_of(point: Point, by: str) -> Cells:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -56,6 +57,7 @@ class Question:
     fixed: Fixed
     tokens: int | None
     assumed: tuple[Open, ...]
+    has_layout: bool = False  # whether the config has a layout besides, which this one has to overrule
 
 
 def asked(words: Sequence[str], layout: str | None, config_dir: Path | None, name: str) -> Question:
@@ -69,12 +71,14 @@ def asked(words: Sequence[str], layout: str | None, config_dir: Path | None, nam
         raise UsageError(f"{whole} chooses a whole layout, which is searched. Give sizes, as in parallel.tp=8.")
     given = [word for word in rest if word.lstrip("+").startswith("parallel.")]
     fixed: dict[str, Any] = dict(_one(word.lstrip("+").removeprefix("parallel.")) for word in given)
+    build_settings(ParallelSettings, fixed | {"auto": True}, "parallel")  # judged each by itself
     rest = [word for word in rest if word not in given and not word.startswith("hardware.")]
     keys = {word.lstrip("+~").partition("=")[0] for word in rest}
     fills = dict(_fills(rest, keys, hardware, config_dir, own.get("tokens")))
     composed = compose(RunConfig, [*rest, *fills.values()], config_dir=config_dir, name=name)
     config = replace(composed, hardware=hardware)  # whether it can be priced there is judged with all else
-    config, assumed = _batch(config, gpus, "train.global_batch" not in keys and recipe is None)
+    shares = gpus * (config.train.micro_batch if "train.micro_batch" in keys else 1)
+    config, assumed = _batch(config, shares, "train.global_batch" not in keys and recipe is None)
     run, vocab = _vocab(config)
     assumed = [*assumed, *vocab]
     if "precision" in fills:
@@ -85,8 +89,9 @@ def asked(words: Sequence[str], layout: str | None, config_dir: Path | None, nam
     steps = config.train.steps if recipe is not None or "train.steps" in keys else None
     tokens = config.train.tokens or (steps and steps * run.global_batch * run.shape.seq_len)
     question = Question(
-        config=config, run=run, hardware=hardware, gpus=gpus, fixed=fixed, tokens=tokens, assumed=tuple(assumed)
-    )
+        config=config, run=run, hardware=hardware, gpus=gpus, fixed=fixed, tokens=tokens, assumed=tuple(assumed),
+        has_layout=recipe is not None or composed.parallel != ParallelSettings(),
+    )  # fmt: skip
     return question if layout is None else replace(question, fixed=_whole(question, layout))
 
 
@@ -157,13 +162,13 @@ def _fills(
     if tokens is not None:
         yield "tokens", f"train.tokens={tokens}"
         yield "steps", "train.steps=null"
-    if not any(key.partition(".")[0] == "data" for key in keys):
-        model = next((word.partition("=")[2] for word in words if word.startswith("model=")), "")
-        file = config_file("model", model, config_dir) if model else None
-        tree: Any = read_yaml(file).data if file else {}
-        if tree.get("kind") == "bert":
-            yield "data", "data=masked"
-        yield "path", "data.path=none"
+    yield from _data_fills(words, keys, config_dir)
+    if "train.micro_batch" in keys and "train.global_batch" not in keys and not recipe:
+        micro = next(word.partition("=")[2] for word in words if word.lstrip("+").startswith("train.micro_batch="))
+        if micro.isdecimal() and int(micro):
+            yield "batch", f"train.global_batch={micro}"  # until it is known how long samples are
+    if "schedule.warmup_steps" not in keys:  # because: how long it is, and the run, changes no time of a step
+        yield "warmup", "schedule.warmup_steps=0"
     if "train.micro_batch" not in keys:
         yield "micro", "train.micro_batch=1"
     if recipe:  # because: its layout is one of those that are searched, and need not go with this batch
@@ -173,19 +178,35 @@ def _fills(
         yield "precision", f"precision={max(('bf16', 'fp16', 'fp32'), key=hardware.peak)}"
 
 
-def _batch(config: RunConfig, gpus: int, is_open: bool) -> tuple[RunConfig, list[Open]]:
-    """A batch that all devices can share, and a smaller and a larger one."""
+def _data_fills(words: Sequence[str], keys: set[str], config_dir: Path | None) -> Iterator[tuple[str, str]]:
+    if "experiment" in keys and any(key.partition(".")[0] == "data" for key in keys):
+        return  # because: which kind of data a recipe chooses is not known here
+    if "data" not in keys:
+        model = next((word.partition("=")[2] for word in words if word.startswith("model=")), "")
+        file = config_file("model", model, config_dir) if model else None
+        tree: Any = read_yaml(file).data if file else {}
+        if tree.get("kind") == "bert":
+            yield "data", "data=masked"
+    if "data.path" not in keys and "data=blend" not in words:
+        yield "path", "data.path=none"
+
+
+def _batch(config: RunConfig, shares: int, is_open: bool) -> tuple[RunConfig, list[Open]]:
+    """A batch that is a multiple of `shares`, so that all devices can share it, and a smaller and a larger one."""
     if not is_open:
         return config, []
 
     def with_batch(samples: float) -> RunConfig:
-        count = max(round(samples / gpus), 1) * gpus
+        count = max(round(samples / shares), 1) * shares
         return replace(config, train=replace(config.train, global_batch=count))
 
     usual = with_batch(USUAL_TOKENS / config.seq_len)
     batch = usual.train.global_batch
-    others = {with_batch(batch * factor).train.global_batch: with_batch(batch * factor) for factor in (0.25, 4)}
-    runs = {f"{count:,}": _known(one)[0] for count, one in others.items() if count != batch}
+    runs = dict[str, Planned]()
+    for factor in (0.25, 4):
+        with suppress(LmtrainError):  # because: what is given may not go with other batches than the usual one
+            if (one := with_batch(batch * factor)).train.global_batch != batch:
+                runs[f"{one.train.global_batch:,}"] = _known(one)[0]
     said = f"train.global_batch is not given: {batch:,} samples, {format_count(batch * config.seq_len)} tokens a step"
     return usual, [Open(said=said, others=runs)]
 
@@ -232,11 +253,15 @@ def _whole(question: Question, layout: str) -> Fixed:
     """--layout: what it does not name is as usual; copies fill the devices."""
     fixed = dict(question.fixed)
     for item in filter(None, layout.split(",")):
-        key, text = _pair(item.strip())
+        key, text = _pair(item.strip().removeprefix("parallel."))
         if key in ("micro_batch", "recompute"):
             word = "train.micro_batch" if key == "micro_batch" else key
             raise UsageError(f"--layout {item} is not of a layout. Add {word}={text} beside it.")
-        fixed |= dict([_one(f"{key}={text}")])
+        if fixed.get(key, value := _one(f"{key}={text}")[1]) != value:
+            raise UsageError(
+                f"--layout {layout} has {key}={text}, and {key}={show(fixed[key])} is given too. Leave one of them out."
+            )
+        fixed[key] = value
     sizes = {key: value for key, value in fixed.items() if key in _OF_PARALLEL}
     cut = math.prod(max(sizes.get(key, 1), 1) for key in ("pp", "tp", "dp_replicate"))
     sizes.setdefault("dp_shard", max(question.gpus // cut, 1))

@@ -34,6 +34,8 @@ TasksPerNode = Annotated[int | None, typer.Option(min=1, help="Processes on each
 SpareNodes = Annotated[
     int, typer.Option(min=0, help="Ask for so many nodes more; a node that loses a process is then left out.")
 ]
+# minutes, minutes:seconds, hours:minutes:seconds, or with days before the hours; none at all
+_TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.ASCII | re.IGNORECASE)
 Time = Annotated[str | None, typer.Option(metavar="LIMIT", help="Slurm's time limit, as in 4:00:00 or 2-12.")]
 Partition = Annotated[str | None, typer.Option(metavar="NAME", help="Slurm's partition.")]
 Account = Annotated[str | None, typer.Option(metavar="NAME", help="Slurm's account.")]
@@ -178,6 +180,11 @@ class _Asked:
             raise UsageError(
                 f"--container-image={self.container_image} and --container-command both start a container. "
                 "Give one of them."
+            )
+        if self.time is not None and not _TIME.fullmatch(self.time):
+            raise UsageError(
+                f"--time={self.time} is not a time limit of Slurm's. Write it as in 90 (minutes), 4:00:00 or 2-12 "
+                "(days and hours)."
             )
         for option, words in (("--sbatch", self.sbatch), ("--srun", self.srun)):
             for word in words or ():

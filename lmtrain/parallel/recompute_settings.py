@@ -14,6 +14,16 @@ from lmtrain.placement.parallel_settings import ParallelSettings
 class RecomputeSettings(Choice):
     room: ClassVar[str] = "lmtrain.parallel"
 
+    @property
+    def words(self) -> str:
+        """For a table: `full`, or `full 24` where it is of so many blocks."""
+        return self.kind
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """As one would type it."""
+        return (f"recompute={self.kind}",)
+
     def problems_in_model(self, num_layers: int) -> Iterator[Problem]:
         """What is wrong with these settings for a model of this depth; train/config asks, and the planner."""
         return iter(())
@@ -33,6 +43,14 @@ class NoRecomputeSettings(RecomputeSettings):
 @dataclass(frozen=True, kw_only=True)
 class SomeRecomputeSettings(RecomputeSettings):
     blocks: int | None = None  # how many blocks of the model, from its first; null for all
+
+    @property
+    def words(self) -> str:
+        return self.kind if self.blocks is None else f"{self.kind} {self.blocks}"
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        return (*super().settings, *[f"recompute.blocks={self.blocks}"] * (self.blocks is not None))
 
     def problems(self) -> Iterator[Problem]:
         yield from self.at_least(1, "blocks", "Use null for all blocks, or recompute=none for none.")

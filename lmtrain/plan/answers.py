@@ -101,6 +101,7 @@ class Answer:
         return {
             "parallel": {name: getattr(parallel, name) for name in names},
             "micro_batch": self.run.micro_batch, "recompute": self.run.recompute.kind,
+            "recompute_blocks": getattr(self.run.recompute, "blocks", None),
             "precision": self.run.precision.kind, "gpus": self.gpus, "step_s": self.seconds,
             "step_s_80_percent": list(self.between), "tokens_per_s": self.tokens_per_s,
             "tokens_per_s_per_gpu": self.tokens_per_s / self.gpus, "mfu": self.mfu, "bubble": self.bubble,

@@ -65,11 +65,13 @@ def _group(c: Columns, f: Factors, size: Column, stride: Column) -> Group:
 def _in_a_node(c: Columns, size: Column, stride: Column) -> Column:
     """How many ranks of a group are in a node, at the least: one that lies across two nodes may have few in one.
 
-    A run is spread evenly over as few nodes as it needs: 128 devices are 64 in each of two racks of 72.
+    A run is spread evenly over as few nodes as it needs: 128 devices are 64 in each of two racks of 72. A group that is
+    all of the run has all that a node holds: of 15 devices on nodes of 8 at least 7.
     """
     devices = c.pp * c.dp * c.tp
     filled = np.floor(devices / np.ceil(devices / c.node))
-    together = np.gcd(filled.astype(np.int64), np.rint(size * stride).astype(np.int64))
+    span = np.rint(size * stride)
+    together = np.where(span >= devices, filled, np.gcd(filled.astype(np.int64), span.astype(np.int64)))
     found: Column = np.clip(np.floor(together / stride), 1, size)
     return found
 

@@ -105,7 +105,8 @@ def _grown(found: Ranked, place: int, other: int) -> str:
 def _nothing_is_legal(run: Planned, num_processes: int, hardware: Hardware, fixed: Mapping[str, Any]) -> str:
     near = sorted(divisors(run.global_batch, run.global_batch), key=lambda count: abs(count - num_processes))
     counts = sorted(count for count in near[:_NUM_NAMED] if len(legal(run, count, hardware, fixed)))
-    given = [f"{key}={show(value)}" for key, value in fixed.items() if key != "recompute"]
+    named = {"micro_batch": "train.micro_batch"}
+    given = [f"{named.get(key, f'parallel.{key}')}={show(one)}" for key, one in fixed.items() if key != "recompute"]
     return (
         f"parallel.auto=true finds no layout of {num_processes} processes{' with ' * bool(given)}{' and '.join(given)} "
         f"that takes train.global_batch={run.global_batch}, model.num_layers={run.shape.num_layers} and "
@@ -127,7 +128,7 @@ def _nothing_fits(found: Ranked, num_processes: int) -> str:
 def _words(run: Planned) -> str:
     said = [layout_words(run.parallel)]
     said += [run.parallel.schedule] if run.parallel.pp > 1 else []
-    return ", ".join([*said, f"train.micro_batch={run.micro_batch}", f"recompute={run.recompute.kind}"])
+    return ", ".join([*said, f"train.micro_batch={run.micro_batch}", *run.recompute.settings])
 
 
 def _value(run: Planned, key: str) -> Any:

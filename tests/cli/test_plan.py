@@ -85,13 +85,66 @@ def test_one_layout_is_priced_as_it_stands() -> None:
     assert facts["layouts"] == {"legal": 1, "priced": 1, "fitting": 1}
 
 
+def _printed(*words: str) -> tuple[str, ...]:
+    line = next(line for line in lmtrain(*words).splitlines() if line.startswith("settings "))
+    return tuple(line.split()[1:])
+
+
 @pytest.mark.wide
-def test_the_words_it_prints_make_the_run_it_priced(tmp_path: Path) -> None:
-    words = next(line for line in lmtrain(*FEW).splitlines() if line.startswith("settings ")).split()[1:]
+def test_the_words_it_prints_make_the_run_it_priced() -> None:
+    words = _printed(*FEW)
     config = json.loads(lmtrain("pretrain", "model=gpt2_small", "data.path=x", *words, "--print-config", "--json"))
     best = facts_of()["best"][0]
     assert {key: config["parallel"][key] for key in best["parallel"]} == best["parallel"]
     assert config["train"]["global_batch"] == 64
+
+
+@pytest.mark.parametrize("source", ["recipe", "root"])
+def test_they_overrule_the_layout_that_a_config_has(tmp_path: Path, source: str) -> None:
+    words = ["model=gpt2_small", "hardware=h100", "train.global_batch=64", "--config-dir", str(tmp_path)]
+    layout = "parallel:\n  tp: 2\n  dp_replicate: 4\n  sequence_parallel: false\n"
+    if source == "recipe":
+        (tmp_path / "experiment").mkdir()
+        (tmp_path / "experiment" / "mine.yaml").write_text(f"# @package _global_\n{layout}", encoding="utf-8")
+        words.append("experiment=mine")
+    else:
+        root = Path("conf/pretrain.yaml").read_text(encoding="utf-8")
+        (tmp_path / "mine.yaml").write_text(f"{root}\n{layout}", encoding="utf-8")
+        words += ["--config-name", "mine"]
+    given = ("recompute=full", "recompute.blocks=3", "train.micro_batch=8", "--layout", "tp=1,dp_shard=8")
+    said = _printed("plan", *words, "gpus=8", *given)
+    config = json.loads(lmtrain("pretrain", "data.path=x", *words, *said, "--print-config", "--json"))
+    sizes = {"tp": 1, "dp_replicate": 1, "dp_shard": 8, "sequence_parallel": True}
+    assert {key: config["parallel"][key] for key in sizes} == sizes
+    assert config["recompute"] == {"kind": "full", "blocks": 3}
+
+
+def test_a_number_of_blocks_that_are_computed_again_is_said() -> None:
+    words = ("--layout", "dp_shard=8", "recompute=full", "recompute.blocks=3")
+    assert re.search(r" full 3 +\d", lmtrain(*SMALL, *words))
+    assert json.loads(lmtrain(*SMALL, *words, "--json"))["best"][0]["recompute_blocks"] == 3
+
+
+def test_a_microbatch_that_is_given_makes_the_batch_a_multiple_of_itself() -> None:
+    words = ("plan", "model=gpt2_small", "hardware=h100", "gpus=8", "--layout", "dp_shard=8", "--json")
+    assert json.loads(lmtrain(*words, "train.micro_batch=48"))["global_batch"] == 11 * 8 * 48
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["model=gpt2_small", "data.document_mask=true"], ["model=bert_base", "data=masked", "data.min_sentences=3"]],
+)
+def test_data_says_how_it_is_read_and_needs_no_path(words: list[str]) -> None:
+    facts = json.loads(lmtrain("plan", *words, "hardware=h100", "gpus=8", "--layout", "dp_shard=8", "--json"))
+    assert facts["best"][0]["step_s"] > 0
+
+
+def test_a_short_run_is_planned_whatever_its_schedule() -> None:
+    """Nor do other batches that are only looked at have to go with what is given."""
+    words = ("plan", "model=gpt2_small", "hardware=h100", "gpus=8", "--layout", "dp_shard=8", "--json")
+    assert json.loads(lmtrain(*words, "tokens=100M"))["tokens"] == 100_000_000
+    facts = json.loads(lmtrain(*words, "tokens=1B", "schedule.warmup_steps=100"))
+    assert facts["assumed"][0]["tokens_per_s"] is not None
 
 
 def test_what_is_given_is_kept() -> None:
@@ -208,6 +261,9 @@ def test_the_page_stands_alone(tmp_path: Path) -> None:
     assert "url(" not in text
     assert "@import" not in text
     assert "prefers-color-scheme: dark" in text
+    drawn = set(re.findall(r"\.(\w+) \{[^}]*stroke: var", text))  # lines, which would cover what is written
+    assert "grid" in drawn
+    assert not drawn & {kind for kinds in re.findall(r'<text [^>]*class="([^"]*)"', text) for kind in kinds.split()}
     coloured = set(re.findall(r'class="([mp]-\w+)', text))
     assert len(coloured) > 8
     assert all(f".{name}" in text for name in coloured)
@@ -222,10 +278,14 @@ def test_the_page_stands_alone(tmp_path: Path) -> None:
         (["hardware=h100", "gpu=8"], 2, "Did you mean gpus=8?"),
         (["hardware=h100", "gpus=0"], 2, "Use gpus=1."),
         (["hardware=h100", "gpus=many"], 2, "Use gpus=1024"),
+        (["hardware=h100", "gpus=1.5"], 2, "Use gpus=1024"),
         (["hardware=h100", "gpus=8", "gpus=9"], 2, "Leave one of them out"),
         (["hardware=h100", "gpus=8", "modle=x"], 2, "Did you mean model?"),
         (["hardware=h100", "gpus=8", "parallel.tpp=2"], 2, "Did you mean tp?"),
         (["hardware=h100", "gpus=8", "parallel.tp=x"], 2, "Use tp=2."),
+        (["hardware=h100", "gpus=8", "parallel.tp=0"], 2, "parallel.tp=0 must be at least 1"),
+        (["hardware=h100", "gpus=8", "parallel.vp=-1"], 2, "parallel.vp=-1 must be at least 1"),
+        (["hardware=h100", "gpus=8", "parallel.zero=4"], 2, "Use 0, 1, 2 or 3."),
         (["hardware=h100", "gpus=8", "parallel.schedule=zb"], 2, "Did you mean zb_v?"),
         (["hardware=h100", "gpus=8", "hardware.nic_GBps=abc"], 2, "is not a number"),
         (["hardware=h100", "gpus=8", "hardware.nic_GBps=0"], 2, "must be above 0"),
@@ -236,6 +296,9 @@ def test_the_page_stands_alone(tmp_path: Path) -> None:
         (["hardware=h100", "gpus=8", "tokens=much"], 2, "is not a size"),
         (["hardware=h100", "gpus=8", "--layout", "tp"], 2, "Use tp=VALUE"),
         (["hardware=h100", "gpus=8", "--layout", "tp=3"], 2, "Use gpus=6"),
+        (["hardware=h100", "gpus=8", "--layout", "tp=2,tp=4"], 2, "tp=2 is given too"),
+        (["hardware=h100", "gpus=8", "--layout", "tp=2", "parallel.tp=4"], 2, "tp=4 is given too"),
+        (["hardware=h100", "gpus=8", "--layout", "parallel.tp=3"], 2, "Use gpus=6"),
         (["hardware=h100", "gpus=8", "--layout", "micro_batch=2"], 2, "Add train.micro_batch=2 beside it"),
         (["hardware=h100", "gpus=8", "--layout", "zero=0"], 2, "Use zero=1"),
         (["hardware=h100", "gpus=8", "--layout", "tp=8"], 78, "does not divide model.num_heads=12"),
@@ -247,6 +310,8 @@ def test_the_page_stands_alone(tmp_path: Path) -> None:
         (["hardware=h100", "gpus=8", "parallel=single"], 2, "Give sizes, as in parallel.tp=8"),
         ([*SHARED, "--nodes-per-switch", "1"], 78, "Use --nodes-per-switch 2"),
         (["hardware=h100", "gpus=8", "--price", "2"], 2, "Add tokens=300B"),
+        (["hardware=h100", "gpus=8", "tokens=1B", "--price", "inf"], 2, "Use --price 2.5"),
+        (["hardware=h100", "gpus=8", "train.micro_batch=x"], 2, "error: train.micro_batch=x"),
         (["hardware=h100", "gpus=8", "--layout", "tp=2", "--doublings", "2"], 2, "nothing to --layout"),
         (["hardware=h100", "gpus=8", "--doublings", "0", "--grow-batch"], 2, "Leave one of them out"),
         (["--calibrate", "--top", "3"], 2, "--top means nothing to --calibrate"),

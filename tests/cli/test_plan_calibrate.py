@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,3 +53,28 @@ def test_what_tells_nothing_is_refused(tmp_path: Path) -> None:
     place = lmtrain("plan", "--calibrate", tmp_path, "--out", tmp_path / "desk.yaml", code=2)
     assert f"--out={tmp_path / 'hardware' / 'desk.yaml'}" in place
     assert "Add --calibrate" in lmtrain("plan", "gpus=8", "--out", "x.yaml", code=2)
+
+
+def _run(folder: Path, **damage: Any) -> Path:
+    """With rows as they should be, but for `damage`: values of the last row, or None to leave a field out."""
+    folder.mkdir()
+    config = lmtrain("pretrain", "model=gpt_tiny", "data.path=x", "model.vocab_size=400", "--print-config", "--json")
+    (folder / "config.json").write_text(config, encoding="utf-8")
+    rows = [{"event": "step", "step": step, "attempt": 1, "elapsed_s": 0.1 * step} for step in range(1, 16)]
+    rows[-1] = {key: value for key, value in (rows[-1] | damage).items() if value is not None}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("damage", [{"elapsed_s": 0.1}, {"elapsed_s": "x"}, {"elapsed_s": None}, {"attempt": None}])
+def test_rows_without_a_time_are_refused(tmp_path: Path, damage: dict[str, Any]) -> None:
+    runs = _run(tmp_path / "good"), _run(tmp_path / "bad", **damage)
+    said = lmtrain("plan", "--calibrate", *runs, "hardware=cpu", code=65)
+    assert f"{tmp_path / 'bad' / 'metrics.jsonl'} has rows that say no time" in said
+
+
+def test_a_run_says_nothing_of_itself(tmp_path: Path) -> None:
+    run = _run(tmp_path / "run")
+    said = lmtrain("plan", "--calibrate", run, tmp_path / "other" / ".." / "run", "hardware=cpu", code=2)
+    assert "twice" in said
+    assert "Name it once" in said

@@ -314,6 +314,8 @@ def test_nodes_and_tasks_follow_from_the_layout(toy: Toy, tmp_path: Path, words:
         (("--gpus-per-node", 2, "--tasks-per-node", 2), 2, "said once"),
         (("--tasks-per-node", 3, *EIGHT), 78, "--tasks-per-node=3 does not divide the 8 processes of pp 2 x dp_shard "
          "2 x tp 2, zero 1, and nodes are all alike. Use --tasks-per-node=2 on 4 nodes"),
+        (("--gpus-per-node", 2, "--time", "4h"), 2, "--time=4h is not a time limit of Slurm's. Write it as in 90"),
+        (("--gpus-per-node", 2, "--time", ""), 2, "is not a time limit of Slurm's"),
         (("--gpus-per-node", 2, "parallel.tp=3"), 78, "parallel.tp=3 does not divide model.num_heads=2"),
         *(pytest.param(("--gpus-per-node", 2, *one), *rest, marks=pytest.mark.wide) for one, *rest in MORE_REFUSALS),
     ],

@@ -50,5 +50,9 @@ def test_a_rank_outside_is_refused(rank: int) -> None:
 def test_divisors_and_their_words() -> None:
     assert divisors(12) == [1, 2, 3, 4, 6, 12]
     assert divisors(12, limit=4) == [1, 2, 3, 4]
+    assert divisors(36) == [1, 2, 3, 4, 6, 9, 12, 18, 36]
+    assert divisors(2**60) == [2**n for n in range(13)]
+    assert divisors(10**12, limit=10**12)[-2:] == [5 * 10**11, 10**12]
+    assert divisors(0) == divisors(-6) == []
     assert words([1, 2, 4]) == "1, 2 or 4"
     assert words([7]) == "7"

@@ -16,6 +16,7 @@ from lmtrain import units
     [
         (units.parse_count, "300B", 300_000_000_000),
         (units.parse_count, "1.5M", 1_500_000),
+        (units.parse_count, "1.1B", 1_100_000_000),
         (units.parse_count, "10_000", 10_000),
         (units.parse_count, " 2 k ", 2000),
         (units.parse_count, "2.56e6", 2_560_000),
@@ -37,6 +38,12 @@ def test_sizes_are_read(read: Callable[[str], float], text: str, value: float) -
 def test_other_texts_are_refused_with_an_example(read: Callable[[str], float], text: str) -> None:
     with pytest.raises(ValueError, match="is not a size such as"):
         read(text)
+
+
+@pytest.mark.parametrize("text", ["1.5", "0.5", "1.0005k"])
+def test_a_part_of_one_is_no_count(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a whole number"):
+        units.parse_count(text)
 
 
 @pytest.mark.parametrize(

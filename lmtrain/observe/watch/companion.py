@@ -186,6 +186,7 @@ class Companion:
     def obey(self, message: dict[str, Any]) -> None:
         if message.get("over"):
             self.over = True
+            self.control.send(message)  # because: a rank that is yet to leave would miss its companion
         elif message.get("verdict") and self.verdict is None:
             self.verdict = message
             if message.get("kind") == HANG_KIND and not self.rank_gone:

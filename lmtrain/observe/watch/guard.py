@@ -76,7 +76,7 @@ class Watch:
         try:
             port = self._start(told, leads)
         except (OSError, ValueError) as error:
-            warn(f"warning: {self.process.who} is not watched, as its companion could not be started ({error}).")
+            warn(f"{self.process.who} is not watched, as its companion could not be started ({error}).")
             port = None
         if leads:
             host = "127.0.0.1" if on_node else Rendezvous.detect(self.process).host
@@ -105,6 +105,7 @@ class Watch:
 
     def _listen(self) -> None:
         assert self._control is not None
+        is_over = False  # rank 0 is done, and this process is about to be
         with suppress(OSError), self._control.makefile("r") as lines:
             for line in lines:
                 message = json.loads(line)
@@ -116,11 +117,13 @@ class Watch:
                     self._verdict = message
                     self._answered.set()
                     self._end(message)
+                elif message.get("over"):
+                    is_over = True
                 else:
                     self._answered.set()
         self._answered.set()
-        if not (self._left.is_set() or self._verdict):
-            warn(f"warning: {self.process.who} is not watched any more, as its companion is gone.")
+        if not (self._left.is_set() or self._verdict or is_over):
+            warn(f"{self.process.who} is not watched any more, as its companion is gone.")
 
     def _end(self, verdict: dict[str, Any]) -> None:
         """Where the main thread has not left by itself."""

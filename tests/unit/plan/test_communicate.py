@@ -45,6 +45,15 @@ def test_a_run_is_spread_evenly_over_the_nodes_it_needs() -> None:
     assert found.local[0] == 32, "64 of 72 in each of two racks"
 
 
+@pytest.mark.parametrize(("dp", "tp", "local"), [(15, 1, 7), (30, 1, 7), (15, 2, 3), (12, 1, 6), (16, 1, 8)])
+def test_a_group_that_is_all_of_the_run_has_all_of_a_node(dp: int, tp: int, local: int) -> None:
+    """15 on nodes of 8 are 8 and 7, and its ring leaves a node once: it is no dearer than that of 16."""
+    c = columns([gpt3(pp=1, tp=tp, dp=dp)])
+    found = dp_group(c, F, c.dp)
+    assert found.local[0] == local
+    assert found.bytes_per_s[0] == pytest.approx(200e9 * F["nic_share"] * local / 8)
+
+
 def test_copies_of_a_node_that_is_cut_in_two_share_its_adapters() -> None:
     """Eight ranks of a node are in as many groups, however many cuts there are."""
     speeds = [float(dp_group(c, F, c.dp).bytes_per_s[0]) for c in (columns([gpt3(tp=tp, dp=64)]) for tp in (8, 16, 32))]

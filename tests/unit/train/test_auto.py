@@ -6,6 +6,7 @@ import pytest
 
 from lmtrain.config.compose import compose
 from lmtrain.errors import LayoutError, SettingsError
+from lmtrain.parallel.recompute_settings import FullRecomputeSettings
 from lmtrain.train.auto import choose, chosen_before, conditions
 from lmtrain.train.config import RunConfig
 
@@ -36,6 +37,17 @@ def test_a_choice_is_of_as_many_processes_and_keeps_the_conditions() -> None:
     assert said[0].startswith("parallel=auto: ")
     assert said[1].startswith("next best: ")
     assert chosen(8, "parallel.tp=2", "parallel.timeout_s=60", "train.micro_batch=2") == (found, said)
+
+
+def test_blocks_that_are_computed_again_are_said() -> None:
+    found, said = chosen(2, "recompute=full", "recompute.blocks=3", "parallel.pp=1")
+    assert found.recompute == FullRecomputeSettings(blocks=3)
+    assert "recompute=full, recompute.blocks=3, for 2 of h100" in said[0]
+
+
+def test_where_nothing_is_legal_the_keys_are_those_of_the_command_line() -> None:
+    with pytest.raises(LayoutError, match=r"with parallel.tp=2 and train.micro_batch=5 that takes"):
+        chosen(2, "parallel.tp=2", "train.micro_batch=5")
 
 
 def test_the_rules_of_the_whole_run_are_asked_too() -> None:

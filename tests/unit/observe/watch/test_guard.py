@@ -78,9 +78,7 @@ except PeerLostError as error:
 
 
 def started(folder: Path, rank: int) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", RANK, str(rank), str(folder)], stdout=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen([sys.executable, "-c", RANK, str(rank), str(folder)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     return process
 
@@ -105,3 +103,32 @@ def test_one_that_waits_on_its_device_ends_when_a_peer_is_lost(tmp_path: Path) -
     ranks[1].send_signal(signal.SIGKILL)
     assert end_of(ranks[1]) == (-signal.SIGKILL, "")
     assert end_of(ranks[0]) == (76, "")
+
+
+LATE = """
+import sys, threading
+from pathlib import Path
+import torch.distributed as dist
+from lmtrain.observe.watch.guard import watched
+from lmtrain.runtime.process import ProcessEnv
+from lmtrain.runtime.process_group import Peers
+
+rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+met = Peers(("n1", "n1"), dist.FileStore(str(folder / "store"), 2))
+heard = threading.Event()
+with watched(ProcessEnv(rank, 2, host="n1"), met, folder, 60.0, lambda name: heard.set()) as watch:
+    if rank == 1:
+        listens = next(thread for thread in threading.enumerate() if thread.name == "watch")
+        watch.tell_stop("a word by which rank 0 knows that the other's companion has come")
+        listens.join()
+    else:
+        heard.wait()
+"""
+
+
+def test_one_that_is_done_after_rank_0_does_not_miss_its_companion(tmp_path: Path) -> None:
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", LATE, str(rank), str(tmp_path)], stderr=subprocess.PIPE, text=True)
+        for rank in (0, 1)
+    ]
+    assert [(rank.communicate(timeout=120)[1], rank.returncode) for rank in ranks] == [("", 0), ("", 0)]
