@@ -95,7 +95,7 @@ class _RowLinear(torch.autograd.Function):
         # because: recompute that keeps products must find this one as it was, so the sum in place is of a copy
         y, summing = _start_sum(product if sequence else product.clone(), axis, sequence)
         _wait(summing, axis, product)
-        return y if bias is None else y.add_(bias)  # once, after the sum
+        return _given(y, bias)  # once, after the sum
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -116,7 +116,7 @@ class _SumParts(torch.autograd.Function):
         ctx.axis, ctx.sequence = axis, sequence
         y, summing = _start_sum(x if sequence else x.clone(), axis, sequence)
         _wait(summing, axis, x)
-        return y
+        return _given(y)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
@@ -129,11 +129,22 @@ class _TakenFromFirst(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
         ctx.is_first = axis.index == 0
         # collective: one rank's numbers and zeros of the others, over tp
-        return all_reduce(x.clone() if ctx.is_first else torch.zeros_like(x), axis)
+        return _given(all_reduce(x.clone() if ctx.is_first else torch.zeros_like(x), axis))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         return grads[0] if ctx.is_first else torch.zeros_like(grads[0]), None
+
+
+def _given(y: Tensor, bias: Tensor | None = None) -> Tensor:
+    """What a forward returns of a sum, which lies where something was changed in place; plus a bias.
+
+    because: torch 2.11's compiler takes such an output for a constant, and everything before it has gradients of 0.
+    Fused with what reads it, the copy costs nothing.
+    """
+    if torch.compiler.is_compiling():
+        return y.clone() if bias is None else y + bias
+    return y if bias is None else y.add_(bias)
 
 
 def all_reduce(
