@@ -140,7 +140,6 @@ def _given(y: Tensor, bias: Tensor | None = None) -> Tensor:
     """What a forward returns of a sum, which lies where something was changed in place; plus a bias.
 
     because: torch 2.11's compiler takes such an output for a constant, and everything before it has gradients of 0.
-    Fused with what reads it, the copy costs nothing.
     """
     if torch.compiler.is_compiling():
         return y.clone() if bias is None else y + bias
