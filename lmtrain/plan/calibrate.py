@@ -20,7 +20,7 @@ from lmtrain.plan.rank import Prices
 from lmtrain.plan.replay import price_runs
 
 FIGURES = ("peak_tflops", "memory_GBps", "link_GBps", "nic_GBps")
-FACTORS_HERE = ("inner_ramp", "seq_ramp", "gap_s", "link_latency_s", "hop_latency_s", "step_s", "update_bytes")
+FACTORS_HERE = ("side_ramp", "seq_ramp", "gap_s", "link_latency_s", "hop_latency_s", "step_s", "update_bytes")
 # how far a number may be off, as a power of e: of a data sheet's figure, of a guess, of a factor of all machines
 _KNOWN, _GUESSED, _FITTED = 0.1, 1.0, 0.5
 _NOISE = 0.05  # of a measured step, at the least

@@ -57,6 +57,7 @@ class Program:
     attention: Attention = Attention.FLASH2
     pointwise: Pointwise = Pointwise.COMPILED
     fused_rotary: bool = False  # turning queries and keys is one kernel, whatever the rest is
+    fused_loss: bool = False  # so is the loss, and writes the gradient of its logits
     eager_norm: bool = False  # a norm of single operations in fp32
     tp_overlap: Overlap = Overlap.WEIGHTS
     reduce_overlap: bool = True  # gradients are summed over dp behind the backward
@@ -148,6 +149,7 @@ class Columns:
     attention: Column
     pointwise: Column
     fused_rotary: Column
+    fused_loss: Column
     eager_norm: Column
     tp_overlap: Column
     reduce_overlap: Column

@@ -37,7 +37,7 @@ FACTORS: dict[str, Factor] = {
     "sustain_low": Factor(0.85, 0.55, 1.0, "of that again, where factors have 8 bits"),
     "sustain_4bit": Factor(0.70, 0.35, 1.0, "of that again, where factors have 4 bits"),
     "cast_passes": Factor(3.0, 0.5, 8.0, "passes over a product's inputs to scale and cast them to 8 bits or less"),
-    "inner_ramp": Factor(130.0, 20.0, 400.0, "inner length that filling and draining a tile costs"),
+    "side_ramp": Factor(130.0, 20.0, 400.0, "length that a product loses on each side: to fill, drain and read tiles"),
     "small_tile": Factor(0.85, 0.6, 1.0, "speed of a 128 x 128 tile beside one of 256 x 128"),
     "fill_power": Factor(0.7, 0.2, 1.0, "how much of a last wave's emptiness is felt: libraries split such products"),
     "unaligned": Factor(0.75, 0.5, 1.0, "speed of a product with a side that is no multiple of 64"),
@@ -60,7 +60,8 @@ FACTORS: dict[str, Factor] = {
     "passes_compiled": Factor(1.0, 0.6, 1.8, "the same, compiled"),
     "cached": Factor(0.3, 0.0, 0.8, "share of that traffic that a cache saves that holds what a pass moves"),
     "norm_bytes": Factor(60.0, 15.0, 160.0, "bytes that a norm of single operations moves a number, both ways"),
-    "loss_bytes": Factor(30.0, 8.0, 70.0, "bytes that the loss moves a logit"),
+    "loss_bytes": Factor(30.0, 8.0, 70.0, "bytes that the loss moves a logit, a kernel for each operation"),
+    "loss_fused": Factor(0.3, 0.15, 1.0, "share of these where one kernel makes it: a logit read twice, written once"),
     # collectives
     "link_share": Factor(0.75, 0.4, 0.95, "share of the links' bandwidth inside a node"),
     "nic_share": Factor(0.70, 0.3, 0.95, "share of the adapters' bandwidth, InfiniBand"),

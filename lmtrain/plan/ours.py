@@ -142,6 +142,7 @@ def program_of(run: Planned, hardware: Hardware) -> Program:
         OURS,
         attention=Attention.FLASH1 if plainer else Attention.FLASH2,
         pointwise=Pointwise.COMPILED if run.compiles else Pointwise.EAGER,
+        fused_loss=not run.loss_bytes,
         tp_overlap=Overlap.NONE if run.compiles else Overlap.WEIGHTS,  # a graph waits where it sends
         # sharding.ShardedWeights.done: second halves end behind FSDP's back, and what they made is sent after them
         reduce_overlap=not run.parallel.splits_backward,

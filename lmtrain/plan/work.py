@@ -51,7 +51,8 @@ def price_work(c: Columns, f: Factors) -> Work:
     pointwise, pointwise_back = _pointwise(c, f, tokens, heads, keys)
     columns, scored = c.vocab / c.tp, tokens * c.scored_share
     head = product(c, f, scored, columns, c.width, whole=True) + _backward(c, f, scored, columns, c.width, whole=True)
-    loss = scored * np.where(c.whole_logits > 0, c.vocab, columns) * f["loss_bytes"] / _stream(c, f)
+    loss_bytes = f["loss_bytes"] * np.where(c.fused_loss > 0, f["loss_fused"], 1.0)
+    loss = scored * np.where(c.whole_logits > 0, c.vocab, columns) * loss_bytes / _stream(c, f)
     return Work(forward, attention, pointwise, backward, attention_back, pointwise_back, head + loss)
 
 
@@ -64,7 +65,8 @@ def product(c: Columns, f: Factors, rows: Column, columns: Column, inner: Column
     peak = np.where(low > 0, c.peak * lower * np.where(low == 4, f["sustain_row"], 1.0), c.half_peak)
     odd = (rows % 64 > 0) | (columns % 64 > 0) | (inner % 64 > 0)
     share = share * np.where(odd, f["unaligned"], 1.0)
-    seconds = flops / (peak * share * _fill(c, f, rows, columns)) * (1 + f["inner_ramp"] / inner)
+    short = 1 + f["side_ramp"] * (1 / rows + 1 / columns + 1 / inner)
+    seconds = flops / (peak * share * _fill(c, f, rows, columns)) * short
     bytes_moved = c.precision * (rows * columns + rows * inner + columns * inner)
     cast = np.where(low > 0, f["cast_passes"] * (rows + columns) * inner, 0)
     return np.maximum(seconds, bytes_moved / _stream(c, f)) + cast / _stream(c, f) + f["gap_s"]

@@ -1,6 +1,7 @@
 """How far the planner's times are from published runs: errors, intervals and rankings.
 
-    python -m tests.benchmarks.plan_score published_runs.csv [--leave-one-out] [--factors] [--rows SOURCE] [--write]
+    python -m tests.benchmarks.plan_score published_runs.csv [--leave-one-out] [--factors] [--rows SOURCE]
+        [--alone SOURCE] [--write]
 
 Fits the factors, without the source that is judged where asked, and prints tables. Skips nothing silently: each row
 with a time that is not scored is counted with its reason.
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lmtrain.plan.case import columns
 from lmtrain.plan.factors import FACTORS, Factors
@@ -24,7 +26,7 @@ from tests.unit.plan.machines import nominal
 
 
 class Scored:
-    """The rows that are priced, with what was published of each."""
+    """Rows that are priced, with what was published of each."""
 
     def __init__(self, runs: Sequence[Published]) -> None:
         self.runs = runs
@@ -46,9 +48,12 @@ class Scored:
         found = np.zeros(len(self.runs))
         for source in sorted(set(self.sources)):
             mine = np.array([one == source for one in self.sources])
-            others = Scored([run for run, same in zip(self.runs, mine, strict=True) if not same])
+            others = self.where(~mine)
             found[mine] = self.errors(others.fitted())[mine]
         return found
+
+    def where(self, mine: NDArray[np.bool_]) -> Scored:
+        return Scored([run for run, kept in zip(self.runs, mine, strict=True) if kept])
 
 
 def scored(path: Path) -> tuple[Scored, dict[str, list[str]]]:
@@ -139,6 +144,7 @@ def main() -> None:
     parser.add_argument("path", type=Path)
     parser.add_argument("--leave-one-out", action="store_true")
     parser.add_argument("--rows")
+    parser.add_argument("--alone", help="a source to fit to and to judge, without the others: how far the words can go")
     parser.add_argument("--factors", action="store_true")
     parser.add_argument("--write", action="store_true", help="keep what is fitted in the planner")
     args = parser.parse_args()
@@ -157,6 +163,11 @@ def main() -> None:
         print_factors(factors, FACTORS)
     if args.rows:
         print_rows(rows, factors, args.rows)
+    if args.alone:
+        alone = rows.where(np.array([source == args.alone for source in rows.sources]))
+        r = alone.errors(alone.fitted())
+        report(alone.sources, r, "fitted to it alone")
+        studies(alone.runs, r)
     if args.leave_one_out:
         r = rows.left_out()
         report(rows.sources, r, "each source by the others")
