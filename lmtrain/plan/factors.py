@@ -51,6 +51,7 @@ FACTORS: dict[str, Factor] = {
     "flash2_newer": Factor(0.65, 0.4, 1.0, "of that, on devices that came after it"),
     "cudnn_share": Factor(0.55, 0.35, 0.75, "share of the peak of the vendor's kernel"),
     "seq_ramp": Factor(600.0, 50.0, 2500.0, "sequence that a flash kernel needs to fill the device"),
+    "head_ramp": Factor(16.0, 0.0, 40.0, "width that it loses of each head; the first kernels lose none"),
     "fused_bytes": Factor(22.0, 10.0, 45.0, "bytes of memory traffic a score, forward and backward, softmax fused"),
     "scores_bytes": Factor(60.0, 25.0, 120.0, "the same, a kernel for each operation"),
     # memory-bound work

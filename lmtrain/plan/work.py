@@ -96,7 +96,8 @@ def _attention(c: Columns, f: Factors, tokens: Column) -> tuple[Column, Column]:
     shares = f.by_kind(("scores_share", "scores_share", "flash1_share", "flash2_share", "cudnn_share"), c.attention)
     rate = c.half_peak * c.sustained * shares * newer * np.where(c.head_width % 8 > 0, f["odd_heads"], 1.0)
     causal = np.where(c.causal * flash > 0, 0.5 * (1 + 128 / c.seq_len), 1.0)
-    ramp = np.where(flash, (1 + f["seq_ramp"] / c.seq_len) * (1 + 32 / c.head_width), 1.0)
+    narrow = np.where(c.attention == Attention.FLASH1, 0.0, f["head_ramp"] / c.head_width)
+    ramp = np.where(flash, (1 + f["seq_ramp"] / c.seq_len) * (1 + narrow), 1.0)
     seconds = flops * causal * ramp / rate
     scores = tokens * c.seq_len * c.num_heads / c.tp
     moved = np.where(c.attention == Attention.SCORES, f["scores_bytes"], f["fused_bytes"]) * c.precision / 2
