@@ -4,6 +4,8 @@ TORCH ?= torch==2.13.0
 VENV ?= .venv
 BIN := $(VENV)/bin
 RUN ?= runs/demo
+# the tests start hundreds of processes, and without bytecode each compiles every module again
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +61,7 @@ def few_that_sum(name: str) -> list[Any]:
 def _first_quick(cases: list[Case]) -> list[Any]:
     """`make test` has a quick one, and those of many processes are slow: the array itself has each of them as well."""
     quick = [case for case in cases if case.num_processes <= 2 and not case.compile]
-    few = sorted(quick, key=attrgetter("microbatches"))[:1]
+    few = sorted(quick, key=lambda case: (case.precision != "fp32", case.microbatches))[:1]
     rest = {True: pytest.mark.wide, False: pytest.mark.slow}
     return [
         pytest.param(case, id=case.name, marks=() if case in few else rest[case.num_processes <= 2]) for case in cases
@@ -75,9 +74,13 @@ def beyond(name: str, fewer: str) -> list[Any]:
 
 
 def each_value_once(name: str) -> list[Case]:
-    """A few quick cases of a stored array with each model, schedule and size of an axis that quick cases have."""
+    """A few quick cases of a stored array with each model, schedule and size of an axis that quick cases have.
+
+    Half precision takes three times as long on a CPU, and so where nothing else has a value.
+    """
     quick = tuple(case for case in stored(name) if case.num_processes <= 4 and not case.compile)
-    return covering(quick, quick_factors(name), 1)
+    few = covering(tuple(case for case in quick if case.precision == "fp32"), quick_factors(name), 1)
+    return few + covering(quick, quick_factors(name), 1, beside=few)
 
 
 def quick_factors(name: str) -> dict[str, tuple[Any, ...]]:

@@ -19,6 +19,7 @@ from lmtrain.parallel.mesh import Axis
 from lmtrain.parallel.tensor.layers import ColumnLinear, apply_tensor_parallel
 from lmtrain.parallel.tensor.vocabulary import cross_entropy_sum, whole_sequences
 from tests.layouts.workers import Pool
+from tests.marks import wide
 from tests.unit.parallel.cut_models import (
     GPT2,
     LLAMA,
@@ -79,13 +80,14 @@ def compare_with_uncut(settings: dict[str, Any], sequence: bool, documents: bool
 
 
 # because: every model over two; over more, those whose sizes are awkward there
-CASES = [(name, 2) for name in MODELS] + [
-    ("gpt2", 3), ("llama_documents", 3), ("gpt2_padded", 4), ("llama_parallel_block", 4)
-]  # fmt: skip
+AWKWARD = [("gpt2", 3), ("llama_documents", 3), ("gpt2_padded", 4), ("llama_parallel_block", 4)]
+WHOLE = [(name, 2, False) for name in MODELS if name != "gpt2"] + [(*one, False) for one in AWKWARD]
 
 
-@pytest.mark.parametrize("sequence", [False, True])
-@pytest.mark.parametrize(("name", "num_ranks"), CASES)
+@pytest.mark.parametrize(
+    ("name", "num_ranks", "sequence"),
+    [("gpt2", 2, False), *((name, 2, True) for name in MODELS), *((*one, True) for one in AWKWARD), *wide(*WHOLE)],
+)
 def test_equals_the_uncut_model(pool: Pool, name: str, num_ranks: int, sequence: bool) -> None:
     arguments = {"settings": MODELS[name], "sequence": sequence, "documents": name.endswith("documents")}
     # because: everything is fp64 but rotary angles, which the model turns in fp32
