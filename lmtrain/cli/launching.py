@@ -150,7 +150,7 @@ def seen_from_here(config: RunConfig, env: ProcessEnv) -> ProcessEnv:
     from lmtrain.runtime.process import ELSEWHERE
 
     machine = config.hardware
-    if machine is None or machine.generation == "cpu" or env.launcher != "lmtrain":
+    if machine is None or machine.device == "cpu" or env.launcher != "lmtrain":
         return env
     if env.world_size <= machine.gpus_per_node:
         return env

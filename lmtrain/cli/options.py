@@ -10,7 +10,7 @@ import typer
 
 from lmtrain.cli.completion import complete_override
 from lmtrain.cli.say import tell
-from lmtrain.errors import UsageError
+from lmtrain.errors import OutputError, UsageError
 from lmtrain.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -71,6 +71,12 @@ def parse_size(option: str, text: str, parse: Callable[[str], int] = parse_bytes
         return parse(text)
     except ValueError as error:
         raise UsageError(f"{option} {text} {error}.") from error
+
+
+def check_place(option: str, file: Path) -> None:
+    """Before there is anything to write to it."""
+    if not file.parent.is_dir():
+        raise OutputError(f"{option} {file} is in no folder. Make {file.parent}, or name a file in another one.")
 
 
 def text_inputs(inputs: list[str], format_: str | None) -> Inputs:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from lmtrain.cli.options import ConfigDir, ConfigName, Json, Overrides, Plugins
+from lmtrain.cli.options import ConfigDir, ConfigName, Json, Overrides, Plugins, check_place
 from lmtrain.cli.terminal import echo
 from lmtrain.errors import LayoutError, UsageError
 from lmtrain.placement.parallel_settings import MAX_PROCESSES
@@ -94,8 +94,8 @@ def plan(
     if gpus_per_node is not None:
         question = on_nodes_of(question, gpus_per_node)
     switch = (nodes_per_switch or 0) * question.hardware.gpus_per_node
-    if html is not None and not html.parent.is_dir():
-        raise UsageError(f"--html {html} is in no folder. Make {html.parent}, or name a file in another one.")
+    if html is not None:
+        check_place("--html", html)
     found = find(
         question, top=top, every=every, by=by, doublings=0 if layout else doublings, grow_batch=grow_batch,
         margin=margin, switch=switch, hourly=price,

@@ -63,8 +63,8 @@ class Question:
 def asked(words: Sequence[str], layout: str | None, config_dir: Path | None, name: str) -> Question:
     own, rest = _own(words)
     gpus = _gpus(own.get("gpus"))
-    recipe = next((word.partition("=")[2] for word in rest if word.startswith("experiment=")), None)
-    machine = own.get("hardware") or (recipe and _machine_of(recipe, config_dir))
+    recipe = _value(rest, "experiment")
+    machine = own.get("hardware") or (recipe and _chosen_by(recipe, "hardware", config_dir))
     hardware = hardware_of(machine, [word for word in rest if word.startswith("hardware.")], config_dir)
     rest = [word for word in rest if word != "parallel=auto"]  # because: that is what a plan does
     if whole := next((word for word in rest if word.lstrip("+~").partition("=")[0] == "parallel"), None):
@@ -146,12 +146,16 @@ def hardware_of(name: str | None, changes: Sequence[str], config_dir: Path | Non
     return build_settings(Hardware, values | {"name": name}, "hardware")
 
 
-def _machine_of(recipe: str, config_dir: Path | None) -> str | None:
-    """Which one an experiment chooses."""
+def _value(words: Sequence[str], key: str) -> str | None:
+    return next((word.partition("=")[2] for word in words if word.startswith(f"{key}=")), None)
+
+
+def _chosen_by(recipe: str, group: str, config_dir: Path | None) -> str | None:
+    """What an experiment chooses, where it does."""
     path = config_file("experiment", recipe, config_dir)
     tree: Any = read_yaml(path).data if path else {}
     chosen = [item for item in tree.get("defaults", []) if isinstance(item, dict)]
-    return next((str(name) for item in chosen for key, name in item.items() if key.endswith("/hardware")), None)
+    return next((str(name) for item in chosen for key, name in item.items() if key.endswith(f"/{group}")), None)
 
 
 def _fills(
@@ -179,15 +183,14 @@ def _fills(
 
 
 def _data_fills(words: Sequence[str], keys: set[str], config_dir: Path | None) -> Iterator[tuple[str, str]]:
-    if "experiment" in keys and any(key.partition(".")[0] == "data" for key in keys):
-        return  # because: which kind of data a recipe chooses is not known here
+    recipe, model = _value(words, "experiment"), _value(words, "model")
+    kind = _value(words, "data") or (recipe and _chosen_by(recipe, "data", config_dir))
     if "data" not in keys:
-        model = next((word.partition("=")[2] for word in words if word.startswith("model=")), "")
         file = config_file("model", model, config_dir) if model else None
         tree: Any = read_yaml(file).data if file else {}
         if tree.get("kind") == "bert":
             yield "data", "data=masked"
-    if "data.path" not in keys and "data=blend" not in words:
+    if "data.path" not in keys and kind != "blend":
         yield "path", "data.path=none"
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lmtrain.cli.options import check_place
 from lmtrain.cli.terminal import echo
-from lmtrain.errors import UsageError
 
 if TYPE_CHECKING:
     from lmtrain.page.document import Picture
@@ -50,8 +50,7 @@ def report(
         with storage_errors(svg, "Making"):
             svg.mkdir(parents=True, exist_ok=True)
     out = out or seen[0].path / "report.html"
-    if not out.parent.is_dir():
-        raise UsageError(f"--out {out} is in no folder. Make {out.parent}, or name a file in another one.")
+    check_place("--out", out)
     records = [read_record(one.path / "metrics.jsonl") for one in seen]
     found = figures_of(seen, records)
     parts = [*parts_of(seen, records, found)]

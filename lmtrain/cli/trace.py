@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from lmtrain.cli.options import Json, Plugins
+from lmtrain.cli.options import Json, Plugins, check_place
 from lmtrain.cli.terminal import echo
-from lmtrain.errors import OutputError
 
 EXAMPLES = (
     ("lmtrain trace runs/a", "tables of a step, and a file for ui.perfetto.dev"),
@@ -44,8 +43,8 @@ def trace(
     from lmtrain.observe.timeline.perfetto import write_trace
 
     path = out if out is not None or as_json else run / "trace" / "trace.json"
-    if out is not None and not out.parent.is_dir():
-        raise OutputError(f"--out={out} is in a folder that does not exist. Make the folder, or choose another.")
+    if out is not None:
+        check_place("--out", out)
     timeline = merged(run)
     shown = trace_facts(timeline, start, step)
     if path is not None:

@@ -78,7 +78,7 @@ def _fit(hardware: Hardware, runs: Sequence[Measured], start: Vector) -> Vector:
 
     Gives for each number the power of e that it changes by, beginning at `start`.
     """
-    guess = hardware.generation == "cpu" or hardware.unchecked
+    guess = hardware.device == "cpu" or hardware.unchecked
     widths = np.repeat((_GUESSED, _GUESSED) if guess else (_KNOWN, _FITTED), (len(FIGURES), len(FACTORS_HERE)))
 
     noise = np.array([max(one.spread, _NOISE) for one in runs])

@@ -58,6 +58,11 @@ class Hardware(Settings):
         wide = self.interval is not None and self.interval <= 0
         yield from self.problem_if(wide, "interval", "must be above 0", "Use null for that of all machines.")
 
+    @property
+    def device(self) -> str:
+        """As compute.device names it."""
+        return "cpu" if self.generation == "cpu" else "cuda"
+
     def peak(self, precision: str) -> float:
         """FLOP/s of products whose factors have this precision, or, as tf32, are cut to it."""
         if precision == "tf32":  # because: on every data sheet it is half of bf16, and what has no bf16 has no tf32

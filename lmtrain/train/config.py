@@ -69,6 +69,13 @@ class RunConfig(Settings):
                 f"does not say how fast precision={kind} is",
                 f"Add hardware.peak_tflops.{kind}=TFLOPS, or use another precision.",
             )  # fmt: skip
+        if parts.get("hardware") is not None and "compute" in parts:
+            name, device = parts["hardware"].name, parts["compute"].device
+            yield from problem_if(
+                device not in ("auto", parts["hardware"].device), "compute.device", device,
+                f"computes on another kind of device than hardware={name} is",
+                f"Use compute.device=auto, or the hardware that is meant{' (hardware=cpu)' * (device == 'cpu')}.",
+            )  # fmt: skip
         if {"model", "parallel", "compute"} <= parts.keys():
             model, compiles = parts["model"], parts["compute"].compile is True
             dropout = model.uses_dropout

@@ -57,7 +57,7 @@ class StepForecast:
 def planned_of(config: RunConfig, model: ModelSettings) -> Planned:
     """The run as the planner takes it; `model` is the config's with the tokenizer's vocabulary."""
     compute, dropout = config.compute, model.uses_dropout
-    if config.hardware is not None and config.hardware.generation == "cpu":
+    if config.hardware is not None and config.hardware.device == "cpu":
         compute = replace(compute, device="cpu", tf32=False)
     if not compute.compiles(config.parallel, uses_dropout=dropout, on_gpu=compute.device != "cpu"):
         compute = replace(compute, compile=False)

@@ -119,6 +119,18 @@ def test_they_overrule_the_layout_that_a_config_has(tmp_path: Path, source: str)
     assert config["recompute"] == {"kind": "full", "blocks": 3}
 
 
+@pytest.mark.parametrize(
+    ("chosen", "data"),
+    [("", ["data.document_mask=true"]), ("  - override /data: blend\n", ["data.datasets=[{path: a, weight: 1}]"])],
+)
+def test_data_is_not_asked_for_beside_a_recipe(tmp_path: Path, chosen: str, data: list[str]) -> None:
+    (tmp_path / "experiment").mkdir()
+    text = f"# @package _global_\ndefaults:\n  - override /model: gpt2_small\n{chosen}"
+    (tmp_path / "experiment" / "mine.yaml").write_text(text, encoding="utf-8")
+    words = ("experiment=mine", "hardware=h100", "gpus=8", "train.global_batch=64", "--config-dir", tmp_path)
+    assert "on 8 of h100" in lmtrain("plan", *words, *data, "--layout", "dp_shard=8", "--doublings", "0")
+
+
 def test_a_number_of_blocks_that_are_computed_again_is_said() -> None:
     words = ("--layout", "dp_shard=8", "recompute=full", "recompute.blocks=3")
     assert re.search(r" full 3 +\d", lmtrain(*SMALL, *words))
@@ -273,6 +285,8 @@ def test_the_page_stands_alone(tmp_path: Path) -> None:
     ("words", "code", "said"),
     [
         (["hardware=h100"], 2, "Add gpus=1024"),
+        (["hardware=h100", "gpus=8", "compute.device=cpu"], 2, "Use compute.device=auto, or the hardware that is"),
+        (["hardware=cpu", "gpus=8", "compute.device=cuda"], 2, "Use compute.device=auto, or the hardware that is"),
         (["gpus=8"], 2, "Use one of a100_40gb"),
         (["hardware=h100_sxm", "gpus=8"], 2, "Did you mean h100 or h100_96gb or h100_dgx or h100_pcie?"),
         (["hardware=h100", "gpu=8"], 2, "Did you mean gpus=8?"),
@@ -303,7 +317,7 @@ def test_the_page_stands_alone(tmp_path: Path) -> None:
         (["hardware=h100", "gpus=8", "--layout", "zero=0"], 2, "Use zero=1"),
         (["hardware=h100", "gpus=8", "--layout", "tp=8"], 78, "does not divide model.num_heads=12"),
         (["hardware=h100", "gpus=7", "train.global_batch=5", "parallel.pp=1"], 2, "Use train.global_batch=7"),
-        (["hardware=h100", "gpus=8", "--html", "no/such/folder.html"], 2, "is in no folder"),
+        (["hardware=h100", "gpus=8", "--html", "no/such/folder.html"], 73, "is in no folder"),
         (["hardware=h100", "gpus=8", "train.global_batch=64", "parallel.tp=5"], 78, "Use 1, 2, 3, 4, 6 or 12."),
         (["hardware=h100", "gpus=8", "train.global_batch=64", "parallel.tp=3"], 78, "gpus=8 is no multiple of tp=3"),
         (["hardware=h100", "gpus=8", "train.global_batch=64", "train.micro_batch=3"], 2, "train.micro_batch=3 x 1"),
