@@ -306,8 +306,9 @@ PARALLEL = [
 
 # as large as to need all of the machine: a tp group in a node, dp groups across nodes
 PLANNED = BASE | {
-    "hardware": "h100", "precision": "bf16", "train.global_batch": 64, "train.micro_batch": 1, "parallel.tp": 2,
-    "parallel.dp_shard": 16, "model.num_layers": 8, "model.width": 1024, "model.num_heads": 16, "model.seq_len": 1024,
+    "hardware": "h100", "compute.device": "auto", "precision": "bf16", "train.global_batch": 64,
+    "train.micro_batch": 1, "parallel.tp": 2, "parallel.dp_shard": 16,
+    "model.num_layers": 8, "model.width": 1024, "model.num_heads": 16, "model.seq_len": 1024,
 }  # fmt: skip
 PLANNER = [
     *proofs("", see.forecast, PLANNED, {
