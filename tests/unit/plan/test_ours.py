@@ -110,6 +110,12 @@ def test_what_lies_beyond_a_window_is_skipped_where_blocks_are() -> None:
     ], "as long as the sequence it is none"  # fmt: skip
 
 
+def test_the_loss_is_one_kernel_but_in_plain_torch_on_a_cpu() -> None:
+    ways = [("cuda", False), ("cpu", True), ("cpu", False)]
+    programs = [case(planned(compute=ComputeSettings(device=d, compile=c))).program for d, c in ways]  # type: ignore[arg-type]
+    assert [program.fused_loss for program in programs] == [True, True, False]
+
+
 def test_a_compiler_fuses_and_waits() -> None:
     program = case(planned(compute=ComputeSettings(compile=True))).program
     assert (program.pointwise, program.tp_overlap) == (Pointwise.COMPILED, Overlap.NONE)

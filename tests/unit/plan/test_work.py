@@ -46,3 +46,28 @@ def test_each_kernel_of_attention_beats_the_one_before(better: Attention) -> Non
 def test_a_width_of_heads_that_is_no_multiple_of_8_is_slow() -> None:
     work = price_work(columns([gpt3(head_width=108), gpt3(head_width=112)]), F)
     assert work.attention[0] > 1.5 * work.attention[1]
+
+
+@pytest.mark.parametrize("short", [(512, 13824, 13824), (13824, 512, 13824), (13824, 13824, 512)])
+def test_a_short_side_costs_wherever_it_is(short: tuple[int, int, int]) -> None:
+    """Of sides that fill 108 cores to the last wave, so that nothing else differs."""
+    slower = seconds(gpt3(), *short) / seconds(gpt3(), 13824, 13824, 13824) * 13824 / 512
+    ramp = F["side_ramp"]
+    assert slower == pytest.approx((1 + ramp * (1 / 512 + 2 / 13824)) / (1 + ramp * 3 / 13824), rel=0.01)
+
+
+def test_narrow_heads_cost_the_later_flash_kernels() -> None:
+    for kernel, slower in ((Attention.FLASH1, 1.0), (Attention.FLASH2, (1 + 16 / 64) / (1 + 16 / 128))):
+        heads = [(96, 128), (192, 64)]
+        cases = [gpt3(num_heads=n, num_kv_heads=n, head_width=width, program=Program(attention=kernel),
+                      precision="bf16") for n, width in heads]  # fmt: skip
+        wide, narrow = price_work(columns(cases), F).attention
+        assert narrow / wide == pytest.approx(slower)
+
+
+def test_a_loss_of_one_kernel_moves_less() -> None:
+    single, one = (gpt3(program=Program(fused_loss=fused)) for fused in (False, True))
+    apart = np.diff(price_work(columns([one, single]), F).head)[0]
+    logits = single.microbatch * single.seq_len * single.vocab / single.tp
+    bytes_less = logits * F["loss_bytes"] * (1 - F["loss_fused"])
+    assert apart == pytest.approx(bytes_less / (single.hardware.memory_GBps * 1e9 * F["stream_share"]))
