@@ -135,7 +135,7 @@ def evaluate(
             "Write the text to a file."
         )
     if nproc is not None and nproc > 1:
-        return run_processes(without_nproc(context.obj), nproc)
+        return run_processes(without_nproc(context.obj), env)
     session = Session(jobs, options, env, settled)
     if compare is not None:
         from lmtrain.cli.eval_compare import compare_models

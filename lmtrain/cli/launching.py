@@ -19,12 +19,16 @@ from lmtrain.errors import LmtrainError, UsageError
 
 if TYPE_CHECKING:
     from lmtrain.runtime.launch import Outcome
-    from lmtrain.runtime.process import ProcessEnv
+    from lmtrain.runtime.process import NodeRanks, ProcessEnv
     from lmtrain.train.config import RunConfig
     from lmtrain.train.preflight import Inputs
 
 NumProcesses = Annotated[
     int | None, typer.Option("--nproc", min=1, help="Start this many processes here; they share the work.")
+]
+NumPerNode = Annotated[
+    int | None,
+    typer.Option("--nproc-per-node", min=1, help="The same on each node, under srun with one task a node."),
 ]
 MaxRestarts = Annotated[
     int | None,
@@ -43,7 +47,7 @@ def this_process(nproc: int | None, max_restarts: int | None = None) -> ProcessE
     env = ProcessEnv.detect()
     share_cores()
     grow_segments()
-    if env.launcher == "lmtrain":
+    if env.is_child:
         follow_launcher()
     if max_restarts is not None and env.launcher != "single":
         raise UsageError(
@@ -64,18 +68,23 @@ def flags(nproc: int | None, max_restarts: int | None) -> list[str]:
     return [f"{flag}={value}" for flag, value in given.items() if value is not None]
 
 
-def run_processes(arguments: Sequence[str], nproc: int) -> None:
-    """`lmtrain ARGUMENTS` in several processes; what it refuses has been said once by now."""
+def run_processes(arguments: Sequence[str], env: ProcessEnv) -> None:
+    """Run an evaluation, `lmtrain ARGUMENTS`, in several processes; what it refuses has been said once by now."""
+    from lmtrain.cli.rank_imports import EVALUATION
     from lmtrain.runtime.launch import launch
+    from lmtrain.runtime.rank_starter import Program
 
-    _end(launch(_command(arguments), nproc))
+    _end(launch(Program(arguments, imports=EVALUATION), _ranks(env), say=tell, explain=_explain))
 
 
 def run_attempts(
-    arguments: Sequence[str], config: RunConfig, inputs: Inputs, nproc: int | None, max_restarts: int | None
-) -> None:
-    """The same for a run, which goes on from its newest checkpoint where a process is lost, if it may."""
+    arguments: Sequence[str], overrides: Sequence[str], config: RunConfig, inputs: Inputs, env: ProcessEnv,
+    max_restarts: int | None,
+) -> None:  # fmt: skip
+    """Run a training in several processes; one that is lost goes on from its newest checkpoint, if it may."""
+    from lmtrain.cli.rank_imports import COMPANION, PREPARE, imports_of
     from lmtrain.runtime.launch import launch
+    from lmtrain.runtime.rank_starter import Program
     from lmtrain.train.preflight import find_resume
     from lmtrain.train.starts import Starts
     from lmtrain.train.stop_file import identity, said_by_watch, write_end
@@ -100,12 +109,27 @@ def run_attempts(
         return said
 
     Starts.at(config, inputs, inputs.resume_from).refuse(config)
-    outcome = launch(_command(arguments), nproc or 1, max_restarts=max_restarts or 0, restarting=again)
+    shared = {"overrides": list(overrides), "tokenizer": inputs.tokenizer.source}
+    program = Program(
+        [*arguments, *overrides], imports=imports_of(config), prepare=(PREPARE, shared), helper=COMPANION
+    )
+    outcome = launch(
+        program, _ranks(env), max_restarts=max_restarts or 0, restarting=again, say=tell, explain=_explain
+    )
     _end(outcome, said=note_end(outcome) is not None)
 
 
-def _command(arguments: Sequence[str]) -> list[str]:
-    return [sys.executable, "-m", "lmtrain", *arguments]
+def _ranks(env: ProcessEnv) -> NodeRanks:
+    """Return the ranks that this process is to start, of which `env` is the first."""
+    from lmtrain.runtime.process import NodeRanks
+
+    launcher = "slurm" if env.launcher == "slurm" else "lmtrain"
+    return NodeRanks(env.local_world_size or 1, env.rank, env.world_size, launcher, env.host)
+
+
+def _explain(problem: str) -> None:
+    if "--debug" in sys.argv:
+        tell(f"Each rank is started by itself and imports for itself, as no server forks it: {problem}.")
 
 
 def _end(outcome: Outcome, *, said: bool = False) -> None:

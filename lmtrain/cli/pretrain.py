@@ -84,7 +84,7 @@ def pretrain(
             inputs, planned = plan(config, preflight(config, env))
         if launching.is_launcher(nproc, max_restarts):
             set_env_default(BEGAN, repr(stop.began_s))
-            return launching.run_attempts(["pretrain", *flags, *overrides], config, inputs, nproc, max_restarts)
+            return launching.run_attempts(["pretrain", *flags], overrides, config, inputs, env, max_restarts)
         from lmtrain.cli.screen import Screen
 
         console = Screen(stderr=as_json, quiet=env.rank > 0)

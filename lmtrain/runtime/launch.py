@@ -13,25 +13,25 @@ import queue
 import secrets
 import signal
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
 from lmtrain.errors import LmtrainError, PeerLostError, StoppedEarly, StoppedForGood
-from lmtrain.runtime.guardian import Guardian
-from lmtrain.runtime.process import child_environment, ranks_text
-from lmtrain.runtime.signals import STOPS, blocked_stops
+from lmtrain.runtime.process import STORE_FD, NodeRanks, ranks_text
+from lmtrain.runtime.rank_starter import Program, RankStarter, StartCancelledError, adopting_orphans
+from lmtrain.runtime.signals import STOPS
 from lmtrain.runtime.speakers import Speakers
 
 _PEACEFUL = (0, StoppedEarly.exit_code, StoppedForGood.exit_code)  # ends after which the others may go on to theirs
 CRASH = 1  # of Python, with a traceback
 # because: all others would only be met again, or are what was asked for
 LOST = (CRASH, LmtrainError.exit_code, PeerLostError.exit_code)
+GUARDIAN = "lmtrain.runtime.guardian"
 _LOOK_S = 1.0
 GRACE_S = 10.0  # because: gloo tells survivors within a second, what they then say helps, and ending takes a while
 PAUSE_S = 1.0  # before a start after the first: time for a device or a disk that failed for a moment
@@ -61,24 +61,32 @@ class Outcome:
 
 
 def launch(
-    command: Sequence[str], num_processes: int, *, grace_s: float = GRACE_S, max_restarts: int = 0,
+    program: Program, ranks: NodeRanks, *, grace_s: float = GRACE_S, max_restarts: int = 0,
     restarting: Callable[[Outcome, int], None] = lambda outcome, number: None,
+    say: Callable[[str], None] = lambda text: None, explain: Callable[[str], None] = lambda text: None,
 ) -> Outcome:  # fmt: skip
-    """Run the command `num_processes` times as one job; back when the last of them has ended.
+    """Run the program once for each rank, as one job; return when the last of them has ended.
 
     A job that was lost starts again, up to `max_restarts` times: with a store and a token of its own, and once all
-    processes of the last one are gone. `restarting` hears how that ended and which start comes next; it may raise.
+    processes of the last one are gone. `restarting` gets how that ended and which start comes next; it may raise.
+    `say` gets what happens to the server that forks the ranks, `explain` why there is none.
     """
-    with _Stops() as stops:
-        for number in itertools.count(1):
-            outcome = _Job(num_processes, grace_s, stops).run(command, number - 1)
-            if outcome.lost and stops.received:
-                return _stopped(outcome, stops, "was stopped")
-            if not outcome.lost or number > max_restarts:
-                return outcome
-            restarting(outcome, number + 1)
-            if stops.come_within(PAUSE_S):
-                return _stopped(outcome, stops, "was to start again")
+    with _Stops() as stops, adopting_orphans():
+        starter = RankStarter(
+            program, ranks.shared_environment(), ranks.host, say=say, explain=explain,
+            is_cancelled=lambda: bool(stops.received),
+        )  # fmt: skip
+        with closing(starter):
+            for number in itertools.count(1):
+                is_last = number > max_restarts
+                outcome = _Job(program, ranks, starter, grace_s, stops, is_last=is_last).run(number - 1)
+                if outcome.lost and stops.received:
+                    return _stopped(outcome, stops, "was stopped")
+                if not outcome.lost or is_last:
+                    return outcome
+                restarting(outcome, number + 1)
+                if stops.come_within(PAUSE_S):
+                    return _stopped(outcome, stops, "was to start again")
     raise AssertionError
 
 
@@ -93,6 +101,19 @@ def _end_with_parent() -> None:
             pass
     # because: the child leads a process group of its own; helpers such as compilers go with it
     os.killpg(0, signal.SIGKILL)
+
+
+def _is_stopped(pid: int) -> bool:
+    """Return whether a child of this process stands still by SIGSTOP."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return False  # because: that is how the system tells of one that has just ended
+
+
+def _kill_group(pid: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def _stopped(outcome: Outcome, stops: _Stops, when: str) -> Outcome:
@@ -136,62 +157,98 @@ class _Stops:
 class _Job:
     """One start of all processes."""
 
-    num: int
+    program: Program
+    ranks: NodeRanks
+    starter: RankStarter
     grace_s: float
     stops: _Stops
-    children: list[subprocess.Popen[str]] = field(default_factory=list)
+    is_last: bool = True  # nothing is started after it
+    pids: list[int] = field(default_factory=list)  # by local rank
     codes: dict[int, int] = field(default_factory=dict)  # of those that have ended
-    ended: queue.SimpleQueue[int] = field(default_factory=queue.SimpleQueue)  # ranks, in the order of their ends
+    ended: queue.SimpleQueue[int] = field(default_factory=queue.SimpleQueue)  # local ranks, in the order of their ends
 
-    def run(self, command: Sequence[str], num_restarts: int) -> Outcome:
-        self.speakers = Speakers(self.num)
+    @property
+    def num(self) -> int:
+        return self.ranks.count
+
+    def run(self, num_restarts: int) -> Outcome:
+        self.speakers = Speakers(range(self.ranks.first, self.ranks.first + self.num))
         parent_lives, alive_fd = os.pipe()
-        guardian = None
+        guardian, guarded_fd = -1, -1
         try:
             try:
-                self._start(command, parent_lives, num_restarts)
+                guardian, guarded_fd = self._start_guardian()
+                self._start(parent_lives, num_restarts, guarded_fd)
+            except StartCancelledError:
+                name = signal.Signals(self.stops.received[0]).name
+                return Outcome(StoppedEarly.exit_code, None, f"{name} came before all ranks were started.")
             finally:
                 os.close(parent_lives)
-            guardian = Guardian([child.pid for child in self.children])
+            if self.is_last:
+                self.starter.close_server()  # because: nothing more is asked of it
             self.stops.job = self
-            for number in self.stops.received:  # those that came while children were being started
+            for number in self.stops.received:  # those that came while processes were being started
                 self.send(number)
             failed, killed = self._wait()
             self.speakers.finish()
         finally:
             self.stops.job = None
-            self._kill(range(len(self.children)))  # because: a helper of a child may outlive it
-            for child in self.children:
-                child.wait()
-            os.close(alive_fd)
-            if guardian is not None:
-                guardian.dismiss()
+            if guardian > 0:
+                self._end(guardian)  # because: it must not outlive the ids that it was given
+                os.close(guarded_fd)
+            os.close(alive_fd)  # because: ends a process too that was forked just before its server was lost
+            for pid in self.pids:
+                self._end(pid)
+            self.starter.reap()
         return self._outcome(failed, sorted(killed))
 
     def send(self, number: int) -> None:
-        for child in self.children:
-            os.kill(child.pid, number)
+        for pid in self.pids:
+            os.kill(pid, number)
 
-    def _start(self, command: Sequence[str], parent_lives: int, num_restarts: int) -> None:
-        """All children; the store's socket listens before any of them runs, so that its port cannot be taken."""
+    def _start(self, parent_lives: int, num_restarts: int, guarded_fd: int) -> None:
+        """All of them; the store's socket listens before any of them runs, so that its port cannot be taken."""
         with socket.create_server(("127.0.0.1", 0), backlog=self.num) as store:
-            port, token = store.getsockname()[1], secrets.token_hex(16)
-            for rank in range(self.num):
-                fds = (store.fileno(),) if rank == 0 else ()
-                # because: what comes before a child can hear would end it, and waits for it in this way
-                with blocked_stops():
-                    child = subprocess.Popen(
-                        list(command), stdin=parent_lives, pass_fds=fds, text=True, errors="replace",
-                        env=child_environment(
-                            rank, self.num, port, fds[0] if fds else None, token, num_restarts=num_restarts
-                        ),
-                        stdout=None if rank == 0 else subprocess.PIPE, stderr=None if rank == 0 else subprocess.STDOUT,
-                        start_new_session=True,  # because: Ctrl-C would reach it twice, from the terminal and from us
+            port, token, is_watched = store.getsockname()[1], secrets.token_hex(16), self.ranks.num_all > 1
+            for local_rank in range(self.num):
+                rank = self.ranks.first + local_rank
+                reads, writes = os.pipe() if rank else (-1, -1)
+                try:
+                    pid = self.starter.start(
+                        (parent_lives, writes, writes) if rank else (parent_lives, 1, 2),
+                        self.ranks.environment(local_rank, port, token, num_restarts=num_restarts),
+                        title=f"rank {rank} of {self.ranks.num_all}", name=f"lmtrain rank {rank}",
+                        keep=(STORE_FD, store.fileno()) if rank == 0 and self.ranks.launcher == "lmtrain" else None,
+                        helper=(f"companion of rank {rank}", f"lmtrain watch {rank}") if is_watched else None,
                     )  # fmt: skip
-                self.children.append(child)
-                threading.Thread(target=self._report_end, args=(rank,), daemon=True).start()
-                if child.stdout is not None:
-                    self.speakers.add(rank, child.stdout)
+                except BaseException:
+                    if rank:
+                        os.close(reads)
+                    raise
+                finally:
+                    if rank:
+                        os.close(writes)
+                self.pids.append(pid)
+                os.write(guarded_fd, b"%d\n" % pid)
+                threading.Thread(target=self._report_end, args=(local_rank,), daemon=True).start()
+                if rank:
+                    self.speakers.add(rank, os.fdopen(reads, errors="replace"))
+
+    def _start_guardian(self) -> tuple[int, int]:
+        """Start the process that ends the ranks if this one is killed; return its id and where it is told of them."""
+        reads, writes = os.pipe()
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        try:
+            pid = self.starter.start(
+                (reads, nowhere, nowhere), {}, title="guardian", name="lmtrain guard", other=(GUARDIAN, ())
+            )
+        except BaseException:
+            os.close(writes)
+            raise
+        finally:
+            os.close(reads)
+            os.close(nowhere)
+        return pid, writes
 
     def _wait(self) -> tuple[list[int], set[int]]:
         """Ranks that failed, in the order of their ends, and those that had to be killed."""
@@ -203,7 +260,8 @@ class _Job:
                 left = _LOOK_S if deadline is None else max(0.0, deadline - time.monotonic())
                 rank = self.ended.get(timeout=left)
             except queue.Empty:
-                if deadline is None and len(alive) < self.num and all(map(self._is_stopped, alive)):
+                self.starter.look()
+                if deadline is None and len(alive) < self.num and all(_is_stopped(self.pids[rank]) for rank in alive):
                     deadline = time.monotonic() + self.grace_s  # because: nobody is left who would miss them
                 elif deadline is not None:
                     killed, deadline = set(alive), None
@@ -215,46 +273,50 @@ class _Job:
                 deadline = deadline or time.monotonic() + self.grace_s
         return failed, killed
 
-    def _is_stopped(self, rank: int) -> bool:
-        """Whether it stands still by SIGSTOP."""
-        try:
-            return os.waitid(os.P_PID, self.children[rank].pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
-        except ChildProcessError:
-            return False  # because: that is how the system tells of one that has just ended
-
     def _kill(self, ranks: Sequence[int] | set[int]) -> None:
         """With all that they have started; one that stands still too."""
         for rank in ranks:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.children[rank].pid, signal.SIGKILL)
+            _kill_group(self.pids[rank])
+
+    def _end(self, pid: int) -> None:
+        """Kill a process and its group, since a helper may outlive it, and take leave of all of them."""
+        _kill_group(pid)
+        with suppress(ChildProcessError):
+            os.waitpid(pid, 0)
+        with suppress(ChildProcessError):
+            while os.waitpid(-pid, 0)[0]:  # helpers that this process has adopted
+                pass
 
     def _report_end(self, rank: int) -> None:
         # because: until all have ended none gives its number back, under which a signal would meet a stranger
-        end = os.waitid(os.P_PID, self.children[rank].pid, os.WEXITED | os.WNOWAIT)
-        assert end is not None
-        self.codes[rank] = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
-        self.ended.put(rank)
+        with suppress(ChildProcessError):  # because: where a start fails, whoever cleans up may be quicker
+            end = os.waitid(os.P_PID, self.pids[rank], os.WEXITED | os.WNOWAIT)
+            assert end is not None
+            self.codes[rank] = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+            self.ended.put(rank)
 
     def _outcome(self, failed: list[int], killed: list[int]) -> Outcome:
-        codes = self.codes
+        codes, first, num = self.codes, self.ranks.first, self.ranks.num_all
         # because: survivors may be quicker to end than the one whose failure they report
         by_itself = [rank for rank in failed if codes[rank] != PeerLostError.exit_code]
         if killed and not by_itself:
             waited = "while the others waited" if failed else "when the others had ended"
-            still = f"{ranks_text(killed)} of {self.num} stood still {waited}, and had to be killed."
-            return Outcome(PeerLostError.exit_code, killed[0], still)
+            names = ranks_text([first + rank for rank in killed])
+            still = f"{names} of {num} stood still {waited}, and had to be killed."
+            return Outcome(PeerLostError.exit_code, first + killed[0], still)
         if not failed:
             return Outcome(max(codes.values()))
-        rank = (by_itself or failed)[0]
-        code = codes[rank]
+        local_rank = (by_itself or failed)[0]
+        code = codes[local_rank]
         if 0 in failed and codes[0] == code:
-            rank = 0  # because: where several end for one reason, rank 0 speaks for all
+            local_rank = 0  # because: where several end for one reason, rank 0 speaks for all
+        rank = first + local_rank
         if -code in self.stops.received:
             name = signal.Signals(-code).name
             return Outcome(StoppedEarly.exit_code, rank, f"{name} ended rank {rank} at once, and the others with it.")
         rest = f"; the other {len(killed)} had to be killed" if killed else ""
         if code < 0:
-            lost = f"rank {rank} of {self.num} was ended by {signal.Signals(-code).name}, and the run with it{rest}."
+            lost = f"rank {rank} of {num} was ended by {signal.Signals(-code).name}, and the run with it{rest}."
             return Outcome(PeerLostError.exit_code, rank, lost)
-        cause = f"rank {rank} of {self.num} failed with exit code {code}{rest}: {self.speakers.last_words(rank)}"
+        cause = f"rank {rank} of {num} failed with exit code {code}{rest}: {self.speakers.last_words(rank)}"
         return Outcome(code, rank, f"{cause.rstrip('.')}." if rank else None)

@@ -23,7 +23,9 @@ from lmtrain.errors import UsageError
 # because: Slurm numbers the steps that srun did not start (batch script, interactive shell) from the top of 32 bits
 _FIRST_SPECIAL_STEP = 0xFFFF_FFF0
 # set by our own launcher for its processes
-_LAUNCHER, _STORE_FD, _RESTARTS = "LMTRAIN_LAUNCHER", "LMTRAIN_STORE_FD", "LMTRAIN_RESTART_COUNT"
+_LAUNCHER, STORE_FD, _RESTARTS = "LMTRAIN_LAUNCHER", "LMTRAIN_STORE_FD", "LMTRAIN_RESTART_COUNT"
+_RESTARTS_BY = {"lmtrain": _RESTARTS, "slurm": "SLURM_RESTART_COUNT"}
+COMPANION = "LMTRAIN_COMPANION"  # set for a rank that was forked with its companion: a descriptor and a process id
 _NAMED_BY = "LMTRAIN_RUN_TOKEN"  # set by our own launcher, or by whoever starts processes in another way
 ELSEWHERE = "elsewhere"  # of processes that a dry run only reckons with
 BEGAN = "LMTRAIN_BEGAN_S"  # set by our own launcher: when it was started
@@ -46,17 +48,33 @@ class ProcessEnv:
     num_restarts: int = 0  # how often the launcher has started this job again
     local_world_size: int = 0  # processes on this node; 0 where the launcher does not say
     num_own_gpus: int = 0  # that its launcher shows to it alone; 0 where it sees those of its node
+    is_child: bool = False  # of a launcher of ours
 
-    def as_launcher(self, num_processes: int) -> ProcessEnv:
-        """The first of the `num_processes` processes that this one is about to start on this node."""
+    def as_launcher(self, num_processes: int, option: str = "--nproc") -> ProcessEnv:
+        """Return the first of the `num_processes` processes that this one is about to start on this node."""
+        if self.launcher == "slurm" and option == "--nproc-per-node" and not self.is_child:
+            return self._as_node_launcher(num_processes)
         if self.launcher != "single":
             raise UsageError(
-                f"--nproc={num_processes} would start processes of processes that {self.launcher} has started. "
-                f"Leave out --nproc, or {self.launcher}."
+                f"{option}={num_processes} would start processes of processes that {self.launcher} has started. "
+                f"Leave out {option}, or {self.launcher}."
             )
         if num_processes == 1:
             return self
         return replace(self, world_size=num_processes, local_world_size=num_processes, launcher="lmtrain")
+
+    def _as_node_launcher(self, num_processes: int) -> ProcessEnv:
+        """The same of a task of srun, which has started one on each node."""
+        if self.local_world_size > 1:
+            raise UsageError(
+                f"srun has started {self.local_world_size} tasks on {self.host}, and --nproc-per-node={num_processes} "
+                f"would start {num_processes} processes of each. Use srun --ntasks-per-node=1, or leave out "
+                "--nproc-per-node."
+            )
+        return replace(
+            self, rank=self.rank * num_processes, world_size=self.world_size * num_processes,
+            local_world_size=num_processes, num_own_gpus=0,
+        )  # fmt: skip
 
     @property
     def who(self) -> str:
@@ -68,7 +86,7 @@ class ProcessEnv:
         env = os.environ if environ is None else environ
         if "RANK" in env or "WORLD_SIZE" in env:
             launcher, local_size = env.get(_LAUNCHER, "torchrun"), _number(env, "LOCAL_WORLD_SIZE", 0)
-            restarts = _RESTARTS if launcher == "lmtrain" else "TORCHELASTIC_RESTART_COUNT"
+            restarts = _RESTARTS_BY.get(launcher, "TORCHELASTIC_RESTART_COUNT")
             names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", restarts)
         elif _is_srun_task(env):
             # because: inside an allocation SLURM_NTASKS may be the job's; SLURM_STEP_NUM_TASKS is always the step's
@@ -88,8 +106,9 @@ class ProcessEnv:
         job_id = env.get("SLURM_JOB_ID") or env.get("TORCHELASTIC_RUN_ID")
         # because: two nodes of a Slurm on one machine have one host name
         host = (launcher == "slurm" and env.get("SLURMD_NODENAME")) or socket.gethostname()
-        own_gpus = _gpus_of_task(env) if launcher == "slurm" else 0
-        return cls(rank, world_size, local_rank, launcher, host, job_id, num_restarts, local_size, own_gpus)
+        is_child = _LAUNCHER in env
+        own_gpus = _gpus_of_task(env) if launcher == "slurm" and not is_child else 0
+        return cls(rank, world_size, local_rank, launcher, host, job_id, num_restarts, local_size, own_gpus, is_child)
 
 
 @dataclass(frozen=True)
@@ -119,7 +138,7 @@ class Rendezvous:
                 "--nproc, or set MASTER_ADDR and MASTER_PORT to where rank 0 runs."
             )
         host, port = env["MASTER_ADDR"], _port(env)
-        fd = _number(env, _STORE_FD) if _STORE_FD in env else None
+        fd = _number(env, STORE_FD) if STORE_FD in env else None
         agent = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         # because: the agent's store outlives its workers, and the addresses of dead ones would be called again
         name = f"attempt {process.num_restarts}"
@@ -179,20 +198,52 @@ def _gpus_of_task(env: Mapping[str, str]) -> int:
     return len(seen) if seen[0] and len(seen) < on_node else 0
 
 
-def child_environment(
-    rank: int, num_processes: int, port: int, store_fd: int | None, token: str,
-    environ: Mapping[str, str] | None = None, *, num_restarts: int = 0,
-) -> dict[str, str]:  # fmt: skip
-    """What our own launcher tells each of its processes; what the user has set for their libraries stays."""
-    env = dict(os.environ if environ is None else environ)
-    env.setdefault("OMP_NUM_THREADS", str(max(1, num_usable_cpus() // num_processes)))
-    # because: gloo would listen on the address of the machine's name, and all of these peers are here
-    env.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-    env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    env |= {"WORLD_SIZE": str(num_processes), "LOCAL_WORLD_SIZE": str(num_processes), _LAUNCHER: "lmtrain"}
-    env |= {_NAMED_BY: token, _RESTARTS: str(num_restarts)}
-    env.pop(_STORE_FD, None)
-    return env if store_fd is None else env | {_STORE_FD: str(store_fd)}
+@dataclass(frozen=True)
+class NodeRanks:
+    """The ranks that a launcher of ours starts on its node: `count` from rank `first` on, of `world_size` in all."""
+
+    count: int
+    first: int = 0
+    world_size: int = 0  # 0 where there are no others
+    launcher: str = "lmtrain"  # or slurm, where srun has started such a launcher on each node
+    host: str = ""
+
+    @property
+    def num_all(self) -> int:
+        return self.world_size or self.count
+
+    def shared_environment(self, environ: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Return the variables that all these processes have; what the user has set for their libraries stays."""
+        env = dict(os.environ if environ is None else environ)
+        env.setdefault("OMP_NUM_THREADS", str(max(1, num_usable_cpus() // self.count)))
+        # because: numpy's products are small here, and threads that it starts when it is imported forbid a fork
+        env.setdefault("OPENBLAS_NUM_THREADS", "1")
+        if self.launcher == "lmtrain":
+            # because: gloo would listen on the address of the machine's name, and all of these peers are here
+            env.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+        env.pop(STORE_FD, None)
+        return env
+
+    def environment(self, local_rank: int, port: int, token: str, *, num_restarts: int = 0) -> dict[str, str]:
+        """Return the variables of one of them: who it is and, where all ranks are here, where they meet."""
+        env = {"RANK": str(self.first + local_rank), "LOCAL_RANK": str(local_rank), "WORLD_SIZE": str(self.num_all)}
+        env |= {"LOCAL_WORLD_SIZE": str(self.count), _LAUNCHER: self.launcher}
+        if self.launcher == "lmtrain":
+            env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            env |= {_NAMED_BY: token, _RESTARTS: str(num_restarts)}
+        return env
+
+
+def forks_wanted() -> bool:
+    """Whether ranks may be forked from one process; LMTRAIN_FORK=0 starts each by itself."""
+    return os.environ.get("LMTRAIN_FORK", "1") != "0"
+
+
+def waiting_companion() -> tuple[int, int] | None:
+    """Take the companion that was forked with this process: the descriptor of its socket, and its process id."""
+    text = os.environ.pop(COMPANION, "")
+    found = re.fullmatch(r"([0-9]+):([0-9]+)", text)
+    return (int(found[1]), int(found[2])) if found else None
 
 
 def _is_srun_task(env: Mapping[str, str]) -> bool:
@@ -256,6 +307,16 @@ def fault_request(environ: Mapping[str, str] | None = None) -> tuple[str | None,
     """What LMTRAIN_FAULT asks for, and whether faults are allowed."""
     env = os.environ if environ is None else environ
     return env.get("LMTRAIN_FAULT") or None, env.get("LMTRAIN_ALLOW_FAULTS") == "1"
+
+
+def set_variables(variables: Mapping[str, str]) -> None:
+    """Give this process, which was forked from another, variables of its own."""
+    os.environ.update(variables)
+
+
+def drop_variable(name: str) -> bool:
+    """Remove a variable; return whether it was set."""
+    return os.environ.pop(name, None) is not None
 
 
 def set_env_default(name: str, value: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import deque
+from collections.abc import Iterable
 from typing import IO
 
 _NUM_LINES = 50  # that are remembered of each
@@ -12,8 +13,8 @@ _LAST_S = 1.0  # because: a helper of a dead child may hold its output open
 
 
 class Speakers:
-    def __init__(self, num_processes: int) -> None:
-        self._last_lines: list[deque[str]] = [deque(maxlen=_NUM_LINES) for _ in range(num_processes)]
+    def __init__(self, ranks: Iterable[int]) -> None:
+        self._last_lines: dict[int, deque[str]] = {rank: deque(maxlen=_NUM_LINES) for rank in ranks}
         self._threads: list[threading.Thread] = []
 
     def add(self, rank: int, output: IO[str]) -> None:

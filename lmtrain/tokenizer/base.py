@@ -48,17 +48,33 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path | str) -> Tokenizer:
-        """From tokenizer.json, GPT-2's vocab.json with merges.txt, BERT's vocab.txt, or a folder that holds them."""
+        """Read tokenizer.json, GPT-2's vocab.json with merges.txt, BERT's vocab.txt, or a folder that holds them.
+
+        The tokenizer that was read last is kept: a file that has not changed since is not read again.
+        """
+        global _last
         path = Path(path)
         if path.is_dir():
             path = _choose(path)
+        identity = _identity(path)
+        if identity is None or _last is None or _last[0] != identity:
+            _last = (identity, cls._load(path))
+        return _last[1]
+
+    @classmethod
+    def _load(cls, path: Path) -> Tokenizer:
         if path.name.endswith("vocab.json"):
-            merges = path.with_name(path.name.removesuffix("vocab.json") + "merges.txt")
+            merges = _merges_beside(path)
             return cls._made(lambda name: bpe.read_gpt2(_read(path), _read(merges), name, str(merges)), str(path))
         if path.suffix == ".txt":
             return cls._made(lambda name: wordpiece.read_vocab(_read(path), name), str(path))
         data = _read(path)
         return cls._made(lambda name: tokenizers.Tokenizer.from_str(data.decode()), str(path))
+
+    @property
+    def source(self) -> str:
+        """The file that it came from."""
+        return self._name
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Tokenizer:
@@ -162,6 +178,23 @@ class Tokenizer:
     def fingerprint(self) -> str:
         text = json.dumps(_what_decides_ids(self.tree), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+_last: tuple[object, Tokenizer] | None = None  # the identity of the files that were read last, and what they hold
+
+
+def _identity(path: Path) -> object:
+    """Return what changes whenever a tokenizer's files do, or None where they cannot be looked at."""
+    files = [path, _merges_beside(path)] if path.name.endswith("vocab.json") else [path]
+    try:
+        found = [(str(file.absolute()), os.stat(file)) for file in files]
+    except OSError:
+        return None
+    return [(name, of.st_dev, of.st_ino, of.st_size, of.st_mtime_ns, of.st_ctime_ns) for name, of in found]
+
+
+def _merges_beside(vocab: Path) -> Path:
+    return vocab.with_name(vocab.name.removesuffix("vocab.json") + "merges.txt")
 
 
 def _choose(folder: Path) -> Path:

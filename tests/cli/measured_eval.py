@@ -29,7 +29,8 @@ def status(key: str) -> int:
     return int(found[1]) * 1024
 
 
-def main(checkpoint: str, text: str, folder: str, *words: str) -> None:
+def main() -> None:
+    checkpoint, text, folder, *words = sys.argv[1:]
     task, subject, env = find_task("perplexity"), find_subject(Path(checkpoint)), ProcessEnv.detect()
     before = set(storages(living_tensors()))
     imported_bytes = status("VmRSS")
@@ -44,4 +45,4 @@ def main(checkpoint: str, text: str, folder: str, *words: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

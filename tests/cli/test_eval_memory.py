@@ -17,6 +17,8 @@ from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings
 from lmtrain.parallel.precision_settings import Fp32Settings
 from lmtrain.runtime.launch import launch
+from lmtrain.runtime.process import NodeRanks
+from lmtrain.runtime.rank_starter import Program
 from lmtrain.tokenizer.train import train_bpe
 
 TEXT = "A process holds its share of the model, and a text is scored by all of them. " * 4
@@ -39,11 +41,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def measured(folder: Path, checkpoint: Path, num_processes: int, *words: str) -> list[dict[str, float]]:
     folder.mkdir()
-    command = [sys.executable, "-m", "tests.cli.measured_eval", str(checkpoint), TEXT, str(folder), *words]
+    arguments = [str(checkpoint), TEXT, str(folder), *words]
     if num_processes == 1:
-        subprocess.run(command, check=True)
+        subprocess.run([sys.executable, "-m", "tests.cli.measured_eval", *arguments], check=True)
     else:
-        assert launch(command, num_processes).exit_code == 0
+        program = Program(arguments, module="tests.cli.measured_eval")
+        assert launch(program, NodeRanks(num_processes)).exit_code == 0
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(num_processes)]
 
 

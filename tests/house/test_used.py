@@ -34,6 +34,7 @@ ALLOWED = {
     "lmtrain.eval.harness.loglikelihood_rolling": "called by lm_eval",
     "lmtrain.eval.harness.generate_until": "called by lm_eval",
     "lmtrain.cli.screen.render": "called by rich",
+    "lmtrain.observe.watch.companion.main_of_fork": "called by the server that forks ranks, by its name",
     "lmtrain.parallel.sharding.allocate": "called by FSDP",
 }
 QUIET = {"property", "cached_property", "cache", "abstractmethod", "classmethod", "staticmethod", "contextmanager"}

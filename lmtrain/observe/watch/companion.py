@@ -6,6 +6,7 @@ them closes. Rank 0's is the hub too. It works where the rank cannot: stopped, o
 
 from __future__ import annotations
 
+import gc
 import json
 import mmap
 import os
@@ -263,7 +264,35 @@ def how_ended(pid: int) -> str:
 
 
 def main() -> None:
+    """Watch the rank that has started this process, as its last argument says."""
+    _ignore_signals()
+    Companion(json.loads(sys.argv[-1])).run()
+
+
+def main_of_fork(connection: socket.socket) -> None:
+    """Watch the rank that has forked this process, once it says over `connection` what to watch.
+
+    Return at once where the rank ends without saying so.
+    """
+    _ignore_signals()
+    gc.disable()  # because: a collection would write to memory that the rank shares
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1):
+        os.dup2(nowhere, number)
+    # because: the rank's sockets and pipes must close when the rank ends
+    low, high = sorted((connection.fileno(), nowhere))
+    for begin, end in ((3, low), (low + 1, high), (high + 1, os.sysconf("SC_OPEN_MAX"))):
+        os.closerange(begin, end)
+    data, fds, _, _ = socket.recv_fds(connection, 1 << 16, 2)
+    if not data:
+        return
+    told = json.loads(data)
+    if told["rank"] > 0:
+        os.dup2(nowhere, 2)  # because: rank 0's companion alone speaks
+    Companion(told | {"control": connection.detach(), "marks": fds[0], "stacks": fds[1]}).run()
+
+
+def _ignore_signals() -> None:
     # because: signals to a whole group are for ranks, and this process ends when its rank does
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
-    Companion(json.loads(sys.argv[-1])).run()

@@ -10,6 +10,8 @@ import faulthandler
 import json
 import os
 import secrets
+import select
+import signal
 import socket
 import subprocess
 import sys
@@ -27,7 +29,7 @@ from lmtrain.observe.watch.companion import DEVICE_POLITE_S, POLITE_S, STACKS_SI
 from lmtrain.observe.watch.judge import HANG_KIND
 from lmtrain.observe.watch.told import explained
 from lmtrain.runtime.flight import newest_rows
-from lmtrain.runtime.process import ProcessEnv, Rendezvous
+from lmtrain.runtime.process import ProcessEnv, Rendezvous, waiting_companion
 from lmtrain.runtime.process_group import Peers, is_peer_error
 from lmtrain.runtime.signals import Stopped, ignore_stops
 
@@ -54,7 +56,7 @@ class Watch:
         self._answered, self._left = threading.Event(), threading.Event()
         self._control: socket.socket | None = None
         self._sending = threading.Lock()
-        self._companion: subprocess.Popen[bytes] | None = None
+        self._companion: subprocess.Popen[bytes] | _Forked | None = None
 
     def tell_stop(self, name: str) -> None:
         """All other processes hear that this one was asked to stop."""
@@ -83,17 +85,16 @@ class Watch:
             met.store.set(_KEY, json.dumps([host, port, secret] if port else None))
 
     def _start(self, told: dict[str, Any], leads: bool) -> int | None:
-        self._control, theirs = socket.socketpair()
         self._stacks = tempfile.TemporaryFile()  # noqa: SIM115  # because: it lasts as long as the process
         faulthandler.register(STACKS_SIGNAL, file=self._stacks, all_threads=True, chain=False)
         marks = phases.open_memory()
-        fds = {"control": theirs.fileno(), "marks": marks, "stacks": self._stacks.fileno()}
-        with theirs:
-            self._companion = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _CODE, str(_ROOT), json.dumps(told | fds)],
-                pass_fds=list(fds.values()), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                stderr=None if leads else subprocess.DEVNULL,
-            )  # fmt: skip
+        fds = {"marks": marks, "stacks": self._stacks.fileno()}
+        waiting = waiting_companion()
+        if waiting is None:
+            self._control, self._companion = _start_companion(told, fds, speaks=leads)
+        else:
+            self._control, self._companion = socket.socket(fileno=waiting[0]), _Forked(waiting[1])
+            socket.send_fds(self._control, [json.dumps(told).encode()], list(fds.values()))
         os.close(marks)
         port = None
         if leads:
@@ -168,7 +169,8 @@ class Watch:
         if self._companion is not None and "done" in message:
             with suppress(subprocess.TimeoutExpired):
                 self._companion.wait(_LEAVE_S)
-            self._companion.kill()
+            with suppress(ProcessLookupError):
+                self._companion.kill()
             self._companion.wait()
             phases.close_memory()
 
@@ -176,6 +178,33 @@ class Watch:
         if self._control is not None:
             with self._sending, suppress(OSError):
                 self._control.sendall(json.dumps(message).encode() + b"\n")
+
+
+class _Forked:
+    """A companion that was forked with this process, with what is asked of one that is started."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid, self._fd = pid, os.pidfd_open(pid)
+
+    def wait(self, timeout: float | None = None) -> None:
+        if not select.select([self._fd], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired("companion", timeout or 0.0)
+
+    def kill(self) -> None:
+        signal.pidfd_send_signal(self._fd, signal.SIGKILL)
+
+
+def _start_companion(
+    told: dict[str, Any], fds: dict[str, int], *, speaks: bool
+) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        fds = fds | {"control": theirs.fileno()}
+        return ours, subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _CODE, str(_ROOT), json.dumps(told | fds)],
+            pass_fds=list(fds.values()), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=None if speaks else subprocess.DEVNULL,
+        )  # fmt: skip
 
 
 def _end_as(found: LmtrainError, process: ProcessEnv, error: BaseException) -> NoReturn:

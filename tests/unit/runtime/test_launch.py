@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import select
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lmtrain.runtime.launch import Outcome, _Job, _Stops, launch
+from lmtrain.runtime import launch as launcher
+from lmtrain.runtime.launch import Outcome
+from lmtrain.runtime.process import NodeRanks
+from lmtrain.runtime.rank_starter import Program
 from tests.marks import wide
 
 # what every child begins with; `wait()` blocks until something ends it
@@ -30,10 +36,28 @@ def wait():
 """
 
 
-def child(body: str) -> list[str]:
-    return [sys.executable, "-c", HEAD + body]
+_folder = tempfile.TemporaryDirectory(prefix="lmtrain-launched-")
 
 
+def child(body: str) -> Program:
+    """A program whose ranks run this code, and for which nothing has to be imported."""
+    path = Path(_folder.name, f"{hashlib.sha256(body.encode()).hexdigest()[:16]}.py")
+    path.write_text(HEAD + body)
+    return Program([str(path)], module="tests.unit.runtime.launched")
+
+
+def launch(program: Program, num: int, **options: Any) -> Outcome:
+    return launcher.launch(program, NodeRanks(num), **options)
+
+
+@pytest.fixture(params=["fork", *wide("process")])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Ranks are forked from a server, or where that is not safe started each by itself."""
+    monkeypatch.setenv("LMTRAIN_FORK", "0" if request.param == "process" else "1")
+    return str(request.param)
+
+
+@pytest.mark.usefixtures("way")
 def test_all_go_well(capfd: pytest.CaptureFixture[str]) -> None:
     body = 'print("rank", rank, "of", os.environ["WORLD_SIZE"], flush=True); print("oops", file=sys.stderr)'
     assert launch(child(body), 3) == Outcome(0)
@@ -92,10 +116,10 @@ def test_a_stop_with_a_checkpoint_is_no_failure() -> None:
 
 def parent(folder: Path, body: str, num: int = 2, options: str = "") -> subprocess.Popen[str]:
     """A launcher in a process of its own; each child makes a pipe's line once it is ready."""
-    (folder / "child.py").write_text(HEAD + body)
+    program = child(body)
     code = (
-        "import sys\nfrom lmtrain.runtime.launch import launch\n"
-        f"outcome = launch([sys.executable, {str(folder / 'child.py')!r}], {num}{options})\n"
+        "import sys\nfrom lmtrain.runtime.launch import launch\nfrom lmtrain.runtime.process import NodeRanks\n"
+        f"from lmtrain.runtime.rank_starter import Program\noutcome = launch({program!r}, NodeRanks({num}){options})\n"
         "print('outcome', outcome.exit_code, outcome.cause)\nsys.exit(outcome.exit_code)"
     )
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -221,11 +245,9 @@ def test_a_child_that_stands_still_when_the_others_have_ended_is_killed(
 
 
 def test_a_child_that_has_just_ended_does_not_stand_still() -> None:
-    job = _Job(1, 0.0, _Stops())
     with subprocess.Popen([sys.executable, "-c", ""], text=True) as ended:
-        job.children.append(ended)
         os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
-        assert not job._is_stopped(0)
+        assert not launcher._is_stopped(ended.pid)
 
 
 def test_helpers_of_children_end_with_them(ready: Callable[[int], list[int]]) -> None:

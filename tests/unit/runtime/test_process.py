@@ -13,9 +13,10 @@ import pytest
 
 from lmtrain.errors import UsageError
 from lmtrain.runtime.process import (
+    STORE_FD,
+    NodeRanks,
     ProcessEnv,
     Rendezvous,
-    child_environment,
     environment_report,
     fault_request,
     first_host,
@@ -180,8 +181,9 @@ def test_each_restart_of_torchrun_meets_anew() -> None:
 
 def test_children_of_our_own_launcher() -> None:
     token = "0123456789abcdef" * 2
-    first = child_environment(0, 2, 1234, 7, token, {"KEPT": "1"})
-    second = child_environment(1, 2, 1234, None, token, {})
+    ranks = NodeRanks(2)
+    first = ranks.shared_environment({"KEPT": "1"}) | ranks.environment(0, 1234, token) | {STORE_FD: "7"}
+    second = ranks.environment(1, 1234, token)
     env = ProcessEnv.detect(first)
     assert (env.launcher, env.rank, env.world_size, env.local_world_size) == ("lmtrain", 0, 2, 2)
     assert Rendezvous.detect(env, first) == Rendezvous("127.0.0.1", 1234, "attempt 0", 7, True, token=token)
@@ -191,8 +193,28 @@ def test_children_of_our_own_launcher() -> None:
     assert token not in repr(Rendezvous.detect(env, first))
     assert first["KEPT"] == "1"
     assert first["OMP_NUM_THREADS"] == str(max(1, num_usable_cpus() // 2))
-    assert child_environment(1, 4096, 1, None, token, {})["OMP_NUM_THREADS"] == "1"
-    assert child_environment(1, 2, 1, None, token, {"OMP_NUM_THREADS": "5"})["OMP_NUM_THREADS"] == "5"
+    assert NodeRanks(4096).shared_environment({})["OMP_NUM_THREADS"] == "1"
+    assert ranks.shared_environment({"OMP_NUM_THREADS": "5"})["OMP_NUM_THREADS"] == "5"
+
+
+def test_a_launcher_on_each_node_of_a_slurm_step() -> None:
+    """Its ranks meet as tasks of srun would, and each takes the GPU of its place on the node."""
+    task = SRUN | {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_TASKS_PER_NODE": "1(x3)"}
+    task |= {"SLURM_NODEID": "1", "SLURM_LOCALID": "0", "SLURM_GPUS_PER_TASK": "8", "SLURM_RESTART_COUNT": "2"}
+    first = ProcessEnv.detect(task).as_launcher(8, "--nproc-per-node")
+    assert (first.rank, first.world_size, first.local_world_size, first.num_own_gpus) == (8, 24, 8, 0)
+    ranks = NodeRanks(8, first.rank, first.world_size, first.launcher, first.host)
+    env = ranks.shared_environment(task) | ranks.environment(3, 0, "")
+    rank = ProcessEnv.detect(env)
+    assert (rank.rank, rank.world_size, rank.local_rank, rank.local_world_size) == (11, 24, 3, 8)
+    assert (rank.launcher, rank.num_restarts, rank.num_own_gpus, rank.is_child) == ("slurm", 2, 0, True)
+    assert Rendezvous.detect(rank, env) == Rendezvous.detect(ProcessEnv.detect(task), task)
+    assert "GLOO_SOCKET_IFNAME" not in env
+    several = task | {"SLURM_STEP_NUM_TASKS": "6", "SLURM_STEP_TASKS_PER_NODE": "2(x3)"}
+    with pytest.raises(UsageError, match=r"srun has started 2 tasks on .* Use srun --ntasks-per-node=1"):
+        ProcessEnv.detect(several).as_launcher(8, "--nproc-per-node")
+    with pytest.raises(UsageError, match="--nproc-per-node=2 would start processes of processes that slurm"):
+        rank.as_launcher(2, "--nproc-per-node")
 
 
 def test_a_launcher_starts_no_launcher() -> None:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from lmtrain.errors import DataError, PeerLostError, UsageError
-from lmtrain.runtime.process import ProcessEnv, child_environment
+from lmtrain.runtime.process import STORE_FD, NodeRanks, ProcessEnv
 from lmtrain.runtime.process_group import new_group, peer_errors, start
 
 HERE = ProcessEnv(rank=1, world_size=2, host="n2")
@@ -108,7 +108,10 @@ def processes(environments: Sequence[Mapping[str, str]], *arguments: object, fds
 def ours(num: int) -> tuple[list[Mapping[str, str]], socket.socket]:
     store = socket.create_server(("127.0.0.1", 0))
     port, fd = store.getsockname()[1], store.fileno()
-    return [child_environment(rank, num, port, None if rank else fd, "a" * 32) for rank in range(num)], store
+    ranks = NodeRanks(num)
+    kept = [{STORE_FD: str(fd)}, *[{}] * (num - 1)]
+    shared = ranks.shared_environment()
+    return [shared | ranks.environment(rank, port, "a" * 32) | kept[rank] for rank in range(num)], store
 
 
 def ends(jobs: list[Any]) -> list[tuple[int, str, str]]:
