@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 
 from lmtrain.cli.options import Json
 from lmtrain.cli.say import say
@@ -26,6 +27,7 @@ def env(as_json: Json = False) -> None:
         "cuda": torch.version.cuda,
         "threads": torch.get_num_threads(),
         "compiled_helpers": lib is not None,
+        "ranks": _how_ranks_start(),
     }
     if as_json:
         echo(json.dumps(report, indent=1))
@@ -34,3 +36,19 @@ def env(as_json: Json = False) -> None:
         if isinstance(value, dict):
             value = ", ".join(f"{k} {v}" for k, v in value.items())
         say(Screen(), f"{key:18} {'none' if value is None else value}")
+
+
+def _how_ranks_start() -> str:
+    """Start the server that would fork the ranks of a run, and return whether it may, or why not."""
+    from lmtrain.cli.rank_imports import RUN
+    from lmtrain.runtime.process import NodeRanks, ProcessEnv
+    from lmtrain.runtime.rank_starter import Program, RankStarter
+
+    reasons: list[str] = []
+    environment, host = NodeRanks(1).shared_environment(), ProcessEnv.detect().host
+    starter = RankStarter(Program([], imports=RUN), environment, host, say=reasons.append, explain=reasons.append)
+    with closing(starter):
+        starter.open()
+    if not reasons:
+        return "forked from one process, which imports for all of them"
+    return f"each started by itself ({'; '.join(reasons)})"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 COMPANION = "lmtrain.observe.watch.companion:main_of_fork"
 PREPARE = "lmtrain.cli.rank_imports:prepare"
-_RUN = (
+RUN = (  # of any training
     "lmtrain.cli.main", "lmtrain.cli.evaluations", "lmtrain.cli.screen", "lmtrain.cli.watching", "lmtrain.train.setup",
     "lmtrain.train.loop", "lmtrain.observe.watch.guard", "lmtrain.observe.watch.companion", "hydra", "hydra.initialize",
     "lmtrain.config.compose", "lmtrain.cli.from_run", "lmtrain.train.starts", "lmtrain.train.elastic",
@@ -30,7 +30,7 @@ EVALUATION = (
 
 def imports_of(config: RunConfig) -> tuple[str, ...]:
     """Return the modules of a training with these settings."""
-    return _RUN
+    return RUN
 
 
 def prepare(overrides: Sequence[str], tokenizer: str | None) -> None:

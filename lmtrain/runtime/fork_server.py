@@ -187,13 +187,20 @@ def become(request: Request, fds: Sequence[int]) -> None:
     if request.helper is not None:
         set_variables({COMPANION: _fork_helper(*request.helper, keep=fds[3:])})
     show_environment(variables)
-    if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed()  # because: all forks have one state, and Python's own module does so itself
+    _reseed()
     sys.stdout = _stream(1, sys.stdout, line_buffering=os.isatty(1))
     sys.stderr = _stream(2, sys.stderr, line_buffering=True)
     path = importlib.import_module(request.module).__file__ or request.module
     sys.argv = [path, *(_arguments() if request.arguments is None else request.arguments)]
     _found(f"{request.module}:main")()
+
+
+def _reseed() -> None:
+    """Give this fork random states of its own, as a process has at its start; Python's own module does so itself."""
+    if numpy := sys.modules.get("numpy.random"):
+        numpy.seed()
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.seed()
 
 
 def _found(function: str) -> Callable[..., None]:

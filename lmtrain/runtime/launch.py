@@ -116,6 +116,13 @@ def _kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
+def _reap_group(pid: int) -> None:
+    """Take leave of processes of this group that have ended: helpers of a rank, which this process has adopted."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-pid, os.WNOHANG)[0]:
+            pass
+
+
 def _stopped(outcome: Outcome, stops: _Stops, when: str) -> Outcome:
     """Asked to stop, and lost on the way or before it could start again: the scheduler's next start goes on."""
     said = f"{stops.first_name} came while the run {when}: {outcome.told}"
@@ -199,7 +206,8 @@ class _Job:
             os.close(alive_fd)  # because: ends a process too that was forked just before its server was lost
             for pid in self.pids:
                 self._end(pid)
-            self.starter.reap()
+            for pid in self.pids:
+                _reap_group(pid)  # because: a helper may have been a helper's child until just now
         return self._outcome(failed, sorted(killed))
 
     def send(self, number: int) -> None:
@@ -283,9 +291,7 @@ class _Job:
         _kill_group(pid)
         with suppress(ChildProcessError):
             os.waitpid(pid, 0)
-        with suppress(ChildProcessError):
-            while os.waitpid(-pid, 0)[0]:  # helpers that this process has adopted
-                pass
+        _reap_group(pid)
 
     def _report_end(self, rank: int) -> None:
         # because: until all have ended none gives its number back, under which a signal would meet a stranger

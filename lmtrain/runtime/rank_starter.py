@@ -123,21 +123,6 @@ class RankStarter:
             except ServerLostError as error:
                 self._replace(str(error))
 
-    def reap(self, keep: Sequence[int] = ()) -> None:
-        """Forget processes that have ended and that no one waits for, such as helpers of ranks that were killed.
-
-        `keep` are process ids that somebody still asks for.
-        """
-        ours = {*keep, *([self._server.pid] if self._server else [])}
-        for _ in range(100_000):
-            try:
-                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            except ChildProcessError:
-                return
-            if ended is None or ended.si_pid in ours:
-                return
-            os.waitpid(ended.si_pid, 0)
-
     def close_server(self) -> None:
         """End the server, whose forks go on without it."""
         self._drop()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lmtrain.observe.metrics import read_metrics
-from tests.cli.harness import Toy, lmtrain
+from tests.cli.harness import Toy, lmtrain, start
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
@@ -32,3 +32,17 @@ def test_a_resumed_run_equals_an_unbroken_one(toy: Toy, tmp_path: Path) -> None:
     whole = losses(toy, tmp_path / "whole", **settings)
     part = tmp_path / "whole/checkpoints/step_00000008"
     assert losses(toy, tmp_path / "rest", checkpoint__resume=part, **settings) == whole[8:]
+
+
+def test_a_rank_that_was_forked_computes_as_one_that_was_started(toy: Toy, tmp_path: Path) -> None:
+    """What the server imports must leave CUDA alone: a driver that was asked before a fork is of no use after it."""
+    found = []
+    for fork in ("1", "0"):
+        folder = tmp_path / fork
+        typed = toy.settings(folder, compute__device="cuda", compute__deterministic="true")
+        process = start("pretrain", *typed, "--max-restarts", 1, "--debug", env={"LMTRAIN_FORK": fork})
+        output, _ = process.communicate(timeout=200)
+        assert process.returncode == 0, output
+        assert ("Each rank is started by itself" in output) == (fork == "0"), output
+        found.append([row["loss"] for row in read_metrics(folder / "metrics.jsonl") if row["event"] == "step"])
+    assert found[0] == found[1]
