@@ -18,19 +18,24 @@ RUN = (  # of any training
     "lmtrain.cli.main", "lmtrain.cli.evaluations", "lmtrain.cli.screen", "lmtrain.cli.watching", "lmtrain.train.setup",
     "lmtrain.train.loop", "lmtrain.observe.watch.guard", "lmtrain.observe.watch.companion", "hydra", "hydra.initialize",
     "lmtrain.config.compose", "lmtrain.cli.from_run", "lmtrain.train.starts", "lmtrain.train.elastic",
-    "lmtrain.train.agreement", "typer._adapters", "torch._dynamo",
+    "lmtrain.train.agreement", "typer._adapters",
 )  # fmt: skip
 
 
-# of an evaluation
+SHARDED = ("lmtrain.parallel.sharding",)
+COMPILED = ("torch._dynamo",)
 EVALUATION = (
-    "lmtrain.cli.main", "lmtrain.cli.eval_session", "lmtrain.cli.screen", "lmtrain.eval.load", "lmtrain.eval.runner",
+    "lmtrain.cli.main", "lmtrain.cli.evaluate", "lmtrain.cli.eval_session", "lmtrain.cli.eval_steps",
+    "lmtrain.cli.subject", "lmtrain.cli.screen", "lmtrain.eval.load", "lmtrain.eval.runner", "lmtrain.parallel.sharding",
 )  # fmt: skip
 
 
 def imports_of(config: RunConfig) -> tuple[str, ...]:
     """Return the modules of a training with these settings."""
-    return RUN
+    kinds = [type(choice).__module__.removesuffix("_settings") for choice in (config.model, config.optim)]
+    sharded = SHARDED if config.parallel.layout.dp > 1 else ()
+    compiled = COMPILED if config.compute.compile is not False and config.compute.device != "cpu" else ()
+    return (*RUN, *kinds, *sharded, *compiled)
 
 
 def prepare(overrides: Sequence[str], tokenizer: str | None) -> None:
