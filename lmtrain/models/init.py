@@ -1,6 +1,7 @@
 """First weights, each drawn by its name alone: device, order of construction and layout never matter.
 
-Called by parallel once a model has memory. Whoever holds a slice draws the whole, block by block, and keeps the slice.
+Called by parallel, which gives the model its memory here too. Whoever holds a slice draws the whole, block by block,
+and keeps the slice.
 The numbers are those of torch's generator on the CPU, whatever the device: other generators have other numbers.
 """
 
@@ -36,6 +37,18 @@ def drawn(name: str, shape: tuple[int, ...], start: Start, seed: int) -> Iterato
             yield first, block.fill_(start.mean)
         else:
             yield first, block.normal_(start.mean, start.std, generator=generator)
+
+
+def apply_memory(model: nn.Module, device: torch.device) -> None:
+    """Replace tensors on meta by uninitialized ones on `device`, as `to_empty` does.
+
+    because: `to_empty` calls `empty_like` on meta, which imports sympy, a quarter of a CPU second
+    """
+    for module in model.modules():
+        for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+            empty = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device)
+            is_parameter = isinstance(tensor, nn.Parameter)
+            setattr(module, name, nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty)
 
 
 def apply_ties(model: LanguageModel) -> None:

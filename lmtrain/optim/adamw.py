@@ -16,6 +16,7 @@ from lmtrain.optim.adamw_settings import AdamWSettings
 from lmtrain.optim.groups import Groups
 from lmtrain.optim.moments import SLOTS, count_update, with_gradients
 from lmtrain.optim.state import apply_empty_state
+from lmtrain.optim.uncompiled import UncompiledAdamW, UncompiledOptimizer
 from lmtrain.optim.whole import Alone, Whole
 
 _FUSED = {"cpu", "cuda"}
@@ -27,7 +28,7 @@ def build(settings: AdamWSettings, groups: Groups, whole: Whole = Alone()) -> to
     if devices and all(map(fuses, devices)):
         return OnePassAdamW(settings, groups)
     first, second = settings.betas
-    return torch.optim.AdamW(
+    return UncompiledAdamW(
         [{**group, "slots": SLOTS} for group in groups],
         lr=settings.lr,
         betas=(first, second),
@@ -37,7 +38,7 @@ def build(settings: AdamWSettings, groups: Groups, whole: Whole = Alone()) -> to
     )
 
 
-class OnePassAdamW(torch.optim.Optimizer):
+class OnePassAdamW(UncompiledOptimizer):
     """Gradients count `factor` times, which clips them, and `rounded` has the weights that compute, by their masters:
     both are part of the pass. Set by parallel."""
 

@@ -15,6 +15,7 @@ from lmtrain.optim.groups import Groups
 from lmtrain.optim.lamb_settings import LAMBSettings
 from lmtrain.optim.moments import SLOTS, adam_directions, with_gradients
 from lmtrain.optim.state import apply_empty_state
+from lmtrain.optim.uncompiled import UncompiledOptimizer
 from lmtrain.optim.whole import Alone, Whole
 
 
@@ -31,7 +32,7 @@ class _Move(NamedTuple):
     directions: list[Tensor]
 
 
-class LAMB(torch.optim.Optimizer):
+class LAMB(UncompiledOptimizer):
     def __init__(self, settings: LAMBSettings, groups: Groups, whole: Whole) -> None:
         adapted = [{**group, "slots": SLOTS, "adapted": min(p.ndim for p in group["params"]) >= 2} for group in groups]
         super().__init__(adapted, {"lr": settings.lr})

@@ -22,6 +22,7 @@ from lmtrain.optim.groups import Groups, group_of
 from lmtrain.optim.moments import adam_directions, count_update, with_gradients
 from lmtrain.optim.muon_settings import MuonSettings, is_hidden_matrix
 from lmtrain.optim.state import apply_empty_state
+from lmtrain.optim.uncompiled import UncompiledOptimizer
 from lmtrain.optim.whole import Alone, Whole
 
 SLOTS = ("momentum",)
@@ -34,7 +35,7 @@ def build(settings: MuonSettings, groups: Groups, whole: Whole = Alone()) -> Muo
     return Muon(settings, groups, whole)
 
 
-class Muon(torch.optim.Optimizer):
+class Muon(UncompiledOptimizer):
     def __init__(self, settings: MuonSettings, groups: Groups, whole: Whole) -> None:
         split: Groups = []
         for group in groups:

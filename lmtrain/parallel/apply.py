@@ -15,7 +15,7 @@ from torch import nn
 
 from lmtrain.kernels.on_gpu import fuses
 from lmtrain.layout import Layout
-from lmtrain.models.init import apply_ties
+from lmtrain.models.init import apply_memory, apply_ties
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.objectives.causal_lm import CausalLM
 from lmtrain.objectives.masked_lm import MaskedLM, build_objective
@@ -31,7 +31,6 @@ from lmtrain.parallel.precision_settings import PrecisionSettings
 from lmtrain.parallel.products import apply_own_linears, summing, sums_products
 from lmtrain.parallel.recompute import apply_recompute
 from lmtrain.parallel.recompute_settings import NoRecomputeSettings, RecomputeSettings, SomeRecomputeSettings
-from lmtrain.parallel.sharding import ShardedWeights, apply_data_parallel
 from lmtrain.parallel.shards import fill
 from lmtrain.parallel.tensor.layers import apply_tensor_parallel
 from lmtrain.parallel.tensor.vocabulary import cross_entropy_sum, hit_sum
@@ -62,6 +61,8 @@ def build_parallel(
     """
     mesh = mesh or build_mesh(Layout(), device)
     shards = (mesh.dp if training else mesh.dp_shard).size > 1 or always_shard
+    if shards:
+        from lmtrain.parallel import sharding  # because: FSDP takes half a CPU second to import
     dtype = WORK_DTYPE[precision.kind]
     sequence = parallel.sequence_parallel and mesh.tp.size > 1
     on_gpu = device.type == "cuda" and has_kernel_compiler()
@@ -90,8 +91,8 @@ def build_parallel(
         done += [apply_block_masks(model, on_gpu=on_gpu)] if training else []
         done += [apply_compile(model, deterministic=compute.deterministic)] if compiled else []
         # outermost, so that its hooks see whole blocks
-        done += [apply_data_parallel(model, mesh, parallel.zero, dtype)] if shards else []
-        model.to_empty(device=device)
+        done += [sharding.apply_data_parallel(model, mesh, parallel.zero, dtype)] if shards else []
+        model.to_empty(device=device) if shards else apply_memory(model, device)
         apply_ties(model)  # leaving meta made two tensors of one
         model.train(training)
         stages[stage.number] = model
@@ -104,7 +105,7 @@ def build_parallel(
     parameters = {name: p for model in stages.values() for name, p in model.named_parameters()}
     products = {number: summing(model) if sums else [] for number, model in stages.items()}
     weights = (
-        ShardedWeights(stages, parameters, parallel.zero, products)
+        sharding.ShardedWeights(stages, parameters, parallel.zero, products)
         if shards
         else MasterWeights(parameters, dtype, chain.from_iterable(products.values()))
     )

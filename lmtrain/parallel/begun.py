@@ -5,19 +5,24 @@ Handed by ParallelModel to the runner of its stages.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, TypeAlias
+
 from lmtrain.observe import phases
-from lmtrain.parallel.precision import MasterWeights
-from lmtrain.parallel.sharding import ShardedWeights
 from lmtrain.runtime.faults import fault_point
 from lmtrain.schedules.table import Action, Kind
 
+if TYPE_CHECKING:
+    from lmtrain.parallel.precision import MasterWeights
+    from lmtrain.parallel.sharding import ShardedWeights
+
+Weights: TypeAlias = "MasterWeights | ShardedWeights"
 _HALVES = {Kind.INPUT: "input", Kind.WEIGHT: "weight"}
 
 
 class Begun:
     """Gradients are sent when they are whole, so the weights hear of every action."""
 
-    def __init__(self, weights: MasterWeights | ShardedWeights, count: int) -> None:
+    def __init__(self, weights: Weights, count: int) -> None:
         self.weights, self.last = weights, count - 1
 
     def begin(self, action: Action) -> None:

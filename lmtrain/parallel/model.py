@@ -14,15 +14,14 @@ from lmtrain.objectives.causal_lm import CausalLM
 from lmtrain.observe import phases
 from lmtrain.optim.adamw import OnePassAdamW
 from lmtrain.optim.whole import Alone, Whole
-from lmtrain.parallel.begun import Begun
+from lmtrain.parallel.begun import Begun, Weights
 from lmtrain.parallel.collectives import all_reduce
 from lmtrain.parallel.dropout import Noise
 from lmtrain.parallel.grads import apply_clip, clip_factor, gradient_norm, sum_partial_gradients
 from lmtrain.parallel.inference import Inference, chunks
 from lmtrain.parallel.mesh import Mesh
 from lmtrain.parallel.pipeline.executor import OneStage, Pipeline
-from lmtrain.parallel.precision import LossScale, MasterWeights
-from lmtrain.parallel.sharding import ShardedWeights
+from lmtrain.parallel.precision import LossScale
 from lmtrain.parallel.shards import owned, pieces_of
 from lmtrain.parallel.tied import TiedSums, sum_gradients
 from lmtrain.parallel.whole_weights import Spread
@@ -42,7 +41,7 @@ class ParallelModel:
         stages: dict[int, LanguageModel],
         runner: OneStage | Pipeline,
         objective: CausalLM,
-        masters: MasterWeights | ShardedWeights,
+        masters: Weights,
         tied: TiedSums,
         loss_scale: LossScale,
         settings: ModelSettings,

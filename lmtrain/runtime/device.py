@@ -93,7 +93,10 @@ def set_deterministic(enabled: bool) -> None:
     if enabled:
         # because: cuBLAS is deterministic only with a fixed workspace, and reads this when its first handle is made
         set_env_default("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(enabled)
+        torch.use_deterministic_algorithms(True)
+    else:
+        # because: `use_deterministic_algorithms` sets the same and imports torch's compiler, to tell it too
+        torch.set_deterministic_debug_mode("default")
     torch.backends.cudnn.deterministic = enabled
     torch.backends.cudnn.benchmark = False
     if enabled:
