@@ -5,7 +5,9 @@ Verbs live in files beside this one and import what they need when they run, so 
 
 from __future__ import annotations
 
+import atexit
 import gc
+import os
 import sys
 from io import TextIOWrapper
 from typing import Annotated
@@ -94,15 +96,39 @@ app.command(name="demo")(demo.demo)
 def main(arguments: list[str] | None = None) -> None:
     """The console script. A user's error is one message on stderr; `--debug` anywhere shows where it came from."""
     code = 1  # of what is no error of a user
+    ending = _Ending()
+    if arguments is None:
+        atexit.register(ending)  # because: handlers run last to first, and all that are registered later come before it
     try:
         _main(arguments)
+        ending.code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else code
+        ending.code = 0 if end.code is None else code
         raise
     finally:
         # because: a process that has no torch has no peers
         if groups := sys.modules.get("lmtrain.runtime.process_group"):
             groups.end_at_once(code)
+
+
+class _Ending:
+    """The last handler of a process that has imported torch: end it at once, with the exit code that it has anyway.
+
+    because: Python would free every object of torch one by one, which takes a CPU second
+    """
+
+    code: int | None = None  # None for an exception that Python reports
+
+    def __call__(self) -> None:
+        if self.code is None or "torch" not in sys.modules:
+            return
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        except (OSError, ValueError):
+            return  # because: Python reports what cannot be written, and exits with 120
+        os._exit(self.code)
 
 
 def _main(arguments: list[str] | None) -> None:
