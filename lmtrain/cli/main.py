@@ -1,6 +1,7 @@
-"""The command `lmtrain`: registers the verbs, prints errors, sets exit codes.
+"""The command `lmtrain`: its own options, errors and exit codes.
 
-Verbs live in files beside this one and import what they need when they run, so that `lmtrain --help` is quick.
+Verbs live in files beside this one, are listed in verbs.py, and import what they need when they run, so that
+`lmtrain --help` is quick.
 """
 
 from __future__ import annotations
@@ -15,37 +16,15 @@ from typing import Annotated
 import typer
 
 from lmtrain import __version__
-from lmtrain.cli import (
-    config,
-    corpus,
-    data,
-    demo,
-    env,
-    evaluate,
-    generate,
-    inspect,
-    plan,
-    preprocess,
-    pretrain,
-    pretrain_view,
-    report,
-    reshard,
-    runs,
-    slurm,
-    tokenizer,
-    trace,
-    verify,
-    watch,
-)
-from lmtrain.cli.plain_help import PlainGroup, examples
 from lmtrain.cli.say import print_error
 from lmtrain.cli.terminal import echo
 from lmtrain.cli.usage import Refused, explained, of_system
+from lmtrain.cli.verbs import VerbGroup
 from lmtrain.errors import LmtrainError
 
 app = typer.Typer(
     name="lmtrain",
-    cls=PlainGroup,
+    cls=VerbGroup,
     help="Pretrain language models end to end: text, datasets, training, checkpoints, evaluation.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -70,27 +49,6 @@ def options(
     ] = False,
 ) -> None:
     """Options that stand before the verb; `--debug` is taken out of the command line in `main`."""
-
-
-app.add_typer(tokenizer.app, name="tokenizer", help="Train a tokenizer, or look at one.")
-app.add_typer(corpus.app, name="corpus", help="Make a clean corpus: fetch, clean, deduplicate, decontaminate, split.")
-app.add_typer(data.app, name="data", help="Look at datasets, check, join, divide and index them.")
-app.command(name="preprocess")(preprocess.preprocess)
-app.add_typer(config.app, name="config", help="See which settings there are, and where those of a run come from.")
-app.command(name="pretrain", epilog=examples(pretrain_view.EXAMPLES))(pretrain.pretrain)
-app.command(name="plan", epilog=examples(plan.EXAMPLES))(plan.plan)
-app.add_typer(slurm.app, name="slurm", help="Run under Slurm: write the sbatch file of a run, or submit it.")
-app.command(name="eval")(evaluate.evaluate)
-app.command(name="generate")(generate.generate)
-app.command(name="inspect")(inspect.inspect)
-app.command(name="report", epilog=examples(report.EXAMPLES))(report.report)
-app.add_typer(runs.app, name="runs", help="See the runs of a folder, compare two, draw some in the terminal.")
-app.command(name="trace", epilog=examples(trace.EXAMPLES))(trace.trace)
-app.command(name="watch", epilog=examples(watch.EXAMPLES))(watch.watch)
-app.command(name="verify")(verify.verify)
-app.command(name="reshard")(reshard.reshard)
-app.command(name="env")(env.env)
-app.command(name="demo")(demo.demo)
 
 
 def main(arguments: list[str] | None = None) -> None:

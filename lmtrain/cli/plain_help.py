@@ -30,8 +30,7 @@ class PlainGroup(TyperGroup):
         return [_in_plain_words(param, None) for param in super().get_params(ctx)]
 
     def list_commands(self, ctx: Any) -> list[str]:
-        names = super().list_commands(ctx)
-        return sorted(names, key=lambda name: _VERBS.index(name) if name in _VERBS else len(_VERBS))
+        return sorted(self.commands, key=lambda name: _VERBS.index(name) if name in _VERBS else len(_VERBS))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         found = super().get_command(ctx, cmd_name)

@@ -12,6 +12,7 @@ from typer.main import get_command
 from lmtrain.cli.main import app
 from lmtrain.cli.pretrain_view import EXAMPLES
 from lmtrain.cli.reference import cli_page, commands
+from lmtrain.cli.verbs import HELP
 from tests.cli.harness import lmtrain
 
 VERBS = ["lmtrain", *sorted({*(found := commands(get_command(app))), *(verb.rsplit(" ", 1)[0] for verb in found)})]
@@ -47,6 +48,11 @@ def test_examples_of_pretrain_are_in_its_help_and_in_the_reference() -> None:
     for command, what in EXAMPLES:
         assert f"{command}: {what}" in text
         assert f"$ {command}  # {what}\n" in page
+
+
+def test_the_list_of_verbs_says_what_each_of_them_says() -> None:
+    verbs = get_command(app).commands  # type: ignore[attr-defined]
+    assert {name: " ".join(verb.help.split("\n\n")[0].split()) for name, verb in verbs.items()} == HELP
 
 
 @pytest.mark.wide

@@ -19,6 +19,7 @@ ALLOWED = {
     "lmtrain.cli.runs.parse_args": "called by typer",
     "lmtrain.cli.plain_help.list_commands": "called by typer",
     "lmtrain.cli.plain_help.get_command": "called by typer",
+    "lmtrain.cli.verbs.resolve_command": "called by typer",
     "lmtrain.observe.watch.guard.tell_stop": "handed by the command line to what hears signals",
     "lmtrain.config.source.load_config": "called by hydra",
     "lmtrain.config.source.is_group": "called by hydra",
