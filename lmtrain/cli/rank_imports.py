@@ -15,18 +15,23 @@ if TYPE_CHECKING:
 COMPANION = "lmtrain.observe.watch.companion:main_of_fork"
 PREPARE = "lmtrain.cli.rank_imports:prepare"
 RUN = (  # of any training
-    "lmtrain.cli.main", "lmtrain.cli.evaluations", "lmtrain.cli.screen", "lmtrain.cli.watching", "lmtrain.train.setup",
-    "lmtrain.train.loop", "lmtrain.observe.watch.guard", "lmtrain.observe.watch.companion", "hydra", "hydra.initialize",
-    "lmtrain.config.compose", "lmtrain.cli.from_run", "lmtrain.train.starts", "lmtrain.train.elastic",
-    "lmtrain.train.agreement", "typer._adapters",
+    "lmtrain.cli.evaluations", "lmtrain.cli.from_run", "lmtrain.cli.main", "lmtrain.cli.pretrain",
+    "lmtrain.cli.pretrain_view", "lmtrain.cli.screen", "lmtrain.cli.watching", "lmtrain.config.compose",
+    "lmtrain.observe.watch.companion", "lmtrain.observe.watch.guard", "lmtrain.runtime.launch",
+    "lmtrain.train.agreement", "lmtrain.train.elastic", "lmtrain.train.loop", "lmtrain.train.setup",
+    "lmtrain.train.starts", "hydra", "hydra.initialize", "numpy.random", "typer._adapters",
 )  # fmt: skip
-
-
-SHARDED = ("lmtrain.parallel.sharding",)
+SHARDED = ("lmtrain.parallel.sharding", "torch._dynamo")
 COMPILED = ("torch._dynamo",)
 EVALUATION = (
     "lmtrain.cli.main", "lmtrain.cli.evaluate", "lmtrain.cli.eval_session", "lmtrain.cli.eval_steps",
-    "lmtrain.cli.subject", "lmtrain.cli.screen", "lmtrain.eval.load", "lmtrain.eval.runner", "lmtrain.parallel.sharding",
+    "lmtrain.cli.subject", "lmtrain.cli.screen", "lmtrain.eval.choice_recipe", "lmtrain.eval.compare",
+    "lmtrain.eval.datasets", "lmtrain.eval.documents", "lmtrain.eval.journal", "lmtrain.eval.load",
+    "lmtrain.eval.masked_windows", "lmtrain.eval.report", "lmtrain.eval.runner", "lmtrain.observe.display",
+    "lmtrain.parallel.sharding", "lmtrain.runtime.launch", "lmtrain.train.agreement", "lmtrain.train.best",
+    "lmtrain.train.layout_table", "lmtrain.train.preflight",
+    "data_tools.preprocess.texts", "hydra", "hydra.core.override_parser.overrides_parser", "numpy.random",
+    "typer._adapters",
 )  # fmt: skip
 
 

@@ -133,3 +133,24 @@ def test_torchrun_starts_the_package(toy: Toy, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "done: 2 steps" in done.stdout
     assert json.loads((tmp_path / "run/stop.json").read_text())["cause"] == "done"
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("layout", [{"parallel__tp": 2}, {"parallel__dp_shard": 2, "optim": "lamb"}])
+def test_what_ranks_need_is_imported_before_they_are_forked(toy: Toy, tmp_path: Path, layout: dict[str, Any]) -> None:
+    process = start("pretrain", *toy.settings(tmp_path / "run", **layout), "--nproc", 2, env=SAYS_IMPORTS)
+    output, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, output
+    assert len(imported_by_rank_1(output)) < 20, imported_by_rank_1(output)
+    words = ["eval", tmp_path / "run", "--task", "perplexity", "--data", toy.text / "cli_main.txt", "parallel.tp=2"]
+    process = start(*words, "--nproc", 2, env=SAYS_IMPORTS)
+    output, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, output
+    assert len(imported_by_rank_1(output)) < 20, imported_by_rank_1(output)
+
+
+SAYS_IMPORTS = {"PYTHONPROFILEIMPORTTIME": "1"}
+
+
+def imported_by_rank_1(output: str) -> list[str]:
+    return re.findall(r"\[rank 1\] import time: [^|]*\|[^|]*\|\s*(\S+)", output)
