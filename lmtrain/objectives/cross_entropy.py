@@ -51,13 +51,17 @@ class _CrossEntropySum(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         """d loss / d logits = softmax - onehot(label), and 0 for ignored rows."""
         logits_NV, labels_N = ctx.saved_tensors
-        grad_NV = torch.empty_like(logits_NV)
-        columns_V = torch.arange(logits_NV.shape[-1], device=logits_NV.device)
+        grad_NV, dtype = torch.empty_like(logits_NV), sum_dtype(logits_NV)
         for rows in chunks(logits_NV):
-            label_N1 = labels_N[rows].unsqueeze(-1)
-            p_NV = F.softmax(logits_NV[rows], dim=-1, dtype=sum_dtype(logits_NV))
-            # because: a comparison fuses with its neighbours when compiled, a scatter would need p in memory
-            grad_NV[rows] = p_NV.add_(columns_V == label_N1, alpha=-1).mul_(grads[0] * (label_N1 != IGNORED))
+            label_N, grad_rows = labels_N[rows], grad_NV[rows]
+            counts_N = label_N != IGNORED
+            # because: written in its place where the numbers are the same, it is neither allocated nor copied
+            in_place = grad_rows if grad_rows.dtype is dtype else None
+            p_NV = torch.softmax(logits_NV[rows], -1, dtype=dtype, out=in_place)
+            p_NV[torch.arange(len(label_N), device=label_N.device), label_N.clamp(min=0)] -= counts_N.to(dtype)
+            p_NV.mul_((grads[0] * counts_N).unsqueeze(-1))
+            if in_place is None:
+                grad_rows.copy_(p_NV)
         return grad_NV, None
 
 

@@ -87,12 +87,17 @@ class Tokenizer:
             return cls(judged(make(name), name), name)
 
     def to_bytes(self) -> bytes:
-        return (self._inner.to_str() + "\n").encode()
+        return (self._text + "\n").encode()
+
+    @cached_property
+    def _text(self) -> str:
+        """tokenizer.json; kept, since a run reads it once and writes it with every checkpoint."""
+        return str(self._inner.to_str())
 
     @cached_property
     def tree(self) -> dict[str, Any]:
         """What tokenizer.json says; to be looked at only."""
-        found: dict[str, Any] = json.loads(self._inner.to_str())
+        found: dict[str, Any] = json.loads(self._text)
         return found
 
     def save(self, path: Path) -> None:

@@ -70,6 +70,20 @@ def test_nothing_but_ignored_rows_is_zero() -> None:
     assert (ours_grad == 0).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradient_is_the_formula_bit_for_bit(dtype: torch.dtype) -> None:
+    """However it is made in place, as zeros of ignored rows, which have no sign."""
+    logits = torch.randn(6, 11, generator=torch.Generator().manual_seed(1)).to(dtype).requires_grad_()
+    labels = torch.tensor([0, 10, IGNORED, 3, 3, IGNORED])
+    torch.autograd.backward(cross_entropy_sum(logits, labels) * 0.37)
+    label_N1 = labels.unsqueeze(-1)
+    p_NV = F.softmax(logits.detach(), dim=-1, dtype=torch.float32)
+    p_NV = p_NV.add(torch.arange(11) == label_N1, alpha=-1).mul(torch.tensor(0.37) * (label_N1 != IGNORED))
+    bits = {torch.float32: torch.int32, torch.bfloat16: torch.int16}[dtype]
+    assert logits.grad is not None
+    assert torch.equal(logits.grad.view(bits), p_NV.to(dtype).view(bits))
+
+
 def test_gradient_is_that_of_the_sum() -> None:
     logits, labels = example(torch.float64)
     assert torch.autograd.gradcheck(lambda x: cross_entropy_sum(x[:2, :3, :7], labels[:2, :3].clamp(max=6)), (logits,))
