@@ -87,7 +87,7 @@ def run_attempts(
     from lmtrain.runtime.rank_starter import Program
     from lmtrain.train.preflight import find_resume
     from lmtrain.train.starts import Starts
-    from lmtrain.train.stop_file import identity, said_by_watch, write_end
+    from lmtrain.train.stop_file import identity, said_by_watch, write_cut_off, write_end
 
     before = identity(Path(config.run.dir))
 
@@ -105,7 +105,8 @@ def run_attempts(
         """What the watch has said already, which knows best; otherwise this is where it is written down."""
         said = said_by_watch(config, outcome, before)
         if said is None and outcome.cause is not None:
-            warn_of(write_end(config, outcome))
+            # because: a run that was stopped before its ranks were there may have no folder yet
+            warn_of(write_cut_off(config, outcome.cause) if outcome.before_ranks else write_end(config, outcome))
         return said
 
     Starts.at(config, inputs, inputs.resume_from).refuse(config)

@@ -53,6 +53,10 @@ def of_system(error: OSError) -> LmtrainError:
     file, reason = error.filename or "a file", error.strerror or str(error)
     if reached := limit_reached(error, Path(str(file))):
         return StorageError(f"Reading or writing {file} failed: {reached}")
+    if error.errno == errno.EAGAIN:
+        return StorageError(
+            f"A process or a thread could not be started: {reason}. End other processes, or raise `ulimit -u`."
+        )
     if error.errno in _WRONG_NAME:
         return UsageError(f"{str(file)[:100]}... cannot be a file: {reason}. Give a shorter or another name.")
     if error.errno in _CANNOT_READ:

@@ -36,7 +36,10 @@ _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/infiniband", "/dev/acce
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A process to fork. Descriptors come beside the message: standard input, output and error, then `keep`."""
+    """A process to fork. Descriptors come beside the message: the gate, standard input, output and error, then `keep`.
+
+    The gate is a pipe. The process runs nothing until it reads a byte there, and ends if the pipe closes without one.
+    """
 
     module: str
     arguments: Sequence[str] | None  # None: those that the server was started with, behind the number of its socket
@@ -45,14 +48,16 @@ class Request:
     environment: dict[str, str] = field(default_factory=dict)  # what it has beside the server's
     # MODULE:FUNCTION that a child of the process runs with a socket, before the process has threads; its title and name
     helper: tuple[str, str, str] | None = None
-    keep: str | None = None  # a variable that is to hold the number of the fourth descriptor
+    keep: str | None = None  # a variable that is to hold the number of the fifth descriptor
 
 
 def main() -> None:
     """Serve until the launcher closes its end. In a forked process: become what was asked for, and end with it."""
     control = socket.socket(fileno=int(sys.argv[1]))
     _die_with_parent()
-    forked = serve(control)
+    forked = None
+    with suppress(BrokenPipeError, ConnectionResetError):  # because: the launcher has ended, and so does this process
+        forked = serve(control)
     if forked is not None:
         end_with(forked)
 
@@ -61,7 +66,7 @@ def serve(control: socket.socket) -> Callable[[], None] | None:
     """Import, report, and fork for each message. Returns in the server None, in a forked process what it runs."""
     asked = json.loads(control.recv(MAX_BYTES) or b"{}")
     problem = import_all(asked.get("imports", ()))
-    if problem is None and asked["prepare"] is not None:
+    if problem is None and asked.get("prepare") is not None:
         function, arguments = asked["prepare"]
         with suppress(Exception):  # because: what is wrong each rank finds out by itself, and says
             _found(function)(**arguments)
@@ -70,10 +75,7 @@ def serve(control: socket.socket) -> Callable[[], None] | None:
     gc.collect()
     gc.freeze()  # because: a collection in a forked process would write to each page that it shares
     while True:
-        try:
-            data, fds, _, _ = socket.recv_fds(control, MAX_BYTES, MOST_FDS)
-        except ConnectionResetError:
-            return None
+        data, fds, _, _ = socket.recv_fds(control, MAX_BYTES, MOST_FDS)
         if not data:
             return None
         pid, failed = fork_for_launcher()
@@ -105,8 +107,11 @@ def fork_problem() -> str | None:
         return f"{count - 1} other thread{'s run' if count > 2 else ' runs'} in it, which a fork would lose"
     if device := _open_device():
         return f"{device} is open in it, which a fork would share"
-    if _poisons_children():
-        return "CUDA was asked something in it, after which a fork cannot use CUDA"
+    try:
+        if _poisons_children():
+            return "CUDA was asked something in it, after which a fork cannot use CUDA"
+    except OSError as error:
+        return f"it cannot be forked ({error.strerror})"
     return None
 
 
@@ -175,17 +180,22 @@ def fork_for_launcher() -> tuple[int, int]:
 
 def become(request: Request, fds: Sequence[int]) -> None:
     """Run a module's `main` with its own streams, variables and arguments, as in a process that was started for it."""
-    for number, fd in enumerate(fds[:3]):
+    gate, streams, kept = fds[0], fds[1:4], fds[4:]
+    if not os.read(gate, 1):
+        os._exit(0)  # because: the launcher does not know of this process, and starts another one in its place
+    os.close(gate)
+    for number, fd in enumerate(streams):
         os.dup2(fd, number)
         os.close(fd)
     variables = dict(request.environment)
     if request.keep is not None:
-        os.set_inheritable(fds[3], True)
-        variables[request.keep] = str(fds[3])
+        os.set_inheritable(kept[0], True)
+        variables[request.keep] = str(kept[0])
     set_variables(variables)
     show_title(_with_arguments(request.title), request.name)
     if request.helper is not None:
-        set_variables({COMPANION: _fork_helper(*request.helper, keep=fds[3:])})
+        with suppress(OSError):  # because: a process without its helper starts one by itself, or says why it cannot
+            set_variables({COMPANION: _fork_helper(*request.helper, keep=kept)})
     show_environment(variables)
     _reseed()
     sys.stdout = _stream(1, sys.stdout, line_buffering=os.isatty(1))
@@ -211,11 +221,15 @@ def _found(function: str) -> Callable[..., None]:
 
 
 def _stream(number: int, like: TextIO, *, line_buffering: bool) -> io.TextIOWrapper:
-    """Open a standard stream as Python does at its start: the server's has learnt what it was connected to."""
-    stream = open(number, "wb", buffering=-1, closefd=False)  # noqa: SIM115  # because: it lasts as long as the process
+    """Open a standard stream as Python does at its start; the server's has learnt what it was connected to.
+
+    With PYTHONUNBUFFERED neither text nor bytes are held back.
+    """
+    unbuffered, file = bool(getattr(like, "write_through", False)), io.FileIO(number, "wb", closefd=False)
+    file.name = like.name
     return io.TextIOWrapper(
-        stream, encoding=like.encoding, errors=like.errors, line_buffering=line_buffering,
-        write_through=bool(getattr(like, "write_through", False)),
+        file if unbuffered else io.BufferedWriter(file), encoding=like.encoding, errors=like.errors, newline="\n",
+        line_buffering=line_buffering and not unbuffered, write_through=unbuffered,
     )  # fmt: skip
 
 
@@ -239,6 +253,8 @@ def end_with(run: Callable[[], None]) -> NoReturn:
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if code and not isinstance(end.code, int):
+            sys.stderr.write(f"{end.code}\n")
     except BaseException:
         sys.excepthook(*sys.exc_info())
     threading._shutdown()  # type: ignore[attr-defined]
@@ -249,7 +265,12 @@ def end_with(run: Callable[[], None]) -> NoReturn:
 def _fork_helper(function: str, title: str, name: str, *, keep: Sequence[int]) -> str:
     """Fork a helper of this process, joined to it by a socket; returns the socket's descriptor and the helper's id."""
     ours, theirs = socket.socketpair()
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError:
+        ours.close()
+        theirs.close()
+        raise
     if pid == 0:
         code = 1
         try:

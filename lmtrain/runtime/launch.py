@@ -7,12 +7,14 @@ all of them again where one was lost. It must not know what the children compute
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import queue
 import secrets
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -53,6 +55,11 @@ class Outcome:
     @property
     def stopped(self) -> bool:
         return self.exit_code == StoppedEarly.exit_code
+
+    @property
+    def before_ranks(self) -> bool:
+        """Whether it was stopped before all ranks were started."""
+        return self.stopped and self.rank is None and self.cause is not None
 
     @property
     def told(self) -> str:
@@ -111,6 +118,14 @@ def _is_stopped(pid: int) -> bool:
         return False  # because: that is how the system tells of one that has just ended
 
 
+def _has_ended(pid: int) -> bool:
+    """Return whether a child of this process has ended; what is known of its end is kept."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
+
+
 def _kill_group(pid: int) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
@@ -144,6 +159,8 @@ class _Stops:
 
     def __enter__(self) -> _Stops:
         self._before = {number: signal.signal(number, self._receive) for number in STOPS}
+        # because: of a process that ignores it, as some services do, the system keeps no child's exit code
+        self._before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -170,6 +187,8 @@ class _Job:
     grace_s: float
     stops: _Stops
     is_last: bool = True  # nothing is started after it
+    guardian: int = -1  # its process id, and where it receives those of the ranks
+    guarded_fd: int = -1
     pids: list[int] = field(default_factory=list)  # by local rank
     codes: dict[int, int] = field(default_factory=dict)  # of those that have ended
     ended: queue.SimpleQueue[int] = field(default_factory=queue.SimpleQueue)  # local ranks, in the order of their ends
@@ -181,14 +200,18 @@ class _Job:
     def run(self, num_restarts: int) -> Outcome:
         self.speakers = Speakers(range(self.ranks.first, self.ranks.first + self.num))
         parent_lives, alive_fd = os.pipe()
-        guardian, guarded_fd = -1, -1
         try:
             try:
-                guardian, guarded_fd = self._start_guardian()
-                self._start(parent_lives, num_restarts, guarded_fd)
+                self._start_guardian()
+                self._start(parent_lives, num_restarts)
             except StartCancelledError:
                 name = signal.Signals(self.stops.received[0]).name
                 return Outcome(StoppedEarly.exit_code, None, f"{name} came before all ranks were started.")
+            except RuntimeError as error:
+                if "thread" not in str(error):
+                    raise
+                # because: it is Python's error for what the system refuses as it refuses a process
+                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from error
             finally:
                 os.close(parent_lives)
             if self.is_last:
@@ -200,9 +223,7 @@ class _Job:
             self.speakers.finish()
         finally:
             self.stops.job = None
-            if guardian > 0:
-                self._end(guardian)  # because: it must not outlive the ids that it was given
-                os.close(guarded_fd)
+            self._end_guardian()  # because: it must not outlive the ids that it was given
             os.close(alive_fd)  # because: ends a process too that was forked just before its server was lost
             for pid in self.pids:
                 self._end(pid)
@@ -214,20 +235,29 @@ class _Job:
         for pid in self.pids:
             os.kill(pid, number)
 
-    def _start(self, parent_lives: int, num_restarts: int, guarded_fd: int) -> None:
+    def _start(self, parent_lives: int, num_restarts: int) -> None:
         """All of them; the store's socket listens before any of them runs, so that its port cannot be taken."""
-        with socket.create_server(("127.0.0.1", 0), backlog=self.num) as store:
+        with (
+            socket.create_server(("127.0.0.1", 0), backlog=self.num) as store,
+            open(os.devnull, "wb") as nowhere,
+        ):
+            # because: where this process was started without an output, another file may have its number
+            outputs = [
+                number if stream is not None else nowhere.fileno()
+                for number, stream in ((1, sys.__stdout__), (2, sys.__stderr__))
+            ]
             port, token, is_watched = store.getsockname()[1], secrets.token_hex(16), self.ranks.num_all > 1
             for local_rank in range(self.num):
                 rank = self.ranks.first + local_rank
                 reads, writes = os.pipe() if rank else (-1, -1)
                 try:
                     pid = self.starter.start(
-                        (parent_lives, writes, writes) if rank else (parent_lives, 1, 2),
+                        (parent_lives, writes, writes) if rank else (parent_lives, outputs[0], outputs[1]),
                         self.ranks.environment(local_rank, port, token, num_restarts=num_restarts),
                         title=f"rank {rank} of {self.ranks.num_all}", name=f"lmtrain rank {rank}",
                         keep=(STORE_FD, store.fileno()) if rank == 0 and self.ranks.launcher == "lmtrain" else None,
                         helper=(f"companion of rank {rank}", f"lmtrain watch {rank}") if is_watched else None,
+                        announce=self._guard,
                     )  # fmt: skip
                 except BaseException:
                     if rank:
@@ -237,26 +267,47 @@ class _Job:
                     if rank:
                         os.close(writes)
                 self.pids.append(pid)
-                os.write(guarded_fd, b"%d\n" % pid)
                 threading.Thread(target=self._report_end, args=(local_rank,), daemon=True).start()
                 if rank:
                     self.speakers.add(rank, os.fdopen(reads, errors="replace"))
 
-    def _start_guardian(self) -> tuple[int, int]:
-        """Start the process that ends the ranks if this one is killed; return its id and where it is told of them."""
+    def _guard(self, *pids: int) -> None:
+        """Let the guardian end these processes if this one is killed. A guardian that was killed is replaced."""
+        try:
+            os.write(self.guarded_fd, b"".join(b"%d\n" % pid for pid in pids))
+        except BrokenPipeError:
+            self._start_guardian()
+            os.write(self.guarded_fd, b"".join(b"%d\n" % pid for pid in [*self.pids, *pids]))
+
+    def _start_guardian(self) -> None:
+        """Start the process that ends the ranks if this one is killed, in place of one that was there before."""
+        self._end_guardian()
         reads, writes = os.pipe()
         nowhere = os.open(os.devnull, os.O_WRONLY)
         try:
-            pid = self.starter.start(
+            self.guardian = self.starter.start(
                 (reads, nowhere, nowhere), {}, title="guardian", name="lmtrain guard", other=(GUARDIAN, ())
             )
+            self.guarded_fd = writes
         except BaseException:
             os.close(writes)
             raise
         finally:
             os.close(reads)
             os.close(nowhere)
-        return pid, writes
+
+    def _look_at_guardian(self) -> None:
+        """Replace it if it has ended; where that fails, the run goes on without one until the next look."""
+        if self.guardian < 0 or _has_ended(self.guardian):
+            with suppress(OSError, StartCancelledError):
+                self._start_guardian()
+                self._guard(*self.pids)
+
+    def _end_guardian(self) -> None:
+        if self.guardian > 0:
+            self._end(self.guardian)
+            os.close(self.guarded_fd)
+        self.guardian = self.guarded_fd = -1
 
     def _wait(self) -> tuple[list[int], set[int]]:
         """Ranks that failed, in the order of their ends, and those that had to be killed."""
@@ -269,6 +320,7 @@ class _Job:
                 rank = self.ended.get(timeout=left)
             except queue.Empty:
                 self.starter.look()
+                self._look_at_guardian()
                 if deadline is None and len(alive) < self.num and all(_is_stopped(self.pids[rank]) for rank in alive):
                     deadline = time.monotonic() + self.grace_s  # because: nobody is left who would miss them
                 elif deadline is not None:

@@ -5,6 +5,7 @@ Called by launch. A server that is lost is replaced; processes that it has forke
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import select
@@ -23,7 +24,7 @@ from lmtrain.runtime.process import forks_wanted
 from lmtrain.runtime.process_title import ROOM, ROOM_BYTES
 from lmtrain.runtime.signals import blocked_stops
 
-_ADOPT_ORPHANS = 36  # PR_SET_CHILD_SUBREAPER
+_ADOPT_ORPHANS, _ADOPTS_ORPHANS = 36, 37  # PR_SET_CHILD_SUBREAPER and PR_GET_CHILD_SUBREAPER
 _LOOK_S = 0.2
 _STOPPED_S = 10.0  # that a server may stand still by SIGSTOP before another one takes its place
 _MOST_LOST = 3  # servers, after which processes are started without one
@@ -84,10 +85,11 @@ class RankStarter:
     def start(
         self, streams: tuple[int, int, int], environment: Mapping[str, str], *, title: str, name: str,
         keep: tuple[str, int] | None = None, helper: tuple[str, str] | None = None,
-        other: tuple[str, Sequence[str]] | None = None,
+        other: tuple[str, Sequence[str]] | None = None, announce: Callable[[int], None] = lambda pid: None,
     ) -> int:  # fmt: skip
         """Start a process and return its id; it begins with signals that ask for a stop blocked.
 
+        `announce` gets the id before a forked process runs anything.
         `keep` is a variable and a descriptor: the variable holds what number the descriptor has in the process.
         `helper` is the title and the name of the program's helper, where the process is to have one.
         `other` is a module and its arguments, to be run in place of the program.
@@ -101,7 +103,8 @@ class RankStarter:
                 helper=(function, *helper) if function and helper else None, keep=keep[0] if keep else None,
             )  # fmt: skip
             try:
-                return self._server.fork(request, [*streams, *([keep[1]] if keep else [])], self._is_cancelled)
+                fds = [*streams, *([keep[1]] if keep else [])]
+                return self._server.fork(request, fds, self._is_cancelled, announce)
             except ServerLostError as error:
                 self._replace(str(error))
                 self.open()
@@ -113,6 +116,7 @@ class RankStarter:
                 stderr=streams[2], pass_fds=[keep[1]] if keep else [], start_new_session=True,
             )  # fmt: skip
         self._processes.append(process)
+        announce(process.pid)
         return process.pid
 
     def look(self) -> None:
@@ -124,7 +128,8 @@ class RankStarter:
                 self._replace(str(error))
 
     def close_server(self) -> None:
-        """End the server, whose forks go on without it."""
+        """End the server, whose forks go on without it; what is started later is started by itself."""
+        self._problem = self._problem or "it has forked all ranks"
         self._drop()
 
     def close(self) -> None:
@@ -152,10 +157,10 @@ class adopting_orphans:  # because: read as a word, `with adopting_orphans():`
     """Context in which this process becomes the parent of whatever its children leave behind. Linux alone."""
 
     def __enter__(self) -> None:
-        _prctl(_ADOPT_ORPHANS, 1)
+        _prctl(_ADOPT_ORPHANS, 1, 0, 0, 0)
 
     def __exit__(self, *_: object) -> None:
-        _prctl(_ADOPT_ORPHANS, 0)
+        _prctl(_ADOPT_ORPHANS, 0, 0, 0, 0)
 
 
 class _Server:
@@ -169,6 +174,8 @@ class _Server:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", *words], env=dict(environment) | {ROOM: " " * ROOM_BYTES},
                 stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True,
+                stdout=subprocess.DEVNULL if sys.__stdout__ is None else None,
+                stderr=subprocess.DEVNULL if sys.__stderr__ is None else None,
             )  # fmt: skip
         self._stopped_at: float | None = None
 
@@ -178,17 +185,32 @@ class _Server:
 
     def import_all(self, program: Program, is_cancelled: Callable[[], bool]) -> str | None:
         """Wait until all is imported; return why the server must not be forked, or None."""
-        self._send([json.dumps({"imports": program.imports, "prepare": program.prepare}).encode()], [])
+        message = json.dumps({"imports": program.imports, "prepare": program.prepare}).encode()
+        if len(message) > MAX_BYTES:
+            return "the command line is too long to be handed to it"
+        self._send([message], [])
         problem: str | None = self._answer(is_cancelled)["problem"]
         return problem
 
-    def fork(self, request: Request, fds: Sequence[int], is_cancelled: Callable[[], bool]) -> int:
-        message = json.dumps(vars(request)).encode(errors="surrogateescape")
-        self._send([message], fds)
-        answer = self._answer(is_cancelled)
-        if answer["pid"] < 0:
-            raise OSError(answer["errno"], os.strerror(answer["errno"]))
-        return int(answer["pid"])
+    def fork(
+        self, request: Request, fds: Sequence[int], is_cancelled: Callable[[], bool], announce: Callable[[int], None]
+    ) -> int:
+        """Fork a process, which waits until `announce` has got its id; return the id."""
+        gate, opens = os.pipe()
+        try:
+            try:
+                self._send([json.dumps(vars(request)).encode()], [gate, *fds])
+            finally:
+                os.close(gate)
+            answer = self._answer(is_cancelled)
+            if answer["pid"] < 0:
+                raise OSError(answer["errno"], os.strerror(answer["errno"]))
+            announce(answer["pid"])
+            with suppress(BrokenPipeError):  # because: a process that was killed is reported as any other
+                os.write(opens, b"1")
+            return int(answer["pid"])
+        finally:
+            os.close(opens)  # because: a process that its server forked without being able to say so ends by this
 
     def check(self) -> None:
         """Raise if it has ended, or has stood still for long."""
@@ -209,7 +231,9 @@ class _Server:
     def _send(self, message: Sequence[bytes], fds: Sequence[int]) -> None:
         try:
             socket.send_fds(self._control, message, list(fds))
-        except OSError:
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.ECONNRESET):
+                raise
             self._process.wait()
             raise ServerLostError(_how_ended(self._process.returncode)) from None
 
@@ -234,11 +258,24 @@ def _platform_problem() -> str | None:
         return "LMTRAIN_FORK=0 asks for it"
     if not sys.platform.startswith("linux"):
         return f"{sys.platform} does not let one process adopt what another has forked"
+    if not _adopts_orphans():
+        return "the system does not let this process adopt what another has forked"
     return None
 
 
-def _prctl(option: int, value: int) -> None:
-    with suppress(OSError, AttributeError):
+def _adopts_orphans() -> bool:
+    """Return whether this process is the parent of whatever its children leave behind."""
+    with suppress(OSError, AttributeError, ImportError):
         import ctypes  # because: most commands start no processes
 
-        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+        answer = ctypes.c_int(0)
+        ctypes.CDLL(None).prctl(_ADOPTS_ORPHANS, ctypes.byref(answer), 0, 0, 0)
+        return answer.value == 1
+    return False
+
+
+def _prctl(*words: int) -> None:
+    with suppress(OSError, AttributeError, ImportError):
+        import ctypes  # because: as above
+
+        ctypes.CDLL(None).prctl(*words)

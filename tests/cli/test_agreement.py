@@ -1,7 +1,8 @@
 """Ranks that were started differently, by `--nproc` and by torchrun: none begins, and it is said in what and why.
 
 A `sitecustomize` on PYTHONPATH changes the command line and the module path of single ranks as Python starts, which is
-before a line of the product runs; what runs then is the product as users have it.
+before a line of the product runs; what runs then is the product as users have it. Each rank of `--nproc` starts Python
+by itself for this: ranks that are forked from one server cannot differ in this way.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ def begin(world: World, launcher: str, num: int, apart: Mapping[int, Sequence[st
     if launcher == "nproc":
         start = ["-m", "lmtrain", "pretrain", "--nproc", str(num)]
     env = {"PYTHONPATH": f"{world.folder / 'site'}:{ROOT}", "PYTHONSAFEPATH": "1", "APART": json.dumps(changes)}
+    env |= {"LMTRAIN_FORK": "0"}
     done = subprocess.run(
         [sys.executable, *start, *settings], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300,
         env={**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "200", **env},

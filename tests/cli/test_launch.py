@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,25 @@ def test_a_signal_gives_one_checkpoint_and_a_way_on(toy: Toy, tmp_path: Path, nu
     facts = stop_facts(folder)
     assert (facts["cause"], facts["exit_code"], facts["requeue"]) == (number.name, 75, True)
     assert saved.name == f"step_{facts['step']:08d}"
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_stop_before_the_ranks_are_there_is_written_down(
+    toy: Toy, tmp_path: Path, number: signal.Signals
+) -> None:
+    """While the server imports, when the run has no folder yet."""
+    folder = tmp_path / "run"
+    process = start("pretrain", *toy.settings(folder, **TWO), "--nproc", 2)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while process.poll() is None and not children.read_text():
+        time.sleep(0.005)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 75
+    cause = f"{number.name} came before all ranks were started."
+    assert output == f"{cause} Start the same command again to go on.\n"
+    assert stop_facts(folder) == {"cause": cause, "step": 0, "exit_code": 75, "requeue": True, "resume": None}
 
 
 def test_what_is_wrong_is_said_once_and_nothing_starts(toy: Toy, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from lmtrain.runtime.process import git_commit
 from tests.drills.broken import Options, World
 
-NAMES = ("injections", "hangs", "false_alarms", "day", "slurm")
+NAMES = ("injections", "hangs", "starts", "false_alarms", "day", "slurm")
 
 
 def main() -> int:

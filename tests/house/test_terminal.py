@@ -13,6 +13,7 @@ ALLOWED = {
     "lmtrain.cli.terminal", "lmtrain.cli.screen",  # the way
     "lmtrain.cli.reference",  # writes pages, and is no verb
     "lmtrain.runtime.speakers",  # passes on what verbs have printed
+    "lmtrain.runtime.fork_server",  # ends its forks as Python does, which prints the text of a SystemExit
     "lmtrain.observe.watch.companion",  # a program of its own, which says in ASCII why its rank was ended
 }  # fmt: skip
 

@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import time
+from contextlib import suppress
 
 from lmtrain.observe.phases import NUM_BYTES, Mark, read_mark, read_odd, read_seen, read_way
 from lmtrain.observe.watch.hub import Hub
@@ -280,9 +281,7 @@ def main_of_fork(connection: socket.socket) -> None:
     for number in (0, 1):
         os.dup2(nowhere, number)
     # because: the rank's sockets and pipes must close when the rank ends
-    low, high = sorted((connection.fileno(), nowhere))
-    for begin, end in ((3, low), (low + 1, high), (high + 1, os.sysconf("SC_OPEN_MAX"))):
-        os.closerange(begin, end)
+    _close_all_but((0, 1, 2, connection.fileno(), nowhere))
     data, fds, _, _ = socket.recv_fds(connection, 1 << 16, 2)
     if not data:
         return
@@ -290,6 +289,14 @@ def main_of_fork(connection: socket.socket) -> None:
     if told["rank"] > 0:
         os.dup2(nowhere, 2)  # because: rank 0's companion alone speaks
     Companion(told | {"control": connection.detach(), "marks": fds[0], "stacks": fds[1]}).run()
+
+
+def _close_all_but(kept: tuple[int, ...]) -> None:
+    """Close all descriptors but these. Only those that are open are tried: the limit may be a thousand million."""
+    for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
+        if fd not in kept:
+            with suppress(OSError):  # because: the list itself had one, which is closed by now
+                os.close(fd)
 
 
 def _ignore_signals() -> None:

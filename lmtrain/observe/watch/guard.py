@@ -10,13 +10,13 @@ import faulthandler
 import json
 import os
 import secrets
-import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -38,6 +38,7 @@ _CODE = "import sys; sys.path.insert(0, sys.argv[1]); from lmtrain.observe.watch
 _KEY = "watch"  # in the run's store: where the hub listens
 _ANSWER_S = 5.0
 _LEAVE_S = 5.0
+_POLL_S = 0.005
 _LOST_S = 0.5  # because: srun ends all tasks once one is gone, and its signal may come before the watch's word
 
 
@@ -181,17 +182,26 @@ class Watch:
 
 
 class _Forked:
-    """A companion that was forked with this process, with what is asked of one that is started."""
+    """A companion that was forked by this process, with what is asked of one that is started."""
 
     def __init__(self, pid: int) -> None:
-        self._pid, self._fd = pid, os.pidfd_open(pid)
+        self._pid, self._has_ended = pid, False
 
     def wait(self, timeout: float | None = None) -> None:
-        if not select.select([self._fd], [], [], timeout)[0]:
-            raise subprocess.TimeoutExpired("companion", timeout or 0.0)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self._has_ended:
+            try:
+                self._has_ended = os.waitpid(self._pid, 0 if deadline is None else os.WNOHANG)[0] != 0
+            except ChildProcessError:
+                self._has_ended = True
+            if deadline is not None and not self._has_ended:
+                if time.monotonic() > deadline:
+                    raise subprocess.TimeoutExpired("companion", timeout or 0.0)
+                time.sleep(_POLL_S)
 
     def kill(self) -> None:
-        signal.pidfd_send_signal(self._fd, signal.SIGKILL)
+        if not self._has_ended:
+            os.kill(self._pid, signal.SIGKILL)
 
 
 def _start_companion(

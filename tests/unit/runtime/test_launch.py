@@ -10,7 +10,10 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -114,9 +117,11 @@ def test_a_stop_with_a_checkpoint_is_no_failure() -> None:
     assert launch(child("sys.exit(75)"), 2, grace_s=0.0) == Outcome(75)
 
 
-def parent(folder: Path, body: str, num: int = 2, options: str = "") -> subprocess.Popen[str]:
+def parent(
+    folder: Path, body: str, num: int = 2, options: str = "", imports: Sequence[str] = ()
+) -> subprocess.Popen[str]:
     """A launcher in a process of its own; each child makes a pipe's line once it is ready."""
-    program = child(body)
+    program = replace(child(body), imports=imports)
     code = (
         "import sys\nfrom lmtrain.runtime.launch import launch\nfrom lmtrain.runtime.process import NodeRanks\n"
         f"from lmtrain.runtime.rank_starter import Program\noutcome = launch({program!r}, NodeRanks({num}){options})\n"
@@ -281,6 +286,69 @@ def test_no_orphan_however_the_parent_ends(
     job.communicate(timeout=120)
     for pid in pids:
         gone(pid)
+
+
+def titled(job: subprocess.Popen[str], title: str, but: int = 0) -> int:
+    """Return the child of a launcher that has this title, once there is one."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for pid in map(int, Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()):
+            with suppress(OSError):
+                if pid != but and title in Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode():
+                    return pid
+        time.sleep(0.01)
+    raise AssertionError(f"no {title}")
+
+
+@pytest.mark.parametrize("at", ["the start", *wide("a run")])
+def test_a_guardian_that_was_killed_is_replaced(
+    tmp_path: Path, ready: Callable[[int], list[int]], at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it is told of a rank, or later; the ranks that it had been told of are safe again."""
+    imported = "import os, pathlib\nmain = __import__('sys').modules['__main__']\nfork = main.fork_for_launcher\n"
+    imported += "count = []\ndef wait_and_fork():\n    count.append(1)\n    if len(count) == 3:\n"
+    imported += f"        open({str(tmp_path / 'go on')!r}).read()\n    return fork()\n"
+    imported += "main.fork_for_launcher = wait_and_fork"
+    (tmp_path / "waits_before_rank_1.py").write_text(imported)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', os.getcwd())}")
+    os.mkfifo(tmp_path / "go on")
+    held = at == "the start"
+    # a child that stands still does not end with its launcher by itself
+    job = parent(tmp_path, f"{READY}os.kill(os.getpid(), signal.SIGSTOP)", imports=["waits_before_rank_1"] * held)
+    pids = ready(1 if held else 2)
+    first = titled(job, "guardian")
+    os.kill(first, signal.SIGKILL)
+    if held:
+        gone(first)
+        (tmp_path / "go on").write_text("")
+        pids += ready(1)
+    titled(job, "guardian", but=first)
+    time.sleep(0.0 if held else 0.2)  # because: it is started before it is told of the ranks
+    job.kill()
+    job.communicate(timeout=120)
+    for pid in pids:
+        gone(pid)
+
+
+def test_a_stop_while_the_server_imports_ends_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "takes_long.py").write_text("import time\ntime.sleep(60)")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', os.getcwd())}")
+    job = parent(tmp_path, "wait()", imports=["takes_long"])
+    server = titled(job, "fork_server")
+    job.send_signal(signal.SIGUSR1)
+    output, _ = job.communicate(timeout=50)
+    assert "outcome 75 SIGUSR1 came before all ranks were started." in output
+    gone(server)
+
+
+def test_a_thread_that_cannot_be_started_is_an_error_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(BlockingIOError):
+        launch(child("wait()"), 1)
+    assert not Path(f"/proc/self/task/{os.getpid()}/children").read_text()
 
 
 def test_handlers_are_put_back() -> None:

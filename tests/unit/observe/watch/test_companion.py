@@ -20,7 +20,15 @@ from typing import Any
 import pytest
 
 from lmtrain.observe.phases import NUM_BYTES
-from lmtrain.observe.watch.companion import _TICK_S, DEVICE_POLITE_S, POLITE_S, Companion, how_ended, state_of
+from lmtrain.observe.watch.companion import (
+    _TICK_S,
+    DEVICE_POLITE_S,
+    POLITE_S,
+    Companion,
+    how_ended,
+    main_of_fork,
+    state_of,
+)
 from lmtrain.observe.watch.guard import _CODE, _ROOT
 from lmtrain.observe.watch.hub import Hub
 from lmtrain.observe.watch.judge import LOST_KIND
@@ -182,3 +190,23 @@ def test_it_needs_little_and_ends_when_its_rank_does(tmp_path: Path) -> None:
         output, _ = process.communicate(timeout=120)
     assert (process.returncode, output) == (0, "[]\n")
     assert json.loads((tmp_path / "phase_times.json").read_text())["processes"] == 2
+
+
+def test_a_forked_companion_holds_nothing_of_its_rank() -> None:
+    """A pipe of the rank closes when the rank closes it, and a companion that is told nothing ends with its rank."""
+    ours, theirs = socket.socketpair()
+    reads, writes = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            ours.close()
+            main_of_fork(theirs)
+        finally:
+            os._exit(0)
+    theirs.close()
+    os.close(writes)
+    assert os.read(reads, 1) == b""
+    os.close(reads)
+    assert os.waitpid(pid, os.WNOHANG) == (0, 0)
+    ours.close()
+    assert os.waitpid(pid, 0) == (pid, 0)

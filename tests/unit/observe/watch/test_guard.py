@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 
 from lmtrain.errors import PeerLostError, StoppedEarly
 from lmtrain.observe import phases
-from lmtrain.observe.watch.guard import Watch, watched
+from lmtrain.observe.watch.guard import Watch, _Forked, watched
 from lmtrain.runtime.process import ProcessEnv
 from lmtrain.runtime.process_group import Peers
 
@@ -26,6 +27,21 @@ def test_a_process_alone_has_nobody_to_watch(tmp_path: Path) -> None:
     with watched(ProcessEnv(host="n1"), Peers(("n1",)), tmp_path, 60.0) as alone:
         alone.tell_stop("SIGTERM")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_companion_that_was_forked_is_waited_for_and_killed() -> None:
+    """On systems without pidfd_open too."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        companion = _Forked(process.pid)
+        with pytest.raises(subprocess.TimeoutExpired):
+            companion.wait(0.05)
+        companion.kill()
+        companion.wait()
+        companion.wait(0.0)
+        companion.kill()  # because: another process may have its number by now, and must not be met
+        with pytest.raises(ChildProcessError):
+            os.waitpid(process.pid, 0)
+        process.returncode = 0
 
 
 def test_its_errors_stay_what_they_are(tmp_path: Path) -> None:
