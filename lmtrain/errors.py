@@ -29,6 +29,7 @@ from collections.abc import Iterable, Sequence
 
 class LmtrainError(Exception):
     exit_code = 70
+    is_passed_on = False  # another process has met it, and has said so
 
 
 class UsageError(LmtrainError):
@@ -132,7 +133,7 @@ def passed_on(exit_code: int, message: str) -> LmtrainError:
     """An error that ends this process, or is survived by it, just as the one that another process has met."""
     known = {73: OutputError, 74: StorageError, 75: StoppedEarly, 79: StoppedForGood}
     error = known.get(exit_code, LmtrainError)(message)
-    error.exit_code = exit_code
+    error.exit_code, error.is_passed_on = exit_code, True
     return error
 
 

@@ -32,22 +32,25 @@ _WORD_S = 1.0  # because: what a peer tells before it leaves may be read after i
 def stoppable(config: RunConfig, env: ProcessEnv, waited_for: ProcessEnv | None) -> Iterator[StopRequest]:
     """Whatever asks for a stop within, before the first step or for the second time, ends this process with 75.
 
-    `waited_for` is this process, where it has peers that would wait for it.
+    `waited_for` is this process, where it may have peers that would wait for it.
     """
+    from lmtrain.train.stop_file import identity, is_written_since, write_cut_off
+
+    folder = Path(config.run.dir)
+    before = identity(folder)
     with listening() as stop:
         try:
             stop.at_once()
             yield stop
             return
         except Stopped as stopped:
-            if waited_for is not None and waited_for.world_size > 1 and not stop.meets:
+            if waited_for is not None and waited_for.has_peers and not stop.meets:
                 with suppress(Stopped):  # because: for the second time nobody is told
                     tell_peers(waited_for, StoppedEarly(str(stopped)))
         ignore_stops()
         error = StoppedEarly(f"{stop.cause}: {left_behind(config)}")
-        if env.rank == 0:
-            from lmtrain.train.stop_file import write_cut_off
-
+        # because: srun asks all to stop where one of them fails, and whoever started that one has written why
+        if env.rank == 0 and not (env.world_size > 1 and is_written_since(folder, before)):
             warn_of(write_cut_off(config, stop.cause))
         if env.world_size == 1:
             raise error

@@ -12,7 +12,14 @@ import typer
 
 from lmtrain.cli.completion import complete_task
 from lmtrain.cli.eval_session import Options, Session, evaluate_one
-from lmtrain.cli.launching import NumProcesses, run_processes, this_process, without_nproc
+from lmtrain.cli.launching import (
+    NumPerNode,
+    NumProcesses,
+    Processes,
+    run_processes,
+    this_process,
+    without_nproc,
+)
 from lmtrain.cli.options import Device, InputFormat, Plugins, Precision, text_inputs
 from lmtrain.cli.terminal import echo
 from lmtrain.errors import MissingInputError, OutputError, UsageError
@@ -87,6 +94,7 @@ def evaluate(
     full: Annotated[bool, typer.Option("--full", help="Show all that the JSON says.")] = False,
     list_tasks: Annotated[bool, typer.Option("--list", help="List the tasks with their recipes and stop.")] = False,
     nproc: NumProcesses = None,
+    nproc_per_node: NumPerNode = None,
 ) -> None:  # fmt: skip
     """Measure a checkpoint on a published protocol or on any text.
 
@@ -109,7 +117,8 @@ def evaluate(
     jobs = _jobs(task, data, baseline, format_, key)
     if checkpoint is None and compare is None:
         raise UsageError("CHECKPOINT is missing. Give a checkpoint or a run's folder, as in `lmtrain eval runs/a ...`.")
-    env = this_process(nproc)
+    processes = Processes(nproc, nproc_per_node)
+    env = this_process(processes)
 
     from lmtrain.cli.eval_steps import evaluate_steps, find_steps
     from lmtrain.cli.subject import check_device, find_subject, settle_layout
@@ -134,7 +143,7 @@ def evaluate(
             f"--data=- is standard input, which one process alone can read, and here are {env.world_size}. "
             "Write the text to a file."
         )
-    if nproc is not None and nproc > 1:
+    if processes.are_started:
         return run_processes(without_nproc(context.obj), env)
     session = Session(jobs, options, env, settled)
     if compare is not None:

@@ -8,14 +8,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lmtrain.cli.say import print_error, tell, warn_of
-from lmtrain.errors import LmtrainError, UsageError
+from lmtrain.errors import LmtrainError, StoppedEarly, UsageError
 
 if TYPE_CHECKING:
     from lmtrain.runtime.launch import Outcome
@@ -28,7 +28,7 @@ NumProcesses = Annotated[
 ]
 NumPerNode = Annotated[
     int | None,
-    typer.Option("--nproc-per-node", min=1, help="The same on each node, under srun with one task a node."),
+    typer.Option("--nproc-per-node", min=1, help="Start this many on each node, where srun has started one task."),
 ]
 MaxRestarts = Annotated[
     int | None,
@@ -39,8 +39,37 @@ Elastic = Annotated[
 ]
 
 
-def this_process(nproc: int | None, max_restarts: int | None = None) -> ProcessEnv:
-    """Who this process is, or the first of those that it is about to start. Call it before torch is imported."""
+@dataclass(frozen=True)
+class Processes:
+    """The processes that a command line asks for: as it was typed, None where it says nothing."""
+
+    nproc: int | None = None
+    nproc_per_node: int | None = None
+    max_restarts: int | None = None
+
+    @property
+    def count(self) -> int | None:
+        """How many to start on this node."""
+        return self.nproc or self.nproc_per_node
+
+    @property
+    def are_started(self) -> bool:
+        """Whether the work is done in processes of its own, as also by one that may be lost and start again."""
+        return (self.count or 1) > 1 or bool(self.max_restarts)
+
+    @property
+    def flags(self) -> list[str]:
+        typed = {
+            "--nproc": self.nproc, "--nproc-per-node": self.nproc_per_node, "--max-restarts": self.max_restarts
+        }  # fmt: skip
+        return [f"{flag}={value}" for flag, value in typed.items() if value is not None]
+
+
+def this_process(asked: Processes) -> ProcessEnv:
+    """Return who this process is, or the first of those that it is about to start.
+
+    Call it before torch is imported.
+    """
     from lmtrain.runtime.launch import follow_launcher
     from lmtrain.runtime.process import ProcessEnv, grow_segments, share_cores
 
@@ -49,23 +78,19 @@ def this_process(nproc: int | None, max_restarts: int | None = None) -> ProcessE
     grow_segments()
     if env.is_child:
         follow_launcher()
-    if max_restarts is not None and env.launcher != "single":
+    if asked.nproc is not None and asked.nproc_per_node is not None:
         raise UsageError(
-            f"--max-restarts={max_restarts} would start processes again that {env.launcher} has started. Leave it out, "
-            f"and let {'the batch script' if env.launcher == 'slurm' else env.launcher} do that."
+            f"--nproc={asked.nproc} and --nproc-per-node={asked.nproc_per_node} both say how many processes to start. "
+            "Give --nproc on one machine, or --nproc-per-node under srun with one task on each node."
         )
-    return env if nproc is None else env.as_launcher(nproc)
-
-
-def is_launcher(nproc: int | None, max_restarts: int | None) -> bool:
-    """Whether the work is done in processes of its own; one that may be lost and start again is one, too."""
-    return (nproc or 1) > 1 or bool(max_restarts)
-
-
-def flags(nproc: int | None, max_restarts: int | None) -> list[str]:
-    """As they were typed."""
-    given = {"--nproc": nproc, "--max-restarts": max_restarts}
-    return [f"{flag}={value}" for flag, value in given.items() if value is not None]
+    if asked.max_restarts is not None and env.launcher != "single":
+        raise UsageError(
+            f"--max-restarts={asked.max_restarts} would start processes again that {env.launcher} has started. Leave "
+            f"it out, and let {'the batch script' if env.launcher == 'slurm' else env.launcher} do that."
+        )
+    if asked.count is None:
+        return env
+    return env.as_launcher(asked.count, "--nproc" if asked.nproc else "--nproc-per-node")
 
 
 def run_processes(arguments: Sequence[str], env: ProcessEnv) -> None:
@@ -74,20 +99,24 @@ def run_processes(arguments: Sequence[str], env: ProcessEnv) -> None:
     from lmtrain.runtime.launch import launch
     from lmtrain.runtime.rank_starter import Program
 
-    _end(launch(Program(arguments, imports=EVALUATION), _ranks(env), say=tell, explain=_explain))
+    _end(launch(Program(arguments, imports=EVALUATION), _ranks(env), say=tell, explain=_explain), env)
 
 
 def run_attempts(
     arguments: Sequence[str], overrides: Sequence[str], config: RunConfig, inputs: Inputs, env: ProcessEnv,
     max_restarts: int | None,
 ) -> None:  # fmt: skip
-    """Run a training in several processes; one that is lost goes on from its newest checkpoint, if it may."""
+    """Run a training in several processes; one that is lost goes on from its newest checkpoint, if it may.
+
+    Under srun each node has such a launcher. What all of them would say alike, that of rank 0 says.
+    """
     from lmtrain.cli.rank_imports import COMPANION, PREPARE, imports_of
     from lmtrain.runtime.launch import launch
     from lmtrain.runtime.rank_starter import Program
+    from lmtrain.runtime.signals import ignore_stops
     from lmtrain.train.preflight import find_resume
     from lmtrain.train.starts import Starts
-    from lmtrain.train.stop_file import identity, said_by_watch, write_cut_off, write_end
+    from lmtrain.train.stop_file import identity, is_written_since, said_by_watch, write_cut_off, write_end
 
     before = identity(Path(config.run.dir))
 
@@ -104,12 +133,16 @@ def run_attempts(
     def note_end(outcome: Outcome) -> Outcome | None:
         """What the watch has said already, which knows best; otherwise this is where it is written down."""
         said = said_by_watch(config, outcome, before)
-        if said is None and outcome.cause is not None:
+        # because: where a rank of another node has failed first, its launcher or rank 0 has written why
+        is_late = env.rank > 0 and is_written_since(Path(config.run.dir), before)
+        if said is None and outcome.cause is not None and not is_late:
             # because: a run that was stopped before its ranks were there may have no folder yet
-            warn_of(write_cut_off(config, outcome.cause) if outcome.before_ranks else write_end(config, outcome))
+            warn_of(write_cut_off(config, outcome.cause) if outcome.is_before_ranks else write_end(config, outcome))
         return said
 
-    Starts.at(config, inputs, inputs.resume_from).refuse(config)
+    with told_to_peers(env):
+        if env.rank == 0:
+            Starts.at(config, inputs, inputs.resume_from).refuse(config)
     shared = {"overrides": list(overrides), "tokenizer": inputs.tokenizer.source}
     program = Program(
         [*arguments, *overrides], imports=imports_of(config), prepare=(PREPARE, shared), helper=COMPANION
@@ -117,7 +150,10 @@ def run_attempts(
     outcome = launch(
         program, _ranks(env), max_restarts=max_restarts or 0, restarting=again, say=tell, explain=_explain
     )
-    _end(outcome, said=note_end(outcome) is not None)
+    ignore_stops()  # because: srun asks the other nodes to stop once the first has ended, and this one has a result
+    if outcome.is_before_ranks and env.has_peers:
+        tell_peers(env, StoppedEarly(str(outcome.cause)))
+    _end(outcome, env, said=note_end(outcome) is not None)
 
 
 def _ranks(env: ProcessEnv) -> NodeRanks:
@@ -133,17 +169,18 @@ def _explain(problem: str) -> None:
         tell(f"Each rank is started by itself and imports for itself, as no server forks it: {problem}.")
 
 
-def _end(outcome: Outcome, *, said: bool = False) -> None:
-    if outcome.cause is not None and not said:
+def _end(outcome: Outcome, env: ProcessEnv, *, said: bool = False) -> None:
+    speaks = env.rank == 0 or not outcome.stopped  # because: all nodes are asked to stop
+    if outcome.cause is not None and not said and speaks:
         way_out = " Start the same command again to go on." * (outcome.lost or outcome.stopped)
         tell(f"{'' if outcome.stopped else 'error: '}{outcome.cause}{way_out}")
-    if outcome.exit_code != 0:
-        raise typer.Exit(outcome.exit_code)
+    # because: srun names the node and the code of the first task that fails, which tells where a rank was killed
+    code = outcome.shell_code if env.launcher == "slurm" else outcome.exit_code
+    if code != 0:
+        raise typer.Exit(code)
 
 
-def laid_out(
-    config: RunConfig, words: Sequence[str], env: ProcessEnv, nproc: int | None, *, elastic: bool
-) -> RunConfig:
+def laid_out(config: RunConfig, words: Sequence[str], env: ProcessEnv, *, elastic: bool) -> RunConfig:
     """The settings for as many processes as there are, where the command leaves that open; and what was done, once.
 
     `words` are what the command line sets. The launcher says it, if it is ours.
@@ -151,7 +188,7 @@ def laid_out(
     from lmtrain.train.elastic import change_words, fit
     from lmtrain.train.layout_table import layout_words
 
-    speaks, said = env.rank == 0 and (nproc or env.launcher != "lmtrain"), list[str]()
+    speaks, said = env.rank == 0 and not env.is_child, list[str]()
     if config.parallel.auto:
         from lmtrain.train.auto import choose, chosen_before, conditions
         from lmtrain.train.preflight import find_model
@@ -197,10 +234,11 @@ def without_nproc(words: Sequence[str]) -> list[str]:
     """A command line as each of the processes is to have it."""
     found, stream = [], iter(words)
     for word in stream:
-        if word == "--nproc":
-            next(stream, None)
-        elif not word.startswith("--nproc="):
+        option, has_value, _ = word.partition("=")
+        if option not in ("--nproc", "--nproc-per-node"):
             found.append(word)
+        elif not has_value:
+            next(stream, None)
     return found
 
 
@@ -208,12 +246,14 @@ def without_nproc(words: Sequence[str]) -> list[str]:
 def told_to_peers(env: ProcessEnv | None) -> Iterator[None]:
     """A process that is refused here says so, and to those too that would wait for it; `None` for one without any.
 
+    The launcher of a node speaks for all its ranks.
+
     Whatever may go wrong with telling them, the refusal stands.
     """
     try:
         yield
     except LmtrainError as error:
-        if env is None or env.world_size == 1:
+        if env is None or not env.has_peers:
             raise
         print_error(error)
         tell_peers(env, error)

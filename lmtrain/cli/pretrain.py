@@ -12,7 +12,7 @@ import typer
 
 from lmtrain.cli import launching
 from lmtrain.cli.ending import conclude, heard_by_peers, reasons_kept, refuse_stop_file, stoppable
-from lmtrain.cli.launching import NumProcesses, told_to_peers
+from lmtrain.cli.launching import NumPerNode, NumProcesses, Processes, told_to_peers
 from lmtrain.cli.options import ConfigDir, ConfigName, FromRun, Overrides, Plugins
 from lmtrain.runtime.signals import give_back
 
@@ -35,39 +35,39 @@ def pretrain(
     multirun: Annotated[
         bool, typer.Option("-m", "--multirun", help="Run every combination of a=1,2 b=range(3), one after another.")
     ] = False,
-    print_config: Annotated[
-        bool, typer.Option("--print-config", help="Print the settled settings as YAML and stop.")
-    ] = False,
+    print_config: Annotated[bool, typer.Option("--print-config", help="Print the settings as YAML and stop.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, say what would run, and stop.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     plugin: Plugins = None,
     nproc: NumProcesses = None,
+    nproc_per_node: NumPerNode = None,
     max_restarts: launching.MaxRestarts = None,
     elastic: launching.Elastic = False,
 ) -> None:
     """Pretrain a model, or go on with a run that was stopped: the same command does both."""
-    env, overrides = launching.this_process(nproc, max_restarts), list(overrides or [])
+    processes = Processes(nproc, nproc_per_node, max_restarts)
+    env, overrides = launching.this_process(processes), list(overrides or [])
     flags = ["--config-name", config_name, *(["--config-dir", str(config_dir)] if config_dir else [])]
     flags += [f"--from-run={from_run}"] * (from_run is not None) + [f"--plugin={name}" for name in plugin or ()]
-    flags += ["--json"] * as_json + ["--debug"] * ("--debug" in sys.argv)  # because: main has taken --debug out
-    flags += ["--elastic"] * elastic
+    # because: main has taken --debug out
+    flags += ["--json"] * as_json + ["--elastic"] * elastic + ["--debug"] * ("--debug" in sys.argv)
     if dry_run or print_config:
         give_back()
     if multirun:
-        flags += ["--dry-run"] * dry_run + ["--print-config"] * print_config + launching.flags(nproc, max_restarts)
+        flags += ["--dry-run"] * dry_run + ["--print-config"] * print_config + processes.flags
         from lmtrain.cli.sweep import run_all
 
-        return run_all(overrides, config_dir, config_name, from_run, flags)
+        return run_all(overrides, config_dir, config_name, from_run, flags, speaks=env.rank == 0)
 
     from lmtrain.cli.from_run import compose_run
     from lmtrain.cli.pretrain_view import print_preview, print_settings, print_summary
 
-    waited_for = None if nproc or dry_run or print_config else env
+    waited_for = None if dry_run or print_config else env
     with told_to_peers(waited_for):
         config = compose_run(overrides, from_run=from_run, config_dir=config_dir, name=config_name)
-        config = launching.laid_out(config, overrides, env, nproc, elastic=elastic)
+        config = launching.laid_out(config, overrides, env, elastic=elastic)
     if print_config:
-        return print_settings(config, as_json)
+        return print_settings(config, as_json) if env.rank == 0 else None
 
     from lmtrain.cli.evaluations import plan
     from lmtrain.runtime.faults import arm_from_env, fault_point
@@ -77,12 +77,12 @@ def pretrain(
     arm_from_env()
     if dry_run:
         inputs, _ = plan(config, preflight(config, launching.seen_from_here(config, env), starting=False))
-        return print_preview(config, inputs, as_json)
+        return print_preview(config, inputs, as_json) if env.rank == 0 else None
     with stoppable(config, env, waited_for) as stop:
         with told_to_peers(waited_for):
             refuse_stop_file(config, env)
             inputs, planned = plan(config, preflight(config, env))
-        if launching.is_launcher(nproc, max_restarts):
+        if processes.are_started:
             set_env_default(BEGAN, repr(stop.began_s))
             return launching.run_attempts(["pretrain", *flags], overrides, config, inputs, env, max_restarts)
         from lmtrain.cli.screen import Screen

@@ -5,6 +5,7 @@ Called where a verb says something in sentences. Knows no verb.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from lmtrain.errors import LmtrainError, StoppedEarly
@@ -12,6 +13,8 @@ from lmtrain.observe.escaped import escaped, warn, wrapped
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from lmtrain.runtime.process import ProcessEnv
 
 _TITLE = "error: "
 
@@ -45,17 +48,31 @@ def warn_of(problem: str | None) -> None:
 
 
 def print_error(error: LmtrainError) -> None:
+    env = _this_process()
+    if error.is_passed_on and env is not None and env.is_child and env.rank > 0:
+        return  # because: of the ranks that one launcher shows, rank 0 speaks for all
     title = "" if isinstance(error, StoppedEarly) else "error: "  # because: who asks for a stop sees no error in it
     said = "\n".join([str(error), *getattr(error, "__notes__", ())])
-    tell(f"{title}{_who(str(error))}{said}")
+    tell(f"{title}{_who(str(error), env)}{said}")
 
 
-def _who(message: str) -> str:
-    """Which of several processes speaks: rank 0 for all of them, another for itself."""
+def _who(message: str, env: ProcessEnv | None) -> str:
+    """Return which of several processes speaks: rank 0 for all of them, another for itself, a launcher for its node."""
+    if env is None or env.rank == 0:
+        return ""
+    who = f"node {env.host}" if _starts_ranks() else env.who
+    return "" if message.startswith(who) else f"{who}: "
+
+
+def _this_process() -> ProcessEnv | None:
     from lmtrain.runtime.process import ProcessEnv
 
     try:
-        env = ProcessEnv.detect()
+        return ProcessEnv.detect()
     except LmtrainError:
-        return ""
-    return "" if env.rank == 0 or message.startswith(env.who) else f"{env.who}: "
+        return None
+
+
+def _starts_ranks() -> bool:
+    # because: what is wrong with a command line is said before it is read
+    return any(word.partition("=")[0] == "--nproc-per-node" for word in sys.argv)

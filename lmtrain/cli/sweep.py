@@ -38,9 +38,12 @@ class Job:
 
 
 def run_all(
-    overrides: list[str], config_dir: Path | None, config_name: str, from_run: Path | None, flags: list[str]
-) -> None:
+    overrides: list[str], config_dir: Path | None, config_name: str, from_run: Path | None, flags: list[str],
+    *, speaks: bool = True,
+) -> None:  # fmt: skip
     """Each combination in a process of its own, in a folder of its own; a failure does not stop the rest.
+
+    Of several processes that sweep together, as srun starts them, one `speaks`.
 
     A run that is done is not run again, so that the same command goes on with a sweep that was stopped.
     """
@@ -49,12 +52,12 @@ def run_all(
             stop.at_once()
             jobs = plan(overrides, config_dir, config_name, from_run)
             stop.politely(lambda name: None)  # because: the run of the moment hears it, or else the next one
-            _run(jobs, flags, _Runner(stop))
+            _run(jobs, flags, _Runner(stop), speaks=speaks)
         except Stopped:
             raise StoppedEarly(f"{stop.cause}: no run was under way. Run the same command again to go on.") from None
 
 
-def _run(jobs: Sequence[Job], flags: list[str], runner: _Runner) -> None:
+def _run(jobs: Sequence[Job], flags: list[str], runner: _Runner, *, speaks: bool) -> None:
     from lmtrain.cli.sweep_view import print_plans, print_table, summary
 
     only_looks, as_json = "--dry-run" in flags or "--print-config" in flags, "--json" in flags
@@ -62,22 +65,24 @@ def _run(jobs: Sequence[Job], flags: list[str], runner: _Runner) -> None:
     first = None
     for number, job in enumerate(jobs, 1):
         done = not only_looks and is_done(job)
-        echo(f"run {number} of {len(jobs)}: {job.folder}{', which is done' * done}", err=as_json)
+        if speaks:
+            echo(f"run {number} of {len(jobs)}: {job.folder}{', which is done' * done}", err=as_json)
         job.state = "done"
         if not done:
             job.exit_code, said = runner.run(["pretrain", *flags, *["--json"] * compares, *job.overrides], compares)
-            first = print_plans(said, first)
+            first = print_plans(said, first) if speaks else None
             job.state = _state(job.exit_code, runner.stopped)
         if runner.stopped:
             break
     if only_looks:
         return _refuse_failures(jobs)
-    rows = [summary(job.folder, job.changed, job.state) for job in jobs]
-    _write_summary(jobs, rows)
-    if as_json:
-        echo(json.dumps({"runs": rows}))
-    else:
-        print_table(rows)
+    if speaks:
+        rows = [summary(job.folder, job.changed, job.state) for job in jobs]
+        _write_summary(jobs, rows)
+        if as_json:
+            echo(json.dumps({"runs": rows}))
+        else:
+            print_table(rows)
     if runner.stopped:
         raise StoppedEarly(f"Stopped in run {number} of {len(jobs)}. Run the same command again to go on.")
     return _refuse_failures(jobs)

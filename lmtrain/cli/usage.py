@@ -20,7 +20,7 @@ from lmtrain.runtime.limits import limit_reached
 
 # because: typer brings click with it under a name of its own, or asks for the package, depending on its version
 Refused: type[Exception] = next(one for one in typer.BadParameter.__mro__ if one.__name__ == "ClickException")
-_PROCESSES = ("nproc_per_node", "num_processes", "num_gpus", "gpus", "devices", "n_gpus")
+_PROCESSES = ("num_processes", "num_gpus", "gpus", "devices", "n_gpus")
 _CANNOT_READ = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ELOOP)
 _RULES = {"valid integer": "is not a whole number", "valid number": "is not a number"}
 _WRONG_NAME = (errno.ENAMETOOLONG, errno.EINVAL)

@@ -24,7 +24,7 @@ from types import FrameType
 from typing import Any
 
 from lmtrain.errors import LmtrainError, PeerLostError, StoppedEarly, StoppedForGood
-from lmtrain.runtime.process import STORE_FD, NodeRanks, ranks_text
+from lmtrain.runtime.process import STORE_FD, NodeRanks
 from lmtrain.runtime.rank_starter import Program, RankStarter, StartCancelledError, adopting_orphans
 from lmtrain.runtime.signals import STOPS
 from lmtrain.runtime.speakers import Speakers
@@ -46,6 +46,7 @@ class Outcome:
     exit_code: int
     rank: int | None = None
     cause: str | None = None  # None where rank 0 has said it
+    signal: int = 0  # that ended the rank, where one did
 
     @property
     def lost(self) -> bool:
@@ -57,8 +58,13 @@ class Outcome:
         return self.exit_code == StoppedEarly.exit_code
 
     @property
-    def before_ranks(self) -> bool:
-        """Whether it was stopped before all ranks were started."""
+    def shell_code(self) -> int:
+        """The exit code that a shell gives to a process that a signal has ended, where one has ended the rank."""
+        return 128 + self.signal if self.signal else self.exit_code
+
+    @property
+    def is_before_ranks(self) -> bool:
+        """Whether a stop was asked for before all ranks were started."""
         return self.stopped and self.rank is None and self.cause is not None
 
     @property
@@ -87,7 +93,8 @@ def launch(
             for number in itertools.count(1):
                 is_last = number > max_restarts
                 outcome = _Job(program, ranks, starter, grace_s, stops, is_last=is_last).run(number - 1)
-                if outcome.lost and stops.received:
+                # because: srun asks all nodes to stop where one has lost a rank, and what was lost comes first
+                if outcome.lost and stops.received and ranks.launcher != "slurm":
                     return _stopped(outcome, stops, "was stopped")
                 if not outcome.lost or is_last:
                     return outcome
@@ -354,27 +361,38 @@ class _Job:
             self.ended.put(rank)
 
     def _outcome(self, failed: list[int], killed: list[int]) -> Outcome:
-        codes, first, num = self.codes, self.ranks.first, self.ranks.num_all
+        codes, first = self.codes, self.ranks.first
         # because: survivors may be quicker to end than the one whose failure they report
         by_itself = [rank for rank in failed if codes[rank] != PeerLostError.exit_code]
         if killed and not by_itself:
             waited = "while the others waited" if failed else "when the others had ended"
-            names = ranks_text([first + rank for rank in killed])
-            still = f"{names} of {num} stood still {waited}, and had to be killed."
+            names = self.ranks.name([first + rank for rank in killed])
+            still = f"{names} stood still {waited}, and had to be killed."
             return Outcome(PeerLostError.exit_code, first + killed[0], still)
         if not failed:
             return Outcome(max(codes.values()))
         local_rank = (by_itself or failed)[0]
         code = codes[local_rank]
-        if 0 in failed and codes[0] == code:
+        alike = [rank for rank in failed if codes[rank] == code]
+        if 0 in alike and first == 0:
             local_rank = 0  # because: where several end for one reason, rank 0 speaks for all
+        elif first > 0:
+            local_rank = next((rank for rank in alike if self.speakers.has_spoken(first + rank)), local_rank)
         rank = first + local_rank
         if -code in self.stops.received:
             name = signal.Signals(-code).name
             return Outcome(StoppedEarly.exit_code, rank, f"{name} ended rank {rank} at once, and the others with it.")
         rest = f"; the other {len(killed)} had to be killed" if killed else ""
         if code < 0:
-            lost = f"rank {rank} of {num} was ended by {signal.Signals(-code).name}, and the run with it{rest}."
-            return Outcome(PeerLostError.exit_code, rank, lost)
-        cause = f"rank {rank} of {num} failed with exit code {code}{rest}: {self.speakers.last_words(rank)}"
-        return Outcome(code, rank, f"{cause.rstrip('.')}." if rank else None)
+            lost = f"{self.ranks.name([rank])} was ended by {signal.Signals(-code).name}, and the run with it{rest}."
+            return Outcome(PeerLostError.exit_code, rank, lost, signal=-code)
+        cause = f"{self.ranks.name([rank])} failed with exit code {code}{rest}: {self.speakers.last_words(rank)}"
+        said_elsewhere = rank == 0 or self._is_said_on_first_node(rank, code)
+        return Outcome(code, rank, None if said_elsewhere else f"{cause.rstrip('.')}.")
+
+    def _is_said_on_first_node(self, rank: int, code: int) -> bool:
+        """Whether ranks of this node ended for a reason of the whole run, which rank 0 says on its node."""
+        if self.ranks.launcher != "slurm":
+            return False
+        silent = set(self.codes.values()) == {code} and not self.speakers.has_spoken(rank)
+        return code == PeerLostError.exit_code or silent

@@ -38,10 +38,11 @@ _LONGER_S = 60.0  # because: a call into torch that gives up just as Python ends
 _LAST_S = 60.0  # because: who is refused has said so by now, and peers that are lost never come to hear it
 
 
-def meet(process: ProcessEnv, timeout_s: float, *, heeds_stops: bool = True) -> Any:
+def meet(process: ProcessEnv, timeout_s: float, *, heeds_stops: bool = True, begins: bool = True) -> Any:
     """The table in which the processes of this run, and no others, find each other's addresses.
 
-    Raises Stopped where this process is asked to stop before any other knows of it.
+    Raises Stopped where this process is asked to stop before any other knows of it. One that only says why it does not
+    begin is not counted as a rank: it may be a launcher whose ranks have been here.
     """
     heed = _heed if heeds_stops else lambda: None
     at = Rendezvous.detect(process)
@@ -53,7 +54,7 @@ def meet(process: ProcessEnv, timeout_s: float, *, heeds_stops: bool = True) -> 
             _wait(asked, _KEY, timeout_s)
         token = _token(process, at, asked)
         own = PrefixStore(token, store)
-        is_second = _Asked(own, timeout_s, heed).add(f"rank {process.rank}", 1) > 1
+        is_second = begins and _Asked(own, timeout_s, heed).add(f"rank {process.rank}", 1) > 1
     except (TimeoutError, dist.DistStoreError, dist.DistNetworkError) as error:
         raise PeerLostError(
             f"{process.who} found no store of its run at {at.where} within parallel.timeout_s={timeout_s:g}: rank 0 "
@@ -107,7 +108,7 @@ def _missing(process: ProcessEnv, store: _Asked) -> str:
 def tell_refusal(process: ProcessEnv, error: LmtrainError) -> None:
     """Let the others know why this process does not begin, where they can be met; otherwise they would wait for it."""
     with suppress(LmtrainError, TimeoutError, dist.DistError):
-        store = _Asked(meet(process, _LAST_S, heeds_stops=False), _LAST_S)
+        store = _Asked(meet(process, _LAST_S, heeds_stops=False, begins=False), _LAST_S)
         why = "was asked to stop" if isinstance(error, StoppedEarly) else "is refused"
         store.compare_set(_VERDICT, "", f"{error.exit_code} {process.who} {why}: {error}"[:_NUM_CHARACTERS])
         _hear(process, store, wait=True)
@@ -116,7 +117,8 @@ def tell_refusal(process: ProcessEnv, error: LmtrainError) -> None:
 def _hear(process: ProcessEnv, store: _Asked, *, wait: bool) -> None:
     """Note that this process knows, and `wait` until all do: rank 0 may hold the store, and an end brings on others."""
     with suppress(TimeoutError, dist.DistError):
-        if store.add("num heard", 1) == process.world_size:
+        # because: a launcher speaks for all its ranks, some of which may have been told before it ended them
+        if store.add("num heard", process.num_ranks) >= process.world_size:
             store.set(_HEARD_BY_ALL, "")
         if wait:
             _wait(store, _HEARD_BY_ALL, _LAST_S)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lmtrain.errors import UsageError
+from lmtrain.runtime.checkout import git_commit
 
 # because: Slurm numbers the steps that srun did not start (batch script, interactive shell) from the top of 32 bits
 _FIRST_SPECIAL_STEP = 0xFFFF_FFF0
@@ -30,7 +31,6 @@ _NAMED_BY = "LMTRAIN_RUN_TOKEN"  # set by our own launcher, or by whoever starts
 ELSEWHERE = "elsewhere"  # of processes that a dry run only reckons with
 BEGAN = "LMTRAIN_BEGAN_S"  # set by our own launcher: when it was started
 _PACKAGES = ("lmtrain", "torch", "numpy", "tokenizers", "safetensors", "hydra-core", "typer", "rich")
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _NUM_SPANS = 6  # of ranks, that a message names
 RUN_TOKEN = re.compile(r"[0-9a-f]{32}")  # 128 bits
 
@@ -49,37 +49,47 @@ class ProcessEnv:
     local_world_size: int = 0  # processes on this node; 0 where the launcher does not say
     num_own_gpus: int = 0  # that its launcher shows to it alone; 0 where it sees those of its node
     is_child: bool = False  # of a launcher of ours
+    num_ranks: int = 1  # that this process stands for: more than its own where it is the launcher of a node
 
     def as_launcher(self, num_processes: int, option: str = "--nproc") -> ProcessEnv:
         """Return the first of the `num_processes` processes that this one is about to start on this node."""
         if self.launcher == "slurm" and option == "--nproc-per-node" and not self.is_child:
             return self._as_node_launcher(num_processes)
         if self.launcher != "single":
-            raise UsageError(
-                f"{option}={num_processes} would start processes of processes that {self.launcher} has started. "
-                f"Leave out {option}, or {self.launcher}."
-            )
+            started, way_out = f"that {self.launcher} has started", f"Leave out {option}, or {self.launcher}."
+            if self.is_child:
+                started, way_out = "that lmtrain has started", f"Leave out {option}."
+            raise UsageError(f"{option}={num_processes} would start processes of processes {started}. {way_out}")
         if num_processes == 1:
             return self
-        return replace(self, world_size=num_processes, local_world_size=num_processes, launcher="lmtrain")
+        return replace(
+            self, world_size=num_processes, local_world_size=num_processes, launcher="lmtrain", num_ranks=num_processes
+        )
 
     def _as_node_launcher(self, num_processes: int) -> ProcessEnv:
-        """The same of a task of srun, which has started one on each node."""
+        """Do the same for a task of srun that is alone on its node."""
         if self.local_world_size > 1:
             raise UsageError(
                 f"srun has started {self.local_world_size} tasks on {self.host}, and --nproc-per-node={num_processes} "
                 f"would start {num_processes} processes of each. Use srun --ntasks-per-node=1, or leave out "
                 "--nproc-per-node."
             )
+        if num_processes == 1:
+            return self
         return replace(
             self, rank=self.rank * num_processes, world_size=self.world_size * num_processes,
-            local_world_size=num_processes, num_own_gpus=0,
+            local_world_size=num_processes, num_own_gpus=0, num_ranks=num_processes,
         )  # fmt: skip
 
     @property
     def who(self) -> str:
         """How a message names this process among its peers."""
-        return f"rank {self.rank} on {self.host}"
+        return f"rank {self.rank} on {self.host}" if self.num_ranks == 1 else f"node {self.host}"
+
+    @property
+    def has_peers(self) -> bool:
+        """Whether ranks that this process does not start would wait for it."""
+        return self.world_size > self.num_ranks
 
     @classmethod
     def detect(cls, environ: Mapping[str, str] | None = None) -> ProcessEnv:
@@ -211,6 +221,10 @@ class NodeRanks:
     @property
     def num_all(self) -> int:
         return self.world_size or self.count
+
+    def name(self, ranks: Sequence[int]) -> str:
+        """Return how a message names some of these ranks, rising: by their node where there may be several."""
+        return f"{ranks_text(ranks)} {f'on {self.host}' if self.launcher == 'slurm' else f'of {self.num_all}'}"
 
     def shared_environment(self, environ: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return the variables that all these processes have; what the user has set for their libraries stays."""
@@ -380,21 +394,3 @@ def version_of(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def git_commit(root: Path) -> str | None:
-    """The commit of the checkout with this root, read from its files; None where there is no checkout."""
-    git = root / ".git"
-    try:
-        head = (git / "HEAD").read_text().strip()
-        if not head.startswith("ref: "):
-            return head if _COMMIT.fullmatch(head) else None
-        ref = head.removeprefix("ref: ")
-        if (git / ref).is_file():
-            lines = [f"{(git / ref).read_text().strip()} {ref}"]
-        else:
-            lines = (git / "packed-refs").read_text().splitlines()
-    except (OSError, UnicodeDecodeError):
-        return None
-    found = [line.split()[0] for line in lines if line.endswith(f" {ref}")]
-    return found[0] if found and _COMMIT.fullmatch(found[0]) else None

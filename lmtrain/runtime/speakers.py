@@ -26,6 +26,10 @@ class Speakers:
         for thread in self._threads:
             thread.join(timeout=_LAST_S)
 
+    def has_spoken(self, rank: int) -> bool:
+        """Whether a rank other than 0 has printed anything."""
+        return any(line.strip() for line in self._last_lines[rank])
+
     def last_words(self, rank: int) -> str:
         """Its error, or the end of its traceback."""
         lines = [line for line in self._last_lines[rank] if line.strip()]

@@ -61,7 +61,7 @@ def said_by_watch(config: RunConfig, outcome: Outcome, before: list[int] | None)
     `before` is the file's identity when the processes started: one that still has it is of an earlier start.
     """
     folder = Path(config.run.dir)
-    if identity(folder) in (None, before) or outcome.exit_code != PeerLostError.exit_code:
+    if not is_written_since(folder, before) or outcome.exit_code != PeerLostError.exit_code:
         return None
     try:
         facts = read_json(folder / STOP)
@@ -79,6 +79,11 @@ def identity(folder: Path) -> list[int] | None:
     except OSError:
         return None
     return [found.st_ino, found.st_size, found.st_mtime_ns]
+
+
+def is_written_since(folder: Path, before: list[int] | None) -> bool:
+    """Return whether stop.json has been written since its identity was `before`; removing it is no writing."""
+    return identity(folder) not in (None, before)
 
 
 def last_end(folder: Path) -> dict[str, Any]:
@@ -102,6 +107,8 @@ def write_end(config: RunConfig, outcome: Outcome) -> str | None:
         return None  # because: then the folder may be another run's
     requeue = outcome.stopped or outcome.exit_code == PeerLostError.exit_code
     facts = {"cause": outcome.cause, "exit_code": outcome.exit_code, "requeue": requeue, "rank": outcome.rank}
+    if outcome.signal:
+        facts["lost"] = outcome.rank
     return write_stop(config, facts)
 
 

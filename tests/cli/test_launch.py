@@ -123,8 +123,16 @@ def test_as_many_processes_as_the_layout_has(toy: Toy, tmp_path: Path) -> None:
 
 def test_a_launcher_within_a_launcher_is_refused(toy: Toy, tmp_path: Path) -> None:
     env = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
-    output = lmtrain("pretrain", *toy.settings(tmp_path / "run", **TWO), "--nproc", 2, code=2, env=env)
-    assert "--nproc=2 would start processes of processes that torchrun has started" in output
+    for option in ("--nproc", "--nproc-per-node"):
+        output = lmtrain("pretrain", *toy.settings(tmp_path / "run", **TWO), option, 2, code=2, env=env)
+        assert f"{option}=2 would start processes of processes that torchrun has started" in output
+
+
+def test_the_number_of_processes_is_said_once(toy: Toy, tmp_path: Path) -> None:
+    evaluation = ["eval", tmp_path, "--task", "perplexity", "--data", next(toy.text.iterdir())]
+    for words in (["pretrain", *toy.settings(tmp_path / "run")], evaluation):
+        output = lmtrain(*words, "--nproc", 2, "--nproc-per-node", 2, code=2)
+        assert "--nproc=2 and --nproc-per-node=2 both say how many processes to start. Give --nproc on" in output
 
 
 def test_another_rank_says_who_it_is(toy: Toy, tmp_path: Path) -> None:
@@ -133,9 +141,10 @@ def test_another_rank_says_who_it_is(toy: Toy, tmp_path: Path) -> None:
     assert output.startswith(f"error: rank 1 on {os.uname().nodename}: ")
 
 
-def test_a_dry_run_starts_nothing(toy: Toy, tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", ["--nproc", "--nproc-per-node"])
+def test_a_dry_run_starts_nothing(toy: Toy, tmp_path: Path, option: str) -> None:
     facts = json.loads(
-        lmtrain("pretrain", *toy.settings(tmp_path / "run", **TWO), "--nproc", 2, "--dry-run", "--json")
+        lmtrain("pretrain", *toy.settings(tmp_path / "run", **TWO), option, 2, "--dry-run", "--json")
     )  # fmt: skip
     assert len(facts["ranks"]) == 2
     assert not (tmp_path / "run").exists()

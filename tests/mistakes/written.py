@@ -172,7 +172,7 @@ def words() -> Iterator[Mistake]:
     for option, value, key in (
         ("--lr", "1e-3", "optim.lr=1e-3"), ("--micro-batch-size", "4", "train.micro_batch=4"),
         ("--tensor-model-parallel-size", "2", "parallel.tp=2"), ("--train-iters", "50", "train.steps=50"),
-        ("--fp16", "", "precision=fp16"), ("--seed", "3", "train.seed=3"), ("--nproc-per-node", "2", "--nproc"),
+        ("--fp16", "", "precision=fp16"), ("--seed", "3", "train.seed=3"), ("--num-gpus", "2", "--nproc"),
     ):  # fmt: skip
         given = (option, value) if value else (option,)
         yield Mistake(f"option {option}", (*SHOW, *given), (option, key), instead=(*SHOW, key) if "=" in key else SHOW,

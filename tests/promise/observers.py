@@ -77,7 +77,7 @@ def forecast(bench: Bench, settings: Settings) -> Any:
 def layout(bench: Bench, settings: Settings) -> Any:
     """How a command of four processes shares out the work."""
     four = ProcessEnv(world_size=4, local_world_size=4, launcher="lmtrain", host="here")
-    config = laid_out(config_of(settings), [], four, None, elastic=False)
+    config = laid_out(config_of(settings), [], four, elastic=False)
     return (config.parallel.layout, config.recompute, config.train.micro_batch)
 
 

@@ -113,6 +113,32 @@ def test_lost_peers_alone() -> None:
     assert launch(child("sys.exit(76 if rank == 1 else 0)"), 2).exit_code == 76
 
 
+NODE = NodeRanks(2, 2, 4, "slurm", "n2")  # the second of two nodes
+SILENT, SPEAKS = "os.close(0)\nsys.exit({})", 'os.close(0)\nif rank == 3:\n    print("error: full")\nsys.exit({})'
+
+
+@pytest.mark.parametrize(
+    ("body", "outcome"),
+    [
+        (SILENT.format(76), Outcome(76, 2, None)),
+        (SILENT.format(2), Outcome(2, 2, None)),
+        (SPEAKS.format(74), Outcome(74, 3, "rank 3 on n2 failed with exit code 74: full.")),
+        (SILENT.format("74 if rank == 3 else 76"), Outcome(74, 3, "rank 3 on n2 failed with exit code 74: it said "
+                                                           "nothing.")),
+    ],
+    ids=["a peer is lost", "rank 0 says it", "one says it", "one ends"],
+)  # fmt: skip
+def test_the_launcher_of_another_node_says_what_is_of_its_node(body: str, outcome: Outcome) -> None:
+    assert launcher.launch(child(body), NODE) == outcome
+
+
+def test_a_process_that_is_killed_is_named_with_its_node() -> None:
+    body = "if rank == 3:\n    os.kill(os.getpid(), signal.SIGKILL)\nos.close(0)\nsys.exit(76)"
+    outcome = launcher.launch(child(body), NODE)
+    assert outcome == Outcome(76, 3, "rank 3 on n2 was ended by SIGKILL, and the run with it.", signal=9)
+    assert outcome.shell_code == 137
+
+
 def test_a_stop_with_a_checkpoint_is_no_failure() -> None:
     assert launch(child("sys.exit(75)"), 2, grace_s=0.0) == Outcome(75)
 

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -150,6 +151,26 @@ def test_the_first_of_several_that_are_refused_is_named(store: Any) -> None:
     error = together(None, OutputError("full"), OutputError("full"))[0]
     assert isinstance(error, OutputError)
     assert str(error).endswith(("because rank 1 on here is refused: full", "because rank 2 on here is refused: full"))
+
+
+@pytest.mark.parametrize("who", [0, 2])
+def test_a_launcher_that_is_refused_speaks_for_its_ranks(store: Any, who: int) -> None:
+    """Two of four ranks, one of which may have come before its launcher ended it; the others wait for none of them."""
+    node = ProcessEnv(who, 4, 0, "torchrun", "n2", num_ranks=2)
+    others = [ProcessEnv(number, 4, number, "torchrun", "here") for number in {0, 1, 2, 3} - {who, who + 1}]
+    said: dict[int, object] = {}
+    threads = [threading.Thread(target=begin_as, args=(one, None, said)) for one in others]
+    began = time.monotonic()
+    for thread in threads:
+        thread.start()
+    if who > 0:
+        meet(replace(node, num_ranks=1), 20.0)
+    tell_refusal(node, MissingInputError("data.bin does not exist. Copy it."))
+    for thread in threads:
+        thread.join(timeout=60)
+    for one in others:
+        assert str(said[one.rank]).startswith("No process begins, because node n2 is refused: data.bin does not")
+    assert time.monotonic() - began < 15  # seconds before anything would have timed out
 
 
 def test_a_refusal_that_nobody_can_hear_is_none_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

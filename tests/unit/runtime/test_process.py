@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from lmtrain.errors import UsageError
+from lmtrain.runtime.checkout import git_commit
 from lmtrain.runtime.process import (
     STORE_FD,
     NodeRanks,
@@ -20,7 +21,6 @@ from lmtrain.runtime.process import (
     environment_report,
     fault_request,
     first_host,
-    git_commit,
     grow_segments,
     num_usable_cpus,
     ranks_text,
@@ -203,23 +203,27 @@ def test_a_launcher_on_each_node_of_a_slurm_step() -> None:
     task |= {"SLURM_NODEID": "1", "SLURM_LOCALID": "0", "SLURM_GPUS_PER_TASK": "8", "SLURM_RESTART_COUNT": "2"}
     first = ProcessEnv.detect(task).as_launcher(8, "--nproc-per-node")
     assert (first.rank, first.world_size, first.local_world_size, first.num_own_gpus) == (8, 24, 8, 0)
+    assert (first.num_ranks, first.has_peers, first.who) == (8, True, f"node {first.host}")
     ranks = NodeRanks(8, first.rank, first.world_size, first.launcher, first.host)
     env = ranks.shared_environment(task) | ranks.environment(3, 0, "")
     rank = ProcessEnv.detect(env)
     assert (rank.rank, rank.world_size, rank.local_rank, rank.local_world_size) == (11, 24, 3, 8)
     assert (rank.launcher, rank.num_restarts, rank.num_own_gpus, rank.is_child) == ("slurm", 2, 0, True)
+    assert (rank.num_ranks, rank.has_peers, rank.who) == (1, True, f"rank 11 on {rank.host}")
+    assert ProcessEnv.detect(task).as_launcher(1, "--nproc-per-node") == ProcessEnv.detect(task)
     assert Rendezvous.detect(rank, env) == Rendezvous.detect(ProcessEnv.detect(task), task)
     assert "GLOO_SOCKET_IFNAME" not in env
     several = task | {"SLURM_STEP_NUM_TASKS": "6", "SLURM_STEP_TASKS_PER_NODE": "2(x3)"}
     with pytest.raises(UsageError, match=r"srun has started 2 tasks on .* Use srun --ntasks-per-node=1"):
         ProcessEnv.detect(several).as_launcher(8, "--nproc-per-node")
-    with pytest.raises(UsageError, match="--nproc-per-node=2 would start processes of processes that slurm"):
+    with pytest.raises(UsageError, match="--nproc-per-node=2 would start processes of processes that lmtrain has"):
         rank.as_launcher(2, "--nproc-per-node")
 
 
 def test_a_launcher_starts_no_launcher() -> None:
     assert ProcessEnv().as_launcher(1) == ProcessEnv()
-    assert ProcessEnv().as_launcher(4).world_size == 4
+    four = ProcessEnv().as_launcher(4)
+    assert (four.world_size, four.has_peers) == (4, False)
     with pytest.raises(UsageError, match="--nproc=2 would start processes of processes that slurm has started"):
         ProcessEnv.detect(SRUN).as_launcher(2)
 
