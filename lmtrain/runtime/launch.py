@@ -377,7 +377,7 @@ class _Job:
         if 0 in alike and first == 0:
             local_rank = 0  # because: where several end for one reason, rank 0 speaks for all
         elif first > 0:
-            local_rank = next((rank for rank in alike if self.speakers.has_spoken(first + rank)), local_rank)
+            local_rank = next((rank for rank in alike if self.speakers.has_spoken(first + rank)), min(alike))
         rank = first + local_rank
         if -code in self.stops.received:
             name = signal.Signals(-code).name

@@ -88,6 +88,7 @@ def test_an_exception_shows_its_traceback(place: Place) -> None:
     assert errors.endswith("ValueError: odd\n")
 
 
+ROOT = Path(__file__).resolve().parents[3]
 # what a process is like, as far as its own code can tell
 FACTS = """
 import json, os, resource, signal, sys
@@ -138,7 +139,7 @@ def test_a_fork_is_like_a_process_of_its_own(tmp_path: Path, variables: Mapping[
     (tmp_path / "body.py").write_text(FACTS)
     found = []
     for fork in ("1", "0"):
-        env = {**os.environ, **variables, "LMTRAIN_FORK": fork}
+        env = {**os.environ, **variables, "LMTRAIN_FORK": fork, "PYTHONPATH": str(ROOT)}
         if "PYTHONUNBUFFERED" not in variables:
             env.pop("PYTHONUNBUFFERED", None)
         done = subprocess.run(
