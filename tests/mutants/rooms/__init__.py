@@ -1,0 +1,1 @@
+"""The mutants of each room: a file a room, named after it, with a list MUTANTS."""

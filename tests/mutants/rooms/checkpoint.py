@@ -1,0 +1,181 @@
+"""Mistakes in lmtrain/checkpoint."""
+
+from tests.mutants.mutant import Mutant
+
+MUTANTS = [
+    Mutant(
+        name="a_damaged_checkpoint_is_overwritten",
+        file="lmtrain/checkpoint/save/commit.py",
+        function="commit",
+        old=(
+            "    path = attempt.parent / step_folder_name(step)\n"
+            "    if os.path.lexists(path) and manifest_problem(path) is not None:\n"
+            "        set_aside(path)\n"
+        ),
+        new="    path = attempt.parent / step_folder_name(step)\n",
+        breaks="A checkpoint with a damaged manifest is deleted when its step is saved again, though its weights may "
+        "be whole; it should stay under a name with .damaged.",
+        only_for="a save of a step whose folder is there and has no readable manifest",
+    ),
+    Mutant(
+        name="room_for_rank_0_alone",
+        file="lmtrain/checkpoint/save/commit.py",
+        function="save_checkpoint",
+        old="need = sum(num_bytes for num_bytes, _ in sizes.all)",
+        new="need = num_bytes",
+        breaks="A save is begun on a disk that has room for one process's share only; it fails when the disk is full "
+        "instead of being refused before a byte is written.",
+        only_for="several processes on a disk that is nearly full",
+    ),
+    Mutant(
+        name="peers_of_a_failure_have_another_exit_code",
+        file="lmtrain/checkpoint/save/agreement.py",
+        function="together",
+        old="raise passed_on(rows[rank][0], f",
+        new="raise passed_on(LmtrainError.exit_code, f",
+        breaks="A failed save that the run is to survive ends the ranks on which it did not fail, and the wrong exit "
+        "code comes out.",
+        only_for="several processes where one of them cannot write",
+    ),
+    Mutant(
+        name="rest_of_a_short_write_goes_to_the_beginning",
+        file="lmtrain/checkpoint/disk/hashed.py",
+        function="HashedWriter._put",
+        old="os.pwrite(fd, left, start + len(block) - len(left))",
+        new="os.pwrite(fd, left, start)",
+        breaks="The block on disk is not what was hashed: the save succeeds and the checkpoint cannot be read.",
+        only_for="writes of which the system takes a part only",
+    ),
+    Mutant(
+        name="a_last_block_of_no_bytes",
+        file="lmtrain/checkpoint/disk/hashed.py",
+        function="HashedWriter.__exit__",
+        old=(
+            "                if rest:\n"
+            "                    self.digests.append(self._put(self._block[:rest], self._size - rest, self._fd))\n"
+        ),
+        new="                self.digests.append(self._put(self._block[:rest], self._size - rest, self._fd))\n",
+        breaks="The list of blocks has one too many, so the checkpoint that was just saved is refused when it is read.",
+        only_for="files whose size is a multiple of 4 MiB to the byte, and empty ones",
+    ),
+    Mutant(
+        name="strides_of_the_target_for_those_of_the_file",
+        file="lmtrain/checkpoint/disk/tensor_file.py",
+        function="_read_strided",
+        old="first + at * strides[axis]",
+        new="first + at * part.strides[axis]",
+        breaks="All but the first rows of the part come from wrong places of the tensor: wrong weights, each verified.",
+        only_for="columns of a tensor (another tp, dp_shard) that lie across more than 4 MiB of the file",
+    ),
+    Mutant(
+        name="runs_are_read_into_a_copy",
+        file="lmtrain/checkpoint/disk/tensor_file.py",
+        function="read_box",
+        old="if out.flags.c_contiguous and is_run(box, shape):",
+        new="if is_run(box, shape):",
+        breaks="The bytes go into a copy that is thrown away, and the tensor keeps whatever its memory held.",
+        only_for="tensors saved in pieces side by side (cut by columns under tp) and read at a layout that joins them",
+    ),
+    Mutant(
+        name="converted_parts_begin_at_the_first_row",
+        file="lmtrain/checkpoint/reader.py",
+        function="_parts",
+        old="Box((box.offset[0] + first, *box.offset[1:]), tuple(part.shape))",
+        new="Box((first, *box.offset[1:]), tuple(part.shape))",
+        breaks="Every rank but the first of a cut gets the first one's rows.",
+        only_for="tensors cut by rows that are read onto a GPU or rounded on the way, as bf16 evaluation at tp=2 does",
+    ),
+    Mutant(
+        name="newest_by_name",
+        file="lmtrain/checkpoint/store.py",
+        function="_step_folders",
+        old=(
+            "    found = [(step, path) for path in folder.iterdir() if (step := step_of(path.name)) is not None]\n"
+            "    return [path for _, path in sorted(found)]\n"
+        ),
+        new="    return sorted(path for path in folder.iterdir() if step_of(path.name) is not None)\n",
+        breaks="step_100000000 counts as older than step_99999999: the run goes on from the older one, and retention "
+        "removes the newer.",
+        only_for="steps of more digits than others in the folder, from 100,000,000 on",
+    ),
+    Mutant(
+        name="judgement_of_a_manifest_outlives_a_change",
+        file="lmtrain/checkpoint/store.py",
+        function="manifest_problem",
+        old="_judged(path, (found.st_ino, found.st_size, found.st_mtime_ns))",
+        new="_judged(path, (found.st_ino, found.st_size))",
+        breaks="A checkpoint whose manifest is damaged while the run goes on still counts as one of keep_last, and a "
+        "good one is removed for it.",
+        only_for="a manifest that was read before in this process and is changed in place without a change of size",
+    ),
+    Mutant(
+        name="damaged_checkpoints_count_for_keep_last",
+        file="lmtrain/checkpoint/store.py",
+        function="prune",
+        old="for path in list_checkpoints(folder)}",
+        new="for path in _step_folders(folder)}",
+        breaks="A checkpoint without a readable manifest takes the place of a good one among those that stay, or is "
+        "removed before anybody has looked into the damage.",
+        only_for="folders that hold a checkpoint with a damaged manifest",
+    ),
+    Mutant(
+        name="a_later_equal_takes_the_place_of_the_best",
+        file="lmtrain/checkpoint/best.py",
+        function="best_first",
+        old="key=lambda step: (-worth[step], step))",
+        new="key=lambda step: (worth[step], step), reverse=True)",
+        breaks="Of checkpoints that are equally good the latest is kept and given out as RUN@best, and the one that "
+        "was best first is removed.",
+        only_for="two checkpoints with exactly the same measure, such as an accuracy",
+    ),
+    Mutant(
+        name="difference_of_the_last_part_alone",
+        file="lmtrain/checkpoint/diff.py",
+        function="_compare",
+        old="largest = max(largest, float(np.where(np.isnan(gaps), math.inf, gaps).max()))",
+        new="largest = float(np.where(np.isnan(gaps), math.inf, gaps).max())",
+        breaks="The largest difference that is told of a tensor is that of its last part that differs, and the larger "
+        "one before it stays unsaid.",
+        only_for="tensors of more than 4,194,304 numbers",
+    ),
+    Mutant(
+        name="verify_leaves_broken_checkpoints_out",
+        file="lmtrain/checkpoint/verify.py",
+        function="verify_checkpoints",
+        old="[*list_checkpoints(folder), *list_broken(folder)] or [resolve(path)]",
+        new="list_checkpoints(folder) or [resolve(path)]",
+        breaks="`lmtrain verify RUN` says that all is well and exits with 0 although a checkpoint has no readable "
+        "manifest.",
+        only_for="a run's folder in which another checkpoint is whole",
+    ),
+    Mutant(
+        name="key_of_a_reshard_forgets_its_source",
+        file="lmtrain/checkpoint/reshard/attempt.py",
+        function="key_of",
+        old="json.dumps([manifest.digest, SEGMENT_BYTES, BLOCK_BYTES, wanted])",
+        new="json.dumps([SEGMENT_BYTES, BLOCK_BYTES, wanted])",
+        breaks="Resharding another checkpoint to the same output says that it is done already and leaves the old "
+        "weights; after a kill an attempt even keeps blocks of the other checkpoint.",
+        only_for="an output, or the work folder of a killed attempt, that was made from another checkpoint of the same "
+        "model",
+    ),
+    Mutant(
+        name="a_torn_line_of_the_journal_stays",
+        file="lmtrain/checkpoint/reshard/attempt.py",
+        function="Attempt._take_up",
+        old="            self.journal.trim()\n            self._keep(done)\n",
+        new="            self._keep(done)\n",
+        breaks="The next line is written behind the torn one, so the journal cannot be read any more and a third "
+        "attempt copies everything from the beginning.",
+        only_for="a reshard that is killed amid a line of its journal, and once more later",
+    ),
+    Mutant(
+        name="each_worker_takes_all_the_memory",
+        file="lmtrain/checkpoint/reshard/limits.py",
+        function="Limits.part_bytes",
+        old="rest = (self.memory_bytes - BASE_BYTES - self.num_cached_blocks * BLOCK_BYTES) // self.workers",
+        new="rest = self.memory_bytes - BASE_BYTES - self.num_cached_blocks * BLOCK_BYTES",
+        breaks="A reshard takes more memory than --max-memory allows.",
+        only_for="several workers under a tight --max-memory",
+    ),
+]

@@ -1,0 +1,91 @@
+"""Planted mistakes in conf/ and in the defaults of settings: wrong numbers, wrong units, copied lines."""
+
+from tests.mutants.mutant import Mutant
+
+MUTANTS = [
+    Mutant(
+        name="link_counted_both_ways",
+        file="conf/hardware/h200.yaml",
+        function="",
+        old="link_GBps: 450 ",
+        new="link_GBps: 900 ",
+        breaks="The planner takes the sum of both ways for one, as vendors print it, and finds tensor parallelism and "
+        "sharding twice as cheap as they are.",
+        only_for="plans and dry runs with hardware=h200",
+    ),
+    Mutant(
+        name="adapter_in_bits",
+        file="conf/hardware/a100_pcie_80gb.yaml",
+        function="",
+        old="nic_GBps: 25 ",
+        new="nic_GBps: 200 ",
+        breaks="The network of a node is eight times as fast as it is, since Gb/s stand where GB/s belong.",
+        only_for="plans over two or more nodes with hardware=a100_pcie_80gb",
+    ),
+    Mutant(
+        name="scale_grows_half_as_often",
+        file="conf/precision/fp16.yaml",
+        function="",
+        old="growth_interval_steps: 1000",
+        new="growth_interval_steps: 2000",
+        breaks="The loss scale doubles after 2,000 steps without overflow, not after 1,000 as documented, so that "
+        "small gradients are lost for longer after each overflow.",
+        only_for="precision=fp16, from step 1,000 on",
+    ),
+    Mutant(
+        name="lamb_with_the_eps_of_adamw",
+        file="conf/optim/lamb.yaml",
+        function="",
+        old="eps: 1.0e-6 ",
+        new="eps: 1.0e-8 ",
+        breaks="Weights with tiny gradients take steps up to a hundred times as long as LAMB's, and runs are not those "
+        "of the documented defaults.",
+        only_for="optim=lamb",
+    ),
+    Mutant(
+        name="twice_the_heads_of_keys",
+        file="conf/model/llama_1b.yaml",
+        function="",
+        old="num_kv_heads: 4 ",
+        new="num_kv_heads: 8 ",
+        breaks="The model is not of TinyLlama's shape: it has more parameters, and none of that family's weights fit.",
+        only_for="model=llama_1b",
+    ),
+    Mutant(
+        name="large_bert_with_norms_behind",
+        file="conf/model/bert_3_9b.yaml",
+        function="",
+        old="norm_order: pre  ",
+        new="norm_order: post ",
+        breaks="The largest BERT has its norms behind attention and MLP, with which it does not train, though its "
+        "number of parameters is right.",
+        only_for="model=bert_3_9b",
+    ),
+    Mutant(
+        name="line_ends_where_the_cosine_does",
+        file="conf/schedule/linear.yaml",
+        function="",
+        old="min_ratio: 0.0 ",
+        new="min_ratio: 0.1 ",
+        breaks="The learning rate ends at a tenth of its peak, and not at 0 as documented.",
+        only_for="schedule=linear",
+    ),
+    Mutant(
+        name="limit_of_predictions_saves_nothing",
+        file="lmtrain/data/masked_settings.py",
+        function="MaskedSettings.scored_share",
+        old="return min(self.mask_share, (self.max_predictions or seq_len) / seq_len)",
+        new="return self.mask_share",
+        breaks="FLOPs, MFU and the planned memory of logits count more scored tokens than there are.",
+        only_for="data.max_predictions below the share of a sequence that is masked, such as 20 of 512 tokens",
+    ),
+    Mutant(
+        name="one_checkpoint_stays",
+        file="lmtrain/checkpoint/checkpoint_settings.py",
+        function="CheckpointSettings",
+        old="keep_last: int = 2",
+        new="keep_last: int = 1",
+        breaks="Only the newest checkpoint stays, so that a damaged one has no predecessor to fall back to.",
+        only_for="a user's own root config (--config-name) that does not say checkpoint.keep_last",
+    ),
+]

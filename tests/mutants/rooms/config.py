@@ -1,0 +1,91 @@
+"""Planted mistakes in lmtrain/config: composing, overrides, references, origins."""
+
+from tests.mutants.mutant import Mutant
+
+MUTANTS = [
+    Mutant(
+        name="inner_mapping_replaced_and_not_added_to",
+        file="lmtrain/config/overrides.py",
+        function="_merged",
+        old="return old | {key: _merged(old.get(key), value) for key, value in new.items()}",
+        new="return old | new",
+        breaks="An override that names one entry of a mapping within a mapping drops the other entries without a word.",
+        only_for="overrides of two or more levels in braces, as in hardware={peak_tflops: {bf16: 300}}",
+    ),
+    Mutant(
+        name="dollar_is_left_to_the_shell",
+        file="lmtrain/config/overrides.py",
+        function="shell",
+        old=r"""re.search(r'["$`\\!]', word)""",
+        new=r"""re.search(r'["`\\!]', word)""",
+        breaks="The sbatch file hands ${other.key} or a $ in a path to bash, which puts a variable or nothing in its "
+        "place: another setting, another folder.",
+        only_for="words with a $ in them and none of the other signs, in sbatch files and in words to be typed",
+    ),
+    Mutant(
+        name="relative_reference_read_from_afar",
+        file="lmtrain/config/references.py",
+        function="_Resolver.found",
+        old="return self.inside(node, at, (*way, name))",
+        new="return self.inside(node, path, (*way, name))",
+        breaks="${.key} in a value that another one refers to means a neighbour of the one that refers, so that it "
+        "gets a wrong number or is refused.",
+        only_for="references to values that hold relative references themselves",
+    ),
+    Mutant(
+        name="own_files_come_second",
+        file="lmtrain/config/source.py",
+        function="_opened",
+        old="for folder in reversed(folders):",
+        new="for folder in folders:",
+        breaks="A file of the user's folder is ignored without a word, and ours of the same name is used.",
+        only_for="--config-dir with a file that is called as one of conf/ is, such as model/gpt2_small.yaml",
+    ),
+    Mutant(
+        name="mark_of_byte_order_hides_the_header",
+        file="lmtrain/config/yaml_file.py",
+        function="_text",
+        old='data.decode("utf-8-sig")',
+        new='data.decode("utf-8")',
+        breaks="The line `# @package _global_` is not seen: an experiment is refused for lacking what its first line "
+        "says, and other files' keys go into their group.",
+        only_for="files that begin with a byte order mark, as some editors on Windows write them",
+    ),
+    Mutant(
+        name="keys_of_longer_names_lose_their_origin",
+        file="lmtrain/config/origins.py",
+        function="_drop",
+        old='one.startswith(f"{key}.")',
+        new="one.startswith(key)",
+        breaks="`lmtrain config explain` says that nobody has set a key that a file sets.",
+        only_for="keys whose names begin with the whole of one that is set later, such as model.norm_eps behind "
+        "model.norm=rmsnorm",
+    ),
+    Mutant(
+        name="fractions_cut_to_whole_numbers",
+        file="lmtrain/config/build.py",
+        function="_plain",
+        old="not (isinstance(value, float) and value.is_integer() is False):",
+        new="not (isinstance(value, float) and not math.isfinite(value)):",
+        breaks="A fraction is cut to a whole number without a word where it was to be refused.",
+        only_for="fractions for settings that are whole numbers, such as train.global_batch=2.5",
+    ),
+    Mutant(
+        name="groups_within_groups_not_found",
+        file="lmtrain/config/compose.py",
+        function="group_choices",
+        old='root.glob("*/**/*.yaml")',
+        new='root.glob("*/*.yaml")',
+        breaks="A file that lies deeper is said not to be there, is not listed and cannot be chosen.",
+        only_for="folders of a user's own configs that have groups within groups",
+    ),
+    Mutant(
+        name="plus_lost_in_a_sweep",
+        file="lmtrain/config/compose.py",
+        function="sweep",
+        old="key, value = override.get_key_element(), override.value()",
+        new="key, value = override.key_or_group, override.value()",
+        breaks="Every run of the sweep is refused, and told to write what the user has written.",
+        only_for="-m with +group=glob(...) over a group that no defaults list names",
+    ),
+]

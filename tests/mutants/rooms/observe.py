@@ -1,0 +1,200 @@
+"""Planted mistakes in lmtrain/observe and lmtrain/page: records, watch, traces, charts."""
+
+from tests.mutants.mutant import Mutant
+
+MUTANTS = [
+    Mutant(
+        name="save_counts_at_the_step_it_was_written",
+        file="lmtrain/observe/metrics.py",
+        function="read_metrics",
+        old='key = (row["event"], step_told(row), str(row.get("name")))',
+        new='key = (row["event"], row["step"], str(row.get("name")))',
+        breaks="The row of the very checkpoint that a run went on from is taken for work that is gone, and of two "
+        "saves of one step both stand.",
+        only_for="continued runs whose save ended some steps after the one that it saved, as asynchronous ones do",
+    ),
+    Mutant(
+        name="torn_row_cut_once",
+        file="lmtrain/observe/metrics.py",
+        function="MetricsLog.__init__",
+        old="while torn := self._file.last_line():",
+        new="if torn := self._file.last_line():",
+        breaks="The beginning of a torn row stays, the next row is written behind it, and the whole file is refused as "
+        "damaged.",
+        only_for="a kill amid a row of which more than 64 KiB were written, as a memory row of thousands of ranks",
+    ),
+    Mutant(
+        name="size_kept_after_a_cut",
+        file="lmtrain/observe/growing_file.py",
+        function="GrowingFile.cut_back",
+        old="            os.ftruncate(self._fd, self._size - num_bytes)\n        self._size -= num_bytes\n",
+        new="            os.ftruncate(self._fd, self._size - num_bytes)\n",
+        breaks="When a later row cannot be written, the file is not cut back to its whole rows but filled up with zero "
+        "bytes or torn text, and nothing reads it any more.",
+        only_for="a run that was killed amid a row, goes on, and then meets a full disk",
+    ),
+    Mutant(
+        name="only_the_next_start_takes_rows_away",
+        file="lmtrain/observe/history/record.py",
+        function="_Reader._events",
+        old="again = min(begun[before:], default=step_told(row))",
+        new="again = begun[before] if before < len(begun) else step_told(row)",
+        breaks="Validations, evaluations and saves of steps that were undone by a later start still stand in the "
+        "report beside those that replaced them.",
+        only_for="runs of three or more starts of which a later one went back further than the one before it",
+    ),
+    Mutant(
+        name="replaced_start_still_counts",
+        file="lmtrain/observe/history/compared.py",
+        function="starts_that_count",
+        old='one["step"] < row["step"]',
+        new='one["step"] <= row["step"]',
+        breaks="`lmtrain runs diff` compares settings, data and first weights of a start of which nothing is left, and "
+        "names a cause that is none.",
+        only_for="runs that began twice at the same step, as after a kill before the first save",
+    ),
+    Mutant(
+        name="memory_told_once_all_have_grown",
+        file="lmtrain/observe/memory.py",
+        function="Memory.grown",
+        old="if not any(now > _GROWN * was for now, was in zip(self._peaks, before, strict=True)):",
+        new="if not self._peaks or not all(now > _GROWN * was for now, was in zip(self._peaks, before, strict=True)):",
+        breaks="No row of memory tells that one rank is filling up, and the report shows its old peak until it is "
+        "killed.",
+        only_for="several ranks of which some hold clearly more than before and others do not",
+    ),
+    Mutant(
+        name="perplexity_of_the_sum_of_terms",
+        file="lmtrain/observe/words.py",
+        function="valid_line",
+        old="perplexity per token {perplexity(tokens)}",
+        new="perplexity per token {perplexity(loss)}",
+        breaks="The perplexity per token in the log is that of all terms together, which is of no token.",
+        only_for="models whose loss has several terms, as BERT with its pair head",
+    ),
+    Mutant(
+        name="better_by_any_part_of_a_name",
+        file="lmtrain/observe/measures.py",
+        function="larger_is_better",
+        old='return "accuracy" in last if first == "eval" else "accuracy" in words',
+        new='return "accuracy" in name',
+        breaks="A loss or perplexity counts as better the larger it is: checkpoint.keep_best keeps the worst ones and "
+        "removes the best.",
+        only_for="domains and evaluations whose own name has the word accuracy in it",
+    ),
+    Mutant(
+        name="tensorboard_forgets_the_step_gone_on_from",
+        file="lmtrain/observe/tensorboard.py",
+        function="EventWriter.__init__",
+        old="step=start_step + 1)",
+        new="step=start_step)",
+        breaks="TensorBoard drops the values of the last step before each restart, its validation among them, which is "
+        "not done again.",
+        only_for="continued runs",
+    ),
+    Mutant(
+        name="only_small_letters_end_a_script",
+        file="lmtrain/page/chart.py",
+        function="Charts.to_json",
+        old=r""".replace("<", "\\u003c")""",
+        new=r""".replace("</script", "<\\/script")""",
+        breaks="A name in the data can end the page's script element: all curves are gone, and what follows it is run.",
+        only_for="runs or evaluations whose names hold </SCRIPT> or an opened comment with a script in it",
+    ),
+    Mutant(
+        name="flat_negative_series_stands_on_its_head",
+        file="lmtrain/page/chart.py",
+        function="_room",
+        old="spare = 0.05 * (high - low) or abs(high) * 0.05 or 1.0",
+        new="spare = 0.05 * (high - low) or high * 0.05 or 1.0",
+        breaks="The axis of the figure runs the wrong way round and has one tick alone.",
+        only_for="figures of a single value below zero, or of values that are all the same and below zero",
+    ),
+    Mutant(
+        name="hidden_runs_still_stretch_the_axis",
+        file="lmtrain/page/chart.js",
+        function="",
+        old="for (const curve of shown(figure))\n        for (const value of",
+        new="for (const curve of figure.curves)\n        for (const value of",
+        breaks="Hiding a long run leaves the short ones squeezed into a corner, since the axis still spans all.",
+        only_for="reports of several runs of which some are hidden",
+    ),
+    Mutant(
+        name="half_overwritten_span_is_read",
+        file="lmtrain/observe/spans/format.py",
+        function="read_spans",
+        old="newest.num_written + 1 - header.capacity",
+        new="newest.num_written - header.capacity",
+        breaks="The oldest record of a full ring is read, which the writer may be overwriting: spans of the wrong "
+        "time, or the rank's whole file is left out as damaged.",
+        only_for="traces with as many records as fit, or more, above all of runs that go on",
+    ),
+    Mutant(
+        name="heat_beside_all_stages",
+        file="lmtrain/observe/timeline/heat.py",
+        function="heat",
+        old="np.median(work[seen & (stage == pp)])",
+        new="np.median(work[seen])",
+        breaks="Each rank is held against all ranks and not against those of its stage, so the stage with the head or "
+        "the embedding looks hot though nothing is wrong with it.",
+        only_for="pipelines whose stages have unlike work",
+    ),
+    Mutant(
+        name="middle_rank_counts_among_its_own_peers",
+        file="lmtrain/observe/stragglers/judge.py",
+        function="medians_of_others",
+        old="known[high + (place <= high)][0]",
+        new="known[high + (place < high)][0]",
+        breaks="The rank in the middle is compared with itself as well, and so is the quicker one of two.",
+        only_for="the rank just above the middle of its peers, such as the quicker of two",
+    ),
+    Mutant(
+        name="link_timed_by_some_of_its_messages",
+        file="lmtrain/observe/stragglers/links.py",
+        function="Links.take",
+        old="came if num_came == steps else 0",
+        new="came if num_came else 0",
+        breaks="Times of fewer arrivals are set against those of more departures, and a link is found to be hours "
+        "slower or quicker than it is.",
+        only_for="windows in which a message of some but not all steps had come before it was asked for",
+    ),
+    Mutant(
+        name="watch_forgets_what_earlier_starts_took",
+        file="lmtrain/observe/watch/judge.py",
+        function="Limits.learn",
+        old="max(seconds, self.longest.get(key, 0.0), self.before.get(key, 0.0))",
+        new="max(seconds, self.longest.get(key, 0.0))",
+        breaks="A run that is going well is ended as hung, because a save or a validation takes as long as it did "
+        "before the restart and not as short as in this start.",
+        only_for="starts after the first, and phases that once took more than ten times what this start has seen",
+    ),
+    Mutant(
+        name="lost_node_noticed_at_the_later_time",
+        file="lmtrain/observe/watch/companion.py",
+        function="Companion.__init__",
+        old='min(told["timeout_s"], SILENT_S)',
+        new='max(told["timeout_s"], SILENT_S)',
+        breaks="Ranks wait for parallel.timeout_s, ten minutes by default, where they were to notice within half a "
+        "minute that the node of rank 0 is gone.",
+        only_for="a node of rank 0 that loses its power or its network without closing connections",
+    ),
+    Mutant(
+        name="time_left_counts_what_was_there_before",
+        file="lmtrain/observe/progress.py",
+        function="Reporter._figures",
+        old="left = seconds * (state.total - state.done) / made - (now - state.at_s)",
+        new="left = seconds * (state.total - state.done) / state.done - (now - state.at_s)",
+        breaks="The time left is told as a fraction of what it is, beside a speed that says otherwise.",
+        only_for="work that goes on where an earlier attempt was: tokenizing, fetching, resharding",
+    ),
+    Mutant(
+        name="operators_back_to_back_count_as_nested",
+        file="lmtrain/observe/profile/kernels.py",
+        function="_nested",
+        old="while open_ and open_[-1].end <= begin:",
+        new="while open_ and open_[-1].end < begin:",
+        breaks="The second of two operators is taken to run inside the first: its time is taken off the first one's "
+        "and may count in a wrong class.",
+        only_for="operators of one thread of which one begins in the very microsecond in which another ends",
+    ),
+]

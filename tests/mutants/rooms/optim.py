@@ -1,0 +1,106 @@
+"""Mistakes in lmtrain/optim: whole norms, scales of steps, and learning rates at the ends of a run."""
+
+from tests.mutants.mutant import Mutant
+
+MUTANTS = [
+    Mutant(
+        name="lamb_adds_up_norms_and_not_squares",
+        file="lmtrain/optim/lamb.py",
+        function="LAMB._adapt",
+        old="self.whole.sum(names, torch.stack(norms, dim=1).square()).sqrt().unbind(dim=1)",
+        new="self.whole.sum(names, torch.stack(norms, dim=1)).unbind(dim=1)",
+        breaks="Norms of shards are added up where their squares should be, so the ratio of weight to step depends on "
+        "the layout.",
+        only_for="LAMB on weights that are cut or sharded, more so the less alike the shards are",
+    ),
+    Mutant(
+        name="lamb_never_moves_a_zero_matrix",
+        file="lmtrain/optim/lamb.py",
+        function="LAMB._adapt",
+        old="torch.where((w_P > 0) & (u_P > 0), w_P / u_P, 1.0)",
+        new="torch.where(u_P > 0, w_P / u_P, 1.0)",
+        breaks="A matrix whose numbers are all 0 has a step of length 0 and stays as it is for ever.",
+        only_for="LAMB with matrices that start at zero",
+    ),
+    Mutant(
+        name="muon_scales_fused_matrices_as_one",
+        file="lmtrain/optim/muon.py",
+        function="Muon._move_some",
+        old="""\
+            moved = torch.split(self.whole.handed(turn, whole).to(direction.dtype), rows)
+            parameter.add_(self.whole.part(name, [scaled(x) for x in moved]), alpha=-lr)""",
+        new="""\
+            moved = torch.split(scaled(self.whole.handed(turn, whole).to(direction.dtype)), rows)
+            parameter.add_(self.whole.part(name, list(moved)), alpha=-lr)""",
+        breaks="Queries, keys and values, and the halves of SwiGLU, move further than AdamW would move them, since the "
+        "step is scaled by the rows of all sections together.",
+        only_for="matrices that are several: query-key-value, and gate and up",
+    ),
+    Mutant(
+        name="eps_is_added_before_the_correction",
+        file="lmtrain/optim/moments.py",
+        function="adam_directions",
+        old="""\
+    torch._foreach_div_(directions, (1 - second**count) ** 0.5)
+    torch._foreach_add_(directions, eps)
+""",
+        new="""\
+    torch._foreach_add_(directions, eps)
+    torch._foreach_div_(directions, (1 - second**count) ** 0.5)
+""",
+        breaks="Early steps of LAMB, and of what Muon leaves to AdamW, are shorter than Adam's and than those of the "
+        "kernel on a GPU.",
+        only_for="the first updates, for weights whose gradients are about as small as eps",
+    ),
+    Mutant(
+        name="adamw_ignores_eps",
+        file="lmtrain/optim/adamw.py",
+        function="build",
+        old="""\
+        betas=(first, second),
+        eps=settings.eps,
+""",
+        new="""\
+        betas=(first, second),
+""",
+        breaks="optim.eps is accepted and torch's 1e-8 is used.",
+        only_for="another eps than 1e-8, where no kernel of ours makes the update",
+    ),
+    Mutant(
+        name="wsd_decay_is_rounded_down",
+        file="lmtrain/optim/schedule_settings.py",
+        function="WSDSettings.decay_start",
+        old="round(self.decay_fraction * total_steps)",
+        new="int(self.decay_fraction * total_steps)",
+        breaks="The decay begins a step late, even where the product is whole but for its rounding, as 0.29 x 100 is.",
+        only_for="runs whose length times decay_fraction would be rounded up",
+    ),
+    Mutant(
+        name="warm_up_counts_as_part_of_the_decay",
+        file="lmtrain/optim/schedule_settings.py",
+        function="ScheduleSettings.progress",
+        old="/ max(1, total_steps - self.warmup_steps)",
+        new="/ max(1, total_steps)",
+        breaks="Cosine and linear schedules never come down to their end: the run stops while the learning rate is "
+        "still above it.",
+        only_for="schedules with a warm-up, more so the longer it is",
+    ),
+    Mutant(
+        name="inverse_sqrt_is_a_step_ahead",
+        file="lmtrain/optim/schedule_settings.py",
+        function="InverseSqrtSettings.after_warmup",
+        old="math.sqrt(start / max(start, step))",
+        new="math.sqrt(start / max(start, step + 1))",
+        breaks="The learning rate is that of the next step, so the peak is left a step early.",
+        only_for="the inverse_sqrt schedule, visibly with a short warm-up alone",
+    ),
+    Mutant(
+        name="lamb_has_adamws_eps",
+        file="conf/optim/lamb.yaml",
+        function="",
+        old="eps: 1.0e-6",
+        new="eps: 1.0e-8",
+        breaks="optim=lamb runs with another eps than its settings, its documents and its authors' code have.",
+        only_for="optim=lamb",
+    ),
+]

@@ -1,0 +1,243 @@
+"""Mistakes in lmtrain/parallel: wrong groups, sums, noise, ties and borders of stages."""
+
+from tests.mutants.mutant import Mutant
+
+MUTANTS = [
+    Mutant(
+        name="norm_counts_tied_copy_twice",
+        file="lmtrain/parallel/grads.py",
+        function="gradient_norm",
+        old="if not is_copy(name, places[name]):",
+        new="if not is_copy(places[name].name, places[name]):",
+        breaks="The gradient norm counts the embedding's gradient once for each stage that holds a copy of it, "
+        "so the logged norm is too large and gradients are clipped too hard.",
+        only_for="pipelines of models whose head is tied to the embedding",
+    ),
+    Mutant(
+        name="clip_compares_scaled_norm",
+        file="lmtrain/parallel/grads.py",
+        function="clip_factor",
+        old="(clip_norm / (norm / loss_scale + 1e-6))",
+        new="(clip_norm / (norm + 1e-6))",
+        breaks="The norm of scaled gradients is held against clip_norm, so nearly every step is clipped by about the "
+        "loss scale and gradients become thousands of times too small.",
+        only_for="fp16 with clipping, whose loss scale is not 1",
+    ),
+    Mutant(
+        name="loss_scale_forgets_its_good_steps",
+        file="lmtrain/parallel/precision.py",
+        function="LossScale.load",
+        old='int(state["good_steps"])',
+        new="0",
+        breaks="A resumed run counts steps without overflow from 0 again, so the loss scale doubles at another step "
+        "than in a run that was never stopped, and the two are no longer the same bit for bit.",
+        only_for="fp16 runs that are resumed between two doublings of the scale",
+    ),
+    Mutant(
+        name="dropout_noise_shared_by_copies",
+        file="lmtrain/parallel/dropout.py",
+        function="Noise.enter",
+        old="index * self.dp.size + self.dp.index",
+        new="index + self.dp.index",
+        breaks="The second microbatch of one copy and the first of the next drop the same activations, and a layout "
+        "with copies draws other masks than one process with all the microbatches.",
+        only_for="dropout with data-parallel copies and several microbatches a step",
+    ),
+    Mutant(
+        name="attention_noise_forgets_the_layer",
+        file="lmtrain/parallel/dropout.py",
+        function="Noise.core_seed",
+        old='"tp", self.tp.index, path)',
+        new='"tp", self.tp.index)',
+        breaks="The attention of every layer drops the same scores in a microbatch.",
+        only_for="dropout with tensor parallelism and sequence_parallel=false",
+    ),
+    Mutant(
+        name="recompute_draws_for_the_newest_microbatch",
+        file="lmtrain/parallel/dropout.py",
+        function="Noise.contexts",
+        old="return nullcontext(), self.at(self.current)",
+        new="return nullcontext(), nullcontext()",
+        breaks="What backward computes again drops other attention scores than forward did, those of the microbatch "
+        "that was entered last, and gradients are wrong without a word.",
+        only_for="recompute and dropout with tp > 1, sequence_parallel=false and a pipeline with several in flight",
+    ),
+    Mutant(
+        name="recompute_keeps_no_generator_with_sequence_cut",
+        file="lmtrain/parallel/recompute.py",
+        function="_options",
+        old='{"preserve_rng_state": noise.uses_dropout}',
+        new='{"preserve_rng_state": noise.uses_dropout and not noise.splits_all}',
+        breaks="Backward computes activations again with other dropout masks than forward had, so gradients belong to "
+        "a function that nobody evaluated.",
+        only_for="recompute with dropout where the sequence is cut over tp",
+    ),
+    Mutant(
+        name="recomputed_blocks_count_from_the_stage",
+        file="lmtrain/parallel/recompute.py",
+        function="apply_recompute",
+        old="for number, block in model.blocks.items() if settings.is_for(int(number))]",
+        new="for number, block in enumerate(model.blocks.values()) if settings.is_for(number)]",
+        breaks="recompute.blocks=4 recomputes the first four blocks of every stage and not of the model, so steps take "
+        "longer than planned and the memory is another one.",
+        only_for="pipelines with recompute.blocks set",
+    ),
+    Mutant(
+        name="tied_sums_end_with_the_first_step",
+        file="lmtrain/parallel/tied.py",
+        function="TiedSums.wait",
+        old="self.under_way.clear()",
+        new="self.whole.clear()",
+        breaks="From the second step on gradients of the embedding and of its copy in the head are no longer summed, "
+        "and the two weights drift apart.",
+        only_for="pipelines of models whose head is tied to the embedding, from their second step on",
+    ),
+    Mutant(
+        name="copy_of_a_tied_weight_is_drawn_by_its_own_name",
+        file="lmtrain/parallel/shards.py",
+        function="fill",
+        old="drawn(places[n].name, places[n].global_shape, starts[n], seed)",
+        new="drawn(n, places[n].global_shape, starts[n], seed)",
+        breaks="The head's copy of a tied weight starts with other numbers than the embedding, and as both move alike "
+        "they are never equal, while the checkpoint holds one of them.",
+        only_for="pipelines of models whose head is tied to the embedding, in runs that start from first weights",
+    ),
+    Mutant(
+        name="folded_tie_is_summed_on_one_side",
+        file="lmtrain/parallel/tied.py",
+        function="sum_gradients",
+        old="other.copy_(one.add_(other))",
+        new="one.add_(other)",
+        breaks="The head's copy of a tied weight is updated by its own gradient alone, so it drifts away from the "
+        "embedding while the checkpoint holds the embedding only.",
+        only_for="zb_v, and whatever else has the first and the last stage on one rank, with a tied head",
+    ),
+    Mutant(
+        name="row_bias_gets_the_whole_sequence_on_every_rank",
+        file="lmtrain/parallel/collectives.py",
+        function="_RowLinear.backward",
+        old="""\
+        grad_bias = grad.flatten(0, -2).sum(0) if ctx.needs_input_grad[2] else None
+        _wait(gathering, ctx.axis, parts)
+        whole = _join_sequence(parts, ctx.axis) if ctx.sequence else grad
+""",
+        new="""\
+        _wait(gathering, ctx.axis, parts)
+        whole = _join_sequence(parts, ctx.axis) if ctx.sequence else grad
+        grad_bias = whole.flatten(0, -2).sum(0) if ctx.needs_input_grad[2] else None
+""",
+        breaks="Biases of the second linears get tp times their gradient, since each rank sums the whole sequence and "
+        "the ranks' sums are added up once more after backward.",
+        only_for="sequence parallelism in models with biases",
+    ),
+    Mutant(
+        name="pair_head_learns_from_every_cut",
+        file="lmtrain/parallel/collectives.py",
+        function="_TakenFromFirst.backward",
+        old="return grads[0] if ctx.is_first else torch.zeros_like(grads[0]), None",
+        new="return grads[0], None",
+        breaks="The pair head's gradient also comes from the first tokens of the other ranks' cuts of the sequence, "
+        "which have nothing to do with the answer.",
+        only_for="BERT with pairs where the sequence is cut over tp",
+    ),
+    Mutant(
+        name="padding_of_a_cut_vocabulary_begins_too_late",
+        file="lmtrain/parallel/tensor/vocabulary.py",
+        function="VocabHead._padding",
+        old="self.vocab_size - self.axis.index * self.weight.shape[0]",
+        new="self.vocab_size - self.axis.index * self.vocab_size // self.axis.size",
+        breaks="Some rows that pad the vocabulary score like tokens, so the loss is too high and padding gets "
+        "gradients.",
+        only_for="tp > 1 with a vocabulary that is padded",
+    ),
+    Mutant(
+        name="dropout_stays_off_after_an_evaluation",
+        file="lmtrain/parallel/model.py",
+        function="ParallelModel.forward_backward",
+        old="""\
+        self._turn(training=True)
+        self.tied.wait()""",
+        new="        self.tied.wait()",
+        breaks="After the first evaluation on tasks the model stays in evaluation mode, so the rest of the run trains "
+        "without dropout.",
+        only_for="runs with dropout that evaluate on tasks while they train",
+    ),
+    Mutant(
+        name="muon_cuts_fused_rows_as_one_matrix",
+        file="lmtrain/parallel/whole_weights.py",
+        function="Spread.part",
+        old="part = torch.cat([section.chunk(tp.size)[tp.index] for section in sections])",
+        new="part = torch.cat(sections).chunk(tp.size)[tp.index]",
+        breaks="Queries, keys and values, or gate and up, of a rank are moved by rows of the update that belong to "
+        "another section or another rank.",
+        only_for="Muon with tensor parallelism: the fused query-key-value matrix and SwiGLU's",
+    ),
+    Mutant(
+        name="whole_copies_train_apart",
+        file="lmtrain/parallel/apply.py",
+        function="build_parallel",
+        old="shards = (mesh.dp if training else mesh.dp_shard).size > 1 or always_shard",
+        new="shards = mesh.dp_shard.size > 1 or always_shard",
+        breaks="Copies of the model never sum their gradients: each trains on its own samples and the checkpoint is a "
+        "mixture of them.",
+        only_for="dp_replicate > 1 with dp_shard=1",
+    ),
+    Mutant(
+        name="histograms_of_the_first_stages_alone",
+        file="lmtrain/parallel/histograms.py",
+        function="histograms",
+        old="all_reduce(tensor, model.mesh.world, op,",
+        new="all_reduce(tensor, model.mesh.plane, op,",
+        breaks="Histograms of weights and gradients of all stages but the writing rank's own are missing.",
+        only_for="pipelines",
+    ),
+    Mutant(
+        name="zero_2_keeps_whole_gradients",
+        file="lmtrain/parallel/sharding.py",
+        function="ShardedWeights.begin",
+        old="sends = last or self.zero >= 2",
+        new="sends = last or self.zero > 2",
+        breaks="zero=2 holds whole gradients until the last microbatch as zero=1 does, so it needs more memory than "
+        "it says and than the planner counts.",
+        only_for="zero=2 with several microbatches a step",
+    ),
+    Mutant(
+        name="gradients_are_reduced_in_half_precision",
+        file="lmtrain/parallel/sharding.py",
+        function="apply_data_parallel",
+        old="MixedPrecisionPolicy(work_dtype, torch.float32, cast_forward_inputs=False)",
+        new="MixedPrecisionPolicy(work_dtype, work_dtype, cast_forward_inputs=False)",
+        breaks="Gradients are added up over microbatches and over copies in bf16 or fp16 and lose what is small.",
+        only_for="half precision with data parallelism",
+    ),
+    Mutant(
+        name="stages_agree_on_the_first_message_alone",
+        file="lmtrain/parallel/pipeline/messages.py",
+        function="Inbox._agree",
+        old="if told != self.terms:",
+        new="if told.shape != self.terms.shape:",
+        breaks="Stages that have been given different batches are not refused with a LayoutError but wait for ever, or "
+        "read messages of another size.",
+        only_for="stages that disagree about the number, the later shapes or the dtype of messages",
+    ),
+    Mutant(
+        name="pipeline_forgets_the_loss_scale",
+        file="lmtrain/parallel/pipeline/executor.py",
+        function="Pipeline.train",
+        old="held[key] = Held(hidden, _scaled(out, scale))",
+        new="held[key] = Held(hidden, out.sum())",
+        breaks="The loss is not multiplied by its scale but gradients are divided by it, so they and their norm are "
+        "65,536 times too small.",
+        only_for="fp16 in a pipeline",
+    ),
+    Mutant(
+        name="rank_with_the_greatest_checksum_goes_on",
+        file="lmtrain/parallel/inference.py",
+        function="Inference.check_alike",
+        old="if most_2.tolist() != [checksum, -checksum]:",
+        new="if most_2[0].item() != checksum:",
+        breaks="Of ranks that are to score different texts the one with the greatest checksum does not stop: it waits "
+        "for the others, which have raised RanksDifferError, until the time-out.",
+        only_for="ranks that differ, on the one with the greatest checksum",
+    ),
+]

@@ -1,0 +1,103 @@
+"""Mistakes in lmtrain/placement, layout, units and spec: holders, borders of what is legal, and bytes."""
+
+from tests.mutants.mutant import Mutant
+
+MUTANTS = [
+    Mutant(
+        name="head_weighs_on_the_first_stage",
+        file="lmtrain/placement/stages.py",
+        function="_stages",
+        old="len(owners), after=after)",
+        new="len(owners), before=after)",
+        breaks="The stage of the embedding gets fewer layers and that of the head, which is the dear one, more.",
+        only_for="balance=cost in pipelines with a large vocabulary beside the width",
+    ),
+    Mutant(
+        name="whole_weights_have_no_holders_among_copies",
+        file="lmtrain/placement/places.py",
+        function="place_all",
+        old="num_holders=copies if name in uncut else replicas,",
+        new="num_holders=layout.tp if name in uncut else replicas,",
+        breaks="Norms and biases count once for each copy of the model in the gradient norm, so clipping depends on "
+        "dp_replicate.",
+        only_for="dp_replicate > 1, slightly, since norms and biases are a small part of the norm",
+    ),
+    Mutant(
+        name="a_layer_a_stage_is_refused",
+        file="lmtrain/placement/parallel_settings.py",
+        function="_problems_of",
+        old='stages > shape.num_layers, "parallel.pp"',
+        new='stages >= shape.num_layers, "parallel.pp"',
+        breaks="A pipeline with one layer in each stage is refused, with the advice to use the very number that was "
+        "given.",
+        only_for="pp x vp equal to num_layers, a model of one layer among them",
+    ),
+    Mutant(
+        name="zero_2_is_said_to_keep_whole_gradients",
+        file="lmtrain/placement/memory.py",
+        function="rank_bytes",
+        old="gradients=FP32_BYTES * (held.parts if zero < 2 else held.shards)",
+        new="gradients=FP32_BYTES * (held.parts if zero <= 2 else held.shards)",
+        breaks="The layout table and the planner count whole gradients where a rank holds its shard, and zero 2 looks "
+        "as large as zero 1.",
+        only_for="zero=2",
+    ),
+    Mutant(
+        name="folded_copy_is_not_counted",
+        file="lmtrain/placement/memory.py",
+        function="places_held",
+        old="both = len(stages) > 1 and stages[0].first and stages[-1].last",
+        new="both = len(stages) > 2 and stages[0].first and stages[-1].last",
+        breaks="The layout table leaves out the head's own copy of the embedding on the rank that holds both ends, and "
+        "promises less memory than it takes.",
+        only_for="zb_v with a tied head",
+    ),
+    Mutant(
+        name="padding_masks_of_one_sample",
+        file="lmtrain/placement/kept.py",
+        function="Layers.mask_numbers",
+        old="samples = 1 if shape.causal and not self.run.document_mask else self.run.micro_batch",
+        new="samples = 1 if not self.run.document_mask else self.run.micro_batch",
+        breaks="Masks of padding are counted for one sample where every sample has its own, so predicted activations "
+        "are too small.",
+        only_for="BERT with several samples in a microbatch",
+    ),
+    Mutant(
+        name="parallel_blocks_share_what_is_cut",
+        file="lmtrain/placement/kept.py",
+        function="Layers.later_of_block",
+        old="if self.parallel_block and self.run.sequence_parts == 1 else 0.0",
+        new="if self.parallel_block else 0.0",
+        breaks="The planner counts one gathered input for two products that gather a copy each, and promises too "
+        "little memory between the halves of a backward.",
+        only_for="zb_h1 and zb_v with parallel_block where the sequence is cut over tp",
+    ),
+    Mutant(
+        name="ramp_up_is_checked_at_its_start_alone",
+        file="lmtrain/placement/batch_rules.py",
+        function="rampup_problems",
+        old='for key in ("start", "increment"):',
+        new='for key in ("start",):',
+        breaks="A ramp-up that grows by what the copies cannot share is accepted, and the run fails when the batch "
+        "grows for the first time; the planner chooses such layouts too.",
+        only_for="an increment that is no multiple of micro_batch x copies",
+    ),
+    Mutant(
+        name="decimal_bytes_are_read_as_binary",
+        file="lmtrain/units.py",
+        function="",
+        old='for suffix, base in (("", 1000), ("i", 1024))',
+        new='for suffix, base in (("", 1024), ("i", 1024))',
+        breaks="80GB is read as 80 GiB, 7% more than was said.",
+        only_for="sizes given in kB, MB, GB, TB or PB",
+    ),
+    Mutant(
+        name="attention_flops_of_heads_as_wide_as_the_model",
+        file="lmtrain/spec.py",
+        function="ModelShape.flops_per_token",
+        old="12 * self.num_layers * self.num_heads * self.head_width * seen",
+        new="12 * self.num_layers * self.width * seen",
+        breaks="FLOPs of attention, and with them MFU in logs and plans, are those of heads that make up the width.",
+        only_for="models whose head_width is not width / num_heads",
+    ),
+]

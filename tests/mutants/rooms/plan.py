@@ -1,0 +1,149 @@
+"""Mistakes in lmtrain/plan: fullest ranks, borders of a search, groups, and what a fit is judged by."""
+
+from tests.mutants.mutant import Mutant
+
+MUTANTS = [
+    Mutant(
+        name="mfu_of_the_settings_precision",
+        file="lmtrain/plan/answers.py",
+        function="Answer.mfu",
+        old="self.hardware.peak(self.run.product_precision)",
+        new="self.hardware.peak(self.run.precision.kind)",
+        breaks="The share of the peak is taken of plain fp32's, so it comes out some eight times too high.",
+        only_for="fp32 with compute.tf32=true",
+    ),
+    Mutant(
+        name="a_run_judges_the_fit_that_it_was_in",
+        file="lmtrain/plan/calibrate.py",
+        function="calibrate",
+        old="*runs[number + 1 :]]",
+        new="*runs[number:]]",
+        breaks="Errors after calibration are those of runs that were fitted to, so they and the interval that is "
+        "written for the machine are too small.",
+    ),
+    Mutant(
+        name="room_in_decimal_gigabytes",
+        file="lmtrain/plan/rank.py",
+        function="Ranked.room",
+        old="self.hardware.memory_GiB * GIB",
+        new="self.hardware.memory_GiB * 1e9",
+        breaks="The memory of a device counts as 7% less than it is, so layouts that fit are said not to.",
+        only_for="layouts that fill the last 7% of what may be used",
+    ),
+    Mutant(
+        name="switch_may_not_be_filled",
+        file="lmtrain/plan/rank.py",
+        function="rank",
+        old='space.column("tp", rows) <= limits.switch',
+        new='space.column("tp", rows) < limits.switch',
+        breaks="Layouts whose shards and cuts take up exactly the devices below one switch are left out.",
+        only_for="a limit of the switch that shards x cuts reach exactly, which is how one would choose it",
+    ),
+    Mutant(
+        name="copies_stand_side_by_side",
+        file="lmtrain/plan/communicate.py",
+        function="copies_group",
+        old="np.maximum(c.dp / c.shard, 1.0), c.tp * c.shard)",
+        new="np.maximum(c.dp / c.shard, 1.0), c.tp)",
+        breaks="Sums over copies are priced as if the copies of a shard were neighbours in a node, and not a whole "
+        "group of shards apart.",
+        only_for="zero=3 with dp_replicate > 1 on more than one node",
+    ),
+    Mutant(
+        name="two_stages_that_fill_a_node_are_apart",
+        file="lmtrain/plan/communicate.py",
+        function="send",
+        old="np.where(stage * 2 <= c.node, 0.5, 1.0)",
+        new="np.where(stage * 2 < c.node, 0.5, 1.0)",
+        breaks="Messages of a pipeline are priced as if both neighbours were in other nodes, though one is in this.",
+        only_for="pipelines over several nodes with exactly two stages in each",
+    ),
+    Mutant(
+        name="optimizer_is_shared_among_copies_too",
+        file="lmtrain/plan/step.py",
+        function="price_step",
+        old="owned = held / np.where(c.zero > 0, c.shard, 1.0)",
+        new="owned = held / np.where(c.zero > 0, c.dp, 1.0)",
+        breaks="The optimizer's share of a step is too short by the number of copies, which favours layouts with many.",
+        only_for="dp_replicate > 1 with dp_shard > 1",
+    ),
+    Mutant(
+        name="pipelines_of_a_trace_are_mixed",
+        file="lmtrain/plan/measured.py",
+        function="beside_table",
+        old="costs = _costs(work, layout.dp * layout.tp)",
+        new="costs = _costs(work, layout.dp)",
+        breaks="Costs of several pipelines are thrown together, so the replay of the slowest one, for which all wait, "
+        "becomes that of a mean one.",
+        only_for="traces of pipelines with tensor parallelism whose ranks are not equally fast",
+    ),
+    Mutant(
+        name="fullest_rank_of_the_first_ranks",
+        file="lmtrain/plan/ranks.py",
+        function="fullest_rank",
+        old="firsts = range(0, layout.world_size, layout.world_size // layout.pp)",
+        new="firsts = range(layout.pp)",
+        breaks="Ranks of the first stage alone are asked, so a layout whose last stage with the head runs out of "
+        "memory is said to fit.",
+        only_for="pipelines with dp or tp besides, whose first stage is not the fullest",
+    ),
+    Mutant(
+        name="logits_are_gone_after_the_first_half",
+        file="lmtrain/plan/ranks.py",
+        function="_most_kept",
+        old="float(np.max((flying.waits + flying.later) @ logits)),",
+        new="float(np.max(flying.waits @ logits)),",
+        breaks="Gradients of logits that wait for the second half of a backward are not counted, so the rank with the "
+        "head needs more than the plan says.",
+        only_for="zb_h1 and zb_v, on the rank with the head, where several first halves are ahead of their second ones",
+    ),
+    Mutant(
+        name="a_layer_a_stage_is_never_tried",
+        file="lmtrain/plan/search.py",
+        function="_Search._pipelines",
+        old="range(1, num_layers // pp + 1)",
+        new="range(1, num_layers // pp)",
+        breaks="A search leaves out pipelines with as many stages as their layers allow, one layer in each among them.",
+        only_for="pipelines where one more chunk a rank would make more stages than layers",
+    ),
+    Mutant(
+        name="recompute_is_offered_to_split_backwards",
+        file="lmtrain/plan/search.py",
+        function="_Search._again",
+        old="if not any((*one.problems_in_layout(parallel), *one.problems_in_model(num_layers))):",
+        new="if not any(one.problems_in_model(num_layers)):",
+        breaks="The search counts and may recommend zero-bubble schedules with recompute, which the settings of a run "
+        "refuse.",
+        only_for="searches that reach zb_h1 or zb_v, where memory is scarce enough for recompute to win",
+    ),
+    Mutant(
+        name="recompute_of_the_rank_with_least",
+        file="lmtrain/plan/ours.py",
+        function="again_of",
+        old="max(_share_again(run, held) for held in run.stages)",
+        new="min(_share_again(run, held) for held in run.stages)",
+        breaks="A step is priced by the rank that computes least again, though the others wait for the one that "
+        "computes most.",
+        only_for="pipelines with recompute.blocks fewer than the layers",
+    ),
+    Mutant(
+        name="curve_forgets_the_last_point_that_fits",
+        file="lmtrain/plan/curve.py",
+        function="curve",
+        old="before = best or before",
+        new="before = best",
+        breaks="After a number of devices on which nothing fits, the next point has no gain and is not compared with "
+        "the layout before.",
+        only_for="curves with a number in the middle for which there is no layout",
+    ),
+    Mutant(
+        name="one_adapter_for_the_whole_node",
+        file="conf/hardware/a100_80gb.yaml",
+        function="",
+        old="nic_GBps: 200 ",
+        new="nic_GBps: 25 ",
+        breaks="The network of a DGX A100 counts as one of its eight adapters, so what crosses nodes is priced eight "
+        "times too slow.",
+        only_for="hardware=a100_80gb on more than one node",
+    ),
+]

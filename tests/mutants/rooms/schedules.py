@@ -1,0 +1,66 @@
+"""Mistakes in lmtrain/schedules: how many forwards go ahead, and what is said of time and memory."""
+
+from tests.mutants.mutant import Mutant
+
+MUTANTS = [
+    Mutant(
+        name="1f1b_runs_one_forward_too_many_ahead",
+        file="lmtrain/schedules/one_f_one_b.py",
+        function="OneFOneB.row",
+        old="min(num_ranks - rank - 1, num_microbatches)",
+        new="min(num_ranks - rank, num_microbatches)",
+        breaks="Every rank holds the activations of one microbatch more than the schedule is known for; the numbers "
+        "of a step are the same.",
+        only_for="1f1b and zb_h1 with more than one microbatch",
+    ),
+    Mutant(
+        name="interleaved_warms_up_half_as_long",
+        file="lmtrain/schedules/interleaved.py",
+        function="Interleaved.row",
+        old="2 * (num_ranks - rank - 1)",
+        new="(num_ranks - rank - 1)",
+        breaks="Nothing is left to do while a message travels, so every step is longer as soon as messages take time; "
+        "where they take none only fewer activations are held.",
+        only_for="interleaved pipelines",
+    ),
+    Mutant(
+        name="activations_are_let_go_with_the_first_half",
+        file="lmtrain/schedules/simulate.py",
+        function="activations_held",
+        old="(Kind.BACKWARD, Kind.WEIGHT)",
+        new="(Kind.BACKWARD, Kind.INPUT)",
+        breaks="The preview of a run promises fewer held activations than its ranks have, since the second half of a "
+        "backward still needs them.",
+        only_for="zb_h1 and zb_v",
+    ),
+    Mutant(
+        name="message_between_stages_of_one_rank_takes_time",
+        file="lmtrain/schedules/simulate.py",
+        function="simulate",
+        old="if table.rank_of[need.stage] != rank else 0.0)",
+        new="if need.stage != action.stage else 0.0)",
+        breaks="A replay charges a message where a rank hands hidden states to itself, so a trace's replayed pipeline "
+        "takes too long.",
+        only_for="zb_v, on the rank where the pipeline turns round, with messages that take time",
+    ),
+    Mutant(
+        name="check_lets_doubled_actions_pass",
+        file="lmtrain/schedules/table.py",
+        function="check",
+        old="if found != wanted:",
+        new="if wanted - found:",
+        breaks="A schedule that runs an action twice is not refused: it fails in the middle of a step, or counts a "
+        "gradient twice.",
+        only_for="schedules of plugins that have an action too often",
+    ),
+    Mutant(
+        name="makespan_counts_one_round_twice",
+        file="lmtrain/schedules/makespan.py",
+        function="makespan",
+        old="(num_microbatches - more) *",
+        new="(num_microbatches - few) *",
+        breaks="The microbatches of the last round that was replayed are counted once more, so the planner's step is "
+        "too long by that of as many microbatches as there are ranks.",
+        only_for="pipelines with more than four times as many microbatches as ranks, which are not replayed in full",
+    ),
+]

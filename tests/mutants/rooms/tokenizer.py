@@ -1,0 +1,83 @@
+"""Mistakes in lmtrain/tokenizer: what decides ids, which encoder is trusted with them, and what is counted."""
+
+from tests.mutants.mutant import Mutant
+
+MUTANTS = [
+    Mutant(
+        name="fingerprint_without_normalizer",
+        file="lmtrain/tokenizer/base.py",
+        function="_what_decides_ids",
+        old='''"normalizer": tree["normalizer"],
+        "pre_tokenizer": _without(''',
+        new='"pre_tokenizer": _without(',
+        breaks="Two tokenizers that give different ids have one fingerprint, so their datasets can be merged and "
+        "blended and their models mixed up.",
+        only_for="tokenizers that differ in the normalizer alone, such as a cased and an uncased one",
+    ),
+    Mutant(
+        name="last_name_of_a_role_wins",
+        file="lmtrain/tokenizer/base.py",
+        function="Tokenizer.special",
+        old="found[role] = known[0]",
+        new="found[role] = known[-1]",
+        breaks="Documents end with another token than the one that the model's family ends them with.",
+        only_for="vocabularies with two names of one role, such as <|endoftext|> and </s>",
+    ),
+    Mutant(
+        name="vocabulary_counted_without_gaps",
+        file="lmtrain/tokenizer/base.py",
+        function="Tokenizer.vocab_size",
+        old="max(self._inner.get_vocab(with_added_tokens=True).values()) + 1",
+        new="len(self._inner.get_vocab(with_added_tokens=True))",
+        breaks="The embedding has fewer rows than ids need, and good datasets are refused as of another tokenizer.",
+        only_for="vocabularies whose ids have gaps",
+    ),
+    Mutant(
+        name="prefix_space_forgotten",
+        file="lmtrain/tokenizer/compiled.py",
+        function="_pattern",
+        old=""" or bytes_["add_prefix_space"]:""",
+        new=":",
+        breaks="The compiled encoder is used though it puts no space in front, so the first ids of a text are not "
+        "those that the tokenizer itself gives.",
+        only_for="byte-level BPE with add_prefix_space=true and texts that do not begin with a space",
+    ),
+    Mutant(
+        name="accents_follow_case",
+        file="lmtrain/tokenizer/compiled.py",
+        function="_build_wordpiece",
+        old='strip=normalizer["lowercase"] if strip is None else strip',
+        new='strip=normalizer["lowercase"]',
+        breaks="A strip_accents that the tokenizer sets by itself is ignored by the compiled encoder, so words with "
+        "accents get other ids than in evaluation.",
+        only_for="WordPiece tokenizers whose strip_accents is set against their lowercase",
+    ),
+    Mutant(
+        name="characters_for_bytes",
+        file="lmtrain/tokenizer/fast.py",
+        function="TwinEncoder._encode",
+        old="num_text_bytes += len(text.encode())",
+        new="num_text_bytes += len(text)",
+        breaks="The sidecar's text bytes are characters, so bytes per token and whatever is given per byte are wrong.",
+        only_for="text beyond ASCII, with a tokenizer that the compiled encoder does not know or without the helper",
+    ),
+    Mutant(
+        name="damage_located_in_characters",
+        file="lmtrain/tokenizer/json_lines.py",
+        function="document_of",
+        old="BadTextError(len(text[: error.pos].encode()), ",
+        new="BadTextError(error.pos, ",
+        breaks="The byte that an error and the rejects file name for invalid JSON is too small.",
+        only_for="bad lines with characters beyond ASCII before the damage",
+    ),
+    Mutant(
+        name="letters_of_different_words",
+        file="lmtrain/tokenizer/train.py",
+        function="_letters",
+        old="letters[letter] += count",
+        new="letters[letter] += 1",
+        breaks="Letters are ranked by how many different words they stand in, so that common ones of few words are "
+        "left out of the vocabulary and become [UNK].",
+        only_for="texts with more different characters than 1000 or half of the vocabulary's room",
+    ),
+]

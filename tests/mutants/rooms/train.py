@@ -1,0 +1,244 @@
+"""Mistakes in lmtrain/train."""
+
+from tests.mutants.mutant import Mutant
+
+MUTANTS = [
+    Mutant(
+        name="what_was_owed_is_not_saved",
+        file="lmtrain/train/loop.py",
+        function="train",
+        old=(
+            "            valid_loss = measure_what_is_owed(run, requests, evaluation)\n"
+            "            last_saved = last_saved if progress.owed else None"
+            "  # because: what was saved says that it is owed\n"
+        ),
+        new="            valid_loss = measure_what_is_owed(run, requests, evaluation)\n",
+        breaks="Each further start measures the same validation again and writes its row once more, since the "
+        "checkpoint on disk goes on saying that it is owed.",
+        only_for="a run whose measurement at its very last step was cut off by a stop, and that is started again",
+    ),
+    Mutant(
+        name="only_saves_that_were_asked_for_reset_the_clock",
+        file="lmtrain/train/loop.py",
+        function="train",
+        old="                last_saved = save(run)\n                requests.saved()\n",
+        new="                last_saved = save(run)\n                if requests.save:\n"
+        "                    requests.saved()\n",
+        breaks="checkpoint.interval_s counts from the last save by time and not from the newest one, so the run saves "
+        "by the clock right after it has saved by steps.",
+        only_for="runs with both checkpoint.interval_steps and checkpoint.interval_s",
+    ),
+    Mutant(
+        name="terms_of_the_loss_are_taken_along_the_wrong_axis",
+        file="lmtrain/train/step.py",
+        function="train_step",
+        old="math.fsum(numbers[i::num_terms])",
+        new="math.fsum(numbers[i * len(losses) : (i + 1) * len(losses)])",
+        breaks="loss/mlm and loss/pair in the rows of metrics are mixtures of both terms of some of the microbatches.",
+        only_for="models with two terms (a pair head) and more than one microbatch a step",
+    ),
+    Mutant(
+        name="updates_are_counted_as_steps",
+        file="lmtrain/train/state.py",
+        function="facts",
+        old='"num_updates": optimizer_state.num_updates(optimizer)',
+        new='"num_updates": progress.step',
+        breaks="After a resume the optimizer's bias correction counts steps that were skipped as updates, so the run "
+        "does not go on as it would have without the stop.",
+        only_for="fp16 runs in which a step overflowed before the checkpoint",
+    ),
+    Mutant(
+        name="loss_scale_begins_anew_on_resume",
+        file="lmtrain/train/state.py",
+        function="restore",
+        old='    model.loss_scale.load(state["precision"])\n',
+        new="",
+        breaks="A resumed run begins at the initial loss scale, overflows and skips steps again that the run without "
+        "a stop does not skip.",
+        only_for="fp16 runs that go on from a checkpoint",
+    ),
+    Mutant(
+        name="filling_batches_of_validation_keep_their_labels",
+        file="lmtrain/train/validate.py",
+        function="valid_batches",
+        old="yield valid.batch(ids[first : first + size]).unlabelled().map(torch.from_numpy)",
+        new="yield valid.batch(ids[first : first + size]).map(torch.from_numpy)",
+        breaks="The last round's first batch is scored several times while it is counted once, so the validation loss "
+        "comes out too high, and depends on the layout.",
+        only_for="several data-parallel copies whose number does not divide the number of validation batches",
+    ),
+    Mutant(
+        name="validation_perplexity_of_all_terms",
+        file="lmtrain/train/validate.py",
+        function="_values",
+        old="math.exp(min(means[0], _MOST_NATS))",
+        new="math.exp(min(math.fsum(means), _MOST_NATS))",
+        breaks="The perplexity of masked tokens in a validation's row has the loss of the pairs in it.",
+        only_for="models with a pair head",
+    ),
+    Mutant(
+        name="failed_saves_are_forgotten_by_the_next_step",
+        file="lmtrain/train/records.py",
+        function="report_save",
+        old=(
+            "    last = run.writer.last\n"
+            "    if last is None or last.step == run.reported_save:\n"
+            "        return\n"
+            "    run.reported_save, run.failed_saves = last.step, 0\n"
+        ),
+        new=(
+            "    last, run.failed_saves = run.writer.last, 0\n"
+            "    if last is None or last.step == run.reported_save:\n"
+            "        return\n"
+            "    run.reported_save = last.step\n"
+        ),
+        breaks="A run whose every checkpoint fails never ends with the error of three in a row: it trains on to the "
+        "end with nothing saved.",
+        only_for="runs of which three saves in a row fail",
+    ),
+    Mutant(
+        name="margin_shrinks_with_the_time_left",
+        file="lmtrain/train/requests.py",
+        function="Deadline.wants",
+        old=(
+            "        if self.margin_s is None:\n"
+            "            self.margin_s = max(0.0, min(_MARGIN * left, _MOST_MARGIN_S))\n"
+            "        left -= self.margin_s + (2"
+        ),
+        new=(
+            "        margin_s = self.margin_s\n"
+            "        if margin_s is None:\n"
+            "            margin_s = max(0.0, min(_MARGIN * left, _MOST_MARGIN_S))\n"
+            "        left -= margin_s + (2"
+        ),
+        breaks="The margin for ending the processes is next to nothing once it is needed, so a run stops up to 15 s "
+        "too late and its scheduler may kill it amid the last save.",
+        only_for="runs with run.time_limit or in an allocation with an end",
+    ),
+    Mutant(
+        name="votes_are_added_up",
+        file="lmtrain/train/peers.py",
+        function="Vote.ask",
+        old="dist.all_reduce(self._numbers, dist.ReduceOp.MAX, group",
+        new="dist.all_reduce(self._numbers, dist.ReduceOp.SUM, group",
+        breaks="A signal that two ranks have got counts as another wish than a stop, so the run goes on, and the "
+        "memory in the rows is the sum over ranks under the name of one.",
+        only_for="several processes; the stop is missed where more than one of them gets the signal",
+    ),
+    Mutant(
+        name="lost_starts_count_whatever_has_changed_since",
+        file="lmtrain/train/starts.py",
+        function="Starts.read",
+        old='(written.get("step"), written.get("of")) == (self.step, self.of)',
+        new='written.get("step") == self.step',
+        breaks="A run that was lost three times is refused although its settings or its code have been mended, which "
+        "the message itself tells the user to do.",
+        only_for="runs that were lost at a step and are started again with other settings, code or libraries",
+    ),
+    Mutant(
+        name="the_last_process_to_fail_says_why",
+        file="lmtrain/train/stop_file.py",
+        function="write_failure",
+        old="write_stop(config, facts, replace=env.world_size == 1)",
+        new="write_stop(config, facts)",
+        breaks="stop.json tells that a peer was lost, and asks for a requeue, instead of the error of the process that "
+        "failed first.",
+        only_for="several processes that torchrun or Slurm has started, of which one fails and others then lose it",
+    ),
+    Mutant(
+        name="digest_of_weights_counts_copies",
+        file="lmtrain/train/evidence.py",
+        function="weights_digest",
+        old="for piece in model.owned(model.pieces()):",
+        new="for piece in model.pieces():",
+        breaks="The same first weights have another weights_digest at another layout, so two runs that are alike look "
+        "different.",
+        only_for="layouts in which ranks hold the same numbers: dp_replicate, norms under tp, tied weights under pp",
+    ),
+    Mutant(
+        name="last_page_of_a_dataset_is_not_compared",
+        file="lmtrain/train/compared.py",
+        function="_content",
+        old="for i in range(_PAGES + 1):",
+        new="for i in range(_PAGES):",
+        breaks="Ranks whose copies of a dataset differ at its end (a copy that was cut off and zero-filled) train "
+        "together without a word.",
+        only_for="several nodes with their own copies of a dataset that has no sidecar",
+    ),
+    Mutant(
+        name="tokens_are_rounded_down_to_samples",
+        file="lmtrain/train/config.py",
+        function="count_steps",
+        old="-(-train.tokens // seq_len)",
+        new="train.tokens // seq_len",
+        breaks="The run ends a step before it has consumed train.tokens.",
+        only_for="train.tokens that is no multiple of seq_len and lies just beyond a whole number of batches",
+    ),
+    Mutant(
+        name="old_checkpoints_are_taken_for_room",
+        file="lmtrain/train/machine.py",
+        function="check_folder",
+        old="copies = 1 if is_only_one else max(1, _COPIES - there)",
+        new="copies = 1 if is_only_one else _COPIES - there",
+        breaks="A run on a full disk is not refused before it starts; its first save fails instead.",
+        only_for="runs that go on with two or more checkpoints in their folder and save on the way",
+    ),
+    Mutant(
+        name="step_time_of_earlier_attempts_is_that_of_a_row",
+        file="lmtrain/train/costs.py",
+        function="_durations",
+        old="found[_STEP].append((elapsed - last[2]) / (step - last[1]))",
+        new="found[_STEP].append(elapsed - last[2])",
+        breaks="A resumed run believes a step to take as long as all those between two rows, and stops that much too "
+        "early before its time limit.",
+        only_for="runs with a time limit that are resumed with observe.log_interval_steps above 1, the default",
+    ),
+    Mutant(
+        name="first_weights_of_other_angles_are_taken",
+        file="lmtrain/train/first_weights.py",
+        function="",
+        old='_FREE = ("dropout", "init_std", "vocab_multiple")',
+        new='_FREE = ("dropout", "init_std", "vocab_multiple", "rotary_base")',
+        breaks="A new run begins from weights that were trained with another rotary_base, and starts at a far higher "
+        "loss without a word.",
+        only_for="checkpoint.init_from a rotary model with another rotary_base than model.rotary_base",
+    ),
+    Mutant(
+        name="a_named_checkpoint_wins_over_the_runs_own",
+        file="lmtrain/train/preflight.py",
+        function="find_resume",
+        old="    return newest or given\n",
+        new="    return given\n",
+        breaks="A run that is started again goes back to the checkpoint that it began from, and all steps since then "
+        "are done and saved anew.",
+        only_for="restarts of a run that was begun with checkpoint.resume naming another run's checkpoint",
+    ),
+    Mutant(
+        name="best_checkpoints_of_earlier_attempts_are_forgotten",
+        file="lmtrain/train/setup.py",
+        function="open_run",
+        old="worth_before(folder, config, progress.step) if leads else {}",
+        new="worth_before(folder, config, progress.step) if leads and inputs.resume_from is None else {}",
+        breaks="After a resume the best checkpoint so far is removed by the next saves, as only measurements of this "
+        "attempt count.",
+        only_for="runs with checkpoint.keep_best that are resumed",
+    ),
+    Mutant(
+        name="peak_of_one_device_for_all",
+        file="lmtrain/train/setup.py",
+        function="build_throughput",
+        old="peak=peak_each * mesh.world.size if peak_each else None",
+        new="peak=peak_each or None",
+        breaks="The MFU in rows and summary is too high by the number of processes.",
+        only_for="several processes with a known peak (a known GPU, or observe.peak_tflops)",
+    ),
+    Mutant(
+        name="two_stages_look_for_their_link_in_the_wrong_columns",
+        file="lmtrain/train/pace.py",
+        function="_there_and_back",
+        old="other = _ENDS if layout.pp == 2 else _ENDS + 2",
+        new="other = _ENDS + 2",
+        breaks="A slow link between the two stages is never named, since its times come out as not a number.",
+        only_for="pipelines of exactly two ranks",
+    ),
+]
