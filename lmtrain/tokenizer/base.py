@@ -84,7 +84,11 @@ class Tokenizer:
     @classmethod
     def _made(cls, make: Callable[[str], tokenizers.Tokenizer], name: str) -> Tokenizer:
         with library_errors(name, f"is no valid {Path(name).name}", "It is damaged or another file."):
-            return cls(judged(make(name), name), name)
+            inner = make(name)
+            vocab_size = judged(inner, name)
+            tokenizer = cls(inner, name)
+            tokenizer.vocab_size = vocab_size  # because: the library would copy its vocabulary once more
+            return tokenizer
 
     def to_bytes(self) -> bytes:
         return (self._text + "\n").encode()

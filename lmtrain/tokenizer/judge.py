@@ -49,15 +49,16 @@ def refuse_too_many(data: bytes, name: str) -> None:
         )
 
 
-def judged(inner: tokenizers.Tokenizer, name: str) -> tokenizers.Tokenizer:
-    _judge_ids(inner, name)
+def judged(inner: tokenizers.Tokenizer, name: str) -> int:
+    """Raise on a tokenizer that asks for too much; return its highest id + 1."""
+    vocab_size = _judge_ids(inner, name)
     _judge_model(inner.model, name)
     _judge_rules(inner, name)
     _judge_template(inner, name)
-    return inner
+    return vocab_size
 
 
-def _judge_ids(inner: tokenizers.Tokenizer, name: str) -> None:
+def _judge_ids(inner: tokenizers.Tokenizer, name: str) -> int:
     ids = inner.get_vocab(with_added_tokens=True).values()
     if not ids:
         raise DataError(f"{name} has no vocabulary. It is damaged or another kind of file.")
@@ -67,6 +68,7 @@ def _judge_ids(inner: tokenizers.Tokenizer, name: str) -> None:
         raise DataError(f"{name} has the id {max(ids)}; with {len(ids)} tokens the largest is {most}. It is damaged.")
     if len(set(ids)) < len(ids):
         raise DataError(f"{name} gives one id to two tokens. It is damaged.")
+    return int(max(ids)) + 1
 
 
 def _judge_model(model: Any, name: str) -> None:
