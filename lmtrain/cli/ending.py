@@ -62,8 +62,10 @@ def stoppable(config: RunConfig, env: ProcessEnv, waited_for: ProcessEnv | None)
 @contextmanager
 def reasons_kept(config: RunConfig, env: ProcessEnv) -> Iterator[None]:
     """What fails within says so in stop.json: from the moment on at which the run may have its folder."""
-    from lmtrain.train.stop_file import write_cut_off, write_failure
+    from lmtrain.train.stop_file import identity, is_written_since, write_cut_off, write_failure
 
+    folder = Path(config.run.dir)
+    before = identity(folder)
     try:
         yield
     except RanksDifferError as error:
@@ -71,7 +73,7 @@ def reasons_kept(config: RunConfig, env: ProcessEnv) -> Iterator[None]:
             raise typer.Exit(error.exit_code) from None  # because: rank 0 speaks for all
         raise
     except StoppedEarly as error:  # what a peer was asked before they met
-        if env.rank == 0:
+        if env.rank == 0 and not is_written_since(folder, before):
             warn_of(write_cut_off(config, str(error)))
         raise
     except LmtrainError as error:

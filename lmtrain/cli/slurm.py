@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +20,7 @@ import typer
 from lmtrain.cli.options import ConfigDir, ConfigName, FromRun, Overrides, Plugins
 from lmtrain.cli.say import tell
 from lmtrain.cli.slurm_script import Job, script
+from lmtrain.cli.slurm_tasks import TaskOptions
 from lmtrain.cli.terminal import echo, pass_on
 from lmtrain.config.overrides import shell
 from lmtrain.errors import LayoutError, MissingInputError, UsageError
@@ -29,8 +31,19 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True)
 
+
+class Tasks(StrEnum):
+    """What srun starts: a launcher on each node, or each rank."""
+
+    NODE = "node"
+    RANK = "rank"
+
+
 GpusPerNode = Annotated[int | None, typer.Option(min=1, help="GPUs to use of each node, a process for each.")]
 TasksPerNode = Annotated[int | None, typer.Option(min=1, help="Processes on each node, where there are no GPUs.")]
+TasksOf = Annotated[
+    Tasks, typer.Option("--tasks", help="What srun starts: a task on each node, which starts the ranks, or each rank.")
+]
 SpareNodes = Annotated[
     int, typer.Option(min=0, help="Ask for so many nodes more; a node that loses a process is then left out.")
 ]
@@ -80,6 +93,7 @@ def render(
     plugin: Plugins = None,
     gpus_per_node: GpusPerNode = None,
     tasks_per_node: TasksPerNode = None,
+    tasks: TasksOf = Tasks.NODE,
     spare_nodes: SpareNodes = 0,
     time: Time = None,
     partition: Partition = None,
@@ -112,6 +126,7 @@ def submit(
     plugin: Plugins = None,
     gpus_per_node: GpusPerNode = None,
     tasks_per_node: TasksPerNode = None,
+    tasks: TasksOf = Tasks.NODE,
     spare_nodes: SpareNodes = 0,
     time: Time = None,
     partition: Partition = None,
@@ -158,6 +173,7 @@ class _Asked:
     plugin: Sequence[str] | None
     gpus_per_node: int | None
     tasks_per_node: int | None
+    tasks: Tasks
     spare_nodes: int
     time: str | None
     partition: str | None
@@ -245,22 +261,28 @@ def _job(asked: _Asked) -> Job:
             "start. Choose it before: `lmtrain plan` prints the settings of the best."
         )
     layout = layout_words(runs[0][0].parallel)
-    nodes, tasks_per_node = asked.nodes(sizes.pop(), layout)
+    nodes, ranks_per_node = asked.nodes(sizes.pop(), layout)
+    of_sbatch, of_srun, tasks_per_node, cpus = asked.sbatch or (), asked.srun or (), ranks_per_node, None
+    if starts_ranks := asked.tasks is Tasks.NODE and ranks_per_node > 1:
+        options = TaskOptions.of(of_sbatch, of_srun, ranks_per_node)
+        of_sbatch, of_srun, tasks_per_node, cpus = options.of_sbatch, options.of_srun, 1, options.cpus
     for config, _ in runs:
-        _judge(config, tasks_per_node)
+        _judge(config, ranks_per_node)
     spare = f" and {asked.spare_nodes} spare" * (asked.spare_nodes > 0)
     many = f"{len(runs)} runs, each of them " * asked.array
-    options = {"time": asked.time, "partition": asked.partition, "account": asked.account}
+    places = {"time": asked.time, "partition": asked.partition, "account": asked.account}
+    flags = [*asked.flags, *[f"--nproc-per-node={ranks_per_node}"] * starts_ranks]
     in_container = asked.container_image is not None or asked.container_command is not None
     image = [f"--container-image={asked.container_image}"] * (asked.container_image is not None)
     return Job(
         about=f"{folder.name}: {many}{layout} on {nodes} node{'s' * (nodes > 1)}{spare}. Made by `lmtrain slurm`.",
-        nodes=nodes, tasks_per_node=tasks_per_node, gpus=asked.gpus_per_node is not None,
+        nodes=nodes, ranks_per_node=ranks_per_node, tasks_per_node=tasks_per_node, cpus_per_task=cpus,
+        takes_all_cpus=starts_ranks and options.takes_all_cpus, gpus=asked.gpus_per_node is not None,
         spare_nodes=asked.spare_nodes, folder=folder, cwd=Path.cwd(), is_array=asked.array,
-        runs=[(Path(config.run.dir).absolute(), [*asked.flags, *words]) for config, words in runs],
+        runs=[(Path(config.run.dir).absolute(), [*flags, *words]) for config, words in runs],
         program=("lmtrain",) if in_container else (sys.executable, "-m", "lmtrain"),
-        container=shlex.split(asked.container_command or ""), of_srun=[*image, *(asked.srun or ())],
-        of_sbatch=[*(f"--{name}={value}" for name, value in options.items() if value), *(asked.sbatch or ())],
+        container=shlex.split(asked.container_command or ""), of_srun=[*image, *of_srun],
+        of_sbatch=[*(f"--{name}={value}" for name, value in places.items() if value), *of_sbatch],
         env=asked.env or (), setup=asked.setup or (),
     )  # fmt: skip
 
@@ -288,14 +310,14 @@ def _in_folder(config: RunConfig, folder: Path) -> RunConfig:
     return replace(config, run=replace(config.run, dir=str(folder)))
 
 
-def _judge(config: RunConfig, tasks_per_node: int) -> None:
+def _judge(config: RunConfig, ranks_per_node: int) -> None:
     """As `pretrain --dry-run` does for a run whose processes are elsewhere, its GPUs too; and the folder."""
     from lmtrain.cli.evaluations import plan
     from lmtrain.runtime.process import ProcessEnv
     from lmtrain.train.machine import check_folder
     from lmtrain.train.preflight import preflight
 
-    elsewhere = ProcessEnv(world_size=0, local_world_size=tasks_per_node, host="each node")
+    elsewhere = ProcessEnv(world_size=0, local_world_size=ranks_per_node, host="each node")
     inputs, _ = plan(config, preflight(config, elsewhere, starting=False))
     check_folder(config, inputs.model, lock=False)
     for warning in inputs.warnings:

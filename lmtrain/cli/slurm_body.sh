@@ -21,7 +21,7 @@ trap 'pass_on TERM' TERM
 trap 'pass_on USR1' USR1
 trap 'pass_on USR2' USR2
 
-# All tasks, until the last has ended. Signals wait outside (--block-signal) until lmtrain is there to hear them.
+# All tasks, until the last has ended: of each rank, or of each node, which starts its ranks. Signals wait outside (--block-signal) until lmtrain is there to hear them.
 run_tasks() {
   from=$(stat -c %s "$log" 2>/dev/null || echo 0) before=$(stop_file)
   srun --nodes="$nodes" --ntasks="$tasks" --kill-on-bad-exit=1 ${left_out:+--exclude="$left_out"} "${of_srun[@]}" \
@@ -65,9 +65,9 @@ stop_file() { stat -c '%i %y' "$run/stop.json" 2>/dev/null; }
 # What shows that the run gets on: its newest checkpoint.
 newest() { printf '%s\n' "$run"/checkpoints/step_* | grep -E '/step_[0-9]+$' | tail -n 1; }
 
-# Where a rank was: srun gives each node its share of them in turn.
+# Where a rank was: each node has its share of them in turn.
 node_of() {
-  scontrol show hostnames "$SLURM_JOB_NODELIST" | grep -vxF "${left_out//,/$'\n'}" | sed -n "$(($1 / (tasks / nodes) + 1))p"
+  scontrol show hostnames "$SLURM_JOB_NODELIST" | grep -vxF "${left_out//,/$'\n'}" | sed -n "$(($1 / (ranks / nodes) + 1))p"
 }
 
 # Back into the queue, once, if the job's state is one of these.
@@ -102,6 +102,11 @@ stop() {
 
 # srun takes the job's --cpus-per-task from here alone; in a container nobody can ask Slurm when the job will end.
 [ -z "${SLURM_CPUS_PER_TASK:-}" ] || export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
+# A task that starts all ranks of its node has all CPUs that the job has there, even where it has more than it asked for.
+if [ -n "$all_cpus" ] && [ -n "${SLURM_JOB_CPUS_PER_NODE:-}" ]; then
+  SRUN_CPUS_PER_TASK=$(sed -E 's/\(x[0-9]+\)//g; s/,/\n/g' <<<"$SLURM_JOB_CPUS_PER_NODE" | sort -n | head -n 1)
+  export SRUN_CPUS_PER_TASK
+fi
 end=$(squeue --noheader --jobs="$id" --format=%e) &&
   end=$(date +%s -d "${end:-none}" 2>/dev/null) && export SLURM_JOB_END_TIME="$end"
 

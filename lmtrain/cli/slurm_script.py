@@ -21,8 +21,11 @@ class Job:
 
     about: str  # a line of words
     nodes: int
-    tasks_per_node: int
+    ranks_per_node: int
+    tasks_per_node: int  # as many, or one that starts them all
     gpus: bool
+    cpus_per_task: int | None = None
+    takes_all_cpus: bool = False  # that the job has on a node, whatever it has asked for
     spare_nodes: int = 0
     folder: Path  # of logs and of this file
     cwd: Path
@@ -60,7 +63,8 @@ def _head(job: Job) -> Iterator[str]:
     yield "# once, and any other ends it."
     yield f"# Start it with: {job.started_by('THIS_FILE')}"
     options: dict[str, object] = {"job-name": job.folder.name, "nodes": job.nodes + job.spare_nodes}
-    options |= {"ntasks-per-node": job.tasks_per_node} | ({"gpus-per-node": job.tasks_per_node} if job.gpus else {})
+    options |= {"ntasks-per-node": job.tasks_per_node} | ({"gpus-per-node": job.ranks_per_node} if job.gpus else {})
+    options |= {"cpus-per-task": job.cpus_per_task} if job.cpus_per_task else {}
     options |= {"array": f"0-{len(job.runs) - 1}"} if job.is_array else {}
     log = job.log.replace(str(job.folder), str(job.folder).replace("%", "%%"), 1)
     options |= {"chdir": job.cwd, "output": log, "open-mode": "append"}
@@ -75,7 +79,9 @@ def _head(job: Job) -> Iterator[str]:
 def _own(job: Job) -> Iterator[str]:
     yield from (f"export {name}={shell(value)}" for name, _, value in (one.partition("=") for one in job.env))
     yield from job.setup
-    yield f"nodes={job.nodes} tasks={job.nodes * job.tasks_per_node} spare_nodes={job.spare_nodes}"
+    ranks, tasks = job.nodes * job.ranks_per_node, job.nodes * job.tasks_per_node
+    all_cpus = "yes" if job.takes_all_cpus else "''"
+    yield f"nodes={job.nodes} tasks={tasks} ranks={ranks} spare_nodes={job.spare_nodes} all_cpus={all_cpus}"
     for name, words in (("lmtrain", job.program), ("container", job.container), ("of_srun", job.of_srun)):
         yield f"{name}=({' '.join(map(shell, words))})"
     if not job.is_array:

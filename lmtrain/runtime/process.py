@@ -59,6 +59,8 @@ class ProcessEnv:
             started, way_out = f"that {self.launcher} has started", f"Leave out {option}, or {self.launcher}."
             if self.is_child:
                 started, way_out = "that lmtrain has started", f"Leave out {option}."
+            elif self.launcher == "slurm":
+                way_out = f"Leave out {option}, or give --nproc-per-node where srun starts one task on each node."
             raise UsageError(f"{option}={num_processes} would start processes of processes {started}. {way_out}")
         if num_processes == 1:
             return self

@@ -19,12 +19,16 @@ from lmtrain.cli.slurm_script import Job, script
 from tests.cli.harness import Toy, lmtrain
 
 EIGHT = ("parallel.tp=2", "parallel.pp=2", "parallel.dp_shard=2", "model.num_heads=2")
+TWO = ("parallel.dp_shard=2",)
 MORE_REFUSALS: list[tuple[tuple[object, ...], int, str]] = [
     (("optim.lr=-1",), 2, "optim.lr=-1"),
     (("data.path=nowhere",), 66, "nowhere"),
     (("--sbatch=--nodes=4",), 2, "--sbatch=--nodes=4 would undo what the file says"),
     (("--sbatch=mem",), 2, "--sbatch=mem is not an option of sbatch"),
     (("--srun=-K0",), 2, "--srun=-K0 would undo"),
+    (("--sbatch=-c four", *TWO), 2, "--sbatch=-c four is not a number of CPUs"),
+    (("--srun=--gpu-bind=single:1", *TWO), 2, "--srun=--gpu-bind=single:1 is about a task"),
+    (("--srun=--cpu-bind=verbose,map_cpu:0,1", *TWO), 2, "map_cpu:0,1 is about a task"),
     (("--env", "A B=3"), 2, "--env=A B=3 is not NAME=VALUE"),
     (("--container-image", "a", "--container-command", "b"), 2, "both start a container"),
     (("--array", "parallel.dp_shard=1,2"), 78, "runs of this array take 1 to 2 processes"),
@@ -32,9 +36,10 @@ MORE_REFUSALS: list[tuple[tuple[object, ...], int, str]] = [
 ENDED_BY_SRUN = "srun: launch/slurm: _step_signal: Terminating StepId=7.0\\nsrun: error: n1: tasks 0-1: Terminated"
 
 
-def job(folder: Path, *, spare_nodes: int = 0) -> Job:
+def job(folder: Path, *, spare_nodes: int = 0, tasks_per_node: int = 2) -> Job:
     return Job(
-        about="a run", nodes=2, tasks_per_node=2, gpus=False, spare_nodes=spare_nodes, folder=folder, cwd=folder,
+        about="a run", nodes=2, ranks_per_node=2, tasks_per_node=tasks_per_node, gpus=False, spare_nodes=spare_nodes,
+        takes_all_cpus=tasks_per_node == 1, folder=folder, cwd=folder,
         runs=[(folder, ["run.dir=it's $HOME", 'a="b c"'])],
     )  # fmt: skip
 
@@ -49,6 +54,7 @@ class Slurm:
     env: dict[str, str] = field(default_factory=dict)
     ends: str = "N/A"  # when squeue says that the job ends
     requeues: str = ""  # what scontrol does then
+    tasks_per_node: int = 2
 
     def begin(self, state: str = "RUNNING None", spare_nodes: int = 0) -> subprocess.Popen[bytes]:
         bin_ = self.folder / "bin"
@@ -64,7 +70,7 @@ class Slurm:
         self._program("squeue", f'case "$*" in {answers} *) exit 1 ;; esac')
         self.asked.touch()
         file = self.folder / "job.sbatch"
-        file.write_text(script(job(self.folder, spare_nodes=spare_nodes)))
+        file.write_text(script(job(self.folder, spare_nodes=spare_nodes, tasks_per_node=self.tasks_per_node)))
         env = {"PATH": f"{bin_}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-4]"}
         with self.log.open("w") as log:
             return subprocess.Popen(["bash", str(file)], stdout=log, stderr=log, env=env | self.env)
@@ -174,6 +180,19 @@ def test_a_task_of_an_array_speaks_of_itself_alone(slurm: Slurm) -> None:
     assert "job 7_2: queued again" in slurm.log.read_text()
 
 
+@pytest.mark.parametrize(
+    ("tasks_per_node", "given", "cpus"), [(1, {}, "16"), (2, {}, "none"), (2, {"SLURM_CPUS_PER_TASK": "3"}, "3")]
+)
+def test_one_task_of_a_node_has_all_cpus_of_the_job_there(
+    slurm: Slurm, tasks_per_node: int, given: dict[str, str], cpus: str
+) -> None:
+    slurm.tasks_per_node = tasks_per_node
+    slurm.env = {"SLURM_JOB_CPUS_PER_NODE": "128(x2),16,32(x10)"} | given
+    slurm.starts = [f'echo "${{SRUN_CPUS_PER_TASK:-none}} $*" > {slurm.folder}/seen; exit 0']
+    assert slurm.end() == 0
+    assert (slurm.folder / "seen").read_text().startswith(f"{cpus} --nodes=2 --ntasks={2 * tasks_per_node} ")
+
+
 def test_a_job_that_slurm_does_not_queue_again_says_so(slurm: Slurm) -> None:
     slurm.requeues = 'echo "scontrol: error: Requested operation is presently disabled"; exit 1'
     slurm.starts = ["exit 75"]
@@ -228,14 +247,18 @@ def test_a_job_that_has_no_time_to_save_is_given_up(
     assert (said in slurm.log.read_text()) is (ends == 93)
 
 
-def test_nodes_that_fail_are_left_out_while_there_are_spare_ones(slurm: Slurm) -> None:
+@pytest.mark.parametrize("tasks_per_node", [1, 2])
+def test_nodes_that_fail_are_left_out_while_there_are_spare_ones(slurm: Slurm, tasks_per_node: int) -> None:
+    """Where one task starts all ranks of its node, its exit code is that of the rank that was killed."""
+    slurm.tasks_per_node = tasks_per_node
+    killed = "n2: task 3: Killed" if tasks_per_node == 2 else "n2: task 1: Exited with exit code 137"
     lost = f"""echo '{{
  "exit_code": 76,
  "rank": 2,
  "lost": 2
 }}' > {slurm.folder}/stop.json\n"""
     slurm.starts = [
-        says("n2: task 3: Killed", ENDED_BY_SRUN, code=143),
+        says(killed, ENDED_BY_SRUN, code=143),
         lost + says("n1: task 0: Exited with exit code 76", code=76),
         says("n1: task 0: Exited with exit code 76", code=76),  # the stop.json that is there is no news
         SAVES.format(slurm.folder) + says("n4: task 1: Bus error", code=143),
@@ -272,22 +295,26 @@ def test_shellcheck_has_nothing_to_say(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_what_slurm_is_asked_for(toy: Toy, tmp_path: Path) -> None:
+@pytest.mark.parametrize("tasks", ["node", "rank"])
+def test_what_slurm_is_asked_for(toy: Toy, tmp_path: Path, tasks: str) -> None:
     folder = tmp_path / "a run at 50%"
     words = ["slurm", "render", *toy.settings(folder), *EIGHT, "--gpus-per-node", 4, "--spare-nodes", 1]
+    words += ["--tasks", tasks] * (tasks == "rank")
+    shape = {"node": ["#SBATCH --ntasks-per-node=1", "#SBATCH --gpus-per-node=4", "#SBATCH --cpus-per-task=4"],
+             "rank": ["#SBATCH --ntasks-per-node=4", "#SBATCH --gpus-per-node=4"]}  # fmt: skip
     words += ["--time", "2:00", "--partition", "big", "--account", "us", "--sbatch=--mem=0", "--srun=--cpu-bind=cores"]
     words += ["--env", "NCCL_DEBUG=WARN, please", "--setup", "module load cuda", "--container-image", "lm+24"]
     lines = lmtrain(*words).splitlines()
     assert [line for line in lines if line.startswith("#SBATCH")] == [
-        '#SBATCH --job-name="a run at 50%"', "#SBATCH --nodes=3", "#SBATCH --ntasks-per-node=4",
-        "#SBATCH --gpus-per-node=4", f"#SBATCH --chdir={Path.cwd()}",
+        '#SBATCH --job-name="a run at 50%"', "#SBATCH --nodes=3", *shape[tasks], f"#SBATCH --chdir={Path.cwd()}",
         f'#SBATCH --output="{tmp_path}/a run at 50%%/slurm-%j.out"', "#SBATCH --open-mode=append",
         "#SBATCH --requeue", "#SBATCH --no-kill", "#SBATCH --time=2:00", "#SBATCH --partition=big",
         "#SBATCH --account=us", "#SBATCH --mem=0",
     ]  # fmt: skip
     assert 'export NCCL_DEBUG="WARN, please"' in lines
     assert "module load cuda" in lines
-    assert "nodes=2 tasks=8 spare_nodes=1" in lines
+    assert ("  --nproc-per-node=4" in lines) == (tasks == "node")
+    assert f"nodes=2 tasks={2 if tasks == 'node' else 8} ranks=8 spare_nodes=1" in "\n".join(lines)
     assert "of_srun=(--container-image=lm+24 --cpu-bind=cores)" in lines
     assert "lmtrain=(lmtrain)" in lines
     assert not folder.exists()
@@ -296,9 +323,11 @@ def test_what_slurm_is_asked_for(toy: Toy, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "shape"),
     [
-        (["--tasks-per-node", 4, *EIGHT], "--nodes=2 --ntasks-per-node=4"),
-        (["--tasks-per-node", 16, *EIGHT], "--nodes=1 --ntasks-per-node=8"),
+        (["--tasks-per-node", 4, *EIGHT], "--nodes=2 --ntasks-per-node=1 --cpus-per-task=4"),
+        (["--tasks-per-node", 4, *EIGHT, "--tasks=rank"], "--nodes=2 --ntasks-per-node=4"),
+        (["--tasks-per-node", 16, *EIGHT], "--nodes=1 --ntasks-per-node=1 --cpus-per-task=8"),
         (["--gpus-per-node", 8], "--nodes=1 --ntasks-per-node=1 --gpus-per-node=1"),
+        (["--gpus-per-node", 8, "--sbatch=-c 3"], "--nodes=1 --ntasks-per-node=1 --gpus-per-node=1"),
     ],
 )
 def test_nodes_and_tasks_follow_from_the_layout(toy: Toy, tmp_path: Path, words: list[object], shape: str) -> None:
@@ -308,12 +337,35 @@ def test_nodes_and_tasks_follow_from_the_layout(toy: Toy, tmp_path: Path, words:
 
 
 @pytest.mark.parametrize(
+    ("words", "of_job", "of_step", "all_cpus"),
+    [
+        (["--sbatch=--cpus-per-task=3"], ["--cpus-per-task=12"], "", "''"),
+        (["--srun=-c3"], ["--cpus-per-task=12"], "", "''"),
+        (["--sbatch=-c 3", "--srun=--cpus-per-task=2"], ["--cpus-per-task=12"], "--cpus-per-task=8", "''"),
+        (["--sbatch=--cpus-per-gpu=3"], ["--cpus-per-gpu=3"], "", "''"),
+        (["--sbatch=--exclusive"], ["--cpus-per-task=4", "--exclusive"], "", "yes"),
+        (["--srun=--gpu-bind=none"], ["--cpus-per-task=4"], "--gpu-bind=none", "yes"),
+    ],
+)  # fmt: skip
+def test_cpus_are_those_of_a_rank(
+    toy: Toy, tmp_path: Path, words: list[str], of_job: list[str], of_step: str, all_cpus: str
+) -> None:
+    output = lmtrain("slurm", "render", *toy.settings(tmp_path / "run"), *EIGHT, "--gpus-per-node", 4, *words)
+    asked = [line.removeprefix("#SBATCH ") for line in output.splitlines() if line.startswith("#SBATCH ")]
+    assert [one for one in asked if one.startswith(("--cpus", "-c", "--excl"))] == of_job
+    assert f"of_srun=({of_step})\n" in output
+    assert f"all_cpus={all_cpus}\n" in output
+
+
+@pytest.mark.parametrize(
     ("words", "code", "says"),
     [
         ((), 2, "said once. Give --gpus-per-node N, or --tasks-per-node N"),
         (("--gpus-per-node", 2, "--tasks-per-node", 2), 2, "said once"),
         (("--tasks-per-node", 3, *EIGHT), 78, "--tasks-per-node=3 does not divide the 8 processes of pp 2 x dp_shard "
          "2 x tp 2, zero 1, and nodes are all alike. Use --tasks-per-node=2 on 4 nodes"),
+        (("--gpus-per-node", 2, "--sbatch=--gpus-per-task=1", *TWO), 2, "--gpus-per-task=1 is about a task, and one "
+         "task starts all 2 ranks of its node. Leave it out, or add --tasks rank"),
         (("--gpus-per-node", 2, "--time", "4h"), 2, "--time=4h is not a time limit of Slurm's. Write it as in 90"),
         (("--gpus-per-node", 2, "--time", ""), 2, "is not a time limit of Slurm's"),
         (("--gpus-per-node", 2, "parallel.tp=3"), 78, "parallel.tp=3 does not divide model.num_heads=2"),

@@ -46,8 +46,9 @@ class BatchJob:
     folder: Path
 
     @classmethod
-    def submit(cls, folder: Path, *words: object, tasks_per_node: int = 4) -> BatchJob:
-        said = lmtrain("slurm", "submit", *words, "--tasks-per-node", tasks_per_node, env=ENV)
+    def submit(cls, folder: Path, *words: object, tasks_per_node: int = 4, tasks: str = "node") -> BatchJob:
+        way = [] if tasks == "node" else ["--tasks", tasks]
+        said = lmtrain("slurm", "submit", *words, "--tasks-per-node", tasks_per_node, *way, env=ENV)
         return cls(said.split()[0], folder)
 
     @property
@@ -103,13 +104,21 @@ class BatchJob:
             return [row for row in read_metrics(self.folder / "metrics.jsonl") if row["event"] == "step"]
         return []
 
-    def processes(self, rank: int | None = None) -> list[int]:
-        """Of this job's tasks, or of one of them."""
+    def processes(self, rank: int | None = None, launcher: str | None = None) -> list[int]:
+        """Of this job's tasks and their ranks: all, one rank's, or the launcher's of a node."""
         found = []
-        wanted = {f"SLURM_JOB_ID={self.number}"} | ({f"SLURM_PROCID={rank}"} if rank is not None else set())
         for entry in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
-                words = set((entry / "environ").read_bytes().decode(errors="replace").split("\0"))
-                if wanted <= words and b"pretrain" in (entry / "cmdline").read_bytes():
+                variables = set((entry / "environ").read_bytes().decode(errors="replace").split("\0"))
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                is_task = "-m lmtrain pretrain" in command
+                starts_ranks = is_task and "--nproc-per-node" in command
+                is_wanted = "pretrain" in command
+                if launcher is not None:
+                    is_wanted = starts_ranks and f"SLURMD_NODENAME={launcher}" in variables
+                elif rank is not None:
+                    is_rank_task = is_task and not starts_ranks and f"SLURM_PROCID={rank}" in variables
+                    is_wanted = is_rank_task or command.startswith(f"lmtrain rank {rank} of ")
+                if is_wanted and f"SLURM_JOB_ID={self.number}" in variables:
                     found.append(int(entry.name))
         return found

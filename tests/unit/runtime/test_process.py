@@ -224,7 +224,7 @@ def test_a_launcher_starts_no_launcher() -> None:
     assert ProcessEnv().as_launcher(1) == ProcessEnv()
     four = ProcessEnv().as_launcher(4)
     assert (four.world_size, four.has_peers) == (4, False)
-    with pytest.raises(UsageError, match="--nproc=2 would start processes of processes that slurm has started"):
+    with pytest.raises(UsageError, match=r"processes that slurm has started\. Leave out --nproc, or give --nproc-per"):
         ProcessEnv.detect(SRUN).as_launcher(2)
 
 
