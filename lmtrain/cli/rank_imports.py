@@ -21,8 +21,8 @@ RUN = (  # of any training
     "lmtrain.train.agreement", "lmtrain.train.elastic", "lmtrain.train.loop", "lmtrain.train.setup",
     "lmtrain.train.starts", "hydra", "hydra.initialize", "numpy.random", "typer._adapters",
 )  # fmt: skip
-SHARDED = ("lmtrain.parallel.sharding", "torch._dynamo")
-COMPILED = ("torch._dynamo",)
+# because: torch imports these itself where a pipeline hands gradients over, and where its compiler has to be told
+PIPELINE, COMPILER = "torch.fx.experimental.symbolic_shapes", "torch._dynamo"
 EVALUATION = (
     "lmtrain.cli.main", "lmtrain.cli.evaluate", "lmtrain.cli.eval_session", "lmtrain.cli.eval_steps",
     "lmtrain.cli.subject", "lmtrain.cli.screen", "lmtrain.eval.choice_recipe", "lmtrain.eval.compare",
@@ -37,18 +37,23 @@ EVALUATION = (
 
 def imports_of(config: RunConfig) -> tuple[str, ...]:
     """Return the modules of a training with these settings."""
+    layout, compute = config.parallel.layout, config.compute
     kinds = [type(choice).__module__.removesuffix("_settings") for choice in (config.model, config.optim)]
-    sharded = SHARDED if config.parallel.layout.dp > 1 else ()
-    compiled = COMPILED if config.compute.compile is not False and config.compute.device != "cpu" else ()
-    return (*RUN, *kinds, *sharded, *compiled)
+    sharded = ["lmtrain.parallel.sharding"] * (layout.dp > 1)
+    may_compile = compute.compile is True or (compute.compile == "auto" and compute.device != "cpu")
+    tells_compiler = layout.dp > 1 or compute.deterministic or config.recompute.kind != "none"
+    compiler = [COMPILER] * (may_compile or tells_compiler)
+    return (*RUN, *kinds, *sharded, *[PIPELINE] * (layout.pp > 1), *compiler)
 
 
 def prepare(overrides: Sequence[str], tokenizer: str | None) -> None:
-    """Fill caches that ranks share: the grammar of overrides, the configs that they name, and the tokenizer."""
+    """Fill caches that ranks share: the verb, the grammar of overrides, the configs that they name, the tokenizer."""
+    from lmtrain.cli.verbs import build_verb
     from lmtrain.config.compose import compose
     from lmtrain.tokenizer.base import Tokenizer
     from lmtrain.train.config import RunConfig
 
+    build_verb("pretrain")
     compose(RunConfig, overrides)
     if tokenizer is not None:
         assert Tokenizer.load(Path(tokenizer)).fingerprint

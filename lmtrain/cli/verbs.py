@@ -62,7 +62,7 @@ class _Commands(Mapping[str, Any]):
     """Name -> command, imported when it is asked for."""
 
     def __getitem__(self, name: str) -> Any:
-        return _build(name)
+        return build_verb(name)
 
     def __contains__(self, name: object) -> bool:
         return name in HELP
@@ -75,7 +75,8 @@ class _Commands(Mapping[str, Any]):
 
 
 @cache  # because: a command is changed in place where its help is put in plain words
-def _build(name: str) -> Any:
+def build_verb(name: str) -> Any:
+    """Import a verb and return its command."""
     verb, epilog = _load(name)
     root = typer.Typer(rich_markup_mode="markdown")
     root.callback()(_load)  # because: an app of one command would be that command
