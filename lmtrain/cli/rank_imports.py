@@ -5,15 +5,13 @@ The server that forks the ranks gets these names from launching. A module that i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lmtrain.train.config import RunConfig
 
 COMPANION = "lmtrain.observe.watch.companion:main_of_fork"
-PREPARE = "lmtrain.cli.rank_imports:prepare"
+PREPARE = "lmtrain.cli.rank_caches:prepare"
 RUN = (  # of any training
     "lmtrain.cli.evaluations", "lmtrain.cli.from_run", "lmtrain.cli.main", "lmtrain.cli.pretrain",
     "lmtrain.cli.pretrain_view", "lmtrain.cli.screen", "lmtrain.cli.watching", "lmtrain.config.compose",
@@ -44,16 +42,3 @@ def imports_of(config: RunConfig) -> tuple[str, ...]:
     tells_compiler = layout.dp > 1 or compute.deterministic or config.recompute.kind != "none"
     compiler = [COMPILER] * (may_compile or tells_compiler)
     return (*RUN, *kinds, *sharded, *[PIPELINE] * (layout.pp > 1), *compiler)
-
-
-def prepare(overrides: Sequence[str], tokenizer: str | None) -> None:
-    """Fill caches that ranks share: the verb, the grammar of overrides, the configs that they name, the tokenizer."""
-    from lmtrain.cli.verbs import build_verb
-    from lmtrain.config.compose import compose
-    from lmtrain.tokenizer.base import Tokenizer
-    from lmtrain.train.config import RunConfig
-
-    build_verb("pretrain")
-    compose(RunConfig, overrides)
-    if tokenizer is not None:
-        assert Tokenizer.load(Path(tokenizer)).fingerprint
