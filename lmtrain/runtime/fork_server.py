@@ -19,7 +19,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NoReturn, TextIO
@@ -27,6 +27,7 @@ from typing import NoReturn, TextIO
 from lmtrain.runtime.process import COMPANION, end_now, set_variables
 from lmtrain.runtime.process_title import show_environment, show_title
 
+_program: tuple[str, ...] = ()  # the arguments of the program, with which the server was started too
 MAX_BYTES = 1 << 17  # of a message
 MOST_FDS = 8  # with a message
 _CHILD_DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
@@ -53,7 +54,40 @@ class Request:
 
 def main() -> None:
     """Serve until the launcher closes its end. In a forked process: become what was asked for, and end with it."""
-    control = socket.socket(fileno=int(sys.argv[1]))
+    _serve_or_become(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])
+
+
+def main_of_fork(control: socket.socket, arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    """Do the same in a fork of a launcher that has imported everything itself, as if this process had been started."""
+    try:
+        os.setsid()
+        _give_up_files(control.fileno())
+        for number in signal.valid_signals():
+            if callable(signal.getsignal(number)):
+                usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+                signal.signal(number, usual)
+        set_variables(environment)
+        show_title(" ".join(["lmtrain.runtime.fork_server", *arguments]), "lmtrain server")
+        _serve_or_become(control, arguments)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        os._exit(1)
+    os._exit(0)
+
+
+def _give_up_files(but: int) -> None:
+    """Point all descriptors but the outputs at nothing: they close, and no object that holds one closes another's."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
+        if fd not in (1, 2, but, nowhere):
+            with suppress(OSError):  # because: that of the list is closed by now
+                os.fstat(fd)
+                os.dup2(nowhere, fd, inheritable=fd == 0)
+
+
+def _serve_or_become(control: socket.socket, arguments: Sequence[str]) -> None:
+    global _program
+    _program = tuple(arguments)
     _die_with_parent()
     forked = None
     with suppress(BrokenPipeError, ConnectionResetError):  # because: the launcher has ended, and so does this process
@@ -201,7 +235,7 @@ def become(request: Request, fds: Sequence[int]) -> None:
     sys.stdout = _stream(1, sys.stdout, line_buffering=os.isatty(1))
     sys.stderr = _stream(2, sys.stderr, line_buffering=True)
     path = importlib.import_module(request.module).__file__ or request.module
-    sys.argv = [path, *(_arguments() if request.arguments is None else request.arguments)]
+    sys.argv = [path, *(_program if request.arguments is None else request.arguments)]
     _found(f"{request.module}:main")()
 
 
@@ -233,13 +267,8 @@ def _stream(number: int, like: TextIO, *, line_buffering: bool) -> io.TextIOWrap
     )  # fmt: skip
 
 
-def _arguments() -> list[str]:
-    """Return the arguments of the program, with which the server was started too."""
-    return sys.orig_argv[sys.orig_argv.index("lmtrain.runtime.fork_server") + 2 :]
-
-
 def _with_arguments(title: str) -> str:
-    return " ".join([f"lmtrain {title}:", *_arguments()])
+    return " ".join([f"lmtrain {title}:", *_program])
 
 
 def end_with(run: Callable[[], None]) -> NoReturn:

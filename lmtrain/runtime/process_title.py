@@ -15,6 +15,8 @@ from lmtrain.runtime.process import drop_variable
 # a variable with which a process is started whose forks are to show variables of their own; see `show_environment`
 ROOM = "LMTRAIN_ROOM"
 ROOM_BYTES = 512
+_room: int | None = None  # where it lies in memory, once nothing else is there
+_shown: dict[str, str] = {}  # what stands there
 _ARGUMENTS, _ENVIRONMENT = (45, 46), (47, 48)  # fields of /proc/self/stat behind the name: start and end
 
 
@@ -31,18 +33,19 @@ def show_title(title: str, name: str) -> None:
 def show_environment(variables: Mapping[str, str]) -> None:
     """Let /proc/PID/environ show these variables, where this process has inherited room for them.
 
-    What the process itself reads is os.environ, which this leaves alone but for removing ROOM.
+    What the process itself reads is os.environ, which this leaves alone but for removing ROOM. A fork of a fork shows
+    what its parent was given, too.
     """
-    if not drop_variable(ROOM):  # from here on nothing reads the memory in which it was
-        return
-    start, end = _area(_ENVIRONMENT)
-    held = _read(start, end - start).find(f"\0{ROOM}=".encode()) if end > start else -1
-    if held < 0:
-        return
+    global _room
+    if drop_variable(ROOM):  # from here on nothing reads the memory in which it was
+        start, end = _area(_ENVIRONMENT)
+        held = _read(start, end - start).find(f"\0{ROOM}=".encode()) if end > start else -1
+        _room = start + held + 1 if held >= 0 else None
+    _shown.update(variables)
     size = len(ROOM) + 1 + ROOM_BYTES
-    text = b"\0".join(f"{name}={value}".encode(errors="surrogateescape") for name, value in variables.items())
-    if len(text) <= size:
-        _write(start + held + 1, text.ljust(size, b"\0"))
+    text = b"\0".join(f"{name}={value}".encode(errors="surrogateescape") for name, value in _shown.items())
+    if _room is not None and len(text) <= size:
+        _write(_room, text.ljust(size, b"\0"))
 
 
 def _area(fields: tuple[int, int]) -> tuple[int, int]:

@@ -17,9 +17,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
-from lmtrain.runtime.fork_server import MAX_BYTES, Request
+from lmtrain.runtime.fork_server import MAX_BYTES, Request, fork_problem, main_of_fork
 from lmtrain.runtime.process import forks_wanted
 from lmtrain.runtime.process_title import ROOM, ROOM_BYTES
 from lmtrain.runtime.signals import blocked_stops
@@ -157,10 +157,11 @@ class adopting_orphans:  # because: read as a word, `with adopting_orphans():`
     """Context in which this process becomes the parent of whatever its children leave behind. Linux alone."""
 
     def __enter__(self) -> None:
+        self._did_before = _adopts_orphans()
         _prctl(_ADOPT_ORPHANS, 1, 0, 0, 0)
 
     def __exit__(self, *_: object) -> None:
-        _prctl(_ADOPT_ORPHANS, 0, 0, 0, 0)
+        _prctl(_ADOPT_ORPHANS, int(self._did_before), 0, 0, 0)
 
 
 class _Server:
@@ -168,6 +169,12 @@ class _Server:
 
     def __init__(self, program: Program, environment: Mapping[str, str]) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._stopped_at: float | None = None
+        self._process: subprocess.Popen[bytes] | _Fork
+        if _has_all_of(program, environment):
+            with theirs, blocked_stops():
+                self._process = _Fork(lambda: main_of_fork(theirs, program.arguments, environment))
+            return
         # because: forked processes show their own command line and variables where these were
         words = ["lmtrain.runtime.fork_server", str(theirs.fileno()), *program.arguments]
         with theirs, blocked_stops():
@@ -177,7 +184,6 @@ class _Server:
                 stdout=subprocess.DEVNULL if sys.__stdout__ is None else None,
                 stderr=subprocess.DEVNULL if sys.__stderr__ is None else None,
             )  # fmt: skip
-        self._stopped_at: float | None = None
 
     @property
     def pid(self) -> int:
@@ -247,6 +253,46 @@ class _Server:
                 return dict(json.loads(data))
         self._process.wait()
         raise ServerLostError(_how_ended(self._process.returncode))
+
+
+class _Fork:
+    """A fork of this process, with what is asked of one that is started."""
+
+    def __init__(self, run: Callable[[], NoReturn]) -> None:
+        self.returncode = 0
+        self._has_ended = False
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()  # because: what is held back would be written by both
+        self.pid = os.fork()
+        if self.pid == 0:
+            run()
+
+    def poll(self) -> int | None:
+        return self._wait(os.WNOHANG)
+
+    def wait(self) -> int | None:
+        return self._wait(0)
+
+    def kill(self) -> None:
+        if not self._has_ended:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def _wait(self, how: int) -> int | None:
+        if not self._has_ended and (ended := os.waitpid(self.pid, how))[0]:
+            self.returncode, self._has_ended = os.waitstatus_to_exitcode(ended[1]), True
+        return self.returncode if self._has_ended else None
+
+
+def _has_all_of(program: Program, environment: Mapping[str, str]) -> bool:
+    """Return whether a fork of this process would be like a server that has imported all that the program needs."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    # because: another program that calls the launcher may have files, locks and exit handlers that no rank should have
+    if spec is None or spec.name not in ("lmtrain.__main__", "lmtrain.runtime.fork_server"):
+        return False
+    if not program.imports or not all(name in sys.modules for name in program.imports) or fork_problem():
+        return False
+    torch = sys.modules.get("torch")  # which reads its number of threads once
+    return torch is None or str(torch.get_num_threads()) == environment.get("OMP_NUM_THREADS")
 
 
 def _how_ended(code: int) -> str:

@@ -16,22 +16,26 @@ from pathlib import Path
 import pytest
 
 from lmtrain.cli.main import main
+from tests.cli.forking import forked
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def start(
-    *arguments: object, env: Mapping[str, str] | None = None, output: int = subprocess.PIPE
+    *arguments: object, env: Mapping[str, str] | None = None, output: int = subprocess.PIPE, fresh: bool = False
 ) -> subprocess.Popen[str]:
     """`lmtrain ARGUMENTS` in a process of its own; errors come with the output.
 
+    It is forked from a process that has imported everything; `fresh` starts Python instead, for tests about starting.
     A pipe that nobody reads stops a process that writes for long: give that one `output=subprocess.DEVNULL`.
     """
+    words = [str(word) for word in arguments]
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "200", **(env or {})}
+    if not fresh and (process := forked(words, variables, output)) is not None:
+        return process
     return subprocess.Popen(
-        [sys.executable, "-m", "lmtrain", *map(str, arguments)],
-        stdout=output, stderr=subprocess.STDOUT, text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "200", **(env or {})},
-    )  # fmt: skip
+        [sys.executable, "-m", "lmtrain", *words], stdout=output, stderr=subprocess.STDOUT, text=True, env=variables
+    )
 
 
 def lmtrain(*arguments: object, code: int = 0, env: Mapping[str, str] | None = None) -> str:

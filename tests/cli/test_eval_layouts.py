@@ -142,7 +142,7 @@ def test_a_process_that_fails_ends_all_and_is_heard(checkpoint: Path, text: Path
     lmtrain("reshard", checkpoint, "--to", "pp=2", "--output", cut)
     file = cut / "rank_00001.safetensors"
     damage(file)
-    process = start(*asked(cut, text, "parallel.pp=2", "--nproc", 2))
+    process = start(*asked(cut, text, "parallel.pp=2", "--nproc", 2), fresh=True)
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 65, output
     assert "error: rank 1 of 2 failed with exit code 65" in output

@@ -42,7 +42,7 @@ def unbroken(toy: Toy, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def kill_at_line(toy: Toy, folder: Path, line: int) -> bool:
     """SIGKILL the run after it has printed so many lines of steps; whether it was still running."""
-    process = start("pretrain", *toy.settings(folder, **SETTINGS))
+    process = start("pretrain", *toy.settings(folder, **SETTINGS), fresh=True)
     assert process.stdout is not None
     seen = 0
     for text in process.stdout:

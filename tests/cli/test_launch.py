@@ -38,7 +38,7 @@ def one(toy: Toy, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
 
 
 def run_until_step(toy: Toy, folder: Path, step: int, **settings: object) -> subprocess.Popen[str]:
-    process = start("pretrain", *toy.settings(folder, **settings), "--nproc", 2)
+    process = start("pretrain", *toy.settings(folder, **settings), "--nproc", 2, fresh=True)
     assert process.stdout is not None
     seen = []
     for line in process.stdout:
@@ -53,7 +53,7 @@ def test_two_processes_lose_a_peer_and_go_on_to_the_losses_of_one(toy: Toy, one:
     folder = tmp_path / "run"
     settings = toy.settings(folder, **TWO)
     fault = {"LMTRAIN_FAULT": "kill:point=step:step=9:rank=1", "LMTRAIN_ALLOW_FAULTS": "1"}
-    killed = start("pretrain", *settings, "--nproc", 2, env=fault)
+    killed = start("pretrain", *settings, "--nproc", 2, env=fault, fresh=True)
     output, _ = killed.communicate(timeout=900)
     assert killed.returncode == 76, output
     assert len(re.findall(r"error: rank 1 on \S+ (?:was ended by SIGKILL|ended without a word)", output)) == 1
@@ -92,7 +92,7 @@ def test_a_stop_before_the_ranks_are_there_is_written_down(
 ) -> None:
     """While the server imports, when the run has no folder yet."""
     folder = tmp_path / "run"
-    process = start("pretrain", *toy.settings(folder, **TWO), "--nproc", 2)
+    process = start("pretrain", *toy.settings(folder, **TWO), "--nproc", 2, fresh=True)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     while process.poll() is None and not children.read_text():
         time.sleep(0.005)

@@ -242,7 +242,7 @@ def test_a_stop_that_comes_of_a_loss_is_that_loss(toy: Toy, tmp_path: Path) -> N
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="no /proc")
 def test_a_launcher_that_is_killed_leaves_nobody(toy: Toy, tmp_path: Path) -> None:
     """Not even a rank that stands still."""
-    process = start("pretrain", *toy.settings(tmp_path / "run", **TWO, train__steps=500), "--nproc", 2)
+    process = start("pretrain", *toy.settings(tmp_path / "run", **TWO, train__steps=500), "--nproc", 2, fresh=True)
     assert process.stdout is not None
     assert any(line.startswith("step   2/") for line in process.stdout)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()

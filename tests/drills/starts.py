@@ -181,7 +181,10 @@ def _strike(process: Broken, blow: Blow, usual_s: float, num: int, ports: set[in
         pid: int | None = process.process.pid if process.process.poll() is None else None
     else:
         title = {"server": "fork_server", "rank": f"lmtrain rank {num - 1} "}
-        pid = _titled(process.mark, title.get(blow.target, f"lmtrain {blow.target}"))
+        wanted = title.get(blow.target, f"lmtrain {blow.target}")
+        if isinstance(blow.moment, float):
+            _until(process, lambda: _titled(process.mark, wanted) is not None, timeout_s=5.0)
+        pid = _titled(process.mark, wanted)
     if pid is None:
         return []
     first, _, second = blow.action.partition(" ")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.harness import ROOT, Toy
-from tests.drills import day, hangs, injections
+from tests.drills import day, hangs, injections, starts
 from tests.drills.broken import LAYOUTS, Options, World
 
 
@@ -75,6 +75,27 @@ def test_two_injections_into_one_run(options: Options) -> None:
     other["steps"][-1][1] += 1e-6
     (options.folder / "unbroken one.json").write_text(json.dumps(other))
     row = injections.broken_run(dataclasses.replace(options), 2, "one", injected[:1])
+    assert row["wrong"] == ["steps differ from those of an unbroken run"]
+
+
+def test_starts_are_struck_at_every_process_and_the_same_for_a_seed() -> None:
+    assert starts.cases(3, 80) == starts.cases(3, 80)
+    blows = [blow for _, found in starts.cases(1, 80) for blow in found]
+    assert {blow.target for blow in blows} == set(starts.TARGETS)
+    asked = [blow for blow in blows if blow.action in starts.STOPS]
+    assert len({blow.moment for blow in asked if isinstance(blow.moment, float)}) >= starts.NUM_MOMENTS
+
+
+@pytest.mark.slow
+def test_a_start_that_loses_its_server(options: Options, tmp_path: Path) -> None:
+    options = dataclasses.replace(options, folder=tmp_path)
+    row = starts.struck_start(options, 0, "tp2", [starts.Blow("server", "KILL", "guardian")])
+    assert (row["wrong"], row["sent"], row["code"]) == ([], ["KILL to server"], 0)
+    other = starts.unbroken(options, "tp2")
+    other["steps"][-1][1] += 1e-6
+    (tmp_path / "unbroken tp2.json").write_text(json.dumps(other))
+    row = starts.struck_start(options, 1, "tp2", [starts.Blow("launcher", "TERM", "server")])
+    assert row["code"] == 75
     assert row["wrong"] == ["steps differ from those of an unbroken run"]
 
 

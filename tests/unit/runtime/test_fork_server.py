@@ -178,3 +178,67 @@ def test_a_server_whose_launcher_is_gone_ends_in_silence() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+# a launcher that is a fork itself, with everything imported: handlers, a lock and a pipe of its own are not for ranks
+FORKED_LAUNCHER = f"""
+import fcntl, os, select, signal, sys, types
+from pathlib import Path
+from lmtrain.runtime.process import NodeRanks
+from lmtrain.runtime.rank_starter import Program, RankStarter
+from tests.unit.runtime.starting import Place
+folder, fork = Path(sys.argv[0]).parent, os.environ["LMTRAIN_FORK"]
+sys.modules["__main__"].__spec__ = types.SimpleNamespace(name="lmtrain.runtime.fork_server")
+if os.environ.get("STRANGER"):
+    sys.modules["__main__"].__spec__ = types.SimpleNamespace(name="another.program")
+signal.signal(signal.SIGTERM, lambda *_: None)
+signal.signal(signal.SIGINT, lambda *_: None)
+signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+lock = open(folder / "lock", "w")
+fcntl.flock(lock, fcntl.LOCK_EX)
+reads, writes = os.pipe()
+place = Place(folder)
+with place.starter(Program([str(folder / "inner.py"), "word"], module={MODULE!r}, imports=["json"])) as starter:
+    starter.open()
+    server = starter._server
+    print(Path(f"/proc/{{server.pid}}/cmdline").read_bytes().split(b"\\0")[0].decode() if server else None)
+    assert server is None or os.getsid(server.pid) == server.pid
+    os.close(writes)
+    assert select.select([reads], [], [], 20)[0], "the server holds a pipe of the launcher"
+    lock.close()
+    with open(folder / "lock") as again:
+        fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    code, output, errors = place.run(starter, {{"RANK": "5"}})
+    print(output, end="")
+    print(code, errors, place.said, place.explained)
+"""
+
+
+def run_forked_launcher(tmp_path: Path, **variables: str) -> list[str]:
+    (tmp_path / "inner.py").write_text(FACTS)
+    place = Place(tmp_path)
+    program = place.program(FORKED_LAUNCHER, imported="import json, numpy, tests.unit.runtime.starting")
+    with place.starter(program) as starter:
+        code, output, errors = place.run(starter, {"LMTRAIN_FORK": "1"} | variables)
+    assert (code, errors, place.explained) == (0, "", [])
+    return output.splitlines()
+
+
+def test_a_launcher_that_has_imported_everything_forks_the_server_from_itself(tmp_path: Path) -> None:
+    server, facts, end = run_forked_launcher(tmp_path)
+    assert server.startswith(f"lmtrain.runtime.fork_server {tmp_path}")
+    assert end == "0  [] []"
+    _, wanted, end = run_forked_launcher(tmp_path, LMTRAIN_FORK="0")
+    assert end == "0  [] ['LMTRAIN_FORK=0 asks for it']"
+    found, started = (json.loads(text.removeprefix("held ")) for text in (facts, wanted))
+    for of in (found, started):
+        of.pop("fds")  # because: descriptors of the launcher lead nowhere in its forks
+        of["environ"].pop("LMTRAIN_FORK")
+        of["environ"].pop("LC_CTYPE", None)
+    assert found == started
+
+
+def test_another_program_that_calls_the_launcher_is_not_forked(tmp_path: Path) -> None:
+    server, _, end = run_forked_launcher(tmp_path, STRANGER="1")
+    assert server == sys.executable
+    assert end == "0  [] []"

@@ -1,0 +1,50 @@
+"""What `start` gives is `python -m lmtrain`, though it is forked: output, exit codes, signals and the environment."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cli.forking import Forked
+from tests.cli.harness import start
+
+
+@pytest.mark.parametrize("words", [["--version"], ["pretrain", "optim.lrr=1"], ["eval", "nowhere"]])
+def test_a_fork_says_and_ends_with_what_a_process_of_its_own_does(words: list[str]) -> None:
+    found = []
+    for fresh in (False, True):
+        process = start(*words, fresh=fresh)
+        assert isinstance(process, Forked) is not fresh
+        found.append((process.communicate(timeout=120), process.returncode))
+    assert found[0] == found[1]
+
+
+def test_a_signal_ends_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "text.txt")
+    process = start("preprocess", tmp_path / "text.txt", "--tokenizer", "bytes", "--output", tmp_path / "data")
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.3)
+    assert process.poll() is None
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("name", ["PYTHONHASHSEED", "OMP_NUM_THREADS", "TMPDIR"])
+def test_what_is_read_before_the_command_starts_needs_a_process_of_its_own(name: str, tmp_path: Path) -> None:
+    value = {"PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "2", "TMPDIR": str(tmp_path)}[name]
+    with start("--version", env={name: value}) as process:
+        assert not isinstance(process, Forked)
+        process.communicate(timeout=60)
+
+
+def test_another_folder_needs_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start("--version").communicate(timeout=60)
+    monkeypatch.chdir(tmp_path)
+    with start("--version", env={"PYTHONPATH": str(Path(__file__).parents[2])}) as process:
+        assert not isinstance(process, Forked)
+        process.communicate(timeout=60)
