@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.forking import Forked
-from tests.cli.harness import start
+from tests.cli.harness import Toy, start
 
 
 @pytest.mark.parametrize("words", [["--version"], ["pretrain", "optim.lrr=1"], ["eval", "nowhere"]])
@@ -23,9 +22,9 @@ def test_a_fork_says_and_ends_with_what_a_process_of_its_own_does(words: list[st
     assert found[0] == found[1]
 
 
-def test_a_signal_ends_it(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "text.txt")
-    process = start("preprocess", tmp_path / "text.txt", "--tokenizer", "bytes", "--output", tmp_path / "data")
+def test_a_signal_ends_it(toy: Toy, tmp_path: Path) -> None:
+    fault = {"LMTRAIN_FAULT": "stop:point=start.imports", "LMTRAIN_ALLOW_FAULTS": "1"}
+    process = start("pretrain", *toy.settings(tmp_path / "run"), env=fault)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.3)
     assert process.poll() is None
