@@ -1,0 +1,95 @@
+"""What stop.json says where several nodes write it, as nodes of Slurm do: the first reason stays."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import typer
+
+from lmtrain.cli.ending import reasons_kept, stoppable
+from lmtrain.cli.launching import run_attempts
+from lmtrain.config.compose import compose
+from lmtrain.errors import StoppedEarly
+from lmtrain.runtime.launch import Outcome
+from lmtrain.runtime.process import ProcessEnv
+from lmtrain.runtime.signals import Stopped
+from lmtrain.train.config import RunConfig
+from lmtrain.train.stop_file import STOP
+
+RANK_0 = ProcessEnv(0, 4, 0, "slurm", "n1", is_child=True)
+SECOND_NODE = ProcessEnv(2, 4, 0, "slurm", "n2", local_world_size=2, num_ranks=2)
+KILLED = Outcome(76, 3, "rank 3 on n2 was ended by SIGKILL, and the run with it.", signal=9)
+OTHERS = {"cause": "the disk of n1 is full", "exit_code": 74}
+EARLIER = {"cause": "done", "exit_code": 0}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> RunConfig:
+    config = compose(RunConfig, ["data.path=x"])
+    return dataclasses.replace(config, run=dataclasses.replace(config.run, dir=str(tmp_path)))
+
+
+def write(folder: Path, facts: dict[str, Any]) -> None:
+    (folder / STOP).write_text(json.dumps(facts))
+
+
+def cause(folder: Path) -> Any:
+    return json.loads((folder / STOP).read_text())["cause"]
+
+
+@pytest.mark.parametrize(
+    ("before", "meanwhile", "then"),
+    [(None, None, KILLED.cause), (EARLIER, None, KILLED.cause), (EARLIER, OTHERS, OTHERS["cause"])],
+)
+def test_another_nodes_launcher_writes_what_nobody_has_written(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: Any, meanwhile: Any, then: str
+) -> None:
+    def launch(*_: object, **__: object) -> Outcome:
+        if meanwhile is not None:
+            write(tmp_path, meanwhile)
+        return KILLED
+
+    monkeypatch.setattr("lmtrain.runtime.launch.launch", launch)
+    monkeypatch.setattr("lmtrain.runtime.signals.ignore_stops", lambda: None)  # because: of this process, which goes on
+    if before is not None:
+        write(tmp_path, before)
+    inputs: Any = SimpleNamespace(resume_from=None, tokenizer=SimpleNamespace(source="t"))
+    with pytest.raises(typer.Exit) as end:
+        run_attempts(["pretrain"], [], config, inputs, SECOND_NODE, None)
+    assert end.value.exit_code == 137
+    assert cause(tmp_path) == then
+
+
+def stop_in_start(config: RunConfig, meanwhile: Callable[[], None]) -> None:
+    """End as rank 0 that is asked to stop before it has met its peers."""
+    with stoppable(config, RANK_0, None):
+        meanwhile()
+        raise Stopped("SIGTERM")
+
+
+def leave_with_peer(config: RunConfig, meanwhile: Callable[[], None]) -> None:
+    """End as rank 0 that is told of a peer which was asked to stop."""
+    with suppress(StoppedEarly), reasons_kept(config, RANK_0):
+        meanwhile()
+        raise StoppedEarly("No process begins, because rank 2 on n2 was asked to stop: SIGTERM")
+
+
+@pytest.mark.parametrize("end", [stop_in_start, leave_with_peer])
+@pytest.mark.parametrize("is_written", [True, False])
+def test_rank_0_that_is_asked_to_stop_leaves_the_reason_of_another_node(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: Any, is_written: bool
+) -> None:
+    """srun asks all tasks to stop once one of them has failed."""
+    for name in ("end_now", "ignore_stops"):
+        monkeypatch.setattr(f"lmtrain.cli.ending.{name}", lambda *_: None)
+    write(tmp_path, EARLIER)
+    end(config, lambda: write(tmp_path, OTHERS) if is_written else None)
+    assert (cause(tmp_path) == OTHERS["cause"]) == is_written
+    assert cause(tmp_path) != EARLIER["cause"]
