@@ -284,8 +284,9 @@ def full_table(options: Options) -> dict[str, Any]:
         # because: a rank that gets no thread from the system may be ended by torch, and says so in torch's words
         silent = done.returncode != 0 and "rror: " not in output
         wrong += [f"{most} processes: no message: {output[-1500:]}"] * silent
-        ours = re.search(r"Traceback[^\0]*runtime/(fork_server|rank_starter|launch|speakers)\.py", output)
-        wrong += [f"{most} processes: a traceback: {output[-3000:]}"] * (ours is not None)
+        # because: what a rank itself cannot start is an error of the rank; the launcher and the server must not fail so
+        ours = "Traceback" in output and re.search(r"in (launch|serve|fork_for_launcher|_fork_helper)\n", output)
+        wrong += [f"{most} processes: a traceback: {output[-3000:]}"] * bool(ours)
         shutil.rmtree(place)
     return {"wrong": wrong, "codes": codes}
 
