@@ -100,7 +100,7 @@ def words(options: Options, layout: str, folder: Path) -> list[str]:
         layout, folder, parallel__timeout_s=LIMIT_S, eval__tasks="[]", eval__interval_steps=0,
         train__valid_interval_steps=0, checkpoint__interval_steps=5,
     )  # fmt: skip
-    return [*asked, "--max-restarts=0", "--nproc=1"] if LAYOUTS[layout][0] == 1 else asked
+    return [*asked, "--max-restarts=1"] if LAYOUTS[layout][0] == 1 else asked
 
 
 def unbroken(options: Options, layout: str) -> dict[str, Any]:
