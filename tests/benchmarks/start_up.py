@@ -47,7 +47,10 @@ def cost(root: Path, words: list[str], *, look: bool = False) -> Cost:
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
     env.pop("PYTHONDONTWRITEBYTECODE", None)
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    process = subprocess.Popen([sys.executable, *words], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, *words], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        cwd=root,  # because: Python looks there before PYTHONPATH
+    )  # fmt: skip
     peak = _Peak(process.pid) if look else None
     _, said = process.communicate()
     wall_s = time.perf_counter() - began
