@@ -77,12 +77,21 @@ def _no_settings(tree: dict[str, Any]) -> Iterator[str]:
         yield f"holds half a character (U+{ord(half[0]):04X})"
 
 
+_kept: dict[tuple[tuple[str, ...], Path | None, str], RunConfig] = {}
+
+
+def keep_composed(overrides: Sequence[str], *, config_dir: Path | None, name: str) -> None:
+    """Compose these settings now: whoever asks for them again, in this process or a fork, gets what was read then."""
+    _kept[tuple(overrides), config_dir, name] = compose(RunConfig, overrides, config_dir=config_dir, name=name)
+
+
 def compose_run(
     overrides: Sequence[str], *, from_run: Path | None, config_dir: Path | None, name: str
 ) -> RunConfig:
     """The settings of a run: from conf/NAME.yaml, or from another run, of which another run.dir makes a branch."""
     if from_run is None:
-        return compose(RunConfig, overrides, config_dir=config_dir, name=name)
+        asked = (tuple(overrides), config_dir, name)
+        return _kept[asked] if asked in _kept else compose(RunConfig, overrides, config_dir=config_dir, name=name)
     if name != "pretrain":
         raise UsageError(f"--from-run={from_run} takes the place of --config-name={name}. Leave one of them out.")
     source = Source.find(from_run)

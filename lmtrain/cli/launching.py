@@ -6,11 +6,11 @@ Called by pretrain and eval. Torch is imported only where a refused process has 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -103,11 +103,12 @@ def run_processes(arguments: Sequence[str], env: ProcessEnv) -> None:
 
 
 def run_attempts(
-    arguments: Sequence[str], overrides: Sequence[str], config: RunConfig, inputs: Inputs, env: ProcessEnv,
-    max_restarts: int | None,
+    arguments: Sequence[str], config: RunConfig, inputs: Inputs, env: ProcessEnv, max_restarts: int | None,
+    composed: Mapping[str, Any],
 ) -> None:  # fmt: skip
     """Run a training in several processes; one that is lost goes on from its newest checkpoint, if it may.
 
+    `composed` is what the settings are composed of, if that can be done once for all ranks (rank_caches.prepare).
     Under srun each node has such a launcher. What all of them would say alike, that of rank 0 says.
     """
     from lmtrain.cli.rank_imports import COMPANION, PREPARE, imports_of
@@ -143,10 +144,8 @@ def run_attempts(
     with told_to_peers(env):
         if env.rank == 0:
             Starts.at(config, inputs, inputs.resume_from).refuse(config)
-    shared = {"overrides": list(overrides), "tokenizer": inputs.tokenizer.source}
-    program = Program(
-        [*arguments, *overrides], imports=imports_of(config), prepare=(PREPARE, shared), helper=COMPANION
-    )
+    shared = {"tokenizer": inputs.tokenizer.source, **composed}
+    program = Program(arguments, imports=imports_of(config), prepare=(PREPARE, shared), helper=COMPANION)
     outcome = launch(
         program, _ranks(env), max_restarts=max_restarts or 0, restarting=again, say=tell, explain=_explain
     )

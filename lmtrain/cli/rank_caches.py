@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 
-def prepare(overrides: Sequence[str], tokenizer: str | None) -> None:
-    """Fill caches that ranks share: the verb, the grammar of overrides, the configs that they name, the tokenizer."""
+def prepare(tokenizer: str, overrides: Sequence[str] | None, config_dir: str | None, config_name: str) -> None:
+    """Build the verb, read the tokenizer and, where overrides are given, compose the settings: once for all ranks."""
+    from lmtrain.cli.from_run import keep_composed
     from lmtrain.cli.verbs import build_verb
-    from lmtrain.config.compose import compose
     from lmtrain.tokenizer.base import Tokenizer
-    from lmtrain.train.config import RunConfig
 
     build_verb("pretrain")
-    compose(RunConfig, overrides)
-    if tokenizer is not None:
-        assert Tokenizer.load(Path(tokenizer)).fingerprint
+    assert Tokenizer.load(Path(tokenizer)).fingerprint
+    if overrides is not None:
+        keep_composed(overrides, config_dir=Path(config_dir) if config_dir else None, name=config_name)

@@ -98,6 +98,7 @@ def _serve_or_become(control: socket.socket, arguments: Sequence[str]) -> None:
 
 def serve(control: socket.socket) -> Callable[[], None] | None:
     """Import, report, and fork for each message. Returns in the server None, in a forked process what it runs."""
+    gc.disable()  # because: looking over and over at what is imported takes a tenth of a second and finds nothing
     asked = json.loads(control.recv(MAX_BYTES) or b"{}")
     problem = import_all(asked.get("imports", ()))
     if problem is None and asked.get("prepare") is not None:
@@ -106,7 +107,6 @@ def serve(control: socket.socket) -> Callable[[], None] | None:
             _found(function)(**arguments)
     problem = problem or fork_problem()
     control.send(json.dumps({"problem": problem}).encode())
-    gc.collect()
     gc.freeze()  # because: a collection in a forked process would write to each page that it shares
     while True:
         data, fds, _, _ = socket.recv_fds(control, MAX_BYTES, MOST_FDS)
@@ -231,6 +231,7 @@ def become(request: Request, fds: Sequence[int]) -> None:
         with suppress(OSError):  # because: a process without its helper starts one by itself, or says why it cannot
             set_variables({COMPANION: _fork_helper(*request.helper, keep=kept)})
     show_environment(variables)
+    gc.enable()
     _reseed()
     sys.stdout = _stream(1, sys.stdout, line_buffering=os.isatty(1))
     sys.stderr = _stream(2, sys.stderr, line_buffering=True)
