@@ -6,11 +6,11 @@ Called by pretrain and eval. Torch is imported only where a refused process has 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -104,11 +104,12 @@ def run_processes(arguments: Sequence[str], env: ProcessEnv) -> None:
 
 def run_attempts(
     arguments: Sequence[str], config: RunConfig, inputs: Inputs, env: ProcessEnv, max_restarts: int | None,
-    composed: Mapping[str, Any],
+    composed: tuple[Sequence[str], Path | None, str] | None,
 ) -> None:  # fmt: skip
     """Run a training in several processes; one that is lost goes on from its newest checkpoint, if it may.
 
-    `composed` is what the settings are composed of, if that can be done once for all ranks (rank_caches.prepare).
+    `composed` is what the settings are composed of, where one process can do that for all ranks: overrides, a folder of
+    configs and a root config. A plugin's kinds are known to the ranks alone, and another run may change meanwhile.
     Under srun each node has such a launcher. What all of them would say alike, that of rank 0 says.
     """
     from lmtrain.cli.rank_imports import COMPANION, PREPARE, imports_of
@@ -144,7 +145,9 @@ def run_attempts(
     with told_to_peers(env):
         if env.rank == 0:
             Starts.at(config, inputs, inputs.resume_from).refuse(config)
-    shared = {"tokenizer": inputs.tokenizer.source, **composed}
+    overrides, config_dir, config_name = composed or (None, None, "")
+    shared = {"tokenizer": inputs.tokenizer.source, "overrides": overrides and list(overrides)}
+    shared |= {"config_dir": config_dir and str(config_dir), "config_name": config_name}
     program = Program(arguments, imports=imports_of(config), prepare=(PREPARE, shared), helper=COMPANION)
     outcome = launch(
         program, _ranks(env), max_restarts=max_restarts or 0, restarting=again, say=tell, explain=_explain

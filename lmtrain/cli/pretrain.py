@@ -84,13 +84,8 @@ def pretrain(
             inputs, planned = plan(config, preflight(config, env))
         if processes.are_started:
             set_env_default(BEGAN, repr(stop.began_s))
-            # because: a plugin's kinds are known to the ranks alone, and another run may change between two starts
-            composed = {
-                "overrides": None if plugin or from_run else overrides,
-                "config_dir": str(config_dir) if config_dir else None, "config_name": config_name,
-            }  # fmt: skip
-            arguments = ["pretrain", *flags, *overrides]
-            return launching.run_attempts(arguments, config, inputs, env, max_restarts, composed)
+            once = None if plugin or from_run else (overrides, config_dir, config_name)
+            return launching.run_attempts(["pretrain", *flags, *overrides], config, inputs, env, max_restarts, once)
         from lmtrain.cli.screen import Screen
 
         console = Screen(stderr=as_json, quiet=env.rank > 0)

@@ -62,7 +62,7 @@ def test_another_nodes_launcher_writes_what_nobody_has_written(
         write(tmp_path, before)
     inputs: Any = SimpleNamespace(resume_from=None, tokenizer=SimpleNamespace(source="t"))
     with pytest.raises(typer.Exit) as end:
-        run_attempts(["pretrain"], config, inputs, SECOND_NODE, None, {})
+        run_attempts(["pretrain"], config, inputs, SECOND_NODE, None, None)
     assert end.value.exit_code == 137
     assert cause(tmp_path) == then
 

@@ -53,3 +53,16 @@ class Place:
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             read = [os.pread(file.fileno(), 1 << 20, 0).decode() for file in (output, errors)]
         return code, read[0], read[1]
+
+
+def children() -> list[int]:
+    """Return the living children of this process; those that have ended and that nobody has waited for are none."""
+    text = "".join(path.read_text() for path in Path("/proc/self/task").glob("*/children"))
+    return [pid for pid in map(int, text.split()) if not _has_ended(pid)]
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True

@@ -24,6 +24,7 @@ from lmtrain.runtime.launch import Outcome
 from lmtrain.runtime.process import NodeRanks
 from lmtrain.runtime.rank_starter import Program
 from tests.marks import wide
+from tests.unit.runtime.starting import children
 
 # what every child begins with; `wait()` blocks until something ends it
 HEAD = """
@@ -374,7 +375,7 @@ def test_a_thread_that_cannot_be_started_is_an_error_of_the_system(monkeypatch: 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     with pytest.raises(BlockingIOError):
         launch(child("wait()"), 1)
-    assert not Path(f"/proc/self/task/{os.getpid()}/children").read_text()
+    assert children() == []
 
 
 def test_handlers_are_put_back() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from lmtrain.runtime import rank_starter
 from lmtrain.runtime.rank_starter import Program, RankStarter, StartCancelledError, adopting_orphans
-from tests.unit.runtime.starting import MODULE, Place
+from tests.unit.runtime.starting import MODULE, Place, children
 
 ANOTHER = "Another one starts where it is needed."
 
@@ -28,11 +28,6 @@ def place(tmp_path: Path) -> Place:
 def server_of(starter: RankStarter) -> int:
     assert starter._server is not None
     return starter._server.pid
-
-
-def children() -> list[int]:
-    text = "".join(path.read_text() for path in Path("/proc/self/task").glob("*/children"))
-    return [int(word) for word in text.split()]
 
 
 def test_a_server_that_was_killed_is_named_and_replaced(place: Place) -> None:
