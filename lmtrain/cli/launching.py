@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -145,9 +145,10 @@ def run_attempts(
     with told_to_peers(env):
         if env.rank == 0:
             Starts.at(config, inputs, inputs.resume_from).refuse(config)
-    overrides, config_dir, config_name = composed or (None, None, "")
-    shared = {"tokenizer": inputs.tokenizer.source, "overrides": overrides and list(overrides)}
-    shared |= {"config_dir": config_dir and str(config_dir), "config_name": config_name}
+    shared: dict[str, Any] = {"tokenizer": inputs.tokenizer.source, "overrides": None}
+    if composed is not None:
+        overrides, config_dir, config_name = composed
+        shared |= {"overrides": list(overrides), "config_dir": config_dir and str(config_dir), "config_name": config_name}
     program = Program(arguments, imports=imports_of(config), prepare=(PREPARE, shared), helper=COMPANION)
     outcome = launch(
         program, _ranks(env), max_restarts=max_restarts or 0, restarting=again, say=tell, explain=_explain

@@ -49,8 +49,7 @@ def pretrain(
     env, overrides = launching.this_process(processes), list(overrides or [])
     flags = ["--config-name", config_name, *(["--config-dir", str(config_dir)] if config_dir else [])]
     flags += [f"--from-run={from_run}"] * (from_run is not None) + [f"--plugin={name}" for name in plugin or ()]
-    # because: main has taken --debug out
-    flags += ["--json"] * as_json + ["--elastic"] * elastic + ["--debug"] * ("--debug" in sys.argv)
+    flags += ["--json"] * as_json + ["--elastic"] * elastic + ["--debug"] * ("--debug" in sys.argv)  # main took it out
     if dry_run or print_config:
         give_back()
     if multirun:

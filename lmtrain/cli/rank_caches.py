@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 
-def prepare(tokenizer: str, overrides: Sequence[str] | None, config_dir: str | None, config_name: str) -> None:
+def prepare(
+    tokenizer: str, overrides: Sequence[str] | None, config_dir: str | None = None, config_name: str = ""
+) -> None:
     """Build the verb, read the tokenizer and, where overrides are given, compose the settings: once for all ranks."""
     from lmtrain.cli.from_run import keep_composed
     from lmtrain.cli.verbs import build_verb
