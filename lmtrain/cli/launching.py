@@ -148,7 +148,8 @@ def run_attempts(
     shared: dict[str, Any] = {"tokenizer": inputs.tokenizer.source, "overrides": None}
     if composed is not None:
         overrides, config_dir, config_name = composed
-        shared |= {"overrides": list(overrides), "config_dir": config_dir and str(config_dir), "config_name": config_name}
+        shared |= {"overrides": list(overrides), "config_name": config_name}
+        shared |= {"config_dir": config_dir and str(config_dir)}
     program = Program(arguments, imports=imports_of(config), prepare=(PREPARE, shared), helper=COMPANION)
     outcome = launch(
         program, _ranks(env), max_restarts=max_restarts or 0, restarting=again, say=tell, explain=_explain
