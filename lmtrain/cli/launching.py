@@ -49,12 +49,12 @@ class Processes:
 
     @property
     def count(self) -> int | None:
-        """How many to start on this node."""
+        """The number of processes to start on this node."""
         return self.nproc or self.nproc_per_node
 
     @property
     def are_started(self) -> bool:
-        """Whether the work is done in processes of its own, as also by one that may be lost and start again."""
+        """Whether the work is done in processes of its own: several, or one that may be lost and start again."""
         return (self.count or 1) > 1 or bool(self.max_restarts)
 
     @property
@@ -185,7 +185,7 @@ def _end(outcome: Outcome, env: ProcessEnv, *, said: bool = False) -> None:
 
 
 def laid_out(config: RunConfig, words: Sequence[str], env: ProcessEnv, *, elastic: bool) -> RunConfig:
-    """The settings for as many processes as there are, where the command leaves that open; and what was done, once.
+    """Return the settings for as many processes as there are, where the command leaves that open; say what was done.
 
     `words` are what the command line sets. The launcher says it, if it is ours.
     """

@@ -33,7 +33,7 @@ app = typer.Typer(no_args_is_help=True)
 
 
 class Tasks(StrEnum):
-    """What srun starts: a launcher on each node, or each rank."""
+    """The tasks that srun starts: one launcher on each node, or one task for each rank."""
 
     NODE = "node"
     RANK = "rank"

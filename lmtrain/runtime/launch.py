@@ -186,7 +186,7 @@ class _Stops:
 
 @dataclass
 class _Job:
-    """One start of all processes."""
+    """One start of all ranks of this launcher."""
 
     program: Program
     ranks: NodeRanks
@@ -243,7 +243,7 @@ class _Job:
             os.kill(pid, number)
 
     def _start(self, parent_lives: int, num_restarts: int) -> None:
-        """All of them; the store's socket listens before any of them runs, so that its port cannot be taken."""
+        """Start all ranks; the store's socket listens before any of them runs, so that its port cannot be taken."""
         with (
             socket.create_server(("127.0.0.1", 0), backlog=self.num) as store,
             open(os.devnull, "wb") as nowhere,
@@ -341,7 +341,7 @@ class _Job:
         return failed, killed
 
     def _kill(self, ranks: Sequence[int] | set[int]) -> None:
-        """With all that they have started; one that stands still too."""
+        """Kill these ranks with all that they have started, also where they stand still."""
         for rank in ranks:
             _kill_group(self.pids[rank])
 

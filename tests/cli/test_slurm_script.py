@@ -249,7 +249,7 @@ def test_a_job_that_has_no_time_to_save_is_given_up(
 
 @pytest.mark.parametrize("tasks_per_node", [1, 2])
 def test_nodes_that_fail_are_left_out_while_there_are_spare_ones(slurm: Slurm, tasks_per_node: int) -> None:
-    """Where one task starts all ranks of its node, its exit code is that of the rank that was killed."""
+    """A task that starts all ranks of its node ends with the exit code of the rank that was killed."""
     slurm.tasks_per_node = tasks_per_node
     killed = "n2: task 3: Killed" if tasks_per_node == 2 else "n2: task 1: Exited with exit code 137"
     lost = f"""echo '{{

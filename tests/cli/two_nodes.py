@@ -105,7 +105,7 @@ class BatchJob:
         return []
 
     def processes(self, rank: int | None = None, launcher: str | None = None) -> list[int]:
-        """Of this job's tasks and their ranks: all, one rank's, or the launcher's of a node."""
+        """Process ids of this job's tasks and ranks: all of them, of one rank, or of the launcher of a node."""
         found = []
         for entry in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):

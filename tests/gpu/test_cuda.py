@@ -35,7 +35,7 @@ def test_a_resumed_run_equals_an_unbroken_one(toy: Toy, tmp_path: Path) -> None:
 
 
 def test_a_rank_that_was_forked_computes_as_one_that_was_started(toy: Toy, tmp_path: Path) -> None:
-    """What the server imports must leave CUDA alone: a driver that was asked before a fork is of no use after it."""
+    """Imports of the server must not touch CUDA: a driver that was asked before a fork cannot be used after it."""
     found = []
     for fork in ("1", "0"):
         folder = tmp_path / fork

@@ -198,7 +198,7 @@ def test_children_of_our_own_launcher() -> None:
 
 
 def test_a_launcher_on_each_node_of_a_slurm_step() -> None:
-    """Its ranks meet as tasks of srun would, and each takes the GPU of its place on the node."""
+    """Ranks of such a launcher meet as tasks of srun do, and each takes the GPU with its place on the node."""
     task = SRUN | {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_TASKS_PER_NODE": "1(x3)"}
     task |= {"SLURM_NODEID": "1", "SLURM_LOCALID": "0", "SLURM_GPUS_PER_TASK": "8", "SLURM_RESTART_COUNT": "2"}
     first = ProcessEnv.detect(task).as_launcher(8, "--nproc-per-node")
