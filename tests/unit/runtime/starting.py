@@ -23,6 +23,11 @@ class Place:
     folder: Path
     said: list[str] = field(default_factory=list)
     explained: list[str] = field(default_factory=list)
+    others: list[int] = field(default_factory=lambda: children())  # processes of other tests
+
+    def children(self) -> list[int]:
+        """Return the living children of this process that this test has started."""
+        return [pid for pid in children() if pid not in self.others]
 
     def program(self, body: str, *, imported: str | None = None) -> Program:
         """Return a program that runs `body`; the server imports a module with the text `imported` before it forks."""
