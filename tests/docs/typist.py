@@ -112,7 +112,7 @@ class Typist:
 
     def _dry_run(self, line: str) -> int:
         words = small(self._words("lmtrain pretrain" + line.partition("lmtrain pretrain")[2]))
-        lmtrain(*words[1:], "--dry-run", env=self.env)
+        lmtrain(*words[1:], "--dry-run", env=self.env | _task_of(line))
         return 1
 
     def _refuse(self, line: str, block: Block) -> int:
@@ -170,3 +170,13 @@ def seated(world: World, folder: Path) -> Iterator[Typist]:
             for name in set(sys.modules) - loaded:
                 if str(getattr(sys.modules[name], "__file__", None)).startswith(str(folder)):
                     del sys.modules[name]
+
+
+def _task_of(line: str) -> dict[str, str]:
+    """Return the variables of the first task that an srun of this line would start with one on each node."""
+    asked = re.search(r"srun .*--nodes=(\d+) --ntasks-per-node=1 ", line)
+    if asked is None:
+        return {}
+    first = {"JOB_ID": "1", "STEP_ID": "0", "PROCID": "0", "LOCALID": "0", "NODEID": "0", "STEP_NODELIST": "n1"}
+    first |= {"STEP_NUM_TASKS": asked[1], "STEP_TASKS_PER_NODE": f"1(x{asked[1]})"}
+    return {f"SLURM_{name}": value for name, value in first.items()}
