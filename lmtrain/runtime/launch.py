@@ -186,7 +186,7 @@ class _Stops:
 
 @dataclass
 class _Job:
-    """One start of all ranks of this launcher."""
+    """A start of all ranks of this launcher."""
 
     program: Program
     ranks: NodeRanks
