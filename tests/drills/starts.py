@@ -137,6 +137,9 @@ def struck_start(options: Options, number: int, layout: str, blows: Sequence[Blo
         time.sleep(2.0)
         process.process.kill()  # because: who stops a launcher for good ends it some time
         sent.append("KILL to launcher")
+    if num == 1 and "STOP to rank" in sent:
+        time.sleep(2.0)
+        _strike(process, Blow("rank", "CONT", "rank 0"), usual_s, num, ports)  # because: it has no peer to miss it
     ended = process.to_the_end(STOPPED_S)
     wrong = [f"left {one}" for one in ended.left] + _wrong_end(folder, sent, ended.code, ended.output)
     (folder / "starts.json").unlink(missing_ok=True)  # because: these starts are meant to be lost
@@ -278,7 +281,9 @@ def full_table(options: Options) -> dict[str, Any]:
         os.chown(place, user, user)
         done = _as_user(user, most, words(options, "dp2", place / "run"), {"TMPDIR": str(place), "HOME": str(place)})
         codes.append(done.returncode)
+        # because: an orphan that has ended waits for the system's first process to notice, which can take a while
         left = [pid for pid in Path("/proc").iterdir() if pid.name.isdecimal() and _owner(pid) == user]
+        left = [pid for pid in left if not _has_ended(pid)]
         wrong += [f"{most} processes: left {pid.name}" for pid in left]
         output = done.stdout
         # because: a rank that gets no thread from the system may be ended by torch, and says so in torch's words
@@ -302,6 +307,12 @@ def _as_user(
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300, errors="replace",
         env={**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "200", **variables},
     )  # fmt: skip
+
+
+def _has_ended(path: Path) -> bool:
+    with suppress(OSError):
+        return (path / "stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    return True
 
 
 def _owner(path: Path) -> int:
