@@ -62,6 +62,14 @@ test-all: $(VENV)/.tested  ## both in one: all tests but the slow ones
 test-slow: $(VENV)/.tested  ## the tests that take minutes
 	$(PYTEST) -m slow
 
+.PHONY: mutants
+mutants: $(VENV)/.tested  ## plant each mistake of tests/mutants in a copy: which test notices? ROOM=optim, SUITE=fast|wide|both
+	$(BIN)/python -m tests.mutants $(addprefix --room ,$(ROOM)) $(addprefix --suite ,$(SUITE))
+
+.PHONY: mutants-chosen
+mutants-chosen: $(VENV)/.tested  ## plant a dozen of those that are on record as noticed, by the commit's hash
+	$(BIN)/python -m tests.mutants --chosen 12
+
 .PHONY: replay
 replay: $(VENV)/.tested  ## one layout beside one process: CASE=gqa-tp2-dp2-zero3-sp-bf16-micro4 (docs/explanation/parallelism.md)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.layouts.replay $(CASE)

@@ -24,9 +24,11 @@ _left: Counter[str] = Counter()
 hypothesis.settings.register_profile("house", deadline=None)  # because: a busy machine is not a slow function
 hypothesis.settings.load_profile("house")
 
-# because: a shell starts background commands deaf to Ctrl-C, nohup makes them deaf to hanging up, and what is under
-# test would inherit that
-for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+# because: a shell starts background commands deaf to Ctrl-C and Ctrl-\, nohup makes them deaf to hanging up, and what
+# is under test would inherit that
+for _number, _usual in (
+    (signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL), (signal.SIGHUP, signal.SIG_DFL),
+):  # fmt: skip
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _usual)
 

@@ -34,11 +34,16 @@ class Mutant:
 
     def applied(self, text: str) -> str:
         """Return the text of the file with the mistake in it."""
+        begin = self.begin(text)
+        return text[:begin] + self.new + text[begin + len(self.old) :]
+
+    def begin(self, text: str) -> int:
+        """Return where its old text begins in the text of the file."""
         begin, end = _span(text, self.function) if self.function else (0, len(text))
         count = text[begin:end].count(self.old)
         if count != 1 or self.old == self.new:
             raise DoesNotApplyError(f"{self.name}: {self.file} has its old text {count} times in {self.function!r}.")
-        return text[:begin] + text[begin:end].replace(self.old, self.new) + text[end:]
+        return text.index(self.old, begin)
 
     def check(self, root: Path = ROOT) -> None:
         """Raise if it does not apply, or what comes of it is no Python."""
@@ -53,6 +58,11 @@ class Mutant:
 def mutants_of(room: str) -> list[Mutant]:
     found: list[Mutant] = importlib.import_module(f"tests.mutants.rooms.{room}").MUTANTS
     return found
+
+
+def every_mutant() -> dict[str, Mutant]:
+    """Return all of them by ROOM/NAME."""
+    return {f"{room}/{mutant.name}": mutant for room in room_names() for mutant in mutants_of(room)}
 
 
 def room_names() -> list[str]:

@@ -1,0 +1,214 @@
+"""A copy of the checkout with an environment of its own, in which a mistake is planted and tests are run.
+
+The environment has the packages of this one, but finds `lmtrain`, `data_tools` and `tests` in the copy, from whatever
+folder and by whatever child a test starts Python: see hook.py, which each of its processes runs first. A copy outlives
+the run that made it and is brought up to date at the next.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.mutants import hook, plugin
+from tests.mutants.mutant import ROOT, Mutant
+
+NATIVE = f"lmtrain/_native{sysconfig.get_config_var('EXT_SUFFIX')}"
+
+
+class NotOurCopyError(Exception):
+    """A test imported something else than the copy, so its word on the mistake is worth nothing."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What one run of tests in a copy came to."""
+
+    failed: list[str]  # tests, and "TEST (stopped after N s)" for one that did not end
+    durations: dict[str, float]  # of each test that ran, with what was set up for it
+    seconds: float
+    loaded: int  # processes that loaded the file with the mistake
+    words: str  # the last that pytest said
+
+
+class Copy:
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.tree, self.notes = folder, folder / "tree", folder / "notes"
+        self.site = folder / "venv" / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+        self.python = folder / "venv" / "bin" / "python"
+
+    def refresh(self) -> None:
+        """Bring tree and environment to the state of the checkout, what git does not know yet included."""
+        _end_descendants()
+        if not (self.tree / ".git").is_dir():
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.folder.mkdir(parents=True)
+            subprocess.run(["git", "clone", "--quiet", "--shared", str(ROOT), str(self.tree)], check=True)
+        subprocess.run(["git", "fetch", "--quiet", "origin", "HEAD"], cwd=self.tree, check=True)
+        subprocess.run(["git", "reset", "--quiet", "--hard", "FETCH_HEAD"], cwd=self.tree, check=True)
+        subprocess.run(["git", "clean", "--quiet", "-fd"], cwd=self.tree, check=True)
+        changed = _git("diff", "--name-only", "HEAD") + _git("ls-files", "--others", "--exclude-standard")
+        for name in changed:
+            source, target = ROOT / name, self.tree / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if source.is_file():
+                shutil.copy2(source, target)
+            else:
+                target.unlink(missing_ok=True)
+        if (ROOT / NATIVE).is_file():
+            shutil.copy2(ROOT / NATIVE, self.tree / NATIVE)
+        if (shared := ROOT.parent / "shared").is_dir() and not (self.folder / "shared").exists():
+            (self.folder / "shared").symlink_to(shared.resolve())
+        self._make_environment()
+
+    def _make_environment(self) -> None:
+        if not self.python.exists():
+            subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(self.folder / "venv")], check=True)
+        base = Path(sys.executable).parent
+        for program in base.iterdir():
+            if not (target := self.python.parent / program.name).exists() and program.name != "lmtrain":
+                target.symlink_to(program)
+        command = self.python.parent / "lmtrain"
+        command.write_text(f"#!{self.python}\nimport sys\nfrom lmtrain.__main__ import main\nsys.exit(main())\n")
+        command.chmod(0o755)
+        shutil.copy(hook.__file__, self.site / "_lmtrain_copy.py")
+        packages = sysconfig.get_path("purelib")
+        (self.site / "copy.pth").write_text(f"{self.tree}\n{packages}\nimport _lmtrain_copy\n")
+        self.tell()
+
+    def tell(self, planted: str = "", **recording: Any) -> None:
+        """Say to the copy's processes which file bears a mistake, or what to record."""
+        shutil.rmtree(self.notes, ignore_errors=True)
+        self.notes.mkdir()
+        (self.notes / "current").write_bytes(bytes(4))
+        originals = [f"{ROOT / name}/" for name in ("lmtrain", "data_tools", "tests")]
+        told = {"tree": str(self.tree.resolve()), "originals": originals, "statements": {}, "files": {}, "endings": []}
+        told |= {"planted": str((self.tree / planted).resolve()) if planted else "", **recording}
+        told |= {name: str(self.notes / name) for name in ("loaded", "strangers", "current", "reached")}
+        partial = self.site / "told.part"
+        partial.write_text(json.dumps(told))
+        partial.replace(self.site / "told.json")
+
+    @contextmanager
+    def planted(self, mutant: Mutant) -> Iterator[None]:
+        """Hold the mistake in the copy's file, compiled where it is C++, with no bytecode of the file left behind."""
+        path = self.tree / mutant.file
+        text, stat = path.read_text(), path.stat()
+        try:
+            path.write_text(mutant.applied(text))
+            self._forget_bytecode(path)
+            self._compile(path)
+            self.tell(mutant.file)
+            yield
+        finally:
+            path.write_text(text)
+            os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+            self._forget_bytecode(path)
+            if path.suffix in (".cpp", ".h"):
+                shutil.copy2(ROOT / NATIVE, self.tree / NATIVE)
+            self.tell()
+
+    def _forget_bytecode(self, path: Path) -> None:
+        for stale in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
+            stale.unlink()
+
+    def _compile(self, path: Path) -> None:
+        if path.suffix not in (".cpp", ".h"):
+            return
+        before = (self.tree / NATIVE).read_bytes()
+        command = ["make", "native", f"VENV={Path(sys.executable).parents[1]}"]
+        subprocess.run(command, cwd=self.tree, check=True, capture_output=True)
+        if (self.tree / NATIVE).read_bytes() == before:
+            raise NotOurCopyError(f"{path} with its mistake compiles to what it was.")
+
+    def run(self, tests: Iterable[str], *words: str, limit_s: float) -> Ran:
+        """Run these tests, or files or folders of tests, with pytest's `words` as well, and end what they leave."""
+        asked = self.folder / "asked.txt"
+        asked.write_text("\n".join(tests) + "\n")
+        temporary = self.folder / "tmp"
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        shutil.rmtree(self.tree / ".hypothesis", ignore_errors=True)  # because: it remembers what failed before
+        for name in ("loaded", "strangers", "tests.jsonl"):
+            (self.notes / name).unlink(missing_ok=True)
+        environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "CI")}
+        environment |= {
+            "OMP_NUM_THREADS": "1", "TMPDIR": str(temporary), plugin.NOTES: str(self.notes), "VIRTUAL_ENV": "",
+            "PATH": f"{self.python.parent}{os.pathsep}{environment['PATH']}",
+        }  # fmt: skip
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        command = [str(self.python), "-m", "pytest", "-q", "-p", "tests.mutants.plugin", "-p", "no:cacheprovider"]
+        command += ["--tb=line", "--durations=0", *words, f"@{asked}"]
+        began = time.monotonic()
+        with (self.folder / "said.txt").open("w") as said:
+            process = subprocess.Popen(command, cwd=self.tree, env=environment, stdout=said, stderr=said)
+            try:
+                code: int | None = process.wait(limit_s)
+            except subprocess.TimeoutExpired:
+                code = None
+            finally:
+                process.kill()
+                process.wait()
+                _end_descendants()
+        seconds = time.monotonic() - began
+        told = plugin.read(self.notes)
+        words_ = "\n".join((self.folder / "said.txt").read_text(errors="replace").splitlines()[-30:])
+        if (strangers := self.notes / "strangers").exists():
+            raise NotOurCopyError(f"A test imported {strangers.read_text().splitlines()[0]} instead of the copy.")
+        failed = list(told.failed)
+        if code is None or code < 0:
+            failed.append(f"{told.running or 'pytest'} (stopped after {seconds:.0f} s)")
+        elif code not in (0, 1, 5) and not failed:  # 2 to 4: it could not even collect them
+            failed.append(f"collection ({code})")
+        loaded = self.notes / "loaded"
+        return Ran(
+            failed, told.durations, seconds, len(loaded.read_text().splitlines()) if loaded.exists() else 0, words_
+        )
+
+
+def adopt_orphans() -> None:
+    """Make the orphans among this process's descendants its children, so that none outlives the run that began it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+
+
+def _end_descendants() -> None:
+    """End all processes that come from this one, round by round, as an orphan is adopted when its parent has gone."""
+    for _ in range(100):
+        children = _children(os.getpid())
+        if not children:
+            return
+        for child in children:
+            for process in [child, *_below(child)]:
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+            with suppress(ChildProcessError):
+                os.waitpid(child, 0)
+
+
+def _below(pid: int) -> list[int]:
+    return [found for child in _children(pid) for found in (child, *_below(child))]
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        names = [f"/proc/{pid}/task/{task}/children" for task in os.listdir(f"/proc/{pid}/task")]
+        return [int(word) for name in names for word in Path(name).read_text().split()]
+    except OSError:
+        return []
+
+
+def _git(*words: str) -> list[str]:
+    return subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()

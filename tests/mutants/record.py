@@ -1,0 +1,129 @@
+"""Which tests come by the statement that each mutant changes, and how long each test takes: recorded once.
+
+The tests run without a mistake in copies whose modules note who comes by. What was recorded is kept file by file of
+tests, so that a recording that was ended goes on, and only files of tests that changed are recorded again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.mutants import plugin
+from tests.mutants.copies import Copy
+from tests.mutants.mutant import ROOT, Mutant, every_mutant
+from tests.mutants.places import statement
+
+# because: a start of pytest takes seconds, and files that share a fixture are neighbours
+FILES_AT_ONCE = 8
+LIMIT_S = 1500
+
+
+@dataclass
+class Reach:
+    """What was recorded, of one suite."""
+
+    seconds: dict[str, float] = field(default_factory=dict)  # of each test
+    reached: dict[str, list[str]] = field(default_factory=dict)  # mutant -> the tests that come by
+    failed: set[str] = field(default_factory=set)  # without any mistake
+
+    def tests_of(self, mutant: str) -> list[str]:
+        return [test for test in self.reached.get(mutant, []) if test in self.seconds and test not in self.failed]
+
+
+def groups() -> list[list[str]]:
+    """Return all files of tests, some at a time."""
+    files = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests").rglob("test_*.py"))]
+    return [files[begin : begin + FILES_AT_ONCE] for begin in range(0, len(files), FILES_AT_ONCE)]
+
+
+def recording() -> dict[str, Any]:
+    """Return what the processes of a copy are told: the statement, or the file, of each mutant by its number."""
+    statements: dict[str, list[list[int]]] = {}
+    files: dict[str, list[int]] = {}
+    for number, mutant in enumerate(every_mutant().values()):
+        if mutant.file.endswith(".py"):
+            if (place := statement(mutant)) is not None:
+                statements.setdefault(mutant.file, []).append([*place, number])
+        elif mutant.file.startswith("csrc/"):
+            for file, place in _calls_of_helper():
+                statements.setdefault(file, []).append([*place, number])
+        else:
+            files.setdefault(mutant.file, []).append(number)
+    return {"statements": statements, "files": files, "endings": sorted({Path(file).suffix for file in files})}
+
+
+def _calls_of_helper() -> list[tuple[str, tuple[int, int]]]:
+    """Return the statements that call what csrc/ compiles to."""
+    found = []
+    for root in ("lmtrain", "data_tools"):
+        for path in sorted((ROOT / root).rglob("*.py")):
+            file = str(path.relative_to(ROOT))
+            lines = [line.strip() for line in path.read_text().splitlines()]
+            for line in lines:
+                if re.search(r"\bnative\.lib\.\w+\(", line) and path.read_text().count(line) == 1:
+                    place = statement(Mutant(name="", file=file, function="", old=line, new="", breaks=""))
+                    found += [(file, place)] if place is not None else []
+    return found
+
+
+def record(copy: Copy, files: list[str], marks: str) -> dict[str, Any]:
+    """Run these files' tests in a copy, and return what they came by."""
+    names = list(every_mutant())
+    copy.tell(**recording())
+    ran = copy.run(files, "-m", marks, limit_s=LIMIT_S)
+    told = plugin.read(copy.notes)
+    came: dict[str, set[int]] = {}
+    noted = copy.notes / "reached"
+    for line in noted.read_text().splitlines() if noted.exists() else ():
+        which, number = map(int, line.split())
+        if which:
+            came.setdefault(told.tests[which - 1], set()).add(number)
+    shared = [name.split(" ", 2)[1:] for name in came if name.startswith("fixture ")]
+    reached: dict[str, list[str]] = {}
+    for test, fixtures in told.fixtures.items():
+        numbers = set(came.get(test, ()))
+        for base, argument in shared:
+            if argument in fixtures and test.startswith(base):
+                numbers |= came[f"fixture {base} {argument}"]
+        for number in sorted(numbers):
+            reached.setdefault(names[number], []).append(test)
+    failed = ran.failed
+    if tests := [name for name in failed if name in told.fixtures]:  # some forbid their subject to write anywhere else
+        copy.tell()
+        failed = copy.run(tests, limit_s=LIMIT_S).failed
+    return {
+        "files": {file: digest(file) for file in files}, "marks": marks, "mutants": names, "seconds": ran.durations,
+        "failed": failed, "reached": reached, "took_s": round(ran.seconds, 1), "words": ran.words,
+    }  # fmt: skip
+
+
+def digest(file: str) -> str:
+    return hashlib.sha256((ROOT / file).read_bytes()).hexdigest()[:16]
+
+
+def read(kept: Iterable[dict[str, Any]], marks: str) -> Reach:
+    reach = Reach()
+    for entry in kept:
+        if entry["marks"] == marks:
+            reach.seconds |= entry["seconds"]
+            reach.failed |= set(entry["failed"])
+            for name, tests in entry["reached"].items():
+                reach.reached.setdefault(name, []).extend(tests)
+    return reach
+
+
+def missing(kept: list[dict[str, Any]], marks: str, wanted: Callable[[str], bool] = lambda _: True) -> list[list[str]]:
+    """Return the groups of files that are not recorded as they are today."""
+    known = {file: value for entry in kept if entry["marks"] == marks for file, value in entry["files"].items()}
+    stale = [[file for file in group if wanted(file) and known.get(file) != digest(file)] for group in groups()]
+    return [group for group in stale if group]
+
+
+def kept_in(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
