@@ -18,7 +18,9 @@ from lmtrain.layout import Layout
 from lmtrain.models.layers import block_masks
 from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings
+from lmtrain.parallel.inference import Inference
 from lmtrain.parallel.mesh import build_mesh
+from lmtrain.parallel.pipeline.executor import OneStage
 from lmtrain.placement.parallel_settings import ParallelSettings
 from tests.flex_on_cpu import block_masks_everywhere
 from tests.layouts.workers import Pool
@@ -110,6 +112,26 @@ def disagree(parallel: dict[str, Any]) -> str:
 def test_processes_with_other_texts_are_told_so(pool: Pool, parallel: dict[str, Any]) -> None:
     for rank, told in enumerate(pool.run(f"{__name__}:disagree", 2, {"parallel": parallel})):
         assert told.startswith(f"Rank {rank} is to score other texts than another rank. Give all processes the same")
+
+
+def told_apart() -> list[str]:
+    """What this rank is told where all have one checksum, and where each has its own."""
+    mesh = build_mesh(Layout(dp_replicate=3), CPU, 60.0)
+    inference = Inference({}, OneStage(), SETTINGS, CPU, mesh, sequence=False)
+    found = []
+    for checksum in (7, 7 + mesh.rank):
+        try:
+            inference.check_alike(checksum)
+            found.append("nothing")
+        except RanksDifferError as error:
+            found.append(str(error))
+    return found
+
+
+def test_no_rank_goes_on_where_one_has_other_texts(pool: Pool) -> None:
+    for rank, (alike, apart) in enumerate(pool.run(f"{__name__}:told_apart", 3)):
+        assert alike == "nothing"
+        assert apart.startswith(f"Rank {rank} is to score other texts than another rank. Give all processes the same")
 
 
 def test_texts_of_any_length_are_scored_without_masks_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,6 +55,14 @@ def test_what_fits_already_stays() -> None:
     assert found.hardware.interval == pytest.approx(0.03)
 
 
+def test_a_run_is_judged_by_the_others_alone() -> None:
+    """They know nothing of what made it slow."""
+    slow, other = measured(CPU)[:2]
+    found = calibrate(CPU, [replace(slow, step_s=1.25 * slow.step_s), other])
+    assert found.before == pytest.approx([0.8 - 1, 0.0])
+    assert found.after[0] == pytest.approx(found.before[0], abs=0.002)
+
+
 def test_a_data_sheet_is_believed_more_than_a_guess() -> None:
     slow = [replace(one, step_s=3 * one.step_s) for one in measured(CPU)]
     guessed, known = (calibrate(replace(CPU, generation=kind), slow).hardware for kind in ("cpu", "hopper"))

@@ -29,6 +29,14 @@ def points_of(gpus: list[int], *, seq_len: int, per_gpu: int) -> list[Point]:
     return list(curve(whole, whole.ranked(gpus[0]), gpus))
 
 
+def test_a_number_without_a_layout_is_passed_over() -> None:
+    """The next one is compared with the last that had one."""
+    prime = list(curve(study(), ranked(), [16, 17, 32]))
+    even = list(curve(study(), ranked(), [16, 32]))
+    assert (prime[1].best, prime[1].gain) == (None, None)
+    assert prime[2].gain == even[1].gain is not None
+
+
 def test_twice_the_devices_bring_at_most_twice_as_much() -> None:
     found = list(curve(study(), ranked(), [16, 32, 64]))
     assert [point.gpus for point in found] == [16, 32, 64]
