@@ -108,7 +108,7 @@ def disagree(parallel: dict[str, Any]) -> str:
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("parallel", [LAYOUTS[0], LAYOUTS[2], LAYOUTS[3]], ids=str)
+@pytest.mark.parametrize("parallel", [LAYOUTS[0], LAYOUTS[2]], ids=str)
 def test_processes_with_other_texts_are_told_so(pool: Pool, parallel: dict[str, Any]) -> None:
     for rank, told in enumerate(pool.run(f"{__name__}:disagree", 2, {"parallel": parallel})):
         assert told.startswith(f"Rank {rank} is to score other texts than another rank. Give all processes the same")
@@ -134,6 +134,7 @@ def test_no_rank_goes_on_where_one_has_other_texts(pool: Pool) -> None:
         assert apart.startswith(f"Rank {rank} is to score other texts than another rank. Give all processes the same")
 
 
+@pytest.mark.wide
 def test_texts_of_any_length_are_scored_without_masks_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run's own steps and validations have them: there a length is compiled for once."""
     lengths: list[int] = []
@@ -157,6 +158,7 @@ def test_texts_of_any_length_are_scored_without_masks_of_blocks(monkeypatch: pyt
         np.testing.assert_array_equal(one.nll, other.nll)
 
 
+@pytest.mark.wide
 def test_what_is_compiled_is_left_where_eager_is_forced() -> None:
     """Why the above is needed in an evaluation while a run trains: flex_attention would not be a kernel there."""
     ran: list[str] = []
