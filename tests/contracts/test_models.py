@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
+from math import prod
 from typing import Any
 
 import pytest
@@ -142,11 +144,18 @@ def test_llama_1b_has_tinyllamas_size() -> None:
     assert count(built(replace(settings_of("llama_1b"), vocab_size=32000))) == 1_100_048_384
 
 
+def turned_over(settings: Any) -> Iterator[Any]:
+    """As they are, and with each option turned over."""
+    options = {key: value for key, value in settings.to_dict().items() if isinstance(value, bool)}
+    assert options
+    yield settings
+    yield from (replace(settings, **{key: not value}) for key, value in options.items())
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_settings_tell_every_weight_and_its_cut_before_torch_is_there(name: str) -> None:
     settings: Any = settings_of(name)
-    options = [key for key in ("bias", "tied", "parallel_block") if hasattr(settings, key)]
-    for turned in (settings, *(replace(settings, **{key: not getattr(settings, key)}) for key in options)):
+    for turned in turned_over(settings):
         model = built(turned)
         assert turned.weights() == {name: tuple(p.shape) for name, p in model.named_parameters()}
         assert turned.cuts().items() <= model.cuts().items()
@@ -154,23 +163,10 @@ def test_settings_tell_every_weight_and_its_cut_before_torch_is_there(name: str)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_closed_form_counts_what_is_built(name: str) -> None:
-    """Also with each option turned over that changes the count."""
-    settings = replace(settings_of(name), vocab_multiple=1)
-    assert settings.num_parameters == count(built(settings))
-    options = {key: value for key, value in settings.to_dict().items() if isinstance(value, bool)}
-    assert options
-    for key, value in options.items():
-        turned = replace(settings, **{key: not value})
-        assert turned.num_parameters == count(built(turned)), key
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_list_of_weights_is_what_is_built(name: str) -> None:
-    settings, model = settings_of(name), model_of(name)
-    assert settings.weights() == {key: tuple(value.shape) for key, value in model.named_parameters()}
-    cuts = model.cuts()
-    assert settings.cuts() == {key: cuts[key] for key in settings.weights()}
+def test_the_closed_form_counts_all_weights(name: str) -> None:
+    """Those that settings tell, which are what is built."""
+    for turned in turned_over(replace(settings_of(name), vocab_multiple=1)):
+        assert turned.num_parameters == sum(map(prod, turned.weights().values()))
 
 
 @pytest.mark.parametrize("name", NAMES)

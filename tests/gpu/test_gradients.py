@@ -25,7 +25,8 @@ RECOMPUTES = ("none", "attention", "operators", "full")
 # those that a CPU computes in a moment, with each value once; the rest is wide
 FEW = {"tied-fp32-micro4", "gqa-bf16-micro4", "bert-full-fp16-micro4", "window-operators-bf16-micro4"}
 FEW |= {"postnorm-attention-fp32-micro4", "parallel-bf16-micro4", "untied-full-bf16-micro4"}
-FEW |= {f"{model}-bf16-micro4" for model in HEADED_MODELS}
+# and on a GPU, whose kernels take their heads
+HEADED = {f"{model}-bf16-micro4" for model in HEADED_MODELS}
 
 
 def named(model: str, recompute: str, precision: str, *, compiled: bool) -> str:
@@ -46,19 +47,25 @@ def limits() -> Limits:
     return Limits()
 
 
-def few_and_the_rest(names: list[str]) -> list[Any]:
-    first = [name for name in names if name.removesuffix("-compile") in FEW]
-    return [*first, *wide(*(name for name in names if name not in first))]
+def marks(name: str, few: set[str]) -> Any:
+    return () if name.removesuffix("-compile") in few else pytest.mark.wide
 
 
-@pytest.mark.parametrize("name", few_and_the_rest(EAGER))
-def test_a_gradient_is_as_right_as_plain_torchs(name: str, device: torch.device, limits: Limits) -> None:
+ON_EITHER = [
+    pytest.param(device, name, marks=marks(name, few))
+    for device, few in (("cpu", FEW), ("cuda", FEW | HEADED))
+    for name in EAGER
+]
+
+
+@pytest.mark.parametrize(("device", "name"), ON_EITHER, indirect=["device"])
+def test_a_gradient_is_as_right_as_plain_torchs(device: torch.device, name: str, limits: Limits) -> None:
     case = Case.named(name)
     wrong = limits.wrong(case, device, by_lmtrain(case, device))
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("name", few_and_the_rest(COMPILED))
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name, FEW | HEADED)) for name in COMPILED])
 def test_a_compiled_one_too_on_a_gpu(name: str, gpu: torch.device, limits: Limits) -> None:
     """because: some shapes have had wrong gradients of norms from a compiler (pytorch issue 193061)"""
     case = Case.named(name)
@@ -98,8 +105,10 @@ def half_as_much_again(master: Any) -> Any:
     ("owner", "attribute", "bug", "name"),
     [
         (attention, "rotate", turned_in_half, "gqa-fp32-micro4"),
-        (precision_room, "_move_gradient", half_as_much_again, "tied-bf16-micro4"),
-        (precision_room, "_move_gradient", half_as_much_again, "bert-fp16-micro4"),
+        *wide(
+            (precision_room, "_move_gradient", half_as_much_again, "tied-bf16-micro4"),
+            (precision_room, "_move_gradient", half_as_much_again, "bert-fp16-micro4"),
+        ),
     ],
 )
 def test_the_limit_can_be_gone_beyond(
@@ -132,8 +141,10 @@ right_backward, right_add = activations.backward, products._add_product
     ("owner", "attribute", "bug", "name"),
     [
         (activations, "backward", bias_twice, "tied-fp32-micro4"),
-        (cross_entropy, "gradient", label_of_the_next_row, "gqa-fp32-micro4"),
-        (products, "_add_product", product_over_the_sum, "tied-bf16-micro4"),
+        *wide(
+            (cross_entropy, "gradient", label_of_the_next_row, "gqa-fp32-micro4"),
+            (products, "_add_product", product_over_the_sum, "tied-bf16-micro4"),
+        ),
     ],
 )
 def test_what_is_measured_with_takes_no_kernel(

@@ -20,11 +20,30 @@ from tests.layouts.cases import (
     array,
     by_blocks,
     compiled_cases,
-    covering,
     pipeline_array,
     summing,
 )
 
+# what `make test` has: each model, size of an axis, schedule and precision once, and as many of their pairs as few
+# quick cases can have; what few processes cannot have, and the array itself, is left to `make test-all`
+FEW = {
+    "pairs": (
+        "gqa-tp3-dp1-sp-first-fp32-micro1",
+        "parallel-tp1-dp3-zero2-fp32-micro1-documents",
+        "window-tp1-dp2-zero3-full-fp32-micro1",
+        "bert-tp1-dp4-zero2-hybrid-first-fp32-micro1",
+        "untied-tp4-dp1-full-fp32-micro4",
+        "postnorm-tp2-dp1-sp-operators-bf16-micro1",
+        "tied-tp1-dp2-zero0-fp16-micro1",
+    ),
+    "pipeline_pairs": (
+        "deepuntied-pp2-gpipe-tp2-dp1-attention-bf16-micro2",
+        "deeppost-pp2-vp2-interleaved-cost-tp1-dp1-operators-fp16-micro2",
+        "deep-pp2-vp2-zb_v-tp1-dp1-fp32-micro4",
+        "deepgqa-pp3-tp1-dp1-operators-fp32-micro7-documents",
+        "deepbert-pp2-zb_h1-tp1-dp2-zero1-fp32-micro5",
+    ),
+}
 FOLDER = Path(__file__).resolve().parents[1] / "golden" / "layout_arrays"
 ARRAYS: dict[str, Callable[[], list[Case]]] = {
     "pairs": lambda: array(2, num_compiled=4),
@@ -40,9 +59,15 @@ def stored(name: str) -> tuple[Case, ...]:
 
 
 def few_and_the_rest(name: str) -> list[Any]:
-    """A stored array as parameters of a test: `make test` has a few of its cases, the rest is wide."""
-    few = each_value_once(name)
-    return [pytest.param(case, id=case.name, marks=() if case in few else pytest.mark.wide) for case in stored(name)]
+    """A few quick cases as parameters of a test, and a stored array, whose other cases are wide."""
+    cases = dict.fromkeys([*few(name), *stored(name)])
+    return [
+        pytest.param(case, id=case.name, marks=() if case.name in FEW[name] else pytest.mark.wide) for case in cases
+    ]
+
+
+def few(name: str) -> list[Case]:
+    return [Case.named(one) for one in FEW[name]]
 
 
 def few_by_blocks(name: str) -> list[Any]:
@@ -61,10 +86,10 @@ def few_that_sum(name: str) -> list[Any]:
 def _first_quick(cases: list[Case]) -> list[Any]:
     """`make test` has a quick one, and those of many processes are slow: the array itself has each of them as well."""
     quick = [case for case in cases if case.num_processes <= 2 and not case.compile]
-    few = sorted(quick, key=lambda case: (case.precision != "fp32", case.microbatches))[:1]
+    first = sorted(quick, key=lambda case: (case.precision != "fp32", case.microbatches))[:1]
     rest = {True: pytest.mark.wide, False: pytest.mark.slow}
     return [
-        pytest.param(case, id=case.name, marks=() if case in few else rest[case.num_processes <= 2]) for case in cases
+        pytest.param(case, id=case.name, marks=() if case in first else rest[case.num_processes <= 2]) for case in cases
     ]
 
 
@@ -73,23 +98,13 @@ def beyond(name: str, fewer: str) -> list[Any]:
     return [pytest.param(case, id=case.name) for case in stored(name) if case not in stored(fewer)]
 
 
-def each_value_once(name: str) -> list[Case]:
-    """A few quick cases of a stored array with each model, schedule and size of an axis that quick cases have.
-
-    Half precision takes three times as long on a CPU, and so where nothing else has a value.
-    """
-    quick = tuple(case for case in stored(name) if case.num_processes <= 4 and not case.compile)
-    factors = quick_factors(name)
-    plain = covering(tuple(case for case in quick if case.precision == "fp32"), factors, 1)
-    half = covering(quick, factors, 1, beside=plain)
-    return covering((*plain, *half), factors, 1)  # what others have come to cover is left out again
-
-
 def quick_factors(name: str) -> dict[str, tuple[Any, ...]]:
     if name.startswith("pipeline"):
-        words = ["model", "pp", "vp", "schedule", "balance", "tp", "dp"]
+        words = ["model", "pp", "vp", "schedule", "balance", "tp", "dp", "precision"]
         return {word: PIPELINE_FACTORS[word] for word in words} | DOCUMENTS
-    return {word: FACTORS[word] for word in ("model", "tp", "dp", "zero", "hybrid", "sequence")} | DOCUMENTS
+    return {
+        word: FACTORS[word] for word in ("model", "tp", "dp", "zero", "hybrid", "sequence", "precision")
+    } | DOCUMENTS
 
 
 def text(name: str) -> str:

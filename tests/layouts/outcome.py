@@ -19,6 +19,7 @@ from torch import Tensor
 from tests.layouts.cases import Case
 from tests.layouts.workers import Pool
 
+STEPS = 2  # because: the second one's loss and norm show what the first one's clipped gradient made of all weights
 FP32_GRADIENT = 1e-5  # of the gradient's norm
 FP32_LOSS = 1e-5
 LONG_LOSS = 1e-3  # over 100 steps
@@ -35,7 +36,7 @@ class Outcome:
     held_bytes: list[list[int]]  # of each rank's GPU, after each step
 
 
-def run(pool: Pool, case: Case, *, steps: int = 3, bug: str | None = None) -> Outcome:
+def run(pool: Pool, case: Case, *, steps: int = STEPS, bug: str | None = None) -> Outcome:
     # because: a first compilation takes each process some ten seconds, and they share few cores
     timeout_s = (600.0 if case.compile else 300.0) + 4 * steps
     with tempfile.TemporaryDirectory() as folder:
@@ -81,7 +82,7 @@ class References:
     samples: dict[str, list[float]] = field(default_factory=dict)
     checked: dict[str, list[str]] = field(default_factory=dict)
 
-    def of(self, case: Case, steps: int = 3) -> Outcome:
+    def of(self, case: Case, steps: int = STEPS) -> Outcome:
         key = (case.reference.name, steps)
         if key not in self.known:
             self.known[key] = run(self.pool, case.reference, steps=steps)
@@ -114,7 +115,7 @@ class References:
 
 
 def check(case: Case, found: Outcome, references: References) -> list[str]:
-    """What is wrong with 3 steps of a case; empty where it equals one process."""
+    """What is wrong with the steps of a case; empty where it equals one process."""
     one = references.of(case)
     wrong = list(found.quarrels)
     if any(found.skipped + one.skipped):

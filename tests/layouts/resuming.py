@@ -32,11 +32,11 @@ from tests.layouts.cases import Case
 from tests.layouts.toy_data import NUM_SAMPLES, data_of
 from tests.layouts.training import OPTIM, SEED, device, write_pieces
 
-SAVE_STEP, LAST_STEP = 3, 6
+SAVE_STEP, LAST_STEP = 2, 4
 
 
 def unbroken(name: str, run_dir: str, dumped: str) -> dict[str, Any]:
-    """Six steps with a checkpoint after the third, which training does not wait for."""
+    """Four steps with a checkpoint after the second, which training does not wait for."""
     with _open(name, run_dir, "auto") as run:
         before = _go_on(run, SAVE_STEP)
         save(run)
@@ -46,7 +46,7 @@ def unbroken(name: str, run_dir: str, dumped: str) -> dict[str, Any]:
 
 
 def resumed(name: str, run_dir: str, checkpoint: str, dumped: str) -> dict[str, Any]:
-    """The last three steps of a run of this layout that begins from a checkpoint of another."""
+    """The last two steps of a run of this layout that begins from a checkpoint of another."""
     with _open(name, run_dir, checkpoint) as run:
         pieces = write_pieces(state.pieces(run.model, run.optimizer), Path(dumped))
         remembered = _remembered(run)

@@ -6,7 +6,6 @@ activations; the logits have a name of their own.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
@@ -57,13 +56,17 @@ def measure(name: str) -> dict[str, int]:
         shared.extend(map(ref, _tensors(around)))
         return around
 
-    before = _put_aside()
+    aside: list[Any] = []
     objective.cross_entropy = note_logits
-    with replaced(Stack, "surroundings", note_shared), saved_tensors_hooks(keep, lambda tensor: tensor):
+    with (
+        replaced(Stack, "surroundings", note_shared),
+        replaced(checkpoint._VersionWrapper, "__init__", _noted(aside)),
+        saved_tensors_hooks(keep, lambda tensor: tensor),
+    ):
         terms = objective.loss_sums(stage, stage(batch, None), batch)
     held = [tensor for one in shared if (tensor := one()) is not None]  # by what is to be computed again
-    aside = [one.val for one in _put_aside() if not any(one is other for other in before)]
-    sizes = sizes_of([*saved.values(), *held, *(value for value in aside if isinstance(value, Tensor))])
+    again = [one.val for known in aside if (one := known()) is not None]
+    sizes = sizes_of([*saved.values(), *held, *(value for value in again if isinstance(value, Tensor))])
     del terms
     rest = {key: size for key, size in sizes.items() if key not in owned.keys() | logits.keys()}
     return {"activations": sum(rest.values()), "logits": sum(logits.values())}
@@ -75,7 +78,12 @@ def _tensors(around: Surroundings) -> Iterator[Tensor]:
         yield from (value,) if isinstance(value, Tensor) else value or ()
 
 
-def _put_aside() -> list[Any]:
-    """By selective recompute, where no hook of autograd's sees them."""
-    gc.collect()
-    return [thing for thing in gc.get_objects() if type(thing) is checkpoint._VersionWrapper]
+def _noted(aside: list[Any]) -> Any:
+    """What selective recompute puts aside, where no hook of autograd's sees it."""
+    right = checkpoint._VersionWrapper.__init__
+
+    def init(self: Any, *args: Any) -> None:
+        right(self, *args)
+        aside.append(ref(self))
+
+    return init

@@ -29,7 +29,8 @@ def test_no_graph_breaks(name: str, pool: Pool) -> None:
         assert not found["breaks"]
 
 
-@pytest.mark.parametrize("bug", [*list(BUGS)[:1], *wide(*list(BUGS)[1:])])
+@pytest.mark.wide
+@pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_break_is_noticed(bug: str, pool: Pool) -> None:
     (found,) = pool.run("tests.layouts.breaks:graphs", 1, {"name": KINDS[0], "bug": bug})
     assert found["breaks"]

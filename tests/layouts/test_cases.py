@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.layouts.arrays import ARRAYS, each_value_once, quick_factors, stored
+from tests.layouts.arrays import ARRAYS, few, quick_factors, stored
 from tests.layouts.cases import (
     DOCUMENTS,
     FACTORS,
@@ -105,12 +105,14 @@ def test_the_stored_arrays_are_those_of_the_space(name: str) -> None:
     assert list(stored(name)) == ARRAYS[name](), "run `python -m tests.layouts.arrays`"
 
 
-@pytest.mark.parametrize(("name", "more_processes"), [("pairs", {("tp", 8), ("dp", 8)}), ("pipeline_pairs", set())])
-def test_make_test_has_each_axis_and_schedule(name: str, more_processes: set[tuple[str, object]]) -> None:
-    few, factors = each_value_once(name), quick_factors(name)
-    left_out = covered(list(stored(name)), 1, factors) - covered(few, 1, factors)
+@pytest.mark.parametrize(
+    ("name", "more_processes"), [("pairs", {("tp", 8), ("dp", 8)}), ("pipeline_pairs", {("pp", 4)})]
+)
+def test_make_test_has_each_axis_schedule_and_precision(name: str, more_processes: set[tuple[str, object]]) -> None:
+    cases, factors = few(name), quick_factors(name)
+    assert not [problem for case in cases for problem in case.problems()]
+    left_out = covered(list(stored(name)), 1, factors) - covered(cases, 1, factors)
     assert left_out == {(value,) for value in more_processes}
-    assert len(few) <= 8
 
 
 @pytest.mark.parametrize(

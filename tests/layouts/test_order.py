@@ -15,8 +15,9 @@ from tests.layouts.workers import Pool
 from tests.marks import wide
 
 SHARDED = [
-    "untied-dp2-zero2-fp32-micro4",
+    "untied-dp2-zero3-fp32-micro4",
     *wide(
+        "untied-dp2-zero2-fp32-micro4",
         "tied-dp2-zero3-bf16-micro4",
         "deepuntied-pp2-vp2-interleaved-tp1-dp2-zero3-fp32-micro4",
         "deep-pp2-zb_h1-tp1-dp2-zero2-fp32-micro5",
@@ -34,15 +35,22 @@ TIED = [
     ),
 ]
 SENDS = [
-    "deepgqa-pp2-tp1-dp1-fp32-micro4",
+    "deep-pp2-zb_h1-tp1-dp1-fp32-micro4",
+    *wide("deepgqa-pp2-tp1-dp1-fp32-micro4"),
     *wide(*(f"deepgqa-{p}-tp1-dp1-fp32-micro8" for p in ("pp4", "pp4-gpipe", "pp4-zb_h1", "pp2-vp2-interleaved"))),
 ]
 
 
+_known: dict[str, list[list[Line]]] = {}
+
+
 def orders(pool: Pool, name: str, bug: str | None = None) -> list[list[Line]]:
-    """Of each rank."""
+    """Of each rank; what several rules are read from is run once."""
+    if bug is None and name in _known:
+        return _known[name]
     assert not Case.named(name).problems()
-    return pool.run("tests.layouts.order:order", Case.named(name).num_processes, {"name": name, "bug": bug})
+    found = pool.run("tests.layouts.order:order", Case.named(name).num_processes, {"name": name, "bug": bug})
+    return found if bug else _known.setdefault(name, found)
 
 
 def waits_on_the_way(lines: list[Line]) -> list[str]:
@@ -142,7 +150,7 @@ def test_no_stage_waits_for_a_send(name: str, pool: Pool) -> None:
         assert not blocking_sends(lines)
 
 
-@pytest.mark.parametrize("bug", BUGS)
+@pytest.mark.parametrize("bug", ["sends_block", *wide(*(bug for bug in BUGS if bug != "sends_block"))])
 def test_a_planted_bug_is_noticed(bug: str, pool: Pool) -> None:
     name = {
         "waits_at_every_microbatch": "untied-dp2-zero2-fp32-micro4",

@@ -23,13 +23,11 @@ def train(pool: Pool, name: str, folder: Path, where: str, rank: int) -> list[li
     return pool.run("tests.layouts.overflow:train", Case.named(name).num_processes, arguments)
 
 
-@pytest.mark.parametrize("where", ["one_shard", *wide("activations")])
+@pytest.mark.wide
+@pytest.mark.parametrize("where", ["one_shard", "activations"])
 @pytest.mark.parametrize(
     "name",
-    [
-        "tied-tp2-dp2-zero1-fp16-micro1",
-        *wide("gqa-tp2-dp2-zero3-sp-fp16-micro4", "untied-tp2-dp2-zero0-sp-fp16-micro1"),
-    ],
+    ["tied-tp2-dp2-zero1-fp16-micro1", "gqa-tp2-dp2-zero3-sp-fp16-micro4", "untied-tp2-dp2-zero0-sp-fp16-micro1"],
 )
 def test_all_ranks_skip_what_one_overflows(name: str, where: str, pool: Pool, tmp_path: Path) -> None:
     check_skip(train(pool, name, tmp_path, where, rank=2))

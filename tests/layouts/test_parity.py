@@ -11,7 +11,6 @@ from tests.layouts.arrays import beyond, few_and_the_rest, few_by_blocks, few_th
 from tests.layouts.cases import Case
 from tests.layouts.outcome import LONG_LOSS, References, check, run
 from tests.layouts.workers import Pool
-from tests.marks import wide
 
 # every way of cutting at once, for as long as errors need to grow
 LONG = [
@@ -48,15 +47,17 @@ SUMMED = [
 ]
 
 
-@pytest.mark.parametrize("case", [*few_that_sum("pairs"), *wide(*map(Case.named, SUMMED))])
+@pytest.mark.wide
+@pytest.mark.parametrize("case", [*few_that_sum("pairs"), *map(Case.named, SUMMED)])
 def test_products_that_sum_equal_one_process(case: Case, pool: Pool, references: References) -> None:
     """The array again, where it makes a difference: gradients are added up as on a GPU."""
     wrong = check(case, run(pool, case), references)
     assert not wrong, f"python -m tests.layouts.replay {case.name}\n" + "\n".join(wrong)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
-    "name", ["tied-dp2-zero0-fp32-micro4-dropout", *wide("gqa-dp4-zero3-hybrid-full-fp32-micro4-dropout")]
+    "name", ["tied-dp2-zero0-fp32-micro4-dropout", "gqa-dp4-zero3-hybrid-full-fp32-micro4-dropout"]
 )
 def test_dropout_over_dp_equals_one_process(name: str, pool: Pool, references: References) -> None:
     """Masks are a function of the microbatch's number, so ranks draw what one process draws, one after the other."""

@@ -46,6 +46,7 @@ def test_a_pipeline_equals_one_process(case: Case, pool: Pool, references: Refer
     assert not wrong, f"python -m tests.layouts.replay {case.name}\n" + "\n".join(wrong)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("case", few_by_blocks("pipeline_pairs"))
 def test_masks_of_blocks_equal_masks_of_positions(case: Case, pool: Pool, references: References) -> None:
     wrong = check(case, run(pool, case), references)
@@ -74,7 +75,8 @@ def test_zero_bubble_with_copies_equals_one_process(name: str, pool: Pool, refer
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("name", [DOCUMENTS[0], *wide(*DOCUMENTS[1:])])
+@pytest.mark.wide
+@pytest.mark.parametrize("name", DOCUMENTS)
 def test_documents_travel_with_their_microbatch(name: str, pool: Pool, references: References) -> None:
     wrong = check(Case.named(name), run(pool, Case.named(name)), references)
     assert not wrong, f"python -m tests.layouts.replay {name}\n" + "\n".join(wrong)
@@ -98,7 +100,15 @@ def test_tied_copies_stay_one(name: str, pool: Pool, references: References) -> 
     assert max(apart) <= LONG_LOSS
 
 
-@pytest.mark.parametrize(("bug", "name"), pipeline_bugs.CASES.items(), ids=pipeline_bugs.CASES.keys())
+# one that shows in losses and in gradients; the others show in one of them
+SOON = {"pipeline_drops_the_last_microbatch"}
+
+
+@pytest.mark.parametrize(
+    ("bug", "name"),
+    [pytest.param(*one, id=one[0], marks=[pytest.mark.wide] * (one[0] not in SOON))
+     for one in pipeline_bugs.CASES.items()],
+)  # fmt: skip
 def test_a_planted_bug_is_noticed(bug: str, name: str, pool: Pool, references: References) -> None:
     case = Case.named(name)
     assert not case.problems()

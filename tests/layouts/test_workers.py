@@ -59,6 +59,7 @@ def test_a_failure_comes_with_its_rank_and_traceback(pool: Pool) -> None:
     assert len(pool.run(f"{HERE}:ranks", 3, {"add": 0})) == 3
 
 
+@pytest.mark.wide
 def test_a_dead_worker_is_replaced(pool: Pool) -> None:
     with pytest.raises(WorkerFailed, match="rank 1: the process ended"):
         pool.run(f"{HERE}:die_on", 2, {"rank": 1})

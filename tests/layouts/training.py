@@ -55,9 +55,7 @@ def dp_index(case: Case) -> int:
     return case.parallel.layout.dp_index(dist.get_rank()) if dist.is_initialized() else 0
 
 
-def train(
-    name: str, folder: str, steps: int = 3, optim: OptimSettings = OPTIM, bug: str | None = None
-) -> dict[str, Any]:
+def train(name: str, folder: str, steps: int, optim: OptimSettings = OPTIM, bug: str | None = None) -> dict[str, Any]:
     """Losses, norms and skips of each step; the gradient of the first, clipped and without a loss scale, as pieces."""
     case = Case.named(name)
     with (
@@ -93,7 +91,9 @@ def train(
 def sample_losses(name: str) -> list[float]:
     """What each sample adds to the first step's loss."""
     case = replace(Case.named(name), microbatches=GLOBAL_BATCH)
-    shares: list[float] = build(case).forward_backward(loader_of(case, 0).read(0)).sum(-1).tolist()
+    step = loader_of(case, 0).read(0)
+    counts = torch.tensor(step.counts)
+    shares: list[float] = [float((sums[0] / counts).sum()) for sums in build(case).valid_sums(step.microbatches)]
     return shares
 
 

@@ -19,11 +19,18 @@ from tests.unit.models.first_weights import whole
 OPTIMIZERS = {"adamw": AdamWSettings(lr=0.01), "lamb": LAMBSettings(lr=0.01), "muon": MuonSettings(lr=0.01)}
 
 
-def update(name: str, optim: str, folder: str, steps: int = 3) -> list[dict[str, Any]]:
-    """Weights after some updates, as pieces. Each whole gradient is drawn by parameter and step, and cut."""
+STEPS = 2  # because: the second one has moments of before
+
+
+def update(name: str, optim: str, before: str, after: str) -> list[list[dict[str, Any]]]:
+    """Weights before and after some updates, as pieces in two folders.
+
+    Each whole gradient is drawn by parameter and step, and cut.
+    """
     model = build(Case.named(name))
+    start = write_pieces(model.pieces(), Path(before))
     optimizer = build_optimizer(OPTIMIZERS[optim], model)
-    for step in range(steps):
+    for step in range(STEPS):
         for parameter in model.parameters.values():
             parameter.grad = torch.zeros_like(parameter)
         gradients = {n: p.grad for n, p in model.parameters.items() if p.grad is not None}
@@ -32,4 +39,4 @@ def update(name: str, optim: str, folder: str, steps: int = 3) -> list[dict[str,
             at = zip(piece.offset, piece.block.shape, strict=True)
             piece.block.copy_(gradient[tuple(slice(start, start + size) for start, size in at)])
         optimizer.step()
-    return write_pieces(model.pieces(), Path(folder))
+    return [start, write_pieces(model.pieces(), Path(after))]

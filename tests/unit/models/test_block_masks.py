@@ -66,7 +66,7 @@ def wrong(length: int, **options: Any) -> list[str]:
     return problems + [name for name in tables if not torch.equal(getattr(found, name), getattr(twin, name))]
 
 
-@pytest.mark.parametrize("length", [5, BLOCK + 1, *wide(*(n for n in LENGTHS if n not in (5, BLOCK + 1)))])
+@pytest.mark.parametrize("length", [BLOCK + 1, *wide(*(n for n in LENGTHS if n != BLOCK + 1))])
 def test_blocks_say_what_positions_say(length: int) -> None:
     """At every position, and torch's own table of the same mask is ours."""
     for window, begins in product(WINDOWS, BEGINS):
@@ -139,8 +139,10 @@ def test_a_planted_bug_is_noticed(bug: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert wrong(389, **options)
 
 
-@pytest.mark.parametrize("kv_heads", [4, 2])
-@pytest.mark.parametrize(("window", "begins"), [(None, (3, 20)), (7, None), (7, (3, 20))])
+@pytest.mark.parametrize(
+    ("kv_heads", "window", "begins"),
+    [(4, 7, None), (2, 7, (3, 20)), *wide((2, 7, None), (4, 7, (3, 20)), (2, None, (3, 20)), (4, None, (3, 20)))],
+)
 def test_attention_by_blocks_is_attention_by_positions(
     kv_heads: int, window: int | None, begins: tuple[int, ...] | None
 ) -> None:
@@ -180,7 +182,7 @@ def batch_of(seed: int) -> Batch:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("words", [{"window": 5}, ROTARY])
+@pytest.mark.parametrize("words", [ROTARY | {"window": 5}, *wide({"window": 5}, ROTARY)])
 def test_asked_positions_look_along_their_rows(words: dict[str, Any]) -> None:
     model, batch = model_of(**words).eval(), batch_of(0)
     asked_BT = torch.zeros(2, 24, dtype=torch.bool)
@@ -211,6 +213,7 @@ def test_every_block_and_microbatch_shares_one_graph() -> None:
     assert counter.frame_count == 1
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("kind", "times"), [("none", 0), ("attention", 1), ("operators", 0)])
 def test_compiled_recompute_knows_attention_by_blocks(kind: str, times: int) -> None:
     """Whole blocks are one graph each; `operators` keeps what attention has made, and `attention` makes it again."""

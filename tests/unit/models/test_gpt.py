@@ -27,7 +27,12 @@ def tiny(**changes: Any) -> GPTSettings:
 
 def llama(**changes: Any) -> GPTSettings:
     values: dict[str, Any] = {
-        "positions": "rotary", "norm": "rmsnorm", "activation": "swiglu", "bias": False, "tied": False, "ffn_width": 80
+        "positions": "rotary",
+        "norm": "rmsnorm",
+        "activation": "swiglu",
+        "bias": False,
+        "tied": False,
+        "ffn_width": 80,
     }
     return tiny(**(values | changes))
 
@@ -268,10 +273,11 @@ def test_vocabulary_must_be_known() -> None:
         build(tiny(vocab_size=None))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("backend", "settings"),
     [
-        pytest.param("inductor", tiny(num_layers=1), marks=pytest.mark.wide),
+        ("inductor", tiny(num_layers=1)),
         ("aot_eager", llama(num_layers=1, num_kv_heads=2, window=5)),
     ],
     ids=["inductor", "masked_rotary"],

@@ -71,6 +71,13 @@ def test_wsd(decay: Any, half: float) -> None:
     assert WSDSettings(decay_fraction=0.2, min_ratio=0.5).factor(90, 100) == pytest.approx(0.75)
 
 
+def test_wsd_decays_over_the_nearest_number_of_steps() -> None:
+    """0.29 x 100 is a little less than 29 for a machine."""
+    schedule = WSDSettings(decay_fraction=0.29)
+    assert schedule.factor(71, 100) == 1.0
+    assert schedule.factor(72, 100) == pytest.approx(28 / 29)
+
+
 def test_constant() -> None:
     assert {ConstantSettings().factor(step, 10) for step in range(12)} == {1.0}
     assert ConstantSettings(warmup_steps=4).factor(1, 10) == 0.5

@@ -18,7 +18,9 @@ from lmtrain.layout import Layout
 from lmtrain.models.layers import block_masks
 from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings
+from lmtrain.parallel.inference import Inference
 from lmtrain.parallel.mesh import build_mesh
+from lmtrain.parallel.pipeline.executor import OneStage
 from lmtrain.placement.parallel_settings import ParallelSettings
 from tests.flex_on_cpu import block_masks_everywhere
 from tests.layouts.workers import Pool
@@ -106,12 +108,33 @@ def disagree(parallel: dict[str, Any]) -> str:
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("parallel", [LAYOUTS[0], LAYOUTS[2], LAYOUTS[3]], ids=str)
+@pytest.mark.parametrize("parallel", [LAYOUTS[0], LAYOUTS[2]], ids=str)
 def test_processes_with_other_texts_are_told_so(pool: Pool, parallel: dict[str, Any]) -> None:
     for rank, told in enumerate(pool.run(f"{__name__}:disagree", 2, {"parallel": parallel})):
         assert told.startswith(f"Rank {rank} is to score other texts than another rank. Give all processes the same")
 
 
+def told_apart() -> list[str]:
+    """What this rank is told where all have one checksum, and where each has its own."""
+    mesh = build_mesh(Layout(dp_replicate=3), CPU, 60.0)
+    inference = Inference({}, OneStage(), SETTINGS, CPU, mesh, sequence=False)
+    found = []
+    for checksum in (7, 7 + mesh.rank):
+        try:
+            inference.check_alike(checksum)
+            found.append("nothing")
+        except RanksDifferError as error:
+            found.append(str(error))
+    return found
+
+
+def test_no_rank_goes_on_where_one_has_other_texts(pool: Pool) -> None:
+    for rank, (alike, apart) in enumerate(pool.run(f"{__name__}:told_apart", 3)):
+        assert alike == "nothing"
+        assert apart.startswith(f"Rank {rank} is to score other texts than another rank. Give all processes the same")
+
+
+@pytest.mark.wide
 def test_texts_of_any_length_are_scored_without_masks_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run's own steps and validations have them: there a length is compiled for once."""
     lengths: list[int] = []
@@ -135,6 +158,7 @@ def test_texts_of_any_length_are_scored_without_masks_of_blocks(monkeypatch: pyt
         np.testing.assert_array_equal(one.nll, other.nll)
 
 
+@pytest.mark.wide
 def test_what_is_compiled_is_left_where_eager_is_forced() -> None:
     """Why the above is needed in an evaluation while a run trains: flex_attention would not be a kernel there."""
     ran: list[str] = []

@@ -218,14 +218,14 @@ def test_hits(dtype: torch.dtype) -> None:
 
 # gradients of many microbatches
 
-STEPS = 300  # because: a sum of as many equal numbers stands still in bf16, whose next number after 256 is 258
+SIZES = [256.0] + [1.0] * 8  # because: their sum stands still in bf16, whose next number after 256 is 258
 
 
 def accumulated(dtype: torch.dtype) -> Tensor:
     model = nn.Linear(4, 4, bias=False)
     masters = MasterWeights(dict(model.named_parameters()), dtype)
-    for _ in range(STEPS):
-        model(torch.ones(1, 4, dtype=dtype)).sum().backward()
+    for size in SIZES:
+        (size * model(torch.ones(1, 4, dtype=dtype)).sum()).backward()
     gradient = masters.master["weight"].grad
     assert gradient is not None
     return gradient
@@ -242,9 +242,9 @@ def added_in_half(master: nn.Parameter) -> Any:
 
 
 def test_gradients_of_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (accumulated(torch.bfloat16) == STEPS).all()
+    assert (accumulated(torch.bfloat16) == sum(SIZES)).all()
     monkeypatch.setattr(precision_room, "_move_gradient", added_in_half)
-    assert (accumulated(torch.bfloat16) < STEPS).all()
+    assert (accumulated(torch.bfloat16) < sum(SIZES)).all()
 
 
 @pytest.fixture
@@ -257,21 +257,19 @@ def alone(tmp_path: Any) -> Iterator[None]:
 
 
 def accumulated_by_fsdp(zero: int, masters: torch.dtype = torch.float32) -> Tensor:
-    """The gradient of the last norm's bias, which is given 1 each time."""
-    model: Any = GPTSettings(
-        num_layers=1, width=8, num_heads=2, seq_len=8, vocab_size=16, norm="layernorm"
-    ).build()
+    """The gradient of the last norm's bias, which is given one size each time."""
+    model: Any = GPTSettings(num_layers=1, width=8, num_heads=2, seq_len=8, vocab_size=16, norm="layernorm").build()
     model.to(masters)
     mesh = build_mesh(Layout(), torch.device("cpu"))
     apply_data_parallel(model, mesh, zero, torch.bfloat16)
     weights = ShardedWeights({0: model}, dict(model.named_parameters()), zero, {0: []})
     batch = Batch(*torch.zeros(2, 1, 1, dtype=torch.int64))
-    for index in range(STEPS):
-        action, last = Action(Kind.BACKWARD, 0, index), index == STEPS - 1
+    for index, size in enumerate(SIZES):
+        action, last = Action(Kind.BACKWARD, 0, index), index == len(SIZES) - 1
         weights.begin(Action(Kind.FORWARD, 0, index), last)
         hidden = model(batch)
         weights.begin(action, last)
-        hidden.sum().backward()
+        (size * hidden.sum()).backward()
         weights.done(action, last)
     weights.collect()
     gradient = weights.master["norm.bias"].grad
@@ -282,12 +280,10 @@ def accumulated_by_fsdp(zero: int, masters: torch.dtype = torch.float32) -> Tens
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("zero", [1, 2])
 def test_gradients_of_several_copies(zero: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (accumulated_by_fsdp(zero) == STEPS).all()
+    assert (accumulated_by_fsdp(zero) == sum(SIZES)).all()
     if zero == 2:  # where each microbatch's is added to a shard of the masters' type
-        assert (accumulated_by_fsdp(zero, torch.bfloat16) < STEPS).all()
+        assert (accumulated_by_fsdp(zero, torch.bfloat16) < sum(SIZES)).all()
         return
     policy = MixedPrecisionPolicy
-    monkeypatch.setattr(
-        sharding_room, "MixedPrecisionPolicy", lambda work, sums, **more: policy(work, work, **more)
-    )
-    assert (accumulated_by_fsdp(zero) < STEPS).all()
+    monkeypatch.setattr(sharding_room, "MixedPrecisionPolicy", lambda work, sums, **more: policy(work, work, **more))
+    assert (accumulated_by_fsdp(zero) < sum(SIZES)).all()

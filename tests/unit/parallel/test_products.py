@@ -159,7 +159,8 @@ def test_and_not_on_those_that_have_no_such_product(
     assert sums_products(torch.device("cuda", 0), torch.float16) == sums
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.wide)])
+@pytest.mark.wide
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_in_a_compiled_block_the_sum_is_changed_in_place(backend: str) -> None:
     """No graph break, no copy of the sum, and microbatches under way together."""
     torch._dynamo.reset()

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.layouts.workers import Pool
+from tests.marks import wide
 from tests.unit.parallel.spread import build
 
 LAYOUTS: list[dict[str, Any]] = [
@@ -31,7 +32,7 @@ def gather(parallel: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("parallel", LAYOUTS[1:], ids=str)
+@pytest.mark.parametrize("parallel", [LAYOUTS[1], LAYOUTS[4], *wide(*LAYOUTS[2:4])], ids=str)
 def test_every_rank_sees_the_whole_of_one_process(pool: Pool, parallel: dict[str, Any]) -> None:
     (one,) = pool.run(f"{__name__}:gather", 1, {"parallel": {}})
     count = torch.tensor([parallel.get(axis, 1) for axis in ("tp", "dp_shard", "dp_replicate")]).prod().item()

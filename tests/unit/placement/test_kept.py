@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from lmtrain.models.bert_settings import BertSettings
+from lmtrain.parallel.compute_settings import ComputeSettings
 from lmtrain.parallel.recompute_settings import (
     AttentionRecomputeSettings,
     FullRecomputeSettings,
@@ -18,6 +20,7 @@ from tests.unit.plan.ours import GPT3, planned
 
 MIDDLE = Stage(1, range(6, 7), first=False, last=False)
 NONE = NoRecomputeSettings()
+ON_CPU = ComputeSettings(device="cpu")
 
 
 def a_block(model: Any = GPT3, **changes: Any) -> float:
@@ -50,6 +53,13 @@ def test_words_of_the_model_change_what_is_kept() -> None:
     assert a_block(dropped, document_mask=True) > a_block(dropped), "a matrix is made for each"
 
 
+def test_each_sample_has_a_mask_of_its_own_padding() -> None:
+    """So what a token keeps is the same in microbatches of any size, on a device that has the masks whole."""
+    bert = BertSettings(num_layers=12, width=64, num_heads=4, vocab_size=250, seq_len=32)
+    one, four = (a_block(bert, micro_batch=size, pp=4, tp=1, compute=ON_CPU) for size in (1, 4))
+    assert four == pytest.approx(one)
+
+
 def test_only_the_last_stage_has_logits() -> None:
     run = planned(recompute=NONE)
     stages = [held[0] for held in run.stages]
@@ -61,3 +71,13 @@ def test_a_backward_in_halves_puts_off_more_than_it_kept() -> None:
     """Over a cut sequence products take whole ones: that is what zero-bubble schedules cost."""
     kept = planned(recompute=NONE).layers.kept(MIDDLE)
     assert kept.later > kept.hidden
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_halves_of_a_parallel_block_share_an_input_that_is_whole(cut: bool) -> None:
+    """Of a cut one attention and the MLP gather a copy each, as they do where one follows the other."""
+    row, parallel = (
+        planned(replace(GPT3, parallel_block=words), recompute=NONE, sequence_parallel=cut).layers.kept(MIDDLE).later
+        for words in (False, True)
+    )
+    assert (parallel == row) if cut else (parallel < row)

@@ -8,8 +8,10 @@ import pytest
 
 from lmtrain.layout import Layout
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.placement.memory import count, rank_bytes
+from lmtrain.placement.memory import count, places_held, rank_bytes
+from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.placement.places import place_all
+from lmtrain.placement.stages import stages_of_rank
 
 GPT = GPTSettings(num_layers=4, width=64, num_heads=4, vocab_size=250, vocab_multiple=1, seq_len=32)
 
@@ -25,6 +27,17 @@ def test_bytes_of_an_even_model_fall_by_the_number_of_ranks(zero: int) -> None:
     assert held.optimizer == 8 * total / shards
     assert held.gradients == (4 * total if zero == 1 else 4 * total / shards)
     assert held.work == (0 if zero == 3 else 2 * total)
+
+
+@pytest.mark.parametrize(("schedule", "vp"), [("1f1b", 1), ("interleaved", 2), ("zb_v", 2)])
+def test_a_tied_head_has_a_copy_of_its_own_wherever_it_stands(schedule: str, vp: int) -> None:
+    """Of zb_v's ends too, which are one rank's."""
+    parallel = ParallelSettings(pp=2, schedule=schedule, vp=vp)
+    held = [places_held(GPT, stages_of_rank(GPT, parallel, rank), parallel.layout, 0) for rank in range(2)]
+    numbers = [count(places, parallel.layout).parts for places in held]
+    assert sum(numbers) == GPT.num_parameters + 250 * 64
+    names = [place.name for places in held for place in places]
+    assert [name for name in set(names) if names.count(name) == 2] == ["embedding.token.weight"]
 
 
 def test_one_process_in_fp32_computes_with_its_masters() -> None:

@@ -6,6 +6,8 @@ from itertools import islice
 
 import pytest
 
+from lmtrain.parallel.compute_settings import ComputeSettings
+from lmtrain.parallel.precision_settings import Fp32Settings
 from lmtrain.parallel.recompute_settings import NoRecomputeSettings
 from lmtrain.plan.answers import PARTS, Answer, answers, map_of, price, unfitting, why_slower
 from lmtrain.plan.memory import GIB
@@ -50,6 +52,12 @@ def test_rates_follow_from_the_step() -> None:
     low, high = one.between
     assert low < one.seconds < high
     assert one.seconds / low == pytest.approx(high / one.seconds)
+
+
+def test_products_that_are_cut_to_tf32_are_a_share_of_its_peak() -> None:
+    run = planned(precision=Fp32Settings(), compute=ComputeSettings(tf32=True))
+    (one,) = price([run], h100(), Prices())
+    assert one.mfu == pytest.approx(run.shape.flops_per_token() * one.tokens_per_s / (1024 * 494.7e12))
 
 
 def test_why_a_layout_lost_is_the_part_that_grew_most() -> None:

@@ -32,34 +32,44 @@ def run(width: int, seq_len: int, **layout: int) -> Planned:
     )
 
 
-RUNS = [run(64, 64), run(128, 64), run(256, 128), run(512, 64), run(128, 256), run(64, 256), run(256, 64, dp_shard=2)]
+RUNS = [run(64, 64), run(256, 64, dp_shard=2), run(256, 128), run(64, 256)]
 
 
-def measured(hardware: Hardware) -> list[Measured]:
-    times = price_step(columns([case_of(one, hardware) for one in RUNS]), prices_of(hardware).time).total
-    return [Measured(str(number), one, float(time)) for number, (one, time) in enumerate(zip(RUNS, times, strict=True))]
+def measured(hardware: Hardware, count: int) -> list[Measured]:
+    """Of few runs: one more is one more fit."""
+    runs = RUNS[:count]
+    times = price_step(columns([case_of(one, hardware) for one in runs]), prices_of(hardware).time).total
+    return [Measured(str(number), one, float(time)) for number, (one, time) in enumerate(zip(runs, times, strict=True))]
 
 
 def test_a_machine_is_found_again_from_its_steps() -> None:
-    found = calibrate(CPU, measured(TRUE))
+    found = calibrate(CPU, measured(TRUE, 4))
     assert np.median(np.abs(found.before)) > 0.2
-    assert np.median(np.abs(found.after)) < 0.05
+    assert np.max(np.abs(found.after)) < 0.05
     assert found.hardware.name == "cpu"
     assert found.hardware.interval is not None
     assert found.hardware.interval >= 0.03
 
 
 def test_what_fits_already_stays() -> None:
-    found = calibrate(CPU, measured(CPU))
+    found = calibrate(CPU, measured(CPU, 2))
     assert found.hardware.memory_GBps == pytest.approx(CPU.memory_GBps, rel=1e-3)
     assert found.hardware.interval == pytest.approx(0.03)
 
 
+def test_a_run_is_judged_by_the_others_alone() -> None:
+    """They know nothing of what made it slow."""
+    slow, other = measured(CPU, 2)
+    found = calibrate(CPU, [replace(slow, step_s=1.25 * slow.step_s), other])
+    assert found.before == pytest.approx([0.8 - 1, 0.0])
+    assert found.after[0] == pytest.approx(found.before[0], abs=0.002)
+
+
 def test_a_data_sheet_is_believed_more_than_a_guess() -> None:
-    slow = [replace(one, step_s=3 * one.step_s) for one in measured(CPU)]
+    slow = [replace(one, step_s=2 * one.step_s) for one in measured(CPU, 2)]
     guessed, known = (calibrate(replace(CPU, generation=kind), slow).hardware for kind in ("cpu", "hopper"))
-    assert guessed.peak_tflops["fp32"] < 0.5 * CPU.peak_tflops["fp32"]
-    assert known.peak_tflops["fp32"] > guessed.peak_tflops["fp32"]
+    assert guessed.peak_tflops["fp32"] < 0.7 * CPU.peak_tflops["fp32"]
+    assert known.peak_tflops["fp32"] > 0.9 * CPU.peak_tflops["fp32"]
 
 
 def test_a_machine_has_the_factors_of_all_unless_it_has_its_own() -> None:

@@ -30,21 +30,23 @@ def points_of(gpus: list[int], *, seq_len: int, per_gpu: int) -> list[Point]:
 
 
 def test_twice_the_devices_bring_at_most_twice_as_much() -> None:
-    found = list(curve(study(), ranked(), [16, 32, 64]))
-    assert [point.gpus for point in found] == [16, 32, 64]
+    """A number for which there is no layout is passed over: the next is compared with the last that has one."""
+    found = list(curve(study(), ranked(), [16, 17, 32, 64]))
+    assert [point.gpus for point in found] == [16, 17, 32, 64]
     assert found[0].gain is None
-    for before, point in pairwise(found):
+    assert (found[1].best, found[1].gain) == (None, None)
+    for before, point in pairwise([found[0], *found[2:]]):
         assert before.best is not None
         assert point.best is not None
+        assert point.best.run.global_batch == 64
         assert point.gain == pytest.approx(point.best.tokens_per_s / before.best.tokens_per_s)
         assert point.gain is not None
         assert 1.2 < point.gain < 2.1
 
 
-def test_the_batch_stays_or_grows() -> None:
+def test_the_batch_may_grow() -> None:
     grows = replace(study(), batch_per_gpu=4.0)
     assert [point.best and point.best.run.global_batch for point in curve(grows, ranked(), [16, 32])] == [64, 128]
-    assert [point.best and point.best.run.global_batch for point in curve(study(), ranked(), [16, 32])] == [64, 64]
 
 
 @pytest.mark.wide
@@ -82,11 +84,11 @@ def _each(one: Answer, at: int) -> float:
 
 def test_a_few_cuts_or_stages_take_over_from_sharding_alone() -> None:
     """Where a GPU has one short sequence: little is won on a node, and much on thousands of GPUs."""
-    found = points_of([8, 256, 2048], seq_len=2048, per_gpu=1)
+    found = points_of([8, 2048], seq_len=2048, per_gpu=1)
     gains = [point.plain.seconds / point.best.seconds - 1 for point in found if point.plain and point.best]
-    assert len(gains) == 3
-    assert gains[0] < 0.05 < gains[1] < gains[2]
-    assert gains[2] > 0.2
+    assert len(gains) == 2
+    assert gains[0] < 0.05
+    assert gains[1] > 0.2
     last = found[-1].best
     assert last is not None
     assert max(last.run.parallel.pp, last.run.parallel.tp) in (2, 3, 4)

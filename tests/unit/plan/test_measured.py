@@ -40,6 +40,17 @@ def test_uneven_stages_are_the_tables_own(tmp_path: Path) -> None:
     assert found.bubble_s == pytest.approx(found.replayed_bubble_s, rel=0.03)
 
 
+@pytest.mark.parametrize("axes", [{"tp": 2}, {"dp_shard": 2}, {"tp": 2, "dp_replicate": 2}], ids=str)
+def test_the_slowest_pipeline_is_the_one_that_all_wait_for(tmp_path: Path, axes: dict[str, int]) -> None:
+    layout = Layout(pp=2, **axes)
+    slow = dict.fromkeys(range(1, layout.world_size, layout.dp * layout.tp), 1.5)
+    made = Made(layout=layout, slow=slow, steps=(10,), handing=0.0).write(tmp_path)
+    (segment,) = merged(tmp_path).segments
+    found = beside_table(segment, step_times(segment))
+    assert found is not None
+    assert found.replayed_pipeline_s == pytest.approx(max(one.makespan for one in made.timelines) / 1e3, rel=0.01)
+
+
 def test_without_a_pipeline_or_its_table(tmp_path: Path) -> None:
     Made(layout=Layout(dp_shard=2), num_microbatches=2, steps=(10,)).write(tmp_path)
     Made(layout=Layout(pp=2), num_microbatches=2, steps=(10,), start=1, began_s=500).write(tmp_path)

@@ -84,6 +84,14 @@ def test_sums_over_copies_of_shards_take_what_their_group_takes() -> None:
     assert price_step(c, F).reduce[0] == pytest.approx(one[0])
 
 
+def test_copies_share_no_updates() -> None:
+    """Each has all of them, over its own shards."""
+    one, four, fewer = price_step(
+        columns([gpt3(dp=dp, shard=shard) for dp, shard in ((8, 8), (32, 8), (8, 4))]), F
+    ).update  # fmt: skip
+    assert one == four == pytest.approx(fewer / 2)
+
+
 def test_factors_lie_in_their_ranges() -> None:
     assert not list(range_problems({name: factor.value for name, factor in FACTORS.items()}))
     assert all(factor.low <= factor.value <= factor.high and factor.meaning for factor in MEMORY_FACTORS.values())

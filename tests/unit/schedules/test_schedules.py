@@ -90,6 +90,13 @@ def test_sending_takes_time() -> None:
     assert slow.makespan == 1 + 0.5 + 1 + 2 + 0.5 + 2
 
 
+def test_what_a_rank_hands_to_itself_is_there_at_once() -> None:
+    """The pipeline turns round on the last rank: of four stages in a row the two in the middle are its own."""
+    table = build("zb_v", 2, 2, 1)
+    late = simulate(table, Costs(send=0.5)).makespan - simulate(table).makespan
+    assert late == pytest.approx(4 * 0.5), "to the last rank and back, forward and backward"
+
+
 def test_a_wrong_table_is_refused() -> None:
     f, b = Kind.FORWARD, Kind.BACKWARD
     rows = ((Action(f, 0, 0), Action(b, 0, 0)), (Action(f, 1, 0), Action(b, 1, 0)))

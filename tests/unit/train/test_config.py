@@ -59,6 +59,7 @@ def test_rules_across_settings_are_told_beside_rules_within() -> None:
 @pytest.mark.parametrize(
     ("rampup", "words"),
     [("{start: 3, increment: 4, samples: 10}", "train.rampup.start=3 is not a multiple"),
+     ("{start: 4, increment: 2, samples: 10}", "train.rampup.increment=2 is not a multiple"),
      ("{start: 64, increment: 4, samples: 10}", "does not reach"),
      ("{start: 4, increment: 8, samples: 10}", "does not reach")],
 )  # fmt: skip

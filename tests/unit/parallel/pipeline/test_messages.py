@@ -10,9 +10,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from lmtrain.errors import LayoutError
 from lmtrain.layout import Layout
 from lmtrain.parallel.mesh import build_mesh
-from lmtrain.parallel.pipeline.messages import Lanes, letter_of, pairs_of, warm
+from lmtrain.parallel.pipeline.messages import Inbox, Lanes, Letter, Outbox, Terms, letter_of, pairs_of, warm
 from lmtrain.runtime.process_group import new_group
 from lmtrain.schedules.pipeline_schedule import schedule_named
 from tests.layouts.workers import Pool
@@ -106,3 +107,33 @@ def warmed(pp: int) -> list[list[Any]]:
 def test_lanes_are_warmed(pool: Pool) -> None:
     ranks = pool.run(f"{__name__}:warmed", 2, {"pp": 2})
     assert ranks == [[["send", 1, "up"], ["receive", 1, "down"]], [["receive", 0, "up"], ["send", 0, "down"]]]
+
+
+EXPECTED = Terms(3, 72, (4, 3, 2), torch.float32)
+OTHERS = {
+    "other rows": (Terms(3, 36, (2, 3, 2), torch.float32), "3 messages of [2, 3, 2] float32"),
+    "fewer": (Terms(2, 48, (4, 3, 2), torch.float32), "2 messages of [4, 3, 2] float32"),
+    "fewer rows later": (Terms(3, 60, (4, 3, 2), torch.float32), "[4, 3, 2] and other shapes, 60 numbers in all,"),
+    "another precision": (Terms(3, 72, (4, 3, 2), torch.bfloat16), "3 messages of [4, 3, 2] bfloat16"),
+}
+
+
+def told_of_others() -> list[str]:
+    """What a receiver is told of messages that are others than it expects; nothing on the rank that sends them."""
+    group, told = dist.group.WORLD, []
+    assert group is not None
+    for terms, _ in OTHERS.values():
+        if dist.get_rank() == 0:
+            Outbox(1, group, terms).let_go()
+            continue
+        with pytest.raises(LayoutError) as refused:
+            Inbox([], 0, group, lambda letter: torch.empty(0), EXPECTED).take(Letter(False, 1, 0))
+        told.append(str(refused.value))
+    return told
+
+
+def test_stages_with_other_messages_are_told_so_however_alike_they_begin(pool: Pool) -> None:
+    _, told = pool.run(f"{__name__}:told_of_others", 2)
+    for words, (_, sent) in zip(told, OTHERS.values(), strict=True):
+        assert sent in words
+        assert "to rank 1, which expects 3 messages of [4, 3, 2] float32: they do not have the same batch" in words
