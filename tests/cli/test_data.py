@@ -84,9 +84,11 @@ def test_blend_and_index(blended: list[str]) -> None:
     table = lmtrain("data", "blend", *blended)
     assert "75.0000%" in table
     assert "2 datasets" in table
+    samples = sum(row["samples"] for row in rows)
+    assert table.split()[-1] == f"{48 / samples:.3g}"  # how often the whole is read
     facts = json.loads(lmtrain("data", "index", *blended, "--json"))
     assert facts["datasets"] == 2
-    assert facts["samples"] == sum(row["samples"] for row in rows)
+    assert facts["samples"] == samples
 
 
 @pytest.mark.parametrize(

@@ -131,10 +131,13 @@ def test_data_is_not_asked_for_beside_a_recipe(tmp_path: Path, chosen: str, data
     assert "on 8 of h100" in lmtrain("plan", *words, *data, "--layout", "dp_shard=8", "--doublings", "0")
 
 
-def test_a_number_of_blocks_that_are_computed_again_is_said() -> None:
+def test_a_row_of_the_table_says_what_the_json_says() -> None:
     words = ("--layout", "dp_shard=8", "recompute=full", "recompute.blocks=3")
-    assert re.search(r" full 3 +\d", lmtrain(*SMALL, *words))
-    assert json.loads(lmtrain(*SMALL, *words, "--json"))["best"][0]["recompute_blocks"] == 3
+    (best,) = json.loads(lmtrain(*SMALL, *words, "--json"))["best"]
+    assert best["recompute_blocks"] == 3
+    shown = lmtrain(*SMALL, *words, env={"COLUMNS": "80"})
+    step, gibibytes = rf"{1000 * best['step_s']:.3g}ms", f"{best['held_bytes'] / 2**30:.1f}"
+    assert re.search(rf" full 3 +{step}\S* +{gibibytes} +{best['mfu']:.1%}", shown)
 
 
 def test_a_microbatch_that_is_given_makes_the_batch_a_multiple_of_itself() -> None:
@@ -323,6 +326,7 @@ def test_the_page_stands_alone(tmp_path: Path) -> None:
         (["hardware=h100", "gpus=8", "train.global_batch=64", "train.micro_batch=3"], 2, "train.micro_batch=3 x 1"),
         (["hardware=h100", "gpus=8", "parallel=single"], 2, "Give sizes, as in parallel.tp=8"),
         ([*SHARED, "--nodes-per-switch", "1"], 78, "Use --nodes-per-switch 2"),
+        ([*SHARED, "--nodes-per-switch", "2", "--gpus-per-node", "4"], 78, "Use --nodes-per-switch 4"),
         (["hardware=h100", "gpus=8", "--price", "2"], 2, "Add tokens=300B"),
         (["hardware=h100", "gpus=8", "tokens=1B", "--price", "inf"], 2, "Use --price 2.5"),
         (["hardware=h100", "gpus=8", "train.micro_batch=x"], 2, "error: train.micro_batch=x"),
