@@ -154,10 +154,9 @@ def test_texts_of_several_files_are_known_by_their_documents(tmp_path: Path) -> 
     assert found == [hashlib.sha256(whole).hexdigest() for whole in (b"ab\0c\0", b"a\0bc\0")]
 
 
-@pytest.mark.parametrize("batch_size", [1, 16])
-def test_batch_size_does_not_change_the_number(run: Path, held_out: Path, batch_size: int) -> None:
+def test_batch_size_does_not_change_the_number(run: Path, held_out: Path) -> None:
     arguments = (run, "--task", "perplexity", "--data", held_out, "--stride", 3)
-    sums = [evaluation(*arguments, "--batch-size", size)["results"][0]["nll_sum_nats"] for size in (4, batch_size)]
+    sums = [evaluation(*arguments, "--batch-size", size)["results"][0]["nll_sum_nats"] for size in (1, 16)]
     assert sums[0] == pytest.approx(sums[1], rel=1e-6)
 
 
@@ -220,8 +219,9 @@ def test_evaluating_leaves_a_run_as_it_was(run: Path, held_out: Path) -> None:
 
 
 def test_a_dataset_of_another_tokenizer_is_refused(toy: Toy, run: Path, tmp_path: Path) -> None:
-    lmtrain("tokenizer", "train", toy.text, "--output", tmp_path / "other", "--vocab-size", 300)
-    lmtrain("preprocess", toy.text, "--tokenizer", tmp_path / "other", "--output", tmp_path / "set")
+    text = toy.text / "eval_windows.txt"
+    lmtrain("tokenizer", "train", text, "--output", tmp_path / "other", "--vocab-size", 300)
+    lmtrain("preprocess", text, "--tokenizer", tmp_path / "other", "--output", tmp_path / "set")
     with pytest.raises(LmtrainError, match="was made with the tokenizer"):
         call("eval", run, "--task", "perplexity", "--data", tmp_path / "set", "--device", "cpu")
     assert np.fromfile(tmp_path / "set.bin", np.uint16).max() < 300  # every id would have been a known one

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 import socket
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.cli.harness import Toy, lmtrain
+from tests.mistakes.runner import Runner
 
 
 def test_a_misspelt_key_is_named_with_the_nearest(toy: Toy, tmp_path: Path) -> None:
@@ -80,9 +80,7 @@ def torchrun(world_size: int, rank: int = 0, local: int = 0) -> dict[str, str]:
         (3, ["dp_shard=2", "tp=2"], "3 processes were started but dp_shard=2 x tp=2 = 4. Start 4 processes."),
     ],
 )  # fmt: skip
-def test_too_many_or_too_few_processes(
-    toy: Toy, tmp_path: Path, started: int, settings: list[str], words: str
-) -> None:
+def test_too_many_or_too_few_processes(toy: Toy, tmp_path: Path, started: int, settings: list[str], words: str) -> None:
     given = [*toy.settings(tmp_path / "run", train__global_batch=24), *(f"parallel.{s}" for s in settings)]
     assert words in lmtrain("pretrain", *given, code=78, env=torchrun(started) if started > 1 else {})
     assert not (tmp_path / "run").exists()
@@ -145,18 +143,11 @@ def test_errors_show_no_traceback_unless_asked(toy: Toy, tmp_path: Path) -> None
 
 def test_refusals_and_help_do_not_import_torch(toy: Toy, tmp_path: Path) -> None:
     """The reason why they take a fraction of a second."""
-    import os
-    import subprocess
-
-    for arguments in (["--help"], ["pretrain", "--help"], ["pretrain", *toy.settings(tmp_path / "run"), "optim.lrr=1"],
-                      ["pretrain", *toy.settings(tmp_path / "run"), "--dry-run"]):  # fmt: skip
-        done = subprocess.run(
-            [sys.executable, "-X", "importtime", "-m", "lmtrain.cli.main", *arguments],
-            capture_output=True, text=True, env={**os.environ, "COLUMNS": "200"},
-        )  # fmt: skip
-        imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if "import time:" in line}
-        assert "typer" in imported
-        assert "torch" not in imported
+    given = ["pretrain", *toy.settings(tmp_path / "run")]
+    with Runner() as run:
+        for words, code in ((["pretrain", "--help"], 0), ([*given, "optim.lrr=1"], 2), ([*given, "--dry-run"], 0)):
+            said = run(words)
+            assert (said.code, said.torch) == (code, False), said.text
 
 
 def test_print_config_composes_back(toy: Toy, tmp_path: Path) -> None:
