@@ -16,6 +16,7 @@ import pytest
 
 from lmtrain.observe.metrics import read_metrics
 from tests.cli.harness import Toy, lmtrain, start
+from tests.marks import wide
 
 TWO: dict[str, Any] = {"parallel__tp": 2, "parallel__timeout_s": 60}
 LONG = TWO | {"train__steps": 300}
@@ -140,7 +141,7 @@ def test_another_rank_says_who_it_is(toy: Toy, tmp_path: Path) -> None:
     assert output.startswith(f"error: rank 1 on {os.uname().nodename}: ")
 
 
-@pytest.mark.parametrize("option", ["--nproc", "--nproc-per-node"])
+@pytest.mark.parametrize("option", ["--nproc", *wide("--nproc-per-node")])
 def test_a_dry_run_starts_nothing(toy: Toy, tmp_path: Path, option: str) -> None:
     facts = json.loads(
         lmtrain("pretrain", *toy.settings(tmp_path / "run", **TWO), option, 2, "--dry-run", "--json")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.harness import Toy, lmtrain
+from tests.marks import wide
 from tests.mistakes.runner import Runner
 
 
@@ -37,16 +38,16 @@ def test_every_problem_is_reported_at_once(toy: Toy, tmp_path: Path) -> None:
         ("parallel.vp=2", "parallel.vp=2 needs stages, and pp=1 has none"),
         ("train.steps=null", "Set train.steps=1000 or train.tokens=300B."),
         ("train.tokens=1B", "must be given one without the other"),
-        ("schedule.warmup_steps=100", "schedule.warmup_steps=100"),
-        ("train.steps=soon", "train.steps=soon is not a size"),
-        ("optim.kind=sgd", "optim.kind=sgd is not a kind"),
+        *wide(("schedule.warmup_steps=100", "schedule.warmup_steps=100")),
+        *wide(("train.steps=soon", "train.steps=soon is not a size")),
+        *wide(("optim.kind=sgd", "optim.kind=sgd is not a kind")),
         ("run.dir=''", "run.dir= is empty"),
-        ("optim.lr=1,2", "Add -m to run each of them."),
-        ("data.path=${oc.env:HOME}", "calls a resolver"),
-        ("+optim._target_=os.system", "names code"),
+        *wide(("optim.lr=1,2", "Add -m to run each of them.")),
+        *wide(("data.path=${oc.env:HOME}", "calls a resolver")),
+        *wide(("+optim._target_=os.system", "names code")),
         ("model.vocab_size=10", "smaller than the tokenizer's"),
         ("data.split=[1,0,0]", ""),
-        ("=3", "is not an override"),
+        *wide(("=3", "is not an override")),
     ],
 )
 def test_refused_with_a_way_out(toy: Toy, tmp_path: Path, override: str, words: str) -> None:
@@ -73,8 +74,8 @@ def torchrun(world_size: int, rank: int = 0, local: int = 0) -> dict[str, str]:
     [
         (2, [], "2 processes were started but parallel.* asks for 1. Start 1 process or set parallel.dp_shard=2."),
         (1, ["tp=2"], "1 process was started but parallel.tp=2 asks for 2. Start 2 processes with --nproc 2."),
-        (4, ["dp_shard=4", "tp=2"],
-         "4 processes were started but dp_shard=4 x tp=2 = 8. Start 8 processes or set parallel.dp_shard=2."),
+        *wide((4, ["dp_shard=4", "tp=2"],
+         "4 processes were started but dp_shard=4 x tp=2 = 8. Start 8 processes or set parallel.dp_shard=2.")),
         (6, ["dp_replicate=2", "tp=2"],
          "6 processes were started but dp_replicate=2 x tp=2 = 4. Start 4 processes or set parallel.dp_replicate=3."),
         (3, ["dp_shard=2", "tp=2"], "3 processes were started but dp_shard=2 x tp=2 = 4. Start 4 processes."),
