@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -50,9 +51,9 @@ def import_without_torch(root: Path, names: list[str]) -> dict[str, dict[str, st
     return answer
 
 
-def without_torch() -> list[Path]:
+def without_torch(folders: Sequence[str] = FOLDERS) -> list[Path]:
     """Every test file that neither asks for torch nor has a conftest beside or above it that does."""
-    files = [path for folder in FOLDERS for path in sorted((ROOT / "tests" / folder).rglob("*.py"))]
+    files = [path for folder in folders for path in sorted((ROOT / "tests" / folder).rglob("*.py"))]
     files = [path for path in files if path.name.startswith("test_") or path.name == "conftest.py"]
     answer = import_without_torch(ROOT, list(map(_module, files)))
     bad = [path for path in files if _module(path) in answer["asked"] or _module(path) in answer["failed"]]

@@ -113,7 +113,8 @@ def _classes(times: StepTimes) -> Facts:
 
 def _by_rank(segment: Segment, times: StepTimes) -> list[Facts]:
     return [
-        {"rank": rank, **_at(segment, rank), "host": segment.headers[rank].host}
+        # because: classes are called pp, dp and tp too, and a rank's place would be gone behind their seconds
+        {"rank": rank, "at": _at(segment, rank), "host": segment.headers[rank].host}
         | {name: _number(float(value)) for name, value in zip(CLASSES, row, strict=True)}
         for rank, row in zip(times.ranks, times.by_rank(), strict=True)
     ]

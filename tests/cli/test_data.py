@@ -9,6 +9,7 @@ import pytest
 
 from lmtrain.data.store.indexed import IndexedDataset, part
 from tests.cli.harness import Toy, lmtrain
+from tests.marks import wide
 
 
 def test_inspect_and_verify(toy: Toy) -> None:
@@ -84,29 +85,33 @@ def test_blend_and_index(blended: list[str]) -> None:
     table = lmtrain("data", "blend", *blended)
     assert "75.0000%" in table
     assert "2 datasets" in table
+    samples = sum(row["samples"] for row in rows)
+    assert table.split()[-1] == f"{48 / samples:.3g}"  # how often the whole is read
     facts = json.loads(lmtrain("data", "index", *blended, "--json"))
     assert facts["datasets"] == 2
-    assert facts["samples"] == sum(row["samples"] for row in rows)
+    assert facts["samples"] == samples
 
 
 @pytest.mark.parametrize(
     "extra",
     [
         [],
-        ["data.packing=best_fit", "data.document_mask=true"],
-        ["data.order=megatron", "data.first_sample=7", "data.megatron_samples=100"],
+        *wide(
+            ["data.packing=best_fit", "data.document_mask=true"],
+            ["data.order=megatron", "data.first_sample=7", "data.megatron_samples=100"],
+        ),
     ],
     ids=["blend", "best_fit", "megatron"],
 )
 def test_a_run_on_a_blend_stops_and_goes_on(blended: list[str], tmp_path: Path, extra: list[str]) -> None:
-    settings = [*blended, *extra, "train.valid_interval_steps=6", "train.valid_samples=8"]
+    settings = [*blended, *extra, "train.steps=6", "train.valid_interval_steps=3", "train.valid_samples=8"]
     whole = json.loads(lmtrain("pretrain", *settings, f"run.dir={tmp_path / 'whole'}", "--json").splitlines()[-1])
-    assert whole["step"] == 12
+    assert whole["step"] == 6
     rows = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
-    checkpoint = tmp_path / "whole" / "checkpoints" / "step_00000008"
+    checkpoint = tmp_path / "whole" / "checkpoints" / "step_00000004"
     lmtrain("pretrain", *settings, f"run.dir={tmp_path / 'half'}", f"checkpoint.resume={checkpoint}", "--json")
     after = [json.loads(line) for line in (tmp_path / "half" / "metrics.jsonl").read_text().splitlines()]
-    want = [(row["loss"], row["samples_hash"]) for row in rows if row["event"] == "step" and row["step"] > 8]
+    want = [(row["loss"], row["samples_hash"]) for row in rows if row["event"] == "step" and row["step"] > 4]
     assert [(row["loss"], row["samples_hash"]) for row in after if row["event"] == "step"] == want
     other = [one.replace("weight: 3", "weight: 2") for one in settings]
     refused = lmtrain("pretrain", *other, f"run.dir={tmp_path / 'half'}", code=65)

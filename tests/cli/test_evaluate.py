@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from pathlib import Path
@@ -12,9 +13,13 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from data_tools.read.sources import find_sources
+from lmtrain.cli.evaluate import read_texts
 from lmtrain.cli.main import app
 from lmtrain.errors import LmtrainError
 from tests.cli.harness import Toy, lmtrain
+
+PROMPT = "def read(path):\n\n    "  # what it goes on from ends with spaces
 
 
 @pytest.fixture(scope="module")
@@ -109,10 +114,49 @@ def test_a_window_is_chosen_by_an_option_or_by_an_id(run: Path, held_out: Path) 
         evaluation(run, "--task", "perplexity-s4", "--data", held_out, "--seq-len", 8)
 
 
-@pytest.mark.parametrize("batch_size", [1, 16])
-def test_batch_size_does_not_change_the_number(run: Path, held_out: Path, batch_size: int) -> None:
+def asked(*texts: Path) -> list[object]:
+    return [word for text in texts for word in ("--task", "perplexity", "--data", text)]
+
+
+def test_answers_of_a_call_that_failed_are_not_taken_over_in_another_precision(
+    run: Path, held_out: Path, tmp_path: Path
+) -> None:
+    output, later = tmp_path / "r.json", tmp_path / "later.jsonl"
+    later.write_text('{"no": "text"}\n')
+    with pytest.raises(LmtrainError, match="later"):
+        evaluation(run, *asked(held_out, later), "--output", output)
+    in_fp32 = json.loads(output.read_text())["results"][0]
+    later.write_text(held_out.read_text())
+    in_bf16 = evaluation(run, *asked(held_out, later), "--output", output, "--precision", "bf16")["results"]
+    alone = evaluation(run, *asked(held_out), "--precision", "bf16")["results"][0]
+    assert {one["nll_sum_nats"] for one in in_bf16} == {alone["nll_sum_nats"]}
+    assert in_fp32["nll_sum_nats"] != alone["nll_sum_nats"]
+
+
+def test_results_of_several_texts_are_compared_text_by_text(run: Path, held_out: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"text": "def write(path: Path) -> None:"}\n')
+    files = tmp_path / "a.json", tmp_path / "b.json"
+    for file, texts in zip(files, ((held_out, other), (other, held_out)), strict=True):
+        evaluation(run, *asked(*texts), "--output", file, "--samples", file.with_suffix(".jsonl"))
+    found = json.loads(call("eval", "--compare", *files, "--json"))["comparisons"]
+    assert [one["data"] for one in found] == [str(held_out), str(other)]
+    assert {one["differences"]["token_perplexity"]["difference"] for one in found} == {0.0}
+
+
+def test_texts_of_several_files_are_known_by_their_documents(tmp_path: Path) -> None:
+    found = []
+    for number, documents in enumerate((["ab", "c"], ["a", "bc"])):
+        (tmp_path / str(number)).mkdir()
+        for name, document in zip("xy", documents, strict=True):
+            (tmp_path / str(number) / f"{name}.txt").write_text(document)
+        found.append(read_texts(find_sources([str(tmp_path / str(number))]), "text", lambda done: None).sha256)
+    assert found == [hashlib.sha256(whole).hexdigest() for whole in (b"ab\0c\0", b"a\0bc\0")]
+
+
+def test_batch_size_does_not_change_the_number(run: Path, held_out: Path) -> None:
     arguments = (run, "--task", "perplexity", "--data", held_out, "--stride", 3)
-    sums = [evaluation(*arguments, "--batch-size", size)["results"][0]["nll_sum_nats"] for size in (4, batch_size)]
+    sums = [evaluation(*arguments, "--batch-size", size)["results"][0]["nll_sum_nats"] for size in (1, 16)]
     assert sums[0] == pytest.approx(sums[1], rel=1e-6)
 
 
@@ -151,11 +195,11 @@ def test_a_missing_checkpoint_is_an_error_and_no_traceback(held_out: Path) -> No
 
 def test_generate_writes_on_from_a_prompt_and_repeats_itself(run: Path) -> None:
     arguments = ("generate", run, "--max-new-tokens", 12, "--seed", 3, "--device", "cpu")
-    first = call(*arguments, "--prompt", "def read(")
-    assert first.startswith("def read(")
-    assert len(first) > len("def read(\n")
-    assert call(*arguments, typed="def read(\n") == first  # the same prompt through a pipe
-    assert call(*arguments[:4], "--seed", 4, "--device", "cpu", "--prompt", "def read(") != first
+    first = call(*arguments, "--prompt", PROMPT)
+    assert first.startswith(PROMPT)
+    assert len(first) > len(f"{PROMPT}\n")
+    assert call(*arguments, typed=f"{PROMPT}\n") == first  # the same prompt through a pipe
+    assert call(*arguments[:4], "--seed", 4, "--device", "cpu", "--prompt", PROMPT) != first
 
 
 def test_generate_gives_every_sample_its_own_seed(run: Path) -> None:
@@ -175,8 +219,9 @@ def test_evaluating_leaves_a_run_as_it_was(run: Path, held_out: Path) -> None:
 
 
 def test_a_dataset_of_another_tokenizer_is_refused(toy: Toy, run: Path, tmp_path: Path) -> None:
-    lmtrain("tokenizer", "train", toy.text, "--output", tmp_path / "other", "--vocab-size", 300)
-    lmtrain("preprocess", toy.text, "--tokenizer", tmp_path / "other", "--output", tmp_path / "set")
+    text = toy.text / "eval_windows.txt"
+    lmtrain("tokenizer", "train", text, "--output", tmp_path / "other", "--vocab-size", 300)
+    lmtrain("preprocess", text, "--tokenizer", tmp_path / "other", "--output", tmp_path / "set")
     with pytest.raises(LmtrainError, match="was made with the tokenizer"):
         call("eval", run, "--task", "perplexity", "--data", tmp_path / "set", "--device", "cpu")
     assert np.fromfile(tmp_path / "set.bin", np.uint16).max() < 300  # every id would have been a known one

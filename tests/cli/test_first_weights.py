@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,24 +31,46 @@ WORDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def makers(toy: Toy, sentences: Toy) -> dict[str, Toy]:
-    return {"gpt": toy, "bert": sentences}
+@dataclass
+class Makers:
+    """The data of each model, made when first asked for."""
+
+    request: pytest.FixtureRequest
+
+    def __getitem__(self, name: str) -> Toy:
+        made: Toy = self.request.getfixturevalue({"gpt": "toy", "bert": "sentences"}[name])
+        return made
 
 
 @pytest.fixture(scope="module")
-def runs(makers: dict[str, Toy], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Trained models, each as a run, as a folder of Hugging Face's and imported from it."""
-    folder = tmp_path_factory.mktemp("runs")
-    for name, (words, _) in WORDS.items():
-        heads = {"model__num_heads": 4} if name == "gpt" else {}
-        lmtrain("pretrain", *words, *makers[name].settings(folder / name, train__steps=6, **heads))
-        lmtrain("reshard", folder / name, "--to", "hf", "--output", folder / f"{name}_hf")
-        lmtrain("reshard", folder / f"{name}_hf", "--from", "hf", "--output", folder / f"{name}_imported")
-    return {name: folder / f"{name}_imported" for name in WORDS}
+def makers(request: pytest.FixtureRequest) -> Makers:
+    return Makers(request)
 
 
-def settings(makers: dict[str, Toy], name: str, folder: Path, **changes: Any) -> list[str]:
+@dataclass
+class Runs:
+    """Trained models, each as a run, as a folder of Hugging Face's and imported from it, made when first asked for."""
+
+    folder: Path
+    makers: Makers
+
+    def __getitem__(self, name: str) -> Path:
+        imported = self.folder / f"{name}_imported"
+        if not imported.exists():
+            heads = {"model__num_heads": 4} if name == "gpt" else {}
+            words = (*WORDS[name][0], *self.makers[name].settings(self.folder / name, train__steps=6, **heads))
+            lmtrain("pretrain", *words)
+            lmtrain("reshard", self.folder / name, "--to", "hf", "--output", self.folder / f"{name}_hf")
+            lmtrain("reshard", self.folder / f"{name}_hf", "--from", "hf", "--output", imported)
+        return imported
+
+
+@pytest.fixture(scope="module")
+def runs(makers: Makers, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs(tmp_path_factory.mktemp("runs"), makers)
+
+
+def settings(makers: Makers, name: str, folder: Path, **changes: Any) -> list[str]:
     words, values = WORDS[name]
     return [*words, *makers[name].settings(folder, **(values | changes))]
 
@@ -68,10 +91,8 @@ def direct_loss(given: list[str], checkpoint: Path) -> float:
     return float(loss if len(scores) == 1 else loss + F.cross_entropy(scores[1], batch.pair_labels_B))
 
 
-@pytest.mark.parametrize("name", ["bert", *wide("gpt")])
-def test_the_first_loss_is_the_imported_model_s(
-    makers: dict[str, Toy], runs: dict[str, Path], tmp_path: Path, name: str
-) -> None:
+@pytest.mark.parametrize("name", ["gpt", *wide("bert")])
+def test_the_first_loss_is_the_imported_model_s(makers: Makers, runs: Runs, tmp_path: Path, name: str) -> None:
     given = settings(makers, name, tmp_path / "one", checkpoint__init_from=runs[name])
     plan = json.loads(lmtrain("pretrain", *given, "--dry-run", "--json"))
     assert plan["weights_from"] == str(runs[name] / "step_00000000")
@@ -88,9 +109,7 @@ def test_the_first_loss_is_the_imported_model_s(
 @pytest.mark.parametrize(
     "name", [pytest.param("gpt", marks=pytest.mark.wide), pytest.param("bert", marks=pytest.mark.slow)]
 )
-def test_another_layout_begins_from_the_same_weights(
-    makers: dict[str, Toy], runs: dict[str, Path], tmp_path: Path, name: str
-) -> None:
+def test_another_layout_begins_from_the_same_weights(makers: Makers, runs: Runs, tmp_path: Path, name: str) -> None:
     lmtrain("pretrain", *settings(makers, name, tmp_path / "one", checkpoint__init_from=runs[name]))
     given = settings(makers, name, tmp_path / "two", checkpoint__init_from=runs[name], parallel__pp=2)
     process = start("pretrain", "--nproc", 2, *given, "parallel.timeout_s=60")
@@ -99,7 +118,7 @@ def test_another_layout_begins_from_the_same_weights(
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
 
 
-def test_from_megatron_it_is_the_same_run(makers: dict[str, Toy], runs: dict[str, Path], tmp_path: Path) -> None:
+def test_from_megatron_it_is_the_same_run(makers: Makers, runs: Runs, tmp_path: Path) -> None:
     lmtrain("reshard", runs["gpt"], "--to", "megatron,tp=2,pp=2", "--output", tmp_path / "megatron")
     lmtrain("reshard", tmp_path / "megatron", "--from", "megatron", "--output", tmp_path / "imported")
     for folder, source in ((tmp_path / "a", runs["gpt"]), (tmp_path / "b", tmp_path / "imported")):
@@ -107,9 +126,7 @@ def test_from_megatron_it_is_the_same_run(makers: dict[str, Toy], runs: dict[str
     assert losses(tmp_path / "a") == losses(tmp_path / "b")
 
 
-def test_the_same_command_goes_on_and_needs_those_weights_no_more(
-    makers: dict[str, Toy], runs: dict[str, Path], tmp_path: Path
-) -> None:
+def test_the_same_command_goes_on_and_needs_those_weights_no_more(makers: Makers, runs: Runs, tmp_path: Path) -> None:
     shutil.copytree(runs["gpt"], tmp_path / "source")
     given = settings(makers, "gpt", tmp_path / "run", checkpoint__init_from=tmp_path / "source", schedule="constant")
     lmtrain("pretrain", *given)
@@ -122,7 +139,8 @@ def test_the_same_command_goes_on_and_needs_those_weights_no_more(
     assert "does not exist" in lmtrain("pretrain", *other, code=66)
 
 
-def test_two_dropouts_are_not_taken_for_one(runs: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.wide
+def test_two_dropouts_are_not_taken_for_one(runs: Runs, tmp_path: Path) -> None:
     shutil.copytree(runs["bert"].with_name("bert_hf"), tmp_path / "hf")
     config = json.loads((tmp_path / "hf/config.json").read_text())
     (tmp_path / "hf/config.json").write_text(json.dumps(config | {"attention_probs_dropout_prob": 0.1}))
@@ -139,28 +157,28 @@ def test_two_dropouts_are_not_taken_for_one(runs: dict[str, Path], tmp_path: Pat
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"model__width": 64}, "model.width is 64, there 32"),
-        ({"model__width": 64}, "Add model.width=32 model.head_width=8."),
-        ({"model__rotary_base": 500}, "Add model.rotary_base=10000."),
+        (
+            {"model__width": 64, "model__rotary_base": 500},
+            "is 500.0, there 10000.0. Add model.width=32 model.head_width=8 model.rotary_base=10000.",
+        ),
         ({"model__vocab_size": 512}, "model.vocab_size is 512, there 400. Add model.vocab_size=400."),
         ({"checkpoint__resume": "runs/other"}, "Leave one of them out."),
         ({"checkpoint__init_from": "''"}, "checkpoint.init_from= is empty"),
     ],
 )
-def test_refusals(
-    makers: dict[str, Toy], runs: dict[str, Path], tmp_path: Path, changes: dict[str, Any], said: str
-) -> None:
+def test_refusals(makers: Makers, runs: Runs, tmp_path: Path, changes: dict[str, Any], said: str) -> None:
     given = settings(makers, "gpt", tmp_path / "run", **{"checkpoint__init_from": runs["gpt"]} | changes)
     assert said in lmtrain("pretrain", *given, code=2)
     assert not (tmp_path / "run").exists()
 
 
-def test_there_is_no_run_to_go_on_with(makers: dict[str, Toy], runs: dict[str, Path], tmp_path: Path) -> None:
+def test_there_is_no_run_to_go_on_with(makers: Makers, runs: Runs, tmp_path: Path) -> None:
     output = lmtrain("pretrain", *settings(makers, "gpt", tmp_path, checkpoint__resume=runs["gpt"]), code=65)
     assert f"Begin one from them: checkpoint.init_from={runs['gpt']}/step_00000000." in output
 
 
-def test_another_tokenizer_s_ids_are_refused(makers: dict[str, Toy], runs: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.wide
+def test_another_tokenizer_s_ids_are_refused(makers: Makers, runs: Runs, tmp_path: Path) -> None:
     given = settings(makers, "gpt", tmp_path / "run", checkpoint__init_from=runs["bert"])
     output = lmtrain("pretrain", *given, code=2)
     assert f"--tokenizer {runs['bert']}/step_00000000/tokenizer.json" in output

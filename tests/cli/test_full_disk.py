@@ -21,7 +21,7 @@ from tests.cli.harness import Toy, lmtrain, start
 from tests.limited import limited
 from tests.marks import wide
 
-MOST = 4 << 20
+MOST = 1 << 20
 ONE = {"OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
 
 
@@ -44,8 +44,8 @@ def test_a_run_whose_records_cannot_be_written_trains_to_its_end(toy: Toy, tmp_p
     with limited(resource.RLIMIT_FSIZE, MOST):
         output = lmtrain("pretrain", *toy.settings(run, train__steps=6))
     assert "step 6/6" in output
-    assert output.count("metrics.jsonl failed: a file may have 4.0 MiB here") == 1
-    assert output.count("log.txt failed: a file may have 4.0 MiB here") == 1
+    assert output.count("metrics.jsonl failed: a file may have 1.0 MiB here") == 1
+    assert output.count("log.txt failed: a file may have 1.0 MiB here") == 1
     assert "Training goes on" in output
     assert "The last 10 rows of" in output  # start, six steps, two saves, stop
     assert json.loads((run / "stop.json").read_text())["cause"] == "done"

@@ -10,6 +10,7 @@ import os
 import pty
 import re
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -85,6 +86,18 @@ def test_a_run_of_an_older_version_is_read(run: Path, tmp_path: Path) -> None:
     assert re.search(r"killed .* ago \(it left no stop.json\)", text)
     assert "12 of 12" in text
     assert "no checkpoint" in text
+
+
+@pytest.mark.parametrize(("holder", "state"), [("n1", "killed"), ("gpu-n1", "out of sight"), ("n12", "out of sight")])
+def test_of_a_run_on_another_machine_it_is_not_said_that_it_was_killed(
+    holder: str, state: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "n1")
+    for name in ("metrics.jsonl", "config.json"):
+        (tmp_path / name).write_bytes((run / name).read_bytes())
+    (tmp_path / ".lock").write_text(f"process 123 on {holder}\n")
+    facts = json.loads(lmtrain("inspect", tmp_path, "--json"))
+    assert (facts["state"], facts["process"]) == (state, f"process 123 on {holder}")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.cli.harness import lmtrain, outcome
+from tests.marks import wide
 
 SMALL = ("plan", "model=gpt2_small", "hardware=h100", "gpus=8", "train.global_batch=64", "--doublings", "0")
 SHARED = (
@@ -99,7 +100,7 @@ def test_the_words_it_prints_make_the_run_it_priced() -> None:
     assert config["train"]["global_batch"] == 64
 
 
-@pytest.mark.parametrize("source", ["recipe", "root"])
+@pytest.mark.parametrize("source", ["recipe", *wide("root")])
 def test_they_overrule_the_layout_that_a_config_has(tmp_path: Path, source: str) -> None:
     words = ["model=gpt2_small", "hardware=h100", "train.global_batch=64", "--config-dir", str(tmp_path)]
     layout = "parallel:\n  tp: 2\n  dp_replicate: 4\n  sequence_parallel: false\n"
@@ -131,10 +132,13 @@ def test_data_is_not_asked_for_beside_a_recipe(tmp_path: Path, chosen: str, data
     assert "on 8 of h100" in lmtrain("plan", *words, *data, "--layout", "dp_shard=8", "--doublings", "0")
 
 
-def test_a_number_of_blocks_that_are_computed_again_is_said() -> None:
+def test_a_row_of_the_table_says_what_the_json_says() -> None:
     words = ("--layout", "dp_shard=8", "recompute=full", "recompute.blocks=3")
-    assert re.search(r" full 3 +\d", lmtrain(*SMALL, *words))
-    assert json.loads(lmtrain(*SMALL, *words, "--json"))["best"][0]["recompute_blocks"] == 3
+    (best,) = json.loads(lmtrain(*SMALL, *words, "--json"))["best"]
+    assert best["recompute_blocks"] == 3
+    shown = lmtrain(*SMALL, *words, env={"COLUMNS": "80"})
+    step, gibibytes = rf"{1000 * best['step_s']:.3g}ms", f"{best['held_bytes'] / 2**30:.1f}"
+    assert re.search(rf" full 3 +{step}\S* +{gibibytes} +{best['mfu']:.1%}", shown)
 
 
 def test_a_microbatch_that_is_given_makes_the_batch_a_multiple_of_itself() -> None:
@@ -286,51 +290,54 @@ def test_the_page_stands_alone(tmp_path: Path) -> None:
     [
         (["hardware=h100"], 2, "Add gpus=1024"),
         (["hardware=h100", "gpus=8", "compute.device=cpu"], 2, "Use compute.device=auto, or the hardware that is"),
-        (["hardware=cpu", "gpus=8", "compute.device=cuda"], 2, "Use compute.device=auto, or the hardware that is"),
         (["gpus=8"], 2, "Use one of a100_40gb"),
         (["hardware=h100_sxm", "gpus=8"], 2, "Did you mean h100 or h100_96gb or h100_dgx or h100_pcie?"),
         (["hardware=h100", "gpu=8"], 2, "Did you mean gpus=8?"),
-        (["hardware=h100", "gpus=0"], 2, "Use gpus=1."),
         (["hardware=h100", "gpus=many"], 2, "Use gpus=1024"),
-        (["hardware=h100", "gpus=1.5"], 2, "Use gpus=1024"),
         (["hardware=h100", "gpus=8", "gpus=9"], 2, "Leave one of them out"),
-        (["hardware=h100", "gpus=8", "modle=x"], 2, "Did you mean model?"),
         (["hardware=h100", "gpus=8", "parallel.tpp=2"], 2, "Did you mean tp?"),
-        (["hardware=h100", "gpus=8", "parallel.tp=x"], 2, "Use tp=2."),
-        (["hardware=h100", "gpus=8", "parallel.tp=0"], 2, "parallel.tp=0 must be at least 1"),
-        (["hardware=h100", "gpus=8", "parallel.vp=-1"], 2, "parallel.vp=-1 must be at least 1"),
         (["hardware=h100", "gpus=8", "parallel.zero=4"], 2, "Use 0, 1, 2 or 3."),
-        (["hardware=h100", "gpus=8", "parallel.schedule=zb"], 2, "Did you mean zb_v?"),
         (["hardware=h100", "gpus=8", "hardware.nic_GBps=abc"], 2, "is not a number"),
-        (["hardware=h100", "gpus=8", "hardware.nic_GBps=0"], 2, "must be above 0"),
         (["hardware=v100_32gb", "gpus=8", "precision=bf16"], 2, "Add hardware.peak_tflops.bf16=TFLOPS"),
-        (["hardware=cpu", "gpus=1", "precision=fp16", "--layout", "tp=1"], 2, "does not say how fast precision=fp16"),
         (["hardware=h100", "gpus=8", "hardware.factors.luck=1"], 2, "has luck, no factor"),
-        (["hardware=h100", "gpus=8", "hardware.name.x=1"], 2, "hardware.name.x=1 is not a setting"),
-        (["hardware=h100", "gpus=8", "tokens=much"], 2, "is not a size"),
         (["hardware=h100", "gpus=8", "--layout", "tp"], 2, "Use tp=VALUE"),
         (["hardware=h100", "gpus=8", "--layout", "tp=3"], 2, "Use gpus=6"),
-        (["hardware=h100", "gpus=8", "--layout", "tp=2,tp=4"], 2, "tp=2 is given too"),
         (["hardware=h100", "gpus=8", "--layout", "tp=2", "parallel.tp=4"], 2, "tp=4 is given too"),
-        (["hardware=h100", "gpus=8", "--layout", "parallel.tp=3"], 2, "Use gpus=6"),
         (["hardware=h100", "gpus=8", "--layout", "micro_batch=2"], 2, "Add train.micro_batch=2 beside it"),
         (["hardware=h100", "gpus=8", "--layout", "zero=0"], 2, "Use zero=1"),
         (["hardware=h100", "gpus=8", "--layout", "tp=8"], 78, "does not divide model.num_heads=12"),
         (["hardware=h100", "gpus=7", "train.global_batch=5", "parallel.pp=1"], 2, "Use train.global_batch=7"),
         (["hardware=h100", "gpus=8", "--html", "no/such/folder.html"], 73, "is in no folder"),
-        (["hardware=h100", "gpus=8", "train.global_batch=64", "parallel.tp=5"], 78, "Use 1, 2, 3, 4, 6 or 12."),
         (["hardware=h100", "gpus=8", "train.global_batch=64", "parallel.tp=3"], 78, "gpus=8 is no multiple of tp=3"),
         (["hardware=h100", "gpus=8", "train.global_batch=64", "train.micro_batch=3"], 2, "train.micro_batch=3 x 1"),
         (["hardware=h100", "gpus=8", "parallel=single"], 2, "Give sizes, as in parallel.tp=8"),
-        ([*SHARED, "--nodes-per-switch", "1"], 78, "Use --nodes-per-switch 2"),
+        ([*SHARED, "--nodes-per-switch", "2", "--gpus-per-node", "4"], 78, "Use --nodes-per-switch 4"),
         (["hardware=h100", "gpus=8", "--price", "2"], 2, "Add tokens=300B"),
-        (["hardware=h100", "gpus=8", "tokens=1B", "--price", "inf"], 2, "Use --price 2.5"),
-        (["hardware=h100", "gpus=8", "train.micro_batch=x"], 2, "error: train.micro_batch=x"),
         (["hardware=h100", "gpus=8", "--layout", "tp=2", "--doublings", "2"], 2, "nothing to --layout"),
-        (["hardware=h100", "gpus=8", "--doublings", "0", "--grow-batch"], 2, "Leave one of them out"),
         (["--calibrate", "--top", "3"], 2, "--top means nothing to --calibrate"),
-        (["--calibrate", "--html", "x.html"], 2, "--html means nothing to --calibrate"),
         (["hardware=h100", "gpus=8", "--by", "luck"], 2, "lmtrain plan --help"),
+        *wide(
+            (["hardware=cpu", "gpus=8", "compute.device=cuda"], 2, "Use compute.device=auto, or the hardware that is"),
+            (["hardware=h100", "gpus=0"], 2, "Use gpus=1."),
+            (["hardware=h100", "gpus=1.5"], 2, "Use gpus=1024"),
+            (["hardware=h100", "gpus=8", "modle=x"], 2, "Did you mean model?"),
+            (["hardware=h100", "gpus=8", "parallel.tp=x"], 2, "Use tp=2."),
+            (["hardware=h100", "gpus=8", "parallel.tp=0"], 2, "parallel.tp=0 must be at least 1"),
+            (["hardware=h100", "gpus=8", "parallel.vp=-1"], 2, "parallel.vp=-1 must be at least 1"),
+            (["hardware=h100", "gpus=8", "parallel.schedule=zb"], 2, "Did you mean zb_v?"),
+            (["hardware=h100", "gpus=8", "hardware.nic_GBps=0"], 2, "must be above 0"),
+            (["hardware=cpu", "gpus=1", "precision=fp16", "--layout", "tp=1"], 2, "does not say how fast"),
+            (["hardware=h100", "gpus=8", "hardware.name.x=1"], 2, "hardware.name.x=1 is not a setting"),
+            (["hardware=h100", "gpus=8", "tokens=much"], 2, "is not a size"),
+            (["hardware=h100", "gpus=8", "--layout", "tp=2,tp=4"], 2, "tp=2 is given too"),
+            (["hardware=h100", "gpus=8", "--layout", "parallel.tp=3"], 2, "Use gpus=6"),
+            (["hardware=h100", "gpus=8", "train.global_batch=64", "parallel.tp=5"], 78, "Use 1, 2, 3, 4, 6 or 12."),
+            ([*SHARED, "--nodes-per-switch", "1"], 78, "Use --nodes-per-switch 2"),
+            (["hardware=h100", "gpus=8", "tokens=1B", "--price", "inf"], 2, "Use --price 2.5"),
+            (["hardware=h100", "gpus=8", "train.micro_batch=x"], 2, "error: train.micro_batch=x"),
+            (["hardware=h100", "gpus=8", "--doublings", "0", "--grow-batch"], 2, "Leave one of them out"),
+            (["--calibrate", "--html", "x.html"], 2, "--html means nothing to --calibrate"),
+        ),
     ],
 )  # fmt: skip
 def test_what_cannot_be_planned_is_refused(words: list[str], code: int, said: str) -> None:

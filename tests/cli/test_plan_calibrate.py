@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -55,26 +56,52 @@ def test_what_tells_nothing_is_refused(tmp_path: Path) -> None:
     assert "Add --calibrate" in lmtrain("plan", "gpus=8", "--out", "x.yaml", code=2)
 
 
-def _run(folder: Path, **damage: Any) -> Path:
-    """With rows as they should be, but for `damage`: values of the last row, or None to leave a field out."""
+@cache
+def _config() -> str:
+    return lmtrain("pretrain", "model=gpt_tiny", "data.path=x", "model.vocab_size=400", "--print-config", "--json")
+
+
+def _run(folder: Path, rows: list[dict[str, Any]]) -> Path:
     folder.mkdir()
-    config = lmtrain("pretrain", "model=gpt_tiny", "data.path=x", "model.vocab_size=400", "--print-config", "--json")
-    (folder / "config.json").write_text(config, encoding="utf-8")
-    rows = [{"event": "step", "step": step, "attempt": 1, "elapsed_s": 0.1 * step} for step in range(1, 16)]
-    rows[-1] = {key: value for key, value in (rows[-1] | damage).items() if value is not None}
+    (folder / "config.json").write_text(_config(), encoding="utf-8")
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return folder
 
 
+def _rows(**damage: Any) -> list[dict[str, Any]]:
+    """As they should be, but for `damage`: values of the last row, or None to leave a field out."""
+    rows = [{"event": "step", "step": step, "attempt": 1, "elapsed_s": 0.1 * step} for step in range(1, 16)]
+    return [*rows[:-1], {key: value for key, value in (rows[-1] | damage).items() if value is not None}]
+
+
+def _rows_between_others() -> list[dict[str, Any]]:
+    """Steps of 0.1 s, and behind every second one a validation or a save that takes a second."""
+    rows = []
+    for step in range(1, 20):
+        elapsed_s = 0.1 * step + step // 2
+        rows.append({"event": "step", "step": step, "attempt": 1, "elapsed_s": elapsed_s - (step % 2 == 0)})
+        if step % 2 == 0:
+            event = "save" if step % 4 else "valid"
+            rows.append({"event": event, "step": step, "attempt": 1, "elapsed_s": elapsed_s})
+    return rows
+
+
 @pytest.mark.parametrize("damage", [{"elapsed_s": 0.1}, {"elapsed_s": "x"}, {"elapsed_s": None}, {"attempt": None}])
 def test_rows_without_a_time_are_refused(tmp_path: Path, damage: dict[str, Any]) -> None:
-    runs = _run(tmp_path / "good"), _run(tmp_path / "bad", **damage)
+    runs = _run(tmp_path / "good", _rows()), _run(tmp_path / "bad", _rows(**damage))
     said = lmtrain("plan", "--calibrate", *runs, "hardware=cpu", code=65)
     assert f"{tmp_path / 'bad' / 'metrics.jsonl'} has rows that say no time" in said
 
 
+def test_what_is_done_between_steps_is_no_time_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrate, "calibrate", lambda machine, runs: Calibrated(machine, [0.0, 0.0], [0.0, 0.0]))
+    runs = _run(tmp_path / "plain", _rows()), _run(tmp_path / "validates", _rows_between_others())
+    facts = json.loads(lmtrain("plan", "--calibrate", *runs, "hardware=cpu", "--json"))
+    assert [row["measured_step_s"] for row in facts["runs"]] == pytest.approx([0.1, 0.1])
+
+
 def test_a_run_says_nothing_of_itself(tmp_path: Path) -> None:
-    run = _run(tmp_path / "run")
+    run = _run(tmp_path / "run", _rows())
     said = lmtrain("plan", "--calibrate", run, tmp_path / "other" / ".." / "run", "hardware=cpu", code=2)
     assert "twice" in said
     assert "Name it once" in said

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 import socket
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.cli.harness import Toy, lmtrain
+from tests.marks import wide
+from tests.mistakes.runner import Runner
 
 
 def test_a_misspelt_key_is_named_with_the_nearest(toy: Toy, tmp_path: Path) -> None:
@@ -37,16 +38,16 @@ def test_every_problem_is_reported_at_once(toy: Toy, tmp_path: Path) -> None:
         ("parallel.vp=2", "parallel.vp=2 needs stages, and pp=1 has none"),
         ("train.steps=null", "Set train.steps=1000 or train.tokens=300B."),
         ("train.tokens=1B", "must be given one without the other"),
-        ("schedule.warmup_steps=100", "schedule.warmup_steps=100"),
-        ("train.steps=soon", "train.steps=soon is not a size"),
-        ("optim.kind=sgd", "optim.kind=sgd is not a kind"),
+        *wide(("schedule.warmup_steps=100", "schedule.warmup_steps=100")),
+        *wide(("train.steps=soon", "train.steps=soon is not a size")),
+        *wide(("optim.kind=sgd", "optim.kind=sgd is not a kind")),
         ("run.dir=''", "run.dir= is empty"),
-        ("optim.lr=1,2", "Add -m to run each of them."),
-        ("data.path=${oc.env:HOME}", "calls a resolver"),
-        ("+optim._target_=os.system", "names code"),
+        *wide(("optim.lr=1,2", "Add -m to run each of them.")),
+        *wide(("data.path=${oc.env:HOME}", "calls a resolver")),
+        *wide(("+optim._target_=os.system", "names code")),
         ("model.vocab_size=10", "smaller than the tokenizer's"),
         ("data.split=[1,0,0]", ""),
-        ("=3", "is not an override"),
+        *wide(("=3", "is not an override")),
     ],
 )
 def test_refused_with_a_way_out(toy: Toy, tmp_path: Path, override: str, words: str) -> None:
@@ -73,16 +74,14 @@ def torchrun(world_size: int, rank: int = 0, local: int = 0) -> dict[str, str]:
     [
         (2, [], "2 processes were started but parallel.* asks for 1. Start 1 process or set parallel.dp_shard=2."),
         (1, ["tp=2"], "1 process was started but parallel.tp=2 asks for 2. Start 2 processes with --nproc 2."),
-        (4, ["dp_shard=4", "tp=2"],
-         "4 processes were started but dp_shard=4 x tp=2 = 8. Start 8 processes or set parallel.dp_shard=2."),
+        *wide((4, ["dp_shard=4", "tp=2"],
+         "4 processes were started but dp_shard=4 x tp=2 = 8. Start 8 processes or set parallel.dp_shard=2.")),
         (6, ["dp_replicate=2", "tp=2"],
          "6 processes were started but dp_replicate=2 x tp=2 = 4. Start 4 processes or set parallel.dp_replicate=3."),
         (3, ["dp_shard=2", "tp=2"], "3 processes were started but dp_shard=2 x tp=2 = 4. Start 4 processes."),
     ],
 )  # fmt: skip
-def test_too_many_or_too_few_processes(
-    toy: Toy, tmp_path: Path, started: int, settings: list[str], words: str
-) -> None:
+def test_too_many_or_too_few_processes(toy: Toy, tmp_path: Path, started: int, settings: list[str], words: str) -> None:
     given = [*toy.settings(tmp_path / "run", train__global_batch=24), *(f"parallel.{s}" for s in settings)]
     assert words in lmtrain("pretrain", *given, code=78, env=torchrun(started) if started > 1 else {})
     assert not (tmp_path / "run").exists()
@@ -145,18 +144,11 @@ def test_errors_show_no_traceback_unless_asked(toy: Toy, tmp_path: Path) -> None
 
 def test_refusals_and_help_do_not_import_torch(toy: Toy, tmp_path: Path) -> None:
     """The reason why they take a fraction of a second."""
-    import os
-    import subprocess
-
-    for arguments in (["--help"], ["pretrain", "--help"], ["pretrain", *toy.settings(tmp_path / "run"), "optim.lrr=1"],
-                      ["pretrain", *toy.settings(tmp_path / "run"), "--dry-run"]):  # fmt: skip
-        done = subprocess.run(
-            [sys.executable, "-X", "importtime", "-m", "lmtrain.cli.main", *arguments],
-            capture_output=True, text=True, env={**os.environ, "COLUMNS": "200"},
-        )  # fmt: skip
-        imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if "import time:" in line}
-        assert "typer" in imported
-        assert "torch" not in imported
+    given = ["pretrain", *toy.settings(tmp_path / "run")]
+    with Runner() as run:
+        for words, code in ((["pretrain", "--help"], 0), ([*given, "optim.lrr=1"], 2), ([*given, "--dry-run"], 0)):
+            said = run(words)
+            assert (said.code, said.torch) == (code, False), said.text
 
 
 def test_print_config_composes_back(toy: Toy, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from lmtrain.observe.profile.kernels import ENDING, Kernel, KernelTable, write_t
 from lmtrain.observe.spans.format import HEADER_BYTES, SPAN, WRITTEN, WRITTEN_AT, Kind, file_name
 from tests.benchmarks.report_page import write_run
 from tests.cli.harness import lmtrain
+from tests.marks import wide
 from tests.unit.observe.timeline.made_up import Made
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
@@ -150,7 +151,7 @@ def test_what_a_page_leaves_out_it_says(tmp_path: Path, monkeypatch: pytest.Monk
     assert "Shown: the first 3 of 8 rows" in text
 
 
-@pytest.mark.parametrize("scaled", [True, False])
+@pytest.mark.parametrize("scaled", [True, *wide(False)])
 def test_overflows_of_fp16_are_skips_and_no_faults(tmp_path: Path, scaled: bool) -> None:
     write_run(tmp_path, steps=2000, every=10)
     path = tmp_path / "metrics.jsonl"

@@ -86,9 +86,7 @@ def test_a_run_that_gets_nowhere_is_given_up(toy: Toy, tmp_path: Path) -> None:
     code, output = ended(*settings, "--max-restarts", 9, env=fault("kill:point=step:step=1:rank=1"))
     assert code == 93, output
     assert output.count("goes on from the beginning, since nothing is saved yet") == 2
-    assert (
-        "was started 3 times from the beginning, and lost each time before the next checkpoint: rank 1 o" in output
-    )
+    assert "was started 3 times from the beginning, and lost each time before the next checkpoint: rank 1 o" in output
     facts = stop_facts(folder)
     assert (facts["exit_code"], facts["requeue"], facts["step"]) == (93, False, 0)
     assert len(lost(folder)) == 3
@@ -117,7 +115,8 @@ def test_starts_that_are_lost_are_counted_and_others_are_not(toy: Toy, tmp_path:
     for number in (1, 2, 3):
         lmtrain("pretrain", *settings, code=1, env=fault("exc:point=step:step=1"))
         assert [one["how"] for one in lost(folder)] == ["RuntimeError: fault at step"] * number
-        lmtrain("pretrain", *settings, code=2, env={"LMTRAIN_FAULT": "exc:point=step"})  # refused
+    lmtrain("pretrain", *settings, code=2, env={"LMTRAIN_FAULT": "exc:point=step"})  # refused, and counts for nothing
+    assert len(lost(folder)) == 3
     output = lmtrain("pretrain", *settings, code=93)
     assert "was started 3 times from the beginning, and lost each time before the next checkpoint" in output
     assert "RuntimeError: fault at step (3 times)" in output

@@ -100,7 +100,8 @@ def test_a_later_start_had_other_settings(tmp_path: Path) -> None:
 
 
 def test_what_came_later_explains_nothing(tmp_path: Path) -> None:
-    late = start(16, optim={"lr": 0.2})
+    """Not even what changed just after the first step that differs."""
+    late = start(15, optim={"lr": 0.2})
     found = facts(write(tmp_path / "a", start()), write(tmp_path / "b", start(), late, loss=7.0))
     assert (found["first_step"], [cause[:16] for cause in found["causes"]]) == (15, ["neither settings"])
     assert found["settings"] == {"optim.lr": [0.1, 0.2]}

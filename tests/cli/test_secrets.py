@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,11 @@ def test_a_file_that_asks_for_it_is_refused(tmp_path: Path, text: str) -> None:
     assert "canary" not in outcome("config", "explain", "run.dir", *words, env=SECRETS)[1]
 
 
+@cache
+def honest() -> str:
+    return lmtrain(*SHOW, "--json")
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -77,7 +83,7 @@ def test_a_file_that_asks_for_it_is_refused(tmp_path: Path, text: str) -> None:
     ids=lambda given: f"{given!a:.60}",
 )
 def test_the_settings_of_a_strangers_run(tmp_path: Path, change: dict[str, object], said: str | None) -> None:
-    config = json.loads(lmtrain(*SHOW, "--json"))
+    config = json.loads(honest())
     for key, value in change.items():
         config[key] = config[key] | value if isinstance(value, dict) else value
     (tmp_path / "config.json").write_text(json.dumps(config))

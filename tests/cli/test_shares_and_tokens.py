@@ -44,6 +44,20 @@ def change(checkpoint: Path, alter: Callable[[dict[str, Any]], object]) -> None:
     (checkpoint / MANIFEST).write_bytes(encode_manifest(replace(manifest, digest="")))
 
 
+def test_of_an_older_run_the_samples_are_shown_that_it_has_read(toy: Toy, tmp_path: Path) -> None:
+    """What its third share holds was kept from training, though nothing reads it."""
+    lmtrain(
+        "pretrain", *toy.settings(tmp_path / "run", data__split="[10,0,90]", train__steps=1, schedule__warmup_steps=0)
+    )
+    shown = ("data", "show", "--run", tmp_path / "run", "--json", "--sample")
+    indexed = IndexedDataset.open(toy.data)
+    num = (sum(len(indexed.document(i)) for i in range(round(0.1 * indexed.num_documents))) - 1) // 32
+    assert len(json.loads(lmtrain(*shown, num))[0]["ids"]) == 32
+    change(tmp_path / "run/checkpoints/step_00000001", lambda state: state["data"].pop("shares"))
+    assert len(json.loads(lmtrain(*shown, num - 1))[0]["ids"]) == 32
+    assert f"is not one of the {num} training samples" in lmtrain(*shown, num, code=2)
+
+
 @pytest.mark.wide
 def test_an_older_run_goes_on_with_the_samples_that_it_had(toy: Toy, tmp_path: Path) -> None:
     given = {"data__split": "[60,40]", "train__steps": 8}

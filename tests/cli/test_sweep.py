@@ -25,6 +25,11 @@ NAMES: dict[str, dict[str, str]] = {
     "data.index_dir_empty": {"data.index_dir": "''"},
     "optim.lr_-1": {"optim.lr": "-1"},
 }
+# of every group that decides what is trained, a setting that is not as it was
+OTHERS = {
+    "train.steps": 5, "schedule.warmup_steps": 7, "precision.kind": "bf16", "parallel.dp_shard": 2, "model.width": 64,
+    "optim.weight_decay": 0.3, "data.split": [9, 1], "recompute.kind": "full", "compute.deterministic": True,
+}  # fmt: skip
 
 
 def test_names_can_be_typed_back() -> None:
@@ -51,10 +56,13 @@ def test_each_combination_once_in_a_folder_of_its_own(tmp_path: Path) -> None:
     ]
 
 
+def test_names_that_would_be_one_are_numbered(tmp_path: Path) -> None:
+    made = jobs(f"run.dir={tmp_path}", "data.tokenizer=a/b,a_b,a:b")
+    assert [job.folder.name for job in made] == [f"data.tokenizer_a_b{end}" for end in ("", "__2", "__3")]
+
+
 @pytest.mark.wide
-def test_names_that_would_be_one_and_those_that_are_not_needed(tmp_path: Path) -> None:
-    made = jobs(f"run.dir={tmp_path}", "data.tokenizer=a/b,a_b")
-    assert [job.folder.name for job in made] == ["data.tokenizer_a_b", "data.tokenizer_a_b__2"]
+def test_one_folder_for_one_run_and_those_that_are_given() -> None:
     assert [job.folder for job in jobs("run.dir=a,b")] == [Path("a"), Path("b")]
     assert jobs("run.dir=a", "optim.lr=1e-4")[0].folder == Path("a")
 
@@ -78,9 +86,10 @@ def test_done_is_what_has_ended_with_these_settings(tmp_path: Path) -> None:
     assert not is_done(job)
     (job.folder / "stop.json").write_text(json.dumps({"cause": "done", "exit_code": 0}))
     assert is_done(job)
-    then["train"]["steps"] = 5
-    (job.folder / "config.json").write_text(json.dumps(then))
-    assert not is_done(job)
+    for key, value in OTHERS.items():
+        group, _, name = key.partition(".")
+        (job.folder / "config.json").write_text(json.dumps(then | {group: then[group] | {name: value}}))
+        assert not is_done(job), key
 
 
 @pytest.mark.wide

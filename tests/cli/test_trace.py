@@ -54,6 +54,15 @@ def test_json_says_the_same_and_adds_up(tmp_path: Path) -> None:
     assert problems(json.loads((tmp_path / "x.json").read_text())) == []
 
 
+def test_copies_are_numbered_as_the_layout_numbers_them(tmp_path: Path) -> None:
+    layout = Layout(dp_replicate=2, dp_shard=3)
+    Made(layout=layout, num_microbatches=1, steps=(10,)).write(tmp_path)
+    facts = json.loads(lmtrain("trace", tmp_path, "--json"))
+    copies = {rank: layout.dp_index(rank) for rank in range(6)}
+    assert {row["rank"]: row["at"]["dp"] for row in facts["by_rank"]} == copies
+    assert {row["rank"]: row["dp"] for row in facts["heat"]} == copies
+
+
 def test_what_is_missing_is_said_and_the_rest_is_shown(tmp_path: Path) -> None:
     Made(layout=Layout(pp=2, dp_shard=2), num_microbatches=2).write(tmp_path)
     files = sorted((tmp_path / "trace").iterdir())

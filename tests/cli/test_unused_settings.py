@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.harness import Toy, lmtrain
+from tests.marks import wide
 
 # what is typed, what is said, and what is typed instead
 UNUSED = {
@@ -18,7 +19,7 @@ UNUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", UNUSED)
+@pytest.mark.parametrize("name", ["schedule", "keep", *wide("rotary_base", "valid_path")])
 def test_refused_until_it_applies(toy: Toy, tmp_path: Path, name: str) -> None:
     typed, said, instead = UNUSED[name]
     typed = [*toy.settings(tmp_path / "run"), *(word.replace("DATA", str(toy.data)) for word in typed), "--dry-run"]

@@ -152,6 +152,15 @@ def turned_over(settings: Any) -> Iterator[Any]:
     yield from (replace(settings, **{key: not value}) for key, value in options.items())
 
 
+def test_berts_of_one_family_differ_in_size_alone() -> None:
+    """Megatron-LM's have their norms before attention and MLP at every size, the first ones behind."""
+    for family, order in ((list(ROUNDED_BERTS), "pre"), (["bert_base", "bert_large"], "post")):
+        first, *others = (settings_of(name) for name in family)
+        assert first.norm_order == order
+        for one in others:
+            assert replace(one, num_layers=first.num_layers, width=first.width, num_heads=first.num_heads) == first
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_settings_tell_every_weight_and_its_cut_before_torch_is_there(name: str) -> None:
     settings: Any = settings_of(name)

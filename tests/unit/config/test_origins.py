@@ -29,7 +29,13 @@ def place(origin: Origin | None) -> tuple[str, int] | None:
 
 
 def test_the_last_file_or_override_counts(mine: Path) -> None:
-    overrides = ["experiment=mine", "train.seed=3", "++optim.betas=[0.8,0.9]", "train.rampup.start=16"]
+    overrides = [
+        "experiment=mine",
+        "train.seed=3",
+        "++optim.betas=[0.8,0.9]",
+        "train.rampup.start=16",
+        "model.norm=rmsnorm",
+    ]
     found = origins(overrides, config_dir=mine)
     assert origin_of(found, "optim.lr") == Origin("0.007", mine / "experiment/mine.yaml", 6)
     assert place(origin_of(found, "optim.weight_decay")) == ("lamb.yaml", 4)
@@ -38,6 +44,7 @@ def test_the_last_file_or_override_counts(mine: Path) -> None:
     assert place(origin_of(found, "train.rampup.samples")) == ("mine.yaml", 9)
     assert origin_of(found, "train.rampup.start") == Origin("train.rampup.start=16")
     assert place(origin_of(found, "model.width")) == ("gpt_tiny.yaml", 4)
+    assert place(origin_of(found, "model.norm_eps")) == ("gpt_tiny.yaml", 15)
     assert place(origin_of(found, "train.steps"))[0] == "pretrain.yaml"  # type: ignore[index]
 
 

@@ -51,6 +51,13 @@ def test_keys_are_set_added_and_removed() -> None:
     assert _tree({"l": [1, {"x": 2}]}, "l.1.x=3", "l.0=7") == {"l": [7, {"x": 3}]}
 
 
+def test_a_mapping_adds_to_the_one_that_is_there_however_deep() -> None:
+    tree = {"hardware": {"peak_tflops": {"fp32": 67, "bf16": 989}, "power_W": 700}}
+    assert _tree(tree, "hardware={peak_tflops: {bf16: 300}}") == {
+        "hardware": {"peak_tflops": {"fp32": 67, "bf16": 300}, "power_W": 700}
+    }
+
+
 @pytest.mark.parametrize(
     ("word", "said"),
     [

@@ -21,6 +21,11 @@ def test_the_config_holds_the_defaults(repository: Path) -> None:
     assert build_settings(MaskedSettings, tree | {"path": "books"}, "data") == MaskedSettings(path="books")
 
 
+@pytest.mark.parametrize(("most", "share"), [(None, 0.15), (20, 20 / 512), (400, 0.15)])
+def test_no_more_tokens_are_scored_than_may_be_predicted(most: int | None, share: float) -> None:
+    assert MaskedSettings(path="books", max_predictions=most).scored_share(512) == share
+
+
 @pytest.mark.parametrize(
     ("values", "says"),
     [

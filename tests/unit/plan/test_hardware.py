@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,10 @@ from tests.unit.plan.cases import CONF
 from tests.unit.plan.machines import read_hardware
 
 FILES = sorted(CONF.glob("*.yaml"))
+COUNTS = {"one": 1, "two": 2, "four": 4, "six": 6, "eight": 8, "twelve": 12, "eighteen": 18, "72": 72}
+# a figure and the parts that its source counts: "450  # eighteen NVLink 4 of 25 GB/s", "25  # one 200 Gb/s adapter"
+PARTS = re.compile(r"_GBps: (\S+)  # .*\b(\w+) (?:NVLink \d|adapters|Omni-Path) of (\d+) G(.)/s")
+ADAPTERS = re.compile(r"_GBps: (\S+)  # .*\b(\w+) (\d+) G(.)/s adapters?")
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -22,6 +27,15 @@ def test_a_machine_is_whole(path: Path) -> None:
         key = line.split(":")[0]
         nameless = key.startswith(" ") or key in ("generation", "unchecked", "network")
         assert nameless or "#" in line, f"{path.name}: {key} names no source"
+
+
+def test_links_and_adapters_add_up_to_the_figure_beside_them() -> None:
+    """Bytes and not bits, and one way of a link, as its source counts them."""
+    lines = [line for path in FILES for line in path.read_text().splitlines()]
+    found = [match.groups() for line in lines if (match := PARTS.search(line) or ADAPTERS.search(line))]
+    assert len(found) > 20
+    for figure, count, each, unit in found:
+        assert float(figure) == COUNTS[count] * float(each) / (8 if unit == "b" else 1), (count, each)
 
 
 def test_a_dgx_is_the_h100_that_stands_in_it() -> None:
