@@ -38,7 +38,8 @@ class Limits:
 
     @property
     def num_cached_blocks(self) -> int:
-        return (self.memory_bytes - BASE_BYTES) // 4 // BLOCK_BYTES
+        rest = self.memory_bytes - BASE_BYTES
+        return min(rest // 4, rest - self.workers * _worker_bytes(MIN_PART_BYTES)) // BLOCK_BYTES
 
     @property
     def part_bytes(self) -> int:

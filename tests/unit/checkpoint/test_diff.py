@@ -42,6 +42,19 @@ def test_layouts_do_not_differ_and_runs_do(tmp_path: Path, monkeypatch: pytest.M
     assert how.scale == pytest.approx(np.abs(one[name]).max())
 
 
+def test_the_largest_difference_is_that_of_all_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diff, "PART_ITEMS", 4)
+    changed = np.zeros(20, np.float32)
+    changed[[1, 16]] = 8.0, 0.5
+    for step, values in enumerate([np.zeros(20, np.float32), changed]):
+        save_checkpoint(tmp_path, step, rank_data([Piece("w", (20,), (0,), values)]), {}, {})
+    a, b = (Contents(tmp_path / f"step_{step:08d}") for step in range(2))
+    ((_, how),) = diff.different_values(a, b)
+    assert (how.num_different, how.largest, how.scale) == (2, 8.0, 0.0)
+    ((_, how),) = diff.different_values(b, a)
+    assert (how.num_different, how.largest, how.scale) == (2, 8.0, 8.0)
+
+
 def test_types_and_shapes(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     for step, (dtype, value) in enumerate([(torch.bfloat16, 1.0), (torch.bfloat16, 1.5), (torch.float32, 1.0)]):

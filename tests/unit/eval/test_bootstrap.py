@@ -40,6 +40,11 @@ def test_it_repeats_itself_and_draws_the_same_items_whatever_the_columns_say() -
     assert len(first) == 70
 
 
+def test_no_resample_is_drawn_twice() -> None:
+    drawn = [round(sums["nll"], 6) for sums in resampled_sums(columns(40))]
+    assert len(drawn) == len(set(drawn)) == bootstrap.RESAMPLES
+
+
 def test_one_item_has_no_interval_and_neither_has_what_is_not_a_number() -> None:
     assert intervals(columns(1), mean) == {}
     assert middle([1.0, math.nan, 2.0]) is None

@@ -56,6 +56,7 @@ def test_top_k_and_top_p_leave_only_the_likeliest() -> None:
     assert drawn(Sampling(top_p=0.71)) == {1, 2, 3}
     assert drawn(Sampling(top_p=1e-9)) == {1}
     assert drawn(Sampling(temperature=0.01)) == {1}
+    assert drawn(Sampling(top_k=2, top_p=0.5)) == {1}, "of the two that top-k leaves, the likelier has 4/7"
 
 
 def test_draws_follow_the_probabilities() -> None:

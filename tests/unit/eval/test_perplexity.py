@@ -38,10 +38,18 @@ def jsonl(tmp_path: Path) -> Path:
     return path
 
 
-def write_dataset(prefix: Path, tokenizer: Tokenizer, *, closed: bool) -> Path:
-    """The same texts as Megatron's files, each closed by an end-of-document token or not."""
+def write_dataset(prefix: Path, tokenizer: Tokenizer, *, closed: bool, num_bytes: int | None = None) -> Path:
+    """The same texts as Megatron's files, each closed by an end-of-document token or not.
+
+    `num_bytes` stands in a sidecar as the size of the texts; without it there is none.
+    """
     assert tokenizer.eod_id is not None
     with DatasetWriter(prefix, np.dtype(np.uint16)) as writer:
+        if num_bytes is not None:
+            writer.describe(
+                tokenizer=tokenizer.to_bytes(), fingerprint=tokenizer.fingerprint, vocab_size=tokenizer.vocab_size,
+                eod_id=tokenizer.eod_id, num_bytes=num_bytes,
+            )  # fmt: skip
         for text in TEXTS:
             ids = tokenizer.encode(text) + [tokenizer.eod_id] * closed
             add_document(writer, [np.array(ids, np.uint16)])
@@ -91,6 +99,16 @@ def test_a_text_and_its_dataset_give_the_same_numbers(
         assert (dataset.num_targets, dataset.num_bytes) == (text.num_targets, text.num_bytes)
     assert dataset.num_words is None
     assert "word_perplexity" not in dataset.measures
+
+
+def test_a_dataset_is_divided_by_the_bytes_of_its_source_and_not_of_its_tokens(
+    subject: Subject, tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    """As a tokenizer that drops bytes of a text makes it, one that folds case or blanks for instance."""
+    num_bytes = 2 * sum(len(text.encode()) for text in TEXTS)
+    result = measured(subject, write_dataset(tmp_path / "set", tokenizer, closed=True, num_bytes=num_bytes))
+    assert result.num_bytes == num_bytes
+    assert result.measures["bits_per_byte"] == pytest.approx(result.nll_sum_nats / math.log(2) / num_bytes)
 
 
 def test_more_context_by_a_smaller_stride_changes_the_number_not_the_count(subject: Subject, jsonl: Path) -> None:

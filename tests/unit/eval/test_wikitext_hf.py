@@ -58,8 +58,9 @@ def test_each_target_once_and_the_first_of_windows_that_do_not_overlap_never(seq
 
 def test_bytes_are_those_of_the_scored_tokens(tmp_path: Path, tokenizer: Tokenizer) -> None:
     path = tmp_path / "wiki"
-    path.write_text(WIKI)
-    text = joined(WIKI)
+    original = WIKI + " Characters of 1 to 4 bytes : a \u00e9 \u20ac \U00010330 \n"
+    path.write_text(original)
+    text = joined(original)
     first = len(tokenizer.decode(tokenizer.encode(text)[:1]).encode())
     known = find_task("wikitext/hf-stride8").prepare(path, Asked(tokenizer=tokenizer, seq_len=16)).known
     assert known["bytes"].sum() == len(text.encode()) - first

@@ -43,10 +43,13 @@ NUM_SAMPLES = 16
 OPTIM = AdamWSettings(lr=1e-2, eps=1e-4)
 
 
-def build(parallel: dict[str, Any], precision: str = "fp32", *, seed: int | None = 1, **model: Any) -> ParallelModel:
+def build(
+    parallel: dict[str, Any], precision: str | PrecisionSettings = "fp32", *, seed: int | None = 1, **model: Any
+) -> ParallelModel:
     settings = ParallelSettings(**parallel)
+    kind = PRECISIONS[precision] if isinstance(precision, str) else precision
     return build_parallel(
-        replace(SETTINGS, **model), PRECISIONS[precision], ComputeSettings(), CPU,
+        replace(SETTINGS, **model), kind, ComputeSettings(), CPU,
         seed=seed, training=True, mesh=build_mesh(settings.layout, CPU, 60.0), parallel=settings,
     )  # fmt: skip
 

@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
+from lmtrain.checkpoint.disk.tensor_file import RankData
+from lmtrain.checkpoint.save.commit import save_checkpoint
 from lmtrain.checkpoint.save.planned import checkpoint_bytes
+from lmtrain.checkpoint.store import CHECKPOINTS
 from lmtrain.config.compose import compose
 from lmtrain.errors import OutputError, StorageError, UsageError
 from lmtrain.runtime.process import ProcessEnv
@@ -59,6 +62,20 @@ def test_room_for_two_checkpoints(config: RunConfig, tmp_path: Path, monkeypatch
     monkeypatch.setattr(machine, "free_bytes", lambda folder: need - 1)
     with pytest.raises(StorageError, match="A checkpoint needs"):
         check_folder(_in(config, tmp_path, interval_steps=0), config.model, lock=True)
+
+
+@pytest.mark.parametrize("num_there", [1, 2, 3])
+def test_a_run_that_goes_on_needs_room_for_one_more_however_many_are_there(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_there: int
+) -> None:
+    need = checkpoint_bytes(config.model, config.optim.num_slots)
+    for step in range(num_there):
+        save_checkpoint(tmp_path / CHECKPOINTS, step, RankData([], []), {}, {})
+    monkeypatch.setattr(machine, "free_bytes", lambda folder: need)
+    check_folder(_in(config, tmp_path), config.model, lock=True)
+    monkeypatch.setattr(machine, "free_bytes", lambda folder: need - 1)
+    with pytest.raises(StorageError, match="A checkpoint needs"):
+        check_folder(_in(config, tmp_path), config.model, lock=True)
 
 
 def test_a_port_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

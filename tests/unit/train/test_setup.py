@@ -6,16 +6,21 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from lmtrain.checkpoint.disk.tensor_file import RankData
 from lmtrain.checkpoint.save.commit import save_checkpoint
 from lmtrain.checkpoint.store import CHECKPOINTS, new_leftover
 from lmtrain.config.compose import compose
 from lmtrain.errors import OutputError
+from lmtrain.layout import Layout
+from lmtrain.parallel.mesh import Axis, build_mesh
 from lmtrain.runtime.files import folder_lock
 from lmtrain.train.config import RunConfig
-from lmtrain.train.setup import enter_folder
+from lmtrain.train.setup import build_throughput, enter_folder
 from lmtrain.train.train_settings import RunSettings
 from tests.unit.checkpoint.seats import Outcome, Seat, on_ranks
+from tests.unit.train.tiny_runs import CPU, inputs_of
 
 
 def enter(num_ranks: int, *folders: Path) -> list[Outcome]:
@@ -60,3 +65,16 @@ def test_a_folder_that_is_not_shared_is_refused(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     errors = enter(3, tmp_path / "run", tmp_path / "elsewhere")
     assert all("Processes see different checkpoints" in str(error) for error in errors)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 4])
+def test_the_share_of_the_peak_is_of_all_processes_together(num_ranks: int) -> None:
+    config = compose(RunConfig, ["data.path=x", "observe.peak_tflops=2.0"])
+    mesh = replace(build_mesh(Layout(), CPU), world=Axis(num_ranks, ranks=tuple(range(num_ranks))))
+    throughput = build_throughput(config, inputs_of(Path("x")), mesh, CPU)
+    throughput.start(0, 0.0)
+    for step in (1, 2):
+        throughput.step_done(step, float(step), tokens=1000)
+    rates = throughput.rates()
+    assert rates.flops_per_s
+    assert rates.mfu == pytest.approx(rates.flops_per_s / (num_ranks * 2e12))

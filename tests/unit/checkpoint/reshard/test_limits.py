@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lmtrain.checkpoint.reshard.limits import Limits
+from lmtrain.checkpoint.disk.format import BLOCK_BYTES
+from lmtrain.checkpoint.reshard.limits import BASE_BYTES, MIN_PART_BYTES, PART_BYTES, Limits
 from lmtrain.errors import UsageError
 
 MIB = 1 << 20
@@ -15,3 +16,17 @@ def test_limits() -> None:
         Limits(workers=0)
     with pytest.raises(UsageError, match=r"too little for 4 workers. Use \d+\.\d MiB"):
         Limits(memory_bytes=64 * MIB, workers=4)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 7, 64])
+@pytest.mark.parametrize("more", [0, 1, 50 * MIB, 2048 * MIB])
+def test_all_workers_together_keep_within_the_memory(workers: int, more: int) -> None:
+    """Each holds what it copies twice, a block that it reads and one that it writes."""
+    least = BASE_BYTES + workers * (2 * MIN_PART_BYTES + 2 * BLOCK_BYTES) + 4 * BLOCK_BYTES
+    limits = Limits(memory_bytes=least + more, workers=workers)
+    each = 2 * limits.part_bytes + 2 * BLOCK_BYTES
+    assert BASE_BYTES + limits.num_cached_blocks * BLOCK_BYTES + workers * each <= limits.memory_bytes
+    assert limits.num_cached_blocks >= 1
+    assert MIN_PART_BYTES <= limits.part_bytes <= PART_BYTES
+    with pytest.raises(UsageError, match=f"too little for {workers} workers"):
+        Limits(memory_bytes=least - 1, workers=workers)

@@ -68,3 +68,17 @@ def test_a_config_that_asks_for_what_we_lack_is_refused(config: Any, said: str) 
 def test_dropout_is_kept_or_chosen(config: dict[str, Any], chosen: object, expected: float) -> None:
     _, settings = settings_of(config, "config.json", pair_head=True, dropout=chosen)
     assert settings.to_dict()["dropout"] == expected
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        {"rope_theta": 5e5},
+        {"rope_theta": 5e5, "rope_scaling": None},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+    ],
+)
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_the_base_of_the_angles_is_read_where_any_transformers_writes_it(family: str, where: dict[str, Any]) -> None:
+    _, settings = settings_of({"model_type": family} | where, "config.json", pair_head=False)
+    assert settings.to_dict()["rotary_base"] == 5e5

@@ -34,6 +34,26 @@ def test_which_gelu_a_bert_has(told: dict[str, object], given: dict[str, object]
             settings_from(get, found, 331, given, "here")
 
 
+@pytest.mark.parametrize(
+    ("has_bias", "told", "activation"),
+    [
+        (True, {}, "gelu_tanh"),
+        (True, {"bias_gelu_fusion": False}, "gelu"),
+        (False, {}, "gelu"),
+        (False, {"bias_gelu_fusion": True}, "gelu"),
+        (False, {"openai_gelu": True}, "gelu_tanh"),
+    ],
+)
+def test_which_gelu_a_gpt_has(has_bias: bool, told: dict[str, object], activation: str) -> None:
+    """The fused kernel, which is one by tanh, runs only where there is a bias to fuse."""
+    found = Found(
+        num_layers=2, width=48, ffn_width=192, num_positions=40, is_encoder=False, has_bias=has_bias,
+        norm_has_bias=True, has_output=False, has_pair=False,
+    )  # fmt: skip
+    settings = settings_from(({"num_attention_heads": 4} | told).get, found, 331, {}, "here")
+    assert settings.to_dict()["activation"] == activation
+
+
 def test_one_dropout_is_kept_or_chosen() -> None:
     found = Found(
         num_layers=2, width=48, ffn_width=192, num_positions=40, is_encoder=False, has_bias=True, norm_has_bias=True,

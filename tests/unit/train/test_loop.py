@@ -1,0 +1,56 @@
+"""Which checkpoints a run makes and keeps, by the clock, by steps and by what they are worth."""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmtrain.runtime.signals import StopRequest
+from lmtrain.train import loop
+from lmtrain.train.requests import requests_of
+from lmtrain.train.setup import Run
+from tests.unit.train.tiny_runs import opened
+
+
+def kept(folder: Path) -> list[int]:
+    return sorted(int(name.removeprefix("step_")) for name in os.listdir(folder / "checkpoints"))
+
+
+def train(run: Run, patch: pytest.MonkeyPatch, *, step_s: float = 0.0, stop_after: int | None = None) -> None:
+    """By a clock on which every step takes as long; a signal comes in step `stop_after`."""
+    stop = StopRequest()
+
+    def clock() -> float:
+        if run.progress.step == stop_after:
+            stop.requested = "SIGTERM"
+        return run.progress.step * step_s
+
+    patch.setattr(loop, "requests_of", partial(requests_of, clock=clock))
+    loop.train(run, stop)
+
+
+def test_the_clock_of_saves_begins_anew_with_each_save_whatever_it_was_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path, interval_steps=2, interval_s=500.0, keep_last=9) as run:
+        train(run, monkeypatch, step_s=200.0)
+    assert kept(tmp_path) == [2, 4, 6], "600 s after the start, but 200 s after a save, none is due by the clock"
+
+
+def test_a_run_that_goes_on_keeps_the_best_of_its_earlier_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings: dict[str, Any] = {"interval_steps": 1, "keep_last": 1, "keep_best": 1}
+    with opened(tmp_path, **settings) as run:
+        train(run, monkeypatch, stop_after=2)
+    (stopped_at,) = kept(tmp_path)
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write(json.dumps({"event": "valid", "step": stopped_at, "loss": 0.5}) + "\n")
+    with opened(tmp_path, **settings) as run:
+        train(run, monkeypatch)
+    assert kept(tmp_path) == [stopped_at, 6]
