@@ -163,6 +163,25 @@ def test_blends_to_validate_on(paths: list[str]) -> None:
     assert sorted(tokens.tolist()) == [1, 1, 1, 1, 2, 2]
 
 
+def test_a_blend_is_validated_on_until_its_first_dataset_runs_out(paths: list[str]) -> None:
+    both = tuple(BlendPart(path=path, weight=1.0) for path in paths[1:])  # of 25 and of 60 documents
+    data = build(BlendSettings(datasets=(BlendPart(path=paths[0], weight=1.0),), split=(1.0,), valid_datasets=both))
+    valid, small = data.valid[""], build(DataSettings(path=paths[1], split=(1.0,)), replace(ASKED, validate=False))
+    tokens = valid.batch(np.arange(valid.num_samples)).tokens_BT
+    assert len(np.unique(tokens, axis=0)) == len(tokens)  # none is read twice
+    assert (tokens[:, 0] < 20_000).sum() == small.train.num_samples
+
+
+def test_megatrons_split_leaves_no_sequence_of_long_documents_out(tmp_path: Path) -> None:
+    with DatasetWriter(tmp_path / "d", np.int32) as writer:
+        for document in np.arange(600).reshape(20, 3, 10):  # of three sequences each
+            add_document(writer, list(document))
+    data = build(DataSettings(path=str(tmp_path / "d"), split=(0.5, 0.5), order="megatron"))
+    for dataset, sequences in ((data.train, range(30)), (data.valid[""], range(30, 60))):
+        labels = dataset.batch(np.arange(dataset.num_samples)).labels_BT
+        assert {*(labels // 10).ravel().tolist()} == {*sequences}
+
+
 def test_valid_path_and_its_absence(paths: list[str]) -> None:
     data = build(DataSettings(path=paths[0], valid_path=paths[1], split=(1.0,)))
     assert data.valid[""].batch(np.array([0])).tokens_BT[0, 0] == 10_000

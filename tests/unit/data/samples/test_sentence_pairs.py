@@ -48,6 +48,18 @@ def test_megatrons_epochs_are_whole_and_as_many_as_are_needed() -> None:
     assert [len(build_megatron_map(LENGTHS, BOUNDS, num_samples=n, **SHAPE)) for n in (1, 4, 5, 9)] == [4, 4, 8, 12]
 
 
+@pytest.mark.usefixtures("_either")
+def test_megatrons_one_in_so_many_is_the_nearest_whole_number() -> None:
+    """Of documents of one sentence, for each of which the generator is asked twice: before it and behind it."""
+    drawn, max_tokens = np.array(list(islice(_mersenne_32(5), 0, 600, 2))), 1000
+    short_targets = 2 + drawn % (max_tokens - 1)
+    for short_share, one_in in ((0.15, 7), (0.1, 10), (0.3, 3), (0.4, 3)):
+        shape: dict[str, Any] = {"max_tokens": max_tokens, "short_share": short_share, "min_sentences": 1, "seed": 5}
+        rows = build_megatron_map(np.full(300, 9), np.arange(301), **shape)
+        targets = rows[np.argsort(rows[:, 0]), 2]
+        assert targets.tolist() == np.where(drawn % one_in == 0, short_targets, max_tokens).tolist()
+
+
 def test_the_mersenne_twisters() -> None:
     assert list(islice(_mersenne_32(1234), 5)) == [822569775, 2137449171, 2671936806, 3512589365, 1880026316]
     assert list(islice(_mersenne_64(1235), 3)) == [12475983374653888083, 573922149886606219, 5802434057304372554]
@@ -57,6 +69,8 @@ def test_the_mersenne_twisters() -> None:
 @pytest.mark.usefixtures("_either")
 def test_megatron_leaves_out_documents_with_a_long_sentence() -> None:
     lengths = LENGTHS.copy()
+    lengths[4] = 512
+    assert [3, 5] in build_megatron_map(lengths, BOUNDS, **SHAPE)[:, :2].tolist()
     lengths[4] = 513
     assert [3, 5] not in build_megatron_map(lengths, BOUNDS, **SHAPE)[:, :2].tolist()
     assert [3, 5] in build_map(lengths, BOUNDS, **SHAPE)[:, :2].tolist()

@@ -57,6 +57,15 @@ def test_merging_and_splitting_keep_all(tmp_path: Path, monkeypatch: pytest.Monk
     assert divided.num_bytes == reshape.UNKNOWN
 
 
+def test_text_that_nobody_counted_stays_uncounted_when_it_is_merged(tmp_path: Path) -> None:
+    write(tmp_path / "a", LENGTHS)
+    reshape.split(tmp_path / "a", (1, 1), [tmp_path / "x", tmp_path / "y"])  # whose bytes of text nobody knows
+    reshape.merge([tmp_path / name for name in ("x", "a", "y")], tmp_path / "all")
+    info = IndexedDataset.open(tmp_path / "all").info
+    assert info is not None
+    assert info.num_bytes == reshape.UNKNOWN
+
+
 def test_what_differs_is_not_merged(tmp_path: Path) -> None:
     write(tmp_path / "a", [3])
     kinds: list[tuple[str, dict[str, Any], str]] = [

@@ -13,7 +13,7 @@ from data_tools.corpus.build import build_corpus, read_recipe
 from data_tools.corpus.build_settings import BuildSettings, DedupeSettings, SplitSettings
 from lmtrain.errors import DataError, MissingInputError, SettingsError
 from tests.benchmarks.data_corpora import write_planted
-from tests.unit.data_tools.corpus_files import read_jsonl, write_jsonl
+from tests.unit.data_tools.corpus_files import read_jsonl, texts, write_jsonl
 
 PASSAGE = "one upon two upon three upon four upon five upon six upon seven upon eight upon nine upon ten"
 
@@ -80,6 +80,17 @@ def test_a_second_run_does_what_changed(folder: Path) -> None:
     os.utime(folder / "in" / "a.jsonl", ns=(0, 0))
     build_corpus(recipe_of(folder))
     assert (work / "1-clean.jsonl").stat().st_mtime_ns != times["1-clean.jsonl"]
+
+
+def test_another_seed_is_another_order(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "in.jsonl", [{"text": f"text {i}"} for i in range(20)])
+    first, second = (BuildSettings(inputs=(str(path),), output=str(tmp_path / "out"), seed=seed) for seed in (1, 2))
+    build_corpus(first)
+    before = texts(tmp_path / "out" / "documents.jsonl")
+    build_corpus(second)
+    after = texts(tmp_path / "out" / "documents.jsonl")
+    assert before != after
+    assert sorted(before) == sorted(after)
 
 
 def test_steps_that_are_not_named_do_not_run(folder: Path) -> None:

@@ -69,6 +69,8 @@ def test_shares_are_what_one_counts_by_hand() -> None:
     assert RULES["top_3_words"].measure(facts) == pytest.approx(6 / 9)  # abc x2
     assert RULES["repeated_5_words"].measure(facts) == pytest.approx(5 / 9)  # abcab stood at the start already
     assert RULES["repeated_6_words"].measure(facts) == 0
+    longer = Facts("a b c d e f g a b c d e f g")  # three runs of five stood before, of seven words in all
+    assert RULES["repeated_5_words"].measure(longer) == pytest.approx(7 / 14)
     assert RULES["repeated_lines"].measure(Facts("x\ny\nx\n\nx")) == pytest.approx(0.5)
     assert RULES["repeated_paragraph_chars"].measure(Facts("aaaa\n\nb\n\naaaa")) == pytest.approx(4 / 9)
 
@@ -82,8 +84,9 @@ def test_the_first_broken_rule_is_counted(tmp_path: Path) -> None:
 
 
 def test_limits_can_be_set(tmp_path: Path) -> None:
-    assert build_clean(["gopher", "min_words=5"]).cause(PROSE[:60]) != "min_words"
-    assert build_clean(["min_words=5", "gopher"]).cause("only three words") == "min_words"
+    for words in (["gopher", "min_words=5"], ["min_words=5", "gopher"]):
+        assert build_clean(words).cause(PROSE[:60]) != "min_words"
+        assert build_clean(words).cause("only three words") == "min_words"
     assert build_clean(["none"]).cause("x") is None
 
 

@@ -67,12 +67,18 @@ def test_thirteen_words_are_found_and_twelve_are_not(tmp_path: Path, against: Pa
         EVALUATION.replace(" ", "\n"),
         EVALUATION.replace("couldn't", "could n't").replace("cat's", "cat 's").replace(",", " ,"),
         EVALUATION.replace("'", "\u2019"),
-        unicodedata.normalize("NFD", EVALUATION),
         EVALUATION.replace(" ", ' "-- '),
     ],
 )
 def test_no_disguise_helps(tmp_path: Path, against: Path, disguise: str) -> None:
     assert cleaned(tmp_path, against, [f"{filler(1)} {disguise} {filler(2)}"], "drop") == []
+
+
+def test_accents_are_found_whether_written_apart_or_not(tmp_path: Path, against: Path) -> None:
+    apart, composed = (unicodedata.normalize(form, EVALUATION.replace("e", "é")) for form in ("NFD", "NFC"))
+    for evaluation, text in ((apart, composed), (composed, apart)):
+        against.write_text(evaluation, encoding="utf-8")
+        assert cleaned(tmp_path, against, [f"{filler(1)} {text} {filler(2)}"], "drop") == []
 
 
 def test_what_is_cut_is_the_passage_and_two_hundred_characters_on_each_side(tmp_path: Path, against: Path) -> None:

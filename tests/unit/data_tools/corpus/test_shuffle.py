@@ -9,8 +9,9 @@ import pytest
 
 from data_tools.corpus.reading import Reading
 from data_tools.corpus.shuffle import Sample, Split, draw, sample_limit, shuffle, split_outputs
-from data_tools.corpus.steps import Report, Work, merge_outputs, report_path, run_step
+from data_tools.corpus.steps import Report, Work, merge_outputs, read_report, report_path, run_step
 from data_tools.read.parts import Part
+from data_tools.read.rejects import OnError
 from lmtrain.errors import DataError, UsageError
 from tests.unit.data_tools.corpus_files import read_jsonl, run, texts, write_jsonl
 
@@ -24,9 +25,7 @@ def inputs(tmp_path: Path) -> list[Path]:
     ]
 
 
-def shuffled(
-    inputs: list[Path], output: Path, seed: int = 0, memory_bytes: int = 1 << 28, part: str = "0/1"
-) -> Report:
+def shuffled(inputs: list[Path], output: Path, seed: int = 0, memory_bytes: int = 1 << 28, part: str = "0/1") -> Report:
     work = Work(reading=Reading(part=Part.parse(part)))
     return shuffle(inputs, output, work, report_path(output), seed, memory_bytes)
 
@@ -56,6 +55,18 @@ def test_merged_parts_of_a_shuffle_are_one_shuffle(tmp_path: Path, inputs: list[
     assert (tmp_path / "many.jsonl.report.json").read_bytes() == (tmp_path / "one.jsonl.report.json").read_bytes()
 
 
+def test_a_bad_line_is_counted_once_whatever_the_parts(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "in.jsonl", [{"text": f"text {i}"} for i in range(20)] + [{"text": 1}])
+    for output, count in ((tmp_path / "one.jsonl", 1), (tmp_path / "many.jsonl", 3)):
+        for number in range(count):
+            work = Work(reading=Reading(on_error=OnError.SKIP, part=Part(number, count)))
+            shuffle([path], output, work, report_path(output), seed=0)
+    merge_outputs(tmp_path / "many.jsonl")
+    report = read_report(report_path(tmp_path / "many.jsonl"))
+    assert report == read_report(report_path(tmp_path / "one.jsonl"))
+    assert (report.tally.num_in, report.tally.dropped.total()) == (21, 1)
+
+
 def split(inputs: list[Path], folder: Path, step: Split) -> dict[str, list[dict[str, object]]]:
     run_step(step, list(inputs), split_outputs(folder), Work(), folder / "split.report.json")
     return {name: read_jsonl(folder / f"{name}.jsonl") for name in ("train", "valid", "test")}
@@ -68,6 +79,13 @@ def test_a_split_has_the_shares_asked_for_and_keeps_equals_together(tmp_path: Pa
     )
     ids = [{row["id"] for row in rows} for rows in found.values()]
     assert sum(map(len, ids)) == len(set.union(*ids)) == 1000
+
+
+@pytest.mark.parametrize("name", [0, ""])
+def test_an_id_of_nothing_is_an_id(tmp_path: Path, name: int | str) -> None:
+    path = write_jsonl(tmp_path / "in.jsonl", [{"text": f"text {i}", "id": name} for i in range(20)])
+    found = split([path], tmp_path / "out", Split((0.4, 0.3, 0.3), by="id"))
+    assert sorted(len(rows) for rows in found.values()) == [0, 0, 20]
 
 
 def test_equal_texts_fall_on_one_side_wherever_they_stand(tmp_path: Path, inputs: list[Path]) -> None:

@@ -103,6 +103,35 @@ def test_texts_without_words_are_no_near_copies_of_each_other(tmp_path: Path) ->
     assert dedupe(tmp_path, ["!!!", "???", "...", "one", "one."])[0] == [0, 1, 2, 3]
 
 
+def test_a_threshold_of_one_takes_texts_of_the_same_words(tmp_path: Path) -> None:
+    words = prose(1)
+    documents = [" ".join(words), ", ".join(words), with_one_word_changed(words, 50)]
+    assert dedupe(tmp_path, documents, DedupeSettings(threshold=1.0))[0] == [0, 2]
+
+
+def test_every_copy_but_the_first_is_found_however_little_memory_there_is(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "in.jsonl", [{"text": f"text {i % 3}"} for i in range(200)])
+    sign([path], tmp_path / "work", None, Work())
+    assert mark_exact(tmp_path / "work", memory_bytes=0) == 197
+    drop([path], tmp_path / "work", tmp_path / "out.jsonl", Work())
+    assert texts(tmp_path / "out.jsonl") == ["text 0", "text 1", "text 2"]
+
+
+def test_near_copies_are_forgotten_when_exact_ones_are_marked_anew(tmp_path: Path) -> None:
+    words, work, output = prose(1), tmp_path / "work", tmp_path / "out.jsonl"
+    documents = [" ".join(words), with_one_word_changed(words, 9)]
+    path = write_jsonl(tmp_path / "in.jsonl", [{"text": text} for text in documents])
+    sign([path], work, MinHash(), Work())
+    mark_exact(work)
+    find_pairs(work, SETTINGS.threshold)
+    assert mark_near(work, "first") == 1
+    drop([path], work, output, Work())
+    assert texts(output) == documents[:1]
+    mark_exact(work)
+    drop([path], work, output, Work())
+    assert texts(output) == documents
+
+
 @pytest.fixture
 def planted(tmp_path: Path) -> list[Path]:
     write_planted(tmp_path / "all.jsonl", 600, seed=11)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from data_tools.corpus.reading import Reading
 from data_tools.corpus.shuffle import Sample, Split, split_outputs
 from data_tools.corpus.steps import Collect, Work, merge_outputs, merge_parts, read_report, report_path, run_step
 from data_tools.read.parts import Part
-from lmtrain.errors import DataError, MissingInputError, UsageError
+from lmtrain.errors import DataError, MissingInputError, StorageError, UsageError
 from tests.unit.data_tools.corpus_files import read_jsonl, run, texts, write_jsonl
 
 
@@ -69,6 +71,23 @@ def test_parts_of_a_split_merge_file_by_file(tmp_path: Path, inputs: list[Path])
     assert sorted(path.name for path in (tmp_path / "many").iterdir()) == names
     for name in names:
         assert (tmp_path / "many" / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
+
+
+def test_no_part_goes_before_the_whole_stands(
+    tmp_path: Path, inputs: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        run(Collect(), inputs, tmp_path / "out.jsonl", part=f"{number}/3")
+
+    def fail(*paths: object) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", fail)
+        with pytest.raises(StorageError, match="the disk is full"):
+            merge_parts(tmp_path / "out.jsonl")
+    assert merge_parts(tmp_path / "out.jsonl") == 3
+    assert len(texts(tmp_path / "out.jsonl")) == 200
 
 
 def test_a_missing_part_is_named(tmp_path: Path, inputs: list[Path]) -> None:

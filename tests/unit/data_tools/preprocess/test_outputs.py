@@ -130,6 +130,22 @@ def test_what_a_power_cut_takes_is_done_again(folder: Path, tmp_path: Path, name
         assert ("is damaged and is made again" in said[0]) == ((name, damage) != ("journal.jsonl", "cut"))
 
 
+@pytest.mark.parametrize("name", ["0-00000.bin", "1-00000.bin"])
+def test_keys_go_on_where_the_shortest_of_their_files_ends(folder: Path, tmp_path: Path, name: str) -> None:
+    path, tokenizer = tmp_path / "in.jsonl", Tokenizer.load(folder / "tokenizer")
+    path.write_text("".join(json.dumps({"text": text, "title": f"title {i}"}) + "\n" for i, text in enumerate(TEXTS)))
+    options = Options(keys=("text", "title"), limits=Limits(slice_bytes=300))
+    preprocess([path], tokenizer, tmp_path / "whole" / "d", options)
+    arm(Fault("exc", "data.slice", 20))
+    with pytest.raises(RuntimeError, match="fault at"):
+        preprocess([path], tokenizer, tmp_path / "out" / "d", options)
+    damaged = tmp_path / "out" / ".d.tmp" / name
+    damaged.write_bytes(damaged.read_bytes()[: damaged.stat().st_size // 2])
+    summary = preprocess([path], tokenizer, tmp_path / "out" / "d", options)
+    assert 0 < summary.resumed_documents < 30
+    assert files(tmp_path / "out") == files(tmp_path / "whole")
+
+
 @pytest.mark.parametrize(("point", "count"), wide(("data.slice", 20), ("data.publish", 1), ("data.publish", 9)))
 def test_any_bit_of_what_was_left_that_changes(folder: Path, tmp_path: Path, point: str, count: int) -> None:
     """In shards that are done, in the one that grows, in the journal: the result of an unbroken run, or none."""

@@ -154,6 +154,16 @@ def test_several_keys_stay_side_by_side(tmp_path: Path) -> None:
         Options(keys=("a", "a"))
 
 
+def test_the_bytes_of_each_key_add_up_over_the_shards(tmp_path: Path) -> None:
+    rows = [{"text": text, "title": f"title {i}"} for i, text in enumerate(TEXTS)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    summary = run(tmp_path / "a.jsonl", tmp_path / "out", keys=("text", "title"), shard_tokens=500)
+    assert summary.num_shards > 2
+    for key in ("text", "title"):
+        infos = [IndexedDataset.open(tmp_path / f"out_{key}-{i:05d}").info for i in range(summary.num_shards)]
+        assert sum(info.num_bytes for info in infos if info) == sum(len(str(row[key]).encode()) for row in rows)
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_shards_put_together_are_the_whole(corpus: Path, tmp_path: Path, workers: int) -> None:
     run(corpus, tmp_path / "whole")
@@ -230,9 +240,17 @@ def test_keys_are_columns_of_parquet(tmp_path: Path) -> None:
         run(tmp_path / "b.parquet", tmp_path / "out2")
 
 
+def test_a_row_may_have_as_many_bytes_as_a_document(tmp_path: Path) -> None:
+    texts = ["é" * 100, "é" * 101, "€" * 67, "x" * 200, "x" * 201]
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "a.parquet")
+    limits = Limits(max_doc_bytes=200)
+    summary = run(tmp_path / "a.parquet", tmp_path / "out", limits=limits, on_error=OnError.SKIP)
+    assert documents(tmp_path / "out") == expected([texts[0], texts[3]])
+    assert summary.rejects == {"longer than a document may be": 3}
+
+
 def test_a_package_that_is_missing_is_named(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for package, extra, name in (("zstandard", "zst", "c.jsonl.zst"), ("pyarrow", "parquet", "d.parquet")):
         monkeypatch.setitem(sys.modules, package, None)
         with pytest.raises(UsageError, match=rf"lmtrain\[{extra}\]"):
             run(corpus / name, tmp_path / "out")
-

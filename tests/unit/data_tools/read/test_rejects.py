@@ -116,6 +116,17 @@ def content(reject: dict[str, Any]) -> bytes | None:
     return reject["content"].encode() if "content" in reject else None
 
 
+def test_lines_are_counted_in_each_file_by_itself(tmp_path: Path) -> None:
+    """However far behind the last bad line of the file before, and however short its lines."""
+    long = b'{"text": "' + b"a" * 50 + b'"}\n'
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jsonl").write_bytes(GOOD * 3 + b"nonsense\n" + GOOD)
+    (tmp_path / "in" / "b.jsonl").write_bytes(long * 4 + b"nonsense\n" + GOOD)
+    run(tmp_path / "in", tmp_path / "out", limits=Limits(7), on_error=OnError.SKIP)
+    rejects = [json.loads(line) for line in (tmp_path / "out.rejects.jsonl").read_text().splitlines()]
+    assert [(Path(reject["file"]).name, reject["line"]) for reject in rejects] == [("a.jsonl", 4), ("b.jsonl", 5)]
+
+
 def test_too_many_are_too_many(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes((GOOD + b"nonsense\n") * 5)
     assert sum(run(tmp_path / "a.jsonl", tmp_path / "out", on_error=OnError.SKIP, max_bad=5).rejects.values()) == 5
