@@ -179,9 +179,15 @@ class Copy:
 
 
 def adopt_orphans() -> None:
-    """Make the orphans among this process's descendants its children, so that none outlives the run that began it."""
+    """Make the orphans among this process's descendants its children, so that none outlives the run that began it.
+
+    Where its own parent is ended, or asks it to end, this process still cleans up first.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+        system = ctypes.CDLL(None)
+        system.prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+        system.prctl(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG
 
 
 def _end_descendants() -> None:
