@@ -75,6 +75,7 @@ def check(world: World, launcher: str, num: int, apart: Mapping[int, Sequence[st
     return output
 
 
+@pytest.mark.slow  # because: among two ranks too each is shown by the unit tests, and all twelve at once below
 @pytest.mark.parametrize("launcher", ["nproc", "torchrun"])
 @pytest.mark.parametrize("name", NAMES)
 def test_two_ranks_that_differ_in_one_thing(world: World, launcher: str, name: str) -> None:
