@@ -34,6 +34,13 @@ def test_a_shorter_sequence_and_a_window_cost_less_attention() -> None:
     assert windowed.flops_per_token(64) == GPT2_SMALL.flops_per_token(64)
 
 
+def test_attention_costs_what_its_heads_are_wide_together() -> None:
+    """They need not make up the width, and queries are compared with keys however few of these there are."""
+    narrow = dataclasses.replace(GPT2_SMALL, num_heads=8, num_kv_heads=2)
+    longer = narrow.flops_per_token(1024) - narrow.flops_per_token(1024 - 100)
+    assert longer == pytest.approx(12 * 12 * (8 * 64) * 100)
+
+
 def test_gated_and_grouped_blocks() -> None:
     shape = dataclasses.replace(GPT2_SMALL, num_kv_heads=4, ffn_width=2048, gated=True)
     assert shape.block_matrix_params == 768 * 64 * (12 + 12 + 4 + 4) + 3 * 768 * 2048

@@ -73,6 +73,19 @@ def test_more_than_half_is_worked_out_whole() -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("kind", ["llama", "bert"])
+def test_only_the_last_of_several_stages_leaves_positions_out(kind: str) -> None:
+    """The blocks behind another stage's last one look at all of them."""
+    whole, first, last = (model_of(MODELS[kind]) for _ in range(3))
+    first.cut(range(1), first=True, last=False)
+    last.cut(range(1, 2), first=False, last=True)
+    batch, asked_BT = batch_of(packed=False)
+    asking = replace(batch, asked_BT=asked_BT)
+    found = last(asking, first(asking, None))
+    torch.testing.assert_close(found[asked_BT], whole(batch)[asked_BT], rtol=1e-6, atol=2e-6)
+
+
+@torch.no_grad()
 def test_a_block_of_another_kind_may_do_all() -> None:
     model, (batch, asked_BT) = model_of(MODELS["gpt2"]), batch_of(packed=False)
     whole = model(batch)

@@ -29,9 +29,7 @@ CPU = torch.device("cpu")
 def model_of(
     settings: GPTSettings = SETTINGS, precision: PrecisionSettings | None = None, seed: int | None = 1
 ) -> ParallelModel:
-    return build_parallel(
-        settings, precision or Fp32Settings(), ComputeSettings(), CPU, seed=seed, training=True
-    )
+    return build_parallel(settings, precision or Fp32Settings(), ComputeSettings(), CPU, seed=seed, training=True)
 
 
 def step_of(num_microbatches: int, step: int = 0) -> StepBatches:
@@ -77,6 +75,13 @@ def test_dropout_is_a_function_of_seed_step_and_microbatch() -> None:
     other = model_of(dropping).forward_backward(step_of(2, step=5))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
+
+
+def test_a_step_after_an_evaluation_drops_again() -> None:
+    dropping = dataclasses.replace(SETTINGS, dropout=0.5)
+    straight, asked = model_of(dropping), model_of(dropping)
+    list(asked.scores(step_of(1).microbatches))
+    assert torch.equal(asked.forward_backward(step_of(2)), straight.forward_backward(step_of(2)))
 
 
 def test_logits_are_of_the_true_vocabulary_and_of_kept_positions() -> None:

@@ -1,13 +1,17 @@
-"""What is counted of a tensor is what its numbers say, one by one."""
+"""What is counted of a tensor is what its numbers say, one by one, and all ranks count together."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import pytest
 import torch
 
 from lmtrain.observe.histogram import EDGES
-from lmtrain.parallel.histograms import _count
+from lmtrain.parallel.histograms import _count, histograms
+from tests.layouts.workers import Pool
+from tests.unit.parallel.spread import build, step_of
 
 
 def test_counts_ends_and_sums() -> None:
@@ -22,3 +26,19 @@ def test_counts_ends_and_sums() -> None:
     assert counts.tolist() == expected
     assert ends.tolist() == [3.0, 1e9]
     assert sums.tolist() == [numbers.double().sum().item(), numbers.double().square().sum().item()]
+
+
+def counted(parallel: dict[str, Any]) -> dict[str, list[int]]:
+    """How many numbers of each weight and of its gradient lie in each bucket, as this rank is told."""
+    built = build(parallel)
+    built.forward_backward(step_of(0, built.mesh.layout, 2, built.mesh.dp.index))
+    built.finish_gradients(None)
+    return {name: list(one.counts) for name, one in histograms(built).items()}
+
+
+@pytest.mark.parametrize("parallel", [{"pp": 2}, {"tp": 2}], ids=str)
+def test_every_rank_knows_all_weights_and_gradients(pool: Pool, parallel: dict[str, int]) -> None:
+    (one,) = pool.run(f"{__name__}:counted", 1, {"parallel": {}})
+    for found in pool.run(f"{__name__}:counted", 2, {"parallel": parallel}):
+        assert {name: sum(counts) for name, counts in found.items()} == {n: sum(counts) for n, counts in one.items()}
+        assert all(found[name] == counts for name, counts in one.items() if name.startswith("weights"))

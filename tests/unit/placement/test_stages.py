@@ -42,3 +42,12 @@ def test_thousands_of_stages_are_one_look_at_each_layer() -> None:
 
 def test_a_head_takes_the_room_of_its_layers() -> None:
     assert [len(run) for run in layers_of_stages(14, 4, after=2.0)] == [4, 4, 4, 2]
+
+
+def test_the_stage_of_a_dear_head_has_fewer_layers() -> None:
+    """And not that of the embedding, which costs nothing."""
+    model = GPTSettings(num_layers=16, width=64, num_heads=4, vocab_size=4096, seq_len=32)
+    parallel = ParallelSettings(pp=4, balance="cost")
+    lengths = [len(stage.layers) for rank in range(4) for stage in stages_of_rank(model, parallel, rank)]
+    assert sum(lengths) == 16
+    assert lengths[-1] < min(lengths[:-1])
