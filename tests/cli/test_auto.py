@@ -29,7 +29,7 @@ def settled(*words: object) -> dict[str, Any]:
 
 def test_what_was_chosen_is_told_and_what_is_given_is_kept(toy: Toy, tmp_path: Path) -> None:
     words = [*toy.settings(tmp_path / "run"), *AUTO]
-    output = lmtrain("pretrain", *words, "--dry-run", "--nproc", 2)
+    output = lmtrain("pretrain", *words, "parallel.pp=1", "recompute=none", "--dry-run", "--nproc", 2)
     assert output.startswith("parallel=auto: ")
     assert "for 2 of cpu: a step of " in output
     config = settled(*words, "parallel.tp=2", "train.micro_batch=1", "recompute=full", "--nproc", 2)

@@ -40,6 +40,7 @@ def test_a_chain_of_steps_says_what_each_did(tmp_path: Path, planted: Path) -> N
     assert total == len(read_jsonl(honest)) == len(read_jsonl(unique)) - 1
 
 
+@pytest.mark.wide
 def test_tasks_of_an_array_come_to_the_same(tmp_path: Path, planted: Path) -> None:
     work, many = tmp_path / "work", tmp_path / "many.jsonl"
     corpus("dedupe", planted, "--output", tmp_path / "one.jsonl", "--workers", 1)

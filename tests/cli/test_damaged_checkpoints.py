@@ -15,6 +15,7 @@ import pytest
 from lmtrain.checkpoint.disk.format import digest_of
 from lmtrain.observe.metrics import read_metrics
 from tests.cli.harness import Toy, lmtrain
+from tests.marks import wide
 
 NEWEST, OLDER = "checkpoints/step_00000012", "checkpoints/step_00000008"
 WIDE = pytest.mark.wide
@@ -45,7 +46,7 @@ def claims(**model: Any) -> Change:
     return lambda manifest: manifest["state"]["model"].update(model)
 
 
-def wide(manifest: dict[str, Any]) -> None:
+def vast(manifest: dict[str, Any]) -> None:
     """All of it says that it is of a model of terabytes."""
     manifest["state"]["model"] |= {"width": 1_000_000, "num_heads": 2}
     for tensor in manifest["tensors"].values():
@@ -76,7 +77,7 @@ def verbs(toy: Toy, path: Path, out: Path) -> dict[str, tuple[object, ...]]:
         pytest.param(
             claims(vocab_multiple=1 << 20), "vocab_multiple=1048576 must be at most 65536", id="padding", marks=WIDE
         ),
-        pytest.param(wide, "bytes and its pieces have", id="all of it", marks=WIDE),
+        pytest.param(vast, "bytes and its pieces have", id="all of it", marks=WIDE),
     ],
 )
 def test_a_model_is_not_built_before_its_tensors_are_seen(
@@ -107,7 +108,7 @@ def test_a_state_of_other_types_is_not_gone_on_from(toy: Toy, copy: Path) -> Non
     assert "manifest.json is no state of a run: state.tokens=many is not a number from 0; state.skipped=null" in output
 
 
-@pytest.mark.parametrize("text", ["[" + "[]," * 20_000_000 + "0]", '{"a":' * 100_000, " " * (65 << 20)])
+@pytest.mark.parametrize("text", ['{"a":' * 100_000, *wide("[" + "[]," * 20_000_000 + "0]", " " * (65 << 20))])
 def test_a_manifest_is_bounded_before_it_is_read(copy: Path, text: str) -> None:
     (copy / NEWEST / "manifest.json").write_text(text)
     began = time.process_time()

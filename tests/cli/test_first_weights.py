@@ -118,6 +118,7 @@ def test_another_layout_begins_from_the_same_weights(makers: Makers, runs: Runs,
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
 
 
+@pytest.mark.wide
 def test_from_megatron_it_is_the_same_run(makers: Makers, runs: Runs, tmp_path: Path) -> None:
     lmtrain("reshard", runs["gpt"], "--to", "megatron,tp=2,pp=2", "--output", tmp_path / "megatron")
     lmtrain("reshard", tmp_path / "megatron", "--from", "megatron", "--output", tmp_path / "imported")

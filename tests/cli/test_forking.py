@@ -11,10 +11,11 @@ import pytest
 
 from tests.cli.forking import Forked, forked
 from tests.cli.harness import Toy, start
-from tests.marks import wide
+
+pytestmark = pytest.mark.wide  # because: a server of forks takes seconds to start, and many tests of kills rely on it
 
 
-@pytest.mark.parametrize("words", [["eval", "nowhere"], *wide(["--version"], ["pretrain", "optim.lrr=1"])])
+@pytest.mark.parametrize("words", [["--version"], ["pretrain", "optim.lrr=1"], ["eval", "nowhere"]])
 def test_a_fork_says_and_ends_with_what_a_process_of_its_own_does(words: list[str]) -> None:
     found = []
     for fresh in (False, True):

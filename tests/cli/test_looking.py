@@ -203,6 +203,7 @@ def one(toy: Toy, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "book"
 
 
+@pytest.mark.wide
 def test_one_document_is_validated_on_its_tail(toy: Toy, one: Path, tmp_path: Path) -> None:
     settings = toy.settings(
         tmp_path / "run", data__path=one, train__valid_interval_steps=4, train__valid_samples=9, train__steps=8

@@ -65,6 +65,7 @@ def test_killed_and_started_again(toy: Toy, tmp_path: Path) -> None:
     assert not (tmp_path / ".cut.tmp").exists()
 
 
+@pytest.mark.wide
 def test_a_pipe_that_says_nothing_can_be_left(toy: Toy, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "lmtrain.cli.main", "preprocess", "-", "--tokenizer", str(toy.tokenizer)]
     process = subprocess.Popen(

@@ -116,6 +116,7 @@ def test_batch_ramp_up_and_a_token_budget(toy: Toy, tmp_path: Path) -> None:
     assert rows[-2]["tokens"] < 1024 <= rows[-1]["tokens"]
 
 
+@pytest.mark.wide
 def test_document_mask_and_sliding_window_train(toy: Toy, tmp_path: Path) -> None:
     changed = {"data__document_mask": "true", "model__window": 8, "model__positions": "rotary"}
     lmtrain("pretrain", *toy.settings(tmp_path / "run", **changed))

@@ -88,6 +88,7 @@ def test_processes_of_the_new_layout_go_on_with_it(toy: Toy, run: Path, tmp_path
     assert [row[0] for row in ours] == pytest.approx([row[0] for row in theirs], rel=1e-5)
 
 
+@pytest.mark.wide
 def test_import_and_change_of_layout_in_one_command(run: Path, tmp_path: Path) -> None:
     lmtrain("reshard", run, "--to", "hf", "--output", tmp_path / "hf")
     lmtrain("reshard", tmp_path / "hf", "--from", "hf", "--output", tmp_path / "one")

@@ -49,6 +49,7 @@ def unbroken(toy: Toy, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[A
     return trained(folder)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("action", "point"), [("int", "start.build")])
 def test_a_signal_before_the_first_step_ends_the_run_with_75(
     toy: Toy, tmp_path: Path, unbroken: list[tuple[Any, ...]], action: str, point: str

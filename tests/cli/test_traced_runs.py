@@ -14,6 +14,7 @@ from lmtrain.layout import Layout
 from lmtrain.observe.spans.format import Axis, Flag, Kind, RankSpans, read_spans
 from tests.cli.harness import Toy, lmtrain, start
 from tests.cli.test_parallel_runs import exact, run
+from tests.marks import wide
 
 SIZES = ("pp", "vp", "dp_replicate", "dp_shard", "tp")
 MEMBERS = {
@@ -145,15 +146,17 @@ def test_four_processes_number_alike_whatever_they_exchange(toy: Toy, tmp_path: 
     assert (follow_messages(ranks) > 0) == ("parallel.pp" in settings)
 
 
-def test_what_is_recorded_changes_no_loss_and_none_records_nothing(toy: Toy, tmp_path: Path) -> None:
-    for which in ("none", "sampled", "all"):
-        lmtrain("pretrain", *toy.settings(tmp_path / which), f"observe.trace={which}")
-    assert exact(tmp_path / "none") == exact(tmp_path / "sampled") == exact(tmp_path / "all")
+@pytest.mark.parametrize(("which", "traced"), [("sampled", [10, 11, 12]), *wide(("all", [*range(1, 13)]))])
+def test_what_is_recorded_changes_no_loss_and_none_records_nothing(
+    toy: Toy, tmp_path: Path, which: str, traced: list[int]
+) -> None:
+    for one in ("none", which):
+        lmtrain("pretrain", *toy.settings(tmp_path / one), f"observe.trace={one}")
+    assert exact(tmp_path / "none") == exact(tmp_path / which)
     assert not (tmp_path / "none" / "trace").exists()
-    for which, traced in (("sampled", [10, 11, 12]), ("all", list(range(1, 13)))):
-        (of,) = spans_of(tmp_path / which)
-        assert steps(of) == traced
-        check_actions(of)
+    (of,) = spans_of(tmp_path / which)
+    assert steps(of) == traced
+    check_actions(of)
 
 
 def test_each_start_has_a_file_of_its_own(toy: Toy, tmp_path: Path) -> None:

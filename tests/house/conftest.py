@@ -39,6 +39,11 @@ class Module:
     def tree(self) -> ast.Module:
         return ast.parse(self.text, filename=str(self.path))
 
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """Every node of the tree, which many tests look through."""
+        return list(ast.walk(self.tree))
+
     @property
     def is_package(self) -> bool:
         return self.path.name == "__init__.py"
@@ -50,6 +55,7 @@ class House:
     def __init__(self, root: Path, rules: dict[str, Any]) -> None:
         self.root, self.rules = root, rules
         self.modules = {module.name: module for module in self._find()}
+        self._imports: dict[str, list[Import]] = {}
 
     def _find(self) -> Iterator[Module]:
         for package in PACKAGES:
@@ -59,9 +65,11 @@ class House:
                 yield Module(name, path, path.relative_to(self.root).as_posix())
 
     def imports(self, module: Module) -> list[Import]:
-        found: list[Import] = []
-        self._walk(module, module.tree, False, found)
-        return found
+        if module.name not in self._imports:
+            found: list[Import] = []
+            self._walk(module, module.tree, False, found)
+            self._imports[module.name] = found
+        return self._imports[module.name]
 
     def _walk(self, module: Module, node: ast.AST, late: bool, found: list[Import]) -> None:
         if isinstance(node, ast.Import):

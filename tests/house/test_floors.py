@@ -162,7 +162,7 @@ def distributed_problems(house: Any) -> list[str]:
         lines = {item.line for item in house.imports(module) if item.target.startswith("torch.distributed")}
         lines |= {
             node.lineno
-            for node in ast.walk(module.tree)
+            for node in module.nodes
             if isinstance(node, ast.Attribute) and ast.unparse(node).startswith("torch.distributed")
         }
         problems += [

@@ -26,7 +26,7 @@ def code_problems(house: Any) -> list[str]:
     problems = []
     for module in house.modules.values():
         names = _names(house, module)
-        for node in (n for n in ast.walk(module.tree) if isinstance(n, ast.expr)):
+        for node in (n for n in module.nodes if isinstance(n, ast.expr)):
             problems += [
                 f"{module.shown}:{node.lineno} uses {what}. Files hold data only." for what in _uses(node, names)
             ]
@@ -39,7 +39,7 @@ def code_problems(house: Any) -> list[str]:
 def _names(house: Any, module: Any) -> dict[str, str]:
     """What each name of this file stands for: `import torch as t` -> {"t": "torch"}."""
     names: dict[str, str] = {}
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 names[alias.asname or alias.name.split(".")[0]] = (

@@ -26,7 +26,7 @@ def private_names(house: Any) -> dict[str, set[str]]:
         if not any(item.target.split(".")[0] == "torch" for item in house.imports(module)):
             continue
         names: set[str] = set()
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             match node:
                 case ast.Attribute(attr=name):
                     names.add(name)
@@ -44,7 +44,7 @@ def private_names(house: Any) -> dict[str, set[str]]:
 def house_names(house: Any) -> set[str]:
     own: set[str] = set()
     for module in house.modules.values():
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             match node:
                 case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
                     own.add(name)

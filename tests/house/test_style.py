@@ -56,7 +56,7 @@ def environment_problems(house: Any) -> list[str]:
             continue
         lines = {
             node.lineno
-            for node in ast.walk(module.tree)
+            for node in module.nodes
             if (isinstance(node, ast.Attribute) and node.attr in ("environ", "environb", "getenv", "putenv"))
             or (isinstance(node, ast.ImportFrom) and node.module == "os" and "environ" in {a.name for a in node.names})
         }

@@ -25,9 +25,9 @@ def printing_problems(house: Any) -> list[str]:
             continue
         names = {
             alias.asname or alias.name: f"{node.module}.{alias.name}"
-            for node in ast.walk(module.tree) if isinstance(node, ast.ImportFrom) for alias in node.names
+            for node in module.nodes if isinstance(node, ast.ImportFrom) for alias in node.names
         }  # fmt: skip
-        for node in (n for n in ast.walk(module.tree) if isinstance(n, ast.Call)):
+        for node in (n for n in module.nodes if isinstance(n, ast.Call)):
             first, *rest = _words(node.func)
             called = ".".join([names.get(first, first), *rest])
             if called in PRINTERS | CONSOLES:

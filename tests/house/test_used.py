@@ -79,7 +79,7 @@ def found(node: ast.FunctionDef | ast.ClassDef) -> bool:
 def uses(house: Any) -> dict[str, list[Use]]:
     result: dict[str, list[Use]] = defaultdict(list)
     for module in house.modules.values():
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             match node:
                 case ast.Attribute(attr=word):
                     result[word].append(Use(module.name, node.lineno, True))
