@@ -33,7 +33,9 @@ def example() -> Manifest:
         files={"rank_00000.safetensors": FileEntry(100, ROOT), "tokenizer.json": FileEntry(0, ROOT)},
         tensors={
             "w": TensorEntry("F32", (2, 3), pieces),
-            "naïve name": TensorEntry("I64", (), (PieceEntry("rank_00000.safetensors", "s", Box((), ())),)),
+            "naïve name": TensorEntry(
+                "I64", (), (PieceEntry("rank_00000.safetensors", "s", Box((), ())),)
+            ),
         },
         state={"step": 12, "loss": 0.1 + 0.2, "big": 2**70, "nested": {"list \ud800 \u2028": [1, None, True, "é"]}},
     )

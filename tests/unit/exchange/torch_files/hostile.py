@@ -35,7 +35,9 @@ SHARED = (
     + b"h\x3b"
 )
 CYCLE = b"}q\x00" + text("a") + b"h\x00s"
-COPIES = b"(" + b"N" * 60_000 + b"lq\x00cbuiltins\nlist\nq\x01h\x00\x85q\x020]" + b"(" + b"h\x01h\x02R" * 10_000 + b"e"
+COPIES = (
+    b"(" + b"N" * 60_000 + b"lq\x00cbuiltins\nlist\nq\x01h\x00\x85q\x020]" + b"(" + b"h\x01h\x02R" * 10_000 + b"e"
+)
 DEEP = b")" + b"\x85" * 5000
 GIANT = b"\x8a\xa7" + bytes(166) + b"\x01"  # a number of 400 digits
 BYTES_2_40 = b"\x8e" + struct.pack("<Q", 1 << 40)
