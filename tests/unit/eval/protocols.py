@@ -22,8 +22,8 @@ from tests.unit.eval import protocol_twins as twins
 from tests.unit.eval.protocol_twins import Twin
 
 WIKI = (
-    ' \n = The Old Mill = \n \n The old mill was a well @-@ known house by the river , cold in winter ( 3 ° C ) . \n '
-    'Its " miller \'s boy " sold 1 @,@ 200 sacks [ some say 3 @.@ 5 times more ] : flour ; bran . Who \'s there ? \n'
+    " \n = The Old Mill = \n \n The old mill was a well @-@ known house by the river , cold in winter ( 3 ° C ) . \n "
+    "Its \" miller 's boy \" sold 1 @,@ 200 sacks [ some say 3 @.@ 5 times more ] : flour ; bran . Who 's there ? \n"
     " \n = = History = = \n \n The lights went out , and nobody in the N old houses ' yards dared to speak ! An odd \" "
     "quote opens . \n = = = Wheel = = = \n \n = 5 x 3 = \n It stood still . \n \n = Second Mill = \n \n"
     ' = = Quoted = = \n " It closes here , and opens ( once \n \n = Third Mill = \n \n ) more , said the mill . \n '

@@ -38,6 +38,7 @@ def subject(model: Any, tokenizer: Tokenizer, seq_len: int = 64) -> Subject:
     return Subject(model=model, tokenizer=tokenizer, seq_len=seq_len, vocab_size=tokenizer.vocab_size, dtype="fp32")
 
 
+@pytest.mark.wide
 def test_counts_of_the_published_file(shared_data: Path) -> None:
     tokenizer = Tokenizer.load(shared_data / "gpt2-vocab.json")
     prepared = TASK.prepare(shared_data / "lambada_test.jsonl", Asked(tokenizer=tokenizer, seq_len=1024))

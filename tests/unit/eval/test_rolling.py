@@ -32,6 +32,7 @@ def rolling(folder: Path, text: str, seq_len: int) -> tuple[float, int]:
     return nats, len(ids) - 1
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("settings", [gpt2(), llama()], ids=["gpt2", "llama"])
 def test_an_export_scores_a_text_as_its_source_does(settings: GPTSettings, tmp_path: Path) -> None:
     source = save(tmp_path / "run", settings)

@@ -27,6 +27,7 @@ def source(tmp_path: Path, text: str) -> Path:
     return path
 
 
+@pytest.mark.wide
 def test_counts_of_the_published_file(shared_data: Path) -> None:
     tokenizer = Tokenizer.load(shared_data / "gpt2-vocab.json")
     prepared = TASK.prepare(shared_data / "wt103.wiki.test.tokens", Asked(tokenizer=tokenizer, seq_len=1024))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 from lmtrain.config.compose import compose
@@ -13,6 +15,7 @@ from lmtrain.train.config import RunConfig
 SMALL = ("data.path=x", "model.vocab_size=400", "parallel=auto", "hardware=h100", "precision=bf16")
 
 
+@cache
 def config(*words: str) -> RunConfig:
     return compose(RunConfig, [*SMALL, *words])
 

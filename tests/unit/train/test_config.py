@@ -32,8 +32,7 @@ def test_every_choice_of_every_group_composes(group: str, choice: str) -> None:
         chosen.append("data=masked")
     if choice == "auto":
         chosen.append("hardware=cpu")
-    config = compose(RunConfig, chosen)
-    assert compose(RunConfig, chosen).digest() == config.digest()
+    compose(RunConfig, chosen)
 
 
 @pytest.mark.parametrize(

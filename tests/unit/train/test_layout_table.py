@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 from lmtrain.config.compose import compose
@@ -11,6 +13,7 @@ from lmtrain.train.layout_table import layout_lines, layout_words, merged, rank_
 BIG = ("model=gpt3_175b", "precision=bf16", "train.global_batch=1536", "train.micro_batch=1")
 
 
+@cache
 def config(*overrides: str) -> RunConfig:
     return compose(RunConfig, ["data.path=x", "model.vocab_size=50257", *overrides])
 

@@ -17,10 +17,14 @@ from lmtrain.train.config import RunConfig
 from lmtrain.train.stop_file import STOP, last_end, write_cut_off, write_failure, write_stop
 
 
+@pytest.fixture(scope="module")
+def composed() -> RunConfig:
+    return compose(RunConfig, ["data.path=x"])
+
+
 @pytest.fixture
-def config(tmp_path: Path) -> RunConfig:
-    config = compose(RunConfig, ["data.path=x"])
-    return dataclasses.replace(config, run=dataclasses.replace(config.run, dir=str(tmp_path)))
+def config(composed: RunConfig, tmp_path: Path) -> RunConfig:
+    return dataclasses.replace(composed, run=dataclasses.replace(composed.run, dir=str(tmp_path)))
 
 
 def test_a_stop_file_that_cannot_be_written_leaves_the_cause(

@@ -29,15 +29,12 @@ def shapes_and_cuts(draw: st.DrawFn) -> tuple[tuple[int, ...], list[Box]]:
     return shape, draw(st.permutations(boxes))
 
 
-@given(shapes_and_cuts())
-def test_cuts_of_a_tensor_cover_it(case: tuple[tuple[int, ...], list[Box]]) -> None:
+@given(shapes_and_cuts(), st.data())
+def test_cuts_cover_a_tensor_and_a_missing_or_doubled_piece_is_a_problem(
+    case: tuple[tuple[int, ...], list[Box]], data: st.DataObject
+) -> None:
     shape, boxes = case
     assert cover_problem(shape, boxes) is None
-
-
-@given(shapes_and_cuts(), st.data())
-def test_a_missing_or_doubled_piece_is_a_problem(case: tuple[tuple[int, ...], list[Box]], data: st.DataObject) -> None:
-    shape, boxes = case
     victim = data.draw(st.sampled_from([box for box in boxes if box.volume]))
     rest = list(boxes)
     rest.remove(victim)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 import os
 from contextlib import nullcontext
+from itertools import combinations_with_replacement
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lmtrain.checkpoint.disk import hashed
@@ -23,21 +24,28 @@ def small_blocks() -> object:
         yield
 
 
-@settings(deadline=None)
-@given(st.lists(st.binary(max_size=200), max_size=8), st.data())
-def test_parts_make_one_file_and_any_range_comes_back(
-    tmp_path_factory: pytest.TempPathFactory, parts: list[bytes], data: st.DataObject
-) -> None:
-    path = tmp_path_factory.mktemp("hashed") / "file"
-    content = b"".join(parts)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("hashed")
+
+
+@settings(deadline=None, max_examples=40)
+@example([bytes(64), bytes(range(64))])
+@example([bytes(range(65)), bytes(127)])
+@example([b"", bytes(range(200)), b"", b"end"])
+@given(st.lists(st.binary(max_size=200), max_size=8))
+def test_parts_make_one_file_and_any_range_comes_back(folder: Path, parts: list[bytes]) -> None:
+    for old in folder.iterdir():
+        old.unlink()
+    path, content = folder / "file", b"".join(parts)
     entry, digests = write_hashed(path, parts)
     assert path.read_bytes() == content
     assert entry.size == len(content)
     assert entry == write_hashed(path.with_name("other"), [content])[0]
     file = HashedFile(path, entry, digests)
-    start = data.draw(st.integers(0, len(content)))
-    size = data.draw(st.integers(0, len(content) - start))
-    assert bytes(file.read(start, size)) == content[start : start + size]
+    borders = sorted({0, 1, 63, 64, 65, len(content) // 2, len(content)})
+    for start, stop in combinations_with_replacement([at for at in borders if at <= len(content)], 2):
+        assert bytes(file.read(start, stop - start)) == content[start:stop]
     assert read_hashed(path, entry, 10_000) == content
 
 

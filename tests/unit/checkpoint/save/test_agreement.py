@@ -74,11 +74,10 @@ def test_a_replica_that_owns_nothing_writes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("point", "count"),
-    [("ckpt.mid_write", 6), ("ckpt.before_rename", 1),
-     *wide(("ckpt.begin", 1), ("ckpt.mid_write", 1), ("ckpt.before_manifest", 1))],
+    ("point", "count", "action"),
+    [("ckpt.mid_write", 6, "enospc"), ("ckpt.before_rename", 1, "exc"), *wide(("ckpt.mid_write", 6, "exc")),
+     *wide(("ckpt.begin", 1, "enospc"), ("ckpt.mid_write", 1, "exc"), ("ckpt.before_manifest", 1, "enospc"))],
 )  # fmt: skip
-@pytest.mark.parametrize("action", ["enospc", "exc"])
 def test_what_fails_on_one_rank_fails_on_all_and_leaves_nothing(
     tmp_path: Path, point: str, count: int, action: str
 ) -> None:
@@ -172,7 +171,7 @@ def test_a_leftover_is_known_by_two_numbers(tmp_path: Path) -> None:
     assert leftover(tmp_path, 12, leftover_numbers(path)) == path
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.data())
 def test_any_rectangle_is_read_from_any_cut(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """Saved by a grid of ranks, loaded as blocks with other borders; the blocks may be views of something larger."""

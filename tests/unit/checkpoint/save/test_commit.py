@@ -25,23 +25,41 @@ from lmtrain.errors import CheckpointError, LmtrainError, OutputError, StorageEr
 from lmtrain.piece import Piece
 from lmtrain.runtime import faults
 from lmtrain.runtime.faults import Fault
+from tests.marks import wide
 from tests.unit.checkpoint.arrays import rank_data
 
 SCRIPT = """
-import sys
+import os, sys
 from pathlib import Path
 import numpy as np
 from lmtrain.checkpoint.save.commit import save_checkpoint
 from lmtrain.checkpoint.store import prune
 from lmtrain.piece import Piece
+from lmtrain.runtime.faults import arm, parse_fault
 from tests.unit.checkpoint.arrays import rank_data
-folder, step, value = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
-block = np.full((300, 7), value, np.float32)
+block = np.full((300, 7), 2.0, np.float32)
 data = rank_data([Piece("w", block.shape, (0, 0), block)])
-save_checkpoint(folder, step, data, {"value": value}, {"tokenizer.json": b"{}"})
-prune(folder, 1)
 assert "torch" not in sys.modules
+for folder, step, fault in zip(*[iter(sys.argv[1:])] * 3):
+    if not (child := os.fork()):
+        arm(parse_fault(fault))
+        save_checkpoint(Path(folder), int(step), data, {"value": 2.0}, {"tokenizer.json": b"{}"})
+        prune(Path(folder), 1)
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
+KILLS = [
+    ("ckpt.begin", 2, 1.0),
+    ("ckpt.mid_write", 2, 1.0),
+    ("ckpt.mid_write:count=2", 2, 1.0),
+    ("ckpt.before_manifest", 2, 1.0),
+    ("ckpt.before_rename", 2, 1.0),
+    ("ckpt.after_rename", 2, 2.0),
+    ("ckpt.prune", 2, 2.0),
+    ("ckpt.before_rename", 1, 1.0),
+    ("ckpt.mid_replace", 1, 1.0),
+    ("ckpt.after_rename", 1, 2.0),
+]
 
 
 def save(folder: Path, step: int, value: float) -> None:
@@ -64,45 +82,37 @@ def leftovers(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir() if "." in path.name]
 
 
-def run_script(folder: Path, step: int, value: float, fault: str | None) -> int:
-    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    if fault is not None:
-        environ.update(LMTRAIN_FAULT=fault, LMTRAIN_ALLOW_FAULTS="1")
-    command = [sys.executable, "-c", SCRIPT, str(folder), str(step), str(value)]
-    return subprocess.run(command, env=environ, check=False).returncode
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], Path]:
+    """Folders in which step 1 holds 1.0, and in which a process that saved `step` with 2.0 has been killed."""
+    folders = {(fault, step): tmp_path_factory.mktemp("killed") for fault, step, _ in KILLS}
+    for folder in folders.values():
+        save(folder, 1, 1.0)
+    words = [word for (fault, step), folder in folders.items() for word in (folder, step, f"kill:point={fault}")]
+    ran = subprocess.run([sys.executable, "-c", SCRIPT, *map(str, words)], check=True, capture_output=True, text=True)
+    assert ran.stdout == f"{-signal.SIGKILL}\n" * len(KILLS)
+    return folders
 
 
-@pytest.mark.parametrize(
-    ("fault", "step", "expected"),
-    [
-        ("ckpt.begin", 2, 1.0),
-        ("ckpt.mid_write", 2, 1.0),
-        ("ckpt.mid_write:count=2", 2, 1.0),
-        ("ckpt.before_manifest", 2, 1.0),
-        ("ckpt.before_rename", 2, 1.0),
-        ("ckpt.after_rename", 2, 2.0),
-        ("ckpt.prune", 2, 2.0),
-        ("ckpt.before_rename", 1, 1.0),
-        ("ckpt.mid_replace", 1, 1.0),
-        ("ckpt.after_rename", 1, 2.0),
-    ],
-)
-def test_a_kill_at_any_point_leaves_a_whole_checkpoint(tmp_path: Path, fault: str, step: int, expected: float) -> None:
-    """Step 1 holds 1.0; a process that saves `step` with 2.0 is killed, and the next one cleans and finishes."""
-    save(tmp_path, 1, 1.0)
-    assert run_script(tmp_path, step, 2.0, f"kill:point={fault}") == -signal.SIGKILL
+@pytest.mark.parametrize(("fault", "step", "expected"), KILLS)
+def test_a_kill_at_any_point_leaves_a_whole_checkpoint(
+    killed: dict[tuple[str, int], Path], fault: str, step: int, expected: float
+) -> None:
+    """The next process cleans and finishes."""
+    folder = killed[fault, step]
     if fault != "ckpt.mid_replace":
-        newest = latest(tmp_path)
+        newest = latest(folder)
         assert newest is not None
         assert content(newest) == expected
-    sweep(tmp_path)
-    assert leftovers(tmp_path) == []
-    newest = latest(tmp_path)
+    sweep(folder)
+    assert leftovers(folder) == []
+    newest = latest(folder)
     assert newest is not None
     assert content(newest) == expected
-    assert run_script(tmp_path, 3, 3.0, None) == 0
-    assert [content(path) for path in list_checkpoints(tmp_path)] == [3.0]
-    assert leftovers(tmp_path) == []
+    save(folder, 3, 3.0)
+    prune(folder, 1)
+    assert [content(path) for path in list_checkpoints(folder)] == [3.0]
+    assert leftovers(folder) == []
 
 
 CALLS = ("pwrite", "fsync", "rename", "open", "mkdir", "rmdir", "unlink", "pread", "scandir")
@@ -152,8 +162,7 @@ def every_call(folder: Path, monkeypatch: pytest.MonkeyPatch, step: int, persist
     raise AssertionError("the saves never came to an end")
 
 
-@pytest.mark.parametrize("step", [1, 2])
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize(("step", "persistent"), [(1, True), (2, False), *wide((1, False), (2, True))])
 def test_the_failure_of_any_system_call_never_makes_a_partial_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, persistent: bool
 ) -> None:

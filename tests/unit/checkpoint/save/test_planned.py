@@ -40,7 +40,7 @@ def manifest_of(parallel: ParallelSettings) -> Manifest:
     return Manifest(12, files, tensors_of([parts]), {})
 
 
-@pytest.mark.parametrize("sizes", [{"dp_shard": 48}, {"dp_shard": 12, "tp": 4}, {"dp_replicate": 2, "dp_shard": 30}])
+@pytest.mark.parametrize("sizes", [{"dp_shard": 24}, {"dp_shard": 6, "tp": 4}, {"dp_replicate": 2, "dp_shard": 15}])
 def test_it_is_as_large_as_the_layout_says(monkeypatch: pytest.MonkeyPatch, sizes: dict[str, Any]) -> None:
     parallel = ParallelSettings(**sizes)
     text = encode_manifest(manifest_of(parallel))

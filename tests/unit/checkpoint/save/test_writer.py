@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -21,7 +20,7 @@ from lmtrain.checkpoint.save import commit as commit_module
 from lmtrain.checkpoint.save import writer as writer_module
 from lmtrain.checkpoint.save.commit import save_checkpoint
 from lmtrain.checkpoint.save.writer import CheckpointWriter
-from lmtrain.checkpoint.store import latest, list_checkpoints, step_folder_name, sweep
+from lmtrain.checkpoint.store import list_checkpoints, step_folder_name
 from lmtrain.errors import OutputError, StorageError
 from lmtrain.piece import Piece
 from lmtrain.runtime import faults
@@ -77,7 +76,7 @@ def test_saves_and_keeps_the_last(tmp_path: Path, asynchronous: bool) -> None:
 
 def test_tensors_of_many_blocks_that_begin_anywhere_in_one(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(1)
-    blocks = [torch.randn(size, generator=generator) for size in (3_000_001, 5, 700_000, 12_345_678)]
+    blocks = [torch.randn(size, generator=generator) for size in (1_500_001, 5, 700_000, 1_345_678)]
     many = [Piece(f"w{i}", tuple(b.shape), (0,), b) for i, b in enumerate(blocks)]
     with CheckpointWriter(tmp_path, keep_last=1, asynchronous=True) as writer:
         for step in (1, 2):
@@ -299,25 +298,3 @@ def test_a_second_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
         owner.kill()
     with folder_lock(tmp_path):
         pass
-
-
-def test_a_kill_of_the_training_process_amid_writing_behind(tmp_path: Path) -> None:
-    """The real writer with its thread; the next owner finds the save before and no rubbish."""
-    script = """
-import sys, torch
-from pathlib import Path
-from lmtrain.checkpoint.save.writer import CheckpointWriter
-from lmtrain.piece import Piece
-with CheckpointWriter(Path(sys.argv[1]), keep_last=2, asynchronous=True) as writer:
-    for step in (1, 2, 3):
-        writer.save(step, [Piece("w", (50, 3), (0, 0), torch.full((50, 3), float(step)))], {}, {})
-"""
-    environ = {**os.environ, "LMTRAIN_FAULT": "kill:point=ckpt.mid_write:count=4", "LMTRAIN_ALLOW_FAULTS": "1"}
-    killed = subprocess.run([sys.executable, "-c", script, str(tmp_path)], env=environ, check=False)
-    assert killed.returncode == -signal.SIGKILL
-    assert steps(tmp_path) == [1]
-    assert len(sweep(tmp_path)) == 1
-    newest = latest(tmp_path)
-    assert newest is not None
-    assert Contents(newest).damages() == []
-    assert (CheckpointReader(newest).read("w") == 1).all()
