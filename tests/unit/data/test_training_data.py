@@ -426,6 +426,15 @@ def test_no_kind_of_samples_reads_a_damaged_block(
     data.train.batch(np.arange(data.train.num_samples))
 
 
+def test_what_validation_reads_is_compared_with_its_own_checksums(make: Make) -> None:
+    prefix = make("d", [30_000] * 4, described=True).prefix
+    _flip(prefix.parent / "d.bin", 4 * 90_001)
+    data = build(DataSettings(path=str(prefix), split=(0.5, 0.5)), replace(ASKED, seq_len=64))
+    data.train.batch(np.arange(data.train.num_samples))
+    with pytest.raises(DataError, match=rf"block {4 * 90_001 // BLOCK_BYTES}\)"):
+        data.valid[""].batch(np.arange(data.valid[""].num_samples))
+
+
 @pytest.mark.parametrize("blended", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_domains_are_read_whole_and_take_nothing_from_training(paths: list[str], kind: str, blended: bool) -> None:

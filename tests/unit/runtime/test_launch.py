@@ -103,10 +103,10 @@ def test_a_killed_process_is_named_and_those_that_miss_it_are_not() -> None:
 
 
 def test_those_that_stood_still_are_named_and_not_those_that_waited() -> None:
-    body = "if rank in (0, 2):\n    wait()\nos.close(0)\nsys.exit(76)"
-    outcome = launch(child(body), 4, grace_s=0.5)
+    body = "if rank in (2, 4):\n    wait()\nos.close(0)\nsys.exit(76)"
+    outcome = launcher.launch(child(body), NodeRanks(3, 2, 5, "slurm", "n2"), grace_s=0.0)
     assert outcome == Outcome(
-        76, 0, "ranks 0 and 2 of 4 stood still while the others waited, and had to be killed."
+        76, 2, "ranks 2 and 4 on n2 stood still while the others waited, and had to be killed."
     )  # fmt: skip
 
 

@@ -39,6 +39,7 @@ BAD = [
     (b"nonsense", 0, "not valid JSON"),
     (b'{"text": "a"} x', 14, "not valid JSON"),
     (b'{"text": "a"}{"text": "b"}', 13, "not valid JSON"),
+    ('{"é": "日本", "text": "a"} x'.encode(), 30, "not valid JSON"),
     (b'{"text": "a",}', None, "not valid JSON"),
     (b'{"n": [1,], "text": "a"}', None, "not valid JSON"),
     (b'{"n" 1, "text": "a"}', 5, "not valid JSON"),

@@ -104,7 +104,10 @@ def test_another_dataset_of_the_same_size_is_another_index(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize(("offset", "value"), [(34, -1), (34, 4), (58, 5), (90, 3), (98, 9), (106, -1)])
-def test_damage_is_found_while_indexing(tmp_path: Path, offset: int, value: int) -> None:
+def test_damage_is_found_while_indexing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offset: int, value: int
+) -> None:
+    monkeypatch.setattr(documents, "_CHUNK", 2)  # so that most of what is looked at in portions is whole
     with DatasetWriter(tmp_path / "a", np.uint16) as writer:
         for _ in range(4):
             add_document(writer, [np.ones(3, np.uint16)])
