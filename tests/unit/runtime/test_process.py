@@ -199,6 +199,8 @@ def test_children_of_our_own_launcher() -> None:
     assert first["KEPT"] == "1"
     assert first["OMP_NUM_THREADS"] == str(max(1, num_usable_cpus() // 2))
     assert NodeRanks(4096).shared_environment({})["OMP_NUM_THREADS"] == "1"
+    one_of_many = NodeRanks(1, 3, 64, "slurm", "n4")  # whose node has its cores to itself
+    assert one_of_many.shared_environment({})["OMP_NUM_THREADS"] == str(num_usable_cpus())
     assert ranks.shared_environment({"OMP_NUM_THREADS": "5"})["OMP_NUM_THREADS"] == "5"
 
 

@@ -206,6 +206,11 @@ def test_bert_encodes_as_transformers_does(shared_data: Path, tmp_path: Path) ->
     assert ours.special == {"pad": 0, "unk": 100, "cls": 101, "sep": 102, "mask": 103}
 
 
+def test_of_several_names_of_a_role_the_most_common_one_counts() -> None:
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({"</s>": 0, "a": 1, "<|endoftext|>": 2}, unk_token="a"))  # noqa: S106
+    assert Tokenizer.from_bytes(inner.to_str().encode()).eod_id == 2
+
+
 def test_wraps_any_kind_of_tokenizer() -> None:
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "<unk>": 7}, unk_token="<unk>"))  # noqa: S106
     tokenizer = Tokenizer.from_bytes(words.to_str().encode())

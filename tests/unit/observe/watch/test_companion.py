@@ -145,6 +145,7 @@ def test_a_hub_that_is_there_says_so(tmp_path: Path) -> None:
     hub.selector.close()
 
 
+@pytest.mark.wide
 def test_a_hub_that_is_stopped_is_lost_to_the_others(tmp_path: Path) -> None:
     """As its whole node may be: no connection closes."""
     pairs = [socket.socketpair() for _ in range(2)]
