@@ -38,6 +38,18 @@ def test_numbers_along_the_axis_end_within_the_picture() -> None:
         assert float(x) + 3.1 * len(said) <= 520
 
 
+@pytest.mark.parametrize("value", [-3.0, 0.0, 3.0])
+def test_an_axis_rises_around_a_value_that_stays_the_same(value: float) -> None:
+    points = Points([1.0, 2.0], [], [], [value, value])
+    found = Charts(["a"], [Figure("x", "X", "number", [Curve(0, "training", points)])])
+    picture = drawn(found, found.figures[0])
+    ticks = re.findall(r'<text x="[\d.]+" y="([\d.]+)" class="soft small" text-anchor="end">(-?[\d.]+)<', picture)
+    ys, values = [float(y) for y, _ in ticks], [float(said) for _, said in ticks]
+    assert len(values) > 1
+    assert values == sorted(values)
+    assert ys == sorted(ys, reverse=True)
+
+
 def test_axes_that_all_curves_know() -> None:
     assert charts().axes == ["tokens", "step", "seconds"]
     assert charts(tokens=False).axes == ["step", "seconds"]

@@ -39,9 +39,10 @@ def test_more_time_is_heard_of_whatever_the_clock_says_by_then() -> None:
     wall[0] += DAY
     found.look("7")
     assert found.left_s() == 3590.0
-    ends[0] += 600.0
-    found.look("7")
-    assert found.left_s() == 4190.0
+    for change, left in ((600.0, 4190.0), (0.0, 4190.0), (-60.0, 4130.0), (0.0, 4130.0)):
+        ends[0] += change
+        found.look("7")
+        assert found.left_s() == left
 
 
 def test_scontrol_tells_where_the_environment_does_not() -> None:

@@ -7,9 +7,10 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtrain.errors import DataError, MissingInputError, OutputError, StorageError
@@ -27,6 +28,7 @@ from lmtrain.runtime.files import (
     put_in_place,
     read_bytes,
     read_json,
+    read_range,
     storage_errors,
     write_json,
 )
@@ -93,6 +95,20 @@ def test_what_a_folder_replaces_comes_back_where_that_fails(tmp_path: Path) -> N
     assert (aside / "file").read_bytes() == b"old"
 
 
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
+def test_a_stop_between_two_names_puts_back_what_was_there(tmp_path: Path, stop: type[BaseException]) -> None:
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text(name)
+
+    def end() -> None:
+        raise stop
+
+    with pytest.raises(stop):
+        put_in_place(tmp_path / "new", tmp_path / "old", tmp_path / "aside", end)
+    assert (tmp_path / "old" / "file").read_text() == "old"
+
+
 @pytest.mark.parametrize("name", ["fsync", "replace"])
 def test_a_failure_while_writing_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     write_json(tmp_path / "f.json", {"old": 1})
@@ -126,17 +142,55 @@ def test_room_is_told_for_paths_that_do_not_exist_yet(tmp_path: Path) -> None:
     assert free_bytes(tmp_path / "a" / "b" / "c") > 0
 
 
+def test_room_is_what_anybody_may_fill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system may keep blocks for root, which a run does not get."""
+    disk = SimpleNamespace(f_frsize=4096, f_bsize=4096, f_blocks=1000, f_bfree=300, f_bavail=250)
+    monkeypatch.setattr(os, "statvfs", lambda path: disk)
+    assert free_bytes(tmp_path) == 250 * 4096
+
+
+@pytest.mark.parametrize("most", [1, 4, 100])
+def test_a_range_is_read_whole_however_little_the_system_gives_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """As of 2 GiB and more, of which Linux gives less."""
+    (tmp_path / "file").write_bytes(b"0123456789")
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, size, at: pread(fd, min(size, most), at))
+    with open(tmp_path / "file", "rb") as file:
+        assert read_range(file.fileno(), 2, 6) == b"234567"
+        assert read_range(file.fileno(), 8, 6) == b"89"  # all that is there
+
+
+def test_a_file_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[tuple[str, bytes]] = []
+
+    def sync(fd: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{fd}"))
+        synced.append((str(path.parent), path.read_bytes()) if path.is_file() else (str(path), b""))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    with atomic_file(tmp_path / "file") as file:
+        file.write(b"what it holds")
+    assert synced == [(str(tmp_path), b"what it holds"), (str(tmp_path), b"")]
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
 )
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("json")
+
+
+@settings(max_examples=25)
 @given(value=JSON)
-def test_json_round_trip(tmp_path_factory: pytest.TempPathFactory, value: object) -> None:
-    path = tmp_path_factory.mktemp("json") / "f.json"
-    write_json(path, value)
-    assert read_json(path) == value
+def test_json_round_trip(folder: Path, value: object) -> None:
+    write_json(folder / "f.json", value)
+    assert read_json(folder / "f.json") == value
 
 
 @pytest.mark.parametrize(

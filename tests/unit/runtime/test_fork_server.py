@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from lmtrain.runtime import fork_server
+from tests.marks import wide
 from tests.unit.runtime.starting import MODULE, Place
 
 
@@ -133,7 +134,8 @@ def _ignore_as_under_nohup() -> None:
 
 
 @pytest.mark.parametrize(
-    "variables", [{}, {"PYTHONUNBUFFERED": "1"}, {"PYTHONIOENCODING": "latin-1:replace", "OMP_NUM_THREADS": "3"}]
+    "variables",
+    [{"PYTHONIOENCODING": "latin-1:replace", "OMP_NUM_THREADS": "3"}, *wide({}, {"PYTHONUNBUFFERED": "1"})],
 )
 def test_a_fork_is_like_a_process_of_its_own(tmp_path: Path, variables: Mapping[str, str]) -> None:
     (tmp_path / "body.py").write_text(FACTS)

@@ -50,14 +50,14 @@ def test_a_silent_listener_is_given_no_longer_than_was_asked(monkeypatch: pytest
         monkeypatch.setenv("MASTER_PORT", str(silent.getsockname()[1]))
         began = time.monotonic()
         with pytest.raises(PeerLostError, match=r"rank 1 on here found no store of its run at 127\.0\.0\.1:\d+ within "
-                                                r"parallel\.timeout_s=0\.5: .*MASTER_PORT"):  # fmt: skip
-            meet(rank(1), 0.5)
+                                                r"parallel\.timeout_s=0\.2: .*MASTER_PORT"):  # fmt: skip
+            meet(rank(1), 0.2)
         assert time.monotonic() - began < 20
 
 
 def test_a_rank_0_that_does_not_come(store: Any) -> None:
     with pytest.raises(PeerLostError, match="rank 0 has not come"):
-        meet(rank(1), 0.5)
+        meet(rank(1), 0.2)
 
 
 def test_rank_0_makes_a_token_that_the_others_read(store: Any) -> None:
@@ -181,8 +181,8 @@ def test_a_refusal_that_nobody_can_hear_is_none_of_its_own(monkeypatch: pytest.M
 
 
 def test_ranks_that_do_not_come_are_waited_for_in_time(store: Any) -> None:
-    with pytest.raises(PeerLostError, match=r"waited for its peers: rank 1 of 2 has not come within .*_s=0\.5\."):
-        call_roll(rank(0), meet(rank(0), 20.0), 0.5)
+    with pytest.raises(PeerLostError, match=r"waited for its peers: rank 1 of 2 has not come within .*_s=0\.2\."):
+        call_roll(rank(0), meet(rank(0), 20.0), 0.2)
 
 
 @contextmanager
@@ -214,7 +214,7 @@ def test_a_store_that_stops_answering_is_not_waited_for_without_end(
         found = meet(rank(0), 20.0)
         stands_still.set()
         with pytest.raises(PeerLostError, match=r"not all 2 processes of the run came, or who holds their store is"):
-            call_roll(rank(0), found, 0.5)
+            call_roll(rank(0), found, 0.2)
 
 
 @pytest.mark.parametrize("written", ["", "0 no code", "go", b"\xff" * 64])

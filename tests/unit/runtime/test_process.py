@@ -115,6 +115,11 @@ def test_srun_meets_on_the_steps_first_node_at_a_port_of_its_own() -> None:
         there = Rendezvous.detect(ProcessEnv.detect(env | other), env | other)
         assert (there.port, there.name) != (first.port, first.name)
         assert there.port != first.port
+    ports = set()
+    for job, step in ((job, step) for job in ("77", "78", "79") for step in ("0", "1", "2")):
+        env |= {"SLURM_JOB_ID": job, "SLURM_STEP_ID": step}
+        ports.add(Rendezvous.detect(ProcessEnv.detect(env), env).port)
+    assert len(ports) == 9  # steps of jobs that may run side by side
     requeued = Rendezvous.detect(ProcessEnv.detect(env), env | {"SLURM_RESTART_COUNT": "3"})
     assert requeued.name != first.name
     given = env | {"MASTER_ADDR": "head", "MASTER_PORT": "1234"}
@@ -194,6 +199,8 @@ def test_children_of_our_own_launcher() -> None:
     assert first["KEPT"] == "1"
     assert first["OMP_NUM_THREADS"] == str(max(1, num_usable_cpus() // 2))
     assert NodeRanks(4096).shared_environment({})["OMP_NUM_THREADS"] == "1"
+    one_of_many = NodeRanks(1, 3, 64, "slurm", "n4")  # whose node has its cores to itself
+    assert one_of_many.shared_environment({})["OMP_NUM_THREADS"] == str(num_usable_cpus())
     assert ranks.shared_environment({"OMP_NUM_THREADS": "5"})["OMP_NUM_THREADS"] == "5"
 
 

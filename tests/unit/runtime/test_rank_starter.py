@@ -15,6 +15,7 @@ import pytest
 
 from lmtrain.runtime import rank_starter
 from lmtrain.runtime.rank_starter import Program, RankStarter, StartCancelledError, adopting_orphans
+from tests.marks import wide
 from tests.unit.runtime.starting import MODULE, Place
 
 ANOTHER = "Another one starts where it is needed."
@@ -53,7 +54,7 @@ def test_a_server_that_is_lost_while_nothing_is_asked_of_it_is_named(place: Plac
 
 
 def test_a_server_that_stands_still_is_replaced(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_starter, "_STOPPED_S", 0.3)
+    monkeypatch.setattr(rank_starter, "_STOPPED_S", 0.05)
     with place.starter(place.program("print('done')")) as starter:
         starter.open()
         os.kill(server_of(starter), signal.SIGSTOP)
@@ -68,7 +69,7 @@ def test_a_server_that_stood_still_for_a_moment_is_kept(place: Place) -> None:
         starter.open()
         server = server_of(starter)
         os.kill(server, signal.SIGSTOP)
-        with subprocess.Popen(["sh", "-c", f"sleep 0.4; kill -CONT {server}"]):
+        with subprocess.Popen(["sh", "-c", f"sleep 0.2; kill -CONT {server}"]):
             assert place.run(starter) == (0, "done\n", "")
         assert server_of(starter) == server
     assert place.said == []
@@ -205,11 +206,11 @@ def _close_output() -> None:
     os.close(1)
 
 
-@pytest.mark.parametrize("fork", ["1", "0"])
-@pytest.mark.parametrize("prepare", [_ignore_children, _close_output])
-def test_a_launcher_that_was_started_in_an_unusual_way(
-    place: Place, prepare: Callable[[], None], fork: str
-) -> None:
+@pytest.mark.parametrize(
+    ("prepare", "fork"),
+    [(_ignore_children, "1"), (_close_output, "0"), *wide((_ignore_children, "0"), (_close_output, "1"))],
+)
+def test_a_launcher_that_was_started_in_an_unusual_way(place: Place, prepare: Callable[[], None], fork: str) -> None:
     """By a service that ignores the ends of its children, or without an output."""
     place.program("import os, sys\nprint('done')\nsys.exit(75 if os.environ['RANK'] == '1' else 0)")
     with subprocess.Popen(

@@ -141,6 +141,17 @@ def test_one_stop_that_arrives_twice_at_once_is_one() -> None:
     assert stop.requested == "SIGINT"
 
 
+def test_who_presses_again_and_again_insists() -> None:
+    """However quickly: what counts is the time since the first one that counted."""
+    now = [0.0]
+    with pytest.raises(Stopped), StopRequest(repeat_after_s=1.0, clock=lambda: now[0]) as stop:  # noqa: PT012
+        for now[0] in (0.0, 0.6):
+            os.kill(os.getpid(), signal.SIGINT)
+        assert not stop.ends_at_once
+        now[0] = 1.2
+        os.kill(os.getpid(), signal.SIGINT)
+
+
 def test_an_early_warning_does_not_count_as_the_first_urgent_one() -> None:
     with StopRequest(0.0) as stop:
         os.kill(os.getpid(), signal.SIGUSR2)

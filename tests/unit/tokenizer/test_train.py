@@ -56,6 +56,12 @@ def test_every_piece_of_wordpiece_is_in_use() -> None:
     assert tokenizer.special["unk"] not in tokenizer.encode("walked home talking to men")
 
 
+def test_the_letters_that_are_seen_most_are_kept() -> None:
+    """There is room for four; those of one frequent word are seen more often than those of many rare ones."""
+    tokenizer = train_wordpiece(["ab " * 100, "cd ce cf dc de df ec ed ef fc fd fe"], 13, lowercase=True)
+    assert tokenizer.special["unk"] not in tokenizer.encode("ab")
+
+
 def test_what_cannot_be_learned() -> None:
     with pytest.raises(UsageError, match="257 or more"):
         train_bpe(TEXTS, 256)

@@ -16,17 +16,15 @@ from tests.unit.data.conftest import Make
 
 def build(make: Make, mask: bool) -> BlendedDataset:
     lengths = [[9, 4, 30], [50], [7] * 12]
-    return BlendedDataset([
-        CausalDataset(make(f"d{i}", one, base=1000 * i), range(len(one)), 5, mask) for i, one in enumerate(lengths)
-    ])
+    return BlendedDataset(
+        [CausalDataset(make(f"d{i}", one, base=1000 * i), range(len(one)), 5, mask) for i, one in enumerate(lengths)]
+    )
 
 
 @pytest.mark.parametrize("mask", [False, True])
 def test_rows_are_those_of_the_datasets(make: Make, mask: bool) -> None:
     blended = build(make, mask)
-    alone = [
-        [dataset.batch(np.array([i])) for i in range(dataset.num_samples)] for dataset in blended.datasets
-    ]
+    alone = [[dataset.batch(np.array([i])) for i in range(dataset.num_samples)] for dataset in blended.datasets]
     flat = [batch for batches in alone for batch in batches]
     assert blended.num_samples == len(flat)
     ids = np.random.default_rng(0).permutation(len(flat))
@@ -41,7 +39,7 @@ def test_rows_are_those_of_the_datasets(make: Make, mask: bool) -> None:
     assert two.tolist() == [flat[i].tokens_BT[0].tolist() for i in (0, 1)]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     shares=st.lists(st.integers(1, 20), min_size=1, max_size=5), seed=st.integers(0, 99), first=st.integers(0, 500),
     count=st.integers(0, 60), data=st.data(),

@@ -21,7 +21,7 @@ SHARES = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(shares=SHARES, length=st.integers(1, 400))
 def test_no_count_is_ever_off_by_one(shares: list[int], length: int) -> None:
     total = sum(shares)
@@ -44,6 +44,13 @@ def test_the_compiled_answer_and_its_twin(shares: list[int], data: st.DataObject
     ours, theirs = run(array, counts, start, count, keep=True), run_twin(array, counts, start, count, keep=True)
     assert [array.tolist() for array in ours] == [array.tolist() for array in theirs]
     assert [array.dtype for array in ours] == [array.dtype for array in theirs]
+
+
+def test_late_in_a_long_run_of_fine_shares_the_twins_still_agree() -> None:
+    shares, start = np.array([2**38, 2**38, 2**39], np.int64), 2**34  # whose products do not fit 64 bits
+    counts = np.array([start // 4, start // 4, start // 2], np.int64)
+    ours, theirs = run(shares, counts, start, 40, keep=True), run_twin(shares, counts, start, 40, keep=True)
+    assert [array.tolist() for array in ours] == [array.tolist() for array in theirs]
 
 
 @settings(max_examples=40, deadline=None)

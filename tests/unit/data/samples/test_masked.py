@@ -146,7 +146,7 @@ def test_next_sentences_are_of_another_document_in_half_of_the_samples(indexed: 
     assert 0.46 < labels.mean() < 0.54
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(a=st.integers(0, 300), b=st.integers(0, 300), target=st.integers(2, 300), key=st.integers(0, 2**64 - 1))
 def test_shortening_takes_from_the_longer_as_if_one_by_one(a: int, b: int, target: int, key: int) -> None:
     sizes = [a, b]
@@ -227,7 +227,7 @@ def test_thresholds_are_exact() -> None:
 # ---- a pure function of seed and number
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(values=ALL_SETTINGS, seq_len=st.integers(8, 100), seed=st.integers(0, 2**31), data=st.data())
 def test_the_twin_makes_the_same(
     indexed: IndexedDataset, values: dict[str, Any], seq_len: int, seed: int, data: st.DataObject

@@ -47,7 +47,7 @@ def test_separating_documents(num: int, seq_len: int, data: st.DataObject) -> No
 DTYPES = [np.uint8, np.int8, np.int16, np.uint16, np.int32, np.int64]
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     dtype=st.sampled_from(DTYPES), sizes=st.lists(st.integers(0, 5), max_size=6), limit=st.integers(1, 40),
     data=st.data(),
@@ -70,7 +70,7 @@ def test_copying_pieces(dtype: type[np.integer], sizes: list[int], limit: int, d
         assert known == all(0 <= token < limit for token in used)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(dtype=st.sampled_from(DTYPES), seq_len=st.integers(1, 6), limit=st.integers(1, 40), data=st.data())
 def test_reading_rows(dtype: type[np.integer], seq_len: int, limit: int, data: st.DataObject) -> None:
     low = -1 if data.draw(st.booleans()) and dtype not in (np.uint8, np.uint16) else 0
@@ -92,7 +92,7 @@ def test_rows_elsewhere_are_refused(function: Callable[..., object], sample: int
         function(np.arange(12, dtype=np.uint16), np.array([0, sample]), 3, 100)  # the third has its last label
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(dtype=st.sampled_from(DTYPES), seq_len=st.integers(1, 6), limit=st.integers(1, 40), data=st.data())
 def test_reading_runs(dtype: type[np.integer], seq_len: int, limit: int, data: st.DataObject) -> None:
     low = -1 if data.draw(st.booleans()) and dtype not in (np.uint8, np.uint16) else 0

@@ -78,7 +78,7 @@ def test_megatron_leaves_out_documents_with_a_long_sentence() -> None:
     assert len(build_megatron_map(lengths, BOUNDS, num_samples=10, **SHAPE)) == 0
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     counts=st.lists(st.integers(0, 9), max_size=10),
     seed=st.integers(0, 2**63 - 1),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -104,7 +105,10 @@ def test_another_dataset_of_the_same_size_is_another_index(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize(("offset", "value"), [(34, -1), (34, 4), (58, 5), (90, 3), (98, 9), (106, -1)])
-def test_damage_is_found_while_indexing(tmp_path: Path, offset: int, value: int) -> None:
+def test_damage_is_found_while_indexing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offset: int, value: int
+) -> None:
+    monkeypatch.setattr(documents, "_CHUNK", 2)  # so that most of what is looked at in portions is whole
     with DatasetWriter(tmp_path / "a", np.uint16) as writer:
         for _ in range(4):
             add_document(writer, [np.ones(3, np.uint16)])
@@ -152,6 +156,16 @@ def unaligned(array: NDArray[Any]) -> NDArray[Any]:
     return np.frombuffer(raw, array.dtype, len(array), 2)
 
 
+@pytest.mark.parametrize("follow", [sequences_follow, sequences_follow_twin])
+@pytest.mark.parametrize("tokens", [2**30, 2**31 - 1])
+def test_a_sequence_may_be_larger_than_four_gibibytes(follow: Callable[..., bool], tokens: int) -> None:
+    lengths = np.array([tokens, 3, tokens], np.int32)
+    pointers = np.array([0, 4 * tokens, 4 * tokens + 12, 8 * tokens + 12])
+    assert follow(lengths, pointers, 4)
+    pointers[2] += 4
+    assert not follow(lengths, pointers, 4)
+
+
 @pytest.mark.skipif(native.lib is None, reason="lmtrain._native was not compiled")
 def test_the_compiled_check_refuses_arrays_that_do_not_belong_together() -> None:
     assert native.lib is not None
@@ -159,6 +173,7 @@ def test_the_compiled_check_refuses_arrays_that_do_not_belong_together() -> None
         native.lib.sequences_follow(np.zeros(8, np.uint8), np.zeros(16, np.uint8), 2)
 
 
+@settings(max_examples=40)
 @given(num=st.integers(0, 10_000), ratios=st.lists(st.floats(0, 1000), min_size=1, max_size=3))
 def test_splits_are_a_partition(num: int, ratios: list[float]) -> None:
     if sum(ratios) == 0:

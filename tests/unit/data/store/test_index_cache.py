@@ -141,8 +141,8 @@ assert index.arrays["numbers"].sum() == 300_000 * 299_999 // 2
 
 def test_processes_that_want_it_at_once_build_it_once(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SCRIPT, str(tmp_path / "cache"), str(tmp_path / "log")]
-    running = [subprocess.Popen(command) for _ in range(4)]
-    assert [process.wait(timeout=120) for process in running] == [0] * 4
+    running = [subprocess.Popen(command) for _ in range(2)]
+    assert [process.wait(timeout=120) for process in running] == [0] * 2
     assert (tmp_path / "log").read_text() == "built\n"
 
 
@@ -158,7 +158,7 @@ def test_any_bit_of_an_index_that_changes_is_found(tmp_path: Path, capsys: pytes
     builder, chance = Builder(), random.Random(0)
     folder = IndexCache(tmp_path).get("k", lambda: {"a": 1}, builder).folder
     assert folder is not None
-    for times in range(1, 41):
+    for times in range(1, 16):
         file = chance.choice([path for path in sorted(folder.iterdir()) if path.stat().st_size])
         data = bytearray(file.read_bytes())
         data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)

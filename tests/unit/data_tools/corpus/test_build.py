@@ -32,7 +32,7 @@ def recipe_of(folder: Path, **changes: object) -> BuildSettings:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "in").mkdir()
-    write_planted(tmp_path / "in" / "a.jsonl", 300, seed=2)
+    write_planted(tmp_path / "in" / "a.jsonl", 150, seed=2)
     documents = read_jsonl(tmp_path / "in" / "a.jsonl")
     documents += [{"id": 1000, "kind": "short", "text": "far too short"}]
     documents += [{"id": 1001, "kind": "spoilt", "text": f"{documents[0]['text'][:300]} {PASSAGE}"}]
@@ -58,6 +58,7 @@ def test_every_step_runs_and_says_what_it_did(folder: Path) -> None:
     assert json.loads((folder / "out" / "report.json").read_text()) == [report.to_dict() for report in reports]
 
 
+@pytest.mark.wide
 def test_workers_change_nothing(folder: Path) -> None:
     build_corpus(recipe_of(folder))
     build_corpus(recipe_of(folder, output=str(folder / "two")), workers=2)

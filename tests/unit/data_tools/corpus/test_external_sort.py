@@ -21,7 +21,7 @@ def sorted_by(folder: Path, chunks: list[Rows], columns: int, memory_bytes: int)
     return np.concatenate([*batches, np.empty((0, columns), np.uint64)])
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     seed=st.integers(0, 1000), columns=st.integers(1, 3), sizes=st.lists(st.integers(0, 300), max_size=8),
     largest=st.sampled_from([2, 50, 2**64 - 1]), memory_bytes=st.integers(1, 20_000),

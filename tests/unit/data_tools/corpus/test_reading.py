@@ -12,7 +12,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import zstandard
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_tools.corpus.lines import to_line
@@ -37,6 +37,7 @@ def positions(files: list[Path], part: Part = WHOLE, slice_bytes: int = 1 << 20)
     return [(at, document["text"]) for at, document in read_documents(find_files(files), reading, lambda bad: None)]
 
 
+@settings(max_examples=40)
 @given(
     lengths=st.lists(st.lists(st.integers(0, 60), max_size=12), min_size=1, max_size=4),
     count=st.integers(1, 7),

@@ -16,6 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from data_tools.preprocess.pipeline import Options, Summary, preprocess
@@ -128,6 +130,18 @@ def test_what_a_power_cut_takes_is_done_again(folder: Path, tmp_path: Path, name
     assert summary.num_documents == 58
     if (name, damage) != ("journal.jsonl", "gone"):
         assert ("is damaged and is made again" in said[0]) == ((name, damage) != ("journal.jsonl", "cut"))
+
+
+def test_bad_rows_behind_the_place_where_work_goes_on_keep_their_numbers(folder: Path, tmp_path: Path) -> None:
+    path, tokenizer = tmp_path / "in.parquet", Tokenizer.load(folder / "tokenizer")
+    texts = [*TEXTS[:50], None, *TEXTS[51:]]
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), path, row_group_size=5)
+    options = Options(limits=Limits(slice_bytes=300), on_error=OnError.SKIP)
+    arm(Fault("exc", "data.slice", 8))
+    with pytest.raises(RuntimeError, match="fault at"):
+        preprocess([path], tokenizer, tmp_path / "out" / "d", options)
+    assert 0 < preprocess([path], tokenizer, tmp_path / "out" / "d", options).resumed_documents < 50
+    assert json.loads((tmp_path / "out" / "d.rejects.jsonl").read_text())["row"] == 51
 
 
 @pytest.mark.parametrize("name", ["0-00000.bin", "1-00000.bin"])

@@ -74,13 +74,13 @@ def expected(texts: list[str]) -> list[list[int]]:
 def test_the_number_of_workers_does_not_matter(corpus: Path, tmp_path: Path, looked_at: bool) -> None:
     """Threads with the compiled encoder; processes where filters or the twin need the interpreter."""
     made = []
-    for workers in (1, 2, 5):
+    for workers in (1, 3):
         output = tmp_path / str(workers) / "data"
         filters = Filters(min_chars=1) if looked_at else Filters()
         summary = run(corpus, output, workers=workers, filters=filters)
         assert (summary.num_documents, summary.files[0]) == (51 if looked_at else 60, str(output) + ".bin")
         made.append(files(output.parent))
-    assert made[0] == made[1] == made[2]
+    assert made[0] == made[1]
     assert sorted(made[0]) == ["data.bin", "data.blocks", "data.idx", "data.json", "data.tokenizer.json"]
 
 

@@ -68,9 +68,10 @@ def test_no_sentence_in_nothing(text: str) -> None:
     assert split_sentences_twin(text) == []
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(text=texts, newlines=st.booleans())
 @example("x" * 25 + ". The", False)
+@example("A reference.[123] The next.[1234] Its end", False)
 @example("\u00ab Oui.\xa0\u00bb Il", False)
 def test_the_twin_says_the_same_and_nothing_is_lost(text: str, newlines: bool) -> None:
     found = split_sentences_twin(text, newlines)
@@ -79,7 +80,7 @@ def test_the_twin_says_the_same_and_nothing_is_lost(text: str, newlines: bool) -
     assert all(s and s[0] not in _SPACE_SET and s[-1] not in _SPACE_SET for s in found)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.binary(max_size=40) | texts.map(lambda text: text.encode("utf-8", "surrogatepass")[:-1]))
 def test_bytes_that_are_no_text_are_split_all_the_same(data: bytes) -> None:
     if native.lib is None:
@@ -94,5 +95,5 @@ def test_bytes_that_are_no_text_are_split_all_the_same(data: bytes) -> None:
 def test_a_long_text_takes_time_in_proportion() -> None:
     """Long runs of what is looked at again and again; a square of their length would not end."""
     for unit in (". ", ".)", " (", "\n", ". (", "[1]", "a.", "\u3002"):
-        text = "Begin." + unit * 100_000 + "end."
+        text = "Begin." + unit * 30_000 + "end."
         assert split_sentences(text) == split_sentences_twin(text)

@@ -13,6 +13,7 @@ from data_tools.read.rejects import OnError
 from lmtrain.data.store.indexed import IndexedDataset
 from lmtrain.data.store.reshape import verify
 from lmtrain.tokenizer.train import train_bpe, train_wordpiece
+from tests.marks import wide
 
 TEXTS = ["One sentence. And another one!\nA third", "", "  \n", "Alone.", "It is 5 p.m. now. Dr. Who waits."]
 SENTENCES = [
@@ -25,9 +26,10 @@ SENTENCES = [
 BPE = train_bpe(TEXTS, 300)
 
 
-@pytest.mark.parametrize("append_eod", [False, True])
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("slice_bytes", [40, 1 << 20])
+@pytest.mark.parametrize(
+    ("append_eod", "workers", "slice_bytes"),
+    [(True, 2, 40), (False, 1, 40), (True, 1, 1 << 20), *wide((False, 2, 1 << 20))],
+)
 def test_sentences(tmp_path: Path, append_eod: bool, workers: int, slice_bytes: int) -> None:
     lines = [json.dumps({"text": text}) for text in TEXTS]
     (tmp_path / "a.jsonl").write_text("\n".join([*lines[:2], "nonsense", *lines[2:]]))

@@ -35,7 +35,7 @@ def texts(path: Path, limits: Limits, place: Place = START) -> list[str]:
 lines = st.lists(st.text(alphabet="ab\u2028\u0085\r\x0bé", max_size=8), max_size=8)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 @given(lines, st.integers(1, 40), st.booleans(), st.booleans())
 def test_every_line_is_read_once(
     tmp_path_factory: pytest.TempPathFactory, texts_in: list[str], slice_bytes: int, ends: bool, packed: bool
@@ -54,9 +54,7 @@ def test_every_line_is_read_once(
 
 def texts_of(portion: Portion, limits: Limits) -> list[object]:
     return [
-        text
-        for chunk in portion.chunks
-        for _, text in read_content(chunk, limits, lambda: None)[0].texts(0, "text")
+        text for chunk in portion.chunks for _, text in read_content(chunk, limits, lambda: None)[0].texts(0, "text")
     ]
 
 

@@ -22,7 +22,8 @@ from tests.marks import wide
 PACK: dict[str, Callable[[bytes], bytes]] = {
     "gz": gzip.compress, "zst": zstandard.compress, "bz2": bz2.compress, "xz": lzma.compress
 }  # fmt: skip
-TEXT = random.Random(0).randbytes(300_000) + b"the same again\n" * 200_000
+TEXT = random.Random(0).randbytes(300_000) + b"the same again\n" * 60_000
+PACKED = {codec: pack(TEXT) for codec, pack in PACK.items()}
 codecs = pytest.mark.parametrize("codec", PACK)
 
 
@@ -32,7 +33,7 @@ def read(data: bytes, codec: str) -> bytes:
 
 @codecs
 def test_one_archive_and_several_in_a_row(codec: str) -> None:
-    packed = PACK[codec](TEXT)
+    packed = PACKED[codec]
     assert read(packed, codec) == TEXT
     assert read(packed + PACK[codec](b"") + packed, codec) == TEXT + TEXT
     assert read(PACK[codec](b""), codec) == b""
@@ -47,7 +48,7 @@ def test_zeros_may_follow_a_gz() -> None:
     assert read(gzip.compress(b"x") + bytes(2 * STEP_BYTES), "gz") == b"x"
 
 
-@pytest.mark.parametrize("codec", ["gz", "bz2", "xz"])
+@pytest.mark.parametrize("codec", ["gz", "xz", *wide("bz2")])
 def test_zeros_end_before_a_terabyte(codec: str, tmp_path: Path) -> None:
     path = tmp_path / "sparse"
     path.write_bytes(PACK[codec](b"x"))
@@ -59,20 +60,20 @@ def test_zeros_end_before_a_terabyte(codec: str, tmp_path: Path) -> None:
 @codecs
 @pytest.mark.parametrize("share", [0, 1e-5, 0.3, 0.999, 1])
 def test_a_cut_archive_is_no_short_one(codec: str, share: float) -> None:
-    packed = PACK[codec](TEXT)
+    packed = PACKED[codec]
     with pytest.raises(DamagedArchiveError, match="cut short"):
         read(packed[: min(int(share * len(packed)), len(packed) - 1)], codec)
 
 
 @codecs
 def test_damage_is_found_and_what_came_before_is_not_lost(codec: str) -> None:
-    packed = PACK[codec](TEXT)
+    packed = PACKED[codec]
     chunks = read_stream(io.BytesIO(packed + b"garbage behind it"), codec)
     found: list[bytes] = []
     with pytest.raises(DamagedArchiveError, match="damaged"):
         found.extend(chunks)
     assert b"".join(found) == TEXT
-    flipped = bytearray(gzip.compress(TEXT))
+    flipped = bytearray(PACKED["gz"])
     flipped[-5] ^= 1  # in the checksum
     with pytest.raises(DamagedArchiveError, match="data check"):
         read(bytes(flipped), "gz")

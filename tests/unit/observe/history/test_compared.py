@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lmtrain.observe.history.compared import parting
+from lmtrain.observe.history.compared import parting, starts_that_count
 from lmtrain.observe.history.record import Record, read_record
 
 
@@ -36,3 +36,11 @@ def test_the_first_step_of_each_key(tmp_path: Path) -> None:
 
 def test_one_bit_is_a_difference(tmp_path: Path) -> None:
     assert parting(record(tmp_path, "a", loss=0.1), record(tmp_path, "b", loss=0.1 + 2**-56)).first == {"loss": 20}
+
+
+def test_a_start_counts_while_steps_of_it_are_left(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    starts = [(0, "killed before its first save"), (0, "first"), (8, "undone"), (4, "second")]
+    rows = [{"event": "start", "step": step, "attempt": 1 + n, "is": name} for n, (step, name) in enumerate(starts)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert [row["is"] for row in starts_that_count(read_record(path))] == ["first", "second"]

@@ -46,6 +46,14 @@ def test_what_counts_is_what_read_metrics_says(tmp_path: Path) -> None:
     assert record.problems == []
 
 
+def test_a_later_start_undoes_what_an_earlier_one_had_left(tmp_path: Path) -> None:
+    record = read_record(written(
+        tmp_path, row("start", 0), row("valid", 2, loss=9.0), row("valid", 6, loss=8.0), row("start", 8, 2),
+        row("valid", 10, 2, loss=7.0), row("start", 4, 3), row("valid", 5, 3, loss=6.0),
+    ))  # fmt: skip
+    assert [one["loss"] for one in record.rows["valid"]] == [9.0, 6.0]
+
+
 @pytest.mark.parametrize("numbers", [(1, 2, 2), (1, 2, 3)])
 def test_every_start_takes_its_time(numbers: tuple[int, int, int], tmp_path: Path) -> None:
     """Two of three went on from step 10; in older runs they have one number."""

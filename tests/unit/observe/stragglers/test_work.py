@@ -93,4 +93,8 @@ def test_a_link_is_seen_in_each_step_or_not_at_all(clock: Clock) -> None:
     links.came(3, clock.now - 1000)  # was there before it was asked for
     links.sent(3)
     assert links.take(3, 1)[1] == 0
+    links.sent(3)
+    links.sent(3)
+    links.came(3, clock.now - MS)
+    assert links.take(3, 2)[1] == 0  # one of two steps tells nothing
     assert links.take(3, 1) == (0, 0)

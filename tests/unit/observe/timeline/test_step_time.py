@@ -58,6 +58,15 @@ def test_what_waits_for_a_slow_member_of_dp_is_said(tmp_path: Path) -> None:
     assert list(by_host(found)) == ["node1", "node0"]
 
 
+def test_a_stage_with_more_work_is_not_hot(tmp_path: Path) -> None:
+    """As the one with the head: its ranks are beside each other, and only one that is slower than the other is hot."""
+    Made(layout=Layout(pp=2, dp_shard=3), slow={3: 2.0, 4: 2.0, 5: 4.0}, steps=(10,), num_microbatches=2).write(
+        tmp_path
+    )
+    (segment,) = merged(tmp_path).segments
+    assert [round(one.ratio, 1) for one in heat(segment, step_times(segment))] == [1.0, 1.0, 1.0, 1.0, 1.0, 2.0]
+
+
 def test_a_ring_that_is_full_has_lost_its_oldest_step(tmp_path: Path) -> None:
     Made(layout=Layout(), num_microbatches=4).write(tmp_path)
     path = tmp_path / "trace" / "rank-00000.spans"
