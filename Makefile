@@ -47,7 +47,7 @@ AT_ONCE := -n auto --maxprocesses 4 --dist worksteal
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(AT_ONCE)
 
 .PHONY: test
-test: $(VENV)/.tested  ## the proof: unit tests, a layout for every axis and schedule, every planted bug, a kill
+test: $(VENV)/.tested  ## the proof: unit tests, a layout for every axis and schedule, planted bugs, a kill
 	$(PYTEST) -m "not wide and not slow"
 
 .PHONY: test-wide

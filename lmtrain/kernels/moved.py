@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 
 from torch import Tensor
+
+WIDEST = 16  # bytes of one load of a thread, where addresses and sizes allow it
 
 
 @dataclass(frozen=True)
@@ -45,3 +49,12 @@ class Moved:
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
         return self.weight, self.gradient, self.first, self.second, self.rounded
+
+    @property
+    def addresses(self) -> list[int]:
+        return [0 if x is None else x.data_ptr() for x in self.tensors]
+
+    @property
+    def divisor(self) -> int:
+        """Of all addresses and of the size, as a kernel is promised: then no load and no store is cut in two."""
+        return WIDEST if reduce(or_, self.addresses, self.weight.numel()) % WIDEST == 0 else 1

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from functools import lru_cache, reduce
-from operator import or_
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -21,35 +20,31 @@ from lmtrain.kernels.moved import Moved, Rates
 BLOCK = 1024
 CHUNK = 16 * BLOCK  # of one tensor, for one program
 NUM_WARPS = 4
-WIDEST = 16  # bytes of one load of a thread, where addresses and sizes allow it
 _DTYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
 
 def step(moved: Sequence[Moved], rates: Rates, factor: Tensor | None, *, directs: bool = False) -> None:
     """A launch for each kind of tensors, of which there are mostly one or two. `directs`: as adamw.directions."""
-    kinds: dict[tuple[torch.dtype | None, int], list[tuple[Moved, list[int]]]] = defaultdict(list)
+    kinds: dict[tuple[torch.dtype | None, int], list[Moved]] = defaultdict(list)
     for one in moved:
         assert all(x is None or (x.is_contiguous() and x.shape == one.weight.shape) for x in one.tensors)
         assert all(x.dtype is torch.float32 for x in one.tensors[:4] if x is not None)
-        addresses = [0 if x is None else x.data_ptr() for x in one.tensors]
-        aligned = reduce(or_, addresses, one.weight.numel()) % WIDEST == 0
         rounded = None if one.rounded is None else one.rounded.dtype
-        kinds[rounded, WIDEST if aligned else 1].append((one, addresses))
+        kinds[rounded, one.divisor].append(one)
     for (rounded, divisor), alike in kinds.items():
-        _launch([one for one, _ in alike], [row for _, row in alike], rates, factor, rounded, divisor, directs)
+        _launch(alike, rates, factor, rounded, divisor, directs)
 
 
 def _launch(
-    moved: list[Moved], addresses: list[list[int]], rates: Rates, factor: Tensor | None,
-    rounded: torch.dtype | None, divisor: int, directs: bool,
-) -> None:  # fmt: skip
+    moved: list[Moved], rates: Rates, factor: Tensor | None, rounded: torch.dtype | None, divisor: int, directs: bool
+) -> None:
     device = moved[0].weight.device
     tensor_of, start_of, size_of = _chunks(tuple(one.weight.numel() for one in moved), CHUNK, device)
     if not len(tensor_of):
         return
     first, second = rates.betas
     _adamw_step[(len(tensor_of),)](
-        _on_device(torch.tensor(addresses), device), tensor_of, start_of, size_of, factor,
+        _on_device(torch.tensor([one.addresses for one in moved]), device), tensor_of, start_of, size_of, factor,
         rates.kept, rates.step_size, rates.root, rates.eps, first, 1.0 - first, second, 1.0 - second,
         HAS_FACTOR=factor is not None, ROUNDED=None if rounded is None else _DTYPES[rounded],
         DIRECTS=directs, DIVISOR=divisor, BLOCK=BLOCK, CHUNK=CHUNK, num_warps=NUM_WARPS,

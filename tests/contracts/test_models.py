@@ -144,6 +144,12 @@ def test_llama_1b_has_tinyllamas_size() -> None:
     assert count(built(replace(settings_of("llama_1b"), vocab_size=32000))) == 1_100_048_384
 
 
+def short(name: str) -> Any:
+    """Of three layers, as all are alike: weights by name and stage need no more."""
+    settings = settings_of(name)
+    return replace(settings, num_layers=min(3, settings.shape.num_layers))
+
+
 def turned_over(settings: Any) -> Iterator[Any]:
     """As they are, and with each option turned over."""
     options = {key: value for key, value in settings.to_dict().items() if isinstance(value, bool)}
@@ -163,8 +169,7 @@ def test_berts_of_one_family_differ_in_size_alone() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_settings_tell_every_weight_and_its_cut_before_torch_is_there(name: str) -> None:
-    settings: Any = settings_of(name)
-    for turned in turned_over(settings):
+    for turned in turned_over(short(name)):
         model = built(turned)
         assert turned.weights() == {name: tuple(p.shape) for name, p in model.named_parameters()}
         assert turned.cuts().items() <= model.cuts().items()
@@ -181,7 +186,7 @@ def test_the_closed_form_counts_all_weights(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_stages_hold_what_the_settings_say(name: str) -> None:
     """Weights of three stages, by cutting the model and by asking its settings; a tied copy counts as the first."""
-    settings = settings_of(name)
+    settings = short(name)
     count, first_of = settings.shape.num_layers, {tie.second: tie.first for tie in settings.ties()}
     for layers, first, last in ((range(1), True, False), (range(1, 1), False, False), (range(1, count), False, True)):
         model = built(settings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import cache
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ NAMES = choices("optim")
 WEIGHT, BIAS = "blocks.0.fit.weight", "blocks.0.fit.bias"
 
 
+@cache
 def settings_of(name: str) -> OptimSettings:
     plain = compose_plain(["data.path=x", f"optim={name}"], config_dir=PLUGIN_CONF)
     return build_settings(OptimSettings, plain["optim"], "optim")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -21,6 +22,7 @@ RATES = choices("schedule")
 PIPELINES = ["1f1b", "eager", "gpipe", "interleaved", "zb_h1", "zb_v"]
 
 
+@cache
 def rate_of(name: str, *overrides: str) -> ScheduleSettings:
     plain = compose_plain(["data.path=x", f"schedule={name}", *overrides], config_dir=PLUGIN_CONF)
     return build_settings(ScheduleSettings, plain["schedule"], "schedule")  # type: ignore[type-abstract]

@@ -7,7 +7,7 @@ import torch
 
 from lmtrain.kernels import on_gpu
 from lmtrain.models.layers.mlp import MLP
-from tests.unit.kernels.interpreted import DTYPES, KERNELS, LIMITS, SIZES
+from tests.unit.kernels.interpreted import DTYPES, KERNELS, LIMITS, SIZES, compare_far_rows
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 LARGE = {"row_sums": (64, 50304), "write_gradient": (64, 50304), "forward": (300, 4096), "backward": (300, 4096),
@@ -22,6 +22,11 @@ def test_a_kernel_equals_its_twin(kernel: str, dtype: str) -> None:
         with torch.device("cuda"):
             found = KERNELS[kernel](rows, columns, DTYPES[dtype])
         assert found[kernel] <= LIMITS[dtype], (rows, columns)
+
+
+def test_rows_may_begin_further_apart_than_32_bits_count() -> None:
+    with torch.device("cuda"):
+        assert compare_far_rows()["far"] <= LIMITS["bf16"]
 
 
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")  # because: an fp32 product that is to be exact

@@ -23,10 +23,10 @@ MUTANTS = [
     ),
     Mutant(
         name="adamw_takes_odd_sizes_for_aligned",
-        file="lmtrain/kernels/triton_adamw.py",
-        function="step",
-        old="aligned = reduce(or_, addresses, one.weight.numel()) % WIDEST == 0",
-        new="aligned = reduce(or_, addresses) % WIDEST == 0",
+        file="lmtrain/kernels/moved.py",
+        function="Moved.divisor",
+        old="reduce(or_, self.addresses, self.weight.numel())",
+        new="reduce(or_, self.addresses)",
         breaks="The kernel is promised a size that is a multiple of 16, so its wide stores may run over the end of a "
         "tensor into the next one.",
         only_for="weights on a GPU, or shards of them, whose size is no multiple of 16",

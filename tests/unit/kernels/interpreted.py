@@ -83,6 +83,22 @@ def compare_cross_entropy(rows: int, columns: int, dtype: torch.dtype) -> Off:
     return {"row_sums": max(map(off, found, right)), "write_gradient": max(off(written, exact), spilled)}
 
 
+def compare_far_rows() -> Off:
+    """Rows that begin further apart than 32 bits count, as those of billions of logits do.
+
+    What lies between them is never touched, and so takes no memory of a CPU.
+    """
+    from lmtrain.kernels import triton_cross_entropy as kernels
+
+    (near, column), stride = logits_of(3, 67, torch.bfloat16), 2**30 + 8
+    far = torch.empty(2 * stride + 67, dtype=torch.bfloat16).as_strided((3, 67), (stride, 1)).copy_(near)
+    right, found = cross_entropy.row_sums_twin(near, column), kernels.row_sums(far, column)
+    given = (*right[:2], torch.ones(3))
+    pairs = zip((*found, kernels.write_gradient(far, column, *given)),
+                (*right, cross_entropy.gradient_twin(near, column, *given)), strict=True)  # fmt: skip
+    return {"far": max(off(*pair) for pair in pairs)}
+
+
 def compare_activations(rows: int, columns: int, dtype: torch.dtype) -> Off:
     from lmtrain.kernels import triton_activations as kernels
 
@@ -247,7 +263,7 @@ def main() -> None:
             found = measure({kernel}, SIZES[3:], ("fp32", "bf16"))
         wrong[f"{kernel}: {words}"] = max(value[kernel] / LIMITS[case.split()[-1]] for case, value in found.items())
     losses = {"kernels": trained(by_kernels=True), "twins": trained(by_kernels=False)}
-    json.dump({"right": right, "planted": wrong, "trained": losses}, sys.stdout)
+    json.dump({"right": right, "far": compare_far_rows(), "planted": wrong, "trained": losses}, sys.stdout)
 
 
 if __name__ == "__main__":

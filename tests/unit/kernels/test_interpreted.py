@@ -40,6 +40,10 @@ def test_kernels_equal_their_twins(measured: dict[str, Any]) -> None:
     assert not wrong
 
 
+def test_rows_may_begin_further_apart_than_32_bits_count(measured: dict[str, Any]) -> None:
+    assert measured["far"]["far"] <= LIMITS["bf16"]
+
+
 def test_a_model_trains_by_kernels_as_by_their_twins(measured: dict[str, Any]) -> None:
     """Through the functions that models, the loss and the optimizer call."""
     found, right = measured["trained"]["kernels"], measured["trained"]["twins"]

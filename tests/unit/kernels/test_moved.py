@@ -1,0 +1,39 @@
+"""Which updates a kernel may take in wide loads and stores: all addresses and the size have to allow it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from lmtrain.kernels.moved import Moved
+
+
+def numbers(size: int, begin: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    """So many, which begin so many behind an address that any load may begin at."""
+    whole = torch.zeros(size + begin + 16, dtype=dtype)
+    assert whole.data_ptr() % 16 == 0
+    return whole[begin : begin + size]
+
+
+def moved(size: int, *, gradient: int = 0, rounded: int | None = None) -> Moved:
+    copy = None if rounded is None else numbers(size, rounded, torch.bfloat16)
+    return Moved(numbers(size), numbers(size, gradient), numbers(size), numbers(size), copy)
+
+
+@pytest.mark.parametrize(
+    ("one", "wide"),
+    [
+        (moved(48), True),
+        (moved(48, gradient=4), True),
+        (moved(48, rounded=8), True),
+        (moved(49), False),
+        (moved(56), False),
+        (moved(48, gradient=1), False),
+        (moved(48, rounded=4), False),
+    ],
+    ids=["even", "behind another", "a copy behind another", "odd size", "half a load too many", "odd address",
+         "odd address of the copy"],
+)  # fmt: skip
+def test_loads_are_wide_where_all_addresses_and_the_size_allow_it(one: Moved, wide: bool) -> None:
+    assert one.divisor == (16 if wide else 1)
