@@ -141,6 +141,12 @@ def test_a_row_of_the_table_says_what_the_json_says() -> None:
     assert re.search(rf" full 3 +{step}\S* +{gibibytes} +{best['mfu']:.1%}", shown)
 
 
+def test_larger_nodes_have_more_network_and_each_gpu_has_as_much() -> None:
+    words = ("--layout", "dp_shard=32", "gpus=32", "--gpus-per-node", "16", "train.global_batch=64")
+    shown = lmtrain("plan", "model=gpt2_small", "hardware=h100", *words)
+    assert "2 nodes of 16, 800 GB/s of network each" in shown  # h100's own are nodes of 8 with 400 GB/s
+
+
 def test_a_microbatch_that_is_given_makes_the_batch_a_multiple_of_itself() -> None:
     words = ("plan", "model=gpt2_small", "hardware=h100", "gpus=8", "--layout", "dp_shard=8", "--json")
     assert json.loads(lmtrain(*words, "train.micro_batch=48"))["global_batch"] == 11 * 8 * 48

@@ -7,12 +7,14 @@ import re
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from data_tools.read import chunks
 from lmtrain.data.store.indexed import IndexedDataset
 from tests.cli.harness import Toy, lmtrain, start
 from tests.peak import peak_bytes
@@ -32,6 +34,16 @@ def test_a_pipe_and_a_summary(toy: Toy, tmp_path: Path) -> None:
     facts: dict[str, Any] = json.loads(piped.stdout)
     assert (facts["num_documents"], facts["rejects"], facts["num_shards"]) == (59, {}, 1)
     assert (tmp_path / "a.bin").read_bytes() == (tmp_path / "b.bin").read_bytes()
+
+
+def test_shards_are_measured_in_tokens(toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1B is a billion of them and no byte."""
+    monkeypatch.setattr(chunks, "Limits", partial(chunks.Limits, slice_bytes=500))  # behind each a shard may end
+    (tmp_path / "a.jsonl").write_text((json.dumps({"text": "def f(x):\n    return x\n" * 9}) + "\n") * 40)
+    common = ("preprocess", tmp_path / "a.jsonl", "--tokenizer", toy.tokenizer, "--workers", 1, "--json", "--output")
+    for size, is_one in (("1B", True), ("1k", False)):
+        facts = json.loads(lmtrain(*common, tmp_path / size, "--shard-tokens", size))
+        assert (facts["num_shards"] == 1) is is_one
 
 
 def test_bad_lines_on_the_command_line(toy: Toy, tmp_path: Path) -> None:

@@ -139,6 +139,14 @@ def test_a_sweep_without_an_end_or_a_beginning_is_refused(mine: Path, override: 
         sweep([override], config_dir=mine)
 
 
+def test_groups_may_lie_within_groups(mine: Path) -> None:
+    (mine / "drink" / "hot").mkdir()
+    (mine / "drink" / "hot" / "cocoa.yaml").write_text("milk: 3\n", encoding="utf-8")
+    assert group_choices(mine)["drink/hot"] == ["cocoa"]
+    drink = compose_plain(["+drink/hot=cocoa"], config_dir=mine, name="mini")["drink"]
+    assert drink == {"kind": "tea", "leaves": 2, "hot": {"milk": 3}}
+
+
 def test_every_shipped_choice_is_a_mapping() -> None:
     for group, names in group_choices().items():
         for name in names:

@@ -37,6 +37,13 @@ def test_a_file_is_its_data_its_header_and_its_lines(tmp_path: Path) -> None:
     assert file.at("nowhere") == str(file.path)
 
 
+def test_a_mark_of_byte_order_is_no_part_of_the_header(tmp_path: Path) -> None:
+    """Which editors on Windows put first."""
+    (tmp_path / "a.yaml").write_bytes(b"\xef\xbb\xbf# @package _global_\na: 1\n")
+    file = read_yaml(tmp_path / "a.yaml")
+    assert (file.data, file.header) == ({"a": 1}, "# @package _global_")
+
+
 @settings(max_examples=30)
 @given(st.dictionaries(st.sampled_from("abc"), PLAIN, min_size=1, max_size=3))
 def test_what_is_dumped_is_read_back(tmp_path_factory: pytest.TempPathFactory, data: dict[str, object]) -> None:
@@ -68,9 +75,9 @@ def test_size_and_depth_have_an_end(tmp_path: Path) -> None:
         ("a: 0x" + "f" * 5000, "line 1 has a number of 5002 digits"),
         ("a: 1" + ":59" * 3000, "line 1 has a number of 9001 digits"),
         ("a: 0x_", "line 1 has 0x_, which is no number"),
-        ("b: 1\na: \"\\U00110000\"", "line 2 has an escape for a character that there is not"),
-        ("b: 1\na: \"\\UFFFFFFFF\"", "line 2 has an escape for a character that there is not"),
-        ("a: \"\\ud83d\\ude00\"", r"line 1 has the escape \\ud83d, half a character"),
+        ('b: 1\na: "\\U00110000"', "line 2 has an escape for a character that there is not"),
+        ('b: 1\na: "\\UFFFFFFFF"', "line 2 has an escape for a character that there is not"),
+        ('a: "\\ud83d\\ude00"', r"line 1 has the escape \\ud83d, half a character"),
         (f"a: [{'1,' * MAX_VALUES}]", f"line 1 holds more than {MAX_VALUES} values"),
         ("a: " + "x" * MAX_BYTES, "has 262147 bytes, and no config has more than 262144"),
         ("a: " + "[" * 9999, f"line 1 nests deeper than {MAX_DEPTH} levels"),
