@@ -116,6 +116,16 @@ def test_every_character_of_the_first_planes(kind: str) -> None:
     assert_same(encoder.encode_documents(texts), twin.encode_documents(texts))
 
 
+def test_a_number_ends_where_letters_begin_wherever_blocks_end() -> None:
+    """Text is cut 64 bytes at a time, and numbers into three digits from their own beginning."""
+    encoder, twin = pair("llama")
+    texts = [
+        "a" * (64 - before) + "123"[:before] + "b" * 64 * blocks + "45678"[:behind] + "c 9"
+        for before in range(4) for blocks in range(3) for behind in range(6)
+    ]  # fmt: skip
+    assert_same(encoder.encode_documents(texts), twin.encode_documents(texts))
+
+
 @pytest.mark.parametrize(
     ("kind", "dtype"),
     wide(*((kind, dtype) for kind in ("gpt2", "llama", "uncased") for dtype in (np.uint16, np.int32))),

@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -62,8 +64,9 @@ def test_a_peer_that_was_told_to_stop_before_the_first_step_is_not_lost(monkeypa
     assert isinstance(one.error_of(VERDICT), PeerLostError)
 
 
-RANK = """
-import sys, threading
+# what both of the pairs below begin with; they are forks of one process, since it takes long to import torch
+HEAD = """
+import os, sys, threading
 from pathlib import Path
 import torch.distributed as dist
 from lmtrain.errors import PeerLostError
@@ -72,11 +75,18 @@ from lmtrain.observe.watch.guard import watched
 from lmtrain.runtime.process import ProcessEnv
 from lmtrain.runtime.process_group import Peers
 
-rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+folder, heard, ranks = Path(sys.argv[1]), threading.Event(), []
+for rank in (0, 1):
+    ranks.append(os.fork())
+    if ranks[-1] == 0:
+        break
+else:
+    print(*ranks, flush=True)
+    print(*(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks))
+    sys.exit()
 met = Peers(("n1", "n1"), dist.FileStore(str(folder / "store"), 2))
-
-
-heard = threading.Event()
+"""
+WAITS_ON_ITS_DEVICE = """
 try:
     with watched(ProcessEnv(rank, 2, host="n1"), met, folder, 60.0, lambda name: heard.set(), on_device=True) as watch:
         if rank == 1:
@@ -91,47 +101,7 @@ except PeerLostError as error:
     print(error, flush=True)
     raise SystemExit(error.exit_code)
 """
-
-
-def started(folder: Path, rank: int) -> subprocess.Popen[str]:
-    process = subprocess.Popen([sys.executable, "-c", RANK, str(rank), str(folder)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    return process
-
-
-def line_of(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
-
-
-def end_of(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """Exit code, and all that was said besides the lines that have been read."""
-    assert process.stdout is not None
-    with process.stdout as stream:
-        said = stream.read()
-    return process.wait(60), said
-
-
-def test_one_that_waits_on_its_device_ends_when_a_peer_is_lost(tmp_path: Path) -> None:
-    """The main thread waits where no error of a collective reaches it, as in a copy from a GPU that waits for NCCL."""
-    ranks = [started(tmp_path, rank) for rank in (0, 1)]
-    assert [line_of(rank) for rank in ranks] == ["in", "in"]
-    ranks[1].send_signal(signal.SIGKILL)
-    assert end_of(ranks[1]) == (-signal.SIGKILL, "")
-    assert end_of(ranks[0]) == (76, "")
-
-
 LATE = """
-import sys, threading
-from pathlib import Path
-import torch.distributed as dist
-from lmtrain.observe.watch.guard import watched
-from lmtrain.runtime.process import ProcessEnv
-from lmtrain.runtime.process_group import Peers
-
-rank, folder = int(sys.argv[1]), Path(sys.argv[2])
-met = Peers(("n1", "n1"), dist.FileStore(str(folder / "store"), 2))
-heard = threading.Event()
 with watched(ProcessEnv(rank, 2, host="n1"), met, folder, 60.0, lambda name: heard.set()) as watch:
     if rank == 1:
         listens = next(thread for thread in threading.enumerate() if thread.name == "watch")
@@ -142,9 +112,24 @@ with watched(ProcessEnv(rank, 2, host="n1"), met, folder, 60.0, lambda name: hea
 """
 
 
+@contextmanager
+def pair(folder: Path, code: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """Two ranks that run this code, and their process ids; their mother says last how they have ended."""
+    command = [sys.executable, "-c", HEAD + code, str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as mother:
+        assert mother.stdout is not None
+        yield mother, [int(word) for word in mother.stdout.readline().split()]
+
+
+def test_one_that_waits_on_its_device_ends_when_a_peer_is_lost(tmp_path: Path) -> None:
+    """The main thread waits where no error of a collective reaches it, as in a copy from a GPU that waits for NCCL."""
+    with pair(tmp_path, WAITS_ON_ITS_DEVICE) as (mother, pids):
+        assert mother.stdout is not None
+        assert [mother.stdout.readline() for _ in pids] == ["in\n", "in\n"]
+        os.kill(pids[1], signal.SIGKILL)
+        assert mother.communicate(timeout=120)[0] == f"76 {-signal.SIGKILL}\n"
+
+
 def test_one_that_is_done_after_rank_0_does_not_miss_its_companion(tmp_path: Path) -> None:
-    ranks = [
-        subprocess.Popen([sys.executable, "-c", LATE, str(rank), str(tmp_path)], stderr=subprocess.PIPE, text=True)
-        for rank in (0, 1)
-    ]
-    assert [(rank.communicate(timeout=120)[1], rank.returncode) for rank in ranks] == [("", 0), ("", 0)]
+    with pair(tmp_path, LATE) as (mother, _):
+        assert mother.communicate(timeout=120) == ("0 0\n", "")
