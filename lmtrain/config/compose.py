@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from lmtrain.config.source import Asked
 
 S = TypeVar("S", bound=Settings)
-MAX_RUNS = 10_000  # because: all are judged before one starts, which takes a tenth of a second each
+MAX_RUNS = 10_000  # because: all are judged before one starts, which takes a hundredth of a second each
 
 
 def conf_dir() -> Path:

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -35,6 +36,9 @@ _HEADER = re.compile(r"^\s*#\s*@(.*)$", re.MULTILINE)
 _WORDS = ("override", "optional")
 
 
+_joined: dict[Any, dict[str, Any]] = {}  # what has been joined, by all that it is made of
+
+
 @dataclass(frozen=True)
 class Asked:
     """What is composed: the root config, the groups that exist with their choices, and those of the command line."""
@@ -58,11 +62,33 @@ class Entry:
 
 
 MAX_DEPTH = 100  # of defaults lists
+MAX_JOINED = 100  # trees that are remembered
 MAX_FILES = 1000  # because: lists that name two others each make a thousand files of ten
 
 
 def compose_files(folders: Sequence[Path], asked: Asked, choices: Sequence[str]) -> dict[str, Any]:
-    """The files of the root config and of everything that is chosen, joined; references stay as they are written."""
+    """The files of the root config and of everything that is chosen, joined; references stay as they are written.
+
+    because: joining takes nearly all of the time of composing, and the runs of a sweep mostly choose the same files
+    """
+    key = asked.name, tuple(asked.chosen.items()), tuple(choices), tuple(_files(folders))
+    if key not in _joined:
+        if len(_joined) == MAX_JOINED:
+            _joined.clear()
+        _joined[key] = _join(folders, asked, choices)
+    return deepcopy(_joined[key])
+
+
+def _files(folders: Sequence[Path]) -> Iterator[tuple[str, int, int, int, int]]:
+    """Every config that there is, and what changes of it when it is written again."""
+    for folder in folders:
+        for path in sorted(folder.rglob("*.yaml")):
+            with suppress(OSError):  # because: whoever reads it says so
+                found = path.stat()
+                yield str(path), found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _join(folders: Sequence[Path], asked: Asked, choices: Sequence[str]) -> dict[str, Any]:
     with _opened(folders, asked):
         tree = hydra_compose(config_name=asked.name, overrides=list(choices))
         plain = OmegaConf.to_container(tree, resolve=False)

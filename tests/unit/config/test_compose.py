@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from lmtrain.config import source
 from lmtrain.config.compose import compose_plain, conf_dir, group_choices, sweep
+from lmtrain.config.yaml_file import YamlFile, read_yaml
 from lmtrain.errors import MissingInputError, SettingsError
 
 
@@ -59,6 +61,34 @@ def test_composing_leaves_nothing_behind(mine: Path) -> None:
     first = compose_plain(["cups=2"], config_dir=mine, name="mini")
     assert compose_plain([], config_dir=mine, name="mini")["cups"] == 1
     assert first["cups"] == 2
+
+
+def test_files_are_joined_once_for_all_runs_that_choose_them(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = compose_plain(["cups=2"], config_dir=mine, name="mini")
+    first["drink"]["leaves"] = 7
+    read: list[Path] = []
+
+    def noted(path: Path) -> YamlFile:
+        read.append(path)
+        return read_yaml(path)
+
+    monkeypatch.setattr(source, "read_yaml", noted)
+    assert compose_plain(["cups=3"], config_dir=mine, name="mini")["drink"]["leaves"] == 2
+    assert read == []
+    assert compose_plain(["drink=coffee"], config_dir=mine, name="mini")["drink"] == {"kind": "coffee"}
+    assert mine / "drink" / "coffee.yaml" in read
+
+
+def test_a_file_that_has_changed_or_come_is_read_in_the_next_run(mine: Path) -> None:
+    def leaves() -> object:
+        return compose_plain([], config_dir=mine, name="mini")["drink"]["leaves"]
+
+    assert leaves() == 2
+    (mine / "drink" / "tea.yaml").write_text("kind: tea\nleaves: 3\n")
+    assert leaves() == 3
+    assert compose_plain([], config_dir=mine, name="mini")["precision"]["kind"] == "fp32"
+    (mine / "precision" / "fp32.yaml").write_text("kind: bf16\n")
+    assert compose_plain([], config_dir=mine, name="mini")["precision"]["kind"] == "bf16"
 
 
 def test_unknown_names_are_answered_with_near_ones(mine: Path) -> None:

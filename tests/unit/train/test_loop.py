@@ -54,3 +54,16 @@ def test_a_run_that_goes_on_keeps_the_best_of_its_earlier_starts(
     with opened(tmp_path, **settings) as run:
         train(run, monkeypatch)
     assert kept(tmp_path) == [stopped_at, 6]
+
+
+def test_a_validation_that_a_stop_cut_off_at_the_last_step_is_made_up_for_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def validated() -> list[int]:
+        rows = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+        return [row["step"] for row in rows if row["event"] == "valid"]
+
+    for stop_after, expected in ((6, [5]), (None, [5, 6]), (None, [5, 6])):
+        with opened(tmp_path) as run:
+            train(run, monkeypatch, stop_after=stop_after)
+        assert validated() == expected

@@ -82,3 +82,13 @@ def test_dropout_is_kept_or_chosen(config: dict[str, Any], chosen: object, expec
 def test_the_base_of_the_angles_is_read_where_any_transformers_writes_it(family: str, where: dict[str, Any]) -> None:
     _, settings = settings_of({"model_type": family} | where, "config.json", pair_head=False)
     assert settings.to_dict()["rotary_base"] == 5e5
+
+
+@pytest.mark.parametrize(
+    ("word", "activation"),
+    [("gelu", "gelu"), ("gelu_new", "gelu_tanh"), ("gelu_pytorch_tanh", "gelu_tanh"), ("gelu_fast", "gelu_tanh")],
+)
+@pytest.mark.parametrize(("family", "key"), [("gpt2", "activation_function"), ("bert", "hidden_act")])
+def test_a_gelu_is_known_by_each_of_its_names(family: str, key: str, word: str, activation: str) -> None:
+    _, settings = settings_of({"model_type": family, key: word}, "config.json", pair_head=False)
+    assert settings.to_dict()["activation"] == activation

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lmtrain.errors import CheckpointError, DataError, MissingInputError, OutputError, UsageError
+from lmtrain.exchange.huggingface.config import settings_of
 from lmtrain.exchange.huggingface.exporter import export_hf
 from lmtrain.exchange.huggingface.importer import import_hf
 from tests.unit.exchange.models import gpt2, same_weights, save
@@ -100,3 +101,13 @@ def test_output_is_never_mixed_with_what_is_there(exported: Path, tmp_path: Path
     import_hf(exported, tmp_path / "back")
     with pytest.raises(OutputError, match="holds a checkpoint already"):
         import_hf(exported, tmp_path / "back")
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "mistral", "bert", "megatron-bert"])
+def test_what_a_config_leaves_out_is_what_transformers_takes_for_it(family: str) -> None:
+    from transformers import AutoConfig
+
+    told = AutoConfig.for_model(family).to_dict()
+    found = [settings_of(config, "here", pair_head=True)[1] for config in ({"model_type": family}, told)]
+    silent, explicit = (one.to_dict() | {"num_kv_heads": one.shape.num_kv_heads} for one in found)
+    assert silent == explicit
