@@ -7,7 +7,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtrain.tokenizer.json_lines import (
@@ -182,6 +182,7 @@ def test_damaged_lines_are_judged_as_the_twin_does() -> None:
     assert len({reject.kind for lines in found for reject in lines.rejects}) >= 6
 
 
+@settings(max_examples=40)
 @given(st.lists(st.one_of(st.text(max_size=80), st.integers(), st.lists(st.text(max_size=5))), max_size=5))
 def test_what_json_writes_is_read(values: list[object]) -> None:
     lines = [json.dumps({"x": values, "text": v}, ensure_ascii=bool(i % 2)).encode() for i, v in enumerate(values)]
@@ -189,6 +190,7 @@ def test_what_json_writes_is_read(values: list[object]) -> None:
     assert both(b"\n".join(lines)).documents == expected
 
 
+@settings(max_examples=50)
 @given(st.binary(max_size=60))
 def test_bytes_of_any_kind(data: bytes) -> None:
     both(data)
