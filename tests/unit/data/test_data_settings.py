@@ -98,3 +98,19 @@ A, B, LOT = BlendPart(path="a", weight=1.0), BlendPart(path="b", weight=1.0), Bl
 def test_wrong_blends(values: dict[str, Any], says: str) -> None:
     with pytest.raises(SettingsError, match=says):
         BlendSettings(**values)
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a/b", "loss", "accuracy", "ppl", "wïki"])
+def test_a_domain_has_a_plain_name(name: str) -> None:
+    with pytest.raises(SettingsError, match="calls a domain"):
+        DataSettings(path="x", valid_paths={name: "y"})
+
+
+def test_a_domain_has_a_dataset() -> None:
+    with pytest.raises(SettingsError, match="names no dataset for wiki"):
+        DataSettings(path="x", valid_paths={"wiki": " "})
+    with pytest.raises(SettingsError, match=r"and data.valid_path both name what to validate on"):
+        DataSettings(path="x", valid_path="z", valid_paths={"wiki": "y"})
+    parts = (BlendPart(path="x", weight=1.0),)
+    with pytest.raises(SettingsError, match=r"and data.valid_datasets both name what to validate on"):
+        BlendSettings(datasets=parts, valid_datasets=parts, valid_paths={"wiki": "y"})

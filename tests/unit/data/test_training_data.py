@@ -17,7 +17,6 @@ from lmtrain.data.loader import Loader
 from lmtrain.data.masked_settings import MaskedSettings
 from lmtrain.data.order import Order
 from lmtrain.data.samples.blend_schedule import whole_shares
-from lmtrain.data.samples.masked import MaskedDataset
 from lmtrain.data.samples.megatron import MegatronDataset, split_sequences
 from lmtrain.data.store.blocks import BLOCK_BYTES
 from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset
@@ -285,16 +284,6 @@ def test_data_of_another_kind_is_refused() -> None:
         open_datasets(DataChoice())
 
 
-MASKED: dict[str, dict[str, Any]] = {
-    "own": {},
-    "next_sentence": {"pairs": "next_sentence", "mask_share": 0.4, "max_ngram": 2, "whole_word": False},
-    "none": {"pairs": "none", "min_sentences": 1, "short_share": 0.5, "max_predictions": 2},
-    "later": {"first_sample": 17},
-    "megatron": {"order": "megatron"},
-    "megatron_later": {"order": "megatron", "first_sample": 17, "megatron_samples": 200},
-}
-
-
 class Words:
     """Six roles, then a hundred words and as many pieces that go on with one."""
 
@@ -303,61 +292,6 @@ class Words:
 
     def piece(self, token: int) -> str:
         return f"##{token}" if token >= 106 else f"w{token}"
-
-
-@pytest.fixture
-def sentences(tmp_path: Path) -> str:
-    chance = np.random.default_rng(1)
-    with DatasetWriter(tmp_path / "sentences", np.uint16) as writer:
-        for _ in range(40):
-            add_document(writer, [chance.integers(6, 206, chance.integers(3, 9)) for _ in range(chance.integers(2, 9))])
-        writer.describe(tokenizer=b"{}", fingerprint="abc", vocab_size=206, eod_id=None, num_bytes=42)
-    return str(tmp_path / "sentences")
-
-
-def masked(path: str, asked: Asked | None = None, **values: Any) -> TrainingData:
-    settings = MaskedSettings(path=path, split=SPLIT, **values)
-    asked = asked or replace(ASKED, seq_len=16, vocab_size=206, tokenizer=Words())
-    return build_training_data(settings, open_datasets(settings), asked)
-
-
-@pytest.mark.parametrize("kind", MASKED)
-def test_any_step_of_masked_samples_is_read_alone(sentences: str, kind: str) -> None:
-    unbroken = load(masked(sentences, **MASKED[kind]), 0)
-    for _, counts, ids, batches in unbroken:
-        labels = np.array([batch[1] for batch in batches])
-        assert counts == (int((labels != IGNORED).sum()), *([8] if kind != "none" else []))
-        assert len(ids) == 8
-    for start in (1, 7):
-        assert load(masked(sentences, **MASKED[kind]), start) == unbroken[start:]
-
-
-@pytest.mark.parametrize("kind", MASKED)
-def test_masked_training_and_validation_share_no_sentence(sentences: str, kind: str) -> None:
-    data = masked(sentences, **MASKED[kind])
-    assert isinstance(data.valid[""], MaskedDataset)
-    assert isinstance(data.train, MaskedDataset)
-    assert (data.train.documents, data.valid[""].documents) == (range(28), range(28, 40))
-    assert data.valid[""].num_samples > 3
-    assert masked(sentences, **MASKED[kind]).valid
-
-
-def test_masked_identities_differ_where_samples_do(sentences: str) -> None:
-    texts = {repr(masked(sentences, **values).identity) for values in MASKED.values()}
-    assert len(texts) == len(MASKED)
-    with pytest.raises(SettingsError, match=r"megatron_samples=100 is less than data\.first_sample=17 and the 96"):
-        masked(sentences, order="megatron", first_sample=17, megatron_samples=100)
-
-
-def test_masked_samples_need_sentences_and_words(sentences: str, paths: list[str]) -> None:
-    with pytest.raises(DataError, match="Preprocess the text again with --split-sentences"):
-        masked(paths[0])
-
-    class Bare(Words):
-        special: ClassVar[dict[str, int]] = {"eod": 0}
-
-    with pytest.raises(DataError, match=r"no \[CLS\], \[SEP\], \[MASK\], \[PAD\]"):
-        masked(sentences, replace(ASKED, seq_len=16, tokenizer=Bare()))
 
 
 def test_a_dataset_too_small_for_a_blend(make: Make, paths: list[str]) -> None:
@@ -451,19 +385,3 @@ def test_domains_are_read_whole_and_take_nothing_from_training(paths: list[str],
         ids = np.arange(alone.valid[""].num_samples)
         assert np.array_equal(data.valid[name].batch(ids).tokens_BT, alone.valid[""].batch(ids).tokens_BT)
         assert data.parts[0].documents == alone.parts[0].documents
-
-
-@pytest.mark.parametrize("name", ["", "a b", "a/b", "loss", "accuracy", "ppl", "wïki"])
-def test_a_domain_has_a_plain_name(name: str) -> None:
-    with pytest.raises(SettingsError, match="calls a domain"):
-        DataSettings(path="x", valid_paths={name: "y"})
-
-
-def test_a_domain_has_a_dataset() -> None:
-    with pytest.raises(SettingsError, match="names no dataset for wiki"):
-        DataSettings(path="x", valid_paths={"wiki": " "})
-    with pytest.raises(SettingsError, match=r"and data.valid_path both name what to validate on"):
-        DataSettings(path="x", valid_path="z", valid_paths={"wiki": "y"})
-    parts = (BlendPart(path="x", weight=1.0),)
-    with pytest.raises(SettingsError, match=r"and data.valid_datasets both name what to validate on"):
-        BlendSettings(datasets=parts, valid_datasets=parts, valid_paths={"wiki": "y"})

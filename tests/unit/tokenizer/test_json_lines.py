@@ -7,7 +7,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtrain.tokenizer.json_lines import (
@@ -150,7 +150,7 @@ def test_large_lines() -> None:
 def test_words_have_a_longest_size(character: str) -> None:
     most = character * (MAX_WORD_BYTES // len(character.encode()))
     other = "x" if character == " " else " "
-    for ascii_only in (True, False):
+    for ascii_only in (True, False)[: 2 - character.isascii()]:  # it is written in one way alone
         for text in (most, other + most + other):
             line = json.dumps({"text": text}, ensure_ascii=ascii_only).encode()
             assert both(line).documents == [text.encode()]
@@ -182,6 +182,7 @@ def test_damaged_lines_are_judged_as_the_twin_does() -> None:
     assert len({reject.kind for lines in found for reject in lines.rejects}) >= 6
 
 
+@settings(max_examples=40)
 @given(st.lists(st.one_of(st.text(max_size=80), st.integers(), st.lists(st.text(max_size=5))), max_size=5))
 def test_what_json_writes_is_read(values: list[object]) -> None:
     lines = [json.dumps({"x": values, "text": v}, ensure_ascii=bool(i % 2)).encode() for i, v in enumerate(values)]
@@ -189,6 +190,7 @@ def test_what_json_writes_is_read(values: list[object]) -> None:
     assert both(b"\n".join(lines)).documents == expected
 
 
+@settings(max_examples=50)
 @given(st.binary(max_size=60))
 def test_bytes_of_any_kind(data: bytes) -> None:
     both(data)

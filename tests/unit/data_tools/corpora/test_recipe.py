@@ -16,6 +16,7 @@ from data_tools.corpora.published import Texts
 from data_tools.corpora.recipe import Recipe, fetch_files, find_recipe, get_corpus, recipes, split_of
 from data_tools.corpora.remote import RemoteFile
 from data_tools.corpus.steps import Report
+from data_tools.read.streams import ALWAYS_ALLOWED_BYTES
 from lmtrain.errors import DataError, MissingInputError, StorageError, UsageError
 from lmtrain.runtime.files import is_safe_name
 from tests.unit.data_tools.corpora.packing import tarred, zipped
@@ -96,7 +97,7 @@ def test_a_zip_gives_all_splits_and_its_names_are_no_paths(tmp_path: Path) -> No
 
 
 def test_zip_bombs_and_broken_zips_are_refused(tmp_path: Path) -> None:
-    bomb = wikitext_zip(tmp_path / "bomb.zip", {"wiki.test.raw": "\0" * (100 << 20)})
+    bomb = wikitext_zip(tmp_path / "bomb.zip", {"wiki.test.raw": "\0" * (ALWAYS_ALLOWED_BYTES + (4 << 20))})
     with pytest.raises(DataError, match="grows to more than 250 times"):
         get("wikitext103_raw", [bomb], tmp_path / "out")
     good = wikitext_zip(tmp_path / "good.zip", {"wiki.test.raw": ARTICLES[0] * 50}).read_bytes()
@@ -121,7 +122,7 @@ def test_openwebtext_is_read_through_its_tars(tmp_path: Path) -> None:
 
 
 def test_damaged_and_hostile_tars_are_refused(tmp_path: Path) -> None:
-    bomb = lzma.compress(tarred({"a/b.xz": lzma.compress(bytes(100 << 20), preset=0)}))
+    bomb = lzma.compress(tarred({"a/b.xz": lzma.compress(bytes(ALWAYS_ALLOWED_BYTES + (4 << 20)), preset=0)}))
     inner = lzma.compress(tarred({"0001-a.txt": b"first page\n" * 100}))
     path = tmp_path / "openwebtext.tar.xz"
     for data in (bomb, inner[:-20], lzma.compress(b"no tar at all" * 100)):

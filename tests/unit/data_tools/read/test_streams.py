@@ -11,6 +11,7 @@ import random
 import time
 import tracemalloc
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,8 +24,12 @@ PACK: dict[str, Callable[[bytes], bytes]] = {
     "gz": gzip.compress, "zst": zstandard.compress, "bz2": bz2.compress, "xz": lzma.compress
 }  # fmt: skip
 TEXT = random.Random(0).randbytes(300_000) + b"the same again\n" * 60_000
-PACKED = {codec: pack(TEXT) for codec, pack in PACK.items()}
 codecs = pytest.mark.parametrize("codec", PACK)
+
+
+@cache
+def packed_text(codec: str) -> bytes:
+    return PACK[codec](TEXT)
 
 
 def read(data: bytes, codec: str) -> bytes:
@@ -33,7 +38,7 @@ def read(data: bytes, codec: str) -> bytes:
 
 @codecs
 def test_one_archive_and_several_in_a_row(codec: str) -> None:
-    packed = PACKED[codec]
+    packed = packed_text(codec)
     assert read(packed, codec) == TEXT
     assert read(packed + PACK[codec](b"") + packed, codec) == TEXT + TEXT
     assert read(PACK[codec](b""), codec) == b""
@@ -60,20 +65,20 @@ def test_zeros_end_before_a_terabyte(codec: str, tmp_path: Path) -> None:
 @codecs
 @pytest.mark.parametrize("share", [0, 1e-5, 0.3, 0.999, 1])
 def test_a_cut_archive_is_no_short_one(codec: str, share: float) -> None:
-    packed = PACKED[codec]
+    packed = packed_text(codec)
     with pytest.raises(DamagedArchiveError, match="cut short"):
         read(packed[: min(int(share * len(packed)), len(packed) - 1)], codec)
 
 
 @codecs
 def test_damage_is_found_and_what_came_before_is_not_lost(codec: str) -> None:
-    packed = PACKED[codec]
+    packed = packed_text(codec)
     chunks = read_stream(io.BytesIO(packed + b"garbage behind it"), codec)
     found: list[bytes] = []
     with pytest.raises(DamagedArchiveError, match="damaged"):
         found.extend(chunks)
     assert b"".join(found) == TEXT
-    flipped = bytearray(PACKED["gz"])
+    flipped = bytearray(packed_text("gz"))
     flipped[-5] ^= 1  # in the checksum
     with pytest.raises(DamagedArchiveError, match="data check"):
         read(bytes(flipped), "gz")
