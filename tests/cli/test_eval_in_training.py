@@ -13,6 +13,7 @@ import pytest
 from lmtrain.observe.metrics import read_metrics
 from tests.cli.harness import ROOT, Toy, lmtrain, start
 from tests.cli.test_parallel_runs import run
+from tests.marks import slow
 
 EXACT = ("step", "loss", "grad_norm", "lr", "samples", "tokens", "samples_hash", "skipped")
 LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {
@@ -86,9 +87,11 @@ def test_a_run_with_evaluations_is_the_same_run(toy: Toy, lines: Path, tmp_path:
         "inspect", tmp_path / "measured"
     )
     (*_, last) = rows(tmp_path / "measured", "valid")
-    assert last["domains"]["one"] == last["domains"]["two"] == {
-        key: last[key] // 2 if key in ("samples", "tokens") else last[key] for key in last["domains"]["one"]
-    }
+    assert (
+        last["domains"]["one"]
+        == last["domains"]["two"]
+        == {key: last[key] // 2 if key in ("samples", "tokens") else last[key] for key in last["domains"]["one"]}
+    )
     (events,) = (tmp_path / "measured/tensorboard").iterdir()
     assert b"eval/lambada/megatron-strict/whole_word_accuracy" in events.read_bytes()
 
@@ -107,7 +110,7 @@ def test_the_same_at_any_layout(toy: Toy, lines: Path, tmp_path: Path, layout: s
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("word", ["precision=bf16", "precision=fp16", "compute.compile=true", "recompute=full"])
+@pytest.mark.parametrize("word", ["precision=bf16", "precision=fp16", "recompute=full", *slow("compute.compile=true")])
 def test_the_same_however_it_computes(toy: Toy, lines: Path, tmp_path: Path, word: str) -> None:
     for name, more in (("plain", []), ("measured", tasks(toy, lines))):
         process = start("pretrain", *settings(toy, tmp_path / name, train__steps=12), word, *more)

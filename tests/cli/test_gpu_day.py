@@ -269,7 +269,7 @@ def test_a_package_that_complains_as_torch_imports_it_leaves_the_tests(tmp_path:
     assert ends == {"PASSED": "pynvml", "FAILED": "other"}, done.stdout
 
 
-@pytest.mark.wide
+@pytest.mark.slow
 def test_the_whole_day_on_a_cpu(tmp_path: Path) -> None:
     """From its archive, as on a bare machine."""
     file = tmp_path / "gpu_day.tar.gz"

@@ -10,6 +10,7 @@ import pytest
 
 from lmtrain.config.compose import group_choices
 from tests.cli.harness import Toy, lmtrain
+from tests.marks import slow, wide
 
 # as published: parameters in billions, devices, samples of a step, tokens of a sample
 PUBLISHED: dict[str, tuple[float, int, int, int]] = {
@@ -22,6 +23,7 @@ PUBLISHED: dict[str, tuple[float, int, int, int]] = {
     "high_flyer_3_8b": (3.8, 128, 512, 1024),
 }
 QUICK = "high_flyer_3_8b"
+SMALLER = (QUICK, "megatron_2019_8_3b", "megatron_2021_175b")
 NAMES = [pytest.param(name, marks=[pytest.mark.wide] * (name != QUICK)) for name in PUBLISHED]
 
 
@@ -44,8 +46,7 @@ def test_a_run_of_a_paper_is_judged_at_its_full_size(name: str, toy: Toy) -> Non
     assert "does not fit" not in facts["memory"]
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", [*wide(*SMALLER), *slow(*(name for name in PUBLISHED if name not in SMALLER))])
 def test_the_planner_finds_it_a_layout(name: str, toy: Toy, tmp_path: Path) -> None:
     """Which a run of that size accepts, on machines that are not here."""
     devices = PUBLISHED[name][1]

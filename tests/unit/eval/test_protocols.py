@@ -14,8 +14,8 @@ from tests.unit.eval.protocols import LAMBADA_TASKS, WIKI_TASKS, Pair, agree, wr
 
 SEQ_LEN = 40
 REAL = [  # those of the harness are compared with the harness itself elsewhere
-    pytest.param("wikitext103/megatron-o32", "wt103.wiki.test.tokens", marks=pytest.mark.wide),
-    pytest.param("wikitext/hf-stride40", "wiki.test.raw", marks=pytest.mark.wide),
+    pytest.param("wikitext103/megatron-o32", "wt103.wiki.test.tokens", marks=pytest.mark.slow),
+    pytest.param("wikitext/hf-stride40", "wiki.test.raw", marks=pytest.mark.slow),
     pytest.param("lambada/megatron-strict", "lambada_test.jsonl", marks=pytest.mark.wide),
     pytest.param("lambada/megatron-token", "lambada_test.jsonl", marks=pytest.mark.wide),
     pytest.param("wikitext103/lmeval-2.0", "wiki.test.raw", marks=pytest.mark.slow),

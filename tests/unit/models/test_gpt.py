@@ -277,7 +277,7 @@ def test_vocabulary_must_be_known() -> None:
 @pytest.mark.parametrize(
     ("backend", "settings"),
     [
-        ("inductor", tiny(num_layers=1)),
+        pytest.param("inductor", tiny(num_layers=1), marks=pytest.mark.slow),
         ("aot_eager", llama(num_layers=1, num_kv_heads=2, window=5)),
     ],
     ids=["inductor", "masked_rotary"],
