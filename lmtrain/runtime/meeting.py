@@ -36,6 +36,10 @@ _LOOK_S = 0.25  # at whether this process is asked to stop
 _LAST_WORD_S = 0.5
 _LONGER_S = 60.0  # because: a call into torch that gives up just as Python ends aborts the process
 _LAST_S = 60.0  # because: who is refused has said so by now, and peers that are lost never come to hear it
+# because: where a stop cuts a meeting short, rank 0 says so in the store that it has opened; a second one at the same
+# port would answer some of the peers, and all would wait for each other
+_held: dict[tuple[str, int], TCPStore] = {}
+_holding = threading.Lock()
 
 
 def meet(process: ProcessEnv, timeout_s: float, *, heeds_stops: bool = True, begins: bool = True) -> Any:
@@ -61,6 +65,7 @@ def meet(process: ProcessEnv, timeout_s: float, *, heeds_stops: bool = True, beg
             "has not come, or another program listens there and does not answer. Look for what rank 0 has said, or "
             "set MASTER_PORT to a free port."
         ) from error
+    _held.pop((at.host, at.port), None)  # because: who has met holds the store by its table
     if is_second:
         raise UsageError(
             f"{process.who} met a second rank {process.rank} at {at.where}. Give each process of a run a RANK of its "
@@ -127,13 +132,22 @@ def _hear(process: ProcessEnv, store: _Asked, *, wait: bool) -> None:
 def _store(process: ProcessEnv, at: Rendezvous, timeout_s: float) -> TCPStore:
     """Rank 0 holds it, or its launcher."""
     first, listen_fd = process.rank == 0 and not at.held_by_launcher, at.listen_fd
-    if first and listen_fd is None:
-        # because: TCPStore itself listens on every interface, which a run within one node has no need of
-        listen_fd = listen("127.0.0.1" if at.stays_on_node else "", at.port)
-    return TCPStore(
-        at.host, at.port, process.world_size, first, timedelta(seconds=timeout_s + _LONGER_S),
-        wait_for_workers=False, master_listen_fd=listen_fd if first else None,
-    )  # fmt: skip
+
+    def made() -> TCPStore:
+        return TCPStore(
+            at.host, at.port, process.world_size, first, timedelta(seconds=timeout_s + _LONGER_S),
+            wait_for_workers=False, master_listen_fd=listen_fd if first else None,
+        )  # fmt: skip
+
+    if not first:
+        return made()
+    with _holding:
+        if (at.host, at.port) not in _held:
+            if listen_fd is None:
+                # because: TCPStore itself listens on every interface, which a run within one node has no need of
+                listen_fd = listen("127.0.0.1" if at.stays_on_node else "", at.port)
+            _held[at.host, at.port] = made()
+        return _held[at.host, at.port]
 
 
 def _token(process: ProcessEnv, at: Rendezvous, store: _Asked) -> str:

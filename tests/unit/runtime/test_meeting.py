@@ -16,10 +16,12 @@ import pytest
 import torch
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from lmtrain.errors import LmtrainError, MissingInputError, OutputError, PeerLostError, UsageError
+from lmtrain.errors import LmtrainError, MissingInputError, OutputError, PeerLostError, StoppedEarly, UsageError
+from lmtrain.runtime import meeting
 from lmtrain.runtime.meeting import call_roll, meet, tell_refusal
 from lmtrain.runtime.process import RUN_TOKEN, ProcessEnv
 from lmtrain.runtime.process_group import start
+from lmtrain.runtime.signals import Stopped
 from tests.layouts.workers import Pool
 
 TOKEN, OTHER = "0123456789abcdef" * 2, "f" * 32
@@ -58,6 +60,28 @@ def test_a_silent_listener_is_given_no_longer_than_was_asked(monkeypatch: pytest
 def test_a_rank_0_that_does_not_come(store: Any) -> None:
     with pytest.raises(PeerLostError, match="rank 0 has not come"):
         meet(rank(1), 0.2)
+
+
+def test_rank_0_that_is_stopped_as_it_meets_says_so_in_the_store_that_it_has_opened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened, stops = [], [None, "SIGTERM"]
+
+    def opens(*given: Any, **named: Any) -> TCPStore:
+        opened.append(TCPStore(*given, **named))
+        return opened[-1]
+
+    monkeypatch.setattr(meeting, "TCPStore", opens)
+    # the stop comes once the store is open
+    monkeypatch.setattr(meeting, "asked_to_stop", lambda: stops[bool(opened)])
+    listens = socket.create_server(("127.0.0.1", 0))
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(listens.getsockname()[1]))
+    monkeypatch.setenv("LMTRAIN_STORE_FD", str(listens.detach()))  # as our launcher hands it on
+    with pytest.raises(Stopped):
+        meet(rank(0, 1), 20.0)
+    tell_refusal(rank(0, 1), StoppedEarly("SIGTERM"))
+    assert len(opened) == 1
 
 
 def test_rank_0_makes_a_token_that_the_others_read(store: Any) -> None:
