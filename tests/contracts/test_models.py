@@ -158,6 +158,11 @@ def turned_over(settings: Any) -> Iterator[Any]:
     yield from (replace(settings, **{key: not value}) for key, value in options.items())
 
 
+@pytest.mark.parametrize("name", ["gpt3_175b", "megatron_2_5b", "megatron_8_3b"])
+def test_megatron_lms_models_have_rows_for_eight_equal_cuts(name: str) -> None:
+    assert settings_of(name).padded_vocab_size == 51200
+
+
 def test_berts_of_one_family_differ_in_size_alone() -> None:
     """Megatron-LM's have their norms before attention and MLP at every size, the first ones behind."""
     for family, order in ((list(ROUNDED_BERTS), "pre"), (["bert_base", "bert_large"], "post")):

@@ -118,6 +118,9 @@ class Copy:
             self._forget_bytecode(path)
             if path.suffix in (".cpp", ".h"):
                 shutil.copy2(ROOT / NATIVE, self.tree / NATIVE)
+                # because: the file is older again than what was compiled from it with its mistake
+                for stale in (self.tree / "build" / "native").glob(f"{path.stem if path.suffix == '.cpp' else '*'}.o"):
+                    stale.unlink()
             self.tell()
 
     def _forget_bytecode(self, path: Path) -> None:

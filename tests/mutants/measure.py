@@ -7,12 +7,12 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass
 
 from tests.mutants.copies import Copy
-from tests.mutants.mutant import Mutant
+from tests.mutants.mutant import Mutant, every_mutant
 from tests.mutants.record import Reach
 
 # where a room's own tests are, if not in tests/unit/ROOM
 OWN = {
-    "cli": ("tests/cli/",), "conf": ("tests/unit/config/", "tests/mistakes/"),
+    "cli": ("tests/cli/",), "conf": ("tests/unit/config/", "tests/contracts/", "tests/unit/plan/test_hardware.py"),
     "config": ("tests/unit/config/", "tests/mistakes/"),
     "csrc": ("tests/unit/test_native.py", "tests/unit/tokenizer/", "tests/unit/data_tools/", "tests/unit/data/"),
     "data_tools": ("tests/unit/data_tools/",), "parallel": ("tests/unit/parallel/", "tests/layouts/"),
@@ -46,9 +46,13 @@ def candidates(room: str, name: str, reach: Reach) -> tuple[list[str], bool]:
 
     Files stay together, as they share fixtures; the cheapest first, but those of the room before all.
     """
+    own = OWN.get(room, (f"tests/unit/{room}/",))
     known = name in reach.reached
     tests = reach.tests_of(name) if known else [test for test in reach.seconds if test not in reach.failed]
-    own = OWN.get(room, (f"tests/unit/{room}/",))
+    if every_mutant()[name].file.endswith(".yaml"):
+        # because: what was composed once is remembered, and its files are not opened again
+        own = (*own, *OWN["conf"])
+        tests = [*tests, *(test for test in reach.seconds if test.startswith(own) and test not in tests)]
     files: dict[str, list[str]] = defaultdict(list)
     for test in tests:
         files[test.partition("::")[0]].append(test)
