@@ -106,11 +106,14 @@ def _chosen(out: Path, count: int, copies: int) -> int:
         if facts["by"] and not name.startswith("csrc/")
     }  # fmt: skip
     order = sorted(noticed, key=lambda name: hashlib.sha256(f"{commit}{name}".encode()).hexdigest())
-    work = [("measure", name, [noticed[name]["by"]], "fast", True, record.Reach()) for name in order[:count]]
+    tests = {name: noticed[name]["by"].removeprefix("collecting ").partition(" (stopped")[0] for name in order[:count]}
+    work = [("measure", name, [test], "fast", True, record.Reach()) for name, test in tests.items()]
     missed = 0
     for entry in _in_copies(out, copies, work):
-        print(f"  {entry['mutant']}: {entry['by'] or 'UNNOTICED'} ({entry['seconds']} s)", flush=True)
-        missed += entry["by"] is None
+        is_gone = str(entry["by"]).startswith("collection (")  # pytest knows no such test
+        by = f"{tests[entry['mutant']]} IS GONE" if is_gone else entry["by"] or "UNNOTICED"
+        print(f"  {entry['mutant']}: {by} ({entry['seconds']} s)", flush=True)
+        missed += is_gone or entry["by"] is None
     print(f"{count - missed} of {len(work)} planted mistakes were noticed by the test that is on record for each.")
     return 1 if missed else 0
 
