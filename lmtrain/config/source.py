@@ -36,7 +36,7 @@ _HEADER = re.compile(r"^\s*#\s*@(.*)$", re.MULTILINE)
 _WORDS = ("override", "optional")
 
 
-_joined: dict[Any, dict[str, Any]] = {}  # what has been joined, by all that it is made of
+_joined: dict[Any, dict[str, Any]] = {}  # joined trees, by the words that chose their files and those files' state
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,10 @@ MAX_FILES = 1000  # because: lists that name two others each make a thousand fil
 
 
 def compose_files(folders: Sequence[Path], asked: Asked, choices: Sequence[str]) -> dict[str, Any]:
-    """The files of the root config and of everything that is chosen, joined; references stay as they are written.
+    """Return the root config joined with every file that is chosen; references stay as they are written.
 
-    because: joining takes nearly all of the time of composing, and the runs of a sweep mostly choose the same files
+    The joined tree is remembered until a config file changes: joining takes nearly all of the time of composing, and
+    the runs of a sweep mostly choose the same files.
     """
     key = asked.name, tuple(asked.chosen.items()), tuple(choices), tuple(_files(folders))
     if key not in _joined:
@@ -80,7 +81,7 @@ def compose_files(folders: Sequence[Path], asked: Asked, choices: Sequence[str])
 
 
 def _files(folders: Sequence[Path]) -> Iterator[tuple[str, int, int, int, int]]:
-    """Every config that there is, and what changes of it when it is written again."""
+    """Yield the path of each config file with the facts of it that change when it is rewritten."""
     for folder in folders:
         for path in sorted(folder.rglob("*.yaml")):
             with suppress(OSError):  # because: whoever reads it says so

@@ -56,5 +56,5 @@ class Moved:
 
     @property
     def divisor(self) -> int:
-        """Of all addresses and of the size, as a kernel is promised: then no load and no store is cut in two."""
+        """The number that divides all addresses and the size, by which a kernel may load and store at once."""
         return WIDEST if reduce(or_, self.addresses, self.weight.numel()) % WIDEST == 0 else 1

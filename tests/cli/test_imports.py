@@ -73,7 +73,7 @@ print(json.dumps({name: place for name, place in found.items() if name in sys.mo
 
 
 def imported(folder: Path, unwanted: tuple[str, ...], *words: str) -> tuple[dict[str, str], str]:
-    """What `lmtrain WORDS` has imported of the unwanted, with the place, and all that the process has said."""
+    """Return which unwanted modules `lmtrain WORDS` imports, with the place of each import, and the output."""
     done = subprocess.run(
         [sys.executable, "-c", PROCESS, json.dumps([unwanted, words])], capture_output=True, text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=folder,

@@ -69,7 +69,7 @@ def _run(folder: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def _rows(**damage: Any) -> list[dict[str, Any]]:
-    """As they should be, but for `damage`: values of the last row, or None to leave a field out."""
+    """Return sound rows, the last one with the values of `damage` in it, or without a field whose value is None."""
     rows = [{"event": "step", "step": step, "attempt": 1, "elapsed_s": 0.1 * step} for step in range(1, 16)]
     return [*rows[:-1], {key: value for key, value in (rows[-1] | damage).items() if value is not None}]
 

@@ -45,7 +45,7 @@ def change(checkpoint: Path, alter: Callable[[dict[str, Any]], object]) -> None:
 
 
 def test_of_an_older_run_the_samples_are_shown_that_it_has_read(toy: Toy, tmp_path: Path) -> None:
-    """What its third share holds was kept from training, though nothing reads it."""
+    """The third share was kept from training, though nothing reads it."""
     lmtrain(
         "pretrain", *toy.settings(tmp_path / "run", data__split="[10,0,90]", train__steps=1, schedule__warmup_steps=0)
     )

@@ -145,13 +145,13 @@ def test_llama_1b_has_tinyllamas_size() -> None:
 
 
 def short(name: str) -> Any:
-    """Of three layers, as all are alike: weights by name and stage need no more."""
+    """Return the settings with three layers, which show names and stages of weights as well as all layers would."""
     settings = settings_of(name)
     return replace(settings, num_layers=min(3, settings.shape.num_layers))
 
 
 def turned_over(settings: Any) -> Iterator[Any]:
-    """As they are, and with each option turned over."""
+    """Yield the settings as they are, then once for each option with that option turned over."""
     options = {key: value for key, value in settings.to_dict().items() if isinstance(value, bool)}
     assert options
     yield settings
@@ -183,7 +183,7 @@ def test_settings_tell_every_weight_and_its_cut_before_torch_is_there(name: str)
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_closed_form_counts_all_weights(name: str) -> None:
-    """Those that settings tell, which are what is built."""
+    """The weights that settings name are those that are built: the test above."""
     for turned in turned_over(replace(settings_of(name), vocab_multiple=1)):
         assert turned.num_parameters == sum(map(prod, turned.weights().values()))
 

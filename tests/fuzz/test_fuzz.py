@@ -1,4 +1,4 @@
-"""Every fuzzer for sixty cases: damaged input is refused in words, or its numbers are right."""
+"""Fuzzers run for sixty cases each: damaged input is refused in words, or its numbers are right."""
 
 from __future__ import annotations
 

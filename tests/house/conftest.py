@@ -41,7 +41,7 @@ class Module:
 
     @cached_property
     def nodes(self) -> list[ast.AST]:
-        """Every node of the tree, which many tests look through."""
+        """The nodes of the tree, which many tests look through."""
         return list(ast.walk(self.tree))
 
     @property

@@ -19,7 +19,7 @@ from torch import Tensor
 from tests.layouts.cases import Case
 from tests.layouts.workers import Pool
 
-STEPS = 2  # because: the second one's loss and norm show what the first one's clipped gradient made of all weights
+STEPS = 3  # because: the third one's loss and norm show the second update, which moments of the first go into
 FP32_GRADIENT = 1e-5  # of the gradient's norm
 FP32_LOSS = 1e-5
 LONG_LOSS = 1e-3  # over 100 steps
@@ -115,7 +115,7 @@ class References:
 
 
 def check(case: Case, found: Outcome, references: References) -> list[str]:
-    """What is wrong with the steps of a case; empty where it equals one process."""
+    """Return the differences between the steps of a case and those of one process; none if they are equal."""
     one = references.of(case)
     wrong = list(found.quarrels)
     if any(found.skipped + one.skipped):

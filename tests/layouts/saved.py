@@ -79,7 +79,7 @@ def _tensors(around: Surroundings) -> Iterator[Tensor]:
 
 
 def _noted(aside: list[Any]) -> Any:
-    """What selective recompute puts aside, where no hook of autograd's sees it."""
+    """Note the tensors that selective recompute puts aside, which no hook of autograd sees."""
     right = checkpoint._VersionWrapper.__init__
 
     def init(self: Any, *args: Any) -> None:

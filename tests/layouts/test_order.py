@@ -45,7 +45,7 @@ _known: dict[str, list[list[Line]]] = {}
 
 
 def orders(pool: Pool, name: str, bug: str | None = None) -> list[list[Line]]:
-    """Of each rank; what several rules are read from is run once."""
+    """Return the lines of each rank; a case that several rules look at is run once."""
     if bug is None and name in _known:
         return _known[name]
     assert not Case.named(name).problems()

@@ -19,7 +19,7 @@ from tests.unit.models.first_weights import whole
 OPTIMIZERS = {"adamw": AdamWSettings(lr=0.01), "lamb": LAMBSettings(lr=0.01), "muon": MuonSettings(lr=0.01)}
 
 
-STEPS = 2  # because: the second one has moments of before
+STEPS = 3  # because: the second and third have moments of before
 
 
 def update(name: str, optim: str, before: str, after: str) -> list[list[dict[str, Any]]]:

@@ -20,7 +20,7 @@ from typing import Any
 
 from tests.mutants import record
 from tests.mutants.copies import Copy, adopt_orphans
-from tests.mutants.measure import candidates, digest, measure
+from tests.mutants.measure import candidates, measure
 from tests.mutants.mutant import ROOT, every_mutant, room_names
 from tests.mutants.table import table
 
@@ -81,7 +81,7 @@ def _measure(out: Path, suite: str, copies: int, names: list[str]) -> None:
     work = []
     for name in names:
         mutant = every_mutant()[name]
-        of_it = [entry for entry in found if entry["mutant"] == name and entry["digest"] == digest(mutant)]
+        of_it = [entry for entry in found if entry["mutant"] == name and entry["digest"] == mutant.digest]
         if any(entry["by"] or entry["suite"] == suite for entry in of_it):
             continue
         tests, known = candidates(name.partition("/")[0], name, reach)

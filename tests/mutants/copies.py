@@ -34,7 +34,7 @@ class NotOurCopyError(Exception):
 
 @dataclass(frozen=True)
 class Ran:
-    """What one run of tests in a copy came to."""
+    """Result of one run of tests in a copy."""
 
     failed: list[str]  # tests, and "TEST (stopped after N s)" for one that did not end
     durations: dict[str, float]  # of each test that ran, with what was set up for it
@@ -130,11 +130,12 @@ class Copy:
     def _compile(self, path: Path) -> None:
         if path.suffix not in (".cpp", ".h"):
             return
-        before = (self.tree / NATIVE).read_bytes()
+        began_ns = path.stat().st_mtime_ns
         command = ["make", "native", f"VENV={Path(sys.executable).parents[1]}"]
         subprocess.run(command, cwd=self.tree, check=True, capture_output=True)
-        if (self.tree / NATIVE).read_bytes() == before:
-            raise NotOurCopyError(f"{path} with its mistake compiles to what it was.")
+        pattern = f"{path.stem if path.suffix == '.cpp' else '*'}.o"
+        if not any(made.stat().st_mtime_ns > began_ns for made in (self.tree / "build" / "native").glob(pattern)):
+            raise NotOurCopyError(f"{path} with its mistake was not compiled.")
 
     def run(self, tests: Iterable[str], *words: str, limit_s: float) -> Ran:
         """Run these tests, or files or folders of tests, with pytest's `words` as well, and end what they leave."""

@@ -1,4 +1,4 @@
-"""What each Python process of a copy does first, its children's children included. Stands alone: it is copied there.
+"""Code that each Python process of a copy runs first, children of children included. It is copied, so it stands alone.
 
 A file `told.json` beside it says which copy this is, which file bears a planted mistake, and where to note what. The
 file with the mistake is always compiled from its source, never taken from bytecode. Where reaching is recorded, each

@@ -1,8 +1,7 @@
-"""Which test notices a planted mistake: those that come by run, the room's own first, up to the first that fails."""
+"""Find the test that notices a planted mistake: run those that reach it, the room's own first, until one fails."""
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
 from dataclasses import asdict, dataclass
 
@@ -21,7 +20,7 @@ OWN = {
 
 @dataclass(frozen=True)
 class Found:
-    """What became of one mutant, under one suite."""
+    """Result for one mutant and one suite."""
 
     mutant: str  # ROOM/NAME
     suite: str
@@ -34,11 +33,6 @@ class Found:
 
     def as_facts(self) -> dict[str, object]:
         return asdict(self)
-
-
-def digest(mutant: Mutant) -> str:
-    said = "\0".join((mutant.file, mutant.function, mutant.old, mutant.new))
-    return hashlib.sha256(said.encode()).hexdigest()[:16]
 
 
 def candidates(room: str, name: str, reach: Reach) -> tuple[list[str], bool]:
@@ -65,7 +59,7 @@ def candidates(room: str, name: str, reach: Reach) -> tuple[list[str], bool]:
 
 def measure(copy: Copy, room: str, mutant: Mutant, tests: list[str], suite: str, known: bool, reach: Reach) -> Found:
     """Plant it, and run these tests up to the first that fails."""
-    facts = {"mutant": f"{room}/{mutant.name}", "suite": suite, "digest": digest(mutant)}
+    facts = {"mutant": f"{room}/{mutant.name}", "suite": suite, "digest": mutant.digest}
     number = len(tests) if known else -1
     if not tests:
         return Found(**facts, by=None, seconds=0.0, ran=0, reach=number, loaded=0)

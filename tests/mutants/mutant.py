@@ -6,6 +6,7 @@ A mutant whose old text is not there exactly once fails loudly, so that it moves
 from __future__ import annotations
 
 import ast
+import hashlib
 import importlib
 import pkgutil
 from dataclasses import dataclass
@@ -31,6 +32,12 @@ class Mutant:
     new: str
     breaks: str  # what goes wrong, in a sentence
     only_for: str = ""  # for which layouts, sizes or inputs alone it is wrong; "" if for most runs
+
+    @property
+    def digest(self) -> str:
+        """Digest of the change: what was found of another change under this name counts no more."""
+        change = "\0".join((self.file, self.function, self.old, self.new))
+        return hashlib.sha256(change.encode()).hexdigest()[:16]
 
     def applied(self, text: str) -> str:
         """Return the text of the file with the mistake in it."""

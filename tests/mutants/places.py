@@ -1,4 +1,4 @@
-"""Which statement a mutant changes: a test that never comes by it cannot notice the mistake."""
+"""Find the statement that a mutant changes: a test that never reaches it cannot notice the mistake."""
 
 from __future__ import annotations
 

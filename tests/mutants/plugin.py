@@ -1,4 +1,4 @@
-"""What pytest notes while it runs in a copy: which test is running, which failed, and how long each took."""
+"""Plugin of pytest that notes in a copy which test is running, which failed, and how long each took."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOTES = "LMTRAIN_MUTANT_NOTES"  # the folder for notes
 
 @dataclass
 class Told:
-    """What is in the notes."""
+    """The notes, read back."""
 
     tests: list[str] = field(default_factory=list)  # tests and shared fixtures, by number from 1
     failed: list[str] = field(default_factory=list)
@@ -33,7 +33,6 @@ class Notes:
         self.lines = (folder / "tests.jsonl").open("a", buffering=1)
         self.current = os.open(folder / "current", os.O_RDWR)
         self.count = 0
-        self.begun: dict[str, float] = {}
 
     def _enter(self, name: str) -> bytes:
         before = os.pread(self.current, 4, 0)

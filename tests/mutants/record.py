@@ -1,4 +1,4 @@
-"""Which tests come by the statement that each mutant changes, and how long each test takes: recorded once.
+"""Record which tests reach the statement that each mutant changes, and how long each test takes.
 
 The tests run without a mistake in copies whose modules note who comes by. What was recorded is kept file by file of
 tests, so that a recording that was ended goes on, and only files of tests that changed are recorded again.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ LIMIT_S = 1500
 
 @dataclass
 class Reach:
-    """What was recorded, of one suite."""
+    """The record of one suite."""
 
     seconds: dict[str, float] = field(default_factory=dict)  # of each test
     reached: dict[str, list[str]] = field(default_factory=dict)  # mutant -> the tests that come by
@@ -75,7 +75,8 @@ def _calls_of_helper() -> list[tuple[str, tuple[int, int]]]:
 
 def record(copy: Copy, files: list[str], marks: str) -> dict[str, Any]:
     """Run these files' tests in a copy, and return what they came by."""
-    names = list(every_mutant())
+    mutants = every_mutant()
+    names = list(mutants)
     copy.tell(**recording())
     ran = copy.run(files, "-m", marks, limit_s=LIMIT_S)
     told = plugin.read(copy.notes)
@@ -99,8 +100,9 @@ def record(copy: Copy, files: list[str], marks: str) -> dict[str, Any]:
         copy.tell()
         failed = copy.run(tests, limit_s=LIMIT_S).failed
     return {
-        "files": {file: digest(file) for file in files}, "marks": marks, "mutants": names, "seconds": ran.durations,
-        "failed": failed, "reached": reached, "took_s": round(ran.seconds, 1), "words": ran.words,
+        "files": {file: digest(file) for file in files}, "marks": marks, "seconds": ran.durations, "failed": failed,
+        "mutants": {name: mutant.digest for name, mutant in mutants.items()}, "reached": reached,
+        "took_s": round(ran.seconds, 1),
     }  # fmt: skip
 
 
@@ -109,20 +111,27 @@ def digest(file: str) -> str:
 
 
 def read(kept: Iterable[dict[str, Any]], marks: str) -> Reach:
+    """Join the entries of a suite: the newest of each file of tests, and mutants that are today what they were."""
+    newest = {file: entry for entry in kept if entry["marks"] == marks for file in entry["files"]}
+    today = {name: mutant.digest for name, mutant in every_mutant().items()}
+    changed = {name for entry in newest.values() for name in today if entry["mutants"].get(name) != today[name]}
     reach = Reach()
-    for entry in kept:
-        if entry["marks"] == marks:
-            reach.seconds |= entry["seconds"]
-            reach.failed |= set(entry["failed"])
-            for name, tests in entry["reached"].items():
-                reach.reached.setdefault(name, []).extend(tests)
+    for file, entry in newest.items():
+        reach.seconds |= {test: seconds for test, seconds in entry["seconds"].items() if _is_of(test, file)}
+        reach.failed |= {test for test in entry["failed"] if _is_of(test, file)}
+        for name in entry["reached"].keys() - changed:
+            reach.reached.setdefault(name, []).extend(test for test in entry["reached"][name] if _is_of(test, file))
     return reach
 
 
-def missing(kept: list[dict[str, Any]], marks: str, wanted: Callable[[str], bool] = lambda _: True) -> list[list[str]]:
+def _is_of(test: str, file: str) -> bool:
+    return test.partition("::")[0] == file
+
+
+def missing(kept: list[dict[str, Any]], marks: str) -> list[list[str]]:
     """Return the groups of files that are not recorded as they are today."""
     known = {file: value for entry in kept if entry["marks"] == marks for file, value in entry["files"].items()}
-    stale = [[file for file in group if wanted(file) and known.get(file) != digest(file)] for group in groups()]
+    stale = [[file for file in group if known.get(file) != digest(file)] for group in groups()]
     return [group for group in stale if group]
 
 

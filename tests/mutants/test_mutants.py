@@ -1,4 +1,4 @@
-"""Every mutant can be planted in the code of today, and a copy knows which statement it changes."""
+"""Mutants can be planted in the code of today, and the statement that each changes is found."""
 
 from __future__ import annotations
 

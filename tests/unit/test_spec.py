@@ -35,7 +35,7 @@ def test_a_shorter_sequence_and_a_window_cost_less_attention() -> None:
 
 
 def test_attention_costs_what_its_heads_are_wide_together() -> None:
-    """They need not make up the width, and queries are compared with keys however few of these there are."""
+    """Heads need not make up the width, and each query is compared with keys however few heads have keys."""
     narrow = dataclasses.replace(GPT2_SMALL, num_heads=8, num_kv_heads=2)
     longer = narrow.flops_per_token(1024) - narrow.flops_per_token(1024 - 100)
     assert longer == pytest.approx(12 * 12 * (8 * 64) * 100)

@@ -38,7 +38,7 @@ def test_a_file_is_its_data_its_header_and_its_lines(tmp_path: Path) -> None:
 
 
 def test_a_mark_of_byte_order_is_no_part_of_the_header(tmp_path: Path) -> None:
-    """Which editors on Windows put first."""
+    """Editors on Windows begin files with such a mark."""
     (tmp_path / "a.yaml").write_bytes(b"\xef\xbb\xbf# @package _global_\na: 1\n")
     file = read_yaml(tmp_path / "a.yaml")
     assert (file.data, file.header) == ({"a": 1}, "# @package _global_")

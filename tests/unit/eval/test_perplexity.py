@@ -39,7 +39,7 @@ def jsonl(tmp_path: Path) -> Path:
 
 
 def write_dataset(prefix: Path, tokenizer: Tokenizer, *, closed: bool, num_bytes: int | None = None) -> Path:
-    """The same texts as Megatron's files, each closed by an end-of-document token or not.
+    """Write the same texts as Megatron's files, each closed by an end-of-document token or not.
 
     `num_bytes` stands in a sidecar as the size of the texts; without it there is none.
     """
@@ -104,7 +104,7 @@ def test_a_text_and_its_dataset_give_the_same_numbers(
 def test_a_dataset_is_divided_by_the_bytes_of_its_source_and_not_of_its_tokens(
     subject: Subject, tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
-    """As a tokenizer that drops bytes of a text makes it, one that folds case or blanks for instance."""
+    """A tokenizer that folds case or blanks drops bytes of a text, so the two counts differ."""
     num_bytes = 2 * sum(len(text.encode()) for text in TEXTS)
     result = measured(subject, write_dataset(tmp_path / "set", tokenizer, closed=True, num_bytes=num_bytes))
     assert result.num_bytes == num_bytes

@@ -1,4 +1,4 @@
-"""Which updates a kernel may take in wide loads and stores: all addresses and the size have to allow it."""
+"""Wide loads and stores are chosen for an update only if all addresses and the size allow them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is counted of a tensor is what its numbers say, one by one, and all ranks count together."""
+"""Histograms count a tensor's numbers one by one, and those of all ranks together."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_counts_ends_and_sums() -> None:
 
 
 def counted(parallel: dict[str, Any]) -> dict[str, list[int]]:
-    """How many numbers of each weight and of its gradient lie in each bucket, as this rank is told."""
+    """Return the counts of each weight's and gradient's buckets, as this rank gets them."""
     built = build(parallel)
     built.forward_backward(step_of(0, built.mesh.layout, 2, built.mesh.dp.index))
     built.finish_gradients(None)

@@ -115,7 +115,7 @@ def test_processes_with_other_texts_are_told_so(pool: Pool, parallel: dict[str, 
 
 
 def told_apart() -> list[str]:
-    """What this rank is told where all have one checksum, and where each has its own."""
+    """Return the errors of this rank if all ranks have one checksum, and if each has its own."""
     mesh = build_mesh(Layout(dp_replicate=3), CPU, 60.0)
     inference = Inference({}, OneStage(), SETTINGS, CPU, mesh, sequence=False)
     found = []

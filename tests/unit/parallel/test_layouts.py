@@ -51,7 +51,7 @@ _known: dict[str, dict[str, Any]] = {}
 
 
 def one_process(pool: Pool, precision: str = "fp32", count: int = 1, **more: Any) -> dict[str, Any]:
-    """What several layouts are compared with is run once."""
+    """Return the result of one process, which is run once for all layouts that are compared with it."""
     key = repr((precision, count, more))
     if key not in _known:
         _known[key] = run(pool, {}, precision, count, **more)

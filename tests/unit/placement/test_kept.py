@@ -75,7 +75,7 @@ def test_a_backward_in_halves_puts_off_more_than_it_kept() -> None:
 
 @pytest.mark.parametrize("cut", [True, False])
 def test_halves_of_a_parallel_block_share_an_input_that_is_whole(cut: bool) -> None:
-    """Of a cut one attention and the MLP gather a copy each, as they do where one follows the other."""
+    """If the input is cut, attention and the MLP gather a copy each, as they do where the MLP follows attention."""
     row, parallel = (
         planned(replace(GPT3, parallel_block=words), recompute=NONE, sequence_parallel=cut).layers.kept(MIDDLE).later
         for words in (False, True)

@@ -31,7 +31,7 @@ def test_bytes_of_an_even_model_fall_by_the_number_of_ranks(zero: int) -> None:
 
 @pytest.mark.parametrize(("schedule", "vp"), [("1f1b", 1), ("interleaved", 2), ("zb_v", 2)])
 def test_a_tied_head_has_a_copy_of_its_own_wherever_it_stands(schedule: str, vp: int) -> None:
-    """Of zb_v's ends too, which are one rank's."""
+    """zb_v has its first and last stage on one rank, and two copies all the same."""
     parallel = ParallelSettings(pp=2, schedule=schedule, vp=vp)
     held = [places_held(GPT, stages_of_rank(GPT, parallel, rank), parallel.layout, 0) for rank in range(2)]
     numbers = [count(places, parallel.layout).parts for places in held]

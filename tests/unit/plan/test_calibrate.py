@@ -36,7 +36,7 @@ RUNS = [run(64, 64), run(256, 64, dp_shard=2), run(256, 128), run(64, 256)]
 
 
 def measured(hardware: Hardware, count: int) -> list[Measured]:
-    """Of few runs: one more is one more fit."""
+    """Return the times of the first `count` runs; each run more costs a fit more."""
     runs = RUNS[:count]
     times = price_step(columns([case_of(one, hardware) for one in runs]), prices_of(hardware).time).total
     return [Measured(str(number), one, float(time)) for number, (one, time) in enumerate(zip(runs, times, strict=True))]
@@ -58,7 +58,7 @@ def test_what_fits_already_stays() -> None:
 
 
 def test_a_run_is_judged_by_the_others_alone() -> None:
-    """They know nothing of what made it slow."""
+    """The other runs know nothing of what made this one slow."""
     slow, other = measured(CPU, 2)
     found = calibrate(CPU, [replace(slow, step_s=1.25 * slow.step_s), other])
     assert found.before == pytest.approx([0.8 - 1, 0.0])

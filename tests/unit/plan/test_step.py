@@ -85,7 +85,7 @@ def test_sums_over_copies_of_shards_take_what_their_group_takes() -> None:
 
 
 def test_copies_share_no_updates() -> None:
-    """Each has all of them, over its own shards."""
+    """Each copy makes all updates, over its own shards."""
     one, four, fewer = price_step(
         columns([gpt3(dp=dp, shard=shard) for dp, shard in ((8, 8), (32, 8), (8, 4))]), F
     ).update  # fmt: skip

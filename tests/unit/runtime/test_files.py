@@ -153,7 +153,7 @@ def test_room_is_what_anybody_may_fill(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_range_is_read_whole_however_little_the_system_gives_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
-    """As of 2 GiB and more, of which Linux gives less."""
+    """Linux gives less than 2 GiB at once, however much is asked for."""
     (tmp_path / "file").write_bytes(b"0123456789")
     pread = os.pread
     monkeypatch.setattr(os, "pread", lambda fd, size, at: pread(fd, min(size, most), at))

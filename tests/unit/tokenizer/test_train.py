@@ -57,7 +57,7 @@ def test_every_piece_of_wordpiece_is_in_use() -> None:
 
 
 def test_the_letters_that_are_seen_most_are_kept() -> None:
-    """There is room for four; those of one frequent word are seen more often than those of many rare ones."""
+    """Four letters have room; the letters of a frequent word are seen more often than those of many rare words."""
     tokenizer = train_wordpiece(["ab " * 100, "cd ce cf dc de df ec ed ef fc fd fe"], 13, lowercase=True)
     assert tokenizer.special["unk"] not in tokenizer.encode("ab")
 

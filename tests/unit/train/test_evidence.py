@@ -1,4 +1,4 @@
-"""What tells two runs apart: the digest of the first weights."""
+"""The digest of the first weights tells two runs apart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which checkpoints a run makes and keeps, by the clock, by steps and by what they are worth."""
+"""A run makes checkpoints by the clock and by steps, and keeps those that are worth most."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def kept(folder: Path) -> list[int]:
 
 
 def train(run: Run, patch: pytest.MonkeyPatch, *, step_s: float = 0.0, stop_after: int | None = None) -> None:
-    """By a clock on which every step takes as long; a signal comes in step `stop_after`."""
+    """Train by a clock on which every step takes `step_s`; a signal comes in step `stop_after`."""
     stop = StopRequest()
 
     def clock() -> float:

@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 
 def agree(world_size: int) -> dict[str, Any]:
-    """On each rank: numbers exchanged by two groups, and three votes, in which all wish their rank."""
+    """Return on each rank the numbers that two groups exchange, and three votes in which all wish their rank."""
     mesh = build_mesh(Layout(dp_replicate=world_size), CPU, 60.0)
     setup, saving, vote = setup_peers(mesh), saving_peers(mesh), Vote(mesh)
     assert isinstance(saving, GroupPeers)

@@ -1,4 +1,4 @@
-"""What a run goes on with from its checkpoint: where it stands, and what fp16 had learned of overflows."""
+"""A run goes on from its checkpoint with the step it stood at and with what fp16 had learned of overflows."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def test_limits() -> None:
 @pytest.mark.parametrize("workers", [1, 2, 7, 64])
 @pytest.mark.parametrize("more", [0, 1, 50 * MIB, 2048 * MIB])
 def test_all_workers_together_keep_within_the_memory(workers: int, more: int) -> None:
-    """Each holds what it copies twice, a block that it reads and one that it writes."""
+    """A worker holds two copies of its part, a block that it reads and one that it writes."""
     least = BASE_BYTES + workers * (2 * MIN_PART_BYTES + 2 * BLOCK_BYTES) + 4 * BLOCK_BYTES
     limits = Limits(memory_bytes=least + more, workers=workers)
     each = 2 * limits.part_bytes + 2 * BLOCK_BYTES

@@ -72,7 +72,7 @@ def source(written: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def unbroken(written: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What one attempt makes of it at pp=2. To be read alone."""
+    """Return the checkpoint that one attempt writes for pp=2. Tests only read it."""
     output = tmp_path_factory.mktemp("unbroken") / "out"
     reshard_to(written, output, "pp=2")
     return output
@@ -125,7 +125,7 @@ def test_every_pair_there_and_back(tmp_path: Path, model: str, pair: tuple[str, 
 
 @pytest.fixture(scope="module")
 def manifests(written: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Manifest]:
-    """Of a checkpoint of each model, by one process."""
+    """Return the manifest of each model's checkpoint, written by one process."""
     folders = {model: tmp_path_factory.mktemp(model) for model in MODELS}
     paths = {model: write(folder, MODELS[model], "tp=1", draw(MODELS[model])) for model, folder in folders.items()}
     return {model: Contents(path).manifest for model, path in paths.items()}

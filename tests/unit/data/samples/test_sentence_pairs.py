@@ -50,7 +50,7 @@ def test_megatrons_epochs_are_whole_and_as_many_as_are_needed() -> None:
 
 @pytest.mark.usefixtures("_either")
 def test_megatrons_one_in_so_many_is_the_nearest_whole_number() -> None:
-    """Of documents of one sentence, for each of which the generator is asked twice: before it and behind it."""
+    """Documents have one sentence here, and the generator is asked twice for each: before it and behind it."""
     drawn, max_tokens = np.array(list(islice(_mersenne_32(5), 0, 600, 2))), 1000
     short_targets = 2 + drawn % (max_tokens - 1)
     for short_share, one_in in ((0.15, 7), (0.1, 10), (0.3, 3), (0.4, 3)):

@@ -59,7 +59,7 @@ def test_what_waits_for_a_slow_member_of_dp_is_said(tmp_path: Path) -> None:
 
 
 def test_a_stage_with_more_work_is_not_hot(tmp_path: Path) -> None:
-    """As the one with the head: its ranks are beside each other, and only one that is slower than the other is hot."""
+    """The stage with the head has more work: its ranks are compared with each other, and only a slower one is hot."""
     Made(layout=Layout(pp=2, dp_shard=3), slow={3: 2.0, 4: 2.0, 5: 4.0}, steps=(10,), num_microbatches=2).write(
         tmp_path
     )

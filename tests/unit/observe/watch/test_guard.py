@@ -114,7 +114,7 @@ with watched(ProcessEnv(rank, 2, host="n1"), met, folder, 60.0, lambda name: hea
 
 @contextmanager
 def pair(folder: Path, code: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-    """Two ranks that run this code, and their process ids; their mother says last how they have ended."""
+    """Run the code on two ranks, and yield their parent and their process ids; the parent prints how they end."""
     command = [sys.executable, "-c", HEAD + code, str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as mother:
         assert mother.stdout is not None

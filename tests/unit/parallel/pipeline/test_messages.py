@@ -119,7 +119,7 @@ OTHERS = {
 
 
 def told_of_others() -> list[str]:
-    """What a receiver is told of messages that are others than it expects; nothing on the rank that sends them."""
+    """Return the errors that a receiver gets for messages it does not expect, and none on the rank that sends them."""
     group, told = dist.group.WORLD, []
     assert group is not None
     for terms, _ in OTHERS.values():
