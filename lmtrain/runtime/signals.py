@@ -38,7 +38,7 @@ class StopRequest:
         self._repeat_after_s, self._clock = repeat_after_s, clock
         self._urgent_since: float | None = None
         self._num_urgent = 0
-        self._raises = self._held = self._woken = False
+        self._raises = self._held = self._woken = self._raised = False
         self.meets = False  # whether this process has gone to meet its peers
         self._word = threading.Event()
         self._previous: dict[signal.Signals, Any] = {}
@@ -82,6 +82,7 @@ class StopRequest:
     def look(self) -> None:
         """Call it at the borders of start-up, since what a signal raises can be lost in a library's callback."""
         if self.ends_at_once and not self._held and not _is_importing_torch():
+            self._raised = True
             raise Stopped(self.requested)
 
     def hold(self) -> None:
@@ -124,7 +125,7 @@ class StopRequest:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         self._raises = self._raises or again
-        if first or again or woken:
+        if first or again or (woken and not self._raised):  # because: who is leaving by now is not to be interrupted
             self.look()
 
     def _is_new(self) -> bool:

@@ -97,6 +97,16 @@ def test_a_peer_that_leaves_takes_this_process_along() -> None:
         assert stop.ends_at_once
 
 
+def test_who_leaves_already_is_not_interrupted_by_a_peer() -> None:
+    """What it was doing may be waiting for a thread to end, and a generator that is closed has no one to raise to."""
+    with StopRequest() as stop:
+        stop.at_once()
+        with pytest.raises(Stopped, match="SIGTERM"):
+            os.kill(os.getpid(), signal.SIGTERM)
+        stop.hear("SIGTERM")
+        assert stop.was_told(0.0)
+
+
 def test_a_loss_without_a_word_is_a_loss() -> None:
     stop = StopRequest()
     stop.at_once()
