@@ -17,6 +17,7 @@ from typing import Any
 
 from lmtrain.checkpoint.disk.format import MANIFEST
 from lmtrain.checkpoint.store import CHECKPOINTS, latest
+from lmtrain.config.build import build_settings
 from lmtrain.config.compose import compose, group_choices
 from lmtrain.config.yaml_file import MAX_BYTES
 from lmtrain.errors import DataError, MissingInputError, SettingsError, UsageError
@@ -80,9 +81,11 @@ def _no_settings(tree: dict[str, Any]) -> Iterator[str]:
 _kept: dict[tuple[tuple[str, ...], Path | None, str], RunConfig] = {}
 
 
-def keep_composed(overrides: Sequence[str], *, config_dir: Path | None, name: str) -> None:
-    """Compose these settings now: whoever asks for them again, in this process or a fork, gets what was read then."""
-    _kept[tuple(overrides), config_dir, name] = compose(RunConfig, overrides, config_dir=config_dir, name=name)
+def keep_composed(
+    settings: dict[str, Any], overrides: Sequence[str], *, config_dir: Path | None, name: str
+) -> None:
+    """Keep what another process has composed: `compose_run` returns it for these arguments, here and in each fork."""
+    _kept[tuple(overrides), config_dir, name] = build_settings(RunConfig, settings)
 
 
 def compose_run(

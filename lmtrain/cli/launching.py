@@ -102,17 +102,33 @@ def run_processes(arguments: Sequence[str], env: ProcessEnv) -> None:
     _end(launch(Program(arguments, imports=EVALUATION), _ranks(env), say=tell, explain=_explain), env)
 
 
+@dataclass(frozen=True)
+class Composed:
+    """The settings that a command has composed, and the words and files of which it did."""
+
+    config: RunConfig
+    overrides: Sequence[str]
+    config_dir: Path | None
+    config_name: str
+
+    def as_arguments(self) -> dict[str, Any]:
+        """Return what rank_caches.prepare takes, as plain data."""
+        return {
+            "settings": self.config.to_dict(), "overrides": list(self.overrides), "config_name": self.config_name,
+            "config_dir": self.config_dir and str(self.config_dir),
+        }  # fmt: skip
+
+
 def run_attempts(
     arguments: Sequence[str], config: RunConfig, inputs: Inputs, env: ProcessEnv, max_restarts: int | None,
-    composed: tuple[Sequence[str], Path | None, str] | None,
+    composed: Composed | None,
 ) -> None:  # fmt: skip
     """Run a training in several processes; one that is lost goes on from its newest checkpoint, if it may.
 
-    `composed` is what the settings are composed of, where one process can do that for all ranks: overrides, a folder of
-    configs and a root config. A plugin's kinds are known to the ranks alone, and another run may change meanwhile.
+    Ranks take their settings from `composed`, or compose them: a plugin's kinds are known to the ranks alone.
     Under srun each node has such a launcher. What all of them would say alike, that of rank 0 says.
     """
-    from lmtrain.cli.rank_imports import COMPANION, PREPARE, imports_of
+    from lmtrain.cli.rank_imports import COMPANION, COMPOSING, PREPARE, imports_of
     from lmtrain.runtime.launch import launch
     from lmtrain.runtime.rank_starter import Program
     from lmtrain.runtime.signals import ignore_stops
@@ -145,12 +161,9 @@ def run_attempts(
     with told_to_peers(env):
         if env.rank == 0:
             Starts.at(config, inputs, inputs.resume_from).refuse(config)
-    shared: dict[str, Any] = {"tokenizer": inputs.tokenizer.source, "overrides": None}
-    if composed is not None:
-        overrides, config_dir, config_name = composed
-        shared |= {"overrides": list(overrides), "config_name": config_name}
-        shared |= {"config_dir": config_dir and str(config_dir)}
-    program = Program(arguments, imports=imports_of(config), prepare=(PREPARE, shared), helper=COMPANION)
+    shared = {"tokenizer": inputs.tokenizer.source} | (composed.as_arguments() if composed else {})
+    imports = (*imports_of(config), *(() if composed else COMPOSING))
+    program = Program(arguments, imports=imports, prepare=(PREPARE, shared), helper=COMPANION)
     outcome = launch(
         program, _ranks(env), max_restarts=max_restarts or 0, restarting=again, say=tell, explain=_explain
     )

@@ -63,8 +63,8 @@ def pretrain(
 
     waited_for = None if dry_run or print_config else env
     with told_to_peers(waited_for):
-        config = compose_run(overrides, from_run=from_run, config_dir=config_dir, name=config_name)
-        config = launching.laid_out(config, overrides, env, elastic=elastic)
+        composed = compose_run(overrides, from_run=from_run, config_dir=config_dir, name=config_name)
+        config = launching.laid_out(composed, overrides, env, elastic=elastic)
     if print_config:
         return print_settings(config, as_json) if env.rank == 0 else None
 
@@ -83,8 +83,8 @@ def pretrain(
             inputs, planned = plan(config, preflight(config, env))
         if processes.are_started:
             set_env_default(BEGAN, repr(stop.began_s))
-            once = None if plugin or from_run else (overrides, config_dir, config_name)
-            return launching.run_attempts(["pretrain", *flags, *overrides], config, inputs, env, max_restarts, once)
+            shared = None if plugin or from_run else launching.Composed(composed, overrides, config_dir, config_name)
+            return launching.run_attempts(["pretrain", *flags, *overrides], config, inputs, env, max_restarts, shared)
         from lmtrain.cli.screen import Screen
 
         console = Screen(stderr=as_json, quiet=env.rank > 0)

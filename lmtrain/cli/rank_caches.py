@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 
 def prepare(
-    tokenizer: str, overrides: Sequence[str] | None, config_dir: str | None = None, config_name: str = ""
-) -> None:
-    """Build the verb, read the tokenizer and, where overrides are given, compose the settings: once for all ranks."""
+    tokenizer: str, settings: dict[str, Any] | None = None, overrides: Sequence[str] = (),
+    config_dir: str | None = None, config_name: str = "",
+) -> None:  # fmt: skip
+    """Build the verb, read the tokenizer and the code's digests: once for all ranks.
+
+    `settings` are what the launcher has composed of the overrides, if the ranks are to take them from it.
+    """
     from lmtrain.cli.from_run import keep_composed
     from lmtrain.cli.verbs import build_verb
     from lmtrain.tokenizer.base import Tokenizer
+    from lmtrain.train.compared import own_code
 
     build_verb("pretrain")
+    if settings is not None:
+        keep_composed(settings, overrides, config_dir=Path(config_dir) if config_dir else None, name=config_name)
+    own_code()
     assert Tokenizer.load(Path(tokenizer)).fingerprint
-    if overrides is not None:
-        keep_composed(overrides, config_dir=Path(config_dir) if config_dir else None, name=config_name)

@@ -17,8 +17,9 @@ RUN = (  # of any training
     "lmtrain.cli.pretrain_view", "lmtrain.cli.screen", "lmtrain.cli.watching", "lmtrain.config.compose",
     "lmtrain.observe.watch.companion", "lmtrain.observe.watch.guard", "lmtrain.runtime.launch",
     "lmtrain.train.agreement", "lmtrain.train.elastic", "lmtrain.train.loop", "lmtrain.train.setup",
-    "lmtrain.train.starts", "hydra", "hydra.initialize", "numpy.random", "typer._adapters",
+    "lmtrain.train.starts", "numpy.random", "typer._adapters",
 )  # fmt: skip
+COMPOSING = ("lmtrain.config.source",)  # of a training whose ranks compose their settings themselves
 # because: torch imports these itself where a pipeline hands gradients over, and where its compiler has to be told
 PIPELINE, COMPILER = "torch.fx.experimental.symbolic_shapes", "torch._dynamo"
 EVALUATION = (

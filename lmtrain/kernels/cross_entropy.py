@@ -46,13 +46,20 @@ def row_sums_twin(logits_NV: Tensor, column_N: Tensor, sums: torch.dtype | None 
 
 
 def gradient_twin(logits_NV: Tensor, column_N: Tensor, top_N: Tensor, sum_N: Tensor, weight_N: Tensor) -> Tensor:
+    parts = list(chunks(logits_NV))
+    if len(parts) == 1:
+        return _gradient(logits_NV, column_N, top_N, sum_N, weight_N).to(logits_NV.dtype)
     grad_NV = torch.empty_like(logits_NV)
-    columns_V = torch.arange(logits_NV.shape[-1], device=logits_NV.device)
-    for rows in chunks(logits_NV):
-        p_NV = (logits_NV[rows] - top_N[rows].unsqueeze(-1)).exp_().div_(sum_N[rows].unsqueeze(-1))
-        is_label_NV = columns_V == column_N[rows].unsqueeze(-1)
-        grad_NV[rows] = p_NV.sub_(is_label_NV.to(p_NV.dtype)).mul_(weight_N[rows].unsqueeze(-1))
+    for rows in parts:
+        grad_NV[rows] = _gradient(logits_NV[rows], column_N[rows], top_N[rows], sum_N[rows], weight_N[rows])
     return grad_NV
+
+
+def _gradient(logits_NV: Tensor, column_N: Tensor, top_N: Tensor, sum_N: Tensor, weight_N: Tensor) -> Tensor:
+    p_NV = (logits_NV - top_N.unsqueeze(-1)).exp_().div_(sum_N.unsqueeze(-1))
+    here_N1 = (column_N != NOWHERE).unsqueeze(-1)
+    p_NV.scatter_add_(-1, column_N.clamp(min=0).unsqueeze(-1), here_N1.to(p_NV.dtype).neg_())
+    return p_NV.mul_(weight_N.unsqueeze(-1))
 
 
 def _row_sums(logits_NV: Tensor, column_N: Tensor, sums: torch.dtype | None) -> Tensor:

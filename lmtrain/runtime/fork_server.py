@@ -99,7 +99,12 @@ def _serve_or_become(control: socket.socket, arguments: Sequence[str]) -> None:
 def serve(control: socket.socket) -> Callable[[], None] | None:
     """Import, report, and fork for each message. Returns in the server None, in a forked process what it runs."""
     gc.disable()  # because: looking over and over at what is imported takes a tenth of a second and finds nothing
-    asked = json.loads(control.recv(MAX_BYTES) or b"{}")
+    _, fds, _, _ = socket.recv_fds(control, MAX_BYTES, 1)
+    if not fds:
+        return None  # because: the launcher has ended
+    with os.fdopen(fds[0]) as file:
+        file.seek(0)
+        asked = json.load(file)
     problem = import_all(asked.get("imports", ()))
     if problem is None and asked.get("prepare") is not None:
         function, arguments = asked["prepare"]

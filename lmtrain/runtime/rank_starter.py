@@ -191,10 +191,10 @@ class _Server:
 
     def import_all(self, program: Program, is_cancelled: Callable[[], bool]) -> str | None:
         """Wait until all is imported; return why the server must not be forked, or None."""
-        message = json.dumps({"imports": program.imports, "prepare": program.prepare}).encode()
-        if len(message) > MAX_BYTES:
-            return "the command line is too long to be handed to it"
-        self._send([message], [])
+        with os.fdopen(os.memfd_create("lmtrain"), "w") as asked:  # because: settings can be longer than a message
+            json.dump({"imports": program.imports, "prepare": program.prepare}, asked)
+            asked.flush()
+            self._send([b"import"], [asked.fileno()])
         problem: str | None = self._answer(is_cancelled)["problem"]
         return problem
 

@@ -12,6 +12,7 @@ import platform
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def program_facts() -> dict[str, Fact]:
     versions = {name: version_of(name) or "not installed" for name in _LIBRARIES}
     versions = {"python": platform.python_version()} | versions
     found = {name: Fact(version, version) for name, version in versions.items()}
-    found |= {f"lmtrain/{name}": _digest(digest) for name, digest in _code(PACKAGE)}
+    found |= {f"lmtrain/{name}": _digest(digest) for name, digest in own_code()}
     for name, (package, *_) in plugins.items():
         whole = hashlib.sha256()
         for folder in map(Path, getattr(package, "__path__", None) or [str(package.__file__)]):
@@ -114,6 +115,12 @@ def checkpoint_fact(path: Path | None) -> Fact:
         return Fact("none", "none")
     manifest = read_bytes(path / MANIFEST, MAX_MANIFEST_BYTES, follow_links=False)
     return _digest(hashlib.sha256(manifest).hexdigest(), path)
+
+
+@cache
+def own_code() -> tuple[tuple[str, str], ...]:
+    """Return the name and the digest of each source file of this program, read once a process."""
+    return tuple(_code(PACKAGE))
 
 
 def _code(place: Path) -> Iterator[tuple[str, str]]:

@@ -9,12 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from lmtrain.runtime import rank_starter
-from lmtrain.runtime.rank_starter import Program, RankStarter, StartCancelledError, adopting_orphans
+from lmtrain.runtime.rank_starter import RankStarter, StartCancelledError, adopting_orphans
 from tests.marks import wide
 from tests.unit.runtime.starting import MODULE, Place
 
@@ -156,12 +157,14 @@ def test_a_full_process_table_is_an_error_of_the_system(place: Place, which: str
     assert place.children() == []
 
 
-def test_a_command_line_that_is_too_long_for_a_message(place: Place) -> None:
-    program = place.program("print('done')")
-    long = Program(program.arguments, MODULE, prepare=("os:getcwd", {"words": ["x" * 100] * 2000}))
+def test_settings_can_be_longer_than_a_message(place: Place) -> None:
+    """A mix of thousands of datasets is one setting."""
+    imported = "kept = []\ndef keep(names):\n    kept.extend(names)\n"
+    program = place.program("import imported_first; print(len(imported_first.kept))", imported=imported)
+    names = ["x" * 100] * 5000
+    long = replace(program, prepare=("imported_first:keep", {"names": names}))
     with place.starter(long) as starter:
-        assert place.run(starter) == (0, "done\n", "")
-    assert place.explained == ["the command line is too long to be handed to it"]
+        assert place.run(starter) == (0, "5000\n", "")
 
 
 def test_the_server_is_not_used_where_forks_are_not_adopted(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
