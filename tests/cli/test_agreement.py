@@ -20,6 +20,7 @@ import pytest
 
 from tests.apart import Way, World, given, make_world
 from tests.cli.harness import ROOT
+from tests.marks import slow
 from tests.unit.train.test_agreement import NAMES
 
 pytestmark = pytest.mark.wide
@@ -106,7 +107,7 @@ def test_one_of_four_ranks_differs_in_one_thing(world: World, launcher: str, nam
     assert "on the other 3" in line
 
 
-@pytest.mark.parametrize(("launcher", "refused"), [("nproc", 1), ("torchrun", 0), ("torchrun", 1)])
+@pytest.mark.parametrize(("launcher", "refused"), [("nproc", 1), *slow(("torchrun", 0), ("torchrun", 1))])
 def test_where_one_rank_is_refused_the_other_says_why(world: World, launcher: str, refused: int) -> None:
     gone = Way("", (f"data.path={world.folder / 'gone'}",))
     code, output = begin(replace(world, ways={"gone": gone}), launcher, 2, {refused: ["gone"]})
@@ -119,7 +120,7 @@ def test_where_one_rank_is_refused_the_other_says_why(world: World, launcher: st
     assert "waited" not in output
 
 
-@pytest.mark.parametrize("launcher", ["nproc", "torchrun"])
+@pytest.mark.parametrize("launcher", ["nproc", *slow("torchrun")])
 def test_ranks_that_agree_begin(world: World, launcher: str, tmp_path: Path) -> None:
     settings = tuple(f"run.dir={tmp_path}" if one.startswith("run.dir=") else one for one in world.settings)
     code, output = begin(replace(world, settings=settings), launcher, 2, {})

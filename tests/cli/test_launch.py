@@ -16,7 +16,7 @@ import pytest
 
 from lmtrain.observe.metrics import read_metrics
 from tests.cli.harness import Toy, lmtrain, start
-from tests.marks import wide
+from tests.marks import slow, wide
 
 TWO: dict[str, Any] = {"parallel__tp": 2, "parallel__timeout_s": 60}
 LONG = TWO | {"train__steps": 300}
@@ -165,7 +165,7 @@ def test_torchrun_starts_the_package(toy: Toy, tmp_path: Path) -> None:
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("layout", [{"parallel__tp": 2}, {"parallel__dp_shard": 2, "optim": "lamb"}])
+@pytest.mark.parametrize("layout", [*slow({"parallel__tp": 2}), {"parallel__dp_shard": 2, "optim": "lamb"}])
 def test_what_ranks_need_is_imported_before_they_are_forked(toy: Toy, tmp_path: Path, layout: dict[str, Any]) -> None:
     process = start("pretrain", *toy.settings(tmp_path / "run", **layout), "--nproc", 2, env=SAYS_IMPORTS)
     output, _ = process.communicate(timeout=600)

@@ -19,7 +19,7 @@ from lmtrain.placement.masks import of_blocks
 from tests.gpu.gradients import CPU, Limits, by_lmtrain
 from tests.layouts.bugs import replaced
 from tests.layouts.cases import ALL_MODELS, FACTORS, HEADED_MODELS, MODELS, Case
-from tests.marks import wide
+from tests.marks import slow, wide
 
 RECOMPUTES = ("none", "attention", "operators", "full")
 # those that a CPU computes in a moment, with each value once; the rest is wide
@@ -78,7 +78,7 @@ def test_some_have_heads_that_kernels_take() -> None:
     assert [name for name in ALL_MODELS if of_blocks(ALL_MODELS[name], on_gpu=True)] == [*HEADED_MODELS]
 
 
-@pytest.mark.parametrize("name", wide("gqa-full-bf16-micro4-compile", "postnorm-fp32-micro4-compile"))
+@pytest.mark.parametrize("name", ["gqa-full-bf16-micro4-compile", *slow("postnorm-fp32-micro4-compile")])
 def test_and_two_on_a_cpu(name: str, limits: Limits) -> None:
     case = Case.named(name)
     wrong = limits.wrong(case, CPU, by_lmtrain(case, CPU))

@@ -59,11 +59,11 @@ def stored(name: str) -> tuple[Case, ...]:
 
 
 def few_and_the_rest(name: str) -> list[Any]:
-    """A few quick cases as parameters of a test, and a stored array, whose other cases are wide."""
+    """A few quick cases as parameters of a test, and a stored array, whose others are wide; most compiled ones slow."""
     cases = dict.fromkeys([*few(name), *stored(name)])
-    return [
-        pytest.param(case, id=case.name, marks=() if case.name in FEW[name] else pytest.mark.wide) for case in cases
-    ]
+    dear = [case for case in cases if case.compile][2:]
+    marks = {case: pytest.mark.slow if case in dear else pytest.mark.wide for case in cases} | dict.fromkeys(few(name), ())
+    return [pytest.param(case, id=case.name, marks=marks[case]) for case in cases]
 
 
 def few(name: str) -> list[Case]:

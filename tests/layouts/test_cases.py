@@ -23,6 +23,7 @@ from tests.layouts.cases import (
     space,
     with_documents,
 )
+from tests.marks import slow
 
 
 def covered(cases: list[Case], strength: int, factors: Iterable[str] = FACTORS) -> set[tuple[tuple[str, object], ...]]:
@@ -32,7 +33,7 @@ def covered(cases: list[Case], strength: int, factors: Iterable[str] = FACTORS) 
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize(("strength", "most"), [(2, 60), (3, 300)])
+@pytest.mark.parametrize(("strength", "most"), [(2, 60), *slow((3, 300))])
 def test_an_array_covers_every_legal_combination(strength: int, most: int) -> None:
     cases = array(strength, num_compiled=4)
     assert len(cases) <= most

@@ -21,12 +21,14 @@ STEPS = 120
 @pytest.mark.parametrize(
     "case",
     [
-        {"rank": 3, "span": "forward"},
         {"rank": 1, "span": "backward", "layout": {"pp": 2, "dp_replicate": 2}},
-        *slow({"rank": 2, "span": "both", "layout": {"dp_replicate": 2, "dp_shard": 2}}),
-        *slow({"rank": 0, "span": "both", "layout": {"tp": 4}}),
-        {"link": 1},
-        {},
+        *slow(
+            {"rank": 3, "span": "forward"},
+            {"rank": 2, "span": "both", "layout": {"dp_replicate": 2, "dp_shard": 2}},
+            {"rank": 0, "span": "both", "layout": {"tp": 4}},
+            {"link": 1},
+            {},
+        ),
     ],
 )
 def test_who_is_slowed_is_named_and_nobody_else(pool: Pool, case: dict[str, Any]) -> None:

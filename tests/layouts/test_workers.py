@@ -69,5 +69,5 @@ def test_a_dead_worker_is_replaced(pool: Pool) -> None:
 @pytest.mark.wide
 def test_a_hung_worker_is_killed_and_replaced(pool: Pool) -> None:
     with pytest.raises(WorkerFailed, match=r"rank 0: gave no answer and was killed[\s\S]*hang_on"):
-        pool.run(f"{HERE}:hang_on", 2, {"rank": 0}, timeout_s=20)
+        pool.run(f"{HERE}:hang_on", 2, {"rank": 0}, timeout_s=5)
     assert len(pool.run(f"{HERE}:ranks", 2, {"add": 0})) == 2

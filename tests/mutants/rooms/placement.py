@@ -23,14 +23,13 @@ MUTANTS = [
         only_for="dp_replicate > 1, slightly, since norms and biases are a small part of the norm",
     ),
     Mutant(
-        name="a_layer_a_stage_is_refused",
+        name="advice_on_tp_forgets_the_width_of_the_mlp",
         file="lmtrain/placement/parallel_settings.py",
         function="_problems_of",
-        old='stages > shape.num_layers, "parallel.pp"',
-        new='stages >= shape.num_layers, "parallel.pp"',
-        breaks="A pipeline with one layer in each stage is refused, with the advice to use the very number that was "
-        "given.",
-        only_for="pp x vp equal to num_layers, a model of one layer among them",
+        old="if shape.ffn_width % d == shape.num_heads % d == 0]",
+        new="if shape.num_heads % d == 0]",
+        breaks="The message names degrees that the next start refuses, since they do not divide the MLP.",
+        only_for="an ffn_width that not every divisor of the heads divides, as rotary models of 8/3 widths have",
     ),
     Mutant(
         name="zero_2_is_said_to_keep_whole_gradients",
