@@ -61,8 +61,9 @@ def stored(name: str) -> tuple[Case, ...]:
 def few_and_the_rest(name: str) -> list[Any]:
     """A few quick cases as parameters of a test, and a stored array, whose others are wide; most compiled ones slow."""
     cases = dict.fromkeys([*few(name), *stored(name)])
-    dear = [case for case in cases if case.compile][2:]
-    marks = {case: pytest.mark.slow if case in dear else pytest.mark.wide for case in cases} | dict.fromkeys(few(name), ())
+    slow = [case for case in cases if case.compile][2:]
+    marks = dict.fromkeys(cases, pytest.mark.wide) | dict.fromkeys(slow, pytest.mark.slow)
+    marks |= dict.fromkeys(few(name), ())
     return [pytest.param(case, id=case.name, marks=marks[case]) for case in cases]
 
 
