@@ -6,7 +6,7 @@ A run listens for signals before anything is imported that takes time.
 import sys
 from collections.abc import Sequence
 
-from lmtrain.runtime.signals import listen
+from lmtrain.runtime.processes.signals import listen
 
 
 def is_run(arguments: Sequence[str]) -> bool:

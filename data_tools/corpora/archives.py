@@ -19,7 +19,7 @@ from typing import IO
 
 from data_tools.read.streams import DamagedArchiveError, as_file, read_member, read_stream
 from lmtrain.errors import DataError
-from lmtrain.runtime.files import read_errors
+from lmtrain.runtime.files.files import read_errors
 
 Wanted = Callable[[str, int], bool]  # is told a member's name, without folders, and its size
 Contents = Iterator[tuple[str, IO[bytes]]]  # names, and streams to be read before the next is asked for

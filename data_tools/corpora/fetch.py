@@ -18,7 +18,7 @@ from typing import IO, Any
 from urllib.parse import urlsplit
 
 from lmtrain.errors import DataError, OutputError, StorageError, UsageError
-from lmtrain.runtime.files import fsync_dir, open_output, storage_errors
+from lmtrain.runtime.files.files import fsync_dir, open_output, storage_errors
 from lmtrain.units import format_bytes
 
 ReportBytes = Callable[[int, int | None], None]  # bytes there, of how many if that is known

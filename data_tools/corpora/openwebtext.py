@@ -13,7 +13,7 @@ from typing import IO
 
 from data_tools.corpora.recipe import Recipe, SplitDocuments
 from data_tools.corpora.remote import RemoteFile
-from data_tools.corpus.steps import Tally
+from data_tools.corpus.flow.steps import Tally
 from data_tools.read.chunks import MAX_DOC_BYTES
 from data_tools.read.streams import as_file, read_stream, unpacked
 from lmtrain.errors import DataError

@@ -19,7 +19,7 @@ from data_tools.corpora.fetch import ReportBytes, UnreachableError, fetch, is_th
 from data_tools.corpora.remote import RemoteFile, how_to_bring
 from data_tools.read.columns import read_rows
 from lmtrain.errors import DataError, MissingInputError, UsageError, a_few
-from lmtrain.runtime.files import atomic_file
+from lmtrain.runtime.files.files import atomic_file
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from xml.parsers import expat
 
 from data_tools.corpora.recipe import Recipe, SplitDocuments
 from data_tools.corpora.wiki_markup import plain_text
-from data_tools.corpus.steps import Tally
+from data_tools.corpus.flow.steps import Tally
 from data_tools.read.chunks import MAX_DOC_BYTES
 from data_tools.read.streams import unpacked
 from lmtrain.errors import DataError

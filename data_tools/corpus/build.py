@@ -16,20 +16,29 @@ from pathlib import Path
 from typing import Any
 
 from data_tools.corpus.build_settings import BuildSettings, DedupeSettings
-from data_tools.corpus.clean import build_clean
-from data_tools.corpus.copies import EXACT, NEAR, find_pairs, mark_exact, mark_near
-from data_tools.corpus.decontaminate import Decontaminate, read_passages
-from data_tools.corpus.minhash import MinHash
-from data_tools.corpus.reading import Reading, find_files
+from data_tools.corpus.copies.copies import EXACT, NEAR, find_pairs, mark_exact, mark_near
+from data_tools.corpus.copies.decontaminate import Decontaminate, read_passages
+from data_tools.corpus.copies.minhash import MinHash
+from data_tools.corpus.copies.signatures import Drop, Sign, check_inputs, remember_inputs
+from data_tools.corpus.flow.reading import Reading, find_files
+from data_tools.corpus.flow.steps import (
+    Collect,
+    Report,
+    ReportDocuments,
+    Step,
+    Work,
+    read_report,
+    report_path,
+    run_step,
+)
 from data_tools.corpus.shuffle import Split, shuffle, split_outputs
-from data_tools.corpus.signatures import Drop, Sign, check_inputs, remember_inputs
-from data_tools.corpus.steps import Collect, Report, ReportDocuments, Step, Work, read_report, report_path, run_step
+from data_tools.corpus.text.clean import build_clean
 from data_tools.read.rejects import OnError
 from data_tools.read.sources import Inputs
 from lmtrain.config.build import build_settings
 from lmtrain.config.names import Names
 from lmtrain.config.yaml_file import read_yaml
-from lmtrain.runtime.files import read_json, storage_errors, write_json
+from lmtrain.runtime.files.files import read_json, storage_errors, write_json
 
 DOCUMENTS = "documents.jsonl"
 

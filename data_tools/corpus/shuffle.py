@@ -18,15 +18,15 @@ from typing import IO, ClassVar
 
 import numpy as np
 
-from data_tools.corpus.external_sort import MEMORY_BYTES, Sorter
-from data_tools.corpus.lines import to_line
-from data_tools.corpus.reading import Documents, find_files, read_documents
-from data_tools.corpus.signatures import content_hash
-from data_tools.corpus.steps import Report, Tally, Work, refuse_nothing, refuse_overwriting, run_step
+from data_tools.corpus.copies.signatures import content_hash
+from data_tools.corpus.flow.external_sort import MEMORY_BYTES, Sorter
+from data_tools.corpus.flow.lines import to_line
+from data_tools.corpus.flow.reading import Documents, find_files, read_documents
+from data_tools.corpus.flow.steps import Report, Tally, Work, refuse_nothing, refuse_overwriting, run_step
 from data_tools.read.parts import WHOLE
 from data_tools.read.sources import Inputs
 from lmtrain.errors import UsageError
-from lmtrain.runtime.files import atomic_file, storage_errors, write_json
+from lmtrain.runtime.files.files import atomic_file, storage_errors, write_json
 
 SPLITS = ("train", "valid", "test")
 _HEAD = struct.Struct("<QI")  # a line's number, and its length

@@ -15,8 +15,8 @@ from typing import IO, Any
 
 from lmtrain.data.store.writer import open_own
 from lmtrain.errors import LmtrainError
-from lmtrain.runtime.faults import fault_point
-from lmtrain.runtime.files import parse_json, read_bytes, storage_errors
+from lmtrain.runtime.files.files import parse_json, read_bytes, storage_errors
+from lmtrain.runtime.processes.faults import fault_point
 
 _HEAD = {"format": "lmtrain preprocess journal", "version": 2}
 _SEAL = "sha256"

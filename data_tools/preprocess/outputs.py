@@ -28,9 +28,9 @@ from lmtrain.data.store.finished import check_finished
 from lmtrain.data.store.indexed import SUFFIXES, part
 from lmtrain.data.store.writer import DatasetSpool, Mark, open_own, publish, refuse_taken, working_folder
 from lmtrain.errors import DataError, LmtrainError, OutputError, StorageError
-from lmtrain.runtime import files
-from lmtrain.runtime.checksum import crc32c
-from lmtrain.runtime.faults import fault_point
+from lmtrain.runtime.files import files
+from lmtrain.runtime.files.checksum import crc32c
+from lmtrain.runtime.processes.faults import fault_point
 from lmtrain.tokenizer.base import Tokenizer
 
 REJECTS = ".rejects.jsonl"

@@ -19,7 +19,7 @@ from data_tools.read.columns import Rows, read_rows
 from data_tools.read.parts import WHOLE, Part, Span
 from data_tools.read.sources import Source
 from data_tools.read.streams import DamagedArchiveError, opened, read_stream
-from lmtrain.runtime.files import open_regular, read_errors, read_range
+from lmtrain.runtime.files.files import open_regular, read_errors, read_range
 from lmtrain.tokenizer.json_lines import BOM
 
 SLICE_BYTES = 4 << 20

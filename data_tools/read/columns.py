@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.errors import DataError, UsageError
-from lmtrain.runtime.files import read_errors
+from lmtrain.runtime.files.files import read_errors
 
 _MOST_ROWS = 4096
 Text = str | bytes | None  # bytes where they are no UTF-8, for whoever looks at texts to say so

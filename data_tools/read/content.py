@@ -15,7 +15,7 @@ import numpy as np
 
 from data_tools.read.chunks import Buffer, Chunk, Limits, read_lines
 from lmtrain.errors import DataError
-from lmtrain.runtime.files import read_errors
+from lmtrain.runtime.files.files import read_errors
 from lmtrain.tokenizer.fast import Encoded, Encoder
 from lmtrain.tokenizer.json_lines import BOM, BadTextError, Document, Reject, document_of, judged, lines_of, read_jsonl
 

@@ -17,7 +17,7 @@ from typing import Any
 from data_tools.read.chunks import Chunk
 from data_tools.read.content import Bad
 from lmtrain.errors import DataError
-from lmtrain.runtime.files import read_errors
+from lmtrain.runtime.files.files import read_errors
 
 _READ_BYTES = 1 << 20
 

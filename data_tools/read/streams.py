@@ -19,7 +19,7 @@ from typing import IO, Any, cast
 
 from data_tools.read.sources import STDIN, Source, codec_of
 from lmtrain.errors import DataError, UsageError
-from lmtrain.runtime.files import read_errors
+from lmtrain.runtime.files.files import read_errors
 
 # because: text shrinks three- to tenfold, logs to a fiftieth; zeros to a thousandth (gz) or a ten-thousandth (zst)
 MAX_RATIO = 250

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from lmtrain.observe.measures import worth_by_step
+from lmtrain.observe.measure.measures import worth_by_step
 from lmtrain.observe.metrics import read_metrics
-from lmtrain.runtime.files import read_json
+from lmtrain.runtime.files.files import read_json
 
 BEST = "@best"  # behind a run's folder
 DEFAULT = "loss/valid"

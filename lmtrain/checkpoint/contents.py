@@ -28,7 +28,7 @@ from lmtrain.checkpoint.disk.hashed import BlockCache, HashedFile, read_hashed
 from lmtrain.checkpoint.disk.tensor_file import Array, Stored, read_box, read_header
 from lmtrain.checkpoint.store import load_manifest
 from lmtrain.errors import CheckpointError, DataError, nearest
-from lmtrain.runtime.files import parse_json
+from lmtrain.runtime.files.files import parse_json
 
 # Integers of the item's size carry the bits of any type: numpy has no bfloat16.
 _CARRIERS: dict[int, Any] = {1: np.dtype("<i1"), 2: np.dtype("<i2"), 4: np.dtype("<i4"), 8: np.dtype("<i8")}

@@ -25,8 +25,8 @@ from lmtrain.checkpoint.disk.format import (
     most_bytes,
 )
 from lmtrain.errors import CheckpointError, DataError, MissingInputError, StorageError
-from lmtrain.runtime.faults import fault_point
-from lmtrain.runtime.files import MAX_JSON_BYTES, free_bytes, parse_json, read_bytes, read_errors, storage_errors
+from lmtrain.runtime.files.files import MAX_JSON_BYTES, free_bytes, parse_json, read_bytes, read_errors, storage_errors
+from lmtrain.runtime.processes.faults import fault_point
 from lmtrain.units import format_bytes
 
 CHECKPOINTS = "checkpoints"  # the folder of a run that holds them

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lmtrain.cli.completion import complete_override
+from lmtrain.cli.keys.completion import complete_override
 from lmtrain.errors import LmtrainError
 
 
@@ -33,7 +33,7 @@ def demo(
 
     Its checkpoint is then cut for four processes and evaluated again, and written for Hugging Face.
     """
-    from lmtrain.cli.screen import Screen
+    from lmtrain.cli.screen.console import Screen
 
     console, began = Screen(), time.monotonic()
     corpus, data, run = output / "corpus", output / "data", output / "run"
@@ -99,7 +99,7 @@ def _lmtrain(console: Any, *arguments: object) -> None:
 
 
 def read_result(report: Path) -> dict[str, Any]:
-    from lmtrain.runtime.files import read_json
+    from lmtrain.runtime.files.files import read_json
 
     result: dict[str, Any] = read_json(report)["results"][0]
     return result

@@ -6,18 +6,18 @@ import json
 from contextlib import closing
 
 from lmtrain.cli.options import Json
-from lmtrain.cli.say import say
-from lmtrain.cli.terminal import echo
+from lmtrain.cli.screen.messages import say
+from lmtrain.cli.screen.terminal import echo
 
 
 def env(as_json: Json = False) -> None:
     """Print versions, processor, devices and compiled helpers, for a bug report. No secrets are read."""
     import torch
 
-    from lmtrain.cli.screen import Screen
+    from lmtrain.cli.screen.console import Screen
     from lmtrain.native import lib
-    from lmtrain.runtime.device import device_name, memory_stats, pick_device
-    from lmtrain.runtime.process import environment_report
+    from lmtrain.runtime.machine.device import device_name, memory_stats, pick_device
+    from lmtrain.runtime.processes.process import environment_report
     from lmtrain.units import format_bytes
 
     device = pick_device("auto")
@@ -40,9 +40,9 @@ def env(as_json: Json = False) -> None:
 
 def _how_ranks_start() -> str:
     """Start the server that would fork the ranks of a run, and return whether it may, or why not."""
-    from lmtrain.cli.rank_imports import RUN
-    from lmtrain.runtime.process import NodeRanks, ProcessEnv
-    from lmtrain.runtime.rank_starter import Program, RankStarter
+    from lmtrain.cli.ranks.imports import RUN
+    from lmtrain.runtime.processes.process import NodeRanks, ProcessEnv
+    from lmtrain.runtime.processes.rank_starter import Program, RankStarter
 
     reasons: list[str] = []
     environment, host = NodeRanks(1).shared_environment(), ProcessEnv.detect().host

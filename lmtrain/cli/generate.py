@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lmtrain.cli.options import CHECKPOINT, Device, Plugins, Precision
-from lmtrain.cli.terminal import echo, pass_on
+from lmtrain.cli.screen.terminal import echo, pass_on
 
 if TYPE_CHECKING:
     from lmtrain.eval.generate import Sampling
@@ -37,7 +37,7 @@ def generate(
 ) -> None:
     """Let a checkpoint write on from a prompt. The same seed gives the same text."""
     from lmtrain.checkpoint.store import resolve
-    from lmtrain.runtime.process import grow_segments, share_cores
+    from lmtrain.runtime.processes.process import grow_segments, share_cores
 
     checkpoint = resolve(checkpoint)  # before torch is imported, so that a wrong path is told at once
     share_cores()
@@ -45,7 +45,7 @@ def generate(
 
     from lmtrain.eval.generate import Sampling
     from lmtrain.eval.load import load_for_eval
-    from lmtrain.runtime.device import pick_device
+    from lmtrain.runtime.machine.device import pick_device
 
     samplings = [
         Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed + number) for number in range(num_samples)

@@ -16,8 +16,8 @@ from typing import Annotated
 import typer
 
 from lmtrain import __version__
-from lmtrain.cli.say import print_error
-from lmtrain.cli.terminal import echo
+from lmtrain.cli.screen.messages import print_error
+from lmtrain.cli.screen.terminal import echo
 from lmtrain.cli.usage import Refused, explained, of_system
 from lmtrain.cli.verbs import VerbGroup
 from lmtrain.errors import LmtrainError
@@ -66,7 +66,7 @@ def main(arguments: list[str] | None = None) -> None:
         raise
     finally:
         # because: a process that has no torch has no peers
-        if groups := sys.modules.get("lmtrain.runtime.process_group"):
+        if groups := sys.modules.get("lmtrain.runtime.processes.process_group"):
             groups.end_at_once(code)
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from lmtrain.cli.completion import complete_override
-from lmtrain.cli.say import tell
+from lmtrain.cli.keys.completion import complete_override
+from lmtrain.cli.screen.messages import tell
 from lmtrain.errors import OutputError, UsageError
 from lmtrain.units import parse_bytes
 

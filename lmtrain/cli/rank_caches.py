@@ -15,10 +15,10 @@ def prepare(
 
     `settings` are what the launcher has composed of the overrides, if the ranks are to take them from it.
     """
-    from lmtrain.cli.from_run import keep_composed
+    from lmtrain.cli.pretrain.from_run import keep_composed
     from lmtrain.cli.verbs import build_verb
     from lmtrain.tokenizer.base import Tokenizer
-    from lmtrain.train.compared import own_code
+    from lmtrain.train.ranks.run_facts import own_code
 
     build_verb("pretrain")
     if settings is not None:

@@ -16,7 +16,7 @@ from typing import Any
 import typer
 
 from lmtrain.errors import LmtrainError, MissingInputError, OutputError, StorageError, UsageError, nearest
-from lmtrain.runtime.limits import limit_reached
+from lmtrain.runtime.files.limits import limit_reached
 
 # because: typer brings click with it under a name of its own, or asks for the package, depending on its version
 Refused: type[Exception] = next(one for one in typer.BadParameter.__mro__ if one.__name__ == "ClickException")

@@ -94,39 +94,39 @@ def _load(name: str) -> tuple[Any, Sequence[tuple[str, str]]]:
     """
     match name:
         case "tokenizer":
-            from lmtrain.cli import tokenizer
+            from lmtrain.cli.data import tokenizer
 
             return tokenizer.app, ()
         case "corpus":
-            from lmtrain.cli import corpus
+            from lmtrain.cli.data import corpus
 
             return corpus.app, ()
         case "data":
-            from lmtrain.cli import data
+            from lmtrain.cli.data import data
 
             return data.app, ()
         case "preprocess":
-            from lmtrain.cli import preprocess
+            from lmtrain.cli.data import preprocess
 
             return preprocess.preprocess, ()
         case "config":
-            from lmtrain.cli import config
+            from lmtrain.cli.settings import config
 
             return config.app, ()
         case "pretrain":
-            from lmtrain.cli import pretrain, pretrain_view
+            from lmtrain.cli.pretrain import pretrain, summary
 
-            return pretrain.pretrain, pretrain_view.EXAMPLES
+            return pretrain.pretrain, summary.EXAMPLES
         case "plan":
-            from lmtrain.cli import plan
+            from lmtrain.cli.plan import plan
 
             return plan.plan, plan.EXAMPLES
         case "slurm":
-            from lmtrain.cli import slurm
+            from lmtrain.cli.slurm import slurm
 
             return slurm.app, ()
         case "eval":
-            from lmtrain.cli import evaluate
+            from lmtrain.cli.eval import evaluate
 
             return evaluate.evaluate, ()
         case "generate":
@@ -134,31 +134,31 @@ def _load(name: str) -> tuple[Any, Sequence[tuple[str, str]]]:
 
             return generate.generate, ()
         case "inspect":
-            from lmtrain.cli import inspect
+            from lmtrain.cli.inspect import inspect
 
             return inspect.inspect, ()
         case "report":
-            from lmtrain.cli import report
+            from lmtrain.cli.report import report
 
             return report.report, report.EXAMPLES
         case "runs":
-            from lmtrain.cli import runs
+            from lmtrain.cli.runs import runs
 
             return runs.app, ()
         case "trace":
-            from lmtrain.cli import trace
+            from lmtrain.cli.trace import trace
 
             return trace.trace, trace.EXAMPLES
         case "watch":
-            from lmtrain.cli import watch
+            from lmtrain.cli.runs import watch
 
             return watch.watch, watch.EXAMPLES
         case "verify":
-            from lmtrain.cli import verify
+            from lmtrain.cli.checkpoint import verify
 
             return verify.verify, ()
         case "reshard":
-            from lmtrain.cli import reshard
+            from lmtrain.cli.checkpoint import reshard
 
             return reshard.reshard, ()
         case "env":

@@ -24,8 +24,8 @@ from lmtrain.data.batch_plan import BatchPlan
 from lmtrain.data.dataset import Dataset as Dataset
 from lmtrain.data.dataset import SampleOrder, labels_of_terms
 from lmtrain.errors import SettingsError
-from lmtrain.observe import phases
-from lmtrain.runtime.faults import fault_point
+from lmtrain.observe.measure import phases
+from lmtrain.runtime.processes.faults import fault_point
 
 Int64s = NDArray[np.int64]
 

@@ -30,7 +30,7 @@ from lmtrain.data.store.documents import DocumentMap, index_folder, record_path,
 from lmtrain.data.store.index_cache import IndexCache
 from lmtrain.data.store.indexed import IndexedDataset
 from lmtrain.errors import DataError, SettingsError, StorageError
-from lmtrain.observe.escaped import warn
+from lmtrain.observe.safe_text import warn
 
 _COUNTED = 1 << 18  # samples of a run, a second's work; in a shorter run every one
 _FILES_EACH = 3  # a memory map holds its file open, and what is first read may be recorded in another

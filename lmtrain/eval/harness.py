@@ -21,10 +21,10 @@ from tqdm import tqdm
 from lmtrain.errors import DataError, UsageError, brief, nearest
 from lmtrain.eval.generate import Sampling, generate_tokens, prompt_tokens
 from lmtrain.eval.load import load_for_eval
-from lmtrain.eval.scoring import Scored, Scorer
-from lmtrain.eval.windows import Request
-from lmtrain.runtime.device import pick_device
-from lmtrain.runtime.process import ProcessEnv
+from lmtrain.eval.scoring.scoring import Scored, Scorer
+from lmtrain.eval.text.windows import Request
+from lmtrain.runtime.machine.device import pick_device
+from lmtrain.runtime.processes.process import ProcessEnv
 
 MAX_NEW_TOKENS = 256  # the harness's own, where a task does not say
 ARGUMENTS = ("pretrained", "precision", "device", "batch_size")

@@ -21,10 +21,10 @@ import numpy as np
 
 from lmtrain.checkpoint.disk.format import MANIFEST, MAX_MANIFEST_BYTES
 from lmtrain.errors import OutputError
-from lmtrain.eval.scoring import Scored
-from lmtrain.eval.windows import Request
-from lmtrain.runtime.faults import fault_point
-from lmtrain.runtime.files import open_output, read_bytes, read_range, storage_errors
+from lmtrain.eval.scoring.scoring import Scored
+from lmtrain.eval.text.windows import Request
+from lmtrain.runtime.files.files import open_output, read_bytes, read_range, storage_errors
+from lmtrain.runtime.processes.faults import fault_point
 
 _HEAD = b"lmtrain evaluation journal 1\n"
 _FRAME = struct.Struct("<II")  # bytes of the record, and their CRC-32

@@ -20,7 +20,7 @@ from lmtrain.parallel.compute_settings import ComputeSettings
 from lmtrain.parallel.mesh import Mesh
 from lmtrain.parallel.precision_settings import PrecisionSettings
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.runtime.device import device_name
+from lmtrain.runtime.machine.device import device_name
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,11 +13,11 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from lmtrain.eval.bootstrap import LEVEL
-from lmtrain.eval.paired import Comparison, Difference
 from lmtrain.eval.result import Result
+from lmtrain.eval.statistics.bootstrap import LEVEL
+from lmtrain.eval.statistics.paired_test import Comparison, Difference
 from lmtrain.eval.task import Task
-from lmtrain.observe.words import show_measure
+from lmtrain.observe.screen.row_text import show_measure
 from lmtrain.units import format_count, format_seconds
 
 _FEW_SOURCES = 8  # that are shown without --full

@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 
 from lmtrain.errors import DataError, LmtrainError
-from lmtrain.eval.bootstrap import LEVEL, RESAMPLES, SEED, intervals
-from lmtrain.eval.partial import first_items
-from lmtrain.eval.passes import Passes
-from lmtrain.eval.positions import Positions
 from lmtrain.eval.result import ONE_PROCESS, Result
-from lmtrain.eval.scoring import Known, Scorable, Scored, Scorer
+from lmtrain.eval.scoring.partial_results import first_items
+from lmtrain.eval.scoring.positions import Positions
+from lmtrain.eval.scoring.scoring import Known, Scorable, Scored, Scorer
+from lmtrain.eval.scoring.scoring_passes import Passes
 from lmtrain.eval.source import check_kind
+from lmtrain.eval.statistics.bootstrap import LEVEL, RESAMPLES, SEED, intervals
 from lmtrain.eval.task import Answers, Asked, Columns, Prepared, Task, TextTask, ratio, sum_up, window_of
-from lmtrain.eval.texts import TextInput
-from lmtrain.eval.windows import Request
+from lmtrain.eval.text.texts import TextInput
+from lmtrain.eval.text.windows import Request
 from lmtrain.tokenizer.base import Tokenizer
 
 Progress = Callable[..., None]  # tokens fed and known already, of how many; `earlier`: known already

@@ -15,8 +15,8 @@ import numpy as np
 from lmtrain.errors import DataError
 from lmtrain.eval.result import Result
 from lmtrain.eval.task import Columns, Prepared
-from lmtrain.eval.windows import MaskedRequest, Request
-from lmtrain.runtime.files import json_bytes, parse_json, read_bytes
+from lmtrain.eval.text.windows import MaskedRequest, Request
+from lmtrain.runtime.files.files import json_bytes, parse_json, read_bytes
 from lmtrain.tokenizer.base import Tokenizer
 
 _HEAD_TOKENS = 24

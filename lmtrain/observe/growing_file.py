@@ -11,9 +11,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from lmtrain.observe.escaped import warn
-from lmtrain.runtime.files import open_output, storage_errors
-from lmtrain.runtime.limits import limit_reached
+from lmtrain.observe.safe_text import warn
+from lmtrain.runtime.files.files import open_output, storage_errors
+from lmtrain.runtime.files.limits import limit_reached
 
 _TAIL_BYTES = 1 << 16
 

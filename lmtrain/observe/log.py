@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from lmtrain.observe.escaped import plain, warn
 from lmtrain.observe.growing_file import GrowingFile
+from lmtrain.observe.safe_text import plain, warn
 
 
 class RunLog:

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.errors import DataError, MissingInputError
-from lmtrain.observe.escaped import warn
 from lmtrain.observe.growing_file import GrowingFile
-from lmtrain.runtime.files import json_bytes
+from lmtrain.observe.safe_text import warn
+from lmtrain.runtime.files.files import json_bytes
 from lmtrain.units import format_bytes
 
 EVENTS = ("start", "step", "valid", "eval", "save", "forecast", "memory", "stop")

@@ -19,25 +19,25 @@ from lmtrain.models.init import apply_memory, apply_ties
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.objectives.causal_lm import CausalLM
 from lmtrain.objectives.masked_lm import MaskedLM, build_objective
-from lmtrain.parallel.attending import apply_block_masks
-from lmtrain.parallel.compile import apply_compile, compile_loss
+from lmtrain.parallel.blocks.compile import apply_compile, compile_loss
+from lmtrain.parallel.blocks.dropout import Noise, apply_noise
+from lmtrain.parallel.blocks.masks import apply_block_masks
+from lmtrain.parallel.blocks.recompute import apply_recompute
 from lmtrain.parallel.compute_settings import ComputeSettings
-from lmtrain.parallel.dropout import Noise, apply_noise
 from lmtrain.parallel.mesh import Mesh, build_mesh
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.parallel.pipeline.executor import OneStage, Pipeline
-from lmtrain.parallel.precision import WORK_DTYPE, LossScale, MasterWeights, to_work_dtype
 from lmtrain.parallel.precision_settings import PrecisionSettings
 from lmtrain.parallel.products import apply_own_linears, summing, sums_products
-from lmtrain.parallel.recompute import apply_recompute
 from lmtrain.parallel.recompute_settings import NoRecomputeSettings, RecomputeSettings, SomeRecomputeSettings
 from lmtrain.parallel.shards import fill
 from lmtrain.parallel.tensor.layers import apply_tensor_parallel
 from lmtrain.parallel.tensor.vocabulary import cross_entropy_sum, hit_sum
-from lmtrain.parallel.tied import TiedSums, copies
+from lmtrain.parallel.weights.precision import WORK_DTYPE, LossScale, MasterWeights, to_work_dtype
+from lmtrain.parallel.weights.tied import TiedSums, copies
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.placement.stages import Stage, places_of_rank, stages_of_rank
-from lmtrain.runtime.gpus import has_kernel_compiler
+from lmtrain.runtime.machine.gpus import has_kernel_compiler
 from lmtrain.spec import LanguageModel, Start
 
 
@@ -62,7 +62,7 @@ def build_parallel(
     mesh = mesh or build_mesh(Layout(), device)
     shards = (mesh.dp if training else mesh.dp_shard).size > 1 or always_shard
     if shards:
-        from lmtrain.parallel import sharding  # because: FSDP takes half a CPU second to import
+        from lmtrain.parallel.weights import sharding  # because: FSDP takes half a CPU second to import
     dtype = WORK_DTYPE[precision.kind]
     sequence = parallel.sequence_parallel and mesh.tp.size > 1
     on_gpu = device.type == "cuda" and has_kernel_compiler()

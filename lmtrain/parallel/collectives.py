@@ -16,10 +16,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from lmtrain.observe import phases
+from lmtrain.observe.measure import phases
 from lmtrain.parallel.mesh import Axis
 from lmtrain.parallel.products import weight_product
-from lmtrain.runtime.faults import fault_point
+from lmtrain.runtime.processes.faults import fault_point
 
 # because: torch 2.13 renamed them and warns at the old names, 2.11 has the old ones alone
 all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lmtrain.models.model_settings import true_weights
-from lmtrain.observe.histogram import EDGES, Histogram
+from lmtrain.observe.measure.histogram import EDGES, Histogram
 from lmtrain.parallel.collectives import all_reduce
 from lmtrain.parallel.model import ParallelModel
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from lmtrain.batch import IGNORED, Batch
 from lmtrain.errors import RanksDifferError
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.parallel.attending import masks_of_positions
+from lmtrain.parallel.blocks.masks import masks_of_positions
 from lmtrain.parallel.collectives import all_reduce, gather_columns, gather_sequence
 from lmtrain.parallel.mesh import Axis, Mesh
 from lmtrain.parallel.pipeline.executor import OneStage, Pipeline

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from lmtrain.errors import LayoutError
 from lmtrain.layout import Coordinate, Layout
-from lmtrain.runtime.process_group import new_group
+from lmtrain.runtime.processes.process_group import new_group
 
 
 @dataclass(frozen=True)

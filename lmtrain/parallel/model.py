@@ -11,20 +11,20 @@ from lmtrain.batch import Batch
 from lmtrain.data.loader import StepBatches
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.objectives.causal_lm import CausalLM
-from lmtrain.observe import phases
+from lmtrain.observe.measure import phases
 from lmtrain.optim.adamw import OnePassAdamW
 from lmtrain.optim.whole import Alone, Whole
-from lmtrain.parallel.begun import Begun, Weights
+from lmtrain.parallel.blocks.dropout import Noise
 from lmtrain.parallel.collectives import all_reduce
-from lmtrain.parallel.dropout import Noise
-from lmtrain.parallel.grads import apply_clip, clip_factor, gradient_norm, sum_partial_gradients
 from lmtrain.parallel.inference import Inference, chunks
 from lmtrain.parallel.mesh import Mesh
+from lmtrain.parallel.pipeline.begun import Begun, Weights
 from lmtrain.parallel.pipeline.executor import OneStage, Pipeline
-from lmtrain.parallel.precision import LossScale
 from lmtrain.parallel.shards import owned, pieces_of
-from lmtrain.parallel.tied import TiedSums, sum_gradients
-from lmtrain.parallel.whole_weights import Spread
+from lmtrain.parallel.weights.gathered_weights import Spread
+from lmtrain.parallel.weights.grads import apply_clip, clip_factor, gradient_norm, sum_partial_gradients
+from lmtrain.parallel.weights.precision import LossScale
+from lmtrain.parallel.weights.tied import TiedSums, sum_gradients
 from lmtrain.piece import Piece
 from lmtrain.placement.places import Place
 from lmtrain.spec import LanguageModel

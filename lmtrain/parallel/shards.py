@@ -16,7 +16,7 @@ from torch import Tensor
 from lmtrain.models.init import drawn
 from lmtrain.piece import Piece
 from lmtrain.placement.places import Place, Region
-from lmtrain.runtime.faults import fault_point
+from lmtrain.runtime.processes.faults import fault_point
 from lmtrain.spec import Start
 
 Places = Mapping[str, Place]

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.plan.factors import Factors, fitted, interval
-from lmtrain.plan.hardware import Hardware
-from lmtrain.plan.ours import Planned
-from lmtrain.plan.rank import Prices
-from lmtrain.plan.replay import price_runs
+from lmtrain.plan.price.factors import Factors, fitted, interval
+from lmtrain.plan.price.hardware import Hardware
+from lmtrain.plan.run_model.replay import price_runs
+from lmtrain.plan.run_model.run import Planned
+from lmtrain.plan.search.rank import Prices
 
 FIGURES = ("peak_tflops", "memory_GBps", "link_GBps", "nic_GBps")
 FACTORS_HERE = ("side_ramp", "seq_ramp", "gap_s", "link_latency_s", "hop_latency_s", "step_s", "update_bytes")

@@ -19,7 +19,7 @@ from typing import Any
 import tokenizers
 
 from lmtrain.errors import DataError, MissingInputError, brief
-from lmtrain.runtime.files import atomic_file, open_regular, read_range
+from lmtrain.runtime.files.files import atomic_file, open_regular, read_range
 from lmtrain.tokenizer import bpe, wordpiece
 from lmtrain.tokenizer.judge import MAX_BYTES, is_ours, judged, library_errors, refuse_too_many
 

@@ -13,7 +13,7 @@ from typing import Literal
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from lmtrain.errors import DataError, brief
-from lmtrain.runtime.files import parse_json
+from lmtrain.runtime.files.files import parse_json
 
 EOD = "<|endoftext|>"
 ALPHABET = frozenset(pre_tokenizers.ByteLevel.alphabet())  # one letter for each of the 256 bytes

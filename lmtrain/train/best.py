@@ -12,7 +12,7 @@ from lmtrain.checkpoint.checkpoint_settings import CheckpointSettings
 from lmtrain.config.base import Problem
 from lmtrain.data.data_settings import DataChoice
 from lmtrain.errors import nearest
-from lmtrain.observe.measures import names_of_validation
+from lmtrain.observe.measure.measures import names_of_validation
 from lmtrain.train.eval_settings import EvalSettings
 from lmtrain.train.train_settings import TrainSettings
 

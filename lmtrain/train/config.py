@@ -23,7 +23,7 @@ from lmtrain.parallel.precision_settings import PrecisionSettings
 from lmtrain.parallel.recompute_settings import NoRecomputeSettings, RecomputeSettings
 from lmtrain.placement.batch_rules import batch_problems, rampup_problems
 from lmtrain.placement.parallel_settings import ParallelSettings, layout_problems
-from lmtrain.plan.hardware import Hardware
+from lmtrain.plan.price.hardware import Hardware
 from lmtrain.train.best import best_problems
 from lmtrain.train.eval_settings import EvalSettings
 from lmtrain.train.train_settings import ObserveSettings, RunSettings, TrainSettings

@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 
 from lmtrain.layout import Layout
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.observe import phases
-from lmtrain.observe.memory import Memory
+from lmtrain.observe.measure import phases
+from lmtrain.observe.measure.memory import Memory
 from lmtrain.observe.stragglers.judge import LEAST, LEAST_S, LINK_LEAST, LINK_LEAST_S, Watched
 from lmtrain.observe.stragglers.words import link_words, rank_words, who
 from lmtrain.observe.stragglers.work import COLUMNS, OWN, STEPS, WAITS, Work
 from lmtrain.parallel.mesh import Mesh
 from lmtrain.placement.stages import stages_of_rank
-from lmtrain.runtime.process_group import gather_to_first
+from lmtrain.runtime.processes.process_group import gather_to_first
 from lmtrain.train.config import RunConfig
 
 _ENDS = COLUMNS.index("sent")  # (sent, came) of the next rank along pp, then of the one before

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from lmtrain.errors import OutputError, StorageError, passed_on
-from lmtrain.observe import phases
+from lmtrain.observe.measure import phases
 from lmtrain.train import state
-from lmtrain.train.records import report_save
-from lmtrain.train.setup import Run
+from lmtrain.train.record.records import report_save
+from lmtrain.train.run import Run
 
 MOST_FAILED = 3  # in a row
 

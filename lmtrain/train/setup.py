@@ -6,9 +6,9 @@ save; only rank 0 speaks and keeps the run's folder. The second step of the stai
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -19,51 +19,24 @@ from lmtrain.checkpoint.save.agreement import Peers, together
 from lmtrain.checkpoint.save.writer import CheckpointWriter
 from lmtrain.checkpoint.store import CHECKPOINTS, sweep
 from lmtrain.data.loader import Loader
-from lmtrain.observe.display import RunView
-from lmtrain.observe.memory import Memory
-from lmtrain.observe.metrics import MetricsLog
-from lmtrain.observe.sinks.behind import Sinks
-from lmtrain.observe.throughput import Throughput, peak_flops
+from lmtrain.observe.measure.memory import Memory
+from lmtrain.observe.measure.throughput import Throughput, peak_flops
 from lmtrain.optim.groups import build_groups
 from lmtrain.optim.optim_settings import OptimSettings
 from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.mesh import Mesh
 from lmtrain.parallel.model import ParallelModel
-from lmtrain.runtime.device import device_name, set_deterministic, set_tf32, set_threads
-from lmtrain.runtime.files import folder_lock
+from lmtrain.runtime.files.files import folder_lock
+from lmtrain.runtime.machine.device import device_name, set_deterministic, set_tf32, set_threads
 from lmtrain.train import state
+from lmtrain.train.before.preflight import Inputs
+from lmtrain.train.before.resume_checks import passed_over
 from lmtrain.train.config import RunConfig
 from lmtrain.train.costs import Costs
-from lmtrain.train.peers import saving_peers, setup_peers
-from lmtrain.train.preflight import Inputs
-from lmtrain.train.resumed import passed_over
-from lmtrain.train.shown import open_records, open_view, show_beginning, worth_before
+from lmtrain.train.ranks.peers import saving_peers, setup_peers
+from lmtrain.train.record.outputs import open_records, open_view, show_beginning, worth_before
+from lmtrain.train.run import Run
 from lmtrain.train.stop_file import STOP, last_end
-
-
-@dataclass
-class Run:
-    """All that the loop needs; lives as long as the `open_run` block."""
-
-    config: RunConfig
-    inputs: Inputs
-    folder: Path
-    mesh: Mesh
-    model: ParallelModel
-    optimizer: torch.optim.Optimizer
-    progress: state.Progress
-    loader: Loader
-    writer: CheckpointWriter
-    metrics: MetricsLog | None  # on rank 0 alone
-    sinks: Sinks
-    view: RunView
-    throughput: Throughput
-    costs: Costs
-    memory: Memory
-    before: Mapping[str, object]  # how the start before this one ended
-    passed_over: tuple[str, ...] = ()  # damaged checkpoints that the run does not go on from, in words
-    reported_save: int | None = None  # the newest checkpoint that metrics and view have told of
-    failed_saves: int = 0  # since then
 
 
 @contextmanager

@@ -16,14 +16,14 @@ from lmtrain.checkpoint.reader import CheckpointReader
 from lmtrain.checkpoint.save.agreement import Peers, together
 from lmtrain.checkpoint.store import CHECKPOINTS
 from lmtrain.errors import CheckpointError, LmtrainError, OutputError
-from lmtrain.observe import phases
+from lmtrain.observe.measure import phases
 from lmtrain.optim import state as optimizer_state
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.piece import Piece
-from lmtrain.runtime.faults import fault_point
+from lmtrain.runtime.processes.faults import fault_point
+from lmtrain.train.before.preflight import Inputs, find_resume
+from lmtrain.train.before.resume_checks import check_same_run, pass_over
 from lmtrain.train.config import RunConfig
-from lmtrain.train.preflight import Inputs, find_resume
-from lmtrain.train.resumed import check_same_run, pass_over
 
 
 @dataclass

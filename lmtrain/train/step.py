@@ -13,10 +13,10 @@ import torch
 
 from lmtrain.data.loader import StepBatches
 from lmtrain.errors import NonFiniteLossError
-from lmtrain.observe import phases
+from lmtrain.observe.measure import phases
 from lmtrain.optim.groups import apply_learning_rate
 from lmtrain.parallel.model import ParallelModel
-from lmtrain.runtime.faults import fault_point
+from lmtrain.runtime.processes.faults import fault_point
 
 
 @dataclass(frozen=True)

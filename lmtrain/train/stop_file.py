@@ -13,9 +13,9 @@ from typing import Any
 
 from lmtrain.checkpoint.store import CHECKPOINTS, latest, step_of
 from lmtrain.errors import LmtrainError, OutputError, PeerLostError, StoppedEarly, brief
-from lmtrain.runtime.files import folder_lock, read_json, write_json
-from lmtrain.runtime.launch import Outcome
-from lmtrain.runtime.process import ProcessEnv
+from lmtrain.runtime.files.files import folder_lock, read_json, write_json
+from lmtrain.runtime.processes.launch import Outcome
+from lmtrain.runtime.processes.process import ProcessEnv
 from lmtrain.train.config import RunConfig
 
 STOP = "stop.json"

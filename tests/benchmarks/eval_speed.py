@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lmtrain.eval.articles import pages
+from lmtrain.eval.recipes.articles import pages
 
 LEAST = {"lambada": 1.6, "wikitext": 1.1, "stride 32": 1.3}  # times as fast
 STRIDE = 32
@@ -54,8 +54,8 @@ def pieces(given: argparse.Namespace) -> list[Piece]:
 
 def ours(checkpoint: str, batch_size: int) -> dict[str, Score]:
     from lmtrain.eval.harness import LmtrainModel
-    from lmtrain.eval.scoring import Scorer
-    from lmtrain.eval.windows import WindowedRequests
+    from lmtrain.eval.scoring.scoring import Scorer
+    from lmtrain.eval.text.windows import WindowedRequests
 
     model = LmtrainModel(checkpoint, device="cpu", batch_size=batch_size)
 

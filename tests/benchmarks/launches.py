@@ -31,9 +31,9 @@ from lmtrain.batch import Batch
 from lmtrain.kernels import on_gpu
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.parallel.compile import apply_compile
-from lmtrain.parallel.precision import MasterWeights
+from lmtrain.parallel.blocks.compile import apply_compile
 from lmtrain.parallel.products import apply_own_linears, summing
+from lmtrain.parallel.weights.precision import MasterWeights
 from lmtrain.placement.memory import FP32_BYTES
 from lmtrain.spec import ModelShape
 from tests.layouts.bugs import replaced

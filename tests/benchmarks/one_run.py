@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lmtrain.cli.main import main as lmtrain
+from lmtrain.observe.measure.throughput import peak_flops
 from lmtrain.observe.metrics import read_metrics
 from lmtrain.observe.profile.kernels import read_tables
-from lmtrain.observe.throughput import peak_flops
-from lmtrain.plan.ranks import rank_bytes_of
+from lmtrain.plan.run_model.ranks import rank_bytes_of
+from lmtrain.train.before.preflight import load_data
 from lmtrain.train.config import RunConfig
-from lmtrain.train.forecast import planned_of
-from lmtrain.train.preflight import load_data
+from lmtrain.train.layouts.forecast import planned_of
 from tests.benchmarks.switches import ATTENTION, only_attention, turn_off
 from tests.benchmarks.workloads import WORKLOADS, Workload
 

@@ -29,16 +29,16 @@ from lmtrain.data.loader import StepBatches
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.layers.block import Surroundings
 from lmtrain.optim.adamw_settings import AdamWSettings
-from lmtrain.parallel import sharding
 from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.parallel.pipeline import messages
 from lmtrain.parallel.precision_settings import Fp32Settings
 from lmtrain.parallel.split_backward import weight_gradient
+from lmtrain.parallel.weights import sharding
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.plan.ours import Planned
-from lmtrain.plan.replay import Seconds, replay
+from lmtrain.plan.run_model.replay import Seconds, replay
+from lmtrain.plan.run_model.run import Planned
 from tests.layouts.bugs import replaced
 from tests.layouts.workers import Pool
 

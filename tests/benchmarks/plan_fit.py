@@ -13,7 +13,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from lmtrain.plan.factors import FITTED, Factor, Factors
+from lmtrain.plan.price.factors import FITTED, Factor, Factors
 
 Floats = NDArray[np.float64]
 Residuals = Callable[[Factors], Floats]

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.plan.case import columns
-from lmtrain.plan.factors import MEMORY_FACTORS, Factors
-from lmtrain.plan.memory import GIB, RankMemory, price_memory
+from lmtrain.plan.price.factors import MEMORY_FACTORS, Factors
+from lmtrain.plan.price.workload import columns
+from lmtrain.plan.run_model.memory import GIB, RankMemory, price_memory
 from tests.benchmarks.plan_fit import Floats, fit, print_factors, root_weights, store
 from tests.benchmarks.published_runs import PROGRAMS, Row, case_of, read_rows, why_not
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.plan.case import columns
-from lmtrain.plan.factors import FACTORS, Factors
-from lmtrain.plan.step import price_step
+from lmtrain.plan.price.factors import FACTORS, Factors
+from lmtrain.plan.price.step import price_step
+from lmtrain.plan.price.workload import columns
 from tests.benchmarks.plan_fit import Floats, fit, print_factors, root_weights, store
 from tests.benchmarks.published_runs import Published, published, read_rows, seconds_of, why_not
 from tests.unit.plan.machines import nominal

@@ -10,9 +10,9 @@ import resource
 import sys
 import time
 
-from lmtrain.cli.planning import asked
-from lmtrain.plan.rank import Limits, Prices, rank
-from lmtrain.plan.search import legal
+from lmtrain.cli.plan.planning import asked
+from lmtrain.plan.search.rank import Limits, Prices, rank
+from lmtrain.plan.search.search import legal
 
 
 def main() -> None:

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lmtrain.plan.case import Again, Attention, Case, Overlap, Pointwise, Program, Schedule
-from lmtrain.plan.hardware import Hardware
+from lmtrain.plan.price.hardware import Hardware
+from lmtrain.plan.price.workload import Again, Attention, Case, Overlap, Pointwise, Program, Schedule
 from tests.unit.plan.machines import hardware_named
 
 CONF = Path(__file__).parents[2] / "conf" / "hardware"

@@ -33,7 +33,7 @@ from lmtrain.checkpoint.save.commit import commit, write_rank
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.placement.memory import FP32_BYTES
 from lmtrain.placement.parse import parse_layout
-from lmtrain.runtime.files import forget_cached
+from lmtrain.runtime.files.files import forget_cached
 from tests.unit.checkpoint.layouts import SLOTS
 
 WIDTH, VOCAB = 2048, 50_257  # of a model of 1.0B parameters with 17 layers

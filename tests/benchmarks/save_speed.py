@@ -30,7 +30,7 @@ from lmtrain.parallel.compute_settings import ComputeSettings
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.parallel.precision_settings import Fp32Settings
 from lmtrain.piece import Piece
-from lmtrain.runtime.files import forget_cached
+from lmtrain.runtime.files.files import forget_cached
 from lmtrain.train import state
 from lmtrain.train.setup import build_optimizer
 

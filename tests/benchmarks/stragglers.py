@@ -29,7 +29,7 @@ from torch import Tensor
 from lmtrain.batch import Batch
 from lmtrain.data.loader import StepBatches
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.observe.memory import Memory
+from lmtrain.observe.measure.memory import Memory
 from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings
 from lmtrain.parallel.mesh import build_mesh
@@ -37,9 +37,9 @@ from lmtrain.parallel.pipeline import messages
 from lmtrain.parallel.precision_settings import Fp32Settings
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.train.costs import Costs
+from lmtrain.train.in_loop.requests import Requests
 from lmtrain.train.pace import Pace
-from lmtrain.train.peers import Vote
-from lmtrain.train.requests import Requests
+from lmtrain.train.ranks.peers import Vote
 from lmtrain.train.step import train_step
 from tests.layouts.workers import Pool
 

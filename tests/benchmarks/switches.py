@@ -41,7 +41,7 @@ SWITCHES = {
     "kernels": Switch("lmtrain.kernels.on_gpu", "FUSES_ON", set),
     # masks of blocks, for flex_attention; masks of all positions in their place
     "block_masks": Switch(
-        "lmtrain.parallel.attending", "apply_block_masks", lambda: lambda *_, **__: None, "lmtrain.parallel.apply"
+        "lmtrain.parallel.blocks.masks", "apply_block_masks", lambda: lambda *_, **__: None, "lmtrain.parallel.apply"
     ),
 }
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lmtrain.observe import phases
+from lmtrain.observe.measure import phases
 from lmtrain.observe.spans.format import Header
 from lmtrain.observe.spans.recorder import Recorder
 from lmtrain.observe.spans.span_file import SpanFile

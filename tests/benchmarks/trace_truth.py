@@ -31,7 +31,7 @@ from lmtrain.data.loader import StepBatches
 from lmtrain.layout import Layout
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.layers.block import Surroundings
-from lmtrain.observe import phases
+from lmtrain.observe.measure import phases
 from lmtrain.observe.spans import recorder as recording
 from lmtrain.observe.spans.format import Header, file_name, read_spans
 from lmtrain.observe.spans.span_file import SpanFile

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import lmtrain.__main__
-from lmtrain.cli import rank_imports
-from lmtrain.runtime.rank_starter import Program, RankStarter, adopting_orphans
-from lmtrain.runtime.signals import unblock_stops
+from lmtrain.cli.ranks import imports
+from lmtrain.runtime.processes.rank_starter import Program, RankStarter, adopting_orphans
+from lmtrain.runtime.processes.signals import unblock_stops
 
 MODULE = "tests.cli.forking"
 # read while modules are imported, or once for all
@@ -30,7 +30,7 @@ _SHARED = {
 }  # fmt: skip
 # what rank_imports adds for some settings: a launcher that has all imports of its ranks forks their server from itself
 _BY_SETTINGS = (
-    rank_imports.COMPILER, rank_imports.PIPELINE, "lmtrain.models.bert", "lmtrain.models.gpt", "lmtrain.optim.adamw",
+    imports.COMPILER, imports.PIPELINE, "lmtrain.models.bert", "lmtrain.models.gpt", "lmtrain.optim.adamw",
     "lmtrain.optim.lamb", "lmtrain.optim.muon",
 )  # fmt: skip
 _server: _Server | None = None
@@ -69,10 +69,10 @@ class _Server:
         self.environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
         self.environment |= _SHARED
         self.folder = os.getcwd()
-        imports = sorted({*rank_imports.RUN, *rank_imports.EVALUATION, *_BY_SETTINGS, MODULE})
+        modules = sorted({*imports.RUN, *imports.EVALUATION, *_BY_SETTINGS, MODULE})
         self._adopting = adopting_orphans()
         self._adopting.__enter__()
-        self.starter = RankStarter(Program([], imports=imports), self.environment, "tests", say=_fail, explain=_fail)
+        self.starter = RankStarter(Program([], imports=modules), self.environment, "tests", say=_fail, explain=_fail)
         self.started: list[Forked] = []
 
     def changes(self, wanted: Mapping[str, str]) -> dict[str, str] | None:

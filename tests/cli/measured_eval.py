@@ -13,13 +13,13 @@ from pathlib import Path
 # because: all that an evaluation imports is there before the baseline is taken
 import lmtrain.eval.load
 import lmtrain.parallel.mesh
-import lmtrain.runtime.process_group  # noqa: F401
+import lmtrain.runtime.processes.process_group  # noqa: F401
 from lmtrain.checkpoint.reader import CheckpointReader  # noqa: F401
-from lmtrain.cli.subject import find_subject, on_processes, settle_layout
+from lmtrain.cli.eval.model_source import find_subject, on_processes, settle_layout
 from lmtrain.eval.runner import run
 from lmtrain.eval.task import find_task
-from lmtrain.eval.texts import TextInput
-from lmtrain.runtime.process import ProcessEnv
+from lmtrain.eval.text.texts import TextInput
+from lmtrain.runtime.processes.process import ProcessEnv
 from tests.layouts.memory import living_tensors, storages
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lmtrain.cli.settings_reference import known_keys
+from lmtrain.cli.keys.settings_reference import known_keys
 from lmtrain.config.compose import conf_dir, group_choices
 from tests.cli.harness import lmtrain
 from tests.marks import wide

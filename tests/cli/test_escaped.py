@@ -16,8 +16,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from lmtrain.cli.screen import Screen
-from lmtrain.observe.escaped import escaped
+from lmtrain.cli.screen.console import Screen
+from lmtrain.observe.safe_text import escaped
 from tests.cli.harness import Toy, lmtrain, outcome
 
 HOSTILE = "a[/b][red]\x1b[2J\x9b31m\u202e:smile:"

@@ -16,9 +16,9 @@ from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings
 from lmtrain.parallel.precision_settings import Fp32Settings
-from lmtrain.runtime.launch import launch
-from lmtrain.runtime.process import NodeRanks
-from lmtrain.runtime.rank_starter import Program
+from lmtrain.runtime.processes.launch import launch
+from lmtrain.runtime.processes.process import NodeRanks
+from lmtrain.runtime.processes.rank_starter import Program
 from lmtrain.tokenizer.train import train_bpe
 
 TEXT = "A process holds its share of the model, and a text is scored by all of them. " * 4

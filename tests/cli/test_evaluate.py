@@ -14,7 +14,7 @@ import torch
 from typer.testing import CliRunner
 
 from data_tools.read.sources import find_sources
-from lmtrain.cli.evaluate import read_texts
+from lmtrain.cli.eval.evaluate import read_texts
 from lmtrain.cli.main import app
 from lmtrain.errors import LmtrainError
 from tests.cli.harness import Toy, lmtrain

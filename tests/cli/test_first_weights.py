@@ -17,8 +17,8 @@ from lmtrain.checkpoint.reader import CheckpointReader
 from lmtrain.config.compose import compose
 from lmtrain.exchange.scores import answers
 from lmtrain.observe.metrics import read_metrics
+from lmtrain.train.before.preflight import load_data
 from lmtrain.train.config import RunConfig
-from lmtrain.train.preflight import load_data
 from tests.cli.harness import Toy, lmtrain, start
 from tests.marks import wide
 

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from lmtrain.models.init import apply_ties
-from lmtrain.observe import measures
+from lmtrain.observe.measure import measures
 from tests.benchmarks.bare_torch import Bare
 from tests.benchmarks.one_run import shape_of
 from tests.benchmarks.switches import SWITCHES, Switch, present, turn_off
@@ -98,8 +98,8 @@ def test_all_kinds_of_recompute_are_measured() -> None:
 
 
 def test_a_switch_that_the_tree_lacks_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SWITCHES, "nothing", Switch("lmtrain.parallel.compile", "no_such_name", set))
-    monkeypatch.setitem(SWITCHES, "something", Switch("lmtrain.parallel.compile", "apply_compile", set))
+    monkeypatch.setitem(SWITCHES, "nothing", Switch("lmtrain.parallel.blocks.compile", "no_such_name", set))
+    monkeypatch.setitem(SWITCHES, "something", Switch("lmtrain.parallel.blocks.compile", "apply_compile", set))
     assert "something" in present()
     assert "nothing" not in present()
 
@@ -111,7 +111,8 @@ def test_a_switch_has_not_lost_what_it_turns_off(name: str) -> None:
 
 
 def test_a_switch_turns_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SWITCHES, "something", Switch("lmtrain.observe.measures", "worth_by_step", lambda: "off"))
+    switch = Switch("lmtrain.observe.measure.measures", "worth_by_step", lambda: "off")
+    monkeypatch.setitem(SWITCHES, "something", switch)
     monkeypatch.setattr(measures, "worth_by_step", "on")
     turn_off(["something"])
     assert measures.worth_by_step == "off"  # type: ignore[comparison-overlap]

@@ -10,7 +10,7 @@ import pytest
 from typer.main import get_command
 
 from lmtrain.cli.main import app
-from lmtrain.cli.pretrain_view import EXAMPLES
+from lmtrain.cli.pretrain.summary import EXAMPLES
 from lmtrain.cli.reference import cli_page, commands
 from lmtrain.cli.verbs import HELP
 from tests.cli.harness import lmtrain

@@ -25,13 +25,14 @@ RUN = (
     "torch._dynamo", "torch._inductor", "torch.onnx", "torch.fx.experimental.symbolic_shapes", "sympy", "mpmath",
     "triton",
     # what only several processes use
-    "torch.distributed.fsdp", "torch.distributed.tensor", "torch.distributed.algorithms", "lmtrain.parallel.sharding",
+    "torch.distributed.fsdp", "torch.distributed.tensor", "torch.distributed.algorithms",
+    "lmtrain.parallel.weights.sharding",
     # writers and readers of other formats
     "tensorboard", "torch.utils.tensorboard", "wandb", "transformers", "pandas", "pyarrow", "scipy", "networkx",
     # what only help and reports draw with
     "pygments", "markdown_it", "rich.markdown", "rich.syntax", "rich.traceback", "rich.progress",
     # verbs that are not called
-    "lmtrain.cli.corpus", "lmtrain.cli.report", "lmtrain.cli.evaluate", "data_tools",
+    "lmtrain.cli.data.corpus", "lmtrain.cli.report.report", "lmtrain.cli.eval.evaluate", "data_tools",
 )  # fmt: skip
 
 # prints {module: our line that is the first to import it}

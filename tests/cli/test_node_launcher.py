@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import typer
 
-from lmtrain.cli.ending import reasons_kept, stoppable
-from lmtrain.cli.launching import run_attempts
+from lmtrain.cli.pretrain.ending import reasons_kept, stoppable
+from lmtrain.cli.ranks.launching import run_attempts
 from lmtrain.config.compose import compose
 from lmtrain.errors import StoppedEarly
-from lmtrain.runtime.launch import Outcome
-from lmtrain.runtime.process import ProcessEnv
-from lmtrain.runtime.signals import Stopped
+from lmtrain.runtime.processes.launch import Outcome
+from lmtrain.runtime.processes.process import ProcessEnv
+from lmtrain.runtime.processes.signals import Stopped
 from lmtrain.train.config import RunConfig
 from lmtrain.train.stop_file import STOP
 
@@ -56,8 +56,9 @@ def test_another_nodes_launcher_writes_what_nobody_has_written(
             write(tmp_path, meanwhile)
         return KILLED
 
-    monkeypatch.setattr("lmtrain.runtime.launch.launch", launch)
-    monkeypatch.setattr("lmtrain.runtime.signals.ignore_stops", lambda: None)  # because: of this process, which goes on
+    monkeypatch.setattr("lmtrain.runtime.processes.launch.launch", launch)
+    # because: this process goes on
+    monkeypatch.setattr("lmtrain.runtime.processes.signals.ignore_stops", lambda: None)
     if before is not None:
         write(tmp_path, before)
     inputs: Any = SimpleNamespace(resume_from=None, tokenizer=SimpleNamespace(source="t"))
@@ -88,7 +89,7 @@ def test_rank_0_that_is_asked_to_stop_leaves_the_reason_of_another_node(
 ) -> None:
     """srun asks all tasks to stop once one of them has failed."""
     for name in ("end_now", "ignore_stops"):
-        monkeypatch.setattr(f"lmtrain.cli.ending.{name}", lambda *_: None)
+        monkeypatch.setattr(f"lmtrain.cli.pretrain.ending.{name}", lambda *_: None)
     write(tmp_path, EARLIER)
     end(config, lambda: write(tmp_path, OTHERS) if is_written else None)
     assert (cause(tmp_path) == OTHERS["cause"]) == is_written

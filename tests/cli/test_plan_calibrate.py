@@ -12,7 +12,7 @@ import pytest
 
 from lmtrain.plan import calibrate
 from lmtrain.plan.calibrate import Calibrated, Measured
-from lmtrain.plan.hardware import Hardware
+from lmtrain.plan.price.hardware import Hardware
 from tests.cli.harness import Toy, lmtrain
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lmtrain.cli.report_ranks import Square, squares
+from lmtrain.cli.report.ranks import Square, squares
 from lmtrain.layout import Coordinate
 from lmtrain.page.document import _DARK, _LIGHT
 

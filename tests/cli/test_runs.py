@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from rich.cells import cell_len
 
-from lmtrain.cli.runs_plot import draw
+from lmtrain.cli.runs.plot import draw
 from tests.cli.harness import Toy, lmtrain, on_terminal
 
 

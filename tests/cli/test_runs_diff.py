@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from lmtrain.data.store.indexed import IndexedDataset
 from lmtrain.data.store.writer import DatasetWriter
 from lmtrain.observe.metrics import read_metrics
-from lmtrain.runtime.process import environment_report
+from lmtrain.runtime.processes.process import environment_report
 from lmtrain.tokenizer.base import Tokenizer
-from lmtrain.train import loop, setup, shown
-from lmtrain.train.records import report_step
+from lmtrain.train import loop, setup
+from lmtrain.train.record import outputs
+from lmtrain.train.record.records import report_step
 from lmtrain.train.step import train_step
 from tests.cli.harness import Toy, lmtrain
 
@@ -136,7 +137,7 @@ def test_a_library(
 
     monkeypatch.setattr(loop, "train_step", other)
     monkeypatch.setattr(
-        shown, "environment_report", lambda: (found := report()) | {"packages": found["packages"] | {name: version}}
+        outputs, "environment_report", lambda: (found := report()) | {"packages": found["packages"] | {name: version}}
     )
     lmtrain("pretrain", *toy.settings(tmp_path / "b", **SHARED))
     facts = compared(base[0], tmp_path / "b")

@@ -19,7 +19,8 @@ import pytest
 
 from lmtrain.observe.growing_file import GrowingFile
 from lmtrain.observe.metrics import read_metrics
-from lmtrain.train import loop, records
+from lmtrain.train import loop
+from lmtrain.train.record import records
 from lmtrain.train.step import train_step
 from tests.cli.harness import Toy, lmtrain, outcome, start
 

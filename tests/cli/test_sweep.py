@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.cli.sweep import Job, folder_name, is_done, plan, run_all
+from lmtrain.cli.pretrain.sweep import Job, folder_name, is_done, plan, run_all
 from lmtrain.config.compose import compose_plain
 from lmtrain.errors import StoppedEarly
-from lmtrain.runtime.signals import STOPS, listen
+from lmtrain.runtime.processes.signals import STOPS, listen
 from tests.cli.harness import Toy, lmtrain, start
 
 NAMES: dict[str, dict[str, str]] = {

@@ -26,7 +26,7 @@ from lmtrain.objectives.cross_entropy import cross_entropy_sum
 from lmtrain.objectives.masked_lm import build_objective
 from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings
-from lmtrain.parallel.precision import WORK_DTYPE
+from lmtrain.parallel.weights.precision import WORK_DTYPE
 from lmtrain.placement.stages import places_of_rank
 from tests.layouts.bugs import replaced
 from tests.layouts.cases import Case

@@ -15,8 +15,8 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]
 
 from lmtrain.errors import LmtrainError
 from lmtrain.observe.watch.guard import watched
-from lmtrain.runtime.process import ProcessEnv
-from lmtrain.runtime.process_group import Peers, peer_errors
+from lmtrain.runtime.processes.process import ProcessEnv
+from lmtrain.runtime.processes.process_group import Peers, peer_errors
 from tests.layouts.worker import one_gpu
 
 

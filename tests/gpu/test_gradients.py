@@ -13,8 +13,8 @@ from lmtrain.kernels.cross_entropy import gradient as right_gradient
 from lmtrain.models.layers import attention
 from lmtrain.models.layers.positions import Rotation
 from lmtrain.objectives import cross_entropy
-from lmtrain.parallel import precision as precision_room
 from lmtrain.parallel import products
+from lmtrain.parallel.weights import precision as precision_room
 from lmtrain.placement.masks import of_blocks
 from tests.gpu.gradients import CPU, Limits, by_lmtrain
 from tests.layouts.bugs import replaced

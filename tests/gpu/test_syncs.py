@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lmtrain.observe import phases
+from lmtrain.observe.measure import phases
 from lmtrain.observe.spans.device import DeviceClock
 from lmtrain.observe.spans.format import Header, read_spans
 from lmtrain.observe.spans.recorder import Recorder

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from lmtrain.cli.conf_files import CommentedFile
+from lmtrain.cli.keys.conf_files import CommentedFile
+from lmtrain.cli.keys.settings_reference import settings_page
 from lmtrain.cli.main import app
 from lmtrain.cli.reference import commands, main, pages
-from lmtrain.cli.settings_reference import settings_page
 from lmtrain.config.compose import compose, conf_dir, sweep
 from lmtrain.errors import LmtrainError
 from lmtrain.train.config import RunConfig

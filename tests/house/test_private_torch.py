@@ -10,12 +10,12 @@ ALLOWED = {
     "lmtrain/optim/lamb.py": MANY,
     "lmtrain/optim/moments.py": MANY,
     "lmtrain/optim/muon.py": MANY,
-    "lmtrain/parallel/grads.py": MANY,
-    "lmtrain/parallel/precision.py": MANY,
+    "lmtrain/parallel/weights/grads.py": MANY,
+    "lmtrain/parallel/weights/precision.py": MANY,
     "lmtrain/parallel/shards.py": MANY,
-    "lmtrain/parallel/recompute.py": "the operators of fused attention, which selective recompute keeps by their names",
-    "lmtrain/runtime/flight.py": "the flight recorder's rows of this process as JSON, which have no public name",
-    "lmtrain/parallel/sharding.py": "FSDP has no public call for the end of a backward that its hooks did not see",
+    "lmtrain/parallel/blocks/recompute.py": "operators of fused attention, which recompute keeps by their names",
+    "lmtrain/runtime/machine/flight.py": "the flight recorder's rows of this process, which have no public name",
+    "lmtrain/parallel/weights/sharding.py": "FSDP has no public call for the end of a backward that no hook saw",
 }
 
 

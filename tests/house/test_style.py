@@ -12,7 +12,7 @@ import pytest
 MOST_LINES = 400
 LATER = re.compile(r"\b(TODO|FIXME|XXX|HACK|NotImplementedError)\b")
 NO_ROOMS = {"utils", "util", "common", "helpers", "helper", "misc"}
-READ_THE_ENVIRONMENT = ("lmtrain.runtime.process", "lmtrain.native")
+READ_THE_ENVIRONMENT = ("lmtrain.runtime.processes.process", "lmtrain.native")
 
 
 def length_problems(house: Any) -> list[str]:
@@ -61,7 +61,7 @@ def environment_problems(house: Any) -> list[str]:
             or (isinstance(node, ast.ImportFrom) and node.module == "os" and "environ" in {a.name for a in node.names})
         }
         problems += [
-            f"{module.shown}:{line} reads the environment. Let lmtrain/runtime/process.py read it and hand it in."
+            f"{module.shown}:{line} reads the environment. Let lmtrain/runtime/processes/process.py hand it in."
             for line in sorted(lines)
         ]
     return problems
@@ -102,5 +102,5 @@ def test_a_planted_disorder_is_named(planted: Any, check: Callable[[Any], list[s
 
 
 def test_good_order_passes(planted: Any) -> None:
-    tree = planted({"lmtrain/runtime/process.py": PLATE + "import os\nx = os.environ.get('A')\n"})
+    tree = planted({"lmtrain/runtime/processes/process.py": PLATE + "import os\nx = os.environ.get('A')\n"})
     assert [problem for check in CHECKS for problem in check(tree)] == []

@@ -10,10 +10,10 @@ import pytest
 PRINTERS = {"typer.echo", "typer.secho", "typer.style", "click.echo", "print", "sys.stdout.write", "sys.stderr.write"}
 CONSOLES = {"rich.console.Console", "rich.print", "rich.print_json"}
 ALLOWED = {
-    "lmtrain.cli.terminal", "lmtrain.cli.screen",  # the way
+    "lmtrain.cli.screen.terminal", "lmtrain.cli.screen.console",  # the way
     "lmtrain.cli.reference",  # writes pages, and is no verb
-    "lmtrain.runtime.speakers",  # passes on what verbs have printed
-    "lmtrain.runtime.fork_server",  # ends its forks as Python does, which prints the text of a SystemExit
+    "lmtrain.runtime.processes.speakers",  # passes on what verbs have printed
+    "lmtrain.runtime.processes.fork_server",  # ends its forks as Python does, which prints the text of a SystemExit
     "lmtrain.observe.watch.companion",  # a program of its own, which says in ASCII why its rank was ended
 }  # fmt: skip
 
@@ -31,8 +31,8 @@ def printing_problems(house: Any) -> list[str]:
             first, *rest = _words(node.func)
             called = ".".join([names.get(first, first), *rest])
             if called in PRINTERS | CONSOLES:
-                instead = "lmtrain/cli/screen.py's Screen" if called in CONSOLES else "lmtrain/cli/terminal.py's echo"
-                problems.append(f"{module.shown}:{node.lineno} calls {called}. Print with {instead}.")
+                instead = "console.py's Screen" if called in CONSOLES else "terminal.py's echo"
+                problems.append(f"{module.shown}:{node.lineno} calls {called}. Print with cli/screen/{instead}.")
     return problems
 
 

@@ -16,7 +16,7 @@ ALLOWED = {
     "data_tools.read.streams.readable": "asked by io.BufferedReader",
     "data_tools.read.streams.readinto": "called by io.BufferedReader",
     "data_tools.corpora.fetch.redirect_request": "called by urllib",
-    "lmtrain.cli.runs.parse_args": "called by typer",
+    "lmtrain.cli.runs.runs.parse_args": "called by typer",
     "lmtrain.cli.plain_help.list_commands": "called by typer",
     "lmtrain.cli.plain_help.get_command": "called by typer",
     "lmtrain.cli.verbs.resolve_command": "called by typer",
@@ -29,14 +29,14 @@ ALLOWED = {
     "lmtrain.config.yaml_file.compose_mapping_node": "called by yaml",
     "lmtrain.config.yaml_file.compose_scalar_node": "called by yaml",
     "lmtrain.config.yaml_file.construct_object": "called by yaml",
-    "lmtrain.cli.screen.render_str": "called by rich",
+    "lmtrain.cli.screen.console.render_str": "called by rich",
     "lmtrain.eval.harness.eot_token_id": "asked by lm_eval",
     "lmtrain.eval.harness.tokenizer_name": "asked by lm_eval",
     "lmtrain.eval.harness.loglikelihood_rolling": "called by lm_eval",
     "lmtrain.eval.harness.generate_until": "called by lm_eval",
-    "lmtrain.cli.screen.render": "called by rich",
+    "lmtrain.cli.screen.console.render": "called by rich",
     "lmtrain.observe.watch.companion.main_of_fork": "called by the server that forks ranks, by its name",
-    "lmtrain.parallel.sharding.allocate": "called by FSDP",
+    "lmtrain.parallel.weights.sharding.allocate": "called by FSDP",
 }
 QUIET = {"property", "cached_property", "cache", "abstractmethod", "classmethod", "staticmethod", "contextmanager"}
 

@@ -20,13 +20,14 @@ from lmtrain.models.layers import block_masks, embedding
 from lmtrain.models.stack import Stack
 from lmtrain.models.transformer_settings import TransformerSettings
 from lmtrain.objectives.masked_lm import MaskedLM
-from lmtrain.parallel import collectives, grads, model, products
-from lmtrain.parallel.dropout import Noise
+from lmtrain.parallel import collectives, model, products
+from lmtrain.parallel.blocks.dropout import Noise
 from lmtrain.parallel.mesh import Axis
 from lmtrain.parallel.model import ParallelModel
-from lmtrain.parallel.sharding import ShardedWeights
 from lmtrain.parallel.tensor import layers as tensor
 from lmtrain.parallel.tensor.vocabulary import VocabHead
+from lmtrain.parallel.weights import grads
+from lmtrain.parallel.weights.sharding import ShardedWeights
 from lmtrain.spec import Cut, Cuts, Split
 from tests.layouts import pipeline_bugs
 

@@ -22,11 +22,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.fsdp import FSDPModule
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lmtrain.parallel import sharding
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.parallel.pipeline import executor
 from lmtrain.parallel.pipeline.messages import Post
-from lmtrain.parallel.precision import MasterWeights
+from lmtrain.parallel.weights import sharding
+from lmtrain.parallel.weights.precision import MasterWeights
 from lmtrain.schedules.table import Action
 from lmtrain.train.setup import build_optimizer
 from lmtrain.train.step import train_step

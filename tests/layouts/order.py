@@ -16,12 +16,13 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
-from lmtrain.parallel import collectives, sharding
+from lmtrain.parallel import collectives
 from lmtrain.parallel import model as parallel_model
-from lmtrain.parallel.begun import Begun
+from lmtrain.parallel.pipeline.begun import Begun
 from lmtrain.parallel.pipeline.executor import Pipeline
 from lmtrain.parallel.pipeline.messages import Inbox, Letter, Outbox, Post
-from lmtrain.parallel.tied import TiedSums
+from lmtrain.parallel.weights import sharding
+from lmtrain.parallel.weights.tied import TiedSums
 from lmtrain.schedules.table import Action
 from lmtrain.train.setup import build_optimizer
 from lmtrain.train.step import train_step

@@ -16,9 +16,10 @@ from torch import Tensor
 from lmtrain.batch import Batch
 from lmtrain.models.stack import Stack
 from lmtrain.objectives.causal_lm import CausalLM
-from lmtrain.parallel import apply, grads, tied
-from lmtrain.parallel.dropout import Noise
+from lmtrain.parallel import apply
+from lmtrain.parallel.blocks.dropout import Noise
 from lmtrain.parallel.pipeline.executor import Pipeline
+from lmtrain.parallel.weights import grads, tied
 from lmtrain.placement import stages
 
 Patch = tuple[Any, str, Any]  # owner, name, what stands there instead

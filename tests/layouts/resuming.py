@@ -22,10 +22,11 @@ from lmtrain.parallel.mesh import build_mesh
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.train import train_wordpiece
 from lmtrain.train import state
+from lmtrain.train.before.preflight import Inputs
 from lmtrain.train.config import RunConfig
-from lmtrain.train.preflight import Inputs
+from lmtrain.train.run import Run
 from lmtrain.train.save import save
-from lmtrain.train.setup import Run, open_run
+from lmtrain.train.setup import open_run
 from lmtrain.train.step import train_step
 from lmtrain.train.train_settings import ObserveSettings, RunSettings, TrainSettings
 from tests.layouts.cases import Case

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from lmtrain.optim.adamw_settings import AdamWSettings
-from lmtrain.plan.ours import Planned
-from lmtrain.plan.ranks import rank_bytes_of
+from lmtrain.plan.run_model.ranks import rank_bytes_of
+from lmtrain.plan.run_model.run import Planned
 from tests.layouts.cases import Case, random_cases
 from tests.layouts.toy_data import EvenlyMasked
 from tests.layouts.workers import Pool

@@ -25,7 +25,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from lmtrain.batch import IGNORED, Batch
-from lmtrain.cli.launching import laid_out
+from lmtrain.cli.ranks.launching import laid_out
 from lmtrain.data.dataset import Dataset
 from lmtrain.data.loader import StepBatches
 from lmtrain.data.samples import masked, megatron, packing
@@ -33,17 +33,18 @@ from lmtrain.data.store import documents
 from lmtrain.data.training_data import open_datasets
 from lmtrain.errors import DataError, LmtrainError
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.observe.display import RunView
 from lmtrain.observe.metrics import read_metrics
+from lmtrain.observe.screen.display import RunView
 from lmtrain.observe.spans.format import read_spans
 from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.mesh import build_mesh
-from lmtrain.runtime.device import pick_device, set_deterministic, set_tf32, set_threads
-from lmtrain.runtime.faults import arm
-from lmtrain.runtime.process import ProcessEnv
-from lmtrain.train.forecast import expected_step, forecast_facts, planned_of
-from lmtrain.train.preflight import load_data, preflight
-from lmtrain.train.setup import Run, open_run
+from lmtrain.runtime.machine.device import pick_device, set_deterministic, set_tf32, set_threads
+from lmtrain.runtime.processes.faults import arm
+from lmtrain.runtime.processes.process import ProcessEnv
+from lmtrain.train.before.preflight import load_data, preflight
+from lmtrain.train.layouts.forecast import expected_step, forecast_facts, planned_of
+from lmtrain.train.run import Run
+from lmtrain.train.setup import open_run
 from tests.cli.harness import outcome
 from tests.layouts.held import Living
 from tests.promise.bench import Bench, Settings, config_of, tree_of, typed

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from lmtrain.errors import LmtrainError
-from lmtrain.runtime.process import ProcessEnv
-from lmtrain.train.preflight import preflight
+from lmtrain.runtime.processes.process import ProcessEnv
+from lmtrain.train.before.preflight import preflight
 from tests.promise import observers as see
 from tests.promise.bench import BASE, DONE, Bench, Observer, Settings, config_of
 from tests.promise.keys import Key, every_key

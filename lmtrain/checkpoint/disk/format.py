@@ -21,7 +21,7 @@ from typing import Any
 
 from lmtrain.checkpoint.disk.boxes import Box, cover_problem
 from lmtrain.errors import CheckpointError
-from lmtrain.runtime.files import MAX_JSON_BYTES, is_safe_name, json_size_problem
+from lmtrain.runtime.files.files import MAX_JSON_BYTES, is_safe_name, json_size_problem
 
 FORMAT = "lmtrain checkpoint"
 VERSION = 1

@@ -22,8 +22,8 @@ import numpy as np
 
 from lmtrain.checkpoint.disk.format import BLOCK_BYTES, FileEntry
 from lmtrain.errors import CheckpointError, DataError, MissingInputError
-from lmtrain.runtime.faults import fault_point
-from lmtrain.runtime.files import open_regular, read_errors, read_range
+from lmtrain.runtime.files.files import open_regular, read_errors, read_range
+from lmtrain.runtime.processes.faults import fault_point
 
 WRITERS = 4  # threads that hash and write: more than a disk needs, since one core hashes 0.4 to 1.8 GB/s
 MOST_BLOCKS = 8  # copied and not written yet

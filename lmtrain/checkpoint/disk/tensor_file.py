@@ -28,7 +28,7 @@ from lmtrain.checkpoint.disk.format import (
 from lmtrain.checkpoint.disk.hashed import HashedFile
 from lmtrain.errors import CheckpointError, DataError
 from lmtrain.piece import Piece
-from lmtrain.runtime.files import MAX_JSON_BYTES, parse_json
+from lmtrain.runtime.files.files import MAX_JSON_BYTES, parse_json
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MAX_HEADER_BYTES = MAX_JSON_BYTES  # because: larger ones are not read, and the official library's own limit is above

@@ -38,8 +38,8 @@ from lmtrain.checkpoint.reshard.limits import Limits, Report
 from lmtrain.checkpoint.reshard.targets import Target, place
 from lmtrain.checkpoint.reshard.work_folder import SLACK_BYTES, WorkFolder, remove
 from lmtrain.checkpoint.store import check_room
-from lmtrain.runtime.faults import fault_point
-from lmtrain.runtime.files import fsync_dir
+from lmtrain.runtime.files.files import fsync_dir
+from lmtrain.runtime.processes.faults import fault_point
 
 SEGMENT_BYTES = 64 << 20  # of a tensor, between two lines of the journal
 CopyJob = tuple[str, Box]  # of a named tensor

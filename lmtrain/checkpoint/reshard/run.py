@@ -20,7 +20,7 @@ from lmtrain.checkpoint.reshard.targets import Target
 from lmtrain.checkpoint.reshard.work_folder import WorkFolder
 from lmtrain.checkpoint.store import step_of
 from lmtrain.errors import CheckpointError, LmtrainError, OutputError, UsageError
-from lmtrain.runtime.files import folder_lock, storage_errors
+from lmtrain.runtime.files.files import folder_lock, storage_errors
 
 
 def reshard(

@@ -16,7 +16,7 @@ from lmtrain.checkpoint.disk.boxes import Box
 from lmtrain.checkpoint.disk.format import BLOCK_BYTES, FileEntry, PieceEntry
 from lmtrain.checkpoint.disk.hashed import root_of
 from lmtrain.checkpoint.disk.tensor_file import PieceSpec, encode_header
-from lmtrain.runtime.files import read_range
+from lmtrain.runtime.files.files import read_range
 
 Digests = dict[int, bytes]  # by the hash block's number
 

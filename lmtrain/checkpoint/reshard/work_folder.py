@@ -13,8 +13,8 @@ from pathlib import Path
 
 from lmtrain.checkpoint.disk.format import MANIFEST
 from lmtrain.errors import OutputError
-from lmtrain.runtime.faults import fault_point
-from lmtrain.runtime.files import put_in_place
+from lmtrain.runtime.files.files import put_in_place
+from lmtrain.runtime.processes.faults import fault_point
 
 SLACK_BYTES = 16 << 20  # manifest, lists of blocks, and the file system's own records
 

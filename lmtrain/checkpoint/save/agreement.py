@@ -18,7 +18,7 @@ from lmtrain.checkpoint.disk.boxes import Box
 from lmtrain.checkpoint.disk.format import MAX_FILE_BYTES, FileEntry, PieceEntry
 from lmtrain.checkpoint.disk.tensor_file import PieceSpec
 from lmtrain.errors import CheckpointError, LmtrainError, passed_on
-from lmtrain.runtime.files import parse_json, read_bytes
+from lmtrain.runtime.files.files import parse_json, read_bytes
 
 
 class Peers(Protocol):

@@ -39,8 +39,8 @@ from lmtrain.checkpoint.store import (
     step_folder_name,
 )
 from lmtrain.errors import CheckpointError, StorageError
-from lmtrain.runtime.faults import fault_point
-from lmtrain.runtime.files import forget_cached, fsync_dir, is_safe_name, put_in_place, storage_errors
+from lmtrain.runtime.files.files import forget_cached, fsync_dir, is_safe_name, put_in_place, storage_errors
+from lmtrain.runtime.processes.faults import fault_point
 from lmtrain.units import format_bytes
 
 _SLACK_BYTES = 1 << 20  # folders and the file system's own records

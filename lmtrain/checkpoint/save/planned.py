@@ -26,7 +26,7 @@ from lmtrain.errors import CheckpointError
 from lmtrain.layout import Layout
 from lmtrain.models.model_settings import ModelSettings, true_weights
 from lmtrain.placement.places import Shape, num_saved_regions, saved_regions
-from lmtrain.runtime.files import json_memory, size_problem
+from lmtrain.runtime.files.files import json_memory, size_problem
 from lmtrain.spec import Cut, Split
 
 _SLOT = "optim.exp_avg_sq."  # because: no optimizer here gives a slot a longer name

@@ -21,7 +21,7 @@ from lmtrain.checkpoint.save.agreement import ALONE, Peers
 from lmtrain.checkpoint.save.commit import save_checkpoint
 from lmtrain.checkpoint.save.snapshot import HostMemory
 from lmtrain.checkpoint.store import prune
-from lmtrain.observe import phases
+from lmtrain.observe.measure import phases
 from lmtrain.piece import Piece
 
 

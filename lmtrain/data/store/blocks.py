@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from lmtrain import native
 from lmtrain.data.store.mapped import Mapped
 from lmtrain.errors import DataError
-from lmtrain.runtime import files
-from lmtrain.runtime.checksum import crc32c
+from lmtrain.runtime.files import files
+from lmtrain.runtime.files.checksum import crc32c
 
 BLOCK_BYTES = 1 << 16  # because: what the system reads at once anyway, for one sample; 64 MB of checksums for a TB
 _HEADER = struct.Struct("<8sIIQII")

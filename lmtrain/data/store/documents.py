@@ -23,7 +23,7 @@ from lmtrain import native
 from lmtrain.data.store.index_cache import Index, IndexCache, kept_if, rises, within
 from lmtrain.data.store.indexed import IndexedDataset, part
 from lmtrain.errors import DataError
-from lmtrain.observe.escaped import warn
+from lmtrain.observe.safe_text import warn
 
 Int64s = NDArray[np.int64]
 

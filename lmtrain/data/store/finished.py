@@ -14,8 +14,8 @@ from lmtrain.data.store.blocks import TokenBlocks, read_block_file
 from lmtrain.data.store.format import DatasetInfo
 from lmtrain.data.store.mapped import Mapped
 from lmtrain.errors import DataError
-from lmtrain.runtime import files
-from lmtrain.runtime.checksum import crc32c
+from lmtrain.runtime.files import files
+from lmtrain.runtime.files.checksum import crc32c
 
 
 def check_finished(path_of: Callable[[str], Path], sidecar_sha256: str, tokenizer: bytes) -> None:

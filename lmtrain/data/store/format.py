@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.errors import DataError
-from lmtrain.runtime import files
+from lmtrain.runtime.files import files
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")  # magic, version, dtype code, number of sequences, length of the document index

@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 
 from lmtrain.data.store.mapped import Mapped
 from lmtrain.errors import LmtrainError
-from lmtrain.observe.escaped import warn
-from lmtrain.runtime import files
-from lmtrain.runtime.checksum import crc32c
+from lmtrain.observe.safe_text import warn
+from lmtrain.runtime.files import files
+from lmtrain.runtime.files.checksum import crc32c
 
 VERSION = 2
 FACTS = "facts.json"

@@ -33,8 +33,8 @@ from lmtrain.data.store.format import part as part
 from lmtrain.data.store.mapped import Mapped, Watch
 from lmtrain.data.store.writer import DatasetWriter as DatasetWriter
 from lmtrain.errors import DataError, MissingInputError
-from lmtrain.runtime import files
-from lmtrain.runtime.checksum import crc32c
+from lmtrain.runtime.files import files
+from lmtrain.runtime.files.checksum import crc32c
 
 
 class IndexedDataset:

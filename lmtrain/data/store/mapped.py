@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from lmtrain import native
 from lmtrain.errors import DataError, StorageError
-from lmtrain.runtime import files
+from lmtrain.runtime.files import files
 
 _WATCHED: dict[int, Path] = {}  # by the number that csrc/ knows a mapping by
 

@@ -18,7 +18,7 @@ from lmtrain.data.store.documents import DocumentMap, compare_with_record, split
 from lmtrain.data.store.format import DatasetInfo
 from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset, part
 from lmtrain.errors import DataError, UsageError
-from lmtrain.runtime.files import read_bytes
+from lmtrain.runtime.files.files import read_bytes
 
 _COPIED_TOKENS = 1 << 22
 _COPIED_DOCUMENTS = 1 << 16

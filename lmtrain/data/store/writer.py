@@ -22,8 +22,8 @@ import numpy as np
 from lmtrain.data.store.blocks import BlockSums, block_file
 from lmtrain.data.store.format import CODES, HEADER, MAGIC, SUFFIXES, DatasetInfo, Ints, part
 from lmtrain.errors import DataError, OutputError
-from lmtrain.runtime import files
-from lmtrain.runtime.faults import fault_point
+from lmtrain.runtime.files import files
+from lmtrain.runtime.processes.faults import fault_point
 
 _COUNTS = ("num_documents", "num_sequences", "num_tokens", "max_id")
 _GROWING = (".bin", ".lengths", ".counts")

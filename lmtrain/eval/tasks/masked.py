@@ -14,12 +14,12 @@ import numpy as np
 from lmtrain.data.masked_settings import MaskedSettings
 from lmtrain.data.samples.masked import MaskedDataset, MaskVocabulary
 from lmtrain.errors import DataError, UsageError
-from lmtrain.eval.datasets import dataset_prefix, open_dataset
-from lmtrain.eval.documents import groups_of, said_of_dataset, said_of_texts
-from lmtrain.eval.masked_windows import MARKS, SEED, Documents, OneByOne, Pairs, SampledMasks
+from lmtrain.eval.recipes.datasets import dataset_prefix, open_dataset
+from lmtrain.eval.recipes.documents import groups_of, said_of_dataset, said_of_texts
+from lmtrain.eval.recipes.masked_windows import MARKS, SEED, Documents, OneByOne, Pairs, SampledMasks
 from lmtrain.eval.task import Asked, Columns, Facts, Prepared, Sums, Task, perplexity, ratio
-from lmtrain.eval.texts import TextInput
-from lmtrain.eval.windows import refuse_stride
+from lmtrain.eval.text.texts import TextInput
+from lmtrain.eval.text.windows import refuse_stride
 
 LEAST_SEQ_LEN = 8
 _TEXT = "any text that `lmtrain preprocess` reads (.txt, .jsonl, .parquet, compressed, a folder), or a .bin/.idx prefix"

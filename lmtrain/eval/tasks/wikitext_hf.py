@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.errors import UsageError
-from lmtrain.eval.articles import articles, articles_of_tokens
+from lmtrain.eval.recipes.articles import articles, articles_of_tokens
 from lmtrain.eval.task import (
     Answers,
     Asked,
@@ -31,8 +31,8 @@ from lmtrain.eval.task import (
     ratio,
     sum_by_item,
 )
-from lmtrain.eval.texts import oddities, read_text_file, refuse_blank
-from lmtrain.eval.windows import StreamRequests, Window, refuse_stride
+from lmtrain.eval.text.texts import oddities, read_text_file, refuse_blank
+from lmtrain.eval.text.windows import StreamRequests, Window, refuse_stride
 
 PUBLISHED_STRIDE, PUBLISHED_SEQ_LEN = 512, 1024
 

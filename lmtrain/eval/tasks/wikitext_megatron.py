@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.errors import DataError, UsageError
-from lmtrain.eval.articles import articles, articles_of_tokens
-from lmtrain.eval.detokenize import detokenize
+from lmtrain.eval.recipes.articles import articles, articles_of_tokens
+from lmtrain.eval.recipes.detokenize import detokenize
 from lmtrain.eval.task import Asked, Facts, Prepared, Sums, Task, bits_per_byte, ratio
-from lmtrain.eval.texts import oddities, read_text_file, refuse_blank
-from lmtrain.eval.windows import StreamRequests, windows
+from lmtrain.eval.text.texts import oddities, read_text_file, refuse_blank
+from lmtrain.eval.text.windows import StreamRequests, windows
 
 PUBLISHED_STRIDE, PUBLISHED_SEQ_LEN = 32, 1024
 LOSS_CAP = 20.0  # because: the protocol reports exp(min(20, loss))

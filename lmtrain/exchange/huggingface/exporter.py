@@ -34,7 +34,7 @@ from lmtrain.exchange.streaming import (
     write_tensors,
 )
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.runtime.files import new_folder
+from lmtrain.runtime.files.files import new_folder
 from lmtrain.tokenizer.base import Tokenizer
 
 SHARD_BYTES = 5_000_000_000  # because: what transformers calls 5GB, where a download that breaks is not all lost

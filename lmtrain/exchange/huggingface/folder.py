@@ -20,7 +20,7 @@ from lmtrain.errors import CheckpointError, DataError, MissingInputError, a_few,
 from lmtrain.exchange.huggingface.config import settings_of
 from lmtrain.exchange.huggingface.names import Match, matches
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.runtime.files import is_safe_name, open_regular, read_json, read_range
+from lmtrain.runtime.files.files import is_safe_name, open_regular, read_json, read_range
 
 _INDEX = "model.safetensors.index.json"
 _PREFIXES = {"gpt2": "transformer.", "llama": "model.", "mistral": "model.", "bert": "bert.", "megatron-bert": "bert."}

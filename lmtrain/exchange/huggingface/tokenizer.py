@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lmtrain.runtime.files import parse_json
+from lmtrain.runtime.files.files import parse_json
 from lmtrain.tokenizer.base import Tokenizer
 
 # Which of our roles is which of theirs. A decoder's end of document also begins one.

@@ -26,7 +26,7 @@ from lmtrain.models.model_settings import ModelSettings
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.placement.places import Place, place_all
 from lmtrain.placement.stages import names_of_rank, stages_of_rank
-from lmtrain.runtime.files import new_folder
+from lmtrain.runtime.files.files import new_folder
 from lmtrain.spec import Split
 
 _VERSION = 3.0  # of the layout: query, key and value of a group lie together

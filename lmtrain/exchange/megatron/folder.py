@@ -24,7 +24,7 @@ from lmtrain.exchange.megatron.names import LAYER, our_name
 from lmtrain.exchange.torch_files.bounds import MAX_DEPTH, MAX_PICKLE_BYTES, checked_text
 from lmtrain.exchange.torch_files.pickle_data import Global, Made, read_pickle
 from lmtrain.exchange.torch_files.reader import StoredTensor, TorchFile
-from lmtrain.runtime.files import is_safe_name, read_bytes
+from lmtrain.runtime.files.files import is_safe_name, read_bytes
 
 TRACKER = "latest_checkpointed_iteration.txt"
 RANK_FILE = "model_optim_rng.pt"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.observe.profile.classes import CLASSES, WHOLE, class_of
-from lmtrain.runtime.files import read_json, write_json
+from lmtrain.runtime.files.files import read_json, write_json
 from lmtrain.units import format_seconds
 
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from lmtrain.observe.escaped import warn
-from lmtrain.observe.histogram import Histogram
+from lmtrain.observe.measure.histogram import Histogram
+from lmtrain.observe.safe_text import warn
 
 CAPACITY = 1000  # records; because: at a row a second, a backend may be away for a quarter of an hour
 END_S = 30.0  # for what is still in the queue when the run is over

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lmtrain.observe.measures import measures_of
+from lmtrain.observe.measure.measures import measures_of
 
 _STEP = {
     "loss": "loss/train", "lr": "optim/lr", "grad_norm": "optim/grad_norm", "loss_scale": "optim/loss_scale",

@@ -1,6 +1,6 @@
 """TensorBoard's sink: rows to scalars, settings to text and hyperparameters, and the pages on which curves stand.
 
-Called behind a run. How an event looks as bytes is in lmtrain/observe/tensorboard.py.
+Called behind a run. How an event looks as bytes is in lmtrain/observe/sinks/event_file.py.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lmtrain.observe.histogram import Histogram
-from lmtrain.observe.protobuf import field_bytes, field_double, field_text, field_varint
+from lmtrain.observe.measure.histogram import Histogram
+from lmtrain.observe.sinks.event_file import EventWriter
 from lmtrain.observe.sinks.names import CHARTS, scalars_of
-from lmtrain.observe.tensorboard import EventWriter
+from lmtrain.observe.sinks.protobuf import field_bytes, field_double, field_text, field_varint
 
 _HPARAMS, _LAYOUT = "hparams", "custom_scalars"
 _SUCCESS, _FAILURE = 1, 2

@@ -14,7 +14,7 @@ import sys
 import threading
 from typing import Any, BinaryIO
 
-from lmtrain.runtime.files import json_bytes
+from lmtrain.runtime.files.files import json_bytes
 
 _LEFT_S = 600.0  # for uploading when nobody feeds it any more
 

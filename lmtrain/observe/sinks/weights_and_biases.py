@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lmtrain.observe.histogram import EDGES, Histogram
+from lmtrain.observe.measure.histogram import EDGES, Histogram
 from lmtrain.observe.sinks.names import scalars_of
-from lmtrain.runtime.files import json_bytes
+from lmtrain.runtime.files.files import json_bytes
 
 _ROOT = Path(__file__).parents[3]
 _CODE = "import sys; sys.path.append(sys.argv[1]); from lmtrain.observe.sinks.wandb_process import main; main()"

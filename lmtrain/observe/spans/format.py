@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.errors import DataError
-from lmtrain.runtime.files import open_regular, read_errors, read_range
+from lmtrain.runtime.files.files import open_regular, read_errors, read_range
 
 HEADER_BYTES, VERSION = 4096, 1
 NAME_BYTES = 48

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from lmtrain.observe import phases
+from lmtrain.observe.measure import phases
 from lmtrain.observe.spans.device import DeviceClock, Moment
 from lmtrain.observe.spans.format import Axis, Flag, Kind
 from lmtrain.observe.spans.span_file import SpanFile

@@ -22,7 +22,7 @@ from lmtrain.observe.spans.format import (
     place_of,
     write_name,
 )
-from lmtrain.runtime.files import open_output, storage_errors
+from lmtrain.runtime.files.files import open_output, storage_errors
 
 _FIRST_ROOM = 4096  # records: a few steps of most layouts
 

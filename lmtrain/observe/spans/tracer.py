@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lmtrain.errors import LmtrainError
-from lmtrain.observe import phases
+from lmtrain.observe.measure import phases
 from lmtrain.observe.spans.recorder import Recorder
 
 NONE, SAMPLED, ALL = "none", "sampled", "all"

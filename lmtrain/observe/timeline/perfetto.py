@@ -16,7 +16,7 @@ from typing import Any
 from lmtrain.observe.spans.format import Axis, Flag, Kind
 from lmtrain.observe.timeline.links import messages
 from lmtrain.observe.timeline.merge import Segment, Timeline
-from lmtrain.runtime.files import atomic_file, json_bytes, storage_errors
+from lmtrain.runtime.files.files import atomic_file, json_bytes, storage_errors
 
 _ACTIONS = (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT)
 _NO_STAGE, _ASIDE = -1, 1 << 20  # in the place of a stage; what runs beside the computation has a thread for each lane

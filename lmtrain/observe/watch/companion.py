@@ -17,7 +17,7 @@ import sys
 import time
 from contextlib import suppress
 
-from lmtrain.observe.phases import NUM_BYTES, Mark, read_mark, read_odd, read_seen, read_way
+from lmtrain.observe.measure.phases import NUM_BYTES, Mark, read_mark, read_odd, read_seen, read_way
 from lmtrain.observe.watch.hub import Hub
 from lmtrain.observe.watch.judge import FAILED_KIND, HANG_KIND, LOST_KIND, RUNNING, SILENT_S, STOPPED
 from lmtrain.observe.watch.lines import Lines

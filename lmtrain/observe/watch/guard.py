@@ -23,15 +23,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lmtrain.errors import LmtrainError, PeerLostError, StoppedEarly
-from lmtrain.observe import phases
-from lmtrain.observe.escaped import warn
+from lmtrain.observe.measure import phases
+from lmtrain.observe.safe_text import warn
 from lmtrain.observe.watch.companion import DEVICE_POLITE_S, POLITE_S, STACKS_SIGNAL
 from lmtrain.observe.watch.judge import HANG_KIND
 from lmtrain.observe.watch.told import explained
-from lmtrain.runtime.flight import newest_rows
-from lmtrain.runtime.process import ProcessEnv, Rendezvous, waiting_companion
-from lmtrain.runtime.process_group import Peers, is_peer_error
-from lmtrain.runtime.signals import Stopped, ignore_stops
+from lmtrain.runtime.machine.flight import newest_rows
+from lmtrain.runtime.processes.process import ProcessEnv, Rendezvous, waiting_companion
+from lmtrain.runtime.processes.process_group import Peers, is_peer_error
+from lmtrain.runtime.processes.signals import Stopped, ignore_stops
 
 _ROOT = Path(__file__).resolve().parents[3]
 _CODE = "import sys; sys.path.insert(0, sys.argv[1]); from lmtrain.observe.watch.companion import main; main()"

@@ -19,7 +19,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from lmtrain.parallel.mesh import Mesh
 from lmtrain.parallel.pipeline.messages import LANE_CTAS, Lanes, Letter, Post, Routes, pairs_of, warm
 from lmtrain.parallel.split_backward import Later, put_off
-from lmtrain.runtime.process_group import new_group
+from lmtrain.runtime.processes.process_group import new_group
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule
 from lmtrain.schedules.table import Action, Kind
 

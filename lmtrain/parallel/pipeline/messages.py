@@ -22,11 +22,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lmtrain.errors import LayoutError
-from lmtrain.observe import phases
+from lmtrain.observe.measure import phases
 from lmtrain.observe.stragglers.links import links
 from lmtrain.parallel.collectives import gather_stack
 from lmtrain.parallel.mesh import Axis, Mesh
-from lmtrain.runtime.faults import fault_point
+from lmtrain.runtime.processes.faults import fault_point
 from lmtrain.schedules.table import Action, Kind
 
 _POSTED = 2  # receives under way from one peer: one that is waited for, one that arrives meanwhile

@@ -16,7 +16,7 @@ from pathlib import Path
 from data_tools.preprocess.pipeline import Options, preprocess
 from lmtrain.data.store.blocks import BlockSums, block_file
 from lmtrain.data.store.format import SUFFIXES, part, seal
-from lmtrain.runtime.checksum import crc32c
+from lmtrain.runtime.files.checksum import crc32c
 from lmtrain.tokenizer.train import train_bpe
 from tests.fuzz.fuzzer import Case, Ran, Runner, honest
 from tests.fuzz.mutate import as_json, change_any, change_bytes, some_json

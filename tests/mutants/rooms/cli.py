@@ -24,7 +24,7 @@ MUTANTS = [
     ),
     Mutant(
         name="queued_again_though_stopped_for_good",
-        file="lmtrain/cli/ending.py",
+        file="lmtrain/cli/pretrain/ending.py",
         function="conclude",
         old='"requeue": bool(cause) and not for_good}',
         new='"requeue": bool(cause)}',
@@ -33,7 +33,7 @@ MUTANTS = [
     ),
     Mutant(
         name="reason_of_an_earlier_loss_told_again",
-        file="lmtrain/cli/launching.py",
+        file="lmtrain/cli/ranks/launching.py",
         function="run_attempts",
         old="        before = identity(Path(config.run.dir))\n        path = find_resume(config)\n",
         new="        path = find_resume(config)\n",
@@ -43,7 +43,7 @@ MUTANTS = [
     ),
     Mutant(
         name="begins_anew_as_its_run_did",
-        file="lmtrain/cli/from_run.py",
+        file="lmtrain/cli/pretrain/from_run.py",
         function="Source.base",
         old="""        elif checkpoint.get("resume") == "none":
             checkpoint |= {"resume": "auto"}  # because: it meant to begin with nothing there, and now something is
@@ -54,7 +54,7 @@ MUTANTS = [
     ),
     Mutant(
         name="done_though_some_settings_changed",
-        file="lmtrain/cli/sweep.py",
+        file="lmtrain/cli/pretrain/sweep.py",
         function="is_done",
         old="ours == theirs",
         new='all(ours[key] == theirs[key] for key in ("model", "data", "optim", "train"))',
@@ -64,7 +64,7 @@ MUTANTS = [
     ),
     Mutant(
         name="third_of_one_name_shares_a_folder",
-        file="lmtrain/cli/sweep.py",
+        file="lmtrain/cli/pretrain/sweep.py",
         function="_folder",
         old="while folder in taken:",
         new="if folder in taken:",
@@ -74,7 +74,7 @@ MUTANTS = [
     ),
     Mutant(
         name="journal_forgets_the_precision",
-        file="lmtrain/cli/eval_session.py",
+        file="lmtrain/cli/eval/session.py",
         function="Session.outcomes",
         old='computed = (subject.dtype, subject.layout, facts["device"], torch.__version__, __version__)',
         new='computed = (subject.layout, facts["device"], torch.__version__, __version__)',
@@ -84,7 +84,7 @@ MUTANTS = [
     ),
     Mutant(
         name="results_paired_in_their_order",
-        file="lmtrain/cli/eval_compare.py",
+        file="lmtrain/cli/eval/compare.py",
         function="_pairs",
         old="other = next((o for o in same if o.result.text_sha256 == one.result.text_sha256), next(iter(same), None))",
         new="other = next(iter(same), None)",
@@ -94,7 +94,7 @@ MUTANTS = [
     ),
     Mutant(
         name="documents_run_together_in_the_hash",
-        file="lmtrain/cli/evaluate.py",
+        file="lmtrain/cli/eval/evaluate.py",
         function="read_texts",
         old='digest.update(document.encode() + b"\\0")',
         new="digest.update(document.encode())",
@@ -104,7 +104,7 @@ MUTANTS = [
     ),
     Mutant(
         name="larger_nodes_with_the_same_network",
-        file="lmtrain/cli/planning.py",
+        file="lmtrain/cli/plan/planning.py",
         function="on_nodes_of",
         old="nic = hardware.nic_GBps * gpus / hardware.gpus_per_node",
         new="nic = hardware.nic_GBps",
@@ -113,7 +113,7 @@ MUTANTS = [
     ),
     Mutant(
         name="switch_of_nodes_as_sold",
-        file="lmtrain/cli/plan.py",
+        file="lmtrain/cli/plan/plan.py",
         function="plan",
         old="""    if gpus_per_node is not None:
         question = on_nodes_of(question, gpus_per_node)
@@ -129,7 +129,7 @@ MUTANTS = [
     ),
     Mutant(
         name="gibibytes_of_a_thousand",
-        file="lmtrain/cli/plan_view.py",
+        file="lmtrain/cli/plan/view.py",
         function="row",
         old='"GiB": f"{one.held / 2**30:.1f}"',
         new='"GiB": f"{one.held / 1e9:.1f}"',
@@ -137,7 +137,7 @@ MUTANTS = [
     ),
     Mutant(
         name="step_times_with_validations_in_them",
-        file="lmtrain/cli/plan_calibrate.py",
+        file="lmtrain/cli/plan/calibrate.py",
         function="_step_times",
         old="in pairwise(rows):",
         new='in pairwise([row for row in rows if row["event"] == "step"]):',
@@ -147,7 +147,7 @@ MUTANTS = [
     ),
     Mutant(
         name="epochs_of_a_blend_added_up",
-        file="lmtrain/cli/data.py",
+        file="lmtrain/cli/data/data.py",
         function="blend",
         old="""total |= {"dataset": f"{len(rows)} datasets", "epochs": total["run_samples"] / total["samples"]}""",
         new="""total |= {"dataset": f"{len(rows)} datasets"}""",
@@ -156,7 +156,7 @@ MUTANTS = [
     ),
     Mutant(
         name="samples_cut_as_a_new_run_would",
-        file="lmtrain/cli/data.py",
+        file="lmtrain/cli/data/data.py",
         function="_show_samples",
         old="shares_of(open_resumed(config, None if run is None else latest(run / CHECKPOINTS)))",
         new="shares_of(open_resumed(config, None))",
@@ -165,7 +165,7 @@ MUTANTS = [
     ),
     Mutant(
         name="shards_measured_in_bytes",
-        file="lmtrain/cli/preprocess.py",
+        file="lmtrain/cli/data/preprocess.py",
         function="preprocess",
         old='parse_size("--shard-tokens", shard_tokens, parse_count)',
         new='parse_size("--shard-tokens", shard_tokens)',
@@ -184,7 +184,7 @@ MUTANTS = [
     ),
     Mutant(
         name="memory_of_an_earlier_start",
-        file="lmtrain/cli/report_memory.py",
+        file="lmtrain/cli/report/memory.py",
         function="newest_peaks",
         old='if not rows or (starts and rows[-1].get("attempt") != starts[-1].get("attempt")):',
         new="if not rows:",
@@ -193,7 +193,7 @@ MUTANTS = [
     ),
     Mutant(
         name="host_known_by_the_end_of_its_name",
-        file="lmtrain/cli/run_view.py",
+        file="lmtrain/cli/inspect/run_view.py",
         function="state_of",
         old='(by or "").endswith(f" on {socket.gethostname()}")',
         new='(by or "").endswith(socket.gethostname())',
@@ -202,7 +202,7 @@ MUTANTS = [
     ),
     Mutant(
         name="change_after_the_step_explains_it",
-        file="lmtrain/cli/runs_diff.py",
+        file="lmtrain/cli/runs/diff.py",
         function="_before",
         old='if facts["after"][key] < step',
         new='if facts["after"][key] <= step',
@@ -212,7 +212,7 @@ MUTANTS = [
     ),
     Mutant(
         name="copies_numbered_the_wrong_way_round",
-        file="lmtrain/cli/trace_facts.py",
+        file="lmtrain/cli/trace/facts.py",
         function="_at",
         old="at.dp_replicate * segment.layout.dp_shard + at.dp_shard",
         new="at.dp_shard * segment.layout.dp_replicate + at.dp_replicate",

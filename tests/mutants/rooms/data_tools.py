@@ -5,7 +5,7 @@ from tests.mutants.mutant import Mutant
 MUTANTS = [
     Mutant(
         name="evaluation_text_not_composed",
-        file="data_tools/corpus/decontaminate.py",
+        file="data_tools/corpus/copies/decontaminate.py",
         function="read_passages",
         old='_hashes(unicodedata.normalize("NFC", text))',
         new="_hashes(text)",
@@ -14,7 +14,7 @@ MUTANTS = [
     ),
     Mutant(
         name="old_near_copies_stay_marked",
-        file="data_tools/corpus/copies.py",
+        file="data_tools/corpus/copies/copies.py",
         function="mark_exact",
         old="(work / NEAR).unlink(missing_ok=True)",
         new="(work / PAIRS).unlink(missing_ok=True)",
@@ -24,7 +24,7 @@ MUTANTS = [
     ),
     Mutant(
         name="batch_border_between_copies",
-        file="data_tools/corpus/copies.py",
+        file="data_tools/corpus/copies/copies.py",
         function="mark_exact",
         old="last = batch[-1:, :2]",
         new="last = batch[:0, :2]",
@@ -33,7 +33,7 @@ MUTANTS = [
     ),
     Mutant(
         name="similar_enough_is_not_enough",
-        file="data_tools/corpus/copies.py",
+        file="data_tools/corpus/copies/copies.py",
         function="_alike",
         old="similarity(left, right) >= threshold",
         new="similarity(left, right) > threshold",
@@ -60,7 +60,7 @@ MUTANTS = [
     ),
     Mutant(
         name="parts_removed_before_the_whole_stands",
-        file="data_tools/corpus/steps.py",
+        file="data_tools/corpus/flow/steps.py",
         function="merge_parts",
         old="""shutil.copyfileobj(source, target, 1 << 20)
     for path in parts:
@@ -73,7 +73,7 @@ MUTANTS = [
     ),
     Mutant(
         name="group_overrides_a_limit",
-        file="data_tools/corpus/clean.py",
+        file="data_tools/corpus/text/clean.py",
         function="build_clean",
         old="{rule: RULES[rule].limit for rule in GROUPS[name] if rule not in rules}",
         new="{rule: RULES[rule].limit for rule in GROUPS[name]}",
@@ -82,7 +82,7 @@ MUTANTS = [
     ),
     Mutant(
         name="overlapping_runs_counted_often",
-        file="data_tools/corpus/quality.py",
+        file="data_tools/corpus/text/quality.py",
         function="_repeated_runs",
         old="facts.word_chars[np.cumsum(starts[:-1]) > 0].sum()",
         new="(facts.word_chars * np.cumsum(starts[:-1])).sum()",

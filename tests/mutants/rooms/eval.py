@@ -5,7 +5,7 @@ from tests.mutants.mutant import Mutant
 MUTANTS = [
     Mutant(
         name="pairs_across_chunks_are_not_counted",
-        file="lmtrain/eval/baselines.py",
+        file="lmtrain/eval/statistics/baselines.py",
         function="_count_pairs",
         old="_chunks(tokens, vocab_size, overlap=1)",
         new="_chunks(tokens, vocab_size, overlap=0)",
@@ -15,7 +15,7 @@ MUTANTS = [
     ),
     Mutant(
         name="packed_requests_keep_counting_positions",
-        file="lmtrain/eval/batches.py",
+        file="lmtrain/eval/scoring/batches.py",
         function="collate",
         old="positions_BT[row, start:stop] = np.arange(stop - start)",
         new="positions_BT[row, start:stop] = np.arange(start, stop)",
@@ -25,7 +25,7 @@ MUTANTS = [
     ),
     Mutant(
         name="every_fifty_resamples_are_the_same",
-        file="lmtrain/eval/bootstrap.py",
+        file="lmtrain/eval/statistics/bootstrap.py",
         function="resampled_sums",
         old=(
             "    random = np.random.default_rng(SEED)\n"
@@ -41,7 +41,7 @@ MUTANTS = [
     ),
     Mutant(
         name="ninety_percent_under_the_name_of_ninety_five",
-        file="lmtrain/eval/bootstrap.py",
+        file="lmtrain/eval/statistics/bootstrap.py",
         function="middle",
         old="edge = (1 - LEVEL) / 2",
         new="edge = 1 - LEVEL",
@@ -96,7 +96,7 @@ MUTANTS = [
     ),
     Mutant(
         name="padding_counts_as_real",
-        file="lmtrain/eval/masked.py",
+        file="lmtrain/eval/scoring/masked.py",
         function="collate_masked",
         old="np.full(shape, IGNORED, np.int64), np.zeros(shape, np.bool_)",
         new="np.full(shape, IGNORED, np.int64), np.ones(shape, np.bool_)",
@@ -105,7 +105,7 @@ MUTANTS = [
     ),
     Mutant(
         name="results_of_different_strides_are_compared",
-        file="lmtrain/eval/paired.py",
+        file="lmtrain/eval/statistics/paired_test.py",
         function="",
         old='"text_sha256", "limit", "stride", "prefix"',
         new='"text_sha256", "limit", "prefix"',
@@ -114,7 +114,7 @@ MUTANTS = [
     ),
     Mutant(
         name="shared_answers_are_taken_from_the_wrong_end",
-        file="lmtrain/eval/passes.py",
+        file="lmtrain/eval/scoring/scoring_passes.py",
         function="Passes._find",
         old=(
             "        start = len(found.nll) - request.num_scored\n"
@@ -127,7 +127,7 @@ MUTANTS = [
     ),
     Mutant(
         name="newlines_are_translated",
-        file="lmtrain/eval/texts.py",
+        file="lmtrain/eval/text/texts.py",
         function="read_text_file",
         old='return data.decode("utf-8"), hashlib',
         new='return source.read_text(encoding="utf-8"), hashlib',
@@ -156,7 +156,7 @@ MUTANTS = [
     ),
     Mutant(
         name="baselines_are_divided_by_the_bytes_of_all_items",
-        file="lmtrain/eval/compare.py",
+        file="lmtrain/eval/statistics/compare.py",
         function="_row",
         old='float(prepared.known["bytes"].sum())',
         new="float(prepared.facts.num_bytes)",
@@ -165,7 +165,7 @@ MUTANTS = [
     ),
     Mutant(
         name="bytes_of_a_dataset_are_those_of_its_tokens",
-        file="lmtrain/eval/documents.py",
+        file="lmtrain/eval/recipes/documents.py",
         function="said_of_dataset",
         old='{"bytes": decoded * ratio(num_bytes, decoded.sum())}',
         new='{"bytes": decoded}',

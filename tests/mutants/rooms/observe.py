@@ -55,7 +55,7 @@ MUTANTS = [
     ),
     Mutant(
         name="memory_told_once_all_have_grown",
-        file="lmtrain/observe/memory.py",
+        file="lmtrain/observe/measure/memory.py",
         function="Memory.grown",
         old="if not any(now > _GROWN * was for now, was in zip(self._peaks, before, strict=True)):",
         new="if not self._peaks or not all(now > _GROWN * was for now, was in zip(self._peaks, before, strict=True)):",
@@ -65,7 +65,7 @@ MUTANTS = [
     ),
     Mutant(
         name="perplexity_of_the_sum_of_terms",
-        file="lmtrain/observe/words.py",
+        file="lmtrain/observe/screen/row_text.py",
         function="valid_line",
         old="perplexity per token {perplexity(tokens)}",
         new="perplexity per token {perplexity(loss)}",
@@ -74,7 +74,7 @@ MUTANTS = [
     ),
     Mutant(
         name="better_by_any_part_of_a_name",
-        file="lmtrain/observe/measures.py",
+        file="lmtrain/observe/measure/measures.py",
         function="larger_is_better",
         old='return "accuracy" in last if first == "eval" else "accuracy" in words',
         new='return "accuracy" in name',
@@ -84,7 +84,7 @@ MUTANTS = [
     ),
     Mutant(
         name="tensorboard_forgets_the_step_gone_on_from",
-        file="lmtrain/observe/tensorboard.py",
+        file="lmtrain/observe/sinks/event_file.py",
         function="EventWriter.__init__",
         old="step=start_step + 1)",
         new="step=start_step)",
@@ -180,7 +180,7 @@ MUTANTS = [
     ),
     Mutant(
         name="time_left_counts_what_was_there_before",
-        file="lmtrain/observe/progress.py",
+        file="lmtrain/observe/screen/progress.py",
         function="Reporter._figures",
         old="left = seconds * (state.total - state.done) / made - (now - state.at_s)",
         new="left = seconds * (state.total - state.done) / state.done - (now - state.at_s)",

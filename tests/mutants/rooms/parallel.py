@@ -5,7 +5,7 @@ from tests.mutants.mutant import Mutant
 MUTANTS = [
     Mutant(
         name="norm_counts_tied_copy_twice",
-        file="lmtrain/parallel/grads.py",
+        file="lmtrain/parallel/weights/grads.py",
         function="gradient_norm",
         old="if not is_copy(name, places[name]):",
         new="if not is_copy(places[name].name, places[name]):",
@@ -15,7 +15,7 @@ MUTANTS = [
     ),
     Mutant(
         name="clip_compares_scaled_norm",
-        file="lmtrain/parallel/grads.py",
+        file="lmtrain/parallel/weights/grads.py",
         function="clip_factor",
         old="(clip_norm / (norm / loss_scale + 1e-6))",
         new="(clip_norm / (norm + 1e-6))",
@@ -25,7 +25,7 @@ MUTANTS = [
     ),
     Mutant(
         name="loss_scale_forgets_its_good_steps",
-        file="lmtrain/parallel/precision.py",
+        file="lmtrain/parallel/weights/precision.py",
         function="LossScale.load",
         old='int(state["good_steps"])',
         new="0",
@@ -35,7 +35,7 @@ MUTANTS = [
     ),
     Mutant(
         name="dropout_noise_shared_by_copies",
-        file="lmtrain/parallel/dropout.py",
+        file="lmtrain/parallel/blocks/dropout.py",
         function="Noise.enter",
         old="index * self.dp.size + self.dp.index",
         new="index + self.dp.index",
@@ -45,7 +45,7 @@ MUTANTS = [
     ),
     Mutant(
         name="attention_noise_forgets_the_layer",
-        file="lmtrain/parallel/dropout.py",
+        file="lmtrain/parallel/blocks/dropout.py",
         function="Noise.core_seed",
         old='"tp", self.tp.index, path)',
         new='"tp", self.tp.index)',
@@ -54,7 +54,7 @@ MUTANTS = [
     ),
     Mutant(
         name="recompute_draws_for_the_newest_microbatch",
-        file="lmtrain/parallel/dropout.py",
+        file="lmtrain/parallel/blocks/dropout.py",
         function="Noise.contexts",
         old="return nullcontext(), self.at(self.current)",
         new="return nullcontext(), nullcontext()",
@@ -64,7 +64,7 @@ MUTANTS = [
     ),
     Mutant(
         name="recompute_keeps_no_generator_with_sequence_cut",
-        file="lmtrain/parallel/recompute.py",
+        file="lmtrain/parallel/blocks/recompute.py",
         function="_options",
         old='{"preserve_rng_state": noise.uses_dropout}',
         new='{"preserve_rng_state": noise.uses_dropout and not noise.splits_all}',
@@ -74,7 +74,7 @@ MUTANTS = [
     ),
     Mutant(
         name="recomputed_blocks_count_from_the_stage",
-        file="lmtrain/parallel/recompute.py",
+        file="lmtrain/parallel/blocks/recompute.py",
         function="apply_recompute",
         old="for number, block in model.blocks.items() if settings.is_for(int(number))]",
         new="for number, block in enumerate(model.blocks.values()) if settings.is_for(number)]",
@@ -84,7 +84,7 @@ MUTANTS = [
     ),
     Mutant(
         name="tied_sums_end_with_the_first_step",
-        file="lmtrain/parallel/tied.py",
+        file="lmtrain/parallel/weights/tied.py",
         function="TiedSums.wait",
         old="self.under_way.clear()",
         new="self.whole.clear()",
@@ -104,7 +104,7 @@ MUTANTS = [
     ),
     Mutant(
         name="folded_tie_is_summed_on_one_side",
-        file="lmtrain/parallel/tied.py",
+        file="lmtrain/parallel/weights/tied.py",
         function="sum_gradients",
         old="other.copy_(one.add_(other))",
         new="one.add_(other)",
@@ -164,7 +164,7 @@ MUTANTS = [
     ),
     Mutant(
         name="muon_cuts_fused_rows_as_one_matrix",
-        file="lmtrain/parallel/whole_weights.py",
+        file="lmtrain/parallel/weights/gathered_weights.py",
         function="Spread.part",
         old="part = torch.cat([section.chunk(tp.size)[tp.index] for section in sections])",
         new="part = torch.cat(sections).chunk(tp.size)[tp.index]",
@@ -193,7 +193,7 @@ MUTANTS = [
     ),
     Mutant(
         name="zero_2_keeps_whole_gradients",
-        file="lmtrain/parallel/sharding.py",
+        file="lmtrain/parallel/weights/sharding.py",
         function="ShardedWeights.begin",
         old="sends = last or self.zero >= 2",
         new="sends = last or self.zero > 2",
@@ -203,7 +203,7 @@ MUTANTS = [
     ),
     Mutant(
         name="gradients_are_reduced_in_half_precision",
-        file="lmtrain/parallel/sharding.py",
+        file="lmtrain/parallel/weights/sharding.py",
         function="apply_data_parallel",
         old="MixedPrecisionPolicy(work_dtype, torch.float32, cast_forward_inputs=False)",
         new="MixedPrecisionPolicy(work_dtype, work_dtype, cast_forward_inputs=False)",

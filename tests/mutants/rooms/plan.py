@@ -5,7 +5,7 @@ from tests.mutants.mutant import Mutant
 MUTANTS = [
     Mutant(
         name="mfu_of_the_settings_precision",
-        file="lmtrain/plan/answers.py",
+        file="lmtrain/plan/search/result.py",
         function="Answer.mfu",
         old="self.hardware.peak(self.run.product_precision)",
         new="self.hardware.peak(self.run.precision.kind)",
@@ -23,7 +23,7 @@ MUTANTS = [
     ),
     Mutant(
         name="room_in_decimal_gigabytes",
-        file="lmtrain/plan/rank.py",
+        file="lmtrain/plan/search/rank.py",
         function="Ranked.room",
         old="self.hardware.memory_GiB * GIB",
         new="self.hardware.memory_GiB * 1e9",
@@ -32,7 +32,7 @@ MUTANTS = [
     ),
     Mutant(
         name="switch_may_not_be_filled",
-        file="lmtrain/plan/rank.py",
+        file="lmtrain/plan/search/rank.py",
         function="rank",
         old='space.column("tp", rows) <= limits.switch',
         new='space.column("tp", rows) < limits.switch',
@@ -41,7 +41,7 @@ MUTANTS = [
     ),
     Mutant(
         name="copies_stand_side_by_side",
-        file="lmtrain/plan/communicate.py",
+        file="lmtrain/plan/price/communicate.py",
         function="copies_group",
         old="np.maximum(c.dp / c.shard, 1.0), c.tp * c.shard)",
         new="np.maximum(c.dp / c.shard, 1.0), c.tp)",
@@ -51,7 +51,7 @@ MUTANTS = [
     ),
     Mutant(
         name="two_stages_that_fill_a_node_are_apart",
-        file="lmtrain/plan/communicate.py",
+        file="lmtrain/plan/price/communicate.py",
         function="send",
         old="np.where(stage * 2 <= c.node, 0.5, 1.0)",
         new="np.where(stage * 2 < c.node, 0.5, 1.0)",
@@ -60,7 +60,7 @@ MUTANTS = [
     ),
     Mutant(
         name="optimizer_is_shared_among_copies_too",
-        file="lmtrain/plan/step.py",
+        file="lmtrain/plan/price/step.py",
         function="price_step",
         old="owned = held / np.where(c.zero > 0, c.shard, 1.0)",
         new="owned = held / np.where(c.zero > 0, c.dp, 1.0)",
@@ -79,7 +79,7 @@ MUTANTS = [
     ),
     Mutant(
         name="fullest_rank_of_the_first_ranks",
-        file="lmtrain/plan/ranks.py",
+        file="lmtrain/plan/run_model/ranks.py",
         function="fullest_rank",
         old="firsts = range(0, layout.world_size, layout.world_size // layout.pp)",
         new="firsts = range(layout.pp)",
@@ -89,7 +89,7 @@ MUTANTS = [
     ),
     Mutant(
         name="logits_are_gone_after_the_first_half",
-        file="lmtrain/plan/ranks.py",
+        file="lmtrain/plan/run_model/ranks.py",
         function="_most_kept",
         old="float(np.max((flying.waits + flying.later) @ logits)),",
         new="float(np.max(flying.waits @ logits)),",
@@ -99,7 +99,7 @@ MUTANTS = [
     ),
     Mutant(
         name="a_layer_a_stage_is_never_tried",
-        file="lmtrain/plan/search.py",
+        file="lmtrain/plan/search/search.py",
         function="_Search._pipelines",
         old="range(1, num_layers // pp + 1)",
         new="range(1, num_layers // pp)",
@@ -108,7 +108,7 @@ MUTANTS = [
     ),
     Mutant(
         name="recompute_is_offered_to_split_backwards",
-        file="lmtrain/plan/search.py",
+        file="lmtrain/plan/search/search.py",
         function="_Search._again",
         old="if not any((*one.problems_in_layout(parallel), *one.problems_in_model(num_layers))):",
         new="if not any(one.problems_in_model(num_layers)):",
@@ -118,7 +118,7 @@ MUTANTS = [
     ),
     Mutant(
         name="recompute_of_the_rank_with_least",
-        file="lmtrain/plan/ours.py",
+        file="lmtrain/plan/run_model/run.py",
         function="again_of",
         old="max(_share_again(run, held) for held in run.stages)",
         new="min(_share_again(run, held) for held in run.stages)",
@@ -128,7 +128,7 @@ MUTANTS = [
     ),
     Mutant(
         name="curve_forgets_the_last_point_that_fits",
-        file="lmtrain/plan/curve.py",
+        file="lmtrain/plan/search/curve.py",
         function="curve",
         old="before = best or before",
         new="before = best",

@@ -59,7 +59,7 @@ MUTANTS = [
     ),
     Mutant(
         name="filling_batches_of_validation_keep_their_labels",
-        file="lmtrain/train/validate.py",
+        file="lmtrain/train/in_loop/validate.py",
         function="valid_batches",
         old="yield valid.batch(ids[first : first + size]).unlabelled().map(torch.from_numpy)",
         new="yield valid.batch(ids[first : first + size]).map(torch.from_numpy)",
@@ -69,7 +69,7 @@ MUTANTS = [
     ),
     Mutant(
         name="validation_perplexity_of_all_terms",
-        file="lmtrain/train/validate.py",
+        file="lmtrain/train/in_loop/validate.py",
         function="_values",
         old="math.exp(min(means[0], _MOST_NATS))",
         new="math.exp(min(math.fsum(means), _MOST_NATS))",
@@ -78,7 +78,7 @@ MUTANTS = [
     ),
     Mutant(
         name="failed_saves_are_forgotten_by_the_next_step",
-        file="lmtrain/train/records.py",
+        file="lmtrain/train/record/records.py",
         function="report_save",
         old=(
             "    last = run.writer.last\n"
@@ -98,7 +98,7 @@ MUTANTS = [
     ),
     Mutant(
         name="margin_shrinks_with_the_time_left",
-        file="lmtrain/train/requests.py",
+        file="lmtrain/train/in_loop/requests.py",
         function="Deadline.wants",
         old=(
             "        if self.margin_s is None:\n"
@@ -117,7 +117,7 @@ MUTANTS = [
     ),
     Mutant(
         name="votes_are_added_up",
-        file="lmtrain/train/peers.py",
+        file="lmtrain/train/ranks/peers.py",
         function="Vote.ask",
         old="dist.all_reduce(self._numbers, dist.ReduceOp.MAX, group",
         new="dist.all_reduce(self._numbers, dist.ReduceOp.SUM, group",
@@ -127,7 +127,7 @@ MUTANTS = [
     ),
     Mutant(
         name="lost_starts_count_whatever_has_changed_since",
-        file="lmtrain/train/starts.py",
+        file="lmtrain/train/in_loop/starts.py",
         function="Starts.read",
         old='(written.get("step"), written.get("of")) == (self.step, self.of)',
         new='written.get("step") == self.step',
@@ -147,7 +147,7 @@ MUTANTS = [
     ),
     Mutant(
         name="digest_of_weights_counts_copies",
-        file="lmtrain/train/evidence.py",
+        file="lmtrain/train/ranks/digests.py",
         function="weights_digest",
         old="for piece in model.owned(model.pieces()):",
         new="for piece in model.pieces():",
@@ -157,7 +157,7 @@ MUTANTS = [
     ),
     Mutant(
         name="last_page_of_a_dataset_is_not_compared",
-        file="lmtrain/train/compared.py",
+        file="lmtrain/train/ranks/run_facts.py",
         function="_content",
         old="for i in range(_PAGES + 1):",
         new="for i in range(_PAGES):",
@@ -176,7 +176,7 @@ MUTANTS = [
     ),
     Mutant(
         name="old_checkpoints_are_taken_for_room",
-        file="lmtrain/train/machine.py",
+        file="lmtrain/train/before/machine.py",
         function="check_folder",
         old="copies = 1 if is_only_one else max(1, _COPIES - there)",
         new="copies = 1 if is_only_one else _COPIES - there",
@@ -195,7 +195,7 @@ MUTANTS = [
     ),
     Mutant(
         name="first_weights_of_other_angles_are_taken",
-        file="lmtrain/train/first_weights.py",
+        file="lmtrain/train/before/first_weights.py",
         function="",
         old='_FREE = ("dropout", "init_std", "vocab_multiple")',
         new='_FREE = ("dropout", "init_std", "vocab_multiple", "rotary_base")',
@@ -205,7 +205,7 @@ MUTANTS = [
     ),
     Mutant(
         name="a_named_checkpoint_wins_over_the_runs_own",
-        file="lmtrain/train/preflight.py",
+        file="lmtrain/train/before/preflight.py",
         function="find_resume",
         old="    return newest or given\n",
         new="    return given\n",

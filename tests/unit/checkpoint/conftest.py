@@ -15,7 +15,7 @@ from lmtrain.checkpoint.reshard import attempt, limits, targets
 from lmtrain.checkpoint.save import commit as commit_module
 from lmtrain.checkpoint.save.commit import commit, write_rank
 from lmtrain.piece import Piece
-from lmtrain.runtime.faults import arm
+from lmtrain.runtime.processes.faults import arm
 from tests.unit.checkpoint.arrays import rank_data
 
 Arrays = dict[str, np.ndarray]

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from lmtrain.eval.articles import pages
 from lmtrain.eval.generate import Sampling, generate
 from lmtrain.eval.load import load_for_eval
-from lmtrain.eval.passes import Passes
+from lmtrain.eval.recipes.articles import pages
 from lmtrain.eval.runner import Subject, run
+from lmtrain.eval.scoring.scoring_passes import Passes
 from lmtrain.eval.task import find_task
 from lmtrain.exchange.huggingface.exporter import export_hf
 from lmtrain.exchange.imported import save_foreign

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmtrain.errors import DataError
-from lmtrain.eval import baselines
-from lmtrain.eval.baselines import Unigram, WittenBellBigram
+from lmtrain.eval.statistics import baselines
+from lmtrain.eval.statistics.baselines import Unigram, WittenBellBigram
 
 VOCAB, EOD = 7, 0
 Ids = npt.NDArray[np.uint16]

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from lmtrain.eval import bootstrap
-from lmtrain.eval.bootstrap import intervals, middle, resampled_sums
+from lmtrain.eval.statistics import bootstrap
+from lmtrain.eval.statistics.bootstrap import intervals, middle, resampled_sums
 from lmtrain.eval.task import ratio
 
 

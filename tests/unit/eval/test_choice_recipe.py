@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lmtrain.errors import DataError, MissingInputError, SettingsError, UsageError
-from lmtrain.eval.choice_recipe import Question, Recipe
+from lmtrain.eval.recipes.choice_recipe import Question, Recipe
 from lmtrain.eval.task import find_task
 from lmtrain.eval.tasks.choice import Choice
 

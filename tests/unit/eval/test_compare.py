@@ -12,9 +12,9 @@ import pytest
 
 from lmtrain.data.store.indexed import DatasetWriter
 from lmtrain.errors import DataError
-from lmtrain.eval.baselines import WittenBellBigram
-from lmtrain.eval.compare import with_baselines
 from lmtrain.eval.runner import Subject, run
+from lmtrain.eval.statistics.baselines import WittenBellBigram
+from lmtrain.eval.statistics.compare import with_baselines
 from lmtrain.eval.task import find_task
 from lmtrain.tokenizer.base import Tokenizer
 from tests.unit.data.writing import add_document

@@ -19,9 +19,10 @@ from lmtrain.data.samples.masked import MaskedDataset, MaskVocabulary
 from lmtrain.data.samples.masked_twin import CONTINUES, MaskedSamplerTwin
 from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset
 from lmtrain.errors import DataError, LmtrainError, UsageError
-from lmtrain.eval import batches, masked, masked_windows
-from lmtrain.eval.masked_windows import SEED, cuts
+from lmtrain.eval.recipes import masked_windows
+from lmtrain.eval.recipes.masked_windows import SEED, cuts
 from lmtrain.eval.runner import Outcome, Subject, run
+from lmtrain.eval.scoring import batches, masked
 from lmtrain.eval.source import check_kind
 from lmtrain.eval.task import Asked, all_tasks, find_task
 from lmtrain.parallel.model import ParallelModel

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from lmtrain.errors import DataError
-from lmtrain.eval.bootstrap import intervals
-from lmtrain.eval.paired import Side, compare
 from lmtrain.eval.result import Result
+from lmtrain.eval.statistics.bootstrap import intervals
+from lmtrain.eval.statistics.paired_test import Side, compare
 from lmtrain.eval.task import Columns, find_task
 from tests.unit.eval.test_report import RESULT
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from lmtrain.eval.partial import FirstDocuments, FirstRequests
-from lmtrain.eval.windows import WindowedRequests
+from lmtrain.eval.scoring.partial_results import FirstDocuments, FirstRequests
+from lmtrain.eval.text.windows import WindowedRequests
 
 
 def test_requests_and_documents_can_be_walked_twice() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lmtrain.errors import DataError, UsageError
-from lmtrain.eval.articles import pages
+from lmtrain.eval.recipes.articles import pages
 from lmtrain.eval.runner import Subject, run
 from lmtrain.eval.task import Asked, find_task
 from lmtrain.eval.tasks.wikitext_lmeval import count_words

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from lmtrain.errors import OutputError
-from lmtrain.observe.escaped import warn
 from lmtrain.observe.growing_file import GrowingFile
 from lmtrain.observe.log import RunLog
 from lmtrain.observe.metrics import MetricsLog, read_metrics
-from lmtrain.observe.tensorboard import EventWriter, record
+from lmtrain.observe.safe_text import warn
+from lmtrain.observe.sinks.event_file import EventWriter, record
 from tests.limited import limited
 
 RECORD = b"0123456789\n"

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from lmtrain.observe import phases
-from lmtrain.observe.phases import NUM_BYTES, PHASES, Place, read_mark, read_odd, read_seen, read_way, within
+from lmtrain.observe.measure import phases
+from lmtrain.observe.measure.phases import NUM_BYTES, PHASES, Place, read_mark, read_odd, read_seen, read_way, within
 
 
 @pytest.fixture

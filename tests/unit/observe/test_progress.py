@@ -10,7 +10,7 @@ from time import sleep
 import pytest
 from rich.console import Console
 
-from lmtrain.observe.progress import Reporter, progress
+from lmtrain.observe.screen.progress import Reporter, progress
 from tests.unit.observe.test_display import drain
 
 

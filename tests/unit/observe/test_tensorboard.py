@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lmtrain.observe.tensorboard import EventWriter
+from lmtrain.observe.sinks.event_file import EventWriter
 
 
 def _read(folder: Path) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lmtrain.observe.throughput import Rates, Throughput, peak_flops
+from lmtrain.observe.measure.throughput import Rates, Throughput, peak_flops
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmtrain.observe.words import figures, flops, smoothed, sparkline, step_line, ticking, valid_line
+from lmtrain.observe.screen.row_text import figures, flops, smoothed, sparkline, step_line, ticking, valid_line
 
 FULL: dict[str, Any] = {
     "step": 100, "loss": 3.21449, "lr": 3e-4, "grad_norm": 0.8412, "tokens_per_s": 12345.0, "flops_per_s": 4.12e14,

@@ -17,9 +17,9 @@ from lmtrain.optim.groups import apply_learning_rate, build_groups
 from lmtrain.optim.state import apply_num_updates, num_updates, state_tensors
 from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings
-from lmtrain.parallel.grads import apply_clip, clip_factor
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.parallel.precision_settings import Bf16Settings
+from lmtrain.parallel.weights.grads import apply_clip, clip_factor
 from lmtrain.train.setup import build_optimizer
 from lmtrain.train.step import train_step
 from tests.unit.parallel.test_apply import CPU, SETTINGS, step_of

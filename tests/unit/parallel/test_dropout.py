@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from lmtrain.models.layers.attention import DotProduct
-from lmtrain.parallel.dropout import Microbatch, Noise, SplitCore, apply_noise
+from lmtrain.parallel.blocks.dropout import Microbatch, Noise, SplitCore, apply_noise
 from lmtrain.parallel.mesh import Axis
 from lmtrain.runtime.seed import derive_seed
 from tests.layouts.workers import Pool

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from lmtrain.observe.histogram import EDGES
+from lmtrain.observe.measure.histogram import EDGES
 from lmtrain.parallel.histograms import _count, histograms
 from tests.layouts.workers import Pool
 from tests.unit.parallel.spread import build, step_of

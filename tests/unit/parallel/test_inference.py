@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from lmtrain.errors import RanksDifferError
-from lmtrain.eval.scoring import Scorer
-from lmtrain.eval.windows import Request, WindowedRequests
+from lmtrain.eval.scoring.scoring import Scorer
+from lmtrain.eval.text.windows import Request, WindowedRequests
 from lmtrain.layout import Layout
 from lmtrain.models.layers import block_masks
 from lmtrain.parallel.apply import build_parallel

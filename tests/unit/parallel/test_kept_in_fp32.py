@@ -27,12 +27,12 @@ from lmtrain.models.layers.block import build_norm
 from lmtrain.models.layers.positions import Rotation, build_rotation, rotate
 from lmtrain.objectives import cross_entropy as loss_room
 from lmtrain.objectives.cross_entropy import cross_entropy_plain, cross_entropy_sum, hit_sum
-from lmtrain.parallel import precision as precision_room
-from lmtrain.parallel import sharding as sharding_room
 from lmtrain.parallel.mesh import Axis, build_mesh
-from lmtrain.parallel.precision import MasterWeights
-from lmtrain.parallel.sharding import ShardedWeights, apply_data_parallel
 from lmtrain.parallel.tensor import vocabulary as vocabulary_room
+from lmtrain.parallel.weights import precision as precision_room
+from lmtrain.parallel.weights import sharding as sharding_room
+from lmtrain.parallel.weights.precision import MasterWeights
+from lmtrain.parallel.weights.sharding import ShardedWeights, apply_data_parallel
 from lmtrain.schedules.table import Action, Kind
 
 HALVES = [torch.bfloat16, torch.float16]

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from lmtrain.parallel.precision import LossScale, MasterWeights
 from lmtrain.parallel.precision_settings import Bf16Settings, Fp16Settings, Fp32Settings
+from lmtrain.parallel.weights.precision import LossScale, MasterWeights
 
 
 def linear() -> nn.Linear:

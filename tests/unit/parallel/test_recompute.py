@@ -11,7 +11,7 @@ from torch._dynamo.utils import counters
 
 from lmtrain.config.build import build_settings
 from lmtrain.errors import SettingsError
-from lmtrain.parallel.recompute import Recomputed, apply_recompute
+from lmtrain.parallel.blocks.recompute import Recomputed, apply_recompute
 from lmtrain.parallel.recompute_settings import FullRecomputeSettings, RecomputeSettings
 from tests.layouts.workers import Pool
 from tests.marks import slow, wide

@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from lmtrain.plan.factors import FACTORS, Factor, Factors
-from lmtrain.plan.hardware import Hardware
+from lmtrain.plan.price.factors import FACTORS, Factor, Factors
+from lmtrain.plan.price.hardware import Hardware
 
 
 def nominal() -> Factors:

@@ -10,7 +10,7 @@ from lmtrain.parallel.compute_settings import ComputeSettings
 from lmtrain.parallel.precision_settings import Bf16Settings
 from lmtrain.parallel.recompute_settings import FullRecomputeSettings
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.plan.ours import Planned
+from lmtrain.plan.run_model.run import Planned
 
 GPT3 = GPTSettings(num_layers=96, width=12288, num_heads=96, vocab_size=50257, vocab_multiple=128, seq_len=2048)
 

@@ -9,10 +9,10 @@ import pytest
 from lmtrain.parallel.compute_settings import ComputeSettings
 from lmtrain.parallel.precision_settings import Fp32Settings
 from lmtrain.parallel.recompute_settings import NoRecomputeSettings
-from lmtrain.plan.answers import PARTS, Answer, answers, map_of, price, unfitting, why_slower
-from lmtrain.plan.memory import GIB
-from lmtrain.plan.rank import FAMILY, Prices
-from lmtrain.plan.replay import price_runs
+from lmtrain.plan.run_model.memory import GIB
+from lmtrain.plan.run_model.replay import price_runs
+from lmtrain.plan.search.rank import FAMILY, Prices
+from lmtrain.plan.search.result import PARTS, Answer, answers, map_of, price, unfitting, why_slower
 from tests.unit.plan.ours import planned
 from tests.unit.plan.searched import LARGE, h100, ranked
 

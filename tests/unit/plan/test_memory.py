@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from lmtrain.plan.case import Again, columns
-from lmtrain.plan.factors import MEMORY_FACTORS, Factors
-from lmtrain.plan.memory import price_memory
+from lmtrain.plan.price.factors import MEMORY_FACTORS, Factors
+from lmtrain.plan.price.workload import Again, columns
+from lmtrain.plan.run_model.memory import price_memory
 from tests.unit.plan.cases import gpt3
 
 F = Factors({name: factor.value for name, factor in MEMORY_FACTORS.items()})

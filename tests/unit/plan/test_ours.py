@@ -17,9 +17,9 @@ from lmtrain.parallel.recompute_settings import (
     NoRecomputeSettings,
     OperatorsRecomputeSettings,
 )
-from lmtrain.plan.case import Again, Attention, Case, Overlap, Pointwise, Schedule, columns
-from lmtrain.plan.ours import Planned, case_of
-from lmtrain.plan.step import price_step
+from lmtrain.plan.price.step import price_step
+from lmtrain.plan.price.workload import Again, Attention, Case, Overlap, Pointwise, Schedule, columns
+from lmtrain.plan.run_model.run import Planned, case_of
 from tests.unit.plan.cases import CONF, gpt3
 from tests.unit.plan.machines import hardware_named, nominal
 from tests.unit.plan.ours import GPT3, planned

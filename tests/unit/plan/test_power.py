@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lmtrain.plan.case import columns
-from lmtrain.plan.factors import fitted
-from lmtrain.plan.ours import case_of
-from lmtrain.plan.power import COMPUTING, RESTING, busy_share, dollars, watts
-from lmtrain.plan.step import price_step
+from lmtrain.plan.price.factors import fitted
+from lmtrain.plan.price.power import COMPUTING, RESTING, busy_share, dollars, watts
+from lmtrain.plan.price.step import price_step
+from lmtrain.plan.price.workload import columns
+from lmtrain.plan.run_model.run import case_of
 from tests.unit.plan.searched import LARGE, h100, run_of
 
 

@@ -8,12 +8,12 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from lmtrain.plan.case import columns
-from lmtrain.plan.memory import GIB, price_memory
-from lmtrain.plan.ours import case_of
-from lmtrain.plan.rank import FAMILY
-from lmtrain.plan.replay import price_runs
-from lmtrain.plan.step import price_step
+from lmtrain.plan.price.step import price_step
+from lmtrain.plan.price.workload import columns
+from lmtrain.plan.run_model.memory import GIB, price_memory
+from lmtrain.plan.run_model.replay import price_runs
+from lmtrain.plan.run_model.run import case_of
+from lmtrain.plan.search.rank import FAMILY
 from tests.unit.plan.searched import LARGE, h100, ranked, run_of, study
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from lmtrain.parallel.recompute_settings import NoRecomputeSettings
-from lmtrain.plan.case import columns
-from lmtrain.plan.ours import Planned, case_of
-from lmtrain.plan.replay import Seconds, pipeline_seconds, price_runs, replay
-from lmtrain.plan.step import price_step
+from lmtrain.plan.price.step import price_step
+from lmtrain.plan.price.workload import columns
+from lmtrain.plan.run_model.replay import Seconds, pipeline_seconds, price_runs, replay
+from lmtrain.plan.run_model.run import Planned, case_of
 from tests.unit.plan.cases import CONF
 from tests.unit.plan.machines import hardware_named, nominal
 from tests.unit.plan.ours import GPT3, planned

@@ -18,9 +18,9 @@ from lmtrain.errors import CheckpointError, LmtrainError
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.parallel.recompute_settings import RecomputeSettings
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.plan.case import Columns, columns
-from lmtrain.plan.ours import Planned, case_of
-from lmtrain.plan.search import legal
+from lmtrain.plan.price.workload import Columns, columns
+from lmtrain.plan.run_model.run import Planned, case_of
+from lmtrain.plan.search.search import legal
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule
 from lmtrain.train.config import RunConfig
 from lmtrain.train.train_settings import RampUpSettings, TrainSettings

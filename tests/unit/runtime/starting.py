@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lmtrain.runtime.process import NodeRanks
-from lmtrain.runtime.rank_starter import Program, RankStarter, adopting_orphans
+from lmtrain.runtime.processes.process import NodeRanks
+from lmtrain.runtime.processes.rank_starter import Program, RankStarter, adopting_orphans
 
 MODULE = "tests.unit.runtime.launched"
 

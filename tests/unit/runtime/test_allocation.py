@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from lmtrain.runtime.allocation import Allocation, end_in
-from lmtrain.runtime.process import SlurmJob, began_at
+from lmtrain.runtime.machine.allocation import Allocation, end_in
+from lmtrain.runtime.processes.process import SlurmJob, began_at
 
 DAY = 86400.0
 

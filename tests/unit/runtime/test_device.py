@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lmtrain.errors import SettingsError
-from lmtrain.runtime.device import (
+from lmtrain.runtime.machine.device import (
     device_name,
     memory_stats,
     pick_device,
@@ -16,7 +16,7 @@ from lmtrain.runtime.device import (
     set_tf32,
     set_threads,
 )
-from lmtrain.runtime.process import ProcessEnv
+from lmtrain.runtime.processes.process import ProcessEnv
 
 CPU = torch.device("cpu")
 

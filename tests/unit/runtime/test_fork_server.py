@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.runtime import fork_server
+from lmtrain.runtime.processes import fork_server
 from tests.marks import wide
 from tests.unit.runtime.starting import MODULE, Place
 
@@ -23,7 +23,7 @@ def place(tmp_path: Path) -> Place:
 
 
 # whether a process is a fork of a server, whose module is the main one in it
-IS_FORK = "import sys\nprint('lmtrain.runtime.fork_server' in sys.orig_argv)"
+IS_FORK = "import sys\nprint('lmtrain.runtime.processes.fork_server' in sys.orig_argv)"
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ print(json.dumps({
 LAUNCHER = f"""
 import os, resource, signal, sys
 from pathlib import Path
-from lmtrain.runtime.rank_starter import Program
+from lmtrain.runtime.processes.rank_starter import Program
 from tests.unit.runtime.starting import Place
 place = Place(Path(sys.argv[1]))
 os.chdir(place.folder)
@@ -175,7 +175,7 @@ def test_what_was_collected_before_is_not_looked_at_again(place: Place) -> None:
 def test_a_server_whose_launcher_is_gone_ends_in_silence() -> None:
     code = (
         "import socket, subprocess, sys\nours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)\n"
-        "ours.close()\nsys.exit(subprocess.run([sys.executable, '-m', 'lmtrain.runtime.fork_server', "
+        "ours.close()\nsys.exit(subprocess.run([sys.executable, '-m', 'lmtrain.runtime.processes.fork_server', "
         "str(theirs.fileno())], pass_fds=[theirs.fileno()]).returncode)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
@@ -186,11 +186,11 @@ def test_a_server_whose_launcher_is_gone_ends_in_silence() -> None:
 FORKED_LAUNCHER = f"""
 import fcntl, os, select, signal, sys, types
 from pathlib import Path
-from lmtrain.runtime.process import NodeRanks
-from lmtrain.runtime.rank_starter import Program, RankStarter
+from lmtrain.runtime.processes.process import NodeRanks
+from lmtrain.runtime.processes.rank_starter import Program, RankStarter
 from tests.unit.runtime.starting import Place
 folder, fork = Path(sys.argv[0]).parent, os.environ["LMTRAIN_FORK"]
-sys.modules["__main__"].__spec__ = types.SimpleNamespace(name="lmtrain.runtime.fork_server")
+sys.modules["__main__"].__spec__ = types.SimpleNamespace(name="lmtrain.runtime.processes.fork_server")
 if os.environ.get("STRANGER"):
     sys.modules["__main__"].__spec__ = types.SimpleNamespace(name="another.program")
 signal.signal(signal.SIGTERM, lambda *_: None)
@@ -228,7 +228,7 @@ def run_forked_launcher(tmp_path: Path, **variables: str) -> list[str]:
 
 def test_a_launcher_that_has_imported_everything_forks_the_server_from_itself(tmp_path: Path) -> None:
     server, facts, end = run_forked_launcher(tmp_path)
-    assert server.startswith(f"lmtrain.runtime.fork_server {tmp_path}")
+    assert server.startswith(f"lmtrain.runtime.processes.fork_server {tmp_path}")
     assert end == "0  [] []"
     _, wanted, end = run_forked_launcher(tmp_path, LMTRAIN_FORK="0")
     assert end == "0  [] ['LMTRAIN_FORK=0 asks for it']"

@@ -19,18 +19,18 @@ from typing import Any
 
 import pytest
 
-from lmtrain.runtime import launch as launcher
-from lmtrain.runtime.launch import Outcome
-from lmtrain.runtime.process import NodeRanks
-from lmtrain.runtime.rank_starter import Program
+from lmtrain.runtime.processes import launch as launcher
+from lmtrain.runtime.processes.launch import Outcome
+from lmtrain.runtime.processes.process import NodeRanks
+from lmtrain.runtime.processes.rank_starter import Program
 from tests.marks import wide
 from tests.unit.runtime.starting import children
 
 # what every child begins with; `wait()` blocks until something ends it
 HEAD = """
 import os, signal, sys, threading
-from lmtrain.runtime.launch import follow_launcher
-from lmtrain.runtime.signals import unblock_stops
+from lmtrain.runtime.processes.launch import follow_launcher
+from lmtrain.runtime.processes.signals import unblock_stops
 follow_launcher()
 rank = int(os.environ["RANK"])
 def wait():
@@ -132,8 +132,10 @@ def parent(
     """A launcher in a process of its own; each child makes a pipe's line once it is ready."""
     program = replace(child(body), imports=imports)
     code = (
-        "import sys\nfrom lmtrain.runtime.launch import launch\nfrom lmtrain.runtime.process import NodeRanks\n"
-        f"from lmtrain.runtime.rank_starter import Program\noutcome = launch({program!r}, NodeRanks({num}){options})\n"
+        "import sys\nfrom lmtrain.runtime.processes.launch import launch\n"
+        "from lmtrain.runtime.processes.process import NodeRanks\n"
+        "from lmtrain.runtime.processes.rank_starter import Program\n"
+        f"outcome = launch({program!r}, NodeRanks({num}){options})\n"
         "print('outcome', outcome.exit_code, outcome.cause)\nsys.exit(outcome.exit_code)"
     )
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

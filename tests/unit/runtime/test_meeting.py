@@ -17,11 +17,11 @@ import torch
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from lmtrain.errors import LmtrainError, MissingInputError, OutputError, PeerLostError, StoppedEarly, UsageError
-from lmtrain.runtime import meeting
-from lmtrain.runtime.meeting import call_roll, meet, tell_refusal
-from lmtrain.runtime.process import RUN_TOKEN, ProcessEnv
-from lmtrain.runtime.process_group import start
-from lmtrain.runtime.signals import Stopped
+from lmtrain.runtime.processes import meeting
+from lmtrain.runtime.processes.meeting import call_roll, meet, tell_refusal
+from lmtrain.runtime.processes.process import RUN_TOKEN, ProcessEnv
+from lmtrain.runtime.processes.process_group import start
+from lmtrain.runtime.processes.signals import Stopped
 from tests.layouts.workers import Pool
 
 TOKEN, OTHER = "0123456789abcdef" * 2, "f" * 32

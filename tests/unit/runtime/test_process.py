@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from lmtrain.errors import UsageError
-from lmtrain.runtime.checkout import git_commit
-from lmtrain.runtime.process import (
+from lmtrain.runtime.processes.checkout import git_commit
+from lmtrain.runtime.processes.process import (
     STORE_FD,
     NodeRanks,
     ProcessEnv,
@@ -254,7 +254,8 @@ def test_the_report_is_plain_data_without_the_environment(monkeypatch: pytest.Mo
 
 
 def test_the_report_does_not_import_torch() -> None:
-    script = "import sys, lmtrain.runtime.process as p; p.environment_report(); sys.exit('torch' in sys.modules)"
+    script = "import sys, lmtrain.runtime.processes.process as process; process.environment_report(); "
+    script += "sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from lmtrain.errors import DataError, PeerLostError, UsageError
-from lmtrain.runtime.process import STORE_FD, NodeRanks, ProcessEnv
-from lmtrain.runtime.process_group import new_group, peer_errors, start
+from lmtrain.runtime.processes.process import STORE_FD, NodeRanks, ProcessEnv
+from lmtrain.runtime.processes.process_group import new_group, peer_errors, start
 
 HERE = ProcessEnv(rank=1, world_size=2, host="n2")
 CPU = torch.device("cpu")
@@ -72,10 +72,10 @@ def test_a_port_in_use_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 CODE = """
 import os, signal, sys, threading
 import torch, torch.distributed as dist
-from lmtrain.cli.say import print_error
+from lmtrain.cli.screen.messages import print_error
 from lmtrain.errors import PeerLostError
-from lmtrain.runtime.process import ProcessEnv
-from lmtrain.runtime.process_group import start
+from lmtrain.runtime.processes.process import ProcessEnv
+from lmtrain.runtime.processes.process_group import start
 env, culprit, deed = ProcessEnv.detect(), int(sys.argv[1]), sys.argv[2]
 number = torch.tensor([env.rank + 1.0])
 try:

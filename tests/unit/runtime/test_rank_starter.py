@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.runtime import rank_starter
-from lmtrain.runtime.rank_starter import RankStarter, StartCancelledError, adopting_orphans
+from lmtrain.runtime.processes import rank_starter
+from lmtrain.runtime.processes.rank_starter import RankStarter, StartCancelledError, adopting_orphans
 from tests.marks import wide
 from tests.unit.runtime.starting import MODULE, Place
 
@@ -121,7 +121,7 @@ def test_a_fork_runs_nothing_before_its_launcher_knows_of_it(place: Place) -> No
 
 
 def test_after_three_lost_servers_processes_are_started_by_themselves(place: Place) -> None:
-    body = "import sys\nprint('lmtrain.runtime.fork_server' in sys.orig_argv)"
+    body = "import sys\nprint('lmtrain.runtime.processes.fork_server' in sys.orig_argv)"
     imported = "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"
     with place.starter(place.program(body, imported=imported)) as starter:
         assert place.run(starter) == (0, "False\n", "")
@@ -182,7 +182,7 @@ def test_orphans_are_adopted_within_and_not_outside() -> None:
 
 
 def test_once_the_server_is_closed_processes_are_started_by_themselves(place: Place) -> None:
-    body = "import sys\nprint('lmtrain.runtime.fork_server' in sys.orig_argv)"
+    body = "import sys\nprint('lmtrain.runtime.processes.fork_server' in sys.orig_argv)"
     with place.starter(place.program(body)) as starter:
         assert place.run(starter) == (0, "True\n", "")
         starter.close_server()
@@ -193,9 +193,9 @@ def test_once_the_server_is_closed_processes_are_started_by_themselves(place: Pl
 
 LAUNCHER = f"""
 import os, sys
-from lmtrain.runtime.launch import launch
-from lmtrain.runtime.process import NodeRanks
-from lmtrain.runtime.rank_starter import Program
+from lmtrain.runtime.processes.launch import launch
+from lmtrain.runtime.processes.process import NodeRanks
+from lmtrain.runtime.processes.rank_starter import Program
 outcome = launch(Program(sys.argv[1:], module={MODULE!r}), NodeRanks(2))
 os.write(2, b"%d" % outcome.exit_code)
 """

@@ -13,7 +13,7 @@ from types import ModuleType
 
 import pytest
 
-from lmtrain.runtime.signals import Stopped, StopRequest, asked_to_stop, give_back, listen, listening
+from lmtrain.runtime.processes.signals import Stopped, StopRequest, asked_to_stop, give_back, listen, listening
 
 WATCHED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 

@@ -15,7 +15,7 @@ from lmtrain.config.compose import compose
 from lmtrain.errors import LayoutError, LmtrainError
 from lmtrain.layout import divisors
 from lmtrain.train.config import RunConfig
-from lmtrain.train.elastic import change_words, fit
+from lmtrain.train.layouts.elastic import change_words, fit
 
 MOST = 12  # processes
 

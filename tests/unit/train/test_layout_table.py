@@ -8,7 +8,7 @@ import pytest
 
 from lmtrain.config.compose import compose
 from lmtrain.train.config import RunConfig
-from lmtrain.train.layout_table import layout_lines, layout_words, merged, rank_rows
+from lmtrain.train.layouts.layout_table import layout_lines, layout_words, merged, rank_rows
 
 BIG = ("model=gpt3_175b", "precision=bf16", "train.global_batch=1536", "train.micro_batch=1")
 

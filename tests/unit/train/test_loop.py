@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from lmtrain.runtime.signals import StopRequest
+from lmtrain.runtime.processes.signals import StopRequest
 from lmtrain.train import loop
-from lmtrain.train.requests import requests_of
-from lmtrain.train.setup import Run
+from lmtrain.train.in_loop.requests import requests_of
+from lmtrain.train.run import Run
 from tests.unit.train.tiny_runs import opened
 
 

@@ -16,10 +16,10 @@ from lmtrain.checkpoint.save.planned import checkpoint_bytes
 from lmtrain.checkpoint.store import CHECKPOINTS
 from lmtrain.config.compose import compose
 from lmtrain.errors import OutputError, StorageError, UsageError
-from lmtrain.runtime.process import ProcessEnv
-from lmtrain.train import machine
+from lmtrain.runtime.processes.process import ProcessEnv
+from lmtrain.train.before import machine
+from lmtrain.train.before.machine import check_folder, check_port
 from lmtrain.train.config import RunConfig
-from lmtrain.train.machine import check_folder, check_port
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lmtrain.layout import Layout
-from lmtrain.observe.memory import Memory
+from lmtrain.observe.measure.memory import Memory
 from lmtrain.observe.stragglers.judge import IN_A_ROW
 from lmtrain.observe.stragglers.work import COLUMNS, OWN, STEPS
 from lmtrain.train.pace import Pace, neighbours, pairs_of, peers_of

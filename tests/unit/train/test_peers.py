@@ -8,7 +8,7 @@ import torch
 
 from lmtrain.layout import Layout
 from lmtrain.parallel.mesh import build_mesh
-from lmtrain.train.peers import GroupPeers, Vote, saving_peers, setup_peers
+from lmtrain.train.ranks.peers import GroupPeers, Vote, saving_peers, setup_peers
 from tests.layouts.workers import Pool
 
 CPU = torch.device("cpu")

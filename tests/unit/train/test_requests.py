@@ -10,12 +10,11 @@ import torch
 
 from lmtrain.batch import Batch
 from lmtrain.layout import Layout
-from lmtrain.observe.memory import Memory
+from lmtrain.observe.measure.memory import Memory
 from lmtrain.parallel.mesh import build_mesh
-from lmtrain.runtime.signals import StopRequest
+from lmtrain.runtime.processes.signals import StopRequest
 from lmtrain.train.costs import EVALUATION, VALIDATION, Costs
-from lmtrain.train.peers import Vote
-from lmtrain.train.requests import (
+from lmtrain.train.in_loop.requests import (
     NO_TIME_FOR,
     SAVE,
     STOP,
@@ -28,6 +27,7 @@ from lmtrain.train.requests import (
     Requests,
     Signal,
 )
+from lmtrain.train.ranks.peers import Vote
 
 
 class Clock:

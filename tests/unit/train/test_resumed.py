@@ -15,8 +15,8 @@ from lmtrain.data.training_data import TrainingData
 from lmtrain.errors import CheckpointError
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.train import train_wordpiece
+from lmtrain.train.before.resume_checks import check_same_run
 from lmtrain.train.config import RunConfig
-from lmtrain.train.resumed import check_same_run
 from tests.layouts.toy_data import ToyMasked
 
 WORDS = ["model=bert_tiny", "data=masked", "data.path=x", "run.dir=x"]

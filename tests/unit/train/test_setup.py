@@ -15,7 +15,7 @@ from lmtrain.config.compose import compose
 from lmtrain.errors import OutputError
 from lmtrain.layout import Layout
 from lmtrain.parallel.mesh import Axis, build_mesh
-from lmtrain.runtime.files import folder_lock
+from lmtrain.runtime.files.files import folder_lock
 from lmtrain.train.config import RunConfig
 from lmtrain.train.setup import build_throughput, enter_folder
 from lmtrain.train.train_settings import RunSettings

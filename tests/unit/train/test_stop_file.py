@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.cli.say import print_error
+from lmtrain.cli.screen.messages import print_error
 from lmtrain.config.compose import compose
 from lmtrain.errors import NonFiniteLossError, PeerLostError
-from lmtrain.runtime.files import folder_lock
-from lmtrain.runtime.process import ProcessEnv
+from lmtrain.runtime.files.files import folder_lock
+from lmtrain.runtime.processes.process import ProcessEnv
 from lmtrain.train.config import RunConfig
 from lmtrain.train.stop_file import STOP, last_end, write_cut_off, write_failure, write_stop
 

@@ -23,7 +23,7 @@ from lmtrain.checkpoint.reshard.limits import Limits
 from lmtrain.errors import CheckpointError, MissingInputError, OutputError, StorageError, UsageError
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.placement.stages import places_of_rank
-from lmtrain.runtime.faults import Fault, arm
+from lmtrain.runtime.processes.faults import Fault, arm
 from tests.marks import wide
 from tests.unit.checkpoint.layouts import (
     LAYOUTS,
@@ -195,7 +195,7 @@ from lmtrain.checkpoint import contents
 from lmtrain.checkpoint.disk import hashed, tensor_file
 from lmtrain.checkpoint.reshard import attempt, limits, targets
 from lmtrain.checkpoint.reshard.limits import Limits
-from lmtrain.runtime.faults import parse_fault, arm
+from lmtrain.runtime.processes.faults import parse_fault, arm
 from tests.unit.checkpoint.layouts import reshard_to
 for module in (hashed, tensor_file, contents, targets, attempt, limits):
     module.BLOCK_BYTES = 4096

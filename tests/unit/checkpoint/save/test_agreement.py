@@ -20,8 +20,8 @@ from lmtrain.checkpoint.save.writer import CheckpointWriter
 from lmtrain.checkpoint.store import leftover, leftover_numbers, new_leftover
 from lmtrain.errors import CheckpointError, LmtrainError, NonFiniteLossError, OutputError, StorageError
 from lmtrain.piece import Piece
-from lmtrain.runtime import faults
-from lmtrain.runtime.faults import Fault
+from lmtrain.runtime.processes import faults
+from lmtrain.runtime.processes.faults import Fault
 from tests.marks import wide
 from tests.unit.checkpoint.arrays import rank_data
 from tests.unit.checkpoint.seats import Outcome, Seat, on_ranks

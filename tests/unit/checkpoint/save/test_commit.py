@@ -23,8 +23,8 @@ from lmtrain.checkpoint.save.commit import save_checkpoint, write_rank
 from lmtrain.checkpoint.store import latest, list_checkpoints, prune, sweep
 from lmtrain.errors import CheckpointError, LmtrainError, OutputError, StorageError
 from lmtrain.piece import Piece
-from lmtrain.runtime import faults
-from lmtrain.runtime.faults import Fault
+from lmtrain.runtime.processes import faults
+from lmtrain.runtime.processes.faults import Fault
 from tests.marks import wide
 from tests.unit.checkpoint.arrays import rank_data
 
@@ -35,7 +35,7 @@ import numpy as np
 from lmtrain.checkpoint.save.commit import save_checkpoint
 from lmtrain.checkpoint.store import prune
 from lmtrain.piece import Piece
-from lmtrain.runtime.faults import arm, parse_fault
+from lmtrain.runtime.processes.faults import arm, parse_fault
 from tests.unit.checkpoint.arrays import rank_data
 block = np.full((300, 7), 2.0, np.float32)
 data = rank_data([Piece("w", block.shape, (0, 0), block)])

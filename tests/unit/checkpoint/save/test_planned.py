@@ -17,7 +17,7 @@ from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.placement.places import Shape
 from lmtrain.placement.stages import places_of_rank
-from lmtrain.runtime.files import MAX_JSON_BYTES, MAX_JSON_MEMORY, json_memory
+from lmtrain.runtime.files.files import MAX_JSON_BYTES, MAX_JSON_MEMORY, json_memory
 
 MODEL = GPTSettings(num_layers=4, width=64, num_heads=4, vocab_size=250, vocab_multiple=64, seq_len=32)
 

@@ -23,9 +23,9 @@ from lmtrain.checkpoint.save.writer import CheckpointWriter
 from lmtrain.checkpoint.store import list_checkpoints, step_folder_name
 from lmtrain.errors import OutputError, StorageError
 from lmtrain.piece import Piece
-from lmtrain.runtime import faults
-from lmtrain.runtime.faults import Fault
-from lmtrain.runtime.files import folder_lock
+from lmtrain.runtime.files.files import folder_lock
+from lmtrain.runtime.processes import faults
+from lmtrain.runtime.processes.faults import Fault
 
 
 def pieces(value: float) -> list[Piece]:
@@ -287,7 +287,7 @@ def test_state_that_is_no_json_is_refused_in_the_loop(tmp_path: Path) -> None:
 
 
 def test_a_second_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
-    script = "import sys; from pathlib import Path; from lmtrain.runtime.files import folder_lock\n"
+    script = "import sys; from pathlib import Path; from lmtrain.runtime.files.files import folder_lock\n"
     script += "with folder_lock(Path(sys.argv[1])): print('mine', flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", script, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:

@@ -18,7 +18,7 @@ from lmtrain.data.store import blocks
 from lmtrain.data.store.blocks import BLOCK_BYTES, BlockCheckTwin, BlockSums, block_sums, block_sums_twin
 from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset
 from lmtrain.errors import DataError, StorageError
-from lmtrain.runtime.checksum import crc32c
+from lmtrain.runtime.files.checksum import crc32c
 from tests.unit.data.writing import add_document
 
 TOKENS = 100_000  # of two bytes: four blocks, the last of which is short

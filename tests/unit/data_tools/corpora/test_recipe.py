@@ -15,10 +15,10 @@ from data_tools.corpora.fetch import check_address
 from data_tools.corpora.published import Texts
 from data_tools.corpora.recipe import Recipe, fetch_files, find_recipe, get_corpus, recipes, split_of
 from data_tools.corpora.remote import RemoteFile
-from data_tools.corpus.steps import Report
+from data_tools.corpus.flow.steps import Report
 from data_tools.read.streams import ALWAYS_ALLOWED_BYTES
 from lmtrain.errors import DataError, MissingInputError, StorageError, UsageError
-from lmtrain.runtime.files import is_safe_name
+from lmtrain.runtime.files.files import is_safe_name
 from tests.unit.data_tools.corpora.packing import tarred, zipped
 from tests.unit.data_tools.corpus_files import read_jsonl, texts
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from data_tools.corpus.clean import DEFAULT_RULES, build_clean
-from data_tools.corpus.quality import GROUPS, LINE_RULES, RULES, Facts
+from data_tools.corpus.text.clean import DEFAULT_RULES, build_clean
+from data_tools.corpus.text.quality import GROUPS, LINE_RULES, RULES, Facts
 from lmtrain.errors import UsageError
 from tests.unit.data_tools.corpus_files import run, texts, write_jsonl
 

@@ -11,7 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from data_tools.corpus.decontaminate import LEAST_CHARS, NUM_WORDS, SIDE_CHARS, Decontaminate, merged, read_passages
+from data_tools.corpus.copies.decontaminate import (
+    LEAST_CHARS,
+    NUM_WORDS,
+    SIDE_CHARS,
+    Decontaminate,
+    merged,
+    read_passages,
+)
 from lmtrain.errors import DataError, UsageError
 from tests.benchmarks.data_corpora import Prose, disguised, passages
 from tests.unit.data_tools.corpus_files import read_jsonl, run, texts, write_jsonl

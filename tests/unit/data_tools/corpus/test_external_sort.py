@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_tools.corpus.external_sort import Rows, Sorter, sort_rows
+from data_tools.corpus.flow.external_sort import Rows, Sorter, sort_rows
 
 
 def sorted_by(folder: Path, chunks: list[Rows], columns: int, memory_bytes: int) -> Rows:

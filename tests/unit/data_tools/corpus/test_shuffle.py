@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_tools.corpus.reading import Reading
+from data_tools.corpus.flow.reading import Reading
+from data_tools.corpus.flow.steps import Report, Work, merge_outputs, read_report, report_path, run_step
 from data_tools.corpus.shuffle import Sample, Split, draw, sample_limit, shuffle, split_outputs
-from data_tools.corpus.steps import Report, Work, merge_outputs, read_report, report_path, run_step
 from data_tools.read.parts import Part
 from data_tools.read.rejects import OnError
 from lmtrain.errors import DataError, UsageError

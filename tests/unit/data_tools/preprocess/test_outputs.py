@@ -24,7 +24,7 @@ from data_tools.preprocess.pipeline import Options, Summary, preprocess
 from data_tools.read.chunks import Limits
 from data_tools.read.rejects import OnError
 from lmtrain.errors import DataError, OutputError, StorageError
-from lmtrain.runtime.faults import Fault, arm
+from lmtrain.runtime.processes.faults import Fault, arm
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.train import train_bpe
 from tests.marks import wide

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.observe import phases
-from lmtrain.observe.phases import Place
+from lmtrain.observe.measure import phases
+from lmtrain.observe.measure.phases import Place
 from lmtrain.observe.spans.format import Header
 from lmtrain.observe.spans.span_file import SpanFile
 

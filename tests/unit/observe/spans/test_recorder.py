@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lmtrain.observe import phases
-from lmtrain.observe.phases import within
+from lmtrain.observe.measure import phases
+from lmtrain.observe.measure.phases import within
 from lmtrain.observe.spans import recorder as module
 from lmtrain.observe.spans.format import Axis, Flag, Kind, read_spans
 from lmtrain.observe.spans.recorder import Recorder

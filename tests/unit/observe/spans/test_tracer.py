@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from lmtrain.errors import StorageError
-from lmtrain.observe import phases
-from lmtrain.observe.phases import within
+from lmtrain.observe.measure import phases
+from lmtrain.observe.measure.phases import within
 from lmtrain.observe.spans import format as form
 from lmtrain.observe.spans.format import Kind, read_spans
 from lmtrain.observe.spans.recorder import Recorder

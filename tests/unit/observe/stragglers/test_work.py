@@ -6,7 +6,7 @@ from itertools import count
 
 import pytest
 
-from lmtrain.observe import phases
+from lmtrain.observe.measure import phases
 from lmtrain.observe.stragglers import links as links_module
 from lmtrain.observe.stragglers import work as work_module
 from lmtrain.observe.stragglers.links import Links

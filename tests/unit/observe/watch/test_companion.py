@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from lmtrain.observe.phases import NUM_BYTES
+from lmtrain.observe.measure.phases import NUM_BYTES
 from lmtrain.observe.watch.companion import (
     _TICK_S,
     DEVICE_POLITE_S,

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from lmtrain.errors import PeerLostError, StoppedEarly
-from lmtrain.observe import phases
+from lmtrain.observe.measure import phases
 from lmtrain.observe.watch.guard import Watch, _Forked, watched
-from lmtrain.runtime.process import ProcessEnv
-from lmtrain.runtime.process_group import Peers
+from lmtrain.runtime.processes.process import ProcessEnv
+from lmtrain.runtime.processes.process_group import Peers
 
 VERDICT = {"verdict": "rank 1 on n1 is gone.", "kind": "lost", "ranks": [1]}
 
@@ -72,8 +72,8 @@ import torch.distributed as dist
 from lmtrain.errors import PeerLostError
 from lmtrain.observe import phases
 from lmtrain.observe.watch.guard import watched
-from lmtrain.runtime.process import ProcessEnv
-from lmtrain.runtime.process_group import Peers
+from lmtrain.runtime.processes.process import ProcessEnv
+from lmtrain.runtime.processes.process_group import Peers
 
 folder, heard, ranks = Path(sys.argv[1]), threading.Event(), []
 for rank in (0, 1):

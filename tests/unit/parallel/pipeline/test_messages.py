@@ -14,7 +14,7 @@ from lmtrain.errors import LayoutError
 from lmtrain.layout import Layout
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.parallel.pipeline.messages import Inbox, Lanes, Letter, Outbox, Terms, letter_of, pairs_of, warm
-from lmtrain.runtime.process_group import new_group
+from lmtrain.runtime.processes.process_group import new_group
 from lmtrain.schedules.pipeline_schedule import schedule_named
 from tests.layouts.workers import Pool
 

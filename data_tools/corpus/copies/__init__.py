@@ -1,0 +1,1 @@
+"""Documents that are copies of others, or of what is evaluated."""

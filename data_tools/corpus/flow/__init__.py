@@ -1,0 +1,1 @@
+"""Documents as a stream: read, sorted, counted, written."""

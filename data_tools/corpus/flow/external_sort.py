@@ -1,0 +1,126 @@
+"""Sorting more rows than fit in memory: sorted runs on disk, merged block by block. Called by deduplication.
+
+Rows are tuples of unsigned 64-bit numbers, compared column by column. It knows nothing of what they mean.
+"""
+
+from __future__ import annotations
+
+import bisect
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+import numpy as np
+import numpy.typing as npt
+
+from lmtrain.runtime.files.files import storage_errors
+
+Rows = npt.NDArray[np.uint64]  # [num_rows, columns]
+MEMORY_BYTES = 256 << 20
+
+
+class Sorter:
+    """Rows in, sorted rows out. `with` it: temporary files lie in `folder` and go at the end."""
+
+    def __init__(self, columns: int, folder: Path, memory_bytes: int = MEMORY_BYTES) -> None:
+        self._columns, self._folder = columns, folder
+        # because: while a run is sorted, the rows, their order and the sorted copy are held at once
+        self._run_rows = max(memory_bytes // (8 * (2 * columns + 2)), 16)
+        self._held: list[Rows] = []
+        self._num_held = 0
+        self._runs: list[Path] = []
+
+    def __enter__(self) -> Sorter:
+        with storage_errors(self._folder, "Making"):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._temporary = tempfile.TemporaryDirectory(prefix=".sort-", dir=self._folder)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: object, trace: TracebackType | None) -> None:
+        self._temporary.cleanup()
+
+    def add(self, rows: Rows) -> None:
+        while rows.size:
+            room = self._run_rows - self._num_held
+            self._held.append(rows[:room].copy())
+            self._num_held += len(self._held[-1])
+            rows = rows[room:]
+            if self._num_held == self._run_rows:
+                self._spill()
+
+    def batches(self) -> Iterator[Rows]:
+        """All rows in ascending order, a batch at a time; nothing can be added afterwards."""
+        if not self._runs:
+            if self._held:
+                yield sort_rows(np.concatenate(self._held))
+            return
+        if self._held:
+            self._spill()
+        files: list[IO[bytes]] = []
+        try:
+            block = max(self._run_rows // len(self._runs), 16)
+            for path in self._runs:
+                files.append(open(path, "rb"))  # noqa: SIM115 - as many as there are runs, closed below
+            yield from _merge([_Run(file, self._columns, block) for file in files])
+        finally:
+            for file in files:
+                file.close()
+
+    def distinct(self) -> Iterator[Rows]:
+        """As `batches`, each row once."""
+        last = np.empty((0, self._columns), np.uint64)
+        for batch in self.batches():
+            rows = np.concatenate([last, batch])
+            fresh = np.ones(len(rows), bool)
+            fresh[1:] = (rows[1:] != rows[:-1]).any(axis=1)
+            fresh[: len(last)] = False
+            yield rows[fresh]
+            last = rows[-1:]
+
+    def _spill(self) -> None:
+        path = Path(self._temporary.name) / f"run-{len(self._runs):06d}"
+        with storage_errors(path, "Writing"), open(path, "wb", buffering=0) as file:
+            left = np.ascontiguousarray(sort_rows(np.concatenate(self._held))).data.cast("B")
+            while left:  # because: numpy's own writing does not say which limit was reached
+                left = left[file.write(left) :]
+        self._runs.append(path)
+        self._held, self._num_held = [], 0
+
+
+def sort_rows(rows: Rows) -> Rows:
+    return rows[np.lexsort(rows.T[::-1])]
+
+
+class _Run:
+    """The part of a sorted run that is in memory."""
+
+    def __init__(self, file: IO[bytes], columns: int, block: int) -> None:
+        self._file, self._columns, self._block = file, columns, block
+        self._fill()
+
+    def _fill(self) -> None:
+        rows = np.fromfile(self._file, np.uint64, self._block * self._columns)
+        self.rows = rows.reshape(-1, self._columns)
+        self.more = len(self.rows) == self._block
+
+    def last(self) -> list[int]:
+        return list(map(int, self.rows[-1]))
+
+    def take(self, bound: list[int] | None) -> Rows:
+        """The rows up to `bound`, which leave; the next block comes when this one is used up."""
+        count = len(self.rows)
+        if bound is not None:
+            count = bisect.bisect_right(range(count), bound, key=lambda i: list(map(int, self.rows[i])))
+        taken, self.rows = self.rows[:count], self.rows[count:]
+        if self.more and not len(self.rows):
+            self._fill()
+        return taken
+
+
+def _merge(runs: list[_Run]) -> Iterator[Rows]:
+    while runs := [run for run in runs if len(run.rows)]:
+        # every row up to the smallest of the last rows in memory is in memory
+        bound = min((run.last() for run in runs if run.more), default=None)
+        yield sort_rows(np.concatenate([run.take(bound) for run in runs]))

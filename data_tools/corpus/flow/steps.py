@@ -1,0 +1,279 @@
+"""Runs one step of corpus building over JSON lines: any number of workers, any part of the work, the same bytes.
+
+A step sees documents one by one and says what becomes of each; it never knows which worker or part it runs in.
+Called by the verbs of `lmtrain corpus`. At most a few chunks are in memory, and files appear only when whole.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from threading import RLock
+from typing import Any, ClassVar, Protocol
+
+from data_tools.corpus.flow.lines import to_line
+from data_tools.corpus.flow.reading import Documents, PortionReader, Reading, count_bad, find_files
+from data_tools.read.ahead import budget_of, worked_ahead
+from data_tools.read.chunks import Portion
+from data_tools.read.content import Bad
+from data_tools.read.parts import Part
+from data_tools.read.rejects import BadLines
+from data_tools.read.sources import Inputs, Source
+from lmtrain.errors import DataError, MissingInputError, UsageError
+from lmtrain.runtime.files.files import atomic_file, read_errors, read_json, write_json
+
+ReportDocuments = Callable[[str, int], None]  # is told the step, and documents done
+
+
+@dataclass
+class Tally:
+    """What became of the documents, by cause."""
+
+    num_in: int = 0
+    num_out: int = 0
+    bytes_in: int = 0  # of text, as UTF-8
+    bytes_out: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)  # documents that are gone, by cause
+    changed: Counter[str] = field(default_factory=Counter)  # what was mended or marked in those that stayed
+
+    def keep(self, text: str) -> None:
+        self.num_out += 1
+        self.bytes_out += len(text.encode())
+
+    def drop(self, cause: str) -> None:
+        self.dropped[cause] += 1
+
+    def drop_bad(self, bad: Sequence[Bad]) -> None:
+        self.dropped.update(f"bad line: {one.kind}" for one in bad)
+
+    def add(self, other: Tally) -> None:
+        self.num_in += other.num_in
+        self.num_out += other.num_out
+        self.bytes_in += other.bytes_in
+        self.bytes_out += other.bytes_out
+        self.dropped += other.dropped
+        self.changed += other.changed
+
+
+@dataclass(frozen=True)
+class Report:
+    """A step's tally, as it is written beside its output."""
+
+    step: str
+    tally: Tally
+
+    def to_dict(self) -> dict[str, Any]:
+        facts = vars(self.tally)
+        return {"step": self.step} | {
+            name: dict(sorted(value.items())) if isinstance(value, Counter) else value for name, value in facts.items()
+        }
+
+    @classmethod
+    def from_dict(cls, facts: dict[str, Any]) -> Report:
+        values = {name: facts[name] for name in ("num_in", "num_out", "bytes_in", "bytes_out")}
+        return cls(facts["step"], Tally(**values, dropped=Counter(facts["dropped"]), changed=Counter(facts["changed"])))
+
+
+class Step(Protocol):
+    """Documents to bytes for each of the step's files. Sent to the workers, so it holds plain data."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def files(self) -> Sequence[str]: ...  # what `run` returns bytes for; the caller says where they go
+
+    def run(self, documents: Documents, key: str, tally: Tally) -> dict[str, bytes]: ...
+
+
+@dataclass(frozen=True)
+class Collect:
+    """The step that changes nothing: several inputs, compressed or not, become one file."""
+
+    name: ClassVar[str] = "collect"
+    files: ClassVar[Sequence[str]] = ("documents",)
+
+    def run(self, documents: Documents, key: str, tally: Tally) -> dict[str, bytes]:
+        lines = []
+        for _, document in documents:
+            tally.keep(document[key])
+            lines.append(to_line(document))
+        return {"documents": b"".join(lines)}
+
+
+@dataclass(frozen=True)
+class Work:
+    """How a step is run; nothing here changes what it writes, except that a part writes its part."""
+
+    workers: int = 1
+    reading: Reading = field(default_factory=Reading)
+    report: ReportDocuments | None = None
+
+    def named(self, path: Path) -> Path:
+        """What an output is called here."""
+        return self.reading.part.name(path)
+
+
+def run_step(
+    step: Step, inputs: Inputs, outputs: dict[str, Path], work: Work, report_file: Path
+) -> Report:
+    """Write each of the step's files, and the report last: where it stands, all is done."""
+    if work.workers < 1:
+        raise UsageError(f"--workers={work.workers} must be at least 1. Leave it out to use every core.")
+    sources = find_files(inputs, once=work.reading.part.whole)
+    refuse_overwriting(sources, outputs.values())
+    tally, bad_lines = Tally(), BadLines(work.reading.on_error)
+    budget = budget_of(work.workers, work.reading.limits)
+    portions, build = work.reading.cut(sources, budget), partial(StepWorker, step, work.reading)
+    with ExitStack() as stack:
+        targets = {name: stack.enter_context(atomic_file(work.named(outputs[name]))) for name in step.files}
+        results = worked_ahead(portions, build, work.workers, budget, processes=work.workers > 1)
+        for portion, found in stack.enter_context(results):
+            count_bad(portion, found, bad_lines)
+            for name, data in found.files.items():
+                targets[name].write(data)
+            tally.add(found.tally)
+            if work.report is not None:
+                work.report(step.name, tally.num_in)
+        if work.reading.part.whole:
+            refuse_nothing(step.name, tally)
+    result = Report(step.name, tally)
+    write_json(work.named(report_file), result.to_dict())
+    return result
+
+
+def refuse_nothing(step: str, tally: Tally) -> None:
+    """Nothing in, or nothing out, is seldom what was meant, and the next step would find it out late.
+
+    Asked where all is known: a part of the work may well come to nothing.
+    """
+    if not tally.num_in:
+        raise DataError(f"{step}: the input holds no document. Check the files, and what they are said to hold.")
+    if not tally.num_out and tally.dropped.total() >= tally.num_in:
+        causes = ", ".join(f"{number} {cause}" for cause, number in tally.dropped.most_common(5))
+        raise DataError(f"{step} leaves none of {tally.num_in} documents: {causes}. Check the input, or ask for less.")
+
+
+def refuse_overwriting(sources: Iterable[Source], outputs: Iterable[Path]) -> None:
+    inputs = {os.path.realpath(source.path) for source in sources}
+    for path in outputs:
+        if os.path.realpath(path) in inputs:
+            raise UsageError(f"--output={path} is also an input. Choose another output.")
+
+
+def report_path(output: Path) -> Path:
+    return output.with_name(f"{output.name}.report.json")
+
+
+def read_report(path: Path) -> Report:
+    try:
+        return Report.from_dict(read_json(path))
+    except (KeyError, TypeError) as error:
+        raise DataError(f"{path} is not a step's report (no {error}). Remove it and run the step again.") from error
+
+
+def merge_parts(output: Path) -> int:
+    """Join the parts of a file in order and remove them; returns how many there were."""
+    parts = _parts_of(output)
+    with atomic_file(output) as target:
+        for path in parts:
+            with read_errors(path), open(path, "rb") as source:
+                shutil.copyfileobj(source, target, 1 << 20)
+    for path in parts:
+        path.unlink()
+    return len(parts)
+
+
+def merge_reports(report: Path) -> None:
+    write_json(report, read_parts(report).to_dict())
+    for path in _parts_of(report):
+        path.unlink()
+
+
+def read_parts(report: Path) -> Report:
+    """The sum of the reports of a step's parts."""
+    found = [read_report(path) for path in _parts_of(report)]
+    tally = Tally()
+    for one in found:
+        tally.add(one.tally)
+    return Report(found[0].step, tally)
+
+
+def _parts_of(output: Path) -> list[Path]:
+    stem, dot, rest = output.name.partition(".")
+    pattern = re.compile(rf"{re.escape(stem)}\.part-(\d{{5}})-of-(\d{{5}}){re.escape(dot + rest)}")
+    folder = output.parent
+    names = sorted(name for name in os.listdir(folder) if pattern.fullmatch(name)) if folder.is_dir() else []
+    if not names:
+        raise MissingInputError(f"{output} has no parts beside it. Give the --output that the parts were run with.")
+    counts = {name[pattern.fullmatch(name).start(2) : pattern.fullmatch(name).end(2)] for name in names}  # type: ignore[union-attr]
+    if len(counts) > 1:
+        raise DataError(f"{output} has parts of {' and of '.join(sorted(counts))}. Remove those of the other run.")
+    wanted = [Part(i, int(next(iter(counts)))).name(output) for i in range(int(next(iter(counts))))]
+    missing = [path.name for path in wanted if not path.exists()]
+    if missing:
+        raise MissingInputError(f"{output} lacks {len(missing)} parts, {missing[0]} first. Run those parts again.")
+    return wanted
+
+
+def merge_outputs(output: Path) -> list[tuple[Path, int]]:
+    """All that a step's parts wrote: (file, number of parts). `output` is a file, or the folder that split wrote to."""
+    outputs = parts_stems(output) if output.is_dir() else [output]
+    report = output / "split.report.json" if output.is_dir() else report_path(output)
+    if not outputs:
+        raise MissingInputError(f"{output} holds no parts. Give the --output that the parts were run with.")
+    whole = read_parts(report)
+    refuse_nothing(whole.step, whole.tally)
+    merged = [(path, merge_parts(path)) for path in outputs]
+    merge_reports(report)
+    return merged
+
+
+def parts_stems(folder: Path) -> list[Path]:
+    """The files of a folder that exist in parts, by their whole names."""
+    pattern = re.compile(r"(.+)\.part-\d{5}-of-\d{5}(\..+)?")
+    found = (pattern.fullmatch(name) for name in os.listdir(folder) if not name.endswith(".report.json"))
+    return sorted({folder / f"{match[1]}{match[2] or ''}" for match in found if match})
+
+
+# ---- one portion in a worker
+
+
+@dataclass
+class Result:
+    files: dict[str, bytes]
+    tally: Tally
+    bad: list[list[Bad]]  # of each chunk, in order
+    num_lines: list[int]
+
+
+class StepWorker:
+    def __init__(self, step: Step, reading: Reading) -> None:
+        self._step, self._reading = step, reading
+        self._large = RLock()  # because: one document of the longest at a time, however many workers there are
+
+    def run(self, portion: Portion) -> Result:
+        tally, key = Tally(), self._reading.key
+        assert key is not None, "a step works on texts"
+        reader = PortionReader(portion, self._reading, self._large)
+
+        def counted() -> Documents:
+            for position, document in reader:
+                tally.num_in += 1
+                tally.bytes_in += len(document[key].encode())
+                yield position, document
+
+        files = self._step.run(counted(), key, tally)
+        for chunk in portion.chunks:
+            chunk.held = None  # because: the portion is kept until its output is written
+        for bad in reader.bad:
+            tally.num_in += len(bad)
+            tally.drop_bad(bad)
+        return Result(files, tally, reader.bad, reader.num_lines)

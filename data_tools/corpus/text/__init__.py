@@ -1,0 +1,1 @@
+"""Clean text, and how good it is."""

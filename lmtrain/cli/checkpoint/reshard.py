@@ -1,0 +1,211 @@
+"""`lmtrain reshard SOURCE --to ... --output DIR`: a checkpoint for another layout or another program, or from one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter
+from typing import Annotated, Any, Literal, Protocol
+
+import typer
+
+from lmtrain.cli.options import Json, Plugins, parse_size
+from lmtrain.cli.screen.terminal import echo
+from lmtrain.errors import UsageError
+
+
+class Show(Protocol):
+    def __call__(self, done: int, total: int, earlier: int = 0) -> None:
+        """Bytes done, bytes in all, and of those done by an earlier attempt."""
+
+
+def reshard(
+    source: Annotated[
+        Path, typer.Argument(help="A checkpoint, a run's folder for its latest one, or with --from a folder.")
+    ],
+    output: Annotated[Path, typer.Option(metavar="DIR", help="The folder that becomes the result.")],
+    to: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LAYOUT|FORMAT", help="A layout, as in tp=2,pp=4; or hf; or megatron, megatron,tp=2,pp=2."
+        ),
+    ] = None,
+    from_: Annotated[
+        Literal["hf", "megatron"] | None, typer.Option("--from", help="SOURCE is a folder of this program.")
+    ] = None,
+    max_memory: Annotated[
+        str, typer.Option(metavar="SIZE", help="Bound of the memory that a change of layout takes.")
+    ] = "2GiB",
+    workers: Annotated[int | None, typer.Option(min=1, help="Threads; one a processor by default.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a checkpoint that is already there.")] = False,
+    tokenizer: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="With --from: the tokenizer, where SOURCE has none.")
+    ] = None,
+    dtype: Annotated[
+        Literal["fp32", "bf16", "fp16"], typer.Option(help="With --to hf or megatron: in which numbers.")
+    ] = "fp32",
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE",
+            help="With --from: a setting of the model that SOURCE lacks; of hf, dropout=SHARE alone.",
+        ),
+    ] = None,
+    plugin: Plugins = None,
+    as_json: Json = False,
+) -> None:
+    """Write a checkpoint for another layout: weights, optimizer and all else that a run goes on from.
+
+    It needs no GPU and little memory. SOURCE stays as it is. Started again after a kill, the same command goes on where
+    it was. With --to hf or megatron the weights are written for that program, with --from they are taken from it;
+    both in one command take the room of two copies for a while.
+    """
+    from lmtrain.cli.screen.console import Screen
+    from lmtrain.observe.screen.progress import progress
+
+    if from_ is None and (set_ or tokenizer):
+        raise UsageError(f"{'--set' if set_ else '--tokenizer'} is read with --from alone. Add --from hf or megatron.")
+    resumes = to is not None and from_ is None and not _program(to)
+    again = "goes on where this one was" if resumes else "begins anew"
+    stopped = f"{output} is not there yet; the same command {again}."
+    with progress(Screen(stderr=True), "written", "bytes", stopped=stopped) as show:
+        memory_bytes = parse_size("--max-memory", max_memory)
+
+        def write(source: Path) -> dict[str, Any]:
+            if to is None:
+                raise UsageError("--to is missing. Give a layout such as tp=2,pp=4, or hf, or megatron.")
+            if _program(to):
+                return _export(source, output, to, dtype, show)
+            return _change(source, output, to, memory_bytes, workers, overwrite, show)
+
+        if from_ is None:
+            facts = write(source)
+        elif to is None:
+            facts = _import(from_, source, output, tokenizer, set_ or [], show)
+        else:
+            _check_target(to)
+            with _beside(output) as between:
+                imported = _import(from_, source, between, tokenizer, set_ or [], show)
+                facts = {key: value for key, value in imported.items() if key not in ("checkpoint", "bytes")}
+                facts |= write(Path(imported["checkpoint"])) | {"from": str(source)}
+    _print(facts, as_json)
+
+
+def _program(to: str) -> bool:
+    return to.partition(",")[0] in ("hf", "megatron")
+
+
+def _check_target(to: str) -> None:
+    """What is wrong in itself is said before an import, not after it."""
+    from lmtrain.placement.parse import parse_layout
+
+    if not _program(to):
+        parse_layout(to)
+
+
+@contextmanager
+def _beside(output: Path) -> Iterator[Path]:
+    """A folder on the disk of the output for what is only on its way there."""
+    from tempfile import TemporaryDirectory
+
+    from lmtrain.runtime.files.files import storage_errors
+
+    with storage_errors(output, "Importing for"):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        folder = TemporaryDirectory(prefix=f".{output.name}.imported-", dir=output.parent)
+    with folder as name:
+        yield Path(name)
+
+
+def _change(
+    source: Path, output: Path, to: str, memory_bytes: int, workers: int | None, overwrite: bool, show: Show
+) -> dict[str, Any]:
+    from lmtrain.checkpoint.contents import Contents
+    from lmtrain.checkpoint.described import checked_model, layout_of
+    from lmtrain.checkpoint.reshard.assignment import files_of_layout, state_at_layout
+    from lmtrain.checkpoint.reshard.limits import Limits
+    from lmtrain.checkpoint.reshard.run import reshard
+    from lmtrain.checkpoint.store import resolve
+    from lmtrain.placement.parse import check_layout, parse_layout
+    from lmtrain.runtime.processes.faults import arm_from_env
+    from lmtrain.runtime.processes.process import num_usable_cpus
+    from lmtrain.train.layouts.layout_table import layout_words
+
+    arm_from_env()
+    began = perf_counter()
+    limits = Limits(memory_bytes, workers or num_usable_cpus())
+    contents = Contents(resolve(source), limits.num_cached_blocks)
+    manifest, before = contents.manifest, layout_of(contents.manifest.state)
+    model, parallel = checked_model(contents), parse_layout(to, before)
+    check_layout(model, parallel)
+    done = reshard(
+        contents, output, files_of_layout(manifest, model, parallel),
+        state_at_layout(manifest.state, parallel), limits, overwrite=overwrite, report=show,
+    )  # fmt: skip
+    return {
+        "checkpoint": str(done.path), "step": manifest.step, "from": layout_words(before) if before else "not said",
+        "to": layout_words(parallel), "processes": parallel.layout.world_size,
+        "tensors": len(manifest.tensors), "files": done.num_files, "bytes": done.num_bytes,
+        "bytes_done_before": done.num_bytes if done.was_there else done.earlier_bytes,
+        "seconds": round(perf_counter() - began, 2),
+    }  # fmt: skip
+
+
+def _export(source: Path, output: Path, to: str, dtype: str, show: Show) -> dict[str, Any]:
+    program, _, rest = to.partition(",")
+    if program == "hf":
+        from lmtrain.exchange.huggingface.exporter import export_hf
+
+        if rest:
+            raise UsageError(f"--to {to}: a folder for Hugging Face has no layout. Use --to hf.")
+        return export_hf(source, output, dtype=dtype, report=show)
+    sizes = {key: int(size) for key, size in _pairs("--to", rest.split(",") if rest else [], ("tp", "pp")).items()}
+    from lmtrain.exchange.megatron.exporter import export_megatron
+
+    tp, pp = sizes.get("tp", 1), sizes.get("pp", 1)
+    return export_megatron(source, output, tp=tp, pp=pp, dtype=dtype, report=show)
+
+
+def _import(
+    program: str, source: Path, output: Path, tokenizer: Path | None, given: list[str], show: Show
+) -> dict[str, Any]:
+    values = {key: _value(text) for key, text in _pairs("--set", given).items()}
+    if program == "hf":
+        from lmtrain.exchange.huggingface.importer import import_hf
+
+        return import_hf(source, output, tokenizer=tokenizer, overrides=values, report=show)
+    from lmtrain.exchange.megatron.importer import import_megatron
+
+    return import_megatron(source, output, tokenizer=tokenizer, overrides=values, report=show)
+
+
+def _pairs(option: str, words: list[str], known: tuple[str, ...] = ()) -> dict[str, str]:
+    pairs = {key: value for key, equals, value in (word.partition("=") for word in words) if equals and value}
+    numbers = not known or all(value.isdecimal() and int(value) > 0 for value in pairs.values())
+    if len(pairs) < len(words) or (known and not pairs.keys() <= set(known)) or not numbers:
+        kind = f"{' or '.join(known)}=NUMBER" if known else "KEY=VALUE"
+        raise UsageError(f"{option} {','.join(words)} is wrong. Give {kind}, each once.")
+    return pairs
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _print(facts: dict[str, Any], as_json: bool) -> None:
+    from lmtrain.units import format_bytes, format_seconds
+
+    if as_json:
+        return echo(json.dumps(facts, indent=1, default=str))
+    for key, value in facts.items():
+        if "bytes" in key and isinstance(value, int):
+            value = format_bytes(value)
+        elif key == "seconds":
+            key, value = "time", format_seconds(value)
+        echo(f"{key.replace('_', ' '):18} {value}")
+    return None

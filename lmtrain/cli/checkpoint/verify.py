@@ -1,0 +1,39 @@
+"""`lmtrain verify PATH`: every byte of a checkpoint against its hash, every tensor against its model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lmtrain.cli.options import Json, Plugins
+from lmtrain.cli.screen.messages import say
+from lmtrain.cli.screen.terminal import echo
+
+
+def verify(
+    path: Annotated[
+        Path, typer.Argument(metavar="PATH", help="A checkpoint, or a run's folder for all of its checkpoints.")
+    ],
+    plugin: Plugins = None,
+    as_json: Json = False,
+) -> None:
+    """Check a checkpoint: hashes, shapes, that pieces fill their tensors, tied weights.
+
+    All that is wrong is named, and the exit code is then 65.
+    """
+    from lmtrain.checkpoint.verify import refuse_problems, verify_checkpoints
+    from lmtrain.cli.screen.console import Screen
+    from lmtrain.units import format_bytes
+
+    found = []
+    for facts in verify_checkpoints(path):
+        found.append(facts)
+        if not as_json and not facts["problems"]:
+            counts = f"{facts['tensors']} tensors, {facts['files']} files, {format_bytes(facts['bytes'])}"
+            say(Screen(), f"{facts['checkpoint']}: all is well: step {facts['step']}, {counts}")
+    if as_json:
+        echo(json.dumps(found, indent=1))
+    refuse_problems(found)

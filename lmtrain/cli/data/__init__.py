@@ -1,0 +1,1 @@
+"""`lmtrain corpus`, `tokenizer`, `preprocess` and `data`: from raw text to a dataset."""

@@ -1,0 +1,379 @@
+"""`lmtrain data`: look at .bin/.idx datasets, check, join, divide and index them. The work is done by lmtrain.data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lmtrain.cli.keys.completion import complete_override
+from lmtrain.cli.options import ConfigDir, Json, Plugins
+from lmtrain.cli.screen.terminal import echo
+
+if TYPE_CHECKING:
+    from lmtrain.data.store.indexed import IndexedDataset
+    from lmtrain.tokenizer.base import Tokenizer
+    from lmtrain.train.config import RunConfig
+
+app = typer.Typer(no_args_is_help=True)
+_UNWRITTEN = "the dataset being written is not there. Begin again, with --overwrite if the first of several is done."
+
+Prefix = Annotated[Path, typer.Argument(metavar="PREFIX", help="A dataset: its .bin's path without the suffix.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing datasets.")]
+TokenizerPath = Annotated[
+    Path | None, typer.Option(help="The tokenizer of a dataset that carries none: a file or folder.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="KEY=VALUE", autocompletion=complete_override,
+        help="The settings of the run, as `lmtrain pretrain` takes them."),
+]
+
+
+@app.command()
+def inspect(
+    prefix: Prefix,
+    all_: Annotated[bool, typer.Option("--all", help="Also the whole sidecar.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Say what a dataset holds, from its header and sidecar; `lmtrain inspect PREFIX` says the same."""
+    from lmtrain.cli.inspect.dataset_view import dataset_facts
+    from lmtrain.cli.inspect.inspect import print_dataset
+
+    facts = dataset_facts(prefix)
+    if as_json:
+        echo(json.dumps(facts, indent=1))
+        return
+    from lmtrain.cli.screen.console import Screen
+
+    print_dataset(Screen(), facts, all_)
+
+
+@app.command()
+def verify(
+    prefixes: Annotated[list[Path], typer.Argument(metavar="PREFIX", help="Datasets to check.")],
+    as_json: Json = False,
+) -> None:
+    """Read every byte: index entries against each other, ids against the vocabulary, the checksum."""
+    from lmtrain.cli.screen.console import Screen
+    from lmtrain.data.store import reshape
+    from lmtrain.data.store.indexed import IndexedDataset
+    from lmtrain.observe.screen.progress import progress
+
+    facts = []
+    for prefix in prefixes:
+        dataset = IndexedDataset.open(prefix)
+        with progress(Screen(stderr=True), f"reading {dataset.prefix}"):
+            facts.append({"dataset": str(dataset.prefix)} | reshape.verify(dataset))
+        if not as_json:
+            echo(f"{dataset.prefix} is whole: sha256 {facts[-1]['content_sha256']}, {_compared(facts[-1])}")
+    if as_json:
+        echo(json.dumps(facts, indent=1))
+
+
+@app.command()
+def merge(
+    prefixes: Annotated[list[Path], typer.Argument(metavar="PREFIX", help="Datasets to join, in this order.")],
+    output: Annotated[Path, typer.Option(metavar="PREFIX", help="The dataset to make.")],
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Join datasets of one dtype and one tokenizer; their sidecars are added up."""
+    from lmtrain.cli.screen.console import Screen
+    from lmtrain.data.store import reshape
+    from lmtrain.observe.screen.progress import progress
+
+    with progress(Screen(stderr=True), f"writing {output}", stopped=_UNWRITTEN):
+        reshape.merge(prefixes, output, overwrite=overwrite)
+    _show_made([output], as_json)
+
+
+@app.command()
+def split(
+    prefix: Prefix,
+    shares: Annotated[str, typer.Option(help="Two or three shares of the documents, as in 98,2.")],
+    output: Annotated[list[Path], typer.Option(metavar="PREFIX", help="A dataset to make; once for each share.")],
+    seed: Annotated[
+        int | None, typer.Option(help="Draw the documents at random by this seed. [default: consecutive documents]")
+    ] = None,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Divide a dataset into two or three, at document borders; in each, documents keep the order of the file."""
+    from lmtrain.cli.screen.console import Screen
+    from lmtrain.data.store import reshape
+    from lmtrain.errors import UsageError
+    from lmtrain.observe.screen.progress import progress
+
+    try:
+        wanted = [float(share) for share in shares.split(",")]
+    except ValueError as error:
+        raise UsageError(f"--shares={shares} is not a list of numbers. Use shares such as 98,2.") from error
+    with progress(Screen(stderr=True), f"dividing {prefix}", stopped=_UNWRITTEN):
+        reshape.split(prefix, wanted, output, overwrite=overwrite, seed=seed)
+    _show_made(output, as_json)
+
+
+@app.command()
+def show(
+    prefix: Annotated[
+        str | None, typer.Argument(metavar="[PREFIX]", help="A dataset; not with --run, which names its own.")
+    ] = None,
+    overrides: Overrides = None,
+    sample: Annotated[
+        list[int] | None, typer.Option("--sample", metavar="NUMBER", help="A training sample, as a run numbers them.")
+    ] = None,
+    document: Annotated[
+        list[int] | None, typer.Option("--document", metavar="NUMBER", help="A document, from 0.")
+    ] = None,
+    random: Annotated[int | None, typer.Option(min=1, help="So many documents drawn at random. [default: 3]")] = None,
+    seed: Annotated[int | None, typer.Option(help="With --random: another seed, other documents.")] = None,
+    run: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="With --sample: the run's folder, which knows data and settings.")
+    ] = None,
+    most: Annotated[int | None, typer.Option(min=1, help="Show so many tokens of each. [default: all]")] = None,
+    ids: Annotated[bool, typer.Option("--ids", help="Show token ids and not the text.")] = False,
+    tokenizer: TokenizerPath = None,
+    config_dir: ConfigDir = None,
+    plugin: Plugins = None,
+    as_json: Json = False,
+) -> None:
+    """Show documents, or training samples as the model sees them: text and ids.
+
+    A sample depends on how a run cuts them: give its folder, or the settings that it was started with.
+    """
+    from lmtrain.errors import UsageError
+
+    words = [*([prefix] if prefix else []), *(overrides or [])]
+    given = [word for word in words if "=" not in word]
+    settings = [word for word in words if "=" in word]
+    chosen = [name for name, value in (("sample", sample), ("document", document), ("random", random)) if value]
+    if len(chosen) > 1:
+        raise UsageError(f"--{' and --'.join(chosen)} were given. Give one of them.")
+    what = (chosen or ["random"])[0]
+    for name, value, needs in (
+        ("--seed", seed, "random"), ("--run", run, "sample"), ("--config-dir", config_dir, "sample"),
+        (settings[0] if settings else "", settings or None, "sample"),
+    ):  # fmt: skip
+        if value is not None and needs != what:
+            raise UsageError(f"{name} is for --{needs} NUMBER, which was not given. Add it, or leave {name} out.")
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)} are two datasets. Show one at a time.")
+    if run is None and not given:
+        raise UsageError("PREFIX is missing. Give a dataset such as data/books, or --run RUN --sample NUMBER.")
+    if sample:
+        if tokenizer is not None:
+            settings.append(f"data.tokenizer={tokenizer}")
+        return _show_samples(sample, given, settings, run, config_dir, most, ids, as_json)
+    return _show_documents(Path(given[0]), document, random or 3, seed or 0, most, ids, tokenizer, as_json)
+
+
+@app.command(hidden=True)
+def sample(
+    prefix: Prefix,
+    number: Annotated[int, typer.Option("-n", "--number", min=1, help="How many documents.")] = 3,
+    seed: Annotated[int, typer.Option(help="Another seed, other documents.")] = 0,
+    most: Annotated[int, typer.Option(min=1, help="Show so many tokens of a document.")] = 200,
+    ids: Annotated[bool, typer.Option("--ids", help="Show token ids and not the text.")] = False,
+    tokenizer: TokenizerPath = None,
+    as_json: Json = False,
+) -> None:
+    """The older spelling of `lmtrain data show PREFIX --random N`."""
+    _show_documents(prefix, None, number, seed, most, ids, tokenizer, as_json)
+
+
+@app.command(hidden=True)
+def decode(
+    prefix: Prefix,
+    documents: Annotated[list[int], typer.Argument(metavar="DOCUMENT", help="Numbers of documents, from 0.")],
+    most: Annotated[int | None, typer.Option(min=1, help="Show so many tokens of a document. [default: all]")] = None,
+    ids: Annotated[bool, typer.Option("--ids", help="Show token ids and not the text.")] = False,
+    tokenizer: TokenizerPath = None,
+    as_json: Json = False,
+) -> None:
+    """The older spelling of `lmtrain data show PREFIX --document N`."""
+    _show_documents(prefix, documents, 0, 0, most, ids, tokenizer, as_json)
+
+
+@app.command()
+def stats(prefix: Prefix, as_json: Json = False) -> None:
+    """Count documents by length and draw a histogram."""
+    from lmtrain.cli.screen.fact_list import print_facts
+    from lmtrain.data.store import reshape
+    from lmtrain.data.store.indexed import IndexedDataset
+    from lmtrain.units import format_count
+
+    dataset = IndexedDataset.open(prefix)
+    counts, facts = reshape.length_counts(dataset)
+    bars = [{"from": 1 << i >> 1, "to": (1 << i) - 1, "documents": int(n)} for i, n in enumerate(counts)]
+    if as_json:
+        echo(json.dumps(facts | {"lengths": bars}, indent=1))
+        return
+    from lmtrain.cli.screen.console import Screen
+
+    lines = [(name.replace("_", " "), f"{value:,}" if isinstance(value, int) else f"{value:,.1f}")
+             for name, value in facts.items()]  # fmt: skip
+    print_facts(Screen(), f"dataset {dataset.prefix}", lines)
+    echo("\ntokens in a document")
+    highest = max((bar["documents"] for bar in bars), default=0) or 1
+    for bar in bars:
+        label = f"{bar['from']}-{bar['to']}" if bar["to"] > bar["from"] else str(bar["from"])
+        echo(f"{label:>19} {format_count(bar['documents']):>6} {_bar(bar['documents'] / highest, 50)}".rstrip())
+
+
+@app.command()
+def index(overrides: Overrides = None, config_dir: ConfigDir = None, as_json: Json = False) -> None:
+    """Build ahead of time the indexes that a run with these settings would build at its start."""
+    from lmtrain.cli.screen.fact_list import print_facts
+    from lmtrain.train.before.preflight import load_data
+
+    began = perf_counter()
+    config = _compose(overrides, config_dir)
+    made = load_data(config)[2]
+    facts = {
+        "datasets": len(made.parts), "samples": made.train.num_samples, "seconds": round(perf_counter() - began, 3),
+    }  # fmt: skip
+    if as_json:
+        echo(json.dumps(facts, indent=1))
+        return
+    from lmtrain.cli.screen.console import Screen
+
+    print_facts(Screen(), "indexes are built", [(name, f"{value:,}") for name, value in facts.items()])
+
+
+@app.command()
+def blend(overrides: Overrides = None, config_dir: ConfigDir = None, as_json: Json = False) -> None:
+    """Show what each dataset adds to a run with these settings."""
+    from lmtrain.train.before.preflight import load_data
+
+    config = _compose(overrides, config_dir)
+    rows = load_data(config, validate=False)[2].contributions(config.seq_len)
+    if as_json:
+        echo(json.dumps(rows, indent=1))
+        return
+    from rich.table import Table
+
+    from lmtrain.cli.screen.console import Screen
+    from lmtrain.units import format_count
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in rows[0]:
+        first = column == "dataset"
+        table.add_column(
+            column.replace("_", " "), justify="left" if first else "right", overflow="fold", no_wrap=not first
+        )
+    total: dict[str, Any] = {key: sum(row[key] for row in rows) for key in rows[0] if key != "dataset"}
+    total |= {"dataset": f"{len(rows)} datasets", "epochs": total["run_samples"] / total["samples"]}
+    for row in [*rows, total]:
+        table.add_row(
+            row["dataset"], f"{row['share']:.4%}",
+            *(format_count(row[key]) for key in ("documents", "samples", "run_samples", "run_tokens")),
+            f"{row['epochs']:.3g}",
+        )  # fmt: skip
+    Screen().print(table)
+
+
+def _compose(overrides: Sequence[str] | None, config_dir: Path | None) -> RunConfig:
+    from lmtrain.config.compose import compose
+    from lmtrain.train.config import RunConfig
+
+    return compose(RunConfig, list(overrides or []), config_dir=config_dir)
+
+
+def _tokenizer_of(dataset: IndexedDataset, given: Path | None) -> Tokenizer:
+    from lmtrain.data.store.indexed import part
+    from lmtrain.errors import DataError, UsageError
+    from lmtrain.tokenizer.base import Tokenizer
+
+    beside = part(dataset.prefix, ".tokenizer.json")
+    if given is None and not beside.exists():
+        raise UsageError(f"{dataset.prefix} carries no tokenizer. Add --tokenizer PATH, or look at its --ids.")
+    tokenizer = Tokenizer.load(given or beside)
+    if dataset.info is not None and dataset.info.tokenizer_fingerprint != tokenizer.fingerprint:
+        raise DataError(
+            f"{given or beside} has the fingerprint {tokenizer.fingerprint[:12]}, and {dataset.prefix} was written "
+            f"with {dataset.info.tokenizer_fingerprint[:12]}. Use that tokenizer, or look at its --ids."
+        )
+    return tokenizer
+
+
+def _show_documents(
+    prefix: Path, documents: list[int] | None, number: int, seed: int, most: int | None, ids: bool,
+    tokenizer: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    """These documents, or so many drawn at random."""
+    import numpy as np
+
+    from lmtrain.cli.inspect.sample_view import document_rows, print_documents
+    from lmtrain.data.order import permute
+    from lmtrain.data.store.documents import compare_with_record
+    from lmtrain.data.store.indexed import IndexedDataset
+
+    dataset = IndexedDataset.open(prefix)
+    compare_with_record(dataset)
+    if documents is None:
+        count = min(number, dataset.num_documents)
+        documents = permute(np.arange(count), dataset.num_documents, seed).tolist() if count else []
+    rows = document_rows(dataset, documents, most, None if ids else _tokenizer_of(dataset, tokenizer))
+    if as_json:
+        echo(json.dumps(rows, indent=1, ensure_ascii=False))
+        return
+    print_documents(rows, most)
+
+
+def _show_samples(
+    numbers: list[int], given: list[str], settings: list[str], run: Path | None, config_dir: Path | None,
+    most: int | None, ids: bool, as_json: bool,
+) -> None:  # fmt: skip
+    from lmtrain.checkpoint.store import CHECKPOINTS, latest
+    from lmtrain.cli.inspect.run_view import settings_of
+    from lmtrain.cli.inspect.sample_view import print_samples, sample_rows
+    from lmtrain.errors import UsageError
+    from lmtrain.train.before.preflight import load_data
+    from lmtrain.train.before.resume_checks import open_resumed, shares_of
+
+    if run is not None and (given or settings):
+        raise UsageError(f"--run={run} has its own data and settings, and {(given + settings)[0]} was given too. "
+                         "Give the run alone, or a dataset with settings.")  # fmt: skip
+    paths = [f"data.path={path}" for path in given]
+    config = settings_of(run) if run is not None else _compose([*paths, "run.dir=none", *settings], config_dir)
+    # because: what data.split keeps from training is as the run began with it
+    shares = shares_of(open_resumed(config, None if run is None else latest(run / CHECKPOINTS)))
+    tokenizer, _, data = load_data(config, validate=run is not None, shares=shares)
+    rows = sample_rows(data, numbers, most, tokenizer)
+    if as_json:
+        echo(json.dumps(rows, indent=1, ensure_ascii=False))
+        return
+    print_samples(rows, ids)
+
+
+def _show_made(prefixes: Sequence[Path], as_json: bool) -> None:
+    from lmtrain.data.store.indexed import IndexedDataset
+
+    made = [IndexedDataset.open(prefix) for prefix in prefixes]
+    facts = [{"dataset": str(d.prefix), "documents": d.num_documents, "tokens": d.num_tokens} for d in made]
+    if as_json:
+        echo(json.dumps(facts, indent=1))
+        return
+    for row in facts:
+        echo(f"{row['dataset']}: {row['documents']} documents, {row['tokens']} tokens")
+
+
+def _compared(facts: dict[str, Any]) -> str:
+    """What a dataset's content was compared with."""
+    if not facts["compared_with_sidecar"]:
+        seen = ", and all that a run has read of it is as it was then" if facts["compared_with_record"] else ""
+        return f"and no sidecar to compare with{seen}"
+    unsigned = "; the sidecar is of an older lmtrain and has no hash of itself"
+    return f"as its sidecar says{'' if facts['sidecar_has_hash'] else unsigned}"
+
+
+def _bar(share: float, width: int) -> str:
+    """A bar in eighths of a character."""
+    eighths = round(share * width * 8)
+    return "█" * (eighths // 8) + (" ▏▎▍▌▋▊▉"[eighths % 8] if eighths % 8 else "")

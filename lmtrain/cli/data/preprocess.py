@@ -1,0 +1,201 @@
+"""`lmtrain preprocess`: text files to a dataset. Draws how far it is; data_tools.preprocess does the work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lmtrain.cli.options import InputFormat, TextInputs
+from lmtrain.cli.screen.terminal import echo
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from data_tools.preprocess.pipeline import Standing, Summary
+
+
+class OnError(StrEnum):
+    STOP = "stop"
+    SKIP = "skip"
+    QUARANTINE = "quarantine"
+
+
+_filter = partial(typer.Option, rich_help_panel="What is left out")
+_ends = partial(typer.Option, rich_help_panel="Where texts end")
+_bad = partial(typer.Option, rich_help_panel="Bad lines")
+
+
+def preprocess(
+    inputs: TextInputs,
+    tokenizer: Annotated[
+        Path, typer.Option(help="tokenizer.json, GPT-2's vocab.json, BERT's vocab.txt, or a folder that holds one.")
+    ],
+    output: Annotated[
+        Path, typer.Option(metavar="PREFIX", help="Makes PREFIX.bin, .idx, .json, .tokenizer.json, .blocks.")
+    ],
+    workers: Annotated[int | None, typer.Option(help="How many encode at once. [default: every core]")] = None,
+    key: Annotated[
+        list[str] | None,
+        typer.Option(help="Key or column of the text; repeat it for one dataset PREFIX_KEY each. [default: text]"),
+    ] = None,
+    format_: InputFormat = None,
+    append_eod: Annotated[
+        bool | None,
+        _ends("--append-eod/--no-append-eod", help="End each document with the end token, if there is one."),
+    ] = None,
+    split_sentences: Annotated[
+        bool, _ends("--split-sentences", help="Make a sequence of every sentence, for BERT.")
+    ] = False,
+    lines_end_sentences: Annotated[
+        bool, _ends("--lines-end-sentences", help="With --split-sentences: a sentence ends with its line too.")
+    ] = False,
+    shard_tokens: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Start a new PREFIX-00000, -00001, ... after, say, 10B tokens.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing dataset.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    on_error: Annotated[
+        OnError, _bad(help="Stop, list them in PREFIX.rejects.jsonl, or keep them there with their content.")
+    ] = OnError.STOP,
+    max_bad: Annotated[int | None, _bad(min=0, help="Stop after all when there are more than these.")] = None,
+    max_doc_bytes: Annotated[str, _bad(metavar="SIZE", help="A longer line, row or file is bad.")] = "256MiB",
+    min_chars: Annotated[int | None, _filter(min=0, help="Shorter documents.")] = None,
+    max_chars: Annotated[int | None, _filter(min=0, help="Longer documents.")] = None,
+    min_tokens: Annotated[int | None, _filter(min=0, help="Documents of fewer tokens.")] = None,
+    max_tokens: Annotated[int | None, _filter(min=0, help="Documents of more tokens.")] = None,
+    script: Annotated[
+        list[str] | None,
+        _filter(
+            metavar="NAME[:SHARE]",
+            help="Documents with a smaller share of their letters in this script, as in latin:0.9.",
+        ),
+    ] = None,
+    filter_: Annotated[
+        list[str] | None,
+        _filter(
+            "--filter", metavar="NAME",
+            help="Those that an installed entry point of the group lmtrain.filters says no to.",
+        ),
+    ] = None,
+) -> None:
+    """Tokenize text into a dataset for training.
+
+    Started again after a kill, the same command goes on where it was.
+    """
+    from data_tools.preprocess import pipeline
+    from data_tools.preprocess.filters import Filters, parse_script
+    from data_tools.read import rejects
+    from data_tools.read.chunks import Limits
+    from lmtrain.cli.options import parse_size, text_inputs
+    from lmtrain.cli.screen.console import Screen
+    from lmtrain.runtime.processes.faults import arm_from_env
+    from lmtrain.runtime.processes.process import num_usable_cpus
+    from lmtrain.tokenizer.base import Tokenizer
+    from lmtrain.units import parse_count
+
+    arm_from_env()
+    options = pipeline.Options(
+        workers=num_usable_cpus() if workers is None else workers,
+        keys=tuple(key or ("text",)),
+        append_eod=append_eod,
+        filters=Filters(
+            min_chars, max_chars, min_tokens, max_tokens, tuple(map(parse_script, script or ())), tuple(filter_ or ())
+        ),
+        split_sentences=split_sentences,
+        lines_end_sentences=lines_end_sentences,
+        on_error=rejects.OnError(on_error),
+        max_bad=max_bad,
+        limits=Limits(max_doc_bytes=parse_size("--max-doc-bytes", max_doc_bytes)),
+        shard_tokens=None if shard_tokens is None else parse_size("--shard-tokens", shard_tokens, parse_count),
+        overwrite=overwrite,
+    )
+    console = Screen(stderr=True)
+    found = text_inputs(inputs, format_)
+    with _shown(console, inputs) as report:
+        summary = pipeline.preprocess(
+            found, Tokenizer.load(tokenizer), output, options, report=report,
+            say=lambda line: console.print(line, highlight=False),
+        )  # fmt: skip
+    _print(summary, as_json)
+
+
+@contextmanager
+def _shown(console: Console, inputs: list[str]) -> Iterator[Callable[[Standing], None]]:
+    from lmtrain.observe.screen.progress import progress
+
+    again = "what was read from the pipe is lost" if "-" in inputs else "the same command goes on where this one was"
+    with progress(console, "tokenized", "bytes", stopped=f"no dataset is written yet; {again}.") as shown:
+        rates = _Rates()
+
+        def show(now: Standing) -> None:
+            speed, earlier = rates.of(now), rates.earlier
+            shown(now.done_bytes if now.total_bytes else now.num_text_bytes, now.total_bytes, earlier, speed)
+
+        yield show
+
+
+class _Rates:
+    """MB of text and tokens a second since the first call; what an earlier run did is not counted."""
+
+    def __init__(self) -> None:
+        self._began = perf_counter()
+        self._first: Standing | None = None
+
+    @property
+    def earlier(self) -> int:
+        """Bytes of the sources that were done before the first call."""
+        return self._first.done_bytes if self._first and self._first.total_bytes else 0
+
+    def of(self, now: Standing) -> str:
+        from lmtrain.units import format_count
+
+        if self._first is None:
+            self._first, self._began = now, perf_counter()
+            return ""
+        megabytes = (now.num_text_bytes - self._first.num_text_bytes) / 1e6
+        tokens, seconds = now.num_tokens - self._first.num_tokens, max(perf_counter() - self._began, 1e-9)
+        return f"{megabytes / seconds:.1f} MB/s, {format_count(tokens / seconds)} tokens/s"
+
+
+def _print(summary: Summary, as_json: bool) -> None:
+    import dataclasses
+    import json
+
+    from lmtrain.units import format_bytes, format_count, format_seconds
+
+    if as_json:
+        facts = dataclasses.asdict(summary) | {"bytes_per_token": summary.bytes_per_token}
+        echo(json.dumps(facts, indent=1))
+        return
+    echo(
+        f"{format_count(summary.num_documents)} documents, {format_bytes(summary.num_bytes)} of text -> "
+        f"{format_count(summary.num_tokens)} tokens ({summary.bytes_per_token:.2f} bytes a token) "
+        f"in {format_seconds(summary.seconds)}"
+    )
+    for counts, what in ((summary.rejects, "bad lines left out"), (summary.filtered, "documents filtered out")):
+        if counts:
+            parts = ", ".join(f"{count} {cause}" for cause, count in sorted(counts.items(), key=lambda c: -c[1]))
+            echo(f"{sum(counts.values())} {what}: {parts}")
+    _print_lengths(summary.lengths)
+    shown = summary.files if summary.num_shards == 1 else (summary.files[0], f"... {summary.num_shards} shards")
+    for name in shown:
+        echo(f"  {name}")
+
+
+def _print_lengths(lengths: dict[str, int]) -> None:
+    """A histogram of the documents' lengths, one bar a power of two."""
+    from lmtrain.units import format_count
+
+    largest = max(lengths.values())
+    first = next(i for i, count in enumerate(lengths.values()) if count)
+    echo("tokens a document:")
+    for name, count in list(lengths.items())[first:]:
+        bar = "#" * -(-40 * count // largest)
+        echo(f"{name:>21} {format_count(count):>6} {bar}".rstrip())

@@ -1,0 +1,103 @@
+"""`lmtrain tokenizer`: train one, or look at one. The work is done by lmtrain.tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lmtrain.cli.options import InputFormat, TextInputs
+from lmtrain.cli.screen.terminal import echo
+
+app = typer.Typer(no_args_is_help=True)
+
+
+class Kind(StrEnum):
+    BPE = "bpe"
+    WORDPIECE = "wordpiece"
+
+
+@app.command()
+def train(
+    inputs: TextInputs,
+    output: Annotated[Path, typer.Option(metavar="DIR", help="The folder that gets tokenizer.json.")],
+    vocab_size: Annotated[int, typer.Option(help="How many pieces to learn, special tokens among them.")],
+    kind: Annotated[Kind, typer.Option(help="bpe as GPT-2 has, wordpiece as BERT has.")] = Kind.BPE,
+    lowercase: Annotated[bool, typer.Option("--lowercase", help="Lower-case and strip accents (wordpiece).")] = False,
+    key: Annotated[str, typer.Option(help="The key of the text in .jsonl files, or the column.")] = "text",
+    format_: InputFormat = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing, different tokenizer.")] = False,
+) -> None:
+    """Learn a vocabulary from text; the same text gives the same tokenizer."""
+    from data_tools.preprocess.texts import ALL, Texts
+    from data_tools.read.sources import find_sources
+    from lmtrain.cli.options import text_inputs
+    from lmtrain.cli.screen.console import Screen
+    from lmtrain.errors import OutputError, UsageError
+    from lmtrain.observe.screen.progress import progress
+    from lmtrain.tokenizer.train import train_bpe, train_wordpiece
+
+    if lowercase and kind is Kind.BPE:
+        raise UsageError("--lowercase is for --kind wordpiece; byte-level BPE keeps the text as it is. Leave it out.")
+    sources = find_sources(text_inputs(inputs, format_))
+    total = sum(source.num_bytes for source in sources) if all(source.num_bytes for source in sources) else 0
+    with progress(Screen(stderr=True), "read", "bytes", stopped="nothing is written.") as shown:
+
+        def report(done: int) -> None:
+            shown.doing(f"learning {vocab_size} pieces" if done == ALL else "read")
+            if done != ALL:
+                shown(done, total)
+
+        texts: Iterable[str] = Texts(sources, key, report=report)
+        if "-" in inputs:
+            texts = iter(texts)  # because: a pipe is read once, and who reads twice keeps what an iterator gave
+        texts = _with_text(texts)
+        made = train_bpe(texts, vocab_size) if kind is Kind.BPE else train_wordpiece(texts, vocab_size, lowercase)
+    path = output / "tokenizer.json"
+    if path.exists() and not overwrite and path.read_bytes() != made.to_bytes():
+        raise OutputError(f"{path} exists already and is another one. Choose another --output, or add --overwrite.")
+    made.save(path)
+    echo(f"{path}: {made.kind}, {made.vocab_size:,} pieces, fingerprint {made.fingerprint[:12]}")
+
+
+def _with_text(texts: Iterable[str]) -> Iterable[str]:
+    """The same; nothing to learn from is an error, and no vocabulary of bytes alone."""
+    from itertools import chain
+
+    from lmtrain.errors import DataError
+
+    ahead = iter(texts)
+    first = next((text for text in ahead if text.strip()), None)
+    if first is None:
+        raise DataError("The input holds no text to learn from. Check the files, and --key.")
+    return chain([first], ahead) if ahead is texts else texts
+
+
+@app.command()
+def show(
+    path: Annotated[Path, typer.Argument(help="A tokenizer's file or folder.")],
+    text: Annotated[str | None, typer.Argument(help="A text to tokenize.")] = None,
+) -> None:
+    """Say what a tokenizer is, and how it cuts a text."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from lmtrain.cli.screen.console import Screen
+    from lmtrain.tokenizer.base import Tokenizer
+
+    tokenizer = Tokenizer.load(path)
+    special = ", ".join(f"{role} {number}" for role, number in tokenizer.special.items())
+    echo(f"{tokenizer.kind}, {tokenizer.vocab_size:,} pieces; special: {special or 'none'}")
+    echo(f"fingerprint {tokenizer.fingerprint}")
+    if text is None:
+        return
+    ids = tokenizer.encode(text)
+    echo(f"{len(ids)} tokens, {len(text.encode(errors='replace')) / max(len(ids), 1):.2f} bytes each")
+    table = Table("id", "piece")
+    for number in ids:
+        piece = tokenizer.piece(number)
+        table.add_row(str(number), Text("".join(c if c.isprintable() else ascii(c)[1:-1] for c in piece)))
+    Screen().print(table)

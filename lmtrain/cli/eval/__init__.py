@@ -1,0 +1,1 @@
+"""`lmtrain eval`: a checkpoint, its tasks, and comparisons of results."""

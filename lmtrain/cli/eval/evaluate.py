@@ -1,0 +1,272 @@
+"""`lmtrain eval`: a checkpoint, a task and its file in; a number with its recipe out, as a table or as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lmtrain.cli.eval.session import Options, Session, evaluate_one
+from lmtrain.cli.keys.completion import complete_task
+from lmtrain.cli.options import Device, InputFormat, Plugins, Precision, text_inputs
+from lmtrain.cli.ranks.launching import (
+    NumPerNode,
+    NumProcesses,
+    Processes,
+    run_processes,
+    this_process,
+    without_nproc,
+)
+from lmtrain.cli.screen.terminal import echo
+from lmtrain.errors import MissingInputError, OutputError, UsageError
+
+if TYPE_CHECKING:
+    from data_tools.read.sources import Source
+    from lmtrain.cli.eval.session import Job
+    from lmtrain.eval.text.texts import TextInput
+
+SUBJECT = typer.Argument(
+    metavar="CHECKPOINT", help="A checkpoint, a run's folder for its latest one, or a folder of Hugging Face's."
+)
+Layout = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="parallel.KEY=VALUE",
+        help="With several processes: how they share the model, as in parallel.tp=2 parallel.pp=2; what these leave "
+        "are copies of it, each with batches of its own.",
+    ),
+]
+_OF_FILES = ("compare", "output", "as_json", "full", "plugin")  # what two results files leave to be chosen
+
+
+def evaluate(
+    context: typer.Context,
+    checkpoint: Annotated[Path | None, SUBJECT] = None,
+    layout: Layout = None,
+    task: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ID", help="What to measure; several need a --data each.", autocompletion=complete_task),
+    ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATH", help="The task's file, a .bin/.idx prefix, or any input of `lmtrain preprocess`."),
+    ] = None,
+    key: Annotated[str, typer.Option(help="The key or column of the text, where the task leaves it open.")] = "text",
+    format_: InputFormat = None,
+    baseline: Annotated[
+        Path | None, typer.Option(metavar="PREFIX", help="A training .bin/.idx prefix: also score by its counts.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Windows scored together.")] = 8,
+    stride: Annotated[
+        int | None, typer.Option(min=1, help="Tokens between windows, where the task leaves it open.")
+    ] = None,
+    seq_len: Annotated[
+        int | None, typer.Option(min=1, help="Tokens in a window; all that the model sees unless given.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Only the first N items: a quick look, marked as partial.")
+    ] = None,
+    steps: Annotated[
+        str | None,
+        typer.Option(metavar="all|N,N", help="All checkpoints of a run, or these: the measure over training."),
+    ] = None,
+    compare: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(
+            metavar="A B", help="Two checkpoints, or two --output files with --samples: B less A, and how sure that is."
+        ),
+    ] = None,
+    device: Device = "auto",
+    precision: Precision = "fp32",
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Also write JSON to this file; a call that was killed goes on."),
+    ] = None,
+    samples: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write a row of JSON for every item to this file.")
+    ] = None,
+    plugin: Plugins = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Show all that the JSON says.")] = False,
+    list_tasks: Annotated[bool, typer.Option("--list", help="List the tasks with their recipes and stop.")] = False,
+    nproc: NumProcesses = None,
+    nproc_per_node: NumPerNode = None,
+) -> None:  # fmt: skip
+    """Measure a checkpoint on a published protocol or on any text.
+
+    Every result comes with what it was divided by, how its text was cut, and the sum from which it follows.
+    """
+    if list_tasks:
+        return _list(as_json)
+    if compare is not None and checkpoint is not None and "=" in str(checkpoint):
+        checkpoint, layout = None, [str(checkpoint), *(layout or [])]
+    _refuse_unfit(context, checkpoint, compare, steps)
+    _check_outputs(output, samples)
+    options = Options(
+        baseline=baseline, batch_size=batch_size, stride=stride, seq_len=seq_len, limit=limit, device=device,
+        precision=precision, output=output, samples=samples, as_json=as_json, full=full,
+    )  # fmt: skip
+    if compare is not None and all(path.is_file() for path in compare):
+        from lmtrain.cli.eval.compare import compare_files
+
+        return compare_files(*compare, options)
+    jobs = _jobs(task, data, baseline, format_, key)
+    if checkpoint is None and compare is None:
+        raise UsageError("CHECKPOINT is missing. Give a checkpoint or a run's folder, as in `lmtrain eval runs/a ...`.")
+    processes = Processes(nproc, nproc_per_node)
+    env = this_process(processes)
+
+    from lmtrain.cli.eval.model_source import check_device, find_subject, settle_layout
+    from lmtrain.cli.eval.steps import evaluate_steps, find_steps
+    from lmtrain.eval.source import check_kind
+    from lmtrain.eval.task import window_of
+    from lmtrain.runtime.processes.signals import unblock_stops
+
+    unblock_stops()
+    # before torch is imported, so that what is wrong is told at once
+    paths = list(compare or ()) if checkpoint is None else [checkpoint]
+    if checkpoint is not None and steps is not None:
+        paths = find_steps(checkpoint, steps)
+    subjects = [find_subject(path) for path in paths]
+    settled = [settle_layout(layout or [], subject.settings, env) for subject in subjects]
+    check_device(device, env)
+    for one, _ in jobs:
+        for subject in subjects:
+            check_kind(one, causal=subject.settings.shape.causal, pairs="pair" in subject.settings.terms)
+            window_of(one, subject.settings.shape.seq_len, seq_len)
+    if env.world_size > 1 and "-" in (data or []):
+        raise UsageError(
+            f"--data=- is standard input, which one process alone can read, and here are {env.world_size}. "
+            "Write the text to a file."
+        )
+    if processes.are_started:
+        return run_processes(without_nproc(context.obj), env)
+    session = Session(jobs, options, env, settled)
+    if compare is not None:
+        from lmtrain.cli.eval.compare import compare_models
+
+        return compare_models(subjects, session)
+    return evaluate_one(subjects[0], session) if steps is None else evaluate_steps(subjects, session)
+
+
+def _refuse_unfit(
+    context: typer.Context, checkpoint: Path | None, compare: tuple[Path, Path] | None, steps: str | None
+) -> None:
+    """What was given and would be ignored."""
+    with_, unfit = "", set[str]()
+    if compare is not None:
+        with_, unfit = "--compare of two checkpoints", {"checkpoint", "steps", "samples", "baseline"}
+        if all(path.is_file() for path in compare):
+            with_, unfit = "--compare of two results files", set(context.params) - {*_OF_FILES, "list_tasks"}
+        elif any(path.is_file() for path in compare):
+            raise UsageError(
+                f"--compare {compare[0]} {compare[1]} mixes a file and a folder. Give two results files or two "
+                "checkpoints."
+            )
+    elif steps is not None:
+        with_, unfit = "--steps", {"samples", "baseline"}
+    if checkpoint is None:
+        unfit.discard("checkpoint")
+    for one in context.command.params:
+        source = context.get_parameter_source(str(one.name))
+        if one.name in unfit and source is not None and source.name == "COMMANDLINE":
+            name = one.opts[0] if one.opts[0].startswith("-") else "CHECKPOINT"
+            raise UsageError(f"{name} means nothing to {with_}. Leave it out.")
+
+
+def _check_outputs(output: Path | None, samples: Path | None) -> None:
+    """Refuse at once what could not be written hours later."""
+    from lmtrain.runtime.files.files import check_output_folder, refuse_odd_output
+
+    for name, path in (("--output", output), ("--samples", samples)):
+        if path is None:
+            continue
+        refuse_odd_output(path)
+        if path.is_dir():
+            raise OutputError(f"{name}={path} is a folder. Give a file's name.")
+        check_output_folder(path.parent, f"The folder of {name}={path}", lock=False)
+    if output is not None and samples is not None and output.absolute() == samples.absolute():
+        raise UsageError(f"--output and --samples are both {output}. Give them two names.")
+
+
+def _jobs(
+    names: list[str] | None, sources: list[str] | None, baseline: Path | None, format_: str | None, key: str
+) -> list[Job]:
+    """Each task with what reads its files, refused before a model is loaded."""
+    from data_tools.read.sources import find_sources
+    from lmtrain.eval.recipes.datasets import dataset_prefix
+    from lmtrain.eval.task import TextTask, all_tasks, find_task
+
+    names, sources = names or [], sources or []
+    if not names or len(names) != len(sources):
+        raise UsageError(
+            f"{len(names)} --task and {len(sources)} --data were given. Give one --data for each --task; "
+            "`lmtrain eval --list` shows the tasks."
+        )
+    tasks = [find_task(name) for name in names]
+    if baseline is not None and not any(task.compares for task in tasks):
+        known = ", ".join(name for name, task in all_tasks().items() if task.compares)
+        raise UsageError(f"--baseline={baseline} works where whole documents are scored. Leave it out or use {known}.")
+    jobs: list[Job] = []
+    any_text = False
+    for task, source in zip(tasks, sources, strict=True):
+        prefix = dataset_prefix(Path(source))
+        if prefix is not None or not isinstance(task, TextTask):
+            if prefix is None and not Path(source).exists():
+                raise MissingInputError(f"--data={source} does not exist. Give a file or a .bin/.idx prefix.")
+            jobs.append((task, partial(_itself, Path(source))))
+        elif source != "-" and not Path(source).exists() and not any(mark in source for mark in "*?["):
+            raise MissingInputError(f"--data={source} does not exist. Give a file, a folder or a .bin/.idx prefix.")
+        else:
+            jobs.append((task, partial(read_texts, find_sources(text_inputs([source], format_)), key)))
+            any_text = True
+    if format_ is not None and not any_text:
+        raise UsageError(f"--format={format_} is for texts, and no task here reads any. Leave it out.")
+    return jobs
+
+
+def _itself(source: Path, report: Callable[[int], None]) -> Path:
+    return source
+
+
+def read_texts(sources: list[Source], key: str, report: Callable[[int], None]) -> TextInput:
+    """All documents, and a hash to know them by: the file's, where there is one."""
+    import hashlib
+    from collections import Counter
+
+    from data_tools.preprocess.texts import ALL, Texts
+    from lmtrain.eval.text.texts import TextInput
+
+    found = list(Texts(sources, key, report=lambda done: None if done == ALL else report(done)).with_paths())
+    documents = [text for _, text in found]
+    files = {str(path): count for path, count in Counter(path for path, _ in found).items()}
+    if len(sources) == 1 and sources[0].num_bytes:
+        with open(sources[0].path, "rb") as file:
+            return TextInput(
+                str(sources[0].path), documents, hashlib.file_digest(file, "sha256").hexdigest(), "the file", files
+            )
+    digest = hashlib.sha256()
+    for document in documents:
+        digest.update(document.encode() + b"\0")
+    name = str(sources[0].path) if len(sources) == 1 else f"{len(sources)} files, the first {sources[0].path}"
+    return TextInput(name, documents, digest.hexdigest(), "the documents, each with a zero byte behind it", files)
+
+
+def _list(as_json: bool) -> None:
+    from lmtrain.cli.screen.console import Screen
+    from lmtrain.eval.task import all_tasks
+
+    tasks = all_tasks()
+    if as_json:
+        plain: list[dict[str, Any]] = [
+            {"id": name, "data": task.data, "headline": task.headline, "recipe": task.recipe}
+            for name, task in tasks.items()
+        ]
+        return echo(json.dumps(plain, indent=1))
+    from lmtrain.eval.report import render_tasks
+
+    return Screen(highlight=False).print(render_tasks(tasks))

@@ -1,0 +1,167 @@
+"""What `lmtrain eval` evaluates, and on which processes: found and judged before torch is there, then loaded.
+
+Called by evaluate. A subject is a checkpoint of any layout, or a folder of Hugging Face's, converted on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lmtrain.errors import LayoutError, MissingInputError, SettingsError, nearest
+
+if TYPE_CHECKING:
+    from lmtrain.eval.load import Loaded
+    from lmtrain.eval.source import Source
+    from lmtrain.models.model_settings import ModelSettings
+    from lmtrain.placement.parallel_settings import ParallelSettings
+    from lmtrain.runtime.processes.process import ProcessEnv
+    from lmtrain.train.ranks.run_facts import Fact
+
+_KEYS = ("tp", "pp", "dp_shard", "dp_replicate", "sequence_parallel", "balance", "timeout_s")
+KEYS, TRAINING = ([f"parallel.{key}" for key in keys] for keys in (_KEYS, ("vp", "zero", "schedule")))
+
+
+def find_subject(path: Path) -> Source:
+    from lmtrain.eval.source import checkpoint_source
+    from lmtrain.runtime.files.files import read_json
+
+    if (path / "config.json").is_file():
+        config = read_json(path / "config.json")
+        if not isinstance(config, dict) or "model" not in config:  # because: a run has a file of this name too
+            return _huggingface(path, config)
+    return checkpoint_source(path)
+
+
+def _huggingface(path: Path, config: Any) -> Source:
+    from lmtrain.eval.source import Source, Weights
+    from lmtrain.exchange.huggingface.config import settings_of
+    from lmtrain.tokenizer.base import Tokenizer
+
+    family, settings = settings_of(config, path / "config.json", pair_head=False, dropout=None)
+
+    def opened() -> Weights:
+        from lmtrain.exchange.huggingface.weights import HFWeights
+
+        return HFWeights(path)
+
+    def tokenizer() -> Tokenizer:
+        try:
+            return Tokenizer.load(path)
+        except MissingInputError as error:
+            raise MissingInputError(
+                f"{error} Put it there, or make a checkpoint by `lmtrain reshard --from hf --tokenizer PATH`."
+            ) from error
+
+    facts = {"checkpoint": str(path), "format": "huggingface", "model_type": family}
+    return Source(path=path, settings=settings, facts=facts, open=opened, tokenizer=tokenizer)
+
+
+def settle_layout(words: Sequence[str], model: ModelSettings, env: ProcessEnv) -> ParallelSettings:
+    """`parallel.tp=2 parallel.pp=2` for these processes; what they leave are copies, with batches of their own each."""
+    from lmtrain.config.build import build_settings
+    from lmtrain.placement.parallel_settings import ParallelSettings
+    from lmtrain.placement.parse import check_layout
+    from lmtrain.train.before.preflight import process_problems
+
+    given = _given(words)
+    asked = build_settings(ParallelSettings, given, "parallel")
+    each = asked.pp * asked.tp * asked.dp_shard
+    parallel = replace(
+        asked,
+        dp_replicate=asked.dp_replicate if "dp_replicate" in given else max(env.world_size // each, 1),
+        zero=3 if asked.dp_shard > 1 else 1,  # because: weights are all there is to share
+        sequence_parallel=given.get("sequence_parallel", model.shape.seq_len % asked.tp == 0),
+    )
+    check_layout(model, parallel)
+    if wrong := list(process_problems(parallel.layout, env)):
+        raise LayoutError(*wrong)
+    return parallel
+
+
+def _given(words: Sequence[str]) -> dict[str, Any]:
+    if not words:
+        return {}
+    from lmtrain.config.overrides import change, parse, several
+
+    tree: dict[str, Any] = {"parallel": {}}
+    problems = []
+    for override in parse(words, {}):
+        key = str(override.key_or_group)
+        if override.is_sweep_override():
+            problems.append(several(override))
+        elif key in TRAINING:
+            problems.append(
+                f"{override.input_line} is about training, and an evaluation has no gradients. Leave it out."
+            )
+        elif key not in KEYS:
+            problems.append(f"{override.input_line} is not a setting of an evaluation. {nearest(key, KEYS)}")
+        elif problem := change(tree, override):
+            problems.append(problem)
+    if problems:
+        raise SettingsError(problems)
+    return {key: value for key, value in tree["parallel"].items() if value is not None}
+
+
+def check_device(name: str, env: ProcessEnv) -> None:
+    """Whether each process of this node can have a device of its own."""
+    from lmtrain.runtime.machine.gpus import Gpus, device_problem
+
+    if name != "cpu" and env.world_size > 1 and (problem := device_problem(name, Gpus.found(), env)):
+        raise problem
+
+
+@contextmanager
+def on_processes(
+    env: ProcessEnv, settled: Sequence[ParallelSettings], device: str, precision: str
+) -> Iterator[Callable[[Source, ParallelSettings], Loaded]]:
+    """What loads a model, each process its share of it, for as long as the block lasts; all end it together.
+
+    Several models in turn have one layout, whatever else is settled for each.
+    """
+    from lmtrain.eval.load import load
+    from lmtrain.parallel.mesh import build_mesh
+    from lmtrain.runtime.machine.device import memory_errors, pick_device
+    from lmtrain.runtime.processes.process_group import start
+    from lmtrain.train.layouts.layout_table import layout_words
+    from lmtrain.train.ranks.same_everywhere import agree_on
+
+    first = settled[0]
+    with memory_errors("Use a smaller --batch-size, --precision bf16, or more processes and parallel.tp or pp."):
+        picked = pick_device(device, env)
+        with start(env, picked, first.timeout_s) as met:
+            if env.world_size > 1:
+                agree_on(_computed_by(first), env, met.hosts)
+            mesh = build_mesh(first.layout, picked, first.timeout_s)
+
+            def loaded(source: Source, parallel: ParallelSettings) -> Loaded:
+                if env.world_size > 1:
+                    agree_on(_model_of(source), env, met.hosts)
+                found = load(source, picked, precision, mesh, parallel)
+                if env.world_size == 1:
+                    return found
+                words = layout_words(parallel).partition(",")[0]
+                return replace(found, subject=replace(found.subject, layout=words))
+
+            yield loaded
+
+
+def _computed_by(parallel: ParallelSettings) -> dict[str, Fact]:
+    """What all processes must have alike; that they score the same texts is seen when they do."""
+    from lmtrain.train.ranks.run_facts import Fact, program_facts
+
+    settings = {f"parallel.{key}": Fact(str(value), str(value)) for key, value in parallel.to_dict().items()}
+    return settings | program_facts()
+
+
+def _model_of(source: Source) -> dict[str, Fact]:
+    from lmtrain.checkpoint.disk.format import MANIFEST
+    from lmtrain.train.ranks.run_facts import Fact, checkpoint_fact
+
+    if (source.path / MANIFEST).is_file():
+        return {"checkpoint": checkpoint_fact(source.path)}
+    files = [f"{file.name} of {file.stat().st_size} bytes" for file in sorted(source.path.iterdir())]
+    return {"model": Fact(", ".join(files), f"{len(files)} files in {source.path}")}

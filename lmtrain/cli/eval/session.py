@@ -1,0 +1,232 @@
+"""The scoring of `lmtrain eval`: a model is loaded, its tasks run in turn, each result is shown at once.
+
+Called by evaluate, eval_steps and eval_compare, once the command line has been judged. An output beside which a journal
+lies is whole only when "complete" is true in it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lmtrain import __version__
+from lmtrain.cli.screen.terminal import echo
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from contextlib import AbstractContextManager
+
+    from lmtrain.eval.journal import Journal
+    from lmtrain.eval.load import Loaded
+    from lmtrain.eval.runner import Outcome
+    from lmtrain.eval.scoring.scoring_passes import Passes
+    from lmtrain.eval.source import Source
+    from lmtrain.eval.task import Task
+    from lmtrain.eval.text.texts import TextInput
+    from lmtrain.observe.screen.progress import Reporter
+    from lmtrain.placement.parallel_settings import ParallelSettings
+    from lmtrain.runtime.processes.process import ProcessEnv
+
+Job = tuple["Task", "Callable[[Reporter], Path | TextInput]"]  # what reads the text, when its turn comes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Of the command line, what the scoring and the showing depend on."""
+
+    baseline: Path | None
+    batch_size: int
+    stride: int | None
+    seq_len: int | None
+    limit: int | None
+    device: str
+    precision: str
+    output: Path | None
+    samples: Path | None
+    as_json: bool
+    full: bool
+
+
+class Session:
+    """All processes do the same and have all answers; the first one speaks for them."""
+
+    def __init__(self, jobs: list[Job], options: Options, env: ProcessEnv, settled: Sequence[ParallelSettings]) -> None:
+        """`settled`: the layout, for each of the models."""
+        from lmtrain.cli.screen.console import Screen
+        from lmtrain.runtime.processes.faults import arm_from_env
+
+        arm_from_env()
+        self.options, self._env, self._settled, self._jobs = options, env, settled, jobs
+        self.console = Screen(stderr=True, quiet=env.rank > 0)
+        self.screen = Screen(highlight=False, quiet=env.rank > 0 or options.as_json)
+        self._given: dict[int, Path | TextInput] = {}  # by job: texts are read once, however many models there are
+
+    @property
+    def tasks(self) -> list[Task]:
+        return [task for task, _ in self._jobs]
+
+    @contextmanager
+    def processes(self) -> Iterator[Callable[[Source, int], Loaded]]:
+        """What loads a source, the so-manieth, while the processes are together."""
+        from lmtrain.cli.eval.model_source import on_processes
+        from lmtrain.observe.screen.progress import progress
+
+        with on_processes(self._env, self._settled, self.options.device, self.options.precision) as load:
+
+            def loaded(source: Source, number: int) -> Loaded:
+                with progress(self.console, f"loading {source.path.name}"):
+                    return load(source, self._settled[number])
+
+            yield loaded
+
+    def journal(self) -> AbstractContextManager[Journal]:
+        """Of all models and tasks of this call. The processes are together when it is opened."""
+        from lmtrain.cli.screen.messages import say
+        from lmtrain.eval.journal import journal_beside
+        from lmtrain.runtime.processes.process_group import from_first
+
+        output = self.options.output if self._env.rank == 0 else None
+        return journal_beside(output, lambda said: say(self.console, said), from_first)
+
+    def write(self, document: dict[str, Any]) -> None:
+        from lmtrain.runtime.files.files import write_json
+
+        if self.options.output is not None and self._env.rank == 0:
+            write_json(self.options.output, document)
+
+    def write_samples(self, lines: Iterable[bytes]) -> dict[str, str]:
+        """Where the results find them: by a path that begins at their own folder."""
+        if self._env.rank > 0:
+            return {}
+        assert self.options.samples is not None
+        return write_samples(self.options.samples, lines, self.options.output)
+
+    def end(self, document: dict[str, Any]) -> None:
+        """Also after a failure, of what was done before it."""
+        if self.options.as_json and self._env.rank == 0:
+            print_document(document)
+
+    def outcomes(self, loaded: Loaded, journal: Journal) -> Iterator[Outcome]:
+        """A task at a time, as they end."""
+        import torch
+
+        from lmtrain.eval.journal import identity_of
+        from lmtrain.eval.scoring.scoring_passes import Passes
+
+        subject, facts = loaded.subject, loaded.facts
+        computed = (subject.dtype, subject.layout, facts["device"], torch.__version__, __version__)
+        journal.of(identity_of(Path(facts["checkpoint"]), *computed))
+        passes = Passes() if len(self._jobs) > 1 else None
+        for number, (task, _) in enumerate(self._jobs):
+            yield self._outcome(task, self._text(number), loaded, journal, passes)
+
+    def _text(self, number: int) -> Path | TextInput:
+        from lmtrain.observe.screen.progress import progress
+
+        if number not in self._given:
+            task, read = self._jobs[number]
+            with progress(self.console, f"{task.id}: read", "bytes", stopped="nothing is written.") as shown:
+                self._given[number] = read(shown)
+        return self._given[number]
+
+    def _outcome(
+        self, task: Task, given: Path | TextInput, loaded: Loaded, journal: Journal, passes: Passes | None
+    ) -> Outcome:
+        from lmtrain.eval.runner import run
+        from lmtrain.observe.screen.progress import progress
+
+        options = self.options
+        stopped = "the same command goes on from here."
+        if options.output is None:
+            stopped = "nothing is kept. With --output FILE the same command would go on."
+        with progress(self.console, f"{task.id}: fed", "tokens", stopped=stopped) as shown:
+            return run(
+                task, loaded.subject, given, stride=options.stride, seq_len=options.seq_len, limit=options.limit,
+                batch_size=options.batch_size, known=journal, passes=passes, progress=shown,
+            )  # fmt: skip
+
+    def compared(self, outcome: Outcome, loaded: Loaded) -> Outcome:
+        """With the baselines, where they were asked for and can be."""
+        from dataclasses import replace
+
+        from lmtrain.eval.statistics.compare import with_baselines
+        from lmtrain.observe.screen.progress import progress
+
+        if self.options.baseline is None or outcome.prepared.documents is None or self._env.rank > 0:
+            return outcome
+        with progress(self.console, "counting for the baselines"):
+            tokenizer = loaded.subject.tokenizer
+            result = with_baselines(outcome.result, outcome.prepared, self.options.baseline, tokenizer)
+        return replace(outcome, result=result)
+
+
+def evaluate_one(source: Source, session: Session) -> None:
+    """Every result is written and shown when it is there, and stays when a later one fails."""
+    from lmtrain.eval.report import render
+
+    options, lines = session.options, list[bytes]()
+    document = new_document("lmtrain evaluation", model={}, results=[])
+
+    def add(outcome: Outcome, loaded: Loaded) -> None:
+        outcome = session.compared(outcome, loaded)
+        if options.samples is not None:
+            lines.append(_sample_lines(len(lines), outcome, loaded))
+            document["samples"] = session.write_samples(lines)
+        document["results"].append(outcome.result.to_dict())
+        session.write(document)
+        session.screen.print(render(outcome.result, loaded.facts, full=options.full))
+
+    with ExitStack() as kept:
+        try:
+            later: list[Outcome] = []
+            with session.processes() as load:
+                loaded = load(source, 0)
+                document["model"] = loaded.facts
+                journal = kept.enter_context(session.journal())
+                for outcome in session.outcomes(loaded, journal):
+                    if options.baseline is None:
+                        add(outcome, loaded)
+                    else:  # because: the first process counts alone, which may take longer than others would wait
+                        later.append(outcome)
+            for outcome in later:
+                add(outcome, loaded)
+            document["complete"] = True
+            session.write(document)
+        finally:
+            if document["results"]:
+                session.end(document)
+
+
+def new_document(format_: str, **rest: Any) -> dict[str, Any]:
+    return {"format": format_, "lmtrain": __version__, "complete": False, **rest}
+
+
+def print_document(document: dict[str, Any]) -> None:
+    echo(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False))
+
+
+def _sample_lines(number: int, outcome: Outcome, loaded: Loaded) -> bytes:
+    from lmtrain.eval.samples import as_lines, sample_rows
+
+    rows = sample_rows(number, outcome.result, outcome.prepared, outcome.columns, loaded.subject.tokenizer)
+    return as_lines(rows)
+
+
+def write_samples(path: Path, lines: Iterable[bytes], output: Path | None) -> dict[str, str]:
+    """Where the results find them: by a path that begins at their own folder."""
+    import hashlib
+    import os
+
+    from lmtrain.runtime.files.files import atomic_file
+
+    digest = hashlib.sha256()
+    with atomic_file(path) as file:
+        for some in lines:
+            file.write(some)
+            digest.update(some)
+    found = str(path) if output is None else os.path.relpath(path, output.parent)
+    return {"file": found, "sha256": digest.hexdigest()}

@@ -1,0 +1,159 @@
+"""What `lmtrain inspect` says of a checkpoint, and of two: facts as plain data, and their printing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lmtrain.cli.inspect.dataset_view import tokenizer_words
+from lmtrain.cli.inspect.run_view import model_words
+from lmtrain.units import format_bytes, format_count
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.tree import Tree
+
+_SHOWN = 40  # lines of a kind in a comparison
+
+
+def checkpoint_facts(path: Path, verify: bool) -> dict[str, Any]:
+    import math
+
+    from lmtrain.checkpoint.contents import Contents
+    from lmtrain.checkpoint.described import layout_of
+    from lmtrain.checkpoint.disk.format import ITEM_BYTES
+    from lmtrain.checkpoint.verify import refuse_problems, verify_checkpoints
+    from lmtrain.train.layouts.layout_table import layout_words
+
+    if verify:
+        refuse_problems(verify_checkpoints(path))
+    manifest = Contents(path).manifest
+    state, parallel = manifest.state, layout_of(manifest.state)
+    tensors: dict[str, dict[str, Any]] = {
+        name: {
+            "dtype": tensor.dtype,
+            "shape": list(tensor.shape),
+            "bytes": math.prod(tensor.shape) * ITEM_BYTES[tensor.dtype],
+            "files": sorted({piece.file for piece in tensor.pieces}),
+        }
+        for name, tensor in sorted(manifest.tensors.items())
+    }
+    return {
+        "checkpoint": str(path),
+        "verified": verify,
+        "step": manifest.step,
+        "samples": state.get("samples"),
+        "tokens": state.get("tokens"),
+        "layout": layout_words(parallel) if parallel else None,
+        "digest": manifest.digest,
+        "parameters": sum(math.prod(t["shape"]) for name, t in tensors.items() if name.startswith("model.")),
+        "bytes": sum(entry.size for entry in manifest.files.values()),
+        "model": state.get("model"),
+        "tokenizer": state.get("tokenizer"),
+        "settings": state.get("settings"),
+        "files": {name: entry.size for name, entry in manifest.files.items()},
+        "tensors": tensors,
+    }
+
+
+def print_checkpoint(console: Console, facts: dict[str, Any], all_: bool) -> None:
+    from lmtrain.cli.screen.fact_list import print_facts, print_tree
+
+    counts = [(key, facts[key]) for key in ("step", "samples", "tokens")]
+    lines = [(key, f"{count:,}" if isinstance(count, int) else "-") for key, count in counts]
+    lines += [(key, str(facts[key] or "-")) for key in ("layout", "digest")]
+    lines.append(("parameters", format_count(facts["parameters"])))
+    size, files, names = format_bytes(facts["bytes"]), len(facts["files"]), facts["tensors"]
+    both = " with the optimizer's" if any(name.startswith("optim.") for name in names) else ""
+    lines.append(("on disk", f"{size} in {files} files, {len(names)} tensors{both}"))
+    model, tokenizer = facts["model"], facts["tokenizer"]
+    if isinstance(model, dict):
+        lines.append(("model", model_words(model)))
+    match tokenizer:
+        case {"vocab_size": int(pieces), "fingerprint": str(fingerprint), "eod_id": int() | None as eod}:
+            lines.append(("tokenizer", tokenizer_words(pieces, eod, fingerprint)))
+    lines.append(("verified", "every hash" if facts["verified"] else "no; add --verify to read every byte"))
+    if not all_:
+        lines.append(("more", "--all lists settings, files and tensors"))
+    print_facts(console, f"checkpoint {facts['checkpoint']}", lines)
+    if all_:
+        for key in ("model", "settings"):
+            if isinstance(facts[key], dict):
+                print_tree(console, key, facts[key])
+        print_tree(console, "files", {name: format_bytes(size) for name, size in facts["files"].items()})
+        console.print(_tensor_tree(facts["tensors"]), highlight=False, soft_wrap=True)
+
+
+def _tensor_tree(tensors: dict[str, dict[str, Any]]) -> Tree:
+    """Names by their dots; every branch says what is under it."""
+    from rich.text import Text
+    from rich.tree import Tree
+
+    def say(tree: Tree, word: str, names: list[str], depth: int) -> None:
+        if len(names) == 1:
+            tensor, rest = tensors[names[0]], ".".join(names[0].split(".")[depth:])
+            label = f"{word}.{rest}" if rest else word
+            size = format_bytes(tensor["bytes"])
+            where = tensor["files"][0] if len(tensor["files"]) == 1 else f"{len(tensor['files'])} files"
+            tree.add(Text(f"{label}  {tensor['dtype']} {tensor['shape']}  {size}  {where}"))
+            return
+        total = format_bytes(sum(tensors[name]["bytes"] for name in names))
+        branch = tree.add(Text(f"{word}  {len(names)} tensors  {total}"))
+        for inner, some in _by_word(names, depth):
+            say(branch, inner, some, depth + 1)
+
+    root = Tree("tensors")
+    for word, names in _by_word(list(tensors), 0):
+        say(root, word, names, 1)
+    return root
+
+
+def _by_word(names: list[str], depth: int) -> list[tuple[str, list[str]]]:
+    """Names by the word at this depth; numbers in their own order."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault((name.split(".") + [""] * depth)[depth], []).append(name)
+    return sorted(groups.items(), key=lambda item: (int(item[0]) if item[0].isdecimal() else -1, item[0]))
+
+
+def difference_facts(path: Path, other: Path) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from lmtrain.checkpoint import diff
+    from lmtrain.checkpoint.contents import Contents
+    from lmtrain.checkpoint.store import resolve
+
+    a, b = Contents(resolve(path)), Contents(resolve(other))
+    only_a, only_b = diff.missing(a, b)
+    facts: dict[str, Any] = {
+        "checkpoint": str(a.path),
+        "other": str(b.path),
+        "state": {key: list(pair) for key, pair in diff.different_state(a.manifest.state, b.manifest.state).items()},
+        "only_in_checkpoint": only_a,
+        "only_in_other": only_b,
+        "kinds": {name: list(pair) for name, pair in diff.different_kinds(a, b).items()},
+        "values": {name: asdict(found) for name, found in diff.different_values(a, b)},
+    }
+    facts["same_tensors"] = not any(facts[key] for key in ("only_in_checkpoint", "only_in_other", "kinds", "values"))
+    return facts
+
+
+def print_difference(console: Console, facts: dict[str, Any]) -> None:
+    def block(title: str, lines: list[str]) -> None:
+        more = [f"... and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+        for text in [title, *(f"  {line}" for line in lines[:_SHOWN] + more)] if lines else []:
+            console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+    console.print(f"{facts['checkpoint']} and {facts['other']}", highlight=False, soft_wrap=True, markup=False)
+    block("state", [f"{key}: {a} -> {b}" for key, (a, b) in facts["state"].items()])
+    block("tensors of the first alone", facts["only_in_checkpoint"])
+    block("tensors of the second alone", facts["only_in_other"])
+    block("other types or shapes", [f"{name}: {a} -> {b}" for name, (a, b) in facts["kinds"].items()])
+    block("other values", [f"{name}: {_values(found)}" for name, found in facts["values"].items()])
+    if facts["same_tensors"]:
+        console.print("all tensors are the same, bit for bit", highlight=False)
+
+
+def _values(found: dict[str, Any]) -> str:
+    share = f"{found['num_different']:,} of {found['num_values']:,} numbers"
+    return f"{share}, by at most {found['largest']:.3g} where the largest is {found['scale']:.3g}"

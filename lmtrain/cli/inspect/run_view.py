@@ -1,0 +1,282 @@
+"""What `lmtrain inspect RUN` says of a run: all facts as plain data, fifteen of them in words. Called by inspect."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lmtrain.errors import DataError, LmtrainError
+from lmtrain.units import format_bytes, format_count, format_seconds
+
+if TYPE_CHECKING:
+    from lmtrain.train.config import RunConfig
+
+_CURVE = 40  # characters
+Rows = Sequence[dict[str, Any]]
+
+
+@contextmanager
+def as_written(run: Path) -> Iterator[None]:
+    """What a run wrote is read key by key; where one is missing or of another type, no run wrote it so."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise DataError(
+            f"{run} holds records that no run writes ({type(error).__name__}: {error}). "
+            "Look at its config.json, stop.json and metrics.jsonl; --debug shows which was read."
+        ) from error
+
+
+def settings_of(run: Path) -> RunConfig:
+    """The settings that a run was started with last."""
+    from lmtrain.config.build import build_settings
+    from lmtrain.runtime.files.files import read_json
+    from lmtrain.train.config import RunConfig
+
+    return build_settings(RunConfig, read_json(run / "config.json"))
+
+
+def run_facts(path: Path, verify: bool) -> dict[str, Any]:
+    from lmtrain.checkpoint.store import CHECKPOINTS, list_broken, list_checkpoints, list_set_aside
+    from lmtrain.checkpoint.verify import refuse_problems, verify_checkpoints
+    from lmtrain.observe.metrics import read_metrics
+    from lmtrain.observe.screen.row_text import smoothed
+    from lmtrain.runtime.files.files import read_json
+    from lmtrain.train.stop_file import STOP
+
+    if verify:
+        refuse_problems(verify_checkpoints(path))
+    metrics = path / "metrics.jsonl"
+    rows = read_metrics(metrics) if metrics.is_file() else []
+    events = ("step", "valid", "eval", "save")
+    steps, valid, evals, saves = ([row for row in rows if row["event"] == event] for event in events)
+    losses = [row["loss"] for row in steps if row.get("loss") is not None]
+    stop = read_json(path / STOP) if (path / STOP).is_file() else None
+    settings = read_json(path / "config.json")
+    return {
+        "run": str(path),
+        "verified": verify,
+        **state_of(path, stop),
+        "stopped": stop or "still running, or killed",
+        "attempts": max((row["attempt"] for row in rows), default=0),
+        "last_step": steps[-1] if steps else None,
+        "last_validation": valid[-1] if valid else None,
+        "best_validation": min((row for row in valid if row.get("loss") is not None), key=_loss, default=None),
+        "last_evaluations": {row["name"]: row for row in evals},
+        "best_evaluations": _best_evaluations(evals),
+        "best_checkpoint": _best_checkpoint(path, settings, rows),
+        "last_save": saves[-1] if saves else None,
+        "last_row_time": _time(rows, metrics),
+        "smoothed_loss": smoothed(losses),
+        "losses": losses,
+        "elapsed_s": _trained_s(metrics),
+        **planned(path, settings),
+        "checkpoints": [one.name for one in list_checkpoints(path / CHECKPOINTS)],
+        "damaged": [one.name for some in (list_broken, list_set_aside) for one in some(path / CHECKPOINTS)],
+        "settings_digest": _digest(settings),
+        "settings": settings,
+    }
+
+
+def _loss(row: dict[str, Any]) -> float:
+    loss = float(row["loss"])
+    return loss if loss == loss else float("inf")  # because: a NaN is below nothing, and would be the least
+
+
+def _best_evaluations(rows: Rows) -> dict[str, dict[str, Any]]:
+    """Of each task the row that is best by the measure to read first."""
+    from lmtrain.observe.measure.measures import worth_by_step
+
+    names = {row["name"]: f"eval/{row['name']}/{row['headline']}" for row in rows}
+    worth = {name: worth_by_step(rows, measure) for name, measure in names.items()}
+    best = {name: max(found, key=lambda step: (found[step], -step)) for name, found in worth.items() if found}
+    return {row["name"]: row for row in rows if best.get(row["name"]) == row["step"]}
+
+
+def _best_checkpoint(path: Path, settings: dict[str, Any], rows: Rows) -> dict[str, Any] | None:
+    """Which one RUN@best is, of a run that keeps the best."""
+    from lmtrain.checkpoint.store import best, step_of
+    from lmtrain.errors import MissingInputError
+    from lmtrain.observe.measure.measures import measures_of
+
+    if not settings.get("checkpoint", {}).get("keep_best"):
+        return None
+    try:
+        name = best(path).name
+    except MissingInputError:
+        return None
+    by = settings["checkpoint"]["best_by"]
+    value = next(found[by] for row in rows if row["step"] == step_of(name) and by in (found := measures_of(row)))
+    return {"name": name, "by": by, "value": value}
+
+
+def state_of(path: Path, stop: dict[str, Any] | None) -> dict[str, Any]:
+    """running, finished, stopped, failed, killed; or lost sight of, where another machine's process cannot be seen."""
+    from lmtrain.runtime.files.files import lock_holder
+
+    holder = lock_holder(path)
+    by = holder and holder[0]
+    if stop is not None:
+        done, on_request = stop.get("cause") == "done", stop.get("exit_code") in (75, 79)
+        return {"state": "finished" if done else "stopped" if on_request else "failed", "process": None}
+    if holder is None:
+        return {"state": "killed", "process": None}
+    if holder[1]:
+        return {"state": "running", "process": by}
+    here = (by or "").endswith(f" on {socket.gethostname()}")
+    return {"state": "killed" if here else "out of sight", "process": by}
+
+
+def _time(rows: Rows, metrics: Path) -> str | None:
+    """When the last row was written; rows of older versions carry no time, and their file's has to do."""
+    if rows and "time" in rows[-1]:
+        return str(rows[-1]["time"])
+    return datetime.fromtimestamp(metrics.stat().st_mtime, UTC).isoformat(timespec="seconds") if rows else None
+
+
+def _trained_s(metrics: Path) -> float:
+    """Of all starts, up to the last row of each."""
+    import numpy as np
+
+    from lmtrain.observe.history.record import read_record
+
+    seconds = read_record(metrics).columns["seconds"]
+    return float(np.nanmax(seconds, initial=0.0))
+
+
+def planned(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """What follows from settings; nothing where this version or this command line does not know them all."""
+    from lmtrain.train.layouts.layout_table import layout_words
+
+    try:
+        config = settings_of(path)
+    except LmtrainError:
+        return {"steps": settings.get("train", {}).get("steps"), "parameters": None, "layout": None}
+    return {
+        "steps": config.total_steps,
+        "parameters": config.model.num_parameters,
+        "layout": layout_words(config.parallel),
+    }
+
+
+def _digest(settings: dict[str, Any]) -> str:
+    import hashlib
+    import json
+
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def run_lines(facts: dict[str, Any], curve: bool) -> Iterator[tuple[str, str]]:
+    """A name and a text each; `curve` is whether the output can show block characters."""
+    from lmtrain.observe.screen.row_text import show_measure, sparkline
+
+    row, losses = facts["last_step"] or {}, facts["losses"]
+    step, steps = int(row.get("step", 0)), facts["steps"]
+    share = f" of {steps:,} ({step / steps:.0%})" if steps else ""
+    yield "state", state_words(facts)
+    yield "step", f"{step:,}{share}" + (f", attempt {facts['attempts']}" if facts["attempts"] > 1 else "")
+    if losses:
+        smooth = "" if facts["smoothed_loss"] is None else f", smoothed {facts['smoothed_loss']:.4f}"
+        yield "loss", f"{losses[-1]:.4f}{smooth}, at first {losses[0]:.4f}"
+        if curve:
+            yield "curve", sparkline(losses, _CURVE)
+    best, last = facts["best_validation"], facts["last_validation"]
+    if best is not None:
+        yield "best validation", _valid_words(best)
+    if last is not None and last is not best:
+        yield "last validation", _valid_words(last)
+    for name, row_ in facts["last_evaluations"].items():
+        yield "evaluation", f"{name}: {_eval_words(row_, facts['best_evaluations'].get(name))}"
+    if facts["best_checkpoint"] is not None:
+        found = facts["best_checkpoint"]
+        value = show_measure(found["by"], found["value"])
+        yield "best checkpoint", f"{found['name']}, by {found['by']} {value}; {facts['run']}@best names it"
+    yield from _pace(facts, row)
+    yield "saved", _save_words(facts)
+    if facts["damaged"]:
+        yield "damaged", ", ".join(facts["damaged"])
+    yield from _made_of(facts)
+
+
+def _valid_words(row: dict[str, Any]) -> str:
+    from lmtrain.observe.screen.row_text import domains, percent, terms
+
+    loss = "-" if row.get("loss") is None else f"{row['loss']:.4f}"
+    quality = f", perplexity {row['ppl']:.2f} a token" if "ppl" in row else ""
+    quality += f", accuracy {percent(row['accuracy'])}" if "accuracy" in row else ""
+    return f"{loss}{terms(row)}{domains(row)} at step {row['step']:,}{quality}"
+
+
+def _eval_words(row: dict[str, Any], best: dict[str, Any] | None) -> str:
+    from lmtrain.observe.screen.row_text import eval_figures
+
+    last, most = eval_figures(row)[0], eval_figures(best or row)[0]
+    found = f"{last} at step {row['step']:,}"
+    return found if best is None or most == last else f"{found}; the best {most} at step {best['step']:,}"
+
+
+def state_words(facts: dict[str, Any]) -> str:
+    state, stop, seen = facts["state"], facts["stopped"], facts["last_row_time"]
+    ago = f" {_ago(seen)}" if seen else ""
+    if state == "finished":
+        return f"finished{ago}"
+    if state == "running":
+        return f"running: {facts['process']}" + (f", last row{ago}" if ago else "")
+    if state == "out of sight":
+        return f"running or killed: {facts['process']} cannot be seen from here" + (f", last row{ago}" if ago else "")
+    if state == "killed":
+        return f"killed{ago} (it left no stop.json); the same command goes on"
+    if state == "stopped":
+        return f"stopped by {stop['cause']}{ago}; the same command goes on"
+    return f"failed with exit code {stop.get('exit_code')}{ago}: {stop.get('cause')}"
+
+
+def _ago(time: str) -> str:
+    seconds = (datetime.now(UTC) - datetime.fromisoformat(time)).total_seconds()
+    return f"{format_seconds(max(seconds, 0.0))} ago"
+
+
+def _pace(facts: dict[str, Any], row: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    from lmtrain.observe.screen.row_text import compute
+
+    figures = dict(compute(row))
+    if row:
+        yield "speed", f"{figures['speed']}, {figures['compute']}, memory {figures['memory']}"
+        skipped = f", skipped {row['skipped']}" if row.get("skipped") else ""
+        yield "optimizer", f"learning rate {row['lr']:.2e}, gradient norm {row['grad_norm']:.3f}{skipped}"
+    if row.get("tokens") is not None:
+        yield "tokens", f"{format_count(row['tokens'])} in {format_count(row['samples'])} samples"
+    left = f", {format_seconds(row['eta_s'])} left" if facts["state"] == "running" and row.get("eta_s") else ""
+    yield "time", format_seconds(facts["elapsed_s"]) + left
+
+
+def _save_words(facts: dict[str, Any]) -> str:
+    names, save = facts["checkpoints"], facts["last_save"]
+    if not names:
+        return "no checkpoint"
+    few = names[-1] if len(names) == 1 else f"{names[-1]} and {len(names) - 1} older"
+    if save is None or f"{save['saved_step']:08d}" not in names[-1]:
+        return few
+    when = f", {_ago(save['time'])}" if "time" in save else ""
+    return f"{few}: {format_bytes(save['bytes'])} in {format_seconds(save['write_s'])}{when}"
+
+
+def _made_of(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    model, data, precision = (facts["settings"].get(key, {}) for key in ("model", "data", "precision"))
+    yield "model", model_words(model, facts["parameters"])
+    paths = [data["path"]] if data.get("path") else [part["path"] for part in data.get("datasets", [])]
+    yield "data", f"{data.get('kind', '-')}: {', '.join(paths[:2])}" + (" ..." if len(paths) > 2 else "")
+    yield "layout", f"{facts['layout'] or 'not known'}; {precision.get('kind', '-')}"
+    yield "settings", f"digest {facts['settings_digest']}; --all lists them"
+
+
+def model_words(model: dict[str, Any], parameters: int | None = None) -> str:
+    """Of settings that another version may have written."""
+    size = "" if parameters is None else f", {format_count(parameters)} parameters"
+    shape = [f"{model[key]} {word}" for key, word in (("num_layers", "layers"), ("width", "wide")) if key in model]
+    length = [f"sequences of {model['seq_len']}"] if "seq_len" in model else []
+    return ", ".join([f"{model.get('kind', '-')}{size}", *shape, *length])

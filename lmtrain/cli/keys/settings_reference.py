@@ -1,0 +1,214 @@
+"""Every key of a run with its type, default and meaning, and the page of them. Torch-free.
+
+Called by `reference.py`, `lmtrain config` and shell completion. Keys and types come from the dataclasses, meanings from
+the comments of conf/*.yaml, so that neither is said twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, Union, get_args, get_origin
+
+from lmtrain.cli.keys.conf_files import CommentedFile
+from lmtrain.config.base import Choice, Settings, kinds, show
+from lmtrain.config.compose import conf_dir, group_choices
+
+_INTRO = """# Settings
+
+Every key can be given on the command line as `key=value`, groups as `group=choice`; see
+[how settings work](../explanation/settings.md). A key without a default must be given. Counts take human sizes
+such as `10M` and `300B`.
+"""
+_WORDS = {bool: "true or false", int: "whole number", float: "number", str: "text"}
+_UNITS = {"count": "count", "bytes": "bytes", "seconds": "seconds"}
+
+
+@dataclass(frozen=True)
+class Key:
+    """One setting, and what is said of it."""
+
+    name: str  # as typed: optim.lr
+    kind: str  # the kind of its group that has it; "" where the group comes in one kind
+    types: str  # in words
+    default: str  # as typed; "" where it has none
+    meaning: str
+    values: tuple[str, ...]  # all that it can be, where they can be counted
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a run's settings, such as `optim`: of one kind, or a choice of several."""
+
+    name: str
+    base: type[Settings]
+    kinds: dict[str, type[Settings]]  # by their words; the word is "" where there is one kind
+
+    def keys(self, kind: str) -> Iterator[Key]:
+        """Those of settings within settings stand behind their parents."""
+        cls = self.kinds[kind]
+        return _keys(self.name, cls, Meanings(self.name, getattr(cls, "kind", "")), kind)
+
+
+def sections(cls: type[Settings] | None = None) -> dict[str, Section]:
+    if cls is None:
+        from lmtrain.train.config import RunConfig as cls
+    assert cls is not None
+    found: dict[str, Section] = {}
+    for name, hint in typing.get_type_hints(cls).items():
+        inner = settings_class(hint)
+        if inner is not None:
+            of_kinds = kinds(inner) if issubclass(inner, Choice) and not inner.kind else {"": inner}
+            found[name] = Section(name, inner, dict(of_kinds))
+    return found
+
+
+def known_keys() -> dict[str, list[Key]]:
+    """Every setting by its name, once for each kind that has it."""
+    found: dict[str, list[Key]] = {}
+    for name, section in sections().items():
+        if "" not in section.kinds:
+            words = tuple(section.kinds)
+            meaning = f"of which kind it is; {name}=NAME chooses one with its settings"
+            found[f"{name}.kind"] = [Key(f"{name}.kind", "", ", ".join(words), "", meaning, words)]
+        for key in (key for kind in section.kinds for key in section.keys(kind)):
+            found.setdefault(key.name, []).append(key)
+    return found
+
+
+def settings_page(cls: type[Settings] | None = None) -> str:
+    return "\n".join([_INTRO, *("\n".join(_section(section)) for section in sections(cls).values())])
+
+
+def _section(section: Section) -> Iterator[str]:
+    yield f"## {section.name}\n"
+    if doc := _own_doc(section.base):
+        yield f"{doc}\n"
+    choices = group_choices().get(section.name, [])
+    if choices:
+        yield f"Choices: {', '.join(f'`{section.name}={choice}`' for choice in choices)}.\n"
+    for kind, cls in section.kinds.items():
+        if kind:
+            yield f"### {section.name}, kind {kind}\n"
+            if doc := _own_doc(cls):
+                yield f"{doc}\n"
+        yield _table(section.keys(kind))
+
+
+def _table(rows: Iterator[Key]) -> str:
+    lines = [
+        f"| `{key.name}` | {key.types} | {f'`{key.default}`' if key.default else ''} | "
+        f"{key.meaning.replace('|', '&#124;')} |"
+        for key in rows
+    ]
+    if not lines:
+        return "No keys of its own.\n"
+    return "\n".join(["| Key | Type | Default | Meaning |", "|---|---|---|---|", *lines]) + "\n"
+
+
+def _keys(path: str, cls: type[Settings], meanings: Meanings, kind: str) -> Iterator[Key]:
+    hints = typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        name, hint = f"{path}.{field.name}", hints[field.name]
+        default, meaning = meanings.of(name, _default(field))
+        meaning = meaning if meanings.is_sure(name) else _source_comment(cls, field.name) or meaning
+        chosen, unit = field.metadata.get("kinds"), _UNITS.get(field.metadata.get("unit", ""))
+        words = ", ".join(f"`{word}`" for word in kinds(chosen)) if chosen else type_words(hint, unit)
+        yield Key(name, kind, words, default, meaning, tuple(kinds(chosen)) if chosen else _values(hint))
+        inner = settings_class(hint)
+        if inner is not None and not (issubclass(inner, Choice) and not inner.kind):
+            yield from _keys(name, inner, meanings, kind)
+
+
+def _values(hint: Any) -> tuple[str, ...]:
+    """All values of this type, as typed; nothing where they cannot be counted."""
+    options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    found = {
+        option: ("true", "false") if option is bool else ("null",) if option is type(None) else
+        tuple(map(str, get_args(option))) if get_origin(option) is Literal else ()
+        for option in options
+    }  # fmt: skip
+    return tuple(word for words in found.values() for word in words) if all(found.values()) else ()
+
+
+def settings_class(hint: Any) -> type[Settings] | None:
+    """The settings class in a hint, also in `X | None`."""
+    for option in (hint, *get_args(hint)):
+        if isinstance(option, type) and issubclass(option, Settings):
+            return option
+    return None
+
+
+def type_words(hint: Any, unit: str | None = None) -> str:
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        names = [type_words(h, unit) for h in get_args(hint) if h is not type(None)]
+        return " or ".join([*names, "null"] if type(None) in get_args(hint) else names)
+    if origin is Literal:
+        return ", ".join(f"`{choice}`" for choice in get_args(hint))
+    if origin is tuple:
+        return f"list of {type_words(get_args(hint)[0], unit)}s"
+    if origin is dict:
+        return f"{type_words(get_args(hint)[1], unit)}s by name"
+    if isinstance(hint, type) and issubclass(hint, Settings):
+        return "group"
+    return unit or _WORDS.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    if field.default is not dataclasses.MISSING:
+        value = field.default
+    elif field.default_factory is not dataclasses.MISSING:
+        value = field.default_factory()
+    else:
+        return ""
+    if isinstance(value, Settings):
+        return ""
+    return show(list(value) if isinstance(value, tuple) else value)
+
+
+def _source_comment(cls: type, name: str) -> str:
+    """The comment beside a field, in whichever class of the family declares it."""
+    for owner in cls.__mro__:
+        if name in inspect.get_annotations(owner):
+            match = re.search(rf"^ +{name}: .*?  # (.+)$", inspect.getsource(owner), re.MULTILINE)
+            return match[1].replace("None:", "null:") if match else ""
+    return ""
+
+
+def _own_doc(cls: type) -> str:
+    """The class's docstring, unless it is the signature that dataclasses make up."""
+    doc = cls.__dict__.get("__doc__") or ""
+    return "" if doc.startswith(f"{cls.__name__}(") else " ".join(doc.split())
+
+
+class Meanings:
+    """Defaults and comments from conf/: a group's own files first, then the root config."""
+
+    def __init__(self, group: str, kind: str) -> None:
+        root = CommentedFile(conf_dir() / "pretrain.yaml")
+        folder = conf_dir() / group.replace(".", "/")
+        files = [CommentedFile(path) for path in sorted(folder.glob("*.yaml"))] if folder.is_dir() else []
+        files = [file for file in files if not kind or file.values.get("kind") == kind]
+        # because: one file of a group is one choice of many; only a lone choice and the root config name a default
+        self._defaults = {
+            f"{group}.{k}": v for k, v in (files[0].values if len(files) == 1 else {}).items()
+        } | root.values
+        self._comments = {key: [text] for key, text in root.comments.items()}
+        for file in files:
+            for key, text in file.comments.items():
+                self._comments.setdefault(f"{group}.{key}", []).append(text)
+
+    def of(self, key: str, default: str) -> tuple[str, str]:
+        value = self._defaults.get(key)
+        said = self._comments.get(key, [""])
+        return (default if value is None else value), max(said, key=said.count)
+
+    def is_sure(self, key: str) -> bool:
+        """Where the files of a group differ, a comment may speak of that file's value and not of the key."""
+        return len(set(self._comments.get(key, []))) == 1

@@ -1,0 +1,1 @@
+"""`lmtrain plan`: layouts with their prices, as a table and as a page."""

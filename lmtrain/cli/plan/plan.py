@@ -1,0 +1,127 @@
+"""`lmtrain plan`: the layout, memory, time and cost of a run before there are GPUs. Torch is never imported."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from lmtrain.cli.options import ConfigDir, ConfigName, Json, Overrides, Plugins, check_place
+from lmtrain.cli.screen.terminal import echo
+from lmtrain.errors import LayoutError, UsageError
+from lmtrain.placement.parallel_settings import MAX_PROCESSES
+
+EXAMPLES = (
+    ("lmtrain plan model=gpt3_175b hardware=h100 gpus=1024 tokens=300B", "the best layouts, and how long it takes"),
+    ("lmtrain plan model=gpt3_175b hardware=h100 gpus=1024 --layout tp=8,pp=16", "one layout, priced"),
+    ("lmtrain plan model=gpt2_xl hardware=a100_80gb gpus=64 --html plan.html", "a page with pictures"),
+    ("lmtrain plan model=gpt2_xl hardware=h100 gpus=8 --doublings 4 --grow-batch", "what more GPUs would bring"),
+)
+
+
+_WITH_CALIBRATE = {"overrides", "config_dir", "calibrate", "out", "plugin", "as_json"}
+
+
+def plan(
+    context: typer.Context,
+    overrides: Overrides = None,
+    config_dir: ConfigDir = None,
+    config_name: ConfigName = "pretrain",
+    layout: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Price one layout, as in tp=8,pp=4; copies fill the rest.")
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, max=1000, help="How many layouts to show.")] = 10,
+    every: Annotated[
+        bool, typer.Option("--every", help="Rank every layout, not the best of each pp, tp, zero and shards alone.")
+    ] = False,
+    by: Annotated[Literal["time", "joules"], typer.Option(help="What the best layout has least of.")] = "time",
+    doublings: Annotated[
+        int, typer.Option(min=0, max=10, help=f"How many doublings to plan besides, to at most {MAX_PROCESSES:,} GPUs.")
+    ] = 1,
+    grow_batch: Annotated[
+        bool, typer.Option("--grow-batch", help="With more GPUs the batch grows too; else it stays.")
+    ] = False,
+    margin: Annotated[float, typer.Option(min=0, max=0.9, help="Share of a GPU's memory that stays free.")] = 0.08,
+    gpus_per_node: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="GPUs of a node, with as much network each.")
+    ] = None,
+    nodes_per_switch: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Keep GPUs that share weights below one switch of N nodes.")
+    ] = None,
+    price: Annotated[
+        float | None, typer.Option(min=0, metavar="DOLLARS", help="Of one GPU for an hour: say what the run costs.")
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write a page that needs no other file.")
+    ] = None,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Fit the machine's figures to runs, whose folders are named.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With --calibrate: keep it, as DIR/hardware/NAME.yaml.")
+    ] = None,
+    plugin: Plugins = None,
+    as_json: Json = False,
+) -> None:
+    """Find the layouts that a model may have on so many GPUs, and say what each takes: time, memory, energy, money.
+
+    Besides settings it takes three words: gpus=1024, hardware=h100 (a file of conf/hardware), and tokens=300B.
+    Settings that are given, as parallel.tp=8, train.micro_batch=1 or recompute=full, are kept; the rest is searched.
+    """
+    if calibrate:
+        _refuse(context, set(context.params) - _WITH_CALIBRATE, "--calibrate")
+        from lmtrain.cli.plan.calibrate import calibrate_runs
+
+        calibrate_runs(overrides or [], config_dir, out, as_json)
+        return
+    if out is not None:
+        raise UsageError(f"--out={out} keeps what --calibrate finds. Add --calibrate and folders of runs.")
+    if layout is not None:
+        _refuse(context, {"grow_batch", *["doublings"] * bool(doublings)}, "--layout, which is of so many GPUs")
+    if grow_batch and not doublings:
+        raise UsageError("--grow-batch is about more GPUs, and --doublings 0 plans for none. Leave one of them out.")
+    from lmtrain.cli.plan.planned_run import find
+    from lmtrain.cli.plan.planning import asked, on_nodes_of
+
+    question = asked(overrides or [], layout, config_dir, config_name)
+    if price == math.inf:
+        raise UsageError(f"--price {price:g} is not a sum of money. Use --price 2.5, or another number of dollars.")
+    if price is not None and question.tokens is None:
+        raise UsageError(f"--price {price:g} is paid for a run's tokens, and they are not given. Add tokens=300B.")
+    if gpus_per_node is not None:
+        question = on_nodes_of(question, gpus_per_node)
+    switch = (nodes_per_switch or 0) * question.hardware.gpus_per_node
+    if html is not None:
+        check_place("--html", html)
+    found = find(
+        question, top=top, every=every, by=by, doublings=0 if layout else doublings, grow_batch=grow_batch,
+        margin=margin, switch=switch, hourly=price,
+    )  # fmt: skip
+    if html is not None:
+        from lmtrain.cli.plan.page import page
+        from lmtrain.runtime.files.files import atomic_file
+
+        with atomic_file(html, "w") as file:
+            file.write(page(found))
+    if as_json:
+        echo(json.dumps(found.facts(), indent=1))
+    else:
+        from lmtrain.cli.plan.view import print_found
+
+        print_found(found)
+    if found.first is None:
+        raise LayoutError(
+            f"No layout of {question.gpus:,} x {question.hardware.name} that was priced fits with {margin:.0%} of the "
+            "memory free; what misses by least is said above. Give more gpus, recompute=full or a smaller --margin."
+        )
+
+
+def _refuse(context: typer.Context, unfit: set[str], beside: str) -> None:
+    """What was given and would be ignored."""
+    for one in context.command.params:
+        source = context.get_parameter_source(str(one.name))
+        if one.name in unfit and source is not None and source.name == "COMMANDLINE":
+            raise UsageError(f"{one.opts[0]} means nothing to {beside}. Leave it out.")

@@ -1,0 +1,326 @@
+"""The words of `lmtrain plan` as a question: which run, on which machine, how many devices, and what is given.
+
+Called by the verb. What the words leave open is assumed, and said. Torch-free.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import yaml
+
+from lmtrain.cli.keys.conf_files import config_file
+from lmtrain.config.base import Problem, kinds, show
+from lmtrain.config.build import build_settings
+from lmtrain.config.compose import compose, group_choices
+from lmtrain.config.yaml_file import read_yaml
+from lmtrain.errors import LmtrainError, UsageError, nearest, refusal
+from lmtrain.layout import divisors
+from lmtrain.placement.batch_rules import batch_problems, rampup_problems
+from lmtrain.placement.parallel_settings import MAX_PROCESSES, ParallelSettings, layout_problems
+from lmtrain.plan.price.hardware import Hardware
+from lmtrain.plan.run_model.run import Planned
+from lmtrain.plan.search.search import Fixed
+from lmtrain.schedules.pipeline_schedule import PipelineSchedule
+from lmtrain.train.before.machine import check_pieces
+from lmtrain.train.config import RunConfig
+from lmtrain.train.layouts.forecast import planned_of
+from lmtrain.units import format_count, parse_count
+
+OWN = ("hardware", "gpus", "tokens")
+USUAL_TOKENS = 4 * 2**20  # of a batch, where none is given: what models of some billion weights are trained with
+USUAL_VOCAB = {"gpt": 50257, "bert": 30522}  # GPT-2's and BERT's, where the tokenizer is not known
+_OTHER_VOCABS = (32_000, 128_256)
+_OF_PARALLEL = [name for name in get_type_hints(ParallelSettings) if name not in ("timeout_s", "auto", "room")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Open:
+    """Something that was not given: what is assumed, and the runs that other values would make."""
+
+    said: str
+    others: Mapping[str, Planned]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    config: RunConfig
+    run: Planned
+    hardware: Hardware
+    gpus: int
+    fixed: Fixed
+    tokens: int | None
+    assumed: tuple[Open, ...]
+    has_layout: bool = False  # whether the config has a layout besides, which this one has to overrule
+
+
+def asked(words: Sequence[str], layout: str | None, config_dir: Path | None, name: str) -> Question:
+    own, rest = _own(words)
+    gpus = _gpus(own.get("gpus"))
+    recipe = _value(rest, "experiment")
+    machine = own.get("hardware") or (recipe and _chosen_by(recipe, "hardware", config_dir))
+    hardware = hardware_of(machine, [word for word in rest if word.startswith("hardware.")], config_dir)
+    rest = [word for word in rest if word != "parallel=auto"]  # because: that is what a plan does
+    if whole := next((word for word in rest if word.lstrip("+~").partition("=")[0] == "parallel"), None):
+        raise UsageError(f"{whole} chooses a whole layout, which is searched. Give sizes, as in parallel.tp=8.")
+    given = [word for word in rest if word.lstrip("+").startswith("parallel.")]
+    fixed: dict[str, Any] = dict(_one(word.lstrip("+").removeprefix("parallel.")) for word in given)
+    build_settings(ParallelSettings, fixed | {"auto": True}, "parallel")  # judged each by itself
+    rest = [word for word in rest if word not in given and not word.startswith("hardware.")]
+    keys = {word.lstrip("+~").partition("=")[0] for word in rest}
+    fills = dict(_fills(rest, keys, hardware, config_dir, own.get("tokens")))
+    composed = compose(RunConfig, [*rest, *fills.values()], config_dir=config_dir, name=name)
+    config = replace(composed, hardware=hardware)  # whether it can be priced there is judged with all else
+    shares = gpus * (config.train.micro_batch if "train.micro_batch" in keys else 1)
+    config, assumed = _batch(config, shares, "train.global_batch" not in keys and recipe is None)
+    run, vocab = _vocab(config)
+    assumed = [*assumed, *vocab]
+    if "precision" in fills:
+        said = f"precision is not given: {config.precision.kind}, the fastest that {hardware.name} has"
+        assumed.append(Open(said=said, others={}))
+    fixed |= {"micro_batch": config.train.micro_batch} if "train.micro_batch" in keys else {}
+    fixed |= {"recompute": config.recompute} if any(key.partition(".")[0] == "recompute" for key in keys) else {}
+    steps = config.train.steps if recipe is not None or "train.steps" in keys else None
+    tokens = config.train.tokens or (steps and steps * run.global_batch * run.shape.seq_len)
+    question = Question(
+        config=config, run=run, hardware=hardware, gpus=gpus, fixed=fixed, tokens=tokens, assumed=tuple(assumed),
+        has_layout=recipe is not None or composed.parallel != ParallelSettings(),
+    )  # fmt: skip
+    return question if layout is None else replace(question, fixed=_whole(question, layout))
+
+
+def _own(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    own, rest = dict[str, str](), list[str]()
+    for word in words:
+        key, sign, value = word.partition("=")
+        near = difflib.get_close_matches(key, OWN, n=1, cutoff=0.7)
+        if key in OWN and sign and value:
+            if key in own:
+                raise UsageError(f"{word} says again what {key}={own[key]} has said. Leave one of them out.")
+            own[key] = value
+        elif near and "." not in key and key not in group_choices():
+            raise UsageError(f"{word} is not a word of a plan. Did you mean {near[0]}={value or 'VALUE'}?")
+        else:
+            rest.append(word)
+    return own, rest
+
+
+def _gpus(text: str | None) -> int:
+    if text is None:
+        raise UsageError("gpus is not given, and a plan is for a number of devices. Add gpus=1024, or another number.")
+    try:
+        count = parse_count(text)
+    except ValueError:
+        raise UsageError(f"gpus={text} is not a number of devices. Use gpus=1024, or another number.") from None
+    if not 1 <= count <= MAX_PROCESSES:
+        raise UsageError(
+            f"gpus={text} must be from 1 to {MAX_PROCESSES}. Use gpus={min(max(count, 1), MAX_PROCESSES)}."
+        )
+    return count
+
+
+def hardware_of(name: str | None, changes: Sequence[str], config_dir: Path | None) -> Hardware:
+    """A file of conf/hardware, or of the user's own folder; `changes` are words such as hardware.power_W=350."""
+    choices = group_choices(config_dir).get("hardware", [])
+    if name is None:
+        raise UsageError(f"hardware is not given, and times are a machine's. Use one of {', '.join(choices)}.")
+    path = config_file("hardware", name, config_dir)
+    if path is None or name not in choices:
+        same = [choice for choice in choices if choice.partition("_")[0] == name.partition("_")[0]]
+        near = f"Did you mean {' or '.join(same)}?" if same else nearest(name, choices)
+        own = f"--config-dir DIR finds one of your own in DIR/hardware/{name}.yaml."
+        raise UsageError(f"hardware={name} is not a machine of conf/hardware. {near} {own}")
+    values: Any = read_yaml(path).data
+    for key, value in (_pair(word.removeprefix("hardware.")) for word in changes):
+        group, dot, entry = key.partition(".")
+        if dot and isinstance(values.setdefault(group, {}), dict):  # of peak_tflops, or of factors
+            values[group][entry] = yaml.safe_load(value)
+        else:
+            values[key] = yaml.safe_load(value)
+    return build_settings(Hardware, values | {"name": name}, "hardware")
+
+
+def _value(words: Sequence[str], key: str) -> str | None:
+    return next((word.partition("=")[2] for word in words if word.startswith(f"{key}=")), None)
+
+
+def _chosen_by(recipe: str, group: str, config_dir: Path | None) -> str | None:
+    """What an experiment chooses, where it does."""
+    path = config_file("experiment", recipe, config_dir)
+    tree: Any = read_yaml(path).data if path else {}
+    chosen = [item for item in tree.get("defaults", []) if isinstance(item, dict)]
+    return next((str(name) for item in chosen for key, name in item.items() if key.endswith(f"/{group}")), None)
+
+
+def _fills(
+    words: Sequence[str], keys: set[str], hardware: Hardware, config_dir: Path | None, tokens: str | None
+) -> Iterator[tuple[str, str]]:
+    """Words for what a run must have and a plan does not read, or assumes."""
+    recipe = "experiment" in keys
+    if tokens is not None:
+        yield "tokens", f"train.tokens={tokens}"
+        yield "steps", "train.steps=null"
+    yield from _data_fills(words, keys, config_dir)
+    if "train.micro_batch" in keys and "train.global_batch" not in keys and not recipe:
+        micro = next(word.partition("=")[2] for word in words if word.lstrip("+").startswith("train.micro_batch="))
+        if micro.isdecimal() and int(micro):
+            yield "batch", f"train.global_batch={micro}"  # until it is known how long samples are
+    if "schedule.warmup_steps" not in keys:  # because: how long it is, and the run, changes no time of a step
+        yield "warmup", "schedule.warmup_steps=0"
+    if "train.micro_batch" not in keys:
+        yield "micro", "train.micro_batch=1"
+    if recipe:  # because: its layout is one of those that are searched, and need not go with this batch
+        usual = ParallelSettings()
+        yield from ((name, f"parallel.{name}={show(getattr(usual, name))}") for name in _OF_PARALLEL)
+    if not any(key.partition(".")[0] == "precision" for key in keys) and not recipe:
+        yield "precision", f"precision={max(('bf16', 'fp16', 'fp32'), key=hardware.peak)}"
+
+
+def _data_fills(words: Sequence[str], keys: set[str], config_dir: Path | None) -> Iterator[tuple[str, str]]:
+    recipe, model = _value(words, "experiment"), _value(words, "model")
+    kind = _value(words, "data") or (recipe and _chosen_by(recipe, "data", config_dir))
+    if "data" not in keys:
+        file = config_file("model", model, config_dir) if model else None
+        tree: Any = read_yaml(file).data if file else {}
+        if tree.get("kind") == "bert":
+            yield "data", "data=masked"
+    if "data.path" not in keys and kind != "blend":
+        yield "path", "data.path=none"
+
+
+def _batch(config: RunConfig, shares: int, is_open: bool) -> tuple[RunConfig, list[Open]]:
+    """A batch that is a multiple of `shares`, so that all devices can share it, and a smaller and a larger one."""
+    if not is_open:
+        return config, []
+
+    def with_batch(samples: float) -> RunConfig:
+        count = max(round(samples / shares), 1) * shares
+        return replace(config, train=replace(config.train, global_batch=count))
+
+    usual = with_batch(USUAL_TOKENS / config.seq_len)
+    batch = usual.train.global_batch
+    runs = dict[str, Planned]()
+    for factor in (0.25, 4):
+        with suppress(LmtrainError):  # because: what is given may not go with other batches than the usual one
+            if (one := with_batch(batch * factor)).train.global_batch != batch:
+                runs[f"{one.train.global_batch:,}"] = _known(one)[0]
+    said = f"train.global_batch is not given: {batch:,} samples, {format_count(batch * config.seq_len)} tokens a step"
+    return usual, [Open(said=said, others=runs)]
+
+
+def _vocab(config: RunConfig) -> tuple[Planned, list[Open]]:
+    run, was_open = _known(config)
+    if not was_open:
+        return run, []
+    others = {f"{n:,}": replace(run, model=replace(run.model, vocab_size=n)) for n in _OTHER_VOCABS}  # type: ignore[call-arg]
+    return run, [Open(said=f"model.vocab_size is the tokenizer's: {run.shape.vocab_size:,} tokens", others=others)]
+
+
+def _known(config: RunConfig) -> tuple[Planned, bool]:
+    """With a vocabulary, and whether it was open."""
+    if config.model.shape.vocab_size:
+        return planned_of(config, config.model), False
+    return planned_of(config, config.model.with_vocab(USUAL_VOCAB.get(config.model.kind, USUAL_VOCAB["gpt"]))), True
+
+
+def _one(word: str) -> tuple[str, Any]:
+    """A key of `parallel` and its value, which is kept; whether it fits the others is for their rules."""
+    key, text = _pair(word)
+    if key not in _OF_PARALLEL:
+        raise UsageError(f"parallel.{key}={text} is not of a layout. {nearest(key, _OF_PARALLEL)}")
+    value: Any = yaml.safe_load(text)
+    hint = get_type_hints(ParallelSettings)[key]
+    legal: Sequence[Any] = list(kinds(PipelineSchedule)) if key == "schedule" else get_args(hint)
+    if legal and value not in legal:
+        raise UsageError(f"parallel.{key}={text} is not one of its values. {nearest(text, legal)}")
+    if hint in (int, bool) and type(value) is not hint:
+        wanted = "a whole number" if hint is int else "true or false"
+        raise UsageError(f"parallel.{key}={text} is not {wanted}. Use {key}={'2' if hint is int else 'true'}.")
+    return key, value
+
+
+def _pair(word: str) -> tuple[str, str]:
+    key, sign, value = word.partition("=")
+    if not sign or not value:
+        raise UsageError(f"{word} gives no value. Use {key}=VALUE, as in tp=8.")
+    return key, value
+
+
+def _whole(question: Question, layout: str) -> Fixed:
+    """--layout: what it does not name is as usual; copies fill the devices."""
+    fixed = dict(question.fixed)
+    for item in filter(None, layout.split(",")):
+        key, text = _pair(item.strip().removeprefix("parallel."))
+        if key in ("micro_batch", "recompute"):
+            word = "train.micro_batch" if key == "micro_batch" else key
+            raise UsageError(f"--layout {item} is not of a layout. Add {word}={text} beside it.")
+        if fixed.get(key, value := _one(f"{key}={text}")[1]) != value:
+            raise UsageError(
+                f"--layout {layout} has {key}={text}, and {key}={show(fixed[key])} is given too. Leave one of them out."
+            )
+        fixed[key] = value
+    sizes = {key: value for key, value in fixed.items() if key in _OF_PARALLEL}
+    cut = math.prod(max(sizes.get(key, 1), 1) for key in ("pp", "tp", "dp_replicate"))
+    sizes.setdefault("dp_shard", max(question.gpus // cut, 1))
+    parallel = build_settings(ParallelSettings, sizes, "parallel")
+    if (size := parallel.layout.world_size) != question.gpus:
+        raise UsageError(
+            f"--layout {layout} is of {size} devices, and gpus={question.gpus}. "
+            f"Use gpus={size}, or sizes that multiply to {question.gpus}."
+        )
+    parts = {"model": question.run.model, "compute": question.run.compute, "parallel": parallel}
+    parts |= {"train": question.config.train, "recompute": question.run.recompute}
+    if problems := list(RunConfig.problems_across(parts)):
+        raise refusal([problem.text() for problem in problems])
+    check_pieces(replace(question.config, parallel=parallel), question.run.model)
+    return fixed | {name: getattr(parallel, name) for name in _OF_PARALLEL}
+
+
+def on_nodes_of(question: Question, gpus: int) -> Question:
+    """On nodes of so many devices, each with as much of the network as before."""
+    hardware = question.hardware
+    nic = hardware.nic_GBps * gpus / hardware.gpus_per_node
+    return replace(question, hardware=replace(hardware, gpus_per_node=gpus, nic_GBps=nic))
+
+
+def nothing_legal(question: Question) -> LmtrainError:
+    """Why no layout is legal: what of it no layout could be given, or else sizes that would do."""
+    if problems := [problem.text() for problem in _never(question)]:
+        return refusal(problems)
+    shape, gpus, batch = question.run.shape, question.gpus, question.run.global_batch
+    beside = ", ".join(f"{key}={show(value)}" for key, value in question.fixed.items() if key in _OF_PARALLEL)
+    batches, sizes = -(-batch // gpus) * gpus, max(n for n in divisors(batch, batch) if n <= gpus)
+    ways = [f"train.global_batch={batches}"] * (batches != batch) + [f"gpus={sizes}"] * (sizes != gpus)
+    ways = ["Use " + ", or ".join(ways)] * bool(ways) + ["leave some of the layout open"] * bool(beside)
+    way_out = ", or ".join(ways) or "use fewer GPUs"
+    return refusal([
+        f"gpus={gpus} has no legal layout{f' with {beside}' if beside else ''} for train.global_batch={batch}, "
+        f"model.num_layers={shape.num_layers} and model.num_heads={shape.num_heads}. {way_out[0].upper()}{way_out[1:]}."
+    ])  # fmt: skip
+
+
+def _never(question: Question) -> Iterator[Problem]:
+    """Rules that are against what is given, whatever is chosen beside it."""
+    run, fixed = question.run, question.fixed
+    given = {key: fixed[key] for key in ("pp", "dp_replicate", "dp_shard", "tp") if key in fixed}
+    parallel = ParallelSettings(
+        pp=fixed.get("pp", 1), dp_replicate=fixed.get("dp_replicate", 1), dp_shard=fixed.get("dp_shard", 1),
+        tp=fixed.get("tp", 1), sequence_parallel=fixed.get("sequence_parallel", False),
+    )  # fmt: skip
+    layout, micro = parallel.layout, fixed.get("micro_batch", 1)
+    yield from layout_problems(run.shape, parallel, uses_dropout=run.model.uses_dropout, compiles=False)
+    if question.gpus % layout.world_size:
+        sizes = " x ".join(f"{key}={size}" for key, size in given.items())
+        rule = f"is no multiple of {sizes}{f' = {layout.world_size}' * (len(given) > 1)}"
+        enough = -(-question.gpus // layout.world_size) * layout.world_size
+        way_out = f"Use gpus={enough}, or sizes that divide {question.gpus}."
+        yield Problem("gpus", question.gpus, rule, way_out, of_layout=True)
+    yield from batch_problems(layout, run.global_batch, micro)
+    if run.rampup is not None:
+        yield from rampup_problems(layout, run.rampup, micro)

@@ -1,0 +1,1 @@
+"""`lmtrain pretrain`: settings, sweeps, one attempt of a run, its summary."""

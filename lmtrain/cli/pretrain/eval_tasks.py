@@ -1,0 +1,112 @@
+"""What a run measures while it trains: eval.tasks read and judged before it begins, then handed to the loop.
+
+Called by pretrain. Training knows no task and evaluation no run; they are joined here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lmtrain.errors import LmtrainError, MissingInputError, SettingsError, UsageError, nearest
+
+if TYPE_CHECKING:
+    from lmtrain.eval.in_training.prepare import Planned
+    from lmtrain.eval.task import Task
+    from lmtrain.eval.text.texts import TextInput
+    from lmtrain.train.before.preflight import Inputs
+    from lmtrain.train.config import RunConfig
+    from lmtrain.train.in_loop.evaluate import Evaluation
+
+
+def plan(config: RunConfig, inputs: Inputs) -> tuple[Inputs, list[Planned]]:
+    """Each entry of eval.tasks with its file, cut as this model will see it, and the inputs that tell of them."""
+    if not config.eval.tasks:
+        return inputs, []
+    from lmtrain.eval.in_training.prepare import Planned, prepare
+    from lmtrain.eval.task import Asked
+    from lmtrain.train.before.preflight import Evaluated
+
+    planned = []
+    for number, (entry, task) in enumerate(zip(config.eval.tasks, _tasks(config), strict=True)):
+        window = task.seq_len or config.seq_len
+        asked = Asked(tokenizer=inputs.tokenizer, seq_len=window, shortened=window < config.seq_len)
+        try:
+            prepared, data = prepare(task, _source(task, entry.data), asked)
+        except LmtrainError as error:
+            error.add_note(f"It was read for eval.tasks[{number}], {entry.task}.")
+            raise
+        planned.append(Planned(name=entry.called, task=task, data=data, prepared=prepared))
+    _check_best_by(config, planned)
+    facts = [(one, one.prepared.facts) for one in planned]
+    told = [Evaluated(one.name, one.data, one.prepared.num_targets, of.text_sha256) for one, of in facts]
+    return replace(inputs, evaluations=tuple(told)), planned
+
+
+def evaluation(config: RunConfig, inputs: Inputs, planned: list[Planned]) -> Evaluation | None:
+    if not planned:
+        return None
+    from lmtrain.eval.in_training.interrupted import DuringTraining
+
+    dtype, batch_size = config.precision.kind, config.eval.batch_size
+    return DuringTraining(planned=planned, tokenizer=inputs.tokenizer, dtype=dtype, batch_size=batch_size)
+
+
+def _tasks(config: RunConfig) -> list[Task]:
+    """Refuses all tasks that are not known at once, and then all files that are not there."""
+    from lmtrain.eval.source import check_kind
+    from lmtrain.eval.task import find_task
+
+    found, wrong, terms = [], [], config.model.terms
+    for number, one in enumerate(config.eval.tasks):
+        key = f"eval.tasks[{number}].task="
+        try:
+            task = find_task(one.task)
+            check_kind(task, causal="lm" in terms, pairs="pair" in terms)
+        except UsageError as error:
+            wrong.append(str(error).replace("--task=", key))
+            continue
+        if task.seq_len is not None and task.seq_len > config.seq_len:
+            few = f"is a window of more tokens than model.seq_len={config.seq_len}"
+            wrong.append(f"{key}{one.task} {few}. Use {task.id}, or a -s{config.seq_len} behind it.")
+        found.append(task)
+    if wrong:
+        raise SettingsError(wrong)
+    missing = [
+        f"eval.tasks[{number}].data={one.data} does not exist. Give {task.data}."
+        for number, (one, task) in enumerate(zip(config.eval.tasks, found, strict=True))
+        if not _is_there(task, one.data)
+    ]
+    if missing:
+        raise MissingInputError("\n".join(missing))
+    return found
+
+
+def _is_there(task: Task, data: str) -> bool:
+    from lmtrain.eval.recipes.datasets import dataset_prefix
+    from lmtrain.eval.task import TextTask
+
+    if isinstance(task, TextTask) and Path(data).is_dir():
+        return True
+    takes_datasets = isinstance(task, TextTask) or task.pairs
+    return (takes_datasets and dataset_prefix(Path(data)) is not None) or Path(data).is_file()
+
+
+def _source(task: Task, data: str) -> Path | TextInput:
+    from data_tools.read.sources import find_sources
+    from lmtrain.cli.eval.evaluate import read_texts
+    from lmtrain.eval.recipes.datasets import dataset_prefix
+    from lmtrain.eval.task import TextTask
+
+    if dataset_prefix(Path(data)) is not None or not isinstance(task, TextTask):
+        return Path(data)
+    return read_texts(find_sources([Path(data)]), "text", lambda done: None)
+
+
+def _check_best_by(config: RunConfig, planned: list[Planned]) -> None:
+    """What a task measures is known once its file is read."""
+    name = config.checkpoint.best_by
+    known = [f"eval/{one.name}/{measure}" for one in planned for measure in one.measures]
+    if config.checkpoint.keep_best and name.startswith("eval/") and name not in known:
+        raise SettingsError([f"checkpoint.best_by={name} is nothing that this run measures. {nearest(name, known)}"])

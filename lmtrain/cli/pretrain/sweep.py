@@ -1,0 +1,219 @@
+"""`lmtrain pretrain -m`: every combination of settings as a run of its own, one after another. Called by pretrain."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from lmtrain.cli.screen.terminal import echo
+from lmtrain.errors import LmtrainError, StoppedEarly, UsageError, a_few
+from lmtrain.runtime.processes.signals import STOPS, Stopped, StopRequest, listening
+
+if TYPE_CHECKING:
+    from lmtrain.train.config import RunConfig
+
+SUMMARY = "sweep.json"
+_LONGEST_NAME = 120  # because: a file system takes 255 bytes, and the folder's own files need some
+
+
+@dataclass
+class Job:
+    """One combination: what varies, where it runs, and how it stands."""
+
+    changed: dict[str, str]
+    folder: Path
+    overrides: list[str]
+    config: RunConfig
+    state: str = "not begun"
+    exit_code: int = 0
+
+
+def run_all(
+    overrides: list[str], config_dir: Path | None, config_name: str, from_run: Path | None, flags: list[str],
+    *, speaks: bool = True,
+) -> None:  # fmt: skip
+    """Each combination in a process of its own, in a folder of its own; a failure does not stop the rest.
+
+    Of several processes that sweep together, as srun starts them, one `speaks`.
+
+    A run that is done is not run again, so that the same command goes on with a sweep that was stopped.
+    """
+    with listening() as stop:
+        try:
+            stop.at_once()
+            jobs = plan(overrides, config_dir, config_name, from_run)
+            stop.politely(lambda name: None)  # because: the run of the moment hears it, or else the next one
+            _run(jobs, flags, _Runner(stop), speaks=speaks)
+        except Stopped:
+            raise StoppedEarly(f"{stop.cause}: no run was under way. Run the same command again to go on.") from None
+
+
+def _run(jobs: Sequence[Job], flags: list[str], runner: _Runner, *, speaks: bool) -> None:
+    from lmtrain.cli.pretrain.sweep_view import print_plans, print_table, summary
+
+    only_looks, as_json = "--dry-run" in flags or "--print-config" in flags, "--json" in flags
+    compares = only_looks and not as_json and "--print-config" not in flags
+    first = None
+    for number, job in enumerate(jobs, 1):
+        done = not only_looks and is_done(job)
+        if speaks:
+            echo(f"run {number} of {len(jobs)}: {job.folder}{', which is done' * done}", err=as_json)
+        job.state = "done"
+        if not done:
+            job.exit_code, said = runner.run(["pretrain", *flags, *["--json"] * compares, *job.overrides], compares)
+            first = print_plans(said, first) if speaks else None
+            job.state = _state(job.exit_code, runner.stopped)
+        if runner.stopped:
+            break
+    if only_looks:
+        return _refuse_failures(jobs)
+    if speaks:
+        rows = [summary(job.folder, job.changed, job.state) for job in jobs]
+        _write_summary(jobs, rows)
+        if as_json:
+            echo(json.dumps({"runs": rows}))
+        else:
+            print_table(rows)
+    if runner.stopped:
+        raise StoppedEarly(f"Stopped in run {number} of {len(jobs)}. Run the same command again to go on.")
+    return _refuse_failures(jobs)
+
+
+def plan(overrides: list[str], config_dir: Path | None, config_name: str, from_run: Path | None) -> list[Job]:
+    """Every combination, all of them refused before one is started."""
+    from lmtrain.cli.pretrain.from_run import Source, compose_run
+    from lmtrain.config.compose import sweep
+    from lmtrain.config.overrides import quoted
+
+    combinations = [list(one) for one in dict.fromkeys(map(tuple, sweep(overrides, config_dir=config_dir)))]
+    fixed = set.intersection(*map(set, combinations))
+    jobs: list[Job] = []
+    for combination in combinations:
+        config = compose_run(combination, from_run=from_run, config_dir=config_dir, name=config_name)
+        varying = [text.lstrip("+") for text in combination if text not in fixed]
+        changed = {key: value for key, _, value in (text.partition("=") for text in varying) if key != "run.dir"}
+        folder = _folder(Path(config.run.dir), changed, ",".join(varying), {job.folder for job in jobs})
+        rest = [text for text in combination if not text.lstrip("+").startswith("run.dir=")]
+        jobs.append(Job(changed, folder, [*rest, f"run.dir={quoted(str(folder))}"], config))
+    if from_run is not None and jobs[0].changed and _same(jobs[0].config.run.dir, Source.find(from_run).run):
+        raise UsageError(f"-m makes several runs of --from-run={from_run}, which need a folder. Add run.dir=DIR.")
+    return jobs
+
+
+def folder_name(changed: dict[str, str]) -> str:
+    """`optim.lr_1e-3__train.seed_2`: nothing that a shell or the grammar of overrides reads as more than a name."""
+    name = "__".join(f"{key}_{_plain(value)}" for key, value in changed.items())
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}__{digest}"
+
+
+def is_done(job: Job) -> bool:
+    """Whether a run with these very settings has ended by itself."""
+    from lmtrain.config.build import build_settings
+    from lmtrain.runtime.files.files import read_json
+    from lmtrain.train.config import RunConfig
+    from lmtrain.train.stop_file import STOP
+
+    try:  # because: an earlier version may have written it, without settings that are new
+        stop, then = read_json(job.folder / STOP), build_settings(RunConfig, read_json(job.folder / "config.json"))
+    except LmtrainError:
+        return False
+    now = replace(job.config, run=then.run)  # because: its limits of time may change, and it is done all the same
+    if now.parallel.auto:  # because: the run has chosen these
+        train = replace(now.train, micro_batch=then.train.micro_batch)
+        now = replace(now, parallel=then.parallel, recompute=then.recompute, train=train)
+    ours, theirs = now.to_dict(), then.to_dict()
+    if ours["model"].get("vocab_size") is None:  # because: the data has decided it
+        ours["model"]["vocab_size"] = theirs["model"].get("vocab_size")
+    done = isinstance(stop, dict) and stop.get("cause") == "done"
+    return done and then.run.dir == str(job.folder) and ours == theirs
+
+
+class _Runner:
+    """Runs one command after another; a signal goes to the one that runs, which saves and ends."""
+
+    def __init__(self, stop: StopRequest) -> None:
+        self._stop, self._forwarded = stop, False  # what comes between two runs, and what comes within one
+        self._child: subprocess.Popen[bytes] | None = None
+
+    @property
+    def stopped(self) -> bool:
+        return self._forwarded or self._stop.requested is not None
+
+    def run(self, words: Sequence[str], reads: bool = False) -> tuple[int, str]:
+        """The exit code; and what was printed, where it `reads` that."""
+        before = {number: signal.signal(number, self._forward) for number in STOPS}
+        try:
+            output = subprocess.PIPE if reads else None
+            with subprocess.Popen([sys.executable, "-m", "lmtrain", *words], stdout=output) as self._child:
+                if self.stopped:  # because: a signal can come while the process is being made
+                    self._child.terminate()
+                said = self._child.communicate()[0] or b""
+                code = self._child.returncode
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        self._forwarded = self._forwarded or code == StoppedEarly.exit_code
+        return code, said.decode()
+
+    def _forward(self, number: int, frame: FrameType | None) -> None:
+        """Ctrl-C reaches the child from the terminal as well, and it takes the two for one."""
+        self._forwarded = True
+        if self._child is not None:
+            self._child.send_signal(number)
+
+
+def _same(one: str, other: Path) -> bool:
+    return Path(one).resolve() == other.resolve()
+
+
+def _state(code: int, stopped: bool) -> str:
+    return "done" if code == 0 else "stopped" if stopped else f"failed, exit code {code}"
+
+
+def _folder(base: Path, changed: dict[str, str], old_name: str, taken: set[Path]) -> Path:
+    """A sweep that an earlier version has begun goes on in the folders that it made."""
+    old = base / (old_name or "only").replace("/", "_")
+    if old.is_dir():
+        return old
+    folder = base / folder_name(changed) if changed else base
+    number = 2
+    while folder in taken:  # because: values that differ in signs alone have one name
+        folder, number = base / f"{folder_name(changed)}__{number}", number + 1
+    return folder
+
+
+def _plain(value: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.+-]+", "_", value).strip("_") or "empty"
+
+
+def _write_summary(jobs: Sequence[Job], rows: list[dict[str, Any]]) -> None:
+    """What each folder is, and how it stands, for scripts."""
+    from lmtrain.runtime.files.files import write_json
+
+    base = Path(jobs[0].config.run.dir)
+    if base.is_dir() and base != jobs[0].folder:
+        write_json(base / SUMMARY, {"runs": rows})
+
+
+def _refuse_failures(jobs: Sequence[Job]) -> None:
+    failed = [job for job in jobs if job.exit_code != 0]
+    if not failed:
+        return
+    names = a_few(f"{job.folder} (exit code {job.exit_code})" for job in failed)
+    error = LmtrainError(
+        f"{len(failed)} of {len(jobs)} runs failed: {names}. "
+        "Their messages are above; the same command tries them again, and leaves alone those that are done."
+    )
+    codes = {job.exit_code for job in failed}
+    error.exit_code = code if len(codes) == 1 and (code := codes.pop()) > 0 else LmtrainError.exit_code
+    raise error

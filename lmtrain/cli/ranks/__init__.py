@@ -1,0 +1,1 @@
+"""Commands that run as several processes: how they are started, refused and imported for."""

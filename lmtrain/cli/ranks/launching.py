@@ -1,0 +1,292 @@
+"""A command of several processes, where they are not yet one: started together, again, and refused together.
+
+Called by pretrain and eval. Torch is imported only where a refused process has peers to meet.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lmtrain.cli.screen.messages import print_error, tell, warn_of
+from lmtrain.errors import LmtrainError, StoppedEarly, UsageError
+
+if TYPE_CHECKING:
+    from lmtrain.runtime.processes.launch import Outcome
+    from lmtrain.runtime.processes.process import NodeRanks, ProcessEnv
+    from lmtrain.train.before.preflight import Inputs
+    from lmtrain.train.config import RunConfig
+
+NumProcesses = Annotated[
+    int | None, typer.Option("--nproc", min=1, help="Start this many processes here; they share the work.")
+]
+NumPerNode = Annotated[
+    int | None,
+    typer.Option("--nproc-per-node", min=1, help="Start this many on each node, where srun has started one task."),
+]
+MaxRestarts = Annotated[
+    int | None,
+    typer.Option("--max-restarts", min=0, help="Start again, so many times at most, where a process is lost."),
+]
+Elastic = Annotated[
+    bool, typer.Option("--elastic", help="Take the nearest layout for the processes there are; same batches.")
+]
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The processes that a command line asks for: as it was typed, None where it says nothing."""
+
+    nproc: int | None = None
+    nproc_per_node: int | None = None
+    max_restarts: int | None = None
+
+    @property
+    def count(self) -> int | None:
+        """The number of processes to start on this node."""
+        return self.nproc or self.nproc_per_node
+
+    @property
+    def are_started(self) -> bool:
+        """Whether the work is done in processes of its own: several, or one that may be lost and start again."""
+        return (self.count or 1) > 1 or bool(self.max_restarts)
+
+    @property
+    def flags(self) -> list[str]:
+        typed = {
+            "--nproc": self.nproc, "--nproc-per-node": self.nproc_per_node, "--max-restarts": self.max_restarts
+        }  # fmt: skip
+        return [f"{flag}={value}" for flag, value in typed.items() if value is not None]
+
+
+def this_process(asked: Processes) -> ProcessEnv:
+    """Return who this process is, or the first of those that it is about to start.
+
+    Call it before torch is imported.
+    """
+    from lmtrain.runtime.processes.launch import follow_launcher
+    from lmtrain.runtime.processes.process import ProcessEnv, grow_segments, share_cores
+
+    env = ProcessEnv.detect()
+    share_cores()
+    grow_segments()
+    if env.is_child:
+        follow_launcher()
+    if asked.nproc is not None and asked.nproc_per_node is not None:
+        raise UsageError(
+            f"--nproc={asked.nproc} and --nproc-per-node={asked.nproc_per_node} both say how many processes to start. "
+            "Give --nproc on one machine, or --nproc-per-node under srun with one task on each node."
+        )
+    if asked.max_restarts is not None and env.launcher != "single":
+        raise UsageError(
+            f"--max-restarts={asked.max_restarts} would start processes again that {env.launcher} has started. Leave "
+            f"it out, and let {'the batch script' if env.launcher == 'slurm' else env.launcher} do that."
+        )
+    if asked.count is None:
+        return env
+    return env.as_launcher(asked.count, "--nproc" if asked.nproc else "--nproc-per-node")
+
+
+def run_processes(arguments: Sequence[str], env: ProcessEnv) -> None:
+    """Run an evaluation, `lmtrain ARGUMENTS`, in several processes; what it refuses has been said once by now."""
+    from lmtrain.cli.ranks.imports import EVALUATION
+    from lmtrain.runtime.processes.launch import launch
+    from lmtrain.runtime.processes.rank_starter import Program
+
+    _end(launch(Program(arguments, imports=EVALUATION), _ranks(env), say=tell, explain=_explain), env)
+
+
+@dataclass(frozen=True)
+class Composed:
+    """The settings that a command has composed, and the words and files of which it did."""
+
+    config: RunConfig
+    overrides: Sequence[str]
+    config_dir: Path | None
+    config_name: str
+
+    def as_arguments(self) -> dict[str, Any]:
+        """Return what rank_caches.prepare takes, as plain data."""
+        return {
+            "settings": self.config.to_dict(), "overrides": list(self.overrides), "config_name": self.config_name,
+            "config_dir": self.config_dir and str(self.config_dir),
+        }  # fmt: skip
+
+
+def run_attempts(
+    arguments: Sequence[str], config: RunConfig, inputs: Inputs, env: ProcessEnv, max_restarts: int | None,
+    composed: Composed | None,
+) -> None:  # fmt: skip
+    """Run a training in several processes; one that is lost goes on from its newest checkpoint, if it may.
+
+    Ranks take their settings from `composed`, or compose them: a plugin's kinds are known to the ranks alone.
+    Under srun each node has such a launcher. What all of them would say alike, that of rank 0 says.
+    """
+    from lmtrain.cli.ranks.imports import COMPANION, COMPOSING, PREPARE, imports_of
+    from lmtrain.runtime.processes.launch import launch
+    from lmtrain.runtime.processes.rank_starter import Program
+    from lmtrain.runtime.processes.signals import ignore_stops
+    from lmtrain.train.before.preflight import find_resume
+    from lmtrain.train.in_loop.starts import Starts
+    from lmtrain.train.stop_file import identity, is_written_since, said_by_watch, write_cut_off, write_end
+
+    before = identity(Path(config.run.dir))
+
+    def again(outcome: Outcome, number: int) -> None:
+        nonlocal before
+        told = f"{outcome.told} " if note_end(outcome) is None else ""
+        before = identity(Path(config.run.dir))
+        path = find_resume(config)
+        starts = Starts.at(config, inputs, path)
+        starts.refuse(config)
+        place = f"from step {starts.step}, {path}" if path else "from the beginning, since nothing is saved yet"
+        tell(f"{told}Start {number} of {(max_restarts or 0) + 1} goes on {place}.")
+
+    def note_end(outcome: Outcome) -> Outcome | None:
+        """What the watch has said already, which knows best; otherwise this is where it is written down."""
+        said = said_by_watch(config, outcome, before)
+        # because: where a rank of another node has failed first, its launcher or rank 0 has written why
+        is_late = env.rank > 0 and is_written_since(Path(config.run.dir), before)
+        if said is None and outcome.cause is not None and not is_late:
+            # because: a run that was stopped before its ranks were there may have no folder yet
+            warn_of(write_cut_off(config, outcome.cause) if outcome.is_before_ranks else write_end(config, outcome))
+        return said
+
+    with told_to_peers(env):
+        if env.rank == 0:
+            Starts.at(config, inputs, inputs.resume_from).refuse(config)
+    shared = {"tokenizer": inputs.tokenizer.source} | (composed.as_arguments() if composed else {})
+    imports = (*imports_of(config), *(() if composed else COMPOSING))
+    program = Program(arguments, imports=imports, prepare=(PREPARE, shared), helper=COMPANION)
+    outcome = launch(
+        program, _ranks(env), max_restarts=max_restarts or 0, restarting=again, say=tell, explain=_explain
+    )
+    ignore_stops()  # because: srun asks the other nodes to stop once the first has ended, and this one has a result
+    if outcome.is_before_ranks and env.has_peers:
+        tell_peers(env, StoppedEarly(str(outcome.cause)))
+    _end(outcome, env, said=note_end(outcome) is not None)
+
+
+def _ranks(env: ProcessEnv) -> NodeRanks:
+    """Return the ranks that this process is to start, of which `env` is the first."""
+    from lmtrain.runtime.processes.process import NodeRanks
+
+    launcher = "slurm" if env.launcher == "slurm" else "lmtrain"
+    return NodeRanks(env.local_world_size or 1, env.rank, env.world_size, launcher, env.host)
+
+
+def _explain(problem: str) -> None:
+    if "--debug" in sys.argv:
+        tell(f"Each rank is started by itself and imports for itself, as no server forks it: {problem}.")
+
+
+def _end(outcome: Outcome, env: ProcessEnv, *, said: bool = False) -> None:
+    speaks = env.rank == 0 or not outcome.stopped  # because: all nodes are asked to stop
+    if outcome.cause is not None and not said and speaks:
+        way_out = " Start the same command again to go on." * (outcome.lost or outcome.stopped)
+        tell(f"{'' if outcome.stopped else 'error: '}{outcome.cause}{way_out}")
+    # because: srun names the node and the code of the first task that fails, which tells where a rank was killed
+    code = outcome.shell_code if env.launcher == "slurm" else outcome.exit_code
+    if code != 0:
+        raise typer.Exit(code)
+
+
+def laid_out(config: RunConfig, words: Sequence[str], env: ProcessEnv, *, elastic: bool) -> RunConfig:
+    """Return the settings for as many processes as there are, where the command leaves that open; say what was done.
+
+    `words` are what the command line sets. The launcher says it, if it is ours.
+    """
+    from lmtrain.train.layouts.elastic import change_words, fit
+    from lmtrain.train.layouts.layout_table import layout_words
+
+    speaks, said = env.rank == 0 and not env.is_child, list[str]()
+    if config.parallel.auto:
+        from lmtrain.train.before.preflight import find_model
+        from lmtrain.train.layouts.auto import choose, chosen_before, conditions
+
+        fixed = conditions(config, words)
+        if (before := chosen_before(config, fixed)) is not None:
+            config, said = before, [f"parallel=auto: {layout_words(before.parallel)}, as since the run began"]
+        else:
+            config, said = choose(config, find_model(config), env.world_size, fixed)
+    if elastic:
+        found = fit(config, env.world_size)
+        changed = change_words(config, found)
+        config, said = found, [*said, *([changed] if changed else [])]
+    for line in said if speaks else ():
+        tell(line)
+    return config
+
+
+def seen_from_here(config: RunConfig, env: ProcessEnv) -> ProcessEnv:
+    """For a dry run: more processes than a node of hardware=NAME has GPUs for are elsewhere, not on this machine."""
+    from lmtrain.runtime.processes.process import ELSEWHERE
+
+    machine = config.hardware
+    if machine is None or machine.device == "cpu" or env.launcher != "lmtrain":
+        return env
+    if env.world_size <= machine.gpus_per_node:
+        return env
+    return replace(env, launcher=ELSEWHERE, local_world_size=machine.gpus_per_node, host="each node")
+
+
+@contextmanager
+def counted_start(config: RunConfig, inputs: Inputs, env: ProcessEnv) -> Iterator[None]:
+    """Refused where earlier starts were lost at the same step; counted as one of them where it is lost."""
+    from lmtrain.train.in_loop.starts import begin, counted
+
+    with told_to_peers(env):
+        starts = begin(config, inputs, env)
+    with counted(starts):
+        yield
+
+
+def without_nproc(words: Sequence[str]) -> list[str]:
+    """A command line as each of the processes is to have it."""
+    found, stream = [], iter(words)
+    for word in stream:
+        option, has_value, _ = word.partition("=")
+        if option not in ("--nproc", "--nproc-per-node"):
+            found.append(word)
+        elif not has_value:
+            next(stream, None)
+    return found
+
+
+@contextmanager
+def told_to_peers(env: ProcessEnv | None) -> Iterator[None]:
+    """A process that is refused here says so, and to those too that would wait for it; `None` for one without any.
+
+    The launcher of a node speaks for all its ranks.
+
+    Whatever may go wrong with telling them, the refusal stands.
+    """
+    try:
+        yield
+    except LmtrainError as error:
+        if env is None or not env.has_peers:
+            raise
+        print_error(error)
+        tell_peers(env, error)
+        if "--debug" in sys.argv:
+            raise
+        raise typer.Exit(error.exit_code) from None
+
+
+def tell_peers(env: ProcessEnv, error: LmtrainError) -> None:
+    """Why this process does not come, where they can be met."""
+    from lmtrain.runtime.processes.process import Rendezvous
+
+    try:
+        Rendezvous.detect(env)
+    except LmtrainError:
+        return  # because: torch takes seconds to import, and there is nowhere to meet
+    from lmtrain.runtime.processes.meeting import tell_refusal
+
+    tell_refusal(env, error)

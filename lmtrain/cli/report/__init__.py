@@ -1,0 +1,1 @@
+"""`lmtrain report`: the page of a run, section by section."""

@@ -1,0 +1,267 @@
+"""The figures of a report: which numbers of a run's record stand in which, and what happened on their axis.
+
+Called by report_page. Long records become few points that keep every extreme; numbers are the record's own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lmtrain.observe.history.record import Numbers, Record
+from lmtrain.observe.history.reduced import extremes, means
+from lmtrain.observe.measure.measures import measures_of
+from lmtrain.observe.screen.row_text import show_measure
+from lmtrain.page.chart import Charts, Curve, Figure, Mark, Points
+from lmtrain.page.ticks import Form
+from lmtrain.units import format_bytes, format_seconds
+
+_POINTS = 3000  # of the loss, over all runs; the other figures have fewer
+_FEWER = 1200
+_LEAST = 200
+_MOST_MARKS = 300  # of each kind
+MOST_EVALS = 12  # figures
+
+
+class Plain(NamedTuple):
+    """A figure of one or more keys of step rows."""
+
+    key: str
+    title: str
+    form: Form
+    keys: tuple[str, ...] = ()  # further ones
+    log: bool = False
+    smooth: bool = True
+    said: str = ""
+
+
+_PLAIN = (
+    Plain("lr", "Learning rate", "number", smooth=False),
+    Plain("grad_norm", "Gradient norm before clipping", "number", log=True),
+    Plain("tokens_per_s", "Tokens a second", "count"),
+    Plain("mfu", "MFU", "percent", said="Model FLOPs without recompute, as a share of the devices' peak."),
+    Plain("memory_bytes", "Memory", "bytes"),
+    Plain("data_wait_s", "Wait for data in a step", "seconds"),
+    Plain("straggler_slowest_by", "The slowest rank's own work beside its peers'", "percent", smooth=False),
+    Plain("straggler_bubble", "Share of a step spent waiting", "percent", ("straggler_exposed",)),
+    Plain("skipped", "Steps skipped so far (fp16 overflow)", "count", smooth=False),
+    Plain("loss_scale", "Loss scale (fp16)", "count", log=True, smooth=False),
+)
+_ZERO_SAYS_NOTHING = ("skipped",)
+
+
+def charts(names: Sequence[str], records: Sequence[Record], stops: Sequence[dict[str, Any] | None]) -> Charts:
+    figures = [figure for figure in _figures(records) if figure.curves]
+    marks = [mark for run, record in enumerate(records) for mark in _marks(run, record, stops[run])]
+    return Charts(list(names), figures, marks)
+
+
+def _figures(records: Sequence[Record]) -> Iterator[Figure]:
+    yield _loss(records)
+    terms = _keys(records, lambda key: key.startswith("loss/"))
+    yield Figure("terms", "Terms of the loss", "number", [c for key in terms for c in _curves(records, key, key[5:])])
+    yield from _measured(records)
+    for plain in _PLAIN:
+        name = _NAMES.get(plain.key, plain.key)
+        if plain.key == "memory_bytes":  # because: rows of older versions know rank 0 alone
+            name = "of the fullest rank" if _keys(records, lambda key: key == "memory_rank") else name
+        found = _curves(records, plain.key, name)
+        found += [c for key in plain.keys for c in _curves(records, key, _NAMES.get(key, key))]
+        if plain.key in _ZERO_SAYS_NOTHING and not any(max(curve.points.value) > 0 for curve in found):
+            continue
+        yield Figure(plain.key, plain.title, plain.form, found, plain.said, plain.log, smooth=plain.smooth)
+
+
+_NAMES = {"memory_bytes": "of rank 0", "lr": "learning rate", "grad_norm": "norm", "tokens_per_s": "tokens/s",
+    "straggler_bubble": "bubble", "straggler_exposed": "exposed communication", "straggler_slowest_by": "more by",
+    "data_wait_s": "wait", "mfu": "MFU", "loss_scale": "scale",
+}  # fmt: skip
+
+
+def _loss(records: Sequence[Record]) -> Figure:
+    most = max(_POINTS // max(len(records), 1), _LEAST)
+    found = _curves(records, "loss", "training", most)
+    for run, record in enumerate(records):
+        found += _dots(run, record, "valid", "validation", lambda row: measures_of(row).get("loss/valid"))
+    return Figure("loss", "Loss", "number", found, "Mean over the labels of a step, in nats.", wide=True)
+
+
+def _measured(records: Sequence[Record]) -> Iterator[Figure]:
+    """Validation's further measures and domains, and every measure that an evaluation says to read first."""
+    names: dict[str, None] = {}
+    for record in records:
+        for row in record.rows.get("valid", []):
+            names |= dict.fromkeys(name for name in measures_of(row) if name.startswith("loss/valid/"))
+    domains = [
+        curve
+        for name in names
+        for run, record in enumerate(records)
+        for curve in _dots(run, record, "valid", name.removeprefix("loss/valid/"), _measure(name))
+    ]
+    yield Figure("domains", "Validation loss by domain", "number", domains)
+    for name, title in [*headlines(records).items()][:MOST_EVALS]:
+        found = [c for run, r in enumerate(records) for c in _dots(run, r, "eval", "measured", _measure(name))]
+        form: Form = "percent" if name.endswith("accuracy") else "number"
+        yield Figure(name, title.replace("_", " "), form, found, smooth=False)
+
+
+def headlines(records: Sequence[Record]) -> dict[str, str]:
+    """The measures that evaluations say to read first, with their titles."""
+    rows = [row for record in records for row in record.rows.get("eval", [])]
+    return {
+        f"eval/{row.get('name')}/{row.get('headline')}": f"{row.get('name')}: {row.get('headline')}" for row in rows
+    }
+
+
+def _measure(name: str) -> Any:
+    return lambda row: measures_of(row).get(name)
+
+
+def _keys(records: Sequence[Record], wanted: Any) -> list[str]:
+    return list(dict.fromkeys(key for record in records for key in record.columns if wanted(key)))
+
+
+def _curves(records: Sequence[Record], key: str, name: str, most: int = 0) -> list[Curve]:
+    most = most or max(_FEWER // max(len(records), 1), _LEAST)
+    found = []
+    for run, record in enumerate(records):
+        steps, values = record.column(key)
+        if not steps.size:
+            continue
+        kept = extremes(values, most)
+        mean = None
+        if len(values) > most:
+            ends, averages = means(values, most // 2)
+            mean = _points(record, steps[ends], averages)
+        found.append(Curve(run, name, _points(record, steps[kept], values[kept]), mean))
+    return found
+
+
+def _dots(run: int, record: Record, event: str, name: str, worth: Any) -> list[Curve]:
+    taken = {row["step"]: value for row in record.rows.get(event, []) if _finite(value := worth(row))}
+    if not taken:
+        return []
+    steps = np.array(sorted(taken), np.float64)
+    values = np.array([taken[int(step)] for step in steps])
+    kept = extremes(values, _FEWER)
+    return [Curve(run, name, _points(record, steps[kept], values[kept]), dots=True)]
+
+
+def _finite(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def _points(record: Record, steps: Numbers, values: Numbers) -> Points:
+    tokens, seconds = (record.at(key, steps) for key in ("tokens", "seconds"))
+    return Points(
+        steps.tolist(), tokens.tolist() if np.isfinite(tokens).all() else [],
+        seconds.tolist() if np.isfinite(seconds).all() else [], values.tolist(),
+    )  # fmt: skip
+
+
+def _marks(run: int, record: Record, stop: dict[str, Any] | None) -> Iterator[Mark]:
+    found = [*_saves(record), *_starts(record), *_slow(record), *_broken(record), *_ends(record, stop)]
+    steps = np.array([step for _, step, _ in found], np.float64)
+    tokens, seconds = (np.nan_to_num(record.at(key, steps)).tolist() for key in ("tokens", "seconds"))
+    for (kind, step, said), token, second in zip(found, tokens, seconds, strict=True):
+        yield Mark(run, kind, step, token, second, said)
+
+
+Happened = tuple[str, int, str]  # kind, step, words
+_NO_FAULT = (0, 75, 79)  # exit codes of a run that came to its end, or was asked to stop
+
+
+def _saves(record: Record) -> Iterator[Happened]:
+    for row in _few(record.rows.get("save", [])):
+        step = row.get("saved_step")
+        if type(step) is int:
+            size, took = row.get("bytes"), row.get("write_s")
+            how = f": {format_bytes(size)} in {format_seconds(took)}" if _finite(size) and _finite(took) else ""
+            yield "save", step, f"saved step {step:,}{how}"
+
+
+def _starts(record: Record) -> Iterator[Happened]:
+    lost: dict[int, int] = {}
+    for step, reached in record.lost:
+        lost[step] = max(reached, lost.get(step, 0))
+    for row in _few(record.rows.get("start", [])[1:]):
+        step = row["step"]
+        again = f", steps up to {lost[step]:,} done again" if step in lost else ""
+        yield "restart", step, f"start {row.get('attempt', '?')} went on from step {step:,}{again}"
+        yield from _survived(row)
+
+
+def _survived(row: dict[str, Any]) -> Iterator[Happened]:
+    """What had ended the start before, unless it was asked to stop; rows of older versions do not say."""
+    before = row.get("before")
+    if isinstance(before, dict) and before.get("exit_code") not in _NO_FAULT:
+        failed = f"failed with exit code {before.get('exit_code')}: {before.get('cause')}"
+        how = failed if before else "was killed or crashed: it left no stop.json"
+        yield "fault", row["step"], f"the start before {how}"[:300]
+
+
+def _slow(record: Record) -> Iterator[Happened]:
+    """Where a rank is first named as slow, or another one than before."""
+    ranks = record.columns.get("straggler_rank", np.empty(0))
+    named = np.flatnonzero(np.isfinite(ranks) & (ranks != np.append(np.nan, ranks[:-1])))
+    for at in _few(named.tolist()):
+        yield "slow", int(record.steps[at]), f"rank {int(ranks[at])} is slow from step {int(record.steps[at]):,} on"
+
+
+def _broken(record: Record) -> Iterator[Happened]:
+    # because: the loss scale tries how far it can go; steps that overflow are skipped, and counted as such
+    overflows = ("grad_norm",) if "loss_scale" in record.columns else ()
+    for step, key, value in _few([one for one in record.broken if one[1] not in overflows]):
+        yield "fault", step, f"{key} was {value} at step {step:,}"
+
+
+def _ends(record: Record, stop: dict[str, Any] | None) -> Iterator[Happened]:
+    for row in _few(record.rows.get("stop", [])):
+        if row.get("stopped_by"):
+            yield "stop", row["step"], f"stopped by {row['stopped_by']} at step {row['step']:,}"
+    if stop is not None and stop.get("exit_code") not in (None, *_NO_FAULT):
+        last = int(record.steps[-1]) if record.steps.size else 0
+        yield "fault", last, f"failed with exit code {stop.get('exit_code')}: {stop.get('cause')}"[:300]
+
+
+def _few(rows: Sequence[Any]) -> Iterable[Any]:
+    """At most _MOST_MARKS of them, evenly, and the last."""
+    every = math.ceil(len(rows) / _MOST_MARKS) or 1
+    return [row for at, row in enumerate(reversed(rows)) if at % every == 0][::-1]
+
+
+def eval_rows(records: Sequence[Record], names: Sequence[str]) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+    """Every number that an evaluation brought, and how it was made: the recipes, and the numbers by step."""
+    recipes: dict[tuple[str, ...], dict[str, str]] = {}
+    numbers = []
+    for name, record in zip(names, records, strict=True):
+        for row in record.rows.get("eval", []):
+            who = {"<run": name} if len(names) > 1 else {}
+            measures = row.get("measures")
+            said = {key: row.get(key) for key in _RECIPE}
+            recipe = who | {"<name": str(row.get("name"))} | {f"<{_RECIPE[k]}": _said(v) for k, v in said.items()}
+            recipes.setdefault(tuple(recipe.values()), recipe)
+            if isinstance(measures, dict):
+                told = {key.replace("_", " "): show_measure(key, v) for key, v in measures.items() if _number(v)}
+                sums = {"nll sum (nats)": f"{row['nll_sum_nats']:.6g}"} if _number(row.get("nll_sum_nats")) else {}
+                took = {"seconds": f"{row['seconds']:.1f}"} if _number(row.get("seconds")) else {}
+                numbers.append(who | {"<name": str(row.get("name")), "step": f"{row['step']:,}"} | told | sums | took)
+    return list(recipes.values()), numbers
+
+
+_RECIPE = {
+    "protocol": "protocol", "protocol_version": "version", "data": "data", "text_sha256": "sha256 of the text",
+    "num_targets": "targets", "seq_len": "sequence", "dtype": "numbers",
+}  # fmt: skip
+
+
+def _said(value: Any) -> str:
+    text = "-" if value is None else f"{value:,}" if type(value) is int and value >= 10_000 else str(value)
+    return f"{text[:12]}..." if len(text) == 64 else text
+
+
+def _number(value: Any) -> bool:
+    return type(value) in (int, float)

@@ -1,0 +1,189 @@
+"""A traced step in a report: where its time went, how long each rank's own work took, and what ran when.
+
+Called by report_page. The numbers are observe/timeline's; they also stand in the page as JSON, as they are drawn.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lmtrain.cli.report.ranks import Square, squares
+from lmtrain.cli.runs.run_seen import Seen
+from lmtrain.errors import LmtrainError, a_few, brief
+from lmtrain.page.document import Part, Picture, data_element, paragraph, section, table
+from lmtrain.page.drawing import WIDTH, legend, line, rect, svg, text
+from lmtrain.page.ticks import labels, ticks, written
+
+if TYPE_CHECKING:
+    from lmtrain.observe.timeline.heat import Heat
+    from lmtrain.observe.timeline.merge import Segment
+    from lmtrain.observe.timeline.rows import Row
+
+_STEPS = 4  # the newest of them make the tables
+_LANES = 24
+_MOST_BARS = 4000
+_COLOURS = {
+    "forward": "forward", "backward": "backward", "input": "backward for inputs", "weight": "weights' gradients",
+    "compute": "other work", "pp": "messages", "dp": "dp", "tp": "tp", "world": "all ranks", "bubble": "waiting",
+    "data": "data", "optimizer": "optimizer", "save": "save", "measuring": "measuring", "other": "other",
+}  # fmt: skip
+
+
+def trace_parts(seen: Seen, whose: str) -> Iterator[Part]:
+    from lmtrain.observe.timeline.merge import merged
+
+    if not (seen.path / "trace").is_dir():
+        return
+    yield section(f"A traced step{whose}", name=f"trace{whose}")
+    try:
+        found = merged(seen.path)
+        segment = next((one for one in reversed(found.segments) if one.steps), None)
+        if segment is None:
+            yield paragraph("No step has been recorded to its end.")
+        else:
+            yield from _parts(segment, whose)
+        notes = [*found.notes, *(note for one in found.segments for note in one.notes)]
+    except (LmtrainError, ArithmeticError, LookupError, OSError, ValueError) as error:
+        notes = [f"The traces cannot be read: {brief(error)}"]
+    if notes:
+        yield paragraph(f"{a_few(notes, '; ')}.")
+
+
+def _parts(segment: Segment, whose: str) -> Iterator[Part]:
+    from lmtrain.observe.timeline.heat import heat
+    from lmtrain.observe.timeline.rows import timeline_rows
+    from lmtrain.observe.timeline.step_time import CLASSES, step_times
+
+    usual = _usual(segment)
+    newest = (usual or segment.steps)[-_STEPS:]
+    left_out = usual and {one for one in segment.steps if one > newest[0]} - {*newest}
+    segment = replace(segment, spans=segment.spans[np.isin(segment.spans["step"], newest)])
+    times, step = step_times(segment), newest[-1]
+    means, waited = times.mean(), times.mean_waited()
+    whole = sum(means.values()) or 1.0
+    steps = f"step{'s' * (len(newest) > 1)} {a_few(f'{one:,}' for one in newest)}"
+    mean = f", mean of {len(times.ranks)} ranks" * (len(times.ranks) > 1)
+    few = " Steps that save or measure are left out." * bool(left_out)
+    yield paragraph(f"Start {segment.start}, {steps}: {written(whole, 'seconds')} each{mean}.{few}")
+    yield table([
+        {"<class": name, "time": written(means[name], "seconds"), "share": f"{means[name] / whole:.1%}",
+         "of it waiting": written(waited[name], "seconds") if waited[name] > 0 else ""}
+        for name in CLASSES if means[name] > 0
+    ])  # fmt: skip
+    ranks = heat(segment, times)
+    if len(ranks) > 1:
+        hottest = max(ranks, key=lambda one: one.ratio if one.ratio == one.ratio else 0.0)
+        yield (
+            "<h3>Own work of each rank</h3>"
+            + paragraph(
+                "Forward, backward and update, beside the ranks that hold the same stages. The slowest is rank "
+                f"{hottest.rank} on {hottest.host}: {hottest.ratio:.2f} of the median."
+            )
+        )
+        yield Picture(f"heat{whose}", heat_picture(ranks))
+    rows = shown_rows(segment, every := timeline_rows(segment, step))
+    yield f"<h3>What ran when in step {step:,}</h3>"
+    if cut := _cut(rows, every):
+        yield paragraph(cut)
+    yield Picture(f"timeline{whose}", timeline_picture(rows))
+    yield data_element(_json(ranks, rows, step), f"trace-data{whose}")
+
+
+def _usual(segment: Segment) -> list[int]:
+    """Steps in which nothing is saved or measured, which takes many times a step's time."""
+    from lmtrain.observe.spans.format import Kind
+
+    spans = segment.spans
+    longer = np.isin(spans["kind"], (Kind.SAVE, Kind.VALIDATION, Kind.EVALUATION))
+    return sorted({*segment.steps} - {*np.unique(spans["step"][longer]).tolist()})
+
+
+def _json(ranks: Sequence[Heat], rows: Sequence[Row], step: int) -> str:
+    data: dict[str, Any] = {
+        "step": step,
+        "heat": [[one.rank, one.host, _number(one.own_work_s), _number(one.ratio)] for one in ranks],
+        "bars": [
+            [row.rank, row.stage, bar.what, bar.microbatch, _number(bar.begin_s), _number(bar.end_s)]
+            for row in rows
+            for bar in row.bars
+        ],
+    }
+    return json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _number(value: float) -> float | None:
+    return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+def heat_picture(ranks: Sequence[Heat]) -> str:
+    """The darker, the slower than its like."""
+    found = []
+    for one in ranks:
+        known = math.isfinite(one.ratio)
+        beside = f"{one.ratio:.3f} of the median" if known else "no whole step was recorded"
+        said = f"rank {one.rank} on {one.host}: {written(one.own_work_s, 'seconds')}, {beside}"
+        share = min(max((one.ratio - 0.9) / 0.3, 0.06), 1.0) if known else 0.0
+        found.append(Square(one.at, share, one.ratio > 1.05, f"{one.ratio:.2f}" if known else "-", said))
+    return squares(found, "own work of each rank, beside the median of its like")
+
+
+def shown_rows(segment: Segment, rows: Sequence[Row]) -> list[Row]:
+    """Of each rank of one pipeline, or of the first ranks: the longest bars, of which a page holds some thousands."""
+    first = {one: segment.at(one) for one in {row.rank for row in rows}}
+    ranks = sorted(first)
+    if segment.layout.pp > 1:
+        ranks = [rank for rank in ranks if not (first[rank].dp_replicate or first[rank].dp_shard or first[rank].tp)]
+    kept = [row for row in rows if row.rank in set(ranks[:_LANES])]
+    lengths = sorted((bar.end_s - bar.begin_s for row in kept for bar in row.bars), reverse=True)
+    least = lengths[_MOST_BARS] if len(lengths) > _MOST_BARS else -1.0
+    return [replace(row, bars=tuple(bar for bar in row.bars if bar.end_s - bar.begin_s > least)) for row in kept]
+
+
+def _cut(rows: Sequence[Row], every: Sequence[Row]) -> str:
+    """What the picture does not show."""
+    shown, ranks = {row.rank for row in rows}, {row.rank for row in every}
+    num_shown = sum(len(row.bars) for row in rows)
+    num_bars = sum(len(row.bars) for row in every if row.rank in shown)
+    few = [f"{len(shown)} of {len(ranks)} ranks"] * (len(shown) < len(ranks))
+    few += [f"the longest {num_shown:,} of their {num_bars:,} bars"] * (num_shown < num_bars)
+    return f"Shown: {' and '.join(few)}; `lmtrain trace` writes all of them." if few else ""
+
+
+def timeline_picture(rows: Sequence[Row]) -> str:
+    ranks = sorted({row.rank for row in rows})
+    end = max((bar.end_s for row in rows for bar in row.bars), default=1.0)
+    left, top = 70.0, 26.0
+    high = min(26.0, max(420 / max(len(ranks), 1), 8.0))
+    scale = (WIDTH - left - 8) / end
+    used = {bar.what for row in rows for bar in row.bars}
+
+    def parts() -> Iterator[str]:
+        yield from legend([(f"t-{kind}", name) for kind, name in _COLOURS.items() if kind in used], left)
+        for number, rank in enumerate(ranks):
+            y = top + number * high
+            yield text(left - 8, y + high * 0.7, f"rank {rank}", "soft small", "end")
+            yield rect(left, y, end * scale, high - 2, "idle")
+        for row in rows:
+            y = top + ranks.index(row.rank) * high
+            for bar in row.bars:
+                if bar.what == "bubble":
+                    continue
+                of = f", stage {row.stage}" * (row.stage >= 0) + f", microbatch {bar.microbatch}" * (
+                    bar.microbatch >= 0
+                )
+                said = f"{_COLOURS.get(bar.what, bar.what)}{of}: {written(bar.end_s - bar.begin_s, 'seconds')}"
+                x = left + bar.begin_s * scale
+                yield rect(x, y, (bar.end_s - bar.begin_s) * scale, high - 2, f"t-{bar.what}", said)
+        bottom = top + len(ranks) * high
+        along = ticks(0.0, end, 8, "seconds")
+        for value, word in zip(along, labels(along, "seconds"), strict=True):
+            yield line(left + value * scale, bottom, left + value * scale, bottom + 4, "grid")
+            yield text(left + value * scale, bottom + 17, word, "soft small", "middle")
+
+    return svg(top + len(ranks) * high + 24, parts(), "what each rank did when in the step")

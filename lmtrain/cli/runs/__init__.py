@@ -1,0 +1,1 @@
+"""`lmtrain runs` and `lmtrain watch`: what lies in the folders of runs."""

@@ -1,0 +1,1 @@
+"""What a person sees: the terminal, tables, messages, lists of facts."""

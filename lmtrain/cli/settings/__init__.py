@@ -1,0 +1,1 @@
+"""`lmtrain config`: which settings there are and where their values come from."""

@@ -1,0 +1,130 @@
+"""What `lmtrain config explain` says of a setting: what it means, who sets it, and its value in a run. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from lmtrain.cli.keys.conf_files import config_file, text_of
+from lmtrain.cli.keys.settings_reference import Key
+from lmtrain.config.build import build_settings
+from lmtrain.config.compose import compose_plain, conf_dir, group_choices
+from lmtrain.config.origins import Origin, file_origins, origin_of, origins
+from lmtrain.errors import SettingsError
+from lmtrain.train.config import RunConfig
+
+_ABSENT = object()
+_OPTIONAL = {field.name for field in fields(RunConfig) if field.default is None}
+
+
+@dataclass(frozen=True)
+class Composed:
+    """The settings of a run as files and overrides give them, and who has set each."""
+
+    tree: dict[str, Any]
+    origins: dict[str, Origin]
+
+    @classmethod
+    def of(cls, overrides: Sequence[str], config_dir: Path | None, name: str) -> Composed:
+        """Refuses what `lmtrain pretrain` would refuse, but for settings that are still to be given."""
+        tree = compose_plain(overrides, config_dir=config_dir, name=name)
+        try:
+            build_settings(RunConfig, tree)
+        except SettingsError as error:
+            wrong = [problem for problem in error.problems if " is not set. " not in problem]
+            if wrong:
+                raise SettingsError(wrong) from error
+        return cls(tree, origins(overrides, config_dir=config_dir, name=name))
+
+    def kind(self, section: str) -> str:
+        part = self.tree.get(section)
+        return str(part.get("kind", "")) if isinstance(part, dict) else ""
+
+    def pick(self, keys: Sequence[Key]) -> Key | None:
+        """Of a key that several kinds have, that of the run's own kind."""
+        section = keys[0].name.partition(".")[0]
+        return next((key for key in keys if key.kind in ("", self.kind(section))), None)
+
+    def has(self, key: Key) -> bool:
+        """Whether its section is anything at all, as `hardware` is not where no machine is named."""
+        section = key.name.partition(".")[0]
+        return section not in _OPTIONAL or self.tree.get(section) is not None
+
+    def value(self, key: Key) -> dict[str, Any]:
+        """What the run has there, in plain data, and in words where it comes from."""
+        node: Any = self.tree
+        for word in key.name.split("."):
+            node = node.get(word, _ABSENT) if isinstance(node, dict) else _ABSENT
+        if node is not _ABSENT:
+            return {"value": node, "from": _words(origin_of(self.origins, key.name))}
+        if key.default:
+            return {"value": key.default, "from": "the default, which no file repeats"}
+        if not self.has(key):
+            return {"value": None, "from": None, "why": f"{key.name.partition('.')[0]} is null"}
+        return {"value": None, "from": None, "why": "has to be given"}
+
+
+def key_facts(keys: Sequence[Key], run: Composed, bare: Composed, config_dir: Path | None) -> dict[str, Any]:
+    """`run` has the overrides of the command line, `bare` has none."""
+    name, own = keys[0].name, run.pick(keys)
+    key = own or keys[0]
+    facts: dict[str, Any] = {
+        "key": name, "kinds": [one.kind for one in keys if one.kind], "type": key.types.replace("`", ""),
+        "meaning": key.meaning, "values": list(key.values),
+    }  # fmt: skip
+    if (normal := bare.pick(keys)) is not None:
+        facts["default"] = bare.value(normal)
+    if own is None:
+        section = name.partition(".")[0]
+        facts["run"] = {"value": None, "from": None, "why": f"{section}.kind={run.kind(section)} has no such key"}
+    elif run is not bare:
+        facts["run"] = run.value(own)
+    return facts | {"set_by": _choices_that_set(name, config_dir)}
+
+
+def value_rows(prefix: str, known: dict[str, list[Key]], run: Composed) -> list[dict[str, Any]]:
+    """Every key below a prefix that a run with these settings has, its value, and who has set it."""
+    picked = [key for name, keys in known.items() if name.startswith(prefix) and (key := run.pick(keys))]
+    chosen = filter(run.has, picked)
+    rows = {key.name: {"key": key.name} | run.value(key) for key in chosen}
+    # because: of a group within a part, such as train.rampup, the keys tell all, and where it is null there are none;
+    # of a list the value tells all
+    empty = {name for name, row in rows.items() if row["value"] is None or isinstance(row["value"], list)}
+    return [
+        row
+        for name, row in rows.items()
+        if not isinstance(row["value"], dict) and name.rpartition(".")[0] not in empty
+    ]
+
+
+def _choices_that_set(name: str, config_dir: Path | None) -> list[dict[str, str]]:
+    """Every file that has a value for this key, as one would choose it."""
+    found = []
+    section, _, rest = name.partition(".")
+    for group, choices in group_choices(config_dir).items():
+        for choice in choices:
+            file = config_file(group, choice, config_dir)
+            if file is None:
+                continue
+            inside = name if _is_global(file) else rest if group == section else None
+            origin = file_origins(file).get(inside) if inside else None
+            if origin is not None:
+                found.append({"choice": f"{group}={choice}", "value": origin.text})
+    root = file_origins(conf_dir() / "pretrain.yaml").get(name)
+    return [*found, {"choice": "conf/pretrain.yaml", "value": root.text}] if root else found
+
+
+def _is_global(file: Path) -> bool:
+    return text_of(file).startswith("# @package _global_")
+
+
+def _words(origin: Origin | None) -> str:
+    if origin is None:
+        return "the default, which no file repeats"
+    if origin.file is None:
+        return f"the command line: {origin.text}"
+    inside = origin.file.is_relative_to(conf_dir())
+    shown = Path("conf") / origin.file.relative_to(conf_dir()) if inside else origin.file
+    return f"{shown}, line {origin.line}"

@@ -1,0 +1,1 @@
+"""`lmtrain slurm`: sbatch files, written and submitted."""

@@ -1,0 +1,331 @@
+"""`lmtrain slurm`: a run's settings as an sbatch file, judged as by `pretrain --dry-run`, printed or submitted.
+
+Nothing here talks to Slurm but `sbatch` in submit, and torch is never imported.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lmtrain.cli.options import ConfigDir, ConfigName, FromRun, Overrides, Plugins
+from lmtrain.cli.screen.messages import tell
+from lmtrain.cli.screen.terminal import echo, pass_on
+from lmtrain.cli.slurm.script import Job, script
+from lmtrain.cli.slurm.tasks import TaskOptions
+from lmtrain.config.overrides import shell
+from lmtrain.errors import LayoutError, MissingInputError, UsageError
+from lmtrain.layout import divisors
+
+if TYPE_CHECKING:
+    from lmtrain.train.config import RunConfig
+
+app = typer.Typer(no_args_is_help=True)
+
+
+class Tasks(StrEnum):
+    """The tasks that srun starts: one launcher on each node, or one task for each rank."""
+
+    NODE = "node"
+    RANK = "rank"
+
+
+GpusPerNode = Annotated[int | None, typer.Option(min=1, help="GPUs to use of each node, a process for each.")]
+TasksPerNode = Annotated[int | None, typer.Option(min=1, help="Processes on each node, where there are no GPUs.")]
+TasksOf = Annotated[
+    Tasks, typer.Option("--tasks", help="What srun starts: a task on each node, which starts the ranks, or each rank.")
+]
+SpareNodes = Annotated[
+    int, typer.Option(min=0, help="Ask for so many nodes more; a node that loses a process is then left out.")
+]
+# minutes, minutes:seconds, hours:minutes:seconds, or with days before the hours; none at all
+_TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.ASCII | re.IGNORECASE)
+Time = Annotated[str | None, typer.Option(metavar="LIMIT", help="Slurm's time limit, as in 4:00:00 or 2-12.")]
+Partition = Annotated[str | None, typer.Option(metavar="NAME", help="Slurm's partition.")]
+Account = Annotated[str | None, typer.Option(metavar="NAME", help="Slurm's account.")]
+OfSbatch = Annotated[
+    list[str] | None,
+    typer.Option("--sbatch", metavar="OPTION", help="Another option of sbatch: --sbatch=--mem=0. Repeatable."),
+]
+OfSrun = Annotated[
+    list[str] | None,
+    typer.Option("--srun", metavar="OPTION", help="Another option of srun: --srun=--cpu-bind=cores. Repeatable."),
+]
+Env = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=VALUE", help="Set this for all processes. It stands in the file. Repeatable."),
+]
+Setup = Annotated[
+    list[str] | None,
+    typer.Option(metavar="LINE", help="A line of bash to begin with, as in 'module load cuda'. Repeatable."),
+]
+ContainerImage = Annotated[
+    str | None, typer.Option(metavar="IMAGE", help="Run in this image by srun's --container-image (pyxis, enroot).")
+]
+ContainerCommand = Annotated[
+    str | None, typer.Option(metavar="COMMAND", help="Run behind this command: 'apptainer exec --nv image.sif'.")
+]
+Array = Annotated[bool, typer.Option("--array", help="An array of jobs, one for each combination of a=1,2 b=range(3).")]
+
+# because: the layout and the restarts decide these, and the file would contradict itself
+_OURS = {
+    "--nodes", "-N", "--ntasks", "-n", "--ntasks-per-node", "--array", "-a", "--requeue", "--no-requeue", "--open-mode",
+    "--chdir", "-D", "--kill-on-bad-exit", "-K", "--exclude-node", "--no-kill", "-k", "--wrap", "--parsable",
+}  # fmt: skip
+
+
+@app.command()
+def render(
+    ctx: typer.Context,
+    overrides: Overrides = None,
+    config_dir: ConfigDir = None,
+    config_name: ConfigName = "pretrain",
+    from_run: FromRun = None,
+    plugin: Plugins = None,
+    gpus_per_node: GpusPerNode = None,
+    tasks_per_node: TasksPerNode = None,
+    tasks: TasksOf = Tasks.NODE,
+    spare_nodes: SpareNodes = 0,
+    time: Time = None,
+    partition: Partition = None,
+    account: Account = None,
+    sbatch: OfSbatch = None,
+    srun: OfSrun = None,
+    env: Env = None,
+    setup: Setup = None,
+    container_image: ContainerImage = None,
+    container_command: ContainerCommand = None,
+    array: Array = False,
+    output: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it there.")] = None,
+) -> None:
+    """Print the sbatch file of a run: it starts all processes, starts them again, and queues itself again."""
+    job = _job(_Asked(**{name: value for name, value in ctx.params.items() if name != "output"}))
+    if output is None:
+        pass_on(script(job))
+        return
+    _write(output, script(job))
+    tell(f"{output} is written. Start it with: {job.started_by(shell(str(output)))}")
+
+
+@app.command()
+def submit(
+    ctx: typer.Context,
+    overrides: Overrides = None,
+    config_dir: ConfigDir = None,
+    config_name: ConfigName = "pretrain",
+    from_run: FromRun = None,
+    plugin: Plugins = None,
+    gpus_per_node: GpusPerNode = None,
+    tasks_per_node: TasksPerNode = None,
+    tasks: TasksOf = Tasks.NODE,
+    spare_nodes: SpareNodes = 0,
+    time: Time = None,
+    partition: Partition = None,
+    account: Account = None,
+    sbatch: OfSbatch = None,
+    srun: OfSrun = None,
+    env: Env = None,
+    setup: Setup = None,
+    container_image: ContainerImage = None,
+    container_command: ContainerCommand = None,
+    array: Array = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what render prints, and submit nothing.")] = False,
+) -> None:
+    """Hand a run to Slurm. The sbatch file is kept as job.sbatch in the run's folder, and the job's id is printed."""
+    job = _job(_Asked(**{name: value for name, value in ctx.params.items() if name != "dry_run"}))
+    if dry_run:
+        pass_on(script(job))
+        return
+    _write(job.file, script(job))
+    try:
+        done = subprocess.run(["sbatch", "--parsable", str(job.file)], capture_output=True, text=True)
+    except FileNotFoundError:
+        raise MissingInputError(
+            "sbatch is not on the PATH here, so nothing can be submitted. Type this on a machine that submits jobs, or "
+            f"start {job.file} there."
+        ) from None
+    if done.returncode != 0:
+        said = " ".join(done.stderr.split()).removeprefix("sbatch: error: ")
+        raise UsageError(f"sbatch refuses {job.file}: {said}. Change the options, or ask who runs this Slurm.")
+    number = done.stdout.strip().partition(";")[0]
+    echo(number)
+    log = job.log.replace("%j", number).replace("%A_%a", f"{number}_*")
+    tell(f"submitted: {job.file}; its log is {log}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """The command line, as both verbs take it."""
+
+    overrides: Sequence[str] | None
+    config_dir: Path | None
+    config_name: str
+    from_run: Path | None
+    plugin: Sequence[str] | None
+    gpus_per_node: int | None
+    tasks_per_node: int | None
+    tasks: Tasks
+    spare_nodes: int
+    time: str | None
+    partition: str | None
+    account: str | None
+    sbatch: Sequence[str] | None
+    srun: Sequence[str] | None
+    env: Sequence[str] | None
+    setup: Sequence[str] | None
+    container_image: str | None
+    container_command: str | None
+    array: bool
+
+    def check(self) -> None:
+        if (self.gpus_per_node is None) == (self.tasks_per_node is None):
+            raise UsageError(
+                "How many processes a node has must be said once. Give --gpus-per-node N, or --tasks-per-node N where "
+                "there are no GPUs."
+            )
+        if self.container_image and self.container_command:
+            raise UsageError(
+                f"--container-image={self.container_image} and --container-command both start a container. "
+                "Give one of them."
+            )
+        if self.time is not None and not _TIME.fullmatch(self.time):
+            raise UsageError(
+                f"--time={self.time} is not a time limit of Slurm's. Write it as in 90 (minutes), 4:00:00 or 2-12 "
+                "(days and hours)."
+            )
+        for option, words in (("--sbatch", self.sbatch), ("--srun", self.srun)):
+            for word in words or ():
+                _check_passed_on(option, word)
+        for one in self.env or ():
+            if not re.fullmatch(r"[A-Za-z_]\w*=.*", one, re.ASCII | re.DOTALL):
+                raise UsageError(f"--env={one} is not NAME=VALUE, where a name has letters, digits and _. Write it so.")
+
+    @property
+    def flags(self) -> list[str]:
+        """What `lmtrain pretrain` is to be told besides its settings."""
+        found = [f"--config-name={self.config_name}"] * (self.config_name != "pretrain")
+        found += [f"--config-dir={self.config_dir}"] * (self.config_dir is not None)
+        found += [f"--from-run={self.from_run}"] * (self.from_run is not None)
+        return found + [f"--plugin={name}" for name in self.plugin or ()]
+
+    def nodes(self, num_processes: int, layout: str) -> tuple[int, int]:
+        """How many nodes, and how many processes on each."""
+        option = "--gpus-per-node" if self.gpus_per_node else "--tasks-per-node"
+        each = self.gpus_per_node or self.tasks_per_node or 1
+        if num_processes <= each:
+            return 1, num_processes
+        if num_processes % each:
+            even = max(size for size in divisors(num_processes) if size <= each)
+            raise LayoutError(
+                f"{option}={each} does not divide the {num_processes} processes of {layout}, and nodes are "
+                f"all alike. Use {option}={even} on {num_processes // even} nodes, or another layout."
+            )
+        return num_processes // each, each
+
+
+def _check_passed_on(option: str, word: str) -> None:
+    name = re.match(r"--[\w-]+|-[A-Za-z]", word)
+    if name is None or not word.isprintable():
+        raise UsageError(f"{option}={word} is not an option of {option[2:]}. Write it as in {option}=--mem=0.")
+    if name[0] in _OURS:
+        raise UsageError(
+            f"{option}={word} would undo what the file says itself: nodes and processes follow from the layout, and "
+            "restarts from exit codes. Leave it out, or change parallel.*, --gpus-per-node or --spare-nodes."
+        )
+
+
+def _job(asked: _Asked) -> Job:
+    """All that can be wrong is refused here."""
+    from lmtrain.train.layouts.layout_table import layout_words
+
+    asked.check()
+    folder, runs = _runs(asked)
+    sizes = {config.parallel.layout.world_size for config, _ in runs}
+    if len(sizes) > 1:
+        raise LayoutError(
+            f"The runs of this array take {min(sizes)} to {max(sizes)} processes, and an array's tasks are all alike. "
+            "Make an array for each layout."
+        )
+    if any(config.parallel.auto for config, _ in runs):
+        raise LayoutError(
+            "parallel.auto=true chooses a layout for the processes that there are, and the file has to say how many to "
+            "start. Choose it before: `lmtrain plan` prints the settings of the best."
+        )
+    layout = layout_words(runs[0][0].parallel)
+    nodes, ranks_per_node = asked.nodes(sizes.pop(), layout)
+    of_sbatch, of_srun, tasks_per_node, cpus = asked.sbatch or (), asked.srun or (), ranks_per_node, None
+    if starts_ranks := asked.tasks is Tasks.NODE and ranks_per_node > 1:
+        options = TaskOptions.of(of_sbatch, of_srun, ranks_per_node)
+        of_sbatch, of_srun, tasks_per_node, cpus = options.of_sbatch, options.of_srun, 1, options.cpus
+    for config, _ in runs:
+        _judge(config, ranks_per_node)
+    spare = f" and {asked.spare_nodes} spare" * (asked.spare_nodes > 0)
+    many = f"{len(runs)} runs, each of them " * asked.array
+    places = {"time": asked.time, "partition": asked.partition, "account": asked.account}
+    flags = [*asked.flags, *[f"--nproc-per-node={ranks_per_node}"] * starts_ranks]
+    in_container = asked.container_image is not None or asked.container_command is not None
+    image = [f"--container-image={asked.container_image}"] * (asked.container_image is not None)
+    return Job(
+        about=f"{folder.name}: {many}{layout} on {nodes} node{'s' * (nodes > 1)}{spare}. Made by `lmtrain slurm`.",
+        nodes=nodes, ranks_per_node=ranks_per_node, tasks_per_node=tasks_per_node, cpus_per_task=cpus,
+        takes_all_cpus=starts_ranks and options.takes_all_cpus, gpus=asked.gpus_per_node is not None,
+        spare_nodes=asked.spare_nodes, folder=folder, cwd=Path.cwd(), is_array=asked.array,
+        runs=[(Path(config.run.dir).absolute(), [*flags, *words]) for config, words in runs],
+        program=("lmtrain",) if in_container else (sys.executable, "-m", "lmtrain"),
+        container=shlex.split(asked.container_command or ""), of_srun=[*image, *of_srun],
+        of_sbatch=[*(f"--{name}={value}" for name, value in places.items() if value), *of_sbatch],
+        env=asked.env or (), setup=asked.setup or (),
+    )  # fmt: skip
+
+
+def _runs(asked: _Asked) -> tuple[Path, list[tuple[RunConfig, list[str]]]]:
+    """The folder that holds the file and the logs, and each run's settings with the words that ask for them."""
+    from lmtrain.cli.pretrain.from_run import compose_run
+    from lmtrain.cli.pretrain.sweep import plan
+
+    words, config_dir, name, from_run = list(asked.overrides or ()), asked.config_dir, asked.config_name, asked.from_run
+    if asked.array:
+        jobs = plan(words, config_dir, name, from_run)
+        runs = [(_in_folder(job.config, job.folder), job.overrides) for job in jobs]
+        folder = Path(jobs[0].config.run.dir).absolute()
+    else:
+        config = compose_run(words, from_run=from_run, config_dir=config_dir, name=name)
+        runs, folder = [(config, words)], Path(config.run.dir).absolute()
+    for path in (folder, Path.cwd()):
+        if not str(path).isprintable():
+            raise UsageError(f"{str(path)!r} cannot stand in an sbatch file. Choose a run.dir of plain characters.")
+    return folder, runs
+
+
+def _in_folder(config: RunConfig, folder: Path) -> RunConfig:
+    return replace(config, run=replace(config.run, dir=str(folder)))
+
+
+def _judge(config: RunConfig, ranks_per_node: int) -> None:
+    """As `pretrain --dry-run` does for a run whose processes are elsewhere, its GPUs too; and the folder."""
+    from lmtrain.cli.pretrain.eval_tasks import plan
+    from lmtrain.runtime.processes.process import ProcessEnv
+    from lmtrain.train.before.machine import check_folder
+    from lmtrain.train.before.preflight import preflight
+
+    elsewhere = ProcessEnv(world_size=0, local_world_size=ranks_per_node, host="each node")
+    inputs, _ = plan(config, preflight(config, elsewhere, starting=False))
+    check_folder(config, inputs.model, lock=False)
+    for warning in inputs.warnings:
+        tell(warning)
+
+
+def _write(path: Path, text: str) -> None:
+    from lmtrain.runtime.files.files import atomic_file
+
+    with atomic_file(path) as file:
+        file.write(text.encode(errors="surrogateescape"))

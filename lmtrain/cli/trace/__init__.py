@@ -1,0 +1,1 @@
+"""`lmtrain trace`: where the time of a run's steps went."""

@@ -1,0 +1,59 @@
+"""`lmtrain trace RUN`: what every rank of a run did when, on one clock, and where a step's time went."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lmtrain.cli.options import Json, Plugins, check_place
+from lmtrain.cli.screen.terminal import echo
+
+EXAMPLES = (
+    ("lmtrain trace runs/a", "tables of a step, and a file for ui.perfetto.dev"),
+    ("lmtrain trace runs/a --step 12 --out step.json.gz", "the critical path of step 12"),
+)
+
+
+def trace(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder; the run may still go on.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Where the trace goes that ui.perfetto.dev opens; with a name that ends in .gz it is compressed. "
+            "[default: RUN/trace/trace.json; with --json none]",
+        ),
+    ] = None,
+    start: Annotated[
+        int | None, typer.Option(metavar="N", help="The tables of this start of the run. [default: the newest]")
+    ] = None,
+    step: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="The critical path and the picture of this step. [default: the median one]"),
+    ] = None,
+    plugin: Plugins = None,
+    as_json: Json = False,
+) -> None:
+    """Show where the time of a run's steps went, from what observe.trace or `touch RUN/TRACE` recorded."""
+    from lmtrain.cli.trace.facts import trace_facts
+    from lmtrain.observe.timeline.merge import merged
+    from lmtrain.observe.timeline.perfetto import write_trace
+
+    path = out if out is not None or as_json else run / "trace" / "trace.json"
+    if out is not None:
+        check_place("--out", out)
+    timeline = merged(run)
+    shown = trace_facts(timeline, start, step)
+    if path is not None:
+        write_trace(timeline, path)
+    facts = shown.facts | {"file": None if path is None else str(path)}
+    if as_json:
+        echo(json.dumps(facts, indent=1))
+        return
+    from lmtrain.cli.screen.console import Screen
+    from lmtrain.cli.trace.view import print_trace
+
+    print_trace(Screen(), facts, shown.rows)

@@ -1,0 +1,225 @@
+"""`lmtrain trace` on a screen: the step's picture, its table, the replay beside it, the critical path, who is hot."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from lmtrain.observe.screen.display import print_line
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from lmtrain.observe.timeline.rows import Row
+
+Facts = dict[str, Any]
+
+_WORDS = {
+    "compute": "forward and backward", "pp": "messages of stages", "dp": "collectives of dp", "tp": "collectives of tp",
+    "world": "collectives of all", "bubble": "bubble", "data": "wait for data", "optimizer": "optimizer",
+    "save": "checkpoints", "measuring": "validation, eval", "other": "other",
+}  # fmt: skip
+_SIGNS = {"forward": "F", "backward": "B", "input": "B", "weight": "W", "optimizer": "O", "data": "D", "save": "S",
+          "measuring": "V", "pp": "-", "dp": "-", "tp": "-", "world": "-"}  # fmt: skip
+_MOST_ROWS, _MOST_STAYS, _MOST_CELLS = 16, 12, 128
+_WIDEST = 120
+
+
+def print_trace(console: Console, facts: Facts, rows: Sequence[Row]) -> None:
+    width = min(console.width, _WIDEST) if console.is_terminal else _WIDEST
+    plain = not console.encoding.startswith("utf")
+    fold = width if console.is_terminal else 1 << 20  # because: elsewhere a sentence is one line, to be searched
+    for line in _lines(facts, rows, width, fold, plain):
+        if line[:1] not in ("", " "):
+            _title(console, line)
+        else:
+            print_line(console, line)
+
+
+def _title(console: Console, line: str) -> None:
+    from rich.text import Text
+
+    head, colon, rest = line.partition(":")
+    console.print(Text.assemble((head + colon, "bold"), rest), soft_wrap=True, highlight=False)
+
+
+def _lines(facts: Facts, rows: Sequence[Row], width: int, fold: int, plain: bool) -> Iterator[str]:
+    yield from _folded(f"trace of {facts['run']}: {_head(facts)}", fold)
+    if facts["steps"]:
+        yield from _picture(rows, facts["path"]["step"], width, plain)
+        yield from _table(facts, width, plain)
+        yield from _replay(facts)
+        yield from _critical(facts, width, fold)
+        yield from _heat(facts, width)
+        yield from _folded(_clocks(facts), fold)
+    for note in facts["notes"]:
+        yield from _folded(f"note: {note}", fold)
+    if facts["file"] is not None:
+        yield from _folded(f"wrote: {facts['file']}; ui.perfetto.dev and chrome://tracing open it", fold)
+
+
+def _folded(text: str, width: int) -> Iterator[str]:
+    from lmtrain.observe.safe_text import wrapped
+
+    first, *more = wrapped(text, width - 2).splitlines()
+    yield first
+    yield from (f"  {line}" for line in more)
+
+
+def _head(facts: Facts) -> str:
+    (one,) = (one for one in facts["starts"] if one["start"] == facts["start"])
+    cuts = [f"{axis} {size}" for axis, size in one["layout"].items() if size > 1]
+    hosts = f"{len(one['hosts'])} hosts" if len(one["hosts"]) > 1 else f"host {one['hosts'][0]}"
+    of = f" of {one['world_size']}" if one["ranks"] != one["world_size"] else ""
+    ranks = f"{one['ranks']}{of} rank{'s' * (one['world_size'] > 1)} on {hosts}"
+    which = f"start {one['start']}" + (f" of {len(facts['starts'])}" if len(facts["starts"]) > 1 else "")
+    about = [which, ranks, *cuts, *[one["schedule"]] * (one["layout"]["pp"] > 1)]
+    return ", ".join([*about, f"steps {_ranges(facts['steps'])}" if facts["steps"] else "no whole step"])
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """10, 11, 12, 20 -> 10-12, 20; of many, the first and the last."""
+    found = []
+    for _, group in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
+        run = [number for _, number in group]
+        found.append(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]))
+    return ", ".join(found if len(found) < 6 else [*found[:3], "...", found[-1]])
+
+
+def _ms(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    return f"{seconds:.2f} s" if seconds >= 10 else f"{seconds * 1e3:.1f} ms"
+
+
+def _picture(rows: Sequence[Row], step: int, width: int, plain: bool) -> Iterator[str]:
+    """A rank a row; in each column stands what took most of it."""
+    ranks = sorted({row.rank for row in rows})
+    end = max((bar.end_s for row in rows for bar in row.bars), default=0.0)
+    if not end:
+        return
+    most = min(len(ranks), _MOST_ROWS)
+    shown = [ranks[round(i * (len(ranks) - 1) / max(most - 1, 1))] for i in range(most)]
+    few = "" if shown == ranks else f", {len(shown)} of {len(ranks)} ranks"
+    yield f"step {step} as it ran: {_ms(end)}{few}"
+    gap, columns = "." if plain else "·", width - 7
+    seen = set()
+    for rank in shown:
+        shares: list[Counter[str]] = [Counter() for _ in range(columns)]
+        for bar in (bar for row in rows if row.rank == rank for bar in row.bars):
+            sign = _SIGNS.get(bar.what, gap)
+            low, high = bar.begin_s / end * columns, bar.end_s / end * columns
+            for at in range(int(low), min(int(high) + 1, columns)):
+                shares[at][sign] += max(min(high, at + 1) - max(low, at), 0.0)  # type: ignore[assignment]
+        line = "".join(share.most_common(1)[0][0] if share else " " for share in shares)
+        seen |= set(line)
+        yield f"{rank:>5}  {line}".rstrip()
+    legend = {"F": "forward", "B": "backward", "W": "weights' gradients", "-": "communication", "D": "data",
+              "O": "optimizer", "S": "checkpoint", "V": "validation", gap: "waits"}  # fmt: skip
+    yield from _folded(" " * 7 + ", ".join(f"{sign} {word}" for sign, word in legend.items() if sign in seen), width)
+
+
+def _table(facts: Facts, width: int, plain: bool) -> Iterator[str]:
+    num = len(facts["steps"])
+    yield f"where a step's time goes: mean of {num} step{'s' * (num > 1)} and all ranks"
+    classes = {name: one for name, one in facts["classes"].items() if one["seconds"] > 0}
+    room = width - 48
+    for name, one in classes.items():
+        late = name in ("dp", "tp", "world") and one["waited_s"] > facts["step_s"] / 1000
+        wait = f"  {_ms(one['waited_s'])} of it waiting for slower ranks" if late else ""
+        bar = ("#" if plain else "█") * round(one["share"] * room)
+        line = f"  {_WORDS[name]:<22}{_ms(one['seconds']):>11}{one['share']:>8.1%}  {bar}"
+        if len(line) + len(wait) <= width:
+            yield f"{line}{wait}".rstrip()
+        else:
+            yield line
+            yield f"  {wait}"
+    yield f"  {'step':<22}{_ms(facts['step_s']):>11}{sum(one['share'] for one in classes.values()):>8.1%}"
+
+
+def _replay(facts: Facts) -> Iterator[str]:
+    found = facts["replay"]
+    if found is None:
+        return
+    (one,) = (one for one in facts["starts"] if one["start"] == facts["start"])
+    yield f"beside the table of {one['schedule']}: {found['num_microbatches']} microbatches, replayed with these costs"
+    yield f"  {'':<22}{'measured':>11}{'replayed':>11}{'even stages':>14}"
+    yield f"  {'pipeline':<22}{_ms(found['pipeline_s']):>11}{_ms(found['replayed_pipeline_s']):>11}"
+    measured, replayed, even = (found[key] for key in ("bubble_s", "replayed_bubble_s", "even_bubble_s"))
+    yield f"  {'bubble and messages':<22}{_ms(measured):>11}{_ms(replayed):>11}{_ms(even):>14}"
+    rows = found["by_pp"]
+    for pp, (own, other) in enumerate(rows if len(rows) <= _MOST_ROWS else []):
+        yield f"  {f'  of pp {pp}':<22}{_ms(own):>11}{_ms(other):>11}"
+
+
+def _critical(facts: Facts, width: int, fold: int) -> Iterator[str]:
+    path = facts["path"]
+    shares = sorted(path["classes"].items(), key=lambda pair: -pair[1])
+    words = [f"{_WORDS[name]} {_ms(seconds)}" for name, seconds in shares if seconds >= path["seconds"] / 1000]
+    yield f"critical path of step {path['step']}: {_ms(path['seconds'])}, which nothing beside it can shorten"
+    yield from (f"  {line}" for line in _folded(", ".join(words), fold - 2))
+    stays = [list(group) for _, group in groupby(path["hops"], lambda hop: hop["rank"])]
+    few, half = len(stays) <= _MOST_STAYS, _MOST_STAYS // 2
+    for hops in stays if few else stays[:half]:
+        yield _stay(hops, path["seconds"] / 1000, width)
+    if not few:
+        yield f"  ... {len(stays) - 2 * half} more; --json lists them all"
+        yield from (_stay(hops, path["seconds"] / 1000, width) for hops in stays[-half:])
+
+
+def _stay(hops: Sequence[Facts], least_s: float, width: int) -> str:
+    """What the path does on one rank before it leaves for another."""
+    long: dict[str, list[float]] = {}
+    for hop in hops:
+        long.setdefault(hop["kind"], []).append(hop["seconds"])
+    most = sorted(long.items(), key=lambda pair: -sum(pair[1]))
+    parts = [
+        f"{f'{len(of)} x ' if len(of) > 1 else ''}{kind} {_ms(sum(of))}" for kind, of in most if sum(of) >= least_s
+    ]
+    while len(parts) > 1 and 35 + len(", ".join(parts)) > width:
+        parts.pop()
+    stages = sorted({hop["stage"] for hop in hops if hop["stage"] >= 0 and hop["kind"] != "send"})
+    where = f"rank {hops[0]['rank']}" + (f", stage {', '.join(map(str, stages))}" if stages else "")
+    return f"  {'at ' + _ms(hops[0]['begin_s']):<14}{where:<19}{', '.join(parts)}"
+
+
+def _heat(facts: Facts, width: int) -> Iterator[str]:
+    """The ranks of a row share pp and dp; 100 is the median of a pp coordinate's ranks."""
+    cells = {(one["pp"], one["dp"], one["tp"]): one for one in facts["heat"]}
+    known = [one for one in facts["heat"] if one["ratio"] is not None]
+    if len(known) < 2:
+        return
+    yield "own work: 100 is the median of the ranks with the same stages"
+    tps = sorted({tp for _, _, tp in cells})
+    if len(cells) <= _MOST_CELLS and 24 + 6 * len(tps) <= width:
+        yield f"  {'':<14}" + "".join(f"{f'tp {tp}':>6}" for tp in tps) + "   host"
+        for pp, dp in sorted({(pp, dp) for pp, dp, _ in cells}):
+            row = [cells.get((pp, dp, tp)) for tp in tps]
+            shown = "".join(
+                f"{'-' if one is None or one['ratio'] is None else round(100 * one['ratio']):>6}" for one in row
+            )
+            hosts = dict.fromkeys(one["host"] for one in row if one is not None)
+            yield f"  {f'pp {pp}, dp {dp}':<14}{shown}   {', '.join(hosts)}"
+    else:
+        for one in sorted(known, key=lambda one: -one["ratio"])[:10]:
+            at = f"pp {one['pp']}, dp {one['dp']}, tp {one['tp']}"
+            yield f"  {round(100 * one['ratio']):>5}  rank {one['rank']:<6}{at:<24}{one['host']}"
+    if len(facts["hosts"]) > 1:
+        yield "own work by host: median and largest"
+        for host, one in [*facts["hosts"].items()][:10]:
+            yield f"  {round(100 * one['median']):>5}{round(100 * one['largest']):>6}  {host} ({one['ranks']} ranks)"
+
+
+def _clocks(facts: Facts) -> str:
+    clocks = facts["clocks"]
+    ahead = max((abs(one["ahead_s"]) for one in clocks), default=0.0)
+    drift = max((abs(one["drift_ppm"]) for one in clocks), default=0.0)
+    doubt = max((one["doubt_ms"] for one in clocks), default=0.0)
+    if len(clocks) < 2:
+        return "clocks: one rank, as its own clock says"
+    return (
+        f"clocks: up to {_ms(ahead)} and {drift:.0f} ppm off rank {clocks[0]['rank']}'s, set by what ranks exchanged, "
+        f"which agrees within {doubt:.2f} ms"
+    )

@@ -1,0 +1,1 @@
+"""Evaluations of a run on its way."""

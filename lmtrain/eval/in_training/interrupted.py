@@ -1,0 +1,98 @@
+"""Evaluations of a model in training, as the training loop calls them: at the layout and in the precision of the run.
+
+Made by `lmtrain pretrain` from what it has planned. Draws no random numbers and changes no weight.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from lmtrain.batch import Batch
+from lmtrain.errors import OutOfMemoryError
+from lmtrain.eval.in_training.prepare import Planned
+from lmtrain.eval.runner import Subject, run
+from lmtrain.eval.scoring.scoring import Scorable
+from lmtrain.eval.task import Asked, Prepared, Task
+from lmtrain.parallel.model import ParallelModel
+from lmtrain.tokenizer.base import Tokenizer
+
+_KEPT = (
+    "protocol", "protocol_version", "data", "text_sha256", "num_targets", "seq_len", "dtype", "nll_sum_nats",
+    "headline", "measures", "groups",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class DuringTraining:
+    planned: Sequence[Planned]
+    tokenizer: Tokenizer
+    dtype: str
+    batch_size: int
+
+    def __call__(
+        self, model: ParallelModel, before_each: Callable[[], None], doing: Callable[[str], None]
+    ) -> Iterator[dict[str, Any]]:
+        """A row for each task."""
+        shape = model.settings.shape
+        subject = Subject(
+            model=cast(Scorable, _Asking(model, before_each)), tokenizer=self.tokenizer, seq_len=shape.seq_len,
+            vocab_size=shape.vocab_size, dtype=self.dtype,
+            causal=shape.causal, pairs="pair" in model.settings.terms,
+        )  # fmt: skip
+        for one in self.planned:
+            began = time.monotonic()
+            row = self._row(one, subject, doing)
+            yield row | {"seconds": time.monotonic() - began}
+
+    def _row(self, one: Planned, subject: Subject, doing: Callable[[str], None]) -> dict[str, Any]:
+        def report(done: int, total: int, **_: object) -> None:
+            doing(f"evaluating {one.name}: {done / total:.0%}")
+
+        task = cast(Task, _AsRead(one.task, one.prepared))
+        try:
+            found = run(
+                task, subject, Path(one.data), batch_size=self.batch_size, resamples=0, progress=report
+            ).result  # fmt: skip
+        except OutOfMemoryError as error:
+            raise OutOfMemoryError(
+                f"{subject.model.device} ran out of memory evaluating {one.name}. "
+                f"Use an eval.batch_size below {self.batch_size}."
+            ) from error
+        return {"name": one.name} | {key: getattr(found, key) for key in _KEPT}
+
+
+@dataclass(frozen=True)
+class _AsRead:
+    """A task whose file has been read and cut already."""
+
+    task: Task
+    prepared: Prepared
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.task, name)
+
+    def prepare(self, source: Path, asked: Asked) -> Prepared:
+        return self.prepared
+
+
+@dataclass(frozen=True)
+class _Asking:
+    """The model, with a question before each batch."""
+
+    model: Any  # a Scorable
+    before_each: Callable[[], None]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def scores(self, batches: Iterable[Batch]) -> Any:
+        return self.model.scores(self._asked(batches))
+
+    def _asked(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        for batch in batches:
+            self.before_each()
+            yield batch

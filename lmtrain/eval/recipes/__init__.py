@@ -1,0 +1,1 @@
+"""How the files of published tasks become texts and choices."""

@@ -1,0 +1,1 @@
+"""Scores of texts: batches, passes over them, and results of a part."""

@@ -1,0 +1,1 @@
+"""How sure a score is: resamples, paired tests, baselines."""

@@ -1,0 +1,101 @@
+"""Two models on the same items: the difference of each measure, and how far it may be chance. Torch-free.
+
+Called by `lmtrain eval --compare`. Both are resampled alike, so that what is hard for both cancels out: a difference is
+surer than either number.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from lmtrain.errors import DataError
+from lmtrain.eval.result import Result, finite
+from lmtrain.eval.statistics.bootstrap import RESAMPLES, Interval, middle, resampled_sums
+from lmtrain.eval.task import Columns, Task
+
+SAME = ("protocol", "protocol_version", "text_sha256", "limit", "stride", "prefix", "num_items")
+
+
+@dataclass(frozen=True)
+class Side:
+    name: str  # the results file or the checkpoint
+    result: Result
+    columns: Columns
+
+
+@dataclass(frozen=True)
+class Difference:
+    a: float
+    b: float
+    difference: float  # b - a
+    interval: Interval | None  # of the difference; none where there is one item
+
+    @property
+    def beyond_chance(self) -> bool:
+        return self.interval is not None and not self.interval[0] <= 0 <= self.interval[1]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    task: str
+    protocol: str
+    headline: str
+    data: str
+    num_items: int
+    differences: dict[str, Difference]
+    left_out: tuple[str, ...]  # measures by token, where the tokenizers differ
+
+    def to_dict(self) -> dict[str, Any]:
+        plain = asdict(self)
+        for name, one in self.differences.items():
+            plain["differences"][name]["beyond_chance"] = one.beyond_chance
+        return {key: finite(value) for key, value in plain.items()}
+
+
+def compare(task: Task, a: Side, b: Side, resamples: int = RESAMPLES) -> Comparison:
+    check_same(a, b)
+    ours, theirs = (task.measures({n: float(v.sum()) for n, v in side.columns.items()}) for side in (a, b))
+    same_tokens = a.result.tokenizer_fingerprint == b.result.tokenizer_fingerprint
+    shared = [name for name in ours if name in theirs]
+    kept = [name for name in shared if same_tokens or "token" not in name]
+    drawn: dict[str, list[float]] = {name: [] for name in kept}
+    for x, y in zip(resampled_sums(a.columns, resamples), resampled_sums(b.columns, resamples), strict=True):
+        of_x, of_y = task.measures(x), task.measures(y)
+        for name in kept:
+            drawn[name].append(of_y.get(name, math.nan) - of_x.get(name, math.nan))
+    return Comparison(
+        task=a.result.task,
+        protocol=a.result.protocol,
+        headline=a.result.headline,
+        data=a.result.data,
+        num_items=a.result.num_items,
+        differences={
+            name: Difference(ours[name], theirs[name], theirs[name] - ours[name], _interval(drawn[name]))
+            for name in kept
+        },
+        left_out=tuple(name for name in shared if name not in kept),
+    )
+
+
+def check_same(a: Side, b: Side) -> None:
+    """Refuse what is not the same question, and say in what it differs."""
+    differs = [
+        f"{key} {getattr(a.result, key)} and {getattr(b.result, key)}"
+        for key in SAME
+        if getattr(a.result, key) != getattr(b.result, key)
+    ]
+    if not differs and not np.array_equal(a.columns["bytes"], b.columns["bytes"]):
+        differs = ["bytes of the items"]
+    if differs:
+        raise DataError(
+            f"{a.name} and {b.name} do not answer the same question: {'; '.join(differs)}. "
+            "Evaluate both on the same file with the same options."
+        )
+
+
+def _interval(drawn: list[float]) -> Interval | None:
+    return middle(drawn) if drawn else None

@@ -1,0 +1,66 @@
+"""Reading the texts that are evaluated on, byte for byte. Called by the tasks; torch-free."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lmtrain.errors import DataError, MissingInputError
+from lmtrain.runtime.files.files import parse_json
+
+
+@dataclass(frozen=True)
+class TextInput:
+    """Documents that whoever calls has read, for files of text are read in one way everywhere. `name` is for people."""
+
+    name: str
+    documents: list[str]
+    sha256: str
+    sha256_of: str
+    files: dict[str, int] = field(default_factory=dict)  # in their order, how many documents came from each
+
+
+def read_text_file(source: Path) -> tuple[str, str]:
+    """A file's text, with no newline translated, and its SHA-256."""
+    try:
+        data = source.read_bytes()
+        return data.decode("utf-8"), hashlib.sha256(data).hexdigest()
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise MissingInputError(f"--data={source} is not a file. Give the text that the task names.") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{source} is not UTF-8 at byte {error.start}. Give the text as it was published.") from error
+
+
+def refuse_blank(text: str, source: Path | str) -> None:
+    if not text.strip():
+        raise DataError(f"{source} holds no word, only {len(text)} blank characters. Give a file with text.")
+
+
+def oddities(*texts: str) -> dict[str, str | int]:
+    """What is scored as text although it is none, where there is any."""
+    counts = {
+        "carriage_returns_scored_as_text": sum(text.count("\r") for text in texts),
+        "byte_order_marks_scored_as_text": sum(text.startswith("\ufeff") for text in texts),
+    }
+    return {name: count for name, count in counts.items() if count}
+
+
+def jsonl_texts(content: str, source: Path, key: str = "text") -> list[str]:
+    """The `key` of every line that is not blank."""
+    texts = []
+    for number, line in enumerate(content.split("\n"), 1):  # because: splitlines would cut at U+2028 inside a string
+        if not line.strip():
+            continue
+        try:
+            text = parse_json(line, source)[key]
+        except (DataError, KeyError, TypeError) as error:
+            raise _no_text(source, number, key) from error
+        if not isinstance(text, str):
+            raise _no_text(source, number, key)
+        texts.append(text)
+    return texts
+
+
+def _no_text(source: Path, number: int, key: str) -> DataError:
+    return DataError(f'{source} line {number} is not JSON with a "{key}". Give one {{"{key}": ...}} a line.')

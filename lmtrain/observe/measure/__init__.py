@@ -1,0 +1,1 @@
+"""What is measured of a run: phases, throughput, memory, distributions."""

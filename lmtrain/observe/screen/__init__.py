@@ -1,0 +1,1 @@
+"""The lines and the panel of a run in the terminal."""

@@ -1,0 +1,188 @@
+"""The panel of a run: holds its newest rows and draws them at whatever width it is given, as late as it is now.
+
+Called by the live view of a run, and by `lmtrain watch`, which reads the same rows from the run's folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import zip_longest
+from time import monotonic
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from lmtrain.observe.screen.row_text import Row, compute, eval_figures, figures, percent, smoothed, sparkline, ticking
+from lmtrain.observe.stragglers.words import slow_link, slow_rank
+
+_KEPT_LOSSES = 512
+_TWO_COLUMNS = 70  # below this width the figures stand in one column
+
+
+@dataclass(frozen=True)
+class Saves:
+    """When checkpoints come, as the settings have it."""
+
+    interval_steps: int | None = None  # 0: only at the end; None: never
+    interval_s: float | None = None
+
+    def next_step(self, step: int, total_steps: int) -> int | None:
+        if self.interval_steps is None:
+            return None
+        return min(step + self.interval_steps - step % self.interval_steps if self.interval_steps else total_steps,
+                   total_steps)  # fmt: skip
+
+
+class RunPanel:
+    def __init__(
+        self, facts: Mapping[str, str], total_steps: int, clock: Callable[[], float] = monotonic,
+        saves: Saves | None = None,
+    ) -> None:  # fmt: skip
+        self.facts, self.total_steps, self._clock, self.saves = dict(facts), total_steps, clock, saves or Saves()
+        # because: the drawing thread reads these while rows come in; they are replaced whole, never changed in place
+        self.row: Row = {}
+        self.last_valid: Row = {}
+        self.last_evals: dict[str, Row] = {}
+        self.last_save: tuple[int, float] | None = None  # its step, and when we heard of it
+        self.losses: tuple[float, ...] = ()
+        self.now = "computing the first step"
+        self._row_at_s = self._began_s = clock()
+        self._stopped_at_s: float | None = None
+
+    def step(self, row: Row, age_s: float = 0.0) -> None:
+        """`age_s` is for how long it has been there."""
+        if row.get("loss") is not None:
+            self.losses = (*self.losses, float(row["loss"]))[-_KEPT_LOSSES:]
+        self.row, self._row_at_s, self.now = dict(row), self._clock() - age_s, "Ctrl-C stops after a step"
+
+    def valid(self, row: Row) -> None:
+        self.last_valid = dict(row)
+
+    def evaluated(self, row: Row) -> None:
+        self.last_evals = self.last_evals | {str(row["name"]): dict(row)}
+
+    def saved(self, row: Row, age_s: float = 0.0) -> None:
+        self.last_save = (int(row["saved_step"]), self._clock() - age_s)
+
+    def stop(self, *, at_last_row: bool = False) -> None:
+        """From here on the clock stands still."""
+        self._stopped_at_s = self._row_at_s if at_last_row else self._clock()
+
+    def _time_s(self) -> float:
+        return self._clock() if self._stopped_at_s is None else self._stopped_at_s
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = min(options.max_width, 140)
+        inner = width - 4
+        figures = self._figures(inner, options.ascii_only)
+        body = Group(self._facts_line(), self._progress(inner), Text(""), figures, *self._slow(), *self._evals())
+        title = Text(self.facts.get("run", "run"), style="bold", overflow="ellipsis", no_wrap=True)
+        yield Panel(body, title=title, title_align="left", border_style="cyan", width=width)
+        if self._stopped_at_s is None:
+            # because: what is typed, ^C above all, is echoed behind the last line; behind a full one it would begin a
+            # new line, and everything would be drawn one line too low
+            yield Text(f"  {self.now}", style="dim", overflow="ellipsis", no_wrap=True)
+
+    def _facts_line(self) -> Text:
+        parts = [Text.assemble((f"{k} ", "dim"), str(v)) for k, v in self.facts.items() if k != "run"]
+        return Text("  ", overflow="fold").join(parts)
+
+    def _progress(self, width: int) -> Table:
+        step = int(self.row.get("step", 0))
+        eta = self.row.get("eta_s")
+        left = "-" if eta is None else ticking(max(eta - (self._time_s() - self._row_at_s), 0.0))
+        done = Text.assemble(f"step {step}/{self.total_steps}", ("  left ", "dim"), left)
+        line = Table.grid(expand=True, padding=(0, 2, 0, 0))
+        line.add_column(ratio=1)
+        line.add_column(justify="right", no_wrap=True)
+        bar = ProgressBar(total=max(self.total_steps, 1), completed=step, width=max(width - done.cell_len - 2, 4))
+        line.add_row(bar, done)
+        return line
+
+    def _figures(self, width: int, ascii_only: bool) -> Table:
+        since_s = self._time_s() - self._row_at_s
+        row, two = {**self.row, "elapsed_s": self.row.get("elapsed_s", 0.0) + since_s}, width + 4 >= _TWO_COLUMNS
+        half = width // 2 if two else width
+        loss, validation = figures(row, self.last_valid)
+        spark = "" if ascii_only else sparkline(self.losses, max(half - 19 - len(loss), 0))
+        left: list[tuple[str, RenderableType]] = [
+            ("loss", Text.assemble((loss, "bold"), "  ", (spark, "green"))),
+            ("smoothed loss", Text(_number(smoothed(self.losses), ".4f"))),
+            ("validation", Text(validation)),
+            ("learning rate", Text(_number(row.get("lr"), ".2e"))),
+            ("gradient norm", Text(_number(row.get("grad_norm"), ".3f"))),
+            ("skipped steps", Text(_number(row.get("skipped"), "d"), style="red" if row.get("skipped") else "")),
+        ]
+        right: list[tuple[str, RenderableType]] = [
+            (name, Text(value)) for name, value in [*compute(row), ("last save", self._save())]
+        ]
+        for number, line in enumerate(self._more(row, since_s)):
+            (right if number % 2 else left).append(line)
+        grid = Table.grid(expand=True, padding=(0, 1, 0, 0))
+        for _ in range(2 if two else 1):
+            grid.add_column(width=13, style="dim", no_wrap=True)
+            grid.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
+        rows = zip_longest(left, right, fillvalue=("", "")) if two else ((item,) for item in (*left, *right))
+        for pair in rows:
+            grid.add_row(*(cell for item in pair for cell in item))
+        return grid
+
+    def _more(self, row: Row, since_s: float) -> list[tuple[str, RenderableType]]:
+        """What several processes, saves and a limit of time add, where it is known."""
+        found: list[tuple[str, RenderableType]] = []
+        if row.get("straggler_slowest") is not None:
+            words = f"rank {row['straggler_slowest']}: {100 * row['straggler_slowest_by']:+.1f}%"
+            found.append(("slowest rank", Text(words)))
+        if row.get("straggler_bubble") is not None:
+            found.append(("bubble", Text(f"{percent(row['straggler_bubble'])} of a step")))
+        if row.get("straggler_exposed") is not None:
+            found.append(("communication", Text(f"{percent(row['straggler_exposed'])}, not hidden")))
+        if "step" in row and (words := self._next_save(row, since_s)):
+            found.append(("next save", Text(words)))
+        if row.get("limit_left_s") is not None:
+            left_s = row["limit_left_s"] - since_s
+            found.append(("time is up", Text(f"in {ticking(max(left_s, 0.0))}", style="red" if left_s < 60 else "")))
+        return found
+
+    def _slow(self) -> list[Text]:
+        """A line each, as wide as there is room, for there is something to be done."""
+        found = {"slow rank": slow_rank(self.row), "slow link": slow_link(self.row)}
+        return [
+            Text.assemble((f"{name:13} ", "dim"), (words, "red"), overflow="fold")
+            for name, words in found.items()
+            if words
+        ]
+
+    def _next_save(self, row: Row, since_s: float) -> str:
+        step, words = int(row["step"]), []
+        if (at := self.saves.next_step(step, self.total_steps)) is not None and at > step:
+            left_s = None
+            if row.get("eta_s") is not None and self.total_steps > step:
+                left_s = row["eta_s"] * (at - step) / (self.total_steps - step) - since_s
+            words.append(f"at step {at}" + ("" if left_s is None else f", in {ticking(max(left_s, 0.0))}"))
+        if self.saves.interval_s is not None:
+            since_save = self._time_s() - (self.last_save[1] if self.last_save else self._began_s)
+            words.append(f"in {ticking(max(self.saves.interval_s - since_save, 0.0))} at the latest")
+        return "; ".join(words)
+
+    def _evals(self) -> list[Text]:
+        return [
+            Text.assemble((f"{name}  ", "dim"), f"{', '.join(eval_figures(row))} at step {row['step']}",
+                          overflow="ellipsis", no_wrap=True)
+            for name, row in self.last_evals.items()
+        ]  # fmt: skip
+
+    def _save(self) -> str:
+        if self.last_save is None:
+            return "-"
+        step, at_s = self.last_save
+        return f"step {step}, {ticking(self._time_s() - at_s)} ago"
+
+
+def _number(value: Any, spec: str) -> str:
+    return "-" if value is None else format(value, spec)

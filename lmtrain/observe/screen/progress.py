@@ -1,0 +1,147 @@
+"""How far a verb is: a line that ticks on a terminal; elsewhere a plain line every few seconds. Called by the verbs.
+
+A report is free: it stores numbers, and a thread decides when they are shown. So lines come at even times however the
+work goes, and also while nothing reports. Decides nothing and knows no verb.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from threading import Event, Thread
+from time import monotonic
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from lmtrain.observe.screen.row_text import ticking
+from lmtrain.units import format_bytes, format_count
+
+EVERY_S = 5.0  # between two plain lines
+_MOST_S = 60.0
+_SHARE = 0.05  # because: a line every 5 s for a day is a log that nobody reads
+_LEAST_BAR = 8
+
+
+def is_live(console: Console) -> bool:
+    """Whether what is printed can be drawn over."""
+    return console.is_interactive and not console.is_dumb_terminal and console.file.isatty()
+
+
+@dataclass(frozen=True)
+class _State:
+    """The last report; replaced whole, because the drawing thread reads it while reports come in."""
+
+    doing: str
+    began_s: float  # of what is being done now
+    at_s: float  # when it was reported
+    done: int = 0
+    total: int = 0  # 0 where nobody knows
+    earlier: int = 0  # of `done`: what was there before this began
+    speed: str = ""
+
+
+class Reporter:
+    """Told how much is done; says it in words. `unit` is "bytes", or what is counted, as in "documents"."""
+
+    def __init__(self, doing: str, unit: str = "", clock: Callable[[], float] = monotonic) -> None:
+        self._unit, self._clock = unit, clock
+        now = clock()
+        self.began_s = now
+        self._state = _State(doing, now, now)
+
+    def __call__(self, done: int, total: int = 0, earlier: int = 0, speed: str = "") -> None:
+        """`speed` in words, where it is not simply what is done a second."""
+        now, state = self._clock(), self._state
+        if done == earlier or done < state.done or (state.total and total != state.total):
+            state = replace(state, began_s=now)  # the next part of the work begins
+        self._state = replace(state, at_s=now, done=done, total=total, earlier=earlier, speed=speed)
+
+    def doing(self, what: str) -> None:
+        """Something else begins, of which nothing is done yet."""
+        if what != self._state.doing:
+            now = self._clock()
+            self._state = _State(what, now, now)
+
+    def words(self) -> str:
+        return f"{self._state.doing} {self._figures()}"
+
+    def _figures(self) -> str:
+        state, now = self._state, self._clock()
+        made, seconds = state.done - state.earlier, max(state.at_s - state.began_s, 1e-9)
+        parts = []
+        if state.done:
+            parts.append(self._of(state.done, state.total))
+        if made > 0 and seconds > 0.1:
+            parts.append(state.speed or f"{self._short(made / seconds)}/s")
+        parts.append(f"{ticking(now - self.began_s)} gone")
+        if state.total and made > 0:
+            left = seconds * (state.total - state.done) / made - (now - state.at_s)
+            parts.append(f"{ticking(max(left, 0.0))} left")
+        return ", ".join(parts)
+
+    def _of(self, done: int, total: int) -> str:
+        """12.3 of 45.6 MiB: the unit once where it is the same."""
+        if not total:
+            return self._amount(done)
+        number, _, unit = self._amount(done).partition(" ")
+        whole = self._amount(total)
+        return f"{number} of {whole}" if whole.endswith(f" {unit}") else f"{number} {unit} of {whole}"
+
+    def _amount(self, value: float) -> str:
+        return format_bytes(value) if self._unit == "bytes" else f"{format_count(value)} {self._unit}".strip()
+
+    def _short(self, value: float) -> str:
+        return format_bytes(value) if self._unit == "bytes" else format_count(value)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        state, line = self._state, Table.grid(padding=(0, 1, 0, 0))
+        words = Text(f"{state.doing} {self._figures()}", overflow="ellipsis", no_wrap=True)
+        room = options.max_width - words.cell_len - 2
+        if state.total and room >= _LEAST_BAR:
+            line.add_row(words, ProgressBar(total=state.total, completed=state.done, width=min(room, 40)))
+        else:
+            line.add_row(words)
+        yield line
+
+
+@contextmanager
+def progress(
+    console: Console, doing: str, unit: str = "", *, stopped: str = "", every_s: float = EVERY_S
+) -> Iterator[Reporter]:
+    """Show how far the work inside is. `stopped` is said after Ctrl-C: what there is now, and how to go on."""
+    shown = Reporter(doing, unit)
+    try:
+        if is_live(console):
+            with Live(shown, console=console, refresh_per_second=4, transient=True):
+                yield shown
+        else:
+            with _told(shown, console, every_s):
+                yield shown
+    except KeyboardInterrupt:
+        if stopped:
+            console.print(f"stopped: {stopped}", markup=False, highlight=False, soft_wrap=True)
+        raise
+
+
+@contextmanager
+def _told(shown: Reporter, console: Console, every_s: float) -> Iterator[None]:
+    ended = Event()
+
+    def tell() -> None:
+        began, wait_s = monotonic(), every_s
+        while not ended.wait(wait_s):
+            console.print(shown.words(), markup=False, highlight=False, soft_wrap=True)
+            wait_s = max(every_s, min(_SHARE * (monotonic() - began), _MOST_S))
+
+    thread = Thread(target=tell, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

@@ -1,0 +1,1 @@
+"""What is done to each block: recomputed, compiled, dropped out, masked."""

@@ -1,0 +1,1 @@
+"""Weights over ranks: shards, precision, tied copies, gradients."""

@@ -1,0 +1,272 @@
+"""Data parallelism: FSDP2 for every ZeRO level, and the fp32 shards that the optimizer owns.
+
+Called by apply. One FSDP group a block, so that gathering the next block and reducing the last one's gradients hide
+behind computation, and one for each table of the vocabulary, the embedding's and the head's; norms, positions and two
+tables that are one are the root's. A step waits for its reductions once, in `collect`. Everything is summed and nothing
+averaged: the loss is already divided by the global count. Knows no tensor parallelism: what it is given is a rank's
+part of the model.
+
+zero 0, 1   one reduction a step, after the last microbatch; weights are gathered once a step. Until then gradients are
+            added up in fp32, those of products by the products themselves
+zero 2      one reduce-scatter a microbatch; over dp_replicate once a step
+zero 3      as 2, and weights are gathered for each block's forward and backward, and released
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from time import monotonic_ns
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from lmtrain.observe.measure import phases
+from lmtrain.parallel.collectives import all_gather, reduce_scatter
+from lmtrain.parallel.mesh import Mesh
+from lmtrain.parallel.products import Summing, clear_totals
+from lmtrain.parallel.tensor.vocabulary import VocabEmbedding
+from lmtrain.parallel.weights.precision import Use
+from lmtrain.schedules.table import Action, Kind
+from lmtrain.spec import LanguageModel, Split
+
+
+def apply_data_parallel(model: LanguageModel, mesh: Mesh, zero: int, work_dtype: torch.dtype) -> str:
+    """In place, on a model without memory; returns what was done, for the log."""
+    assert isinstance(model, nn.Module)
+    plane = mesh.data_mesh()
+    options: dict[str, Any] = {
+        "mesh": plane if mesh.dp_replicate.size > 1 else plane["dp_shard"],
+        # because: the model casts where it means to; angles and masks are fp32 and bool in every precision
+        "mp_policy": MixedPrecisionPolicy(work_dtype, torch.float32, cast_forward_inputs=False),
+    }
+    tables = _tables(model)
+    for block in model.blocks.values():
+        fully_shard(block, **options, reshard_after_forward=zero == 3)
+    for table in tables:
+        # because: a head's backward begins where its forward ends
+        fully_shard(table, **options, reshard_after_forward=zero == 3 and _is_read(table))
+    # because: backward begins where forward ends, and logits come after `forward`: the root's weights must stay
+    fully_shard(model, **options, reshard_after_forward=False)
+    _gather_ahead(model)
+    for group in _groups(model):
+        group.set_gradient_divide_factor(1.0)
+        # because: gloo has no scaled sum, and NCCL's would divide what is divided already
+        group.set_force_sum_reduction_for_comms(True)
+        reduced = _ReduceScatter(mesh)
+        group.set_custom_all_gather(cast(Any, _AllGather(mesh)))
+        group.set_custom_reduce_scatter(cast(Any, reduced))
+        if mesh.dp_replicate.size > 1:
+            group.set_all_reduce_hook(reduced.summed_over_copies)
+    copies = f", {mesh.dp_replicate.size} copies" if mesh.dp_replicate.size > 1 else ""
+    apart = f" and {len(tables)} of the vocabulary" if tables else ""
+    return f"sharded: zero {zero} over {mesh.dp_shard.size}{copies}, a group a block{apart}"
+
+
+def _tables(model: nn.Module) -> list[nn.Module]:
+    """What holds a row a token: embedding and head, unless they are one tensor, which is the root's."""
+    names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    ties = [{tie.first, tie.second} for tie in cast(LanguageModel, model).ties()]
+    shared = set[str]().union(*(tie for tie in ties if tie <= names))
+    owners = {name: name.rpartition(".")[0] for name in names}
+    apart = {owners[name] for name, cut in cast(LanguageModel, model).cuts().items() if cut.split is Split.VOCAB}
+    return [model.get_submodule(path) for path in sorted(apart - {owners[name] for name in shared})]
+
+
+def _is_read(table: nn.Module) -> bool:
+    """An embedding: its rows are copied, and its backward needs none of them."""
+    return isinstance(table, nn.Embedding | VocabEmbedding)
+
+
+def _gather_ahead(model: LanguageModel) -> None:
+    """While a group's backward computes, the weights of the one whose turn is next are gathered.
+
+    because: FSDP's own guess is what came before in any forward, which with several in flight is another microbatch's;
+    a group that names itself has nothing to gather
+    """
+    last: FSDPModule | None = None
+    for block in model.blocks.values():
+        assert isinstance(block, FSDPModule)
+        block.set_modules_to_backward_prefetch([last or block])
+        last = block
+    assert isinstance(model, nn.Module)
+    blocks = {id(block) for block in model.blocks.values()}
+    for group in [group for group in _groups(model) if id(group) not in blocks]:
+        if is_read := _is_read(cast(nn.Module, group)):
+            group.set_unshard_in_backward(False)
+        group.set_modules_to_backward_prefetch([group if is_read or last is None else last])
+
+
+class ShardedWeights:
+    """MasterWeights of a sharded model: name -> fp32 shard, a plain tensor that shares memory with FSDP's."""
+
+    def __init__(
+        self,
+        stages: Mapping[int, LanguageModel],
+        parameters: dict[str, nn.Parameter],
+        zero: int,
+        summing: Mapping[int, Sequence[Summing]],
+    ) -> None:
+        """`summing`: of each stage, the modules whose weights may have their gradients summed by products."""
+        self.stages = {number: stage for number, stage in stages.items() if isinstance(stage, FSDPModule)}
+        self.zero = zero
+        self.groups = [group for stage in self.stages.values() for group in _groups(stage)]
+        self.read = {n: [g for g in _groups(stage) if _is_read(cast(nn.Module, g))] for n, stage in self.stages.items()}
+        for stage in self.stages.values():
+            stage.set_is_last_backward(False)  # because: so FSDP begins reductions and waits for none until `collect`
+        self.sharded = parameters
+        self.master = {name: nn.Parameter(_local(parameter.detach())) for name, parameter in self.sharded.items()}
+        # because: where each microbatch's gradients are sent, a sum has one term
+        self.summing = {number: modules if zero < 2 else () for number, modules in summing.items()}
+        self._told: dict[int, tuple[bool, bool, bool]] = {}  # what each stage has been told
+
+    @property
+    def gradients(self) -> list[Tensor]:
+        return [p.grad for p in self.master.values() if p.grad is not None]
+
+    def begin(self, action: Action, last: bool) -> None:
+        """Before a backward: what it is to send and to keep. A first half sends the embedding's gradients alone."""
+        if action.kind in (Kind.BACKWARD, Kind.INPUT):
+            sends = last or self.zero >= 2
+            self._tell(action.stage, sends and action.kind is Kind.BACKWARD, last, read=sends)
+            if self.zero == 3:
+                # because: a head works after FSDP's last look at a forward, so that no hook gathers it for its
+                # backward; it is released where another microbatch's backward has come in between
+                self.stages[action.stage].unshard()
+        if last and action.kind in (Kind.BACKWARD, Kind.WEIGHT):
+            self._hand_over(action.stage)
+
+    def _hand_over(self, stage: int) -> None:
+        """Before the products of a step's last backward: FSDP finds the totals where it looks for gradients."""
+        for module in self.summing[stage]:
+            if module.total is not None:
+                # what other uses of a tied weight gave: from the second step on in fp32, and FSDP leaves it where it is
+                if module.weight.grad is not None:
+                    module.total.add_(module.weight.grad)
+                module.weight.grad_dtype = torch.float32
+                module.weight.grad = module.total
+
+    def done(self, action: Action, last: bool) -> None:
+        """After a second half: gradients have come about behind FSDP's back. They are added up in fp32, then sent."""
+        if action.kind is Kind.WEIGHT:
+            self._tell(action.stage, False, last)
+            end_backward(self.stages[action.stage])
+            if last or self.zero >= 2:
+                self._tell(action.stage, True, last)
+                end_backward(self.stages[action.stage])
+
+    def when_whole(self, name: str, stage: int, half: Kind, use: Use) -> None:
+        """A shard of this gradient is to be used as soon as it has been reduced for the last time, whichever half that
+        is after, and in the stream that reduces: what has yet to be computed does not wait for it."""
+
+        def reduced(parameter: Tensor) -> None:
+            _, _, last = self._told[stage]
+            if last and parameter.grad is not None:
+                use(name, _local(parameter.grad))
+
+        # because: FSDP calls these hooks where it has added what it has reduced
+        self.sharded[name].register_post_accumulate_grad_hook(reduced)  # type: ignore[no-untyped-call]
+
+    def _tell(self, stage: int, sends: bool, last: bool, *, read: bool = False) -> None:
+        """`read`: embeddings send, whatever the others do."""
+        if self._told.get(stage) == (sends, read, last):
+            return
+        self._told[stage] = sends, read, last
+        model = self.stages[stage]
+        model.set_requires_gradient_sync(sends)
+        for table in self.read[stage]:
+            table.set_requires_gradient_sync(sends or read)
+        model.set_requires_all_reduce(last)
+        model.set_reshard_after_backward(sends and (last or self.zero == 3))
+
+    @torch.no_grad()
+    def collect(self) -> None:
+        """After the last backward: wait for the reductions and hand over the shards of gradients."""
+        for stage in self.stages.values():
+            stage.set_is_last_backward(True)
+            end_backward(stage)
+            stage.set_is_last_backward(False)
+        for name, parameter in self.sharded.items():
+            if parameter.grad is not None:
+                self.master[name].grad = _local(parameter.grad)
+                parameter.grad = None
+
+    @property
+    def rounded(self) -> dict[Tensor, Tensor]:
+        """None: shards are rounded as they are gathered."""
+        return {}
+
+    def publish(self, *, written: bool = False) -> None:
+        """After an update or a load: release gathered weights, so that nothing computes with old ones."""
+        for group in self.groups:
+            group.reshard()
+
+    def clear_gradients(self, num_microbatches: int) -> None:
+        """Before a step of so many."""
+        for parameter in self.master.values():
+            parameter.grad = None
+        for modules in self.summing.values():
+            clear_totals(modules, num_microbatches)
+
+
+class _Talk:
+    """What FSDP says to other ranks, as it would say it itself, with a mark: it may wait there."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh = mesh
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class _AllGather(_Talk):
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> dist.Work | None:
+        with phases.within("collective", "the weights of a block", None, self.mesh.dp_shard, output_tensor):
+            work: dist.Work | None = all_gather(output_tensor, input_tensor, group=group, async_op=async_op)
+        return work
+
+
+class _ReduceScatter(_Talk):
+    since_ns = 0
+    began: Any = None  # the sum over copies, which FSDP takes itself, behind this and the copy into its buffer
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        buffer = super().allocate(size, dtype=dtype, device=device)
+        self.began, self.since_ns = phases.now(buffer), monotonic_ns()
+        return buffer
+
+    def summed_over_copies(self, gradients: Tensor) -> None:
+        phases.main.has_waited(self.since_ns)
+        phases.exchange(self.began, "the gradients of a block, over copies", self.mesh.dp_replicate, gradients)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
+    ) -> dist.Work | None:
+        with phases.within("collective", "the gradients of a block", None, self.mesh.dp_shard, input_tensor):
+            work: dist.Work | None = reduce_scatter(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
+        self.began, self.since_ns = phases.now(output_tensor), monotonic_ns()
+        return work
+
+
+def end_backward(stage: FSDPModule) -> None:
+    """FSDP's work at the end of a backward: adds its gradients to the fp32 sums, sends and waits as it has been told.
+
+    because: second halves accumulate gradients after the last hook of a backward has run, and FSDP has no public call
+    """
+    stage._get_fsdp_state()._root_post_backward_final_callback()
+
+
+def _groups(model: nn.Module | FSDPModule) -> list[FSDPModule]:
+    assert isinstance(model, nn.Module)
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+def _local(tensor: Tensor) -> Tensor:
+    assert isinstance(tensor, DTensor)
+    local: Tensor = tensor.to_local()
+    return local

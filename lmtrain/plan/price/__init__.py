@@ -1,0 +1,1 @@
+"""Seconds and joules of products, messages and steps on a machine."""

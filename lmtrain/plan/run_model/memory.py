@@ -1,0 +1,174 @@
+"""Bytes of the fullest rank, by name: what is kept between steps, what a step adds, and what the machine takes.
+
+The rank of the first stage holds the embedding and the most microbatches, that of the last the head and the logits, and
+stages between may have more layers: three are worked out, and the fullest counts. Arrays have one entry a case.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from lmtrain.plan.price.factors import Factors
+from lmtrain.plan.price.workload import Attention, Column, Columns, Pointwise, Schedule
+
+GIB = 2.0**30
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    weights: Column  # that compute
+    gradients: Column
+    optimizer: Column  # masters and moments
+    activations: Column  # of all microbatches in flight
+    working: Column  # of the block at work: what recompute brings back, gradients of activations
+    logits: Column
+    gathered: Column  # blocks of sharded weights, buckets of gradients
+    communicators: Column  # of the device's libraries too
+    slack: Column  # of the allocator
+
+    @property
+    def total(self) -> Column:
+        parts = [getattr(self, field.name) for field in fields(self)]
+        found: Column = np.sum(parts, axis=0)
+        return found
+
+
+def price_memory(c: Columns, f: Factors) -> RankMemory:
+    fullest = _rank(c, f, FIRST)
+    for place in (SECOND, LAST):
+        other = _rank(c, f, place)
+        fuller = other.total > fullest.total
+        chosen = {
+            field.name: np.where(fuller, getattr(other, field.name), getattr(fullest, field.name))
+            for field in fields(RankMemory)
+        }
+        fullest = RankMemory(**chosen)
+    return fullest
+
+
+FIRST, SECOND, LAST = range(3)  # stages; the second stands for all between, of which it holds most microbatches
+
+
+def _rank(c: Columns, f: Factors, place: int) -> RankMemory:
+    heads, keys = c.num_heads * c.head_width, c.num_kv_heads * c.head_width
+    block = (c.width * (2 * heads + 2 * keys) + c.width * c.ffn_width * (2 + c.gated)) / c.tp
+    table = c.vocab * c.width / c.tp
+    folded = c.schedule == Schedule.ZB_V  # the first rank has both ends
+    both = np.where(c.tied > 0, 1.0, 2.0)
+    tables = (np.where((c.pp == 1) | folded, both, 1.0), np.zeros(len(c)), np.where(folded, 0.0, 1.0))[place]
+    ends = np.where(folded, c.last_stage, c.first_stage), np.where(folded, c.largest_stage, c.last_stage)
+    between = np.where(c.pp > 2, c.largest_stage, 0.0)  # there is no second where there are two
+    layers = np.where(c.pp == 1, c.num_layers, (ends[0], between, ends[1])[place])
+    held = layers * block + tables * table
+    shard = np.where(c.zero > 0, c.shard, 1.0)
+    sharded = c.zero == 3
+    one, kept, scores = _activations(c, f)
+    flying = _in_flight(c, place)
+    tokens = c.microbatch * c.seq_len
+    halved = _kept_for_weights(c)
+    activations = layers * np.max([kept * waits + halved * halves for waits, halves in flying], axis=0)
+    backward = np.maximum(one - kept, 0.0) + scores + 2 * tokens * c.width + 4 * tokens * c.ffn_width / c.tp
+    has_head = (c.pp == 1) | folded if place == FIRST else (place == LAST) & ~folded
+    at_once = np.where(folded, 1.0, np.max([waits + halves for waits, halves in flying], axis=0))
+    logits = np.where(has_head, _logits(c, f, at_once), 0.0)
+    gathering = np.where(sharded, 2 * (2 * block + c.reduce_bytes * block) + 2 * table, 0.0)
+    largest = np.where(tables > 0, np.maximum(block, table), block)
+    groups = _groups(c, largest, block + tables * table)
+    buffers = np.where(c.group_buffers > 0, groups, gathering)
+    buffers = buffers + c.flat_copies * (f["copied_bytes"] * held + 4 * held / shard)
+    once = (c.group_buffers > 0) & (c.num_microbatches == 1)  # gradients are summed as soon as they are made
+    summed = (sharded & (c.each_microbatch > 0)) | ((c.zero == 2) & (c.reduce_each > 0)) | once
+    lasting = (
+        2 * held / np.where(sharded & (c.regather > 0) & (c.each_microbatch > 0), shard, 1.0),
+        c.sum_bytes * held / np.where(summed, shard, 1.0),
+        c.optimizer_bytes * held / shard,
+    )
+    moving = activations + np.maximum(backward, logits)
+    idle = f["unreused"] * np.minimum(backward, logits)
+    return RankMemory(
+        weights=lasting[0], gradients=lasting[1], optimizer=lasting[2], activations=activations,
+        working=np.where(backward > logits, backward, 0.0), logits=np.where(backward > logits, 0.0, logits),
+        gathered=buffers, communicators=np.full(len(c), f["base_GiB"] * GIB), slack=f["slack"] * moving + idle,
+    )  # fmt: skip
+
+
+def _activations(c: Columns, f: Factors) -> tuple[Column, Column, Column]:
+    """Of a block and microbatch: all its backward needs, what is kept until then, its scores (Korthikanti 2022)."""
+    tokens = c.microbatch * c.seq_len
+    along = np.where(c.sequence_parallel > 0, c.tp, 1.0)
+    heads, keys = c.num_heads * c.head_width / c.tp, c.num_kv_heads * c.head_width / c.tp
+    gathered = np.where((c.sequence_parallel > 0) & (c.keeps_gathered > 0), 4 - 4 / along, 0.0)
+    norms = c.eager_norm * 2 * f["norm_kept"]
+    residual = f["kept_residual"] * (8 + 2 * c.dropout + norms) * c.width / along + gathered * c.width
+    attention = 2 * (heads + 2 * keys) + 2 * heads + np.where(c.pointwise == Pointwise.EAGER, 2 * (heads + keys), 0)
+    fused = np.where(c.attention == Attention.FUSED, f["fused_kept"], 0.0)  # flash kernels never write scores
+    scores_kept = np.where(c.attention == Attention.SCORES, f["scores_kept"], fused)
+    scores = scores_kept * c.num_heads / c.tp * c.seq_len
+    lse = np.where(c.attention >= Attention.FLASH1, 4 * c.num_heads / c.tp, 0)
+    mlp = np.where(c.gated > 0, 8.0, 4.0) * c.ffn_width / c.tp
+    many = f.by_kind(("kept_eager", "kept_fused", "kept_compiled"), c.pointwise)
+    whole = tokens * (residual + many * (attention + mlp) + scores + lse)
+    checkpoint = tokens * 2 * c.width / along
+    without_scores = whole - tokens * scores * np.minimum(c.again_attention, 1.0)
+    full = c.again_products >= 1.0
+    partly = (c.again_products > 0) & ~full
+    kept = np.where(full, checkpoint, np.where(partly, (1 - c.again_products) * whole + checkpoint, without_scores))
+    kept = np.where((c.again_products > 0) & (c.again_attention == 0), 0.45 * whole, kept)
+    products = tokens * 2 * (1 / along + 2) * c.width + tokens * (2 * (2 * heads + 2 * keys) + mlp / 2)
+    only = (c.again_pointwise > 0) & (c.again_products == 0)
+    kept = np.where(only, c.again_pointwise * products + (1 - c.again_pointwise) * whole, kept)
+    return whole, kept, tokens * scores
+
+
+def _kept_for_weights(c: Columns) -> Column:
+    """Of a block and microbatch between the halves of its backward: inputs of products, gradients of their outputs.
+
+    Both lie along the whole sequence, however it was cut outside of the products.
+    """
+    heads, keys = c.num_heads * c.head_width / c.tp, c.num_kv_heads * c.head_width / c.tp
+    whole = np.where((c.parallel_block > 0) & (c.sequence_parallel == 0), 2.0, 4.0) * c.width
+    products = 2 * heads + 2 * keys + (2 + c.gated) * c.ffn_width / c.tp
+    return c.microbatch * c.seq_len * c.precision * (whole + products)
+
+
+def _logits(c: Columns, f: Factors, at_once: Column) -> Column:
+    """Of the loss at work, and of the other microbatches that still have theirs."""
+    numbers = c.microbatch * c.seq_len * c.scored_share * c.vocab
+    split = np.where(c.whole_logits > 0, 1.0, c.tp)
+    pieces = np.where((c.whole_logits > 0) & (c.tp > 1), 2 + 2 / c.tp, 0.0)  # gathered, not yet one
+    whole = numbers * (f.by_kind(("logit_eager", "logit_fused", "logit_compiled"), c.pointwise) / split + pieces)
+    at_work = c.loss_bytes * np.minimum(numbers / split, c.loss_numbers)
+    some = (2 - c.over_logits) * c.precision * numbers / split + at_work
+    waiting = (at_once - 1) * c.precision * numbers / split
+    return np.where(c.loss_numbers > 0, some, whole) + waiting
+
+
+def _groups(c: Columns, largest: Column, gathered: Column) -> Column:
+    """Buffers of groups of weights that are gathered and summed one by one, even where a group is not cut."""
+    shard = np.where(c.zero > 0, c.shard, 1.0)
+    buffers = largest * (np.where(shard > 1, c.precision, 0.0) + c.reduce_bytes * (1 + 1 / shard))
+    return np.where(c.dp > 1, buffers + np.where(c.zero == 3, c.precision * gathered, 0.0), 0.0)
+
+
+def _in_flight(c: Columns, place: int) -> list[tuple[Column, Column]]:
+    """What a stage holds at once: microbatches that await their backward, and that are between its halves.
+
+    Where a schedule has more of the ones at a time, and at another more of the others, there are several.
+    """
+    num, pp, vp, at = c.num_microbatches, c.pp, c.vp, float(place)
+    if place == LAST:
+        usual, double = np.ones(len(c)), pp
+    else:  # a stage further holds one less, and its chunks two less
+        group = np.ceil(num / np.maximum(num // pp, 1))  # of microbatches, that pass a chunk one behind the other
+        usual = np.where(vp > 1, (2 * (pp - 1 - at) + (vp - 1) * group + 1) / vp, pp - at)
+        double = 2 * (pp - at) - 1
+    put_off, folded = c.schedule == Schedule.ZB_1, c.schedule == Schedule.ZB_V
+    waits = np.select([c.schedule == Schedule.ZB_2, folded, c.schedule == Schedule.GPIPE], [double, pp, num], usual)
+    found = [(waits, np.zeros(len(c)))]
+    late: list[Column] = [[], [np.ones(len(c)), pp - 2], [pp - 1]][place]  # halves put off, of one rank or of two
+    for behind in late:
+        found.append((np.where(put_off, pp - behind, 0.0), np.where(put_off, behind, np.where(folded, pp - 0.5, 0.0))))
+        found.append((np.where(put_off, pp - behind - 1, 0.0), np.where(put_off, behind + 1, 0.0)))
+    return [(np.minimum(waits, num - np.minimum(halves, num)), np.minimum(halves, num)) for waits, halves in found]

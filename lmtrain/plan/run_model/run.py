@@ -1,0 +1,216 @@
+"""Our own runs in the words that are priced: settings in, a Case out, and what our executor overlaps. Torch-free.
+
+Called by whoever plans a run, for thousands of layouts: what depends on a few settings alone is worked out once. The
+program's properties are read from the code of `parallel`, and each names its place there.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from typing import Literal
+
+from lmtrain.data.batch_plan import RampUp
+from lmtrain.models.model_settings import ModelSettings
+from lmtrain.optim.optim_settings import OptimSettings
+from lmtrain.parallel.compute_settings import ComputeSettings
+from lmtrain.parallel.precision_settings import PrecisionSettings
+from lmtrain.parallel.recompute_settings import NoRecomputeSettings, RecomputeSettings, SomeRecomputeSettings
+from lmtrain.placement.kept import Layers
+from lmtrain.placement.masks import needs_mask, of_blocks
+from lmtrain.placement.memory import FP32_BYTES
+from lmtrain.placement.parallel_settings import ParallelSettings
+from lmtrain.placement.stages import Stage, stages_of_rank
+from lmtrain.plan.price.hardware import Hardware
+from lmtrain.plan.price.workload import Again, Attention, Case, Overlap, Pointwise, Program, Schedule
+from lmtrain.spec import ModelShape
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """What the settings say of a run, as far as its time, memory and layouts depend on it. The vocabulary is known."""
+
+    model: ModelSettings
+    parallel: ParallelSettings
+    precision: PrecisionSettings
+    compute: ComputeSettings
+    optim: OptimSettings
+    recompute: RecomputeSettings = field(default_factory=NoRecomputeSettings)
+    micro_batch: int
+    global_batch: int
+    document_mask: bool = False  # tokens look at their own document alone
+    scored_share: float = 1.0  # of the tokens, those of which scores over the vocabulary are made
+    rampup: RampUp | None = None  # of the batch, which each layout has to share out on the way too
+    saves: bool = False  # whether its checkpoints have to be listed
+
+    @property
+    def num_microbatches(self) -> int:
+        return self.global_batch // (self.micro_batch * self.parallel.layout.dp)
+
+    @property
+    def compiles(self) -> bool:
+        """`auto` as on a GPU, by the schedule. Whoever knows it better, of a machine or of dropout, has settled it.
+
+        because: a search prices what follows from the schedule and from the cut apart
+        """
+        return self.compute.compiles(self.parallel, uses_dropout=False, on_gpu=self.compute.device != "cpu")
+
+    @property
+    def number_bytes(self) -> int:
+        """Of a number that computes."""
+        return FP32_BYTES if self.precision.kind == "fp32" else FP32_BYTES // 2
+
+    @property
+    def product_precision(self) -> str:
+        """Of the factors of products."""
+        return "tf32" if self.compute.tf32 else self.precision.kind
+
+    @property
+    def sequence_parts(self) -> int:
+        """In how many cuts the sequence lies outside of attention and MLP."""
+        return self.parallel.tp if self.parallel.sequence_parallel else 1
+
+    @property
+    def loss_bytes(self) -> int:
+        """Of each logit that the loss works on, beside the logits and their gradient."""
+        return 0 if self.compiles or not self.on_cpu else LOSS_BYTES
+
+    @cached_property
+    def shape(self) -> ModelShape:
+        return self.model.shape
+
+    @cached_property
+    def layers(self) -> Layers:
+        """Sizes of what they keep."""
+        return Layers(self)
+
+    @cached_property
+    def has_mask(self) -> bool:
+        """Whether attention is given a matrix of who may look at whom, which only the plainer kernels take."""
+        needs = needs_mask(self.model, document_mask=self.document_mask)
+        return needs and not of_blocks(self.model, on_gpu=not self.on_cpu)
+
+    @property
+    def window(self) -> int:
+        """How many positions a token looks at where kernels skip the others; 0: as far as its sequence goes."""
+        shape = self.shape
+        if self.has_mask or shape.window is None or shape.window >= shape.seq_len:
+            return 0
+        return shape.window if shape.causal else 2 * shape.window
+
+    @property
+    def stages(self) -> tuple[tuple[Stage, ...], ...]:
+        """Of each rank along pp."""
+        p = self.parallel
+        return _stages(self.model, p.pp, p.vp, p.schedule, p.balance)
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.compute.device == "cpu"
+
+    def recomputes(self, block: int) -> bool:
+        return isinstance(self.recompute, SomeRecomputeSettings) and self.recompute.is_for(block)
+
+    def again(self, block: int) -> str:
+        """What of a block backward computes again."""
+        return self.recompute.kind if self.recomputes(block) else "none"
+
+
+LOSS_NUMBERS = 64 << 20  # as many logits as the loss turns into fp32 at a time: kernels.cross_entropy
+LOSS_BYTES = 9  # of each: the softmax in fp32, one more while it is shifted, which of them are labels
+
+OURS = Program(
+    attention=Attention.FLASH2,
+    pointwise=Pointwise.EAGER,
+    tp_overlap=Overlap.WEIGHTS,  # collectives._ColumnLinear.backward
+    reduce_overlap=True,  # FSDP's hooks, a group a block
+    gather_overlap=True,  # the same: the next block's weights travel while one computes
+    send_overlap=True,  # pipeline.messages: receives are posted ahead, a send is waited for when it must have arrived
+    reduce_bytes=FP32_BYTES,  # sharding.apply_data_parallel
+    reduce_each=True,  # sharding.ShardedWeights.begin: zero 2 reduces after every microbatch
+    group_buffers=True,  # sharding.apply_data_parallel, a group a block
+    loss_numbers=LOSS_NUMBERS,
+    loss_bytes=LOSS_BYTES,
+)
+
+
+def program_of(run: Planned, hardware: Hardware) -> Program:
+    """What our executor does with these settings on this machine."""
+    plainer = run.has_mask or run.precision.kind == "fp32" or hardware.generation == "volta"
+    return replace(
+        OURS,
+        attention=Attention.FLASH1 if plainer else Attention.FLASH2,
+        pointwise=Pointwise.COMPILED if run.compiles else Pointwise.EAGER,
+        fused_loss=not run.loss_bytes,
+        tp_overlap=Overlap.NONE if run.compiles else Overlap.WEIGHTS,  # a graph waits where it sends
+        # sharding.ShardedWeights.done: second halves end behind FSDP's back, and what they made is sent after them
+        reduce_overlap=not run.parallel.splits_backward,
+        fused_gradients=0 if run.precision.kind == "fp32" else 2,  # products.clear_totals
+        fused_optimizer=run.optim.kind == "adamw",
+        loss_bytes=run.loss_bytes, over_logits=not run.on_cpu,
+    )
+
+
+_SCHEDULES = {"gpipe": Schedule.GPIPE, "zb_h1": Schedule.ZB_1, "zb_v": Schedule.ZB_V}
+
+
+def case_of(run: Planned, hardware: Hardware) -> Case:
+    parallel, model, shape = run.parallel, run.model, run.shape
+    layers = [sum(len(stage.layers) for stage in held) for held in run.stages]
+    ends = next(rank for rank, held in enumerate(run.stages) if any(stage.last for stage in held))
+    others = [count for rank, count in enumerate(layers) if rank != ends] or layers
+    return Case(
+        hardware=hardware, program=program_of(run, hardware),
+        num_layers=shape.num_layers, width=shape.width, num_heads=shape.num_heads, num_kv_heads=shape.num_kv_heads,
+        head_width=shape.head_width, ffn_width=shape.ffn_width, gated=shape.gated,
+        vocab=-(-model.padded_vocab_size // parallel.tp) * parallel.tp, seq_len=shape.seq_len,
+        tied=bool(model.ties()), scored_share=run.scored_share,
+        # a matrix skips no work: neither half of the scores nor what lies beyond a window
+        causal=shape.causal and not run.has_mask and not run.window, window=run.window,
+        rotary=getattr(model, "positions", "learned") == "rotary",
+        parallel_block=bool(getattr(model, "parallel_block", False)), dropout=model.uses_dropout,
+        pp=parallel.pp, vp=parallel.vp, dp=parallel.layout.dp, tp=parallel.tp,
+        zero=parallel.zero if parallel.dp_shard > 1 else 0, shard=parallel.dp_shard,
+        sequence_parallel=run.sequence_parts > 1,
+        microbatch=run.micro_batch, num_microbatches=run.num_microbatches,
+        schedule=_SCHEDULES.get(parallel.schedule, Schedule.ONE_F_ONE_B),
+        first_stage=layers[0], largest_stage=max(others), last_stage=layers[ends], again=again_of(run),
+        precision=run.product_precision, optimizer_bytes=_optimizer_bytes(model, run.optim),
+    )  # fmt: skip
+
+
+def again_of(run: Planned) -> Again:
+    """What the rank does again that does most of it: the others of its pipeline wait for it."""
+    if not isinstance(run.recompute, SomeRecomputeSettings):
+        return Again()
+    share = 1.0 if run.recompute.blocks is None else max(_share_again(run, held) for held in run.stages)
+    match run.recompute.kind:
+        case "full":
+            return Again(products=share, attention=share, pointwise=share, collectives=share)
+        case "attention":
+            return Again(attention=share)
+        case "operators":  # products are kept before tp sums them
+            return Again(pointwise=share, collectives=share)
+    raise AssertionError(f"recompute={run.recompute.kind} has no price")
+
+
+def _share_again(run: Planned, held: tuple[Stage, ...]) -> float:
+    blocks = [block for stage in held for block in stage.layers]
+    return sum(map(run.recomputes, blocks)) / max(len(blocks), 1)
+
+
+@lru_cache(maxsize=4096)
+def _stages(
+    model: ModelSettings, pp: int, vp: int, schedule: str, balance: Literal["layers", "cost"]
+) -> tuple[tuple[Stage, ...], ...]:
+    parallel = ParallelSettings(pp=pp, vp=vp, schedule=schedule, balance=balance)
+    return tuple(tuple(stages_of_rank(model, parallel, rank)) for rank in range(pp))
+
+
+@lru_cache(maxsize=64)
+def _optimizer_bytes(model: ModelSettings, optim: OptimSettings) -> float:
+    """For a weight, on average: the master, and what the optimizer remembers."""
+    weights = model.weights()
+    slots = sum(optim.num_slots(name, shape) * math.prod(shape) for name, shape in weights.items())
+    return FP32_BYTES * (1 + slots / sum(map(math.prod, weights.values())))

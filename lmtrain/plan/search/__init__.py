@@ -1,0 +1,1 @@
+"""The space of layouts, and the search for the fastest."""

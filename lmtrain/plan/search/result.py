@@ -1,0 +1,171 @@
+"""What is said of a layout: how long a step takes and of what, what the fullest rank holds, what a token costs.
+
+Called by the verb and by the curve over numbers of devices, for the few layouts that are shown. Torch-free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from lmtrain.plan.price.hardware import Hardware
+from lmtrain.plan.price.power import watts
+from lmtrain.plan.price.step import StepTime
+from lmtrain.plan.run_model.memory import GIB
+from lmtrain.plan.run_model.ranks import fullest_rank, rank_bytes_of
+from lmtrain.plan.run_model.replay import Seconds, price_runs
+from lmtrain.plan.run_model.run import Planned
+from lmtrain.plan.search.rank import Prices, Ranked
+
+PARTS = {  # of a step, none in another
+    "compute": "computation",
+    "tp": "tensor parallelism's collectives",
+    "sends": "the pipeline's messages",
+    "bubble": "the pipeline's bubble",
+    "sharded": "gathering sharded weights",
+    "reduce": "summing gradients",
+    "update": "the optimizer",
+    "fixed": "the host",
+    "stragglers": "waiting for the slowest",
+}
+_EXPOSED = ("tp", "sends", "sharded", "reduce")
+
+
+@dataclass(frozen=True)
+class Answer:
+    run: Planned
+    hardware: Hardware
+    parts: dict[str, float]  # seconds, by the names of PARTS
+    rank: int  # the fullest
+    watts: float  # of a device
+    interval: float  # half of that in which four of five runs lie
+    microbatch: Seconds  # of its blocks
+
+    @property
+    def gpus(self) -> int:
+        return self.run.parallel.layout.world_size
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.parts.values())
+
+    @property
+    def between(self) -> tuple[float, float]:
+        return self.seconds / (1 + self.interval), self.seconds * (1 + self.interval)
+
+    @cached_property
+    def memory(self) -> dict[str, int]:
+        """Bytes of the fullest rank."""
+        return rank_bytes_of(self.run, self.rank)
+
+    @property
+    def held(self) -> int:
+        return sum(self.memory.values())
+
+    @property
+    def room(self) -> float:
+        return self.hardware.memory_GiB * GIB
+
+    @property
+    def tokens(self) -> int:
+        return self.run.global_batch * self.run.shape.seq_len
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds
+
+    @property
+    def mfu(self) -> float:
+        """As a run counts it: attention in full, recompute not at all, of the peak for its numbers."""
+        flops = self.run.shape.flops_per_token(scored=self.run.scored_share) * self.tokens_per_s
+        return flops / (self.gpus * self.hardware.peak(self.run.product_precision))
+
+    @property
+    def bubble(self) -> float:
+        return self.parts["bubble"] / self.seconds
+
+    @property
+    def exposed(self) -> float:
+        """Share of a step in which communication is all that happens."""
+        return sum(self.parts[name] for name in _EXPOSED) / self.seconds
+
+    @property
+    def joules_per_token(self) -> float:
+        return self.watts * self.gpus / self.tokens_per_s
+
+    def facts(self) -> dict[str, Any]:
+        parallel = self.run.parallel
+        names = ("pp", "vp", "dp_replicate", "dp_shard", "tp", "zero", "sequence_parallel", "schedule", "balance")
+        return {
+            "parallel": {name: getattr(parallel, name) for name in names},
+            "micro_batch": self.run.micro_batch, "recompute": self.run.recompute.kind,
+            "recompute_blocks": getattr(self.run.recompute, "blocks", None),
+            "precision": self.run.precision.kind, "gpus": self.gpus, "step_s": self.seconds,
+            "step_s_80_percent": list(self.between), "tokens_per_s": self.tokens_per_s,
+            "tokens_per_s_per_gpu": self.tokens_per_s / self.gpus, "mfu": self.mfu, "bubble": self.bubble,
+            "exposed_communication": self.exposed, "parts_s": self.parts, "memory_bytes": self.memory,
+            "held_bytes": self.held, "room_bytes": self.room, "fullest_rank": self.rank, "watts_per_gpu": self.watts,
+            "joules_per_token": self.joules_per_token,
+        }  # fmt: skip
+
+
+def answers(ranked: Ranked, places: Iterable[int]) -> list[Answer]:
+    return price([ranked.planned(place) for place in places], ranked.hardware, ranked.prices)
+
+
+def price(runs: Sequence[Planned], hardware: Hardware, prices: Prices) -> list[Answer]:
+    if not runs:
+        return []
+    time, seconds = price_runs(runs, hardware, prices.time)
+    power = watts(time, hardware)
+    return [
+        Answer(run, hardware, _parts(time, at), fullest_rank(run), float(power[at]), prices.interval, seconds[at])
+        for at, run in enumerate(runs)
+    ]
+
+
+def _parts(time: StepTime, at: int) -> dict[str, float]:
+    found = {name: float(getattr(time, name)[at]) for name in PARTS}
+    # because: the busiest rank's time has all three in it
+    return found | {"compute": found["compute"] - found["tp"] - found["sends"]}
+
+
+def more(one: Answer, best: Answer, by: str) -> float:
+    """What share of the best it takes beyond that: of time, or of joules."""
+    return one.joules_per_token / best.joules_per_token - 1 if by == "joules" else one.seconds / best.seconds - 1
+
+
+def why_slower(other: Answer, best: Answer) -> str:
+    """Where a layout loses most against the best one."""
+    more = {name: other.parts[name] - best.parts[name] for name in PARTS}
+    worst = max(more, key=lambda name: more[name])
+    gains = min(more, key=lambda name: more[name])
+    said = f"{PARTS[worst]} {_signed(more[worst])}"
+    return f"{said}, {PARTS[gains]} {_signed(more[gains])}" if more[gains] < -0.05 * more[worst] else said
+
+
+def _signed(seconds: float) -> str:
+    return f"{seconds:+.3g} s" if abs(seconds) >= 1 else f"{1000 * seconds:+.3g} ms"
+
+
+def map_of(ranked: Ranked) -> dict[tuple[int, int], Answer | float]:
+    """For each pp and tp the fastest that fits, or the bytes that the smallest needs."""
+    found: dict[tuple[int, int], Answer | float] = {}
+    for one in answers(ranked, ranked.fitting(ranked.fastest, ("pp", "tp"))):
+        found[one.run.parallel.pp, one.run.parallel.tp] = one
+    for place in ranked.firsts(ranked.smallest, ("pp", "tp")):
+        parallel = ranked.planned(place).parallel
+        if (parallel.pp, parallel.tp) not in found:
+            found[parallel.pp, parallel.tp] = ranked.counted(int(place))
+    return found
+
+
+def unfitting(ranked: Ranked, most: int) -> Iterator[Answer]:
+    """What would be faster and does not fit; where nothing fits, what misses by least."""
+    if ranked.best is not None:
+        yield from answers(ranked, ranked.firsts(ranked.unfitting)[:most])
+    else:
+        near = answers(ranked, ranked.firsts(ranked.smallest)[: 4 * most])
+        yield from sorted(near, key=lambda one: one.held)[:most]

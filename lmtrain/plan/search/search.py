@@ -1,0 +1,139 @@
+"""Every layout that the settings accept for a model and a number of devices. Torch-free.
+
+The settings' own rules are asked, never restated: of a few settings at a time, since no rule ties, say, a stage to a
+shard. tests/unit/plan/test_search.py asks all rules of every combination and compares. Called by answers, and by a run
+that leaves its layout open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, cached_property
+from itertools import product
+from typing import Any, get_args, get_type_hints
+
+from lmtrain.checkpoint.save.planned import check_listed, checkpoint_bytes
+from lmtrain.config.base import kinds
+from lmtrain.errors import CheckpointError, LmtrainError
+from lmtrain.layout import Layout, divisors
+from lmtrain.parallel.recompute_settings import RecomputeSettings
+from lmtrain.placement.batch_rules import batch_problems, rampup_problems
+from lmtrain.placement.parallel_settings import ParallelSettings, layout_problems
+from lmtrain.plan.price.hardware import Hardware
+from lmtrain.plan.run_model.run import Planned
+from lmtrain.plan.search.space import Axis, Sets, Space
+from lmtrain.schedules.pipeline_schedule import PipelineSchedule
+
+Fixed = Mapping[str, Any]  # keys of `parallel`, micro_batch and recompute: their values are given, and not searched
+
+_ZEROS = (1, 0, 2, 3)  # the usual one first: of two that are priced the same it is shown
+
+
+def legal(run: Planned, world_size: int, hardware: Hardware, fixed: Fixed | None = None) -> Space:
+    """`run` says what is not searched: its model, batch, precision and optimizer."""
+    return _Search(run, world_size, hardware, fixed or {}).space()
+
+
+class _Search:
+    def __init__(self, run: Planned, world_size: int, hardware: Hardware, fixed: Fixed) -> None:
+        self._run, self._size, self._fixed = run, world_size, fixed
+        self._accepts, self._lists = cache(self._is_accepted), cache(self._is_listed)
+        self._axes = {name: Axis(run, hardware) for name in ("stages", "copies", "cut", "micro", "again")}
+
+    def space(self) -> Space:
+        blocks = []
+        for pipeline, tp in product(self._pipelines(), self._values("tp", self._divisors)):
+            pp = pipeline["pp"]
+            if self._size % (pp * tp) == 0 and any(self._cuts(tp)):
+                blocks.append(self._block(pipeline, tp, self._size // (pp * tp)))
+        return Space(self._run, list(self._axes.values()), blocks)
+
+    def _block(self, pipeline: Sets, tp: int, dp: int) -> list[list[int]]:
+        """Rows of each axis: any row of one goes with any of the others."""
+        word, pp, vp = pipeline["schedule"], pipeline["pp"], pipeline["vp"]
+        layout, all_copies = Layout(pp, vp, dp, 1, tp), {"dp_replicate": 1, "dp_shard": dp, "zero": 1}
+        micros = self._rows("micro", (dp,), self._micros(dp), all_copies)
+        found = [row for row in micros if self._batches(layout, self._axes["micro"].sets[row]["micro_batch"])]
+        if not found:
+            return [[]] * len(self._axes)
+        zeros = [zero for zero in _ZEROS if self._accepts(**pipeline, zero=zero, dp_shard=1 if zero < 2 else 2)]
+        copies = self._rows("copies", (dp, word, pp > 1, *zeros), self._copies(dp, zeros), pipeline | all_copies)
+        return [
+            [self._axes["stages"].add({**pipeline, "tp": tp}, all_copies)],
+            [row for row in copies if self._lists(self._axes["copies"].sets[row]["dp_shard"], tp)],
+            self._rows("cut", (tp,), self._cuts(tp), {"tp": tp}),
+            found,
+            self._rows("again", tuple(pipeline.values()), self._again(pipeline), pipeline),
+        ]
+
+    def _rows(self, axis: str, key: tuple[Any, ...], sets: Iterable[Sets], among: Sets) -> list[int]:
+        return self._axes[axis].group(key, sets, among)
+
+    def _values(self, key: str, every: Iterable[Any]) -> Iterable[Any]:
+        return (self._fixed[key],) if key in self._fixed else every
+
+    @cached_property
+    def _divisors(self) -> list[int]:
+        return divisors(self._size, self._size)
+
+    def _pipelines(self) -> Iterator[Sets]:
+        num_layers, schedules = self._run.model.shape.num_layers, kinds(PipelineSchedule)
+        balances = get_args(get_type_hints(ParallelSettings)["balance"])
+        for pp in self._values("pp", self._divisors):
+            for word, balance in product(self._values("schedule", schedules), self._values("balance", balances)):
+                allows: Callable[[int], bool] = schedules[word]().allows  # type: ignore[attr-defined]
+                chunks = [n for n in range(1, num_layers // pp + 1) if allows(n)] if pp > 1 else [1]
+                for vp in self._values("vp", chunks):
+                    if self._accepts(pp=pp, vp=vp, schedule=word, balance=balance):
+                        yield {"pp": pp, "vp": vp, "schedule": word, "balance": balance}
+
+    def _copies(self, dp: int, zeros: Sequence[int]) -> Iterator[Sets]:
+        for shard, zero in product(self._values("dp_shard", self._divisors), self._values("zero", zeros)):
+            if zero in zeros and dp % shard == 0 and self._fixed.get("dp_replicate", dp // shard) == dp // shard:
+                sets = {"dp_replicate": dp // shard, "dp_shard": shard, "zero": zero}
+                if self._accepts(**sets):
+                    yield sets
+
+    def _cuts(self, tp: int) -> Iterator[Sets]:
+        for sequence in self._values("sequence_parallel", (True, False)):
+            if self._accepts(tp=tp, sequence_parallel=sequence):
+                yield {"sequence_parallel": sequence}
+
+    def _micros(self, dp: int) -> Iterator[Sets]:
+        each, over = divmod(self._run.global_batch, dp)
+        return ({"micro_batch": n} for n in (() if over else self._values("micro_batch", divisors(each, each))))
+
+    def _again(self, pipeline: Sets) -> Iterator[Sets]:
+        parallel, num_layers = ParallelSettings(**pipeline), self._run.model.shape.num_layers
+        for one in self._values("recompute", [kind() for kind in kinds(RecomputeSettings).values()]):
+            assert isinstance(one, RecomputeSettings)
+            if not any((*one.problems_in_layout(parallel), *one.problems_in_model(num_layers))):
+                yield {"recompute": one}
+
+    def _batches(self, layout: Layout, micro: int) -> bool:
+        rampup = self._run.rampup
+        grows = rampup_problems(layout, rampup, micro) if rampup is not None else ()
+        return not any((*batch_problems(layout, self._run.global_batch, micro), *grows))
+
+    @cached_property
+    def _checkpoint_bytes(self) -> int:
+        return checkpoint_bytes(self._run.model, self._run.optim.num_slots)
+
+    def _is_listed(self, shard: int, tp: int) -> bool:
+        """Whether a manifest could name the pieces of a checkpoint: of a layout these two sizes decide."""
+        if not self._run.saves:
+            return True
+        layout = Layout(1, 1, self._size // (shard * tp), shard, tp)
+        try:
+            check_listed(self._run.model, layout, self._run.optim.num_slots, self._checkpoint_bytes)
+        except CheckpointError:
+            return False
+        return True
+
+    def _is_accepted(self, **sets: Any) -> bool:
+        try:
+            parallel = ParallelSettings(**sets)
+        except LmtrainError:
+            return False
+        model, compiles = self._run.model, self._run.compute.compile is True
+        return not any(layout_problems(model.shape, parallel, uses_dropout=model.uses_dropout, compiles=compiles))

@@ -1,0 +1,1 @@
+"""Files: read, written and hashed with care, within limits."""

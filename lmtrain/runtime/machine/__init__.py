@@ -1,0 +1,1 @@
+"""The machine: devices, GPUs, its share of a Slurm job."""

@@ -1,0 +1,117 @@
+"""The device a run computes on: its choice, name and memory. Called by set-up and observe."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from lmtrain.errors import OutOfMemoryError, SettingsError
+from lmtrain.runtime.machine.gpus import Gpus, device_problem, gpu_index
+from lmtrain.runtime.processes.process import ProcessEnv, set_env_default
+
+
+@dataclass(frozen=True)
+class MemoryStats:
+    """On a GPU what torch's allocator holds; on a CPU the whole process."""
+
+    used_bytes: int
+    peak_bytes: int
+    total_bytes: int
+
+
+def pick_device(name: str, process: ProcessEnv = ProcessEnv()) -> torch.device:
+    """`auto` takes this process's GPU if torch sees one, else the CPU."""
+    if name not in ("auto", "cpu", "cuda"):
+        raise SettingsError([f"compute.device={name} is not a device. Use auto, cpu or cuda."])
+    gpus = Gpus(torch.version.cuda, torch.cuda.device_count() if torch.cuda.is_available() else 0, torch.__version__)
+    if problem := device_problem(name, gpus, process):
+        raise problem
+    if name == "cpu" or gpus.count == 0:
+        return torch.device("cpu")
+    device = torch.device("cuda", gpu_index(process, gpus.count))
+    torch.cuda.set_device(device)
+    return device
+
+
+def device_name(device: torch.device) -> str:
+    """Such as "NVIDIA H200" or the CPU's model name."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def memory_stats(device: torch.device) -> MemoryStats:
+    if device.type == "cuda":
+        return MemoryStats(
+            torch.cuda.memory_allocated(device),
+            torch.cuda.max_memory_allocated(device),
+            torch.cuda.get_device_properties(device).total_memory,
+        )
+    # because: Linux counts in KiB, macOS in bytes
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    page, used, total = resource.getpagesize(), peak, 0
+    if sys.platform == "linux":
+        used = int(Path("/proc/self/statm").read_text().split()[1]) * page
+        total = _memory_info().get("MemTotal", 0)
+    return MemoryStats(used, max(used, peak), total)
+
+
+def _memory_info() -> dict[str, int]:
+    lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
+    return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if len(words) == 3}
+
+
+@contextmanager
+def memory_errors(way_out: str) -> Iterator[None]:
+    """Turn what torch raises when memory runs out, on either side, into the error that users see."""
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error)
+        on_host = "DefaultCPUAllocator" in text
+        if not (on_host or isinstance(error, torch.OutOfMemoryError)):
+            raise
+        raise OutOfMemoryError(
+            f"The {'host' if on_host else 'device'} ran out of memory: {text.splitlines()[0][:200]} {way_out}"
+        ) from error
+
+
+def set_deterministic(enabled: bool) -> None:
+    """Refuse kernels whose result can differ between two runs. Call it before the device is first used."""
+    if enabled:
+        # because: cuBLAS is deterministic only with a fixed workspace, and reads this when its first handle is made
+        set_env_default("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    else:
+        # because: `use_deterministic_algorithms` sets the same and imports torch's compiler, to tell it too
+        torch.set_deterministic_debug_mode("default")
+    torch.backends.cudnn.deterministic = enabled
+    torch.backends.cudnn.benchmark = False
+    if enabled:
+        # because: torch may choose cuDNN's attention by itself, whose backward adds in any order and does not say so
+        torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def set_tf32(enabled: bool) -> None:
+    """Whether a GPU may round the factors of fp32 products."""
+    torch.backends.cuda.matmul.allow_tf32 = enabled
+    torch.backends.cudnn.allow_tf32 = enabled
+
+
+def set_threads(count: int | None) -> int:
+    """CPU threads of one operation; None keeps torch's choice. Returns the number in use."""
+    if count is not None:
+        torch.set_num_threads(count)
+    return torch.get_num_threads()

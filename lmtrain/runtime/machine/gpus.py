@@ -1,0 +1,80 @@
+"""Which GPUs a run would see, without torch: a wrong device is refused before anything is started.
+
+Called by preflight; device.py says the same of what torch itself finds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from lmtrain.errors import LmtrainError, SettingsError
+from lmtrain.runtime.processes.process import ProcessEnv
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """What the torch that is installed was built for, and how many GPUs the driver shows; None where nobody knows."""
+
+    built_for: str | None
+    count: int | None
+    torch: str = ""
+
+    @classmethod
+    def found(cls) -> Gpus:
+        version, cuda, hip = _torch_build()
+        if hip is not None or version is None:
+            return cls(None, None, version or "")
+        return cls(cuda, _driver_count() if cuda else 0, version)
+
+
+def gpu_index(process: ProcessEnv, count: int | None) -> int:
+    """Which of the GPUs that it sees a process takes: of those that are its own the first, of the node's its share."""
+    return 0 if count == process.num_own_gpus else process.local_rank
+
+
+def device_problem(name: str, gpus: Gpus, process: ProcessEnv) -> LmtrainError | None:
+    """Why this process, or another on its node, cannot compute on this device."""
+    if name == "cpu" or gpus.count is None or (name == "auto" and gpus.count == 0):
+        return None
+    if gpus.count == 0:
+        built = f"is built for CUDA {gpus.built_for}" if gpus.built_for else "is built without CUDA"
+        problem = f"compute.device=cuda and torch {gpus.torch} sees no GPU (it {built})."
+        return SettingsError([f"{problem} Use compute.device=cpu or auto."])
+    last = max(process.local_world_size - 1, process.local_rank)
+    if last >= gpus.count != process.num_own_gpus:
+        problem = f"local rank {last} has no GPU of its own, since this node shows {gpus.count}."
+        return SettingsError([f"{problem} Start at most {gpus.count} processes per node."])
+    return None
+
+
+def has_kernel_compiler() -> bool:
+    """Whether torch.compile could make kernels for a GPU here: it needs Triton, and that a C compiler."""
+    return importlib.util.find_spec("triton") is not None and any(map(shutil.which, ("cc", "gcc", "clang")))
+
+
+def _torch_build() -> tuple[str | None, str | None, str | None]:
+    """torch's version, and the CUDA and HIP that it was built for, from the file in which it keeps them."""
+    spec = importlib.util.find_spec("torch")
+    file = Path(spec.origin).parent / "version.py" if spec and spec.origin else None
+    if file is None or not file.is_file():
+        return None, None, None
+    text = file.read_text(encoding="utf-8", errors="replace")
+    said = dict(re.findall(r"^(__version__|cuda|hip)(?:\s*:[^=]*)?\s*=\s*['\"]([^'\"]*)['\"]", text, re.MULTILINE))
+    return said.get("__version__", "?"), said.get("cuda"), said.get("hip")
+
+
+def _driver_count() -> int | None:
+    """The driver's own answer, which CUDA_VISIBLE_DEVICES narrows as it does torch's."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int(0)
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return 0
+    return count.value

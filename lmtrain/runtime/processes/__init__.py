@@ -1,0 +1,1 @@
+"""Processes: started, forked, met, signalled, and ended."""

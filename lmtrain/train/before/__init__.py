@@ -1,0 +1,1 @@
+"""What a run checks before its first step: machine, data, checkpoint, first weights."""

@@ -1,0 +1,224 @@
+"""All that can be judged before torch is imported: the data, its tokenizer, the processes, what a resume finds.
+
+Called by the command line right after the settings; its answer is what set-up builds from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from lmtrain.checkpoint.store import CHECKPOINTS, latest, list_set_aside, resolve
+from lmtrain.data.data_settings import DataChoice
+from lmtrain.data.store.indexed import IndexedDataset, part
+from lmtrain.data.training_data import (
+    READ_SHARES,
+    Asked,
+    Opened,
+    TrainingData,
+    build_training_data,
+    open_datasets,
+)
+from lmtrain.errors import CheckpointError, DataError, LayoutError, OutputError, SettingsError
+from lmtrain.layout import Layout, divisors
+from lmtrain.models.model_settings import ModelSettings
+from lmtrain.runtime.processes.process import ELSEWHERE, ProcessEnv
+from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.train.before.first_weights import find_first_weights
+from lmtrain.train.before.machine import (
+    check_device,
+    check_folder,
+    check_pieces,
+    check_port,
+    check_sinks,
+    compiler_problems,
+)
+from lmtrain.train.before.resume_checks import check_resumed, open_resumed, readable, shares_of
+from lmtrain.train.config import RunConfig
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What a run measures besides its validation, as far as training knows."""
+
+    name: str
+    data: str
+    num_targets: int
+    text_sha256: str
+
+
+@dataclass(frozen=True)
+class Inputs:
+    model: ModelSettings  # with the true vocabulary size
+    tokenizer: Tokenizer
+    data: TrainingData
+    resume_from: Path | None
+    weights_from: Path | None = None  # where a new run begins, if not at random weights
+    evaluations: tuple[Evaluated, ...] = ()
+    warnings: tuple[str, ...] = ()  # what works and may not be meant
+
+    def epochs(self, config: RunConfig) -> float:
+        first, count = config.batch_plan.range_of(config.total_steps - 1)
+        return (first + count) / self.data.train.num_samples
+
+
+def preflight(config: RunConfig, env: ProcessEnv, *, starting: bool = True) -> Inputs:
+    """Refuse what cannot work, or say what the run is made of.
+
+    Every process of a run asks; an index that the data needs is built by one of a node while the others wait for its
+    lock. Not `starting`: one process may ask about a run of many.
+    """
+    _check_processes(config, env, starting)
+    # else one process asks about a run of many
+    is_here = env.world_size == config.parallel.layout.world_size and env.launcher != ELSEWHERE
+    if is_here:
+        check_device(config, env)
+    if is_here and env.rank == 0:
+        check_sinks(config)
+    resume_from = find_resume(config)
+    resumed = open_resumed(config, resume_from)
+    tokenizer, model, data = load_data(config, shares=shares_of(resumed))
+    check_pieces(config, model)
+    if resumed is not None:
+        check_resumed(resumed, config, model, tokenizer, data)
+    if is_here and starting and config.data.verify == "full":
+        for dataset in data.datasets:  # because: the processes of a node share the work, and each still checks its own
+            dataset.check_all(env.local_rank, max(env.local_world_size, 1))
+    if is_here and env.rank == 0:
+        check_folder(config, model, lock=not starting)
+    if is_here and not starting:
+        check_port(env)  # because: a run opens it right after this, and finds out itself
+    # because: once a run has a checkpoint of its own, the one it began from may be gone
+    weights_from = find_first_weights(config, model, tokenizer) if resume_from is None else None
+    warnings = tuple(_warnings(config.parallel.layout, env))
+    return Inputs(model, tokenizer, data, resume_from, weights_from, warnings=warnings)
+
+
+def load_data(
+    config: RunConfig, *, validate: bool = True, shares: str = READ_SHARES
+) -> tuple[Tokenizer, ModelSettings, TrainingData]:
+    """The data of a run, its tokenizer, and the model with the vocabulary that follows from both."""
+    opened = open_datasets(config.data)
+    tokenizer = _tokenizer(config.data, opened)
+    model = _model(config, opened, tokenizer)
+    first, count = config.batch_plan.range_of(config.total_steps - 1)
+    asked = Asked(
+        seq_len=config.seq_len, vocab_size=model.shape.vocab_size, seed=config.train.seed, num_samples=first + count,
+        validate=validate and config.train.valid_interval_steps > 0, tokenizer=tokenizer, shares=shares,
+    )  # fmt: skip
+    return tokenizer, model, build_training_data(config.data, opened, asked)
+
+
+def find_model(config: RunConfig) -> ModelSettings:
+    """The model with the vocabulary that follows from the data, before anything of the data is indexed."""
+    opened = open_datasets(config.data)
+    return _model(config, opened, _tokenizer(config.data, opened))
+
+
+def _check_processes(config: RunConfig, env: ProcessEnv, starting: bool) -> None:
+    problems = list(compiler_problems(config))
+    if starting or env.launcher != "single":
+        wrong = list(process_problems(config.parallel.layout, env))
+        if wrong:
+            raise LayoutError("\n".join(wrong + problems))
+    if problems:
+        raise SettingsError(problems)
+
+
+def process_problems(layout: Layout, env: ProcessEnv) -> Iterator[str]:
+    """Whether these processes can sit where the layout puts them."""
+    if env.world_size != layout.world_size:
+        sizes = {axis: getattr(layout, axis) for axis in ("pp", "dp_replicate", "dp_shard", "tp")}
+        factors = [f"{axis}={size}" for axis, size in sizes.items() if size > 1]
+        asked = f"{' x '.join(factors)} =" if len(factors) > 1 else f"parallel.{(factors or ['*'])[0]} asks for"
+        ways = f"Start {_processes(layout.world_size)}"
+        ways += f" with --nproc {layout.world_size}" if env.launcher == "single" else ""
+        axis = "dp_replicate" if layout.dp_replicate > 1 and layout.dp_shard == 1 else "dp_shard"
+        fitting, rest = divmod(env.world_size * sizes[axis], layout.world_size)
+        ways += f" or set parallel.{axis}={fitting}" if rest == 0 else ""
+        were = "was" if env.world_size == 1 else "were"
+        yield f"{_processes(env.world_size)} {were} started but {asked} {layout.world_size}. {ways}."
+
+
+def _warnings(layout: Layout, env: ProcessEnv) -> Iterator[str]:
+    if env.local_world_size and env.local_world_size % layout.tp:
+        inside = [size for size in divisors(env.local_world_size) if size <= layout.tp]
+        yield (
+            f"parallel.tp={layout.tp} goes across nodes, as {env.host} has {env.local_world_size} processes: each "
+            "layer waits for sums over the links between them. If these are slower than those inside a node, "
+            f"parallel.tp={inside[-1]} is faster."
+        )
+
+
+def _processes(count: int) -> str:
+    return "1 process" if count == 1 else f"{count} processes"
+
+
+def _tokenizer(settings: DataChoice, opened: Opened) -> Tokenizer:
+    """The one that made the datasets: beside one of them, or named by the user for foreign ones."""
+    beside = next((file for file in map(_beside, opened.all) if file.exists()), None)
+    if settings.tokenizer is None and beside is None:
+        first = opened.train[0]
+        raise SettingsError(
+            [f"data.tokenizer=null does not say who made {first.prefix}, and no {_beside(first).name} is beside it. "
+             "Add data.tokenizer=PATH of the tokenizer that wrote it."]
+        )
+    path = Path(settings.tokenizer) if settings.tokenizer else beside
+    assert path is not None
+    tokenizer = Tokenizer.load(path)
+    for one in opened.all:
+        if one.info is not None and one.info.tokenizer_fingerprint != tokenizer.fingerprint:
+            raise DataError(
+                f"{path} has the fingerprint {tokenizer.fingerprint[:12]}, but {one.prefix} was written with "
+                f"{one.info.tokenizer_fingerprint[:12]}. Use that tokenizer, or preprocess again."
+            )
+    return tokenizer
+
+
+def _beside(dataset: IndexedDataset) -> Path:
+    return part(dataset.prefix, ".tokenizer.json")
+
+
+def _model(config: RunConfig, opened: Opened, tokenizer: Tokenizer) -> ModelSettings:
+    highest = max(one.info.max_id if one.info else -1 for one in opened.all)
+    return config.model.with_vocab(max(tokenizer.vocab_size, highest + 1))
+
+
+def find_resume(config: RunConfig) -> Path | None:
+    """Where the run goes on from: its own newest checkpoint, or at its very start the one that the user names.
+
+    Whether it can be read is judged when it is opened, or with checkpoint.fallback here.
+    """
+    own, settings = Path(config.run.dir) / CHECKPOINTS, config.checkpoint
+    newest, damaged = latest(own), list_set_aside(own)
+    if newest is None and damaged:
+        raise CheckpointError(
+            f"run.dir={config.run.dir} holds no checkpoint but {damaged[-1].name}, which is damaged. "
+            "Choose another run.dir to begin anew, or move it away."
+        )
+    if settings.fallback:
+        newest = readable(newest)
+    if settings.resume == "auto":
+        return newest
+    if settings.resume == "none":
+        if newest is not None:
+            raise OutputError(
+                f"run.dir={config.run.dir} already holds checkpoints and checkpoint.resume=none would start over. "
+                "Choose another run.dir, or checkpoint.resume=auto to go on."
+            )
+        return None
+    given = resolve(Path(settings.resume))
+    if settings.fallback:
+        given = readable(given) or given
+    if newest is not None and given.parent.resolve() == own.resolve() and given.name != newest.name:
+        raise OutputError(
+            f"checkpoint.resume={given} goes back in a run that has reached {newest.name}. "
+            "Choose another run.dir to branch off there."
+        )
+    return newest or given
+
+
+def settled(config: RunConfig, inputs: Inputs) -> RunConfig:
+    """The settings with what the data decided filled in: what the run folder and the checkpoints record."""
+    return replace(config, model=inputs.model)

@@ -1,0 +1,174 @@
+"""What the checkpoint that a run goes on from decides before torch is there: whether it can be used, whether it is of
+this run, whether steps are left to do, and what data.split keeps from training.
+
+Called by preflight, before anything of the stated size is built, and again by state.py for the one that is then read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from lmtrain.checkpoint.contents import Contents
+from lmtrain.checkpoint.described import checked_model, model_of
+from lmtrain.checkpoint.disk.format import MANIFEST, Manifest, NewerFormatError
+from lmtrain.checkpoint.store import before, manifest_problem, newer_than, set_aside
+from lmtrain.config.base import show
+from lmtrain.data.training_data import ALL_SHARES, READ_SHARES, TrainingData
+from lmtrain.errors import CheckpointError, LmtrainError, SettingsError, a_few
+from lmtrain.models.model_settings import ModelSettings
+from lmtrain.runtime.files.files import storage_errors
+from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.train.config import RunConfig
+
+_MOST = 10**18
+_LONGEST = 200  # characters of a value in a message
+
+
+def open_resumed(config: RunConfig, path: Path | None) -> Contents | None:
+    """The checkpoint that a run goes on from; refuses a run that is to end before it."""
+    if path is None:
+        return None
+    try:
+        contents = Contents(path)
+    except CheckpointError as error:
+        if config.checkpoint.fallback or isinstance(error, NewerFormatError) or before(path) is None:
+            raise
+        raise CheckpointError(f"{error} To go on from there, add checkpoint.fallback=true.") from error
+    _refuse_shorter(config, path, contents.manifest.step)
+    return contents
+
+
+def readable(path: Path | None) -> Path | None:
+    """With checkpoint.fallback: this checkpoint, or where its manifest cannot be read the newest one before it."""
+    return path if path is None or manifest_problem(path) is None else before(path) or path
+
+
+def passed_over(path: Path) -> list[str]:
+    """The checkpoints beside this one that `readable` has left for it."""
+    found = ((one, manifest_problem(one)) for one in newer_than(path))
+    return [f"{one} is passed over: {problem}" for one, problem in found if problem is not None]
+
+
+def pass_over(path: Path, own: Path, error: LmtrainError) -> None:
+    """Set a checkpoint of the run's own folder aside that turned out to be damaged while it was read, or refuse.
+
+    Where nothing readable is before it the run does not begin anew, and what is whole does not fit for other reasons.
+    """
+    if path.parent.resolve() != own.resolve() or before(path) is None or not Contents(path).damages():
+        raise error
+    with storage_errors(path, "Renaming"):
+        set_aside(path)
+
+
+def shares_of(resumed: Contents | None) -> str:
+    """Asked.shares as the run began with it."""
+    if resumed is None:
+        return READ_SHARES
+    data = resumed.manifest.state.get("data")
+    # because: checkpoints that do not say are of a time when all shares were cut
+    return str(data.get("shares", ALL_SHARES)) if isinstance(data, dict) else READ_SHARES
+
+
+def check_resumed(
+    resumed: Contents, config: RunConfig, model: ModelSettings, tokenizer: Tokenizer, data: TrainingData
+) -> None:
+    """Refuse a checkpoint of another run, or one that is not what it says, before a model is built."""
+    check_same_run(resumed.path, resumed.manifest, config, model, tokenizer, data)
+    checked_model(resumed)
+
+
+def check_same_run(
+    path: Path, manifest: Manifest, config: RunConfig, model: ModelSettings, tokenizer: Tokenizer, data: TrainingData
+) -> None:
+    """Weights of another shape, or samples in another order, would be a different run under the same name."""
+    state = manifest.state
+    if "data" not in state or "optimizer" not in state:
+        raise CheckpointError(
+            f"{path} holds the weights of another program and no run to go on with. "
+            f"Begin one from them: checkpoint.init_from={path}."
+        )
+    wrong = list(_wrong_types(manifest))
+    if wrong:
+        raise CheckpointError(f"{path / MANIFEST} is no state of a run: {a_few(wrong, '; ')}. Restore it from a copy.")
+    # because: a checkpoint may be older than some settings, which then were what is now their default
+    saved = model_of(state, path)
+    theirs, unread = saved.to_dict(), {problem.key for problem in saved.unused()}
+    pairs = [(f"model.{key}", v, theirs.get(key)) for key, v in model.to_dict().items() if key not in unread]
+    known = {"packing": "concatenate", "order": "own", "first_sample": 0, "blend": None, "held_out_tokens": 0}
+    known |= state["data"]
+    pairs += [(f"data: {key}", value, known.get(key)) for key, value in data.identity.items()]
+    content = state["data"].get("content_sha256")
+    if data.content_sha256 is not None and content is not None:
+        pairs.append(("data: content", data.content_sha256[:12], content[:12]))
+    pairs += [
+        ("tokenizer", tokenizer.fingerprint[:12], state["tokenizer"]["fingerprint"][:12]),
+        ("train.seed", config.train.seed, state["seed"]),
+        ("optim.kind", config.optim.kind, state["optimizer"]["kind"]),
+        ("samples before the next step", config.batch_plan.range_of(state["step"])[0], state["samples"]),
+    ]
+    differ = [f"{name} is {ours}, there {str(other)[:_LONGEST]}" for name, ours, other in pairs if ours != other]
+    if differ:
+        raise CheckpointError(
+            f"{path} is a checkpoint of another run: {'; '.join(differ)}. "
+            "Go on with the settings it was made with, or choose a new run.dir."
+        )
+
+
+def _wrong_types(manifest: Manifest) -> Iterator[str]:
+    """What a run would go on with and cannot, key by key."""
+    state = manifest.state
+    kinds: dict[str, tuple[Callable[[Any], bool], str]] = {
+        **dict.fromkeys(("samples", "tokens", "attempt", "skipped"), (_is_count, "a number from 0")),
+        "step": (lambda value: _is_count(value) and value == manifest.step, f"the step {manifest.step}"),
+        "seed": (lambda value: isinstance(value, int) and not isinstance(value, bool), "a whole number"),
+        "data": (lambda value: isinstance(value, dict), "an object"),
+        "data.content_sha256": (lambda value: value is None or isinstance(value, str), "a text"),
+        "data.shares": (lambda value: value in (None, READ_SHARES, ALL_SHARES), f"{READ_SHARES} or {ALL_SHARES}"),
+        "tokenizer.fingerprint": (lambda value: isinstance(value, str), "a text"),
+        "optimizer.kind": (lambda value: isinstance(value, str), "a text"),
+        "optimizer.num_updates": (
+            lambda value: _is_count(value) and value <= manifest.step, f"a number from 0 to the step {manifest.step}",
+        ),
+        "owed": (lambda value: value is None or _is_texts(value), "a list of texts"),
+        "precision": (lambda value: isinstance(value, dict), "an object"),
+        "precision.loss_scale": (lambda value: value is None or _is_scale(value), "a number above 0"),
+        "precision.good_steps": (lambda value: value is None or _is_count(value), "a number from 0"),
+    }  # fmt: skip
+    for key, (is_right, rule) in kinds.items():
+        value = _at(state, key)
+        if not is_right(value):
+            yield f"state.{key}={show(value)[:_LONGEST]} is not {rule}"
+
+
+def _at(state: Any, key: str) -> Any:
+    for word in key.split("."):
+        state = state.get(word) if isinstance(state, dict) else None
+    return state
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+
+
+def _is_scale(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def _refuse_shorter(config: RunConfig, path: Path, reached: int) -> None:
+    total = config.total_steps
+    if reached <= total:
+        return
+    by_steps = config.train.steps is not None
+    given = f"train.steps={total}" if by_steps else f"train.tokens={show(config.train.tokens)}, {total} steps,"
+    longer = "train.steps" if by_steps else "train.tokens=null train.steps"
+    raise SettingsError([
+        f"{given} ends before step {reached}, which {path} has reached. "
+        f"Use {longer}={reached + 1} or more to go on, or another run.dir for a new run."
+    ])

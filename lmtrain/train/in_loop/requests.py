@@ -1,0 +1,257 @@
+"""What is asked of a run at the end of a step: to save, stop, trace, leave out a measurement; one answer for all ranks.
+
+Called by the loop. Signals, the clock, files in the run's folder and checkpoint.interval_s each are an `Asker`; all of
+their questions travel as one row of numbers in the vote that goes round while a step computes, so another one costs
+nothing: give `Requests.join` something with a `cause` and `wants()`, on every rank, before the first step.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from lmtrain.batch import Batch
+from lmtrain.observe.measure.memory import Memory
+from lmtrain.runtime.machine.allocation import Allocation
+from lmtrain.runtime.processes.process import SlurmJob, began_at
+from lmtrain.runtime.processes.signals import NAMES, StopRequest
+from lmtrain.train.costs import EVALUATION, VALIDATION, Costs, measured_before
+from lmtrain.train.pace import Pace, pace_of
+from lmtrain.train.ranks.peers import Vote
+from lmtrain.train.run import Run
+from lmtrain.train.stop_file import SAVE_FILE, STOP_FILE, TRACE_FILE, asked_by
+from lmtrain.units import format_seconds
+
+SAVE, STOP = 1, 2
+NO_TIME_FOR = {VALIDATION: 4, EVALUATION: 8}
+TRACE = 16
+_WISH_BITS, _RANK_BITS = 8, 20  # because: 63 bits hold these and 32 TiB
+_LOOK_S = 1.0  # at the folder, which may lie on a slow disk
+_MARGIN, _MOST_MARGIN_S = 0.05, 15.0  # of what is left at the beginning: for ending processes, and what comes between
+
+
+class Asker:
+    """One reason to save or stop. Either one rank may want something, or all want the same: the highest counts."""
+
+    cause: str  # in words, on every rank the same: for stop.json, the view and the last message
+
+    def wants(self) -> int:
+        """SAVE, STOP and so on, added up, or 0. Called about once a step, and never waits."""
+        return 0
+
+    def done(self, wish: int) -> None:
+        """This has begun, whoever asked for it."""
+
+    def hear(self, highest: int) -> None:
+        """What the ranks' answers came to."""
+
+
+@dataclass
+class Silent(Asker):
+    """The place of one that rank 0 alone has: a run has one clock and one folder."""
+
+    cause: str
+
+
+@dataclass
+class Signal(Asker):
+    cause: str
+    stop: StopRequest
+
+    def wants(self) -> int:
+        return STOP if self.stop.requested == self.cause else 0
+
+
+@dataclass
+class Deadline(Asker):
+    """Stops a run in time for its last save, and earlier leaves out measurements that would not be done by then."""
+
+    cause: str
+    left_s: Callable[[], float | None]  # None where no end is known
+    costs: Costs
+    is_writing: Callable[[], bool]  # whether a save is under way, which the last one has to wait for
+    margin_s: float | None = None  # a share of what is left when an end is first known
+
+    def wants(self) -> int:
+        left = self.left_s()
+        if left is None:
+            return 0
+        if self.margin_s is None:
+            self.margin_s = max(0.0, min(_MARGIN * left, _MOST_MARGIN_S))
+        left -= self.margin_s + (2 if self.is_writing() else 1) * self.costs.save_s
+        left -= 2 * self.costs.step_s  # because: an answer comes a step later
+        late = [wish for name, wish in NO_TIME_FOR.items() if left < self.costs.longest(name)]
+        return sum(late) + STOP * (left < 0)
+
+
+class File(Asker):
+    """Somebody has put a file of this name into the run's folder. Looked for once a second: its disk may be slow."""
+
+    def __init__(self, path: Path, wish: int, clock: Callable[[], float]) -> None:
+        self.cause = asked_by(path.name)
+        self._path, self._wish, self._clock = path, wish, clock
+        self._next_s, self._there = clock(), False
+
+    def wants(self) -> int:
+        if not self._there and self._clock() >= self._next_s:
+            self._next_s, self._there = self._clock() + _LOOK_S, os.path.lexists(self._path)
+        return self._wish if self._there else 0
+
+    def done(self, wish: int) -> None:
+        if self._there and self._wish == wish:
+            self._path.unlink(missing_ok=True)
+            self._there = False
+
+
+class Interval(Asker):
+    """checkpoint.interval_s since the newest checkpoint was begun."""
+
+    cause = "checkpoint.interval_s"
+
+    def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
+        self._seconds, self._clock, self._since_s = seconds, clock, clock()
+
+    def wants(self) -> int:
+        return SAVE if self._clock() - self._since_s >= self._seconds else 0
+
+    def done(self, wish: int) -> None:
+        if wish == SAVE:
+            self._since_s = self._clock()
+
+
+class CutOff(Exception):
+    """A measurement ends here, since the run does."""
+
+
+class Fullest(Asker):
+    """Wants nothing; it has the vote carry how much memory the fullest rank holds, above the bits of all wishes."""
+
+    cause = "memory"
+
+    def __init__(self, memory: Memory, clock: Callable[[], float]) -> None:
+        self._memory, self._clock = memory, clock
+        self._next_s, self._mine = -math.inf, 0
+
+    def wants(self) -> int:
+        if self._clock() >= self._next_s:
+            self._next_s = self._clock() + _LOOK_S  # because: the system takes as long to answer as a short step
+            num_bytes, rank = self._memory.now()
+            self._mine = (num_bytes // 1024 << _RANK_BITS | rank) << _WISH_BITS
+        return self._mine
+
+    def hear(self, highest: int) -> None:
+        kib, rank = divmod(highest >> _WISH_BITS, 1 << _RANK_BITS)
+        self._memory.hear((kib * 1024, rank))
+
+
+class Requests:
+    def __init__(
+        self, vote: Vote, say: Callable[[str], None] = lambda text: None, trace: Callable[[], None] = lambda: None,
+        pace: Pace | None = None,
+    ) -> None:  # fmt: skip
+        """`say` is told why the run ends, where no signal has said it, and who falls behind; `trace` is called when
+        that is asked for."""
+        self._vote, self._say, self._trace, self._pace = vote, say, trace, pace
+        self._askers: list[Asker] = []
+        self.stop: str | None = None  # the cause of the end, once there is one; on every rank the same
+        self._numbers: list[int] = []
+
+    def join(self, *askers: Asker) -> None:
+        """The causes come in one order on all ranks; of several the first is told."""
+        self._askers += askers
+
+    def ask(self) -> None:
+        """Before a step."""
+        self._vote.ask(self._wants, self._pace.tell() if self._pace else ())
+
+    def answer(self) -> None:
+        """After it."""
+        self._numbers = self._vote.answer(self._wants)
+        for asker, number in zip(self._askers, self._numbers, strict=False):
+            asker.hear(number)
+        if self._pace is not None and self._pace.leads and (told := self._vote.heard()) is not None:
+            for line in self._pace.hear(told):
+                self._say(line)
+        self._stop_for(STOP)
+        if self._first(TRACE) is not None:
+            self._trace()
+            self._done(TRACE)
+
+    def look(self) -> None:
+        """Amid a measurement, called by all ranks as often: raises CutOff on all of them once the run is to stop."""
+        self.ask()
+        self.answer()
+        if self.stop is not None:
+            raise CutOff
+
+    def until_stop(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        for batch in batches:
+            self.look()
+            yield batch
+
+    @property
+    def save(self) -> bool:
+        return self._first(SAVE) is not None
+
+    def has_no_time_for(self, name: str) -> bool:
+        """By the last answer, on every rank the same."""
+        return self._first(NO_TIME_FOR[name]) is not None
+
+    def stop_without_time_for(self, name: str) -> bool:
+        """Whether the run stops here, if only since this measurement would not be done in time."""
+        self._stop_for(NO_TIME_FOR[name])
+        return self.stop is not None
+
+    def saved(self) -> None:
+        """A checkpoint has begun."""
+        self._done(SAVE)
+
+    def _done(self, wish: int) -> None:
+        for asker in self._askers:
+            asker.done(wish)
+
+    def _wants(self) -> list[int]:
+        return [asker.wants() for asker in self._askers]
+
+    def _first(self, wish: int) -> str | None:
+        """The cause of it."""
+        return next((one.cause for one, has in zip(self._askers, self._numbers, strict=False) if has & wish), None)
+
+    def _stop_for(self, wish: int) -> None:
+        cause = self._first(wish)
+        if cause and self.stop is None and cause not in NAMES:
+            self._say(f"{cause}: stopping after this step")
+        self.stop = self.stop or cause
+
+
+@contextmanager
+def requests_of(
+    run: Run, stop: StopRequest, trace: Callable[[], None], clock: Callable[[], float] = time.monotonic
+) -> Iterator[Requests]:
+    """All that may ask something of this run, in the order in which their causes are told."""
+    leads, limit, every = run.mesh.rank == 0, run.config.run.time_limit, run.config.checkpoint.interval_s
+    run.costs.pace = pace_of(run.config, run.inputs.model, run.mesh, run.memory)
+    requests = Requests(Vote(run.mesh), run.view.note, trace, run.costs.pace)
+    requests.join(*(Signal(name, stop) for name in NAMES), Fullest(run.memory, clock))
+    own: list[Asker] = []
+    saves = run.costs, lambda: run.writer.is_writing
+    with Allocation(SlurmJob.detect() if leads else None) as allocation:
+        own.append(Deadline("the end of the allocation", allocation.left_s, *saves))
+        if limit is not None:
+            ends_s = began_at(stop.began_s) + limit
+            own.append(Deadline(f"run.time_limit={format_seconds(limit)}", lambda: ends_s - clock(), *saves))
+        limits = [one.left_s for one in own if isinstance(one, Deadline)]
+        run.costs.left_s = lambda: min((left for one in limits if (left := one()) is not None), default=None)
+        files = {STOP_FILE: STOP, SAVE_FILE: SAVE, TRACE_FILE: TRACE}
+        own += [File(run.folder / name, wish, clock) for name, wish in files.items()]
+        if every is not None:
+            own.append(Interval(every, clock))
+        if leads:
+            measured_before(run.folder, run.costs)
+        requests.join(*(own if leads else [Silent(asker.cause) for asker in own]))
+        yield requests

@@ -1,0 +1,169 @@
+"""starts.json in a run's folder: its starts since the newest checkpoint that were lost, so that a run which gets no
+further is not started again and again.
+
+Called by the command line: on rank 0 around a start, and by our own launcher before it starts a run again. A start that
+ends in any orderly way takes its entry back; what became of one that could not is read from stop.json. Torch-free.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from lmtrain.checkpoint.store import load_manifest, step_of
+from lmtrain.errors import LmtrainError, NoProgressError, a_few, brief
+from lmtrain.observe.safe_text import warn
+from lmtrain.runtime.files.files import lock_holder, read_json, write_json
+from lmtrain.runtime.processes.launch import CRASH, LOST
+from lmtrain.runtime.processes.process import ProcessEnv
+from lmtrain.train.before.preflight import Inputs
+from lmtrain.train.config import RunConfig
+from lmtrain.train.ranks.run_facts import facts
+from lmtrain.train.stop_file import STOP, identity, write_stop
+
+STARTS = "starts.json"
+MOST = 3  # starts at one step that are lost
+_SILENT = "killed without a word"
+_LONGEST = 300  # characters of a cause
+
+
+@dataclass
+class Starts:
+    """Lost ones, oldest first; while this process is one of a run, the last one is its own."""
+
+    folder: Path
+    step: int
+    of: str  # a digest of the settings, the data, the code and the libraries: with others it is worth another try
+    lost: list[dict[str, Any]] = field(default_factory=list)
+
+    @classmethod
+    def at(cls, config: RunConfig, inputs: Inputs, resume_from: Path | None) -> Starts:
+        """Those at the step from which the run would go on now."""
+        return cls(Path(config.run.dir), _step(resume_from), _digest(config, inputs)).read()
+
+    def read(self) -> Starts:
+        """What is written of this step and these settings; a file that cannot be read counts nothing."""
+        try:
+            written = read_json(self.folder / STARTS)
+        except LmtrainError:
+            return self
+        if isinstance(written, dict) and (written.get("step"), written.get("of")) == (self.step, self.of):
+            lost = written.get("lost")
+            self.lost = [dict(one) for one in lost if isinstance(one, dict)] if isinstance(lost, list) else []
+        if self.lost and not _tell_end(self.lost[-1], self.folder):
+            self.lost.pop()
+        return self
+
+    def refuse(self, config: RunConfig) -> None:
+        """Where the run has been lost often enough."""
+        if len(self.lost) < MOST:
+            return
+        self.write()
+        where = f"step {self.step}" if self.step else "the beginning"
+        causes = Counter(str(one.get("how") or _SILENT).rstrip(".") for one in self.lost)
+        told = a_few((f"{cause}{f' ({count} times)' * (count > 1)}" for cause, count in causes.items()), "; ")
+        error = NoProgressError(
+            f"run.dir={config.run.dir} was started {len(self.lost)} times from {where}, and lost each time before the "
+            f"next checkpoint: {told}. Mend the cause, or save sooner (checkpoint.interval_steps); other settings, "
+            f"code or libraries begin a new count, and so does removing {self.folder / STARTS}."
+        )
+        write_stop(config, {"cause": str(error), "step": self.step, "exit_code": error.exit_code, "requeue": False})
+        raise error
+
+    def write(self) -> None:
+        """A file that cannot be written is said, and changes nothing of how the run goes on."""
+        path = self.folder / STARTS
+        try:
+            if self.lost:
+                write_json(path, {"step": self.step, "of": self.of, "lost": self.lost})
+            else:
+                path.unlink(missing_ok=True)
+        except (LmtrainError, OSError) as error:
+            warn(f"This start is not counted: {error}")
+
+    def begin(self, env: ProcessEnv) -> None:
+        self.lost.append({
+            "began": datetime.now(UTC).isoformat(timespec="seconds"), "host": env.host, "job": env.job_id,
+            "processes": env.world_size, "restart": env.num_restarts, "stop_before": identity(self.folder),
+        })  # fmt: skip
+        self.write()
+
+    def lose(self, how: str) -> None:
+        self.lost[-1]["how"] = brief(how, _LONGEST)
+        self.write()
+
+    def take_back(self) -> None:
+        self.lost.pop()
+        self.write()
+        with suppress(OSError):
+            self.folder.rmdir()  # because: a start that was refused leaves no folder behind
+
+    def clear(self) -> None:
+        """The run came to its end, or to the end of a step at which it was to stop."""
+        self.lost.clear()
+        self.write()
+
+
+def begin(config: RunConfig, inputs: Inputs, env: ProcessEnv) -> Starts | None:
+    """Count this start, or refuse it. None where another one counts, or has the run's folder."""
+    holder = lock_holder(Path(config.run.dir))
+    if env.rank > 0 or (holder is not None and holder[1]):
+        return None
+    starts = Starts.at(config, inputs, inputs.resume_from)
+    starts.refuse(config)
+    starts.begin(env)
+    return starts
+
+
+@contextmanager
+def counted(starts: Starts | None) -> Iterator[None]:
+    """Around the work of a start: it stays counted where it is lost."""
+    if starts is None:
+        yield
+        return
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, Exception) and getattr(error, "exit_code", CRASH) in LOST:
+            starts.lose(str(error) if isinstance(error, LmtrainError) else f"{type(error).__name__}: {error}")
+        else:
+            starts.take_back()
+        raise
+    starts.clear()
+
+
+def _step(resume_from: Path | None) -> int:
+    if resume_from is None:
+        return 0
+    step = step_of(resume_from.name)
+    return load_manifest(resume_from).step if step is None else step
+
+
+def _digest(config: RunConfig, inputs: Inputs) -> str:
+    # because: the step says which checkpoint it is, and those of a launcher's first start may be gone at its last
+    said = facts(config, replace(inputs, resume_from=None, weights_from=None))
+    values = sorted((key, fact.value) for key, fact in said.items())
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()
+
+
+def _tell_end(start: dict[str, Any], folder: Path) -> bool:
+    """Add what stop.json knows of how this start ended; False where it was not lost."""
+    if identity(folder) in (None, start.get("stop_before")):
+        return True  # because: what stands there, if anything, is of an earlier start
+    try:
+        stop = read_json(folder / STOP)
+    except LmtrainError:
+        return True
+    code = stop.get("exit_code") if isinstance(stop, Mapping) else None
+    if code == NoProgressError.exit_code or not isinstance(code, int):
+        return True
+    if code in LOST:
+        start["how"] = brief(str(stop.get("cause")), _LONGEST)
+    return code in LOST

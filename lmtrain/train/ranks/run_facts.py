@@ -1,0 +1,130 @@
+"""What must be the same on all ranks of a run: settings, data, tokenizer, checkpoint, code and libraries. Torch-free.
+
+Called by agreement, on every rank. Content is named, never a place: nodes may have copies of the data of their own. It
+costs milliseconds, since nothing is read whole but this package.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from lmtrain.checkpoint.disk.format import MANIFEST, MAX_MANIFEST_BYTES
+from lmtrain.config.base import plugins, show
+from lmtrain.data.store.format import part
+from lmtrain.data.store.indexed import IndexedDataset
+from lmtrain.data.training_data import open_datasets
+from lmtrain.runtime.files.files import read_bytes, read_errors
+from lmtrain.runtime.processes.process import version_of
+from lmtrain.train.before.preflight import Inputs, settled
+from lmtrain.train.config import RunConfig
+
+PACKAGE = Path(__file__).resolve().parents[1]
+_LIBRARIES = ("torch", "numpy", "safetensors", "tokenizers")
+_DATASET = re.compile(r"data\.((valid_)?path|(valid_)?datasets\[\d+\]\.path|valid_paths\..+)")
+_TEXT = re.compile(r"eval\.tasks\[\d+\]\.data")
+_OTHER_PLACES = ("data.tokenizer", "data.index_dir", "checkpoint.init_from")
+_PAGES, _PAGE = 64, 4096  # of a .bin without a sidecar
+_SHOWN = 12  # characters of a digest
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One thing that all ranks must have alike, and what is said of it where they have not."""
+
+    value: str
+    shown: str
+
+
+def facts(config: RunConfig, inputs: Inputs) -> dict[str, Fact]:
+    """In the order in which a reader wants to hear of them."""
+    settings = dict(_flat(settled(config, inputs).to_dict()))
+    found = {key: Fact(show(value), show(value)) for key, value in settings.items() if not _is_place(key)}
+    paths = [key for key, value in settings.items() if _DATASET.fullmatch(key) and value is not None]
+    paths.sort(key=lambda key: key.startswith("data.valid"))  # because: datasets to train on are opened first
+    for key, dataset in zip(paths, open_datasets(config.data).all, strict=True):
+        found[key] = _digest(_content(dataset), dataset.prefix)
+    found |= {f"data: {key}": Fact(show(value), show(value)) for key, value in inputs.data.identity.items()}
+    found["data.tokenizer"] = _digest(inputs.tokenizer.fingerprint, config.data.tokenizer or "beside the data")
+    found["checkpoint"] = checkpoint_fact(inputs.resume_from)
+    found["checkpoint.init_from"] = checkpoint_fact(inputs.weights_from)
+    for one in inputs.evaluations:
+        found[f"the text of eval.tasks, {one.name}"] = _digest(f"{one.text_sha256} {one.num_targets}", one.data)
+    return found | program_facts()
+
+
+def program_facts() -> dict[str, Fact]:
+    """What computes: libraries, our own code, plugins."""
+    versions = {name: version_of(name) or "not installed" for name in _LIBRARIES}
+    versions = {"python": platform.python_version()} | versions
+    found = {name: Fact(version, version) for name, version in versions.items()}
+    found |= {f"lmtrain/{name}": _digest(digest) for name, digest in own_code()}
+    for name, (package, *_) in plugins.items():
+        whole = hashlib.sha256()
+        for folder in map(Path, getattr(package, "__path__", None) or [str(package.__file__)]):
+            for file, digest in _code(folder):
+                whole.update(f"{file} {digest}\n".encode())
+        found[f"--plugin={name}"] = _digest(whole.hexdigest())
+    return found
+
+
+def _flat(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """data.datasets[0].weight and its like: each key of the settings with its value."""
+    if isinstance(tree, dict):
+        for name, value in tree.items():
+            yield from _flat(value, f"{key}.{name}" if key else name)
+    elif isinstance(tree, list) and any(isinstance(one, dict) for one in tree):
+        for number, value in enumerate(tree):
+            yield from _flat(value, f"{key}[{number}]")
+    else:
+        yield key, tree
+
+
+def _is_place(key: str) -> bool:
+    """Whether a setting says only where something lies, of which the content is compared."""
+    return key in _OTHER_PLACES or any(places.fullmatch(key) for places in (_DATASET, _TEXT))
+
+
+def _digest(value: str, place: object = None) -> Fact:
+    short = value[:_SHOWN]
+    return Fact(value, short if place is None else f"{short} ({place})")
+
+
+def _content(dataset: IndexedDataset) -> str:
+    """The digest in its sidecar; without one, of the whole .idx and of some pages of the .bin, whatever its size."""
+    if dataset.info is not None:
+        return dataset.info.content_sha256
+    path = part(dataset.prefix, ".bin")
+    with read_errors(path), open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        digest = hashlib.sha256(f"{dataset.index_crc} {size}".encode())
+        for i in range(_PAGES + 1):
+            digest.update(os.pread(file.fileno(), _PAGE, max(size - _PAGE, 0) * i // _PAGES))
+    return digest.hexdigest()
+
+
+def checkpoint_fact(path: Path | None) -> Fact:
+    if path is None:
+        return Fact("none", "none")
+    manifest = read_bytes(path / MANIFEST, MAX_MANIFEST_BYTES, follow_links=False)
+    return _digest(hashlib.sha256(manifest).hexdigest(), path)
+
+
+@cache
+def own_code() -> tuple[tuple[str, str], ...]:
+    """Return the name and the digest of each source file of this program, read once a process."""
+    return tuple(_code(PACKAGE))
+
+
+def _code(place: Path) -> Iterator[tuple[str, str]]:
+    """Each source file by its place in the package. The compiled helper is left out: its answers are theirs."""
+    for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
+        name = file.relative_to(place).as_posix() if place.is_dir() else file.name
+        yield name, hashlib.sha256(file.read_bytes()).hexdigest()

@@ -1,0 +1,104 @@
+"""All ranks have the same settings, data, tokenizer, checkpoint, code and libraries, or none begins.
+
+Called by the command line once the processes have met, before anything is built: what comes later meets in collectives
+whose sizes follow from the settings. Each rank sends 80 bytes to rank 0 and hears 8 in return; where they differ, each
+sends what it has, which is some 35 KB, and rank 0 says in what. All of it grows as the number of ranks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+
+from lmtrain.errors import RanksDifferError, a_few
+from lmtrain.observe.measure import phases
+from lmtrain.runtime.processes.process import ProcessEnv, ranks_text
+from lmtrain.runtime.processes.process_group import gather_to_first, tell_all, wait_for_first
+from lmtrain.runtime.processes.signals import ignore_stops
+from lmtrain.train.before.preflight import Inputs
+from lmtrain.train.config import RunConfig
+from lmtrain.train.ranks.run_facts import Fact, facts
+
+_DIGEST_BYTES = 80  # in hexadecimal digits, and a number
+_NUM_LINES = 20  # of differences, in a message
+_NUM_VALUES = 3  # of one thing, in a line
+_NUM_CHARACTERS = 100  # of a value
+_NONE = Fact("", "not there")
+
+
+def agree(config: RunConfig, inputs: Inputs, env: ProcessEnv, hosts: Sequence[str]) -> None:
+    """Raises on every rank where any differs; `hosts` by rank, on rank 0."""
+    if env.world_size > 1:
+        found = facts(config, inputs)
+        with phases.within("collective", "the agreement on settings"):
+            agree_on(found, env, hosts)
+
+
+def agree_on(mine: Mapping[str, Fact], env: ProcessEnv, hosts: Sequence[str]) -> None:
+    told, values = encode(mine), sorted((key, fact.value) for key, fact in mine.items())
+    digest = hashlib.sha256(json.dumps(values).encode()).hexdigest()
+    heard = [row.split() for row in gather_to_first(f"{digest} {len(told)}".encode(), _DIGEST_BYTES)]
+    differ = len({digest for digest, _ in heard}) > 1
+    longest = tell_all(max(int(length) for _, length in heard) if differ else 0)
+    if longest == 0:
+        return
+    rows = gather_to_first(told, longest)
+    ignore_stops()  # because: a launcher ends those that are left once the first has ended, and rank 0 has to speak
+    if env.rank > 0:
+        wait_for_first()
+        raise RanksDifferError("The ranks of this run differ, and rank 0 has said in what.")
+    raise RanksDifferError(difference([decode(row) for row in rows], hosts))
+
+
+def encode(found: Mapping[str, Fact]) -> bytes:
+    return json.dumps({key: [fact.value, fact.shown] for key, fact in found.items()}).encode()
+
+
+def decode(row: bytes) -> dict[str, Fact]:
+    return {key: Fact(value, shown) for key, (value, shown) in json.loads(row).items()}
+
+
+def difference(told: Sequence[Mapping[str, Fact]], hosts: Sequence[str]) -> str:
+    """What differs between the ranks, a line for each thing, and what to do."""
+    lines = list(_lines(told, hosts))
+    way_out = (
+        "Start all ranks with the same settings, data, tokenizer, checkpoint, code and libraries; only the places at "
+        "which data, tokenizer and first weights lie may differ."
+    )
+    if len(lines) == 1:
+        return f"The ranks of this run differ: {lines[0]}. {way_out}"
+    shown = [f"  {number}. {line}" for number, line in enumerate(lines[:_NUM_LINES], 1)]
+    if len(lines) > _NUM_LINES:
+        shown.append(f"  and {len(lines) - _NUM_LINES} more")
+    return "\n".join([f"The ranks of this run differ in {len(lines)} things:", *shown, way_out])
+
+
+def _lines(told: Sequence[Mapping[str, Fact]], hosts: Sequence[str]) -> Iterator[str]:
+    for key in dict.fromkeys(key for row in told for key in row):
+        holders: dict[str, list[int]] = {}
+        shown: dict[str, str] = {}
+        for rank, row in enumerate(told):
+            fact = row.get(key, _NONE)
+            holders.setdefault(fact.value, []).append(rank)
+            shown.setdefault(fact.value, fact.shown)
+        if len(holders) == 1:
+            continue
+        # because: most ranks are right; where as many have each value, it is not known who is
+        by_size = sorted(holders.items(), key=lambda item: -len(item[1]))
+        tied = len(by_size[0][1]) == len(by_size[1][1])
+        odd = by_size if tied else by_size[1:]
+        said = [f"{_clean(shown[value])} on {_who(ranks, hosts)}" for value, ranks in odd]
+        usual = "" if tied else f", and {_clean(shown[by_size[0][0]])} on the other {len(by_size[0][1])}"
+        yield f"{_clean(key)} is {a_few(said, most=_NUM_VALUES)}{usual}"
+
+
+def _who(ranks: Sequence[int], hosts: Sequence[str]) -> str:
+    if len(set(hosts)) < 2:
+        return ranks_text(ranks)
+    return f"{ranks_text(ranks)} ({a_few(dict.fromkeys(hosts[rank] for rank in ranks))})"
+
+
+def _clean(text: str) -> str:
+    text = text if text.isprintable() else ascii(text)
+    return text if len(text) <= _NUM_CHARACTERS else f"{text[:_NUM_CHARACTERS]}..."

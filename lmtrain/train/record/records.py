@@ -1,0 +1,127 @@
+"""What a run writes about itself while it trains: rows of metrics, lines of the view, records for the sinks.
+
+Called by the loop and by validation, on every process; only rank 0 has somewhere to write. Numbers in rows are global.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from statistics import median
+from typing import Any
+
+from lmtrain.data.loader import StepBatches
+from lmtrain.observe.measure.measures import worth_by_step
+from lmtrain.observe.measure.memory import device_peak_bytes
+from lmtrain.parallel.histograms import histograms
+from lmtrain.plan.run_model.ranks import rank_bytes_of
+from lmtrain.train.layouts.forecast import COMPARED_STEPS, expected_step, planned_of
+from lmtrain.train.ranks.digests import batch_digest, first_evidence, samples_hash
+from lmtrain.train.record.outputs import start_number
+from lmtrain.train.run import Run
+from lmtrain.train.step import StepResult
+from lmtrain.units import format_bytes, format_seconds
+
+
+def record_start(run: Run) -> None:
+    """From what it begins, and what a person should know of that."""
+    run.progress.attempt = start_number(run.folder) if run.metrics is not None else 1
+    resumed, weights, total = run.inputs.resume_from, run.inputs.weights_from, run.config.total_steps
+    began_at: dict[str, Any] = {"resumed_from": resumed and str(resumed), "weights_from": weights and str(weights)}
+    began_at |= first_evidence(run)
+    began_at |= {"before": run.before} if run.progress.attempt > 1 else {}
+    record(run, "start", began_at | ({"passed_over": list(run.passed_over)} if run.passed_over else {}))
+    for warning in run.inputs.warnings:
+        run.view.note(f"warning: {warning}")
+    if resumed is not None and run.progress.step == total:
+        run.view.note(f"nothing is left to do: {resumed} is step {total} of {total}")
+    elif resumed is not None:
+        run.view.note(f"continuing from {resumed} at step {run.progress.step}")
+    elif weights is not None:
+        run.view.note(f"a new run with the weights of {weights}")
+
+
+def record(run: Run, event: str, values: dict[str, Any]) -> dict[str, Any]:
+    time = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    row = {"event": event, "step": run.progress.step, "attempt": run.progress.attempt, "time": time} | values
+    if run.metrics is not None:
+        run.metrics.append(row)
+        run.sinks.row(row)
+    return row
+
+
+def report_step(run: Run, batches: StepBatches, result: StepResult, lr: float, elapsed_s: float) -> None:
+    rates, progress, scale = run.throughput.rates(run.config.total_steps), run.progress, run.model.loss_scale
+    memory, rank = run.memory.fullest()
+    row = record(
+        run, "step",
+        {
+            "loss": result.loss, **_terms(result), "lr": lr, "grad_norm": result.grad_norm, "skipped": progress.skipped,
+            **({"loss_scale": scale.value} if scale.dynamic else {}),
+            "samples": progress.samples, "tokens": progress.tokens, "samples_hash": samples_hash(batches.sample_ids),
+            "batch_digest": batch_digest(batches) if run.metrics is not None else None,
+            "tokens_per_s": rates.tokens_per_s, "flops_per_s": rates.flops_per_s, "mfu": rates.mfu,
+            "data_wait_s": run.loader.data_wait_s, "memory_bytes": memory, "memory_rank": rank,
+            "elapsed_s": elapsed_s, "eta_s": rates.eta_s, **_beside(run),
+        },
+    )  # fmt: skip
+    run.view.step(row)
+    if (peaks := run.memory.grown()) is not None:
+        record(run, "memory", {"peak_bytes": peaks})
+
+
+def report_now_and_then(run: Run) -> None:
+    """What only some steps are looked at for, on every process."""
+    report_forecast(run)
+    every = run.config.observe.histograms_every_steps
+    if every is not None and run.progress.step % every == 0:
+        run.sinks.histograms(run.progress.step, histograms(run.model))
+
+
+def _beside(run: Run) -> dict[str, Any]:
+    """How the processes keep pace, and when something ends the run; what is not known is left out."""
+    left_s = run.costs.left_s()
+    found = {} if left_s is None else {"limit_left_s": round(left_s, 1)}
+    return found | (run.costs.pace.facts() if run.costs.pace is not None else {})
+
+
+def report_forecast(run: Run) -> None:
+    """How far the first steps were off what the planner had predicted; once, on rank 0."""
+    config, hardware = run.config, run.config.hardware
+    if run.costs.num_steps != COMPARED_STEPS or hardware is None or run.mesh.rank != 0:
+        return
+    seen = run.costs.newest_steps_s()
+    batches = [config.batch_plan.range_of(run.progress.step - 1 - ago)[1] for ago in range(len(seen))]
+    expected, step_s = expected_step(planned_of(config, run.inputs.model), hardware, batches), median(seen)
+    words, peak = expected.compared_with(step_s), device_peak_bytes(str(run.model.device))
+    if peak is not None:
+        held = sum(rank_bytes_of(planned_of(config, run.inputs.model), 0).values())
+        words += f"; memory is {format_bytes(peak)}, with {format_bytes(held)} predicted"
+    record(run, "forecast", expected.facts() | {"measured_step_s": step_s, "hardware": hardware.name, "said": words})
+    run.view.note(words)
+
+
+def report_measures(run: Run, row: dict[str, Any]) -> None:
+    """What a row has measured, for the choice of the best checkpoint."""
+    run.writer.worth = {**run.writer.worth, **worth_by_step([row], run.config.checkpoint.best_by)}
+
+
+def _terms(result: StepResult) -> dict[str, float]:
+    """A loss of one term says nothing more by its parts."""
+    return {f"loss/{term}": mean for term, mean in result.terms.items() if len(result.terms) > 1}
+
+
+def report_save(run: Run) -> None:
+    """A row for the newest finished checkpoint, once."""
+    last = run.writer.last
+    if last is None or last.step == run.reported_save:
+        return
+    run.reported_save, run.failed_saves = last.step, 0
+    run.costs.saved(last.write_s, last.stall_s)
+    values = {"saved_step": last.step, "bytes": last.num_bytes, "write_s": last.write_s, "stall_s": last.stall_s}
+    values["bytes_per_s"] = last.bytes_per_s
+    run.view.saved(
+        record(run, "save", values),
+        f"saved step {last.step}: {format_bytes(last.num_bytes)} in {format_seconds(last.write_s)} "
+        f"({format_bytes(last.bytes_per_s)}/s), "
+        f"training stood still for {last.stall_s * 1000:.0f} ms",
+    )
