@@ -1,4 +1,4 @@
-// MinHash signatures. Twin: minima_twin in data_tools/corpus/copies/minhash.py.
+// MinHash signatures. Twin: minima_twin in data_tools/corpus/copies/signatures.py.
 
 #include <pybind11/numpy.h>
 

@@ -18,7 +18,7 @@ from data_tools import corpora
 from data_tools.corpora.fetch import ReportBytes, UnreachableError, fetch, is_there
 from data_tools.corpora.published import Texts
 from data_tools.corpora.remote import RemoteFile, how_to_bring
-from data_tools.corpus.flow.lines import to_line
+from data_tools.corpus.flow.reading import to_line
 from data_tools.corpus.flow.steps import Report, Tally
 from lmtrain.errors import DataError, MissingInputError, UsageError, nearest
 from lmtrain.runtime.files.files import atomic_file, is_safe_name, write_json

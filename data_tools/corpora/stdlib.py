@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from data_tools.corpus.copies.overlap import NEAR_COPY, overlaps, shingles
+from data_tools.corpus.copies.decontaminate import NEAR_COPY, overlaps, shingles
 from lmtrain.errors import DataError, MissingInputError
 from lmtrain.runtime.files.files import atomic_file
 

@@ -6,19 +6,131 @@ refused. Redirects and pages that are not articles are left out and counted.
 
 from __future__ import annotations
 
+import html
 import re
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from xml.parsers import expat
 
 from data_tools.corpora.recipe import Recipe, SplitDocuments
-from data_tools.corpora.wiki_markup import plain_text
 from data_tools.corpus.flow.steps import Tally
 from data_tools.read.chunks import MAX_DOC_BYTES
 from data_tools.read.streams import unpacked
 from lmtrain.errors import DataError
+
+_DEPTH = 40  # because: honest pages nest templates a dozen deep; what opens deeper is passed over
+_DROPPED = "ref|references|gallery|math|chem|timeline|score|syntaxhighlight|source|graph|imagemap|mapframe|table"
+_TOKEN = re.compile(
+    r"<!--|-->|\{\{|\}\}|\{\||\|\}(?!\})|\[\[|\]\]|"
+    rf"<(?P<end>/?)(?P<tag>{_DROPPED})\b[^<>]{{0,1000}}>",
+    re.IGNORECASE,
+)
+_LONGEST_HEADING = 400
+_CLOSES = {"}}": "{{", "|}": "{|", "]]": "[[", "-->": "<!--"}
+
+_NOT_TEXT = re.compile(r"\s*(?:file|image|media|category|[a-z]{2,3}(?:-[a-z]+)?)\s*:", re.IGNORECASE)
+_PICTURE = re.compile(r"[^|]*:[^|]*\.(?:jpe?g|png|svg|gif|webp|tiff?|og[gv]|webm|pdf)\s*(?:\||$)", re.IGNORECASE)
+_WEB_LINK = re.compile(r"\[(?:https?:|ftp:)?//[^\s\[\]]+(?:[ \t]+([^\[\]\n]*))?\]")
+_BREAK = re.compile(r"<(?:br|p|/p|hr)\b[^<>]{0,100}>", re.IGNORECASE)
+_TAG = re.compile(r"</?[a-z][^<>]{0,1000}>", re.IGNORECASE)
+_QUOTES = re.compile(r"'{2,}")
+_MAGIC = re.compile(r"__[A-Z]{3,30}__")
+_HEADING = re.compile(r"(={1,6})[ \t]*(\S.*?)[ \t]*\1[ \t]*")
+_ITEM = re.compile(r"[*#:;]+[ \t]*")
+_HOLLOW = re.compile(r"\([ \t,;:]*\)")
+_SPACES = re.compile(r"[ \t\u00a0]+")
+_LOOSE = re.compile(r" +([,.;:)])")
+
+
+@dataclass
+class _Open:
+    """A bracket that is open, and the text since then."""
+
+    kind: str
+    parts: list[str] = field(default_factory=list)
+
+
+def plain_text(markup: str) -> str:
+    text = _without_brackets(markup)
+    text = _WEB_LINK.sub(lambda match: match[1] or "", text)
+    text = _TAG.sub("", _BREAK.sub("\n", text))
+    text = html.unescape(_MAGIC.sub("", _QUOTES.sub("", text)))
+    return "\n".join(_lines(text)).strip()
+
+
+def _without_brackets(markup: str) -> str:
+    stack = [_Open("")]
+    is_open: Counter[str] = Counter()
+    at = 0
+    for match in _TOKEN.finditer(markup):
+        stack[-1].parts.append(markup[at : match.start()])
+        at = match.end()
+        found, tag = match[0], (match["tag"] or "").lower()
+        if is_open["<!--"] and found != "-->":
+            continue
+        if tag and found.endswith("/>"):
+            continue
+        kind = tag or _CLOSES.get(found, found)
+        if match["end"] or found in _CLOSES:
+            if is_open[kind]:
+                _close(stack, is_open, kind)
+        elif len(stack) < _DEPTH:
+            stack.append(_Open(kind))
+            is_open[kind] += 1
+    stack[-1].parts.append(markup[at:])
+    # what was never closed was no bracket: its text stays, but for comments
+    return "".join("".join(level.parts) for level in stack if level.kind != "<!--")
+
+
+def _close(stack: list[_Open], is_open: Counter[str], kind: str) -> None:
+    """Close the innermost bracket of this kind, and those inside it that nobody closed."""
+    inner: list[str] = []
+    while True:
+        level = stack.pop()
+        is_open[level.kind] -= 1
+        inner.append("".join(level.parts))
+        if level.kind == kind:
+            break
+    if kind == "[[":
+        stack[-1].parts.append(_link("".join(reversed(inner))))
+
+
+def _link(content: str) -> str:
+    if content.startswith(":"):
+        content = content[1:]
+    elif _NOT_TEXT.match(content) or _PICTURE.match(content):
+        return ""
+    target, bar, words = content.partition("|")
+    if not bar:
+        return target
+    return words.rsplit("|", 1)[-1] or target.partition(" (")[0]
+
+
+def _lines(text: str) -> list[str]:
+    """Lines as they are read; a heading under which nothing is left goes too."""
+    lines: list[str] = []
+    headings: list[tuple[int, str]] = []  # those whose text has not come yet, outermost first
+    for raw in text.split("\n"):
+        line = _SPACES.sub(" ", raw).strip()
+        # because: a line of a thousand signs is not a heading, and trying it as one would take long
+        if line.startswith("=") and len(line) < _LONGEST_HEADING and (found := _HEADING.fullmatch(line)):
+            level = len(found[1])
+            headings = [*(h for h in headings if h[0] < level), (level, found[2])]
+            continue
+        item = _ITEM.match(line)
+        line = _LOOSE.sub(r"\1", _SPACES.sub(" ", _HOLLOW.sub("", line[item.end() :] if item else line))).strip()
+        if any(map(str.isalnum, line)):
+            for _, title in headings:
+                lines += ["", title, ""]
+            headings = []
+            lines.append(line)
+        elif lines and lines[-1]:
+            lines.append("")
+    return [line for i, line in enumerate(lines) if line or (i and lines[i - 1])]
+
 
 _CHUNK = 1 << 18
 _KEPT = frozenset({"title", "ns", "id", "text"})

@@ -18,8 +18,7 @@ from typing import Any
 from data_tools.corpus.build_settings import BuildSettings, DedupeSettings
 from data_tools.corpus.copies.copies import EXACT, NEAR, find_pairs, mark_exact, mark_near
 from data_tools.corpus.copies.decontaminate import Decontaminate, read_passages
-from data_tools.corpus.copies.minhash import MinHash
-from data_tools.corpus.copies.signatures import Drop, Sign, check_inputs, remember_inputs
+from data_tools.corpus.copies.signatures import Drop, MinHash, Sign, check_inputs, remember_inputs
 from data_tools.corpus.flow.reading import Reading, find_files
 from data_tools.corpus.flow.steps import (
     Collect,

@@ -20,8 +20,7 @@ import numpy as np
 
 from data_tools.corpus.copies.signatures import content_hash
 from data_tools.corpus.flow.external_sort import MEMORY_BYTES, Sorter
-from data_tools.corpus.flow.lines import to_line
-from data_tools.corpus.flow.reading import Documents, find_files, read_documents
+from data_tools.corpus.flow.reading import Documents, find_files, read_documents, to_line
 from data_tools.corpus.flow.steps import Report, Tally, Work, refuse_nothing, refuse_overwriting, run_step
 from data_tools.read.parts import WHOLE
 from data_tools.read.sources import Inputs

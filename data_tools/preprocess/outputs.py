@@ -24,9 +24,16 @@ import numpy as np
 from data_tools.preprocess.journal import Journal
 from data_tools.preprocess.sequences import Batch
 from data_tools.read.chunks import START, Place
-from lmtrain.data.store.finished import check_finished
 from lmtrain.data.store.indexed import SUFFIXES, part
-from lmtrain.data.store.writer import DatasetSpool, Mark, open_own, publish, refuse_taken, working_folder
+from lmtrain.data.store.writer import (
+    DatasetSpool,
+    Mark,
+    check_finished,
+    open_own,
+    publish,
+    refuse_taken,
+    working_folder,
+)
 from lmtrain.errors import DataError, LmtrainError, OutputError, StorageError
 from lmtrain.runtime.files import files
 from lmtrain.runtime.files.checksum import crc32c

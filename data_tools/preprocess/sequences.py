@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,10 +10,160 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_tools.preprocess.sentences import split_sentences
 from data_tools.read.content import Content
+from lmtrain import native
 from lmtrain.tokenizer.fast import Encoder
 from lmtrain.tokenizer.json_lines import Reject
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# Never the end of a sentence.
+_NEVER = _words(
+    "Mr Mrs Ms Dr Prof Rev Gen Col Lt Capt Sgt Cpl Maj Cmdr Adm Hon Gov Sen Rep Pres Supt Insp Messrs Mme Mlle Mons Fr "
+    "Hr Dra Sra Srta Mt Ft vs Vs v cf Cf viz e.g E.g i.e I.e approx ca bzw z.B d.h"
+)
+# The end of a sentence where a word follows that often begins one.
+_MAY = _words(
+    "Inc Ltd Co Corp Bros Jr Sr St Ave Blvd Rd al Ph.D M.Sc B.Sc Assn Dept dept Univ univ Esq Cia Ariz Calif Colo Conn "
+    "Fla Ill Kan Mass Mich Minn Mo Mont Neb Nev Okla Ore Pa Tenn Tex Va Vt Wash Wis Wyo"
+)
+# Not the end of a sentence before a number.
+_BEFORE_NUMBER = _words(
+    "No Nos no nos Nr nr Fig fig Figs figs Vol vol Vols vols Ch ch Chap chap Sec sec Art art Eq eq Eqs Ref Pt pt pp Op "
+    "op Ver ver Jan Feb Mar Apr Jun Jul Aug Sep Sept Oct Nov Dec p b c d n l"
+)
+_STARTERS = _words(
+    "A After All Also Although An And Another Are As At Because Before Both But By Can Could Did Do Does During Each "
+    "Every For From Had Has Have He Her Here His How However I If In Instead Is It Its Many Meanwhile Moreover Most My "
+    "No Not Now On Once One Or Other Our Over Perhaps She Should Since So Some Such That The Their Then There These "
+    "They This Those Thus To Two Under Until Was We Were What When Where Which While Who Why With Without Would Yes "
+    "You Your"
+)
+_LONGEST_WORD = 24  # characters looked back over
+
+_SPACES = "\t\n\v\f\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+_STOPS = ".!?\u2026"
+_FULL_STOPS = "\u3002\uff01\uff1f\uff61\u0964\u0965\u061f\u06d4\u0589\u1362\u17d4\u17d5\u104b"
+_CLOSERS = "\"')\\]}\u00bb\u201d\u2019\uff09\uff3d\u300d\u300f\u3011\u300b\u3009\uff02\uff07"
+_OPENERS = "\"'(\\[{\u00ab\u201c\u2018\u00bf\u00a1\u2014\u2013\\-*_\uff08\u300c\u300e\u3010\u300a\u3008"
+
+
+def _cased() -> tuple[frozenset[str], frozenset[str]]:
+    """Small and capital letters of Latin, Greek and Cyrillic: a list of our own, for Unicode's grows every year."""
+    small = [*range(0x61, 0x7B), *range(0xDF, 0x100), *range(0x3AC, 0x3CF), *range(0x430, 0x460)]
+    capital = [*range(0x41, 0x5B), *range(0xC0, 0xDF), *range(0x391, 0x3AA), *range(0x400, 0x430)]
+    for first, last, small_is_odd in ((0x100, 0x137, 1), (0x139, 0x148, 0), (0x14A, 0x177, 1), (0x179, 0x17E, 0)):
+        for code in range(first, last + 1):
+            (small if code % 2 == small_is_odd else capital).append(code)
+    return frozenset(map(chr, set(small) - {0xF7})), frozenset(map(chr, set(capital) - {0xD7}))
+
+
+_SMALL, _CAPITAL = _cased()
+_BLANK = re.compile(f"[{_SPACES}]*")
+_CANDIDATE = re.compile(f"[{_STOPS}{_FULL_STOPS}]+|[\n\f\u2029][{_SPACES}]*")
+_CLOSING = re.compile(f"(?:[\xa0\u202f]?\u00bb|[{_CLOSERS}])*")  # French sets its quotes off
+_REFERENCES = re.compile(r"(?:\[[0-9]{1,3}\])*")
+_OPENING = re.compile(f"[{_OPENERS}]*")
+_WORD = re.compile(f"[^{_SPACES}{_OPENERS}{_CLOSERS}{_FULL_STOPS},;:/]*")
+_LIST_NUMBER = re.compile("[0-9]+|[IVXLC]+|[ivxlc]+")
+_ACRONYM = re.compile("(?:[A-Za-z][.])*[A-Za-z]")
+_LETTERS = re.compile(f"[A-Za-z]{{0,{_LONGEST_WORD}}}")
+_AFTER_STARTER = re.compile(f"[{_SPACES},]|$")
+_SPACE_SET = frozenset(c for c in map(chr, range(0x3001)) if _BLANK.fullmatch(c))
+
+
+def split_sentences(text: str, newlines: bool = False) -> list[str]:
+    """The sentences of a text without the white space around them. `newlines`: every line ends a sentence."""
+    if native.lib is None:
+        return split_sentences_twin(text, newlines)
+    if text.isascii():  # bytes are characters
+        return [text[begin:end] for begin, end in native.lib.sentence_spans(text.encode(), newlines).tolist()]
+    data = text.encode("utf-8", "surrogatepass")
+    spans = native.lib.sentence_spans(data, newlines).tolist()
+    return [data[begin:end].decode("utf-8", "surrogatepass") for begin, end in spans]
+
+
+def split_sentences_twin(text: str, newlines: bool = False) -> list[str]:
+    """The same in Python."""
+    sentences = []
+    begin = at = _skip(_BLANK, text, 0)
+    while found := _CANDIDATE.search(text, at):
+        at = found.end()
+        cut = _at_line_end(found, newlines) if found[0][0] in "\n\f\u2029" else _at_stop(text, begin, found)
+        if cut is not None:
+            end, at = cut
+            sentences.append(text[begin:end])
+            begin = at
+    sentences.append(text[begin:])
+    return [kept for sentence in sentences if (kept := _stripped(sentence))]
+
+
+def _at_line_end(found: re.Match[str], newlines: bool) -> tuple[int, int] | None:
+    gap = found[0]
+    if newlines or "\f" in gap or "\u2029" in gap or gap.count("\n") > 1:
+        return found.start(), found.end()
+    return None
+
+
+def _at_stop(text: str, begin: int, found: re.Match[str]) -> tuple[int, int] | None:
+    """Where the sentence ends and the next begins, if it ends at these stops."""
+    stops, close = found[0], _skip(_CLOSING, text, found.end())
+    if any(stop in _FULL_STOPS for stop in stops):
+        return close, _skip(_BLANK, text, close)
+    close = _skip(_REFERENCES, text, close)
+    following = _skip(_BLANK, text, close)
+    if following == len(text) or following == close:
+        return None
+    closed = close > found.end()
+    return (close, following) if _ends_sentence(text, begin, found.start(), stops, closed, following) else None
+
+
+def _ends_sentence(text: str, begin: int, stop: int, stops: str, closed: bool, gap: int) -> bool:
+    following = _skip(_OPENING, text, gap)
+    follows = text[following : following + 1]  # empty where nothing but brackets and quotes is left
+    if not follows or follows in _SMALL or follows in _STOPS or follows in ",;:":
+        return False
+    if stops != ".":
+        return text[stop - 1 : stop] not in ("(", "[")
+    word = _word_before(text, stop)
+    if word is None or (closed and following > gap):  # what closes here and opens there
+        return True
+    if not word or word in _NEVER:
+        return not word
+    if begin == stop - len(word) and _LIST_NUMBER.fullmatch(word):
+        return False
+    if word in _BEFORE_NUMBER and follows in "0123456789":
+        return False
+    if word in _CAPITAL or (len(word) > 1 and (word in _MAY or _ACRONYM.fullmatch(word))):
+        letters = _skip(_LETTERS, text, following)
+        return text[following:letters] in _STARTERS and _AFTER_STARTER.match(text, letters) is not None
+    return True
+
+
+def _word_before(text: str, stop: int) -> str | None:
+    """What stands before the stop without a gap; None where that is longer than any word with a rule."""
+    begin = stop
+    while begin > 0 and _WORD.fullmatch(text, begin - 1, begin):
+        begin -= 1
+        if stop - begin > _LONGEST_WORD:
+            return None
+    return text[begin:stop]
+
+
+def _skip(pattern: re.Pattern[str], text: str, at: int) -> int:
+    found = pattern.match(text, at)
+    assert found is not None, "these patterns also match nothing"
+    return found.end()
+
+
+def _stripped(sentence: str) -> str:
+    begin, end = _skip(_BLANK, sentence, 0), len(sentence)
+    while end > begin and sentence[end - 1] in _SPACE_SET:
+        end -= 1
+    return sentence[begin:end]
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lmtrain.checkpoint.best import DEFAULT
+from lmtrain.checkpoint.store import DEFAULT
 from lmtrain.config.base import Problem, Settings, show
 from lmtrain.config.build import quantity
 

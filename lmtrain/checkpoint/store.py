@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from lmtrain.checkpoint.best import BEST, best_first, measure_of, worth_in
 from lmtrain.checkpoint.disk.format import (
     MANIFEST,
     MAX_MANIFEST_BYTES,
@@ -25,9 +24,39 @@ from lmtrain.checkpoint.disk.format import (
     most_bytes,
 )
 from lmtrain.errors import CheckpointError, DataError, MissingInputError, StorageError
-from lmtrain.runtime.files.files import MAX_JSON_BYTES, free_bytes, parse_json, read_bytes, read_errors, storage_errors
+from lmtrain.observe.measure.measures import worth_by_step
+from lmtrain.observe.metrics import read_metrics
+from lmtrain.runtime.files.files import (
+    MAX_JSON_BYTES,
+    free_bytes,
+    parse_json,
+    read_bytes,
+    read_errors,
+    read_json,
+    storage_errors,
+)
 from lmtrain.runtime.processes.faults import fault_point
 from lmtrain.units import format_bytes
+
+BEST = "@best"  # behind a run's folder
+DEFAULT = "loss/valid"
+
+
+def best_first(checkpoints: Mapping[int, Path], worth: Mapping[int, float]) -> list[Path]:
+    """Those that were measured; of equals the earliest first, so that a later one does not take its place."""
+    return [checkpoints[step] for step in sorted(checkpoints.keys() & worth, key=lambda step: (-worth[step], step))]
+
+
+def measure_of(run: Path) -> str:
+    """The name of the measure by which this run's checkpoints are judged."""
+    settings = read_json(run / "config.json").get("checkpoint", {})
+    return str(settings.get("best_by", DEFAULT)) if isinstance(settings, dict) else DEFAULT
+
+
+def worth_in(run: Path) -> dict[int, float]:
+    """By step, as its rows say; more is better."""
+    return worth_by_step(read_metrics(run / "metrics.jsonl"), measure_of(run))
+
 
 CHECKPOINTS = "checkpoints"  # the folder of a run that holds them
 _STEP = re.compile(r"step_([0-9]{8,18})")

@@ -20,8 +20,7 @@ from lmtrain.data.data_settings import BlendPart, BlendSettings, DataChoice, Dat
 from lmtrain.data.dataset import Dataset, InOrder, Later, SampleOrder
 from lmtrain.data.masked_settings import MaskedSettings
 from lmtrain.data.order import Order
-from lmtrain.data.samples.blend import BlendedDataset, BlendOrder, MegatronBlendOrder
-from lmtrain.data.samples.blend_schedule import whole_shares
+from lmtrain.data.samples.blend import BlendedDataset, BlendOrder, MegatronBlendOrder, whole_shares
 from lmtrain.data.samples.causal import CausalDataset
 from lmtrain.data.samples.masked import MaskedDataset, MaskVocabulary, WordPieces
 from lmtrain.data.samples.megatron import AsNumbered, MegatronDataset, blend_sizes, split_sequences

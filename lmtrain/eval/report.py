@@ -14,8 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lmtrain.eval.result import Result
-from lmtrain.eval.statistics.bootstrap import LEVEL
-from lmtrain.eval.statistics.paired_test import Comparison, Difference
+from lmtrain.eval.statistics.paired_test import LEVEL, Comparison, Difference
 from lmtrain.eval.task import Task
 from lmtrain.observe.screen.row_text import show_measure
 from lmtrain.units import format_count, format_seconds

@@ -3,27 +3,103 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from lmtrain.errors import DataError, LmtrainError
+from lmtrain.errors import DataError, LmtrainError, UsageError
 from lmtrain.eval.result import ONE_PROCESS, Result
-from lmtrain.eval.scoring.partial_results import first_items
-from lmtrain.eval.scoring.positions import Positions
-from lmtrain.eval.scoring.scoring import Known, Scorable, Scored, Scorer
-from lmtrain.eval.scoring.scoring_passes import Passes
+from lmtrain.eval.scoring.scoring import Known, Passes, Scorable, Scored, Scorer
 from lmtrain.eval.source import check_kind
-from lmtrain.eval.statistics.bootstrap import LEVEL, RESAMPLES, SEED, intervals
+from lmtrain.eval.statistics.paired_test import LEVEL, RESAMPLES, SEED, intervals
 from lmtrain.eval.task import Answers, Asked, Columns, Prepared, Task, TextTask, ratio, sum_up, window_of
 from lmtrain.eval.text.texts import TextInput
-from lmtrain.eval.text.windows import Request
+from lmtrain.eval.text.windows import MaskedRequest, Request, Tokens
 from lmtrain.tokenizer.base import Tokenizer
+
+_MOST = 64  # powers of two
+
+
+class Positions:
+    """Sums over targets with 1, 2 to 3, 4 to 7, ... tokens before them in what was fed."""
+
+    def __init__(self) -> None:
+        self._nll, self._targets = np.zeros(_MOST), np.zeros(_MOST, np.int64)
+
+    def add(self, request: Request, nll: NDArray[np.float64]) -> None:
+        if isinstance(request, MaskedRequest):
+            return  # because: to it a window is what stands on both sides
+        num_fed = request.num_fed
+        power = np.frexp(np.arange(num_fed - len(nll) + 1, num_fed + 1))[1] - 1
+        self._nll += np.bincount(power, nll, _MOST)
+        self._targets += np.bincount(power, minlength=_MOST)
+
+    def rows(self) -> tuple[dict[str, Any], ...]:
+        return tuple(
+            {
+                "tokens_before_from": 1 << power,
+                "tokens_before_to": (2 << power) - 1,
+                "targets": int(targets),
+                "nll_per_token_nats": float(self._nll[power] / targets),
+            }
+            for power, targets in enumerate(self._targets)
+            if targets
+        )
+
+
+def first_items(prepared: Prepared, limit: int) -> Prepared:
+    """Facts stay those of the whole text, but for the protocol's id and what is divided by."""
+    num_items = prepared.num_items
+    facts = prepared.facts
+    if num_items == 1:
+        raise UsageError(
+            f"--limit={limit} takes the first items of a text, and to {facts.protocol} this text is one item. "
+            "Leave --limit out, or give a shorter text."
+        )
+    if limit >= num_items:
+        return prepared
+    requests = FirstRequests(prepared.requests, limit)
+    return dataclasses.replace(
+        prepared,
+        requests=requests,
+        num_targets=sum(request.num_scored for request in requests),
+        known={name: values[:limit] for name, values in prepared.known.items()},
+        documents=None if prepared.documents is None else FirstDocuments(prepared.documents, limit),
+        facts=dataclasses.replace(
+            facts,
+            protocol=f"{facts.protocol}-first{limit}",
+            denominator=f"what the first {limit} of {num_items} items have; all of them: {facts.denominator}",
+            limit=limit,
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class FirstRequests:
+    """May be walked as often as what it is made of."""
+
+    requests: Iterable[Request]
+    limit: int
+
+    def __iter__(self) -> Iterator[Request]:
+        return (request for request in self.requests if request.item < self.limit)
+
+
+@dataclass(frozen=True)
+class FirstDocuments:
+    documents: Iterable[Tokens]
+    limit: int
+
+    def __iter__(self) -> Iterator[Tokens]:
+        return islice(iter(self.documents), self.limit)
+
 
 Progress = Callable[..., None]  # tokens fed and known already, of how many; `earlier`: known already
 

@@ -6,6 +6,7 @@ time, or for all of it where kernels run; nothing waits for the device, since th
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,20 @@ from torch.optim import Optimizer
 from lmtrain.kernels import adamw
 from lmtrain.kernels.moved import Moved, Rates
 from lmtrain.kernels.on_gpu import fuses
+
+
+class UncompiledOptimizer(torch.optim.Optimizer):
+    # because: torch wraps these functions with functools.wraps, so that the function inside can be asked for; where a
+    # release of torch wraps nothing, this is the function itself
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+
+
+class UncompiledAdamW(UncompiledOptimizer, torch.optim.AdamW):
+    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
+
+
+UncompiledAdamW.__name__ = "AdamW"  # because: a profile names the span of a step after the class
+
 
 SLOTS = ("exp_avg", "exp_avg_sq")
 

@@ -18,8 +18,7 @@ from lmtrain.parallel.blocks.dropout import Noise
 from lmtrain.parallel.collectives import all_reduce
 from lmtrain.parallel.inference import Inference, chunks
 from lmtrain.parallel.mesh import Mesh
-from lmtrain.parallel.pipeline.begun import Begun, Weights
-from lmtrain.parallel.pipeline.executor import OneStage, Pipeline
+from lmtrain.parallel.pipeline.executor import Begun, OneStage, Pipeline, Weights
 from lmtrain.parallel.shards import owned, pieces_of
 from lmtrain.parallel.weights.gathered_weights import Spread
 from lmtrain.parallel.weights.grads import apply_clip, clip_factor, gradient_norm, sum_partial_gradients

@@ -7,7 +7,8 @@ has a total (precision, sharding); a module without one gives its gradient to au
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,8 +16,39 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmtrain.models.layers.heads import Head, added_to_scores
-from lmtrain.parallel.split_backward import later, weight_gradient
 from lmtrain.spec import LanguageModel
+
+Later = Callable[[], None]
+
+_open: list[list[Later]] = []  # of the whole process, since autograd may run backward in threads of its own
+
+
+@contextmanager
+def put_off(queue: list[Later]) -> Iterator[None]:
+    _open.append(queue)
+    try:
+        yield
+    finally:
+        _open.pop()
+
+
+def weight_gradient(weight: Tensor, product: Callable[[], Tensor]) -> Tensor | None:
+    """The gradient of a weight; None where a queue is open, and then the same gradient later through the same hooks."""
+    if not _open:
+        return product()
+    with torch.enable_grad():
+        alias = weight.view_as(weight)  # a backward through it ends in the weight's own accumulation
+    _open[-1].append(lambda: torch.autograd.backward(alias, product()))
+    return None
+
+
+def later(work: Later) -> None:
+    """In the second half of a backward; now, where no queue is open."""
+    if _open:
+        _open[-1].append(work)
+    else:
+        work()
+
 
 # because: on a GPU one kernel multiplies half-precision factors and adds to fp32; elsewhere that takes copies in fp32
 SUMMED_ON = {"cuda"}

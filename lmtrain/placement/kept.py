@@ -18,6 +18,27 @@ from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.placement.stages import Stage
 from lmtrain.spec import ModelShape
 
+LEAST_HEAD_WIDTH = 16  # because: flex_attention's kernels are made of products that have no smaller side
+
+
+def needs_mask(model: ModelSettings, *, document_mask: bool) -> bool:
+    """Whether a kernel's own causal rule leaves something to say.
+
+    To a model that sees both sides it always does: its rows end early.
+    """
+    shape = model.shape
+    windowed = shape.window is not None and shape.window < shape.seq_len
+    return document_mask or windowed or not shape.causal
+
+
+def of_blocks(model: ModelSettings, *, on_gpu: bool) -> bool:
+    """Whether a mask, where there is one, is of blocks, whose kernels skip what nobody sees.
+
+    because: on a CPU they have no backward, and they drop nothing, as dropout asks.
+    """
+    return on_gpu and not model.uses_dropout and model.shape.head_width >= LEAST_HEAD_WIDTH
+
+
 INT64_BYTES, BOOL_BYTES = 8, 1
 
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from lmtrain.config.base import FROM_A_PLUGIN, Problem, Settings, kinds, problem_if
-from lmtrain.errors import nearest
+from lmtrain.config.build import build_settings
+from lmtrain.errors import SettingsError, nearest, refusal
 from lmtrain.layout import Layout, divisors, words
+from lmtrain.models.model_settings import ModelSettings
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule, schedule_named
 from lmtrain.spec import ModelShape
 
 MAX_PROCESSES = 1 << 17  # because: what each of them holds is worked out before any starts
 MAX_TIMEOUT_S = 10_000_000
 AXES = ("pp", "vp", "dp_replicate", "dp_shard", "tp")
+KEYS = (*AXES, "zero", "schedule", "balance")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,3 +149,26 @@ def why_not_compiled(parallel: ParallelSettings, *, uses_dropout: bool) -> Probl
             "Use parallel.sequence_parallel=true, compute.compile=false or no dropout.",
         )
     return None
+
+
+def parse_layout(text: str, before: ParallelSettings | None = None) -> ParallelSettings:
+    """`tp=2,pp=4` -> settings. What is not named is 1; what does not belong to the layout stays as it was."""
+    others = before.to_dict() if before else {}
+    values: dict[str, Any] = {key: value for key, value in others.items() if key not in KEYS}
+    for word in text.split(","):
+        key, equals, value = (part.strip() for part in word.partition("="))
+        key = {"dp": "dp_shard"}.get(key, key)
+        if not equals or key in values or key not in KEYS:
+            rule = "is there twice." if key in values else f"is not a layout. {nearest(key, KEYS)}"
+            raise SettingsError([f"--to: {word!r} {rule} Give axes and sizes, as in tp=2,pp=4,dp_shard=2."])
+        values[key] = int(value) if value.isdecimal() else value
+    if values.get("vp", 1) != 1:
+        values.setdefault("schedule", "interleaved")  # because: the others have one stage a rank, or are asked for
+    return build_settings(ParallelSettings, values, "parallel")
+
+
+def check_layout(model: ModelSettings, parallel: ParallelSettings) -> None:
+    problems = layout_problems(model.shape, parallel, uses_dropout=False, compiles=False)
+    texts = [problem.text() for problem in problems]
+    if texts:
+        raise refusal(texts)

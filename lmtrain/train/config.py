@@ -6,6 +6,7 @@ checked itself by the time `RunConfig` exists; here are the rules that need two 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -14,8 +15,10 @@ from lmtrain.checkpoint.checkpoint_settings import CheckpointSettings
 from lmtrain.config.base import Problem, Settings, problem_if
 from lmtrain.data.batch_plan import BatchPlan
 from lmtrain.data.data_settings import DataChoice
+from lmtrain.errors import nearest
 from lmtrain.layout import Layout
 from lmtrain.models.model_settings import ModelSettings
+from lmtrain.observe.measure.measures import names_of_validation
 from lmtrain.optim.optim_settings import OptimSettings
 from lmtrain.optim.schedule_settings import ScheduleSettings
 from lmtrain.parallel.compute_settings import ComputeSettings
@@ -24,9 +27,39 @@ from lmtrain.parallel.recompute_settings import NoRecomputeSettings, RecomputeSe
 from lmtrain.placement.batch_rules import batch_problems, rampup_problems
 from lmtrain.placement.parallel_settings import ParallelSettings, layout_problems
 from lmtrain.plan.price.hardware import Hardware
-from lmtrain.train.best import best_problems
 from lmtrain.train.eval_settings import EvalSettings
 from lmtrain.train.train_settings import ObserveSettings, RunSettings, TrainSettings
+
+_KEY = "checkpoint.best_by"
+
+
+def best_problems(
+    checkpoint: CheckpointSettings, data: DataChoice, train: TrainSettings, evaluation: EvalSettings, total_steps: int
+) -> Iterator[Problem]:
+    name, saves = checkpoint.best_by, checkpoint.interval_steps
+    if checkpoint.keep_best == 0 or not saves:
+        return
+    if name.startswith("eval/"):
+        every, interval = evaluation.interval_steps, "eval.interval_steps"
+        prefixes = [f"eval/{one.called}/" for one in evaluation.tasks]
+        known = any(name.startswith(prefix) for prefix in prefixes)
+        way_out = f"Use {' or '.join(f'{one}MEASURE' for one in prefixes)}." if prefixes else "Give it in eval.tasks."
+    else:
+        every, interval = train.valid_interval_steps, "train.valid_interval_steps"
+        names = names_of_validation(data.terms, data.valid_paths)
+        known, way_out = name in names, nearest(name, names)
+    if not known:
+        yield Problem(_KEY, name, "is nothing that this run measures", way_out)
+    elif every == 0:
+        way_out = f"Add {interval}={saves}, or leave checkpoint.keep_best out."
+        yield Problem(_KEY, name, f"is never measured before the end of the run with {interval}=0", way_out)
+    elif math.lcm(saves, every) >= total_steps:
+        rule = (
+            f"is measured every {every} steps, and with checkpoint.interval_steps={saves} none of them is saved before "
+            f"the end at {total_steps}"
+        )
+        yield Problem(_KEY, name, rule, f"Use {interval}={saves}, or less for both in a run as short as this.")
+
 
 # What is worked out one by one before a run begins; nothing that is built comes near to any of these.
 MAX_PARAMETERS = 10**15

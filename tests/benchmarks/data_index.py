@@ -24,7 +24,7 @@ import numpy as np
 
 from lmtrain.data.dataset import Dataset
 from lmtrain.data.order import Order
-from lmtrain.data.samples.blend_schedule import Schedule, whole_shares
+from lmtrain.data.samples.blend import Schedule, whole_shares
 from lmtrain.data.samples.causal import CausalDataset
 from lmtrain.data.samples.packing import PackedDataset, Packing
 from lmtrain.data.store.documents import DocumentMap

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from data_tools.preprocess.sentences import split_sentences
+from data_tools.preprocess.sequences import split_sentences
 from lmtrain.data.masked_settings import MaskedSettings
 from lmtrain.data.samples.masked import MaskedDataset, MaskVocabulary
 from lmtrain.data.samples.masked_twin import BEGINS, CONTINUES, SPECIAL

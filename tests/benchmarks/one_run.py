@@ -24,7 +24,7 @@ from lmtrain.observe.profile.kernels import read_tables
 from lmtrain.plan.run_model.ranks import rank_bytes_of
 from lmtrain.train.before.preflight import load_data
 from lmtrain.train.config import RunConfig
-from lmtrain.train.layouts.forecast import planned_of
+from lmtrain.train.layouts.dry_run import planned_of
 from tests.benchmarks.switches import ATTENTION, only_attention, turn_off
 from tests.benchmarks.workloads import WORKLOADS, Workload
 

@@ -34,7 +34,7 @@ from lmtrain.parallel.compute_settings import ComputeSettings
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.parallel.pipeline import messages
 from lmtrain.parallel.precision_settings import Fp32Settings
-from lmtrain.parallel.split_backward import weight_gradient
+from lmtrain.parallel.products import weight_gradient
 from lmtrain.parallel.weights import sharding
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.plan.run_model.replay import Seconds, replay

@@ -27,12 +27,12 @@ import numpy as np
 from lmtrain.checkpoint.contents import Contents
 from lmtrain.checkpoint.described import layout_of
 from lmtrain.checkpoint.disk.tensor_file import PieceSpec, RankData
-from lmtrain.checkpoint.reshard.assignment import files_of_layout
+from lmtrain.checkpoint.reshard.targets import files_of_layout
 from lmtrain.checkpoint.save.agreement import RankRecord
 from lmtrain.checkpoint.save.commit import commit, write_rank
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.placement.memory import FP32_BYTES
-from lmtrain.placement.parse import parse_layout
+from lmtrain.placement.parallel_settings import parse_layout
 from lmtrain.runtime.files.files import forget_cached
 from tests.unit.checkpoint.layouts import SLOTS
 

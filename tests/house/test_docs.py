@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from lmtrain.cli.keys.conf_files import CommentedFile
-from lmtrain.cli.keys.settings_reference import settings_page
+from lmtrain.cli.keys.settings_reference import CommentedFile, settings_page
 from lmtrain.cli.main import app
 from lmtrain.cli.reference import commands, main, pages
 from lmtrain.config.compose import compose, conf_dir, sweep

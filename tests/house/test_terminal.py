@@ -12,7 +12,7 @@ CONSOLES = {"rich.console.Console", "rich.print", "rich.print_json"}
 ALLOWED = {
     "lmtrain.cli.screen.terminal", "lmtrain.cli.screen.console",  # the way
     "lmtrain.cli.reference",  # writes pages, and is no verb
-    "lmtrain.runtime.processes.speakers",  # passes on what verbs have printed
+    "lmtrain.runtime.processes.launch",  # passes on what verbs have printed
     "lmtrain.runtime.processes.fork_server",  # ends its forks as Python does, which prints the text of a SystemExit
     "lmtrain.observe.watch.companion",  # a program of its own, which says in ASCII why its rank was ended
 }  # fmt: skip

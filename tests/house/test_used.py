@@ -12,7 +12,7 @@ ALLOWED = {
     "lmtrain.exchange.torch_files.reader.readable": "asked by io.BufferedReader",
     "lmtrain.exchange.torch_files.reader.seekable": "asked by zipfile",
     "lmtrain.exchange.torch_files.reader.readinto": "called by io.BufferedReader",
-    "lmtrain.exchange.torch_files.bounds.readline": "called by pickletools",
+    "lmtrain.exchange.torch_files.pickle_data.readline": "called by pickletools",
     "data_tools.read.streams.readable": "asked by io.BufferedReader",
     "data_tools.read.streams.readinto": "called by io.BufferedReader",
     "data_tools.corpora.fetch.redirect_request": "called by urllib",

@@ -18,8 +18,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from lmtrain.parallel import collectives
 from lmtrain.parallel import model as parallel_model
-from lmtrain.parallel.pipeline.begun import Begun
-from lmtrain.parallel.pipeline.executor import Pipeline
+from lmtrain.parallel.pipeline.executor import Begun, Pipeline
 from lmtrain.parallel.pipeline.messages import Inbox, Letter, Outbox, Post
 from lmtrain.parallel.weights import sharding
 from lmtrain.parallel.weights.tied import TiedSums

@@ -42,7 +42,7 @@ from lmtrain.runtime.machine.device import pick_device, set_deterministic, set_t
 from lmtrain.runtime.processes.faults import arm
 from lmtrain.runtime.processes.process import ProcessEnv
 from lmtrain.train.before.preflight import load_data, preflight
-from lmtrain.train.layouts.forecast import expected_step, forecast_facts, planned_of
+from lmtrain.train.layouts.dry_run import expected_step, forecast_facts, planned_of
 from lmtrain.train.run import Run
 from lmtrain.train.setup import open_run
 from tests.cli.harness import outcome

@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from data_tools.corpus.copies.minhash import similarity
-from data_tools.corpus.copies.signatures import Signed, load_array
+from data_tools.corpus.copies.signatures import Signed, load_array, similarity
 from data_tools.corpus.flow.external_sort import MEMORY_BYTES, Rows, Sorter
 from data_tools.read.parts import WHOLE, Part
 from lmtrain.errors import MissingInputError, UsageError

@@ -6,6 +6,7 @@ that every task knows it without having read what comes before. Called by steps.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -20,6 +21,14 @@ from data_tools.read.rejects import BadLines, OnError
 from data_tools.read.sources import STDIN, Inputs, Source, find_sources
 from lmtrain.errors import UsageError
 from lmtrain.tokenizer.json_lines import Document, Reject
+
+
+def to_line(document: Document) -> bytes:
+    try:
+        return json.dumps(document, ensure_ascii=False, separators=(", ", ": ")).encode() + b"\n"
+    except UnicodeEncodeError:  # beside the text stands half a character, which only an escape can hold
+        return json.dumps(document, separators=(", ", ": ")).encode() + b"\n"
+
 
 Documents = Iterator[tuple[int, Document]]  # positions and documents
 OFFSET_BITS = 44  # of a position: files of up to 16 TiB, and a million of them

@@ -18,8 +18,7 @@ from pathlib import Path
 from threading import RLock
 from typing import Any, ClassVar, Protocol
 
-from data_tools.corpus.flow.lines import to_line
-from data_tools.corpus.flow.reading import Documents, PortionReader, Reading, count_bad, find_files
+from data_tools.corpus.flow.reading import Documents, PortionReader, Reading, count_bad, find_files, to_line
 from data_tools.read.ahead import budget_of, worked_ahead
 from data_tools.read.chunks import Portion
 from data_tools.read.content import Bad

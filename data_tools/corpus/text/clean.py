@@ -10,8 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from data_tools.corpus.flow.lines import to_line
-from data_tools.corpus.flow.reading import Documents
+from data_tools.corpus.flow.reading import Documents, to_line
 from data_tools.corpus.flow.steps import Tally
 from data_tools.corpus.text.mend import mend
 from data_tools.corpus.text.quality import GROUPS, LINE_RULES, RULES, Facts

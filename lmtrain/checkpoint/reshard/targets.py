@@ -11,11 +11,24 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
-from lmtrain.checkpoint.disk.boxes import Box
-from lmtrain.checkpoint.disk.format import BLOCK_BYTES, FileEntry, PieceEntry
+from lmtrain.checkpoint.described import layout_of
+from lmtrain.checkpoint.disk.boxes import Box, whole
+from lmtrain.checkpoint.disk.format import (
+    BLOCK_BYTES,
+    ITEM_BYTES,
+    FileEntry,
+    Manifest,
+    PieceEntry,
+    TensorEntry,
+    rank_file,
+)
 from lmtrain.checkpoint.disk.hashed import root_of
 from lmtrain.checkpoint.disk.tensor_file import PieceSpec, encode_header
+from lmtrain.models.model_settings import ModelSettings
+from lmtrain.placement.parallel_settings import ParallelSettings
+from lmtrain.placement.stages import places_of_rank
 from lmtrain.runtime.files.files import read_range
 
 Digests = dict[int, bytes]  # by the hash block's number
@@ -142,3 +155,56 @@ def place(targets: Mapping[str, Target]) -> dict[str, list[tuple[Target, Box, in
         for spec, start in zip(target.specs, target.starts, strict=False):
             places.setdefault(spec.name, []).append((target, spec.box, start))
     return places
+
+
+Ranks = tuple[int, ...]
+
+
+def files_of_layout(manifest: Manifest, model: ModelSettings, parallel: ParallelSettings) -> dict[str, list[PieceSpec]]:
+    """Every tensor file with its pieces in order. Tensors that belong to no parameter are held whole by every rank."""
+    world = parallel.layout.world_size
+    holders, everybody = _holders(model, parallel), tuple(range(world))
+    held: dict[Ranks, list[PieceSpec]] = {}
+    for name, tensor in manifest.tensors.items():
+        for box, ranks in (_parameter(name, tensor, holders) or {whole(tensor.shape): everybody}).items():
+            held.setdefault(ranks, []).append(PieceSpec(name, tensor.dtype, tensor.shape, box))
+    names: dict[Ranks, str] = {}
+    shared = dict.fromkeys(everybody, 0)
+    for ranks in sorted(held):
+        if len(ranks) == 1:
+            names[ranks] = rank_file(ranks[0])
+        else:
+            names[ranks] = f"rank_{ranks[0]:05d}.shared_{shared[ranks[0]]}.safetensors"
+            shared[ranks[0]] += 1
+    # because: wide types first, so that every tensor begins at a multiple of its item size
+    return {name: sorted(held[ranks], key=lambda s: -ITEM_BYTES[s.dtype]) for ranks, name in names.items()}
+
+
+def state_at_layout(state: Mapping[str, Any], parallel: ParallelSettings) -> dict[str, Any]:
+    """All that a run remembers; of its settings, those of parallelism become the new ones."""
+    if layout_of(state) is None:
+        return dict(state)
+    return {**state, "settings": {**state["settings"], "parallel": parallel.to_dict()}}
+
+
+def _holders(model: ModelSettings, parallel: ParallelSettings) -> dict[str, tuple[tuple[int, ...], dict[Box, Ranks]]]:
+    """For each parameter its shape, and who holds which part of it."""
+    found: dict[str, tuple[tuple[int, ...], dict[Box, Ranks]]] = {}
+    for rank in range(parallel.layout.world_size):
+        for place in places_of_rank(model, parallel, parallel.layout.coordinate(rank)).values():
+            boxes = found.setdefault(place.name, (place.global_shape, {}))[1]
+            for block in place.regions:
+                box = Box(block.offset, block.shape)
+                boxes[box] = (*boxes.get(box, ()), rank)
+    return found
+
+
+def _parameter(
+    name: str, tensor: TensorEntry, holders: Mapping[str, tuple[tuple[int, ...], dict[Box, Ranks]]]
+) -> dict[Box, Ranks] | None:
+    """`optim.exp_avg.norm.weight` is held as `norm.weight` is."""
+    rest = name
+    while rest and rest not in holders:
+        rest = rest.partition(".")[2]
+    shape, boxes = holders.get(rest, (None, {}))
+    return boxes if shape == tensor.shape else None

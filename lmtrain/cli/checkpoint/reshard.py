@@ -99,7 +99,7 @@ def _program(to: str) -> bool:
 
 def _check_target(to: str) -> None:
     """What is wrong in itself is said before an import, not after it."""
-    from lmtrain.placement.parse import parse_layout
+    from lmtrain.placement.parallel_settings import parse_layout
 
     if not _program(to):
         parse_layout(to)
@@ -124,11 +124,11 @@ def _change(
 ) -> dict[str, Any]:
     from lmtrain.checkpoint.contents import Contents
     from lmtrain.checkpoint.described import checked_model, layout_of
-    from lmtrain.checkpoint.reshard.assignment import files_of_layout, state_at_layout
     from lmtrain.checkpoint.reshard.limits import Limits
     from lmtrain.checkpoint.reshard.run import reshard
+    from lmtrain.checkpoint.reshard.targets import files_of_layout, state_at_layout
     from lmtrain.checkpoint.store import resolve
-    from lmtrain.placement.parse import check_layout, parse_layout
+    from lmtrain.placement.parallel_settings import check_layout, parse_layout
     from lmtrain.runtime.processes.faults import arm_from_env
     from lmtrain.runtime.processes.process import num_usable_cpus
     from lmtrain.train.layouts.layout_table import layout_words

@@ -153,7 +153,7 @@ def sign(
 ) -> None:  # fmt: skip
     """First step of deduplication in tasks: hash and sign every document."""
     from data_tools.corpus import build
-    from data_tools.corpus.copies.minhash import MinHash
+    from data_tools.corpus.copies.signatures import MinHash
 
     with _documents_shown() as report:
         minhash = None if exact_only else MinHash()

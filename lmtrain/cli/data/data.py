@@ -309,7 +309,7 @@ def _show_documents(
     """These documents, or so many drawn at random."""
     import numpy as np
 
-    from lmtrain.cli.inspect.sample_view import document_rows, print_documents
+    from lmtrain.cli.inspect.dataset_view import document_rows, print_documents
     from lmtrain.data.order import permute
     from lmtrain.data.store.documents import compare_with_record
     from lmtrain.data.store.indexed import IndexedDataset
@@ -331,8 +331,8 @@ def _show_samples(
     most: int | None, ids: bool, as_json: bool,
 ) -> None:  # fmt: skip
     from lmtrain.checkpoint.store import CHECKPOINTS, latest
+    from lmtrain.cli.inspect.dataset_view import print_samples, sample_rows
     from lmtrain.cli.inspect.run_view import settings_of
-    from lmtrain.cli.inspect.sample_view import print_samples, sample_rows
     from lmtrain.errors import UsageError
     from lmtrain.train.before.preflight import load_data
     from lmtrain.train.before.resume_checks import open_resumed, shares_of

@@ -121,7 +121,7 @@ def evaluate(
     env = this_process(processes)
 
     from lmtrain.cli.eval.model_source import check_device, find_subject, settle_layout
-    from lmtrain.cli.eval.steps import evaluate_steps, find_steps
+    from lmtrain.cli.eval.session import evaluate_steps, find_steps
     from lmtrain.eval.source import check_kind
     from lmtrain.eval.task import window_of
     from lmtrain.runtime.processes.signals import unblock_stops
@@ -198,7 +198,7 @@ def _jobs(
 ) -> list[Job]:
     """Each task with what reads its files, refused before a model is loaded."""
     from data_tools.read.sources import find_sources
-    from lmtrain.eval.recipes.datasets import dataset_prefix
+    from lmtrain.eval.recipes.documents import dataset_prefix
     from lmtrain.eval.task import TextTask, all_tasks, find_task
 
     names, sources = names or [], sources or []

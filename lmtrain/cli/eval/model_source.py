@@ -44,7 +44,7 @@ def _huggingface(path: Path, config: Any) -> Source:
     family, settings = settings_of(config, path / "config.json", pair_head=False, dropout=None)
 
     def opened() -> Weights:
-        from lmtrain.exchange.huggingface.weights import HFWeights
+        from lmtrain.exchange.huggingface.importer import HFWeights
 
         return HFWeights(path)
 
@@ -63,8 +63,7 @@ def _huggingface(path: Path, config: Any) -> Source:
 def settle_layout(words: Sequence[str], model: ModelSettings, env: ProcessEnv) -> ParallelSettings:
     """`parallel.tp=2 parallel.pp=2` for these processes; what they leave are copies, with batches of their own each."""
     from lmtrain.config.build import build_settings
-    from lmtrain.placement.parallel_settings import ParallelSettings
-    from lmtrain.placement.parse import check_layout
+    from lmtrain.placement.parallel_settings import ParallelSettings, check_layout
     from lmtrain.train.before.preflight import process_problems
 
     given = _given(words)

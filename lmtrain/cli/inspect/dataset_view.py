@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from lmtrain.cli.screen.messages import say
+from lmtrain.cli.screen.terminal import echo
+from lmtrain.errors import UsageError
 from lmtrain.units import format_bytes, format_count
+
+if TYPE_CHECKING:
+    from lmtrain.data.store.indexed import IndexedDataset
+    from lmtrain.data.training_data import TrainingData
+    from lmtrain.tokenizer.base import Tokenizer
 
 _LENGTHS_READ = 1 << 24  # sequences whose lengths are looked at in less than a blink
 
@@ -62,3 +70,93 @@ def dataset_lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def tokenizer_words(vocab_size: int, eod_id: int | None, fingerprint: str) -> str:
     eod = "no end token" if eod_id is None else f"end token {eod_id}"
     return f"{vocab_size:,} pieces, {eod}, fingerprint {fingerprint[:12]}"
+
+
+Rows = list[dict[str, Any]]
+
+
+def document_rows(
+    dataset: IndexedDataset, documents: Sequence[int], most: int | None, tokenizer: Tokenizer | None
+) -> Rows:
+    """Text, or without a tokenizer the ids."""
+    dataset.check_index()
+    rows = []
+    for number in documents:
+        if not 0 <= number < dataset.num_documents:
+            raise UsageError(
+                f"Document {number} is not in {dataset.prefix}. Use a number from 0 to {dataset.num_documents - 1}."
+            )
+        start, stop = dataset.document_range(number)
+        ids = dataset.read(start, stop if most is None else min(start + most, stop)).tolist()
+        shown = {"ids": ids} if tokenizer is None else {"text": tokenizer.decode(ids)}
+        rows.append({"document": number, "tokens": stop - start} | shown)
+    return rows
+
+
+def print_documents(rows: Rows, most: int | None) -> None:
+    for row in rows:
+        cut = f", the first {most}" if most is not None and row["tokens"] > most else ""
+        echo(f"document {row['document']}: {row['tokens']} tokens{cut}", bold=True)
+        echo(row.get("text", " ".join(map(str, row.get("ids", [])))))
+
+
+def sample_rows(data: TrainingData, numbers: Sequence[int], most: int | None, tokenizer: Tokenizer) -> Rows:
+    """Samples as they become rows of a batch; of each the first `most` tokens."""
+    return [_sample(data, number, most, tokenizer) for number in numbers]
+
+
+def _sample(data: TrainingData, number: int, most: int | None, tokenizer: Tokenizer) -> dict[str, Any]:
+    import numpy as np
+
+    from lmtrain.data.samples.causal import CausalDataset
+    from lmtrain.data.samples.masked import MaskedDataset
+
+    num, part = data.train.num_samples, 0
+    masked = isinstance(data.train, MaskedDataset)  # its numbers go on through the epochs
+    if not 0 <= number < num and not (masked and number >= 0):
+        raise UsageError(f"--sample={number} is not one of the {num} training samples. Use 0 to {num - 1}.")
+    batch, inside = data.train.batch(np.array([number])), number
+    while part < len(data.parts) - 1 and inside >= data.parts[part].dataset.num_samples:
+        inside, part = inside - data.parts[part].dataset.num_samples, part + 1
+    dataset = data.parts[part].dataset
+    row: dict[str, Any] = {"sample": number, "dataset": str(data.parts[part].indexed.prefix)}
+    row |= {"tokens": len(batch.tokens_BT[0]), "num_labels": int((batch.labels_BT >= 0).sum())}
+    ids, labels = batch.tokens_BT[0][:most].tolist(), batch.labels_BT[0][:most].tolist()
+    if isinstance(dataset, CausalDataset):
+        row["documents"] = [
+            {"document": document, "from": first, "to": last} for document, first, last in dataset.index.spans(inside)
+        ]
+    row |= {"text": tokenizer.decode(ids), "ids": ids}
+    row["labels"] = [label if label >= 0 else None for label in labels]  # an ignored one is below 0
+    if masked:
+        row["predicted"] = {str(i): tokenizer.piece(label) for i, label in enumerate(labels) if label >= 0}
+    if batch.pair_labels_B is not None:
+        row["pair_label"] = int(batch.pair_labels_B[0])
+    return row
+
+
+def print_samples(rows: Rows, ids_only: bool) -> None:
+    from lmtrain.cli.screen.console import Screen
+
+    console = Screen()
+    for row in rows:
+        head = f"sample {row['sample']} of {row['dataset']}: {row['tokens']} tokens, {row['num_labels']} with a label"
+        echo(head, bold=True)
+        for line in _notes(row):
+            echo(line, dim=True)
+        if not ids_only:
+            echo(row["text"])
+        say(console, " ".join(map(str, row["ids"])))
+
+
+def _notes(row: dict[str, Any]) -> Iterator[str]:
+    spans = row.get("documents", [])
+    if spans:
+        words = [f"{one['document']} (tokens {one['from']} to {one['to'] - 1})" for one in spans]
+        more = [f"and {len(words) - 6} more"] if len(words) > 6 else []
+        # because: the last token of a sample is only ever a label
+        yield f"documents {', '.join(words[:6] + more)}; the last token is a label alone"
+    if "pair_label" in row:
+        yield "its second segment does not follow the first" if row["pair_label"] else "its segments follow each other"
+    if "predicted" in row:
+        yield "to predict: " + ", ".join(f"{place} {piece}" for place, piece in row["predicted"].items())

@@ -109,14 +109,14 @@ class _Known:
         return [(name, f"{len(choices)} to choose from") for name, choices in self._groups.items()]
 
     def choice_offers(self, group: str) -> list[Offer]:
-        from lmtrain.cli.keys.conf_files import config_file, headline
+        from lmtrain.cli.keys.settings_reference import config_file, headline
 
         files = {name: config_file(group, name, self._config_dir) for name in self._groups.get(group, ())}
         return [(name, _short(headline(file))) for name, file in files.items() if file]
 
     def _keys(self, part: str) -> list[Key]:
         """Of a group, the keys of the kind that is chosen; of all kinds where that cannot be told."""
-        from lmtrain.cli.keys.conf_files import CommentedFile, config_file, default_choices
+        from lmtrain.cli.keys.settings_reference import CommentedFile, config_file, default_choices
 
         section = self._sections.get(part)
         if section is None:

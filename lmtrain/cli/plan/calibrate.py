@@ -72,7 +72,7 @@ def _measured(folder: Path, config: RunConfig) -> Measured:
     """A run as it is priced on its machine, and how long its steps took."""
     from lmtrain.observe.metrics import read_metrics
     from lmtrain.plan.calibrate import Measured
-    from lmtrain.train.layouts.forecast import planned_of
+    from lmtrain.train.layouts.dry_run import planned_of
 
     path = folder / "metrics.jsonl"
     try:

@@ -15,7 +15,7 @@ from typing import Any, get_args, get_type_hints
 
 import yaml
 
-from lmtrain.cli.keys.conf_files import config_file
+from lmtrain.cli.keys.settings_reference import config_file
 from lmtrain.config.base import Problem, kinds, show
 from lmtrain.config.build import build_settings
 from lmtrain.config.compose import compose, group_choices
@@ -30,7 +30,7 @@ from lmtrain.plan.search.search import Fixed
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule
 from lmtrain.train.before.machine import check_pieces
 from lmtrain.train.config import RunConfig
-from lmtrain.train.layouts.forecast import planned_of
+from lmtrain.train.layouts.dry_run import planned_of
 from lmtrain.units import format_count, parse_count
 
 OWN = ("hardware", "gpus", "tokens")

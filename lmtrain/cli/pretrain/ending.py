@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,9 @@ from lmtrain.runtime.processes.process import end_now
 from lmtrain.runtime.processes.signals import Stopped, StopRequest, ignore_stops, listening
 
 if TYPE_CHECKING:
+    from lmtrain.observe.watch.guard import Watch
     from lmtrain.runtime.processes.process import ProcessEnv
+    from lmtrain.runtime.processes.process_group import Peers
     from lmtrain.train.config import RunConfig
     from lmtrain.train.loop import Summary
 
@@ -129,3 +131,20 @@ def refuse_stop_file(config: RunConfig, env: ProcessEnv) -> None:
             f"{path} asks this run to stop and was there before it began. It is removed; start the same command "
             "again to go on."
         )
+
+
+def watched_run(
+    config: RunConfig, env: ProcessEnv, met: Peers, heard: Callable[[str], None] = lambda name: None,
+    *, on_device: bool = False,
+) -> AbstractContextManager[Watch]:
+    """`heard` gets the name of a signal that another process was sent, from another thread."""
+    from lmtrain.observe.watch.guard import watched
+    from lmtrain.train.stop_file import write_failure
+
+    def ending(error: LmtrainError) -> None:
+        write_failure(config, error, env)
+        print_error(error)
+
+    return watched(
+        env, met, Path(config.run.dir), config.parallel.timeout_s, heard=heard, ending=ending, on_device=on_device
+    )

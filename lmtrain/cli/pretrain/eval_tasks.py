@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING
 from lmtrain.errors import LmtrainError, MissingInputError, SettingsError, UsageError, nearest
 
 if TYPE_CHECKING:
-    from lmtrain.eval.in_training.prepare import Planned
+    from lmtrain.eval.in_training.interrupted import Planned
     from lmtrain.eval.task import Task
     from lmtrain.eval.text.texts import TextInput
     from lmtrain.train.before.preflight import Inputs
     from lmtrain.train.config import RunConfig
-    from lmtrain.train.in_loop.evaluate import Evaluation
+    from lmtrain.train.in_loop.measure import Evaluation
 
 
 def plan(config: RunConfig, inputs: Inputs) -> tuple[Inputs, list[Planned]]:
     """Each entry of eval.tasks with its file, cut as this model will see it, and the inputs that tell of them."""
     if not config.eval.tasks:
         return inputs, []
-    from lmtrain.eval.in_training.prepare import Planned, prepare
+    from lmtrain.eval.in_training.interrupted import Planned, prepare
     from lmtrain.eval.task import Asked
     from lmtrain.train.before.preflight import Evaluated
 
@@ -84,7 +84,7 @@ def _tasks(config: RunConfig) -> list[Task]:
 
 
 def _is_there(task: Task, data: str) -> bool:
-    from lmtrain.eval.recipes.datasets import dataset_prefix
+    from lmtrain.eval.recipes.documents import dataset_prefix
     from lmtrain.eval.task import TextTask
 
     if isinstance(task, TextTask) and Path(data).is_dir():
@@ -96,7 +96,7 @@ def _is_there(task: Task, data: str) -> bool:
 def _source(task: Task, data: str) -> Path | TextInput:
     from data_tools.read.sources import find_sources
     from lmtrain.cli.eval.evaluate import read_texts
-    from lmtrain.eval.recipes.datasets import dataset_prefix
+    from lmtrain.eval.recipes.documents import dataset_prefix
     from lmtrain.eval.task import TextTask
 
     if dataset_prefix(Path(data)) is not None or not isinstance(task, TextTask):

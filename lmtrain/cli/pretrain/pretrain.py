@@ -19,7 +19,7 @@ from lmtrain.runtime.processes.signals import give_back
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from lmtrain.eval.in_training.prepare import Planned
+    from lmtrain.eval.in_training.interrupted import Planned
     from lmtrain.runtime.processes.process import ProcessEnv
     from lmtrain.runtime.processes.signals import StopRequest
     from lmtrain.train.before.preflight import Inputs
@@ -101,8 +101,8 @@ def pretrain(
 def _train(
     config: RunConfig, inputs: Inputs, planned: list[Planned], env: ProcessEnv, console: Console, stop: StopRequest
 ) -> Summary:
+    from lmtrain.cli.pretrain.ending import watched_run
     from lmtrain.cli.pretrain.eval_tasks import evaluation
-    from lmtrain.cli.pretrain.watched import watched_run
     from lmtrain.observe.measure import phases
     from lmtrain.parallel.mesh import build_mesh
     from lmtrain.runtime.machine.device import memory_errors, pick_device

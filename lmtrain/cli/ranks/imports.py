@@ -15,7 +15,7 @@ PREPARE = "lmtrain.cli.rank_caches:prepare"
 RUN = (  # of any training
     "lmtrain.cli.pretrain.eval_tasks", "lmtrain.cli.pretrain.from_run", "lmtrain.cli.main",
     "lmtrain.cli.pretrain.pretrain", "lmtrain.cli.pretrain.summary", "lmtrain.cli.screen.console",
-    "lmtrain.cli.pretrain.watched", "lmtrain.config.compose", "lmtrain.observe.watch.companion",
+    "lmtrain.cli.pretrain.ending", "lmtrain.config.compose", "lmtrain.observe.watch.companion",
     "lmtrain.observe.watch.guard", "lmtrain.runtime.processes.launch", "lmtrain.train.ranks.same_everywhere",
     "lmtrain.train.layouts.elastic", "lmtrain.train.loop", "lmtrain.train.setup", "lmtrain.train.in_loop.starts",
     "numpy.random", "typer._adapters",
@@ -24,12 +24,12 @@ COMPOSING = ("lmtrain.config.source",)  # of a training whose ranks compose thei
 # because: torch imports these itself where a pipeline hands gradients over, and where its compiler has to be told
 PIPELINE, COMPILER = "torch.fx.experimental.symbolic_shapes", "torch._dynamo"
 EVALUATION = (
-    "lmtrain.cli.main", "lmtrain.cli.eval.evaluate", "lmtrain.cli.eval.session", "lmtrain.cli.eval.steps",
+    "lmtrain.cli.main", "lmtrain.cli.eval.evaluate", "lmtrain.cli.eval.session", "lmtrain.cli.eval.session",
     "lmtrain.cli.eval.model_source", "lmtrain.cli.screen.console", "lmtrain.eval.recipes.choice_recipe",
-    "lmtrain.eval.statistics.compare", "lmtrain.eval.recipes.datasets", "lmtrain.eval.recipes.documents",
+    "lmtrain.eval.statistics.compare", "lmtrain.eval.recipes.documents", "lmtrain.eval.recipes.documents",
     "lmtrain.eval.journal", "lmtrain.eval.load", "lmtrain.eval.recipes.masked_windows", "lmtrain.eval.report",
     "lmtrain.eval.runner", "lmtrain.observe.screen.display", "lmtrain.parallel.weights.sharding",
-    "lmtrain.runtime.processes.launch", "lmtrain.train.ranks.same_everywhere", "lmtrain.train.best",
+    "lmtrain.runtime.processes.launch", "lmtrain.train.ranks.same_everywhere", "lmtrain.train.config",
     "lmtrain.train.layouts.layout_table", "lmtrain.train.before.preflight", "data_tools.preprocess.texts", "hydra",
     "hydra.core.override_parser.overrides_parser", "numpy.random", "typer._adapters",
 )  # fmt: skip

@@ -11,12 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lmtrain.observe.history.record import Numbers, Record
-from lmtrain.observe.history.reduced import extremes, means
+from lmtrain.observe.history.record import Numbers, Record, extremes, means
 from lmtrain.observe.measure.measures import measures_of
 from lmtrain.observe.screen.row_text import show_measure
-from lmtrain.page.chart import Charts, Curve, Figure, Mark, Points
-from lmtrain.page.ticks import Form
+from lmtrain.page.chart import Charts, Curve, Figure, Form, Mark, Points
 from lmtrain.units import format_bytes, format_seconds
 
 _POINTS = 3000  # of the loss, over all runs; the other figures have fewer

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from lmtrain.cli.runs.run_seen import Seen
 from lmtrain.errors import LmtrainError, brief
+from lmtrain.page.chart import written
 from lmtrain.page.document import NUM_COLOURS, Part, Picture, paragraph, section, table
 from lmtrain.page.drawing import WIDTH, legend, rect, svg
-from lmtrain.page.ticks import written
 
 if TYPE_CHECKING:
     from lmtrain.observe.profile.kernels import KernelTable

@@ -13,15 +13,13 @@ import numpy as np
 
 from lmtrain.cli.report.figures import MOST_EVALS, charts, eval_rows, headlines
 from lmtrain.cli.report.kernels import kernel_parts
-from lmtrain.cli.report.layout import layout_parts
-from lmtrain.cli.report.memory import memory_parts
+from lmtrain.cli.report.ranks import layout_parts, memory_parts
 from lmtrain.cli.report.trace_part import trace_parts
 from lmtrain.cli.runs.run_seen import Seen, differences, flat
 from lmtrain.config.base import show
 from lmtrain.observe.history.record import Record
-from lmtrain.page.chart import Charts, placed
+from lmtrain.page.chart import Charts, placed, written
 from lmtrain.page.document import Cells, Part, data_element, document, facts, script, section, style, table
-from lmtrain.page.ticks import written
 from lmtrain.units import format_count, format_seconds
 
 _MOST_NUMBERS = 2000  # rows of evaluations in the page; the rest stays in metrics.jsonl

@@ -16,14 +16,14 @@ import numpy as np
 from lmtrain.cli.report.ranks import Square, squares
 from lmtrain.cli.runs.run_seen import Seen
 from lmtrain.errors import LmtrainError, a_few, brief
+from lmtrain.page.chart import labels, ticks, written
 from lmtrain.page.document import Part, Picture, data_element, paragraph, section, table
 from lmtrain.page.drawing import WIDTH, legend, line, rect, svg, text
-from lmtrain.page.ticks import labels, ticks, written
 
 if TYPE_CHECKING:
     from lmtrain.observe.timeline.heat import Heat
     from lmtrain.observe.timeline.merge import Segment
-    from lmtrain.observe.timeline.rows import Row
+    from lmtrain.observe.timeline.pieces import Row
 
 _STEPS = 4  # the newest of them make the tables
 _LANES = 24
@@ -57,7 +57,7 @@ def trace_parts(seen: Seen, whose: str) -> Iterator[Part]:
 
 def _parts(segment: Segment, whose: str) -> Iterator[Part]:
     from lmtrain.observe.timeline.heat import heat
-    from lmtrain.observe.timeline.rows import timeline_rows
+    from lmtrain.observe.timeline.pieces import timeline_rows
     from lmtrain.observe.timeline.step_time import CLASSES, step_times
 
     usual = _usual(segment)

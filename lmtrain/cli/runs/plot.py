@@ -13,9 +13,8 @@ import numpy as np
 
 from lmtrain.cli.runs.run_seen import see_all
 from lmtrain.errors import DataError, UsageError, nearest
-from lmtrain.observe.history.record import Numbers, read_record
-from lmtrain.observe.history.reduced import extremes
-from lmtrain.page.ticks import Form, labels, log_ticks, ticks
+from lmtrain.observe.history.record import Numbers, extremes, read_record
+from lmtrain.page.chart import Form, labels, log_ticks, ticks
 
 _AXES: dict[str, Form] = {"step": "count", "tokens": "count", "seconds": "seconds"}
 _FORMS: dict[str, Form] = {"memory_bytes": "bytes", "mfu": "percent", "data_wait_s": "seconds"}

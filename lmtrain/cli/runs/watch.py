@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console, RenderableType
 
 from lmtrain.cli.screen.messages import say
 from lmtrain.errors import MissingInputError, UsageError
@@ -21,6 +22,47 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from lmtrain.observe.screen.panel import RunPanel
+
+class Redrawn:
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._lines: list[str] = []
+        self._size = console.size
+
+    def show(self, what: RenderableType) -> None:
+        console = self._console
+        with console.capture() as captured:
+            console.print(what)
+        lines = captured.get().split("\n")[:-1]
+        if console.size != self._size or len(lines) > console.height - 1:
+            self._size, self._lines = console.size, []
+        console.file.write(difference(self._lines, lines))
+        console.file.flush()
+        self._lines = lines
+
+
+def difference(before: list[str], now: list[str]) -> str:
+    """What to write for `now` to stand where `before` stands, with the cursor below it before and after."""
+    if len(now) < len(before):
+        now = [*now, *([""] * (len(before) - len(now)))]
+    sent, at = "", len(before)  # `at`: the line that the cursor is on
+    for number, line in enumerate(now):
+        if number < len(before):
+            if line == before[number]:
+                continue
+            sent += _move(number - at) + f"\r{line}\x1b[K"
+            at = number
+        else:
+            sent += _move(number - at) + f"\r{line}\n"
+            at = number + 1
+    return sent + (_move(len(now) - at) + "\r" if sent else "")
+
+
+def _move(lines: int) -> str:
+    if lines == 0:
+        return ""
+    return f"\x1b[{lines}B" if lines > 0 else f"\x1b[{-lines}A"
+
 
 EXAMPLES = (
     ("lmtrain watch runs/a", "the panel of a run that is going on, until it ends or you press Ctrl-C"),
@@ -69,7 +111,6 @@ def _draw(run: Path, every: float, once: bool, console: Console) -> None:
     from rich.text import Text
 
     from lmtrain.observe.following import Followed
-    from lmtrain.observe.screen.line_diff import Redrawn
 
     followed, drawn, panel = Followed(run / "metrics.jsonl"), Redrawn(console), _panel(run)
     while True:
@@ -93,7 +134,7 @@ def _print(run: Path, every: float, once: bool, console: Console) -> None:
     from lmtrain.observe.following import Followed
     from lmtrain.observe.screen.display import print_line
     from lmtrain.observe.screen.row_text import eval_line, step_line, valid_line
-    from lmtrain.observe.stragglers.words import slow_link, slow_rank
+    from lmtrain.observe.stragglers.judge import slow_link, slow_rank
 
     followed, total, slow, first = Followed(run / "metrics.jsonl"), _total_steps(run), "", True
     lines: dict[str, Callable[[Mapping[str, Any]], str]] = {

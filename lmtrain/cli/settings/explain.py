@@ -7,8 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from lmtrain.cli.keys.conf_files import config_file, text_of
-from lmtrain.cli.keys.settings_reference import Key
+from lmtrain.cli.keys.settings_reference import Key, config_file, text_of
 from lmtrain.config.build import build_settings
 from lmtrain.config.compose import compose_plain, conf_dir, group_choices
 from lmtrain.config.origins import Origin, file_origins, origin_of, origins

@@ -20,8 +20,7 @@ import typer
 from lmtrain.cli.options import ConfigDir, ConfigName, FromRun, Overrides, Plugins
 from lmtrain.cli.screen.messages import tell
 from lmtrain.cli.screen.terminal import echo, pass_on
-from lmtrain.cli.slurm.script import Job, script
-from lmtrain.cli.slurm.tasks import TaskOptions
+from lmtrain.cli.slurm.script import Job, TaskOptions, script
 from lmtrain.config.overrides import shell
 from lmtrain.errors import LayoutError, MissingInputError, UsageError
 from lmtrain.layout import divisors

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +19,12 @@ from typing import IO, Any
 
 import numpy as np
 
-from lmtrain.data.store.blocks import BlockSums, block_file
+from lmtrain.data.store.blocks import BlockSums, TokenBlocks, block_file, read_block_file
 from lmtrain.data.store.format import CODES, HEADER, MAGIC, SUFFIXES, DatasetInfo, Ints, part
+from lmtrain.data.store.mapped import Mapped
 from lmtrain.errors import DataError, OutputError
 from lmtrain.runtime.files import files
+from lmtrain.runtime.files.checksum import crc32c
 from lmtrain.runtime.processes.faults import fault_point
 
 _COUNTS = ("num_documents", "num_sequences", "num_tokens", "max_id")
@@ -314,3 +316,17 @@ class DatasetWriter:
         self._tokenizer = tokenizer
         self._about = {"tokenizer_fingerprint": fingerprint, "vocab_size": vocab_size, "eod_id": eod_id}
         self._about["num_bytes"] = num_bytes
+
+
+def check_finished(path_of: Callable[[str], Path], sidecar_sha256: str, tokenizer: bytes) -> None:
+    """Raises where any of the files, which may lie in several folders, is not the one of this sidecar."""
+    info = DatasetInfo.read(path_of(".json"))
+    if info.sidecar_sha256 != sidecar_sha256 or info.blocks_sha256 is None:
+        raise DataError(f"{path_of('.json')} is not the sidecar that was written here. Make the dataset again.")
+    if files.read_bytes(path_of(".tokenizer.json"), len(tokenizer)) != tokenizer:
+        raise DataError(f"{path_of('.tokenizer.json')} is not the tokenizer of this work. Make the dataset again.")
+    index, tokens = (Mapped(path_of(suffix), path_of(suffix).stat().st_size) for suffix in (".idx", ".bin"))
+    sums, index_crc = read_block_file(path_of(".blocks"), info.blocks_sha256, tokens.num_bytes)
+    if crc32c(index.bytes) != index_crc:
+        raise DataError(f"{index.path} is not the index that was written here. Make the dataset again.")
+    TokenBlocks.known(tokens, np.dtype(info.dtype).itemsize, sums).check_all()

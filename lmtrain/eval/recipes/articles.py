@@ -7,10 +7,61 @@ in an equals sign are headings too, which makes 62 of the 60 articles of the tes
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from itertools import accumulate, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
+
+Step = Callable[[str], str]
+
+
+def _swap(old: str, new: str) -> Step:
+    return lambda text: text.replace(old, new)
+
+
+def _regex(pattern: str, new: str) -> Step:
+    compiled = re.compile(pattern)
+    return lambda text: compiled.sub(new, text)
+
+
+STEPS: tuple[Step, ...] = (
+    _swap("s '", "s'"),
+    _regex(r"/' [0-9]/", r"/'[0-9]/"),
+    # number separators
+    _swap(" @-@ ", "-"),
+    _swap(" @,@ ", ","),
+    _swap(" @.@ ", "."),
+    # punctuation
+    _swap(" : ", ": "),
+    _swap(" ; ", "; "),
+    _swap(" . ", ". "),
+    _swap(" ! ", "! "),
+    _swap(" ? ", "? "),
+    _swap(" , ", ", "),
+    # brackets and quotes lose the space on their inner side
+    _regex(r"\(\s*([^\)]*?)\s*\)", r"(\1)"),
+    _regex(r"\[\s*([^\]]*?)\s*\]", r"[\1]"),
+    _regex(r"{\s*([^}]*?)\s*}", r"{\1}"),
+    _regex(r"\"\s*([^\"]*?)\s*\"", r'"\1"'),
+    _regex(r"'\s*([^']*?)\s*'", r"'\1'"),
+    # headings, degrees, lines, numbers and genitives
+    _swap("= = = =", "===="),
+    _swap("= = =", "==="),
+    _swap("= =", "=="),
+    _swap(" " + chr(176) + " ", chr(176)),
+    _swap(" \n", "\n"),
+    _swap("\n ", "\n"),
+    _swap(" N ", " 1 "),
+    _swap(" 's", "'s"),
+)
+
+
+def detokenize(text: str) -> str:
+    for step in STEPS:
+        text = step(text)
+    return text
+
 
 _PRINTED = re.compile(r"\S")
 

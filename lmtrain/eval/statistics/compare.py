@@ -9,7 +9,7 @@ import dataclasses
 from pathlib import Path
 
 from lmtrain.errors import DataError
-from lmtrain.eval.recipes.datasets import open_dataset
+from lmtrain.eval.recipes.documents import open_dataset
 from lmtrain.eval.result import BaselineResult, Result
 from lmtrain.eval.statistics.baselines import Unigram, WittenBellBigram
 from lmtrain.eval.task import Prepared, bits_per_byte, perplexity

@@ -14,8 +14,7 @@ import numpy as np
 from lmtrain.data.masked_settings import MaskedSettings
 from lmtrain.data.samples.masked import MaskedDataset, MaskVocabulary
 from lmtrain.errors import DataError, UsageError
-from lmtrain.eval.recipes.datasets import dataset_prefix, open_dataset
-from lmtrain.eval.recipes.documents import groups_of, said_of_dataset, said_of_texts
+from lmtrain.eval.recipes.documents import dataset_prefix, groups_of, open_dataset, said_of_dataset, said_of_texts
 from lmtrain.eval.recipes.masked_windows import MARKS, SEED, Documents, OneByOne, Pairs, SampledMasks
 from lmtrain.eval.task import Asked, Columns, Facts, Prepared, Sums, Task, perplexity, ratio
 from lmtrain.eval.text.texts import TextInput

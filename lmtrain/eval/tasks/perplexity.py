@@ -13,8 +13,14 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.eval.recipes.datasets import DatasetSequences, dataset_prefix, open_dataset
-from lmtrain.eval.recipes.documents import groups_of, said_of_dataset, said_of_texts
+from lmtrain.eval.recipes.documents import (
+    DatasetSequences,
+    dataset_prefix,
+    groups_of,
+    open_dataset,
+    said_of_dataset,
+    said_of_texts,
+)
 from lmtrain.eval.task import Asked, Columns, Facts, Prepared, Sums, Task, bits_per_byte, eod_id, perplexity, ratio
 from lmtrain.eval.text.texts import TextInput
 from lmtrain.eval.text.windows import Tokens, WindowedRequests

@@ -13,8 +13,7 @@ from typing import ClassVar
 import numpy as np
 
 from lmtrain.errors import UsageError
-from lmtrain.eval.recipes.articles import pages
-from lmtrain.eval.recipes.detokenize import detokenize
+from lmtrain.eval.recipes.articles import detokenize, pages
 from lmtrain.eval.task import Asked, Facts, Prepared, Sums, Task, bits_per_byte, eod_id, perplexity, ratio
 from lmtrain.eval.text.texts import jsonl_texts, oddities, read_text_file, refuse_blank
 from lmtrain.eval.text.windows import WindowedRequests

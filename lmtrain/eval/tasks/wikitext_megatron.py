@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.errors import DataError, UsageError
-from lmtrain.eval.recipes.articles import articles, articles_of_tokens
-from lmtrain.eval.recipes.detokenize import detokenize
+from lmtrain.eval.recipes.articles import articles, articles_of_tokens, detokenize
 from lmtrain.eval.task import Asked, Facts, Prepared, Sums, Task, bits_per_byte, ratio
 from lmtrain.eval.text.texts import oddities, read_text_file, refuse_blank
 from lmtrain.eval.text.windows import StreamRequests, windows

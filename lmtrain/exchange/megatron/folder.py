@@ -21,8 +21,14 @@ from lmtrain.checkpoint.disk.boxes import Box, cover_problem, intersect
 from lmtrain.checkpoint.disk.format import DTYPES, ITEM_BYTES
 from lmtrain.errors import CheckpointError, MissingInputError, brief
 from lmtrain.exchange.megatron.names import LAYER, our_name
-from lmtrain.exchange.torch_files.bounds import MAX_DEPTH, MAX_PICKLE_BYTES, checked_text
-from lmtrain.exchange.torch_files.pickle_data import Global, Made, read_pickle
+from lmtrain.exchange.torch_files.pickle_data import (
+    MAX_DEPTH,
+    MAX_PICKLE_BYTES,
+    Global,
+    Made,
+    checked_text,
+    read_pickle,
+)
 from lmtrain.exchange.torch_files.reader import StoredTensor, TorchFile
 from lmtrain.runtime.files.files import is_safe_name, read_bytes
 

@@ -24,8 +24,16 @@ from torch import Tensor
 
 from lmtrain.checkpoint.disk.format import DTYPES, ITEM_BYTES
 from lmtrain.errors import CheckpointError, DataError, brief
-from lmtrain.exchange.torch_files.bounds import MAX_DEPTH, MAX_PICKLE_BYTES, Measured, checked_text
-from lmtrain.exchange.torch_files.pickle_data import Global, Made, Persistent, read_pickle
+from lmtrain.exchange.torch_files.pickle_data import (
+    MAX_DEPTH,
+    MAX_PICKLE_BYTES,
+    Global,
+    Made,
+    Measured,
+    Persistent,
+    checked_text,
+    read_pickle,
+)
 from lmtrain.runtime.files.files import open_regular, read_errors, read_range
 
 _MAGIC = 0x1950A86A20F9469CFC6C

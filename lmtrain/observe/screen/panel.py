@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lmtrain.observe.screen.row_text import Row, compute, eval_figures, figures, percent, smoothed, sparkline, ticking
-from lmtrain.observe.stragglers.words import slow_link, slow_rank
+from lmtrain.observe.stragglers.judge import slow_link, slow_rank
 
 _KEPT_LOSSES = 512
 _TWO_COLUMNS = 70  # below this width the figures stand in one column

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lmtrain.observe.measure.histogram import EDGES, Histogram
-from lmtrain.observe.sinks.names import scalars_of
+from lmtrain.observe.measure.measures import EDGES, Histogram
+from lmtrain.observe.sinks.behind import scalars_of
 from lmtrain.runtime.files.files import json_bytes
 
 _ROOT = Path(__file__).parents[3]

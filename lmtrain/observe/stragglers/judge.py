@@ -9,9 +9,45 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from time import monotonic_ns
+from typing import Any
+
+_WAITED_NS = 100_000  # because: less is what taking a message that is there costs
+
+
+class Links:
+    def __init__(self) -> None:
+        self.open = False  # in a step
+        self._sent: dict[int, tuple[int, int]] = {}  # by peer: summed times, and how many
+        self._came: dict[int, tuple[int, int]] = {}
+
+    def sent(self, peer: int) -> None:
+        """The first message of this step to that rank goes out."""
+        if self.open:
+            total, count = self._sent.get(peer, (0, 0))
+            self._sent[peer] = total + monotonic_ns(), count + 1
+
+    def came(self, peer: int, since_ns: int) -> None:
+        """The first message from it was waited for since then, and is here."""
+        now = monotonic_ns()
+        if self.open and now - since_ns > _WAITED_NS:
+            total, count = self._came.get(peer, (0, 0))
+            self._came[peer] = total + now, count + 1
+
+    def take(self, peer: int, steps: int) -> tuple[int, int]:
+        """(sent, came) of this peer, summed over so many steps; 0 for what was not seen in each."""
+        (sent, num_sent), (came, num_came) = self._sent.pop(peer, (0, 0)), self._came.pop(peer, (0, 0))
+        return sent if num_sent == steps else 0, came if num_came == steps else 0
+
+    def clear(self) -> None:
+        self._sent, self._came = {}, {}
+
+
+links = Links()
+
 
 IN_A_ROW = 4  # windows
 LEAST = 0.05  # of the peers' time; less is not worth a word
@@ -139,3 +175,52 @@ def medians_of_others(values: Sequence[float]) -> list[float]:
     for place, (_, at) in enumerate(known):
         found[at] = (known[low + (place <= low)][0] + known[high + (place <= high)][0]) / 2
     return found
+
+
+_AXES = ("pp", "dp_replicate", "dp_shard", "tp")
+
+
+def rank_words(who: str, slow: Slow) -> str:
+    """ "rank 3 on n7 (pp 0, tp 1) is slow: its own work takes 10.2% longer than ..., most of all backward ..." """
+    peers = "the one rank that does the same" if slow.num_peers == 1 else f"{slow.num_peers} ranks that do the same"
+    return (
+        f"{who} is slow: its own work takes {slow.by:.1%} longer than that of {peers}, most of all {slow.kind} with "
+        f"{_ms(slow.seconds)} a step, theirs {_ms(slow.usual_s)}"
+    )
+
+
+def link_words(between: str, slow: Slow) -> str:
+    peers = "the one other link" if slow.num_peers == 1 else f"the {slow.num_peers} other links"
+    return (
+        f"the link between {between} is slow: a message there and back takes {_ms(slow.seconds)}, over {peers} that "
+        f"carry the same {_ms(slow.usual_s)}"
+    )
+
+
+def who(rank: int, host: str, coordinate: Mapping[str, int]) -> str:
+    """`coordinate` of the axes that are cut."""
+    place = ", ".join(f"{axis} {coordinate[axis]}" for axis in _AXES if axis in coordinate)
+    return f"rank {rank}" + (f" on {host}" if host else "") + (f" ({place})" if place else "")
+
+
+def slow_rank(row: Mapping[str, Any]) -> str | None:
+    """Of a row of metrics, the slowest of those that are named in it."""
+    if (found := row.get("straggler_rank")) is None:
+        return None
+    others = len(row.get("straggler_ranks") or [found]) - 1
+    text = who(found, str(row.get("straggler_host") or ""), row.get("straggler_coordinate") or {})
+    text += f" and {others} more" if others else ""
+    seen, usual = _ms(row["straggler_span_s"]), _ms(row["straggler_usual_s"])
+    return f"{text}: {row['straggler_by']:+.1%}, most of all {row['straggler_span']}, {seen} beside {usual} a step"
+
+
+def slow_link(row: Mapping[str, Any]) -> str | None:
+    ends = row.get("straggler_link")
+    if not ends:
+        return None
+    seen, usual = _ms(row["straggler_link_s"]), _ms(row["straggler_link_usual_s"])
+    return f"ranks {ends[0]} and {ends[1]}: {seen} there and back, others {usual}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.1f} ms" if seconds < 10 else f"{seconds:.1f} s"

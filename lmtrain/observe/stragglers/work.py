@@ -7,7 +7,7 @@ sleeps works. On a GPU that is the time of launching, by which nobody is judged.
 from __future__ import annotations
 
 from lmtrain.observe.measure.phases import MESSAGES, PHASES, main
-from lmtrain.observe.stragglers.links import links
+from lmtrain.observe.stragglers.judge import links
 
 OWN = ("data", "forward", "backward", "optimizer")  # what only this process's slowness makes longer
 WAITS = ("messages", "collectives")

@@ -10,18 +10,45 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from lmtrain.observe.measure import phases
 from lmtrain.parallel.mesh import Mesh
 from lmtrain.parallel.pipeline.messages import LANE_CTAS, Lanes, Letter, Post, Routes, pairs_of, warm
-from lmtrain.parallel.split_backward import Later, put_off
+from lmtrain.parallel.products import Later, put_off
+from lmtrain.runtime.processes.faults import fault_point
 from lmtrain.runtime.processes.process_group import new_group
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule
 from lmtrain.schedules.table import Action, Kind
+
+if TYPE_CHECKING:
+    from lmtrain.parallel.weights.precision import MasterWeights
+    from lmtrain.parallel.weights.sharding import ShardedWeights
+
+Weights: TypeAlias = "MasterWeights | ShardedWeights"
+_HALVES = {Kind.INPUT: "input", Kind.WEIGHT: "weight"}
+
+
+class Begun:
+    """Gradients are sent when they are whole, so the weights hear of every action."""
+
+    def __init__(self, weights: Weights, count: int) -> None:
+        self.weights, self.last = weights, count - 1
+
+    def begin(self, action: Action) -> None:
+        phase = "forward" if action.kind is Kind.FORWARD else "backward"
+        phases.enter(phase, microbatch=action.microbatch, stage=action.stage, half=_HALVES.get(action.kind, ""))
+        fault_point(phase)
+        self.weights.begin(action, action.microbatch == self.last)
+
+    def done(self, action: Action) -> None:
+        self.weights.done(action, action.microbatch == self.last)
+        phases.leave()
+
 
 Compute = Callable[[int, int, Tensor | None], Tensor]  # (stage, microbatch, hidden states) -> hidden states, or terms
 Row = list[Action]

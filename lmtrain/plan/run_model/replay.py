@@ -18,8 +18,7 @@ from lmtrain.plan.price.step import StepTime, price_microbatch, price_step
 from lmtrain.plan.price.workload import columns
 from lmtrain.plan.run_model.ranks import groups_of
 from lmtrain.plan.run_model.run import Planned, case_of
-from lmtrain.schedules.makespan import makespan
-from lmtrain.schedules.simulate import Costs, Timeline, simulate
+from lmtrain.schedules.simulate import Costs, Timeline, makespan, simulate
 from lmtrain.schedules.table import Action, Kind
 
 

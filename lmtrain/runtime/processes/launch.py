@@ -17,17 +17,53 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any
+from typing import IO, Any
 
 from lmtrain.errors import LmtrainError, PeerLostError, StoppedEarly, StoppedForGood
 from lmtrain.runtime.processes.process import STORE_FD, NodeRanks
 from lmtrain.runtime.processes.rank_starter import Program, RankStarter, StartCancelledError, adopting_orphans
 from lmtrain.runtime.processes.signals import STOPS
-from lmtrain.runtime.processes.speakers import Speakers
+
+_NUM_LINES = 50  # that are remembered of each
+_LAST_S = 1.0  # because: a helper of a dead child may hold its output open
+
+
+class Speakers:
+    def __init__(self, ranks: Iterable[int]) -> None:
+        self._last_lines: dict[int, deque[str]] = {rank: deque(maxlen=_NUM_LINES) for rank in ranks}
+        self._threads: list[threading.Thread] = []
+
+    def add(self, rank: int, output: IO[str]) -> None:
+        self._threads.append(threading.Thread(target=self._speak, args=(rank, output), daemon=True))
+        self._threads[-1].start()
+
+    def finish(self) -> None:
+        """Once the processes have ended."""
+        for thread in self._threads:
+            thread.join(timeout=_LAST_S)
+
+    def has_spoken(self, rank: int) -> bool:
+        """Whether a rank other than 0 has printed anything."""
+        return any(line.strip() for line in self._last_lines[rank])
+
+    def last_words(self, rank: int) -> str:
+        """Its error, or the end of its traceback."""
+        lines = [line for line in self._last_lines[rank] if line.strip()]
+        errors = [line.partition("error: ")[2] for line in lines if "error: " in line]
+        return (errors or lines or ["it said nothing"])[-1]
+
+    def _speak(self, rank: int, output: IO[str]) -> None:
+        with output:
+            for line in output:
+                self._last_lines[rank].append(line.rstrip("\n"))
+                sys.stderr.write(f"[rank {rank}] {line}")
+                sys.stderr.flush()
+
 
 _PEACEFUL = (0, StoppedEarly.exit_code, StoppedForGood.exit_code)  # ends after which the others may go on to theirs
 CRASH = 1  # of Python, with a traceback

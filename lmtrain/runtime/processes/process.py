@@ -19,7 +19,27 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lmtrain.errors import UsageError
-from lmtrain.runtime.processes.checkout import git_commit
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def git_commit(root: Path) -> str | None:
+    """The commit of the checkout with this root, read from its files; None where there is no checkout."""
+    git = root / ".git"
+    try:
+        head = (git / "HEAD").read_text().strip()
+        if not head.startswith("ref: "):
+            return head if _COMMIT.fullmatch(head) else None
+        ref = head.removeprefix("ref: ")
+        if (git / ref).is_file():
+            lines = [f"{(git / ref).read_text().strip()} {ref}"]
+        else:
+            lines = (git / "packed-refs").read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
+        return None
+    found = [line.split()[0] for line in lines if line.endswith(f" {ref}")]
+    return found[0] if found and _COMMIT.fullmatch(found[0]) else None
+
 
 # because: Slurm numbers the steps that srun did not start (batch script, interactive shell) from the top of 32 bits
 _FIRST_SPECIAL_STEP = 0xFFFF_FFF0

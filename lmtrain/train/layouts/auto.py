@@ -27,7 +27,7 @@ from lmtrain.plan.search.rank import FAMILY, Limits, Ranked, rank
 from lmtrain.plan.search.search import legal
 from lmtrain.runtime.files.files import read_json
 from lmtrain.train.config import RunConfig
-from lmtrain.train.layouts.forecast import StepForecast, planned_of
+from lmtrain.train.layouts.dry_run import StepForecast, planned_of
 from lmtrain.train.layouts.layout_table import layout_words
 from lmtrain.units import format_bytes
 

@@ -19,8 +19,7 @@ from lmtrain.observe.metrics import MetricsLog, read_last_rows, read_metrics
 from lmtrain.observe.screen.display import RunView, build_view
 from lmtrain.observe.screen.panel import Saves
 from lmtrain.observe.sinks.behind import Behind, Sinks
-from lmtrain.observe.sinks.event_file import EventWriter
-from lmtrain.observe.sinks.tensorboard import TensorBoard
+from lmtrain.observe.sinks.tensorboard import EventWriter, TensorBoard
 from lmtrain.observe.sinks.weights_and_biases import Account, WeightsAndBiases
 from lmtrain.parallel.mesh import Mesh
 from lmtrain.parallel.model import ParallelModel

@@ -5,21 +5,124 @@ Called by the loop and by validation, on every process; only rank 0 has somewher
 
 from __future__ import annotations
 
+import hashlib
 from datetime import UTC, datetime
+from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from lmtrain.data.loader import StepBatches
-from lmtrain.observe.measure.measures import worth_by_step
+from lmtrain.models.model_settings import true_weights
+from lmtrain.observe.measure import phases
+from lmtrain.observe.measure.measures import EDGES, Histogram, worth_by_step
 from lmtrain.observe.measure.memory import device_peak_bytes
-from lmtrain.parallel.histograms import histograms
+from lmtrain.parallel.collectives import all_reduce
+from lmtrain.parallel.model import ParallelModel
 from lmtrain.plan.run_model.ranks import rank_bytes_of
-from lmtrain.train.layouts.forecast import COMPARED_STEPS, expected_step, planned_of
-from lmtrain.train.ranks.digests import batch_digest, first_evidence, samples_hash
+from lmtrain.runtime.files.files import read_json
+from lmtrain.runtime.machine.device import device_name
+from lmtrain.train.layouts.dry_run import COMPARED_STEPS, expected_step, planned_of
 from lmtrain.train.record.outputs import start_number
 from lmtrain.train.run import Run
 from lmtrain.train.step import StepResult
 from lmtrain.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from lmtrain.train.run import Run
+
+_LARGEST = 1 << 18  # bytes of settings; because: what reads rows refuses one of a MiB
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def first_evidence(run: Run) -> dict[str, Any]:
+    return {
+        "weights_digest": weights_digest(run.model), "data_sha256": run.inputs.data.content_sha256,
+        "device": device_name(run.model.device), "world_size": run.mesh.world.size,
+    } | (ran_with(run.folder) if run.metrics is not None else {})  # fmt: skip
+
+
+def ran_with(folder: Path) -> dict[str, Any]:
+    """What stands in these files until the next start writes its own."""
+    paths = {name: folder / file for name, file in (("settings", "config.json"), ("environment", "environment.json"))}
+    return {name: read_json(path) for name, path in paths.items() if path.stat().st_size < _LARGEST}
+
+
+def weights_digest(model: ParallelModel) -> str:
+    """The same for the same weights at any layout, and another when any one bit is: the sum of their bits as integers,
+    each tensor's times an odd number of its own."""
+    total = torch.zeros((), dtype=torch.int64, device=model.device)
+    for piece in model.owned(model.pieces()):
+        bits = piece.block.detach().view(_INTEGERS[piece.block.element_size()])
+        total += bits.sum(dtype=torch.int64) * (2 * crc32(piece.name.encode()) + 1)
+    if model.mesh.world.size > 1:
+        with phases.within("collective", "the digest of the first weights"):
+            # collective: each rank's part of the sum over the world, once a start
+            dist.all_reduce(total, group=model.mesh.world.group)
+    return f"{int(total) % (1 << 64):016x}"  # sync: once a start
+
+
+def samples_hash(sample_ids: np.ndarray[Any, np.dtype[np.int64]]) -> str:
+    """A short name for exactly these samples in this order, so that two runs' data can be compared row by row."""
+    return hashlib.sha256(sample_ids.astype("<i8").tobytes()).hexdigest()[:16]
+
+
+def batch_digest(batches: StepBatches) -> str:
+    """Of the tokens that this rank reads in this step: other text under the same ids is another batch."""
+    digest = 0
+    for batch in batches.microbatches:
+        digest = crc32(batch.tokens_BT.numpy(), digest)
+    return f"{digest:08x}"
+
+
+_AT_ONCE = 1 << 22  # numbers; because: their buckets take as much memory again
+WEIGHTS, GRADIENTS = "weights", "gradients"
+
+
+@torch.no_grad()
+def histograms(model: ParallelModel) -> dict[str, Histogram]:
+    """`weights/NAME` as the update has left them, `gradients/NAME` as it has used them: summed, and clipped.
+
+    Counts are the same at every layout. What has no finite number is left out.
+    """
+    names = [f"{what}/{name}" for what in (WEIGHTS, GRADIENTS) for name in true_weights(model.settings)]
+    row_of, device = {name: row for row, name in enumerate(names)}, model.device
+    edges = torch.tensor(EDGES, device=device)
+    counts = torch.zeros(len(names), len(EDGES) + 1, dtype=torch.int64, device=device)
+    sums = torch.zeros(len(names), 2, dtype=torch.float64, device=device)
+    ends = torch.full((len(names), 2), -torch.inf, dtype=torch.float64, device=device)  # of -x and of x
+    gradients = {name: p.grad for name, p in model.parameters.items() if p.grad is not None}
+    clipped = None if model.one_pass is None else model.one_pass.factor  # by what the update has multiplied them
+    for what, tensors, factor in ((WEIGHTS, model.parameters, None), (GRADIENTS, gradients, clipped)):
+        for piece in model.owned(model.place(tensors, what)):
+            row = row_of[piece.name.replace(".", "/", 1)]
+            for some in piece.block.flatten().split(_AT_ONCE):
+                numbers = some if factor is None else some * factor
+                _count(numbers[numbers.isfinite()].float(), edges, counts[row], sums[row], ends[row])
+    for tensor, op in ((counts, dist.ReduceOp.SUM), (sums, dist.ReduceOp.SUM), (ends, dist.ReduceOp.MAX)):
+        # collective: what each rank has counted of the numbers that it owns, over the world
+        all_reduce(tensor, model.mesh.world, op, what="histograms")
+    found = zip(names, counts.tolist(), sums.tolist(), ends.tolist(), strict=True)  # sync: they are read once
+    return {
+        name: Histogram(-below, above, total, squares, row)
+        for name, row, (total, squares), (below, above) in found
+        if any(row)
+    }
+
+
+def _count(numbers: Tensor, edges: Tensor, counts: Tensor, sums: Tensor, ends: Tensor) -> None:
+    if not numbers.numel():
+        return
+    buckets = torch.bucketize(numbers, edges, out_int32=True)
+    counts += torch.bincount(buckets, minlength=len(counts))
+    wide = numbers.double()
+    sums += torch.stack([wide.sum(), wide.square().sum()])
+    ends.copy_(torch.maximum(ends, torch.stack([-wide.min(), wide.max()])))
 
 
 def record_start(run: Run) -> None:

@@ -120,7 +120,7 @@ MUTANTS = [
     ),
     Mutant(
         name="a_later_equal_takes_the_place_of_the_best",
-        file="lmtrain/checkpoint/best.py",
+        file="lmtrain/checkpoint/store.py",
         function="best_first",
         old="key=lambda step: (-worth[step], step))",
         new="key=lambda step: (worth[step], step), reverse=True)",
@@ -150,7 +150,7 @@ MUTANTS = [
     ),
     Mutant(
         name="key_of_a_reshard_forgets_its_source",
-        file="lmtrain/checkpoint/reshard/attempt.py",
+        file="lmtrain/checkpoint/reshard/run.py",
         function="key_of",
         old="json.dumps([manifest.digest, SEGMENT_BYTES, BLOCK_BYTES, wanted])",
         new="json.dumps([SEGMENT_BYTES, BLOCK_BYTES, wanted])",
@@ -161,7 +161,7 @@ MUTANTS = [
     ),
     Mutant(
         name="a_torn_line_of_the_journal_stays",
-        file="lmtrain/checkpoint/reshard/attempt.py",
+        file="lmtrain/checkpoint/reshard/run.py",
         function="Attempt._take_up",
         old="            self.journal.trim()\n            self._keep(done)\n",
         new="            self._keep(done)\n",

@@ -184,7 +184,7 @@ MUTANTS = [
     ),
     Mutant(
         name="memory_of_an_earlier_start",
-        file="lmtrain/cli/report/memory.py",
+        file="lmtrain/cli/report/ranks.py",
         function="newest_peaks",
         old='if not rows or (starts and rows[-1].get("attempt") != starts[-1].get("attempt")):',
         new="if not rows:",

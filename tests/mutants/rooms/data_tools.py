@@ -130,7 +130,7 @@ MUTANTS = [
     ),
     Mutant(
         name="filtered_texts_keep_their_bytes",
-        file="data_tools/preprocess/work.py",
+        file="data_tools/preprocess/pipeline.py",
         function="Worker._filter_lengths",
         old="batch.num_text_bytes - gone.num_text_bytes",
         new="batch.num_text_bytes",
@@ -197,7 +197,7 @@ MUTANTS = [
     ),
     Mutant(
         name="hollow_heading_before_its_sibling",
-        file="data_tools/corpora/wiki_markup.py",
+        file="data_tools/corpora/wikipedia.py",
         function="_lines",
         old="h for h in headings if h[0] < level",
         new="h for h in headings if h[0] <= level",

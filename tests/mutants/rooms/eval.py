@@ -25,7 +25,7 @@ MUTANTS = [
     ),
     Mutant(
         name="every_fifty_resamples_are_the_same",
-        file="lmtrain/eval/statistics/bootstrap.py",
+        file="lmtrain/eval/statistics/paired_test.py",
         function="resampled_sums",
         old=(
             "    random = np.random.default_rng(SEED)\n"
@@ -41,7 +41,7 @@ MUTANTS = [
     ),
     Mutant(
         name="ninety_percent_under_the_name_of_ninety_five",
-        file="lmtrain/eval/statistics/bootstrap.py",
+        file="lmtrain/eval/statistics/paired_test.py",
         function="middle",
         old="edge = (1 - LEVEL) / 2",
         new="edge = 1 - LEVEL",
@@ -96,7 +96,7 @@ MUTANTS = [
     ),
     Mutant(
         name="padding_counts_as_real",
-        file="lmtrain/eval/scoring/masked.py",
+        file="lmtrain/eval/scoring/batches.py",
         function="collate_masked",
         old="np.full(shape, IGNORED, np.int64), np.zeros(shape, np.bool_)",
         new="np.full(shape, IGNORED, np.int64), np.ones(shape, np.bool_)",
@@ -114,7 +114,7 @@ MUTANTS = [
     ),
     Mutant(
         name="shared_answers_are_taken_from_the_wrong_end",
-        file="lmtrain/eval/scoring/scoring_passes.py",
+        file="lmtrain/eval/scoring/scoring.py",
         function="Passes._find",
         old=(
             "        start = len(found.nll) - request.num_scored\n"

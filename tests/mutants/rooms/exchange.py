@@ -89,7 +89,7 @@ MUTANTS = [
     ),
     Mutant(
         name="later_parts_overwrite_the_first_rows",
-        file="lmtrain/exchange/huggingface/weights.py",
+        file="lmtrain/exchange/huggingface/importer.py",
         function="_parts",
         old="found.append((before + start + part.start, index,",
         new="found.append((before + start, index,",

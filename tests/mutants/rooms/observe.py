@@ -84,7 +84,7 @@ MUTANTS = [
     ),
     Mutant(
         name="tensorboard_forgets_the_step_gone_on_from",
-        file="lmtrain/observe/sinks/event_file.py",
+        file="lmtrain/observe/sinks/tensorboard.py",
         function="EventWriter.__init__",
         old="step=start_step + 1)",
         new="step=start_step)",
@@ -150,7 +150,7 @@ MUTANTS = [
     ),
     Mutant(
         name="link_timed_by_some_of_its_messages",
-        file="lmtrain/observe/stragglers/links.py",
+        file="lmtrain/observe/stragglers/judge.py",
         function="Links.take",
         old="came if num_came == steps else 0",
         new="came if num_came else 0",

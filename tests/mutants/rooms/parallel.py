@@ -184,7 +184,7 @@ MUTANTS = [
     ),
     Mutant(
         name="histograms_of_the_first_stages_alone",
-        file="lmtrain/parallel/histograms.py",
+        file="lmtrain/train/record/records.py",
         function="histograms",
         old="all_reduce(tensor, model.mesh.world, op,",
         new="all_reduce(tensor, model.mesh.plane, op,",

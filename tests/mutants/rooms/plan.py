@@ -41,7 +41,7 @@ MUTANTS = [
     ),
     Mutant(
         name="copies_stand_side_by_side",
-        file="lmtrain/plan/price/communicate.py",
+        file="lmtrain/plan/price/step.py",
         function="copies_group",
         old="np.maximum(c.dp / c.shard, 1.0), c.tp * c.shard)",
         new="np.maximum(c.dp / c.shard, 1.0), c.tp)",
@@ -51,7 +51,7 @@ MUTANTS = [
     ),
     Mutant(
         name="two_stages_that_fill_a_node_are_apart",
-        file="lmtrain/plan/price/communicate.py",
+        file="lmtrain/plan/price/step.py",
         function="send",
         old="np.where(stage * 2 <= c.node, 0.5, 1.0)",
         new="np.where(stage * 2 < c.node, 0.5, 1.0)",

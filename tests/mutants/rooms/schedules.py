@@ -55,7 +55,7 @@ MUTANTS = [
     ),
     Mutant(
         name="makespan_counts_one_round_twice",
-        file="lmtrain/schedules/makespan.py",
+        file="lmtrain/schedules/simulate.py",
         function="makespan",
         old="(num_microbatches - more) *",
         new="(num_microbatches - few) *",

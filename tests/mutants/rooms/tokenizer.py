@@ -25,7 +25,7 @@ MUTANTS = [
     ),
     Mutant(
         name="vocabulary_counted_without_gaps",
-        file="lmtrain/tokenizer/judge.py",
+        file="lmtrain/tokenizer/base.py",
         function="_judge_ids",
         old="return int(max(ids)) + 1",
         new="return len(ids)",
@@ -34,7 +34,7 @@ MUTANTS = [
     ),
     Mutant(
         name="prefix_space_forgotten",
-        file="lmtrain/tokenizer/compiled.py",
+        file="lmtrain/tokenizer/fast.py",
         function="_pattern",
         old=""" or bytes_["add_prefix_space"]:""",
         new=":",
@@ -44,7 +44,7 @@ MUTANTS = [
     ),
     Mutant(
         name="accents_follow_case",
-        file="lmtrain/tokenizer/compiled.py",
+        file="lmtrain/tokenizer/fast.py",
         function="_build_wordpiece",
         old='strip=normalizer["lowercase"] if strip is None else strip',
         new='strip=normalizer["lowercase"]',

@@ -59,7 +59,7 @@ MUTANTS = [
     ),
     Mutant(
         name="filling_batches_of_validation_keep_their_labels",
-        file="lmtrain/train/in_loop/validate.py",
+        file="lmtrain/train/in_loop/measure.py",
         function="valid_batches",
         old="yield valid.batch(ids[first : first + size]).unlabelled().map(torch.from_numpy)",
         new="yield valid.batch(ids[first : first + size]).map(torch.from_numpy)",
@@ -69,7 +69,7 @@ MUTANTS = [
     ),
     Mutant(
         name="validation_perplexity_of_all_terms",
-        file="lmtrain/train/in_loop/validate.py",
+        file="lmtrain/train/in_loop/measure.py",
         function="_values",
         old="math.exp(min(means[0], _MOST_NATS))",
         new="math.exp(min(math.fsum(means), _MOST_NATS))",
@@ -147,7 +147,7 @@ MUTANTS = [
     ),
     Mutant(
         name="digest_of_weights_counts_copies",
-        file="lmtrain/train/ranks/digests.py",
+        file="lmtrain/train/record/records.py",
         function="weights_digest",
         old="for piece in model.owned(model.pieces()):",
         new="for piece in model.pieces():",
@@ -234,7 +234,7 @@ MUTANTS = [
     ),
     Mutant(
         name="two_stages_look_for_their_link_in_the_wrong_columns",
-        file="lmtrain/train/pace.py",
+        file="lmtrain/train/costs.py",
         function="_there_and_back",
         old="other = _ENDS if layout.pp == 2 else _ENDS + 2",
         new="other = _ENDS + 2",

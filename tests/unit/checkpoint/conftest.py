@@ -11,7 +11,7 @@ import pytest
 
 from lmtrain.checkpoint import contents
 from lmtrain.checkpoint.disk import hashed, tensor_file
-from lmtrain.checkpoint.reshard import attempt, limits, targets
+from lmtrain.checkpoint.reshard import limits, run, targets
 from lmtrain.checkpoint.save import commit as commit_module
 from lmtrain.checkpoint.save.commit import commit, write_rank
 from lmtrain.piece import Piece
@@ -46,7 +46,7 @@ def arrays() -> Arrays:
 def small_blocks() -> Iterator[None]:
     """Blocks of 4 KiB, so that small files have many."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (hashed, tensor_file, contents, commit_module, targets, attempt, limits):
+        for module in (hashed, tensor_file, contents, commit_module, targets, run, limits):
             patch.setattr(module, "BLOCK_BYTES", 4096)
         yield
 
@@ -56,15 +56,15 @@ def make_checkpoint(arrays: Arrays) -> Callable[[Path], Path]:
     """Two processes hold the left and the right columns of `wide`; the rest is with the second."""
 
     def make(folder: Path) -> Path:
-        attempt = folder / f"step_00000007.tmp-{os.getpid()}-0"
-        attempt.mkdir(parents=True)
+        run = folder / f"step_00000007.tmp-{os.getpid()}-0"
+        run.mkdir(parents=True)
         wide = arrays["wide"]
         left = [Piece("wide", wide.shape, (0, 0), wide[:, :60])]
         right = [Piece("wide", wide.shape, (0, 60), wide[:, 60:])]
         right += [Piece(n, a.shape, (0,) * a.ndim, a) for n, a in arrays.items() if n != "wide"]
-        records = [write_rank(attempt, rank, rank_data(pieces)) for rank, pieces in enumerate((left, right))]
+        records = [write_rank(run, rank, rank_data(pieces)) for rank, pieces in enumerate((left, right))]
         state = {"step": 7, "model": {"kind": "gpt", "width": 8}, "lr": 0.1}
-        path, _ = commit(attempt, 7, records, state, {"tokenizer.json": b'{"vocab": ["a", "b", "c"]}'})
+        path, _ = commit(run, 7, records, state, {"tokenizer.json": b'{"vocab": ["a", "b", "c"]}'})
         return path
 
     return make

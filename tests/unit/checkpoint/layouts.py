@@ -10,18 +10,16 @@ import numpy as np
 
 from lmtrain.checkpoint.contents import Contents
 from lmtrain.checkpoint.described import checked_model
-from lmtrain.checkpoint.reshard.assignment import files_of_layout, state_at_layout
-from lmtrain.checkpoint.reshard.attempt import Resharded
 from lmtrain.checkpoint.reshard.limits import Limits
-from lmtrain.checkpoint.reshard.run import reshard
+from lmtrain.checkpoint.reshard.run import Resharded, reshard
+from lmtrain.checkpoint.reshard.targets import files_of_layout, state_at_layout
 from lmtrain.checkpoint.save.agreement import RankRecord
 from lmtrain.checkpoint.save.commit import commit, write_rank
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.piece import Piece
-from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.placement.parse import parse_layout
+from lmtrain.placement.parallel_settings import ParallelSettings, parse_layout
 from lmtrain.placement.stages import places_of_rank
 from tests.unit.checkpoint.arrays import rank_data
 

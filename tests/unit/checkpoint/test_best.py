@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmtrain.checkpoint.best import best_first
 from lmtrain.checkpoint.disk.tensor_file import RankData
 from lmtrain.checkpoint.save.commit import save_checkpoint
-from lmtrain.checkpoint.store import prune, resolve, step_folder_name
+from lmtrain.checkpoint.store import best_first, prune, resolve, step_folder_name
 from lmtrain.errors import LmtrainError, MissingInputError
 
 

@@ -16,7 +16,7 @@ from lmtrain.data.data_settings import BlendPart, BlendSettings, DataChoice, Dat
 from lmtrain.data.loader import Loader
 from lmtrain.data.masked_settings import MaskedSettings
 from lmtrain.data.order import Order
-from lmtrain.data.samples.blend_schedule import whole_shares
+from lmtrain.data.samples.blend import whole_shares
 from lmtrain.data.samples.megatron import MegatronDataset, split_sequences
 from lmtrain.data.store.blocks import BLOCK_BYTES
 from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from data_tools.corpora.stdlib import CorpusReport, build_stdlib_corpus, why_skip
-from data_tools.corpus.copies.overlap import NEAR_COPY, overlaps, shingles
+from data_tools.corpus.copies.decontaminate import NEAR_COPY, overlaps, shingles
 from lmtrain.errors import DataError, MissingInputError
 
 

@@ -17,7 +17,7 @@ from lmtrain.eval.generate import Sampling, generate
 from lmtrain.eval.load import load_for_eval
 from lmtrain.eval.recipes.articles import pages
 from lmtrain.eval.runner import Subject, run
-from lmtrain.eval.scoring.scoring_passes import Passes
+from lmtrain.eval.scoring.scoring import Passes
 from lmtrain.eval.task import find_task
 from lmtrain.exchange.huggingface.exporter import export_hf
 from lmtrain.exchange.imported import save_foreign

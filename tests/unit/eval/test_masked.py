@@ -22,7 +22,7 @@ from lmtrain.errors import DataError, LmtrainError, UsageError
 from lmtrain.eval.recipes import masked_windows
 from lmtrain.eval.recipes.masked_windows import SEED, cuts
 from lmtrain.eval.runner import Outcome, Subject, run
-from lmtrain.eval.scoring import batches, masked
+from lmtrain.eval.scoring import batches
 from lmtrain.eval.source import check_kind
 from lmtrain.eval.task import Asked, all_tasks, find_task
 from lmtrain.parallel.model import ParallelModel
@@ -185,7 +185,7 @@ class FirstPieces:
 
 
 def _collated(**changes: Any) -> Any:
-    collate = masked.collate_masked
+    collate = batches.collate_masked
     return lambda requests: replace(collate(requests), **dict.fromkeys(changes))
 
 

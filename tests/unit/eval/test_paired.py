@@ -10,8 +10,7 @@ import pytest
 
 from lmtrain.errors import DataError
 from lmtrain.eval.result import Result
-from lmtrain.eval.statistics.bootstrap import intervals
-from lmtrain.eval.statistics.paired_test import Side, compare
+from lmtrain.eval.statistics.paired_test import Side, compare, intervals
 from lmtrain.eval.task import Columns, find_task
 from tests.unit.eval.test_report import RESULT
 

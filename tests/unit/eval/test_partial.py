@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lmtrain.eval.scoring.partial_results import FirstDocuments, FirstRequests
+from lmtrain.eval.runner import FirstDocuments, FirstRequests
 from lmtrain.eval.text.windows import WindowedRequests
 
 

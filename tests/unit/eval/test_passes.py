@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lmtrain.eval.scoring import scoring_passes
-from lmtrain.eval.scoring.scoring import Scored, Scorer
-from lmtrain.eval.scoring.scoring_passes import Passes
+from lmtrain.eval.scoring import scoring
+from lmtrain.eval.scoring.scoring import Passes, Scored, Scorer
 from lmtrain.eval.text.windows import MaskedRequest, Request, WindowedRequests
 
 IDS = np.random.default_rng(0).integers(0, 37, 75)
@@ -72,7 +71,7 @@ def test_equal_requests_of_one_task_are_each_answered(counted: Counted) -> None:
 
 
 def test_only_so_much_is_remembered(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scoring_passes, "MOST_TARGETS", 5)
+    monkeypatch.setattr(scoring, "MOST_TARGETS", 5)
     together, requests = Passes(), [Request(IDS[i : i + 8], 4, i) for i in range(6)]
     for num in (6, 6 + 4):
         list(together.score(requests, counted.score))

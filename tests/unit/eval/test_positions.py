@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lmtrain.eval.scoring.positions import Positions
+from lmtrain.eval.runner import Positions
 from lmtrain.eval.text.windows import Request
 
 

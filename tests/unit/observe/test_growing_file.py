@@ -13,7 +13,7 @@ from lmtrain.observe.growing_file import GrowingFile
 from lmtrain.observe.log import RunLog
 from lmtrain.observe.metrics import MetricsLog, read_metrics
 from lmtrain.observe.safe_text import warn
-from lmtrain.observe.sinks.event_file import EventWriter, record
+from lmtrain.observe.sinks.tensorboard import EventWriter, record
 from tests.limited import limited
 
 RECORD = b"0123456789\n"

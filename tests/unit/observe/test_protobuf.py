@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lmtrain.observe.sinks.protobuf import field_bytes, field_double, field_doubles, field_text, field_varint
+from lmtrain.observe.sinks.tensorboard import field_bytes, field_double, field_doubles, field_text, field_varint
 
 
 def test_the_examples_of_the_encoding_guide() -> None:

@@ -9,7 +9,7 @@ import re
 from rich.console import Console
 from rich.text import Text
 
-from lmtrain.observe.screen.line_diff import Redrawn, difference
+from lmtrain.cli.runs.watch import Redrawn, difference
 
 
 def shown(sent: str) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lmtrain.observe.sinks.event_file import EventWriter
+from lmtrain.observe.sinks.tensorboard import EventWriter
 
 
 def _read(folder: Path) -> Any:

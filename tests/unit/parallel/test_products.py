@@ -12,8 +12,16 @@ from torch import Tensor, nn
 
 from lmtrain.models.layers.heads import Head
 from lmtrain.parallel import products
-from lmtrain.parallel.products import OwnLinear, add_product, apply_own_linears, clear_totals, summing, sums_products
-from lmtrain.parallel.split_backward import Later, put_off
+from lmtrain.parallel.products import (
+    Later,
+    OwnLinear,
+    add_product,
+    apply_own_linears,
+    clear_totals,
+    put_off,
+    summing,
+    sums_products,
+)
 
 ROWS, IN, OUT = 37, 24, 24  # because: the gradient of a square weight fits the wrong way round too
 

@@ -8,7 +8,7 @@ import pytest
 
 from lmtrain.errors import LayoutError, SettingsError
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.placement.parse import check_layout, parse_layout
+from lmtrain.placement.parallel_settings import check_layout, parse_layout
 
 MODEL = GPTSettings(num_layers=5, width=24, num_heads=4, vocab_size=67, seq_len=8)
 

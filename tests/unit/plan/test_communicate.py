@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lmtrain.plan.price.communicate import copies_group, dp_group, send, tp_group
+from lmtrain.plan.price.step import copies_group, dp_group, send, tp_group
 from lmtrain.plan.price.workload import columns
 from tests.unit.plan.cases import CONF, gpt3
 from tests.unit.plan.machines import hardware_named, nominal

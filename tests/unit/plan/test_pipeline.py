@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lmtrain.plan.price.pipeline import makespan
+from lmtrain.plan.price.step import makespan
 from lmtrain.plan.price.workload import Schedule, columns
 from lmtrain.schedules.pipeline_schedule import schedule_named
 from lmtrain.schedules.simulate import simulate

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from lmtrain.errors import UsageError
-from lmtrain.runtime.processes.checkout import git_commit
 from lmtrain.runtime.processes.process import (
     STORE_FD,
     NodeRanks,
@@ -21,6 +20,7 @@ from lmtrain.runtime.processes.process import (
     environment_report,
     fault_request,
     first_host,
+    git_commit,
     grow_segments,
     num_usable_cpus,
     ranks_text,

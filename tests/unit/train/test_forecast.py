@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lmtrain.config.compose import conf_dir
-from lmtrain.train.layouts.forecast import StepForecast, expected_step, forecast_facts, planned_of
+from lmtrain.train.layouts.dry_run import StepForecast, expected_step, forecast_facts, planned_of
 from tests.unit.plan.machines import hardware_named
 from tests.unit.train.test_layout_table import BIG, config
 

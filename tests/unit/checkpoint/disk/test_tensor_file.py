@@ -18,7 +18,7 @@ from lmtrain.checkpoint.disk.boxes import Box
 from lmtrain.checkpoint.disk.format import DTYPES, ITEM_BYTES
 from lmtrain.checkpoint.disk.hashed import HashedFile, write_hashed
 from lmtrain.checkpoint.disk.tensor_file import encode_header, read_box, read_header
-from lmtrain.checkpoint.save.snapshot import HostMemory
+from lmtrain.checkpoint.save.writer import HostMemory
 from lmtrain.errors import CheckpointError
 from lmtrain.piece import Piece
 from tests.unit.checkpoint.arrays import rank_data

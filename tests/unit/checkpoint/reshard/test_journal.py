@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.checkpoint.reshard.journal import Journal
+from lmtrain.checkpoint.reshard.run import Journal
 
 BLOCKS = {"f": 2}
 

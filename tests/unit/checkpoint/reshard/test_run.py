@@ -16,10 +16,10 @@ import pytest
 from lmtrain.checkpoint.contents import Contents
 from lmtrain.checkpoint.disk.boxes import Box, cover_problem, intersect, whole
 from lmtrain.checkpoint.disk.format import Manifest, TensorEntry
-from lmtrain.checkpoint.reshard import attempt, limits
-from lmtrain.checkpoint.reshard.assignment import files_of_layout
-from lmtrain.checkpoint.reshard.attempt import segments
+from lmtrain.checkpoint.reshard import limits, run
 from lmtrain.checkpoint.reshard.limits import Limits
+from lmtrain.checkpoint.reshard.run import segments
+from lmtrain.checkpoint.reshard.targets import files_of_layout
 from lmtrain.errors import CheckpointError, MissingInputError, OutputError, StorageError, UsageError
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.placement.stages import places_of_rank
@@ -47,7 +47,7 @@ MIB = 1 << 20
 def _small(small_blocks: None) -> Iterator[None]:
     """Blocks of 4 KiB, segments of 64 and parts of 10: small models then have many."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attempt, "SEGMENT_BYTES", 64 << 10)
+        patch.setattr(run, "SEGMENT_BYTES", 64 << 10)
         patch.setattr(limits, "PART_BYTES", 10 << 10)
         patch.setattr(limits, "MIN_PART_BYTES", 10 << 10)
         yield

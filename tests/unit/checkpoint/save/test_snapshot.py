@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lmtrain.checkpoint.save.snapshot import HostMemory
+from lmtrain.checkpoint.save.writer import HostMemory
 from lmtrain.piece import Piece
 
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtrain import native
-from lmtrain.data.samples import blend_schedule
-from lmtrain.data.samples.blend_schedule import FINEST, Schedule, run, run_twin, whole_shares
+from lmtrain.data.samples import blend
+from lmtrain.data.samples.blend import FINEST, Schedule, run, run_twin, whole_shares
 
 SHARES = st.one_of(
     st.lists(st.integers(1, 9), min_size=1, max_size=8),
@@ -58,7 +58,7 @@ def test_late_in_a_long_run_of_fine_shares_the_twins_still_agree() -> None:
 def test_any_position_alone(shares: list[int], first: int, count: int, block: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         whole = [array.tolist() for array in Schedule(shares).take(0, first + count)]
-        patch.setattr(blend_schedule, "BLOCK", block)
+        patch.setattr(blend, "BLOCK", block)
         part = [array.tolist() for array in Schedule(shares).take(first, count)]
         assert part == [array[first:] for array in whole]
         counts = Schedule(shares).counts_at(first)

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmtrain.data.samples.sample_index import SampleIndex
+from lmtrain.data.samples.causal import SampleIndex
 
 LENGTHS = st.lists(st.integers(0, 9), min_size=1, max_size=12)
 

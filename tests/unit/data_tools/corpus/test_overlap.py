@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_tools.corpus.copies.overlap import NEAR_COPY, SHINGLE_WORDS, Overlap, overlaps, shingles
+from data_tools.corpus.copies.decontaminate import NEAR_COPY, SHINGLE_WORDS, Overlap, overlaps, shingles
 
 
 def prose(seed: int, num_words: int = 2000) -> list[str]:

@@ -15,8 +15,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_tools.corpus.flow.lines import to_line
-from data_tools.corpus.flow.reading import OFFSET_BITS, Reading, find_files, read_documents
+from data_tools.corpus.flow.reading import OFFSET_BITS, Reading, find_files, read_documents, to_line
 from data_tools.corpus.flow.steps import Collect
 from data_tools.preprocess.pipeline import Options, preprocess
 from data_tools.read.chunks import Limits

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from data_tools.corpus.build import dedupe_all, drop, sign
 from data_tools.corpus.build_settings import DedupeSettings
 from data_tools.corpus.copies.copies import find_pairs, find_roots, mark_exact, mark_near, unite
-from data_tools.corpus.copies.minhash import MinHash
-from data_tools.corpus.copies.signatures import Sign, Signed, content_hash
+from data_tools.corpus.copies.signatures import MinHash, Sign, Signed, content_hash
 from data_tools.corpus.flow.reading import Reading
 from data_tools.corpus.flow.steps import Report, Work, merge_outputs
 from data_tools.read.chunks import Limits

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from lmtrain.errors import CheckpointError, DataError
-from lmtrain.exchange.torch_files.bounds import MAX_PICKLE_BYTES, Measured
-from lmtrain.exchange.torch_files.pickle_data import read_pickle
+from lmtrain.exchange.torch_files.pickle_data import MAX_PICKLE_BYTES, Measured, read_pickle
 from lmtrain.exchange.torch_files.reader import StoredTensor, TorchFile
 from tests.unit.exchange.torch_files import hostile
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lmtrain.observe.history.reduced import extremes, means, parts
+from lmtrain.observe.history.record import extremes, means, parts
 
 
 @pytest.mark.parametrize(("count", "most"), [(0, 10), (7, 10), (10, 10), (11, 10), (1000, 10), (99_991, 300)])

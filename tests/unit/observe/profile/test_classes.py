@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lmtrain.observe.profile.classes import CLASSES, class_of
+from lmtrain.observe.profile.kernels import CLASSES, class_of
 
 NAMES = {
     "products": [

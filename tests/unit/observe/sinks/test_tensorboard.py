@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from lmtrain.observe.measure.histogram import EDGES, Histogram
-from lmtrain.observe.sinks.event_file import EventWriter
-from lmtrain.observe.sinks.tensorboard import TensorBoard
+from lmtrain.observe.measure.measures import EDGES, Histogram
+from lmtrain.observe.sinks.tensorboard import EventWriter, TensorBoard
 
 SETTINGS = {
     "model": {"kind": "gpt", "width": 32, "tied": True, "window": None}, "optim": {"lr": 0.003, "betas": [0.9, 0.95]},

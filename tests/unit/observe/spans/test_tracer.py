@@ -11,8 +11,7 @@ from lmtrain.observe.measure import phases
 from lmtrain.observe.measure.phases import within
 from lmtrain.observe.spans import format as form
 from lmtrain.observe.spans.format import Kind, read_spans
-from lmtrain.observe.spans.recorder import Recorder
-from lmtrain.observe.spans.tracer import ALL, NONE, SAMPLED, Tracer
+from lmtrain.observe.spans.recorder import ALL, NONE, SAMPLED, Recorder, Tracer
 from tests.unit.observe.spans.conftest import Open
 
 SPANS = str(Path(form.__file__).parent / "*")

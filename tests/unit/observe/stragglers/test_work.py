@@ -7,9 +7,9 @@ from itertools import count
 import pytest
 
 from lmtrain.observe.measure import phases
-from lmtrain.observe.stragglers import links as links_module
+from lmtrain.observe.stragglers import judge as links_module
 from lmtrain.observe.stragglers import work as work_module
-from lmtrain.observe.stragglers.links import Links
+from lmtrain.observe.stragglers.judge import Links
 from lmtrain.observe.stragglers.work import COLUMNS, STEPS, Work
 
 MS = 1_000_000
