@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmtrain.errors import DataError, MissingInputError, UsageError
-from lmtrain.runtime.files.files import read_errors
-from lmtrain.runtime.files.holes import refuse_hole
+from lmtrain.runtime.files.files import read_errors, refuse_hole
 
 STDIN = Path("-")
 _CODECS = ("gz", "zst", "bz2", "xz")

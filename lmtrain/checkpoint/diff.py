@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from lmtrain.checkpoint.contents import Contents
+from lmtrain.checkpoint.described import checked_model
 from lmtrain.checkpoint.disk.boxes import cut, whole
 from lmtrain.checkpoint.disk.format import DTYPES
 from lmtrain.checkpoint.disk.tensor_file import Array
+from lmtrain.checkpoint.store import CHECKPOINTS, list_broken, list_checkpoints, resolve
+from lmtrain.errors import CheckpointError
 
 PART_ITEMS = 4 << 20
 
@@ -89,3 +93,31 @@ def _numbers(bits: Array, dtype: str) -> Array:
     if dtype == "BF16":  # because: a bfloat16 is the upper half of a float32
         return (bits.view(np.uint16).astype(np.uint32) << 16).view(np.float32).astype(np.float64)
     return bits.view(np.dtype(DTYPES[dtype]).newbyteorder("<")).astype(np.float64)
+
+
+def verify_checkpoints(path: Path) -> Iterator[dict[str, Any]]:
+    """Verify a checkpoint, or all checkpoints of a run's folder."""
+    folder = path / CHECKPOINTS if (path / CHECKPOINTS).is_dir() else path
+    return map(verify_checkpoint, [*list_checkpoints(folder), *list_broken(folder)] or [resolve(path)])
+
+
+def verify_checkpoint(path: Path) -> dict[str, Any]:
+    """What a checkpoint holds, and its problems."""
+    facts: dict[str, Any] = {"checkpoint": str(path), "problems": []}
+    try:
+        contents = Contents(path)
+        manifest = contents.manifest
+        facts |= {"step": manifest.step, "tensors": len(manifest.tensors), "files": len(manifest.files)}
+        facts["bytes"] = sum(entry.size for entry in manifest.files.values())
+        facts["problems"] = contents.damages()
+        if not facts["problems"] and "model" in manifest.state:
+            checked_model(contents)
+    except CheckpointError as error:
+        facts["problems"] = [str(error)]
+    return facts
+
+
+def refuse_problems(found: Iterable[dict[str, Any]]) -> None:
+    problems = [problem for facts in found for problem in facts["problems"]]
+    if problems:
+        raise CheckpointError("\n".join(problems))

@@ -9,10 +9,9 @@ from torch import Tensor, nn
 
 from lmtrain.batch import Batch
 from lmtrain.models.layers.asked import asked_positions, put_back
-from lmtrain.models.layers.attention import BuildMask, build_mask
+from lmtrain.models.layers.attention import BuildMask, build_mask, build_rotation
 from lmtrain.models.layers.block import Block, Surroundings
 from lmtrain.models.layers.embedding import positions_of
-from lmtrain.models.layers.positions import build_rotation
 from lmtrain.models.transformer_settings import TransformerSettings, cut_of
 from lmtrain.spec import Cuts, ModelShape, Start, Tie
 

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from lmtrain.optim.lamb_settings import LAMBSettings
-from lmtrain.optim.moments import SLOTS, UncompiledOptimizer, adam_directions, with_gradients
+from lmtrain.optim.moments import SLOTS, Alone, UncompiledOptimizer, Whole, adam_directions, with_gradients
 from lmtrain.optim.state import Groups, apply_empty_state
-from lmtrain.optim.whole import Alone, Whole
 
 
 def build(settings: LAMBSettings, groups: Groups, whole: Whole = Alone()) -> LAMB:

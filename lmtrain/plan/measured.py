@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from lmtrain.config.base import kinds
 from lmtrain.observe.spans.format import Flag
 from lmtrain.observe.spans.format import Kind as SpanKind
-from lmtrain.observe.timeline.links import messages
-from lmtrain.observe.timeline.merge import Segment
+from lmtrain.observe.timeline.merge import Segment, messages
 from lmtrain.observe.timeline.step_time import BUBBLE, MESSAGES, StepTimes
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule, schedule_named
 from lmtrain.schedules.simulate import Costs, Timeline, simulate

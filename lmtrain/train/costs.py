@@ -22,6 +22,7 @@ from lmtrain.layout import Layout
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.observe.measure import phases
 from lmtrain.observe.measure.memory import Memory
+from lmtrain.observe.measure.phases import MESSAGES, PHASES, main
 from lmtrain.observe.metrics import read_last_rows
 from lmtrain.observe.stragglers.judge import (
     LEAST,
@@ -30,10 +31,10 @@ from lmtrain.observe.stragglers.judge import (
     LINK_LEAST_S,
     Watched,
     link_words,
+    links,
     rank_words,
     who,
 )
-from lmtrain.observe.stragglers.work import COLUMNS, OWN, STEPS, WAITS, Work
 from lmtrain.parallel.mesh import Mesh
 from lmtrain.placement.stages import stages_of_rank
 from lmtrain.runtime.processes.process_group import gather_to_first
@@ -41,6 +42,58 @@ from lmtrain.train.config import RunConfig
 
 if TYPE_CHECKING:
     from lmtrain.train.costs import Pace
+
+OWN = ("data", "forward", "backward", "optimizer")  # what only this process's slowness makes longer
+WAITS = ("messages", "collectives")
+NUM_ENDS = 2  # of links: to the next rank along pp and to the one before
+COLUMNS = (*OWN, *WAITS, *(("sent", "came") * NUM_ENDS))
+STEPS = 4  # in a window
+_WARM = 2  # because: the first steps of a process compile, fill caches and make memory
+_KINDS = (*map(PHASES.index, OWN), MESSAGES, PHASES.index("collective"))
+
+
+class Work:
+    def __init__(self) -> None:
+        self.neighbours: tuple[int, ...] = ()  # along pp, whose messages are timed
+        self._seen_ns: list[list[int]] = []  # of each step of the window, by _KINDS
+        self._before = [0] * len(_KINDS)
+        self._warm = _WARM  # steps that are yet to be left out
+
+    def begin_step(self) -> None:
+        main.count_time(main.kind)
+        spent = main.spent_ns
+        self._before = [spent[kind] for kind in _KINDS]
+        links.open = bool(self.neighbours)
+
+    def end_step(self, waited_s: float) -> None:
+        """`waited_s` for its data, before it began."""
+        main.count_time(main.kind)
+        links.open = False
+        if self._warm:
+            self._warm -= 1
+            links.clear()
+            return
+        spent = main.spent_ns
+        seen = [spent[kind] - was for kind, was in zip(_KINDS, self._before, strict=True)]
+        seen[0] += int(waited_s * 1e9)
+        self._seen_ns.append(seen)
+
+    @property
+    def is_due(self) -> bool:
+        """After the same step on all processes."""
+        return len(self._seen_ns) >= STEPS
+
+    def take(self) -> list[int]:
+        """By COLUMNS: nanoseconds of a step of the quicker half, and links' times summed over STEPS steps.
+
+        because: a busy machine holds a step up and never hurries one
+        """
+        ends = [number for peer in self.neighbours for number in links.take(peer, STEPS)]
+        half = STEPS // 2
+        quick = [sum(sorted(values)[:half]) // half for values in zip(*self._seen_ns, strict=True)]
+        self._seen_ns = []
+        return [*quick, *ends, *([0] * (2 * NUM_ENDS - len(ends)))]
+
 
 _ENDS = COLUMNS.index("sent")  # (sent, came) of the next rank along pp, then of the one before
 

@@ -13,10 +13,9 @@ from lmtrain.runtime.processes.faults import fault_point
 from lmtrain.runtime.processes.signals import StopRequest
 from lmtrain.train.in_loop.measure import Evaluation, due, is_due, measure, measure_what_is_owed
 from lmtrain.train.in_loop.requests import requests_of
-from lmtrain.train.record.records import record, record_start, report_now_and_then, report_save, report_step
+from lmtrain.train.record.records import record, record_start, report_now_and_then, report_save, report_step, save
 from lmtrain.train.record.trace_file import profiled, traced
 from lmtrain.train.run import Run
-from lmtrain.train.save import save
 from lmtrain.train.step import train_step
 
 

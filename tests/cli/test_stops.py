@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from lmtrain.observe.metrics import read_metrics
-from lmtrain.runtime.machine.allocation import Allocation
 from lmtrain.train.in_loop import requests
+from lmtrain.train.in_loop.requests import Allocation
 from tests.cli.harness import Toy, lmtrain, start
 from tests.marks import slow, wide
 

@@ -20,7 +20,7 @@ from lmtrain.kernels import on_gpu
 from lmtrain.layout import Coordinate
 from lmtrain.models import stack
 from lmtrain.models.layers import attention
-from lmtrain.models.layers.positions import Rotation
+from lmtrain.models.layers.attention import Rotation
 from lmtrain.objectives import masked_lm
 from lmtrain.objectives.cross_entropy import cross_entropy_sum
 from lmtrain.objectives.masked_lm import build_objective

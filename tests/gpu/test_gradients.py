@@ -11,7 +11,7 @@ import torch
 from lmtrain.kernels import activations, on_gpu
 from lmtrain.kernels.cross_entropy import gradient as right_gradient
 from lmtrain.models.layers import attention
-from lmtrain.models.layers.positions import Rotation
+from lmtrain.models.layers.attention import Rotation
 from lmtrain.objectives import cross_entropy
 from lmtrain.parallel import products
 from lmtrain.parallel.weights import precision as precision_room

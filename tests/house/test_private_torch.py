@@ -14,7 +14,7 @@ ALLOWED = {
     "lmtrain/parallel/weights/precision.py": MANY,
     "lmtrain/parallel/shards.py": MANY,
     "lmtrain/parallel/blocks/recompute.py": "operators of fused attention, which recompute keeps by their names",
-    "lmtrain/runtime/machine/flight.py": "the flight recorder's rows of this process, which have no public name",
+    "lmtrain/observe/watch/guard.py": "the flight recorder's rows of this process, which have no public name",
     "lmtrain/parallel/weights/sharding.py": "FSDP has no public call for the end of a backward that no hook saw",
 }
 

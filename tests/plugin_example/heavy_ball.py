@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from lmtrain.optim.moments import Alone, Whole
 from lmtrain.optim.state import Groups, apply_empty_state
-from lmtrain.optim.whole import Alone, Whole
 from tests.plugin_example.heavy_ball_settings import HeavyBallSettings
 
 

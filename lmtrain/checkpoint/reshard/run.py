@@ -33,8 +33,7 @@ from lmtrain.checkpoint.disk.format import (
 )
 from lmtrain.checkpoint.disk.hashed import encode_blocks, write_hashed
 from lmtrain.checkpoint.disk.tensor_file import PieceSpec, tensors_of
-from lmtrain.checkpoint.reshard.limits import Limits, Report
-from lmtrain.checkpoint.reshard.targets import Target, place
+from lmtrain.checkpoint.reshard.targets import Limits, Report, Target, place
 from lmtrain.checkpoint.reshard.work_folder import SLACK_BYTES, WorkFolder, remove
 from lmtrain.checkpoint.store import check_room, step_of
 from lmtrain.errors import CheckpointError, DataError, LmtrainError, OutputError, UsageError

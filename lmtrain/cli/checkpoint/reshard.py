@@ -124,9 +124,8 @@ def _change(
 ) -> dict[str, Any]:
     from lmtrain.checkpoint.contents import Contents
     from lmtrain.checkpoint.described import checked_model, layout_of
-    from lmtrain.checkpoint.reshard.limits import Limits
     from lmtrain.checkpoint.reshard.run import reshard
-    from lmtrain.checkpoint.reshard.targets import files_of_layout, state_at_layout
+    from lmtrain.checkpoint.reshard.targets import Limits, files_of_layout, state_at_layout
     from lmtrain.checkpoint.store import resolve
     from lmtrain.placement.parallel_settings import check_layout, parse_layout
     from lmtrain.runtime.processes.faults import arm_from_env

@@ -24,7 +24,7 @@ def verify(
 
     All that is wrong is named, and the exit code is then 65.
     """
-    from lmtrain.checkpoint.verify import refuse_problems, verify_checkpoints
+    from lmtrain.checkpoint.diff import refuse_problems, verify_checkpoints
     from lmtrain.cli.screen.console import Screen
     from lmtrain.units import format_bytes
 

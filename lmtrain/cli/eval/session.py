@@ -215,7 +215,7 @@ def print_document(document: dict[str, Any]) -> None:
 
 
 def _sample_lines(number: int, outcome: Outcome, loaded: Loaded) -> bytes:
-    from lmtrain.eval.samples import as_lines, sample_rows
+    from lmtrain.eval.report import as_lines, sample_rows
 
     rows = sample_rows(number, outcome.result, outcome.prepared, outcome.columns, loaded.subject.tokenizer)
     return as_lines(rows)

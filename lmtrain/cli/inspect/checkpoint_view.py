@@ -21,8 +21,8 @@ def checkpoint_facts(path: Path, verify: bool) -> dict[str, Any]:
 
     from lmtrain.checkpoint.contents import Contents
     from lmtrain.checkpoint.described import layout_of
+    from lmtrain.checkpoint.diff import refuse_problems, verify_checkpoints
     from lmtrain.checkpoint.disk.format import ITEM_BYTES
-    from lmtrain.checkpoint.verify import refuse_problems, verify_checkpoints
     from lmtrain.train.layouts.layout_table import layout_words
 
     if verify:

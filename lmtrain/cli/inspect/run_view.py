@@ -41,8 +41,8 @@ def settings_of(run: Path) -> RunConfig:
 
 
 def run_facts(path: Path, verify: bool) -> dict[str, Any]:
+    from lmtrain.checkpoint.diff import refuse_problems, verify_checkpoints
     from lmtrain.checkpoint.store import CHECKPOINTS, list_broken, list_checkpoints, list_set_aside
-    from lmtrain.checkpoint.verify import refuse_problems, verify_checkpoints
     from lmtrain.observe.metrics import read_metrics
     from lmtrain.observe.screen.row_text import smoothed
     from lmtrain.runtime.files.files import read_json

@@ -17,7 +17,7 @@ from lmtrain.cli.plan.planning import Question, nothing_legal
 from lmtrain.errors import LayoutError
 from lmtrain.placement.parallel_settings import MAX_PROCESSES
 from lmtrain.plan.calibrate import prices_of
-from lmtrain.plan.price.power import dollars
+from lmtrain.plan.price.step import dollars
 from lmtrain.plan.run_model.run import Planned
 from lmtrain.plan.search.curve import Point, Study, curve
 from lmtrain.plan.search.rank import FAMILY, Limits, Prices, Ranked

@@ -208,7 +208,7 @@ def laid_out(config: RunConfig, words: Sequence[str], env: ProcessEnv, *, elasti
     speaks, said = env.rank == 0 and not env.is_child, list[str]()
     if config.parallel.auto:
         from lmtrain.train.before.preflight import find_model
-        from lmtrain.train.layouts.auto import choose, chosen_before, conditions
+        from lmtrain.train.layouts.elastic import choose, chosen_before, conditions
 
         fixed = conditions(config, words)
         if (before := chosen_before(config, fixed)) is not None:

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import typer
 
 from lmtrain.cli.options import check_place
+from lmtrain.cli.report.figures import MOST_EVALS, charts, eval_rows, headlines
+from lmtrain.cli.report.ranks import layout_parts, memory_parts
+from lmtrain.cli.report.trace_part import kernel_parts, trace_parts
+from lmtrain.cli.runs.run_seen import Seen, differences, flat
 from lmtrain.cli.screen.terminal import echo
+from lmtrain.config.base import show
+from lmtrain.observe.history.record import Record
+from lmtrain.page.chart import Charts, placed, written
+from lmtrain.page.document import Cells, Part, data_element, document, facts, script, section, style, table
+from lmtrain.units import format_count, format_seconds
 
 if TYPE_CHECKING:
     from lmtrain.page.document import Picture
@@ -37,7 +48,6 @@ def report(
     It is one file without references to any other. A run that goes on, was killed or is damaged gives what there is,
     and the page says what is missing.
     """
-    from lmtrain.cli.report.page import figures_of, page, parts_of
     from lmtrain.cli.runs.run_seen import see_all
     from lmtrain.observe.history.record import read_record
     from lmtrain.page.chart import drawn
@@ -76,3 +86,160 @@ def _write_pictures(folder: Path, pictures: Sequence[Picture]) -> None:
 
 def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "backslashreplace")  # because: a file's name may be no text
+
+
+_MOST_NUMBERS = 2000  # rows of evaluations in the page; the rest stays in metrics.jsonl
+_KEYS = (
+    ("drag", "zoom in"), ("double click, 0, Esc", "show all"), ("+ -", "zoom"), ("← →", "move"), ("x", "next axis"),
+    ("k", "log x"), ("l", "log y of the figure in focus, or of all"), ("s S", "smoother, rougher"),
+    (", .", "read values in the figure in focus"), ("t", "light or dark"), ("Tab", "next figure"),
+)  # fmt: skip
+
+
+def page(seen: Sequence[Seen], parts: Sequence[Part]) -> str:
+    return document(title(seen), parts, more_style=style("report.css"))
+
+
+def title(seen: Sequence[Seen]) -> str:
+    return seen[0].name if len(seen) == 1 else f"{len(seen)} runs: {', '.join(one.name for one in seen)}"
+
+
+def figures_of(seen: Sequence[Seen], records: Sequence[Record]) -> Charts:
+    return charts([one.name for one in seen], records, [one.stop for one in seen])
+
+
+def parts_of(seen: Sequence[Seen], records: Sequence[Record], found: Charts) -> Iterator[Part]:
+    yield f"<h1>{escape(title(seen))}</h1>"
+    rows = [summary(one, record) for one, record in zip(seen, records, strict=True)]
+    if len(seen) == 1:
+        yield facts((key.lstrip("<"), value) for key, value in rows[0].items() if key != "<run")
+    else:
+        yield table(rows)
+    yield from _missing(seen, records)
+    yield '<div class="tools" id="tools"><noscript>Zooming and reading values need JavaScript.</noscript></div>'
+    yield f'<div class="figures">{"".join(placed(found, figure) for figure in found.figures)}</div>'
+    if not found.figures:
+        yield '<p class="soft">No number has been recorded yet.</p>'
+    for one, record in zip(seen, records, strict=True):
+        yield from memory_parts(one, record, whose := f" of {one.name}" if len(seen) > 1 else "")
+        yield from trace_parts(one, whose)
+        yield from kernel_parts(one, whose)
+    for one in seen[:1] if _alike(seen, "parallel") and _alike(seen, "model") else seen:
+        yield from layout_parts(one, f" of {one.name}" if len(seen) > 1 else "")
+    yield from _evaluations(seen, records)
+    yield from _settings(seen)
+    yield from _environment(seen)
+    keys = "".join(f"<span><kbd>{escape(key)}</kbd> {escape(does)}</span>" for key, does in _KEYS)
+    yield f'{section("Keys", name="keys")}<div class="keys">{keys}</div>'
+    yield data_element(found.to_json(), "figures")
+    yield script("chart.js")
+
+
+def _alike(seen: Sequence[Seen], group: str) -> bool:
+    return all(one.settings.get(group) == seen[0].settings.get(group) for one in seen)
+
+
+def summary(seen: Seen, record: Record) -> dict[str, str]:
+    """How the run stands, in a line or a list."""
+    found = {"<run": seen.name, "<state": f"{seen.state}{f': {seen.why}' * bool(seen.why)}"[:400]}
+    total, last = _total_steps(seen), int(record.steps[-1]) if record.steps.size else 0
+    found["step"] = f"{last:,}" + (f" of {total:,} ({last / total:.0%})" if total else "")
+    for key, name, form in (("loss", "loss", "number"), ("tokens", "tokens", "count")):
+        steps, values = record.column(key)
+        if values.size:
+            found[name] = written(float(values[-1]), form)  # type: ignore[arg-type]  # because: names of forms
+        broken = {key: value for step, key, value in record.broken if step == last}
+        if key in broken:
+            found[name] = f"{broken[key]}" + (f"; {found[name]} at step {int(steps[-1]):,}" if values.size else "")
+    best = [(row["loss"], row["step"]) for row in record.rows.get("valid", []) if _is_number(row.get("loss"))]
+    if best:
+        found["best validation"] = f"{min(best)[0]:.4f} at step {min(best)[1]:,}"
+    _, speeds = record.column("tokens_per_s")
+    if speeds.size:
+        found["tokens/s"] = format_count(float(np.median(speeds)))
+    _, mfu = record.column("mfu")
+    if mfu.size:
+        found["MFU"] = f"{100 * float(np.median(mfu)):.1f}%"
+    seconds = record.columns.get("seconds", np.empty(0))
+    if seconds.size and np.isfinite(seconds[-1]):
+        found["time trained"] = format_seconds(float(seconds[-1]))
+    starts = len(record.rows.get("start", []))
+    if starts > 1:
+        found["starts"] = f"{starts}"
+    return found
+
+
+def _total_steps(seen: Seen) -> int | None:
+    steps = seen.settings.get("train", {})
+    steps = steps.get("steps") if isinstance(steps, dict) else None
+    return steps if type(steps) is int and steps > 0 else None
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and value == value
+
+
+def _missing(seen: Sequence[Seen], records: Sequence[Record]) -> Iterator[str]:
+    """What a reader must know of what is not in the page."""
+    several = len(seen) > 1
+    said = [
+        f"{one.name}: {problem}" if several else problem
+        for one, record in zip(seen, records, strict=True)
+        for problem in (*one.problems, *record.problems)
+    ]
+    if said:
+        items = "".join(f"<li>{escape(problem)}</li>" for problem in said)
+        yield f'<div class="missing"><b>What is missing</b><ul>{items}</ul></div>'
+
+
+def _evaluations(seen: Sequence[Seen], records: Sequence[Record]) -> Iterator[str]:
+    recipes, numbers = eval_rows(records, [one.name for one in seen])
+    if not recipes:
+        return
+    tasks = len(headlines(records))
+    few = f" The first {MOST_EVALS} of {tasks} tasks have a figure above." * (tasks > MOST_EVALS)
+    yield section("Evaluations", f"What was scored and how; below it every number.{few}", "evaluations")
+    yield table(recipes)
+    many = (
+        f", the last {_MOST_NUMBERS:,} of {len(numbers):,}" if len(numbers) > _MOST_NUMBERS else f", {len(numbers):,}"
+    )
+    opened = " open" * (len(numbers) <= 12)
+    yield f"<details{opened}><summary>Numbers{many}</summary>{table(numbers[-_MOST_NUMBERS:])}</details>"
+
+
+def _settings(seen: Sequence[Seen]) -> Iterator[str]:
+    known = [one for one in seen if one.settings]
+    if not known:
+        return
+    yield section("Settings", name="settings")
+    if len(known) > 1:
+        found = differences([one.settings for one in known])
+        names = [one.name for one in known]
+        rows: list[Cells] = [
+            {"<key": key} | {f"<{name}": _shown(value) for name, value in zip(names, values, strict=True)}
+            for key, values in found.items()
+        ]
+        yield f"<p>{len(found)} settings differ.</p>" + table(rows) if rows else "<p>All settings are the same.</p>"
+    rows = [{"<key": key, "<value": _shown(value)} for key, value in flat(known[0].settings)]
+    whose = f" of {known[0].name}" if len(known) > 1 else ""
+    yield f"<details><summary>All {len(rows)} settings{escape(whose)}</summary>{table(rows)}</details>"
+
+
+def _environment(seen: Sequence[Seen]) -> Iterator[str]:
+    known = [one for one in seen if one.environment]
+    if not known:
+        return
+    yield section("Environment", name="environment")
+    trees = [dict(flat(one.environment)) for one in known]
+    keys = list(dict.fromkeys(key for tree in trees for key in tree))
+    names = [one.name for one in known] if len(known) > 1 else ["value"]
+    rows: list[Cells] = [
+        {"<what": key.removeprefix("packages.")}
+        | {f"<{name}": _shown(tree.get(key)) for name, tree in zip(names, trees, strict=True)}
+        for key in keys
+    ]
+    yield table(rows)
+
+
+def _shown(value: Any) -> str:
+    return show(value)[:400]

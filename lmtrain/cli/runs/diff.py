@@ -13,8 +13,7 @@ from typing import Any
 from lmtrain.cli.runs.run_seen import Seen, differences, flat, see_all
 from lmtrain.config.base import show
 from lmtrain.errors import LmtrainError, a_few, brief
-from lmtrain.observe.history.compared import Parting, parting, starts_that_count, together
-from lmtrain.observe.history.record import Record, Row, read_record
+from lmtrain.observe.history.record import Parting, Record, Row, parting, read_record, starts_that_count, together
 
 # settings that say where something lies or what is shown: no number depends on them
 _NO_CAUSE = (

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +15,11 @@ import typer
 
 from lmtrain.cli.options import Json
 from lmtrain.cli.plain_help import PlainGroup, examples
+from lmtrain.cli.runs.run_seen import Seen, find_runs, flat, see_all
 from lmtrain.cli.screen.terminal import echo
+from lmtrain.config.base import show
+from lmtrain.errors import MissingInputError, UsageError, nearest
+from lmtrain.units import format_count, format_seconds
 
 EXAMPLES = (
     ("lmtrain runs", "the runs below ./runs, or below this folder"),
@@ -52,7 +58,6 @@ def list_runs(
     as_json: Json = False,
 ) -> None:
     """Show the runs of a folder: state, step, loss, speed, when they last wrote, and why they stopped."""
-    from lmtrain.cli.runs.table import print_table, rows_of
 
     rows = rows_of(folder, state or [], where or [])
     if as_json:
@@ -94,3 +99,138 @@ def plot(
     from lmtrain.cli.runs.plot import plot_runs
 
     plot_runs([*{path.resolve(): path for path in runs}.values()], key, by, log, height)
+
+
+_STATES = ("running", "finished", "stopped", "failed", "killed", "out of sight")
+
+
+def rows_of(folder: Path | None, states: Sequence[str], where: Sequence[str]) -> list[dict[str, Any]]:
+    wrong = [state for state in states if state not in _STATES]
+    if wrong:
+        raise UsageError(f"--state={wrong[0]} is no state of a run. {nearest(wrong[0], _STATES)}")
+    wanted = [_pair(text) for text in where]
+    folder = folder or (Path("runs") if Path("runs").is_dir() else Path())
+    paths = [*find_runs(folder)]
+    if not paths:
+        why = "holds no run" if folder.is_dir() else "is no folder"
+        raise MissingInputError(f"{folder} {why}. Name a folder in which `lmtrain pretrain` has written runs.")
+    seen = see_all(paths)
+    known = {key for one in seen for key, _ in flat(one.settings)}
+    for key, _ in wanted:
+        if key not in known:
+            raise UsageError(f"--where={key} is a setting that no run in {folder} has. {nearest(key, known)}")
+    rows = [_row(one) for one in seen if all(_has(one, key, value) for key, value in wanted)]
+    return [row for row in rows if not states or row["state"] in states]
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, sign, value = text.partition("=")
+    if not sign or not key:
+        raise UsageError(f"--where={text} names no value. Write KEY=VALUE, as in --where optim.lr=3e-4.")
+    return key, value
+
+
+def _has(seen: Seen, key: str, value: str) -> bool:
+    found = dict(flat(seen.settings)).get(key)
+    if type(found) in (int, float):
+        try:
+            return float(value.replace("_", "")) == found
+        except ValueError:
+            return False
+    return value in (show(found), str(found))
+
+
+def _row(seen: Seen) -> dict[str, Any]:
+    from lmtrain.observe.metrics import read_last_rows
+
+    rows = [row for row in read_last_rows(seen.path / "metrics.jsonl") if isinstance(row.get("event"), str)]
+    steps = [row for row in rows if row["event"] == "step"]
+    last, valid = steps[-1] if steps else {}, [row for row in rows if row["event"] == "valid"]
+    total = seen.settings.get("train", {})
+    return {
+        "run": str(seen.path), "name": seen.name, "state": seen.state, "step": _number(last.get("step")) or 0,
+        "steps": _number(total.get("steps")) if isinstance(total, dict) else None,
+        "loss": _loss(last), "valid_loss": _loss(valid[-1]) if valid else None,
+        "tokens_per_s": _number(last.get("tokens_per_s")), "tokens": _number(last.get("tokens")),
+        "last_row": _time(rows, seen.path / "metrics.jsonl"), "why": seen.why, "missing": seen.problems,
+    }  # fmt: skip
+
+
+def _number(value: Any) -> Any:
+    """What JSON can hold: neither NaN nor a text."""
+    return value if type(value) in (int, float) and value - value == 0 else None
+
+
+def _loss(row: dict[str, Any]) -> float | str | None:
+    """NaN and infinities as metrics.jsonl has them: a run that came to one must not look like one without a loss."""
+    value = row.get("loss")
+    found: float | str | None = value if value in ("nan", "inf", "-inf") else _number(value)
+    return found
+
+
+def _time(rows: Sequence[dict[str, Any]], path: Path) -> str | None:
+    if rows and isinstance(rows[-1].get("time"), str):
+        return str(rows[-1]["time"])
+    try:
+        return datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds")
+    except OSError:
+        return None
+
+
+def print_table(rows: Sequence[dict[str, Any]]) -> None:
+    """On a terminal a run is a line: what does not fit is left out, columns that matter least first."""
+    from rich.cells import cell_len
+    from rich.text import Text
+
+    from lmtrain.cli.screen.console import Screen
+
+    screen = Screen(highlight=False)
+    if not rows:
+        screen.print("no run is of that kind")
+        return
+    cells = [_cells(row) for row in rows]
+    titles = [title for title in cells[0] if title == "run" or any(one[title] for one in cells)]
+    widths = {title: max(len(title), *(cell_len(one[title]) for one in cells)) for title in titles}
+    while screen.is_terminal and sum(widths.values()) - widths.get(_LAST, 0) + 2 * len(widths) + 12 > screen.width:
+        if not (least := next((title for title in _LEAST_FIRST if title in widths), None)):
+            break
+        del widths[least]
+    for number, row in enumerate([dict(zip(titles, titles, strict=True)), *cells]):
+        line = Text(style="bold" if number == 0 else "")
+        for title, width in widths.items():
+            space = " " * (width - cell_len(row[title]))  # because: a letter may be two places wide
+            said = row[title] + space if title in _WORDS else space + row[title]
+            line.append(f"{said}  ", style=_STYLES.get(row[title], "") if title == "state" else "")
+        line.rstrip()
+        if screen.is_terminal:
+            line.truncate(screen.width, overflow="ellipsis")
+        screen.print(line, soft_wrap=True)
+
+
+_WORDS, _LAST = ("run", "state", "why stopped"), "why stopped"
+_LEAST_FIRST = ("tokens/s", "valid", "%", "last row", _LAST)
+
+
+def _cells(row: dict[str, Any]) -> dict[str, str]:
+    return {
+        "run": row["name"], "state": row["state"], "step": f"{row['step']:,}",
+        "%": f"{row['step'] / row['steps']:.0%}" if row["steps"] else "",
+        "loss": _four(row["loss"]), "valid": _four(row["valid_loss"]),
+        "tokens/s": "" if row["tokens_per_s"] is None else format_count(row["tokens_per_s"]),
+        "last row": _ago(row["last_row"]), _LAST: row["why"].split("\n")[0],
+    }  # fmt: skip
+
+
+_STYLES = {"running": "green", "failed": "bold red", "killed": "red", "stopped": "yellow"}
+
+
+def _four(value: float | str | None) -> str:
+    return "" if value is None else value if isinstance(value, str) else f"{value:.4f}"
+
+
+def _ago(time: str | None) -> str:
+    try:
+        seconds = (datetime.now(UTC) - datetime.fromisoformat(time or "")).total_seconds()
+    except (TypeError, ValueError):
+        return ""
+    return f"{format_seconds(max(seconds, 0.0))} ago"

@@ -223,7 +223,8 @@ def print_key(facts: dict[str, Any]) -> None:
 
 
 def print_values(rows: Sequence[dict[str, Any]]) -> None:
-    _print_table(("key", "value", "from"), [(row["key"], as_typed(row["value"]), row["from"] or "nobody") for row in rows])
+    cells = [(row["key"], as_typed(row["value"]), row["from"] or "nobody") for row in rows]
+    _print_table(("key", "value", "from"), cells)
 
 
 def _value(facts: dict[str, Any]) -> str:

@@ -11,10 +11,18 @@ from typing import Any
 import numpy as np
 
 from lmtrain.errors import UsageError, a_few
-from lmtrain.observe.timeline.heat import by_host, heat
 from lmtrain.observe.timeline.merge import Segment, Timeline
-from lmtrain.observe.timeline.pieces import Row, timeline_rows
-from lmtrain.observe.timeline.step_time import CLASSES, Hop, StepTimes, critical_path, step_times
+from lmtrain.observe.timeline.step_time import (
+    CLASSES,
+    Hop,
+    Row,
+    StepTimes,
+    by_host,
+    critical_path,
+    heat,
+    step_times,
+    timeline_rows,
+)
 from lmtrain.plan.measured import beside_table
 
 Facts = dict[str, Any]

@@ -12,7 +12,7 @@ from lmtrain.observe.screen.display import print_line
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from lmtrain.observe.timeline.pieces import Row
+    from lmtrain.observe.timeline.step_time import Row
 
 Facts = dict[str, Any]
 

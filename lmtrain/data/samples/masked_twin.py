@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.batch import IGNORED
-from lmtrain.data.samples.draws import Draws, draw_at, stream
+from lmtrain.data.samples.sentence_pairs import Draws, draw_at, stream
 
 Ints = NDArray[Any]
 Run = tuple[int, int]  # first token, number of tokens

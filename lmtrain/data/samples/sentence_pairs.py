@@ -20,7 +20,43 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain import native
-from lmtrain.data.samples.draws import Draws, stream
+from lmtrain.data.order import mix
+
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+def stream(seed: int, number: int) -> int:
+    """The key of the stream with this number."""
+    return mix(mix(seed) + number * _GOLDEN)
+
+
+def draw_at(key: int, i: int) -> int:
+    """64 random bits."""
+    return mix(key + (i + 1) * _GOLDEN)
+
+
+class Draws:
+    """The draws of one stream, one after the other."""
+
+    def __init__(self, key: int) -> None:
+        self._key, self._i = key, 0
+
+    def next(self) -> int:
+        self._i += 1
+        return draw_at(self._key, self._i - 1)
+
+    def below(self, n: int) -> int:
+        """A number of 0..n-1, for n up to 2**32."""
+        return ((self.next() >> 32) * n) >> 32
+
+    def count_ones(self, bits: int) -> int:
+        """How many of the next `bits` bits are 1; a draw has 64 of them and is not shared with what follows."""
+        ones = 0
+        while bits > 0:
+            ones += (self.next() & ((1 << min(bits, 64)) - 1)).bit_count()
+            bits -= 64
+        return ones
+
 
 Ints = NDArray[Any]
 Row = tuple[int, int, int]

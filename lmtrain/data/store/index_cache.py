@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.data.store.mapped import Mapped
+from lmtrain.data.store.blocks import Mapped
 from lmtrain.errors import LmtrainError
 from lmtrain.observe.safe_text import warn
 from lmtrain.runtime.files import files

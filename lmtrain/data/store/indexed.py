@@ -23,14 +23,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.data.store.blocks import Record, TokenBlocks, read_block_file
+from lmtrain.data.store.blocks import Mapped, Record, TokenBlocks, Watch, read_block_file
 from lmtrain.data.store.format import CHUNK as _CHUNK
 from lmtrain.data.store.format import DTYPES, HEADER, MAGIC, Ints
 from lmtrain.data.store.format import SUFFIXES as SUFFIXES
 from lmtrain.data.store.format import DatasetInfo as DatasetInfo
 from lmtrain.data.store.format import dtype_for as dtype_for
 from lmtrain.data.store.format import part as part
-from lmtrain.data.store.mapped import Mapped, Watch
 from lmtrain.data.store.writer import DatasetWriter as DatasetWriter
 from lmtrain.errors import DataError, MissingInputError
 from lmtrain.runtime.files import files

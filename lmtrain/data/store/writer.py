@@ -19,9 +19,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from lmtrain.data.store.blocks import BlockSums, TokenBlocks, block_file, read_block_file
+from lmtrain.data.store.blocks import BlockSums, Mapped, TokenBlocks, block_file, read_block_file
 from lmtrain.data.store.format import CODES, HEADER, MAGIC, SUFFIXES, DatasetInfo, Ints, part
-from lmtrain.data.store.mapped import Mapped
 from lmtrain.errors import DataError, OutputError
 from lmtrain.runtime.files import files
 from lmtrain.runtime.files.checksum import crc32c

@@ -17,7 +17,7 @@ from lmtrain.errors import DataError
 from lmtrain.eval.task import Columns, ratio
 from lmtrain.eval.text.texts import TextInput, oddities
 from lmtrain.eval.text.windows import Tokens
-from lmtrain.runtime.files.holes import refuse_hole
+from lmtrain.runtime.files.files import refuse_hole
 from lmtrain.tokenizer.base import Tokenizer
 
 _TOKENS = 1 << 24  # read at once

@@ -7,17 +7,37 @@ linear makes. What does not change with a cut is the head width and how many que
 from __future__ import annotations
 
 from functools import reduce
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmtrain.models.layers.asked import mask_of_asked
-from lmtrain.models.layers.positions import Rotation, rotate
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
+
+class Rotation(NamedTuple):
+    """fp32, [T, 1, K/2], or [B, T, 1, K/2] where positions restart within a row: one set for all heads."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+def build_rotation(positions: Tensor, head_width: int, base: float) -> Rotation:
+    """Positions are [T], or [B, T]."""
+    pairs = torch.arange(0, head_width, 2, dtype=torch.float32, device=positions.device)
+    frequencies = 1.0 / base ** (pairs / head_width)
+    angles = positions.float()[..., None, None] * frequencies
+    return Rotation(angles.cos(), angles.sin())
+
+
+def rotate(x_BTHK: Tensor, rotation: Rotation) -> Tensor:
+    """Turn in fp32: at position 100,000 a bf16 angle would be off by whole turns."""
+    left, right = x_BTHK.float().chunk(2, dim=-1)
+    cos, sin = rotation
+    return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1).type_as(x_BTHK)
 
 
 class Attention(nn.Module):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from torch import Tensor, nn
 
 from lmtrain.models.layers.asked import at
-from lmtrain.models.layers.positions import Rotation
+from lmtrain.models.layers.attention import Rotation
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask

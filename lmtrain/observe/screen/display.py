@@ -7,9 +7,12 @@ figure. Every line also goes to the run folder's log.txt.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from datetime import UTC, datetime
+from functools import partial
 from io import UnsupportedOperation
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -17,11 +20,34 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from lmtrain.observe.log import RunLog
-from lmtrain.observe.safe_text import plain, wrapped
+from lmtrain.observe.growing_file import GrowingFile
+from lmtrain.observe.safe_text import plain, warn, wrapped
 from lmtrain.observe.screen.panel import RunPanel, Saves
 from lmtrain.observe.screen.progress import is_live
 from lmtrain.observe.screen.row_text import Row, eval_line, step_line, valid_line
+
+
+class RunLog:
+    def __init__(self, path: Path, clock: Callable[[], datetime] = partial(datetime.now, UTC)) -> None:
+        self._clock = clock
+        self._file = GrowingFile(path, "lines")
+        if self._file.last_line():  # because: a kill or a full disk can have torn it
+            self._file.append(b"\n")
+
+    def line(self, text: str) -> None:
+        """One time stamp a call; further lines of the text are indented below the first."""
+        gap = f"{self._file.lost} lines are missing here, which could not be written\n" if self._file.lost else ""
+        stamp = self._clock().strftime("%Y-%m-%dT%H:%M:%SZ")
+        lines = plain(gap + text).rstrip().replace("\n", "\n" + " " * (len(stamp) + 2))
+        self._file.append(f"{stamp}  {lines}\n".encode())
+
+    def warn(self, text: str) -> None:
+        """For somebody who looks now, and for who reads the log later."""
+        warn(text)
+        self.line(f"warning: {text}")
+
+    def close(self) -> None:
+        self._file.close()
 
 
 def build_view(

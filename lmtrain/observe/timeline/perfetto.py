@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.observe.spans.format import Axis, Flag, Kind
-from lmtrain.observe.timeline.links import messages
-from lmtrain.observe.timeline.merge import Segment, Timeline
+from lmtrain.observe.timeline.merge import Segment, Timeline, messages
 from lmtrain.runtime.files.files import atomic_file, json_bytes, storage_errors
 
 _ACTIONS = (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import queue
 import secrets
 import signal
 import socket
@@ -28,7 +29,6 @@ from lmtrain.observe.safe_text import warn
 from lmtrain.observe.watch.companion import DEVICE_POLITE_S, POLITE_S, STACKS_SIGNAL
 from lmtrain.observe.watch.judge import HANG_KIND
 from lmtrain.observe.watch.told import explained
-from lmtrain.runtime.machine.flight import newest_rows
 from lmtrain.runtime.processes.process import ProcessEnv, Rendezvous, waiting_companion
 from lmtrain.runtime.processes.process_group import Peers, is_peer_error
 from lmtrain.runtime.processes.signals import Stopped, ignore_stops
@@ -256,3 +256,28 @@ def watched(
             raise
         _end_as(found, process, error)
     watch.leave({"done": True})
+
+
+_NUM_ROWS = 30
+_MOST_S = 1.0  # because: it asks for locks that a process which hangs may hold
+
+
+def newest_rows() -> str:
+    """Empty where this torch has no recorder, it was switched off, or it does not answer."""
+    answer: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=lambda: answer.put(_rows()), name="flight recorder", daemon=True).start()
+    try:
+        return answer.get(timeout=_MOST_S)
+    except queue.Empty:
+        return ""
+
+
+def _rows() -> str:
+    try:
+        from torch._C import _distributed_c10d  # because: there is no public way, and not every build has this one
+
+        dump: Any = vars(_distributed_c10d)["_dump_fr_trace_json"]
+        entries = json.loads(dump()).get("entries", [])
+        return "".join(f"{json.dumps(entry)}\n" for entry in entries[-_NUM_ROWS:])
+    except Exception:  # because: whatever is wrong with it, the run is ending anyway
+        return ""

@@ -68,3 +68,5 @@ class Hardware(Settings):
         if precision == "tf32":  # because: on every data sheet it is half of bf16, and what has no bf16 has no tf32
             return self.peak("bf16") / 2 or self.peak("fp32")
         return self.peak_tflops.get(precision, 0.0) * 1e12
+
+

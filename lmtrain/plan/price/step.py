@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lmtrain.plan.price.factors import Factors
+from lmtrain.plan.price.hardware import Hardware
 from lmtrain.plan.price.work import price_work
 from lmtrain.plan.price.workload import Column, Columns, Overlap, Schedule
 
@@ -265,3 +266,25 @@ def _over_dp(c: Columns, f: Factors, held: Column) -> tuple[Column, Column]:
         np.where((c.zero > 0) & (c.shard == c.dp) & (c.reduce_whole == 0), whole.shared(summed), whole.reduced(summed)),
     )  # fmt: skip
     return reduce_s, np.where((c.zero > 0) & (c.zero < 3), shard.shared(c.precision * held), 0.0)
+
+
+RESTING = 0.80  # of the device's power, whatever it does within a step
+
+
+COMPUTING = 0.18  # and so much more for the share of a step in which it computes
+
+
+def busy_share(time: StepTime) -> Column:
+    found: Column = (time.compute - time.tp - time.sends + time.update) / time.total
+    return found
+
+
+def watts(time: StepTime, hardware: Hardware) -> Column:
+    """Of one device, without its host and what cools it; 0 where the device's power is not known."""
+    found: Column = hardware.power_W * (RESTING + COMPUTING * busy_share(time))
+    return found
+
+
+def dollars(seconds: float, gpus: int, price: float) -> float:
+    """`price` of a device for an hour."""
+    return seconds / 3600 * gpus * price

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from lmtrain.plan.price.factors import Factors, fitted, fitted_memory, interval
 from lmtrain.plan.price.hardware import Hardware
-from lmtrain.plan.price.power import watts
-from lmtrain.plan.price.step import price_step
+from lmtrain.plan.price.step import price_step, watts
 from lmtrain.plan.price.workload import Column
 from lmtrain.plan.run_model.memory import GIB, price_memory
 from lmtrain.plan.run_model.ranks import fullest_rank, rank_bytes_of

@@ -11,8 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from lmtrain.plan.price.hardware import Hardware
-from lmtrain.plan.price.power import watts
-from lmtrain.plan.price.step import StepTime
+from lmtrain.plan.price.step import StepTime, watts
 from lmtrain.plan.run_model.memory import GIB
 from lmtrain.plan.run_model.ranks import fullest_rank, rank_bytes_of
 from lmtrain.plan.run_model.replay import Seconds, price_runs

@@ -54,3 +54,5 @@ def _disk(path: Path) -> os.statvfs_result | None:
         except OSError:
             continue
     return None
+
+

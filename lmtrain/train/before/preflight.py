@@ -8,8 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from lmtrain.checkpoint.contents import Contents
+from lmtrain.checkpoint.described import checked_model
 from lmtrain.checkpoint.store import CHECKPOINTS, latest, list_set_aside, resolve
+from lmtrain.config.base import show
 from lmtrain.data.data_settings import DataChoice
 from lmtrain.data.store.indexed import IndexedDataset, part
 from lmtrain.data.training_data import (
@@ -25,7 +29,6 @@ from lmtrain.layout import Layout, divisors
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.runtime.processes.process import ELSEWHERE, ProcessEnv
 from lmtrain.tokenizer.base import Tokenizer
-from lmtrain.train.before.first_weights import find_first_weights
 from lmtrain.train.before.machine import (
     check_device,
     check_folder,
@@ -222,3 +225,52 @@ def find_resume(config: RunConfig) -> Path | None:
 def settled(config: RunConfig, inputs: Inputs) -> RunConfig:
     """The settings with what the data decided filled in: what the run folder and the checkpoints record."""
     return replace(config, model=inputs.model)
+
+
+_FREE = ("dropout", "init_std", "vocab_multiple")  # these change no weight's shape and no answer of the model
+_EFFECTIVE = ("num_kv_heads", "head_width", "ffn_width")  # null is a default that others write out
+
+
+def find_first_weights(config: RunConfig, model: ModelSettings, tokenizer: Tokenizer) -> Path | None:
+    """The checkpoint that `checkpoint.init_from` means, or a refusal with all that differs."""
+    if config.checkpoint.init_from is None:
+        return None
+    path = resolve(Path(config.checkpoint.init_from))
+    contents = Contents(path)
+    theirs = checked_model(contents)
+    _check_tokenizer(path, contents.manifest.state, tokenizer)
+    _check_model(path, model, theirs)
+    return path
+
+
+def _check_tokenizer(path: Path, state: dict[str, Any], tokenizer: Tokenizer) -> None:
+    told = state.get("tokenizer")
+    fingerprint = told.get("fingerprint") if isinstance(told, dict) else None
+    if fingerprint != tokenizer.fingerprint:
+        theirs, ours = str(fingerprint)[:12], tokenizer.fingerprint[:12]
+        raise SettingsError([
+            f"checkpoint.init_from={path} knows the ids of the tokenizer {theirs} and the data has those of {ours}. "
+            f"Preprocess the text with --tokenizer {path / 'tokenizer.json'}."
+        ])  # fmt: skip
+
+
+def _check_model(path: Path, ours: ModelSettings, theirs: ModelSettings) -> None:
+    mine, other = _meaning(ours), _meaning(theirs)
+    positions = "embedding.position.weight" in theirs.weights()
+    free = _FREE if positions else (*_FREE, "seq_len")  # because: angles go on where a table ends
+    unread = {problem.key for problem in theirs.unused()}
+    wrong = [key for key in other if key not in {*free, *unread} and mine.get(key) != other[key]]
+    if wrong:
+        found = ", ".join(f"model.{key} is {show(mine.get(key))}, there {show(other[key])}" for key in wrong)
+        way_out = "Choose a model of that kind." if "kind" in wrong else _way_out(wrong, other)
+        raise SettingsError([f"checkpoint.init_from={path} is of another model: {found}. {way_out}"])
+
+
+def _way_out(wrong: list[str], other: dict[str, Any]) -> str:
+    return f"Add {' '.join(f'model.{key}={show(other[key])}' for key in wrong)}."
+
+
+def _meaning(model: ModelSettings) -> dict[str, Any]:
+    """Settings with defaults written out."""
+    values, shape = model.to_dict(), model.shape
+    return values | {key: getattr(shape, key) for key in _EFFECTIVE if key in values}

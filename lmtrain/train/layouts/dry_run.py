@@ -18,7 +18,7 @@ from lmtrain.observe.screen.row_text import milliseconds
 from lmtrain.placement.stages import stages_of_rank
 from lmtrain.plan.calibrate import prices_of
 from lmtrain.plan.price.hardware import Hardware
-from lmtrain.plan.price.power import watts
+from lmtrain.plan.price.step import watts
 from lmtrain.plan.run_model.memory import GIB
 from lmtrain.plan.run_model.ranks import fullest_rank, rank_bytes_of
 from lmtrain.plan.run_model.replay import price_runs

@@ -13,10 +13,9 @@ from pathlib import Path
 from rich.console import Console
 
 from lmtrain.checkpoint.store import CHECKPOINTS, list_broken
-from lmtrain.observe.log import RunLog
 from lmtrain.observe.measure.measures import worth_by_step
 from lmtrain.observe.metrics import MetricsLog, read_last_rows, read_metrics
-from lmtrain.observe.screen.display import RunView, build_view
+from lmtrain.observe.screen.display import RunLog, RunView, build_view
 from lmtrain.observe.screen.panel import Saves
 from lmtrain.observe.sinks.behind import Behind, Sinks
 from lmtrain.observe.sinks.tensorboard import EventWriter, TensorBoard

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lmtrain.data.loader import StepBatches
+from lmtrain.errors import OutputError, StorageError, passed_on
 from lmtrain.models.model_settings import true_weights
 from lmtrain.observe.measure import phases
 from lmtrain.observe.measure.measures import EDGES, Histogram, worth_by_step
@@ -27,6 +28,7 @@ from lmtrain.parallel.model import ParallelModel
 from lmtrain.plan.run_model.ranks import rank_bytes_of
 from lmtrain.runtime.files.files import read_json
 from lmtrain.runtime.machine.device import device_name
+from lmtrain.train import state
 from lmtrain.train.layouts.dry_run import COMPARED_STEPS, expected_step, planned_of
 from lmtrain.train.record.outputs import start_number
 from lmtrain.train.run import Run
@@ -228,3 +230,35 @@ def report_save(run: Run) -> None:
         f"({format_bytes(last.bytes_per_s)}/s), "
         f"training stood still for {last.stall_s * 1000:.0f} ms",
     )
+
+
+MOST_FAILED = 3  # in a row
+
+
+def save(run: Run) -> int:
+    """Begin a checkpoint of this step. One that fails is said and survived, but not three in a row."""
+    try:
+        run.writer.wait()
+        report_save(run)
+    except (StorageError, OutputError) as error:
+        _survive(run, "The checkpoint before this one", error)
+    try:
+        with phases.within("save"):
+            run.writer.save(
+                run.progress.step,
+                run.model.owned(state.pieces(run.model, run.optimizer)),
+                state.facts(run.config, run.inputs, run.model, run.optimizer, run.progress),
+                {"tokenizer.json": run.inputs.tokenizer.to_bytes()},
+            )
+    except (StorageError, OutputError) as error:
+        _survive(run, f"The checkpoint of step {run.progress.step}", error)
+    return run.progress.step
+
+
+def _survive(run: Run, which: str, error: StorageError | OutputError) -> None:
+    run.failed_saves += 1
+    if run.failed_saves == MOST_FAILED:
+        # because: what is trained from here on would most likely be lost as well
+        said = f"{MOST_FAILED} checkpoints in a row failed, the last with: {error}"
+        raise passed_on(error.exit_code, said) from error
+    run.view.note(f"{which} failed: {error} Training goes on.")

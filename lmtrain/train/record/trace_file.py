@@ -20,9 +20,8 @@ from torch.profiler import ProfilerActivity, profile
 from lmtrain.data.loader import StepBatches
 from lmtrain.observe.measure import phases
 from lmtrain.observe.profile.kernels import ENDING, read_trace, table_of, write_table
-from lmtrain.observe.spans.device import DeviceClock
 from lmtrain.observe.spans.format import Header, file_name
-from lmtrain.observe.spans.recorder import ALL, Recorder, Tracer
+from lmtrain.observe.spans.recorder import ALL, DeviceClock, Recorder, Tracer
 from lmtrain.observe.spans.span_file import SpanFile
 from lmtrain.parallel.collectives import all_reduce
 from lmtrain.train.run import Run

@@ -140,7 +140,7 @@ MUTANTS = [
     ),
     Mutant(
         name="verify_leaves_broken_checkpoints_out",
-        file="lmtrain/checkpoint/verify.py",
+        file="lmtrain/checkpoint/diff.py",
         function="verify_checkpoints",
         old="[*list_checkpoints(folder), *list_broken(folder)] or [resolve(path)]",
         new="list_checkpoints(folder) or [resolve(path)]",
@@ -171,7 +171,7 @@ MUTANTS = [
     ),
     Mutant(
         name="each_worker_takes_all_the_memory",
-        file="lmtrain/checkpoint/reshard/limits.py",
+        file="lmtrain/checkpoint/reshard/targets.py",
         function="Limits.part_bytes",
         old="rest = (self.memory_bytes - BASE_BYTES - self.num_cached_blocks * BLOCK_BYTES) // self.workers",
         new="rest = self.memory_bytes - BASE_BYTES - self.num_cached_blocks * BLOCK_BYTES",

@@ -53,7 +53,7 @@ MUTANTS = [
     ),
     Mutant(
         name="keys_of_longer_names_lose_their_origin",
-        file="lmtrain/config/origins.py",
+        file="lmtrain/cli/settings/explain.py",
         function="_drop",
         old='one.startswith(f"{key}.")',
         new="one.startswith(key)",

@@ -5,7 +5,7 @@ from tests.mutants.mutant import Mutant
 MUTANTS = [
     Mutant(
         name="pairs_across_chunks_are_not_counted",
-        file="lmtrain/eval/statistics/baselines.py",
+        file="lmtrain/eval/statistics/compare.py",
         function="_count_pairs",
         old="_chunks(tokens, vocab_size, overlap=1)",
         new="_chunks(tokens, vocab_size, overlap=0)",

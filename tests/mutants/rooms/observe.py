@@ -45,7 +45,7 @@ MUTANTS = [
     ),
     Mutant(
         name="replaced_start_still_counts",
-        file="lmtrain/observe/history/compared.py",
+        file="lmtrain/observe/history/record.py",
         function="starts_that_count",
         old='one["step"] < row["step"]',
         new='one["step"] <= row["step"]',
@@ -131,7 +131,7 @@ MUTANTS = [
     ),
     Mutant(
         name="heat_beside_all_stages",
-        file="lmtrain/observe/timeline/heat.py",
+        file="lmtrain/observe/timeline/step_time.py",
         function="heat",
         old="np.median(work[seen & (stage == pp)])",
         new="np.median(work[seen])",

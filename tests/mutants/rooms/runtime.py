@@ -75,7 +75,7 @@ MUTANTS = [
     ),
     Mutant(
         name="longer_limit_is_added_at_every_look",
-        file="lmtrain/runtime/machine/allocation.py",
+        file="lmtrain/train/in_loop/requests.py",
         function="Allocation._take",
         old="""            self._deadline_s = self._clock() + left
         else:

@@ -195,7 +195,7 @@ MUTANTS = [
     ),
     Mutant(
         name="first_weights_of_other_angles_are_taken",
-        file="lmtrain/train/before/first_weights.py",
+        file="lmtrain/train/before/preflight.py",
         function="",
         old='_FREE = ("dropout", "init_std", "vocab_multiple")',
         new='_FREE = ("dropout", "init_std", "vocab_multiple", "rotary_base")',

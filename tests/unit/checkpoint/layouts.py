@@ -10,9 +10,8 @@ import numpy as np
 
 from lmtrain.checkpoint.contents import Contents
 from lmtrain.checkpoint.described import checked_model
-from lmtrain.checkpoint.reshard.limits import Limits
 from lmtrain.checkpoint.reshard.run import Resharded, reshard
-from lmtrain.checkpoint.reshard.targets import files_of_layout, state_at_layout
+from lmtrain.checkpoint.reshard.targets import Limits, files_of_layout, state_at_layout
 from lmtrain.checkpoint.save.agreement import RankRecord
 from lmtrain.checkpoint.save.commit import commit, write_rank
 from lmtrain.models.bert_settings import BertSettings

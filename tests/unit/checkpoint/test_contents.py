@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from lmtrain.checkpoint.contents import Contents
+from lmtrain.checkpoint.diff import verify_checkpoint
 from lmtrain.checkpoint.disk.format import digest_of
 from lmtrain.checkpoint.reader import CheckpointReader
-from lmtrain.checkpoint.verify import verify_checkpoint
 from lmtrain.errors import CheckpointError
 from lmtrain.piece import Piece
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from lmtrain.cli.settings.explain import Origin, file_origins, origin_of, origins
 from lmtrain.config.compose import compose_plain, conf_dir
-from lmtrain.config.origins import Origin, file_origins, origin_of, origins
 
 
 @pytest.fixture

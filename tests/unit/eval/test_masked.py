@@ -19,12 +19,12 @@ from lmtrain.data.samples.masked import MaskedDataset, MaskVocabulary
 from lmtrain.data.samples.masked_twin import CONTINUES, MaskedSamplerTwin
 from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset
 from lmtrain.errors import DataError, LmtrainError, UsageError
-from lmtrain.eval.recipes import masked_windows
-from lmtrain.eval.recipes.masked_windows import SEED, cuts
 from lmtrain.eval.runner import Outcome, Subject, run
 from lmtrain.eval.scoring import batches
 from lmtrain.eval.source import check_kind
 from lmtrain.eval.task import Asked, all_tasks, find_task
+from lmtrain.eval.tasks import masked
+from lmtrain.eval.tasks.masked import SEED, cuts
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.runtime.seed import derive_seed
 from lmtrain.tokenizer.base import Tokenizer
@@ -192,14 +192,14 @@ def _collated(**changes: Any) -> Any:
 def _first_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     make = sampling.build_sampler
     monkeypatch.setattr(
-        masked_windows, "build_sampler", lambda sentences, vocabulary, *more: FirstPieces(
+        masked, "build_sampler", lambda sentences, vocabulary, *more: FirstPieces(
             make(sentences, vocabulary, *more), vocabulary.kinds
         ),
     )  # fmt: skip
 
 
-def _other_cuts(num_tokens: int, room: int, stride: int) -> Iterator[masked_windows.Cut]:
-    return (masked_windows.Cut(cut.first_asked, cut.stop, cut.first_asked) for cut in cuts(num_tokens, room, stride))
+def _other_cuts(num_tokens: int, room: int, stride: int) -> Iterator[masked.Cut]:
+    return (masked.Cut(cut.first_asked, cut.stop, cut.first_asked) for cut in cuts(num_tokens, room, stride))
 
 
 MISTAKES: dict[str, tuple[str, Any]] = {
@@ -207,9 +207,9 @@ MISTAKES: dict[str, tuple[str, Any]] = {
     "padding seen": (
         "masked/tokens", lambda patch: patch.setattr(batches, "collate_masked", _collated(real_BT=None)),
     ),
-    "other masks": ("masked/tokens", lambda patch: patch.setattr(masked_windows, "SEED", 2)),
+    "other masks": ("masked/tokens", lambda patch: patch.setattr(masked, "SEED", 2)),
     "a last window that does not look back": (
-        "masked/pseudo-perplexity", lambda patch: patch.setattr(masked_windows, "cuts", _other_cuts),
+        "masked/pseudo-perplexity", lambda patch: patch.setattr(masked, "cuts", _other_cuts),
     ),
 }  # fmt: skip
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from lmtrain.errors import DataError
+from lmtrain.eval.report import as_lines, read_columns, sample_rows
 from lmtrain.eval.runner import Outcome, Subject, run
-from lmtrain.eval.samples import as_lines, read_columns, sample_rows
 from lmtrain.eval.task import find_task
 from lmtrain.tokenizer.base import Tokenizer
 

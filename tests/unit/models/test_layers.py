@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from lmtrain.batch import Batch
 from lmtrain.models.gpt import build
 from lmtrain.models.gpt_settings import GPTSettings
+from lmtrain.models.layers.attention import build_rotation, rotate
 from lmtrain.models.layers.block import Surroundings, build_norm
 from lmtrain.models.layers.embedding import Embedding, positions_of
 from lmtrain.models.layers.heads import Head
 from lmtrain.models.layers.mlp import MLP
-from lmtrain.models.layers.positions import build_rotation, rotate
 
 
 @pytest.mark.parametrize("parallel", [False, True])

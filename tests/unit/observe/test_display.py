@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from lmtrain.observe.log import RunLog
-from lmtrain.observe.screen.display import LiveView, RunView, build_view
+from lmtrain.observe.screen.display import LiveView, RunLog, RunView, build_view
 from lmtrain.observe.screen.panel import RunPanel, Saves
 
 FACTS = {"run": "runs/first", "model": "gpt2_small", "parameters": "124M", "device": "1 x NVIDIA H200, bf16"}

@@ -22,9 +22,8 @@ from lmtrain.batch import Batch
 from lmtrain.kernels import cross_entropy as kernels_room
 from lmtrain.layout import Layout
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.models.layers.attention import DotProduct, build_mask
+from lmtrain.models.layers.attention import DotProduct, Rotation, build_mask, build_rotation, rotate
 from lmtrain.models.layers.block import build_norm
-from lmtrain.models.layers.positions import Rotation, build_rotation, rotate
 from lmtrain.objectives import cross_entropy as loss_room
 from lmtrain.objectives.cross_entropy import cross_entropy_plain, cross_entropy_sum, hit_sum
 from lmtrain.parallel.mesh import Axis, build_mesh

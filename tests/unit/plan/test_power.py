@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from lmtrain.plan.price.factors import fitted
-from lmtrain.plan.price.power import COMPUTING, RESTING, busy_share, dollars, watts
-from lmtrain.plan.price.step import price_step
+from lmtrain.plan.price.step import COMPUTING, RESTING, busy_share, dollars, price_step, watts
 from lmtrain.plan.price.workload import columns
 from lmtrain.plan.run_model.run import case_of
 from tests.unit.plan.searched import LARGE, h100, run_of

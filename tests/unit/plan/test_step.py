@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from lmtrain.plan.price.factors import FACTORS, MEMORY_FACTORS
-from lmtrain.plan.price.power import busy_share
-from lmtrain.plan.price.step import copies_group, price_microbatch, price_step, stage_weights
+from lmtrain.plan.price.step import busy_share, copies_group, price_microbatch, price_step, stage_weights
 from lmtrain.plan.price.work import price_work
 from lmtrain.plan.price.workload import Again, Case, Program, columns
 from tests.unit.plan.cases import gpt3

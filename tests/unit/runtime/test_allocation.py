@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from lmtrain.runtime.machine.allocation import Allocation, end_in
 from lmtrain.runtime.processes.process import SlurmJob, began_at
+from lmtrain.train.in_loop.requests import Allocation, end_in
 
 DAY = 86400.0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lmtrain.runtime.machine.flight import newest_rows
+from lmtrain.observe.watch.guard import newest_rows
 
 
 def test_a_process_without_collectives_has_no_rows() -> None:

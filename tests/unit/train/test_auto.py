@@ -10,7 +10,7 @@ from lmtrain.config.compose import compose
 from lmtrain.errors import LayoutError, SettingsError
 from lmtrain.parallel.recompute_settings import FullRecomputeSettings
 from lmtrain.train.config import RunConfig
-from lmtrain.train.layouts.auto import choose, chosen_before, conditions
+from lmtrain.train.layouts.elastic import choose, chosen_before, conditions
 
 SMALL = ("data.path=x", "model.vocab_size=400", "parallel=auto", "hardware=h100", "precision=bf16")
 

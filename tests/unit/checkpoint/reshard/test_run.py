@@ -16,10 +16,9 @@ import pytest
 from lmtrain.checkpoint.contents import Contents
 from lmtrain.checkpoint.disk.boxes import Box, cover_problem, intersect, whole
 from lmtrain.checkpoint.disk.format import Manifest, TensorEntry
-from lmtrain.checkpoint.reshard import limits, run
-from lmtrain.checkpoint.reshard.limits import Limits
+from lmtrain.checkpoint.reshard import run, targets
 from lmtrain.checkpoint.reshard.run import segments
-from lmtrain.checkpoint.reshard.targets import files_of_layout
+from lmtrain.checkpoint.reshard.targets import Limits, files_of_layout
 from lmtrain.errors import CheckpointError, MissingInputError, OutputError, StorageError, UsageError
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.placement.stages import places_of_rank
@@ -48,8 +47,8 @@ def _small(small_blocks: None) -> Iterator[None]:
     """Blocks of 4 KiB, segments of 64 and parts of 10: small models then have many."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "SEGMENT_BYTES", 64 << 10)
-        patch.setattr(limits, "PART_BYTES", 10 << 10)
-        patch.setattr(limits, "MIN_PART_BYTES", 10 << 10)
+        patch.setattr(targets, "PART_BYTES", 10 << 10)
+        patch.setattr(targets, "MIN_PART_BYTES", 10 << 10)
         yield
 
 
@@ -194,7 +193,7 @@ from pathlib import Path
 from lmtrain.checkpoint import contents
 from lmtrain.checkpoint.disk import hashed, tensor_file
 from lmtrain.checkpoint.reshard import attempt, limits, targets
-from lmtrain.checkpoint.reshard.limits import Limits
+from lmtrain.checkpoint.reshard.targets import Limits
 from lmtrain.runtime.processes.faults import parse_fault, arm
 from tests.unit.checkpoint.layouts import reshard_to
 for module in (hashed, tensor_file, contents, targets, attempt, limits):

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from lmtrain.data.samples.draws import Draws, draw_at, stream
+from lmtrain.data.samples.sentence_pairs import Draws, draw_at, stream
 
 
 def test_it_is_splitmix64() -> None:

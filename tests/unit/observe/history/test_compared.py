@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lmtrain.observe.history.compared import parting, starts_that_count
-from lmtrain.observe.history.record import Record, read_record
+from lmtrain.observe.history.record import Record, parting, read_record, starts_that_count
 
 
 def record(folder: Path, name: str, **changed: Any) -> Record:

@@ -8,9 +8,9 @@ import pytest
 
 from lmtrain.observe.measure import phases
 from lmtrain.observe.stragglers import judge as links_module
-from lmtrain.observe.stragglers import work as work_module
 from lmtrain.observe.stragglers.judge import Links
-from lmtrain.observe.stragglers.work import COLUMNS, STEPS, Work
+from lmtrain.train import costs as work_module
+from lmtrain.train.costs import COLUMNS, STEPS, Work
 
 MS = 1_000_000
 

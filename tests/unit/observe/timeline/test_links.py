@@ -6,8 +6,7 @@ import numpy as np
 
 from lmtrain.layout import Layout
 from lmtrain.observe.spans.format import Axis, Flag, Kind
-from lmtrain.observe.timeline.links import collectives, first_ranks, messages
-from lmtrain.observe.timeline.merge import MERGED
+from lmtrain.observe.timeline.merge import MERGED, collectives, first_ranks, messages
 
 
 def spans(*rows: tuple[int, Kind, int, int, int, Axis, int]) -> np.ndarray:

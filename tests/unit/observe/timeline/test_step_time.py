@@ -11,10 +11,8 @@ import pytest
 from lmtrain.config.base import kinds
 from lmtrain.layout import Layout
 from lmtrain.observe.spans.format import Kind, read_spans
-from lmtrain.observe.timeline.heat import by_host, heat
 from lmtrain.observe.timeline.merge import merged
-from lmtrain.observe.timeline.pieces import timeline_rows
-from lmtrain.observe.timeline.step_time import step_times
+from lmtrain.observe.timeline.step_time import by_host, heat, step_times, timeline_rows
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule, schedule_named
 from tests.unit.observe.timeline.made_up import Made, write_spans
 
