@@ -1,26 +1,29 @@
-"""How the house is furnished: short files with a door-plate, no promises, one reader of the environment."""
+"""How the house is furnished: no crowded folder, files with a door-plate, no promises, one reader of the environment."""
 
 from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-MOST_LINES = 400
+MOST_MODULES = 14
+KINDS = ("data_tools/corpora", "lmtrain/eval/tasks")
 LATER = re.compile(r"\b(TODO|FIXME|XXX|HACK|NotImplementedError)\b")
 NO_ROOMS = {"utils", "util", "common", "helpers", "helper", "misc"}
 READ_THE_ENVIRONMENT = ("lmtrain.runtime.processes.process", "lmtrain.native")
 
 
-def length_problems(house: Any) -> list[str]:
-    lengths = {module.shown: len(module.text.splitlines()) for module in house.modules.values()}
+def folder_problems(house: Any) -> list[str]:
+    """Folders of more modules than one looks through; those of kinds are as long as the list of kinds."""
+    modules = [module.shown.rpartition("/")[0] for module in house.modules.values() if not module.is_package]
     return [
-        f"{shown} has {length} lines, and {MOST_LINES} is the most. Split it along what it does."
-        for shown, length in lengths.items()
-        if length > MOST_LINES
+        f"{folder} has {count} modules, and {MOST_MODULES} are the most. Join what is one subject, or make a wing."
+        for folder, count in Counter(modules).items()
+        if count > MOST_MODULES and folder not in KINDS
     ]
 
 
@@ -68,7 +71,7 @@ def environment_problems(house: Any) -> list[str]:
 
 
 CHECKS: list[Callable[[Any], list[str]]] = [
-    length_problems, door_plate_problems, later_problems, name_problems, environment_problems
+    folder_problems, door_plate_problems, later_problems, name_problems, environment_problems
 ]  # fmt: skip
 
 
@@ -84,7 +87,6 @@ PLATE = '"""What this file is for, in words."""\n'
 @pytest.mark.parametrize(
     ("check", "name", "source"),
     [
-        (length_problems, "lmtrain/data/a.py", PLATE + "x = 1\n" * MOST_LINES),
         (door_plate_problems, "lmtrain/data/a.py", "x = 1\n"),
         (door_plate_problems, "lmtrain/data/a.py", '"""Stuff."""\n'),
         (later_problems, "lmtrain/data/a.py", PLATE + "x = 1  # TODO\n"),
@@ -99,6 +101,11 @@ PLATE = '"""What this file is for, in words."""\n'
 def test_a_planted_disorder_is_named(planted: Any, check: Callable[[Any], list[str]], name: str, source: str) -> None:
     (problem,) = check(planted({name: source}))
     assert name in problem
+
+
+def test_a_crowded_folder_is_named(planted: Any) -> None:
+    (problem,) = folder_problems(planted({f"lmtrain/data/m{number}.py": PLATE for number in range(MOST_MODULES + 1)}))
+    assert "lmtrain/data has 15 modules" in problem
 
 
 def test_good_order_passes(planted: Any) -> None:
