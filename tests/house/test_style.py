@@ -1,4 +1,4 @@
-"""How the house is furnished: no crowded folder, files with a door-plate, no promises, one reader of the environment."""
+"""How the house is furnished: no crowded folder, files with a door-plate, no promises, one environment reader."""
 
 from __future__ import annotations
 
