@@ -8,11 +8,9 @@ keeps out nobody who means harm: the store knows no passwords, and who reaches i
 
 from __future__ import annotations
 
-import errno
 import queue
 import re
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -24,22 +22,8 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # because: public, but not in __all__
 
 from lmtrain.errors import LmtrainError, PeerLostError, StoppedEarly, UsageError, passed_on
-from lmtrain.runtime.processes.process import RUN_TOKEN, ProcessEnv, Rendezvous, ranks_text
+from lmtrain.runtime.processes.process import RUN_TOKEN, ProcessEnv, Rendezvous, listen, ranks_text
 from lmtrain.runtime.processes.signals import Stopped, asked_to_stop
-
-
-def listen(host: str, port: int) -> int:
-    """A descriptor that listens there; without a host on every interface."""
-    family = socket.AF_INET if host or not socket.has_dualstack_ipv6() else socket.AF_INET6
-    try:
-        return socket.create_server(
-            (host, port), family=family, backlog=1024, dualstack_ipv6=family == socket.AF_INET6
-        ).detach()
-    except OSError as error:
-        taken = error.errno == errno.EADDRINUSE
-        what = "is in use by another program" if taken else f"cannot be opened: {error.strerror}"
-        raise UsageError(f"Port {port} {what}. Set MASTER_PORT to a free one.") from error
-
 
 T = TypeVar("T")
 _KEY = "run token"

@@ -17,8 +17,7 @@ from lmtrain.errors import CheckpointError, LayoutError, SettingsError, StorageE
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.runtime.files.files import check_output_folder, free_bytes
 from lmtrain.runtime.machine.gpus import Gpus, device_problem
-from lmtrain.runtime.processes.meeting import listen
-from lmtrain.runtime.processes.process import ProcessEnv, Rendezvous
+from lmtrain.runtime.processes.process import ProcessEnv, Rendezvous, listen
 from lmtrain.train.config import RunConfig
 from lmtrain.units import format_bytes
 
