@@ -8,7 +8,7 @@ import pytest
 from lmtrain.layout import Layout
 from lmtrain.observe.measure.memory import Memory
 from lmtrain.observe.stragglers.judge import IN_A_ROW
-from lmtrain.train.costs import COLUMNS, OWN, STEPS, Pace, neighbours, pairs_of, peers_of
+from lmtrain.train.pace import COLUMNS, OWN, STEPS, Pace, neighbours, pairs_of, peers_of
 
 MS = 1_000_000
 LAYOUT = Layout(pp=2, dp_shard=2, tp=2)
