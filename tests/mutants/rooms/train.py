@@ -234,7 +234,7 @@ MUTANTS = [
     ),
     Mutant(
         name="two_stages_look_for_their_link_in_the_wrong_columns",
-        file="lmtrain/train/costs.py",
+        file="lmtrain/train/pace.py",
         function="_there_and_back",
         old="other = _ENDS if layout.pp == 2 else _ENDS + 2",
         new="other = _ENDS + 2",
