@@ -14,7 +14,7 @@ from typing import Any
 from lmtrain.errors import LmtrainError, OutputError, PeerLostError, StoppedEarly, brief
 from lmtrain.runfolder import stop
 from lmtrain.runfolder.names import CHECKPOINTS, STOP, step_names, step_of
-from lmtrain.runtime.files.files import folder_lock, read_json, refuse_odd_output, storage_errors
+from lmtrain.runtime.files.files import folder_lock, fsync_dir, read_json, refuse_odd_output, storage_errors
 from lmtrain.runtime.processes.launch import Outcome
 from lmtrain.runtime.processes.process import ProcessEnv
 
@@ -27,12 +27,15 @@ def asked_by(name: str) -> str:
 
 
 def write_stop(folder: Path, cause: str, exit_code: int, *, replace: bool = True, **more: Any) -> str | None:
-    """Write why a run ends, by the rule of `stop.write`. Return what went wrong, in words."""
+    """Write why a run ends, by the rule of `stop.write`, if it has a folder. Return what went wrong, in words."""
     path = folder / STOP
+    if not folder.is_dir():
+        return None
     try:
         with storage_errors(path, "Writing"):
             refuse_odd_output(path)
             stop.write(folder, cause, exit_code, replace=replace, **more)
+            fsync_dir(folder)
     except LmtrainError as error:
         return f"The reason stands in no file: {error}"
     return None
@@ -86,8 +89,13 @@ def read_stop(folder: Path) -> Any:
 
 def stop_told(folder: Path) -> dict[str, Any]:
     """Return what stop.json says; nothing where it is not there or cannot be read."""
+    return told(folder / STOP)
+
+
+def told(path: Path) -> dict[str, Any]:
+    """Return what a file of JSON says; nothing where it is not there or cannot be read."""
     try:
-        facts = read_stop(folder)
+        facts = read_json(path)
     except LmtrainError:
         return {}
     return facts if isinstance(facts, dict) else {}

@@ -97,6 +97,10 @@ class Seen:
     problems: list[str] = field(default_factory=list)
 
     @property
+    def metrics(self) -> Path:
+        return self.path / METRICS
+
+    @property
     def why(self) -> str:
         """Why it stopped, in the words of stop.json."""
         if self.stop is None:

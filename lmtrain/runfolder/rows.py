@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,7 +28,7 @@ _FEW_BYTES = 1 << 18  # some hundreds of rows
 _TAIL_BYTES = 4 << 20  # because: ten thousand rows show where a run is, and are read in a blink
 
 
-def read_metrics(path: Path) -> list[Row]:
+def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return the rows that count, in order of writing. A line that is no row is refused by its number.
 
     A later attempt began again at the step of its start row: whatever an earlier one wrote beyond that step is
@@ -116,6 +117,16 @@ class Followed:
 def read_last_rows(path: Path) -> list[Row]:
     """Return some hundreds of the newest rows, for estimates: what is damaged, or not there, tells nothing."""
     return Followed(path, _FEW_BYTES).rows()
+
+
+def written_at(rows: Sequence[Row], path: Path) -> str | None:
+    """Return when the last row was written; those of older versions carry no time, and their file's has to do."""
+    if rows and isinstance(rows[-1].get("time"), str):
+        return str(rows[-1]["time"])
+    try:
+        return datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds")
+    except OSError:
+        return None
 
 
 def _rows_among(lines: list[bytes]) -> Iterator[Row]:

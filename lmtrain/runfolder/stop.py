@@ -27,15 +27,16 @@ def write(
     """Write why the run in this folder ends, and from which checkpoint the next start goes on. Raise OSError.
 
     The rule, whoever writes: what can be read is whole. Of the processes of a run the first that fails is right, as the
-    others fail because of it; who speaks for all of them has the last word (`replace`). Where there is no folder
-    nothing is written. The disk has the file when this returns, unless the caller must go on speaking whatever
-    the disk does (`waits`).
+    others fail because of it; who speaks for all of them has the last word (`replace`). The disk has the text before
+    the file has its name, unless the caller must go on speaking whatever the disk does (`waits`).
     """
     path = os.path.join(folder, STOP)
-    if not os.path.isdir(folder) or (os.path.lexists(path) and not replace):
+    if os.path.lexists(path) and not replace:
         return
+    names = step_names(os.path.join(folder, CHECKPOINTS))
+    resume = os.path.join(folder, CHECKPOINTS, names[-1]) if names else None
     requeue = exit_code in _STARTS_AGAIN
-    facts = {"cause": cause, "exit_code": exit_code, "requeue": requeue, **more, "resume": _newest_checkpoint(folder)}
+    facts = {"cause": cause, "exit_code": exit_code, "requeue": requeue, **more, "resume": resume}
     text = json.dumps(facts, indent=1, ensure_ascii=False) + "\n"
     new = os.path.join(folder, f".{STOP}.tmp-{os.urandom(6).hex()}")  # because: all ranks may write at once
     try:
@@ -59,13 +60,3 @@ def _put_first(new: str, path: str) -> None:
     except OSError:  # because: not every file system has links
         if not os.path.lexists(path):
             os.replace(new, path)
-
-
-def _newest_checkpoint(folder: str | os.PathLike[str]) -> str | None:
-    """Return what the next start goes on from, as far as names tell."""
-    place = os.path.join(folder, CHECKPOINTS)
-    try:
-        names = step_names(place)
-    except OSError:
-        return None
-    return os.path.join(place, names[-1]) if names else None

@@ -64,8 +64,8 @@ def _is_stop(node: ast.AST) -> bool:
 
 
 def _writes(call: ast.Call) -> bool:
-    words = [node.value for node in [*call.args[1:], *(one.value for one in call.keywords)] if _is_text(node)]
-    opens = _called(call) == "open" and any(set("wxa+") & set(word) for word in words)
+    given = [*call.args[1:], *(one.value for one in call.keywords)]
+    opens = _called(call) == "open" and any(_is_text(one) and set("wxa+") & set(ast.unparse(one)) for one in given)
     return opens or (_called(call) in WRITERS and not _is_method_of_text(call))
 
 

@@ -20,7 +20,7 @@ def run_facts(path: Path, verify: bool) -> dict[str, Any]:
     from lmtrain.observe.screen.row_text import smoothed
     from lmtrain.runfolder.folder import read_settings, state_now
     from lmtrain.runfolder.names import CHECKPOINTS, METRICS
-    from lmtrain.runfolder.rows import read_metrics
+    from lmtrain.runfolder.rows import read_metrics, written_at
 
     if verify:
         refuse_problems(verify_checkpoints(path))
@@ -43,7 +43,7 @@ def run_facts(path: Path, verify: bool) -> dict[str, Any]:
         "best_evaluations": _best_evaluations(evals),
         "best_checkpoint": _best_checkpoint(path, settings, rows),
         "last_save": saves[-1] if saves else None,
-        "last_row_time": _time(rows, metrics),
+        "last_row_time": written_at(rows, metrics) if rows else None,
         "smoothed_loss": smoothed(losses),
         "losses": losses,
         "elapsed_s": _trained_s(metrics),
@@ -86,13 +86,6 @@ def _best_checkpoint(path: Path, settings: dict[str, Any], rows: Rows) -> dict[s
     by = settings["checkpoint"]["best_by"]
     value = next(found[by] for row in rows if row["step"] == step_of(name) and by in (found := measures_of(row)))
     return {"name": name, "by": by, "value": value}
-
-
-def _time(rows: Rows, metrics: Path) -> str | None:
-    """When the last row was written; rows of older versions carry no time, and their file's has to do."""
-    if rows and "time" in rows[-1]:
-        return str(rows[-1]["time"])
-    return datetime.fromtimestamp(metrics.stat().st_mtime, UTC).isoformat(timespec="seconds") if rows else None
 
 
 def _trained_s(metrics: Path) -> float:

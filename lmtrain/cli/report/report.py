@@ -22,7 +22,6 @@ from lmtrain.page.chart import Charts, placed, written
 from lmtrain.page.document import Cells, Part, data_element, document, facts, script, section, style, table
 from lmtrain.runfolder.differences import differences, flat
 from lmtrain.runfolder.folder import Seen
-from lmtrain.runfolder.names import METRICS
 from lmtrain.units import format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ def report(
             svg.mkdir(parents=True, exist_ok=True)
     out = out or seen[0].path / "report.html"
     check_place("--out", out)
-    records = [read_record(one.path / METRICS) for one in seen]
+    records = [read_record(one.metrics) for one in seen]
     found = figures_of(seen, records)
     parts = [*parts_of(seen, records, found)]
     with atomic_file(out) as file:

@@ -15,7 +15,7 @@ from lmtrain.errors import LmtrainError, a_few, brief
 from lmtrain.observe.history.record import Parting, Record, parting, read_record, starts_that_count, together
 from lmtrain.runfolder.differences import differences, flat
 from lmtrain.runfolder.folder import Seen, see_all
-from lmtrain.runfolder.names import CHECKPOINTS, CONFIG, METRICS, step_of
+from lmtrain.runfolder.names import CHECKPOINTS, CONFIG, step_of
 from lmtrain.runfolder.rows import Row
 
 # settings that say where something lies or what is shown: no number depends on them
@@ -31,7 +31,7 @@ _LARGEST = 4 << 30  # bytes of a checkpoint that is read; `inspect --diff` takes
 
 def diff_facts(a: Path, b: Path) -> dict[str, Any]:
     seen = see_all([a, b])
-    records = [read_record(one.path / METRICS) for one in seen]
+    records = [read_record(one.metrics) for one in seen]
     starts = [_starts(one, record) for one, record in zip(seen, records, strict=True)]
     found = parting(records[0], records[1], _cut_alike(starts))
     first = [rows[0] for rows in starts]

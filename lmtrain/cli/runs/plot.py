@@ -15,7 +15,6 @@ from lmtrain.errors import DataError, UsageError, nearest
 from lmtrain.observe.history.record import Numbers, extremes, read_record
 from lmtrain.page.chart import Form, labels, log_ticks, ticks
 from lmtrain.runfolder.folder import see_all
-from lmtrain.runfolder.names import METRICS
 
 _AXES: dict[str, Form] = {"step": "count", "tokens": "count", "seconds": "seconds"}
 _FORMS: dict[str, Form] = {"memory_bytes": "bytes", "mfu": "percent", "data_wait_s": "seconds"}
@@ -43,7 +42,7 @@ def plot_runs(paths: Sequence[Path], key: str, by: str, log: bool, height: int) 
 def _curves(paths: Sequence[Path], key: str, by: str, log: bool) -> list[Curve]:
     found, known = [], set()
     for seen in see_all(list(paths)):
-        record = read_record(seen.path / METRICS)
+        record = read_record(seen.metrics)
         steps, values = record.column(key)
         known |= record.columns.keys() - {"step", "seconds"}
         places = steps if by == "step" else record.at(by, steps)

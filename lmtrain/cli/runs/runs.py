@@ -142,10 +142,9 @@ def _has(seen: Seen, key: str, value: str) -> bool:
 
 
 def _row(seen: Seen) -> dict[str, Any]:
-    from lmtrain.runfolder.names import METRICS
-    from lmtrain.runfolder.rows import read_last_rows
+    from lmtrain.runfolder.rows import read_last_rows, written_at
 
-    rows = read_last_rows(seen.path / METRICS)
+    rows = read_last_rows(seen.metrics)
     steps = [row for row in rows if row["event"] == "step"]
     last, valid = steps[-1] if steps else {}, [row for row in rows if row["event"] == "valid"]
     total = seen.settings.get("train", {})
@@ -154,7 +153,7 @@ def _row(seen: Seen) -> dict[str, Any]:
         "steps": _number(total.get("steps")) if isinstance(total, dict) else None,
         "loss": _loss(last), "valid_loss": _loss(valid[-1]) if valid else None,
         "tokens_per_s": _number(last.get("tokens_per_s")), "tokens": _number(last.get("tokens")),
-        "last_row": _time(rows, seen.path / METRICS), "why": seen.why, "missing": seen.problems,
+        "last_row": written_at(rows, seen.metrics), "why": seen.why, "missing": seen.problems,
     }  # fmt: skip
 
 
@@ -169,15 +168,6 @@ def _loss(row: dict[str, Any]) -> float | str | None:
 
     value = row.get("loss")
     return writable(value) if type(value) in (int, float) else None
-
-
-def _time(rows: Sequence[dict[str, Any]], path: Path) -> str | None:
-    if rows and isinstance(rows[-1].get("time"), str):
-        return str(rows[-1]["time"])
-    try:
-        return datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds")
-    except OSError:
-        return None
 
 
 def print_table(rows: Sequence[dict[str, Any]]) -> None:

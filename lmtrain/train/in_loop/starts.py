@@ -20,9 +20,9 @@ from typing import Any
 from lmtrain.checkpoint.store import load_manifest
 from lmtrain.errors import LmtrainError, NoProgressError, a_few, brief
 from lmtrain.observe.safe_text import warn
-from lmtrain.runfolder.ends import identity, stop_told, write_stop
+from lmtrain.runfolder.ends import identity, stop_told, told, write_stop
 from lmtrain.runfolder.names import STARTS, step_of
-from lmtrain.runtime.files.files import lock_holder, read_json, write_json
+from lmtrain.runtime.files.files import lock_holder, write_json
 from lmtrain.runtime.processes.launch import CRASH, LOST
 from lmtrain.runtime.processes.process import ProcessEnv
 from lmtrain.train.before.preflight import Inputs
@@ -50,11 +50,8 @@ class Starts:
 
     def read(self) -> Starts:
         """What is written of this step and these settings; a file that cannot be read counts nothing."""
-        try:
-            written = read_json(self.folder / STARTS)
-        except LmtrainError:
-            return self
-        if isinstance(written, dict) and (written.get("step"), written.get("of")) == (self.step, self.of):
+        written = told(self.folder / STARTS)
+        if (written.get("step"), written.get("of")) == (self.step, self.of):
             lost = written.get("lost")
             self.lost = [dict(one) for one in lost if isinstance(one, dict)] if isinstance(lost, list) else []
         if self.lost and not _tell_end(self.lost[-1], self.folder):
@@ -68,10 +65,10 @@ class Starts:
         self.write()
         where = f"step {self.step}" if self.step else "the beginning"
         causes = Counter(str(one.get("how") or _SILENT).rstrip(".") for one in self.lost)
-        told = a_few((f"{cause}{f' ({count} times)' * (count > 1)}" for cause, count in causes.items()), "; ")
+        lost_by = a_few((f"{cause}{f' ({count} times)' * (count > 1)}" for cause, count in causes.items()), "; ")
         error = NoProgressError(
             f"run.dir={config.run.dir} was started {len(self.lost)} times from {where}, and lost each time before the "
-            f"next checkpoint: {told}. Mend the cause, or save sooner (checkpoint.interval_steps); other settings, "
+            f"next checkpoint: {lost_by}. Mend the cause, or save sooner (checkpoint.interval_steps); other settings, "
             f"code or libraries begin a new count, and so does removing {self.folder / STARTS}."
         )
         write_stop(self.folder, str(error), error.exit_code, step=self.step)

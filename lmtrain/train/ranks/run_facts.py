@@ -10,7 +10,6 @@ import hashlib
 import os
 import platform
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -45,7 +44,8 @@ class Fact:
 
 def facts(config: RunConfig, inputs: Inputs) -> dict[str, Fact]:
     """In the order in which a reader wants to hear of them."""
-    settings = dict(flat(settled(config, inputs).to_dict()))
+    # because: an empty data.valid_paths is no setting but the place of no dataset
+    settings = {key: value for key, value in flat(settled(config, inputs).to_dict()) if value != {}}
     found = {key: Fact(show(value), show(value)) for key, value in settings.items() if not _is_place(key)}
     paths = [key for key, value in settings.items() if _DATASET.fullmatch(key) and value is not None]
     paths.sort(key=lambda key: key.startswith("data.valid"))  # because: datasets to train on are opened first

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from lmtrain.runfolder.differences import differences, flat
 
 
@@ -12,6 +14,6 @@ def test_parts_of_a_list_have_numbers_and_what_is_empty_is_a_value() -> None:
 
 
 def test_of_several_the_keys_that_are_not_alike_in_all() -> None:
-    trees = [{"a": {"b": 1, "c": 2}}, {"a": {"b": 1}, "d": 3}, {"a": {"b": 1, "c": 2}}]
+    trees: list[dict[str, Any]] = [{"a": {"b": 1, "c": 2}}, {"a": {"b": 1}, "d": 3}, {"a": {"b": 1, "c": 2}}]
     assert differences(trees) == {"a.c": [2, None, 2], "d": [None, 3, None]}
     assert differences(trees[:1]) == {}

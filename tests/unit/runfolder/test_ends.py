@@ -36,7 +36,8 @@ def test_the_first_of_several_processes_says_why(tmp_path: Path) -> None:
         write_failure(tmp_path, NonFiniteLossError(f"rank {rank}"), ProcessEnv(rank=rank, world_size=2))
     facts = {"cause": "rank 1", "exit_code": 86, "requeue": False, "rank": 1, "resume": None}
     assert json.loads((tmp_path / STOP).read_text()) == facts
-    assert write_stop(tmp_path, "done", 0) is None
+    assert write_stop(tmp_path / "none", "done", 0) is write_stop(tmp_path, "done", 0) is None
+    assert not (tmp_path / "none").exists()
     facts = {"cause": "done", "exit_code": 0, "requeue": False, "resume": None}
     assert json.loads((tmp_path / STOP).read_text()) == facts
 

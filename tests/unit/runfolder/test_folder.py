@@ -65,5 +65,6 @@ def test_what_is_not_there_or_damaged_is_said(tmp_path: Path) -> None:
 
 
 def test_records_that_no_run_writes_are_refused_by_the_folder(tmp_path: Path) -> None:
+    row: dict[str, float] = {}
     with pytest.raises(DataError, match=r"holds records that no run writes \(KeyError: 'loss'\)"), as_written(tmp_path):
-        {}["loss"]
+        row["loss"]

@@ -91,7 +91,8 @@ def test_a_disk_that_fails_leaves_what_there_was(tmp_path: Path, monkeypatch: py
 
 
 def test_where_there_is_no_folder_nothing_is_made(tmp_path: Path) -> None:
-    stop.write(tmp_path / "none", "done", 0, replace=True)
+    with pytest.raises(FileNotFoundError):
+        stop.write(tmp_path / "none", "done", 0, replace=True)
     assert not list(tmp_path.iterdir())
 
 
