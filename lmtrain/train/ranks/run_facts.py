@@ -10,17 +10,16 @@ import hashlib
 import os
 import platform
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from lmtrain.checkpoint.disk.format import MANIFEST, MAX_MANIFEST_BYTES
 from lmtrain.config.base import plugins, show
 from lmtrain.data.store.format import part
 from lmtrain.data.store.indexed import IndexedDataset
 from lmtrain.data.training_data import open_datasets
+from lmtrain.runfolder.differences import flat
 from lmtrain.runtime.files.files import read_bytes, read_errors
 from lmtrain.runtime.processes.process import version_of
 from lmtrain.train.before.preflight import Inputs, settled
@@ -45,7 +44,8 @@ class Fact:
 
 def facts(config: RunConfig, inputs: Inputs) -> dict[str, Fact]:
     """In the order in which a reader wants to hear of them."""
-    settings = dict(_flat(settled(config, inputs).to_dict()))
+    # because: an empty data.valid_paths is no setting but the place of no dataset
+    settings = {key: value for key, value in flat(settled(config, inputs).to_dict()) if value != {}}
     found = {key: Fact(show(value), show(value)) for key, value in settings.items() if not _is_place(key)}
     paths = [key for key, value in settings.items() if _DATASET.fullmatch(key) and value is not None]
     paths.sort(key=lambda key: key.startswith("data.valid"))  # because: datasets to train on are opened first
@@ -73,18 +73,6 @@ def program_facts() -> dict[str, Fact]:
                 whole.update(f"{file} {digest}\n".encode())
         found[f"--plugin={name}"] = _digest(whole.hexdigest())
     return found
-
-
-def _flat(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """data.datasets[0].weight and its like: each key of the settings with its value."""
-    if isinstance(tree, dict):
-        for name, value in tree.items():
-            yield from _flat(value, f"{key}.{name}" if key else name)
-    elif isinstance(tree, list) and any(isinstance(one, dict) for one in tree):
-        for number, value in enumerate(tree):
-            yield from _flat(value, f"{key}[{number}]")
-    else:
-        yield key, tree
 
 
 def _is_place(key: str) -> bool:
