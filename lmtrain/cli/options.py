@@ -10,7 +10,7 @@ import typer
 
 from lmtrain.cli.keys.completion import complete_override
 from lmtrain.cli.screen.messages import tell
-from lmtrain.errors import OutputError, UsageError
+from lmtrain.errors import OutputError, UsageError, a_few
 from lmtrain.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -73,6 +73,15 @@ def parse_size(option: str, text: str, parse: Callable[[str], int] = parse_bytes
         raise UsageError(f"{option} {text} {error}.") from error
 
 
+def refuse_unfit(context: typer.Context, unfit: set[str], beside: str) -> None:
+    """Refuse the first of these parameters that was given and would be ignored."""
+    for one in context.command.params:
+        source = context.get_parameter_source(str(one.name))
+        if one.name in unfit and source is not None and source.name == "COMMANDLINE":
+            name = one.opts[0] if one.opts[0].startswith("-") else str(one.name).upper()
+            raise UsageError(f"{name} means nothing to {beside}. Leave it out.")
+
+
 def check_place(option: str, file: Path) -> None:
     """Before there is anything to write to it."""
     if not file.parent.is_dir():
@@ -85,7 +94,6 @@ def text_inputs(inputs: list[str], format_: str | None) -> Inputs:
     Files of a folder that nobody can read as text are named.
     """
     from data_tools.read.sources import KNOWN, skipped_files, source_of
-    from lmtrain.errors import a_few
 
     found = [source_of(one, format_) for one in inputs]
     if format_ is not None and all(isinstance(one, str) for one in found):

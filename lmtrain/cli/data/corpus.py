@@ -5,6 +5,7 @@ Every step streams, writes the same bytes with any number of workers, and runs a
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,8 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lmtrain.cli.options import InputFormat, TextInputs, text_inputs
-from lmtrain.cli.screen.terminal import echo
+from lmtrain.cli.options import InputFormat, TextInputs, parse_size, text_inputs
+from lmtrain.cli.screen.terminal import echo, progress
+from lmtrain.errors import UsageError
+from lmtrain.units import format_bytes
 
 if TYPE_CHECKING:
     from data_tools.corpus.flow.steps import Report, Work
@@ -36,7 +39,6 @@ def list_recipes() -> None:
     """Say which corpora and evaluation texts `lmtrain corpus get` knows."""
     from data_tools.corpora.published import Texts
     from data_tools.corpora.recipe import recipes
-    from lmtrain.units import format_bytes
 
     for recipe in recipes().values():
         echo(f"{recipe.name}: {recipe.about}")
@@ -248,7 +250,6 @@ def shuffle(
     """Put all documents in a random order, in two passes over disk."""
     from data_tools.corpus import shuffle as shuffling
     from data_tools.corpus.flow.steps import report_path
-    from lmtrain.cli.options import parse_size
 
     memory_bytes = max(parse_size("--memory", memory), 1 << 20)
     found = text_inputs(inputs, format_)
@@ -317,7 +318,6 @@ def _work(workers: int | None, part: str, key: str, on_error: str, report: Calla
     from data_tools.corpus.flow.steps import Work
     from data_tools.read.parts import Part
     from data_tools.read.rejects import OnError
-    from lmtrain.errors import UsageError
 
     if on_error not in ("stop", "skip"):
         raise UsageError(f"--on-error={on_error} is not a choice. Use stop or skip.")
@@ -325,14 +325,10 @@ def _work(workers: int | None, part: str, key: str, on_error: str, report: Calla
 
 
 def _cores(workers: int | None) -> int:
-    import os
-
     return len(os.sched_getaffinity(0)) if workers is None else workers
 
 
 def _shares(text: str) -> tuple[float, ...]:
-    from lmtrain.errors import UsageError
-
     try:
         return tuple(float(share) for share in text.split(","))
     except ValueError as error:
@@ -340,8 +336,6 @@ def _shares(text: str) -> tuple[float, ...]:
 
 
 def _print(result: Report) -> None:
-    from lmtrain.units import format_bytes
-
     tally = result.tally
     echo(
         f"{result.step}: {tally.num_in} documents ({format_bytes(tally.bytes_in)}) -> "
@@ -355,11 +349,8 @@ def _print(result: Report) -> None:
 @contextmanager
 def _documents_shown(doing: str = "starting") -> Iterator[Callable[[str, int], None]]:
     """How many documents are done: on a terminal at once, else every few seconds."""
-    from lmtrain.cli.screen.console import Screen
-    from lmtrain.observe.screen.progress import progress
-
     stopped = "nothing has the output's name. The same command begins anew; `build` goes on after its last whole step."
-    with progress(Screen(stderr=True), doing, "documents", stopped=stopped) as shown:
+    with progress(doing, "documents", stopped=stopped) as shown:
 
         def report(step: str, done: int) -> None:
             shown.doing(step)
@@ -370,11 +361,8 @@ def _documents_shown(doing: str = "starting") -> Iterator[Callable[[str, int], N
 
 @contextmanager
 def _bytes_shown() -> Iterator[Callable[[int, int | None], None]]:
-    from lmtrain.cli.screen.console import Screen
-    from lmtrain.observe.screen.progress import progress
-
     stopped = "the same command goes on where this one was."
-    with progress(Screen(stderr=True), "fetched", "bytes", stopped=stopped) as shown:
+    with progress("fetched", "bytes", stopped=stopped) as shown:
         before: int | None = None  # bytes that an earlier transfer brought
 
         def report(done: int, total: int | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -12,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lmtrain.cli.options import InputFormat, TextInputs
-from lmtrain.cli.screen.terminal import echo
+from lmtrain.cli.options import InputFormat, TextInputs, parse_size, text_inputs
+from lmtrain.cli.screen.messages import tell
+from lmtrain.cli.screen.terminal import echo, print_json, progress
+from lmtrain.units import format_bytes, format_count, format_seconds, parse_count
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from data_tools.preprocess.pipeline import Standing, Summary
 
 
@@ -93,12 +94,9 @@ def preprocess(
     from data_tools.preprocess.filters import Filters, parse_script
     from data_tools.read import rejects
     from data_tools.read.chunks import Limits
-    from lmtrain.cli.options import parse_size, text_inputs
-    from lmtrain.cli.screen.console import Screen
     from lmtrain.runtime.processes.faults import arm_from_env
     from lmtrain.runtime.processes.process import num_usable_cpus
     from lmtrain.tokenizer.base import Tokenizer
-    from lmtrain.units import parse_count
 
     arm_from_env()
     options = pipeline.Options(
@@ -116,22 +114,18 @@ def preprocess(
         shard_tokens=None if shard_tokens is None else parse_size("--shard-tokens", shard_tokens, parse_count),
         overwrite=overwrite,
     )
-    console = Screen(stderr=True)
     found = text_inputs(inputs, format_)
-    with _shown(console, inputs) as report:
-        summary = pipeline.preprocess(
-            found, Tokenizer.load(tokenizer), output, options, report=report,
-            say=lambda line: console.print(line, highlight=False),
-        )  # fmt: skip
-    _print(summary, as_json)
+    with _shown(inputs) as report:
+        summary = pipeline.preprocess(found, Tokenizer.load(tokenizer), output, options, report=report, say=tell)
+    if as_json:
+        return print_json(asdict(summary) | {"bytes_per_token": summary.bytes_per_token})
+    return _print(summary)
 
 
 @contextmanager
-def _shown(console: Console, inputs: list[str]) -> Iterator[Callable[[Standing], None]]:
-    from lmtrain.observe.screen.progress import progress
-
+def _shown(inputs: list[str]) -> Iterator[Callable[[Standing], None]]:
     again = "what was read from the pipe is lost" if "-" in inputs else "the same command goes on where this one was"
-    with progress(console, "tokenized", "bytes", stopped=f"no dataset is written yet; {again}.") as shown:
+    with progress("tokenized", "bytes", stopped=f"no dataset is written yet; {again}.") as shown:
         rates = _Rates()
 
         def show(now: Standing) -> None:
@@ -154,8 +148,6 @@ class _Rates:
         return self._first.done_bytes if self._first and self._first.total_bytes else 0
 
     def of(self, now: Standing) -> str:
-        from lmtrain.units import format_count
-
         if self._first is None:
             self._first, self._began = now, perf_counter()
             return ""
@@ -164,16 +156,7 @@ class _Rates:
         return f"{megabytes / seconds:.1f} MB/s, {format_count(tokens / seconds)} tokens/s"
 
 
-def _print(summary: Summary, as_json: bool) -> None:
-    import dataclasses
-    import json
-
-    from lmtrain.units import format_bytes, format_count, format_seconds
-
-    if as_json:
-        facts = dataclasses.asdict(summary) | {"bytes_per_token": summary.bytes_per_token}
-        echo(json.dumps(facts, indent=1))
-        return
+def _print(summary: Summary) -> None:
     echo(
         f"{format_count(summary.num_documents)} documents, {format_bytes(summary.num_bytes)} of text -> "
         f"{format_count(summary.num_tokens)} tokens ({summary.bytes_per_token:.2f} bytes a token) "
@@ -191,8 +174,6 @@ def _print(summary: Summary, as_json: bool) -> None:
 
 def _print_lengths(lengths: dict[str, int]) -> None:
     """A histogram of the documents' lengths, one bar a power of two."""
-    from lmtrain.units import format_count
-
     largest = max(lengths.values())
     first = next(i for i, count in enumerate(lengths.values()) if count)
     echo("tokens a document:")

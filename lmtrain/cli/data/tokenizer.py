@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import StrEnum
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from lmtrain.cli.options import InputFormat, TextInputs
-from lmtrain.cli.screen.terminal import echo
+from lmtrain.cli.options import InputFormat, TextInputs, text_inputs
+from lmtrain.cli.screen.terminal import echo, progress
+from lmtrain.errors import DataError, OutputError, UsageError
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -34,17 +36,13 @@ def train(
     """Learn a vocabulary from text; the same text gives the same tokenizer."""
     from data_tools.preprocess.texts import ALL, Texts
     from data_tools.read.sources import find_sources
-    from lmtrain.cli.options import text_inputs
-    from lmtrain.cli.screen.console import Screen
-    from lmtrain.errors import OutputError, UsageError
-    from lmtrain.observe.screen.progress import progress
     from lmtrain.tokenizer.train import train_bpe, train_wordpiece
 
     if lowercase and kind is Kind.BPE:
         raise UsageError("--lowercase is for --kind wordpiece; byte-level BPE keeps the text as it is. Leave it out.")
     sources = find_sources(text_inputs(inputs, format_))
     total = sum(source.num_bytes for source in sources) if all(source.num_bytes for source in sources) else 0
-    with progress(Screen(stderr=True), "read", "bytes", stopped="nothing is written.") as shown:
+    with progress("read", "bytes", stopped="nothing is written.") as shown:
 
         def report(done: int) -> None:
             shown.doing(f"learning {vocab_size} pieces" if done == ALL else "read")
@@ -65,10 +63,6 @@ def train(
 
 def _with_text(texts: Iterable[str]) -> Iterable[str]:
     """The same; nothing to learn from is an error, and no vocabulary of bytes alone."""
-    from itertools import chain
-
-    from lmtrain.errors import DataError
-
     ahead = iter(texts)
     first = next((text for text in ahead if text.strip()), None)
     if first is None:

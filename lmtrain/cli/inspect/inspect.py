@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from lmtrain.cli.inspect.run_view import as_written, run_facts, run_lines
 from lmtrain.cli.options import Json, Plugins
-from lmtrain.cli.screen.terminal import echo
+from lmtrain.cli.screen.tables import print_facts, print_tree
+from lmtrain.cli.screen.terminal import print_json
 from lmtrain.errors import MissingInputError
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 def inspect(
@@ -30,7 +28,6 @@ def inspect(
     from lmtrain.checkpoint.store import is_best, resolve
     from lmtrain.cli.inspect import checkpoint_view as view
     from lmtrain.cli.inspect.dataset_view import dataset_facts
-    from lmtrain.cli.inspect.run_view import as_written, run_facts
     from lmtrain.observe.metrics import writable
 
     if is_best(path):
@@ -51,37 +48,31 @@ def inspect(
         )
     if as_json:
         shown = {key: value for key, value in facts.items() if key != "losses"}
-        echo(json.dumps(writable(shown), indent=1, allow_nan=False))
-        return
-    from lmtrain.cli.screen.console import Screen
-
+        return print_json(writable(shown), allow_nan=False)
     if diff is not None:
-        view.print_difference(Screen(), facts)
-    elif "run" in facts:
-        _print_run(Screen(), facts, all_)
-    elif "checkpoint" in facts:
-        view.print_checkpoint(Screen(), facts, all_)
-    else:
-        print_dataset(Screen(), facts, all_)
+        return view.print_difference(facts)
+    if "run" in facts:
+        return _print_run(facts, all_)
+    if "checkpoint" in facts:
+        return view.print_checkpoint(facts, all_)
+    return print_dataset(facts, all_)
 
 
-def print_dataset(console: Console, facts: dict[str, Any], all_: bool = False) -> None:
+def print_dataset(facts: dict[str, Any], all_: bool = False) -> None:
     """Also what `lmtrain data inspect` prints."""
     from lmtrain.cli.inspect.dataset_view import dataset_lines
-    from lmtrain.cli.screen.fact_list import print_facts, print_tree
 
-    print_facts(console, f"dataset {facts['dataset']}", [*dataset_lines(facts)])
+    print_facts(f"dataset {facts['dataset']}", dataset_lines(facts))
     if all_ and facts["sidecar"] is not None:
-        print_tree(console, "sidecar", facts["sidecar"])
+        print_tree("sidecar", facts["sidecar"])
 
 
-def _print_run(console: Console, facts: dict[str, Any], all_: bool) -> None:
-    from lmtrain.cli.inspect.run_view import as_written, run_lines
-    from lmtrain.cli.screen.fact_list import print_facts, print_tree
+def _print_run(facts: dict[str, Any], all_: bool) -> None:
+    from lmtrain.cli.screen.console import Screen
 
     with as_written(Path(facts["run"])):
-        lines = [*run_lines(facts, console.encoding.startswith("utf"))]
-    print_facts(console, f"run {facts['run']}", lines)
+        lines = [*run_lines(facts, Screen().encoding.startswith("utf"))]
+    print_facts(f"run {facts['run']}", lines)
     if all_:
-        print_facts(console, "checkpoints", [("", name) for name in facts["checkpoints"]] or [("", "none")])
-        print_tree(console, "settings", facts["settings"])
+        print_facts("checkpoints", [("", name) for name in facts["checkpoints"]] or [("", "none")])
+        print_tree("settings", facts["settings"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmtrain.errors import DataError, LmtrainError
+from lmtrain.errors import DataError, LmtrainError, MissingInputError
 from lmtrain.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -70,14 +72,14 @@ def run_facts(path: Path, verify: bool) -> dict[str, Any]:
         "best_evaluations": _best_evaluations(evals),
         "best_checkpoint": _best_checkpoint(path, settings, rows),
         "last_save": saves[-1] if saves else None,
-        "last_row_time": _time(rows, metrics),
+        "last_row_time": last_row_time(rows, metrics) if rows else None,
         "smoothed_loss": smoothed(losses),
         "losses": losses,
         "elapsed_s": _trained_s(metrics),
         **planned(path, settings),
         "checkpoints": [one.name for one in list_checkpoints(path / CHECKPOINTS)],
         "damaged": [one.name for some in (list_broken, list_set_aside) for one in some(path / CHECKPOINTS)],
-        "settings_digest": _digest(settings),
+        "settings_digest": hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12],
         "settings": settings,
     }
 
@@ -100,7 +102,6 @@ def _best_evaluations(rows: Rows) -> dict[str, dict[str, Any]]:
 def _best_checkpoint(path: Path, settings: dict[str, Any], rows: Rows) -> dict[str, Any] | None:
     """Which one RUN@best is, of a run that keeps the best."""
     from lmtrain.checkpoint.store import best, step_of
-    from lmtrain.errors import MissingInputError
     from lmtrain.observe.measure.measures import measures_of
 
     if not settings.get("checkpoint", {}).get("keep_best"):
@@ -131,11 +132,14 @@ def state_of(path: Path, stop: dict[str, Any] | None) -> dict[str, Any]:
     return {"state": "killed" if here else "out of sight", "process": by}
 
 
-def _time(rows: Rows, metrics: Path) -> str | None:
+def last_row_time(rows: Rows, metrics: Path) -> str | None:
     """When the last row was written; rows of older versions carry no time, and their file's has to do."""
-    if rows and "time" in rows[-1]:
+    if rows and isinstance(rows[-1].get("time"), str):
         return str(rows[-1]["time"])
-    return datetime.fromtimestamp(metrics.stat().st_mtime, UTC).isoformat(timespec="seconds") if rows else None
+    try:
+        return datetime.fromtimestamp(metrics.stat().st_mtime, UTC).isoformat(timespec="seconds")
+    except OSError:
+        return None
 
 
 def _trained_s(metrics: Path) -> float:
@@ -161,13 +165,6 @@ def planned(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
         "parameters": config.model.num_parameters,
         "layout": layout_words(config.parallel),
     }
-
-
-def _digest(settings: dict[str, Any]) -> str:
-    import hashlib
-    import json
-
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def run_lines(facts: dict[str, Any], curve: bool) -> Iterator[tuple[str, str]]:
@@ -221,23 +218,28 @@ def _eval_words(row: dict[str, Any], best: dict[str, Any] | None) -> str:
 
 def state_words(facts: dict[str, Any]) -> str:
     state, stop, seen = facts["state"], facts["stopped"], facts["last_row_time"]
-    ago = f" {_ago(seen)}" if seen else ""
+    since = f" {ago(seen)}" if seen else ""
+    last = f", last row{since}" if since else ""
     if state == "finished":
-        return f"finished{ago}"
+        return f"finished{since}"
     if state == "running":
-        return f"running: {facts['process']}" + (f", last row{ago}" if ago else "")
+        return f"running: {facts['process']}{last}"
     if state == "out of sight":
-        return f"running or killed: {facts['process']} cannot be seen from here" + (f", last row{ago}" if ago else "")
+        return f"running or killed: {facts['process']} cannot be seen from here{last}"
     if state == "killed":
-        return f"killed{ago} (it left no stop.json); the same command goes on"
+        return f"killed{since} (it left no stop.json); the same command goes on"
     if state == "stopped":
-        return f"stopped by {stop['cause']}{ago}; the same command goes on"
-    return f"failed with exit code {stop.get('exit_code')}{ago}: {stop.get('cause')}"
+        return f"stopped by {stop['cause']}{since}; the same command goes on"
+    return f"failed with exit code {stop.get('exit_code')}{since}: {stop.get('cause')}"
 
 
-def _ago(time: str) -> str:
-    seconds = (datetime.now(UTC) - datetime.fromisoformat(time)).total_seconds()
-    return f"{format_seconds(max(seconds, 0.0))} ago"
+def age_s(time: str) -> float:
+    """Return for how long it has been, by this machine's clock, which may be behind the other one's."""
+    return max((datetime.now(UTC) - datetime.fromisoformat(time)).total_seconds(), 0.0)
+
+
+def ago(time: str) -> str:
+    return f"{format_seconds(age_s(time))} ago"
 
 
 def _pace(facts: dict[str, Any], row: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -261,7 +263,7 @@ def _save_words(facts: dict[str, Any]) -> str:
     few = names[-1] if len(names) == 1 else f"{names[-1]} and {len(names) - 1} older"
     if save is None or f"{save['saved_step']:08d}" not in names[-1]:
         return few
-    when = f", {_ago(save['time'])}" if "time" in save else ""
+    when = f", {ago(save['time'])}" if "time" in save else ""
     return f"{few}: {format_bytes(save['bytes'])} in {format_seconds(save['write_s'])}{when}"
 
 
@@ -280,3 +282,13 @@ def model_words(model: dict[str, Any], parameters: int | None = None) -> str:
     shape = [f"{model[key]} {word}" for key, word in (("num_layers", "layers"), ("width", "wide")) if key in model]
     length = [f"sequences of {model['seq_len']}"] if "seq_len" in model else []
     return ", ".join([f"{model.get('kind', '-')}{size}", *shape, *length])
+
+
+def finite(value: Any) -> Any:
+    """Return what JSON can hold of a number: neither NaN nor a text."""
+    return value if type(value) in (int, float) and value - value == 0 else None
+
+
+def four(value: float | str | None) -> str:
+    """A loss in a table; a text, as "nan" is in metrics.jsonl, stays one."""
+    return "" if value is None else value if isinstance(value, str) else f"{value:.4f}"

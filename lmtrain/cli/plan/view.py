@@ -9,14 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from rich.table import Table
-from rich.text import Text
-
 from lmtrain.cli.plan.planned_run import Found
 from lmtrain.cli.screen.console import Screen
-from lmtrain.cli.screen.fact_list import print_facts
 from lmtrain.cli.screen.messages import say
+from lmtrain.cli.screen.tables import print_facts, print_table
+from lmtrain.cli.screen.terminal import echo
 from lmtrain.observe.screen.row_text import percent
+from lmtrain.page.document import Cells
 from lmtrain.plan.run_model.replay import replay
 from lmtrain.plan.search.curve import Point
 from lmtrain.plan.search.result import PARTS, Answer, more, why_slower
@@ -25,71 +24,35 @@ from lmtrain.schedules.table import Kind
 from lmtrain.units import format_bytes, format_count, format_seconds
 
 _MOST_RANKS = 8
+_WIDE = 110  # columns in which more is said
+_BEHIND = {"time": "is {:.1%} slower", "joules": "takes {:.1%} more energy"}
 _SIGNS = {Kind.FORWARD: "F", Kind.BACKWARD: "B", Kind.INPUT: "B", Kind.WEIGHT: "W"}
 
 
-def timeline(one: Answer) -> tuple[Timeline, int]:
-    """A step of a few microbatches, as long as they are priced, and how many these are."""
-    count = min(one.run.num_microbatches, 2 * one.run.parallel.pp)
-    return replay(one.run, one.microbatch, count), count
-
-
-def shown_ranks(num_ranks: int, most: int = _MOST_RANKS) -> list[int]:
-    """All of them, or as many, evenly, with the first and the last."""
-    if num_ranks <= most:
-        return list(range(num_ranks))
-    return [round(at * (num_ranks - 1) / (most - 1)) for at in range(most)]
-
-
-def picture(one: Answer, width: int, *, plain: bool) -> Iterator[str]:
-    found, count = timeline(one)
-    total, parallel = found.makespan, one.run.parallel
-    few = (
-        "" if count == one.run.num_microbatches else f", shown with {count} of {one.run.num_microbatches} microbatches"
-    )
-    yield f"pipeline: {parallel.schedule}, {parallel.pp} ranks x {parallel.vp}{few}"
-    gap, columns = "." if plain else "·", min(width, 120) - 6
-    for rank in shown_ranks(parallel.pp):
-        cells = [gap] * columns
-        for span in found.spans:
-            if span.rank == rank:
-                first, last = int(span.start / total * columns), int(span.end / total * columns)
-                for at in range(first, max(min(last, columns), first + 1)):
-                    cells[min(at, columns - 1)] = _SIGNS[span.action.kind]
-        yield f"{rank:>4}  {''.join(cells)}".rstrip()
-    yield f"      F forward, B backward, W weights' gradients, {gap} waits"
-
-
-_WIDE = 110
-_BEHIND = {"time": "is {:.1%} slower", "joules": "takes {:.1%} more energy"}
-Cells = dict[str, str]
-
-
 def print_found(found: Found) -> None:
-    console = Screen(highlight=False)
-    print_facts(console, title(found), [*facts(found)])
+    console = Screen()
+    print_facts(title(found), facts(found))
     if found.first is None:
         return _print_too_large(console, found)
-    console.print()
+    echo()
     wide = console.width >= _WIDE
-    _print_table(console, [row(found, at, one, wide) for at, one in enumerate(found.best, 1)], spare=("slower",))
-    console.print()
-    print_facts(console, "the best", [*of_best(found, found.first)])
+    print_table([row(found, at, one, wide) for at, one in enumerate(found.best, 1)], gap=1, spare=("slower",))
+    echo()
+    print_facts("the best", of_best(found, found.first))
     for at, one in enumerate(found.best[1:3], 2):
         say(console, lost(found, at, one))
     if found.too_large:
-        console.print()
+        echo()
         _print_too_large(console, found)
     if len(found.points) > 1:
-        console.print()
-        console.print(Text("with more GPUs", style="bold"))
-        _print_table(console, [row_of(point, found.by) for point in found.points], spare=("tok/s",))
+        echo("\nwith more GPUs", bold=True)
+        print_table([row_of(point, found.by) for point in found.points], gap=1, spare=("tok/s",))
         for line in takeovers(found.points, found.by):
             say(console, line)
     if found.first.run.parallel.pp > 1:
-        console.print()
+        echo()
         for line in picture(found.first, console.width, plain=not console.encoding.startswith("utf")):
-            console.print(Text(line), soft_wrap=True)
+            echo(line)
     return None
 
 
@@ -204,13 +167,9 @@ def days(seconds: float) -> str:
 
 
 def _print_too_large(console: Any, found: Found) -> None:
-    if found.first is None:
-        say(console, "nothing fits. What misses by least:")
-    else:
-        say(console, "faster, and too large:")
+    say(console, "faster, and too large:" if found.first else "nothing fits. What misses by least:")
     for one in found.too_large:
-        cells = layout_of(one)
-        say(console, f"  {cells}: {likely(one)}, {format_bytes(found.over(one))} too much")
+        say(console, f"  {layout_of(one)}: {likely(one)}, {format_bytes(found.over(one))} too much")
 
 
 def layout_of(one: Answer) -> str:
@@ -248,15 +207,33 @@ def takeovers(points: Sequence[Point], by: str) -> Iterator[str]:
         )
 
 
-def _print_table(console: Any, rows: Sequence[Cells], spare: Sequence[str]) -> None:
-    """A column whose title begins with < holds words. The spare ones are left out where all do not fit."""
-    titles = list(dict.fromkeys(title for row in rows for title in row))
-    widths = [max(len(title.lstrip("<")), *(len(row.get(title, "")) for row in rows)) for title in titles]
-    if sum(widths) + len(widths) - 1 > console.width:
-        titles = [title for title in titles if title not in spare]
-    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    for title in titles:
-        table.add_column(title.lstrip("<"), justify="left" if title.startswith("<") else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*(Text(row.get(title, "")) for title in titles))
-    console.print(table)
+def timeline(one: Answer) -> tuple[Timeline, int]:
+    """A step of a few microbatches, as long as they are priced, and how many these are."""
+    count = min(one.run.num_microbatches, 2 * one.run.parallel.pp)
+    return replay(one.run, one.microbatch, count), count
+
+
+def shown_ranks(num_ranks: int, most: int = _MOST_RANKS) -> list[int]:
+    """All of them, or as many, evenly, with the first and the last."""
+    if num_ranks <= most:
+        return list(range(num_ranks))
+    return [round(at * (num_ranks - 1) / (most - 1)) for at in range(most)]
+
+
+def picture(one: Answer, width: int, *, plain: bool) -> Iterator[str]:
+    found, count = timeline(one)
+    total, parallel = found.makespan, one.run.parallel
+    few = (
+        "" if count == one.run.num_microbatches else f", shown with {count} of {one.run.num_microbatches} microbatches"
+    )
+    yield f"pipeline: {parallel.schedule}, {parallel.pp} ranks x {parallel.vp}{few}"
+    gap, columns = "." if plain else "·", min(width, 120) - 6
+    for rank in shown_ranks(parallel.pp):
+        cells = [gap] * columns
+        for span in found.spans:
+            if span.rank == rank:
+                first, last = int(span.start / total * columns), int(span.end / total * columns)
+                for at in range(first, max(min(last, columns), first + 1)):
+                    cells[min(at, columns - 1)] = _SIGNS[span.action.kind]
+        yield f"{rank:>4}  {''.join(cells)}".rstrip()
+    yield f"      F forward, B backward, W weights' gradients, {gap} waits"

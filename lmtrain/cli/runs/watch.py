@@ -8,20 +8,149 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
 
+from lmtrain.cli.inspect.run_view import age_s, as_written, model_words, planned, state_of, state_words
+from lmtrain.cli.screen.console import Screen
 from lmtrain.cli.screen.messages import say
 from lmtrain.errors import MissingInputError, UsageError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from lmtrain.observe.screen.panel import RunPanel
+
+
+EXAMPLES = (
+    ("lmtrain watch runs/a", "the panel of a run that is going on, until it ends or you press Ctrl-C"),
+    ("lmtrain watch runs/a --every 30", "less often, over a slow line"),
+    ("lmtrain watch runs/a --once", "how it is now"),
+)
+_LEAST_S = 0.2
+
+
+def watch(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, on this machine or a shared disk.")],
+    every: Annotated[float, typer.Option(metavar="SECONDS", help="How often to look.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Show how it is now, and end.")] = False,
+) -> None:
+    """Watch a run from another terminal, over a slow line too: its panel, or a line for each step that is logged."""
+    from lmtrain.observe.screen.progress import is_live
+
+    if not every >= _LEAST_S:
+        raise UsageError(f"--every={every:g} is how often to look, at least {_LEAST_S:g} seconds. Use --every=2.")
+    console = Screen()
+    try:
+        _wait_for(run, every, console, waits=is_live(console) and not once)
+        with as_written(run):
+            (_draw if is_live(console) else _print)(run, every, once, console)
+    except KeyboardInterrupt:
+        say(console, "the watching ends here; the run is left as it is")
+
+
+def _wait_for(run: Path, every: float, console: Console, *, waits: bool) -> None:
+    if (run / "config.json").is_file():
+        return
+    there = "is no run's folder (it has no config.json)" if run.exists() else "does not exist"
+    if not waits or (run.exists() and not run.is_dir()):
+        raise MissingInputError(
+            f"{run} {there} yet, and only a terminal waits for a run to begin. Give the folder of a run, its run.dir."
+        )
+    say(console, f"{run} {there} yet: waiting for a run to begin there. Ctrl-C ends the waiting.")
+    while not (run / "config.json").is_file():
+        time.sleep(every)
+
+
+def _draw(run: Path, every: float, once: bool, console: Console) -> None:
+    from lmtrain.observe.following import Followed
+
+    followed, drawn, panel = Followed(run / "metrics.jsonl"), Redrawn(console), _panel(run)
+    while True:
+        state, rows = _state(run), followed.rows()
+        if any(row["event"] == "start" for row in rows) and panel.row:
+            panel = _panel(run)  # because: it may go on with other settings
+        for row in rows:
+            _take(panel, row)
+        panel.now, over = _words(state, panel.row), state["state"] not in ("running", "out of sight")
+        if over:
+            panel.stop(at_last_row=True)
+        # because: a panel that stands still has no line of its own for what happens now
+        drawn.show(Group(panel, Text(f"  {panel.now}", style="dim")) if over else panel)
+        if over or once:
+            return
+        time.sleep(every)
+
+
+def _print(run: Path, every: float, once: bool, console: Console) -> None:
+    """The newest step of each look, and everything else that happened."""
+    from lmtrain.observe.following import Followed
+    from lmtrain.observe.screen.display import print_line
+    from lmtrain.observe.screen.row_text import eval_line, step_line, valid_line
+    from lmtrain.observe.stragglers.judge import slow_link, slow_rank
+
+    followed, total, slow, first = Followed(run / "metrics.jsonl"), _panel(run).total_steps, "", True
+    lines: dict[str, Callable[[Mapping[str, Any]], str]] = {
+        "valid": valid_line, "eval": eval_line, "save": lambda row: f"saved step {row['saved_step']}",
+    }  # fmt: skip
+    while True:
+        state, rows = _state(run), followed.rows()
+        steps = [row for row in rows if row["event"] == "step"]
+        for row in rows if not first else rows[-1:]:
+            if row["event"] in lines:
+                print_line(console, lines[row["event"]](row))
+        for row in steps[-1:]:
+            print_line(console, step_line(row, total))
+            named = "; ".join(filter(None, [slow_rank(row), slow_link(row)]))
+            if named != slow:
+                print_line(console, f"slow: {named}" if named else "all keep pace again")
+            slow = named
+        if once or first or state["state"] not in ("running", "out of sight"):
+            print_line(console, _words(state, steps[-1] if steps else {}))
+        if once or state["state"] not in ("running", "out of sight"):
+            return
+        first = False
+        time.sleep(every)
+
+
+def _panel(run: Path) -> RunPanel:
+    """Of the settings that the run was started with last, as far as this version knows them."""
+    from lmtrain.observe.screen.panel import RunPanel, Saves
+    from lmtrain.runtime.files.files import read_json
+
+    settings = read_json(run / "config.json")
+    facts, saves = planned(run, settings), settings.get("checkpoint", {})
+    title = {"run": str(run), "model": model_words(settings.get("model", {}), facts["parameters"])}
+    title |= {"layout": facts["layout"]} if facts["layout"] else {}
+    return RunPanel(title, int(facts["steps"] or 0), saves=Saves(saves.get("interval_steps"), saves.get("interval_s")))
+
+
+def _take(panel: RunPanel, row: dict[str, Any]) -> None:
+    """A row as old as it says, by this machine's clock."""
+    age = age_s(row["time"]) if "time" in row else 0.0
+    if row["event"] == "step":
+        panel.step(row, age)
+    elif row["event"] == "valid":
+        panel.valid(row)
+    elif row["event"] == "eval":
+        panel.evaluated(row)
+    elif row["event"] == "save":
+        panel.saved(row, age)
+
+
+def _state(run: Path) -> dict[str, Any]:
+    from lmtrain.runtime.files.files import read_json
+    from lmtrain.train.stop_file import STOP
+
+    stop = read_json(run / STOP) if (run / STOP).is_file() else None
+    return state_of(run, stop) | {"stopped": stop}
+
+
+def _words(state: dict[str, Any], row: Mapping[str, Any]) -> str:
+    return state_words(state | {"last_row_time": row.get("time")})
+
 
 class Redrawn:
     def __init__(self, console: Console) -> None:
@@ -62,146 +191,3 @@ def _move(lines: int) -> str:
     if lines == 0:
         return ""
     return f"\x1b[{lines}B" if lines > 0 else f"\x1b[{-lines}A"
-
-
-EXAMPLES = (
-    ("lmtrain watch runs/a", "the panel of a run that is going on, until it ends or you press Ctrl-C"),
-    ("lmtrain watch runs/a --every 30", "less often, over a slow line"),
-    ("lmtrain watch runs/a --once", "how it is now"),
-)
-_LEAST_S = 0.2
-
-
-def watch(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, on this machine or a shared disk.")],
-    every: Annotated[float, typer.Option(metavar="SECONDS", help="How often to look.")] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Show how it is now, and end.")] = False,
-) -> None:
-    """Watch a run from another terminal, over a slow line too: its panel, or a line for each step that is logged."""
-    from lmtrain.cli.inspect.run_view import as_written
-    from lmtrain.cli.screen.console import Screen
-    from lmtrain.observe.screen.progress import is_live
-
-    if not every >= _LEAST_S:
-        raise UsageError(f"--every={every:g} is how often to look, at least {_LEAST_S:g} seconds. Use --every=2.")
-    console = Screen()
-    try:
-        _wait_for(run, every, console, waits=is_live(console) and not once)
-        with as_written(run):
-            (_draw if is_live(console) else _print)(run, every, once, console)
-    except KeyboardInterrupt:
-        say(console, "the watching ends here; the run is left as it is")
-
-
-def _wait_for(run: Path, every: float, console: Console, *, waits: bool) -> None:
-    if (run / "config.json").is_file():
-        return
-    there = "is no run's folder (it has no config.json)" if run.exists() else "does not exist"
-    if not waits or (run.exists() and not run.is_dir()):
-        raise MissingInputError(
-            f"{run} {there} yet, and only a terminal waits for a run to begin. Give the folder of a run, its run.dir."
-        )
-    say(console, f"{run} {there} yet: waiting for a run to begin there. Ctrl-C ends the waiting.")
-    while not (run / "config.json").is_file():
-        time.sleep(every)
-
-
-def _draw(run: Path, every: float, once: bool, console: Console) -> None:
-    from rich.console import Group
-    from rich.text import Text
-
-    from lmtrain.observe.following import Followed
-
-    followed, drawn, panel = Followed(run / "metrics.jsonl"), Redrawn(console), _panel(run)
-    while True:
-        state, rows = _state(run), followed.rows()
-        if any(row["event"] == "start" for row in rows) and panel.row:
-            panel = _panel(run)  # because: it may go on with other settings
-        for row in rows:
-            _take(panel, row)
-        panel.now, over = _words(state, panel.row), state["state"] not in ("running", "out of sight")
-        if over:
-            panel.stop(at_last_row=True)
-        # because: a panel that stands still has no line of its own for what happens now
-        drawn.show(Group(panel, Text(f"  {panel.now}", style="dim")) if over else panel)
-        if over or once:
-            return
-        time.sleep(every)
-
-
-def _print(run: Path, every: float, once: bool, console: Console) -> None:
-    """The newest step of each look, and everything else that happened."""
-    from lmtrain.observe.following import Followed
-    from lmtrain.observe.screen.display import print_line
-    from lmtrain.observe.screen.row_text import eval_line, step_line, valid_line
-    from lmtrain.observe.stragglers.judge import slow_link, slow_rank
-
-    followed, total, slow, first = Followed(run / "metrics.jsonl"), _total_steps(run), "", True
-    lines: dict[str, Callable[[Mapping[str, Any]], str]] = {
-        "valid": valid_line, "eval": eval_line, "save": lambda row: f"saved step {row['saved_step']}",
-    }  # fmt: skip
-    while True:
-        state, rows = _state(run), followed.rows()
-        steps = [row for row in rows if row["event"] == "step"]
-        for row in rows if not first else rows[-1:]:
-            if row["event"] in lines:
-                print_line(console, lines[row["event"]](row))
-        for row in steps[-1:]:
-            print_line(console, step_line(row, total))
-            named = "; ".join(filter(None, [slow_rank(row), slow_link(row)]))
-            if named != slow:
-                print_line(console, f"slow: {named}" if named else "all keep pace again")
-            slow = named
-        if once or first or state["state"] not in ("running", "out of sight"):
-            print_line(console, _words(state, steps[-1] if steps else {}))
-        if once or state["state"] not in ("running", "out of sight"):
-            return
-        first = False
-        time.sleep(every)
-
-
-def _panel(run: Path) -> RunPanel:
-    """Of the settings that the run was started with last, as far as this version knows them."""
-    from lmtrain.cli.inspect.run_view import model_words, planned
-    from lmtrain.observe.screen.panel import RunPanel, Saves
-    from lmtrain.runtime.files.files import read_json
-
-    settings = read_json(run / "config.json")
-    facts, saves = planned(run, settings), settings.get("checkpoint", {})
-    title = {"run": str(run), "model": model_words(settings.get("model", {}), facts["parameters"])}
-    title |= {"layout": facts["layout"]} if facts["layout"] else {}
-    return RunPanel(title, int(facts["steps"] or 0), saves=Saves(saves.get("interval_steps"), saves.get("interval_s")))
-
-
-def _total_steps(run: Path) -> int:
-    return _panel(run).total_steps
-
-
-def _take(panel: RunPanel, row: dict[str, Any]) -> None:
-    """A row as old as it says, by this machine's clock."""
-    age_s = 0.0
-    if "time" in row:
-        age_s = max((datetime.now(UTC) - datetime.fromisoformat(row["time"])).total_seconds(), 0.0)
-    if row["event"] == "step":
-        panel.step(row, age_s)
-    elif row["event"] == "valid":
-        panel.valid(row)
-    elif row["event"] == "eval":
-        panel.evaluated(row)
-    elif row["event"] == "save":
-        panel.saved(row, age_s)
-
-
-def _state(run: Path) -> dict[str, Any]:
-    from lmtrain.cli.inspect.run_view import state_of
-    from lmtrain.runtime.files.files import read_json
-    from lmtrain.train.stop_file import STOP
-
-    stop = read_json(run / STOP) if (run / STOP).is_file() else None
-    return state_of(run, stop) | {"stopped": stop}
-
-
-def _words(state: dict[str, Any], row: Mapping[str, Any]) -> str:
-    from lmtrain.cli.inspect.run_view import state_words
-
-    return state_words(state | {"last_row_time": row.get("time")})
