@@ -123,7 +123,7 @@ def test_the_same_however_it_computes(toy: Toy, lines: Path, tmp_path: Path, wor
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("nproc", [*slow(1), 2])
+@pytest.mark.parametrize("nproc", [1, *slow(2)])
 def test_a_stop_amid_an_evaluation_saves_at_once_and_the_run_goes_on(
     toy: Toy, lines: Path, tmp_path: Path, nproc: int
 ) -> None:
