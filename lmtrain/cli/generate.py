@@ -11,6 +11,7 @@ import typer
 
 from lmtrain.cli.options import CHECKPOINT, Device, Plugins, Precision
 from lmtrain.cli.screen.terminal import echo, pass_on, print_json
+from lmtrain.runtime.processes.process import grow_segments, share_cores
 
 if TYPE_CHECKING:
     from lmtrain.eval.generate import Sampling
@@ -37,7 +38,6 @@ def generate(
 ) -> None:
     """Let a checkpoint write on from a prompt. The same seed gives the same text."""
     from lmtrain.checkpoint.store import resolve
-    from lmtrain.runtime.processes.process import grow_segments, share_cores
 
     checkpoint = resolve(checkpoint)  # before torch is imported, so that a wrong path is told at once
     share_cores()

@@ -17,6 +17,7 @@ from lmtrain.cli.screen.terminal import echo, print_json, progress
 from lmtrain.errors import UsageError
 from lmtrain.placement.parallel_settings import check_layout, parse_layout
 from lmtrain.runtime.files.files import storage_errors
+from lmtrain.runtime.processes.faults import arm_from_env
 from lmtrain.runtime.processes.process import num_usable_cpus
 from lmtrain.units import format_bytes, format_seconds
 
@@ -118,7 +119,6 @@ def _change(
     from lmtrain.checkpoint.reshard.run import reshard
     from lmtrain.checkpoint.reshard.targets import Limits, files_of_layout, state_at_layout
     from lmtrain.checkpoint.store import resolve
-    from lmtrain.runtime.processes.faults import arm_from_env
     from lmtrain.train.layouts.layout_table import layout_words
 
     arm_from_env()

@@ -16,6 +16,8 @@ import typer
 from lmtrain.cli.options import InputFormat, TextInputs, parse_size, text_inputs
 from lmtrain.cli.screen.messages import tell
 from lmtrain.cli.screen.terminal import echo, print_json, progress
+from lmtrain.runtime.processes.faults import arm_from_env
+from lmtrain.runtime.processes.process import num_usable_cpus
 from lmtrain.units import format_bytes, format_count, format_seconds, parse_count
 
 if TYPE_CHECKING:
@@ -94,8 +96,6 @@ def preprocess(
     from data_tools.preprocess.filters import Filters, parse_script
     from data_tools.read import rejects
     from data_tools.read.chunks import Limits
-    from lmtrain.runtime.processes.faults import arm_from_env
-    from lmtrain.runtime.processes.process import num_usable_cpus
     from lmtrain.tokenizer.base import Tokenizer
 
     arm_from_env()

@@ -23,6 +23,8 @@ from lmtrain.cli.ranks.launching import (
 )
 from lmtrain.cli.screen.terminal import print_json
 from lmtrain.errors import MissingInputError, OutputError, UsageError
+from lmtrain.runtime.files.files import check_output_folder, refuse_odd_output
+from lmtrain.runtime.processes.signals import unblock_stops
 
 if TYPE_CHECKING:
     from data_tools.read.sources import Source
@@ -118,7 +120,6 @@ def evaluate(
     from lmtrain.cli.eval.session import Options, Session, evaluate_one, evaluate_steps, find_steps
     from lmtrain.eval.source import check_kind
     from lmtrain.eval.task import window_of
-    from lmtrain.runtime.processes.signals import unblock_stops
 
     options = Options(
         baseline=baseline, batch_size=batch_size, stride=stride, seq_len=seq_len, limit=limit, device=device,
@@ -174,8 +175,6 @@ def _check_comparison(
 
 def _check_outputs(output: Path | None, samples: Path | None) -> None:
     """Refuse at once what could not be written hours later."""
-    from lmtrain.runtime.files.files import check_output_folder, refuse_odd_output
-
     for name, path in (("--output", output), ("--samples", samples)):
         if path is None:
             continue

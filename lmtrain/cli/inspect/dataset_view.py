@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lmtrain.cli.screen.console import Screen
 from lmtrain.cli.screen.messages import say
 from lmtrain.cli.screen.terminal import echo
 from lmtrain.errors import UsageError
@@ -16,13 +18,12 @@ if TYPE_CHECKING:
     from lmtrain.data.training_data import TrainingData
     from lmtrain.tokenizer.base import Tokenizer
 
+Rows = list[dict[str, Any]]
 _LENGTHS_READ = 1 << 24  # sequences whose lengths are looked at in less than a blink
 
 
 def dataset_facts(path: Path, verify: bool = False) -> dict[str, Any]:
     """From the header and the sidecar alone, unless every byte is to be verified."""
-    import dataclasses
-
     from lmtrain.data.store import reshape
     from lmtrain.data.store.indexed import IndexedDataset, part
 
@@ -41,7 +42,7 @@ def dataset_facts(path: Path, verify: bool = False) -> dict[str, Any]:
         "bytes": sum(part(dataset.prefix, suffix).stat().st_size for suffix in (".bin", ".idx")),
         "shortest_sequence": None if lengths is None else int(lengths.min()),
         "longest_sequence": None if lengths is None else int(lengths.max()),
-        "sidecar": dataclasses.asdict(dataset.info) if dataset.info else None,
+        "sidecar": asdict(dataset.info) if dataset.info else None,
     }
 
 
@@ -70,9 +71,6 @@ def dataset_lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def tokenizer_words(vocab_size: int, eod_id: int | None, fingerprint: str) -> str:
     eod = "no end token" if eod_id is None else f"end token {eod_id}"
     return f"{vocab_size:,} pieces, {eod}, fingerprint {fingerprint[:12]}"
-
-
-Rows = list[dict[str, Any]]
 
 
 def document_rows(
@@ -136,9 +134,6 @@ def _sample(data: TrainingData, number: int, most: int | None, tokenizer: Tokeni
 
 
 def print_samples(rows: Rows, ids_only: bool) -> None:
-    from lmtrain.cli.screen.console import Screen
-
-    console = Screen()
     for row in rows:
         head = f"sample {row['sample']} of {row['dataset']}: {row['tokens']} tokens, {row['num_labels']} with a label"
         echo(head, bold=True)
@@ -146,7 +141,7 @@ def print_samples(rows: Rows, ids_only: bool) -> None:
             echo(line, dim=True)
         if not ids_only:
             echo(row["text"])
-        say(console, " ".join(map(str, row["ids"])))
+        say(Screen(), " ".join(map(str, row["ids"])))
 
 
 def _notes(row: dict[str, Any]) -> Iterator[str]:

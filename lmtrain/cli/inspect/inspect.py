@@ -7,11 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
+from lmtrain.cli.inspect.dataset_view import dataset_facts, dataset_lines
 from lmtrain.cli.inspect.run_view import as_written, run_facts, run_lines
 from lmtrain.cli.options import Json, Plugins
+from lmtrain.cli.screen.console import Screen
 from lmtrain.cli.screen.tables import print_facts, print_tree
 from lmtrain.cli.screen.terminal import print_json
 from lmtrain.errors import MissingInputError
+from lmtrain.observe.metrics import writable
 
 
 def inspect(
@@ -27,8 +30,6 @@ def inspect(
     """Show what is in a dataset, a run or a checkpoint; or what differs between two checkpoints."""
     from lmtrain.checkpoint.store import is_best, resolve
     from lmtrain.cli.inspect import checkpoint_view as view
-    from lmtrain.cli.inspect.dataset_view import dataset_facts
-    from lmtrain.observe.metrics import writable
 
     if is_best(path):
         path = resolve(path)
@@ -47,8 +48,7 @@ def inspect(
             "Check the path."
         )
     if as_json:
-        shown = {key: value for key, value in facts.items() if key != "losses"}
-        return print_json(writable(shown), allow_nan=False)
+        return print_json(writable({k: v for k, v in facts.items() if k != "losses"}), allow_nan=False)
     if diff is not None:
         return view.print_difference(facts)
     if "run" in facts:
@@ -60,16 +60,12 @@ def inspect(
 
 def print_dataset(facts: dict[str, Any], all_: bool = False) -> None:
     """Also what `lmtrain data inspect` prints."""
-    from lmtrain.cli.inspect.dataset_view import dataset_lines
-
     print_facts(f"dataset {facts['dataset']}", dataset_lines(facts))
     if all_ and facts["sidecar"] is not None:
         print_tree("sidecar", facts["sidecar"])
 
 
 def _print_run(facts: dict[str, Any], all_: bool) -> None:
-    from lmtrain.cli.screen.console import Screen
-
     with as_written(Path(facts["run"])):
         lines = [*run_lines(facts, Screen().encoding.startswith("utf"))]
     print_facts(f"run {facts['run']}", lines)

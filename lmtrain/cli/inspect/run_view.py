@@ -11,7 +11,21 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lmtrain.config.build import build_settings
 from lmtrain.errors import DataError, LmtrainError, MissingInputError
+from lmtrain.observe.measure.measures import measures_of, worth_by_step
+from lmtrain.observe.metrics import read_metrics
+from lmtrain.observe.screen.row_text import (
+    compute,
+    domains,
+    eval_figures,
+    percent,
+    show_measure,
+    smoothed,
+    sparkline,
+    terms,
+)
+from lmtrain.runtime.files.files import read_json
 from lmtrain.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -35,8 +49,6 @@ def as_written(run: Path) -> Iterator[None]:
 
 def settings_of(run: Path) -> RunConfig:
     """The settings that a run was started with last."""
-    from lmtrain.config.build import build_settings
-    from lmtrain.runtime.files.files import read_json
     from lmtrain.train.config import RunConfig
 
     return build_settings(RunConfig, read_json(run / "config.json"))
@@ -45,9 +57,6 @@ def settings_of(run: Path) -> RunConfig:
 def run_facts(path: Path, verify: bool) -> dict[str, Any]:
     from lmtrain.checkpoint.diff import refuse_problems, verify_checkpoints
     from lmtrain.checkpoint.store import CHECKPOINTS, list_broken, list_checkpoints, list_set_aside
-    from lmtrain.observe.metrics import read_metrics
-    from lmtrain.observe.screen.row_text import smoothed
-    from lmtrain.runtime.files.files import read_json
     from lmtrain.train.stop_file import STOP
 
     if verify:
@@ -91,8 +100,6 @@ def _loss(row: dict[str, Any]) -> float:
 
 def _best_evaluations(rows: Rows) -> dict[str, dict[str, Any]]:
     """Of each task the row that is best by the measure to read first."""
-    from lmtrain.observe.measure.measures import worth_by_step
-
     names = {row["name"]: f"eval/{row['name']}/{row['headline']}" for row in rows}
     worth = {name: worth_by_step(rows, measure) for name, measure in names.items()}
     best = {name: max(found, key=lambda step: (found[step], -step)) for name, found in worth.items() if found}
@@ -102,7 +109,6 @@ def _best_evaluations(rows: Rows) -> dict[str, dict[str, Any]]:
 def _best_checkpoint(path: Path, settings: dict[str, Any], rows: Rows) -> dict[str, Any] | None:
     """Which one RUN@best is, of a run that keeps the best."""
     from lmtrain.checkpoint.store import best, step_of
-    from lmtrain.observe.measure.measures import measures_of
 
     if not settings.get("checkpoint", {}).get("keep_best"):
         return None
@@ -169,8 +175,6 @@ def planned(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
 
 def run_lines(facts: dict[str, Any], curve: bool) -> Iterator[tuple[str, str]]:
     """A name and a text each; `curve` is whether the output can show block characters."""
-    from lmtrain.observe.screen.row_text import show_measure, sparkline
-
     row, losses = facts["last_step"] or {}, facts["losses"]
     step, steps = int(row.get("step", 0)), facts["steps"]
     share = f" of {steps:,} ({step / steps:.0%})" if steps else ""
@@ -188,8 +192,7 @@ def run_lines(facts: dict[str, Any], curve: bool) -> Iterator[tuple[str, str]]:
         yield "last validation", _valid_words(last)
     for name, row_ in facts["last_evaluations"].items():
         yield "evaluation", f"{name}: {_eval_words(row_, facts['best_evaluations'].get(name))}"
-    if facts["best_checkpoint"] is not None:
-        found = facts["best_checkpoint"]
+    if found := facts["best_checkpoint"]:
         value = show_measure(found["by"], found["value"])
         yield "best checkpoint", f"{found['name']}, by {found['by']} {value}; {facts['run']}@best names it"
     yield from _pace(facts, row)
@@ -200,8 +203,6 @@ def run_lines(facts: dict[str, Any], curve: bool) -> Iterator[tuple[str, str]]:
 
 
 def _valid_words(row: dict[str, Any]) -> str:
-    from lmtrain.observe.screen.row_text import domains, percent, terms
-
     loss = "-" if row.get("loss") is None else f"{row['loss']:.4f}"
     quality = f", perplexity {row['ppl']:.2f} a token" if "ppl" in row else ""
     quality += f", accuracy {percent(row['accuracy'])}" if "accuracy" in row else ""
@@ -209,8 +210,6 @@ def _valid_words(row: dict[str, Any]) -> str:
 
 
 def _eval_words(row: dict[str, Any], best: dict[str, Any] | None) -> str:
-    from lmtrain.observe.screen.row_text import eval_figures
-
     last, most = eval_figures(row)[0], eval_figures(best or row)[0]
     found = f"{last} at step {row['step']:,}"
     return found if best is None or most == last else f"{found}; the best {most} at step {best['step']:,}"
@@ -243,8 +242,6 @@ def ago(time: str) -> str:
 
 
 def _pace(facts: dict[str, Any], row: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    from lmtrain.observe.screen.row_text import compute
-
     figures = dict(compute(row))
     if row:
         yield "speed", f"{figures['speed']}, {figures['compute']}, memory {figures['memory']}"

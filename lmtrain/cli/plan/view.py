@@ -71,13 +71,9 @@ def facts(found: Found) -> Iterator[tuple[str, str]]:
     said = f"{nodes:,} node{'s' * (nodes > 1)} of {hardware.gpus_per_node}, {hardware.nic_GBps:g} GB/s of network each"
     yield "machine", said + ("; not checked against measured runs" if hardware.unchecked else "")
     room = format_bytes(ranked.usable)
-    yield (
-        "layouts",
-        (
-            f"{len(ranked.space):,} are legal, {len(ranked.rows):,} of them differ in price, "
-            f"{ranked.num_fitting:,} fit in {room} ({ranked.limits.margin:.0%} of the memory stays free)"
-        ),
-    )
+    kinds = f"{len(ranked.space):,} are legal, {len(ranked.rows):,} of them differ in price"
+    free = f"{ranked.limits.margin:.0%} of the memory stays free"
+    yield "layouts", f"{kinds}, {ranked.num_fitting:,} fit in {room} ({free})"
     for said, span in found.ranges:
         yield "assumed", said + (f"; {format_count(span[0])} to {format_count(span[1])} tokens/s else" if span else "")
 
@@ -87,9 +83,8 @@ def row(found: Found, at: int, one: Answer, wide: bool) -> Cells:
     assert first is not None  # because: there is a row
     low, high = one.between
     copies = f"{parallel.dp_replicate}x{parallel.dp_shard}"
-    stages = {"pp": str(parallel.pp), "vp": str(parallel.vp), "schedule": parallel.schedule}
-    cells = {"#": str(at), "pp": stages["pp"], "vp": stages["vp"], "tp": str(parallel.tp), "dp": copies}
-    cells |= {"zero": str(parallel.zero), "<schedule": stages["schedule"] if parallel.pp > 1 else "-"}
+    cells = {"#": str(at), "pp": str(parallel.pp), "vp": str(parallel.vp), "tp": str(parallel.tp), "dp": copies}
+    cells |= {"zero": str(parallel.zero), "<schedule": parallel.schedule if parallel.pp > 1 else "-"}
     cells |= {"micro": str(run.micro_batch), "<recompute": run.recompute.words}
     cells |= {"step": step_time(one.seconds) if wide else likely(one)}
     cells |= {"80%": f"{step_time(low)}-{step_time(high)}"} if wide else {}
@@ -127,14 +122,12 @@ def of_best(found: Found, best: Answer) -> Iterator[tuple[str, str]]:
     yield "of which", shares({PARTS[name]: value for name, value in best.parts.items()}, best.seconds)
     yield "memory", f"{format_bytes(best.held)} of {format_bytes(best.room)} on the fullest rank"
     yield "of which", shares(best.memory, best.held)
+    tokens, hours = found.question.tokens or 0, ""
     if duration := found.duration(best):
-        tokens = format_count(found.question.tokens or 0)
         likely_s, low_s, high_s = map(days, duration)
-        yield "all tokens", f"{tokens} in {likely_s} ({low_s} to {high_s}), without saves"
-        megawatts = found.question.tokens * best.joules_per_token / 3.6e9  # type: ignore[operator]
-        yield "energy", f"{best.joules_per_token:.3g} J/token, {megawatts:.3g} MWh; unverified, GPUs alone"
-    else:
-        yield "energy", f"{best.joules_per_token:.3g} J/token; unverified, GPUs alone"
+        yield "all tokens", f"{format_count(tokens)} in {likely_s} ({low_s} to {high_s}), without saves"
+        hours = f", {tokens * best.joules_per_token / 3.6e9:.3g} MWh"
+    yield "energy", f"{best.joules_per_token:.3g} J/token{hours}; unverified, GPUs alone"
     if cost := found.dollars(best):
         yield "cost", f"${cost[0]:,.0f} (${cost[1]:,.0f} to ${cost[2]:,.0f})"
     if every := found.save_every:
@@ -223,9 +216,8 @@ def shown_ranks(num_ranks: int, most: int = _MOST_RANKS) -> list[int]:
 def picture(one: Answer, width: int, *, plain: bool) -> Iterator[str]:
     found, count = timeline(one)
     total, parallel = found.makespan, one.run.parallel
-    few = (
-        "" if count == one.run.num_microbatches else f", shown with {count} of {one.run.num_microbatches} microbatches"
-    )
+    every = one.run.num_microbatches
+    few = f", shown with {count} of {every} microbatches" * (count < every)
     yield f"pipeline: {parallel.schedule}, {parallel.pp} ranks x {parallel.vp}{few}"
     gap, columns = "." if plain else "·", min(width, 120) - 6
     for rank in shown_ranks(parallel.pp):

@@ -19,8 +19,10 @@ from lmtrain.cli.inspect.run_view import as_written, finite, four
 from lmtrain.cli.pretrain.summary import print_plan
 from lmtrain.cli.screen.tables import print_table
 from lmtrain.cli.screen.terminal import echo, print_json
+from lmtrain.config.build import build_settings
 from lmtrain.errors import LmtrainError, StoppedEarly, UsageError, a_few
 from lmtrain.observe.metrics import read_metrics
+from lmtrain.runtime.files.files import read_json, write_json
 from lmtrain.runtime.processes.signals import STOPS, Stopped, StopRequest, listening
 from lmtrain.units import format_count
 
@@ -125,8 +127,6 @@ def folder_name(changed: dict[str, str]) -> str:
 
 def is_done(job: Job) -> bool:
     """Whether a run with these very settings has ended by itself."""
-    from lmtrain.config.build import build_settings
-    from lmtrain.runtime.files.files import read_json
     from lmtrain.train.config import RunConfig
     from lmtrain.train.stop_file import STOP
 
@@ -193,8 +193,6 @@ def _folder(base: Path, changed: dict[str, str], old_name: str, taken: set[Path]
 
 def _write_summary(jobs: Sequence[Job], rows: list[dict[str, Any]]) -> None:
     """What each folder is, and how it stands, for scripts."""
-    from lmtrain.runtime.files.files import write_json
-
     base = Path(jobs[0].config.run.dir)
     if base.is_dir() and base != jobs[0].folder:
         write_json(base / SUMMARY, {"runs": rows})

@@ -48,7 +48,18 @@ _PLAIN = (
     Plain("skipped", "Steps skipped so far (fp16 overflow)", "count", smooth=False),
     Plain("loss_scale", "Loss scale (fp16)", "count", log=True, smooth=False),
 )
+_NAMES = {
+    "memory_bytes": "of rank 0", "lr": "learning rate", "grad_norm": "norm", "tokens_per_s": "tokens/s",
+    "straggler_bubble": "bubble", "straggler_exposed": "exposed communication", "straggler_slowest_by": "more by",
+    "data_wait_s": "wait", "mfu": "MFU", "loss_scale": "scale",
+}  # fmt: skip
 _ZERO_SAYS_NOTHING = ("skipped",)
+_RECIPE = {
+    "protocol": "protocol", "protocol_version": "version", "data": "data", "text_sha256": "sha256 of the text",
+    "num_targets": "targets", "seq_len": "sequence", "dtype": "numbers",
+}  # fmt: skip
+_NO_FAULT = (0, 75, 79)  # exit codes of a run that came to its end, or was asked to stop
+Happened = tuple[str, int, str]  # kind, step, words
 
 
 def charts(names: Sequence[str], records: Sequence[Record], stops: Sequence[dict[str, Any] | None]) -> Charts:
@@ -73,12 +84,6 @@ def _figures(records: Sequence[Record]) -> Iterator[Figure]:
         yield Figure(plain.key, plain.title, plain.form, found, plain.said, plain.log, smooth=plain.smooth)
 
 
-_NAMES = {"memory_bytes": "of rank 0", "lr": "learning rate", "grad_norm": "norm", "tokens_per_s": "tokens/s",
-    "straggler_bubble": "bubble", "straggler_exposed": "exposed communication", "straggler_slowest_by": "more by",
-    "data_wait_s": "wait", "mfu": "MFU", "loss_scale": "scale",
-}  # fmt: skip
-
-
 def _loss(records: Sequence[Record]) -> Figure:
     most = max(_POINTS // max(len(records), 1), _LEAST)
     found = _curves(records, "loss", "training", most)
@@ -89,10 +94,8 @@ def _loss(records: Sequence[Record]) -> Figure:
 
 def _measured(records: Sequence[Record]) -> Iterator[Figure]:
     """Validation's further measures and domains, and every measure that an evaluation says to read first."""
-    names: dict[str, None] = {}
-    for record in records:
-        for row in record.rows.get("valid", []):
-            names |= dict.fromkeys(name for name in measures_of(row) if name.startswith("loss/valid/"))
+    rows = [row for record in records for row in record.rows.get("valid", [])]
+    names = dict.fromkeys(name for row in rows for name in measures_of(row) if name.startswith("loss/valid/"))
     domains = [
         curve
         for name in names
@@ -127,14 +130,12 @@ def _curves(records: Sequence[Record], key: str, name: str, most: int = 0) -> li
     found = []
     for run, record in enumerate(records):
         steps, values = record.column(key)
-        if not steps.size:
-            continue
-        kept = extremes(values, most)
-        mean = None
+        kept, mean = extremes(values, most), None
         if len(values) > most:
             ends, averages = means(values, most // 2)
             mean = _points(record, steps[ends], averages)
-        found.append(Curve(run, name, _points(record, steps[kept], values[kept]), mean))
+        if steps.size:
+            found.append(Curve(run, name, _points(record, steps[kept], values[kept]), mean))
     return found
 
 
@@ -149,7 +150,7 @@ def _dots(run: int, record: Record, event: str, name: str, worth: Any) -> list[C
 
 
 def _finite(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+    return _number(value) and math.isfinite(value)
 
 
 def _points(record: Record, steps: Numbers, values: Numbers) -> Points:
@@ -168,15 +169,10 @@ def _marks(run: int, record: Record, stop: dict[str, Any] | None) -> Iterator[Ma
         yield Mark(run, kind, step, token, second, said)
 
 
-Happened = tuple[str, int, str]  # kind, step, words
-_NO_FAULT = (0, 75, 79)  # exit codes of a run that came to its end, or was asked to stop
-
-
 def _saves(record: Record) -> Iterator[Happened]:
     for row in _few(record.rows.get("save", [])):
-        step = row.get("saved_step")
+        step, size, took = (row.get(key) for key in ("saved_step", "bytes", "write_s"))
         if type(step) is int:
-            size, took = row.get("bytes"), row.get("write_s")
             how = f": {format_bytes(size)} in {format_seconds(took)}" if _finite(size) and _finite(took) else ""
             yield "save", step, f"saved step {step:,}{how}"
 
@@ -248,12 +244,6 @@ def eval_rows(records: Sequence[Record], names: Sequence[str]) -> tuple[list[dic
                 took = {"seconds": f"{row['seconds']:.1f}"} if _number(row.get("seconds")) else {}
                 numbers.append(who | {"<name": str(row.get("name")), "step": f"{row['step']:,}"} | told | sums | took)
     return list(recipes.values()), numbers
-
-
-_RECIPE = {
-    "protocol": "protocol", "protocol_version": "version", "data": "data", "text_sha256": "sha256 of the text",
-    "num_targets": "targets", "seq_len": "sequence", "dtype": "numbers",
-}  # fmt: skip
 
 
 def _said(value: Any) -> str:

@@ -19,6 +19,7 @@ from lmtrain.cli.screen.tables import print_facts
 from lmtrain.cli.screen.terminal import print_json
 from lmtrain.config.base import show
 from lmtrain.errors import MissingInputError, UsageError, nearest
+from lmtrain.observe.metrics import read_last_rows, writable
 from lmtrain.units import format_count
 
 EXAMPLES = (
@@ -79,7 +80,6 @@ def diff(
     have recorded: settings, versions, the samples and the text of each row, the first weights and checkpoints.
     """
     from lmtrain.cli.runs.diff import diff_facts, diff_lines
-    from lmtrain.observe.metrics import writable
 
     facts = diff_facts(a, b)
     if as_json:
@@ -134,8 +134,6 @@ def _has(seen: Seen, key: str, value: str) -> bool:
 
 
 def _row(seen: Seen) -> dict[str, Any]:
-    from lmtrain.observe.metrics import read_last_rows
-
     rows = [row for row in read_last_rows(seen.path / "metrics.jsonl") if isinstance(row.get("event"), str)]
     steps = [row for row in rows if row["event"] == "step"]
     last, valid = steps[-1] if steps else {}, [row for row in rows if row["event"] == "valid"]

@@ -19,6 +19,9 @@ from lmtrain.cli.inspect.run_view import age_s, as_written, model_words, planned
 from lmtrain.cli.screen.console import Screen
 from lmtrain.cli.screen.messages import say
 from lmtrain.errors import MissingInputError, UsageError
+from lmtrain.observe.following import Followed
+from lmtrain.observe.screen.row_text import eval_line, step_line, valid_line
+from lmtrain.runtime.files.files import read_json
 
 if TYPE_CHECKING:
     from lmtrain.observe.screen.panel import RunPanel
@@ -30,6 +33,7 @@ EXAMPLES = (
     ("lmtrain watch runs/a --once", "how it is now"),
 )
 _LEAST_S = 0.2
+_GOING_ON = ("running", "out of sight")
 
 
 def watch(
@@ -65,8 +69,6 @@ def _wait_for(run: Path, every: float, console: Console, *, waits: bool) -> None
 
 
 def _draw(run: Path, every: float, once: bool, console: Console) -> None:
-    from lmtrain.observe.following import Followed
-
     followed, drawn, panel = Followed(run / "metrics.jsonl"), Redrawn(console), _panel(run)
     while True:
         state, rows = _state(run), followed.rows()
@@ -74,7 +76,7 @@ def _draw(run: Path, every: float, once: bool, console: Console) -> None:
             panel = _panel(run)  # because: it may go on with other settings
         for row in rows:
             _take(panel, row)
-        panel.now, over = _words(state, panel.row), state["state"] not in ("running", "out of sight")
+        panel.now, over = _words(state, panel.row), state["state"] not in _GOING_ON
         if over:
             panel.stop(at_last_row=True)
         # because: a panel that stands still has no line of its own for what happens now
@@ -86,9 +88,7 @@ def _draw(run: Path, every: float, once: bool, console: Console) -> None:
 
 def _print(run: Path, every: float, once: bool, console: Console) -> None:
     """The newest step of each look, and everything else that happened."""
-    from lmtrain.observe.following import Followed
     from lmtrain.observe.screen.display import print_line
-    from lmtrain.observe.screen.row_text import eval_line, step_line, valid_line
     from lmtrain.observe.stragglers.judge import slow_link, slow_rank
 
     followed, total, slow, first = Followed(run / "metrics.jsonl"), _panel(run).total_steps, "", True
@@ -107,9 +107,10 @@ def _print(run: Path, every: float, once: bool, console: Console) -> None:
             if named != slow:
                 print_line(console, f"slow: {named}" if named else "all keep pace again")
             slow = named
-        if once or first or state["state"] not in ("running", "out of sight"):
+        over = once or state["state"] not in _GOING_ON
+        if over or first:
             print_line(console, _words(state, steps[-1] if steps else {}))
-        if once or state["state"] not in ("running", "out of sight"):
+        if over:
             return
         first = False
         time.sleep(every)
@@ -118,7 +119,6 @@ def _print(run: Path, every: float, once: bool, console: Console) -> None:
 def _panel(run: Path) -> RunPanel:
     """Of the settings that the run was started with last, as far as this version knows them."""
     from lmtrain.observe.screen.panel import RunPanel, Saves
-    from lmtrain.runtime.files.files import read_json
 
     settings = read_json(run / "config.json")
     facts, saves = planned(run, settings), settings.get("checkpoint", {})
@@ -141,7 +141,6 @@ def _take(panel: RunPanel, row: dict[str, Any]) -> None:
 
 
 def _state(run: Path) -> dict[str, Any]:
-    from lmtrain.runtime.files.files import read_json
     from lmtrain.train.stop_file import STOP
 
     stop = read_json(run / STOP) if (run / STOP).is_file() else None
@@ -172,18 +171,13 @@ class Redrawn:
 
 def difference(before: list[str], now: list[str]) -> str:
     """What to write for `now` to stand where `before` stands, with the cursor below it before and after."""
-    if len(now) < len(before):
-        now = [*now, *([""] * (len(before) - len(now)))]
+    now = now + [""] * (len(before) - len(now))
     sent, at = "", len(before)  # `at`: the line that the cursor is on
     for number, line in enumerate(now):
-        if number < len(before):
-            if line == before[number]:
-                continue
-            sent += _move(number - at) + f"\r{line}\x1b[K"
-            at = number
-        else:
-            sent += _move(number - at) + f"\r{line}\n"
-            at = number + 1
+        if number >= len(before):
+            sent, at = f"{sent}{_move(number - at)}\r{line}\n", number + 1
+        elif line != before[number]:
+            sent, at = f"{sent}{_move(number - at)}\r{line}\x1b[K", number
     return sent + (_move(len(now) - at) + "\r" if sent else "")
 
 

@@ -25,6 +25,8 @@ from lmtrain.cli.slurm.script import Job, TaskOptions, script
 from lmtrain.config.overrides import shell
 from lmtrain.errors import LayoutError, MissingInputError, UsageError
 from lmtrain.layout import divisors
+from lmtrain.runtime.files.files import atomic_file
+from lmtrain.runtime.processes.process import ProcessEnv
 
 if TYPE_CHECKING:
     from lmtrain.train.config import RunConfig
@@ -288,7 +290,6 @@ def _runs(asked: Asked) -> tuple[Path, list[tuple[RunConfig, list[str]]]]:
 def _judge(config: RunConfig, ranks_per_node: int) -> None:
     """As `pretrain --dry-run` does for a run whose processes are elsewhere, its GPUs too; and the folder."""
     from lmtrain.cli.pretrain.eval_tasks import plan
-    from lmtrain.runtime.processes.process import ProcessEnv
     from lmtrain.train.before.machine import check_folder
     from lmtrain.train.before.preflight import preflight
 
@@ -300,7 +301,5 @@ def _judge(config: RunConfig, ranks_per_node: int) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    from lmtrain.runtime.files.files import atomic_file
-
     with atomic_file(path) as file:
         file.write(text.encode(errors="surrogateescape"))
