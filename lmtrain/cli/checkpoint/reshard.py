@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -21,10 +21,8 @@ from lmtrain.runtime.processes.faults import arm_from_env
 from lmtrain.runtime.processes.process import num_usable_cpus
 from lmtrain.units import format_bytes, format_seconds
 
-
-class Show(Protocol):
-    def __call__(self, done: int, total: int, earlier: int = 0) -> None:
-        """Bytes done, bytes in all, and of those done by an earlier attempt."""
+if TYPE_CHECKING:
+    from lmtrain.observe.screen.progress import Reporter
 
 
 def reshard(
@@ -112,7 +110,7 @@ def _beside(output: Path) -> Iterator[Path]:
 
 
 def _change(
-    source: Path, output: Path, to: str, memory_bytes: int, workers: int | None, overwrite: bool, show: Show
+    source: Path, output: Path, to: str, memory_bytes: int, workers: int | None, overwrite: bool, show: Reporter
 ) -> dict[str, Any]:
     from lmtrain.checkpoint.contents import Contents
     from lmtrain.checkpoint.described import checked_model, layout_of
@@ -141,7 +139,7 @@ def _change(
     }  # fmt: skip
 
 
-def _export(source: Path, output: Path, to: str, dtype: str, show: Show) -> dict[str, Any]:
+def _export(source: Path, output: Path, to: str, dtype: str, show: Reporter) -> dict[str, Any]:
     program, _, rest = to.partition(",")
     if program == "hf":
         from lmtrain.exchange.huggingface.exporter import export_hf
@@ -156,7 +154,7 @@ def _export(source: Path, output: Path, to: str, dtype: str, show: Show) -> dict
 
 
 def _import(
-    program: str, source: Path, output: Path, tokenizer: Path | None, given: list[str], show: Show
+    program: str, source: Path, output: Path, tokenizer: Path | None, given: list[str], show: Reporter
 ) -> dict[str, Any]:
     values = {key: _value(text) for key, text in _pairs("--set", given).items()}
     if program == "hf":

@@ -141,8 +141,8 @@ def dedupe(
 
     facts = {"near": not exact_only, "threshold": threshold, "keep": keep}
     settings = build_settings(DedupeSettings, facts, "dedupe")
-    with _documents_shown() as report:
-        _print(dedupe_all(text_inputs(inputs, format_), output, settings, _work(workers, "0/1", key, on_error, report)))
+    with _working(workers, "0/1", key, on_error) as work:
+        _print(dedupe_all(text_inputs(inputs, format_), output, settings, work))
 
 
 @app.command()
@@ -157,9 +157,8 @@ def sign(
     from data_tools.corpus import build
     from data_tools.corpus.copies.signatures import MinHash
 
-    with _documents_shown() as report:
-        minhash = None if exact_only else MinHash()
-        _print(build.sign(text_inputs(inputs, format_), work, minhash, _work(workers, part, key, on_error, report)))
+    with _working(workers, part, key, on_error) as working:
+        _print(build.sign(text_inputs(inputs, format_), work, None if exact_only else MinHash(), working))
 
 
 @app.command()
@@ -201,8 +200,8 @@ def drop(
     """Last step: write the documents that are not copies."""
     from data_tools.corpus import build
 
-    with _documents_shown() as report:
-        _print(build.drop(text_inputs(inputs, format_), work, output, _work(workers, part, key, on_error, report)))
+    with _working(workers, part, key, on_error) as working:
+        _print(build.drop(text_inputs(inputs, format_), work, output, working))
 
 
 @app.command()
@@ -235,8 +234,7 @@ def split(
     from data_tools.corpus.shuffle import Split, split_outputs
 
     step = Split(_shares(ratios), seed, by)
-    with _documents_shown() as report:
-        work = _work(workers, part, key, on_error, report)
+    with _working(workers, part, key, on_error) as work:
         _print(run_step(step, text_inputs(inputs, format_), split_outputs(output), work, output / "split.report.json"))
 
 
@@ -253,8 +251,7 @@ def shuffle(
 
     memory_bytes = max(parse_size("--memory", memory), 1 << 20)
     found = text_inputs(inputs, format_)
-    with _documents_shown() as report:
-        work = _work(1, part, key, on_error, report)
+    with _working(1, part, key, on_error) as work:
         _print(shuffling.shuffle(found, output, work, report_path(output), seed, memory_bytes))
 
 
@@ -308,8 +305,7 @@ def build(
 def _run(step: Any, inputs: Inputs, output: Path, workers: int | None, part: str, key: str, on_error: str) -> None:
     from data_tools.corpus.flow.steps import report_path, run_step
 
-    with _documents_shown() as report:
-        work = _work(workers, part, key, on_error, report)
+    with _working(workers, part, key, on_error) as work:
         _print(run_step(step, inputs, {"documents": output}, work, report_path(output)))
 
 
@@ -322,6 +318,13 @@ def _work(workers: int | None, part: str, key: str, on_error: str, report: Calla
     if on_error not in ("stop", "skip"):
         raise UsageError(f"--on-error={on_error} is not a choice. Use stop or skip.")
     return Work(_cores(workers), Reading(key, OnError(on_error), part=Part.parse(part)), report)
+
+
+@contextmanager
+def _working(workers: int | None, part: str, key: str, on_error: str) -> Iterator[Work]:
+    """How a step is to work, showing meanwhile how many documents are done."""
+    with _documents_shown() as report:
+        yield _work(workers, part, key, on_error, report)
 
 
 def _cores(workers: int | None) -> int:

@@ -14,7 +14,7 @@ from lmtrain.cli.inspect.dataset_view import (
     document_rows,
     print_documents,
     print_samples,
-    sample_rows,
+    sample_row,
 )
 from lmtrain.cli.inspect.run_view import settings_of
 from lmtrain.cli.keys.completion import complete_override
@@ -312,7 +312,7 @@ def _show_samples(
     # because: what data.split keeps from training is as the run began with it
     shares = shares_of(open_resumed(config, None if run is None else latest(run / CHECKPOINTS)))
     tokenizer, _, data = load_data(config, validate=run is not None, shares=shares)
-    rows = sample_rows(data, numbers, most, tokenizer)
+    rows = [sample_row(data, number, most, tokenizer) for number in numbers]
     return print_json(rows, ensure_ascii=False) if as_json else print_samples(rows, ids)
 
 
@@ -339,5 +339,5 @@ def _compared(facts: dict[str, Any]) -> str:
 
 def _bar(share: float, width: int) -> str:
     """A bar in eighths of a character."""
-    eighths = round(share * width * 8)
-    return "█" * (eighths // 8) + (" ▏▎▍▌▋▊▉"[eighths % 8] if eighths % 8 else "")
+    whole, eighths = divmod(round(share * width * 8), 8)
+    return "█" * whole + " ▏▎▍▌▋▊▉"[eighths]

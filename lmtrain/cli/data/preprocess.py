@@ -126,34 +126,20 @@ def preprocess(
 def _shown(inputs: list[str]) -> Iterator[Callable[[Standing], None]]:
     again = "what was read from the pipe is lost" if "-" in inputs else "the same command goes on where this one was"
     with progress("tokenized", "bytes", stopped=f"no dataset is written yet; {again}.") as shown:
-        rates = _Rates()
+        first, began = None, 0.0  # what an earlier run did is not counted
 
         def show(now: Standing) -> None:
-            speed, earlier = rates.of(now), rates.earlier
+            nonlocal first, began
+            if first is None:
+                first, began = now, perf_counter()
+            seconds = max(perf_counter() - began, 1e-9)
+            megabytes = (now.num_text_bytes - first.num_text_bytes) / 1e6
+            tokens = format_count((now.num_tokens - first.num_tokens) / seconds)
+            speed = "" if now is first else f"{megabytes / seconds:.1f} MB/s, {tokens} tokens/s"
+            earlier = first.done_bytes if first.total_bytes else 0
             shown(now.done_bytes if now.total_bytes else now.num_text_bytes, now.total_bytes, earlier, speed)
 
         yield show
-
-
-class _Rates:
-    """MB of text and tokens a second since the first call; what an earlier run did is not counted."""
-
-    def __init__(self) -> None:
-        self._began = perf_counter()
-        self._first: Standing | None = None
-
-    @property
-    def earlier(self) -> int:
-        """Bytes of the sources that were done before the first call."""
-        return self._first.done_bytes if self._first and self._first.total_bytes else 0
-
-    def of(self, now: Standing) -> str:
-        if self._first is None:
-            self._first, self._began = now, perf_counter()
-            return ""
-        megabytes = (now.num_text_bytes - self._first.num_text_bytes) / 1e6
-        tokens, seconds = now.num_tokens - self._first.num_tokens, max(perf_counter() - self._began, 1e-9)
-        return f"{megabytes / seconds:.1f} MB/s, {format_count(tokens / seconds)} tokens/s"
 
 
 def _print(summary: Summary) -> None:

@@ -98,12 +98,8 @@ def print_documents(rows: Rows, most: int | None) -> None:
         echo(row.get("text", " ".join(map(str, row.get("ids", [])))))
 
 
-def sample_rows(data: TrainingData, numbers: Sequence[int], most: int | None, tokenizer: Tokenizer) -> Rows:
-    """Samples as they become rows of a batch; of each the first `most` tokens."""
-    return [_sample(data, number, most, tokenizer) for number in numbers]
-
-
-def _sample(data: TrainingData, number: int, most: int | None, tokenizer: Tokenizer) -> dict[str, Any]:
+def sample_row(data: TrainingData, number: int, most: int | None, tokenizer: Tokenizer) -> dict[str, Any]:
+    """A sample as it becomes a row of a batch; of its tokens the first `most`."""
     import numpy as np
 
     from lmtrain.data.samples.causal import CausalDataset
@@ -117,15 +113,17 @@ def _sample(data: TrainingData, number: int, most: int | None, tokenizer: Tokeni
     while part < len(data.parts) - 1 and inside >= data.parts[part].dataset.num_samples:
         inside, part = inside - data.parts[part].dataset.num_samples, part + 1
     dataset = data.parts[part].dataset
-    row: dict[str, Any] = {"sample": number, "dataset": str(data.parts[part].indexed.prefix)}
-    row |= {"tokens": len(batch.tokens_BT[0]), "num_labels": int((batch.labels_BT >= 0).sum())}
+    row: dict[str, Any] = {
+        "sample": number, "dataset": str(data.parts[part].indexed.prefix), "tokens": len(batch.tokens_BT[0]),
+        "num_labels": int((batch.labels_BT >= 0).sum()),
+    }  # fmt: skip
     ids, labels = batch.tokens_BT[0][:most].tolist(), batch.labels_BT[0][:most].tolist()
     if isinstance(dataset, CausalDataset):
         row["documents"] = [
             {"document": document, "from": first, "to": last} for document, first, last in dataset.index.spans(inside)
         ]
-    row |= {"text": tokenizer.decode(ids), "ids": ids}
-    row["labels"] = [label if label >= 0 else None for label in labels]  # an ignored one is below 0
+    # an ignored label is below 0
+    row |= {"text": tokenizer.decode(ids), "ids": ids, "labels": [one if one >= 0 else None for one in labels]}
     if masked:
         row["predicted"] = {str(i): tokenizer.piece(label) for i, label in enumerate(labels) if label >= 0}
     if batch.pair_labels_B is not None:

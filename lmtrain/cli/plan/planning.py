@@ -265,8 +265,10 @@ def _whole(question: Question, layout: str) -> Fixed:
             f"--layout {layout} is of {size} devices, and gpus={question.gpus}. "
             f"Use gpus={size}, or sizes that multiply to {question.gpus}."
         )
-    parts = {"model": question.run.model, "compute": question.run.compute, "parallel": parallel}
-    parts |= {"train": question.config.train, "recompute": question.run.recompute}
+    parts = {
+        "model": question.run.model, "compute": question.run.compute, "parallel": parallel,
+        "train": question.config.train, "recompute": question.run.recompute,
+    }  # fmt: skip
     if problems := list(RunConfig.problems_across(parts)):
         raise refusal([problem.text() for problem in problems])
     check_pieces(replace(question.config, parallel=parallel), question.run.model)

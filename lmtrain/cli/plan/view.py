@@ -25,6 +25,7 @@ from lmtrain.units import format_bytes, format_count, format_seconds
 
 _MOST_RANKS = 8
 _WIDE = 110  # columns in which more is said
+_WHERE_WIDE = ("80%", "bubble", "bare", "tok/s/GPU", "J/token")  # columns
 _BEHIND = {"time": "is {:.1%} slower", "joules": "takes {:.1%} more energy"}
 _SIGNS = {Kind.FORWARD: "F", Kind.BACKWARD: "B", Kind.INPUT: "B", Kind.WEIGHT: "W"}
 
@@ -81,18 +82,17 @@ def facts(found: Found) -> Iterator[tuple[str, str]]:
 def row(found: Found, at: int, one: Answer, wide: bool) -> Cells:
     first, parallel, run = found.first, one.run.parallel, one.run
     assert first is not None  # because: there is a row
-    low, high = one.between
-    copies = f"{parallel.dp_replicate}x{parallel.dp_shard}"
-    cells = {"#": str(at), "pp": str(parallel.pp), "vp": str(parallel.vp), "tp": str(parallel.tp), "dp": copies}
-    cells |= {"zero": str(parallel.zero), "<schedule": parallel.schedule if parallel.pp > 1 else "-"}
-    cells |= {"micro": str(run.micro_batch), "<recompute": run.recompute.words}
-    cells |= {"step": step_time(one.seconds) if wide else likely(one)}
-    cells |= {"80%": f"{step_time(low)}-{step_time(high)}"} if wide else {}
-    cells |= {"GiB": f"{one.held / 2**30:.1f}", "MFU": percent(one.mfu)}
-    if wide:
-        cells |= {"bubble": percent(one.bubble), "bare": percent(one.exposed)}
-        cells |= {"tok/s/GPU": format_count(one.tokens_per_s / one.gpus), "J/token": f"{one.joules_per_token:.3g}"}
-    return cells | {"slower": "" if one is first else f"{one.seconds / first.seconds - 1:+.1%}"}
+    cells = {
+        "#": str(at), "pp": str(parallel.pp), "vp": str(parallel.vp), "tp": str(parallel.tp),
+        "dp": f"{parallel.dp_replicate}x{parallel.dp_shard}", "zero": str(parallel.zero),
+        "<schedule": parallel.schedule if parallel.pp > 1 else "-", "micro": str(run.micro_batch),
+        "<recompute": run.recompute.words, "step": step_time(one.seconds) if wide else likely(one),
+        "80%": "-".join(map(step_time, one.between)), "GiB": f"{one.held / 2**30:.1f}", "MFU": percent(one.mfu),
+        "bubble": percent(one.bubble), "bare": percent(one.exposed),
+        "tok/s/GPU": format_count(one.tokens_per_s / one.gpus), "J/token": f"{one.joules_per_token:.3g}",
+        "slower": "" if one is first else f"{one.seconds / first.seconds - 1:+.1%}",
+    }  # fmt: skip
+    return {title: cell for title, cell in cells.items() if wide or title not in _WHERE_WIDE}
 
 
 def lost(found: Found, at: int, one: Answer) -> str:
@@ -115,10 +115,8 @@ def likely(one: Answer) -> str:
 def of_best(found: Found, best: Answer) -> Iterator[tuple[str, str]]:
     low, high = best.between
     sure = f"{step_time(low)} to {step_time(high)} in four runs of five"
-    yield (
-        "step",
-        f"{step_time(best.seconds)} ({sure}), {format_count(best.tokens_per_s)} tokens/s, MFU {percent(best.mfu)}",
-    )
+    speed = f"{format_count(best.tokens_per_s)} tokens/s, MFU {percent(best.mfu)}"
+    yield "step", f"{step_time(best.seconds)} ({sure}), {speed}"
     yield "of which", shares({PARTS[name]: value for name, value in best.parts.items()}, best.seconds)
     yield "memory", f"{format_bytes(best.held)} of {format_bytes(best.room)} on the fullest rank"
     yield "of which", shares(best.memory, best.held)
@@ -173,16 +171,18 @@ def layout_of(one: Answer) -> str:
 
 
 def row_of(point: Point, by: str) -> Cells:
-    cells = {"GPUs": f"{point.gpus:,}"}
-    if point.best is None:
-        return cells | {"<best layout": "nothing fits"}
-    best, parallel = point.best, point.best.run.parallel
+    best, plain = point.best, point.plain
+    if best is None:
+        return {"GPUs": f"{point.gpus:,}", "<best layout": "nothing fits"}
+    parallel = best.run.parallel
     words = f"pp {parallel.pp} tp {parallel.tp} dp {parallel.dp_replicate}x{parallel.dp_shard} zero {parallel.zero}"
-    cells |= {"<best layout": words, "step": likely(best), "tok/s": format_count(best.tokens_per_s)}
-    cells |= {"tok/s/GPU": format_count(best.tokens_per_s / best.gpus), "W/GPU": f"{best.watts:.0f}"}
-    cells |= {"gain": "" if point.gain is None else f"x{point.gain:.2f}"}
-    plain = point.plain
-    return cells | {"sharded": "-" if plain is None else f"{more(plain, best, by):+.1%}"}
+    return {
+        "GPUs": f"{point.gpus:,}", "<best layout": words, "step": likely(best),
+        "tok/s": format_count(best.tokens_per_s),
+        "tok/s/GPU": format_count(best.tokens_per_s / best.gpus), "W/GPU": f"{best.watts:.0f}",
+        "gain": "" if point.gain is None else f"x{point.gain:.2f}",
+        "sharded": "-" if plain is None else f"{more(plain, best, by):+.1%}",
+    }  # fmt: skip
 
 
 def takeovers(points: Sequence[Point], by: str) -> Iterator[str]:

@@ -68,14 +68,11 @@ def _shown(key: str, value: object) -> str:
 
 def print_summary(config: RunConfig, summary: Summary, console: Console, as_json: bool) -> None:
     if as_json:
-        facts = {"run": config.run.dir, "step": summary.step, "loss": summary.loss, "valid_loss": summary.valid_loss}
-        facts |= {"tokens": summary.tokens, "seconds": summary.seconds, "stopped_by": summary.stopped_by}
-        return print_json(facts, indent=None)
+        keys = ("step", "loss", "valid_loss", "tokens", "seconds", "stopped_by")
+        return print_json({"run": config.run.dir} | {key: getattr(summary, key) for key in keys}, indent=None)
     parts = [f"{summary.step} steps", f"{format_count(summary.tokens)} tokens", format_seconds(summary.seconds)]
-    if summary.loss is not None:
-        parts.append(f"loss {summary.loss:.4f}")
-    if summary.valid_loss is not None:
-        parts.append(f"validation {summary.valid_loss:.4f}")
+    for name, loss in (("loss", summary.loss), ("validation", summary.valid_loss)):
+        parts += [] if loss is None else [f"{name} {loss:.4f}"]
     word = "stopped" if summary.stopped_by else "done"
     say(console, f"{word}: {', '.join(parts)}; everything is in {config.run.dir}")
     return None

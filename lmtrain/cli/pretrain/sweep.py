@@ -13,23 +13,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lmtrain.cli.inspect.run_view import as_written, finite, four
+from lmtrain.cli.pretrain.from_run import Source, compose_run
 from lmtrain.cli.pretrain.summary import print_plan
 from lmtrain.cli.screen.tables import print_table
 from lmtrain.cli.screen.terminal import echo, print_json
 from lmtrain.config.build import build_settings
+from lmtrain.config.compose import sweep
+from lmtrain.config.overrides import quoted
 from lmtrain.errors import LmtrainError, StoppedEarly, UsageError, a_few
 from lmtrain.observe.metrics import read_metrics
 from lmtrain.runtime.files.files import read_json, write_json
 from lmtrain.runtime.processes.signals import STOPS, Stopped, StopRequest, listening
+from lmtrain.train.config import RunConfig
+from lmtrain.train.stop_file import STOP
 from lmtrain.units import format_count
 
-if TYPE_CHECKING:
-    from lmtrain.train.config import RunConfig
-
-SUMMARY = "sweep.json"
+SUMMARY = "sweep.json"  # what each folder is, and how it stands, for scripts
 _LONGEST_NAME = 120  # because: a file system takes 255 bytes, and the folder's own files need some
 
 
@@ -85,7 +87,9 @@ def _run(jobs: Sequence[Job], flags: list[str], runner: _Runner, *, speaks: bool
         return _refuse_failures(jobs)
     if speaks:
         rows = [summary(job.folder, job.changed, job.state) for job in jobs]
-        _write_summary(jobs, rows)
+        base = Path(jobs[0].config.run.dir)
+        if base.is_dir() and base != jobs[0].folder:
+            write_json(base / SUMMARY, {"runs": rows})
         if as_json:
             print_json({"runs": rows}, indent=None)
         else:
@@ -97,10 +101,6 @@ def _run(jobs: Sequence[Job], flags: list[str], runner: _Runner, *, speaks: bool
 
 def plan(overrides: list[str], config_dir: Path | None, config_name: str, from_run: Path | None) -> list[Job]:
     """Every combination, all of them refused before one is started."""
-    from lmtrain.cli.pretrain.from_run import Source, compose_run
-    from lmtrain.config.compose import sweep
-    from lmtrain.config.overrides import quoted
-
     combinations = [list(one) for one in dict.fromkeys(map(tuple, sweep(overrides, config_dir=config_dir)))]
     fixed = set.intersection(*map(set, combinations))
     jobs: list[Job] = []
@@ -127,9 +127,6 @@ def folder_name(changed: dict[str, str]) -> str:
 
 def is_done(job: Job) -> bool:
     """Whether a run with these very settings has ended by itself."""
-    from lmtrain.train.config import RunConfig
-    from lmtrain.train.stop_file import STOP
-
     try:  # because: an earlier version may have written it, without settings that are new
         stop, then = read_json(job.folder / STOP), build_settings(RunConfig, read_json(job.folder / "config.json"))
     except LmtrainError:
@@ -191,13 +188,6 @@ def _folder(base: Path, changed: dict[str, str], old_name: str, taken: set[Path]
     return folder
 
 
-def _write_summary(jobs: Sequence[Job], rows: list[dict[str, Any]]) -> None:
-    """What each folder is, and how it stands, for scripts."""
-    base = Path(jobs[0].config.run.dir)
-    if base.is_dir() and base != jobs[0].folder:
-        write_json(base / SUMMARY, {"runs": rows})
-
-
 def _refuse_failures(jobs: Sequence[Job]) -> None:
     failed = [job for job in jobs if job.exit_code != 0]
     if not failed:
@@ -219,19 +209,15 @@ def summary(folder: Path, changed: dict[str, str], state: str) -> dict[str, Any]
     except LmtrainError:
         rows = []
     with as_written(folder):
-        return _figures(folder, changed, state, rows)
-
-
-def _figures(folder: Path, changed: dict[str, str], state: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    steps = [row for row in rows if row["event"] == "step"]
-    valid = [row["loss"] for row in rows if row["event"] == "valid" and row.get("loss") is not None]
-    speeds = [row["tokens_per_s"] for row in steps if row.get("tokens_per_s") is not None]
-    return {
-        "folder": str(folder), "settings": changed, "state": state,
-        "steps": steps[-1]["step"] if steps else 0, "loss": finite(steps[-1]["loss"]) if steps else None,
-        "best_valid_loss": finite(min(valid)) if valid else None,
-        "tokens_per_s": median(speeds) if speeds else None,
-    }  # fmt: skip
+        steps = [row for row in rows if row["event"] == "step"]
+        valid = [row["loss"] for row in rows if row["event"] == "valid" and row.get("loss") is not None]
+        speeds = [row["tokens_per_s"] for row in steps if row.get("tokens_per_s") is not None]
+        return {
+            "folder": str(folder), "settings": changed, "state": state,
+            "steps": steps[-1]["step"] if steps else 0, "loss": finite(steps[-1]["loss"]) if steps else None,
+            "best_valid_loss": finite(min(valid)) if valid else None,
+            "tokens_per_s": median(speeds) if speeds else None,
+        }  # fmt: skip
 
 
 def print_plans(said: str, first: dict[str, Any] | None) -> dict[str, Any] | None:

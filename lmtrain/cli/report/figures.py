@@ -70,13 +70,13 @@ def charts(names: Sequence[str], records: Sequence[Record], stops: Sequence[dict
 
 def _figures(records: Sequence[Record]) -> Iterator[Figure]:
     yield _loss(records)
-    terms = _keys(records, lambda key: key.startswith("loss/"))
+    terms = dict.fromkeys(key for record in records for key in record.columns if key.startswith("loss/"))
     yield Figure("terms", "Terms of the loss", "number", [c for key in terms for c in _curves(records, key, key[5:])])
     yield from _measured(records)
     for plain in _PLAIN:
         name = _NAMES.get(plain.key, plain.key)
-        if plain.key == "memory_bytes":  # because: rows of older versions know rank 0 alone
-            name = "of the fullest rank" if _keys(records, lambda key: key == "memory_rank") else name
+        if plain.key == "memory_bytes" and any("memory_rank" in record.columns for record in records):
+            name = "of the fullest rank"  # because: rows of older versions know rank 0 alone
         found = _curves(records, plain.key, name)
         found += [c for key in plain.keys for c in _curves(records, key, _NAMES.get(key, key))]
         if plain.key in _ZERO_SAYS_NOTHING and not any(max(curve.points.value) > 0 for curve in found):
@@ -111,18 +111,15 @@ def _measured(records: Sequence[Record]) -> Iterator[Figure]:
 
 def headlines(records: Sequence[Record]) -> dict[str, str]:
     """The measures that evaluations say to read first, with their titles."""
-    rows = [row for record in records for row in record.rows.get("eval", [])]
     return {
-        f"eval/{row.get('name')}/{row.get('headline')}": f"{row.get('name')}: {row.get('headline')}" for row in rows
+        f"eval/{row.get('name')}/{row.get('headline')}": f"{row.get('name')}: {row.get('headline')}"
+        for record in records
+        for row in record.rows.get("eval", [])
     }
 
 
 def _measure(name: str) -> Any:
     return lambda row: measures_of(row).get(name)
-
-
-def _keys(records: Sequence[Record], wanted: Any) -> list[str]:
-    return list(dict.fromkeys(key for record in records for key in record.columns if wanted(key)))
 
 
 def _curves(records: Sequence[Record], key: str, name: str, most: int = 0) -> list[Curve]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Annotated, Any
@@ -191,11 +191,8 @@ def _settings(seen: Sequence[Seen]) -> Iterator[str]:
     if len(known) > 1:
         found = differences([one.settings for one in known])
         names = [one.name for one in known]
-        rows: list[Cells] = [
-            {"<key": key} | {f"<{name}": _shown(value) for name, value in zip(names, values, strict=True)}
-            for key, values in found.items()
-        ]
-        yield f"<p>{len(found)} settings differ.</p>" + table(rows) if rows else "<p>All settings are the same.</p>"
+        beside = _beside("<key", names, found)
+        yield f"<p>{len(found)} settings differ.</p>" + table(beside) if found else "<p>All settings are the same.</p>"
     rows = [{"<key": key, "<value": _shown(value)} for key, value in flat(known[0].settings)]
     whose = f" of {known[0].name}" if len(known) > 1 else ""
     yield f"<details><summary>All {len(rows)} settings{escape(whose)}</summary>{table(rows)}</details>"
@@ -207,14 +204,18 @@ def _environment(seen: Sequence[Seen]) -> Iterator[str]:
         return
     yield section("Environment", name="environment")
     trees = [dict(flat(one.environment)) for one in known]
-    keys = list(dict.fromkeys(key for tree in trees for key in tree))
+    keys = dict.fromkeys(key for tree in trees for key in tree)
     names = [one.name for one in known] if len(known) > 1 else ["value"]
-    rows: list[Cells] = [
-        {"<what": key.removeprefix("packages.")}
-        | {f"<{name}": _shown(tree.get(key)) for name, tree in zip(names, trees, strict=True)}
-        for key in keys
+    yield table(_beside("<what", names, {key: [tree.get(key) for tree in trees] for key in keys}))
+
+
+def _beside(title: str, names: Sequence[str], found: Mapping[str, Sequence[Any]]) -> list[Cells]:
+    """Return a row for each key, with the value in each of the runs."""
+    return [
+        {title: key.removeprefix("packages.")}
+        | {f"<{name}": _shown(value) for name, value in zip(names, values, strict=True)}
+        for key, values in found.items()
     ]
-    yield table(rows)
 
 
 def _shown(value: Any) -> str:

@@ -122,8 +122,8 @@ def _panel(run: Path) -> RunPanel:
 
     settings = read_json(run / "config.json")
     facts, saves = planned(run, settings), settings.get("checkpoint", {})
-    title = {"run": str(run), "model": model_words(settings.get("model", {}), facts["parameters"])}
-    title |= {"layout": facts["layout"]} if facts["layout"] else {}
+    words = model_words(settings.get("model", {}), facts["parameters"])
+    title = {"run": str(run), "model": words} | ({"layout": facts["layout"]} if facts["layout"] else {})
     return RunPanel(title, int(facts["steps"] or 0), saves=Saves(saves.get("interval_steps"), saves.get("interval_s")))
 
 

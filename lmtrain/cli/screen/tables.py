@@ -18,7 +18,7 @@ Cells = Mapping[str, str]  # of one row, by the column's title
 
 
 def print_facts(title: str, lines: Iterable[tuple[str, str]]) -> None:
-    """On a terminal long values go on under themselves; elsewhere a fact is one line, to be searched and copied."""
+    """Print a fact a line. On a terminal long values go on under themselves; elsewhere a line can be searched whole."""
     from rich.table import Table
     from rich.text import Text
 
@@ -39,7 +39,7 @@ def print_facts(title: str, lines: Iterable[tuple[str, str]]) -> None:
 
 
 def print_tree(title: str, values: dict[str, Any]) -> None:
-    """Settings and the like, with what is in them indented below."""
+    """Print settings and the like, with what is in them indented below."""
     from rich.text import Text
     from rich.tree import Tree
 
@@ -69,7 +69,7 @@ def print_table(rows: Sequence[Cells], *, gap: int = 2, spare: Sequence[str] = (
 
 
 def table_of(rows: Sequence[Cells], *, gap: int = 2) -> Table:
-    """A column for each key; those that begin with `<` hold words, of which long ones may be broken; others numbers.
+    """Return a column for each key; those that begin with `<` hold words, which may be broken; others numbers.
 
     They are written as the cells of a page's table are (page/document.py), so that one row serves both.
     """
@@ -80,16 +80,14 @@ def table_of(rows: Sequence[Cells], *, gap: int = 2) -> Table:
     titles = list(dict.fromkeys(title for row in rows for title in row))
     for title in titles:
         words = title.startswith("<")
-        table.add_column(
-            title.lstrip("<"), justify="left" if words else "right", overflow="fold", no_wrap=not words
-        )
+        table.add_column(title.lstrip("<"), justify="left" if words else "right", overflow="fold", no_wrap=not words)
     for row in rows:
         table.add_row(*(Text(row.get(title, "")) for title in titles))
     return table
 
 
 def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
-    """A name and a text a row, in columns without titles."""
+    """Print a name and a text a row, in columns without titles."""
     from rich.table import Table
     from rich.text import Text
 

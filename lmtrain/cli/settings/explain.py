@@ -15,6 +15,9 @@ from lmtrain.config.yaml_file import YamlFile, read_yaml
 from lmtrain.errors import SettingsError
 from lmtrain.train.config import RunConfig
 
+_ABSENT = object()
+_OPTIONAL = {field.name for field in fields(RunConfig) if field.default is None}
+
 
 @dataclass(frozen=True)
 class Origin:
@@ -38,9 +41,9 @@ def origins(overrides: Sequence[str], *, config_dir: Path | None = None, name: s
     for override in changes:
         if override.is_delete():
             _drop(found, override.key_or_group)
-            continue
-        for path, _ in _leaves(override.value(), (override.key_or_group,)):
-            _put(found, ".".join(path), Origin(override.input_line))
+        else:
+            for path, _ in _leaves(override.value(), (override.key_or_group,)):
+                _put(found, ".".join(path), Origin(override.input_line))
     return found
 
 
@@ -79,10 +82,6 @@ def _drop(found: dict[str, Origin], key: str) -> None:
     """A group that is set or removed as a whole takes its keys with it."""
     for one in [one for one in found if one == key or one.startswith(f"{key}.")]:
         del found[one]
-
-
-_ABSENT = object()
-_OPTIONAL = {field.name for field in fields(RunConfig) if field.default is None}
 
 
 @dataclass(frozen=True)
@@ -176,8 +175,7 @@ def _choices_that_set(name: str, config_dir: Path | None) -> list[dict[str, str]
                 continue
             is_global = text_of(file).startswith("# @package _global_")
             inside = name if is_global else rest if group == section else None
-            origin = file_origins(file).get(inside) if inside else None
-            if origin is not None:
+            if inside and (origin := file_origins(file).get(inside)):
                 found.append({"choice": f"{group}={choice}", "value": origin.text})
     root = file_origins(conf_dir() / "pretrain.yaml").get(name)
     return [*found, {"choice": "conf/pretrain.yaml", "value": root.text}] if root else found

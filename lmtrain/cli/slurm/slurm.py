@@ -131,10 +131,12 @@ class Asked:
     @property
     def flags(self) -> list[str]:
         """What `lmtrain pretrain` is to be told besides its settings."""
-        found = [f"--config-name={self.config_name}"] * (self.config_name != "pretrain")
-        found += [f"--config-dir={self.config_dir}"] * (self.config_dir is not None)
-        found += [f"--from-run={self.from_run}"] * (self.from_run is not None)
-        return found + [f"--plugin={name}" for name in self.plugin or ()]
+        return [
+            *[f"--config-name={self.config_name}"] * (self.config_name != "pretrain"),
+            *[f"--config-dir={self.config_dir}"] * (self.config_dir is not None),
+            *[f"--from-run={self.from_run}"] * (self.from_run is not None),
+            *(f"--plugin={name}" for name in self.plugin or ()),
+        ]
 
     def nodes(self, num_processes: int, layout: str) -> tuple[int, int]:
         """How many nodes, and how many processes on each."""
