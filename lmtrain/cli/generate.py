@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lmtrain.cli.options import CHECKPOINT, Device, Plugins, Precision
+from lmtrain.cli.options import Device, Plugins, Precision
 from lmtrain.cli.screen.terminal import echo, pass_on, print_json
 from lmtrain.runtime.processes.process import grow_segments, share_cores
 
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 
 def generate(
-    checkpoint: Annotated[Path, CHECKPOINT],
+    checkpoint: Annotated[
+        Path, typer.Argument(metavar="CHECKPOINT", help="A checkpoint, or a run's folder for its latest one.")
+    ],
     prompt: Annotated[
         str | None, typer.Option(help="The text to go on from; else standard input, or a new document.")
     ] = None,

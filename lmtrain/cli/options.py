@@ -54,8 +54,13 @@ FromRun = Annotated[
 ]
 Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to compute.")]
 Precision = Annotated[Literal["fp32", "bf16", "fp16"], typer.Option(help="In which numbers to compute.")]
-INPUTS = "Files (.txt .jsonl .parquet; also .gz .bz2 .xz .zst), folders of them, globs, or - for standard input."
-TextInputs = Annotated[list[str], typer.Argument(metavar="INPUT", help=INPUTS)]
+TextInputs = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="INPUT",
+        help="Files (.txt .jsonl .parquet; also .gz .bz2 .xz .zst), folders of them, globs, or - for standard input.",
+    ),
+]
 InputFormat = Annotated[
     str | None,
     typer.Option(
@@ -63,7 +68,6 @@ InputFormat = Annotated[
         help="What - or a file of another name holds: txt, jsonl, or one compressed, as in txt.gz. [default: jsonl]",
     ),
 ]
-CHECKPOINT = typer.Argument(metavar="CHECKPOINT", help="A checkpoint, or a run's folder for its latest one.")
 
 
 def parse_size(option: str, text: str, parse: Callable[[str], int] = parse_bytes) -> int:

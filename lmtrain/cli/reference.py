@@ -98,7 +98,7 @@ def _names(param: Any, hint: Any) -> str:
 def _default(param: Any) -> str:
     if param.required:
         return "must be given"
-    value = getattr(param.default, "value", param.default)  # of one of a few words, the word
+    value = param.default
     if value is None or value is False or value in ((), [], "") or callable(value):
         return ""
     return f"`{show(value)}`"

@@ -18,37 +18,38 @@ from typer.main import get_command
 
 from lmtrain.cli.plain_help import PlainGroup, examples
 
+# in the order of use, which is that of `lmtrain --help`
 HELP = {
-    "tokenizer": "Train a tokenizer, or look at one.",
     "corpus": "Make a clean corpus: fetch, clean, deduplicate, decontaminate, split.",
-    "data": "Look at datasets, check, join, divide and index them.",
+    "tokenizer": "Train a tokenizer, or look at one.",
     "preprocess": "Tokenize text into a dataset for training.",
+    "data": "Look at datasets, check, join, divide and index them.",
     "config": "See which settings there are, and where those of a run come from.",
     "pretrain": "Pretrain a model, or go on with a run that was stopped: the same command does both.",
-    "plan": "Find the layouts that a model may have on so many GPUs, and say what each takes: time, memory, "
-        "energy, money.",
     "slurm": "Run under Slurm: write the sbatch file of a run, or submit it.",
-    "eval": "Measure a checkpoint on a published protocol or on any text.",
-    "generate": "Let a checkpoint write on from a prompt. The same seed gives the same text.",
     "inspect": "Show what is in a dataset, a run or a checkpoint; or what differs between two checkpoints.",
+    "trace": "Show where the time of a run's steps went, from what observe.trace or `touch RUN/TRACE` recorded.",
     "report": "Write a page with everything that runs have recorded: curves, saves, faults, layout, settings, "
         "evaluations.",
     "runs": "See the runs of a folder, compare two, draw some in the terminal.",
-    "trace": "Show where the time of a run's steps went, from what observe.trace or `touch RUN/TRACE` recorded.",
+    "eval": "Measure a checkpoint on a published protocol or on any text.",
+    "generate": "Let a checkpoint write on from a prompt. The same seed gives the same text.",
+    "reshard": "Write a checkpoint for another layout: weights, optimizer and all else that a run goes on from.",
+    "plan": "Find the layouts that a model may have on so many GPUs, and say what each takes: time, memory, "
+        "energy, money.",
     "watch": "Watch a run from another terminal, over a slow line too: its panel, or a line for each step that is "
         "logged.",
     "verify": "Check a checkpoint: hashes, shapes, that pieces fill their tensors, tied weights.",
-    "reshard": "Write a checkpoint for another layout: weights, optimizer and all else that a run goes on from.",
     "env": "Print versions, processor, devices and compiled helpers, for a bug report. No secrets are read.",
     "demo": "Corpus, tokenizer, dataset, a small GPT on CPU for a few minutes, and its evaluation.",
 }
 # the file below lmtrain/cli/: it has an `app` of several commands, or a function of its own name
 _FILES = {
-    "tokenizer": "data.tokenizer", "corpus": "data.corpus", "data": "data.data", "preprocess": "data.preprocess",
-    "config": "settings.config", "pretrain": "pretrain.pretrain", "plan": "plan.plan", "slurm": "slurm.slurm",
-    "eval": "eval.evaluate", "generate": "generate", "inspect": "inspect.inspect", "report": "report.report",
-    "runs": "runs.runs", "trace": "trace.trace", "watch": "runs.watch", "verify": "checkpoint.verify",
-    "reshard": "checkpoint.reshard", "env": "env", "demo": "demo",
+    "corpus": "data.corpus", "tokenizer": "data.tokenizer", "preprocess": "data.preprocess", "data": "data.data",
+    "config": "settings.config", "pretrain": "pretrain.pretrain", "slurm": "slurm.slurm", "inspect": "inspect.inspect",
+    "trace": "trace.trace", "report": "report.report", "runs": "runs.runs", "eval": "eval.evaluate",
+    "generate": "generate", "reshard": "checkpoint.reshard", "plan": "plan.plan", "watch": "runs.watch",
+    "verify": "checkpoint.verify", "env": "env", "demo": "demo",
 }  # fmt: skip
 
 
@@ -58,6 +59,9 @@ class VerbGroup(PlainGroup):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.commands: Any = _Commands()
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*HELP]  # because: typer's own asks for the commands too
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return what a list of verbs shows of this one: its name and its line of help."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -22,13 +21,6 @@ from lmtrain.units import format_bytes, format_count, format_seconds, parse_coun
 
 if TYPE_CHECKING:
     from data_tools.preprocess.pipeline import Standing, Summary
-
-
-class OnError(StrEnum):
-    STOP = "stop"
-    SKIP = "skip"
-    QUARANTINE = "quarantine"
-
 
 _filter = partial(typer.Option, rich_help_panel="What is left out")
 _ends = partial(typer.Option, rich_help_panel="Where texts end")
@@ -65,8 +57,9 @@ def preprocess(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing dataset.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     on_error: Annotated[
-        OnError, _bad(help="Stop, list them in PREFIX.rejects.jsonl, or keep them there with their content.")
-    ] = OnError.STOP,
+        Literal["stop", "skip", "quarantine"],
+        _bad(help="Stop, list them in PREFIX.rejects.jsonl, or keep them there with their content."),
+    ] = "stop",
     max_bad: Annotated[int | None, _bad(min=0, help="Stop after all when there are more than these.")] = None,
     max_doc_bytes: Annotated[str, _bad(metavar="SIZE", help="A longer line, row or file is bad.")] = "256MiB",
     min_chars: Annotated[int | None, _filter(min=0, help="Shorter documents.")] = None,

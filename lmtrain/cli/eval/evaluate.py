@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from lmtrain.cli.eval.session import Job
     from lmtrain.eval.text.texts import TextInput
 
-SUBJECT = typer.Argument(
-    metavar="CHECKPOINT", help="A checkpoint, a run's folder for its latest one, or a folder of Hugging Face's."
-)
 Layout = Annotated[
     list[str] | None,
     typer.Argument(
@@ -47,7 +44,13 @@ _OF_FILES = ("compare", "output", "as_json", "full", "plugin")  # what two resul
 
 def evaluate(
     context: typer.Context,
-    checkpoint: Annotated[Path | None, SUBJECT] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="CHECKPOINT",
+            help="A checkpoint, a run's folder for its latest one, or a folder of Hugging Face's.",
+        ),
+    ] = None,
     layout: Layout = None,
     task: Annotated[
         list[str] | None,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,15 +35,16 @@ def inspect(
 
     if is_best(path):
         path = resolve(path)
+    show: Callable[[dict[str, Any]], None]
     if diff is not None:
-        facts = view.difference_facts(path, diff)
+        facts, show = view.difference_facts(path, diff), view.print_difference
     elif (path / "manifest.json").is_file():
-        facts = view.checkpoint_facts(path, verify)
+        facts, show = view.checkpoint_facts(path, verify), partial(view.print_checkpoint, all_=all_)
     elif (path / "config.json").is_file():
         with as_written(path):
-            facts = run_facts(path, verify)
+            facts, show = run_facts(path, verify), partial(_print_run, all_=all_)
     elif path.with_name(path.name + ".idx").is_file() or path.suffix in (".idx", ".bin"):
-        facts = dataset_facts(path, verify)
+        facts, show = dataset_facts(path, verify), partial(print_dataset, all_=all_)
     else:
         raise MissingInputError(
             f"{path} is not a run folder (config.json), a checkpoint (manifest.json) or a dataset ({path}.idx). "
@@ -49,13 +52,7 @@ def inspect(
         )
     if as_json:
         return print_json(writable({k: v for k, v in facts.items() if k != "losses"}), allow_nan=False)
-    if diff is not None:
-        return view.print_difference(facts)
-    if "run" in facts:
-        return _print_run(facts, all_)
-    if "checkpoint" in facts:
-        return view.print_checkpoint(facts, all_)
-    return print_dataset(facts, all_)
+    return show(facts)
 
 
 def print_dataset(facts: dict[str, Any], all_: bool = False) -> None:

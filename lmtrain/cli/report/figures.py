@@ -53,7 +53,6 @@ _NAMES = {
     "straggler_bubble": "bubble", "straggler_exposed": "exposed communication", "straggler_slowest_by": "more by",
     "data_wait_s": "wait", "mfu": "MFU", "loss_scale": "scale",
 }  # fmt: skip
-_ZERO_SAYS_NOTHING = ("skipped",)
 _RECIPE = {
     "protocol": "protocol", "protocol_version": "version", "data": "data", "text_sha256": "sha256 of the text",
     "num_targets": "targets", "seq_len": "sequence", "dtype": "numbers",
@@ -79,9 +78,9 @@ def _figures(records: Sequence[Record]) -> Iterator[Figure]:
             name = "of the fullest rank"  # because: rows of older versions know rank 0 alone
         found = _curves(records, plain.key, name)
         found += [c for key in plain.keys for c in _curves(records, key, _NAMES.get(key, key))]
-        if plain.key in _ZERO_SAYS_NOTHING and not any(max(curve.points.value) > 0 for curve in found):
-            continue
-        yield Figure(plain.key, plain.title, plain.form, found, plain.said, plain.log, smooth=plain.smooth)
+        # because: that no step was skipped needs no figure
+        if plain.key != "skipped" or any(max(curve.points.value) > 0 for curve in found):
+            yield Figure(plain.key, plain.title, plain.form, found, plain.said, plain.log, smooth=plain.smooth)
 
 
 def _loss(records: Sequence[Record]) -> Figure:

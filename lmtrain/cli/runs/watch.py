@@ -26,7 +26,6 @@ from lmtrain.runtime.files.files import read_json
 if TYPE_CHECKING:
     from lmtrain.observe.screen.panel import RunPanel
 
-
 EXAMPLES = (
     ("lmtrain watch runs/a", "the panel of a run that is going on, until it ends or you press Ctrl-C"),
     ("lmtrain watch runs/a --every 30", "less often, over a slow line"),

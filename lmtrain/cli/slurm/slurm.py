@@ -11,10 +11,9 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from enum import StrEnum
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
@@ -43,13 +42,6 @@ _OURS = {
 _TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.ASCII | re.IGNORECASE)
 
 
-class Tasks(StrEnum):
-    """The tasks that srun starts: one launcher on each node, or one task for each rank."""
-
-    NODE = "node"
-    RANK = "rank"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Asked:
     """The options of both verbs."""
@@ -66,9 +58,9 @@ class Asked:
         int | None, typer.Option(min=1, help="Processes on each node, where there are no GPUs.")
     ] = None
     tasks: Annotated[
-        Tasks,
+        Literal["node", "rank"],
         typer.Option("--tasks", help="What srun starts: a task on each node, which starts the ranks, or each rank."),
-    ] = Tasks.NODE
+    ] = "node"
     spare_nodes: Annotated[
         int, typer.Option(min=0, help="Ask for so many nodes more; a node that loses a process is then left out.")
     ] = 0
@@ -244,7 +236,7 @@ def _job(asked: Asked) -> Job:
     layout = layout_words(runs[0][0].parallel)
     nodes, ranks_per_node = asked.nodes(sizes.pop(), layout)
     of_sbatch, of_srun, tasks_per_node, cpus = asked.sbatch or (), asked.srun or (), ranks_per_node, None
-    if starts_ranks := asked.tasks is Tasks.NODE and ranks_per_node > 1:
+    if starts_ranks := asked.tasks == "node" and ranks_per_node > 1:
         options = TaskOptions.of(of_sbatch, of_srun, ranks_per_node)
         of_sbatch, of_srun, tasks_per_node, cpus = options.of_sbatch, options.of_srun, 1, options.cpus
     for config, _ in runs:
