@@ -1,6 +1,6 @@
 """What a dataset is on disk: the names, the header and the types of Megatron's .bin/.idx, and our sidecar. Torch-free.
 
-Called by format.py, which reads datasets, and writer.py, which makes them. It opens no token file.
+Called by indexed.py, which reads datasets, and writer.py, which makes them. It opens no token file.
 """
 
 from __future__ import annotations
