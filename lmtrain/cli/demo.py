@@ -6,6 +6,7 @@ again after a kill it goes on where training stopped, as any run does.
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,14 @@ from typing import Annotated, Any
 import typer
 
 from lmtrain.cli.keys.completion import complete_override
+from lmtrain.cli.screen.console import Screen
+from lmtrain.cli.screen.tables import table_of
 from lmtrain.errors import LmtrainError
+from lmtrain.runtime.files.files import read_json
+from lmtrain.units import format_bytes, format_seconds
+
+LAYOUT = "tp=2,pp=2"
+_VOCAB_SIZE = 1024  # because: a larger vocabulary leaves a model this small too little training for each token
 
 
 def demo(
@@ -33,8 +41,6 @@ def demo(
 
     Its checkpoint is then cut for four processes and evaluated again, and written for Hugging Face.
     """
-    from lmtrain.cli.screen.console import Screen
-
     console, began = Screen(), time.monotonic()
     corpus, data, run = output / "corpus", output / "data", output / "run"
     _build_corpus(console, corpus)
@@ -61,13 +67,8 @@ def demo(
     _finish(console, output, read_result(reports[0]), read_result(reports[1]), time.monotonic() - began)
 
 
-LAYOUT = "tp=2,pp=2"
-_VOCAB_SIZE = 1024  # because: a larger vocabulary leaves a model this small too little training for each token
-
-
 def _build_corpus(console: Any, folder: Path) -> None:
     from data_tools.corpora.stdlib import build_stdlib_corpus
-    from lmtrain.units import format_bytes
 
     _headline(console, "$", f"collecting the standard library's texts into {folder}")
     report = build_stdlib_corpus(folder)
@@ -86,8 +87,6 @@ def _headline(console: Any, prompt: str, words: str) -> None:
 
 def _lmtrain(console: Any, *arguments: object) -> None:
     """Run a verb in a process of its own, as a shell would, and show how it is typed."""
-    import shlex
-
     words = [str(a) for a in arguments]
     _headline(console, "$ lmtrain", shlex.join(words))
     sys.stdout.flush()
@@ -99,8 +98,6 @@ def _lmtrain(console: Any, *arguments: object) -> None:
 
 
 def read_result(report: Path) -> dict[str, Any]:
-    from lmtrain.runtime.files.files import read_json
-
     result: dict[str, Any] = read_json(report)["results"][0]
     return result
 
@@ -117,19 +114,15 @@ def check_same(result: dict[str, Any], resharded: dict[str, Any]) -> None:
 
 def _finish(console: Any, output: Path, result: dict[str, Any], resharded: dict[str, Any], seconds: float) -> None:
     from rich.panel import Panel
-    from rich.table import Table
     from rich.text import Text
 
-    from lmtrain.units import format_seconds
-
     check_same(result, resharded)
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("on held-out files", "bits per byte", "perplexity per token"):
-        table.add_column(column, justify="left" if column.startswith("on") else "right")
-    named = {"this model": result, f"resharded to {LAYOUT}": resharded}
-    rows = [(name, found["measures"]) for name, found in named.items()]
-    for name, found in rows + [(base["name"], base) for base in result["baselines"]]:
-        table.add_row(name, f"{found['bits_per_byte']:.3f}", f"{found['token_perplexity']:.1f}")
+    ours = [("this model", result["measures"]), (f"resharded to {LAYOUT}", resharded["measures"])]
+    table = table_of([
+        {"<on held-out files": name, "bits per byte": f"{found['bits_per_byte']:.3f}"}
+        | {"perplexity per token": f"{found['token_perplexity']:.1f}"}
+        for name, found in ours + [(base["name"], base) for base in result["baselines"]]
+    ])  # fmt: skip
     console.print()
     title = f"done in {format_seconds(seconds)}; everything is in {output}"
     console.print(Panel(table, title=Text(title), title_align="left"))

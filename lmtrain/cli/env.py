@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import closing
 
 from lmtrain.cli.options import Json
+from lmtrain.cli.screen.console import Screen
 from lmtrain.cli.screen.messages import say
-from lmtrain.cli.screen.terminal import echo
+from lmtrain.cli.screen.terminal import print_json
+from lmtrain.runtime.processes.process import NodeRanks, ProcessEnv, environment_report
+from lmtrain.units import format_bytes
 
 
 def env(as_json: Json = False) -> None:
     """Print versions, processor, devices and compiled helpers, for a bug report. No secrets are read."""
     import torch
 
-    from lmtrain.cli.screen.console import Screen
     from lmtrain.native import lib
     from lmtrain.runtime.machine.device import device_name, memory_stats, pick_device
-    from lmtrain.runtime.processes.process import environment_report
-    from lmtrain.units import format_bytes
 
     device = pick_device("auto")
     report = environment_report() | {
@@ -30,18 +29,17 @@ def env(as_json: Json = False) -> None:
         "ranks": _how_ranks_start(),
     }
     if as_json:
-        echo(json.dumps(report, indent=1))
-        return
+        return print_json(report)
     for key, value in report.items():
         if isinstance(value, dict):
             value = ", ".join(f"{k} {v}" for k, v in value.items())
         say(Screen(), f"{key:18} {'none' if value is None else value}")
+    return None
 
 
 def _how_ranks_start() -> str:
     """Start the server that would fork the ranks of a run, and return whether it may, or why not."""
     from lmtrain.cli.ranks.imports import RUN
-    from lmtrain.runtime.processes.process import NodeRanks, ProcessEnv
     from lmtrain.runtime.processes.rank_starter import Program, RankStarter
 
     reasons: list[str] = []

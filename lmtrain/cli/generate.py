@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lmtrain.cli.options import CHECKPOINT, Device, Plugins, Precision
-from lmtrain.cli.screen.terminal import echo, pass_on
+from lmtrain.cli.options import Device, Plugins, Precision
+from lmtrain.cli.screen.terminal import echo, pass_on, print_json
+from lmtrain.runtime.processes.process import grow_segments, share_cores
 
 if TYPE_CHECKING:
     from lmtrain.eval.generate import Sampling
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
 
 
 def generate(
-    checkpoint: Annotated[Path, CHECKPOINT],
+    checkpoint: Annotated[
+        Path, typer.Argument(metavar="CHECKPOINT", help="A checkpoint, or a run's folder for its latest one.")
+    ],
     prompt: Annotated[
         str | None, typer.Option(help="The text to go on from; else standard input, or a new document.")
     ] = None,
@@ -37,7 +40,6 @@ def generate(
 ) -> None:
     """Let a checkpoint write on from a prompt. The same seed gives the same text."""
     from lmtrain.checkpoint.store import resolve
-    from lmtrain.runtime.processes.process import grow_segments, share_cores
 
     checkpoint = resolve(checkpoint)  # before torch is imported, so that a wrong path is told at once
     share_cores()
@@ -53,7 +55,7 @@ def generate(
     prompt = _read_prompt() if prompt is None else prompt
     loaded = load_for_eval(checkpoint, pick_device(device), precision)
     if as_json:
-        _print_json(loaded, prompt, max_new_tokens, samplings)
+        _print_samples(loaded, prompt, max_new_tokens, samplings)
     else:
         _print_stream(loaded, prompt, max_new_tokens, samplings)
 
@@ -67,24 +69,23 @@ def _print_stream(loaded: Loaded, prompt: str, max_new_tokens: int, samplings: l
     from lmtrain.eval.generate import generate_stream
 
     subject = loaded.subject
-    model, tokenizer, seq_len = subject.model, subject.tokenizer, subject.seq_len
     for number, sampling in enumerate(samplings):
         if len(samplings) > 1:
             echo(f"{chr(10) * (number > 0)}--- sample {number + 1} of {len(samplings)}, seed {sampling.seed}")
         pass_on(prompt)
-        for piece in generate_stream(model, tokenizer, prompt, max_new_tokens, sampling, seq_len):
+        for piece in generate_stream(
+            subject.model, subject.tokenizer, prompt, max_new_tokens, sampling, subject.seq_len
+        ):
             pass_on(piece)
         echo()
 
 
-def _print_json(loaded: Loaded, prompt: str, max_new_tokens: int, samplings: list[Sampling]) -> None:
-    import dataclasses
-
+def _print_samples(loaded: Loaded, prompt: str, max_new_tokens: int, samplings: list[Sampling]) -> None:
     from lmtrain.eval.generate import generate as generate_text
 
     subject = loaded.subject
     samples = []
     for sampling in samplings:
         made = generate_text(subject.model, subject.tokenizer, prompt, max_new_tokens, sampling, subject.seq_len)
-        samples.append(dataclasses.asdict(sampling) | dataclasses.asdict(made))
-    echo(json.dumps({"model": loaded.facts, "prompt": prompt, "samples": samples}, indent=1, ensure_ascii=False))
+        samples.append(asdict(sampling) | asdict(made))
+    print_json({"model": loaded.facts, "prompt": prompt, "samples": samples}, ensure_ascii=False)

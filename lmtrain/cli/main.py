@@ -96,8 +96,7 @@ def _option_meant(option: str, command: str, error: Any, words: Sequence[str]) -
     takes_settings = any(param.name == "overrides" for param in error.ctx.command.params)
     surely = difflib.get_close_matches(option, near, n=1, cutoff=0.8)
     if takes_settings and not surely:
-        typed = _settings_meant(option, name, words)
-        if typed:
+        if typed := _settings_meant(option, name, words):
             return f"Settings are words without dashes: type {' or '.join(typed)}."
         if name in _PROCESSES:
             return "Did you mean --nproc?"
@@ -212,15 +211,12 @@ def _main(arguments: list[str] | None) -> None:
             sys.exit(2)  # because: the help is on the screen by now
         if debug and not isinstance(error, Refused):
             raise
-        said = error if isinstance(error, LmtrainError) else _as_ours(error, arguments)
+        said = of_system(error) if isinstance(error, OSError) else error
+        said = said if isinstance(said, LmtrainError) else explained(said, arguments)
         print_error(said)
         sys.exit(said.exit_code)
     if isinstance(code, int):
         sys.exit(code)
-
-
-def _as_ours(error: Exception, arguments: list[str]) -> LmtrainError:
-    return of_system(error) if isinstance(error, OSError) else explained(error, arguments)
 
 
 if __name__ == "__main__":

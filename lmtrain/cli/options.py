@@ -10,7 +10,7 @@ import typer
 
 from lmtrain.cli.keys.completion import complete_override
 from lmtrain.cli.screen.messages import tell
-from lmtrain.errors import OutputError, UsageError
+from lmtrain.errors import OutputError, UsageError, a_few
 from lmtrain.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -54,8 +54,13 @@ FromRun = Annotated[
 ]
 Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to compute.")]
 Precision = Annotated[Literal["fp32", "bf16", "fp16"], typer.Option(help="In which numbers to compute.")]
-INPUTS = "Files (.txt .jsonl .parquet; also .gz .bz2 .xz .zst), folders of them, globs, or - for standard input."
-TextInputs = Annotated[list[str], typer.Argument(metavar="INPUT", help=INPUTS)]
+TextInputs = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="INPUT",
+        help="Files (.txt .jsonl .parquet; also .gz .bz2 .xz .zst), folders of them, globs, or - for standard input.",
+    ),
+]
 InputFormat = Annotated[
     str | None,
     typer.Option(
@@ -63,7 +68,6 @@ InputFormat = Annotated[
         help="What - or a file of another name holds: txt, jsonl, or one compressed, as in txt.gz. [default: jsonl]",
     ),
 ]
-CHECKPOINT = typer.Argument(metavar="CHECKPOINT", help="A checkpoint, or a run's folder for its latest one.")
 
 
 def parse_size(option: str, text: str, parse: Callable[[str], int] = parse_bytes) -> int:
@@ -71,6 +75,15 @@ def parse_size(option: str, text: str, parse: Callable[[str], int] = parse_bytes
         return parse(text)
     except ValueError as error:
         raise UsageError(f"{option} {text} {error}.") from error
+
+
+def refuse_unfit(context: typer.Context, unfit: set[str], beside: str) -> None:
+    """Refuse the first of these parameters that was given and would be ignored."""
+    for one in context.command.params:
+        source = context.get_parameter_source(str(one.name))
+        if one.name in unfit and source is not None and source.name == "COMMANDLINE":
+            name = one.opts[0] if one.opts[0].startswith("-") else str(one.name).upper()
+            raise UsageError(f"{name} means nothing to {beside}. Leave it out.")
 
 
 def check_place(option: str, file: Path) -> None:
@@ -85,7 +98,6 @@ def text_inputs(inputs: list[str], format_: str | None) -> Inputs:
     Files of a folder that nobody can read as text are named.
     """
     from data_tools.read.sources import KNOWN, skipped_files, source_of
-    from lmtrain.errors import a_few
 
     found = [source_of(one, format_) for one in inputs]
     if format_ is not None and all(isinstance(one, str) for one in found):

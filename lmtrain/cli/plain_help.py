@@ -9,17 +9,11 @@ import inspect
 import re
 import typing
 from collections.abc import Sequence
-from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
 
 from typer.core import TyperGroup
 
-# the order of use
-_VERBS = (
-    "corpus", "tokenizer", "preprocess", "data", "config", "pretrain", "slurm", "inspect", "trace", "report", "runs",
-    "eval", "generate", "reshard",
-)  # fmt: skip
 _WORDS = {Path: "PATH", int: "N", float: "NUMBER"}
 
 
@@ -28,9 +22,6 @@ class PlainGroup(TyperGroup):
 
     def get_params(self, ctx: Any) -> Any:
         return [_in_plain_words(param, None) for param in super().get_params(ctx)]
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        return sorted(self.commands, key=lambda name: _VERBS.index(name) if name in _VERBS else len(_VERBS))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         found = super().get_command(ctx, cmd_name)
@@ -48,8 +39,6 @@ def takes(param: Any, hint: Any) -> str:
     for option in (hint, *typing.get_args(hint)):
         if typing.get_origin(option) is Literal:
             return f"{{{','.join(map(str, typing.get_args(option)))}}}"
-        if isinstance(option, type) and issubclass(option, Enum):
-            return f"{{{','.join(str(member.value) for member in option)}}}"
         for inner in (option, *typing.get_args(option)):
             if inner in _WORDS:
                 return _WORDS[inner]

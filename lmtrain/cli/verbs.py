@@ -1,13 +1,15 @@
 """The verbs of the command line: a line of help for each, and the file that is imported when a verb is used.
 
 Called by main. To import and build all of them takes twice as long as to show `lmtrain --help`, which needs the lines
-alone. A verb that is a function says the same in the first paragraph of its docstring (tests/cli/test_help.py).
+alone. A verb that is a function says the same in the first paragraph of its docstring (tests/cli/test_help.py). A new
+verb is a line in each of the two tables.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 import typer
@@ -16,30 +18,39 @@ from typer.main import get_command
 
 from lmtrain.cli.plain_help import PlainGroup, examples
 
+# in the order of use, which is that of `lmtrain --help`
 HELP = {
-    "tokenizer": "Train a tokenizer, or look at one.",
     "corpus": "Make a clean corpus: fetch, clean, deduplicate, decontaminate, split.",
-    "data": "Look at datasets, check, join, divide and index them.",
+    "tokenizer": "Train a tokenizer, or look at one.",
     "preprocess": "Tokenize text into a dataset for training.",
+    "data": "Look at datasets, check, join, divide and index them.",
     "config": "See which settings there are, and where those of a run come from.",
     "pretrain": "Pretrain a model, or go on with a run that was stopped: the same command does both.",
-    "plan": "Find the layouts that a model may have on so many GPUs, and say what each takes: time, memory, "
-        "energy, money.",
     "slurm": "Run under Slurm: write the sbatch file of a run, or submit it.",
-    "eval": "Measure a checkpoint on a published protocol or on any text.",
-    "generate": "Let a checkpoint write on from a prompt. The same seed gives the same text.",
     "inspect": "Show what is in a dataset, a run or a checkpoint; or what differs between two checkpoints.",
+    "trace": "Show where the time of a run's steps went, from what observe.trace or `touch RUN/TRACE` recorded.",
     "report": "Write a page with everything that runs have recorded: curves, saves, faults, layout, settings, "
         "evaluations.",
     "runs": "See the runs of a folder, compare two, draw some in the terminal.",
-    "trace": "Show where the time of a run's steps went, from what observe.trace or `touch RUN/TRACE` recorded.",
+    "eval": "Measure a checkpoint on a published protocol or on any text.",
+    "generate": "Let a checkpoint write on from a prompt. The same seed gives the same text.",
+    "reshard": "Write a checkpoint for another layout: weights, optimizer and all else that a run goes on from.",
+    "plan": "Find the layouts that a model may have on so many GPUs, and say what each takes: time, memory, "
+        "energy, money.",
     "watch": "Watch a run from another terminal, over a slow line too: its panel, or a line for each step that is "
         "logged.",
     "verify": "Check a checkpoint: hashes, shapes, that pieces fill their tensors, tied weights.",
-    "reshard": "Write a checkpoint for another layout: weights, optimizer and all else that a run goes on from.",
     "env": "Print versions, processor, devices and compiled helpers, for a bug report. No secrets are read.",
     "demo": "Corpus, tokenizer, dataset, a small GPT on CPU for a few minutes, and its evaluation.",
 }
+# the file below lmtrain/cli/: it has an `app` of several commands, or a function of its own name
+_FILES = {
+    "corpus": "data.corpus", "tokenizer": "data.tokenizer", "preprocess": "data.preprocess", "data": "data.data",
+    "config": "settings.config", "pretrain": "pretrain.pretrain", "slurm": "slurm.slurm", "inspect": "inspect.inspect",
+    "trace": "trace.trace", "report": "report.report", "runs": "runs.runs", "eval": "eval.evaluate",
+    "generate": "generate", "reshard": "checkpoint.reshard", "plan": "plan.plan", "watch": "runs.watch",
+    "verify": "checkpoint.verify", "env": "env", "demo": "demo",
+}  # fmt: skip
 
 
 class VerbGroup(PlainGroup):
@@ -48,6 +59,9 @@ class VerbGroup(PlainGroup):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.commands: Any = _Commands()
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*HELP]  # because: typer's own asks for the commands too
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return what a list of verbs shows of this one: its name and its line of help."""
@@ -76,97 +90,15 @@ class _Commands(Mapping[str, Any]):
 
 @cache  # because: a command is changed in place where its help is put in plain words
 def build_verb(name: str) -> Any:
-    """Import a verb and return its command."""
-    verb, epilog = _load(name)
+    """Import a verb and return its command, with the EXAMPLES that end its help."""
+    file = import_module(f"lmtrain.cli.{_FILES[name]}")
     root = typer.Typer(rich_markup_mode="markdown")
-    root.callback()(_load)  # because: an app of one command would be that command
-    if isinstance(verb, typer.Typer):
-        root.add_typer(verb, name=name, help=HELP[name])
+    root.callback()(build_verb)  # because: an app of one command would be that command
+    if hasattr(file, "app"):
+        root.add_typer(file.app, name=name, help=HELP[name])
     else:
-        root.command(name=name, epilog=examples(epilog) if epilog else None)(verb)
+        # because: pretrain.py is a step of the staircase, which is kept short
+        told = import_module("lmtrain.cli.pretrain.summary") if name == "pretrain" else file
+        epilog = examples(told.EXAMPLES) if hasattr(told, "EXAMPLES") else None
+        root.command(name=name, epilog=epilog)(getattr(file, _FILES[name].rpartition(".")[2]))
     return get_command(root).commands[name]  # type: ignore[attr-defined]
-
-
-def _load(name: str) -> tuple[Any, Sequence[tuple[str, str]]]:
-    """Return the verb, a function or an app of several, and the examples at the end of its help.
-
-    A new verb is a case here and a line in `HELP`.
-    """
-    match name:
-        case "tokenizer":
-            from lmtrain.cli.data import tokenizer
-
-            return tokenizer.app, ()
-        case "corpus":
-            from lmtrain.cli.data import corpus
-
-            return corpus.app, ()
-        case "data":
-            from lmtrain.cli.data import data
-
-            return data.app, ()
-        case "preprocess":
-            from lmtrain.cli.data import preprocess
-
-            return preprocess.preprocess, ()
-        case "config":
-            from lmtrain.cli.settings import config
-
-            return config.app, ()
-        case "pretrain":
-            from lmtrain.cli.pretrain import pretrain, summary
-
-            return pretrain.pretrain, summary.EXAMPLES
-        case "plan":
-            from lmtrain.cli.plan import plan
-
-            return plan.plan, plan.EXAMPLES
-        case "slurm":
-            from lmtrain.cli.slurm import slurm
-
-            return slurm.app, ()
-        case "eval":
-            from lmtrain.cli.eval import evaluate
-
-            return evaluate.evaluate, ()
-        case "generate":
-            from lmtrain.cli import generate
-
-            return generate.generate, ()
-        case "inspect":
-            from lmtrain.cli.inspect import inspect
-
-            return inspect.inspect, ()
-        case "report":
-            from lmtrain.cli.report import report
-
-            return report.report, report.EXAMPLES
-        case "runs":
-            from lmtrain.cli.runs import runs
-
-            return runs.app, ()
-        case "trace":
-            from lmtrain.cli.trace import trace
-
-            return trace.trace, trace.EXAMPLES
-        case "watch":
-            from lmtrain.cli.runs import watch
-
-            return watch.watch, watch.EXAMPLES
-        case "verify":
-            from lmtrain.cli.checkpoint import verify
-
-            return verify.verify, ()
-        case "reshard":
-            from lmtrain.cli.checkpoint import reshard
-
-            return reshard.reshard, ()
-        case "env":
-            from lmtrain.cli import env
-
-            return env.env, ()
-        case "demo":
-            from lmtrain.cli import demo
-
-            return demo.demo, ()
-    raise KeyError(name)

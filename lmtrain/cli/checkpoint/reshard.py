@@ -6,19 +6,23 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from lmtrain.cli.options import Json, Plugins, parse_size
-from lmtrain.cli.screen.terminal import echo
+from lmtrain.cli.screen.terminal import echo, print_json, progress
 from lmtrain.errors import UsageError
+from lmtrain.placement.parallel_settings import check_layout, parse_layout
+from lmtrain.runtime.files.files import storage_errors
+from lmtrain.runtime.processes.faults import arm_from_env
+from lmtrain.runtime.processes.process import num_usable_cpus
+from lmtrain.units import format_bytes, format_seconds
 
-
-class Show(Protocol):
-    def __call__(self, done: int, total: int, earlier: int = 0) -> None:
-        """Bytes done, bytes in all, and of those done by an earlier attempt."""
+if TYPE_CHECKING:
+    from lmtrain.observe.screen.progress import Reporter
 
 
 def reshard(
@@ -62,15 +66,12 @@ def reshard(
     it was. With --to hf or megatron the weights are written for that program, with --from they are taken from it;
     both in one command take the room of two copies for a while.
     """
-    from lmtrain.cli.screen.console import Screen
-    from lmtrain.observe.screen.progress import progress
-
     if from_ is None and (set_ or tokenizer):
         raise UsageError(f"{'--set' if set_ else '--tokenizer'} is read with --from alone. Add --from hf or megatron.")
     resumes = to is not None and from_ is None and not _program(to)
     again = "goes on where this one was" if resumes else "begins anew"
     stopped = f"{output} is not there yet; the same command {again}."
-    with progress(Screen(stderr=True), "written", "bytes", stopped=stopped) as show:
+    with progress("written", "bytes", stopped=stopped) as show:
         memory_bytes = parse_size("--max-memory", max_memory)
 
         def write(source: Path) -> dict[str, Any]:
@@ -85,33 +86,22 @@ def reshard(
         elif to is None:
             facts = _import(from_, source, output, tokenizer, set_ or [], show)
         else:
-            _check_target(to)
+            if not _program(to):  # because: what is wrong in itself is said before an import, not after it
+                parse_layout(to)
             with _beside(output) as between:
                 imported = _import(from_, source, between, tokenizer, set_ or [], show)
                 facts = {key: value for key, value in imported.items() if key not in ("checkpoint", "bytes")}
                 facts |= write(Path(imported["checkpoint"])) | {"from": str(source)}
-    _print(facts, as_json)
+    return print_json(facts, default=str) if as_json else _print(facts)
 
 
 def _program(to: str) -> bool:
     return to.partition(",")[0] in ("hf", "megatron")
 
 
-def _check_target(to: str) -> None:
-    """What is wrong in itself is said before an import, not after it."""
-    from lmtrain.placement.parallel_settings import parse_layout
-
-    if not _program(to):
-        parse_layout(to)
-
-
 @contextmanager
 def _beside(output: Path) -> Iterator[Path]:
     """A folder on the disk of the output for what is only on its way there."""
-    from tempfile import TemporaryDirectory
-
-    from lmtrain.runtime.files.files import storage_errors
-
     with storage_errors(output, "Importing for"):
         output.parent.mkdir(parents=True, exist_ok=True)
         folder = TemporaryDirectory(prefix=f".{output.name}.imported-", dir=output.parent)
@@ -120,16 +110,13 @@ def _beside(output: Path) -> Iterator[Path]:
 
 
 def _change(
-    source: Path, output: Path, to: str, memory_bytes: int, workers: int | None, overwrite: bool, show: Show
+    source: Path, output: Path, to: str, memory_bytes: int, workers: int | None, overwrite: bool, show: Reporter
 ) -> dict[str, Any]:
     from lmtrain.checkpoint.contents import Contents
     from lmtrain.checkpoint.described import checked_model, layout_of
     from lmtrain.checkpoint.reshard.run import reshard
     from lmtrain.checkpoint.reshard.targets import Limits, files_of_layout, state_at_layout
     from lmtrain.checkpoint.store import resolve
-    from lmtrain.placement.parallel_settings import check_layout, parse_layout
-    from lmtrain.runtime.processes.faults import arm_from_env
-    from lmtrain.runtime.processes.process import num_usable_cpus
     from lmtrain.train.layouts.layout_table import layout_words
 
     arm_from_env()
@@ -152,7 +139,7 @@ def _change(
     }  # fmt: skip
 
 
-def _export(source: Path, output: Path, to: str, dtype: str, show: Show) -> dict[str, Any]:
+def _export(source: Path, output: Path, to: str, dtype: str, show: Reporter) -> dict[str, Any]:
     program, _, rest = to.partition(",")
     if program == "hf":
         from lmtrain.exchange.huggingface.exporter import export_hf
@@ -163,12 +150,11 @@ def _export(source: Path, output: Path, to: str, dtype: str, show: Show) -> dict
     sizes = {key: int(size) for key, size in _pairs("--to", rest.split(",") if rest else [], ("tp", "pp")).items()}
     from lmtrain.exchange.megatron.exporter import export_megatron
 
-    tp, pp = sizes.get("tp", 1), sizes.get("pp", 1)
-    return export_megatron(source, output, tp=tp, pp=pp, dtype=dtype, report=show)
+    return export_megatron(source, output, tp=sizes.get("tp", 1), pp=sizes.get("pp", 1), dtype=dtype, report=show)
 
 
 def _import(
-    program: str, source: Path, output: Path, tokenizer: Path | None, given: list[str], show: Show
+    program: str, source: Path, output: Path, tokenizer: Path | None, given: list[str], show: Reporter
 ) -> dict[str, Any]:
     values = {key: _value(text) for key, text in _pairs("--set", given).items()}
     if program == "hf":
@@ -196,15 +182,10 @@ def _value(text: str) -> Any:
         return text
 
 
-def _print(facts: dict[str, Any], as_json: bool) -> None:
-    from lmtrain.units import format_bytes, format_seconds
-
-    if as_json:
-        return echo(json.dumps(facts, indent=1, default=str))
+def _print(facts: dict[str, Any]) -> None:
     for key, value in facts.items():
         if "bytes" in key and isinstance(value, int):
             value = format_bytes(value)
         elif key == "seconds":
             key, value = "time", format_seconds(value)
         echo(f"{key.replace('_', ' '):18} {value}")
-    return None

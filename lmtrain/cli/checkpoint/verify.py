@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +9,8 @@ import typer
 
 from lmtrain.cli.options import Json, Plugins
 from lmtrain.cli.screen.messages import say
-from lmtrain.cli.screen.terminal import echo
+from lmtrain.cli.screen.terminal import print_json
+from lmtrain.units import format_bytes
 
 
 def verify(
@@ -26,7 +26,6 @@ def verify(
     """
     from lmtrain.checkpoint.diff import refuse_problems, verify_checkpoints
     from lmtrain.cli.screen.console import Screen
-    from lmtrain.units import format_bytes
 
     found = []
     for facts in verify_checkpoints(path):
@@ -35,5 +34,5 @@ def verify(
             counts = f"{facts['tensors']} tensors, {facts['files']} files, {format_bytes(facts['bytes'])}"
             say(Screen(), f"{facts['checkpoint']}: all is well: step {facts['step']}, {counts}")
     if as_json:
-        echo(json.dumps(found, indent=1))
+        print_json(found)
     refuse_problems(found)

@@ -5,6 +5,7 @@ Every step streams, writes the same bytes with any number of workers, and runs a
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,8 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lmtrain.cli.options import InputFormat, TextInputs, text_inputs
-from lmtrain.cli.screen.terminal import echo
+from lmtrain.cli.options import InputFormat, TextInputs, parse_size, text_inputs
+from lmtrain.cli.screen.terminal import echo, progress
+from lmtrain.errors import UsageError
+from lmtrain.units import format_bytes
 
 if TYPE_CHECKING:
     from data_tools.corpus.flow.steps import Report, Work
@@ -36,7 +39,6 @@ def list_recipes() -> None:
     """Say which corpora and evaluation texts `lmtrain corpus get` knows."""
     from data_tools.corpora.published import Texts
     from data_tools.corpora.recipe import recipes
-    from lmtrain.units import format_bytes
 
     for recipe in recipes().values():
         echo(f"{recipe.name}: {recipe.about}")
@@ -139,8 +141,8 @@ def dedupe(
 
     facts = {"near": not exact_only, "threshold": threshold, "keep": keep}
     settings = build_settings(DedupeSettings, facts, "dedupe")
-    with _documents_shown() as report:
-        _print(dedupe_all(text_inputs(inputs, format_), output, settings, _work(workers, "0/1", key, on_error, report)))
+    with _working(workers, "0/1", key, on_error) as work:
+        _print(dedupe_all(text_inputs(inputs, format_), output, settings, work))
 
 
 @app.command()
@@ -155,9 +157,8 @@ def sign(
     from data_tools.corpus import build
     from data_tools.corpus.copies.signatures import MinHash
 
-    with _documents_shown() as report:
-        minhash = None if exact_only else MinHash()
-        _print(build.sign(text_inputs(inputs, format_), work, minhash, _work(workers, part, key, on_error, report)))
+    with _working(workers, part, key, on_error) as working:
+        _print(build.sign(text_inputs(inputs, format_), work, None if exact_only else MinHash(), working))
 
 
 @app.command()
@@ -199,8 +200,8 @@ def drop(
     """Last step: write the documents that are not copies."""
     from data_tools.corpus import build
 
-    with _documents_shown() as report:
-        _print(build.drop(text_inputs(inputs, format_), work, output, _work(workers, part, key, on_error, report)))
+    with _working(workers, part, key, on_error) as working:
+        _print(build.drop(text_inputs(inputs, format_), work, output, working))
 
 
 @app.command()
@@ -233,8 +234,7 @@ def split(
     from data_tools.corpus.shuffle import Split, split_outputs
 
     step = Split(_shares(ratios), seed, by)
-    with _documents_shown() as report:
-        work = _work(workers, part, key, on_error, report)
+    with _working(workers, part, key, on_error) as work:
         _print(run_step(step, text_inputs(inputs, format_), split_outputs(output), work, output / "split.report.json"))
 
 
@@ -248,12 +248,10 @@ def shuffle(
     """Put all documents in a random order, in two passes over disk."""
     from data_tools.corpus import shuffle as shuffling
     from data_tools.corpus.flow.steps import report_path
-    from lmtrain.cli.options import parse_size
 
     memory_bytes = max(parse_size("--memory", memory), 1 << 20)
     found = text_inputs(inputs, format_)
-    with _documents_shown() as report:
-        work = _work(1, part, key, on_error, report)
+    with _working(1, part, key, on_error) as work:
         _print(shuffling.shuffle(found, output, work, report_path(output), seed, memory_bytes))
 
 
@@ -307,8 +305,7 @@ def build(
 def _run(step: Any, inputs: Inputs, output: Path, workers: int | None, part: str, key: str, on_error: str) -> None:
     from data_tools.corpus.flow.steps import report_path, run_step
 
-    with _documents_shown() as report:
-        work = _work(workers, part, key, on_error, report)
+    with _working(workers, part, key, on_error) as work:
         _print(run_step(step, inputs, {"documents": output}, work, report_path(output)))
 
 
@@ -317,22 +314,24 @@ def _work(workers: int | None, part: str, key: str, on_error: str, report: Calla
     from data_tools.corpus.flow.steps import Work
     from data_tools.read.parts import Part
     from data_tools.read.rejects import OnError
-    from lmtrain.errors import UsageError
 
     if on_error not in ("stop", "skip"):
         raise UsageError(f"--on-error={on_error} is not a choice. Use stop or skip.")
     return Work(_cores(workers), Reading(key, OnError(on_error), part=Part.parse(part)), report)
 
 
-def _cores(workers: int | None) -> int:
-    import os
+@contextmanager
+def _working(workers: int | None, part: str, key: str, on_error: str) -> Iterator[Work]:
+    """How a step is to work, showing meanwhile how many documents are done."""
+    with _documents_shown() as report:
+        yield _work(workers, part, key, on_error, report)
 
+
+def _cores(workers: int | None) -> int:
     return len(os.sched_getaffinity(0)) if workers is None else workers
 
 
 def _shares(text: str) -> tuple[float, ...]:
-    from lmtrain.errors import UsageError
-
     try:
         return tuple(float(share) for share in text.split(","))
     except ValueError as error:
@@ -340,8 +339,6 @@ def _shares(text: str) -> tuple[float, ...]:
 
 
 def _print(result: Report) -> None:
-    from lmtrain.units import format_bytes
-
     tally = result.tally
     echo(
         f"{result.step}: {tally.num_in} documents ({format_bytes(tally.bytes_in)}) -> "
@@ -355,11 +352,8 @@ def _print(result: Report) -> None:
 @contextmanager
 def _documents_shown(doing: str = "starting") -> Iterator[Callable[[str, int], None]]:
     """How many documents are done: on a terminal at once, else every few seconds."""
-    from lmtrain.cli.screen.console import Screen
-    from lmtrain.observe.screen.progress import progress
-
     stopped = "nothing has the output's name. The same command begins anew; `build` goes on after its last whole step."
-    with progress(Screen(stderr=True), doing, "documents", stopped=stopped) as shown:
+    with progress(doing, "documents", stopped=stopped) as shown:
 
         def report(step: str, done: int) -> None:
             shown.doing(step)
@@ -370,11 +364,8 @@ def _documents_shown(doing: str = "starting") -> Iterator[Callable[[str, int], N
 
 @contextmanager
 def _bytes_shown() -> Iterator[Callable[[int, int | None], None]]:
-    from lmtrain.cli.screen.console import Screen
-    from lmtrain.observe.screen.progress import progress
-
     stopped = "the same command goes on where this one was."
-    with progress(Screen(stderr=True), "fetched", "bytes", stopped=stopped) as shown:
+    with progress("fetched", "bytes", stopped=stopped) as shown:
         before: int | None = None  # bytes that an earlier transfer brought
 
         def report(done: int, total: int | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
@@ -10,9 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lmtrain.cli.inspect.dataset_view import (
+    dataset_facts,
+    document_rows,
+    print_documents,
+    print_samples,
+    sample_row,
+)
 from lmtrain.cli.keys.completion import complete_override
 from lmtrain.cli.options import ConfigDir, Json, Plugins
-from lmtrain.cli.screen.terminal import echo
+from lmtrain.cli.screen.tables import print_facts, print_table
+from lmtrain.cli.screen.terminal import echo, print_json, progress
+from lmtrain.errors import DataError, UsageError
+from lmtrain.units import format_count
 
 if TYPE_CHECKING:
     from lmtrain.data.store.indexed import IndexedDataset
@@ -42,16 +51,10 @@ def inspect(
     as_json: Json = False,
 ) -> None:
     """Say what a dataset holds, from its header and sidecar; `lmtrain inspect PREFIX` says the same."""
-    from lmtrain.cli.inspect.dataset_view import dataset_facts
     from lmtrain.cli.inspect.inspect import print_dataset
 
     facts = dataset_facts(prefix)
-    if as_json:
-        echo(json.dumps(facts, indent=1))
-        return
-    from lmtrain.cli.screen.console import Screen
-
-    print_dataset(Screen(), facts, all_)
+    return print_json(facts) if as_json else print_dataset(facts, all_)
 
 
 @app.command()
@@ -60,20 +63,18 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Read every byte: index entries against each other, ids against the vocabulary, the checksum."""
-    from lmtrain.cli.screen.console import Screen
     from lmtrain.data.store import reshape
     from lmtrain.data.store.indexed import IndexedDataset
-    from lmtrain.observe.screen.progress import progress
 
     facts = []
     for prefix in prefixes:
         dataset = IndexedDataset.open(prefix)
-        with progress(Screen(stderr=True), f"reading {dataset.prefix}"):
+        with progress(f"reading {dataset.prefix}"):
             facts.append({"dataset": str(dataset.prefix)} | reshape.verify(dataset))
         if not as_json:
             echo(f"{dataset.prefix} is whole: sha256 {facts[-1]['content_sha256']}, {_compared(facts[-1])}")
     if as_json:
-        echo(json.dumps(facts, indent=1))
+        print_json(facts)
 
 
 @app.command()
@@ -84,11 +85,9 @@ def merge(
     as_json: Json = False,
 ) -> None:
     """Join datasets of one dtype and one tokenizer; their sidecars are added up."""
-    from lmtrain.cli.screen.console import Screen
     from lmtrain.data.store import reshape
-    from lmtrain.observe.screen.progress import progress
 
-    with progress(Screen(stderr=True), f"writing {output}", stopped=_UNWRITTEN):
+    with progress(f"writing {output}", stopped=_UNWRITTEN):
         reshape.merge(prefixes, output, overwrite=overwrite)
     _show_made([output], as_json)
 
@@ -105,16 +104,13 @@ def split(
     as_json: Json = False,
 ) -> None:
     """Divide a dataset into two or three, at document borders; in each, documents keep the order of the file."""
-    from lmtrain.cli.screen.console import Screen
     from lmtrain.data.store import reshape
-    from lmtrain.errors import UsageError
-    from lmtrain.observe.screen.progress import progress
 
     try:
         wanted = [float(share) for share in shares.split(",")]
     except ValueError as error:
         raise UsageError(f"--shares={shares} is not a list of numbers. Use shares such as 98,2.") from error
-    with progress(Screen(stderr=True), f"dividing {prefix}", stopped=_UNWRITTEN):
+    with progress(f"dividing {prefix}", stopped=_UNWRITTEN):
         reshape.split(prefix, wanted, output, overwrite=overwrite, seed=seed)
     _show_made(output, as_json)
 
@@ -147,8 +143,6 @@ def show(
 
     A sample depends on how a run cuts them: give its folder, or the settings that it was started with.
     """
-    from lmtrain.errors import UsageError
-
     words = [*([prefix] if prefix else []), *(overrides or [])]
     given = [word for word in words if "=" not in word]
     settings = [word for word in words if "=" in word]
@@ -203,33 +197,28 @@ def decode(
 @app.command()
 def stats(prefix: Prefix, as_json: Json = False) -> None:
     """Count documents by length and draw a histogram."""
-    from lmtrain.cli.screen.fact_list import print_facts
     from lmtrain.data.store import reshape
     from lmtrain.data.store.indexed import IndexedDataset
-    from lmtrain.units import format_count
 
     dataset = IndexedDataset.open(prefix)
     counts, facts = reshape.length_counts(dataset)
     bars = [{"from": 1 << i >> 1, "to": (1 << i) - 1, "documents": int(n)} for i, n in enumerate(counts)]
     if as_json:
-        echo(json.dumps(facts | {"lengths": bars}, indent=1))
-        return
-    from lmtrain.cli.screen.console import Screen
-
+        return print_json(facts | {"lengths": bars})
     lines = [(name.replace("_", " "), f"{value:,}" if isinstance(value, int) else f"{value:,.1f}")
              for name, value in facts.items()]  # fmt: skip
-    print_facts(Screen(), f"dataset {dataset.prefix}", lines)
+    print_facts(f"dataset {dataset.prefix}", lines)
     echo("\ntokens in a document")
     highest = max((bar["documents"] for bar in bars), default=0) or 1
     for bar in bars:
         label = f"{bar['from']}-{bar['to']}" if bar["to"] > bar["from"] else str(bar["from"])
         echo(f"{label:>19} {format_count(bar['documents']):>6} {_bar(bar['documents'] / highest, 50)}".rstrip())
+    return None
 
 
 @app.command()
 def index(overrides: Overrides = None, config_dir: ConfigDir = None, as_json: Json = False) -> None:
     """Build ahead of time the indexes that a run with these settings would build at its start."""
-    from lmtrain.cli.screen.fact_list import print_facts
     from lmtrain.train.before.preflight import load_data
 
     began = perf_counter()
@@ -239,11 +228,8 @@ def index(overrides: Overrides = None, config_dir: ConfigDir = None, as_json: Js
         "datasets": len(made.parts), "samples": made.train.num_samples, "seconds": round(perf_counter() - began, 3),
     }  # fmt: skip
     if as_json:
-        echo(json.dumps(facts, indent=1))
-        return
-    from lmtrain.cli.screen.console import Screen
-
-    print_facts(Screen(), "indexes are built", [(name, f"{value:,}") for name, value in facts.items()])
+        return print_json(facts)
+    return print_facts("indexes are built", [(name, f"{value:,}") for name, value in facts.items()])
 
 
 @app.command()
@@ -254,28 +240,16 @@ def blend(overrides: Overrides = None, config_dir: ConfigDir = None, as_json: Js
     config = _compose(overrides, config_dir)
     rows = load_data(config, validate=False)[2].contributions(config.seq_len)
     if as_json:
-        echo(json.dumps(rows, indent=1))
-        return
-    from rich.table import Table
-
-    from lmtrain.cli.screen.console import Screen
-    from lmtrain.units import format_count
-
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in rows[0]:
-        first = column == "dataset"
-        table.add_column(
-            column.replace("_", " "), justify="left" if first else "right", overflow="fold", no_wrap=not first
-        )
+        return print_json(rows)
     total: dict[str, Any] = {key: sum(row[key] for row in rows) for key in rows[0] if key != "dataset"}
     total |= {"dataset": f"{len(rows)} datasets", "epochs": total["run_samples"] / total["samples"]}
-    for row in [*rows, total]:
-        table.add_row(
-            row["dataset"], f"{row['share']:.4%}",
-            *(format_count(row[key]) for key in ("documents", "samples", "run_samples", "run_tokens")),
-            f"{row['epochs']:.3g}",
-        )  # fmt: skip
-    Screen().print(table)
+    counts = ("documents", "samples", "run_samples", "run_tokens")
+    return print_table([
+        {"<dataset": row["dataset"], "share": f"{row['share']:.4%}"}
+        | {name.replace("_", " "): format_count(row[name]) for name in counts}
+        | {"epochs": f"{row['epochs']:.3g}"}
+        for row in [*rows, total]
+    ])  # fmt: skip
 
 
 def _compose(overrides: Sequence[str] | None, config_dir: Path | None) -> RunConfig:
@@ -287,7 +261,6 @@ def _compose(overrides: Sequence[str] | None, config_dir: Path | None) -> RunCon
 
 def _tokenizer_of(dataset: IndexedDataset, given: Path | None) -> Tokenizer:
     from lmtrain.data.store.indexed import part
-    from lmtrain.errors import DataError, UsageError
     from lmtrain.tokenizer.base import Tokenizer
 
     beside = part(dataset.prefix, ".tokenizer.json")
@@ -309,7 +282,6 @@ def _show_documents(
     """These documents, or so many drawn at random."""
     import numpy as np
 
-    from lmtrain.cli.inspect.dataset_view import document_rows, print_documents
     from lmtrain.data.order import permute
     from lmtrain.data.store.documents import compare_with_record
     from lmtrain.data.store.indexed import IndexedDataset
@@ -320,10 +292,7 @@ def _show_documents(
         count = min(number, dataset.num_documents)
         documents = permute(np.arange(count), dataset.num_documents, seed).tolist() if count else []
     rows = document_rows(dataset, documents, most, None if ids else _tokenizer_of(dataset, tokenizer))
-    if as_json:
-        echo(json.dumps(rows, indent=1, ensure_ascii=False))
-        return
-    print_documents(rows, most)
+    return print_json(rows, ensure_ascii=False) if as_json else print_documents(rows, most)
 
 
 def _show_samples(
@@ -331,8 +300,6 @@ def _show_samples(
     most: int | None, ids: bool, as_json: bool,
 ) -> None:  # fmt: skip
     from lmtrain.checkpoint.store import latest
-    from lmtrain.cli.inspect.dataset_view import print_samples, sample_rows
-    from lmtrain.errors import UsageError
     from lmtrain.runfolder.names import CHECKPOINTS
     from lmtrain.train.before.preflight import load_data
     from lmtrain.train.before.resume_checks import open_resumed, shares_of
@@ -346,11 +313,8 @@ def _show_samples(
     # because: what data.split keeps from training is as the run began with it
     shares = shares_of(open_resumed(config, None if run is None else latest(run / CHECKPOINTS)))
     tokenizer, _, data = load_data(config, validate=run is not None, shares=shares)
-    rows = sample_rows(data, numbers, most, tokenizer)
-    if as_json:
-        echo(json.dumps(rows, indent=1, ensure_ascii=False))
-        return
-    print_samples(rows, ids)
+    rows = [sample_row(data, number, most, tokenizer) for number in numbers]
+    return print_json(rows, ensure_ascii=False) if as_json else print_samples(rows, ids)
 
 
 def _show_made(prefixes: Sequence[Path], as_json: bool) -> None:
@@ -359,10 +323,10 @@ def _show_made(prefixes: Sequence[Path], as_json: bool) -> None:
     made = [IndexedDataset.open(prefix) for prefix in prefixes]
     facts = [{"dataset": str(d.prefix), "documents": d.num_documents, "tokens": d.num_tokens} for d in made]
     if as_json:
-        echo(json.dumps(facts, indent=1))
-        return
+        return print_json(facts)
     for row in facts:
         echo(f"{row['dataset']}: {row['documents']} documents, {row['tokens']} tokens")
+    return None
 
 
 def _compared(facts: dict[str, Any]) -> str:
@@ -376,5 +340,5 @@ def _compared(facts: dict[str, Any]) -> str:
 
 def _bar(share: float, width: int) -> str:
     """A bar in eighths of a character."""
-    eighths = round(share * width * 8)
-    return "█" * (eighths // 8) + (" ▏▎▍▌▋▊▉"[eighths % 8] if eighths % 8 else "")
+    whole, eighths = divmod(round(share * width * 8), 8)
+    return "█" * whole + " ▏▎▍▌▋▊▉"[eighths]

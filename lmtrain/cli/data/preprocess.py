@@ -4,28 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from enum import StrEnum
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from lmtrain.cli.options import InputFormat, TextInputs
-from lmtrain.cli.screen.terminal import echo
+from lmtrain.cli.options import InputFormat, TextInputs, parse_size, text_inputs
+from lmtrain.cli.screen.messages import tell
+from lmtrain.cli.screen.terminal import echo, print_json, progress
+from lmtrain.runtime.processes.faults import arm_from_env
+from lmtrain.runtime.processes.process import num_usable_cpus
+from lmtrain.units import format_bytes, format_count, format_seconds, parse_count
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from data_tools.preprocess.pipeline import Standing, Summary
-
-
-class OnError(StrEnum):
-    STOP = "stop"
-    SKIP = "skip"
-    QUARANTINE = "quarantine"
-
 
 _filter = partial(typer.Option, rich_help_panel="What is left out")
 _ends = partial(typer.Option, rich_help_panel="Where texts end")
@@ -62,8 +57,9 @@ def preprocess(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing dataset.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     on_error: Annotated[
-        OnError, _bad(help="Stop, list them in PREFIX.rejects.jsonl, or keep them there with their content.")
-    ] = OnError.STOP,
+        Literal["stop", "skip", "quarantine"],
+        _bad(help="Stop, list them in PREFIX.rejects.jsonl, or keep them there with their content."),
+    ] = "stop",
     max_bad: Annotated[int | None, _bad(min=0, help="Stop after all when there are more than these.")] = None,
     max_doc_bytes: Annotated[str, _bad(metavar="SIZE", help="A longer line, row or file is bad.")] = "256MiB",
     min_chars: Annotated[int | None, _filter(min=0, help="Shorter documents.")] = None,
@@ -93,12 +89,7 @@ def preprocess(
     from data_tools.preprocess.filters import Filters, parse_script
     from data_tools.read import rejects
     from data_tools.read.chunks import Limits
-    from lmtrain.cli.options import parse_size, text_inputs
-    from lmtrain.cli.screen.console import Screen
-    from lmtrain.runtime.processes.faults import arm_from_env
-    from lmtrain.runtime.processes.process import num_usable_cpus
     from lmtrain.tokenizer.base import Tokenizer
-    from lmtrain.units import parse_count
 
     arm_from_env()
     options = pipeline.Options(
@@ -116,64 +107,35 @@ def preprocess(
         shard_tokens=None if shard_tokens is None else parse_size("--shard-tokens", shard_tokens, parse_count),
         overwrite=overwrite,
     )
-    console = Screen(stderr=True)
     found = text_inputs(inputs, format_)
-    with _shown(console, inputs) as report:
-        summary = pipeline.preprocess(
-            found, Tokenizer.load(tokenizer), output, options, report=report,
-            say=lambda line: console.print(line, highlight=False),
-        )  # fmt: skip
-    _print(summary, as_json)
+    with _shown(inputs) as report:
+        summary = pipeline.preprocess(found, Tokenizer.load(tokenizer), output, options, report=report, say=tell)
+    if as_json:
+        return print_json(asdict(summary) | {"bytes_per_token": summary.bytes_per_token})
+    return _print(summary)
 
 
 @contextmanager
-def _shown(console: Console, inputs: list[str]) -> Iterator[Callable[[Standing], None]]:
-    from lmtrain.observe.screen.progress import progress
-
+def _shown(inputs: list[str]) -> Iterator[Callable[[Standing], None]]:
     again = "what was read from the pipe is lost" if "-" in inputs else "the same command goes on where this one was"
-    with progress(console, "tokenized", "bytes", stopped=f"no dataset is written yet; {again}.") as shown:
-        rates = _Rates()
+    with progress("tokenized", "bytes", stopped=f"no dataset is written yet; {again}.") as shown:
+        first, began = None, 0.0  # what an earlier run did is not counted
 
         def show(now: Standing) -> None:
-            speed, earlier = rates.of(now), rates.earlier
+            nonlocal first, began
+            if first is None:
+                first, began = now, perf_counter()
+            seconds = max(perf_counter() - began, 1e-9)
+            megabytes = (now.num_text_bytes - first.num_text_bytes) / 1e6
+            tokens = format_count((now.num_tokens - first.num_tokens) / seconds)
+            speed = "" if now is first else f"{megabytes / seconds:.1f} MB/s, {tokens} tokens/s"
+            earlier = first.done_bytes if first.total_bytes else 0
             shown(now.done_bytes if now.total_bytes else now.num_text_bytes, now.total_bytes, earlier, speed)
 
         yield show
 
 
-class _Rates:
-    """MB of text and tokens a second since the first call; what an earlier run did is not counted."""
-
-    def __init__(self) -> None:
-        self._began = perf_counter()
-        self._first: Standing | None = None
-
-    @property
-    def earlier(self) -> int:
-        """Bytes of the sources that were done before the first call."""
-        return self._first.done_bytes if self._first and self._first.total_bytes else 0
-
-    def of(self, now: Standing) -> str:
-        from lmtrain.units import format_count
-
-        if self._first is None:
-            self._first, self._began = now, perf_counter()
-            return ""
-        megabytes = (now.num_text_bytes - self._first.num_text_bytes) / 1e6
-        tokens, seconds = now.num_tokens - self._first.num_tokens, max(perf_counter() - self._began, 1e-9)
-        return f"{megabytes / seconds:.1f} MB/s, {format_count(tokens / seconds)} tokens/s"
-
-
-def _print(summary: Summary, as_json: bool) -> None:
-    import dataclasses
-    import json
-
-    from lmtrain.units import format_bytes, format_count, format_seconds
-
-    if as_json:
-        facts = dataclasses.asdict(summary) | {"bytes_per_token": summary.bytes_per_token}
-        echo(json.dumps(facts, indent=1))
-        return
+def _print(summary: Summary) -> None:
     echo(
         f"{format_count(summary.num_documents)} documents, {format_bytes(summary.num_bytes)} of text -> "
         f"{format_count(summary.num_tokens)} tokens ({summary.bytes_per_token:.2f} bytes a token) "
@@ -191,8 +153,6 @@ def _print(summary: Summary, as_json: bool) -> None:
 
 def _print_lengths(lengths: dict[str, int]) -> None:
     """A histogram of the documents' lengths, one bar a power of two."""
-    from lmtrain.units import format_count
-
     largest = max(lengths.values())
     first = next(i for i, count in enumerate(lengths.values()) if count)
     echo("tokens a document:")

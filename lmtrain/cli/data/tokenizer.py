@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from enum import StrEnum
+from itertools import chain
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from lmtrain.cli.options import InputFormat, TextInputs
-from lmtrain.cli.screen.terminal import echo
+from lmtrain.cli.options import InputFormat, TextInputs, text_inputs
+from lmtrain.cli.screen.terminal import echo, progress
+from lmtrain.errors import DataError, OutputError, UsageError
 
 app = typer.Typer(no_args_is_help=True)
-
-
-class Kind(StrEnum):
-    BPE = "bpe"
-    WORDPIECE = "wordpiece"
 
 
 @app.command()
@@ -25,7 +21,9 @@ def train(
     inputs: TextInputs,
     output: Annotated[Path, typer.Option(metavar="DIR", help="The folder that gets tokenizer.json.")],
     vocab_size: Annotated[int, typer.Option(help="How many pieces to learn, special tokens among them.")],
-    kind: Annotated[Kind, typer.Option(help="bpe as GPT-2 has, wordpiece as BERT has.")] = Kind.BPE,
+    kind: Annotated[
+        Literal["bpe", "wordpiece"], typer.Option(help="bpe as GPT-2 has, wordpiece as BERT has.")
+    ] = "bpe",
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Lower-case and strip accents (wordpiece).")] = False,
     key: Annotated[str, typer.Option(help="The key of the text in .jsonl files, or the column.")] = "text",
     format_: InputFormat = None,
@@ -34,17 +32,13 @@ def train(
     """Learn a vocabulary from text; the same text gives the same tokenizer."""
     from data_tools.preprocess.texts import ALL, Texts
     from data_tools.read.sources import find_sources
-    from lmtrain.cli.options import text_inputs
-    from lmtrain.cli.screen.console import Screen
-    from lmtrain.errors import OutputError, UsageError
-    from lmtrain.observe.screen.progress import progress
     from lmtrain.tokenizer.train import train_bpe, train_wordpiece
 
-    if lowercase and kind is Kind.BPE:
+    if lowercase and kind == "bpe":
         raise UsageError("--lowercase is for --kind wordpiece; byte-level BPE keeps the text as it is. Leave it out.")
     sources = find_sources(text_inputs(inputs, format_))
     total = sum(source.num_bytes for source in sources) if all(source.num_bytes for source in sources) else 0
-    with progress(Screen(stderr=True), "read", "bytes", stopped="nothing is written.") as shown:
+    with progress("read", "bytes", stopped="nothing is written.") as shown:
 
         def report(done: int) -> None:
             shown.doing(f"learning {vocab_size} pieces" if done == ALL else "read")
@@ -55,7 +49,7 @@ def train(
         if "-" in inputs:
             texts = iter(texts)  # because: a pipe is read once, and who reads twice keeps what an iterator gave
         texts = _with_text(texts)
-        made = train_bpe(texts, vocab_size) if kind is Kind.BPE else train_wordpiece(texts, vocab_size, lowercase)
+        made = train_bpe(texts, vocab_size) if kind == "bpe" else train_wordpiece(texts, vocab_size, lowercase)
     path = output / "tokenizer.json"
     if path.exists() and not overwrite and path.read_bytes() != made.to_bytes():
         raise OutputError(f"{path} exists already and is another one. Choose another --output, or add --overwrite.")
@@ -65,10 +59,6 @@ def train(
 
 def _with_text(texts: Iterable[str]) -> Iterable[str]:
     """The same; nothing to learn from is an error, and no vocabulary of bytes alone."""
-    from itertools import chain
-
-    from lmtrain.errors import DataError
-
     ahead = iter(texts)
     first = next((text for text in ahead if text.strip()), None)
     if first is None:

@@ -8,25 +8,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import Console
 
 from lmtrain.cli.eval.session import Options, Session, new_document, print_document
+from lmtrain.cli.screen.console import Screen
 from lmtrain.errors import DataError, LmtrainError, UsageError
+from lmtrain.eval.report import read_columns, render_comparison
+from lmtrain.eval.result import Result
+from lmtrain.eval.source import Source
+from lmtrain.eval.statistics.paired_test import Comparison, Side, compare
+from lmtrain.eval.task import Task, find_task
+from lmtrain.runtime.files.files import read_json, write_json
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from lmtrain.eval.source import Source
-    from lmtrain.eval.statistics.paired_test import Comparison, Side
-    from lmtrain.eval.task import Task
-
-Pair = tuple["Task", "Side", "Side"]
+Pair = tuple[Task, Side, Side]
 
 
 def compare_files(a: Path, b: Path, options: Options) -> None:
-    from lmtrain.cli.screen.console import Screen
-    from lmtrain.runtime.files.files import write_json
-
     pairs, alone = _pairs(_sides(a), _sides(b))
     if not pairs:
         raise DataError(f"{a} and {b} share no task: {'; '.join(alone)}. Evaluate both on the same one.")
@@ -40,8 +39,6 @@ def compare_files(a: Path, b: Path, options: Options) -> None:
 
 
 def compare_models(sources: Sequence[Source], session: Session) -> None:
-    from lmtrain.eval.statistics.paired_test import Side
-
     sides: list[list[Side]] = []
     models: list[dict[str, Any]] = []
     with ExitStack() as kept:
@@ -63,16 +60,12 @@ def compare_models(sources: Sequence[Source], session: Session) -> None:
 
 
 def _compared(pairs: list[Pair], document: dict[str, Any]) -> list[Comparison]:
-    from lmtrain.eval.statistics.paired_test import compare
-
     found = [compare(task, a, b) for task, a, b in pairs]
     document |= {"complete": True, "comparisons": [one.to_dict() for one in found]}
     return found
 
 
 def _print(screen: Console, pairs: list[Pair], found: list[Comparison], alone: list[str], full: bool) -> None:
-    from lmtrain.eval.report import render_comparison
-
     for name, side in zip("AB", pairs[0][1:], strict=True):
         screen.print(f"{name}  {side.name}", soft_wrap=True)
     for one in found:
@@ -83,10 +76,7 @@ def _print(screen: Console, pairs: list[Pair], found: list[Comparison], alone: l
 
 def _pairs(a: list[Side], b: list[Side]) -> tuple[list[Pair], list[str]]:
     """By task and, where one was asked of several texts, by text; what one side has alone is named."""
-    from lmtrain.eval.task import find_task
-
-    found, rest = [], list(b)
-    alone = []
+    found, rest, alone = [], list(b), []
     for one in a:
         same = [other for other in rest if other.result.task == one.result.task]
         other = next((o for o in same if o.result.text_sha256 == one.result.text_sha256), next(iter(same), None))
@@ -100,11 +90,6 @@ def _pairs(a: list[Side], b: list[Side]) -> tuple[list[Pair], list[str]]:
 
 def _sides(path: Path) -> list[Side]:
     """The results of a file, each with its items' columns."""
-    from lmtrain.eval.report import read_columns
-    from lmtrain.eval.result import Result
-    from lmtrain.eval.statistics.paired_test import Side
-    from lmtrain.runtime.files.files import read_json
-
     document = read_json(path)
     if not isinstance(document, dict) or document.get("format") != "lmtrain evaluation":
         raise DataError(f"{path} holds no results of `lmtrain eval --output`. Give such a file, or a checkpoint.")

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
+import hashlib
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lmtrain.cli.eval.session import Options, Session, evaluate_one
 from lmtrain.cli.keys.completion import complete_task
-from lmtrain.cli.options import Device, InputFormat, Plugins, Precision, text_inputs
+from lmtrain.cli.options import Device, InputFormat, Plugins, Precision, refuse_unfit, text_inputs
 from lmtrain.cli.ranks.launching import (
     NumPerNode,
     NumProcesses,
@@ -21,17 +21,16 @@ from lmtrain.cli.ranks.launching import (
     this_process,
     without_nproc,
 )
-from lmtrain.cli.screen.terminal import echo
+from lmtrain.cli.screen.terminal import print_json
 from lmtrain.errors import MissingInputError, OutputError, UsageError
+from lmtrain.runtime.files.files import check_output_folder, refuse_odd_output
+from lmtrain.runtime.processes.signals import unblock_stops
 
 if TYPE_CHECKING:
     from data_tools.read.sources import Source
     from lmtrain.cli.eval.session import Job
     from lmtrain.eval.text.texts import TextInput
 
-SUBJECT = typer.Argument(
-    metavar="CHECKPOINT", help="A checkpoint, a run's folder for its latest one, or a folder of Hugging Face's."
-)
 Layout = Annotated[
     list[str] | None,
     typer.Argument(
@@ -45,7 +44,13 @@ _OF_FILES = ("compare", "output", "as_json", "full", "plugin")  # what two resul
 
 def evaluate(
     context: typer.Context,
-    checkpoint: Annotated[Path | None, SUBJECT] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="CHECKPOINT",
+            help="A checkpoint, a run's folder for its latest one, or a folder of Hugging Face's.",
+        ),
+    ] = None,
     layout: Layout = None,
     task: Annotated[
         list[str] | None,
@@ -104,28 +109,27 @@ def evaluate(
         return _list(as_json)
     if compare is not None and checkpoint is not None and "=" in str(checkpoint):
         checkpoint, layout = None, [str(checkpoint), *(layout or [])]
-    _refuse_unfit(context, checkpoint, compare, steps)
+    _check_comparison(context, checkpoint, compare, steps)
     _check_outputs(output, samples)
-    options = Options(
-        baseline=baseline, batch_size=batch_size, stride=stride, seq_len=seq_len, limit=limit, device=device,
-        precision=precision, output=output, samples=samples, as_json=as_json, full=full,
-    )  # fmt: skip
-    if compare is not None and all(path.is_file() for path in compare):
-        from lmtrain.cli.eval.compare import compare_files
-
-        return compare_files(*compare, options)
-    jobs = _jobs(task, data, baseline, format_, key)
+    of_files = compare is not None and all(path.is_file() for path in compare)
+    jobs = [] if of_files else _jobs(task, data, baseline, format_, key)
     if checkpoint is None and compare is None:
         raise UsageError("CHECKPOINT is missing. Give a checkpoint or a run's folder, as in `lmtrain eval runs/a ...`.")
     processes = Processes(nproc, nproc_per_node)
     env = this_process(processes)
 
+    from lmtrain.cli.eval.compare import compare_files, compare_models
     from lmtrain.cli.eval.model_source import check_device, find_subject, settle_layout
-    from lmtrain.cli.eval.session import evaluate_steps, find_steps
+    from lmtrain.cli.eval.session import Options, Session, evaluate_one, evaluate_steps, find_steps
     from lmtrain.eval.source import check_kind
     from lmtrain.eval.task import window_of
-    from lmtrain.runtime.processes.signals import unblock_stops
 
+    options = Options(
+        baseline=baseline, batch_size=batch_size, stride=stride, seq_len=seq_len, limit=limit, device=device,
+        precision=precision, output=output, samples=samples, as_json=as_json, full=full,
+    )  # fmt: skip
+    if compare is not None and of_files:
+        return compare_files(*compare, options)
     unblock_stops()
     # before torch is imported, so that what is wrong is told at once
     paths = list(compare or ()) if checkpoint is None else [checkpoint]
@@ -147,16 +151,14 @@ def evaluate(
         return run_processes(without_nproc(context.obj), env)
     session = Session(jobs, options, env, settled)
     if compare is not None:
-        from lmtrain.cli.eval.compare import compare_models
-
         return compare_models(subjects, session)
     return evaluate_one(subjects[0], session) if steps is None else evaluate_steps(subjects, session)
 
 
-def _refuse_unfit(
+def _check_comparison(
     context: typer.Context, checkpoint: Path | None, compare: tuple[Path, Path] | None, steps: str | None
 ) -> None:
-    """What was given and would be ignored."""
+    """Refuse what was given and would be ignored."""
     with_, unfit = "", set[str]()
     if compare is not None:
         with_, unfit = "--compare of two checkpoints", {"checkpoint", "steps", "samples", "baseline"}
@@ -171,17 +173,11 @@ def _refuse_unfit(
         with_, unfit = "--steps", {"samples", "baseline"}
     if checkpoint is None:
         unfit.discard("checkpoint")
-    for one in context.command.params:
-        source = context.get_parameter_source(str(one.name))
-        if one.name in unfit and source is not None and source.name == "COMMANDLINE":
-            name = one.opts[0] if one.opts[0].startswith("-") else "CHECKPOINT"
-            raise UsageError(f"{name} means nothing to {with_}. Leave it out.")
+    refuse_unfit(context, unfit, with_)
 
 
 def _check_outputs(output: Path | None, samples: Path | None) -> None:
     """Refuse at once what could not be written hours later."""
-    from lmtrain.runtime.files.files import check_output_folder, refuse_odd_output
-
     for name, path in (("--output", output), ("--samples", samples)):
         if path is None:
             continue
@@ -218,7 +214,7 @@ def _jobs(
         if prefix is not None or not isinstance(task, TextTask):
             if prefix is None and not Path(source).exists():
                 raise MissingInputError(f"--data={source} does not exist. Give a file or a .bin/.idx prefix.")
-            jobs.append((task, partial(_itself, Path(source))))
+            jobs.append((task, partial(lambda path, report: path, Path(source))))
         elif source != "-" and not Path(source).exists() and not any(mark in source for mark in "*?["):
             raise MissingInputError(f"--data={source} does not exist. Give a file, a folder or a .bin/.idx prefix.")
         else:
@@ -229,15 +225,8 @@ def _jobs(
     return jobs
 
 
-def _itself(source: Path, report: Callable[[int], None]) -> Path:
-    return source
-
-
 def read_texts(sources: list[Source], key: str, report: Callable[[int], None]) -> TextInput:
     """All documents, and a hash to know them by: the file's, where there is one."""
-    import hashlib
-    from collections import Counter
-
     from data_tools.preprocess.texts import ALL, Texts
     from lmtrain.eval.text.texts import TextInput
 
@@ -257,16 +246,15 @@ def read_texts(sources: list[Source], key: str, report: Callable[[int], None]) -
 
 
 def _list(as_json: bool) -> None:
-    from lmtrain.cli.screen.console import Screen
     from lmtrain.eval.task import all_tasks
 
     tasks = all_tasks()
     if as_json:
-        plain: list[dict[str, Any]] = [
+        return print_json([
             {"id": name, "data": task.data, "headline": task.headline, "recipe": task.recipe}
             for name, task in tasks.items()
-        ]
-        return echo(json.dumps(plain, indent=1))
+        ])  # fmt: skip
+    from lmtrain.cli.screen.console import Screen
     from lmtrain.eval.report import render_tasks
 
     return Screen(highlight=False).print(render_tasks(tasks))

@@ -11,24 +11,29 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lmtrain.checkpoint.disk.format import MANIFEST
+from lmtrain.config.build import build_settings
+from lmtrain.config.overrides import change, parse, several
 from lmtrain.errors import LayoutError, MissingInputError, SettingsError, nearest
+from lmtrain.eval.source import Source, Weights, checkpoint_source
+from lmtrain.models.model_settings import ModelSettings
+from lmtrain.placement.parallel_settings import ParallelSettings, check_layout
+from lmtrain.runtime.files.files import read_json
+from lmtrain.runtime.machine.gpus import Gpus, device_problem
+from lmtrain.runtime.processes.process import ProcessEnv
+from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.train.before.preflight import process_problems
+from lmtrain.train.layouts.layout_table import layout_words
+from lmtrain.train.ranks.run_facts import Fact, checkpoint_fact, program_facts
 
 if TYPE_CHECKING:
     from lmtrain.eval.load import Loaded
-    from lmtrain.eval.source import Source
-    from lmtrain.models.model_settings import ModelSettings
-    from lmtrain.placement.parallel_settings import ParallelSettings
-    from lmtrain.runtime.processes.process import ProcessEnv
-    from lmtrain.train.ranks.run_facts import Fact
 
 _KEYS = ("tp", "pp", "dp_shard", "dp_replicate", "sequence_parallel", "balance", "timeout_s")
 KEYS, TRAINING = ([f"parallel.{key}" for key in keys] for keys in (_KEYS, ("vp", "zero", "schedule")))
 
 
 def find_subject(path: Path) -> Source:
-    from lmtrain.eval.source import checkpoint_source
-    from lmtrain.runtime.files.files import read_json
-
     if (path / "config.json").is_file():
         config = read_json(path / "config.json")
         if not isinstance(config, dict) or "model" not in config:  # because: a run has a file of this name too
@@ -37,9 +42,7 @@ def find_subject(path: Path) -> Source:
 
 
 def _huggingface(path: Path, config: Any) -> Source:
-    from lmtrain.eval.source import Source, Weights
     from lmtrain.exchange.huggingface.config import settings_of
-    from lmtrain.tokenizer.base import Tokenizer
 
     family, settings = settings_of(config, path / "config.json", pair_head=False, dropout=None)
 
@@ -62,10 +65,6 @@ def _huggingface(path: Path, config: Any) -> Source:
 
 def settle_layout(words: Sequence[str], model: ModelSettings, env: ProcessEnv) -> ParallelSettings:
     """`parallel.tp=2 parallel.pp=2` for these processes; what they leave are copies, with batches of their own each."""
-    from lmtrain.config.build import build_settings
-    from lmtrain.placement.parallel_settings import ParallelSettings, check_layout
-    from lmtrain.train.before.preflight import process_problems
-
     given = _given(words)
     asked = build_settings(ParallelSettings, given, "parallel")
     each = asked.pp * asked.tp * asked.dp_shard
@@ -82,13 +81,9 @@ def settle_layout(words: Sequence[str], model: ModelSettings, env: ProcessEnv) -
 
 
 def _given(words: Sequence[str]) -> dict[str, Any]:
-    if not words:
-        return {}
-    from lmtrain.config.overrides import change, parse, several
-
     tree: dict[str, Any] = {"parallel": {}}
     problems = []
-    for override in parse(words, {}):
+    for override in parse(words, {}) if words else ():
         key = str(override.key_or_group)
         if override.is_sweep_override():
             problems.append(several(override))
@@ -107,8 +102,6 @@ def _given(words: Sequence[str]) -> dict[str, Any]:
 
 def check_device(name: str, env: ProcessEnv) -> None:
     """Whether each process of this node can have a device of its own."""
-    from lmtrain.runtime.machine.gpus import Gpus, device_problem
-
     if name != "cpu" and env.world_size > 1 and (problem := device_problem(name, Gpus.found(), env)):
         raise problem
 
@@ -125,7 +118,6 @@ def on_processes(
     from lmtrain.parallel.mesh import build_mesh
     from lmtrain.runtime.machine.device import memory_errors, pick_device
     from lmtrain.runtime.processes.process_group import start
-    from lmtrain.train.layouts.layout_table import layout_words
     from lmtrain.train.ranks.same_everywhere import agree_on
 
     first = settled[0]
@@ -150,16 +142,11 @@ def on_processes(
 
 def _computed_by(parallel: ParallelSettings) -> dict[str, Fact]:
     """What all processes must have alike; that they score the same texts is seen when they do."""
-    from lmtrain.train.ranks.run_facts import Fact, program_facts
-
     settings = {f"parallel.{key}": Fact(str(value), str(value)) for key, value in parallel.to_dict().items()}
     return settings | program_facts()
 
 
 def _model_of(source: Source) -> dict[str, Fact]:
-    from lmtrain.checkpoint.disk.format import MANIFEST
-    from lmtrain.train.ranks.run_facts import Fact, checkpoint_fact
-
     if (source.path / MANIFEST).is_file():
         return {"checkpoint": checkpoint_fact(source.path)}
     files = [f"{file.name} of {file.stat().st_size} bytes" for file in sorted(source.path.iterdir())]

@@ -1,42 +1,51 @@
 """The scoring of `lmtrain eval`: a model is loaded, its tasks run in turn, each result is shown at once.
 
-Called by evaluate, eval_steps and eval_compare, once the command line has been judged. An output beside which a journal
+Called by evaluate and compare, once the command line has been judged. An output beside which a journal
 lies is whole only when "complete" is true in it.
 """
 
 from __future__ import annotations
 
-import json
+import hashlib
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+
 from lmtrain import __version__
-from lmtrain.cli.screen.terminal import echo
+from lmtrain.checkpoint.store import list_checkpoints
+from lmtrain.cli.eval.model_source import on_processes
+from lmtrain.cli.screen.console import Screen
+from lmtrain.cli.screen.messages import say
+from lmtrain.cli.screen.terminal import print_json
 from lmtrain.errors import MissingInputError, UsageError, a_few
+from lmtrain.eval.report import as_lines, render, sample_rows
+from lmtrain.eval.result import Result
+from lmtrain.eval.source import Source
+from lmtrain.eval.statistics.compare import with_baselines
+from lmtrain.eval.task import Task
+from lmtrain.eval.text.texts import TextInput
+from lmtrain.observe.screen.progress import Reporter, progress
+from lmtrain.observe.screen.row_text import show_measure, sparkline
+from lmtrain.placement.parallel_settings import ParallelSettings
+from lmtrain.runfolder.names import CHECKPOINTS, step_of
+from lmtrain.runtime.files.files import atomic_file, write_json
+from lmtrain.runtime.processes.faults import arm_from_env
+from lmtrain.runtime.processes.process import ProcessEnv
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from contextlib import AbstractContextManager
-
-    from rich.console import Console
-
     from lmtrain.eval.journal import Journal
     from lmtrain.eval.load import Loaded
-    from lmtrain.eval.result import Result
     from lmtrain.eval.runner import Outcome
     from lmtrain.eval.scoring.scoring import Passes
-    from lmtrain.eval.source import Source
-    from lmtrain.eval.task import Task
-    from lmtrain.eval.text.texts import TextInput
-    from lmtrain.observe.screen.progress import Reporter
-    from lmtrain.placement.parallel_settings import ParallelSettings
-    from lmtrain.runtime.processes.process import ProcessEnv
 
-Job = tuple["Task", "Callable[[Reporter], Path | TextInput]"]  # what reads the text, when its turn comes
+_CURVE = 40  # characters
+Job = tuple[Task, Callable[[Reporter], Path | TextInput]]  # what reads the text, when its turn comes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,9 +70,6 @@ class Session:
 
     def __init__(self, jobs: list[Job], options: Options, env: ProcessEnv, settled: Sequence[ParallelSettings]) -> None:
         """`settled`: the layout, for each of the models."""
-        from lmtrain.cli.screen.console import Screen
-        from lmtrain.runtime.processes.faults import arm_from_env
-
         arm_from_env()
         self.options, self._env, self._settled, self._jobs = options, env, settled, jobs
         self.console = Screen(stderr=True, quiet=env.rank > 0)
@@ -77,9 +83,6 @@ class Session:
     @contextmanager
     def processes(self) -> Iterator[Callable[[Source, int], Loaded]]:
         """What loads a source, the so-manieth, while the processes are together."""
-        from lmtrain.cli.eval.model_source import on_processes
-        from lmtrain.observe.screen.progress import progress
-
         with on_processes(self._env, self._settled, self.options.device, self.options.precision) as load:
 
             def loaded(source: Source, number: int) -> Loaded:
@@ -90,7 +93,6 @@ class Session:
 
     def journal(self) -> AbstractContextManager[Journal]:
         """Of all models and tasks of this call. The processes are together when it is opened."""
-        from lmtrain.cli.screen.messages import say
         from lmtrain.eval.journal import journal_beside
         from lmtrain.runtime.processes.process_group import from_first
 
@@ -98,17 +100,17 @@ class Session:
         return journal_beside(output, lambda said: say(self.console, said), from_first)
 
     def write(self, document: dict[str, Any]) -> None:
-        from lmtrain.runtime.files.files import write_json
-
         if self.options.output is not None and self._env.rank == 0:
             write_json(self.options.output, document)
 
-    def write_samples(self, lines: Iterable[bytes]) -> dict[str, str]:
+    def write_samples(self, path: Path, lines: Sequence[bytes]) -> dict[str, str]:
         """Where the results find them: by a path that begins at their own folder."""
         if self._env.rank > 0:
             return {}
-        assert self.options.samples is not None
-        return write_samples(self.options.samples, lines, self.options.output)
+        with atomic_file(path) as file:
+            file.writelines(lines)
+        found = str(path) if self.options.output is None else os.path.relpath(path, self.options.output.parent)
+        return {"file": found, "sha256": hashlib.sha256(b"".join(lines)).hexdigest()}
 
     def end(self, document: dict[str, Any]) -> None:
         """Also after a failure, of what was done before it."""
@@ -130,8 +132,6 @@ class Session:
             yield self._outcome(task, self._text(number), loaded, journal, passes)
 
     def _text(self, number: int) -> Path | TextInput:
-        from lmtrain.observe.screen.progress import progress
-
         if number not in self._given:
             task, read = self._jobs[number]
             with progress(self.console, f"{task.id}: read", "bytes", stopped="nothing is written.") as shown:
@@ -142,10 +142,8 @@ class Session:
         self, task: Task, given: Path | TextInput, loaded: Loaded, journal: Journal, passes: Passes | None
     ) -> Outcome:
         from lmtrain.eval.runner import run
-        from lmtrain.observe.screen.progress import progress
 
-        options = self.options
-        stopped = "the same command goes on from here."
+        options, stopped = self.options, "the same command goes on from here."
         if options.output is None:
             stopped = "nothing is kept. With --output FILE the same command would go on."
         with progress(self.console, f"{task.id}: fed", "tokens", stopped=stopped) as shown:
@@ -156,11 +154,6 @@ class Session:
 
     def compared(self, outcome: Outcome, loaded: Loaded) -> Outcome:
         """With the baselines, where they were asked for and can be."""
-        from dataclasses import replace
-
-        from lmtrain.eval.statistics.compare import with_baselines
-        from lmtrain.observe.screen.progress import progress
-
         if self.options.baseline is None or outcome.prepared.documents is None or self._env.rank > 0:
             return outcome
         with progress(self.console, "counting for the baselines"):
@@ -171,16 +164,16 @@ class Session:
 
 def evaluate_one(source: Source, session: Session) -> None:
     """Every result is written and shown when it is there, and stays when a later one fails."""
-    from lmtrain.eval.report import render
-
     options, lines = session.options, list[bytes]()
     document = new_document("lmtrain evaluation", model={}, results=[])
 
     def add(outcome: Outcome, loaded: Loaded) -> None:
         outcome = session.compared(outcome, loaded)
         if options.samples is not None:
-            lines.append(_sample_lines(len(lines), outcome, loaded))
-            document["samples"] = session.write_samples(lines)
+            tokenizer = loaded.subject.tokenizer
+            rows = sample_rows(len(lines), outcome.result, outcome.prepared, outcome.columns, tokenizer)
+            lines.append(as_lines(rows))
+            document["samples"] = session.write_samples(options.samples, lines)
         document["results"].append(outcome.result.to_dict())
         session.write(document)
         session.screen.print(render(outcome.result, loaded.facts, full=options.full))
@@ -211,40 +204,11 @@ def new_document(format_: str, **rest: Any) -> dict[str, Any]:
 
 
 def print_document(document: dict[str, Any]) -> None:
-    echo(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False))
-
-
-def _sample_lines(number: int, outcome: Outcome, loaded: Loaded) -> bytes:
-    from lmtrain.eval.report import as_lines, sample_rows
-
-    rows = sample_rows(number, outcome.result, outcome.prepared, outcome.columns, loaded.subject.tokenizer)
-    return as_lines(rows)
-
-
-def write_samples(path: Path, lines: Iterable[bytes], output: Path | None) -> dict[str, str]:
-    """Where the results find them: by a path that begins at their own folder."""
-    import hashlib
-    import os
-
-    from lmtrain.runtime.files.files import atomic_file
-
-    digest = hashlib.sha256()
-    with atomic_file(path) as file:
-        for some in lines:
-            file.write(some)
-            digest.update(some)
-    found = str(path) if output is None else os.path.relpath(path, output.parent)
-    return {"file": found, "sha256": digest.hexdigest()}
-
-
-_CURVE = 40  # characters
+    print_json(document, ensure_ascii=False, allow_nan=False)
 
 
 def find_steps(run: Path, asked: str) -> list[Path]:
     """The run's checkpoints of these steps, oldest first."""
-    from lmtrain.checkpoint.store import list_checkpoints
-    from lmtrain.runfolder.names import CHECKPOINTS, step_of
-
     found = {step_of(path.name): path for path in list_checkpoints(run / CHECKPOINTS) or list_checkpoints(run)}
     if not found:
         raise MissingInputError(f"{run} holds no checkpoints, which --steps goes through. Give a run's folder.")
@@ -265,8 +229,6 @@ def find_steps(run: Path, asked: str) -> list[Path]:
 
 def evaluate_steps(sources: Sequence[Source], session: Session) -> None:
     """A line for each checkpoint as it comes; then the recipe of the last one, and the curve."""
-    from lmtrain.eval.report import render
-
     document = new_document("lmtrain evaluation over steps", run=str(sources[0].path.parent), steps=[])
     found: list[tuple[int, list[Result]]] = []
     with ExitStack() as kept:
@@ -295,8 +257,6 @@ def evaluate_steps(sources: Sequence[Source], session: Session) -> None:
 
 
 def _print_row(screen: Console, step: int, result: Result) -> None:
-    from lmtrain.observe.screen.row_text import show_measure
-
     name = result.headline
     low_high = [show_measure(name, edge) for edge in result.intervals.get(name, ())]
     within = f"  ({' to '.join(low_high)})" if low_high else ""
@@ -305,8 +265,6 @@ def _print_row(screen: Console, step: int, result: Result) -> None:
 
 
 def _print_curve(screen: Console, steps: Sequence[int], results: Sequence[Result]) -> None:
-    from lmtrain.observe.screen.row_text import show_measure, sparkline
-
     name = results[0].headline
     values = [result.measures[name] for result in results]
     if screen.encoding.startswith("utf"):

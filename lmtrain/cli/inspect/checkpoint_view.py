@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rich.text import Text
+from rich.tree import Tree
+
+from lmtrain.checkpoint import diff
+from lmtrain.checkpoint.contents import Contents
+from lmtrain.checkpoint.described import layout_of
+from lmtrain.checkpoint.disk.format import ITEM_BYTES
+from lmtrain.checkpoint.store import resolve
 from lmtrain.cli.inspect.dataset_view import tokenizer_words
 from lmtrain.cli.inspect.run_view import model_words
-from lmtrain.runfolder.differences import differences
+from lmtrain.cli.screen.console import Screen
+from lmtrain.cli.screen.tables import print_facts, print_tree
+from lmtrain.cli.screen.terminal import echo
+from lmtrain.train.layouts.layout_table import layout_words
 from lmtrain.units import format_bytes, format_count
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.tree import Tree
 
 _SHOWN = 40  # lines of a kind in a comparison
 
 
 def checkpoint_facts(path: Path, verify: bool) -> dict[str, Any]:
-    import math
-
-    from lmtrain.checkpoint.contents import Contents
-    from lmtrain.checkpoint.described import layout_of
-    from lmtrain.checkpoint.diff import refuse_problems, verify_checkpoints
-    from lmtrain.checkpoint.disk.format import ITEM_BYTES
-    from lmtrain.train.layouts.layout_table import layout_words
-
     if verify:
-        refuse_problems(verify_checkpoints(path))
+        diff.refuse_problems(diff.verify_checkpoints(path))
     manifest = Contents(path).manifest
     state, parallel = manifest.state, layout_of(manifest.state)
     tensors: dict[str, dict[str, Any]] = {
@@ -57,9 +58,7 @@ def checkpoint_facts(path: Path, verify: bool) -> dict[str, Any]:
     }
 
 
-def print_checkpoint(console: Console, facts: dict[str, Any], all_: bool) -> None:
-    from lmtrain.cli.screen.fact_list import print_facts, print_tree
-
+def print_checkpoint(facts: dict[str, Any], all_: bool) -> None:
     counts = [(key, facts[key]) for key in ("step", "samples", "tokens")]
     lines = [(key, f"{count:,}" if isinstance(count, int) else "-") for key, count in counts]
     lines += [(key, str(facts[key] or "-")) for key in ("layout", "digest")]
@@ -67,29 +66,25 @@ def print_checkpoint(console: Console, facts: dict[str, Any], all_: bool) -> Non
     size, files, names = format_bytes(facts["bytes"]), len(facts["files"]), facts["tensors"]
     both = " with the optimizer's" if any(name.startswith("optim.") for name in names) else ""
     lines.append(("on disk", f"{size} in {files} files, {len(names)} tensors{both}"))
-    model, tokenizer = facts["model"], facts["tokenizer"]
-    if isinstance(model, dict):
-        lines.append(("model", model_words(model)))
-    match tokenizer:
+    if isinstance(facts["model"], dict):
+        lines.append(("model", model_words(facts["model"])))
+    match facts["tokenizer"]:
         case {"vocab_size": int(pieces), "fingerprint": str(fingerprint), "eod_id": int() | None as eod}:
             lines.append(("tokenizer", tokenizer_words(pieces, eod, fingerprint)))
     lines.append(("verified", "every hash" if facts["verified"] else "no; add --verify to read every byte"))
     if not all_:
         lines.append(("more", "--all lists settings, files and tensors"))
-    print_facts(console, f"checkpoint {facts['checkpoint']}", lines)
+    print_facts(f"checkpoint {facts['checkpoint']}", lines)
     if all_:
         for key in ("model", "settings"):
             if isinstance(facts[key], dict):
-                print_tree(console, key, facts[key])
-        print_tree(console, "files", {name: format_bytes(size) for name, size in facts["files"].items()})
-        console.print(_tensor_tree(facts["tensors"]), highlight=False, soft_wrap=True)
+                print_tree(key, facts[key])
+        print_tree("files", {name: format_bytes(size) for name, size in facts["files"].items()})
+        Screen().print(_tensor_tree(facts["tensors"]), highlight=False, soft_wrap=True)
 
 
 def _tensor_tree(tensors: dict[str, dict[str, Any]]) -> Tree:
     """Names by their dots; every branch says what is under it."""
-    from rich.text import Text
-    from rich.tree import Tree
-
     def say(tree: Tree, word: str, names: list[str], depth: int) -> None:
         if len(names) == 1:
             tensor, rest = tensors[names[0]], ".".join(names[0].split(".")[depth:])
@@ -118,18 +113,12 @@ def _by_word(names: list[str], depth: int) -> list[tuple[str, list[str]]]:
 
 
 def difference_facts(path: Path, other: Path) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    from lmtrain.checkpoint import diff
-    from lmtrain.checkpoint.contents import Contents
-    from lmtrain.checkpoint.store import resolve
-
     a, b = Contents(resolve(path)), Contents(resolve(other))
     only_a, only_b = diff.missing(a, b)
     facts: dict[str, Any] = {
         "checkpoint": str(a.path),
         "other": str(b.path),
-        "state": dict(sorted(differences([a.manifest.state, b.manifest.state]).items())),
+        "state": {key: list(pair) for key, pair in diff.different_state(a.manifest.state, b.manifest.state).items()},
         "only_in_checkpoint": only_a,
         "only_in_other": only_b,
         "kinds": {name: list(pair) for name, pair in diff.different_kinds(a, b).items()},
@@ -139,20 +128,20 @@ def difference_facts(path: Path, other: Path) -> dict[str, Any]:
     return facts
 
 
-def print_difference(console: Console, facts: dict[str, Any]) -> None:
-    def block(title: str, lines: list[str]) -> None:
+def print_difference(facts: dict[str, Any]) -> None:
+    echo(f"{facts['checkpoint']} and {facts['other']}")
+    for title, lines in (
+        ("state", [f"{key}: {a} -> {b}" for key, (a, b) in facts["state"].items()]),
+        ("tensors of the first alone", facts["only_in_checkpoint"]),
+        ("tensors of the second alone", facts["only_in_other"]),
+        ("other types or shapes", [f"{name}: {a} -> {b}" for name, (a, b) in facts["kinds"].items()]),
+        ("other values", [f"{name}: {_values(found)}" for name, found in facts["values"].items()]),
+    ):
         more = [f"... and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
         for text in [title, *(f"  {line}" for line in lines[:_SHOWN] + more)] if lines else []:
-            console.print(text, highlight=False, soft_wrap=True, markup=False)
-
-    console.print(f"{facts['checkpoint']} and {facts['other']}", highlight=False, soft_wrap=True, markup=False)
-    block("state", [f"{key}: {a} -> {b}" for key, (a, b) in facts["state"].items()])
-    block("tensors of the first alone", facts["only_in_checkpoint"])
-    block("tensors of the second alone", facts["only_in_other"])
-    block("other types or shapes", [f"{name}: {a} -> {b}" for name, (a, b) in facts["kinds"].items()])
-    block("other values", [f"{name}: {_values(found)}" for name, found in facts["values"].items()])
+            echo(text)
     if facts["same_tensors"]:
-        console.print("all tensors are the same, bit for bit", highlight=False)
+        echo("all tensors are the same, bit for bit")
 
 
 def _values(found: dict[str, Any]) -> str:

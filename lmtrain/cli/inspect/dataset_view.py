@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lmtrain.cli.screen.console import Screen
 from lmtrain.cli.screen.messages import say
 from lmtrain.cli.screen.terminal import echo
 from lmtrain.errors import UsageError
@@ -16,13 +18,12 @@ if TYPE_CHECKING:
     from lmtrain.data.training_data import TrainingData
     from lmtrain.tokenizer.base import Tokenizer
 
+Rows = list[dict[str, Any]]
 _LENGTHS_READ = 1 << 24  # sequences whose lengths are looked at in less than a blink
 
 
 def dataset_facts(path: Path, verify: bool = False) -> dict[str, Any]:
     """From the header and the sidecar alone, unless every byte is to be verified."""
-    import dataclasses
-
     from lmtrain.data.store import reshape
     from lmtrain.data.store.indexed import IndexedDataset, part
 
@@ -41,7 +42,7 @@ def dataset_facts(path: Path, verify: bool = False) -> dict[str, Any]:
         "bytes": sum(part(dataset.prefix, suffix).stat().st_size for suffix in (".bin", ".idx")),
         "shortest_sequence": None if lengths is None else int(lengths.min()),
         "longest_sequence": None if lengths is None else int(lengths.max()),
-        "sidecar": dataclasses.asdict(dataset.info) if dataset.info else None,
+        "sidecar": asdict(dataset.info) if dataset.info else None,
     }
 
 
@@ -72,9 +73,6 @@ def tokenizer_words(vocab_size: int, eod_id: int | None, fingerprint: str) -> st
     return f"{vocab_size:,} pieces, {eod}, fingerprint {fingerprint[:12]}"
 
 
-Rows = list[dict[str, Any]]
-
-
 def document_rows(
     dataset: IndexedDataset, documents: Sequence[int], most: int | None, tokenizer: Tokenizer | None
 ) -> Rows:
@@ -100,12 +98,8 @@ def print_documents(rows: Rows, most: int | None) -> None:
         echo(row.get("text", " ".join(map(str, row.get("ids", [])))))
 
 
-def sample_rows(data: TrainingData, numbers: Sequence[int], most: int | None, tokenizer: Tokenizer) -> Rows:
-    """Samples as they become rows of a batch; of each the first `most` tokens."""
-    return [_sample(data, number, most, tokenizer) for number in numbers]
-
-
-def _sample(data: TrainingData, number: int, most: int | None, tokenizer: Tokenizer) -> dict[str, Any]:
+def sample_row(data: TrainingData, number: int, most: int | None, tokenizer: Tokenizer) -> dict[str, Any]:
+    """A sample as it becomes a row of a batch; of its tokens the first `most`."""
     import numpy as np
 
     from lmtrain.data.samples.causal import CausalDataset
@@ -119,15 +113,17 @@ def _sample(data: TrainingData, number: int, most: int | None, tokenizer: Tokeni
     while part < len(data.parts) - 1 and inside >= data.parts[part].dataset.num_samples:
         inside, part = inside - data.parts[part].dataset.num_samples, part + 1
     dataset = data.parts[part].dataset
-    row: dict[str, Any] = {"sample": number, "dataset": str(data.parts[part].indexed.prefix)}
-    row |= {"tokens": len(batch.tokens_BT[0]), "num_labels": int((batch.labels_BT >= 0).sum())}
+    row: dict[str, Any] = {
+        "sample": number, "dataset": str(data.parts[part].indexed.prefix), "tokens": len(batch.tokens_BT[0]),
+        "num_labels": int((batch.labels_BT >= 0).sum()),
+    }  # fmt: skip
     ids, labels = batch.tokens_BT[0][:most].tolist(), batch.labels_BT[0][:most].tolist()
     if isinstance(dataset, CausalDataset):
         row["documents"] = [
             {"document": document, "from": first, "to": last} for document, first, last in dataset.index.spans(inside)
         ]
-    row |= {"text": tokenizer.decode(ids), "ids": ids}
-    row["labels"] = [label if label >= 0 else None for label in labels]  # an ignored one is below 0
+    # an ignored label is below 0
+    row |= {"text": tokenizer.decode(ids), "ids": ids, "labels": [one if one >= 0 else None for one in labels]}
     if masked:
         row["predicted"] = {str(i): tokenizer.piece(label) for i, label in enumerate(labels) if label >= 0}
     if batch.pair_labels_B is not None:
@@ -136,9 +132,6 @@ def _sample(data: TrainingData, number: int, most: int | None, tokenizer: Tokeni
 
 
 def print_samples(rows: Rows, ids_only: bool) -> None:
-    from lmtrain.cli.screen.console import Screen
-
-    console = Screen()
     for row in rows:
         head = f"sample {row['sample']} of {row['dataset']}: {row['tokens']} tokens, {row['num_labels']} with a label"
         echo(head, bold=True)
@@ -146,7 +139,7 @@ def print_samples(rows: Rows, ids_only: bool) -> None:
             echo(line, dim=True)
         if not ids_only:
             echo(row["text"])
-        say(console, " ".join(map(str, row["ids"])))
+        say(Screen(), " ".join(map(str, row["ids"])))
 
 
 def _notes(row: dict[str, Any]) -> Iterator[str]:

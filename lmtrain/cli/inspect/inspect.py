@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from lmtrain.cli.inspect.dataset_view import dataset_facts, dataset_lines
+from lmtrain.cli.inspect.run_view import run_facts, run_lines
 from lmtrain.cli.options import Json, Plugins
-from lmtrain.cli.screen.terminal import echo
+from lmtrain.cli.screen.console import Screen
+from lmtrain.cli.screen.tables import print_facts, print_tree
+from lmtrain.cli.screen.terminal import print_json
 from lmtrain.errors import MissingInputError
+from lmtrain.runfolder.folder import as_written
 from lmtrain.runfolder.names import CONFIG
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from lmtrain.runfolder.rows import writable
 
 
 def inspect(
@@ -30,61 +34,40 @@ def inspect(
     """Show what is in a dataset, a run or a checkpoint; or what differs between two checkpoints."""
     from lmtrain.checkpoint.store import is_best, resolve
     from lmtrain.cli.inspect import checkpoint_view as view
-    from lmtrain.cli.inspect.dataset_view import dataset_facts
-    from lmtrain.cli.inspect.run_view import run_facts
-    from lmtrain.runfolder.folder import as_written
-    from lmtrain.runfolder.rows import writable
 
     if is_best(path):
         path = resolve(path)
+    show: Callable[[dict[str, Any]], None]
     if diff is not None:
-        facts = view.difference_facts(path, diff)
+        facts, show = view.difference_facts(path, diff), view.print_difference
     elif (path / "manifest.json").is_file():
-        facts = view.checkpoint_facts(path, verify)
+        facts, show = view.checkpoint_facts(path, verify), partial(view.print_checkpoint, all_=all_)
     elif (path / CONFIG).is_file():
         with as_written(path):
-            facts = run_facts(path, verify)
+            facts, show = run_facts(path, verify), partial(_print_run, all_=all_)
     elif path.with_name(path.name + ".idx").is_file() or path.suffix in (".idx", ".bin"):
-        facts = dataset_facts(path, verify)
+        facts, show = dataset_facts(path, verify), partial(print_dataset, all_=all_)
     else:
         raise MissingInputError(
             f"{path} is not a run folder (config.json), a checkpoint (manifest.json) or a dataset ({path}.idx). "
             "Check the path."
         )
     if as_json:
-        shown = {key: value for key, value in facts.items() if key != "losses"}
-        echo(json.dumps(writable(shown), indent=1, allow_nan=False))
-        return
-    from lmtrain.cli.screen.console import Screen
-
-    if diff is not None:
-        view.print_difference(Screen(), facts)
-    elif "run" in facts:
-        _print_run(Screen(), facts, all_)
-    elif "checkpoint" in facts:
-        view.print_checkpoint(Screen(), facts, all_)
-    else:
-        print_dataset(Screen(), facts, all_)
+        return print_json(writable({k: v for k, v in facts.items() if k != "losses"}), allow_nan=False)
+    return show(facts)
 
 
-def print_dataset(console: Console, facts: dict[str, Any], all_: bool = False) -> None:
+def print_dataset(facts: dict[str, Any], all_: bool = False) -> None:
     """Also what `lmtrain data inspect` prints."""
-    from lmtrain.cli.inspect.dataset_view import dataset_lines
-    from lmtrain.cli.screen.fact_list import print_facts, print_tree
-
-    print_facts(console, f"dataset {facts['dataset']}", [*dataset_lines(facts)])
+    print_facts(f"dataset {facts['dataset']}", dataset_lines(facts))
     if all_ and facts["sidecar"] is not None:
-        print_tree(console, "sidecar", facts["sidecar"])
+        print_tree("sidecar", facts["sidecar"])
 
 
-def _print_run(console: Console, facts: dict[str, Any], all_: bool) -> None:
-    from lmtrain.cli.inspect.run_view import run_lines
-    from lmtrain.cli.screen.fact_list import print_facts, print_tree
-    from lmtrain.runfolder.folder import as_written
-
+def _print_run(facts: dict[str, Any], all_: bool) -> None:
     with as_written(Path(facts["run"])):
-        lines = [*run_lines(facts, console.encoding.startswith("utf"))]
-    print_facts(console, f"run {facts['run']}", lines)
+        lines = [*run_lines(facts, Screen().encoding.startswith("utf"))]
+    print_facts(f"run {facts['run']}", lines)
     if all_:
-        print_facts(console, "checkpoints", [("", name) for name in facts["checkpoints"]] or [("", "none")])
-        print_tree(console, "settings", facts["settings"])
+        print_facts("checkpoints", [("", name) for name in facts["checkpoints"]] or [("", "none")])
+        print_tree("settings", facts["settings"])

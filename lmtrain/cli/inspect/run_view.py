@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from lmtrain.errors import LmtrainError
+from lmtrain.errors import LmtrainError, MissingInputError
+from lmtrain.observe.measure.measures import measures_of, worth_by_step
+from lmtrain.observe.screen.row_text import (
+    compute,
+    domains,
+    eval_figures,
+    percent,
+    show_measure,
+    smoothed,
+    sparkline,
+    terms,
+)
+from lmtrain.runfolder.folder import read_settings, state_now
+from lmtrain.runfolder.names import CHECKPOINTS, METRICS, step_of
+from lmtrain.runfolder.rows import read_metrics, written_at
 from lmtrain.units import format_bytes, format_count, format_seconds
 
 _CURVE = 40  # characters
@@ -17,10 +33,6 @@ Rows = Sequence[dict[str, Any]]
 def run_facts(path: Path, verify: bool) -> dict[str, Any]:
     from lmtrain.checkpoint.diff import refuse_problems, verify_checkpoints
     from lmtrain.checkpoint.store import list_broken, list_checkpoints, list_set_aside
-    from lmtrain.observe.screen.row_text import smoothed
-    from lmtrain.runfolder.folder import read_settings, state_now
-    from lmtrain.runfolder.names import CHECKPOINTS, METRICS
-    from lmtrain.runfolder.rows import read_metrics, written_at
 
     if verify:
         refuse_problems(verify_checkpoints(path))
@@ -50,7 +62,7 @@ def run_facts(path: Path, verify: bool) -> dict[str, Any]:
         **planned(path, settings),
         "checkpoints": [one.name for one in list_checkpoints(path / CHECKPOINTS)],
         "damaged": [one.name for some in (list_broken, list_set_aside) for one in some(path / CHECKPOINTS)],
-        "settings_digest": _digest(settings),
+        "settings_digest": hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12],
         "settings": settings,
     }
 
@@ -62,8 +74,6 @@ def _loss(row: dict[str, Any]) -> float:
 
 def _best_evaluations(rows: Rows) -> dict[str, dict[str, Any]]:
     """Of each task the row that is best by the measure to read first."""
-    from lmtrain.observe.measure.measures import worth_by_step
-
     names = {row["name"]: f"eval/{row['name']}/{row['headline']}" for row in rows}
     worth = {name: worth_by_step(rows, measure) for name, measure in names.items()}
     best = {name: max(found, key=lambda step: (found[step], -step)) for name, found in worth.items() if found}
@@ -73,9 +83,6 @@ def _best_evaluations(rows: Rows) -> dict[str, dict[str, Any]]:
 def _best_checkpoint(path: Path, settings: dict[str, Any], rows: Rows) -> dict[str, Any] | None:
     """Which one RUN@best is, of a run that keeps the best."""
     from lmtrain.checkpoint.store import best
-    from lmtrain.errors import MissingInputError
-    from lmtrain.observe.measure.measures import measures_of
-    from lmtrain.runfolder.names import step_of
 
     if not settings.get("checkpoint", {}).get("keep_best"):
         return None
@@ -114,17 +121,8 @@ def planned(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _digest(settings: dict[str, Any]) -> str:
-    import hashlib
-    import json
-
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
-
-
 def run_lines(facts: dict[str, Any], curve: bool) -> Iterator[tuple[str, str]]:
     """A name and a text each; `curve` is whether the output can show block characters."""
-    from lmtrain.observe.screen.row_text import show_measure, sparkline
-
     row, losses = facts["last_step"] or {}, facts["losses"]
     step, steps = int(row.get("step", 0)), facts["steps"]
     share = f" of {steps:,} ({step / steps:.0%})" if steps else ""
@@ -142,8 +140,7 @@ def run_lines(facts: dict[str, Any], curve: bool) -> Iterator[tuple[str, str]]:
         yield "last validation", _valid_words(last)
     for name, row_ in facts["last_evaluations"].items():
         yield "evaluation", f"{name}: {_eval_words(row_, facts['best_evaluations'].get(name))}"
-    if facts["best_checkpoint"] is not None:
-        found = facts["best_checkpoint"]
+    if found := facts["best_checkpoint"]:
         value = show_measure(found["by"], found["value"])
         yield "best checkpoint", f"{found['name']}, by {found['by']} {value}; {facts['run']}@best names it"
     yield from _pace(facts, row)
@@ -154,8 +151,6 @@ def run_lines(facts: dict[str, Any], curve: bool) -> Iterator[tuple[str, str]]:
 
 
 def _valid_words(row: dict[str, Any]) -> str:
-    from lmtrain.observe.screen.row_text import domains, percent, terms
-
     loss = "-" if row.get("loss") is None else f"{row['loss']:.4f}"
     quality = f", perplexity {row['ppl']:.2f} a token" if "ppl" in row else ""
     quality += f", accuracy {percent(row['accuracy'])}" if "accuracy" in row else ""
@@ -163,8 +158,6 @@ def _valid_words(row: dict[str, Any]) -> str:
 
 
 def _eval_words(row: dict[str, Any], best: dict[str, Any] | None) -> str:
-    from lmtrain.observe.screen.row_text import eval_figures
-
     last, most = eval_figures(row)[0], eval_figures(best or row)[0]
     found = f"{last} at step {row['step']:,}"
     return found if best is None or most == last else f"{found}; the best {most} at step {best['step']:,}"
@@ -172,28 +165,31 @@ def _eval_words(row: dict[str, Any], best: dict[str, Any] | None) -> str:
 
 def state_words(facts: dict[str, Any]) -> str:
     state, stop, seen = facts["state"], facts["stopped"], facts["last_row_time"]
-    ago = f" {_ago(seen)}" if seen else ""
+    since = f" {ago(seen)}" if seen else ""
+    last = f", last row{since}" if since else ""
     if state == "finished":
-        return f"finished{ago}"
+        return f"finished{since}"
     if state == "running":
-        return f"running: {facts['process']}" + (f", last row{ago}" if ago else "")
+        return f"running: {facts['process']}{last}"
     if state == "out of sight":
-        return f"running or killed: {facts['process']} cannot be seen from here" + (f", last row{ago}" if ago else "")
+        return f"running or killed: {facts['process']} cannot be seen from here{last}"
     if state == "killed":
-        return f"killed{ago} (it left no stop.json); the same command goes on"
+        return f"killed{since} (it left no stop.json); the same command goes on"
     if state == "stopped":
-        return f"stopped by {stop['cause']}{ago}; the same command goes on"
-    return f"failed with exit code {stop.get('exit_code')}{ago}: {stop.get('cause')}"
+        return f"stopped by {stop['cause']}{since}; the same command goes on"
+    return f"failed with exit code {stop.get('exit_code')}{since}: {stop.get('cause')}"
 
 
-def _ago(time: str) -> str:
-    seconds = (datetime.now(UTC) - datetime.fromisoformat(time)).total_seconds()
-    return f"{format_seconds(max(seconds, 0.0))} ago"
+def age_s(time: str) -> float:
+    """Return for how long it has been, by this machine's clock, which may be behind the other one's."""
+    return max((datetime.now(UTC) - datetime.fromisoformat(time)).total_seconds(), 0.0)
+
+
+def ago(time: str) -> str:
+    return f"{format_seconds(age_s(time))} ago"
 
 
 def _pace(facts: dict[str, Any], row: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    from lmtrain.observe.screen.row_text import compute
-
     figures = dict(compute(row))
     if row:
         yield "speed", f"{figures['speed']}, {figures['compute']}, memory {figures['memory']}"
@@ -212,7 +208,7 @@ def _save_words(facts: dict[str, Any]) -> str:
     few = names[-1] if len(names) == 1 else f"{names[-1]} and {len(names) - 1} older"
     if save is None or f"{save['saved_step']:08d}" not in names[-1]:
         return few
-    when = f", {_ago(save['time'])}" if "time" in save else ""
+    when = f", {ago(save['time'])}" if "time" in save else ""
     return f"{few}: {format_bytes(save['bytes'])} in {format_seconds(save['write_s'])}{when}"
 
 
@@ -231,3 +227,13 @@ def model_words(model: dict[str, Any], parameters: int | None = None) -> str:
     shape = [f"{model[key]} {word}" for key, word in (("num_layers", "layers"), ("width", "wide")) if key in model]
     length = [f"sequences of {model['seq_len']}"] if "seq_len" in model else []
     return ", ".join([f"{model.get('kind', '-')}{size}", *shape, *length])
+
+
+def finite(value: Any) -> Any:
+    """Return what JSON can hold of a number: neither NaN nor a text."""
+    return value if type(value) in (int, float) and value - value == 0 else None
+
+
+def four(value: float | str | None) -> str:
+    """A loss in a table; a text, as "nan" is in metrics.jsonl, stays one."""
+    return "" if value is None else value if isinstance(value, str) else f"{value:.4f}"

@@ -25,33 +25,34 @@ def complete_override(ctx: typer.Context, incomplete: str) -> list[Offer]:
     *before, word = _joined([*(ctx.params.get("overrides") or ()), incomplete])
     known = _Known(before, ctx.params.get("config_dir"))
     given = len(word) - len(incomplete) if word.endswith(incomplete) else 0  # by bash, which asks for what follows
-    offers = [offer for offer in known.offers(word) if offer[0].startswith(word)]
-    return [(text[given:], words) for text, words in offers]
+    return [(text[given:], words) for text, words in _beginning(word, known.offers(word))]
 
 
 def complete_group(ctx: typer.Context, incomplete: str) -> list[Offer]:
-    known = _Known([], ctx.params.get("config_dir"))
-    return [(name, words) for name, words in known.group_offers() if name.startswith(incomplete)]
+    return _beginning(incomplete, _Known([], ctx.params.get("config_dir")).group_offers())
 
 
 def complete_choice(ctx: typer.Context, incomplete: str) -> list[Offer]:
     """Of the group that stands before it."""
-    group = str(ctx.params.get("group") or "")
     known = _Known([], ctx.params.get("config_dir"))
-    return [(name, words) for name, words in known.choice_offers(group) if name.startswith(incomplete)]
+    return _beginning(incomplete, known.choice_offers(str(ctx.params.get("group") or "")))
 
 
 def complete_key(ctx: typer.Context, incomplete: str) -> list[Offer]:
     """The name of a setting, without a value."""
     offers = dict(_Known([], ctx.params.get("config_dir")).name_offers(incomplete))
     names = [name for name in offers if "." in name or f"{name[:-1]}." in offers]  # because: some groups are no part
-    return [(name.removesuffix("="), offers[name]) for name in names if name.startswith(incomplete)]
+    return _beginning(incomplete, [(name.removesuffix("="), offers[name]) for name in names])
 
 
 def complete_task(incomplete: str) -> list[Offer]:
     from lmtrain.eval.task import all_tasks
 
-    return [(name, f"needs {task.data}") for name, task in all_tasks().items() if name.startswith(incomplete)]
+    return _beginning(incomplete, [(name, f"needs {task.data}") for name, task in all_tasks().items()])
+
+
+def _beginning(word: str, offers: Iterable[Offer]) -> list[Offer]:
+    return [offer for offer in offers if offer[0].startswith(word)]
 
 
 def _joined(words: list[str]) -> list[str]:
@@ -91,7 +92,7 @@ class _Known:
         if equals:
             yield from self._value_offers(name)
             return
-        found = [offer for offer in self.name_offers(word) if offer[0].startswith(word)]
+        found = _beginning(word, self.name_offers(word))
         yield from found
         if len(found) == 1 and found[0][0].endswith("="):
             # because: a shell puts a space behind the only offer, and here the value has to follow at once
@@ -133,9 +134,7 @@ class _Known:
             return [(f"{name}={choice}", words) for choice, words in self.choice_offers(name)]
         keys = [key for key in self._keys(name.partition(".")[0]) if key.name == name]
         words = {value: "" for key in keys for value in key.values}
-        for key in keys:
-            if key.default:
-                words[key.default] = "the default"
+        words |= {key.default: "the default" for key in keys if key.default}
         return [(f"{name}={value}", said) for value, said in words.items()]
 
 

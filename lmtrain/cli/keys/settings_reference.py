@@ -9,16 +9,25 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-import types
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, TypeGuard, get_args, get_origin
 
 from lmtrain.config.base import Choice, Settings, kinds, show
 from lmtrain.config.compose import conf_dir, group_choices
+from lmtrain.config.names import options_of
 from lmtrain.config.yaml_file import MAX_BYTES
+
+_INTRO = """# Settings
+
+Every key can be given on the command line as `key=value`, groups as `group=choice`; see
+[how settings work](../explanation/settings.md). A key without a default must be given. Counts take human sizes
+such as `10M` and `300B`.
+"""
+_WORDS = {bool: "true or false", int: "whole number", float: "number", str: "text"}
+_UNITS = {"count": "count", "bytes": "bytes", "seconds": "seconds"}
 
 
 def config_file(group: str, name: str, config_dir: Path | None = None) -> Path | None:
@@ -82,16 +91,6 @@ class CommentedFile:
             above = []
 
 
-_INTRO = """# Settings
-
-Every key can be given on the command line as `key=value`, groups as `group=choice`; see
-[how settings work](../explanation/settings.md). A key without a default must be given. Counts take human sizes
-such as `10M` and `300B`.
-"""
-_WORDS = {bool: "true or false", int: "whole number", float: "number", str: "text"}
-_UNITS = {"count": "count", "bytes": "bytes", "seconds": "seconds"}
-
-
 @dataclass(frozen=True)
 class Key:
     """One setting, and what is said of it."""
@@ -118,17 +117,19 @@ class Section:
         return _keys(self.name, cls, Meanings(self.name, getattr(cls, "kind", "")), kind)
 
 
-def sections(cls: type[Settings] | None = None) -> dict[str, Section]:
-    if cls is None:
-        from lmtrain.train.config import RunConfig as cls
-    assert cls is not None
+def sections() -> dict[str, Section]:
+    from lmtrain.train.config import RunConfig
+
     found: dict[str, Section] = {}
-    for name, hint in typing.get_type_hints(cls).items():
-        inner = settings_class(hint)
-        if inner is not None:
-            of_kinds = kinds(inner) if issubclass(inner, Choice) and not inner.kind else {"": inner}
-            found[name] = Section(name, inner, dict(of_kinds))
+    for name, hint in typing.get_type_hints(RunConfig).items():
+        if inner := settings_class(hint):
+            found[name] = Section(name, inner, dict(kinds(inner)) if _is_choice(inner) else {"": inner})
     return found
+
+
+def _is_choice(cls: type[Settings]) -> TypeGuard[type[Choice]]:
+    """Whether it stands for several kinds, and is none of them."""
+    return issubclass(cls, Choice) and not cls.kind
 
 
 def known_keys() -> dict[str, list[Key]]:
@@ -144,34 +145,28 @@ def known_keys() -> dict[str, list[Key]]:
     return found
 
 
-def settings_page(cls: type[Settings] | None = None) -> str:
-    return "\n".join([_INTRO, *("\n".join(_section(section)) for section in sections(cls).values())])
+def settings_page() -> str:
+    return "\n".join([_INTRO, *(line for section in sections().values() for line in _section(section))])
 
 
 def _section(section: Section) -> Iterator[str]:
     yield f"## {section.name}\n"
     if doc := _own_doc(section.base):
         yield f"{doc}\n"
-    choices = group_choices().get(section.name, [])
-    if choices:
+    if choices := group_choices().get(section.name):
         yield f"Choices: {', '.join(f'`{section.name}={choice}`' for choice in choices)}.\n"
     for kind, cls in section.kinds.items():
         if kind:
             yield f"### {section.name}, kind {kind}\n"
             if doc := _own_doc(cls):
                 yield f"{doc}\n"
-        yield _table(section.keys(kind))
-
-
-def _table(rows: Iterator[Key]) -> str:
-    lines = [
-        f"| `{key.name}` | {key.types} | {f'`{key.default}`' if key.default else ''} | "
-        f"{key.meaning.replace('|', '&#124;')} |"
-        for key in rows
-    ]
-    if not lines:
-        return "No keys of its own.\n"
-    return "\n".join(["| Key | Type | Default | Meaning |", "|---|---|---|---|", *lines]) + "\n"
+        lines = [
+            f"| `{key.name}` | {key.types} | {f'`{key.default}`' if key.default else ''} | "
+            f"{key.meaning.replace('|', '&#124;')} |"
+            for key in section.keys(kind)
+        ]
+        head = ["| Key | Type | Default | Meaning |", "|---|---|---|---|"]
+        yield "\n".join([*head, *lines] if lines else ["No keys of its own."]) + "\n"
 
 
 def _keys(path: str, cls: type[Settings], meanings: Meanings, kind: str) -> Iterator[Key]:
@@ -184,34 +179,31 @@ def _keys(path: str, cls: type[Settings], meanings: Meanings, kind: str) -> Iter
         words = ", ".join(f"`{word}`" for word in kinds(chosen)) if chosen else type_words(hint, unit)
         yield Key(name, kind, words, default, meaning, tuple(kinds(chosen)) if chosen else _values(hint))
         inner = settings_class(hint)
-        if inner is not None and not (issubclass(inner, Choice) and not inner.kind):
+        if inner is not None and not _is_choice(inner):
             yield from _keys(name, inner, meanings, kind)
 
 
 def _values(hint: Any) -> tuple[str, ...]:
     """All values of this type, as typed; nothing where they cannot be counted."""
-    options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     found = {
         option: ("true", "false") if option is bool else ("null",) if option is type(None) else
         tuple(map(str, get_args(option))) if get_origin(option) is Literal else ()
-        for option in options
+        for option in options_of(hint)
     }  # fmt: skip
     return tuple(word for words in found.values() for word in words) if all(found.values()) else ()
 
 
 def settings_class(hint: Any) -> type[Settings] | None:
     """The settings class in a hint, also in `X | None`."""
-    for option in (hint, *get_args(hint)):
-        if isinstance(option, type) and issubclass(option, Settings):
-            return option
-    return None
+    options = (one for one in (hint, *get_args(hint)) if isinstance(one, type) and issubclass(one, Settings))
+    return next(options, None)
 
 
 def type_words(hint: Any, unit: str | None = None) -> str:
-    origin = get_origin(hint)
-    if origin in (Union, types.UnionType):
-        names = [type_words(h, unit) for h in get_args(hint) if h is not type(None)]
-        return " or ".join([*names, "null"] if type(None) in get_args(hint) else names)
+    origin, options = get_origin(hint), options_of(hint)
+    if options != (hint,):
+        names = [type_words(one, unit) for one in options if one is not type(None)]
+        return " or ".join([*names, "null"] if type(None) in options else names)
     if origin is Literal:
         return ", ".join(f"`{choice}`" for choice in get_args(hint))
     if origin is tuple:
@@ -224,15 +216,10 @@ def type_words(hint: Any, unit: str | None = None) -> str:
 
 
 def _default(field: dataclasses.Field[Any]) -> str:
-    if field.default is not dataclasses.MISSING:
-        value = field.default
-    elif field.default_factory is not dataclasses.MISSING:
-        value = field.default_factory()
-    else:
-        return ""
-    if isinstance(value, Settings):
-        return ""
-    return show(list(value) if isinstance(value, tuple) else value)
+    """As typed, where a field has one that can be typed."""
+    made = field.default_factory
+    value = field.default if made is dataclasses.MISSING else made()
+    return "" if value is dataclasses.MISSING or isinstance(value, Settings) else show(value)
 
 
 def _source_comment(cls: type, name: str) -> str:
@@ -268,9 +255,8 @@ class Meanings:
                 self._comments.setdefault(f"{group}.{key}", []).append(text)
 
     def of(self, key: str, default: str) -> tuple[str, str]:
-        value = self._defaults.get(key)
         said = self._comments.get(key, [""])
-        return (default if value is None else value), max(said, key=said.count)
+        return self._defaults.get(key, default), max(said, key=said.count)
 
     def is_sure(self, key: str) -> bool:
         """Where the files of a group differ, a comment may speak of that file's value and not of the key."""

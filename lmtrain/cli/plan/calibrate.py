@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median, quantiles
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from lmtrain.cli.screen.terminal import echo
+import yaml
+
+from lmtrain.cli.plan.planning import hardware_of
+from lmtrain.cli.screen.tables import print_table
+from lmtrain.cli.screen.terminal import echo, print_json
 from lmtrain.errors import DataError, MissingInputError, UsageError
+from lmtrain.observe.screen.row_text import milliseconds
+from lmtrain.plan.calibrate import FACTORS_HERE, FIGURES, Calibrated, Measured, calibrate, prices_of
+from lmtrain.plan.price.hardware import Hardware
 from lmtrain.runfolder.names import CONFIG, METRICS
-
-if TYPE_CHECKING:
-    from lmtrain.plan.calibrate import Calibrated, Measured
-    from lmtrain.plan.price.hardware import Hardware
-    from lmtrain.train.config import RunConfig
+from lmtrain.runfolder.rows import read_metrics
+from lmtrain.runtime.files.files import atomic_file
+from lmtrain.train.config import RunConfig, config_of
+from lmtrain.train.layouts.dry_run import planned_of
 
 _FIRST_STEPS = 5  # which make memory and fill caches
 _LEAST_TIMES = 3
@@ -27,8 +32,6 @@ _GROUP = "hardware"
 
 def calibrate_runs(words: Sequence[str], config_dir: Path | None, out: Path | None, as_json: bool) -> None:
     """`words` are folders of runs, and hardware=NAME where the runs do not name the machine themselves."""
-    from lmtrain.plan.calibrate import calibrate
-
     if out is not None and (out.parent.name != _GROUP or out.suffix != ".yaml"):
         raise UsageError(
             f"--out={out} could not be chosen as {_GROUP}=NAME, which is a file NAME.yaml in a folder called {_GROUP}. "
@@ -44,7 +47,12 @@ def calibrate_runs(words: Sequence[str], config_dir: Path | None, out: Path | No
         raise UsageError(
             f"--calibrate was given {twice} twice, and each run is judged by what the others say. Name it once."
         )
-    configs = [_config(folder) for folder in folders]
+    for folder in folders:
+        if not (folder / CONFIG).is_file():
+            raise MissingInputError(
+                f"{folder} is not a run: it holds no {CONFIG}. Give the folder that was its run.dir."
+            )
+    configs = [config_of(folder) for folder in folders]
     hardware = _hardware([word for word in words if "=" in word], configs, config_dir)
     pairs = zip(folders, configs, strict=True)
     measured = [_measured(folder, replace(config, hardware=hardware)) for folder, config in pairs]
@@ -53,24 +61,12 @@ def calibrate_runs(words: Sequence[str], config_dir: Path | None, out: Path | No
         _write(out, replace(found.hardware, name=out.stem), hardware.name, len(measured))
     facts = _facts(hardware, measured, found)
     if as_json:
-        return echo(json.dumps(facts | {"file": out and str(out)}, indent=1))
+        return print_json(facts | {"file": out and str(out)})
     return _print(facts, out)
-
-
-def _config(folder: Path) -> RunConfig:
-    from lmtrain.train.config import config_of
-
-    if not (folder / CONFIG).is_file():
-        raise MissingInputError(f"{folder} is not a run: it holds no {CONFIG}. Give the folder that was its run.dir.")
-    return config_of(folder)
 
 
 def _measured(folder: Path, config: RunConfig) -> Measured:
     """A run as it is priced on its machine, and how long its steps took."""
-    from lmtrain.plan.calibrate import Measured
-    from lmtrain.runfolder.rows import read_metrics
-    from lmtrain.train.layouts.dry_run import planned_of
-
     path = folder / METRICS
     try:
         times = _step_times(config, read_metrics(path))
@@ -108,8 +104,6 @@ def _step_times(config: RunConfig, rows: Sequence[dict[str, Any]]) -> list[float
 
 
 def _hardware(words: Sequence[str], configs: Sequence[RunConfig], config_dir: Path | None) -> Hardware:
-    from lmtrain.cli.plan.planning import hardware_of
-
     changes = [word for word in words if word.startswith(f"{_GROUP}.")]
     names = [word for word in words if word.startswith(f"{_GROUP}=")]
     others = [word for word in words if word not in (*changes, *names)]
@@ -128,8 +122,6 @@ def _hardware(words: Sequence[str], configs: Sequence[RunConfig], config_dir: Pa
 
 
 def _facts(hardware: Hardware, measured: Sequence[Measured], found: Calibrated) -> dict[str, Any]:
-    from lmtrain.plan.calibrate import FACTORS_HERE, FIGURES, prices_of
-
     was, now = prices_of(hardware).time, prices_of(found.hardware).time
     figures = {name: (_number(hardware, name), _number(found.hardware, name)) for name in FIGURES}
     return {
@@ -152,36 +144,24 @@ def _number(hardware: Hardware, name: str) -> float:
 
 
 def _print(facts: dict[str, Any], out: Path | None) -> None:
-    from rich.table import Table
-
-    from lmtrain.cli.screen.console import Screen
-    from lmtrain.observe.screen.row_text import milliseconds
-
-    console, table = Screen(), Table(box=None, padding=(0, 2, 0, 0))
-    for head in ("run", "step", "off before", "off after"):
-        table.add_column(head, justify="left" if head == "run" else "right")
-    for row in facts["runs"]:
-        errors = (f"{row['before']:+.1%}", f"{row['after']:+.1%}")
-        table.add_row(row["run"], milliseconds(row["measured_step_s"]), *errors)
-    console.print(table)
-    console.print(
+    print_table([
+        {"<run": row["run"], "step": milliseconds(row["measured_step_s"])}
+        | {"off before": f"{row['before']:+.1%}", "off after": f"{row['after']:+.1%}"}
+        for row in facts["runs"]
+    ])  # fmt: skip
+    echo(
         f"median {facts['median_before']:.1%} before, {facts['median_after']:.1%} after, where each run is judged by a "
-        "fit to the others alone.", highlight=False, soft_wrap=True,
-    )  # fmt: skip
+        "fit to the others alone."
+    )
     changes = [f"{name} {old:.3g} -> {new:.3g}" for name, (old, new) in facts["figures"].items()]
-    console.print(f"{facts['hardware']}: {', '.join(changes)}", highlight=False, soft_wrap=True)
+    echo(f"{facts['hardware']}: {', '.join(changes)}")
     if out is None:
-        said = f"Nothing is written: --out DIR/{_GROUP}/NAME.yaml keeps it."
+        echo(f"Nothing is written: --out DIR/{_GROUP}/NAME.yaml keeps it.")
     else:
-        said = f"{out} is written. Choose it with --config-dir {out.parent.parent} {_GROUP}={out.stem}"
-    console.print(said, highlight=False, soft_wrap=True)
+        echo(f"{out} is written. Choose it with --config-dir {out.parent.parent} {_GROUP}={out.stem}")
 
 
 def _write(path: Path, hardware: Hardware, base: str, num_runs: int) -> None:
-    import yaml
-
-    from lmtrain.runtime.files.files import atomic_file
-
     text = yaml.safe_dump(hardware.to_dict(), sort_keys=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as file:

@@ -17,6 +17,7 @@ from lmtrain.units import format_bytes, format_count
 
 _KINDS = {"F": "forward", "B": "backward", "I": "backward for inputs", "W": "weights' gradients"}
 _MOST_SPANS = 2500  # because: a page stays quick to open
+_MOST_BARS = 5
 
 
 def layouts_map(cells: dict[tuple[int, int], Answer | float], best: Answer | None, step: Callable[[float], str]) -> str:
@@ -36,15 +37,8 @@ def layouts_map(cells: dict[tuple[int, int], Answer | float], best: Answer | Non
                         share = best.seconds / one.seconds if best else 1.0
                         said = f"pp {pp}, tp {tp}: {step(one.seconds)}, {format_bytes(one.held)}"
                         style = f"fill-opacity:{0.7 * max(share, 0.06) ** 2:.3f}"
-                        yield rect(
-                            x + 1,
-                            y + 1,
-                            wide - 2,
-                            high - 2,
-                            "best" if one.seconds == (best and best.seconds) else "fits",
-                            said,
-                            style,
-                        )
+                        kind = "best" if one.seconds == (best and best.seconds) else "fits"
+                        yield rect(x + 1, y + 1, wide - 2, high - 2, kind, said, style)
                         yield text(x + wide / 2, y + 18, step(one.seconds), anchor="middle")
                         yield text(x + wide / 2, y + 33, f"{one.mfu:.0%}", "small", "middle")
                     case float() as needed:
@@ -70,9 +64,8 @@ def memory_bars(fitting: Sequence[Answer], too_large: Sequence[Answer], words: C
             yield text(left, y - 3, f"{words(one)}: {format_bytes(one.held)}", "small")
             for name in names:
                 value = one.memory[name]
-                yield rect(
-                    at(done), y, at(done + value) - at(done), high - 14, f"m-{name}", f"{name}: {format_bytes(value)}"
-                )
+                wide = at(done + value) - at(done)
+                yield rect(at(done), y, wide, high - 14, f"m-{name}", f"{name}: {format_bytes(value)}")
                 done += value
         x = at(every[0].room)
         yield line(x, top - 14, x, top + len(every) * (high + 14), "limit")
@@ -97,64 +90,50 @@ def pipeline(one: Answer) -> str:
             for span in found.spans:
                 if span.rank == rank:
                     said = f"{_KINDS[span.action.kind]}, stage {span.action.stage}, microbatch {span.action.microbatch}"
-                    yield rect(
-                        left + span.start * scale,
-                        y,
-                        (span.end - span.start) * scale - 0.4,
-                        high - 2,
-                        f"p-{span.action.kind}",
-                        said,
-                    )
+                    wide = (span.end - span.start) * scale - 0.4
+                    yield rect(left + span.start * scale, y, wide, high - 2, f"p-{span.action.kind}", said)
 
     return svg(top + len(ranks) * high + 4, parts(), "what each rank of the pipeline does when")
 
 
 def scaling(points: Sequence[Point]) -> str:
     """Tokens a second and GPU over the number of GPUs, with the interval; full sharding beside it."""
-    shown = [point for point in points if point.best is not None]
-    low, high, left, right, top, bottom = 0.0, 0.0, 70.0, 150.0, 16.0, 250.0
-    high = 1.08 * max(_each(point.best, fast=True) for point in shown)
+    shown = [(point, point.best) for point in points if point.best is not None]
+    left, right, top, bottom = 70.0, 150.0, 16.0, 250.0
+    high = 1.08 * max(best.tokens / best.between[0] / best.gpus for _, best in shown)
+    first, last = shown[0][0].gpus, shown[-1][0].gpus
 
     def x(gpus: int) -> float:
-        span = math.log2(shown[-1].gpus / shown[0].gpus) or 1.0
-        return left + math.log2(gpus / shown[0].gpus) / span * (WIDTH - left - right)
+        return left + math.log2(gpus / first) / (math.log2(last / first) or 1.0) * (WIDTH - left - right)
 
     def y(value: float) -> float:
-        return bottom - (value - low) / (high - low) * (bottom - top)
+        return bottom - value / high * (bottom - top)
 
     def parts() -> Iterator[str]:
         for share in (0.0, 0.25, 0.5, 0.75, 1.0):
             yield line(left, y(share * high), WIDTH - right, y(share * high), "grid")
             yield text(left - 6, y(share * high) + 4, format_count(share * high), "soft small", "end")
-        above = [f"{x(point.gpus):.1f},{y(_each(point.best, fast=True)):.1f}" for point in shown]
-        below = [f"{x(point.gpus):.1f},{y(_each(point.best, fast=False)):.1f}" for point in reversed(shown)]
-        yield f'<polygon points="{" ".join([*above, *below])}" class="band"/>'
-        yield from _line(
-            [(x(p.gpus), y(p.best.tokens_per_s / p.gpus)) for p in shown if p.best], "curve", "best layout"
+        fast, slow = (
+            [f"{x(best.gpus):.1f},{y(best.tokens / best.between[end] / best.gpus):.1f}" for _, best in shown]
+            for end in (0, 1)
         )
-        plain = [(x(p.gpus), y(p.plain.tokens_per_s / p.gpus)) for p in shown if p.plain]
+        yield f'<polygon points="{" ".join([*fast, *reversed(slow)])}" class="band"/>'
+        curve = [(x(best.gpus), y(best.tokens_per_s / best.gpus)) for _, best in shown]
+        yield from _line(curve, "curve", "best layout")
+        plain = [(x(p.gpus), y(p.plain.tokens_per_s / p.gpus)) for p, _ in shown if p.plain]
         yield from _line(plain, "curve plain", "all sharded (ZeRO 3)") if plain else ()
-        for point in shown:
-            assert point.best is not None  # because: these are shown
-            parallel = point.best.run.parallel
-            yield text(x(point.gpus), bottom + 18, f"{point.gpus:,}", "small", "middle")
-            yield text(x(point.gpus), bottom + 34, f"pp {parallel.pp}, tp {parallel.tp}", "soft small", "middle")
+        for _, best in shown:
+            parallel = best.run.parallel
+            yield text(x(best.gpus), bottom + 18, f"{best.gpus:,}", "small", "middle")
+            yield text(x(best.gpus), bottom + 34, f"pp {parallel.pp}, tp {parallel.tp}", "soft small", "middle")
 
     return svg(bottom + 44, parts(), "tokens a second and GPU over the number of GPUs")
-
-
-def _each(one: Answer | None, *, fast: bool) -> float:
-    assert one is not None  # because: points without are left out
-    return one.tokens / one.between[0 if fast else 1] / one.gpus
 
 
 def _line(points: Sequence[tuple[float, float]], kind: str, name: str) -> Iterator[str]:
     yield polyline(points, kind)
     yield from (f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" class="{kind}"/>' for x, y in points)
     yield text(points[-1][0] + 8, points[-1][1] + 4, name, "small")
-
-
-_MOST_BARS = 5
 
 
 def page(found: Found) -> str:
@@ -187,9 +166,8 @@ def _parts(found: Found) -> Iterator[str]:
     yield memory_bars(found.best[:_MOST_BARS], found.too_large, view.layout_of)
     if first is not None and first.run.parallel.pp > 1:
         parallel, count = first.run.parallel, timeline(first)[1]
-        few = f", shown with {count} of {first.run.num_microbatches} microbatches" * (
-            count < first.run.num_microbatches
-        )
+        every = first.run.num_microbatches
+        few = f", shown with {count} of {every} microbatches" * (count < every)
         yield section("Pipeline", f"{parallel.schedule}, {parallel.pp} ranks with {parallel.vp} stages each{few}.")
         yield pipeline(first)
     if sum(point.best is not None for point in found.points) > 1:

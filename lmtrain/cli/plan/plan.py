@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from lmtrain.cli.options import ConfigDir, ConfigName, Json, Overrides, Plugins, check_place
-from lmtrain.cli.screen.terminal import echo
+from lmtrain.cli.options import ConfigDir, ConfigName, Json, Overrides, Plugins, check_place, refuse_unfit
+from lmtrain.cli.screen.terminal import print_json
 from lmtrain.errors import LayoutError, UsageError
 from lmtrain.placement.parallel_settings import MAX_PROCESSES
 
@@ -20,8 +19,6 @@ EXAMPLES = (
     ("lmtrain plan model=gpt2_xl hardware=a100_80gb gpus=64 --html plan.html", "a page with pictures"),
     ("lmtrain plan model=gpt2_xl hardware=h100 gpus=8 --doublings 4 --grow-batch", "what more GPUs would bring"),
 )
-
-
 _WITH_CALIBRATE = {"overrides", "config_dir", "calibrate", "out", "plugin", "as_json"}
 
 
@@ -72,19 +69,20 @@ def plan(
     Settings that are given, as parallel.tp=8, train.micro_batch=1 or recompute=full, are kept; the rest is searched.
     """
     if calibrate:
-        _refuse(context, set(context.params) - _WITH_CALIBRATE, "--calibrate")
+        refuse_unfit(context, set(context.params) - _WITH_CALIBRATE, "--calibrate")
         from lmtrain.cli.plan.calibrate import calibrate_runs
 
-        calibrate_runs(overrides or [], config_dir, out, as_json)
-        return
+        return calibrate_runs(overrides or [], config_dir, out, as_json)
     if out is not None:
         raise UsageError(f"--out={out} keeps what --calibrate finds. Add --calibrate and folders of runs.")
     if layout is not None:
-        _refuse(context, {"grow_batch", *["doublings"] * bool(doublings)}, "--layout, which is of so many GPUs")
+        refuse_unfit(context, {"grow_batch", *["doublings"] * bool(doublings)}, "--layout, which is of so many GPUs")
     if grow_batch and not doublings:
         raise UsageError("--grow-batch is about more GPUs, and --doublings 0 plans for none. Leave one of them out.")
     from lmtrain.cli.plan.planned_run import find
     from lmtrain.cli.plan.planning import asked, on_nodes_of
+    from lmtrain.cli.plan.view import print_found
+    from lmtrain.runtime.files.files import atomic_file
 
     question = asked(overrides or [], layout, config_dir, config_name)
     if price == math.inf:
@@ -102,26 +100,16 @@ def plan(
     )  # fmt: skip
     if html is not None:
         from lmtrain.cli.plan.page import page
-        from lmtrain.runtime.files.files import atomic_file
 
         with atomic_file(html, "w") as file:
             file.write(page(found))
     if as_json:
-        echo(json.dumps(found.facts(), indent=1))
+        print_json(found.facts())
     else:
-        from lmtrain.cli.plan.view import print_found
-
         print_found(found)
     if found.first is None:
         raise LayoutError(
             f"No layout of {question.gpus:,} x {question.hardware.name} that was priced fits with {margin:.0%} of the "
             "memory free; what misses by least is said above. Give more gpus, recompute=full or a smaller --margin."
         )
-
-
-def _refuse(context: typer.Context, unfit: set[str], beside: str) -> None:
-    """What was given and would be ignored."""
-    for one in context.command.params:
-        source = context.get_parameter_source(str(one.name))
-        if one.name in unfit and source is not None and source.name == "COMMANDLINE":
-            raise UsageError(f"{one.opts[0]} means nothing to {beside}. Leave it out.")
+    return None

@@ -48,11 +48,10 @@ class Found:
 
     def rates(self, answer: Answer) -> tuple[float, float]:
         """Tokens a second, from the slowest to the fastest that is to be expected, open questions included."""
-        low, high = answer.between
-        slow, fast = answer.tokens / high, answer.tokens / low
-        for one in filter(None, (span for _, span in self.ranges) if answer is self.first else ()):
-            slow, fast = min(slow, one[0]), max(fast, one[1])
-        return slow, fast
+        rates = [answer.tokens / seconds for seconds in answer.between]
+        if answer is self.first:
+            rates += [rate for _, span in self.ranges for rate in span or ()]
+        return min(rates), max(rates)
 
     def duration(self, answer: Answer) -> tuple[float, float, float] | None:
         """Seconds of all tokens, as expected, at best and at worst."""
@@ -75,8 +74,7 @@ class Found:
         if between is None:
             return None
         slow = Costs(model.num_parameters // self.question.gpus).save_s
-        found = [young_daly_s(seconds, between) for seconds in (_FASTEST_SAVE_S, max(slow, _FASTEST_SAVE_S))]
-        return found[0], found[1]
+        return young_daly_s(_FASTEST_SAVE_S, between), young_daly_s(max(slow, _FASTEST_SAVE_S), between)
 
     def facts(self) -> dict[str, Any]:
         question, ranked = self.question, self.ranked

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_type_hints
 
 import yaml
 
 from lmtrain.cli.keys.settings_reference import config_file
-from lmtrain.config.base import Problem, kinds, show
+from lmtrain.config.base import Problem, show
 from lmtrain.config.build import build_settings
 from lmtrain.config.compose import compose, group_choices
 from lmtrain.config.yaml_file import read_yaml
@@ -27,7 +27,6 @@ from lmtrain.placement.parallel_settings import MAX_PROCESSES, ParallelSettings,
 from lmtrain.plan.price.hardware import Hardware
 from lmtrain.plan.run_model.run import Planned
 from lmtrain.plan.search.search import Fixed
-from lmtrain.schedules.pipeline_schedule import PipelineSchedule
 from lmtrain.train.before.machine import check_pieces
 from lmtrain.train.config import RunConfig
 from lmtrain.train.layouts.dry_run import planned_of
@@ -71,7 +70,6 @@ def asked(words: Sequence[str], layout: str | None, config_dir: Path | None, nam
         raise UsageError(f"{whole} chooses a whole layout, which is searched. Give sizes, as in parallel.tp=8.")
     given = [word for word in rest if word.lstrip("+").startswith("parallel.")]
     fixed: dict[str, Any] = dict(_one(word.lstrip("+").removeprefix("parallel.")) for word in given)
-    build_settings(ParallelSettings, fixed | {"auto": True}, "parallel")  # judged each by itself
     rest = [word for word in rest if word not in given and not word.startswith("hardware.")]
     keys = {word.lstrip("+~").partition("=")[0] for word in rest}
     fills = dict(_fills(rest, keys, hardware, config_dir, own.get("tokens")))
@@ -230,19 +228,12 @@ def _known(config: RunConfig) -> tuple[Planned, bool]:
 
 
 def _one(word: str) -> tuple[str, Any]:
-    """A key of `parallel` and its value, which is kept; whether it fits the others is for their rules."""
+    """Return a key of `parallel` and its value, judged by itself; whether it fits the others is for their rules."""
     key, text = _pair(word)
     if key not in _OF_PARALLEL:
         raise UsageError(f"parallel.{key}={text} is not of a layout. {nearest(key, _OF_PARALLEL)}")
-    value: Any = yaml.safe_load(text)
-    hint = get_type_hints(ParallelSettings)[key]
-    legal: Sequence[Any] = list(kinds(PipelineSchedule)) if key == "schedule" else get_args(hint)
-    if legal and value not in legal:
-        raise UsageError(f"parallel.{key}={text} is not one of its values. {nearest(text, legal)}")
-    if hint in (int, bool) and type(value) is not hint:
-        wanted = "a whole number" if hint is int else "true or false"
-        raise UsageError(f"parallel.{key}={text} is not {wanted}. Use {key}={'2' if hint is int else 'true'}.")
-    return key, value
+    judged = build_settings(ParallelSettings, {key: yaml.safe_load(text), "auto": True}, "parallel")
+    return key, getattr(judged, key)
 
 
 def _pair(word: str) -> tuple[str, str]:
@@ -260,13 +251,13 @@ def _whole(question: Question, layout: str) -> Fixed:
         if key in ("micro_batch", "recompute"):
             word = "train.micro_batch" if key == "micro_batch" else key
             raise UsageError(f"--layout {item} is not of a layout. Add {word}={text} beside it.")
-        if fixed.get(key, value := _one(f"{key}={text}")[1]) != value:
+        value = _one(f"{key}={text}")[1]
+        if fixed.setdefault(key, value) != value:
             raise UsageError(
                 f"--layout {layout} has {key}={text}, and {key}={show(fixed[key])} is given too. Leave one of them out."
             )
-        fixed[key] = value
     sizes = {key: value for key, value in fixed.items() if key in _OF_PARALLEL}
-    cut = math.prod(max(sizes.get(key, 1), 1) for key in ("pp", "tp", "dp_replicate"))
+    cut = math.prod(sizes.get(key, 1) for key in ("pp", "tp", "dp_replicate"))
     sizes.setdefault("dp_shard", max(question.gpus // cut, 1))
     parallel = build_settings(ParallelSettings, sizes, "parallel")
     if (size := parallel.layout.world_size) != question.gpus:
@@ -274,8 +265,10 @@ def _whole(question: Question, layout: str) -> Fixed:
             f"--layout {layout} is of {size} devices, and gpus={question.gpus}. "
             f"Use gpus={size}, or sizes that multiply to {question.gpus}."
         )
-    parts = {"model": question.run.model, "compute": question.run.compute, "parallel": parallel}
-    parts |= {"train": question.config.train, "recompute": question.run.recompute}
+    parts = {
+        "model": question.run.model, "compute": question.run.compute, "parallel": parallel,
+        "train": question.config.train, "recompute": question.run.recompute,
+    }  # fmt: skip
     if problems := list(RunConfig.problems_across(parts)):
         raise refusal([problem.text() for problem in problems])
     check_pieces(replace(question.config, parallel=parallel), question.run.model)
@@ -309,10 +302,7 @@ def _never(question: Question) -> Iterator[Problem]:
     """Rules that are against what is given, whatever is chosen beside it."""
     run, fixed = question.run, question.fixed
     given = {key: fixed[key] for key in ("pp", "dp_replicate", "dp_shard", "tp") if key in fixed}
-    parallel = ParallelSettings(
-        pp=fixed.get("pp", 1), dp_replicate=fixed.get("dp_replicate", 1), dp_shard=fixed.get("dp_shard", 1),
-        tp=fixed.get("tp", 1), sequence_parallel=fixed.get("sequence_parallel", False),
-    )  # fmt: skip
+    parallel = ParallelSettings(**given, sequence_parallel=fixed.get("sequence_parallel", False))
     layout, micro = parallel.layout, fixed.get("micro_batch", 1)
     yield from layout_problems(run.shape, parallel, uses_dropout=run.model.uses_dropout, compiles=False)
     if question.gpus % layout.world_size:

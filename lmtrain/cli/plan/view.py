@@ -9,14 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from rich.table import Table
-from rich.text import Text
-
 from lmtrain.cli.plan.planned_run import Found
 from lmtrain.cli.screen.console import Screen
-from lmtrain.cli.screen.fact_list import print_facts
 from lmtrain.cli.screen.messages import say
+from lmtrain.cli.screen.tables import print_facts, print_table
+from lmtrain.cli.screen.terminal import echo
 from lmtrain.observe.screen.row_text import percent
+from lmtrain.page.document import Cells
 from lmtrain.plan.run_model.replay import replay
 from lmtrain.plan.search.curve import Point
 from lmtrain.plan.search.result import PARTS, Answer, more, why_slower
@@ -25,71 +24,36 @@ from lmtrain.schedules.table import Kind
 from lmtrain.units import format_bytes, format_count, format_seconds
 
 _MOST_RANKS = 8
+_WIDE = 110  # columns in which more is said
+_WHERE_WIDE = ("80%", "bubble", "bare", "tok/s/GPU", "J/token")  # columns
+_BEHIND = {"time": "is {:.1%} slower", "joules": "takes {:.1%} more energy"}
 _SIGNS = {Kind.FORWARD: "F", Kind.BACKWARD: "B", Kind.INPUT: "B", Kind.WEIGHT: "W"}
 
 
-def timeline(one: Answer) -> tuple[Timeline, int]:
-    """A step of a few microbatches, as long as they are priced, and how many these are."""
-    count = min(one.run.num_microbatches, 2 * one.run.parallel.pp)
-    return replay(one.run, one.microbatch, count), count
-
-
-def shown_ranks(num_ranks: int, most: int = _MOST_RANKS) -> list[int]:
-    """All of them, or as many, evenly, with the first and the last."""
-    if num_ranks <= most:
-        return list(range(num_ranks))
-    return [round(at * (num_ranks - 1) / (most - 1)) for at in range(most)]
-
-
-def picture(one: Answer, width: int, *, plain: bool) -> Iterator[str]:
-    found, count = timeline(one)
-    total, parallel = found.makespan, one.run.parallel
-    few = (
-        "" if count == one.run.num_microbatches else f", shown with {count} of {one.run.num_microbatches} microbatches"
-    )
-    yield f"pipeline: {parallel.schedule}, {parallel.pp} ranks x {parallel.vp}{few}"
-    gap, columns = "." if plain else "·", min(width, 120) - 6
-    for rank in shown_ranks(parallel.pp):
-        cells = [gap] * columns
-        for span in found.spans:
-            if span.rank == rank:
-                first, last = int(span.start / total * columns), int(span.end / total * columns)
-                for at in range(first, max(min(last, columns), first + 1)):
-                    cells[min(at, columns - 1)] = _SIGNS[span.action.kind]
-        yield f"{rank:>4}  {''.join(cells)}".rstrip()
-    yield f"      F forward, B backward, W weights' gradients, {gap} waits"
-
-
-_WIDE = 110
-_BEHIND = {"time": "is {:.1%} slower", "joules": "takes {:.1%} more energy"}
-Cells = dict[str, str]
-
-
 def print_found(found: Found) -> None:
-    console = Screen(highlight=False)
-    print_facts(console, title(found), [*facts(found)])
+    console = Screen()
+    print_facts(title(found), facts(found))
     if found.first is None:
         return _print_too_large(console, found)
-    console.print()
+    echo()
     wide = console.width >= _WIDE
-    _print_table(console, [row(found, at, one, wide) for at, one in enumerate(found.best, 1)], spare=("slower",))
-    console.print()
-    print_facts(console, "the best", [*of_best(found, found.first)])
+    print_table([row(found, at, one, wide) for at, one in enumerate(found.best, 1)], gap=1, spare=("slower",))
+    echo()
+    print_facts("the best", of_best(found, found.first))
     for at, one in enumerate(found.best[1:3], 2):
         say(console, lost(found, at, one))
     if found.too_large:
-        console.print()
+        echo()
         _print_too_large(console, found)
     if len(found.points) > 1:
-        console.print()
-        console.print(Text("with more GPUs", style="bold"))
-        _print_table(console, [row_of(point, found.by) for point in found.points], spare=("tok/s",))
+        echo("\nwith more GPUs", bold=True)
+        print_table([row_of(point, found.by) for point in found.points], gap=1, spare=("tok/s",))
         for line in takeovers(found.points, found.by):
             say(console, line)
     if found.first.run.parallel.pp > 1:
-        console.print()
+        echo()
         for line in picture(found.first, console.width, plain=not console.encoding.startswith("utf")):
-            console.print(Text(line), soft_wrap=True)
+            echo(line)
     return None
 
 
@@ -108,13 +72,9 @@ def facts(found: Found) -> Iterator[tuple[str, str]]:
     said = f"{nodes:,} node{'s' * (nodes > 1)} of {hardware.gpus_per_node}, {hardware.nic_GBps:g} GB/s of network each"
     yield "machine", said + ("; not checked against measured runs" if hardware.unchecked else "")
     room = format_bytes(ranked.usable)
-    yield (
-        "layouts",
-        (
-            f"{len(ranked.space):,} are legal, {len(ranked.rows):,} of them differ in price, "
-            f"{ranked.num_fitting:,} fit in {room} ({ranked.limits.margin:.0%} of the memory stays free)"
-        ),
-    )
+    kinds = f"{len(ranked.space):,} are legal, {len(ranked.rows):,} of them differ in price"
+    free = f"{ranked.limits.margin:.0%} of the memory stays free"
+    yield "layouts", f"{kinds}, {ranked.num_fitting:,} fit in {room} ({free})"
     for said, span in found.ranges:
         yield "assumed", said + (f"; {format_count(span[0])} to {format_count(span[1])} tokens/s else" if span else "")
 
@@ -122,19 +82,17 @@ def facts(found: Found) -> Iterator[tuple[str, str]]:
 def row(found: Found, at: int, one: Answer, wide: bool) -> Cells:
     first, parallel, run = found.first, one.run.parallel, one.run
     assert first is not None  # because: there is a row
-    low, high = one.between
-    copies = f"{parallel.dp_replicate}x{parallel.dp_shard}"
-    stages = {"pp": str(parallel.pp), "vp": str(parallel.vp), "schedule": parallel.schedule}
-    cells = {"#": str(at), "pp": stages["pp"], "vp": stages["vp"], "tp": str(parallel.tp), "dp": copies}
-    cells |= {"zero": str(parallel.zero), "<schedule": stages["schedule"] if parallel.pp > 1 else "-"}
-    cells |= {"micro": str(run.micro_batch), "<recompute": run.recompute.words}
-    cells |= {"step": step_time(one.seconds) if wide else likely(one)}
-    cells |= {"80%": f"{step_time(low)}-{step_time(high)}"} if wide else {}
-    cells |= {"GiB": f"{one.held / 2**30:.1f}", "MFU": percent(one.mfu)}
-    if wide:
-        cells |= {"bubble": percent(one.bubble), "bare": percent(one.exposed)}
-        cells |= {"tok/s/GPU": format_count(one.tokens_per_s / one.gpus), "J/token": f"{one.joules_per_token:.3g}"}
-    return cells | {"slower": "" if one is first else f"{one.seconds / first.seconds - 1:+.1%}"}
+    cells = {
+        "#": str(at), "pp": str(parallel.pp), "vp": str(parallel.vp), "tp": str(parallel.tp),
+        "dp": f"{parallel.dp_replicate}x{parallel.dp_shard}", "zero": str(parallel.zero),
+        "<schedule": parallel.schedule if parallel.pp > 1 else "-", "micro": str(run.micro_batch),
+        "<recompute": run.recompute.words, "step": step_time(one.seconds) if wide else likely(one),
+        "80%": "-".join(map(step_time, one.between)), "GiB": f"{one.held / 2**30:.1f}", "MFU": percent(one.mfu),
+        "bubble": percent(one.bubble), "bare": percent(one.exposed),
+        "tok/s/GPU": format_count(one.tokens_per_s / one.gpus), "J/token": f"{one.joules_per_token:.3g}",
+        "slower": "" if one is first else f"{one.seconds / first.seconds - 1:+.1%}",
+    }  # fmt: skip
+    return {title: cell for title, cell in cells.items() if wide or title not in _WHERE_WIDE}
 
 
 def lost(found: Found, at: int, one: Answer) -> str:
@@ -157,21 +115,17 @@ def likely(one: Answer) -> str:
 def of_best(found: Found, best: Answer) -> Iterator[tuple[str, str]]:
     low, high = best.between
     sure = f"{step_time(low)} to {step_time(high)} in four runs of five"
-    yield (
-        "step",
-        f"{step_time(best.seconds)} ({sure}), {format_count(best.tokens_per_s)} tokens/s, MFU {percent(best.mfu)}",
-    )
+    speed = f"{format_count(best.tokens_per_s)} tokens/s, MFU {percent(best.mfu)}"
+    yield "step", f"{step_time(best.seconds)} ({sure}), {speed}"
     yield "of which", shares({PARTS[name]: value for name, value in best.parts.items()}, best.seconds)
     yield "memory", f"{format_bytes(best.held)} of {format_bytes(best.room)} on the fullest rank"
     yield "of which", shares(best.memory, best.held)
+    tokens, hours = found.question.tokens or 0, ""
     if duration := found.duration(best):
-        tokens = format_count(found.question.tokens or 0)
         likely_s, low_s, high_s = map(days, duration)
-        yield "all tokens", f"{tokens} in {likely_s} ({low_s} to {high_s}), without saves"
-        megawatts = found.question.tokens * best.joules_per_token / 3.6e9  # type: ignore[operator]
-        yield "energy", f"{best.joules_per_token:.3g} J/token, {megawatts:.3g} MWh; unverified, GPUs alone"
-    else:
-        yield "energy", f"{best.joules_per_token:.3g} J/token; unverified, GPUs alone"
+        yield "all tokens", f"{format_count(tokens)} in {likely_s} ({low_s} to {high_s}), without saves"
+        hours = f", {tokens * best.joules_per_token / 3.6e9:.3g} MWh"
+    yield "energy", f"{best.joules_per_token:.3g} J/token{hours}; unverified, GPUs alone"
     if cost := found.dollars(best):
         yield "cost", f"${cost[0]:,.0f} (${cost[1]:,.0f} to ${cost[2]:,.0f})"
     if every := found.save_every:
@@ -204,13 +158,9 @@ def days(seconds: float) -> str:
 
 
 def _print_too_large(console: Any, found: Found) -> None:
-    if found.first is None:
-        say(console, "nothing fits. What misses by least:")
-    else:
-        say(console, "faster, and too large:")
+    say(console, "faster, and too large:" if found.first else "nothing fits. What misses by least:")
     for one in found.too_large:
-        cells = layout_of(one)
-        say(console, f"  {cells}: {likely(one)}, {format_bytes(found.over(one))} too much")
+        say(console, f"  {layout_of(one)}: {likely(one)}, {format_bytes(found.over(one))} too much")
 
 
 def layout_of(one: Answer) -> str:
@@ -221,16 +171,18 @@ def layout_of(one: Answer) -> str:
 
 
 def row_of(point: Point, by: str) -> Cells:
-    cells = {"GPUs": f"{point.gpus:,}"}
-    if point.best is None:
-        return cells | {"<best layout": "nothing fits"}
-    best, parallel = point.best, point.best.run.parallel
+    best, plain = point.best, point.plain
+    if best is None:
+        return {"GPUs": f"{point.gpus:,}", "<best layout": "nothing fits"}
+    parallel = best.run.parallel
     words = f"pp {parallel.pp} tp {parallel.tp} dp {parallel.dp_replicate}x{parallel.dp_shard} zero {parallel.zero}"
-    cells |= {"<best layout": words, "step": likely(best), "tok/s": format_count(best.tokens_per_s)}
-    cells |= {"tok/s/GPU": format_count(best.tokens_per_s / best.gpus), "W/GPU": f"{best.watts:.0f}"}
-    cells |= {"gain": "" if point.gain is None else f"x{point.gain:.2f}"}
-    plain = point.plain
-    return cells | {"sharded": "-" if plain is None else f"{more(plain, best, by):+.1%}"}
+    return {
+        "GPUs": f"{point.gpus:,}", "<best layout": words, "step": likely(best),
+        "tok/s": format_count(best.tokens_per_s),
+        "tok/s/GPU": format_count(best.tokens_per_s / best.gpus), "W/GPU": f"{best.watts:.0f}",
+        "gain": "" if point.gain is None else f"x{point.gain:.2f}",
+        "sharded": "-" if plain is None else f"{more(plain, best, by):+.1%}",
+    }  # fmt: skip
 
 
 def takeovers(points: Sequence[Point], by: str) -> Iterator[str]:
@@ -248,15 +200,32 @@ def takeovers(points: Sequence[Point], by: str) -> Iterator[str]:
         )
 
 
-def _print_table(console: Any, rows: Sequence[Cells], spare: Sequence[str]) -> None:
-    """A column whose title begins with < holds words. The spare ones are left out where all do not fit."""
-    titles = list(dict.fromkeys(title for row in rows for title in row))
-    widths = [max(len(title.lstrip("<")), *(len(row.get(title, "")) for row in rows)) for title in titles]
-    if sum(widths) + len(widths) - 1 > console.width:
-        titles = [title for title in titles if title not in spare]
-    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    for title in titles:
-        table.add_column(title.lstrip("<"), justify="left" if title.startswith("<") else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*(Text(row.get(title, "")) for title in titles))
-    console.print(table)
+def timeline(one: Answer) -> tuple[Timeline, int]:
+    """A step of a few microbatches, as long as they are priced, and how many these are."""
+    count = min(one.run.num_microbatches, 2 * one.run.parallel.pp)
+    return replay(one.run, one.microbatch, count), count
+
+
+def shown_ranks(num_ranks: int, most: int = _MOST_RANKS) -> list[int]:
+    """All of them, or as many, evenly, with the first and the last."""
+    if num_ranks <= most:
+        return list(range(num_ranks))
+    return [round(at * (num_ranks - 1) / (most - 1)) for at in range(most)]
+
+
+def picture(one: Answer, width: int, *, plain: bool) -> Iterator[str]:
+    found, count = timeline(one)
+    total, parallel = found.makespan, one.run.parallel
+    every = one.run.num_microbatches
+    few = f", shown with {count} of {every} microbatches" * (count < every)
+    yield f"pipeline: {parallel.schedule}, {parallel.pp} ranks x {parallel.vp}{few}"
+    gap, columns = "." if plain else "·", min(width, 120) - 6
+    for rank in shown_ranks(parallel.pp):
+        cells = [gap] * columns
+        for span in found.spans:
+            if span.rank == rank:
+                first, last = int(span.start / total * columns), int(span.end / total * columns)
+                for at in range(first, max(min(last, columns), first + 1)):
+                    cells[min(at, columns - 1)] = _SIGNS[span.action.kind]
+        yield f"{rank:>4}  {''.join(cells)}".rstrip()
+    yield f"      F forward, B backward, W weights' gradients, {gap} waits"

@@ -49,8 +49,9 @@ def evaluation(config: RunConfig, inputs: Inputs, planned: list[Planned]) -> Eva
         return None
     from lmtrain.eval.in_training.interrupted import DuringTraining
 
-    dtype, batch_size = config.precision.kind, config.eval.batch_size
-    return DuringTraining(planned=planned, tokenizer=inputs.tokenizer, dtype=dtype, batch_size=batch_size)
+    return DuringTraining(
+        planned=planned, tokenizer=inputs.tokenizer, dtype=config.precision.kind, batch_size=config.eval.batch_size
+    )
 
 
 def _tasks(config: RunConfig) -> list[Task]:
@@ -87,10 +88,9 @@ def _is_there(task: Task, data: str) -> bool:
     from lmtrain.eval.recipes.documents import dataset_prefix
     from lmtrain.eval.task import TextTask
 
-    if isinstance(task, TextTask) and Path(data).is_dir():
-        return True
-    takes_datasets = isinstance(task, TextTask) or task.pairs
-    return (takes_datasets and dataset_prefix(Path(data)) is not None) or Path(data).is_file()
+    path, is_text = Path(data), isinstance(task, TextTask)
+    is_dataset = (is_text or task.pairs) and dataset_prefix(path) is not None
+    return path.is_file() or is_dataset or (is_text and path.is_dir())
 
 
 def _source(task: Task, data: str) -> Path | TextInput:

@@ -58,14 +58,12 @@ class Source:
         """The run's settings, with the checkpoint to begin from: its own newest, or one of another run's."""
         theirs = self.settings.get("checkpoint")
         checkpoint = dict(theirs) if isinstance(theirs, dict) else {}
-        if branches and not any(text.lstrip("+").startswith("checkpoint.init_from=") for text in overrides):
+        begins_elsewhere = any(text.lstrip("+").startswith("checkpoint.init_from=") for text in overrides)
+        if (branches and not begins_elsewhere) or (not branches and self.path != self.run):
             checkpoint |= {"resume": str(self.path), "init_from": None}
-        elif branches:
+        # because: a run that was begun with `none` meant to begin with nothing there, and now something is
+        elif branches or checkpoint.get("resume") == "none":
             checkpoint |= {"resume": "auto"}
-        elif self.path != self.run:
-            checkpoint |= {"resume": str(self.path), "init_from": None}
-        elif checkpoint.get("resume") == "none":
-            checkpoint |= {"resume": "auto"}  # because: it meant to begin with nothing there, and now something is
         return self.settings | {"run": {"dir": str(self.run)}, "checkpoint": checkpoint}
 
 

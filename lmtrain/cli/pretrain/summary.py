@@ -5,12 +5,13 @@ Called by pretrain.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmtrain.cli.screen.messages import say
-from lmtrain.cli.screen.terminal import echo, pass_on
+from lmtrain.cli.screen.tables import print_pairs
+from lmtrain.cli.screen.terminal import echo, pass_on, print_json
+from lmtrain.units import format_count, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,11 +31,10 @@ EXAMPLES = (
 
 def print_settings(config: RunConfig, as_json: bool) -> None:
     if as_json:
-        echo(json.dumps(config.to_dict(), indent=1))
-        return
+        return print_json(config.to_dict())
     from omegaconf import OmegaConf
 
-    pass_on(OmegaConf.to_yaml(config.to_dict()))
+    return pass_on(OmegaConf.to_yaml(config.to_dict()))
 
 
 def print_preview(config: RunConfig, inputs: Inputs, as_json: bool) -> None:
@@ -43,32 +43,21 @@ def print_preview(config: RunConfig, inputs: Inputs, as_json: bool) -> None:
     from lmtrain.train.layouts.layout_table import rank_rows
 
     facts = plan_facts(config, inputs) | {"ranks": rank_rows(config, inputs.model)}
-    if as_json:
-        echo(json.dumps(facts))
-    else:
-        print_plan(facts)
+    return print_json(facts, indent=None) if as_json else print_plan(facts)
 
 
 def print_plan(facts: dict[str, Any]) -> None:
-    from rich.table import Table
-
-    from lmtrain.cli.screen.console import Screen
     from lmtrain.train.layouts.layout_table import SINGLE_ROWS, layout_lines, merged
 
-    console, table = Screen(), Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    for key, value in facts.items():
-        if key != "ranks":
-            table.add_row(key.replace("_", " "), _shown(key, value))
-    console.print(table)
+    print_pairs((key.replace("_", " "), _shown(key, value)) for key, value in facts.items() if key != "ranks")
     if (ranks := facts.get("ranks")) is None:
         return
     for line in ("", *layout_lines(ranks if len(ranks) <= SINGLE_ROWS else merged(ranks))):
-        console.print(line, highlight=False, soft_wrap=True)
+        echo(line)
 
 
 def _shown(key: str, value: object) -> str:
     from lmtrain.observe.screen.row_text import work
-    from lmtrain.units import format_count
 
     if key == "model_flops" and isinstance(value, (int, float)):
         return work(value)
@@ -78,20 +67,15 @@ def _shown(key: str, value: object) -> str:
 
 
 def print_summary(config: RunConfig, summary: Summary, console: Console, as_json: bool) -> None:
-    from lmtrain.units import format_count, format_seconds
-
     if as_json:
-        facts = {"run": config.run.dir, "step": summary.step, "loss": summary.loss, "valid_loss": summary.valid_loss}
-        facts |= {"tokens": summary.tokens, "seconds": summary.seconds, "stopped_by": summary.stopped_by}
-        echo(json.dumps(facts))
-        return
+        keys = ("step", "loss", "valid_loss", "tokens", "seconds", "stopped_by")
+        return print_json({"run": config.run.dir} | {key: getattr(summary, key) for key in keys}, indent=None)
     parts = [f"{summary.step} steps", f"{format_count(summary.tokens)} tokens", format_seconds(summary.seconds)]
-    if summary.loss is not None:
-        parts.append(f"loss {summary.loss:.4f}")
-    if summary.valid_loss is not None:
-        parts.append(f"validation {summary.valid_loss:.4f}")
+    for name, loss in (("loss", summary.loss), ("validation", summary.valid_loss)):
+        parts += [] if loss is None else [f"{name} {loss:.4f}"]
     word = "stopped" if summary.stopped_by else "done"
     say(console, f"{word}: {', '.join(parts)}; everything is in {config.run.dir}")
+    return None
 
 
 def left_behind(config: RunConfig) -> str:

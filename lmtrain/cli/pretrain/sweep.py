@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 import signal
 import subprocess
@@ -14,25 +13,27 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rich.table import Table
-from rich.text import Text
-
+from lmtrain.cli.inspect.run_view import finite, four
+from lmtrain.cli.pretrain.from_run import Source, compose_run
 from lmtrain.cli.pretrain.summary import print_plan
-from lmtrain.cli.screen.console import Screen
-from lmtrain.cli.screen.terminal import echo
+from lmtrain.cli.screen.tables import print_table
+from lmtrain.cli.screen.terminal import echo, print_json
+from lmtrain.config.compose import sweep
+from lmtrain.config.overrides import quoted
 from lmtrain.errors import LmtrainError, StoppedEarly, UsageError, a_few
+from lmtrain.runfolder.ends import stop_told
 from lmtrain.runfolder.folder import as_written
 from lmtrain.runfolder.names import METRICS
 from lmtrain.runfolder.rows import read_metrics
+from lmtrain.runfolder.stop import DONE
+from lmtrain.runtime.files.files import write_json
 from lmtrain.runtime.processes.signals import STOPS, Stopped, StopRequest, listening
+from lmtrain.train.config import RunConfig, config_of
 from lmtrain.units import format_count
 
-if TYPE_CHECKING:
-    from lmtrain.train.config import RunConfig
-
-SUMMARY = "sweep.json"
+SUMMARY = "sweep.json"  # what each folder is, and how it stands, for scripts
 _LONGEST_NAME = 120  # because: a file system takes 255 bytes, and the folder's own files need some
 
 
@@ -69,7 +70,6 @@ def run_all(
 
 
 def _run(jobs: Sequence[Job], flags: list[str], runner: _Runner, *, speaks: bool) -> None:
-
     only_looks, as_json = "--dry-run" in flags or "--print-config" in flags, "--json" in flags
     compares = only_looks and not as_json and "--print-config" not in flags
     first = None
@@ -81,18 +81,21 @@ def _run(jobs: Sequence[Job], flags: list[str], runner: _Runner, *, speaks: bool
         if not done:
             job.exit_code, said = runner.run(["pretrain", *flags, *["--json"] * compares, *job.overrides], compares)
             first = print_plans(said, first) if speaks else None
-            job.state = _state(job.exit_code, runner.stopped)
+            ended = "stopped" if runner.stopped else f"failed, exit code {job.exit_code}"
+            job.state = ended if job.exit_code else "done"
         if runner.stopped:
             break
     if only_looks:
         return _refuse_failures(jobs)
     if speaks:
         rows = [summary(job.folder, job.changed, job.state) for job in jobs]
-        _write_summary(jobs, rows)
+        base = Path(jobs[0].config.run.dir)
+        if base.is_dir() and base != jobs[0].folder:
+            write_json(base / SUMMARY, {"runs": rows})
         if as_json:
-            echo(json.dumps({"runs": rows}))
+            print_json({"runs": rows}, indent=None)
         else:
-            print_table(rows)
+            print_rows(rows)
     if runner.stopped:
         raise StoppedEarly(f"Stopped in run {number} of {len(jobs)}. Run the same command again to go on.")
     return _refuse_failures(jobs)
@@ -100,10 +103,6 @@ def _run(jobs: Sequence[Job], flags: list[str], runner: _Runner, *, speaks: bool
 
 def plan(overrides: list[str], config_dir: Path | None, config_name: str, from_run: Path | None) -> list[Job]:
     """Every combination, all of them refused before one is started."""
-    from lmtrain.cli.pretrain.from_run import Source, compose_run
-    from lmtrain.config.compose import sweep
-    from lmtrain.config.overrides import quoted
-
     combinations = [list(one) for one in dict.fromkeys(map(tuple, sweep(overrides, config_dir=config_dir)))]
     fixed = set.intersection(*map(set, combinations))
     jobs: list[Job] = []
@@ -114,24 +113,22 @@ def plan(overrides: list[str], config_dir: Path | None, config_name: str, from_r
         folder = _folder(Path(config.run.dir), changed, ",".join(varying), {job.folder for job in jobs})
         rest = [text for text in combination if not text.lstrip("+").startswith("run.dir=")]
         jobs.append(Job(changed, folder, [*rest, f"run.dir={quoted(str(folder))}"], config))
-    if from_run is not None and jobs[0].changed and _same(jobs[0].config.run.dir, Source.find(from_run).run):
+    own = from_run is not None and Path(jobs[0].config.run.dir).resolve() == Source.find(from_run).run.resolve()
+    if own and jobs[0].changed:
         raise UsageError(f"-m makes several runs of --from-run={from_run}, which need a folder. Add run.dir=DIR.")
     return jobs
 
 
 def folder_name(changed: dict[str, str]) -> str:
     """`optim.lr_1e-3__train.seed_2`: nothing that a shell or the grammar of overrides reads as more than a name."""
-    name = "__".join(f"{key}_{_plain(value)}" for key, value in changed.items())
+    plain = {key: re.sub(r"[^A-Za-z0-9.+-]+", "_", value).strip("_") or "empty" for key, value in changed.items()}
+    name = "__".join(f"{key}_{value}" for key, value in plain.items())
     digest = hashlib.sha256(name.encode()).hexdigest()[:8]
     return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}__{digest}"
 
 
 def is_done(job: Job) -> bool:
     """Whether a run with these very settings has ended by itself."""
-    from lmtrain.runfolder.ends import stop_told
-    from lmtrain.runfolder.stop import DONE
-    from lmtrain.train.config import config_of
-
     if stop_told(job.folder).get("cause") != DONE:
         return False
     try:  # because: an earlier version may have written it, without settings that are new
@@ -182,14 +179,6 @@ class _Runner:
             self._child.send_signal(number)
 
 
-def _same(one: str, other: Path) -> bool:
-    return Path(one).resolve() == other.resolve()
-
-
-def _state(code: int, stopped: bool) -> str:
-    return "done" if code == 0 else "stopped" if stopped else f"failed, exit code {code}"
-
-
 def _folder(base: Path, changed: dict[str, str], old_name: str, taken: set[Path]) -> Path:
     """A sweep that an earlier version has begun goes on in the folders that it made."""
     old = base / (old_name or "only").replace("/", "_")
@@ -200,19 +189,6 @@ def _folder(base: Path, changed: dict[str, str], old_name: str, taken: set[Path]
     while folder in taken:  # because: values that differ in signs alone have one name
         folder, number = base / f"{folder_name(changed)}__{number}", number + 1
     return folder
-
-
-def _plain(value: str) -> str:
-    return re.sub(r"[^A-Za-z0-9.+-]+", "_", value).strip("_") or "empty"
-
-
-def _write_summary(jobs: Sequence[Job], rows: list[dict[str, Any]]) -> None:
-    """What each folder is, and how it stands, for scripts."""
-    from lmtrain.runtime.files.files import write_json
-
-    base = Path(jobs[0].config.run.dir)
-    if base.is_dir() and base != jobs[0].folder:
-        write_json(base / SUMMARY, {"runs": rows})
 
 
 def _refuse_failures(jobs: Sequence[Job]) -> None:
@@ -236,19 +212,15 @@ def summary(folder: Path, changed: dict[str, str], state: str) -> dict[str, Any]
     except LmtrainError:
         rows = []
     with as_written(folder):
-        return _figures(folder, changed, state, rows)
-
-
-def _figures(folder: Path, changed: dict[str, str], state: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    steps = [row for row in rows if row["event"] == "step"]
-    valid = [row["loss"] for row in rows if row["event"] == "valid" and row.get("loss") is not None]
-    speeds = [row["tokens_per_s"] for row in steps if row.get("tokens_per_s") is not None]
-    return {
-        "folder": str(folder), "settings": changed, "state": state,
-        "steps": steps[-1]["step"] if steps else 0, "loss": _number(steps[-1]["loss"]) if steps else None,
-        "best_valid_loss": _number(min(valid)) if valid else None,
-        "tokens_per_s": median(speeds) if speeds else None,
-    }  # fmt: skip
+        steps = [row for row in rows if row["event"] == "step"]
+        valid = [row["loss"] for row in rows if row["event"] == "valid" and row.get("loss") is not None]
+        speeds = [row["tokens_per_s"] for row in steps if row.get("tokens_per_s") is not None]
+        return {
+            "folder": str(folder), "settings": changed, "state": state,
+            "steps": steps[-1]["step"] if steps else 0, "loss": finite(steps[-1]["loss"]) if steps else None,
+            "best_valid_loss": finite(min(valid)) if valid else None,
+            "tokens_per_s": median(speeds) if speeds else None,
+        }  # fmt: skip
 
 
 def print_plans(said: str, first: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -264,37 +236,21 @@ def print_plans(said: str, first: dict[str, Any] | None) -> dict[str, Any] | Non
     if other:
         print_plan(other)
     else:
-        Screen(highlight=False).print("in numbers as the first one")
+        echo("in numbers as the first one")
     return first
 
 
-def print_table(rows: Sequence[dict[str, Any]]) -> None:
+def print_rows(rows: Sequence[dict[str, Any]]) -> None:
     """A line for each run, in the order in which they ran, and the folder of the best."""
     keys = list(dict.fromkeys(key for row in rows for key in row["settings"]))
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for title in (*keys, "state"):
-        table.add_column(title, overflow="fold")
-    for title in ("steps", "loss", "best valid", "tokens/s"):
-        table.add_column(title, justify="right")
-    for row in rows:
-        table.add_row(
-            *(Text(row["settings"].get(key, "")) for key in keys), row["state"], str(row["steps"]),
-            _four(row["loss"]), _four(row["best_valid_loss"]),
-            "" if row["tokens_per_s"] is None else format_count(row["tokens_per_s"]),
-        )  # fmt: skip
-    console = Screen(highlight=False)
-    console.print()
-    console.print(table)
+    echo()
+    print_table([
+        {f"<{key}": row["settings"].get(key, "") for key in keys}
+        | {"<state": row["state"], "steps": str(row["steps"]), "loss": four(row["loss"])}
+        | {"best valid": four(row["best_valid_loss"])}
+        | {"tokens/s": "" if row["tokens_per_s"] is None else format_count(row["tokens_per_s"])}
+        for row in rows
+    ])  # fmt: skip
     best = [row for row in rows if row["best_valid_loss"] is not None]
     if len(best) > 1:
-        first = min(best, key=lambda row: row["best_valid_loss"])
-        console.print(Text(f"best validation: {first['folder']}"), soft_wrap=True)
-
-
-def _number(value: float) -> float | None:
-    """JSON has no NaN."""
-    return value if math.isfinite(value) else None
-
-
-def _four(value: float | None) -> str:
-    return "" if value is None else f"{value:.4f}"
+        echo(f"best validation: {min(best, key=lambda row: row['best_valid_loss'])['folder']}")

@@ -48,7 +48,17 @@ _PLAIN = (
     Plain("skipped", "Steps skipped so far (fp16 overflow)", "count", smooth=False),
     Plain("loss_scale", "Loss scale (fp16)", "count", log=True, smooth=False),
 )
-_ZERO_SAYS_NOTHING = ("skipped",)
+_NAMES = {
+    "memory_bytes": "of rank 0", "lr": "learning rate", "grad_norm": "norm", "tokens_per_s": "tokens/s",
+    "straggler_bubble": "bubble", "straggler_exposed": "exposed communication", "straggler_slowest_by": "more by",
+    "data_wait_s": "wait", "mfu": "MFU", "loss_scale": "scale",
+}  # fmt: skip
+_RECIPE = {
+    "protocol": "protocol", "protocol_version": "version", "data": "data", "text_sha256": "sha256 of the text",
+    "num_targets": "targets", "seq_len": "sequence", "dtype": "numbers",
+}  # fmt: skip
+_NO_FAULT = (0, 75, 79)  # exit codes of a run that came to its end, or was asked to stop
+Happened = tuple[str, int, str]  # kind, step, words
 
 
 def charts(names: Sequence[str], records: Sequence[Record], stops: Sequence[dict[str, Any] | None]) -> Charts:
@@ -59,24 +69,18 @@ def charts(names: Sequence[str], records: Sequence[Record], stops: Sequence[dict
 
 def _figures(records: Sequence[Record]) -> Iterator[Figure]:
     yield _loss(records)
-    terms = _keys(records, lambda key: key.startswith("loss/"))
+    terms = dict.fromkeys(key for record in records for key in record.columns if key.startswith("loss/"))
     yield Figure("terms", "Terms of the loss", "number", [c for key in terms for c in _curves(records, key, key[5:])])
     yield from _measured(records)
     for plain in _PLAIN:
         name = _NAMES.get(plain.key, plain.key)
-        if plain.key == "memory_bytes":  # because: rows of older versions know rank 0 alone
-            name = "of the fullest rank" if _keys(records, lambda key: key == "memory_rank") else name
+        if plain.key == "memory_bytes" and any("memory_rank" in record.columns for record in records):
+            name = "of the fullest rank"  # because: rows of older versions know rank 0 alone
         found = _curves(records, plain.key, name)
         found += [c for key in plain.keys for c in _curves(records, key, _NAMES.get(key, key))]
-        if plain.key in _ZERO_SAYS_NOTHING and not any(max(curve.points.value) > 0 for curve in found):
-            continue
-        yield Figure(plain.key, plain.title, plain.form, found, plain.said, plain.log, smooth=plain.smooth)
-
-
-_NAMES = {"memory_bytes": "of rank 0", "lr": "learning rate", "grad_norm": "norm", "tokens_per_s": "tokens/s",
-    "straggler_bubble": "bubble", "straggler_exposed": "exposed communication", "straggler_slowest_by": "more by",
-    "data_wait_s": "wait", "mfu": "MFU", "loss_scale": "scale",
-}  # fmt: skip
+        # because: that no step was skipped needs no figure
+        if plain.key != "skipped" or any(max(curve.points.value) > 0 for curve in found):
+            yield Figure(plain.key, plain.title, plain.form, found, plain.said, plain.log, smooth=plain.smooth)
 
 
 def _loss(records: Sequence[Record]) -> Figure:
@@ -89,10 +93,8 @@ def _loss(records: Sequence[Record]) -> Figure:
 
 def _measured(records: Sequence[Record]) -> Iterator[Figure]:
     """Validation's further measures and domains, and every measure that an evaluation says to read first."""
-    names: dict[str, None] = {}
-    for record in records:
-        for row in record.rows.get("valid", []):
-            names |= dict.fromkeys(name for name in measures_of(row) if name.startswith("loss/valid/"))
+    rows = [row for record in records for row in record.rows.get("valid", [])]
+    names = dict.fromkeys(name for row in rows for name in measures_of(row) if name.startswith("loss/valid/"))
     domains = [
         curve
         for name in names
@@ -108,9 +110,10 @@ def _measured(records: Sequence[Record]) -> Iterator[Figure]:
 
 def headlines(records: Sequence[Record]) -> dict[str, str]:
     """The measures that evaluations say to read first, with their titles."""
-    rows = [row for record in records for row in record.rows.get("eval", [])]
     return {
-        f"eval/{row.get('name')}/{row.get('headline')}": f"{row.get('name')}: {row.get('headline')}" for row in rows
+        f"eval/{row.get('name')}/{row.get('headline')}": f"{row.get('name')}: {row.get('headline')}"
+        for record in records
+        for row in record.rows.get("eval", [])
     }
 
 
@@ -118,23 +121,17 @@ def _measure(name: str) -> Any:
     return lambda row: measures_of(row).get(name)
 
 
-def _keys(records: Sequence[Record], wanted: Any) -> list[str]:
-    return list(dict.fromkeys(key for record in records for key in record.columns if wanted(key)))
-
-
 def _curves(records: Sequence[Record], key: str, name: str, most: int = 0) -> list[Curve]:
     most = most or max(_FEWER // max(len(records), 1), _LEAST)
     found = []
     for run, record in enumerate(records):
         steps, values = record.column(key)
-        if not steps.size:
-            continue
-        kept = extremes(values, most)
-        mean = None
+        kept, mean = extremes(values, most), None
         if len(values) > most:
             ends, averages = means(values, most // 2)
             mean = _points(record, steps[ends], averages)
-        found.append(Curve(run, name, _points(record, steps[kept], values[kept]), mean))
+        if steps.size:
+            found.append(Curve(run, name, _points(record, steps[kept], values[kept]), mean))
     return found
 
 
@@ -149,7 +146,7 @@ def _dots(run: int, record: Record, event: str, name: str, worth: Any) -> list[C
 
 
 def _finite(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+    return _number(value) and math.isfinite(value)
 
 
 def _points(record: Record, steps: Numbers, values: Numbers) -> Points:
@@ -168,15 +165,10 @@ def _marks(run: int, record: Record, stop: dict[str, Any] | None) -> Iterator[Ma
         yield Mark(run, kind, step, token, second, said)
 
 
-Happened = tuple[str, int, str]  # kind, step, words
-_NO_FAULT = (0, 75, 79)  # exit codes of a run that came to its end, or was asked to stop
-
-
 def _saves(record: Record) -> Iterator[Happened]:
     for row in _few(record.rows.get("save", [])):
-        step = row.get("saved_step")
+        step, size, took = (row.get(key) for key in ("saved_step", "bytes", "write_s"))
         if type(step) is int:
-            size, took = row.get("bytes"), row.get("write_s")
             how = f": {format_bytes(size)} in {format_seconds(took)}" if _finite(size) and _finite(took) else ""
             yield "save", step, f"saved step {step:,}{how}"
 
@@ -248,12 +240,6 @@ def eval_rows(records: Sequence[Record], names: Sequence[str]) -> tuple[list[dic
                 took = {"seconds": f"{row['seconds']:.1f}"} if _number(row.get("seconds")) else {}
                 numbers.append(who | {"<name": str(row.get("name")), "step": f"{row['step']:,}"} | told | sums | took)
     return list(recipes.values()), numbers
-
-
-_RECIPE = {
-    "protocol": "protocol", "protocol_version": "version", "data": "data", "text_sha256": "sha256 of the text",
-    "num_targets": "targets", "seq_len": "sequence", "dtype": "numbers",
-}  # fmt: skip
 
 
 def _said(value: Any) -> str:

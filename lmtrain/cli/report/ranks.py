@@ -8,20 +8,28 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from lmtrain.config.build import build_settings
 from lmtrain.errors import LmtrainError, brief
 from lmtrain.layout import Coordinate, Layout
 from lmtrain.observe.history.record import Record
 from lmtrain.page.document import NUM_COLOURS, Part, Picture, data_element, paragraph, section, table
 from lmtrain.page.drawing import WIDTH, rect, svg, text
 from lmtrain.runfolder.folder import Seen
+from lmtrain.train.config import RunConfig
+from lmtrain.train.layouts.layout_table import layout_words, merged, rank_rows
 from lmtrain.units import format_bytes, format_count
 
-if TYPE_CHECKING:
-    from lmtrain.train.config import RunConfig
-
 _LEAST = 0.06  # how dark the emptiest is
+_DARKEST = 0.6  # because: the number in it must be readable, in light and in dark
+_MOST_CELLS = 4096
+_MOST_ROWS = 64
+_HEADS = {
+    "weights_bytes": "weights", "masters_bytes": "masters", "gradients_bytes": "gradients",
+    "optimizer_bytes": "optimizer",
+}  # fmt: skip
+_UNREADABLE = (LmtrainError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
 def memory_parts(seen: Seen, record: Record, whose: str) -> Iterator[Part]:
@@ -46,13 +54,10 @@ def newest_peaks(record: Record) -> tuple[int, list[int]]:
     if not rows or (starts and rows[-1].get("attempt") != starts[-1].get("attempt")):
         return 0, []
     peaks = rows[-1].get("peak_bytes")
-    if not isinstance(peaks, list) or not any(peaks) or not all(map(_is_size, peaks)):
+    if not isinstance(peaks, list) or not any(peaks):
         return 0, []
-    return rows[-1]["step"], peaks
-
-
-def _is_size(value: object) -> bool:
-    return type(value) is int and 0 <= value < 1 << 60
+    are_sizes = all(type(peak) is int and 0 <= peak < 1 << 60 for peak in peaks)
+    return (rows[-1]["step"], peaks) if are_sizes else (0, [])
 
 
 def memory_picture(layout: Layout, peaks: Sequence[int]) -> str:
@@ -68,34 +73,19 @@ def memory_picture(layout: Layout, peaks: Sequence[int]) -> str:
 
 
 def _layout(seen: Seen) -> Layout | None:
-    from lmtrain.config.build import build_settings
-    from lmtrain.train.config import RunConfig
-
     try:
         return build_settings(RunConfig, seen.settings).parallel.layout
-    except (LmtrainError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+    except _UNREADABLE:
         return None  # because: what is wrong with them is said where the layout is drawn
 
 
-_MOST_CELLS = 4096
-_MOST_ROWS = 64
-_HEADS = {
-    "weights_bytes": "weights", "masters_bytes": "masters", "gradients_bytes": "gradients",
-    "optimizer_bytes": "optimizer",
-}  # fmt: skip
-
-
 def layout_parts(seen: Seen, whose: str) -> Iterator[Part]:
-    from lmtrain.config.build import build_settings
-    from lmtrain.train.config import RunConfig
-    from lmtrain.train.layouts.layout_table import layout_words, merged, rank_rows
-
     if not seen.settings:
         return
     try:
         config = build_settings(RunConfig, seen.settings)
         rows = rank_rows(config, config.model)
-    except (LmtrainError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+    except _UNREADABLE as error:
         yield section(f"Layout{whose}", name=f"layout{whose}")
         yield paragraph(f"It cannot be told from these settings: {brief(error)}")
         return
@@ -131,39 +121,26 @@ def layout_picture(config: RunConfig, rows: Sequence[dict[str, Any]]) -> str:
                 yield text(left - 8, y + high * 0.65, f"layers {row['layers'] or 'none'}", "soft small", "end")
             at = ", ".join(f"{axis} {row[axis]}" for axis in ("pp", "dp_replicate", "dp_shard", "tp"))
             said = f"rank {row['rank']} ({at}): layers {row['layers']}, {format_count(row['parameters'])} parameters"
-            yield rect(x, y, wide - 1, high - 1, f"r{row['pp'] % NUM_COLOURS} cell", said, _shade(row, layout))
+            # because: cuts of one layer lie beside each other, and in two depths they are told apart
+            shade = f"fill-opacity:{0.42 if (row['tp'] + row['dp_shard']) % 2 else 0.6}"
+            yield rect(x, y, wide - 1, high - 1, f"r{row['pp'] % NUM_COLOURS} cell", said, shade)
             if wide >= 26 and high >= 18:
                 yield text(x + wide / 2, y + high * 0.65, str(row["rank"]), "small quiet", "middle")
 
     return svg(top + layout.pp * high + 8, parts(), "which rank holds which layers")
 
 
-def _axes(layout: Any) -> str:
-    across = [f"copy.shard ({layout.dp_replicate} x {layout.dp_shard})" if layout.dp > 1 else ""]
-    across += [f"{layout.tp} cuts (tp) side by side" if layout.tp > 1 else ""]
-    said = ", ".join(filter(None, across)) or "one rank each"
-    return f"down: ranks of the pipeline; across: {said}"
-
-
-def _shade(row: dict[str, Any], layout: Any) -> str:
-    """Cuts of one layer lie beside each other in two depths, so that they are told apart."""
-    return f"fill-opacity:{0.42 if (row['tp'] + row['dp_shard']) % 2 else 0.6}"
+def _axes(layout: Layout) -> str:
+    across = [f"copy.shard ({layout.dp_replicate} x {layout.dp_shard})"] * (layout.dp > 1)
+    across += [f"{layout.tp} cuts (tp) side by side"] * (layout.tp > 1)
+    return f"down: ranks of the pipeline; across: {', '.join(across) or 'one rank each'}"
 
 
 def _row(row: dict[str, Any]) -> dict[str, str]:
-    names = {
-        "<rank": "rank",
-        "pp": "pp",
-        "replica": "dp_replicate",
-        "shard": "dp_shard",
-        "tp": "tp",
-        "layers": "layers",
-    }
+    places = ("pp", "dp_replicate", "dp_shard", "tp", "layers")
+    names = dict(zip(("<rank", "pp", "replica", "shard", "tp", "layers"), ("rank", *places), strict=True))
     found = {name: str(row[key]) for name, key in names.items()} | {"parameters": format_count(row["parameters"])}
     return found | {name: format_bytes(row[key]) if row[key] else "-" for key, name in _HEADS.items()}
-
-
-_DARKEST = 0.6  # because: the number in it must be readable, in light and in dark
 
 
 class Square(NamedTuple):

@@ -3,35 +3,52 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 import typer
 
+from lmtrain.cli.inspect.run_view import finite
 from lmtrain.cli.options import check_place
 from lmtrain.cli.report.figures import MOST_EVALS, charts, eval_rows, headlines
 from lmtrain.cli.report.ranks import layout_parts, memory_parts
 from lmtrain.cli.report.trace_part import kernel_parts, trace_parts
 from lmtrain.cli.screen.terminal import echo
 from lmtrain.config.base import show
-from lmtrain.observe.history.record import Record
-from lmtrain.page.chart import Charts, placed, written
-from lmtrain.page.document import Cells, Part, data_element, document, facts, script, section, style, table
+from lmtrain.observe.history.record import Record, read_record
+from lmtrain.page.chart import Charts, drawn, placed, written
+from lmtrain.page.document import (
+    Cells,
+    Part,
+    Picture,
+    data_element,
+    document,
+    facts,
+    for_a_paper,
+    script,
+    section,
+    style,
+    table,
+)
 from lmtrain.runfolder.differences import differences, flat
-from lmtrain.runfolder.folder import Seen
-from lmtrain.units import format_count, format_seconds
-
-if TYPE_CHECKING:
-    from lmtrain.page.document import Picture
+from lmtrain.runfolder.folder import Seen, see_all
+from lmtrain.runtime.files.files import atomic_file, storage_errors
+from lmtrain.units import format_bytes, format_count, format_seconds
 
 EXAMPLES = (
     ("lmtrain report runs/a", "write runs/a/report.html, while the run goes on or afterwards"),
     ("lmtrain report runs/a runs/b --out ab.html", "curves of both, and the settings that differ"),
     ("lmtrain report runs/a --svg figures", "each picture as a file for a paper too"),
 )
+_MOST_NUMBERS = 2000  # rows of evaluations in the page; the rest stays in metrics.jsonl
+_KEYS = (
+    ("drag", "zoom in"), ("double click, 0, Esc", "show all"), ("+ -", "zoom"), ("← →", "move"), ("x", "next axis"),
+    ("k", "log x"), ("l", "log y of the figure in focus, or of all"), ("s S", "smoother, rougher"),
+    (", .", "read values in the figure in focus"), ("t", "light or dark"), ("Tab", "next figure"),
+)  # fmt: skip
 
 
 def report(
@@ -49,13 +66,6 @@ def report(
     It is one file without references to any other. A run that goes on, was killed or is damaged gives what there is,
     and the page says what is missing.
     """
-    from lmtrain.observe.history.record import read_record
-    from lmtrain.page.chart import drawn
-    from lmtrain.page.document import Picture
-    from lmtrain.runfolder.folder import see_all
-    from lmtrain.runtime.files.files import atomic_file, storage_errors
-    from lmtrain.units import format_bytes
-
     seen = see_all([*{path.resolve(): path for path in runs}.values()])
     if svg is not None:
         with storage_errors(svg, "Making"):
@@ -63,50 +73,28 @@ def report(
     out = out or seen[0].path / "report.html"
     check_place("--out", out)
     records = [read_record(one.metrics) for one in seen]
-    found = figures_of(seen, records)
+    found = charts([one.name for one in seen], records, [one.stop for one in seen])
     parts = [*parts_of(seen, records, found)]
     with atomic_file(out) as file:
-        file.write(_bytes(page(seen, parts)))
+        file.write(_bytes(document(title(seen), parts, more_style=style("report.css"))))
     missing = sum(len(one.problems) + len(record.problems) for one, record in zip(seen, records, strict=True))
     few = f"; {missing} things are missing, and it says which" if missing > 1 else "; it says what is missing" * missing
     echo(f"{out}: {len(found.figures)} figures, {format_bytes(out.stat().st_size)}{few}")
     if svg is not None:
         curves = [Picture(figure.key, drawn(found, figure, 760, 360)) for figure in found.figures]
-        _write_pictures(svg, [*curves, *(part for part in parts if isinstance(part, Picture))])
-
-
-def _write_pictures(folder: Path, pictures: Sequence[Picture]) -> None:
-    from lmtrain.page.document import for_a_paper
-    from lmtrain.runtime.files.files import atomic_file
-
-    for picture in pictures:
-        with atomic_file(folder / f"{re.sub('[ /]', '_', picture.name)}.svg") as file:
-            file.write(_bytes(for_a_paper(picture.drawn)))
-    echo(f"{folder}: {len(pictures)} pictures as SVG")
+        pictures = [*curves, *(part for part in parts if isinstance(part, Picture))]
+        for picture in pictures:
+            with atomic_file(svg / f"{re.sub('[ /]', '_', picture.name)}.svg") as file:
+                file.write(_bytes(for_a_paper(picture.drawn)))
+        echo(f"{svg}: {len(pictures)} pictures as SVG")
 
 
 def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "backslashreplace")  # because: a file's name may be no text
 
 
-_MOST_NUMBERS = 2000  # rows of evaluations in the page; the rest stays in metrics.jsonl
-_KEYS = (
-    ("drag", "zoom in"), ("double click, 0, Esc", "show all"), ("+ -", "zoom"), ("← →", "move"), ("x", "next axis"),
-    ("k", "log x"), ("l", "log y of the figure in focus, or of all"), ("s S", "smoother, rougher"),
-    (", .", "read values in the figure in focus"), ("t", "light or dark"), ("Tab", "next figure"),
-)  # fmt: skip
-
-
-def page(seen: Sequence[Seen], parts: Sequence[Part]) -> str:
-    return document(title(seen), parts, more_style=style("report.css"))
-
-
 def title(seen: Sequence[Seen]) -> str:
     return seen[0].name if len(seen) == 1 else f"{len(seen)} runs: {', '.join(one.name for one in seen)}"
-
-
-def figures_of(seen: Sequence[Seen], records: Sequence[Record]) -> Charts:
-    return charts([one.name for one in seen], records, [one.stop for one in seen])
 
 
 def parts_of(seen: Sequence[Seen], records: Sequence[Record], found: Charts) -> Iterator[Part]:
@@ -143,8 +131,10 @@ def _alike(seen: Sequence[Seen], group: str) -> bool:
 def summary(seen: Seen, record: Record) -> dict[str, str]:
     """How the run stands, in a line or a list."""
     found = {"<run": seen.name, "<state": f"{seen.state}{f': {seen.why}' * bool(seen.why)}"[:400]}
-    total, last = _total_steps(seen), int(record.steps[-1]) if record.steps.size else 0
-    found["step"] = f"{last:,}" + (f" of {total:,} ({last / total:.0%})" if total else "")
+    train, last = seen.settings.get("train"), int(record.steps[-1]) if record.steps.size else 0
+    total = train.get("steps") if isinstance(train, dict) else None
+    share = f" of {total:,} ({last / total:.0%})" if type(total) is int and total > 0 else ""
+    found["step"] = f"{last:,}{share}"
     for key, name, form in (("loss", "loss", "number"), ("tokens", "tokens", "count")):
         steps, values = record.column(key)
         if values.size:
@@ -152,32 +142,18 @@ def summary(seen: Seen, record: Record) -> dict[str, str]:
         broken = {key: value for step, key, value in record.broken if step == last}
         if key in broken:
             found[name] = f"{broken[key]}" + (f"; {found[name]} at step {int(steps[-1]):,}" if values.size else "")
-    best = [(row["loss"], row["step"]) for row in record.rows.get("valid", []) if _is_number(row.get("loss"))]
-    if best:
-        found["best validation"] = f"{min(best)[0]:.4f} at step {min(best)[1]:,}"
-    _, speeds = record.column("tokens_per_s")
-    if speeds.size:
-        found["tokens/s"] = format_count(float(np.median(speeds)))
-    _, mfu = record.column("mfu")
-    if mfu.size:
-        found["MFU"] = f"{100 * float(np.median(mfu)):.1f}%"
+    valid = [(row["loss"], row["step"]) for row in record.rows.get("valid", []) if finite(row.get("loss")) is not None]
+    if valid:
+        found["best validation"] = f"{min(valid)[0]:.4f} at step {min(valid)[1]:,}"
+    for key, name, show_ in (("tokens_per_s", "tokens/s", format_count), ("mfu", "MFU", "{:.1%}".format)):
+        if (values := record.column(key)[1]).size:
+            found[name] = show_(float(np.median(values)))
     seconds = record.columns.get("seconds", np.empty(0))
     if seconds.size and np.isfinite(seconds[-1]):
         found["time trained"] = format_seconds(float(seconds[-1]))
-    starts = len(record.rows.get("start", []))
-    if starts > 1:
+    if (starts := len(record.rows.get("start", []))) > 1:
         found["starts"] = f"{starts}"
     return found
-
-
-def _total_steps(seen: Seen) -> int | None:
-    steps = seen.settings.get("train", {})
-    steps = steps.get("steps") if isinstance(steps, dict) else None
-    return steps if type(steps) is int and steps > 0 else None
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and value == value
 
 
 def _missing(seen: Sequence[Seen], records: Sequence[Record]) -> Iterator[str]:
@@ -216,11 +192,8 @@ def _settings(seen: Sequence[Seen]) -> Iterator[str]:
     if len(known) > 1:
         found = differences([one.settings for one in known])
         names = [one.name for one in known]
-        rows: list[Cells] = [
-            {"<key": key} | {f"<{name}": _shown(value) for name, value in zip(names, values, strict=True)}
-            for key, values in found.items()
-        ]
-        yield f"<p>{len(found)} settings differ.</p>" + table(rows) if rows else "<p>All settings are the same.</p>"
+        beside = _beside("<key", names, found)
+        yield f"<p>{len(found)} settings differ.</p>" + table(beside) if found else "<p>All settings are the same.</p>"
     rows = [{"<key": key, "<value": _shown(value)} for key, value in flat(known[0].settings)]
     whose = f" of {known[0].name}" if len(known) > 1 else ""
     yield f"<details><summary>All {len(rows)} settings{escape(whose)}</summary>{table(rows)}</details>"
@@ -232,14 +205,18 @@ def _environment(seen: Sequence[Seen]) -> Iterator[str]:
         return
     yield section("Environment", name="environment")
     trees = [dict(flat(one.environment)) for one in known]
-    keys = list(dict.fromkeys(key for tree in trees for key in tree))
+    keys = dict.fromkeys(key for tree in trees for key in tree)
     names = [one.name for one in known] if len(known) > 1 else ["value"]
-    rows: list[Cells] = [
-        {"<what": key.removeprefix("packages.")}
-        | {f"<{name}": _shown(tree.get(key)) for name, tree in zip(names, trees, strict=True)}
-        for key in keys
+    yield table(_beside("<what", names, {key: [tree.get(key) for tree in trees] for key in keys}))
+
+
+def _beside(title: str, names: Sequence[str], found: Mapping[str, Sequence[Any]]) -> list[Cells]:
+    """Return a row for each key, with the value in each of the runs."""
+    return [
+        {title: key.removeprefix("packages.")}
+        | {f"<{name}": _shown(value) for name, value in zip(names, values, strict=True)}
+        for key, values in found.items()
     ]
-    yield table(rows)
 
 
 def _shown(value: Any) -> str:

@@ -9,25 +9,27 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from lmtrain.cli.report.ranks import Square, squares
 from lmtrain.errors import LmtrainError, a_few, brief
+from lmtrain.observe.profile.kernels import KernelTable, read_tables
+from lmtrain.observe.spans.format import Kind
+from lmtrain.observe.timeline.merge import Segment, merged
+from lmtrain.observe.timeline.step_time import CLASSES, Heat, Row, heat, step_times, timeline_rows
 from lmtrain.page.chart import labels, ticks, written
 from lmtrain.page.document import NUM_COLOURS, Part, Picture, data_element, paragraph, section, table
 from lmtrain.page.drawing import WIDTH, legend, line, rect, svg, text
 from lmtrain.runfolder.folder import Seen
 from lmtrain.runfolder.names import TRACES
 
-if TYPE_CHECKING:
-    from lmtrain.observe.profile.kernels import KernelTable
-    from lmtrain.observe.timeline.merge import Segment
-    from lmtrain.observe.timeline.step_time import Heat, Row
-
 _STEPS = 4  # the newest of them make the tables
 _LANES = 24
+_FOLDER = "profile"
+_MOST_TABLES = 4
+_MOST_KERNELS = 15
 _MOST_BARS = 4000
 _COLOURS = {
     "forward": "forward", "backward": "backward", "input": "backward for inputs", "weight": "weights' gradients",
@@ -37,8 +39,6 @@ _COLOURS = {
 
 
 def trace_parts(seen: Seen, whose: str) -> Iterator[Part]:
-    from lmtrain.observe.timeline.merge import merged
-
     if not (seen.path / TRACES).is_dir():
         return
     yield section(f"A traced step{whose}", name=f"trace{whose}")
@@ -57,9 +57,9 @@ def trace_parts(seen: Seen, whose: str) -> Iterator[Part]:
 
 
 def _parts(segment: Segment, whose: str) -> Iterator[Part]:
-    from lmtrain.observe.timeline.step_time import CLASSES, heat, step_times, timeline_rows
-
-    usual = _usual(segment)
+    # because: a step in which something is saved or measured takes many times a step's time
+    longer = np.isin(segment.spans["kind"], (Kind.SAVE, Kind.VALIDATION, Kind.EVALUATION))
+    usual = sorted({*segment.steps} - {*np.unique(segment.spans["step"][longer]).tolist()})
     newest = (usual or segment.steps)[-_STEPS:]
     left_out = usual and {one for one in segment.steps if one > newest[0]} - {*newest}
     segment = replace(segment, spans=segment.spans[np.isin(segment.spans["step"], newest)])
@@ -91,19 +91,6 @@ def _parts(segment: Segment, whose: str) -> Iterator[Part]:
     if cut := _cut(rows, every):
         yield paragraph(cut)
     yield Picture(f"timeline{whose}", timeline_picture(rows))
-    yield data_element(_json(ranks, rows, step), f"trace-data{whose}")
-
-
-def _usual(segment: Segment) -> list[int]:
-    """Steps in which nothing is saved or measured, which takes many times a step's time."""
-    from lmtrain.observe.spans.format import Kind
-
-    spans = segment.spans
-    longer = np.isin(spans["kind"], (Kind.SAVE, Kind.VALIDATION, Kind.EVALUATION))
-    return sorted({*segment.steps} - {*np.unique(spans["step"][longer]).tolist()})
-
-
-def _json(ranks: Sequence[Heat], rows: Sequence[Row], step: int) -> str:
     data: dict[str, Any] = {
         "step": step,
         "heat": [[one.rank, one.host, _number(one.own_work_s), _number(one.ratio)] for one in ranks],
@@ -113,7 +100,8 @@ def _json(ranks: Sequence[Heat], rows: Sequence[Row], step: int) -> str:
             for bar in row.bars
         ],
     }
-    return json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    plain = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    yield data_element(plain, f"trace-data{whose}")
 
 
 def _number(value: float) -> float | None:
@@ -134,10 +122,10 @@ def heat_picture(ranks: Sequence[Heat]) -> str:
 
 def shown_rows(segment: Segment, rows: Sequence[Row]) -> list[Row]:
     """Of each rank of one pipeline, or of the first ranks: the longest bars, of which a page holds some thousands."""
-    first = {one: segment.at(one) for one in {row.rank for row in rows}}
-    ranks = sorted(first)
+    places = {one: segment.at(one) for one in sorted({row.rank for row in rows})}
+    ranks = [*places]
     if segment.layout.pp > 1:
-        ranks = [rank for rank in ranks if not (first[rank].dp_replicate or first[rank].dp_shard or first[rank].tp)]
+        ranks = [rank for rank, at in places.items() if not (at.dp_replicate or at.dp_shard or at.tp)]
     kept = [row for row in rows if row.rank in set(ranks[:_LANES])]
     lengths = sorted((bar.end_s - bar.begin_s for row in kept for bar in row.bars), reverse=True)
     least = lengths[_MOST_BARS] if len(lengths) > _MOST_BARS else -1.0
@@ -171,14 +159,11 @@ def timeline_picture(rows: Sequence[Row]) -> str:
         for row in rows:
             y = top + ranks.index(row.rank) * high
             for bar in row.bars:
-                if bar.what == "bubble":
-                    continue
-                of = f", stage {row.stage}" * (row.stage >= 0) + f", microbatch {bar.microbatch}" * (
-                    bar.microbatch >= 0
-                )
-                said = f"{_COLOURS.get(bar.what, bar.what)}{of}: {written(bar.end_s - bar.begin_s, 'seconds')}"
-                x = left + bar.begin_s * scale
-                yield rect(x, y, (bar.end_s - bar.begin_s) * scale, high - 2, f"t-{bar.what}", said)
+                long, stage, microbatch = bar.end_s - bar.begin_s, row.stage, bar.microbatch
+                of = f", stage {stage}" * (stage >= 0) + f", microbatch {microbatch}" * (microbatch >= 0)
+                said = f"{_COLOURS.get(bar.what, bar.what)}{of}: {written(long, 'seconds')}"
+                if bar.what != "bubble":
+                    yield rect(left + bar.begin_s * scale, y, long * scale, high - 2, f"t-{bar.what}", said)
         bottom = top + len(ranks) * high
         along = ticks(0.0, end, 8, "seconds")
         for value, word in zip(along, labels(along, "seconds"), strict=True):
@@ -186,11 +171,6 @@ def timeline_picture(rows: Sequence[Row]) -> str:
             yield text(left + value * scale, bottom + 17, word, "soft small", "middle")
 
     return svg(top + len(ranks) * high + 24, parts(), "what each rank did when in the step")
-
-
-_FOLDER = "profile"
-_MOST_TABLES = 4
-_MOST_KERNELS = 15
 
 
 def kernel_parts(seen: Seen, whose: str) -> Iterator[Part]:
@@ -204,8 +184,6 @@ def kernel_parts(seen: Seen, whose: str) -> Iterator[Part]:
 
 
 def _kernel_parts(seen: Seen, whose: str) -> Iterator[Part]:
-    from lmtrain.observe.profile.kernels import read_tables
-
     tables = read_tables(seen.path / _FOLDER)
     if len(tables) > _MOST_TABLES:
         yield paragraph(

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from lmtrain.checkpoint.contents import Contents
+from lmtrain.checkpoint.diff import different_values
+from lmtrain.checkpoint.store import list_checkpoints
 from lmtrain.config.base import show
 from lmtrain.errors import LmtrainError, a_few, brief
-from lmtrain.observe.history.record import Parting, Record, parting, read_record, starts_that_count, together
+from lmtrain.observe.history.record import Parting, Record, Row, parting, read_record, starts_that_count, together
 from lmtrain.runfolder.differences import differences, flat
 from lmtrain.runfolder.folder import Seen, see_all
-from lmtrain.runfolder.names import CHECKPOINTS, CONFIG, step_of
-from lmtrain.runfolder.rows import Row
+from lmtrain.runfolder.names import CHECKPOINTS, step_of
 
 # settings that say where something lies or what is shown: no number depends on them
 _NO_CAUSE = (
@@ -40,11 +43,16 @@ def diff_facts(a: Path, b: Path) -> dict[str, Any]:
         for key in ("weights_digest", "data_sha256")
         if all(one.get(key) is not None for one in first) and first[0][key] != first[1][key]
     }
+    problems = [
+        f"{one.name}: {problem}"
+        for one, record in zip(seen, records, strict=True)
+        for problem in (*one.problems, *record.problems)
+    ]
     facts: dict[str, Any] = {
         "a": str(a), "b": str(b), **_ran_with(starts, found.last_shared), "begun": begun,
         "rows": {"shared": found.num_shared, "last_step": found.last_shared},
         "first_step": found.step, "first": found.first, "equal_until": found.equal_until, "loss_after": found.after,
-        "not_compared": [*found.untold, *_problems(seen, records), *_untold_starts(seen, starts)],
+        "not_compared": [*found.untold, *problems, *_untold_starts(seen, starts)],
     }  # fmt: skip
     facts["weights"] = _weights(seen, found)
     facts["causes"] = list(_causes(facts, starts))
@@ -64,7 +72,7 @@ def _starts(seen: Seen, record: Record) -> list[Row]:
 def _untold_starts(seen: Sequence[Seen], starts: Sequence[list[Row]]) -> Iterator[str]:
     for one, rows in zip(seen, starts, strict=True):
         if not all(row["settings"] for row in rows[:-1]):
-            yield f"{one.name}: {CONFIG} is of the last of {len(rows)} starts; what those before it had is not known"
+            yield f"{one.name}: config.json is of the last of {len(rows)} starts; what those before it had is not known"
 
 
 def _cut_alike(starts: Sequence[list[Row]]) -> bool:
@@ -92,14 +100,6 @@ def _ran_with(starts: Sequence[list[Row]], end: int | None) -> dict[str, Any]:
     return found
 
 
-def _problems(seen: Sequence[Seen], records: Sequence[Record]) -> list[str]:
-    return [
-        f"{one.name}: {problem}"
-        for one, record in zip(seen, records, strict=True)
-        for problem in (*one.problems, *record.problems)
-    ]
-
-
 def _causes(facts: dict[str, Any], starts: Sequence[list[Row]]) -> Iterator[str]:
     """What explains the difference, the root of it first: what follows from another is said to follow."""
     first, begun, weights = facts["first"], facts["begun"], facts["weights"]
@@ -118,7 +118,8 @@ def _causes(facts: dict[str, Any], starts: Sequence[list[Row]]) -> Iterator[str]
     }
     programs = {key: v for key, v in _before(facts, "environment", differs_at) if key not in _MACHINE}
     for key, (ours, theirs) in (settings | programs).items():
-        name = f"the setting {key}" if key in settings else _program(key)
+        program = "the device" if key == "device" else key.removeprefix("packages.")
+        name = f"the setting {key}" if key in settings else program
         yield f"{name} is {show(ours)} in A and {show(theirs)} in B{_after(facts, key)}"
     explained = bool(settings)
     if not explained and "samples_hash" in first:
@@ -147,10 +148,10 @@ def _before(facts: dict[str, Any], name: str, step: int) -> Iterator[tuple[str, 
 def _other_text(facts: dict[str, Any], begin: Sequence[Row]) -> str:
     first = facts["first"]
     at = f", first seen at step {first['batch_digest']:,}" if "batch_digest" in first else ""
-    said = f"the same samples hold other text{at}"
+    why = ": the data is not the same"
     if begin[0].get("data_sha256") and "data_sha256" not in facts["begun"] and begin[1].get("data_sha256"):
-        return f"{said}, though both name the same data: one has read what is damaged (lmtrain verify tells which)"
-    return f"{said}: the data is not the same"
+        why = ", though both name the same data: one has read what is damaged (lmtrain verify tells which)"
+    return f"the same samples hold other text{at}{why}"
 
 
 def _after(facts: dict[str, Any], key: str) -> str:
@@ -178,14 +179,8 @@ def _held_out(pair: Sequence[Row]) -> Iterator[str]:
         yield "train.valid_interval_steps"
 
 
-def _program(key: str) -> str:
-    return "the device" if key == "device" else key.removeprefix("packages.")
-
-
 def _weights(seen: Sequence[Seen], found: Parting) -> dict[str, Any] | None:
     """The first checkpoint of one step whose weights differ, before the rows do; what is damaged tells nothing."""
-    from lmtrain.checkpoint.store import list_checkpoints
-
     try:
         names = [{one.name: one for one in list_checkpoints(run.path / CHECKPOINTS)} for run in seen]
         # because: once the rows differ, all weights do
@@ -194,22 +189,15 @@ def _weights(seen: Sequence[Seen], found: Parting) -> dict[str, Any] | None:
             for name in sorted(names[0].keys() & names[1].keys())
             if found.step is None or (step_of(name) or 0) < found.step
         ]
-        told = None
-        for name in reversed(before):
-            differs = _different(*(one[name] for one in names))
-            if differs is None:
-                break
-            told = differs
-        return told
+        found_in = (_different(*(one[name] for one in names)) for name in reversed(before))
+        told = [*takewhile(bool, found_in)]
+        return told[-1] if told else None
     except (LmtrainError, OSError, ValueError) as error:
         return {"step": None, "tensors": [], "said": f"checkpoints could not be compared: {brief(error)}"}
 
 
 def _different(a: Path, b: Path) -> dict[str, Any] | None:
     """Of two checkpoints of one step: which weights are not the same, and how many numbers of the first of them."""
-    from lmtrain.checkpoint.contents import Contents
-    from lmtrain.checkpoint.diff import different_values
-
     if sum(file.stat().st_size for file in a.iterdir()) > _LARGEST:
         return None
     both = Contents(a), Contents(b)

@@ -5,22 +5,23 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from lmtrain.cli.inspect.run_view import ago, finite, four
 from lmtrain.cli.options import Json
 from lmtrain.cli.plain_help import PlainGroup, examples
-from lmtrain.cli.screen.terminal import echo
+from lmtrain.cli.screen.tables import print_facts
+from lmtrain.cli.screen.terminal import print_json
 from lmtrain.config.base import show
 from lmtrain.errors import MissingInputError, UsageError, nearest
 from lmtrain.runfolder.differences import flat
 from lmtrain.runfolder.folder import Seen, find_runs, see_all
-from lmtrain.units import format_count, format_seconds
+from lmtrain.runfolder.rows import read_last_rows, writable, written_at
+from lmtrain.units import format_count
 
 EXAMPLES = (
     ("lmtrain runs", "the runs below ./runs, or below this folder"),
@@ -28,6 +29,11 @@ EXAMPLES = (
     ("lmtrain runs diff runs/a runs/b", "where two runs part, and why"),
     ("lmtrain runs plot runs/a runs/b --key grad_norm --log", "curves in the terminal"),
 )
+_STATES = ("running", "finished", "stopped", "failed", "killed", "out of sight")
+_STYLES = {"running": "green", "failed": "bold red", "killed": "red", "stopped": "yellow"}
+_LAST = "why stopped"
+_WORDS = ("run", "state", _LAST)  # the columns that are no numbers
+_LEAST_FIRST = ("tokens/s", "valid", "%", "last row", _LAST)  # what a narrow terminal goes without
 
 
 class _ListFirst(PlainGroup):
@@ -59,11 +65,8 @@ def list_runs(
     as_json: Json = False,
 ) -> None:
     """Show the runs of a folder: state, step, loss, speed, when they last wrote, and why they stopped."""
-
     rows = rows_of(folder, state or [], where or [])
-    if as_json:
-        return echo(json.dumps(rows, indent=1))
-    return print_table(rows)
+    return print_json(rows) if as_json else print_runs(rows)
 
 
 @app.command()
@@ -78,14 +81,11 @@ def diff(
     have recorded: settings, versions, the samples and the text of each row, the first weights and checkpoints.
     """
     from lmtrain.cli.runs.diff import diff_facts, diff_lines
-    from lmtrain.cli.screen.console import Screen
-    from lmtrain.cli.screen.fact_list import print_facts
-    from lmtrain.runfolder.rows import writable
 
     facts = diff_facts(a, b)
     if as_json:
-        return echo(json.dumps(writable(facts), indent=1, allow_nan=False))
-    return print_facts(Screen(highlight=False), "two runs compared", [*diff_lines(facts)])
+        return print_json(writable(facts), allow_nan=False)
+    return print_facts("two runs compared", diff_lines(facts))
 
 
 @app.command()
@@ -102,14 +102,14 @@ def plot(
     plot_runs([*{path.resolve(): path for path in runs}.values()], key, by, log, height)
 
 
-_STATES = ("running", "finished", "stopped", "failed", "killed", "out of sight")
-
-
 def rows_of(folder: Path | None, states: Sequence[str], where: Sequence[str]) -> list[dict[str, Any]]:
     wrong = [state for state in states if state not in _STATES]
     if wrong:
         raise UsageError(f"--state={wrong[0]} is no state of a run. {nearest(wrong[0], _STATES)}")
-    wanted = [_pair(text) for text in where]
+    wanted = [text.partition("=") for text in where]
+    for text, (key, sign, _) in zip(where, wanted, strict=True):
+        if not (key and sign):
+            raise UsageError(f"--where={text} names no value. Write KEY=VALUE, as in --where optim.lr=3e-4.")
     folder = folder or (Path("runs") if Path("runs").is_dir() else Path())
     paths = [*find_runs(folder)]
     if not paths:
@@ -117,18 +117,11 @@ def rows_of(folder: Path | None, states: Sequence[str], where: Sequence[str]) ->
         raise MissingInputError(f"{folder} {why}. Name a folder in which `lmtrain pretrain` has written runs.")
     seen = see_all(paths)
     known = {key for one in seen for key, _ in flat(one.settings)}
-    for key, _ in wanted:
+    for key, _, _ in wanted:
         if key not in known:
             raise UsageError(f"--where={key} is a setting that no run in {folder} has. {nearest(key, known)}")
-    rows = [_row(one) for one in seen if all(_has(one, key, value) for key, value in wanted)]
+    rows = [_row(one) for one in seen if all(_has(one, key, value) for key, _, value in wanted)]
     return [row for row in rows if not states or row["state"] in states]
-
-
-def _pair(text: str) -> tuple[str, str]:
-    key, sign, value = text.partition("=")
-    if not sign or not key:
-        raise UsageError(f"--where={text} names no value. Write KEY=VALUE, as in --where optim.lr=3e-4.")
-    return key, value
 
 
 def _has(seen: Seen, key: str, value: str) -> bool:
@@ -142,35 +135,27 @@ def _has(seen: Seen, key: str, value: str) -> bool:
 
 
 def _row(seen: Seen) -> dict[str, Any]:
-    from lmtrain.runfolder.rows import read_last_rows, written_at
-
     rows = read_last_rows(seen.metrics)
     steps = [row for row in rows if row["event"] == "step"]
     last, valid = steps[-1] if steps else {}, [row for row in rows if row["event"] == "valid"]
     total = seen.settings.get("train", {})
     return {
-        "run": str(seen.path), "name": seen.name, "state": seen.state, "step": _number(last.get("step")) or 0,
-        "steps": _number(total.get("steps")) if isinstance(total, dict) else None,
+        "run": str(seen.path), "name": seen.name, "state": seen.state, "step": finite(last.get("step")) or 0,
+        "steps": finite(total.get("steps")) if isinstance(total, dict) else None,
         "loss": _loss(last), "valid_loss": _loss(valid[-1]) if valid else None,
-        "tokens_per_s": _number(last.get("tokens_per_s")), "tokens": _number(last.get("tokens")),
+        "tokens_per_s": finite(last.get("tokens_per_s")), "tokens": finite(last.get("tokens")),
         "last_row": written_at(rows, seen.metrics), "why": seen.why, "missing": seen.problems,
     }  # fmt: skip
 
 
-def _number(value: Any) -> Any:
-    """What JSON can hold: neither NaN nor a text."""
-    return value if type(value) in (int, float) and value - value == 0 else None
-
-
 def _loss(row: dict[str, Any]) -> float | str | None:
     """NaN and infinities as metrics.jsonl has them: a run that came to one must not look like one without a loss."""
-    from lmtrain.runfolder.rows import writable
-
     value = row.get("loss")
-    return writable(value) if type(value) in (int, float) else None
+    found: float | str | None = value if value in ("nan", "inf", "-inf") else finite(value)
+    return found
 
 
-def print_table(rows: Sequence[dict[str, Any]]) -> None:
+def print_runs(rows: Sequence[dict[str, Any]]) -> None:
     """On a terminal a run is a line: what does not fit is left out, columns that matter least first."""
     from rich.cells import cell_len
     from rich.text import Text
@@ -200,30 +185,18 @@ def print_table(rows: Sequence[dict[str, Any]]) -> None:
         screen.print(line, soft_wrap=True)
 
 
-_WORDS, _LAST = ("run", "state", "why stopped"), "why stopped"
-_LEAST_FIRST = ("tokens/s", "valid", "%", "last row", _LAST)
-
-
 def _cells(row: dict[str, Any]) -> dict[str, str]:
     return {
         "run": row["name"], "state": row["state"], "step": f"{row['step']:,}",
         "%": f"{row['step'] / row['steps']:.0%}" if row["steps"] else "",
-        "loss": _four(row["loss"]), "valid": _four(row["valid_loss"]),
+        "loss": four(row["loss"]), "valid": four(row["valid_loss"]),
         "tokens/s": "" if row["tokens_per_s"] is None else format_count(row["tokens_per_s"]),
         "last row": _ago(row["last_row"]), _LAST: row["why"].split("\n")[0],
     }  # fmt: skip
 
 
-_STYLES = {"running": "green", "failed": "bold red", "killed": "red", "stopped": "yellow"}
-
-
-def _four(value: float | str | None) -> str:
-    return "" if value is None else value if isinstance(value, str) else f"{value:.4f}"
-
-
 def _ago(time: str | None) -> str:
     try:
-        seconds = (datetime.now(UTC) - datetime.fromisoformat(time or "")).total_seconds()
+        return ago(time or "")
     except (TypeError, ValueError):
         return ""
-    return f"{format_seconds(max(seconds, 0.0))} ago"

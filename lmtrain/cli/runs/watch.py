@@ -8,62 +8,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
 
+from lmtrain.cli.inspect.run_view import age_s, model_words, planned, state_words
+from lmtrain.cli.screen.console import Screen
 from lmtrain.cli.screen.messages import say
 from lmtrain.errors import MissingInputError, UsageError
+from lmtrain.observe.screen.row_text import eval_line, step_line, valid_line
+from lmtrain.runfolder.folder import as_written, read_settings, state_now
 from lmtrain.runfolder.names import CONFIG, METRICS
+from lmtrain.runfolder.rows import Followed
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from lmtrain.observe.screen.panel import RunPanel
-
-class Redrawn:
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._lines: list[str] = []
-        self._size = console.size
-
-    def show(self, what: RenderableType) -> None:
-        console = self._console
-        with console.capture() as captured:
-            console.print(what)
-        lines = captured.get().split("\n")[:-1]
-        if console.size != self._size or len(lines) > console.height - 1:
-            self._size, self._lines = console.size, []
-        console.file.write(difference(self._lines, lines))
-        console.file.flush()
-        self._lines = lines
-
-
-def difference(before: list[str], now: list[str]) -> str:
-    """What to write for `now` to stand where `before` stands, with the cursor below it before and after."""
-    if len(now) < len(before):
-        now = [*now, *([""] * (len(before) - len(now)))]
-    sent, at = "", len(before)  # `at`: the line that the cursor is on
-    for number, line in enumerate(now):
-        if number < len(before):
-            if line == before[number]:
-                continue
-            sent += _move(number - at) + f"\r{line}\x1b[K"
-            at = number
-        else:
-            sent += _move(number - at) + f"\r{line}\n"
-            at = number + 1
-    return sent + (_move(len(now) - at) + "\r" if sent else "")
-
-
-def _move(lines: int) -> str:
-    if lines == 0:
-        return ""
-    return f"\x1b[{lines}B" if lines > 0 else f"\x1b[{-lines}A"
-
 
 EXAMPLES = (
     ("lmtrain watch runs/a", "the panel of a run that is going on, until it ends or you press Ctrl-C"),
@@ -71,6 +33,7 @@ EXAMPLES = (
     ("lmtrain watch runs/a --once", "how it is now"),
 )
 _LEAST_S = 0.2
+_GOING_ON = ("running", "out of sight")
 
 
 def watch(
@@ -79,9 +42,7 @@ def watch(
     once: Annotated[bool, typer.Option("--once", help="Show how it is now, and end.")] = False,
 ) -> None:
     """Watch a run from another terminal, over a slow line too: its panel, or a line for each step that is logged."""
-    from lmtrain.cli.screen.console import Screen
     from lmtrain.observe.screen.progress import is_live
-    from lmtrain.runfolder.folder import as_written
 
     if not every >= _LEAST_S:
         raise UsageError(f"--every={every:g} is how often to look, at least {_LEAST_S:g} seconds. Use --every=2.")
@@ -108,12 +69,6 @@ def _wait_for(run: Path, every: float, console: Console, *, waits: bool) -> None
 
 
 def _draw(run: Path, every: float, once: bool, console: Console) -> None:
-    from rich.console import Group
-    from rich.text import Text
-
-    from lmtrain.runfolder.folder import state_now
-    from lmtrain.runfolder.rows import Followed
-
     followed, drawn, panel = Followed(run / METRICS), Redrawn(console), _panel(run)
     while True:
         state, rows = state_now(run), followed.rows()
@@ -121,7 +76,7 @@ def _draw(run: Path, every: float, once: bool, console: Console) -> None:
             panel = _panel(run)  # because: it may go on with other settings
         for row in rows:
             _take(panel, row)
-        panel.now, over = _words(state, panel.row), state["state"] not in ("running", "out of sight")
+        panel.now, over = _words(state, panel.row), state["state"] not in _GOING_ON
         if over:
             panel.stop(at_last_row=True)
         # because: a panel that stands still has no line of its own for what happens now
@@ -134,12 +89,9 @@ def _draw(run: Path, every: float, once: bool, console: Console) -> None:
 def _print(run: Path, every: float, once: bool, console: Console) -> None:
     """The newest step of each look, and everything else that happened."""
     from lmtrain.observe.screen.display import print_line
-    from lmtrain.observe.screen.row_text import eval_line, step_line, valid_line
     from lmtrain.observe.stragglers.judge import slow_link, slow_rank
-    from lmtrain.runfolder.folder import state_now
-    from lmtrain.runfolder.rows import Followed
 
-    followed, total, slow, first = Followed(run / METRICS), _total_steps(run), "", True
+    followed, total, slow, first = Followed(run / METRICS), _panel(run).total_steps, "", True
     lines: dict[str, Callable[[Mapping[str, Any]], str]] = {
         "valid": valid_line, "eval": eval_line, "save": lambda row: f"saved step {row['saved_step']}",
     }  # fmt: skip
@@ -155,9 +107,10 @@ def _print(run: Path, every: float, once: bool, console: Console) -> None:
             if named != slow:
                 print_line(console, f"slow: {named}" if named else "all keep pace again")
             slow = named
-        if once or first or state["state"] not in ("running", "out of sight"):
+        over = once or state["state"] not in _GOING_ON
+        if over or first:
             print_line(console, _words(state, steps[-1] if steps else {}))
-        if once or state["state"] not in ("running", "out of sight"):
+        if over:
             return
         first = False
         time.sleep(every)
@@ -165,37 +118,63 @@ def _print(run: Path, every: float, once: bool, console: Console) -> None:
 
 def _panel(run: Path) -> RunPanel:
     """Of the settings that the run was started with last, as far as this version knows them."""
-    from lmtrain.cli.inspect.run_view import model_words, planned
     from lmtrain.observe.screen.panel import RunPanel, Saves
-    from lmtrain.runfolder.folder import read_settings
 
     settings = read_settings(run)
     facts, saves = planned(run, settings), settings.get("checkpoint", {})
-    title = {"run": str(run), "model": model_words(settings.get("model", {}), facts["parameters"])}
-    title |= {"layout": facts["layout"]} if facts["layout"] else {}
+    words = model_words(settings.get("model", {}), facts["parameters"])
+    title = {"run": str(run), "model": words} | ({"layout": facts["layout"]} if facts["layout"] else {})
     return RunPanel(title, int(facts["steps"] or 0), saves=Saves(saves.get("interval_steps"), saves.get("interval_s")))
-
-
-def _total_steps(run: Path) -> int:
-    return _panel(run).total_steps
 
 
 def _take(panel: RunPanel, row: dict[str, Any]) -> None:
     """A row as old as it says, by this machine's clock."""
-    age_s = 0.0
-    if "time" in row:
-        age_s = max((datetime.now(UTC) - datetime.fromisoformat(row["time"])).total_seconds(), 0.0)
+    age = age_s(row["time"]) if "time" in row else 0.0
     if row["event"] == "step":
-        panel.step(row, age_s)
+        panel.step(row, age)
     elif row["event"] == "valid":
         panel.valid(row)
     elif row["event"] == "eval":
         panel.evaluated(row)
     elif row["event"] == "save":
-        panel.saved(row, age_s)
+        panel.saved(row, age)
 
 
 def _words(state: dict[str, Any], row: Mapping[str, Any]) -> str:
-    from lmtrain.cli.inspect.run_view import state_words
-
     return state_words(state | {"last_row_time": row.get("time")})
+
+
+class Redrawn:
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._lines: list[str] = []
+        self._size = console.size
+
+    def show(self, what: RenderableType) -> None:
+        console = self._console
+        with console.capture() as captured:
+            console.print(what)
+        lines = captured.get().split("\n")[:-1]
+        if console.size != self._size or len(lines) > console.height - 1:
+            self._size, self._lines = console.size, []
+        console.file.write(difference(self._lines, lines))
+        console.file.flush()
+        self._lines = lines
+
+
+def difference(before: list[str], now: list[str]) -> str:
+    """What to write for `now` to stand where `before` stands, with the cursor below it before and after."""
+    now = now + [""] * (len(before) - len(now))
+    sent, at = "", len(before)  # `at`: the line that the cursor is on
+    for number, line in enumerate(now):
+        if number >= len(before):
+            sent, at = f"{sent}{_move(number - at)}\r{line}\n", number + 1
+        elif line != before[number]:
+            sent, at = f"{sent}{_move(number - at)}\r{line}\x1b[K", number
+    return sent + (_move(len(now) - at) + "\r" if sent else "")
+
+
+def _move(lines: int) -> str:
+    if lines == 0:
+        return ""
+    return f"\x1b[{lines}B" if lines > 0 else f"\x1b[{-lines}A"

@@ -60,7 +60,9 @@ def _who(message: str, env: ProcessEnv | None) -> str:
     """Return which of several processes speaks: rank 0 for all of them, another for itself, a launcher for its node."""
     if env is None or env.rank == 0:
         return ""
-    who = f"node {env.host}" if _starts_ranks() else env.who
+    # because: what is wrong with a command line is said before it is read
+    starts_ranks = any(word.partition("=")[0] == "--nproc-per-node" for word in sys.argv)
+    who = f"node {env.host}" if starts_ranks else env.who
     return "" if message.startswith(who) else f"{who}: "
 
 
@@ -71,8 +73,3 @@ def _this_process() -> ProcessEnv | None:
         return ProcessEnv.detect()
     except LmtrainError:
         return None
-
-
-def _starts_ranks() -> bool:
-    # because: what is wrong with a command line is said before it is read
-    return any(word.partition("=")[0] == "--nproc-per-node" for word in sys.argv)

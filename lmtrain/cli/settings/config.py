@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from lmtrain.cli.keys.completion import complete_choice, complete_group, complete_key
-from lmtrain.cli.keys.settings_reference import headline
+from lmtrain.cli.keys.settings_reference import (
+    config_file,
+    default_choices,
+    headline,
+    known_keys,
+    part_of_root,
+    text_of,
+)
 from lmtrain.cli.options import ConfigDir, ConfigName, Json, Overrides, Plugins
 from lmtrain.cli.screen.console import Screen
-from lmtrain.cli.screen.terminal import echo
+from lmtrain.cli.screen.tables import print_pairs, print_table
+from lmtrain.cli.screen.terminal import echo, print_json
 from lmtrain.config.base import show as as_typed
+from lmtrain.config.build import build_settings
+from lmtrain.config.compose import compose_plain, group_choices
+from lmtrain.config.yaml_file import read_yaml
 from lmtrain.errors import UsageError, nearest
 from lmtrain.units import format_count
 
 app = typer.Typer(no_args_is_help=True)
+_LEAST_COMMENT = 30  # columns
+_CHOSEN = "* what a run has where nothing else is chosen"
 
 
 @app.command("list")
@@ -35,22 +46,20 @@ def list_choices(
     as_json: Json = False,
 ) -> None:
     """List the groups and their choices; of one group, what each choice is: of `model`, its size."""
-    from lmtrain.cli.keys.settings_reference import config_file, default_choices
-
-    groups, default = _groups(config_dir), default_choices()
+    groups, default = group_choices(config_dir), default_choices()
     if group is None:
         facts = [{"group": name, "default": default.get(name), "choices": found} for name, found in groups.items()]
-        return echo(json.dumps(facts, indent=1)) if as_json else print_groups(facts)
+        return print_json(facts) if as_json else print_groups(facts)
     _check_group(group, groups)
     rows = [
-        {"choice": name, "default": name == default.get(group)} | choice_row(file)
+        {"choice": name, "default": name == default.get(group), "about": headline(file), "file": str(file)}
         for name in groups[group]
         if (file := config_file(group, name, config_dir))
     ]
     if group == "model":
         rows = [row | model_row(str(row["choice"]), Path(str(row["file"])), config_dir) for row in rows]
     if as_json:
-        return echo(json.dumps(rows, indent=1))
+        return print_json(rows)
     return print_models(rows) if group == "model" else print_choices(group, rows)
 
 
@@ -69,23 +78,17 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Print what a choice sets, as the YAML file that it is, and where it lies."""
-    from lmtrain.cli.keys.settings_reference import config_file, default_choices, part_of_root, text_of
-
-    groups = _groups(config_dir)
-    part = part_of_root(group) if name is None and group not in groups else None
-    if part is not None:
-        file, text = part
-    else:
+    groups = group_choices(config_dir)
+    shown = part_of_root(group) if name is None and group not in groups else None
+    if shown is None:
         _check_group(group, groups)
         name = name or default_choices().get(group, "")
-        found = config_file(group, name, config_dir)
-        if found is None:
+        file = config_file(group, name, config_dir)
+        if file is None:
             said = f"{group} has no choice {name}" if name else f"A run has no {group} unless one is chosen"
             raise UsageError(f"{said}. {nearest(name, groups[group])}")
-        file, text = found, text_of(found)
-    if as_json:
-        return echo(json.dumps({"file": str(file), "yaml": text}, indent=1))
-    return print_file(file, text)
+        shown = file, text_of(file)
+    return print_json({"file": str(shown[0]), "yaml": shown[1]}) if as_json else print_file(*shown)
 
 
 @app.command()
@@ -104,26 +107,26 @@ def explain(
 
     Of a part, such as `optim`, the value of each of its keys, and the line or the override that has set it.
     """
-    from lmtrain.cli.keys.settings_reference import known_keys
     from lmtrain.cli.settings.explain import Composed, key_facts, value_rows
 
     known = known_keys()
     parts = {name[:cut] for name in known for cut, letter in enumerate(name) if letter == "."} | {"all"}
     if key not in known and key not in parts:
-        raise UsageError(f"{key} is not a setting. {_nearest_key(key, [*known, *parts])}")
+        same = sorted(name for name in known if name.endswith(f".{key.rpartition('.')[2]}"))
+        # because: `lr` means optim.lr before it means something that is spelt like it
+        near = f"Did you mean {' or '.join(same)}?" if same else nearest(key, [*known, *parts])
+        raise UsageError(f"{key} is not a setting. {near}")
     composed = Composed.of(list(overrides or []), config_dir, config_name)
     if key in known:
         bare = Composed.of([], config_dir, config_name) if overrides else composed
         facts = key_facts(known[key], composed, bare, config_dir)
-        return echo(json.dumps(facts, indent=1)) if as_json else print_key(facts)
+        return print_json(facts) if as_json else print_key(facts)
     rows = value_rows("" if key == "all" else f"{key}.", known, composed)
-    return echo(json.dumps(rows, indent=1)) if as_json else print_values(rows)
-
-
-def _groups(config_dir: Path | None) -> dict[str, list[str]]:
-    from lmtrain.config.compose import group_choices
-
-    return group_choices(config_dir)
+    if as_json:
+        return print_json(rows)
+    return print_table([
+        {"<key": row["key"], "<value": as_typed(row["value"]), "<from": row["from"] or "nobody"} for row in rows
+    ])  # fmt: skip
 
 
 def _check_group(group: str, groups: dict[str, list[str]]) -> None:
@@ -131,24 +134,8 @@ def _check_group(group: str, groups: dict[str, list[str]]) -> None:
         raise UsageError(f"{group} is not a group of settings. {nearest(group, groups)}")
 
 
-def _nearest_key(key: str, known: list[str]) -> str:
-    """`lr` means optim.lr before it means something that is spelt like it."""
-    same = sorted(name for name in known if name.endswith(f".{key.rpartition('.')[2]}"))
-    return f"Did you mean {' or '.join(same)}?" if same else nearest(key, known)
-
-
-_LEAST_COMMENT = 30  # columns
-
-
-def choice_row(file: Path) -> dict[str, Any]:
-    return {"about": headline(file), "file": str(file)}
-
-
 def model_row(name: str, file: Path, config_dir: Path | None) -> dict[str, Any]:
     """The sizes of a model; parameters without the embedding where the tokenizer decides how large that is."""
-    from lmtrain.config.build import build_settings
-    from lmtrain.config.compose import compose_plain
-    from lmtrain.config.yaml_file import read_yaml
     from lmtrain.models.model_settings import ModelSettings
 
     tree: Any = read_yaml(file).data
@@ -180,51 +167,40 @@ def _commented(line: str, width: int) -> list[str]:
 
 
 def print_groups(rows: Sequence[dict[str, Any]]) -> None:
-    _print_table(
-        ("group", "default", "choices"),
-        [(row["group"], row["default"] or "", ", ".join(row["choices"])) for row in rows],
-    )
-    _say("`lmtrain config list GROUP` says what each is, `lmtrain config show GROUP NAME` prints one.")
+    print_table([
+        {"<group": row["group"], "<default": row["default"] or "", "<choices": ", ".join(row["choices"])}
+        for row in rows
+    ])  # fmt: skip
+    echo("`lmtrain config list GROUP` says what each is, `lmtrain config show GROUP NAME` prints one.", dim=True)
 
 
 def print_choices(group: str, rows: Sequence[dict[str, Any]]) -> None:
-    _print_table(("choice", "what it is"), [(_name(group, row), row["about"]) for row in rows])
-    _say("* what a run has where nothing else is chosen")
+    print_table([{"<choice": _name(group, row), "<what it is": row["about"]} for row in rows])
+    echo(_CHOSEN, dim=True)
 
 
 def print_models(rows: Sequence[dict[str, Any]]) -> None:
-    rows = sorted(rows, key=lambda row: (row["kind"], row["parameters"]))
-    _print_table(
-        ("choice", "kind", ">parameters", ">layers", ">width", ">heads", ">seq_len"),
-        [
-            (_name("model", row), row["kind"], f"{format_count(row['parameters'])}{'' if row['vocab_size'] else '+'}",
-             *(str(row[key]) for key in ("num_layers", "width", "num_heads", "seq_len")))
-            for row in rows
-        ],
-    )  # fmt: skip
-    _say("* what a run has where nothing else is chosen\n+ and the embedding of the tokenizer's vocabulary")
+    sizes = {"layers": "num_layers", "width": "width", "heads": "num_heads", "seq_len": "seq_len"}
+    print_table([
+        {"<choice": _name("model", row), "<kind": row["kind"]}
+        | {"parameters": f"{format_count(row['parameters'])}{'' if row['vocab_size'] else '+'}"}
+        | {title: str(row[key]) for title, key in sizes.items()}
+        for row in sorted(rows, key=lambda row: (row["kind"], row["parameters"]))
+    ])  # fmt: skip
+    echo(f"{_CHOSEN}\n+ and the embedding of the tokenizer's vocabulary", dim=True)
 
 
 def print_key(facts: dict[str, Any]) -> None:
-    console, table = Screen(highlight=False), Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     section, names = facts["key"].partition(".")[0], facts["kinds"]
     either = " or ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
     kinds = f", where {section}.kind is {either}" if names else ""
-    rows = [("meaning", facts["meaning"]), ("type", f"{facts['type']}{kinds}")]
-    for title, key in (("default", "default"), ("this run", "run")):
-        if key in facts:
-            rows.append((title, _value(facts[key])))
-    for number, one in enumerate(facts["set_by"]):
-        rows.append(("" if number else "set by", f"{one['choice']}: {one['value']}"))
-    for row in rows:
-        table.add_row(*map(Text, row))
-    console.print(Text(facts["key"], style="bold"))
-    console.print(table)
-
-
-def print_values(rows: Sequence[dict[str, Any]]) -> None:
-    cells = [(row["key"], as_typed(row["value"]), row["from"] or "nobody") for row in rows]
-    _print_table(("key", "value", "from"), cells)
+    echo(facts["key"], bold=True)
+    print_pairs([
+        ("meaning", facts["meaning"]),
+        ("type", f"{facts['type']}{kinds}"),
+        *((title, _value(facts[key])) for title, key in (("default", "default"), ("this run", "run")) if key in facts),
+        *(("" if at else "set by", f"{one['choice']}: {one['value']}") for at, one in enumerate(facts["set_by"])),
+    ])  # fmt: skip
 
 
 def _value(facts: dict[str, Any]) -> str:
@@ -233,17 +209,3 @@ def _value(facts: dict[str, Any]) -> str:
 
 def _name(group: str, row: dict[str, Any]) -> str:
     return f"{group}={row['choice']}{' *' if row['default'] else ''}"
-
-
-def _print_table(columns: Iterable[str], rows: Iterable[Sequence[str]]) -> None:
-    """A column whose title begins with > holds numbers."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for title in columns:
-        table.add_column(title.lstrip(">"), justify="right" if title.startswith(">") else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    Screen(highlight=False).print(table)
-
-
-def _say(text: str) -> None:
-    Screen(highlight=False).print(Text(text, style="dim"))

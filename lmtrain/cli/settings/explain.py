@@ -15,6 +15,9 @@ from lmtrain.config.yaml_file import YamlFile, read_yaml
 from lmtrain.errors import SettingsError
 from lmtrain.train.config import RunConfig
 
+_ABSENT = object()
+_OPTIONAL = {field.name for field in fields(RunConfig) if field.default is None}
+
 
 @dataclass(frozen=True)
 class Origin:
@@ -38,9 +41,9 @@ def origins(overrides: Sequence[str], *, config_dir: Path | None = None, name: s
     for override in changes:
         if override.is_delete():
             _drop(found, override.key_or_group)
-            continue
-        for one in _keys(override.key_or_group, override.value()):
-            _put(found, one, Origin(override.input_line))
+        else:
+            for path, _ in _leaves(override.value(), (override.key_or_group,)):
+                _put(found, ".".join(path), Origin(override.input_line))
     return found
 
 
@@ -62,20 +65,12 @@ def _origins_in(file: YamlFile) -> dict[str, Origin]:
 
 
 def _leaves(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """What is set, by its path: a group given as {a: 1, b: 2} sets each of its keys."""
     if isinstance(node, dict) and node:
         for name, inner in node.items():
             yield from _leaves(inner, (*path, str(name)))
     elif path:
         yield path, node
-
-
-def _keys(key: str, value: Any) -> Iterator[str]:
-    """What an override sets: a group given as {a: 1, b: 2} sets each of its keys."""
-    if isinstance(value, dict) and value:
-        for name, inner in value.items():
-            yield from _keys(f"{key}.{name}", inner)
-    else:
-        yield key
 
 
 def _put(found: dict[str, Origin], key: str, origin: Origin) -> None:
@@ -87,10 +82,6 @@ def _drop(found: dict[str, Origin], key: str) -> None:
     """A group that is set or removed as a whole takes its keys with it."""
     for one in [one for one in found if one == key or one.startswith(f"{key}.")]:
         del found[one]
-
-
-_ABSENT = object()
-_OPTIONAL = {field.name for field in fields(RunConfig) if field.default is None}
 
 
 @dataclass(frozen=True)
@@ -182,16 +173,12 @@ def _choices_that_set(name: str, config_dir: Path | None) -> list[dict[str, str]
             file = config_file(group, choice, config_dir)
             if file is None:
                 continue
-            inside = name if _is_global(file) else rest if group == section else None
-            origin = file_origins(file).get(inside) if inside else None
-            if origin is not None:
+            is_global = text_of(file).startswith("# @package _global_")
+            inside = name if is_global else rest if group == section else None
+            if inside and (origin := file_origins(file).get(inside)):
                 found.append({"choice": f"{group}={choice}", "value": origin.text})
     root = file_origins(conf_dir() / "pretrain.yaml").get(name)
     return [*found, {"choice": "conf/pretrain.yaml", "value": root.text}] if root else found
-
-
-def _is_global(file: Path) -> bool:
-    return text_of(file).startswith("# @package _global_")
 
 
 def _words(origin: Origin | None) -> str:

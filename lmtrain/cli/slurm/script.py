@@ -21,6 +21,7 @@ _OF_A_TASK = {
 _CPUS = re.compile(r"(?:--cpus-per-task(?:=|\s+)|-c\s*)(.*)")
 _CPUS_OF_GPUS = re.compile(r"--cpus-per-gpu\b")
 _HARMLESS = re.compile(r"--(gpu|tres)-bind(=|\s+)none")
+BODY = Path(__file__).with_name("slurm_body.sh")
 _BINDS_EACH = re.compile(r"--cpu-bind(=|\s+)(.*,)?(map|mask|rank)")
 
 
@@ -73,9 +74,6 @@ def _without_cpus(words: Sequence[str]) -> list[str]:
     return [word for word in words if not _CPUS.fullmatch(word)]
 
 
-BODY = Path(__file__).with_name("slurm_body.sh")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """What a file is written from. Of an array each line of `runs` is a task's; otherwise there is one."""
@@ -123,13 +121,13 @@ def _head(job: Job) -> Iterator[str]:
     yield "# lmtrain's exit code decides: 75 queues this job again, 76 or a killed task starts all tasks again at"
     yield "# once, and any other ends it."
     yield f"# Start it with: {job.started_by('THIS_FILE')}"
-    options: dict[str, object] = {"job-name": job.folder.name, "nodes": job.nodes + job.spare_nodes}
-    options |= {"ntasks-per-node": job.tasks_per_node} | ({"gpus-per-node": job.ranks_per_node} if job.gpus else {})
-    options |= {"cpus-per-task": job.cpus_per_task} if job.cpus_per_task else {}
-    options |= {"array": f"0-{len(job.runs) - 1}"} if job.is_array else {}
-    log = job.log.replace(str(job.folder), str(job.folder).replace("%", "%%"), 1)
-    options |= {"chdir": job.cwd, "output": log, "open-mode": "append"}
-    yield from (f"#SBATCH --{name}={_in_quotes(str(value))}" for name, value in options.items())
+    options = {
+        "job-name": job.folder.name, "nodes": job.nodes + job.spare_nodes, "ntasks-per-node": job.tasks_per_node,
+        "gpus-per-node": job.ranks_per_node if job.gpus else None, "cpus-per-task": job.cpus_per_task,
+        "array": f"0-{len(job.runs) - 1}" if job.is_array else None, "chdir": job.cwd,
+        "output": job.log.replace(str(job.folder), str(job.folder).replace("%", "%%"), 1), "open-mode": "append",
+    }  # fmt: skip
+    yield from (f"#SBATCH --{name}={_in_quotes(str(value))}" for name, value in options.items() if value is not None)
     yield "#SBATCH --requeue"
     if job.spare_nodes:
         yield "# a node that is lost ends the tasks, and not the job"

@@ -9,11 +9,11 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
@@ -24,6 +24,8 @@ from lmtrain.cli.slurm.script import Job, TaskOptions, script
 from lmtrain.config.overrides import shell
 from lmtrain.errors import LayoutError, MissingInputError, UsageError
 from lmtrain.layout import divisors
+from lmtrain.runtime.files.files import atomic_file
+from lmtrain.runtime.processes.process import ProcessEnv
 
 if TYPE_CHECKING:
     from lmtrain.train.config import RunConfig
@@ -31,159 +33,69 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True)
 
 
-class Tasks(StrEnum):
-    """The tasks that srun starts: one launcher on each node, or one task for each rank."""
-
-    NODE = "node"
-    RANK = "rank"
-
-
-GpusPerNode = Annotated[int | None, typer.Option(min=1, help="GPUs to use of each node, a process for each.")]
-TasksPerNode = Annotated[int | None, typer.Option(min=1, help="Processes on each node, where there are no GPUs.")]
-TasksOf = Annotated[
-    Tasks, typer.Option("--tasks", help="What srun starts: a task on each node, which starts the ranks, or each rank.")
-]
-SpareNodes = Annotated[
-    int, typer.Option(min=0, help="Ask for so many nodes more; a node that loses a process is then left out.")
-]
-# minutes, minutes:seconds, hours:minutes:seconds, or with days before the hours; none at all
-_TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.ASCII | re.IGNORECASE)
-Time = Annotated[str | None, typer.Option(metavar="LIMIT", help="Slurm's time limit, as in 4:00:00 or 2-12.")]
-Partition = Annotated[str | None, typer.Option(metavar="NAME", help="Slurm's partition.")]
-Account = Annotated[str | None, typer.Option(metavar="NAME", help="Slurm's account.")]
-OfSbatch = Annotated[
-    list[str] | None,
-    typer.Option("--sbatch", metavar="OPTION", help="Another option of sbatch: --sbatch=--mem=0. Repeatable."),
-]
-OfSrun = Annotated[
-    list[str] | None,
-    typer.Option("--srun", metavar="OPTION", help="Another option of srun: --srun=--cpu-bind=cores. Repeatable."),
-]
-Env = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME=VALUE", help="Set this for all processes. It stands in the file. Repeatable."),
-]
-Setup = Annotated[
-    list[str] | None,
-    typer.Option(metavar="LINE", help="A line of bash to begin with, as in 'module load cuda'. Repeatable."),
-]
-ContainerImage = Annotated[
-    str | None, typer.Option(metavar="IMAGE", help="Run in this image by srun's --container-image (pyxis, enroot).")
-]
-ContainerCommand = Annotated[
-    str | None, typer.Option(metavar="COMMAND", help="Run behind this command: 'apptainer exec --nv image.sif'.")
-]
-Array = Annotated[bool, typer.Option("--array", help="An array of jobs, one for each combination of a=1,2 b=range(3).")]
-
 # because: the layout and the restarts decide these, and the file would contradict itself
 _OURS = {
     "--nodes", "-N", "--ntasks", "-n", "--ntasks-per-node", "--array", "-a", "--requeue", "--no-requeue", "--open-mode",
     "--chdir", "-D", "--kill-on-bad-exit", "-K", "--exclude-node", "--no-kill", "-k", "--wrap", "--parsable",
 }  # fmt: skip
-
-
-@app.command()
-def render(
-    ctx: typer.Context,
-    overrides: Overrides = None,
-    config_dir: ConfigDir = None,
-    config_name: ConfigName = "pretrain",
-    from_run: FromRun = None,
-    plugin: Plugins = None,
-    gpus_per_node: GpusPerNode = None,
-    tasks_per_node: TasksPerNode = None,
-    tasks: TasksOf = Tasks.NODE,
-    spare_nodes: SpareNodes = 0,
-    time: Time = None,
-    partition: Partition = None,
-    account: Account = None,
-    sbatch: OfSbatch = None,
-    srun: OfSrun = None,
-    env: Env = None,
-    setup: Setup = None,
-    container_image: ContainerImage = None,
-    container_command: ContainerCommand = None,
-    array: Array = False,
-    output: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it there.")] = None,
-) -> None:
-    """Print the sbatch file of a run: it starts all processes, starts them again, and queues itself again."""
-    job = _job(_Asked(**{name: value for name, value in ctx.params.items() if name != "output"}))
-    if output is None:
-        pass_on(script(job))
-        return
-    _write(output, script(job))
-    tell(f"{output} is written. Start it with: {job.started_by(shell(str(output)))}")
-
-
-@app.command()
-def submit(
-    ctx: typer.Context,
-    overrides: Overrides = None,
-    config_dir: ConfigDir = None,
-    config_name: ConfigName = "pretrain",
-    from_run: FromRun = None,
-    plugin: Plugins = None,
-    gpus_per_node: GpusPerNode = None,
-    tasks_per_node: TasksPerNode = None,
-    tasks: TasksOf = Tasks.NODE,
-    spare_nodes: SpareNodes = 0,
-    time: Time = None,
-    partition: Partition = None,
-    account: Account = None,
-    sbatch: OfSbatch = None,
-    srun: OfSrun = None,
-    env: Env = None,
-    setup: Setup = None,
-    container_image: ContainerImage = None,
-    container_command: ContainerCommand = None,
-    array: Array = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what render prints, and submit nothing.")] = False,
-) -> None:
-    """Hand a run to Slurm. The sbatch file is kept as job.sbatch in the run's folder, and the job's id is printed."""
-    job = _job(_Asked(**{name: value for name, value in ctx.params.items() if name != "dry_run"}))
-    if dry_run:
-        pass_on(script(job))
-        return
-    _write(job.file, script(job))
-    try:
-        done = subprocess.run(["sbatch", "--parsable", str(job.file)], capture_output=True, text=True)
-    except FileNotFoundError:
-        raise MissingInputError(
-            "sbatch is not on the PATH here, so nothing can be submitted. Type this on a machine that submits jobs, or "
-            f"start {job.file} there."
-        ) from None
-    if done.returncode != 0:
-        said = " ".join(done.stderr.split()).removeprefix("sbatch: error: ")
-        raise UsageError(f"sbatch refuses {job.file}: {said}. Change the options, or ask who runs this Slurm.")
-    number = done.stdout.strip().partition(";")[0]
-    echo(number)
-    log = job.log.replace("%j", number).replace("%A_%a", f"{number}_*")
-    tell(f"submitted: {job.file}; its log is {log}")
+# minutes, minutes:seconds, hours:minutes:seconds, or with days before the hours; none at all
+_TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.ASCII | re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Asked:
-    """The command line, as both verbs take it."""
+class Asked:
+    """The options of both verbs."""
 
-    overrides: Sequence[str] | None
-    config_dir: Path | None
-    config_name: str
-    from_run: Path | None
-    plugin: Sequence[str] | None
-    gpus_per_node: int | None
-    tasks_per_node: int | None
-    tasks: Tasks
-    spare_nodes: int
-    time: str | None
-    partition: str | None
-    account: str | None
-    sbatch: Sequence[str] | None
-    srun: Sequence[str] | None
-    env: Sequence[str] | None
-    setup: Sequence[str] | None
-    container_image: str | None
-    container_command: str | None
-    array: bool
+    overrides: Overrides = None
+    config_dir: ConfigDir = None
+    config_name: ConfigName = "pretrain"
+    from_run: FromRun = None
+    plugin: Plugins = None
+    gpus_per_node: Annotated[
+        int | None, typer.Option(min=1, help="GPUs to use of each node, a process for each.")
+    ] = None
+    tasks_per_node: Annotated[
+        int | None, typer.Option(min=1, help="Processes on each node, where there are no GPUs.")
+    ] = None
+    tasks: Annotated[
+        Literal["node", "rank"],
+        typer.Option("--tasks", help="What srun starts: a task on each node, which starts the ranks, or each rank."),
+    ] = "node"
+    spare_nodes: Annotated[
+        int, typer.Option(min=0, help="Ask for so many nodes more; a node that loses a process is then left out.")
+    ] = 0
+    time: Annotated[
+        str | None, typer.Option(metavar="LIMIT", help="Slurm's time limit, as in 4:00:00 or 2-12.")
+    ] = None
+    partition: Annotated[str | None, typer.Option(metavar="NAME", help="Slurm's partition.")] = None
+    account: Annotated[str | None, typer.Option(metavar="NAME", help="Slurm's account.")] = None
+    sbatch: Annotated[
+        list[str] | None,
+        typer.Option("--sbatch", metavar="OPTION", help="Another option of sbatch: --sbatch=--mem=0. Repeatable."),
+    ] = None
+    srun: Annotated[
+        list[str] | None,
+        typer.Option("--srun", metavar="OPTION", help="Another option of srun: --srun=--cpu-bind=cores. Repeatable."),
+    ] = None
+    env: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Set this for all processes. It stands in the file. Repeatable."),
+    ] = None
+    setup: Annotated[
+        list[str] | None,
+        typer.Option(metavar="LINE", help="A line of bash to begin with, as in 'module load cuda'. Repeatable."),
+    ] = None
+    container_image: Annotated[
+        str | None,
+        typer.Option(metavar="IMAGE", help="Run in this image by srun's --container-image (pyxis, enroot)."),
+    ] = None
+    container_command: Annotated[
+        str | None,
+        typer.Option(metavar="COMMAND", help="Run behind this command: 'apptainer exec --nv image.sif'."),
+    ] = None
+    array: Annotated[
+        bool, typer.Option("--array", help="An array of jobs, one for each combination of a=1,2 b=range(3).")
+    ] = False
 
     def check(self) -> None:
         if (self.gpus_per_node is None) == (self.tasks_per_node is None):
@@ -211,10 +123,12 @@ class _Asked:
     @property
     def flags(self) -> list[str]:
         """What `lmtrain pretrain` is to be told besides its settings."""
-        found = [f"--config-name={self.config_name}"] * (self.config_name != "pretrain")
-        found += [f"--config-dir={self.config_dir}"] * (self.config_dir is not None)
-        found += [f"--from-run={self.from_run}"] * (self.from_run is not None)
-        return found + [f"--plugin={name}" for name in self.plugin or ()]
+        return [
+            *[f"--config-name={self.config_name}"] * (self.config_name != "pretrain"),
+            *[f"--config-dir={self.config_dir}"] * (self.config_dir is not None),
+            *[f"--from-run={self.from_run}"] * (self.from_run is not None),
+            *(f"--plugin={name}" for name in self.plugin or ()),
+        ]
 
     def nodes(self, num_processes: int, layout: str) -> tuple[int, int]:
         """How many nodes, and how many processes on each."""
@@ -231,6 +145,66 @@ class _Asked:
         return num_processes // each, each
 
 
+def _with_options(verb: Callable[..., None]) -> Callable[..., None]:
+    """Return a command that takes the options of `Asked`, and hands them to the verb as one, beside its own."""
+    hints = get_type_hints(Asked, include_extras=True) | get_type_hints(verb, include_extras=True)
+    own = {name: one.default for name, one in signature(verb).parameters.items() if name != "asked"}
+    every = {one.name: one.default for one in fields(Asked)} | own
+
+    def command(**given: Any) -> None:
+        verb(**{name: given.pop(name) for name in own}, asked=Asked(**given))
+
+    # because: typer asks for these four
+    command.__name__, command.__doc__ = verb.__name__, verb.__doc__
+    command.__annotations__ = {name: hints[name] for name in every}
+    vars(command)["__signature__"] = Signature([
+        Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=hints[name])
+        for name, default in every.items()
+    ])  # fmt: skip
+    return command
+
+
+@app.command()
+@_with_options
+def render(
+    asked: Asked,
+    output: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it there.")] = None,
+) -> None:
+    """Print the sbatch file of a run: it starts all processes, starts them again, and queues itself again."""
+    job = _job(asked)
+    if output is None:
+        return pass_on(script(job))
+    _write(output, script(job))
+    return tell(f"{output} is written. Start it with: {job.started_by(shell(str(output)))}")
+
+
+@app.command()
+@_with_options
+def submit(
+    asked: Asked,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what render prints, and submit nothing.")] = False,
+) -> None:
+    """Hand a run to Slurm. The sbatch file is kept as job.sbatch in the run's folder, and the job's id is printed."""
+    job = _job(asked)
+    if dry_run:
+        return pass_on(script(job))
+    _write(job.file, script(job))
+    try:
+        done = subprocess.run(["sbatch", "--parsable", str(job.file)], capture_output=True, text=True)
+    except FileNotFoundError:
+        raise MissingInputError(
+            "sbatch is not on the PATH here, so nothing can be submitted. Type this on a machine that submits jobs, or "
+            f"start {job.file} there."
+        ) from None
+    if done.returncode != 0:
+        said = " ".join(done.stderr.split()).removeprefix("sbatch: error: ")
+        raise UsageError(f"sbatch refuses {job.file}: {said}. Change the options, or ask who runs this Slurm.")
+    number = done.stdout.strip().partition(";")[0]
+    echo(number)
+    log = job.log.replace("%j", number).replace("%A_%a", f"{number}_*")
+    return tell(f"submitted: {job.file}; its log is {log}")
+
+
 def _check_passed_on(option: str, word: str) -> None:
     name = re.match(r"--[\w-]+|-[A-Za-z]", word)
     if name is None or not word.isprintable():
@@ -242,7 +216,7 @@ def _check_passed_on(option: str, word: str) -> None:
         )
 
 
-def _job(asked: _Asked) -> Job:
+def _job(asked: Asked) -> Job:
     """All that can be wrong is refused here."""
     from lmtrain.train.layouts.layout_table import layout_words
 
@@ -262,7 +236,7 @@ def _job(asked: _Asked) -> Job:
     layout = layout_words(runs[0][0].parallel)
     nodes, ranks_per_node = asked.nodes(sizes.pop(), layout)
     of_sbatch, of_srun, tasks_per_node, cpus = asked.sbatch or (), asked.srun or (), ranks_per_node, None
-    if starts_ranks := asked.tasks is Tasks.NODE and ranks_per_node > 1:
+    if starts_ranks := asked.tasks == "node" and ranks_per_node > 1:
         options = TaskOptions.of(of_sbatch, of_srun, ranks_per_node)
         of_sbatch, of_srun, tasks_per_node, cpus = options.of_sbatch, options.of_srun, 1, options.cpus
     for config, _ in runs:
@@ -286,7 +260,7 @@ def _job(asked: _Asked) -> Job:
     )  # fmt: skip
 
 
-def _runs(asked: _Asked) -> tuple[Path, list[tuple[RunConfig, list[str]]]]:
+def _runs(asked: Asked) -> tuple[Path, list[tuple[RunConfig, list[str]]]]:
     """The folder that holds the file and the logs, and each run's settings with the words that ask for them."""
     from lmtrain.cli.pretrain.from_run import compose_run
     from lmtrain.cli.pretrain.sweep import plan
@@ -294,7 +268,9 @@ def _runs(asked: _Asked) -> tuple[Path, list[tuple[RunConfig, list[str]]]]:
     words, config_dir, name, from_run = list(asked.overrides or ()), asked.config_dir, asked.config_name, asked.from_run
     if asked.array:
         jobs = plan(words, config_dir, name, from_run)
-        runs = [(_in_folder(job.config, job.folder), job.overrides) for job in jobs]
+        runs = [
+            (replace(job.config, run=replace(job.config.run, dir=str(job.folder))), job.overrides) for job in jobs
+        ]
         folder = Path(jobs[0].config.run.dir).absolute()
     else:
         config = compose_run(words, from_run=from_run, config_dir=config_dir, name=name)
@@ -305,14 +281,9 @@ def _runs(asked: _Asked) -> tuple[Path, list[tuple[RunConfig, list[str]]]]:
     return folder, runs
 
 
-def _in_folder(config: RunConfig, folder: Path) -> RunConfig:
-    return replace(config, run=replace(config.run, dir=str(folder)))
-
-
 def _judge(config: RunConfig, ranks_per_node: int) -> None:
     """As `pretrain --dry-run` does for a run whose processes are elsewhere, its GPUs too; and the folder."""
     from lmtrain.cli.pretrain.eval_tasks import plan
-    from lmtrain.runtime.processes.process import ProcessEnv
     from lmtrain.train.before.machine import check_folder
     from lmtrain.train.before.preflight import preflight
 
@@ -324,7 +295,5 @@ def _judge(config: RunConfig, ranks_per_node: int) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    from lmtrain.runtime.files.files import atomic_file
-
     with atomic_file(path) as file:
         file.write(text.encode(errors="surrogateescape"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -28,38 +28,45 @@ from lmtrain.plan.measured import beside_table
 Facts = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Shown:
-    facts: Facts
-    rows: list[Row]  # of the step that is looked at
-
-
-def trace_facts(timeline: Timeline, start: int | None, step: int | None) -> Shown:
+def trace_facts(timeline: Timeline, start: int | None, step: int | None) -> tuple[Facts, list[Row]]:
+    """Return the facts, and the bars of the step that is looked at."""
     segment = _chosen(timeline, start)
     facts: Facts = {
         "run": str(timeline.folder),
-        "starts": [_head(one) for one in timeline.segments],
+        "starts": [
+            {"start": one.start, "layout": asdict(one.layout), "schedule": one.schedule, "ranks": len(one.headers),
+             "world_size": one.layout.world_size, "hosts": one.hosts, "num_microbatches": one.num_microbatches,
+             "steps": one.steps, "spans": int(one.spans.size)}
+            for one in timeline.segments
+        ],
         "notes": [*timeline.notes, *(note for one in timeline.segments for note in one.notes)],
     }
     if not segment.steps:
         if step is not None:
             raise UsageError(f"--step={step} is not there: no step of start {segment.start} was recorded to its end.")
         facts["notes"].append(f"start {segment.start}: no step was recorded to its end, so there are no tables")
-        return Shown(facts | {"start": segment.start, "steps": []}, [])
+        return facts | {"start": segment.start, "steps": []}, []
     if step is not None and step not in segment.steps:
         raise UsageError(
             f"--step={step} is not among the steps that start {segment.start} recorded: "
             f"{a_few(map(str, segment.steps), most=12)}. Choose one of them, or another --start."
         )
     times = step_times(segment)
-    chosen = step if step is not None else _median_step(times)
+    longest = np.nanmax(times.seconds.sum(axis=2), axis=1)
+    median = times.steps[int(np.argsort(longest, kind="stable")[(len(times.steps) - 1) // 2])]
+    chosen = median if step is None else step
     found, beside = heat(segment, times), beside_table(segment, times)
     facts |= {
         "start": segment.start,
         "steps": segment.steps,
         "step_s": float(np.nanmean(times.seconds.sum(axis=2))),
         "classes": _classes(times),
-        "by_rank": _by_rank(segment, times),
+        # because: classes are called pp, dp and tp too, and a rank's place would be gone behind their seconds
+        "by_rank": [
+            {"rank": rank, "at": _at(segment, rank), "host": segment.headers[rank].host}
+            | {name: _number(float(value)) for name, value in zip(CLASSES, row, strict=True)}
+            for rank, row in zip(times.ranks, times.by_rank(), strict=True)
+        ],
         "replay": None if beside is None else asdict(beside),
         "path": _path(chosen, critical_path(segment, chosen)),
         "heat": [
@@ -73,7 +80,7 @@ def trace_facts(timeline: Timeline, start: int | None, step: int | None) -> Show
         },
         "clocks": _clocks(segment),
     }  # fmt: skip
-    return Shown(facts, timeline_rows(segment, chosen))
+    return facts, timeline_rows(segment, chosen)
 
 
 def _chosen(timeline: Timeline, start: int | None) -> Segment:
@@ -87,14 +94,6 @@ def _chosen(timeline: Timeline, start: int | None) -> Segment:
     raise UsageError(f"--start={start} has left no trace in {timeline.folder}. Choose one of these: {there}.")
 
 
-def _head(segment: Segment) -> Facts:
-    return {
-        "start": segment.start, "layout": asdict(segment.layout), "schedule": segment.schedule,
-        "ranks": len(segment.headers), "world_size": segment.layout.world_size, "hosts": segment.hosts,
-        "num_microbatches": segment.num_microbatches, "steps": segment.steps, "spans": int(segment.spans.size),
-    }  # fmt: skip
-
-
 def _at(segment: Segment, rank: int) -> Facts:
     at = segment.at(rank)
     return {"pp": at.pp, "dp": at.dp_replicate * segment.layout.dp_shard + at.dp_shard, "tp": at.tp}
@@ -104,11 +103,6 @@ def _number(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def _median_step(times: StepTimes) -> int:
-    lengths = np.nanmax(times.seconds.sum(axis=2), axis=1)
-    return times.steps[int(np.argsort(lengths, kind="stable")[(len(times.steps) - 1) // 2])]
-
-
 def _classes(times: StepTimes) -> Facts:
     mean, waited = times.mean(), times.mean_waited()
     whole = sum(mean.values())
@@ -116,15 +110,6 @@ def _classes(times: StepTimes) -> Facts:
         name: {"seconds": mean[name], "share": mean[name] / whole if whole else 0.0, "waited_s": waited[name]}
         for name in CLASSES
     }
-
-
-def _by_rank(segment: Segment, times: StepTimes) -> list[Facts]:
-    return [
-        # because: classes are called pp, dp and tp too, and a rank's place would be gone behind their seconds
-        {"rank": rank, "at": _at(segment, rank), "host": segment.headers[rank].host}
-        | {name: _number(float(value)) for name, value in zip(CLASSES, row, strict=True)}
-        for rank, row in zip(times.ranks, times.by_rank(), strict=True)
-    ]
 
 
 def _path(step: int, hops: Sequence[Hop]) -> Facts:

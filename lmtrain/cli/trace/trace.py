@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from lmtrain.cli.options import Json, Plugins, check_place
-from lmtrain.cli.screen.terminal import echo
+from lmtrain.cli.screen.terminal import print_json
 from lmtrain.runfolder.names import TRACES
 
 EXAMPLES = (
@@ -40,6 +39,7 @@ def trace(
 ) -> None:
     """Show where the time of a run's steps went, from what observe.trace or `touch RUN/TRACE` recorded."""
     from lmtrain.cli.trace.facts import trace_facts
+    from lmtrain.cli.trace.view import print_trace
     from lmtrain.observe.timeline.merge import merged
     from lmtrain.observe.timeline.perfetto import write_trace
 
@@ -47,14 +47,8 @@ def trace(
     if out is not None:
         check_place("--out", out)
     timeline = merged(run)
-    shown = trace_facts(timeline, start, step)
+    facts, rows = trace_facts(timeline, start, step)
     if path is not None:
         write_trace(timeline, path)
-    facts = shown.facts | {"file": None if path is None else str(path)}
-    if as_json:
-        echo(json.dumps(facts, indent=1))
-        return
-    from lmtrain.cli.screen.console import Screen
-    from lmtrain.cli.trace.view import print_trace
-
-    print_trace(Screen(), facts, shown.rows)
+    facts |= {"file": None if path is None else str(path)}
+    return print_json(facts) if as_json else print_trace(facts, rows)

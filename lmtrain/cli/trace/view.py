@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rich.text import Text
+
+from lmtrain.cli.screen.console import Screen
+from lmtrain.observe.safe_text import wrapped
 from lmtrain.observe.screen.display import print_line
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from lmtrain.observe.timeline.step_time import Row
+from lmtrain.observe.timeline.step_time import Row
 
 Facts = dict[str, Any]
 
@@ -27,22 +27,17 @@ _MOST_ROWS, _MOST_STAYS, _MOST_CELLS = 16, 12, 128
 _WIDEST = 120
 
 
-def print_trace(console: Console, facts: Facts, rows: Sequence[Row]) -> None:
+def print_trace(facts: Facts, rows: Sequence[Row]) -> None:
+    console = Screen(highlight=False)
     width = min(console.width, _WIDEST) if console.is_terminal else _WIDEST
     plain = not console.encoding.startswith("utf")
     fold = width if console.is_terminal else 1 << 20  # because: elsewhere a sentence is one line, to be searched
     for line in _lines(facts, rows, width, fold, plain):
-        if line[:1] not in ("", " "):
-            _title(console, line)
-        else:
+        if line[:1] in ("", " "):
             print_line(console, line)
-
-
-def _title(console: Console, line: str) -> None:
-    from rich.text import Text
-
-    head, colon, rest = line.partition(":")
-    console.print(Text.assemble((head + colon, "bold"), rest), soft_wrap=True, highlight=False)
+        else:
+            head, colon, rest = line.partition(":")
+            console.print(Text.assemble((head + colon, "bold"), rest), soft_wrap=True)
 
 
 def _lines(facts: Facts, rows: Sequence[Row], width: int, fold: int, plain: bool) -> Iterator[str]:
@@ -61,15 +56,18 @@ def _lines(facts: Facts, rows: Sequence[Row], width: int, fold: int, plain: bool
 
 
 def _folded(text: str, width: int) -> Iterator[str]:
-    from lmtrain.observe.safe_text import wrapped
-
     first, *more = wrapped(text, width - 2).splitlines()
     yield first
     yield from (f"  {line}" for line in more)
 
 
+def _start(facts: Facts) -> Facts:
+    """Return the start of the run that is shown."""
+    return next(one for one in facts["starts"] if one["start"] == facts["start"])
+
+
 def _head(facts: Facts) -> str:
-    (one,) = (one for one in facts["starts"] if one["start"] == facts["start"])
+    one = _start(facts)
     cuts = [f"{axis} {size}" for axis, size in one["layout"].items() if size > 1]
     hosts = f"{len(one['hosts'])} hosts" if len(one["hosts"]) > 1 else f"host {one['hosts'][0]}"
     of = f" of {one['world_size']}" if one["ranks"] != one["world_size"] else ""
@@ -104,8 +102,7 @@ def _picture(rows: Sequence[Row], step: int, width: int, plain: bool) -> Iterato
     shown = [ranks[round(i * (len(ranks) - 1) / max(most - 1, 1))] for i in range(most)]
     few = "" if shown == ranks else f", {len(shown)} of {len(ranks)} ranks"
     yield f"step {step} as it ran: {_ms(end)}{few}"
-    gap, columns = "." if plain else "·", width - 7
-    seen = set()
+    gap, columns, seen = "." if plain else "·", width - 7, set[str]()
     for rank in shown:
         shares: list[Counter[str]] = [Counter() for _ in range(columns)]
         for bar in (bar for row in rows if row.rank == rank for bar in row.bars):
@@ -131,11 +128,8 @@ def _table(facts: Facts, width: int, plain: bool) -> Iterator[str]:
         wait = f"  {_ms(one['waited_s'])} of it waiting for slower ranks" if late else ""
         bar = ("#" if plain else "█") * round(one["share"] * room)
         line = f"  {_WORDS[name]:<22}{_ms(one['seconds']):>11}{one['share']:>8.1%}  {bar}"
-        if len(line) + len(wait) <= width:
-            yield f"{line}{wait}".rstrip()
-        else:
-            yield line
-            yield f"  {wait}"
+        fits = len(line) + len(wait) <= width
+        yield from (f"{line}{wait}".rstrip(),) if fits else (line, f"  {wait}")
     yield f"  {'step':<22}{_ms(facts['step_s']):>11}{sum(one['share'] for one in classes.values()):>8.1%}"
 
 
@@ -143,8 +137,8 @@ def _replay(facts: Facts) -> Iterator[str]:
     found = facts["replay"]
     if found is None:
         return
-    (one,) = (one for one in facts["starts"] if one["start"] == facts["start"])
-    yield f"beside the table of {one['schedule']}: {found['num_microbatches']} microbatches, replayed with these costs"
+    beside = f"beside the table of {_start(facts)['schedule']}"
+    yield f"{beside}: {found['num_microbatches']} microbatches, replayed with these costs"
     yield f"  {'':<22}{'measured':>11}{'replayed':>11}{'even stages':>14}"
     yield f"  {'pipeline':<22}{_ms(found['pipeline_s']):>11}{_ms(found['replayed_pipeline_s']):>11}"
     measured, replayed, even = (found[key] for key in ("bubble_s", "replayed_bubble_s", "even_bubble_s"))
@@ -162,11 +156,10 @@ def _critical(facts: Facts, width: int, fold: int) -> Iterator[str]:
     yield from (f"  {line}" for line in _folded(", ".join(words), fold - 2))
     stays = [list(group) for _, group in groupby(path["hops"], lambda hop: hop["rank"])]
     few, half = len(stays) <= _MOST_STAYS, _MOST_STAYS // 2
-    for hops in stays if few else stays[:half]:
-        yield _stay(hops, path["seconds"] / 1000, width)
+    lines = [_stay(hops, path["seconds"] / 1000, width) for hops in (stays if few else stays[:half] + stays[-half:])]
     if not few:
-        yield f"  ... {len(stays) - 2 * half} more; --json lists them all"
-        yield from (_stay(hops, path["seconds"] / 1000, width) for hops in stays[-half:])
+        lines.insert(half, f"  ... {len(stays) - 2 * half} more; --json lists them all")
+    yield from lines
 
 
 def _stay(hops: Sequence[Facts], least_s: float, width: int) -> str:
@@ -214,11 +207,9 @@ def _heat(facts: Facts, width: int) -> Iterator[str]:
 
 def _clocks(facts: Facts) -> str:
     clocks = facts["clocks"]
-    ahead = max((abs(one["ahead_s"]) for one in clocks), default=0.0)
-    drift = max((abs(one["drift_ppm"]) for one in clocks), default=0.0)
-    doubt = max((one["doubt_ms"] for one in clocks), default=0.0)
     if len(clocks) < 2:
         return "clocks: one rank, as its own clock says"
+    ahead, drift, doubt = (max(abs(one[key]) for one in clocks) for key in ("ahead_s", "drift_ppm", "doubt_ms"))
     return (
         f"clocks: up to {_ms(ahead)} and {drift:.0f} ppm off rank {clocks[0]['rank']}'s, set by what ranks exchanged, "
         f"which agrees within {doubt:.2f} ms"

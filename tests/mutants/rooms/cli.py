@@ -36,10 +36,8 @@ MUTANTS = [
         name="begins_anew_as_its_run_did",
         file="lmtrain/cli/pretrain/from_run.py",
         function="Source.base",
-        old="""        elif checkpoint.get("resume") == "none":
-            checkpoint |= {"resume": "auto"}  # because: it meant to begin with nothing there, and now something is
-""",
-        new="",
+        old='elif branches or checkpoint.get("resume") == "none":',
+        new="elif branches:",
         breaks="Going on with a run is refused because it would start over.",
         only_for="--from-run, with its own folder, of a run that was begun with checkpoint.resume=none",
     ),
