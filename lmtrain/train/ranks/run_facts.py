@@ -26,7 +26,7 @@ from lmtrain.runtime.processes.process import version_of
 from lmtrain.train.before.preflight import Inputs, settled
 from lmtrain.train.config import RunConfig
 
-PACKAGE = Path(__file__).resolve().parents[1]
+PACKAGE = Path(__file__).resolve().parents[2]
 _LIBRARIES = ("torch", "numpy", "safetensors", "tokenizers")
 _DATASET = re.compile(r"data\.((valid_)?path|(valid_)?datasets\[\d+\]\.path|valid_paths\..+)")
 _TEXT = re.compile(r"eval\.tasks\[\d+\]\.data")
