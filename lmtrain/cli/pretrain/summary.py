@@ -15,7 +15,7 @@ from lmtrain.cli.screen.terminal import echo, pass_on
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from lmtrain.train.before.preflight import Inputs
+    from lmtrain.runtime.processes.process import ProcessEnv
     from lmtrain.train.config import RunConfig
     from lmtrain.train.loop import Summary
 
@@ -28,7 +28,10 @@ EXAMPLES = (
 )
 
 
-def print_settings(config: RunConfig, as_json: bool) -> None:
+def print_settings(config: RunConfig, env: ProcessEnv, as_json: bool) -> None:
+    """What --print-config says: of several processes rank 0 says it."""
+    if env.rank > 0:
+        return
     if as_json:
         echo(json.dumps(config.to_dict(), indent=1))
         return
@@ -37,11 +40,19 @@ def print_settings(config: RunConfig, as_json: bool) -> None:
     pass_on(OmegaConf.to_yaml(config.to_dict()))
 
 
-def print_preview(config: RunConfig, inputs: Inputs, as_json: bool) -> None:
-    """What --dry-run says: the size of things and where each rank sits."""
+def print_preview(config: RunConfig, env: ProcessEnv, as_json: bool) -> None:
+    """What --dry-run says, once all is checked: the size of things and where each rank sits."""
+    from lmtrain.cli.pretrain.eval_tasks import plan
+    from lmtrain.cli.ranks.launching import seen_from_here
+    from lmtrain.runtime.processes.faults import arm_from_env
+    from lmtrain.train.before.preflight import preflight
     from lmtrain.train.layouts.dry_run import plan_facts
     from lmtrain.train.layouts.layout_table import rank_rows
 
+    arm_from_env()
+    inputs, _ = plan(config, preflight(config, seen_from_here(config, env), starting=False))
+    if env.rank > 0:
+        return
     facts = plan_facts(config, inputs) | {"ranks": rank_rows(config, inputs.model)}
     if as_json:
         echo(json.dumps(facts))

@@ -24,8 +24,8 @@ MUTANTS = [
     ),
     Mutant(
         name="queued_again_though_stopped_for_good",
-        file="lmtrain/cli/pretrain/ending.py",
-        function="conclude",
+        file="lmtrain/cli/pretrain/attempt.py",
+        function="Attempt.conclude",
         old='"requeue": bool(cause) and not for_good}',
         new='"requeue": bool(cause)}',
         breaks="stop.json says that the job is to be queued again, though somebody has asked for no more steps.",
