@@ -12,7 +12,6 @@ from itertools import islice
 from typing import cast
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -22,8 +21,10 @@ from lmtrain.models.model_settings import ModelSettings
 from lmtrain.parallel.blocks.masks import masks_of_positions
 from lmtrain.parallel.collectives import all_reduce, gather_columns, gather_sequence
 from lmtrain.parallel.mesh import Axis, Mesh
+from lmtrain.parallel.peers import first_peers
 from lmtrain.parallel.pipeline.executor import OneStage, Pipeline
 from lmtrain.parallel.tensor.vocabulary import label_scores, whole_sequences
+from lmtrain.runtime.processes.agreement import are_alike
 from lmtrain.spec import LanguageModel, PairModel
 
 Answer = Callable[[LanguageModel, Tensor, int], Tensor]  # (model, hidden states, number of the batch) -> what is asked
@@ -96,12 +97,8 @@ class Inference:
         return logits
 
     def check_alike(self, checksum: int) -> None:
-        if self.mesh.world.size == 1:
-            return
-        most_2 = torch.tensor([checksum, -checksum], device=self.device)
-        # collective: the greatest and the least checksum over the world
-        all_reduce(most_2, self.mesh.world, dist.ReduceOp.MAX)
-        if most_2.tolist() != [checksum, -checksum]:
+        """Raise on all ranks where one of them has another: none waits for what another does not compute."""
+        if not are_alike(first_peers("the agreement on texts"), checksum):
             raise RanksDifferError(
                 f"Rank {self.mesh.rank} is to score other texts than another rank. Give all processes the same "
                 "command, the same files and the same tokenizer."

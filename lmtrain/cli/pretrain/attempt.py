@@ -20,15 +20,23 @@ from lmtrain.cli.ranks.launching import tell_peers
 from lmtrain.cli.screen.messages import print_error, warn_of
 from lmtrain.errors import LmtrainError, RanksDifferError, StoppedEarly, StoppedForGood
 from lmtrain.runtime.processes.faults import arm_from_env, fault_point
-from lmtrain.runtime.processes.process import BEGAN, end_now, set_env_default
+from lmtrain.runtime.processes.process import BEGAN, ProcessEnv, end_now, set_env_default
 from lmtrain.runtime.processes.signals import Stopped, StopRequest, ignore_stops, listening
+from lmtrain.train.config import RunConfig
+from lmtrain.train.stop_file import (
+    STOP_FILE,
+    asked_by,
+    identity,
+    is_written_since,
+    write_cut_off,
+    write_failure,
+    write_stop,
+)
 
 if TYPE_CHECKING:
     import torch
 
-    from lmtrain.runtime.processes.process import ProcessEnv
     from lmtrain.train.before.preflight import Inputs
-    from lmtrain.train.config import RunConfig
     from lmtrain.train.loop import Summary
 
 _WORD_S = 1.0  # because: what a peer tells before it leaves may be read after its connections closed
@@ -70,8 +78,6 @@ class Attempt:
 
     def settle(self, config: RunConfig) -> None:
         """Take these settings: from here on a stop ends the start, and stop.json says so."""
-        from lmtrain.train.stop_file import STOP_FILE, identity
-
         folder = Path(config.run.dir)
         self._config, self._before = config, identity(folder)
         self.stop.at_once()
@@ -106,7 +112,6 @@ class Attempt:
         from lmtrain.observe.watch.guard import watched
         from lmtrain.runtime.machine.device import memory_errors, pick_device
         from lmtrain.runtime.processes.process_group import start
-        from lmtrain.train.stop_file import write_failure
 
         def say(error: LmtrainError) -> None:
             write_failure(self.config, error, self.env)
@@ -129,8 +134,6 @@ class Attempt:
 
     def conclude(self, summary: Summary) -> None:
         """Write how a run ends that has saved what it has done, and which of its starts count no more."""
-        from lmtrain.train.stop_file import STOP_FILE, asked_by, write_stop
-
         self.owed.close()
         ignore_stops()  # because: srun --kill-on-bad-exit ends tasks that leave a moment after the first with code 75
         config, cause = self.config, summary.stopped_by
@@ -166,8 +169,6 @@ class Attempt:
     @contextmanager
     def _reasons_kept(self) -> Iterator[None]:
         """Write what fails within into stop.json: the run may have its folder by now."""
-        from lmtrain.train.stop_file import is_written_since, write_cut_off, write_failure
-
         try:
             yield
         except RanksDifferError as error:
@@ -177,10 +178,10 @@ class Attempt:
         except LmtrainError as error:
             if self.env.has_peers and not self.stop.meets:
                 raise  # because: the peers are told, and write down that none of them begins
-            if not isinstance(error, StoppedEarly):
+            if isinstance(error, StoppedEarly):  # what a peer was asked before they met
+                self._write_cut_off(str(error))
+            else:
                 write_failure(self.config, error, self.env)
-            elif self.env.rank == 0 and not is_written_since(Path(self.config.run.dir), self._before):
-                warn_of(write_cut_off(self.config, str(error)))  # what a peer was asked before they met
             raise
 
     @contextmanager
@@ -201,22 +202,24 @@ class Attempt:
 
     def leave(self, stopped: Stopped) -> None:
         """End this process, which was asked to stop before the first step or for the second time."""
-        from lmtrain.train.stop_file import is_written_since, write_cut_off
-
-        env, config, cause = self.env, self._config, self.stop.cause
+        env, cause, left = self.env, self.stop.cause, "the settings were not read yet. Run the same command again."
         if env.has_peers and not self.stop.meets:
             with suppress(Stopped):  # because: for the second time nobody is told
                 tell_peers(env, StoppedEarly(str(stopped)))
         ignore_stops()
-        if config is None:
-            error = StoppedEarly(f"{cause}: the settings were not read yet. Run the same command again.")
-        else:
-            error = StoppedEarly(f"{cause}: {left_behind(config)}")
-            # because: srun asks all to stop where one of them fails, and whoever started that one has written why
-            if env.rank == 0 and not (env.world_size > 1 and is_written_since(Path(config.run.dir), self._before)):
-                warn_of(write_cut_off(config, cause))
+        if self._config is not None:
+            left = left_behind(self.config)
+            self._write_cut_off(cause)
+        error = StoppedEarly(f"{cause}: {left}")
         if env.world_size == 1:
             raise error from None
         if env.rank == 0:
             print_error(error)
         end_now(error.exit_code)  # because: groups whose members have left can stop a process from ending in peace
+
+    def _write_cut_off(self, cause: str) -> None:
+        """Write that the run was asked to stop before it had anything to save."""
+        # because: srun asks all to stop where one of them fails, and whoever started that one has written why
+        is_said = self.env.world_size > 1 and is_written_since(Path(self.config.run.dir), self._before)
+        if self.env.rank == 0 and not is_said:
+            warn_of(write_cut_off(self.config, cause))

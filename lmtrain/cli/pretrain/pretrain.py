@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lmtrain.cli.options import ConfigDir, ConfigName, FromRun, Overrides, Plugins
-from lmtrain.cli.pretrain.attempt import Attempt, attempt
 from lmtrain.cli.ranks import launching
 from lmtrain.cli.ranks.launching import Processes, laid_out
 from lmtrain.runtime.processes.signals import give_back
@@ -19,6 +18,7 @@ from lmtrain.runtime.processes.signals import give_back
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from lmtrain.cli.pretrain.attempt import Attempt
     from lmtrain.eval.in_training.interrupted import Planned
     from lmtrain.train.before.preflight import Inputs
     from lmtrain.train.loop import Summary
@@ -52,11 +52,9 @@ def pretrain(
 
         return run_all(context.obj, overrides, config_dir, config_name, from_run, speaks=env.rank == 0)
 
-    from lmtrain.cli.pretrain.eval_tasks import plan
+    from lmtrain.cli.pretrain.attempt import attempt
     from lmtrain.cli.pretrain.from_run import compose_run
     from lmtrain.cli.pretrain.summary import print_preview, print_settings, print_summary
-    from lmtrain.cli.screen.console import Screen
-    from lmtrain.train.before.preflight import preflight
 
     compose = partial(compose_run, overrides, from_run=from_run, config_dir=config_dir, name=config_name)
     if dry_run or print_config:
@@ -66,6 +64,12 @@ def pretrain(
         composed = compose()
         config = laid_out(composed, overrides, env, elastic=elastic)
         this.settle(config)
+
+        # because: settings that are wrong are refused before this is imported
+        from lmtrain.cli.pretrain.eval_tasks import plan
+        from lmtrain.cli.screen.console import Screen
+        from lmtrain.train.before.preflight import preflight
+
         inputs, planned = plan(config, preflight(config, env))
         this.begin(inputs, in_ranks=processes.are_started)
         if processes.are_started:
@@ -87,7 +91,7 @@ def _train(this: Attempt, inputs: Inputs, planned: list[Planned], console: Conso
 
     config = this.config
     with this.met() as (device, hosts):
-        agree(config, inputs, this.env, hosts)
+        agree(config, inputs, hosts)
         mesh = build_mesh(config.parallel.layout, device, config.parallel.timeout_s)
         with open_run(config, inputs, console, mesh, device, hosts) as run:
             return train(run, this.stop, evaluation(config, inputs, planned))
