@@ -14,10 +14,10 @@ def prepare(tokenizer: str, settings: dict[str, Any] | None) -> None:
     from lmtrain.cli.pretrain.from_run import keep_composed
     from lmtrain.cli.verbs import build_verb
     from lmtrain.tokenizer.base import Tokenizer
-    from lmtrain.train.ranks.run_facts import own_code
+    from lmtrain.train.ranks.run_facts import PACKAGE, code_digests
 
     build_verb("pretrain")
     if settings is not None:
         keep_composed(settings)
-    own_code()
+    code_digests(PACKAGE)
     assert Tokenizer.load(Path(tokenizer)).fingerprint

@@ -65,11 +65,11 @@ def program_facts() -> dict[str, Fact]:
     versions = {name: version_of(name) or "not installed" for name in _LIBRARIES}
     versions = {"python": platform.python_version()} | versions
     found = {name: Fact(version, version) for name, version in versions.items()}
-    found |= {f"lmtrain/{name}": _digest(digest) for name, digest in own_code()}
+    found |= {f"lmtrain/{name}": _digest(digest) for name, digest in code_digests(PACKAGE)}
     for name, (package, *_) in plugins.items():
         whole = hashlib.sha256()
         for folder in map(Path, getattr(package, "__path__", None) or [str(package.__file__)]):
-            for file, digest in _code(folder):
+            for file, digest in code_digests(folder):
                 whole.update(f"{file} {digest}\n".encode())
         found[f"--plugin={name}"] = _digest(whole.hexdigest())
     return found
@@ -118,13 +118,11 @@ def checkpoint_fact(path: Path | None) -> Fact:
 
 
 @cache
-def own_code() -> tuple[tuple[str, str], ...]:
-    """Return the name and the digest of each source file of this program, read once a process."""
-    return tuple(_code(PACKAGE))
+def code_digests(place: Path) -> tuple[tuple[str, str], ...]:
+    """Return the name and the digest of each source file of a package, or of one file, as first read by this process.
 
-
-def _code(place: Path) -> Iterator[tuple[str, str]]:
-    """Each source file by its place in the package. The compiled helper is left out: its answers are theirs."""
-    for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
-        name = file.relative_to(place).as_posix() if place.is_dir() else file.name
-        yield name, hashlib.sha256(file.read_bytes()).hexdigest()
+    The compiled helper is left out: its answers are theirs.
+    """
+    files = sorted(place.rglob("*.py")) if place.is_dir() else [place]
+    names = [file.relative_to(place).as_posix() if place.is_dir() else file.name for file in files]
+    return tuple((name, hashlib.sha256(file.read_bytes()).hexdigest()) for name, file in zip(names, files, strict=True))

@@ -5,7 +5,7 @@ from tests.mutants.mutant import Mutant
 MUTANTS = [
     Mutant(
         name="blames_a_node_that_was_left_out",
-        file="lmtrain/cli/slurm_body.sh",
+        file="lmtrain/cli/slurm/slurm_body.sh",
         function="",
         old="""| grep -vxF "${left_out//,/$'\\n'}" | sed -n""",
         new="| sed -n",
@@ -15,7 +15,7 @@ MUTANTS = [
     ),
     Mutant(
         name="losses_are_counted_over_the_whole_job",
-        file="lmtrain/cli/slurm_body.sh",
+        file="lmtrain/cli/slurm/slurm_body.sh",
         function="",
         old="|| num_lost=0 saved=$(newest)",
         new="|| saved=$(newest)",
