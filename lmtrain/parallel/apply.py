@@ -119,8 +119,8 @@ def build_parallel(
     runner = Pipeline(parallel.pipeline, mesh, dtype, device, shares=shares) if mesh.pp.size > 1 else OneStage()
     tied = TiedSums(settings.ties() if training else (), mesh, runner.ends, weights, device)
     return ParallelModel(
-        stages, runner, objective, weights, tied, LossScale(precision), settings, device, mesh, places, noise, applied,
-        compiled=compiled,
+        stages, runner, settings, device, mesh, sequence=noise.splits_all, objective=objective, masters=weights,
+        tied=tied, loss_scale=LossScale(precision), places=places, noise=noise, applied=applied, compiled=compiled,
     )
 
 

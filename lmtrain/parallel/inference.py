@@ -12,7 +12,6 @@ from itertools import islice
 from typing import cast
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -22,15 +21,19 @@ from lmtrain.models.model_settings import ModelSettings
 from lmtrain.parallel.blocks.masks import masks_of_positions
 from lmtrain.parallel.collectives import all_reduce, gather_columns, gather_sequence
 from lmtrain.parallel.mesh import Axis, Mesh
+from lmtrain.parallel.peers import first_peers
 from lmtrain.parallel.pipeline.executor import OneStage, Pipeline
 from lmtrain.parallel.tensor.vocabulary import label_scores, whole_sequences
+from lmtrain.runtime.processes.agreement import are_alike
 from lmtrain.spec import LanguageModel, PairModel
 
 Answer = Callable[[LanguageModel, Tensor, int], Tensor]  # (model, hidden states, number of the batch) -> what is asked
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Inference:
+    """The part of ParallelModel that needs no gradients."""
+
     stages: Mapping[int, LanguageModel]
     runner: OneStage | Pipeline
     settings: ModelSettings
@@ -39,18 +42,28 @@ class Inference:
     sequence: bool  # whether tp ranks have a cut of the sequence each
 
     @property
-    def at_once(self) -> int:
+    def last_stage(self) -> int:
+        return self.mesh.layout.pp * self.mesh.layout.vp - 1
+
+    @property
+    def separates_documents(self) -> bool:
+        """Whether `documents_BT` keeps requests that share a row apart; a model that does not say so may ignore it."""
+        return all(getattr(model, "separates_documents", False) for model in self.stages.values())
+
+    @property
+    def scored_at_once(self) -> int:
         """Batches that `scores` takes together: with fewer some of the processes wait."""
         return self.runner.at_once * self.mesh.dp.size
 
     @torch.no_grad()
     def scores(self, batches: Iterable[Batch]) -> Iterator[Tensor]:
-        """Of each batch [2, labels]: what label_scores says of those that are not IGNORED, row by row, on the host.
+        """Of each batch [2, labels] in float64, on the host: of labels that are not IGNORED, row by row, the negative
+        log-likelihood, and 1 where the label is the most likely token. All ranks give all batches and get all answers.
 
         Of a batch with labels of pairs it is these that are asked for.
         """
         dp = self.mesh.dp
-        for some in chunks(batches, self.at_once):
+        for some in chunks(batches, self.scored_at_once):
             mine = some[dp.index :: dp.size]
             # because: copies that share weights compute together, so each of them needs as many batches
             found = self._labels(mine + [some[0].unlabelled()] * (-(-len(some) // dp.size) - len(mine)))
@@ -65,7 +78,7 @@ class Inference:
             yield from torch.split(all_2K.cpu(), counts, 1)  # sync: answers are read
 
     @torch.no_grad()
-    def logits(self, batch: Batch, keep_BT: Tensor | None) -> Tensor:
+    def logits(self, batch: Batch, keep_BT: Tensor | None = None) -> Tensor:
         """fp32 logits over the true vocabulary, of all positions or of the kept ones only, on every rank."""
 
         def columns(model: LanguageModel, hidden: Tensor, index: int) -> Tensor:
@@ -84,12 +97,8 @@ class Inference:
         return logits
 
     def check_alike(self, checksum: int) -> None:
-        if self.mesh.world.size == 1:
-            return
-        most_2 = torch.tensor([checksum, -checksum], device=self.device)
-        # collective: the greatest and the least checksum over the world
-        all_reduce(most_2, self.mesh.world, dist.ReduceOp.MAX)
-        if most_2.tolist() != [checksum, -checksum]:
+        """Raise on all ranks where one of them has another: none waits for what another does not compute."""
+        if not are_alike(first_peers("the agreement on texts"), checksum):
             raise RanksDifferError(
                 f"Rank {self.mesh.rank} is to score other texts than another rank. Give all processes the same "
                 "command, the same files and the same tokenizer."
@@ -112,7 +121,7 @@ class Inference:
 
     def _infer(self, batches: Sequence[Batch], kept: Sequence[Tensor | None], answer: Answer) -> dict[int, Tensor]:
         """On the last stage, the answer to each batch from its hidden states: of whole sequences, or of kept places."""
-        tp, last, given = self.mesh.tp, self.mesh.layout.pp * self.mesh.layout.vp - 1, []
+        tp, given = self.mesh.tp, []
         for model in self.stages.values():
             model.train(False)
         for batch in batches:
@@ -122,7 +131,7 @@ class Inference:
         def compute(stage: int, index: int, hidden_BTD: Tensor | None) -> Tensor:
             model, length, keep_BT = self.stages[stage], batches[index].tokens_BT.shape[1], kept[index]
             hidden_BTD = model(given[index], hidden_BTD)
-            if stage < last:
+            if stage < self.last_stage:
                 return hidden_BTD
             hidden_BTD = (gather_sequence(hidden_BTD, tp) if self.sequence else hidden_BTD)[:, :length]
             assert isinstance(model, nn.Module)
@@ -130,11 +139,12 @@ class Inference:
                 return answer(model, hidden_BTD if keep_BT is None else hidden_BTD[keep_BT], index)
 
         with masks_of_positions(self.stages.values()):
-            return self.runner.forward(compute, [self._hidden_shape(batch, tp) for batch in given])
+            return self.runner.forward(compute, [self.hidden_shape(batch) for batch in given])
 
-    def _hidden_shape(self, batch: Batch, tp: Axis) -> tuple[int, ...]:
+    def hidden_shape(self, batch: Batch) -> tuple[int, ...]:
+        """Of what a stage hands to the next one, on this rank."""
         rows, length = batch.tokens_BT.shape
-        return rows, length // tp.size if self.sequence else length, self.settings.shape.width
+        return rows, length // self.mesh.tp.size if self.sequence else length, self.settings.shape.width
 
 
 def _asked(batch: Batch) -> Tensor:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from lmtrain.batch import Batch
 from lmtrain.data.loader import StepBatches
-from lmtrain.models.model_settings import ModelSettings
 from lmtrain.objectives.causal_lm import CausalLM
 from lmtrain.observe.measure import phases
 from lmtrain.optim.adamw import OnePassAdamW
@@ -17,8 +17,7 @@ from lmtrain.optim.moments import Alone, Whole
 from lmtrain.parallel.blocks.dropout import Noise
 from lmtrain.parallel.collectives import all_reduce
 from lmtrain.parallel.inference import Inference, chunks
-from lmtrain.parallel.mesh import Mesh
-from lmtrain.parallel.pipeline.executor import Begun, OneStage, Pipeline, Weights
+from lmtrain.parallel.pipeline.executor import Begun, Weights
 from lmtrain.parallel.shards import owned, pieces_of
 from lmtrain.parallel.weights.gathered_weights import Spread
 from lmtrain.parallel.weights.grads import apply_clip, clip_factor, gradient_norm, sum_partial_gradients
@@ -29,36 +28,21 @@ from lmtrain.placement.places import Place
 from lmtrain.spec import LanguageModel
 
 
-class ParallelModel:
-    """No caller asks which axes exist. `applied` says, line by line, what was done to the model.
-
-    All ranks call the same verbs in the same order, those of one dp copy with the same batches.
+@dataclass(eq=False)
+class ParallelModel(Inference):
+    """No caller asks which axes exist. All ranks call the same verbs in the same order, those of one dp copy with the
+    same batches.
     """
 
-    def __init__(
-        self,
-        stages: dict[int, LanguageModel],
-        runner: OneStage | Pipeline,
-        objective: CausalLM,
-        masters: Weights,
-        tied: TiedSums,
-        loss_scale: LossScale,
-        settings: ModelSettings,
-        device: torch.device,
-        mesh: Mesh,
-        places: Mapping[str, Place],
-        noise: Noise,
-        applied: Sequence[str],
-        *,
-        compiled: bool,
-    ) -> None:
-        self.stages, self.runner, self.objective, self.masters = stages, runner, objective, masters
-        self.tied, self.loss_scale, self.settings, self.device = tied, loss_scale, settings, device
-        self.mesh, self.places, self.noise, self.applied = mesh, places, noise, applied
-        self.compiled = compiled
-        self.one_pass: OnePassAdamW | None = None
-        self.last_stage = mesh.layout.pp * mesh.layout.vp - 1
-        self.inference = Inference(stages, runner, settings, device, mesh, noise.splits_all)
+    objective: CausalLM
+    masters: Weights
+    tied: TiedSums
+    loss_scale: LossScale
+    places: Mapping[str, Place]
+    noise: Noise
+    applied: Sequence[str]  # what was done to the model, line by line
+    compiled: bool
+    one_pass: OnePassAdamW | None = None  # an optimizer that clips and rounds in the pass of its update
 
     @property
     def model(self) -> LanguageModel:
@@ -108,7 +92,7 @@ class ParallelModel:
             # because: numbers of Python need no copy to the device
             return torch.stack([one / num for one, num in zip(sums.unbind(), batches.counts, strict=True)])
 
-        shape = self._hidden_shape(batches.microbatches[0])
+        shape = self.hidden_shape(batches.microbatches[0])
         shares = self.runner.train(count, compute, shape, self.loss_scale.value, Begun(self.masters, count))
         self.masters.collect()
         return self._to_all(shares, count, (len(self.terms),))
@@ -117,7 +101,7 @@ class ParallelModel:
         """Sum what is partial, clip, now or in the update; returns the norm before clipping, still on the device."""
         phases.enter("optimizer")
         gradients = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
-        if self.noise.splits_all:
+        if self.sequence:
             sum_partial_gradients(gradients, self.places, self.mesh.tp)
         sum_gradients(gradients, self.settings.ties(), self.tied)
         norm = gradient_norm(gradients, self.places, self.mesh.world, self.device)
@@ -155,33 +139,9 @@ class ParallelModel:
                     return hidden_BTD
                 return self.objective.valid_sums(self.stages[stage], hidden_BTD, batch)
 
-            sums = self.runner.forward(compute, [self._hidden_shape(batch) for batch in some])
+            sums = self.runner.forward(compute, [self.hidden_shape(batch) for batch in some])
             yield from self._to_all(sums, len(some), (2, len(self.terms)))
         self._turn(training=True)
-
-    def logits(self, batch: Batch, keep_BT: Tensor | None = None) -> Tensor:
-        """fp32 logits over the true vocabulary, of all positions or of the kept ones only, on every rank."""
-        return self.inference.logits(batch, keep_BT)
-
-    @property
-    def separates_documents(self) -> bool:
-        """Whether `documents_BT` keeps requests that share a row apart; a model that does not say so may ignore it."""
-        return all(getattr(model, "separates_documents", False) for model in self.stages.values())
-
-    @property
-    def scored_at_once(self) -> int:
-        """Batches that `scores` takes together: with fewer some of the processes wait."""
-        return self.inference.at_once
-
-    def scores(self, batches: Iterable[Batch]) -> Iterator[Tensor]:
-        """Of each batch [2, labels] in float64, on the host: of labels that are not IGNORED, row by row, the negative
-        log-likelihood, and 1 where the label is the most likely token. All ranks give all batches and get all answers.
-        """
-        return self.inference.scores(batches)
-
-    def check_alike(self, checksum: int) -> None:
-        """Raises on all ranks where one of them has another: none waits for what another does not compute."""
-        self.inference.check_alike(checksum)
 
     def pieces(self) -> list[Piece]:
         return self.place(self.parameters, "model")
@@ -206,10 +166,6 @@ class ParallelModel:
         # because: a copy of what is not pinned waits for the device; where the loader has pinned it, this does nothing
         pinned = array.pin_memory() if self.device.type == "cuda" and array.device.type == "cpu" else array
         return pinned.to(self.device, non_blocking=True)
-
-    def _hidden_shape(self, batch: Batch) -> tuple[int, ...]:
-        rows, length = batch.tokens_BT.shape
-        return rows, length // self.mesh.tp.size if self.noise.splits_all else length, self.settings.shape.width
 
     def _to_all(self, found: Mapping[int, Tensor], count: int, shape: tuple[int, ...]) -> Tensor:
         """[count, *shape] of all dp copies together, from the last stage to every rank."""

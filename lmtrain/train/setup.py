@@ -15,7 +15,6 @@ import torch
 from rich.console import Console
 
 from lmtrain.checkpoint.reader import CheckpointReader
-from lmtrain.checkpoint.save.agreement import Peers, together
 from lmtrain.checkpoint.save.writer import CheckpointWriter
 from lmtrain.checkpoint.store import sweep
 from lmtrain.data.loader import Loader
@@ -26,16 +25,17 @@ from lmtrain.optim.state import build_groups
 from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.mesh import Mesh
 from lmtrain.parallel.model import ParallelModel
+from lmtrain.parallel.peers import saving_peers, setup_peers
 from lmtrain.runfolder.ends import last_end, remove_stop
 from lmtrain.runfolder.names import CHECKPOINTS
 from lmtrain.runtime.files.files import folder_lock
 from lmtrain.runtime.machine.device import device_name, set_deterministic, set_tf32, set_threads
+from lmtrain.runtime.processes.agreement import Peers, together
 from lmtrain.train import state
 from lmtrain.train.before.preflight import Inputs
 from lmtrain.train.before.resume_checks import passed_over
 from lmtrain.train.config import RunConfig
 from lmtrain.train.costs import Costs
-from lmtrain.train.ranks.peers import saving_peers, setup_peers
 from lmtrain.train.record.outputs import open_records, open_view, show_beginning, worth_before
 from lmtrain.train.run import Run
 

@@ -28,8 +28,7 @@ from lmtrain.checkpoint.contents import Contents
 from lmtrain.checkpoint.described import layout_of
 from lmtrain.checkpoint.disk.tensor_file import PieceSpec, RankData
 from lmtrain.checkpoint.reshard.targets import files_of_layout
-from lmtrain.checkpoint.save.agreement import RankRecord
-from lmtrain.checkpoint.save.commit import commit, write_rank
+from lmtrain.checkpoint.save.commit import RankRecord, commit, write_rank
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.placement.memory import FP32_BYTES
 from lmtrain.placement.parallel_settings import parse_layout

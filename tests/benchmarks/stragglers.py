@@ -37,9 +37,8 @@ from lmtrain.parallel.pipeline import messages
 from lmtrain.parallel.precision_settings import Fp32Settings
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.train.costs import Costs
-from lmtrain.train.in_loop.requests import Requests
+from lmtrain.train.in_loop.requests import Requests, Vote
 from lmtrain.train.pace import Pace
-from lmtrain.train.ranks.peers import Vote
 from lmtrain.train.step import train_step
 from tests.layouts.workers import Pool
 

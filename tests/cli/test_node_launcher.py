@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import typer
 
-from lmtrain.cli.pretrain.ending import reasons_kept, stoppable
+from lmtrain.cli.pretrain.attempt import attempt
 from lmtrain.cli.ranks.launching import run_attempts
 from lmtrain.config.compose import compose
 from lmtrain.errors import StoppedEarly
@@ -70,14 +70,19 @@ def test_another_nodes_launcher_writes_what_nobody_has_written(
 
 def stop_in_start(config: RunConfig, meanwhile: Callable[[], None]) -> None:
     """End as rank 0 that is asked to stop before it has met its peers."""
-    with stoppable(config, RANK_0, None):
+    with attempt(RANK_0) as this:
+        this.settle(config)
         meanwhile()
         raise Stopped("SIGTERM")
 
 
 def leave_with_peer(config: RunConfig, meanwhile: Callable[[], None]) -> None:
     """End as rank 0 that is told of a peer which was asked to stop."""
-    with suppress(StoppedEarly), reasons_kept(config, RANK_0):
+    inputs: Any = SimpleNamespace(resume_from=None)
+    with suppress(StoppedEarly), attempt(RANK_0) as this:
+        this.settle(config)
+        this.begin(inputs)
+        this.stop.hold()
         meanwhile()
         raise StoppedEarly("No process begins, because rank 2 on n2 was asked to stop: SIGTERM")
 
@@ -89,7 +94,8 @@ def test_rank_0_that_is_asked_to_stop_leaves_the_reason_of_another_node(
 ) -> None:
     """srun asks all tasks to stop once one of them has failed."""
     for name in ("end_now", "ignore_stops"):
-        monkeypatch.setattr(f"lmtrain.cli.pretrain.ending.{name}", lambda *_: None)
+        monkeypatch.setattr(f"lmtrain.cli.pretrain.attempt.{name}", lambda *_: None)
+    monkeypatch.setattr("lmtrain.train.in_loop.starts.begin", lambda *_: None)
     write(tmp_path, EARLIER)
     end(config, lambda: write(tmp_path, OTHERS) if is_written else None)
     assert (cause(tmp_path) == OTHERS["cause"]) == is_written

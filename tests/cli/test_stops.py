@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 from functools import partial
@@ -12,7 +13,11 @@ from typing import Any
 
 import pytest
 
+from lmtrain.cli.pretrain.attempt import attempt
+from lmtrain.errors import StoppedEarly
 from lmtrain.observe.metrics import read_metrics
+from lmtrain.runtime.processes.process import ProcessEnv
+from lmtrain.runtime.processes.signals import Stopped
 from lmtrain.train.in_loop import requests
 from lmtrain.train.in_loop.requests import Allocation
 from tests.cli.harness import Toy, lmtrain, start
@@ -88,6 +93,13 @@ def test_every_signal_at_every_moment_of_a_start(toy: Toy, tmp_path: Path, actio
     lmtrain("pretrain", *toy.settings(folder), code=75, env=faulty(f"{action}:point={point}"))
     assert stop_of(folder)["cause"] == NAMES[action]
     assert stop_of(folder)["resume"] is None
+
+
+def test_who_insists_before_the_settings_are_read_gets_words() -> None:
+    with pytest.raises(StoppedEarly, match="SIGUSR1: the settings were not read yet"), attempt(ProcessEnv()) as this:  # noqa: PT012
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert this.stop.requested == "SIGUSR1"
+        raise Stopped("SIGUSR1")
 
 
 @pytest.mark.wide

@@ -174,7 +174,7 @@ def heard() -> Iterator[list[int]]:
 def test_a_stop_before_the_first_run_is_one(tmp_path: Path, heard: list[int]) -> None:
     words = [f"run.dir={tmp_path / 's'}", "data.path=nowhere", "train.seed=1,2"]
     with pytest.raises(StoppedEarly, match="SIGUSR1: no run was under way"):
-        run_all(Asks(words), None, "pretrain", None, [])
+        run_all(["pretrain"], Asks(words), None, "pretrain", None)
     listen()
     os.kill(os.getpid(), signal.SIGUSR1)
     assert "SIGUSR1: no run was under way" in lmtrain("pretrain", "-m", *words, code=75)

@@ -17,13 +17,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmtrain.config.build import build_settings
 from lmtrain.parallel.mesh import build_mesh
+from lmtrain.parallel.peers import setup_peers
 from lmtrain.runtime.processes.process import ProcessEnv
 from lmtrain.runtime.processes.process_group import BACKSTOP_S
 from lmtrain.runtime.processes.signals import StopRequest
 from lmtrain.train.before.preflight import preflight
 from lmtrain.train.config import RunConfig
 from lmtrain.train.loop import train
-from lmtrain.train.ranks.peers import setup_peers
 from lmtrain.train.setup import open_run
 
 _PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm")

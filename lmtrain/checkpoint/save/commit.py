@@ -2,7 +2,8 @@
 
 Called by the writer's thread, on every process of a run at once. Files go to a temporary folder that all share and to
 disk one by one, the manifest last; then one rename makes the checkpoint. `write_rank` is one process's part, `commit`
-is the part that rank 0 does for all, once all have said that theirs is on disk.
+is the part that rank 0 does for all, once all have said that theirs is on disk: it reads the part manifests, in which
+each has written what it has.
 """
 
 from __future__ import annotations
@@ -11,14 +12,17 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from lmtrain.checkpoint.disk.boxes import Box
 from lmtrain.checkpoint.disk.format import (
     BLOCK_BYTES,
     MANIFEST,
     MAX_FILE_BYTES,
+    FileEntry,
     Manifest,
     PieceEntry,
     blocks_file,
@@ -28,11 +32,19 @@ from lmtrain.checkpoint.disk.format import (
 )
 from lmtrain.checkpoint.disk.hashed import encode_blocks, verify_file, write_hashed
 from lmtrain.checkpoint.disk.tensor_file import PieceSpec, RankData, encode_header, tensors_of
-from lmtrain.checkpoint.save.agreement import ALONE, Peers, RankRecord, encode_part, part_file, read_part, together
 from lmtrain.checkpoint.store import check_room, leftover, leftover_numbers, manifest_problem, new_leftover, set_aside
 from lmtrain.errors import CheckpointError, StorageError
 from lmtrain.runfolder.names import step_folder_name
-from lmtrain.runtime.files.files import forget_cached, fsync_dir, is_safe_name, put_in_place, storage_errors
+from lmtrain.runtime.files.files import (
+    forget_cached,
+    fsync_dir,
+    is_safe_name,
+    parse_json,
+    put_in_place,
+    read_bytes,
+    storage_errors,
+)
+from lmtrain.runtime.processes.agreement import ALONE, Peers, together
 from lmtrain.runtime.processes.faults import fault_point
 from lmtrain.units import format_bytes
 
@@ -168,3 +180,35 @@ def commit(
         shutil.rmtree(aside)
     fault_point("ckpt.after_rename")
     return path, len(manifest) + sum(entry.size for entry in entries.values())
+
+
+@dataclass(frozen=True)
+class RankRecord:
+    """What one process has written."""
+
+    files: Mapping[str, FileEntry]
+    pieces: Sequence[tuple[PieceSpec, PieceEntry]]
+
+
+def part_file(rank: int) -> str:
+    return f"rank_{rank:05d}.part.json"
+
+
+def encode_part(record: RankRecord) -> bytes:
+    files = {name: [entry.size, entry.root] for name, entry in record.files.items()}
+    pieces = [[s.name, s.dtype, s.global_shape, p.file, p.key, p.box.offset, p.box.shape] for s, p in record.pieces]
+    return json.dumps({"files": files, "pieces": pieces}).encode()
+
+
+def read_part(path: Path) -> RankRecord:
+    """A part manifest that another process of this run has just written."""
+    value: Any = parse_json(read_bytes(path, MAX_FILE_BYTES, follow_links=False), path)
+    try:
+        files = {name: FileEntry(size, root) for name, (size, root) in value["files"].items()}
+        pieces = []
+        for name, dtype, shape, file, key, offset, extent in value["pieces"]:
+            box = Box(tuple(offset), tuple(extent))
+            pieces.append((PieceSpec(name, dtype, tuple(shape), box), PieceEntry(file, key, box)))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{path} is not what a process of this run writes ({error}). Save again.") from error
+    return RankRecord(files, pieces)

@@ -19,7 +19,6 @@ from lmtrain.cli.ranks.launching import (
     Processes,
     run_processes,
     this_process,
-    without_nproc,
 )
 from lmtrain.cli.screen.terminal import print_json
 from lmtrain.errors import MissingInputError, OutputError, UsageError
@@ -148,7 +147,7 @@ def evaluate(
             "Write the text to a file."
         )
     if processes.are_started:
-        return run_processes(without_nproc(context.obj), env)
+        return run_processes(context.obj, env)
     session = Session(jobs, options, env, settled)
     if compare is not None:
         return compare_models(subjects, session)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,13 +125,11 @@ def on_processes(
     with memory_errors("Use a smaller --batch-size, --precision bf16, or more processes and parallel.tp or pp."):
         picked = pick_device(device, env)
         with start(env, picked, first.timeout_s) as met:
-            if env.world_size > 1:
-                agree_on(_computed_by(first), env, met.hosts)
+            agree_on(partial(_computed_by, first), met.hosts)
             mesh = build_mesh(first.layout, picked, first.timeout_s)
 
             def loaded(source: Source, parallel: ParallelSettings) -> Loaded:
-                if env.world_size > 1:
-                    agree_on(_model_of(source), env, met.hosts)
+                agree_on(partial(_model_of, source), met.hosts)
                 found = load(source, picked, precision, mesh, parallel)
                 if env.world_size == 1:
                     return found

@@ -76,14 +76,13 @@ def _no_settings(tree: dict[str, Any]) -> Iterator[str]:
         yield f"holds half a character (U+{ord(half[0]):04X})"
 
 
-_kept: dict[tuple[tuple[str, ...], Path | None, str], RunConfig] = {}
+_composed_by_launcher: RunConfig | None = None
 
 
-def keep_composed(
-    settings: dict[str, Any], overrides: Sequence[str], *, config_dir: Path | None, name: str
-) -> None:
-    """Keep what another process has composed: `compose_run` returns it for these arguments, here and in each fork."""
-    _kept[tuple(overrides), config_dir, name] = build_settings(RunConfig, settings)
+def keep_composed(settings: dict[str, Any]) -> None:
+    """Keep what the launcher has composed of a run's words: its ranks are forked from here, and have the same."""
+    global _composed_by_launcher
+    _composed_by_launcher = build_settings(RunConfig, settings)
 
 
 def compose_run(
@@ -91,8 +90,7 @@ def compose_run(
 ) -> RunConfig:
     """The settings of a run: from conf/NAME.yaml, or from another run, of which another run.dir makes a branch."""
     if from_run is None:
-        asked = (tuple(overrides), config_dir, name)
-        return _kept[asked] if asked in _kept else compose(RunConfig, overrides, config_dir=config_dir, name=name)
+        return _composed_by_launcher or compose(RunConfig, overrides, config_dir=config_dir, name=name)
     if name != "pretrain":
         raise UsageError(f"--from-run={from_run} takes the place of --config-name={name}. Leave one of them out.")
     source = Source.find(from_run)

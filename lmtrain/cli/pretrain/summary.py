@@ -16,7 +16,7 @@ from lmtrain.units import format_count, format_seconds
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from lmtrain.train.before.preflight import Inputs
+    from lmtrain.runtime.processes.process import ProcessEnv
     from lmtrain.train.config import RunConfig
     from lmtrain.train.loop import Summary
 
@@ -29,7 +29,10 @@ EXAMPLES = (
 )
 
 
-def print_settings(config: RunConfig, as_json: bool) -> None:
+def print_settings(config: RunConfig, env: ProcessEnv, as_json: bool) -> None:
+    """What --print-config says: of several processes rank 0 says it."""
+    if env.rank > 0:
+        return None
     if as_json:
         return print_json(config.to_dict())
     from omegaconf import OmegaConf
@@ -37,11 +40,19 @@ def print_settings(config: RunConfig, as_json: bool) -> None:
     return pass_on(OmegaConf.to_yaml(config.to_dict()))
 
 
-def print_preview(config: RunConfig, inputs: Inputs, as_json: bool) -> None:
-    """What --dry-run says: the size of things and where each rank sits."""
+def print_preview(config: RunConfig, env: ProcessEnv, as_json: bool) -> None:
+    """What --dry-run says, once all is checked: the size of things and where each rank sits."""
+    from lmtrain.cli.pretrain.eval_tasks import plan
+    from lmtrain.cli.ranks.launching import seen_from_here
+    from lmtrain.runtime.processes.faults import arm_from_env
+    from lmtrain.train.before.preflight import preflight
     from lmtrain.train.layouts.dry_run import plan_facts
     from lmtrain.train.layouts.layout_table import rank_rows
 
+    arm_from_env()
+    inputs, _ = plan(config, preflight(config, seen_from_here(config, env), starting=False))
+    if env.rank > 0:
+        return None
     facts = plan_facts(config, inputs) | {"ranks": rank_rows(config, inputs.model)}
     return print_json(facts, indent=None) if as_json else print_plan(facts)
 

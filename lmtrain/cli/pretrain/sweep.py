@@ -50,12 +50,13 @@ class Job:
 
 
 def run_all(
-    overrides: list[str], config_dir: Path | None, config_name: str, from_run: Path | None, flags: list[str],
+    words: Sequence[str], overrides: list[str], config_dir: Path | None, config_name: str, from_run: Path | None,
     *, speaks: bool = True,
 ) -> None:  # fmt: skip
-    """Each combination in a process of its own, in a folder of its own; a failure does not stop the rest.
+    """Run each combination in a process of its own, in a folder of its own; a failure does not stop the rest.
 
-    Of several processes that sweep together, as srun starts them, one `speaks`.
+    `words` are the command line, `overrides` its settings. Of several processes that sweep together, as srun starts
+    them, one `speaks`.
 
     A run that is done is not run again, so that the same command goes on with a sweep that was stopped.
     """
@@ -64,9 +65,16 @@ def run_all(
             stop.at_once()
             jobs = plan(overrides, config_dir, config_name, from_run)
             stop.politely(lambda name: None)  # because: the run of the moment hears it, or else the next one
-            _run(jobs, flags, _Runner(stop), speaks=speaks)
+            _run(jobs, options_of(words, overrides), _Runner(stop), speaks=speaks)
         except Stopped:
             raise StoppedEarly(f"{stop.cause}: no run was under way. Run the same command again to go on.") from None
+
+
+def options_of(words: Sequence[str], overrides: Sequence[str]) -> list[str]:
+    """Return what a command line says beside its verb and its settings, for each run of the sweep."""
+    rest = [word for word in words if word not in ("-m", "--multirun", "--", *overrides)]
+    rest.remove("pretrain")
+    return rest
 
 
 def _run(jobs: Sequence[Job], flags: list[str], runner: _Runner, *, speaks: bool) -> None:

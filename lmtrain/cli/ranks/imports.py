@@ -15,7 +15,7 @@ PREPARE = "lmtrain.cli.rank_caches:prepare"
 RUN = (  # of any training
     "lmtrain.cli.pretrain.eval_tasks", "lmtrain.cli.pretrain.from_run", "lmtrain.cli.main",
     "lmtrain.cli.pretrain.pretrain", "lmtrain.cli.pretrain.summary", "lmtrain.cli.screen.console",
-    "lmtrain.cli.pretrain.ending", "lmtrain.config.compose", "lmtrain.observe.watch.companion",
+    "lmtrain.cli.pretrain.attempt", "lmtrain.config.compose", "lmtrain.observe.watch.companion",
     "lmtrain.observe.watch.guard", "lmtrain.runtime.processes.launch", "lmtrain.train.ranks.same_everywhere",
     "lmtrain.train.layouts.elastic", "lmtrain.train.loop", "lmtrain.train.setup", "lmtrain.train.in_loop.starts",
     "numpy.random", "typer._adapters",

@@ -6,15 +6,14 @@ Called by pretrain and eval. Torch is imported only where a refused process has 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lmtrain.cli.screen.messages import print_error, tell, warn_of
+from lmtrain.cli.screen.messages import tell, warn_of
 from lmtrain.errors import LmtrainError, StoppedEarly, UsageError
 
 if TYPE_CHECKING:
@@ -57,13 +56,6 @@ class Processes:
         """Whether the work is done in processes of its own: several, or one that may be lost and start again."""
         return (self.count or 1) > 1 or bool(self.max_restarts)
 
-    @property
-    def flags(self) -> list[str]:
-        typed = {
-            "--nproc": self.nproc, "--nproc-per-node": self.nproc_per_node, "--max-restarts": self.max_restarts
-        }  # fmt: skip
-        return [f"{flag}={value}" for flag, value in typed.items() if value is not None]
-
 
 def this_process(asked: Processes) -> ProcessEnv:
     """Return who this process is, or the first of those that it is about to start.
@@ -93,35 +85,19 @@ def this_process(asked: Processes) -> ProcessEnv:
     return env.as_launcher(asked.count, "--nproc" if asked.nproc else "--nproc-per-node")
 
 
-def run_processes(arguments: Sequence[str], env: ProcessEnv) -> None:
-    """Run an evaluation, `lmtrain ARGUMENTS`, in several processes; what it refuses has been said once by now."""
+def run_processes(words: Sequence[str], env: ProcessEnv) -> None:
+    """Run an evaluation, typed as `lmtrain WORDS`, in several processes; what it refuses has been said once by now."""
     from lmtrain.cli.ranks.imports import EVALUATION
     from lmtrain.runtime.processes.launch import launch
     from lmtrain.runtime.processes.rank_starter import Program
 
-    _end(launch(Program(arguments, imports=EVALUATION), _ranks(env), say=tell, explain=_explain), env)
-
-
-@dataclass(frozen=True)
-class Composed:
-    """The settings that a command has composed, and the words and files of which it did."""
-
-    config: RunConfig
-    overrides: Sequence[str]
-    config_dir: Path | None
-    config_name: str
-
-    def as_arguments(self) -> dict[str, Any]:
-        """Return what rank_caches.prepare takes, as plain data."""
-        return {
-            "settings": self.config.to_dict(), "overrides": list(self.overrides), "config_name": self.config_name,
-            "config_dir": self.config_dir and str(self.config_dir),
-        }  # fmt: skip
+    program = Program(words_of_ranks(words), imports=EVALUATION)
+    _end(launch(program, _ranks(env), say=tell, explain=_explain), env)
 
 
 def run_attempts(
-    arguments: Sequence[str], config: RunConfig, inputs: Inputs, env: ProcessEnv, max_restarts: int | None,
-    composed: Composed | None,
+    words: Sequence[str], config: RunConfig, inputs: Inputs, env: ProcessEnv, max_restarts: int | None,
+    composed: RunConfig | None,
 ) -> None:  # fmt: skip
     """Run a training in several processes; one that is lost goes on from its newest checkpoint, if it may.
 
@@ -159,12 +135,9 @@ def run_attempts(
             warn_of(write_cut_off(folder, outcome.cause) if outcome.is_before_ranks else write_end(folder, outcome))
         return said
 
-    with told_to_peers(env):
-        if env.rank == 0:
-            Starts.at(config, inputs, inputs.resume_from).refuse(config)
-    shared = {"tokenizer": inputs.tokenizer.source} | (composed.as_arguments() if composed else {})
+    shared = {"tokenizer": inputs.tokenizer.source, "settings": composed and composed.to_dict()}
     imports = (*imports_of(config), *(() if composed else COMPOSING))
-    program = Program(arguments, imports=imports, prepare=(PREPARE, shared), helper=COMPANION)
+    program = Program(words_of_ranks(words), imports=imports, prepare=(PREPARE, shared), helper=COMPANION)
     outcome = launch(
         program, _ranks(env), max_restarts=max_restarts or 0, restarting=again, say=tell, explain=_explain
     )
@@ -237,47 +210,16 @@ def seen_from_here(config: RunConfig, env: ProcessEnv) -> ProcessEnv:
     return replace(env, launcher=ELSEWHERE, local_world_size=machine.gpus_per_node, host="each node")
 
 
-@contextmanager
-def counted_start(config: RunConfig, inputs: Inputs, env: ProcessEnv) -> Iterator[None]:
-    """Refused where earlier starts were lost at the same step; counted as one of them where it is lost."""
-    from lmtrain.train.in_loop.starts import begin, counted
-
-    with told_to_peers(env):
-        starts = begin(config, inputs, env)
-    with counted(starts):
-        yield
-
-
-def without_nproc(words: Sequence[str]) -> list[str]:
-    """A command line as each of the processes is to have it."""
+def words_of_ranks(words: Sequence[str]) -> list[str]:
+    """Return a command line as each of the processes is to have it: without the options that start them."""
     found, stream = [], iter(words)
     for word in stream:
         option, has_value, _ = word.partition("=")
-        if option not in ("--nproc", "--nproc-per-node"):
+        if option not in ("--nproc", "--nproc-per-node", "--max-restarts"):
             found.append(word)
         elif not has_value:
             next(stream, None)
     return found
-
-
-@contextmanager
-def told_to_peers(env: ProcessEnv | None) -> Iterator[None]:
-    """A process that is refused here says so, and to those too that would wait for it; `None` for one without any.
-
-    The launcher of a node speaks for all its ranks.
-
-    Whatever may go wrong with telling them, the refusal stands.
-    """
-    try:
-        yield
-    except LmtrainError as error:
-        if env is None or not env.has_peers:
-            raise
-        print_error(error)
-        tell_peers(env, error)
-        if "--debug" in sys.argv:
-            raise
-        raise typer.Exit(error.exit_code) from None
 
 
 def tell_peers(env: ProcessEnv, error: LmtrainError) -> None:

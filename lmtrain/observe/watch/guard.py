@@ -30,7 +30,7 @@ from lmtrain.observe.watch.companion import DEVICE_POLITE_S, POLITE_S, STACKS_SI
 from lmtrain.observe.watch.judge import HANG_KIND
 from lmtrain.observe.watch.told import explained
 from lmtrain.runtime.processes.process import ProcessEnv, Rendezvous, waiting_companion
-from lmtrain.runtime.processes.process_group import Peers, is_peer_error
+from lmtrain.runtime.processes.process_group import Met, is_peer_error
 from lmtrain.runtime.processes.signals import Stopped, ignore_stops
 
 _ROOT = Path(__file__).resolve().parents[3]
@@ -63,7 +63,7 @@ class Watch:
         """All other processes hear that this one was asked to stop."""
         self._send({"stop": name})
 
-    def open(self, met: Peers, folder: Path, timeout_s: float) -> None:
+    def open(self, met: Met, folder: Path, timeout_s: float) -> None:
         leads, where, secret = self.process.rank == 0, None, secrets.token_hex(16)
         on_node = len(set(met.hosts)) == 1
         if not leads:
@@ -225,7 +225,7 @@ def _end_as(found: LmtrainError, process: ProcessEnv, error: BaseException) -> N
 
 @contextmanager
 def watched(
-    process: ProcessEnv, met: Peers, folder: Path, timeout_s: float,
+    process: ProcessEnv, met: Met, folder: Path, timeout_s: float,
     heard: Callable[[str], None] = lambda name: None, ending: Callable[[LmtrainError], None] = lambda error: None,
     *, on_device: bool = False,
 ) -> Iterator[Watch]:  # fmt: skip

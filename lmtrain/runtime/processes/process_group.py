@@ -37,23 +37,25 @@ _NAME_BYTES = 64  # because: a host name has at most 63
 
 
 @dataclass(frozen=True)
-class Peers:
+class Met:
+    """The processes of a run, once they are together."""
+
     hosts: tuple[str, ...]  # by rank; on rank 0 alone
     store: Any = None  # the table of this run alone, for what goes round beside collectives
 
 
 @contextmanager
-def start(process: ProcessEnv, device: torch.device, timeout_s: float) -> Iterator[Peers]:
+def start(process: ProcessEnv, device: torch.device, timeout_s: float) -> Iterator[Met]:
     """The default group for as long as the block lasts. One process needs none and gets none."""
     fault_point("start.rendezvous")
     if process.world_size == 1:
-        yield Peers((process.host,))
+        yield Met((process.host,))
         fault_point("shutdown")
         return
     with peer_errors(process, timeout_s):
         store = _meet(process, "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout_s)
         names = gather_to_first(process.host.encode()[:_NAME_BYTES], _NAME_BYTES)
-        yield Peers(tuple(name.decode(errors="replace") for name in names), store)
+        yield Met(tuple(name.decode(errors="replace") for name in names), store)
         fault_point("shutdown")
         # because: who leaves early looks lost to launchers, which then end those that are still finishing
         dist.all_reduce(torch.zeros(1))  # collective: a meeting of the world, nothing is summed
@@ -123,7 +125,7 @@ def _meet(process: ProcessEnv, backend: str, timeout_s: float) -> Any:
 def gather_to_first(mine: bytes, num_bytes: int) -> list[bytes]:
     """Everybody's bytes by rank, without zeros at their end, on rank 0 alone.
 
-    because: gloo's sums and gathers for all send a number of messages that grows as n^2; this and `tell_all` as n.
+    because: gloo's sums and gathers for all send a number of messages that grows as n^2, this as n.
     """
     row = torch.frombuffer(bytearray(mine.ljust(num_bytes, b"\0")), dtype=torch.uint8)
     rows = [torch.empty_like(row) for _ in range(dist.get_world_size())] if dist.get_rank() == 0 else None
@@ -131,19 +133,13 @@ def gather_to_first(mine: bytes, num_bytes: int) -> list[bytes]:
     return [one.numpy().tobytes().rstrip(b"\0") for one in rows or ()]
 
 
-def tell_all(number: int) -> int:
-    """Rank 0's number, on all."""
-    told = torch.tensor([number], dtype=torch.int64)
-    dist.broadcast(told, 0)  # collective: one number to the world, on the host
-    return int(told.item())
-
-
 def from_first(data: bytes) -> bytes:
     """Rank 0's bytes, on all; a process that is alone keeps its own."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return data
-    num_bytes = tell_all(len(data))
-    row = torch.zeros(num_bytes, dtype=torch.uint8)
+    size = torch.tensor([len(data)])
+    dist.broadcast(size, 0)  # collective: one number to the world, on the host
+    row = torch.zeros(int(size), dtype=torch.uint8)
     if dist.get_rank() == 0 and data:
         row = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     dist.broadcast(row, 0)  # collective: one row to the world, on the host

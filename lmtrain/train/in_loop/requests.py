@@ -13,21 +13,26 @@ import re
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from lmtrain.batch import Batch
+from lmtrain.observe.measure import phases
 from lmtrain.observe.measure.memory import Memory
+from lmtrain.parallel.mesh import Mesh
+from lmtrain.parallel.peers import GroupPeers
 from lmtrain.runfolder.ends import asked_by
 from lmtrain.runfolder.names import SAVE_FILE, STOP_FILE, TRACE_FILE
 from lmtrain.runtime.processes.process import SlurmJob, began_at
 from lmtrain.runtime.processes.signals import NAMES, StopRequest
 from lmtrain.train.costs import EVALUATION, VALIDATION, Costs, measured_before
 from lmtrain.train.pace import Pace, pace_of
-from lmtrain.train.ranks.peers import Vote
 from lmtrain.train.run import Run
 from lmtrain.units import format_seconds
 
@@ -151,6 +156,38 @@ class Fullest(Asker):
     def hear(self, highest: int) -> None:
         kib, rank = divmod(highest >> _WISH_BITS, 1 << _RANK_BITS)
         self._memory.hear((kib * 1024, rank))
+
+
+class Vote:
+    """Numbers of which all processes come to know the highest after the same step.
+
+    The question goes round while the step computes, so nothing waits for it: what one of several processes says counts
+    after the step that follows, what the only one says after the step it fell into.
+    """
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._peers = GroupPeers(mesh, phases.main, "the vote on a stop") if mesh.world.size > 1 else None
+        self._num_asked = 0
+        self._hear: Callable[[], NDArray[np.int64]] | None = None
+        self._rows = np.zeros((0, 0), np.int64)
+
+    def ask(self, mine: Callable[[], Sequence[int]], told: Sequence[int] = ()) -> None:
+        """Before a step; everybody gives equally many numbers, each time. `told` is for `heard`."""
+        if self._peers is not None:
+            asked = mine()
+            self._num_asked, self._hear = len(asked), self._peers.ask([*asked, *told])
+
+    def answer(self, mine: Callable[[], Sequence[int]]) -> list[int]:
+        """After the step, on every process the same."""
+        if self._hear is None:
+            return list(mine())
+        self._rows = self._hear()
+        return [int(number) for number in self._rows[:, : self._num_asked].max(0)]
+
+    def heard(self) -> NDArray[np.int64] | None:
+        """After the answer: a row of what each process told, if they did."""
+        told = self._rows[:, self._num_asked :]
+        return told if told.size else None
 
 
 class Requests:

@@ -12,7 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,9 @@ from lmtrain.runfolder.names import STARTS, step_of
 from lmtrain.runtime.files.files import lock_holder, write_json
 from lmtrain.runtime.processes.launch import CRASH, LOST
 from lmtrain.runtime.processes.process import ProcessEnv
-from lmtrain.train.before.preflight import Inputs
+from lmtrain.train.before.preflight import Inputs, settled
 from lmtrain.train.config import RunConfig
-from lmtrain.train.ranks.run_facts import facts
+from lmtrain.train.ranks.run_facts import program_facts
 
 MOST = 3  # starts at one step that are lost
 _SILENT = "killed without a word"
@@ -144,10 +144,10 @@ def _step(resume_from: Path | None) -> int:
 
 
 def _digest(config: RunConfig, inputs: Inputs) -> str:
-    # because: the step says which checkpoint it is, and those of a launcher's first start may be gone at its last
-    said = facts(config, replace(inputs, resume_from=None, weights_from=None))
-    values = sorted((key, fact.value) for key, fact in said.items())
-    return hashlib.sha256(json.dumps(values).encode()).hexdigest()
+    # because: which checkpoint it is says the step; those of a launcher's first start may be gone at its last
+    program = {key: fact.value for key, fact in program_facts().items()}
+    told = [settled(config, inputs).to_dict(), inputs.data.identity, inputs.tokenizer.fingerprint, program]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
 
 
 def _tell_end(start: dict[str, Any], folder: Path) -> bool:

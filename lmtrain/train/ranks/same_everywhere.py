@@ -1,51 +1,57 @@
 """All ranks have the same settings, data, tokenizer, checkpoint, code and libraries, or none begins.
 
 Called by the command line once the processes have met, before anything is built: what comes later meets in collectives
-whose sizes follow from the settings. Each rank sends 80 bytes to rank 0 and hears 8 in return; where they differ, each
-sends what it has, which is some 35 KB, and rank 0 says in what. All of it grows as the number of ranks.
+whose sizes follow from the settings. Each rank sends 24 bytes to rank 0 and hears as much of every rank in return;
+where they differ, each sends what it has, which is some 35 KB, and rank 0 says in what.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 from lmtrain.errors import RanksDifferError, a_few
 from lmtrain.observe.measure import phases
-from lmtrain.runtime.processes.process import ProcessEnv, ranks_text
-from lmtrain.runtime.processes.process_group import gather_to_first, tell_all, wait_for_first
+from lmtrain.parallel.peers import first_peers
+from lmtrain.runtime.processes.agreement import together
+from lmtrain.runtime.processes.process import ranks_text
+from lmtrain.runtime.processes.process_group import gather_to_first, wait_for_first
 from lmtrain.runtime.processes.signals import ignore_stops
 from lmtrain.train.before.preflight import Inputs
 from lmtrain.train.config import RunConfig
 from lmtrain.train.ranks.run_facts import Fact, facts
 
-_DIGEST_BYTES = 80  # in hexadecimal digits, and a number
+_WHAT = "the agreement on settings"
+_DIGEST_BYTES = 8  # because: a number has no more; chance alone could make two of them alike, and nobody's will
 _NUM_LINES = 20  # of differences, in a message
 _NUM_VALUES = 3  # of one thing, in a line
 _NUM_CHARACTERS = 100  # of a value
 _NONE = Fact("", "not there")
 
 
-def agree(config: RunConfig, inputs: Inputs, env: ProcessEnv, hosts: Sequence[str]) -> None:
-    """Raises on every rank where any differs; `hosts` by rank, on rank 0."""
-    if env.world_size > 1:
-        found = facts(config, inputs)
-        with phases.within("collective", "the agreement on settings"):
-            agree_on(found, env, hosts)
+def agree(config: RunConfig, inputs: Inputs, hosts: Sequence[str]) -> None:
+    """Raise on every rank where any differs; `hosts` by rank, on rank 0."""
+    agree_on(partial(facts, config, inputs), hosts)
 
 
-def agree_on(mine: Mapping[str, Fact], env: ProcessEnv, hosts: Sequence[str]) -> None:
-    told, values = encode(mine), sorted((key, fact.value) for key, fact in mine.items())
-    digest = hashlib.sha256(json.dumps(values).encode()).hexdigest()
-    heard = [row.split() for row in gather_to_first(f"{digest} {len(told)}".encode(), _DIGEST_BYTES)]
-    differ = len({digest for digest, _ in heard}) > 1
-    longest = tell_all(max(int(length) for _, length in heard) if differ else 0)
-    if longest == 0:
+def agree_on(find: Callable[[], Mapping[str, Fact]], hosts: Sequence[str]) -> None:
+    """Raise on every rank where what they find differs, or where one of them cannot find it."""
+    peers = first_peers(_WHAT)
+    if peers.num_ranks == 1:
         return
-    rows = gather_to_first(told, longest)
+    with together(peers, 2) as seen:
+        mine = find()
+        told, values = encode(mine), sorted((key, fact.value) for key, fact in mine.items())
+        digest = hashlib.sha256(json.dumps(values).encode()).digest()[:_DIGEST_BYTES]
+        seen.give = int.from_bytes(digest, "big", signed=True), len(told)
+    if len({digest for digest, _ in seen.all}) == 1:
+        return
+    with phases.within("collective", _WHAT):
+        rows = gather_to_first(told, max(length for _, length in seen.all))
     ignore_stops()  # because: a launcher ends those that are left once the first has ended, and rank 0 has to speak
-    if env.rank > 0:
+    if peers.rank > 0:
         wait_for_first()
         raise RanksDifferError("The ranks of this run differ, and rank 0 has said in what.")
     raise RanksDifferError(difference([decode(row) for row in rows], hosts))

@@ -29,7 +29,7 @@ MUTANTS = [
     ),
     Mutant(
         name="peers_of_a_failure_have_another_exit_code",
-        file="lmtrain/checkpoint/save/agreement.py",
+        file="lmtrain/runtime/processes/agreement.py",
         function="together",
         old="raise passed_on(rows[rank][0], f",
         new="raise passed_on(LmtrainError.exit_code, f",

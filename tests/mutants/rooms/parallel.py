@@ -232,10 +232,10 @@ MUTANTS = [
     ),
     Mutant(
         name="rank_with_the_greatest_checksum_goes_on",
-        file="lmtrain/parallel/inference.py",
-        function="Inference.check_alike",
-        old="if most_2.tolist() != [checksum, -checksum]:",
-        new="if most_2[0].item() != checksum:",
+        file="lmtrain/runtime/processes/agreement.py",
+        function="are_alike",
+        old="all(each == number for",
+        new="all(each <= number for",
         breaks="Of ranks that are to score different texts the one with the greatest checksum does not stop: it waits "
         "for the others, which have raised RanksDifferError, until the time-out.",
         only_for="ranks that differ, on the one with the greatest checksum",

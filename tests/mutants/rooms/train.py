@@ -117,10 +117,10 @@ MUTANTS = [
     ),
     Mutant(
         name="votes_are_added_up",
-        file="lmtrain/train/ranks/peers.py",
-        function="Vote.ask",
-        old="dist.all_reduce(self._numbers, dist.ReduceOp.MAX, group",
-        new="dist.all_reduce(self._numbers, dist.ReduceOp.SUM, group",
+        file="lmtrain/train/in_loop/requests.py",
+        function="Vote.answer",
+        old="self._rows[:, : self._num_asked].max(0)]",
+        new="self._rows[:, : self._num_asked].sum(0)]",
         breaks="A signal that two ranks have got counts as another wish than a stop, so the run goes on, and the "
         "memory in the rows is the sum over ranks under the name of one.",
         only_for="several processes; the stop is missed where more than one of them gets the signal",

@@ -12,8 +12,7 @@ from lmtrain.checkpoint.contents import Contents
 from lmtrain.checkpoint.described import checked_model
 from lmtrain.checkpoint.reshard.run import Resharded, reshard
 from lmtrain.checkpoint.reshard.targets import Limits, files_of_layout, state_at_layout
-from lmtrain.checkpoint.save.agreement import RankRecord
-from lmtrain.checkpoint.save.commit import commit, write_rank
+from lmtrain.checkpoint.save.commit import RankRecord, commit, write_rank
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.model_settings import ModelSettings

@@ -17,17 +17,18 @@ import pytest
 import torch.distributed as dist
 
 from lmtrain.config.compose import compose
-from lmtrain.errors import RanksDifferError
+from lmtrain.errors import DataError, LmtrainError, RanksDifferError
 from lmtrain.runtime.processes.process import ProcessEnv
 from lmtrain.train.before.preflight import preflight
 from lmtrain.train.config import RunConfig
 from lmtrain.train.ranks import run_facts
 from lmtrain.train.ranks.run_facts import Fact
-from lmtrain.train.ranks.same_everywhere import agree, decode, difference, encode
+from lmtrain.train.ranks.same_everywhere import agree, agree_on, decode, difference, encode
 from tests.apart import World, given, make_world
 from tests.layouts.workers import Pool
 
-MOST_SENT = 88 + 8 * 48  # bytes by all but one: 80 there and 8 back, and what gloo says around them
+NUMBERS = 24  # bytes: an exit code, a digest and a length
+AROUND = 8 * 48  # bytes by each but one, of what gloo says around numbers
 _BYTES_SENT = 200  # where Linux's struct tcp_info holds tcpi_bytes_sent
 
 
@@ -52,7 +53,7 @@ def start(settings: list[str], modules: list[str], num: int) -> dict[str, Any]:
         inputs = preflight(config, env)
         before = sent()
         try:
-            agree(config, inputs, env, [f"n{i // 2}" for i in range(num)] if rank == 0 else [])
+            agree(config, inputs, [f"n{i // 2}" for i in range(num)] if rank == 0 else [])
         except RanksDifferError as error:
             if rank == 0:
                 dist.destroy_process_group()  # as its end would
@@ -63,6 +64,11 @@ def start(settings: list[str], modules: list[str], num: int) -> dict[str, Any]:
         sys.path.remove(modules[rank])
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+def most_sent(num: int) -> int:
+    """Bytes by all of them: numbers to rank 0, and those of all back; messages grow as their number."""
+    return (NUMBERS + NUMBERS * num + AROUND) * (num - 1)
 
 
 def sent() -> int:
@@ -124,7 +130,7 @@ def test_what_ranks_that_agree_send_grows_as_their_number(pool: Pool, world: Wor
     assert [one["said"] for one in found] == [None] * num
     total = sum(one["sent"] for one in found)
     print(f"{num} ranks that agree sent {total} bytes")
-    assert 88 * (num - 1) <= total <= MOST_SENT * (num - 1)
+    assert 2 * NUMBERS * (num - 1) <= total <= most_sent(num)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts the bytes of a connection")
@@ -138,7 +144,26 @@ def test_only_the_content_of_the_data_counts(pool: Pool, world: World, tmp_path:
     lines = ["|".join(["0", *world.settings]), "|".join(["1", *world.settings[3:], *here])]
     found = pool.run(f"{__name__}:start", 2, {"settings": lines, "modules": ["/nothing"] * 2, "num": 2})
     assert [one["said"] for one in found] == [None, None]
-    assert 88 <= sum(one["sent"] for one in found) <= MOST_SENT
+    assert 2 * NUMBERS <= sum(one["sent"] for one in found) <= most_sent(2)
+
+
+def unread() -> tuple[str, int]:
+    """What each rank is told, and with which exit code it ends, where the last one cannot read its data."""
+
+    def find() -> dict[str, Fact]:
+        if dist.get_rank() == 1:
+            raise DataError("b.idx is damaged. Copy it again.")
+        return facts(a="1")
+
+    with pytest.raises(LmtrainError) as caught:
+        agree_on(find, [])
+    return str(caught.value), caught.value.exit_code
+
+
+def test_what_one_rank_cannot_read_ends_all_with_its_reason(pool: Pool) -> None:
+    first, second = pool.run(f"{__name__}:unread", 2)
+    assert tuple(second) == ("b.idx is damaged. Copy it again.", 65)
+    assert tuple(first) == ("rank 1 of 2: b.idx is damaged. Copy it again.", 65)
 
 
 def facts(**values: str) -> dict[str, Fact]:

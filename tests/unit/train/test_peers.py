@@ -8,7 +8,8 @@ import torch
 
 from lmtrain.layout import Layout
 from lmtrain.parallel.mesh import build_mesh
-from lmtrain.train.ranks.peers import GroupPeers, Vote, saving_peers, setup_peers
+from lmtrain.parallel.peers import GroupPeers, saving_peers, setup_peers
+from lmtrain.train.in_loop.requests import Vote
 from tests.layouts.workers import Pool
 
 CPU = torch.device("cpu")

@@ -26,8 +26,8 @@ from lmtrain.train.in_loop.requests import (
     Interval,
     Requests,
     Signal,
+    Vote,
 )
-from lmtrain.train.ranks.peers import Vote
 
 
 class Clock:

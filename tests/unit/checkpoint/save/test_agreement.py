@@ -14,13 +14,21 @@ from hypothesis import strategies as st
 
 from lmtrain.checkpoint.contents import Contents
 from lmtrain.checkpoint.reader import CheckpointReader
-from lmtrain.checkpoint.save.agreement import Alone, RankRecord, encode_part, part_file, read_part, together
-from lmtrain.checkpoint.save.commit import save_checkpoint, take_parts, write_rank
+from lmtrain.checkpoint.save.commit import (
+    RankRecord,
+    encode_part,
+    part_file,
+    read_part,
+    save_checkpoint,
+    take_parts,
+    write_rank,
+)
 from lmtrain.checkpoint.save.writer import CheckpointWriter
 from lmtrain.checkpoint.store import leftover, leftover_numbers, new_leftover
 from lmtrain.errors import CheckpointError, LmtrainError, NonFiniteLossError, OutputError, StorageError
 from lmtrain.piece import Piece
 from lmtrain.runtime.processes import faults
+from lmtrain.runtime.processes.agreement import Alone, together
 from lmtrain.runtime.processes.faults import Fault
 from tests.marks import wide
 from tests.unit.checkpoint.arrays import rank_data

@@ -1,24 +1,18 @@
-"""How the processes of a run save one checkpoint together. Torch-free; knows processes as numbers, never a mesh.
+"""How the processes of a run agree: all hear what each has said, and a phase succeeds on all of them or on none.
 
-Called by commit. All that processes tell each other while saving is a few integers, through `Peers`, which whoever
-starts the run hands in; what each has written lies in a part manifest beside its files, for the one that commits.
+Called wherever one process must not go on without the others, once they have met; until then the meeting itself says
+who does not come. Torch-free: it knows processes as numbers; `Peers` are handed in, and know by what way they talk.
 """
 
 from __future__ import annotations
 
-import json
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from lmtrain.checkpoint.disk.boxes import Box
-from lmtrain.checkpoint.disk.format import MAX_FILE_BYTES, FileEntry, PieceEntry
-from lmtrain.checkpoint.disk.tensor_file import PieceSpec
-from lmtrain.errors import CheckpointError, LmtrainError, passed_on
-from lmtrain.runtime.files.files import parse_json, read_bytes
+from lmtrain.errors import LmtrainError, passed_on
 
 
 class Peers(Protocol):
@@ -45,6 +39,11 @@ class Alone:
 
 ALONE = Alone()
 _TEXT = "<128q"  # a message of at most 1 KiB, told as numbers
+
+
+def are_alike(peers: Peers, number: int) -> bool:
+    """Return whether all processes have the same number: on each of them the same answer."""
+    return all(each == number for (each,) in peers.gather([number]))
 
 
 class Agreement:
@@ -88,35 +87,3 @@ def _to_numbers(text: str) -> list[int]:
 
 def _to_text(numbers: Sequence[int]) -> str:
     return struct.pack(_TEXT, *numbers).rstrip(b"\0").decode(errors="ignore")
-
-
-@dataclass(frozen=True)
-class RankRecord:
-    """What one process has written."""
-
-    files: Mapping[str, FileEntry]
-    pieces: Sequence[tuple[PieceSpec, PieceEntry]]
-
-
-def part_file(rank: int) -> str:
-    return f"rank_{rank:05d}.part.json"
-
-
-def encode_part(record: RankRecord) -> bytes:
-    files = {name: [entry.size, entry.root] for name, entry in record.files.items()}
-    pieces = [[s.name, s.dtype, s.global_shape, p.file, p.key, p.box.offset, p.box.shape] for s, p in record.pieces]
-    return json.dumps({"files": files, "pieces": pieces}).encode()
-
-
-def read_part(path: Path) -> RankRecord:
-    """A part manifest that another process of this run has just written."""
-    value: Any = parse_json(read_bytes(path, MAX_FILE_BYTES, follow_links=False), path)
-    try:
-        files = {name: FileEntry(size, root) for name, (size, root) in value["files"].items()}
-        pieces = []
-        for name, dtype, shape, file, key, offset, extent in value["pieces"]:
-            box = Box(tuple(offset), tuple(extent))
-            pieces.append((PieceSpec(name, dtype, tuple(shape), box), PieceEntry(file, key, box)))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"{path} is not what a process of this run writes ({error}). Save again.") from error
-    return RankRecord(files, pieces)
