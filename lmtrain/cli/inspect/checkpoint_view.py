@@ -20,6 +20,7 @@ from lmtrain.cli.inspect.run_view import model_words
 from lmtrain.cli.screen.console import Screen
 from lmtrain.cli.screen.tables import print_facts, print_tree
 from lmtrain.cli.screen.terminal import echo
+from lmtrain.runfolder.differences import differences
 from lmtrain.train.layouts.layout_table import layout_words
 from lmtrain.units import format_bytes, format_count
 
@@ -118,7 +119,7 @@ def difference_facts(path: Path, other: Path) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "checkpoint": str(a.path),
         "other": str(b.path),
-        "state": {key: list(pair) for key, pair in diff.different_state(a.manifest.state, b.manifest.state).items()},
+        "state": dict(sorted(differences([a.manifest.state, b.manifest.state]).items())),
         "only_in_checkpoint": only_a,
         "only_in_other": only_b,
         "kinds": {name: list(pair) for name, pair in diff.different_kinds(a, b).items()},

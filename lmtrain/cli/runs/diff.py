@@ -16,10 +16,11 @@ from lmtrain.checkpoint.diff import different_values
 from lmtrain.checkpoint.store import list_checkpoints
 from lmtrain.config.base import show
 from lmtrain.errors import LmtrainError, a_few, brief
-from lmtrain.observe.history.record import Parting, Record, Row, parting, read_record, starts_that_count, together
+from lmtrain.observe.history.record import Parting, Record, parting, read_record, starts_that_count, together
 from lmtrain.runfolder.differences import differences, flat
 from lmtrain.runfolder.folder import Seen, see_all
 from lmtrain.runfolder.names import CHECKPOINTS, step_of
+from lmtrain.runfolder.rows import Row
 
 # settings that say where something lies or what is shown: no number depends on them
 _NO_CAUSE = (
