@@ -1,7 +1,7 @@
-"""Seconds of a step: what hides behind what.
+"""Seconds and joules of a step: what collectives take, how long a pipeline takes, and what hides behind what.
 
-Takes a block's computation (work), what its collectives take by themselves (communicate) and how long the pipeline
-takes (its closed form, or a replay), and adds what is left bare. Arrays have one entry a case.
+Takes a block's computation from work, and adds what is left bare of collectives, messages and the pipeline's bubble.
+Called by whoever prices layouts. Arrays have one entry a case; it knows no settings and no schedule's table.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from lmtrain.plan.price.factors import Factors
 from lmtrain.plan.price.hardware import Hardware
 from lmtrain.plan.price.work import price_work
 from lmtrain.plan.price.workload import Column, Columns, Overlap, Schedule
+
+RESTING = 0.80  # of the device's power, whatever it does within a step
+COMPUTING = 0.18  # and so much more for the share of a step in which it computes
 
 
 @dataclass(frozen=True)
@@ -146,7 +149,7 @@ class StepTime:
         return parts + self.stragglers
 
 
-def stage_weights(c: Columns, *, fullest: bool = True) -> tuple[Column, Column]:
+def stage_weights(c: Columns) -> tuple[Column, Column]:
     """Weights of one block and of the vocabulary's matrix, on one rank of tp."""
     heads, keys = c.num_heads * c.head_width, c.num_kv_heads * c.head_width
     block = c.width * (2 * heads + 2 * keys) + c.width * c.ffn_width * (2 + c.gated)
@@ -266,12 +269,6 @@ def _over_dp(c: Columns, f: Factors, held: Column) -> tuple[Column, Column]:
         np.where((c.zero > 0) & (c.shard == c.dp) & (c.reduce_whole == 0), whole.shared(summed), whole.reduced(summed)),
     )  # fmt: skip
     return reduce_s, np.where((c.zero > 0) & (c.zero < 3), shard.shared(c.precision * held), 0.0)
-
-
-RESTING = 0.80  # of the device's power, whatever it does within a step
-
-
-COMPUTING = 0.18  # and so much more for the share of a step in which it computes
 
 
 def busy_share(time: StepTime) -> Column:
