@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lmtrain import __version__
+from lmtrain.eval.task import Facts
 
 ONE_PROCESS = "one process"
 
@@ -28,31 +29,21 @@ class BaselineResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class Result(Facts):
+    """A number and what it means: the facts of its text, the model's, and how it was counted."""
+
     task: str = ""
-    protocol: str
     protocol_version: str = "1"
     data: str
-    text_sha256: str
-    num_documents: int
-    num_words: int | None
-    words_rule: str
-    num_bytes: int
-    bytes_rule: str
-    num_tokens: int
     num_targets: int
+    num_items: int = 0
     seq_len: int
-    stride: int | None
-    prefix: str
     dtype: str
     layout: str = ONE_PROCESS
     tokenizer_fingerprint: str
-    denominator: str
     nll_sum_nats: float
     headline: str
     measures: dict[str, float]
-    num_items: int = 0
-    limit: int | None = None  # of how many items, the first, this is; None where it is all
     intervals: dict[str, tuple[float, float]] = field(default_factory=dict)  # empty where there is only one item
     intervals_rule: str = "none"
     loss_by_position: tuple[dict[str, Any], ...] = ()
@@ -60,7 +51,6 @@ class Result:
     tokens_per_s: float = 0.0  # fed to the model in that time
     padding_share: float = 0.0  # of all that was fed
     lmtrain: str = __version__
-    notes: dict[str, str | int]
     baselines: tuple[BaselineResult, ...] = ()
     groups: dict[str, dict[str, float]] = field(default_factory=dict)  # by source, its measures
 

@@ -45,6 +45,11 @@ class Asked:
         named = self.shortened if published is None else self.seq_len != published
         return f"{task}-s{self.seq_len}" if named else task
 
+    def refuse_stride(self, why: str) -> None:
+        """Raise where a stride is asked for: `why` a task has no use for one."""
+        if self.stride is not None:
+            raise UsageError(f"--stride={self.stride} {why}. Leave it out.")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:

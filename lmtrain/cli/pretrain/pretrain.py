@@ -19,7 +19,7 @@ from lmtrain.runtime.processes.signals import give_back
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from lmtrain.eval.in_training.interrupted import Planned
+    from lmtrain.eval.in_training import Planned
     from lmtrain.runtime.processes.process import ProcessEnv
     from lmtrain.runtime.processes.signals import StopRequest
     from lmtrain.train.before.preflight import Inputs

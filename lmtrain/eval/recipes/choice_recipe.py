@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -150,7 +152,7 @@ class Row:
         try:
             for place, part in enumerate(parts):
                 if isinstance(value, list):
-                    return [_within(one, parts[place:]) for one in value]
+                    return [reduce(getitem, parts[place:], one) for one in value]
                 value = value[part]
         except (KeyError, TypeError) as error:
             raise self._wrong(key, f"has no {path}", nearest(path, self.values)) from error
@@ -159,12 +161,6 @@ class Row:
     def _wrong(self, key: str, what: str, way_out: str) -> DataError:
         asked = self.recipe.at.get(key, self.recipe.id)
         return DataError(f"{self.path} line {self.line} {what}, and {asked} asks for it. {way_out}")
-
-
-def _within(value: Any, parts: list[str]) -> Any:
-    for part in parts:
-        value = value[part]
-    return value
 
 
 def read_recipe(path: Path, find: Callable[[str], Recipe]) -> Recipe:

@@ -14,7 +14,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from lmtrain.errors import DataError, UsageError
+from lmtrain.errors import DataError
 from lmtrain.eval.task import Asked, Facts, Prepared, Sums, Task, bits_per_byte, perplexity, ratio
 from lmtrain.eval.text.texts import jsonl_texts, oddities, read_text_file
 from lmtrain.eval.text.windows import Request
@@ -46,8 +46,7 @@ class Lambada(Task):
         return jsonl_texts(content, source)
 
     def prepare(self, source: Path, asked: Asked) -> Prepared:
-        if asked.stride is not None:
-            raise UsageError(f"--stride={asked.stride} means nothing to {self.id}, which has no windows. Leave it out.")
+        asked.refuse_stride(f"means nothing to {self.id}, which has no windows")
         content, sha256 = read_text_file(source)
         texts = self.texts(content, source)
         _check_texts(texts, source)
