@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from data_tools.corpora.archives import CODECS, contents
-from data_tools.corpora.fetch import ReportBytes, UnreachableError, fetch, is_there
-from data_tools.corpora.remote import RemoteFile, how_to_bring
+from data_tools.corpora.fetch import RemoteFile, ReportBytes, UnreachableError, fetch, how_to_bring, is_there
 from data_tools.read.columns import read_rows
 from lmtrain.errors import DataError, MissingInputError, UsageError, a_few
 from lmtrain.runtime.files.files import atomic_file

@@ -12,8 +12,8 @@ from itertools import chain
 from pathlib import Path
 
 from data_tools.corpora.archives import contents
+from data_tools.corpora.fetch import RemoteFile
 from data_tools.corpora.recipe import Recipe, SplitDocuments, split_of
-from data_tools.corpora.remote import RemoteFile
 from data_tools.corpus.flow.steps import Tally
 from lmtrain.errors import DataError
 from lmtrain.tokenizer.json_lines import Document

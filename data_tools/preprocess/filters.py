@@ -49,11 +49,8 @@ class Filters:
     def of_tokens(self) -> bool:
         return bool(self.min_tokens or self.max_tokens is not None)
 
-    def build(self) -> list[tuple[str, Keep]]:
+    def build(self) -> Iterator[tuple[str, Keep]]:
         """The filters of text, cheapest first."""
-        return list(self._build())
-
-    def _build(self) -> Iterator[tuple[str, Keep]]:
         if (low := self.min_chars) is not None:
             yield "min_chars", lambda text: len(text) >= low
         if (high := self.max_chars) is not None:

@@ -223,7 +223,8 @@ def _positions(result: Result) -> RenderableType:
 
 def _baselines(result: Result) -> Table:
     """The same targets scored by counting; a ratio is the model's number over the baseline's."""
-    numbers = [Column(n, justify="right", no_wrap=True) for n in ("bits per byte", "ratio", "token perplexity", "ratio")]
+    titles = ("bits per byte", "ratio", "token perplexity", "ratio")
+    numbers = (Column(title, justify="right", no_wrap=True) for title in titles)
     table = Table(Column("on the same targets", no_wrap=True), *numbers, box=box.SIMPLE_HEAD)
     bits, per_token = result.measures["bits_per_byte"], result.measures["token_perplexity"]
     table.add_row("model", f"{bits:.4f}", "", f"{per_token:,.2f}", "", style="bold")

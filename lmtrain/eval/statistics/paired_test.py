@@ -1,7 +1,7 @@
 """How far a measure may be chance, and the difference of two models on the same items. Torch-free.
 
-Called by the runner for a measure's interval, and by `lmtrain eval --compare`. There both models are resampled alike, so
-that what is hard for both cancels out: a difference is surer than either number.
+Called by the runner for a measure's interval, and by `lmtrain eval --compare`. There both models are resampled alike,
+so that what is hard for both cancels out: a difference is surer than either number.
 """
 
 from __future__ import annotations

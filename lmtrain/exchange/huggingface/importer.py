@@ -74,10 +74,8 @@ def import_hf(
 
     def parts(name: str) -> Iterator[Tensor]:
         match = known[name]
-        row_bytes = 4 * torch.Size(match.shape[1:]).numel()
-        for index, (_, rows) in enumerate(match.theirs):
-            for some in row_ranges(rows, row_bytes):
-                yield source.part(match, index, some)
+        for _, index, rows in _parts(match, range(match.shape[0])):
+            yield source.part(match, index, rows)
 
     came_from = {"format": "huggingface", "model_type": source.family}
     return save_foreign(output, source.settings, parts, words, came_from, report=report)

@@ -165,7 +165,8 @@ def _numbers(case: Case) -> dict[str, float]:
     fp32 = case.precision in ("fp32", "tf32")
     half = hardware.peak(case.precision) if fp32 else hardware.peak("bf16") or hardware.peak("fp16")
     even = -(-case.num_layers // case.pp)
-    own = {name: float(value) for name, value in (vars(case) | vars(program)).items() if isinstance(value, (int, float))}
+    named = vars(case) | vars(program)
+    own = {name: float(value) for name, value in named.items() if isinstance(value, (int, float))}
     again = {f"again_{name}": share for name, share in vars(case.again).items()}
     return own | again | {
         "generation": float(GENERATIONS.index(hardware.generation)),

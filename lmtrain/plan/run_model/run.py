@@ -25,7 +25,6 @@ from lmtrain.plan.price.hardware import Hardware
 from lmtrain.plan.price.workload import Again, Attention, Case, Overlap, Pointwise, Program, Schedule
 from lmtrain.spec import ModelShape
 
-
 LOSS_NUMBERS = 64 << 20  # as many logits as the loss turns into fp32 at a time: kernels.cross_entropy
 LOSS_BYTES = 9  # of each: the softmax in fp32, one more while it is shifted, which of them are labels
 

@@ -11,9 +11,9 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from data_tools.corpora.fetch import RemoteFile
 from data_tools.corpora.published import Texts, get_texts
 from data_tools.corpora.recipe import find_recipe
-from data_tools.corpora.remote import RemoteFile
 from lmtrain.errors import DataError, MissingInputError, OutputError, StorageError, UsageError
 from tests.unit.data_tools.corpora.packing import tarred, zipped
 from tests.unit.data_tools.corpora.serving import Behaviour
