@@ -100,12 +100,11 @@ class Clean(Selection):
     line_rules: tuple[str, ...] = ()
     scripts: tuple[str, ...] = ()
     min_script_share: float = 0.5
-    mend: bool = True
     name: ClassVar[str] = "clean"
 
     def kept(self, documents: Documents, key: str, tally: Tally) -> Iterator[Document]:
         for _, document in documents:
-            text = mend(document[key], tally.changed) if self.mend else document[key]
+            text = mend(document[key], tally.changed)
             text = self._without_lines(text, tally)
             cause = self.cause(text)
             if cause is None:

@@ -67,8 +67,8 @@ def family_of(settings: ModelSettings) -> str:
     """The one of their architectures that computes the same, or a refusal with what none of them has."""
     if isinstance(settings, BertSettings):
         family = "bert" if settings.norm_order == "post" else "megatron-bert"
-        one = f"model.head_activation={settings.head_activation} would have to be model.activation={settings.activation}"
-        rules = [(settings.activation == settings.head_activation, one)]
+        head, body = settings.head_activation, settings.activation
+        rules = [(head == body, f"model.head_activation={head} would have to be model.activation={body}")]
     else:
         assert isinstance(settings, GPTSettings), "a model of a new kind needs its names in names.py"
         family = "mistral" if settings.window is not None else "llama"
