@@ -25,8 +25,7 @@ from lmtrain.runtime.files.files import atomic_file
 
 SUFFIXES = frozenset({".py", ".txt", ".rst", ".html", ".md"})
 NAMES = frozenset({"README", "ChangeLog"})
-TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})
-FOREIGN_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__"})
+LEFT_OUT = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})  # folders
 TOPICS = "pydoc_data/topics.py"
 
 MIN_FILE_BYTES = 200  # because: shorter files are empty `__init__.py` and one-line stubs
@@ -82,8 +81,6 @@ def build_stdlib_corpus(
     *,
     heldout_ratio: float = 0.05,
     max_bytes: int = 16 << 20,
-    near_copy: float = NEAR_COPY,
-    tests: bool = False,
     library: Path | None = None,
 ) -> CorpusReport:
     """Write `train.jsonl` and `heldout.jsonl` under `output`; `library` is this Python's own unless given."""
@@ -91,8 +88,8 @@ def build_stdlib_corpus(
     if not library.is_dir():
         raise MissingInputError(f"{library} is not a folder. Give the folder of a Python standard library.")
     skipped: Counter[str] = Counter()
-    documents = _up_to(max_bytes, sorted(read_library(library, skipped, tests=tests), key=lambda d: d.rank), skipped)
-    heldout, num_near_copies, largest = choose_heldout(documents, heldout_ratio, near_copy)
+    documents = _up_to(max_bytes, sorted(read_library(library, skipped), key=lambda d: d.rank), skipped)
+    heldout, num_near_copies, largest = choose_heldout(documents, heldout_ratio)
     train = [d for d in documents if d.source not in heldout]
     chosen = [d for d in documents if d.source in heldout]
     if not train or not chosen:
@@ -117,14 +114,13 @@ def build_stdlib_corpus(
     return report
 
 
-def read_library(library: Path, skipped: Counter[str], *, tests: bool) -> Iterator[Document]:
+def read_library(library: Path, skipped: Counter[str]) -> Iterator[Document]:
     """Every text worth learning from, in the order of the names; reasons for the rest are counted in `skipped`."""
-    left_out = FOREIGN_FOLDERS if tests else FOREIGN_FOLDERS | TEST_FOLDERS
     for path in sorted(library.rglob("*")):
         inside = path.relative_to(library)
         if path.suffix not in SUFFIXES and path.name not in NAMES:
             continue
-        if left_out.intersection(inside.parts[:-1]) or inside.parts[0].startswith("config-"):
+        if LEFT_OUT.intersection(inside.parts[:-1]) or inside.parts[0].startswith("config-"):
             continue
         if path.is_symlink() or not path.is_file():
             continue
@@ -171,7 +167,7 @@ def split_topics(data: bytes) -> Iterator[Document]:
                         yield Document(f"{TOPICS}/{name}", text)
 
 
-def choose_heldout(documents: Sequence[Document], ratio: float, near_copy: float) -> tuple[set[str], int, float]:
+def choose_heldout(documents: Sequence[Document], ratio: float) -> tuple[set[str], int, float]:
     """Names of the held-out documents, the number refused as near-copies, and the largest overlap that is left.
 
     The share is kept package by package with the error carried over, so that every corner of the library is
@@ -188,7 +184,7 @@ def choose_heldout(documents: Sequence[Document], ratio: float, near_copy: float
             owed_bytes -= document.num_bytes
     sets = [shingles(d.text, SHINGLE_WORDS) for d in documents]
     found = overlaps(sets, [position[d.source] for d in candidates])
-    kept = {d.source: share for d, share in zip(candidates, found, strict=True) if share < near_copy}
+    kept = {d.source: share for d, share in zip(candidates, found, strict=True) if share < NEAR_COPY}
     return set(kept), len(candidates) - len(kept), max(kept.values(), default=0.0)
 
 

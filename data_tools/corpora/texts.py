@@ -1,4 +1,4 @@
-"""The texts that evaluation reads: they are for measuring, and who trains on them voids the measure. Found by recipe.py.
+"""The texts that evaluation reads: who trains on them voids what they measure. Found by recipe.py.
 
 LAMBADA (Paperno and others, 2016): passages whose last word needs the whole passage. WikiText (Merity and others,
 2016): articles of Wikipedia; to train on them, take wikitext103_raw.

@@ -21,6 +21,7 @@ from lmtrain.errors import DataError, UsageError, nearest
 GROUP = "lmtrain.filters"
 Keep = Callable[[str], bool]
 
+
 @dataclass(frozen=True)
 class Filters:
     """What is asked for; None and nothing ask for nothing. Lengths in tokens do not count the end token."""

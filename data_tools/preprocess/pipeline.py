@@ -77,7 +77,7 @@ class Worker:
     def __init__(
         self, options: Options, eod_id: int | None, tokenizer: bytes, encoder: Encoder | None = None
     ) -> None:
-        """`eod_id` is put behind every document. An encoder cannot travel to another process, a tokenizer's bytes can."""
+        """`eod_id` is put behind every document. No encoder can travel to another process; a tokenizer's bytes can."""
         self._options, self._has_eod = options, eod_id is not None
         encoder = encoder if encoder is not None else build_encoder(Tokenizer.from_bytes(tokenizer))
         self._to_sequences: ToSequences = (

@@ -25,6 +25,7 @@ from lmtrain.eval.text.windows import MaskedRequest, Request, Tokens
 from lmtrain.tokenizer.base import Tokenizer
 
 _MOST = 64  # powers of two
+Progress = Callable[..., None]  # tokens fed and known already, of how many; `earlier`: known already
 
 
 class Positions:
@@ -99,9 +100,6 @@ class FirstDocuments:
 
     def __iter__(self) -> Iterator[Tokens]:
         return islice(iter(self.documents), self.limit)
-
-
-Progress = Callable[..., None]  # tokens fed and known already, of how many; `earlier`: known already
 
 
 @dataclass(frozen=True, kw_only=True)

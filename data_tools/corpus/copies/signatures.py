@@ -1,7 +1,7 @@
 """Exact and near copies, first and last part: every document is signed, and the marked ones are left out.
 
 A work folder holds what the tasks tell each other: rows (position, 128-bit hash, length) and signatures from `Sign`,
-the positions of copies from matches.py, which `Drop` reads. Called by the verbs of `lmtrain corpus`.
+the positions of copies from copies.py, which `Drop` reads. Called by the verbs of `lmtrain corpus`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ from lmtrain.runtime.files.files import read_json, write_json
 from lmtrain.tokenizer.json_lines import Document
 
 Signature = npt.NDArray[np.uint16]
+Rows = npt.NDArray[np.uint64]  # [num_documents, 4]
+ROW_COLUMNS = ("position", "hash_high", "hash_low", "length")
+_PART = re.compile(r"rows\.part-(\d{5})-of-(\d{5})\.u64|rows\.u64")
 _CHUNK = 512  # because: 512 x 256 x 8 bytes is 1 MB, which stays in a core's cache
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -89,11 +92,6 @@ def similarity(first: Signature, second: Signature) -> npt.NDArray[np.float64]:
     return np.asarray((first == second).mean(axis=1), np.float64)
 
 
-Rows = npt.NDArray[np.uint64]  # [num_documents, 4]
-ROW_COLUMNS = ("position", "hash_high", "hash_low", "length")
-_PART = re.compile(r"rows\.part-(\d{5})-of-(\d{5})\.u64|rows\.u64")
-
-
 def content_hash(text: str) -> bytes:
     """The same for texts that differ in case, in spaces and line breaks, or in how accents are composed."""
     plain = " ".join(unicodedata.normalize("NFC", text).casefold().split())
@@ -119,7 +117,7 @@ class Sign:
             length = len(text) if self.minhash else 0
             if self.minhash:
                 signature = self.minhash.signature(text)
-                # because: a text without words has length 0 here, and matches.py passes over it
+                # because: a text without words has length 0 here, and copies.py passes over it
                 length = length if signature is not None else 0
                 blank = np.zeros(self.minhash.num_hashes, np.uint16)
                 signatures.append((signature if signature is not None else blank).tobytes())

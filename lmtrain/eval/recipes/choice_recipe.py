@@ -19,6 +19,7 @@ from lmtrain.config.yaml_file import YamlFile, read_yaml
 from lmtrain.errors import DataError, SettingsError, brief, nearest
 
 Normalisation = Literal["characters", "bytes", "none"]
+SUFFIXES = (".yaml", ".yml")
 KEYS = {
     "like": "a recipe to begin with: an id, as choice/piqa, or a file", "id": "its name in results", "version": "",
     "data": "what file it reads, for people", "each": "keys whose lists go together: a question for each entry",
@@ -37,7 +38,6 @@ def _without_brackets(text: str) -> str:
     return text.replace("  ", " ")
 
 
-SUFFIXES = (".yaml", ".yml")
 FILTERS: dict[str, Callable[[str], str]] = {"capitalized": str.capitalize, "stripped": str.strip, "lower": str.lower}
 CLEAN: dict[str, Callable[[str], str]] = {"none": lambda text: text, "wikihow": _without_brackets}
 

@@ -1,6 +1,6 @@
 """The same targets scored by counting: what a trained model must beat, beside its own numbers. Torch-free.
 
-Called by `lmtrain eval --baseline`. Counting itself is in baselines.py.
+Called by `lmtrain eval --baseline`.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from lmtrain.plan.price.hardware import GENERATIONS, NETWORKS, Hardware
 
 Column = NDArray[np.float64]
+LOW = ("float8", "mxfp8", "nvfp4", "float8_row")
 
 
 class Attention(IntEnum):
@@ -154,9 +155,6 @@ class Columns:
 def columns(cases: Sequence[Case]) -> Columns:
     rows = [_numbers(case) for case in cases]
     return Columns({name: np.array([row[name] for row in rows], dtype=np.float64) for name in (rows or [{}])[0]})
-
-
-LOW = ("float8", "mxfp8", "nvfp4", "float8_row")
 
 
 def _numbers(case: Case) -> dict[str, float]:
