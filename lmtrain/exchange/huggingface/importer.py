@@ -16,8 +16,7 @@ from torch import Tensor
 from lmtrain.errors import UsageError
 from lmtrain.exchange.huggingface.folder import HFFolder
 from lmtrain.exchange.huggingface.names import Match
-from lmtrain.exchange.imported import save_foreign, tokenizer_of
-from lmtrain.exchange.streaming import Report, row_ranges
+from lmtrain.exchange.streaming import Report, row_ranges, save_foreign, tokenizer_of
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.piece import Piece
 

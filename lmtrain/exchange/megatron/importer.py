@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from lmtrain.errors import CheckpointError, UsageError, a_few
-from lmtrain.exchange.imported import save_foreign, tokenizer_of
 from lmtrain.exchange.megatron.args import Found, plain_arguments, settings_from
 from lmtrain.exchange.megatron.folder import Part, Source, open_megatron
 from lmtrain.exchange.megatron.names import split_qkv
-from lmtrain.exchange.streaming import Report
+from lmtrain.exchange.streaming import Report, save_foreign, tokenizer_of
 from lmtrain.models.model_settings import ModelSettings, Shape, true_weights
 from lmtrain.spec import Cut, Split
 
