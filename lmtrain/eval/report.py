@@ -19,9 +19,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from lmtrain.errors import DataError
-from lmtrain.eval.result import Result
 from lmtrain.eval.statistics.paired_test import LEVEL, Comparison
-from lmtrain.eval.task import Columns, Prepared, Task
+from lmtrain.eval.task import Columns, Prepared, Result, Task
 from lmtrain.eval.text.windows import MaskedRequest, Request
 from lmtrain.observe.screen.row_text import show_measure
 from lmtrain.runtime.files.files import json_bytes, parse_json, read_bytes

@@ -15,11 +15,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.errors import DataError, LmtrainError, UsageError
-from lmtrain.eval.result import ONE_PROCESS, Result
 from lmtrain.eval.scoring.scoring import Known, Passes, Scorable, Scored, Scorer
 from lmtrain.eval.source import check_kind
 from lmtrain.eval.statistics.paired_test import LEVEL, RESAMPLES, SEED, intervals
-from lmtrain.eval.task import Answers, Asked, Columns, Prepared, Task, TextTask, ratio, sum_up, window_of
+from lmtrain.eval.task import (
+    ONE_PROCESS,
+    Answers,
+    Asked,
+    Columns,
+    Prepared,
+    Result,
+    Task,
+    TextTask,
+    ratio,
+    sum_up,
+    window_of,
+)
 from lmtrain.eval.text.texts import TextInput
 from lmtrain.eval.text.windows import MaskedRequest, Request, Tokens
 from lmtrain.tokenizer.base import Tokenizer

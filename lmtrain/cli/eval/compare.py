@@ -101,8 +101,8 @@ def _pairs(a: list[Side], b: list[Side]) -> tuple[list[Pair], list[str]]:
 def _sides(path: Path) -> list[Side]:
     """The results of a file, each with its items' columns."""
     from lmtrain.eval.report import read_columns
-    from lmtrain.eval.result import Result
     from lmtrain.eval.statistics.paired_test import Side
+    from lmtrain.eval.task import Result
     from lmtrain.runtime.files.files import read_json
 
     document = read_json(path)

@@ -26,11 +26,10 @@ if TYPE_CHECKING:
 
     from lmtrain.eval.journal import Journal
     from lmtrain.eval.load import Loaded
-    from lmtrain.eval.result import Result
     from lmtrain.eval.runner import Outcome
     from lmtrain.eval.scoring.scoring import Passes
     from lmtrain.eval.source import Source
-    from lmtrain.eval.task import Task
+    from lmtrain.eval.task import Result, Task
     from lmtrain.eval.text.texts import TextInput
     from lmtrain.observe.screen.progress import Reporter
     from lmtrain.placement.parallel_settings import ParallelSettings

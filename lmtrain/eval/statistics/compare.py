@@ -15,8 +15,7 @@ import numpy.typing as npt
 
 from lmtrain.errors import DataError
 from lmtrain.eval.recipes.documents import open_dataset
-from lmtrain.eval.result import BaselineResult, Result
-from lmtrain.eval.task import Prepared, bits_per_byte, perplexity
+from lmtrain.eval.task import BaselineResult, Prepared, Result, bits_per_byte, perplexity
 from lmtrain.tokenizer.base import Tokenizer
 
 CHUNK_TOKENS = 1 << 24  # because: 128 MiB of pair keys at a time, so that a memory-mapped corpus is never held whole

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.errors import DataError
-from lmtrain.eval.result import Result, finite
-from lmtrain.eval.task import Columns, Task
+from lmtrain.eval.task import Columns, Result, Task, finite
 
 RESAMPLES = 1000
 LEVEL = 0.95
