@@ -41,8 +41,7 @@ def row_ranges(num_rows: int, row_bytes: int) -> Iterator[range]:
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    data: memoryview = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
-    return data
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def spec(name: str, code: str, shape: tuple[int, ...]) -> PieceSpec:

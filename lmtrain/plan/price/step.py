@@ -77,8 +77,7 @@ def _in_a_node(c: Columns, size: Column, stride: Column) -> Column:
     filled = np.floor(devices / np.ceil(devices / c.node))
     span = np.rint(size * stride)
     together = np.where(span >= devices, filled, np.gcd(filled.astype(np.int64), span.astype(np.int64)))
-    found: Column = np.clip(np.floor(together / stride), 1, size)
-    return found
+    return np.clip(np.floor(together / stride), 1, size)
 
 
 def nic_share(c: Columns, f: Factors) -> Column:
@@ -255,8 +254,7 @@ def _add_seconds(c: Columns, f: Factors, weights: Column) -> Column:
     fused = (c.fused_gradients > 0) & (c.num_microbatches >= c.fused_gradients) & ~sent
     share = np.where(fused, f["add_fused"], f["add_share"])
     sums = np.where((c.zero == 3) & (c.each_microbatch > 0), 0.0, 2 * c.sum_bytes)
-    found: Column = share * (c.precision + sums) * weights / (c.memory_Bps * f["stream_share"])
-    return found
+    return share * (c.precision + sums) * weights / (c.memory_Bps * f["stream_share"])
 
 
 def _over_dp(c: Columns, f: Factors, held: Column) -> tuple[Column, Column]:
@@ -272,14 +270,12 @@ def _over_dp(c: Columns, f: Factors, held: Column) -> tuple[Column, Column]:
 
 
 def busy_share(time: StepTime) -> Column:
-    found: Column = (time.compute - time.tp - time.sends + time.update) / time.total
-    return found
+    return (time.compute - time.tp - time.sends + time.update) / time.total
 
 
 def watts(time: StepTime, hardware: Hardware) -> Column:
     """Of one device, without its host and what cools it; 0 where the device's power is not known."""
-    found: Column = hardware.power_W * (RESTING + COMPUTING * busy_share(time))
-    return found
+    return hardware.power_W * (RESTING + COMPUTING * busy_share(time))
 
 
 def dollars(seconds: float, gpus: int, price: float) -> float:
