@@ -1,7 +1,8 @@
-"""Fetching a file whose SHA-256 is known before: resumable, kept only when it is what was promised.
+"""A published file, known by its SHA-256 before it is here: fetched, or brought by hand as it is said here.
 
-Called by `lmtrain corpus get` and `lmtrain corpus fetch`, and by nothing else: no other part of lmtrain opens a
-connection. https only, also after redirections; plain http is for this machine itself.
+What is fetched goes on after a broken connection, and is kept only when it is what was promised. Called by
+`lmtrain corpus get` and `lmtrain corpus fetch`, and by nothing else: no other part of lmtrain opens a connection. https
+only, also after redirections; plain http is for this machine itself.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import hashlib
 import http.client
 import os
 import re
+import shlex
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
@@ -25,6 +28,32 @@ ReportBytes = Callable[[int, int | None], None]  # bytes there, of how many if t
 TIMEOUT_S = 60
 _CHUNK = 1 << 20
 _LOCAL = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """One file at any of several addresses, or at none where it comes in an archive; they all give the same bytes."""
+
+    name: str
+    urls: tuple[str, ...]
+    sha256: str
+    num_bytes: int
+
+    def lines(self) -> Iterator[str]:
+        yield f"  {self.name}, {self.num_bytes:,} bytes, SHA-256 {self.sha256}"
+        yield from (f"    {url}" for url in self.urls)
+
+
+def how_to_bring(name: str, output: Path, files: Sequence[RemoteFile], archives: Sequence[RemoteFile] = ()) -> str:
+    """What to bring by other means, where to put it, and what to type then."""
+    lines = [line for file in files for line in file.lines()]
+    if archives:
+        lines.append("also to be had in" if any(file.urls for file in files) else "to be had in")
+        lines += [line for archive in archives for line in archive.lines()]
+    again, to = f"  lmtrain corpus get {name}", f"--output {shlex.quote(str(output))}"
+    what = "the files, or an archive of that name," if archives else "it"
+    lines += [f"Put {what} into {output / 'source'} and run", f"{again} {to}"]
+    return "\n".join([*lines, f"or leave {'them' if archives else 'it'} elsewhere and run", f"{again} PATH {to}"])
 
 
 class UnreachableError(StorageError):
@@ -114,17 +143,13 @@ def _download(url: str, part: Path, num_bytes: int | None, report: ReportBytes |
     with response:
         if done and response.status != 206:
             done = 0  # the server begins anew
-        expected = _length(response, done)
+        length = response.headers.get("Content-Length", "")
+        expected = done + int(length) if length.isdecimal() else None
         with storage_errors(part, "Writing"):
             fd = open_output(part, os.O_RDWR | os.O_CREAT | (0 if done else os.O_TRUNC))
         with open(fd, "wb") as file:
             file.seek(done)
             _copy(response, file, part, done, num_bytes, expected, report, url)
-
-
-def _length(response: Any, done: int) -> int | None:
-    length = response.headers.get("Content-Length", "")
-    return done + int(length) if length.isdecimal() else None
 
 
 def _copy(

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from data_tools.corpora.fetch import RemoteFile
 from data_tools.corpora.recipe import Recipe, SplitDocuments
-from data_tools.corpora.remote import RemoteFile
 from data_tools.corpus.flow.steps import Tally
 from data_tools.read.chunks import MAX_DOC_BYTES
 from data_tools.read.streams import as_file, read_stream, unpacked

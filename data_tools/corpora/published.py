@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from data_tools.corpora.archives import CODECS, contents
-from data_tools.corpora.fetch import ReportBytes, UnreachableError, fetch, is_there
-from data_tools.corpora.remote import RemoteFile, how_to_bring
+from data_tools.corpora.fetch import RemoteFile, ReportBytes, UnreachableError, fetch, how_to_bring, is_there
 from data_tools.read.columns import read_rows
 from lmtrain.errors import DataError, MissingInputError, UsageError, a_few
 from lmtrain.runtime.files.files import atomic_file
@@ -40,14 +39,6 @@ class Texts:
         return any(name == file.name or num_bytes == file.num_bytes for file in self.files)
 
 
-@dataclass(frozen=True)
-class Placed:
-    """What became of one file: where it came from, or None where it is not among what was given."""
-
-    path: Path
-    origin: str | None
-
-
 @dataclass
 class _Found:
     texts: dict[str, tuple[bytes, str]] = field(default_factory=dict)  # name -> content, and where it was
@@ -56,8 +47,11 @@ class _Found:
 
 def get_texts(
     texts: Texts, local: Sequence[Path], output: Path, *, offline: bool = False, report: ReportBytes | None = None
-) -> list[Placed]:
-    """Have the files in OUTPUT: from local copies, from OUTPUT/source, or fetched."""
+) -> dict[Path, str | None]:
+    """Have the files in OUTPUT: from local copies, from OUTPUT/source, or fetched.
+
+    Returns where each came from, or None where it is not among what was given.
+    """
     origins = {f.name: "was there already" for f in texts.files if is_there(output / f.name, f.sha256)}
     found = _search(texts, local or [path for path in [output / "source"] if path.is_dir()])
     absent = [file for file in texts.files if file.name not in found.texts and file.name not in origins]
@@ -76,7 +70,7 @@ def get_texts(
             raise UnreachableError(error.problems, f", or bring it by other means:\n{way}") from error
         except DataError as error:
             raise DataError(f"{error} Bring it by other means:\n{way}") from error
-    return [Placed(output / file.name, origins.get(file.name)) for file in texts.files]
+    return {output / file.name: origins.get(file.name) for file in texts.files}
 
 
 # ---- what is here

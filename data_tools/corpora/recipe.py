@@ -1,7 +1,7 @@
 """What a corpus is: where its files lie, what they must hash to, and how to read documents out of them.
 
-A recipe is a small file beside this one with a constant RECIPE, of this kind or of that of published.py; `recipes`
-finds it there. Every recipe also takes files that the user already has. Called by `lmtrain corpus get`.
+A recipe is a file beside this one with a constant RECIPE, or RECIPES, of this kind or of that of published.py;
+`recipes` finds it there. Every recipe also takes files that the user already has. Called by `lmtrain corpus get`.
 """
 
 from __future__ import annotations
@@ -15,16 +15,14 @@ from pathlib import Path
 from typing import IO
 
 from data_tools import corpora
-from data_tools.corpora.fetch import ReportBytes, UnreachableError, fetch, is_there
+from data_tools.corpora.fetch import RemoteFile, ReportBytes, UnreachableError, fetch, how_to_bring, is_there
 from data_tools.corpora.published import Texts
-from data_tools.corpora.remote import RemoteFile, how_to_bring
 from data_tools.corpus.flow.reading import to_line
 from data_tools.corpus.flow.steps import Report, Tally
 from lmtrain.errors import DataError, MissingInputError, UsageError, nearest
 from lmtrain.runtime.files.files import atomic_file, is_safe_name, write_json
 from lmtrain.tokenizer.json_lines import Document
 
-SPLITS = ("train", "valid", "test")
 SplitDocuments = Iterator[tuple[str, Document]]  # the split each belongs to, and the document
 
 
@@ -38,12 +36,11 @@ class Recipe:
 
 
 def recipes() -> dict[str, Recipe | Texts]:
-    found = {}
-    for module in pkgutil.iter_modules(corpora.__path__):
-        recipe = getattr(importlib.import_module(f"{corpora.__name__}.{module.name}"), "RECIPE", None)
-        if isinstance(recipe, (Recipe, Texts)):
-            found[recipe.name] = recipe
-    return dict(sorted(found.items()))
+    found: list[Recipe | Texts] = []
+    for info in pkgutil.iter_modules(corpora.__path__):
+        module = importlib.import_module(f"{corpora.__name__}.{info.name}")
+        found += getattr(module, "RECIPES", [module.RECIPE] if hasattr(module, "RECIPE") else [])
+    return {recipe.name: recipe for recipe in sorted(found, key=lambda one: one.name)}
 
 
 def find_recipe(name: str) -> Recipe | Texts:
@@ -103,8 +100,8 @@ def fetch_files(recipe: Recipe, output: Path, offline: bool, report: ReportBytes
     return list(targets)
 
 
-def split_of(name: str, default: str = "train") -> str:
+def split_of(name: str) -> str:
     """Which split a file's name speaks of."""
     name = name.lower()
     words = {"train": "train", "valid": "valid", "development": "valid", "dev": "valid", "test": "test"}
-    return next((split for word, split in words.items() if word in name), default)
+    return next((split for word, split in words.items() if word in name), "train")

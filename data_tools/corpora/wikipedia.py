@@ -21,6 +21,9 @@ from data_tools.read.chunks import MAX_DOC_BYTES
 from data_tools.read.streams import unpacked
 from lmtrain.errors import DataError
 
+_CHUNK = 1 << 18
+_KEPT = frozenset({"title", "ns", "id", "text"})
+_WIKI = re.compile(r"([a-z_]{2,20})wiki")
 _DEPTH = 40  # because: honest pages nest templates a dozen deep; what opens deeper is passed over
 _DROPPED = "ref|references|gallery|math|chem|timeline|score|syntaxhighlight|source|graph|imagemap|mapframe|table"
 _TOKEN = re.compile(
@@ -130,11 +133,6 @@ def _lines(text: str) -> list[str]:
         elif lines and lines[-1]:
             lines.append("")
     return [line for i, line in enumerate(lines) if line or (i and lines[i - 1])]
-
-
-_CHUNK = 1 << 18
-_KEPT = frozenset({"title", "ns", "id", "text"})
-_WIKI = re.compile(r"([a-z_]{2,20})wiki")
 
 
 @dataclass

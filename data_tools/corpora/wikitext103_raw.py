@@ -12,11 +12,10 @@ from itertools import chain
 from pathlib import Path
 
 from data_tools.corpora.archives import contents
+from data_tools.corpora.fetch import RemoteFile
 from data_tools.corpora.recipe import Recipe, SplitDocuments, split_of
-from data_tools.corpora.remote import RemoteFile
 from data_tools.corpus.flow.steps import Tally
 from lmtrain.errors import DataError
-from lmtrain.tokenizer.json_lines import Document
 
 MEMBERS = tuple(f"wiki.{split}.{kind}" for kind in ("raw", "tokens") for split in ("train", "valid", "test"))
 _HEADING = re.compile(r" = (?!= )(.*[^ =].*|.) = ?\n?")
@@ -25,7 +24,9 @@ _HEADING = re.compile(r" = (?!= )(.*[^ =].*|.) = ?\n?")
 def read(path: Path, tally: Tally) -> SplitDocuments:
     """Of a zip archive, raw or word level, or of a single file such as wiki.test.tokens."""
     for name, file in contents(path, lambda name, _: name in MEMBERS):
-        yield from _documents(_decoded(file, path), split_of(name))
+        split = split_of(name)
+        for number, (title, text) in enumerate(articles(_decoded(file, path))):
+            yield split, {"id": f"wikitext103/{split}/{number}", "title": title, "text": text}
 
 
 def articles(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -49,12 +50,6 @@ def articles(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
         current = line
     if title:
         yield title, "".join(held)
-
-
-def _documents(lines: Iterable[str], split: str) -> SplitDocuments:
-    for number, (title, text) in enumerate(articles(lines)):
-        document: Document = {"id": f"wikitext103/{split}/{number}", "title": title, "text": text}
-        yield split, document
 
 
 def _decoded(file: Iterable[bytes], path: Path) -> Iterator[str]:

@@ -21,11 +21,12 @@ import numpy as np
 from data_tools.corpus.copies.signatures import content_hash
 from data_tools.corpus.flow.external_sort import MEMORY_BYTES, Sorter
 from data_tools.corpus.flow.reading import Documents, find_files, read_documents, to_line
-from data_tools.corpus.flow.steps import Report, Tally, Work, refuse_nothing, refuse_overwriting, run_step
+from data_tools.corpus.flow.steps import Report, Selection, Tally, Work, refuse_nothing, refuse_overwriting, run_step
 from data_tools.read.parts import WHOLE
 from data_tools.read.sources import Inputs
 from lmtrain.errors import UsageError
 from lmtrain.runtime.files.files import atomic_file, storage_errors, write_json
+from lmtrain.tokenizer.json_lines import Document
 
 SPLITS = ("train", "valid", "test")
 _HEAD = struct.Struct("<QI")  # a line's number, and its length
@@ -77,23 +78,19 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Sample:
+class Sample(Selection):
     """The documents whose number is at most `limit`."""
 
     limit: int
     seed: int = 0
     name: ClassVar[str] = "sample"
-    files: ClassVar[Sequence[str]] = ("documents",)
 
-    def run(self, documents: Documents, key: str, tally: Tally) -> dict[str, bytes]:
-        lines = []
+    def kept(self, documents: Documents, key: str, tally: Tally) -> Iterator[Document]:
         for position, document in documents:
             if draw(self.seed, self.name, _position(position)) <= self.limit:
-                tally.keep(document[key])
-                lines.append(to_line(document))
+                yield document
             else:
                 tally.drop("not drawn")
-        return {"documents": b"".join(lines)}
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from lmtrain.errors import DataError, UsageError, nearest
 GROUP = "lmtrain.filters"
 Keep = Callable[[str], bool]
 
+
 @dataclass(frozen=True)
 class Filters:
     """What is asked for; None and nothing ask for nothing. Lengths in tokens do not count the end token."""
@@ -49,11 +50,8 @@ class Filters:
     def of_tokens(self) -> bool:
         return bool(self.min_tokens or self.max_tokens is not None)
 
-    def build(self) -> list[tuple[str, Keep]]:
+    def build(self) -> Iterator[tuple[str, Keep]]:
         """The filters of text, cheapest first."""
-        return list(self._build())
-
-    def _build(self) -> Iterator[tuple[str, Keep]]:
         if (low := self.min_chars) is not None:
             yield "min_chars", lambda text: len(text) >= low
         if (high := self.max_chars) is not None:

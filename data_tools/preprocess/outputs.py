@@ -158,7 +158,7 @@ class Outputs:
 
     def add(self, batches: list[Batch], rejects: bytes) -> None:
         """What a portion came to. Everything but the batches is counted in `totals` already."""
-        if self._full():
+        if self.names.shard_tokens is not None and self._spools[0].num_tokens >= self.names.shard_tokens:
             self._next_shard()
         fault_point("data.slice")
         for spool, batch in zip(self._spools, batches, strict=True):
@@ -316,10 +316,6 @@ class Outputs:
         self._rejects.close()
 
     # ---- shards
-
-    def _full(self) -> bool:
-        wanted = self.names.shard_tokens
-        return wanted is not None and self._spools[0].num_tokens >= wanted
 
     def _next_shard(self) -> None:
         self._finish_shard()

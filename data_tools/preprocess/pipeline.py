@@ -35,23 +35,34 @@ from lmtrain.tokenizer.fast import Encoder, TwinEncoder, build_encoder
 from lmtrain.tokenizer.json_lines import Reject
 
 
-@dataclass(frozen=True)
-class Job:
-    """All that a worker must know."""
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Everything but the inputs, the tokenizer and the output."""
 
-    tokenizer: bytes
-    keys: tuple[str, ...]
-    eod_id: int | None  # is put behind every document
-    limits: Limits
-    filters: Filters
-    split_sentences: bool = False
+    workers: int = 1
+    keys: tuple[str, ...] = ("text",)
+    append_eod: bool | None = None  # None: whenever the tokenizer has such a token
+    filters: Filters = field(default_factory=Filters)
+    split_sentences: bool = False  # one sequence each, as BERT's samples are made of
     lines_end_sentences: bool = False
-    keep_content: bool = False  # of bad lines
+    on_error: OnError = OnError.STOP
+    max_bad: int | None = None
+    limits: Limits = field(default_factory=Limits)
+    shard_tokens: int | None = None
+    overwrite: bool = False
 
     @property
     def looks_at_texts(self) -> bool:
         """Whether much of the work is done by the interpreter."""
         return self.filters.of_text or self.split_sentences
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise UsageError(f"--workers={self.workers} must be at least 1. Leave it out to use every core.")
+        if len(set(self.keys)) < len(self.keys) or not self.keys:
+            raise UsageError(f"--key names {', '.join(self.keys) or 'nothing'}. Name each key once.")
+        if self.shard_tokens is not None and self.shard_tokens < 1:
+            raise UsageError(f"--shard-tokens={self.shard_tokens} must be at least 1. Leave it out for one dataset.")
 
 
 @dataclass
@@ -63,15 +74,18 @@ class Result:
 
 
 class Worker:
-    def __init__(self, job: Job, encoder: Encoder | None = None) -> None:
-        self._job = job
-        encoder = encoder if encoder is not None else build_encoder(Tokenizer.from_bytes(job.tokenizer))
+    def __init__(
+        self, options: Options, eod_id: int | None, tokenizer: bytes, encoder: Encoder | None = None
+    ) -> None:
+        """`eod_id` is put behind every document. No encoder can travel to another process; a tokenizer's bytes can."""
+        self._options, self._has_eod = options, eod_id is not None
+        encoder = encoder if encoder is not None else build_encoder(Tokenizer.from_bytes(tokenizer))
         self._to_sequences: ToSequences = (
-            Sentences(encoder, job.eod_id, job.lines_end_sentences)
-            if job.split_sentences
-            else Whole(encoder, job.eod_id is not None)
+            Sentences(encoder, eod_id, options.lines_end_sentences)
+            if options.split_sentences
+            else Whole(encoder, self._has_eod)
         )
-        self._filters = job.filters.build()
+        self._filters = list(options.filters.build())
         self._large = RLock()  # because: one document of the longest at a time, however many workers there are
 
     def run(self, portion: Portion) -> Result:
@@ -84,9 +98,9 @@ class Worker:
 
     def _run_chunk(self, chunk: Chunk) -> Result:
         with ExitStack() as held:
-            content, bad = read_content(chunk, self._job.limits, lambda: held.enter_context(self._large))
+            content, bad = read_content(chunk, self._options.limits, lambda: held.enter_context(self._large))
             batches, rejects, filtered = self._encode(content)
-            bad += content.located(rejects, self._job.keep_content)
+            bad += content.located(rejects, self._options.on_error is OnError.QUARANTINE)
             bad, num_lines = judge(chunk, content, bad)
         return Result(batches, [bad], [num_lines], filtered)
 
@@ -97,7 +111,7 @@ class Worker:
         of_text: list[int] = []  # which chunk each text is of
         with ExitStack() as held:
             for number, chunk in enumerate(chunks):
-                content, problems = read_content(chunk, self._job.limits, lambda: held.enter_context(self._large))
+                content, problems = read_content(chunk, self._options.limits, lambda: held.enter_context(self._large))
                 texts += content.rows.values() if isinstance(content, TextList) else ()
                 of_text += [number] * (len(texts) - len(of_text))
                 bad.append(problems)
@@ -116,18 +130,18 @@ class Worker:
             rejects = [found[item] for item in sorted(found)]
             if any(len(batch.rejects) < len(rejects) for batch in batches):
                 batches = self._of_keys(content.without(found))
-        if self._job.filters.of_tokens and len(batches[0].num_sequences):
+        if self._options.filters.of_tokens and len(batches[0].num_sequences):
             filtered += self._filter_lengths(content, batches, {reject.item for reject in rejects})
         return batches, rejects, filtered
 
     def _of_keys(self, content: Content) -> list[Batch]:
-        return [self._to_sequences(content, number, key) for number, key in enumerate(self._job.keys)]
+        return [self._to_sequences(content, number, key) for number, key in enumerate(self._options.keys)]
 
     def _filter_texts(self, content: Content) -> Counter[str]:
         """The first key's text decides; bad ones are left for the encoder to name."""
         filtered: Counter[str] = Counter()
         dropped = []
-        for item, text in content.texts(0, self._job.keys[0]):
+        for item, text in content.texts(0, self._options.keys[0]):
             if isinstance(text, str):
                 said_no = next((name for name, keep in self._filters if not keep(text)), None)
                 if said_no is not None:
@@ -139,7 +153,7 @@ class Worker:
     def _filter_lengths(self, content: Content, batches: list[Batch], rejected: set[int]) -> Counter[str]:
         """Takes documents with too few or too many tokens of the first key out of every batch."""
         lengths = batches[0].document_lengths()
-        verdict = self._job.filters.judge_lengths(lengths - (lengths > 0) * (self._job.eod_id is not None))
+        verdict = self._options.filters.judge_lengths(lengths - (lengths > 0) * self._has_eod)
         if not verdict.any():
             return Counter()
         items = [item for item in content.items() if item not in rejected]
@@ -163,31 +177,6 @@ def _joined(results: Sequence[Result]) -> Result:
         [number for result in results for number in result.num_lines],
         sum((result.filtered for result in results), Counter()),
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """Everything but the inputs, the tokenizer and the output."""
-
-    workers: int = 1
-    keys: tuple[str, ...] = ("text",)
-    append_eod: bool | None = None  # None: whenever the tokenizer has such a token
-    filters: Filters = field(default_factory=Filters)
-    split_sentences: bool = False  # one sequence each, as BERT's samples are made of
-    lines_end_sentences: bool = False
-    on_error: OnError = OnError.STOP
-    max_bad: int | None = None
-    limits: Limits = field(default_factory=Limits)
-    shard_tokens: int | None = None
-    overwrite: bool = False
-
-    def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise UsageError(f"--workers={self.workers} must be at least 1. Leave it out to use every core.")
-        if len(set(self.keys)) < len(self.keys) or not self.keys:
-            raise UsageError(f"--key names {', '.join(self.keys) or 'nothing'}. Name each key once.")
-        if self.shard_tokens is not None and self.shard_tokens < 1:
-            raise UsageError(f"--shard-tokens={self.shard_tokens} must be at least 1. Leave it out for one dataset.")
 
 
 @dataclass(frozen=True)
@@ -232,9 +221,13 @@ def preprocess(
     """Tokenize the inputs into the dataset `output`, or several. `say` gets what a user should know on the way."""
     began = time.perf_counter()
     options = options or Options()
-    options = replace(options, append_eod=_whether_eod(tokenizer, options.append_eod))
+    if options.append_eod is None:
+        options = replace(options, append_eod=tokenizer.eod_id is not None)
+    elif options.append_eod and tokenizer.eod_id is None:
+        raise UsageError("--append-eod needs an end-of-document token; the tokenizer has none. Use --no-append-eod.")
     sources = find_sources(inputs)
-    _check_keys(sources, options)
+    if len(options.keys) > 1 and (texts := [source.path for source in sources if source.kind == "text"]):
+        raise UsageError(f"{texts[0]} is one text without keys, and --key names {len(options.keys)}. Name one.")
     names = Names(output, options.keys, dtype_for(tokenizer.vocab_size), options.shard_tokens, options.overwrite)
     data = tokenizer.to_bytes()
     with Outputs(names, _identity(sources, data, options), tokenizer) as outputs:
@@ -269,10 +262,7 @@ def _run(
     outputs: Outputs,
     report: Callable[[Standing], None] | None,
 ) -> None:
-    job = Job(
-        data, options.keys, tokenizer.eod_id if options.append_eod else None, options.limits, options.filters,
-        options.split_sentences, options.lines_end_sentences, options.on_error is OnError.QUARANTINE,
-    )  # fmt: skip
+    eod_id = tokenizer.eod_id if options.append_eod else None
     total = sum(source.num_bytes for source in sources) if STDIN not in {s.path for s in sources} else 0
     budget = budget_of(options.workers, options.limits)
     totals = outputs.totals
@@ -280,8 +270,8 @@ def _run(
     portions = cut(sources, totals.place, options.limits, options.keys, budget)
     encoder = build_encoder(tokenizer)
     # because: the compiled encoder lets threads run at once; its twin holds the interpreter, as looking at texts does
-    processes = options.workers > 1 and (job.looks_at_texts or isinstance(encoder, TwinEncoder))
-    build = partial(Worker, job) if processes else partial(Worker, job, encoder)
+    processes = options.workers > 1 and (options.looks_at_texts or isinstance(encoder, TwinEncoder))
+    build = partial(Worker, options, eod_id, data, None if processes else encoder)
     with worked_ahead(portions, build, options.workers, budget, processes=processes) as results:
         _ = tokenizer.fingerprint  # because: it takes a while, and now the workers are busy beside
         for portion, result in results:
@@ -305,17 +295,6 @@ def _count(portion: Portion, result: Result, totals: Totals, bad_lines: BadLines
 
 
 # ---- small matters
-
-
-def _whether_eod(tokenizer: Tokenizer, asked: bool | None) -> bool:
-    if asked and tokenizer.eod_id is None:
-        raise UsageError("--append-eod needs an end-of-document token; the tokenizer has none. Use --no-append-eod.")
-    return tokenizer.eod_id is not None if asked is None else asked
-
-
-def _check_keys(sources: Sequence[Source], options: Options) -> None:
-    if len(options.keys) > 1 and (texts := [source.path for source in sources if source.kind == "text"]):
-        raise UsageError(f"{texts[0]} is one text without keys, and --key names {len(options.keys)}. Name one.")
 
 
 def _identity(sources: Sequence[Source], tokenizer: bytes, options: Options) -> str | None:

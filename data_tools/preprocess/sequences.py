@@ -72,7 +72,7 @@ _LIST_NUMBER = re.compile("[0-9]+|[IVXLC]+|[ivxlc]+")
 _ACRONYM = re.compile("(?:[A-Za-z][.])*[A-Za-z]")
 _LETTERS = re.compile(f"[A-Za-z]{{0,{_LONGEST_WORD}}}")
 _AFTER_STARTER = re.compile(f"[{_SPACES},]|$")
-_SPACE_SET = frozenset(c for c in map(chr, range(0x3001)) if _BLANK.fullmatch(c))
+_SPACE_CHARS = "".join(c for c in map(chr, range(0x3001)) if _BLANK.fullmatch(c))
 
 
 def split_sentences(text: str, newlines: bool = False) -> list[str]:
@@ -98,7 +98,7 @@ def split_sentences_twin(text: str, newlines: bool = False) -> list[str]:
             sentences.append(text[begin:end])
             begin = at
     sentences.append(text[begin:])
-    return [kept for sentence in sentences if (kept := _stripped(sentence))]
+    return [kept for sentence in sentences if (kept := sentence.strip(_SPACE_CHARS))]
 
 
 def _at_line_end(found: re.Match[str], newlines: bool) -> tuple[int, int] | None:
@@ -157,13 +157,6 @@ def _skip(pattern: re.Pattern[str], text: str, at: int) -> int:
     found = pattern.match(text, at)
     assert found is not None, "these patterns also match nothing"
     return found.end()
-
-
-def _stripped(sentence: str) -> str:
-    begin, end = _skip(_BLANK, sentence, 0), len(sentence)
-    while end > begin and sentence[end - 1] in _SPACE_SET:
-        end -= 1
-    return sentence[begin:end]
 
 
 @dataclass

@@ -17,7 +17,7 @@ from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPool
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import get_context, parent_process
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
 from data_tools.read.budget import Budget, StoppedError
@@ -63,7 +63,10 @@ def worked_ahead(
         finally:
             budget.stop()
             thread.join(timeout=1)  # because: a pipe that says nothing cannot be interrupted
-            _cancel(queue)
+            while not queue.empty():
+                item = queue.get()
+                if isinstance(item, tuple):
+                    item[1].cancel()
 
 
 def _results(queue: SimpleQueue[Item[R] | BaseException | None], budget: Budget) -> Iterator[tuple[Portion, R]]:
@@ -77,16 +80,6 @@ def _results(queue: SimpleQueue[Item[R] | BaseException | None], budget: Budget)
         num_bytes = portion.num_bytes
         del portion, result
         budget.give_back(num_bytes)
-
-
-def _cancel(queue: SimpleQueue[Any]) -> None:
-    try:
-        while True:
-            item = queue.get_nowait()
-            if isinstance(item, tuple):
-                item[1].cancel()
-    except Empty:
-        return
 
 
 # ---- the pool

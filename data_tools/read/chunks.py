@@ -87,10 +87,6 @@ class Portion:
     chunks: list[Chunk]
 
     @property
-    def next(self) -> Place:
-        return self.chunks[-1].next
-
-    @property
     def num_bytes(self) -> int:
         return sum(chunk.num_bytes for chunk in self.chunks)
 

@@ -1,7 +1,8 @@
 """What a chunk holds: JSON lines in a buffer, or texts in a list. Called by workers, and where texts are needed.
 
-Each document is known by a number that grows, its item, and both kinds can be encoded, looked through and thinned
-out. What is wrong with a line is said by the tokenizer's room; here it gets its place in the source.
+Each document is known by a number that grows, its item. Both kinds can do the same: encode the texts of a key or yield
+them, yield whole documents, drop some or copy without them, say where an item lies, and locate what is wrong. What is
+wrong with a line is said by the tokenizer's room; here it gets its place in the source.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -39,93 +40,11 @@ class Bad:
         return self.cause.partition(" (")[0]
 
 
-class Content(Protocol):
-    """What a chunk holds."""
-
-    @property
-    def num_lines(self) -> int:
-        """Lines or rows, blank ones too."""
-
-    def encode(self, encoder: Encoder, number: int, key: str, append_eod: bool) -> Encoded:
-        """The texts of the `number`-th key, and what is wrong with those that are left out."""
-
-    def texts(self, number: int, key: str) -> Iterator[tuple[int, str | Reject]]:
-        """The texts of the `number`-th key, or what is wrong with them, in order."""
-
-    def documents(self, key: str | None) -> Iterator[tuple[int, Document | Reject]]:
-        """The texts with what stands beside them, or what is wrong with them, in order; without a key, as they are."""
-
-    def position(self, item: int) -> int:
-        """The first byte of a document's line in the source, or its row."""
-
-    def items(self) -> Iterable[int]: ...
-
-    def drop(self, items: Iterable[int]) -> None: ...
-
-    def only(self, items: Sequence[int]) -> Content: ...
-
-    def without(self, items: Iterable[int]) -> Content:
-        """A copy; what is dropped here can still be located in the original."""
-
-    def located(self, rejects: Sequence[Reject], keep_content: bool = False) -> list[Bad]: ...
-
-
-def read_content(chunk: Chunk, limits: Limits, large: Callable[[], object]) -> tuple[Content, list[Bad]]:
-    """What a chunk holds, and what in it is too long to look at. `large` is called before a long document is held."""
-    if chunk.problem:
-        return (TextList([]) if chunk.kind == "text" else Lines(b"", chunk.start)), [Bad(0, chunk.start, chunk.problem)]
-    if chunk.kind == "parquet":
-        return _rows(chunk, limits)
-    if chunk.kind == "text":
-        text = _read_text(chunk, limits)
-        fits = len(text) <= limits.max_doc_bytes
-        return TextList([(text,)] if fits else []), [] if fits else [Bad(0, 0, limits.too_long)]
-    start, data, long_at = chunk.start, chunk.held, None
-    if data is None:
-        start, data, long_at = read_lines(chunk.path, chunk.start, chunk.stop, limits, large)
-    skipped = len(BOM) if start == 0 and bytes(data[: len(BOM)]) == BOM else 0
-    lines = Lines(data[skipped:] if skipped else data, start + skipped, start)
-    bad = lines.drop_long(limits)
-    if long_at is not None:
-        bad.append(Bad(lines.num_lines, long_at, limits.too_long))
-    return lines, bad
-
-
-def _rows(chunk: Chunk, limits: Limits) -> tuple[Content, list[Bad]]:
-    rows = TextList(chunk.rows, chunk.start, of_table=True)
-    # because: four bytes is the most that a character takes
-    long = [
-        item
-        for item, row in enumerate(chunk.rows)
-        if any(t and 4 * len(t) > limits.max_doc_bytes and _size(t) > limits.max_doc_bytes for t in row)
-    ]
-    rows.drop(long)
-    return rows, [Bad(item, None, limits.too_long) for item in long]
-
-
-def _size(text: str | bytes) -> int:
-    return len(text.encode() if isinstance(text, str) else text)
-
-
-def _read_text(chunk: Chunk, limits: Limits) -> bytes:
-    data: Buffer | None = chunk.held
-    if data is None:
-        with read_errors(chunk.path), open(chunk.path, "rb") as file:
-            data = file.read(limits.hopeless_bytes)
-    return bytes(data).removeprefix(BOM)
-
-
-def judge(chunk: Chunk, content: Content, bad: list[Bad]) -> tuple[list[Bad], int]:
-    """All that is wrong with a chunk, in order, and how many lines it has: 0 where they are counted when asked for."""
-    if len(bad) > MOST_BAD:
-        where = f"{chunk.path}, near byte {chunk.start}"
-        raise DataError(f"{where}: more than {MOST_BAD} bad lines follow each other. It is not a {chunk.kind} file.")
-    num_lines = 0 if chunk.plain else content.num_lines + bool(chunk.problem)
-    return sorted(bad, key=lambda one: one.line), num_lines
-
-
 class Lines:
-    """JSON lines; an item is where its line begins. A dropped line is blanked, so that all others stay in place."""
+    """JSON lines; an item is where its line begins. A dropped line is blanked, so that all others stay in place.
+
+    What is dropped in a copy, as `without` makes one, can still be located in the original.
+    """
 
     def __init__(self, data: Buffer, start: int, first: int | None = None) -> None:
         self._data, self._start = data, start
@@ -269,3 +188,60 @@ class TextList:
             whole = isinstance(text, bytes) and not self._of_table
             bad.append(Bad(text.count(b"\n", 0, offset) if whole else item, offset if whole else None, cause))
         return bad
+
+
+Content = Lines | TextList
+
+
+def read_content(chunk: Chunk, limits: Limits, large: Callable[[], object]) -> tuple[Content, list[Bad]]:
+    """What a chunk holds, and what in it is too long to look at. `large` is called before a long document is held."""
+    if chunk.problem:
+        return (TextList([]) if chunk.kind == "text" else Lines(b"", chunk.start)), [Bad(0, chunk.start, chunk.problem)]
+    if chunk.kind == "parquet":
+        return _rows(chunk, limits)
+    if chunk.kind == "text":
+        text = _read_text(chunk, limits)
+        fits = len(text) <= limits.max_doc_bytes
+        return TextList([(text,)] if fits else []), [] if fits else [Bad(0, 0, limits.too_long)]
+    start, data, long_at = chunk.start, chunk.held, None
+    if data is None:
+        start, data, long_at = read_lines(chunk.path, chunk.start, chunk.stop, limits, large)
+    skipped = len(BOM) if start == 0 and bytes(data[: len(BOM)]) == BOM else 0
+    lines = Lines(data[skipped:] if skipped else data, start + skipped, start)
+    bad = lines.drop_long(limits)
+    if long_at is not None:
+        bad.append(Bad(lines.num_lines, long_at, limits.too_long))
+    return lines, bad
+
+
+def _rows(chunk: Chunk, limits: Limits) -> tuple[Content, list[Bad]]:
+    rows = TextList(chunk.rows, chunk.start, of_table=True)
+    # because: four bytes is the most that a character takes
+    long = [
+        item
+        for item, row in enumerate(chunk.rows)
+        if any(t and 4 * len(t) > limits.max_doc_bytes and _size(t) > limits.max_doc_bytes for t in row)
+    ]
+    rows.drop(long)
+    return rows, [Bad(item, None, limits.too_long) for item in long]
+
+
+def _size(text: str | bytes) -> int:
+    return len(text.encode() if isinstance(text, str) else text)
+
+
+def _read_text(chunk: Chunk, limits: Limits) -> bytes:
+    data: Buffer | None = chunk.held
+    if data is None:
+        with read_errors(chunk.path), open(chunk.path, "rb") as file:
+            data = file.read(limits.hopeless_bytes)
+    return bytes(data).removeprefix(BOM)
+
+
+def judge(chunk: Chunk, content: Content, bad: list[Bad]) -> tuple[list[Bad], int]:
+    """All that is wrong with a chunk, in order, and how many lines it has: 0 where they are counted when asked for."""
+    if len(bad) > MOST_BAD:
+        where = f"{chunk.path}, near byte {chunk.start}"
+        raise DataError(f"{where}: more than {MOST_BAD} bad lines follow each other. It is not a {chunk.kind} file.")
+    num_lines = 0 if chunk.plain else content.num_lines + bool(chunk.problem)
+    return sorted(bad, key=lambda one: one.line), num_lines

@@ -6,7 +6,7 @@ ends a sample. The same seed gives the same text, whatever the device sampled on
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,12 +59,23 @@ def generate_stream(
     model: Scorable, tokenizer: Tokenizer, prompt: str, max_new_tokens: int, sampling: Sampling, seq_len: int
 ) -> Iterator[str]:
     """The same text in pieces, each as soon as it is whole."""
-    stream = TextStream(tokenizer)
     context = prompt_tokens(tokenizer, prompt)
-    for token in generate_tokens(model, context, max_new_tokens, sampling, seq_len, tokenizer.eod_id):
-        if token != tokenizer.eod_id and (piece := stream.push(token)):
-            yield piece
-    if rest := stream.flush():
+    tokens = generate_tokens(model, context, max_new_tokens, sampling, seq_len, tokenizer.eod_id)
+    return whole_pieces(tokenizer, (token for token in tokens if token != tokenizer.eod_id))
+
+
+def whole_pieces(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:
+    """Yield the text of tokens as they come; bytes that do not yet make a character wait for the rest."""
+    seen: list[int] = []
+    num_given = 0  # characters
+    for token in tokens:
+        seen.append(token)
+        # an unfinished character decodes to U+FFFD at the end; what stands before it will not change any more
+        text = tokenizer.decode(seen).rstrip("\ufffd")
+        if len(text) > num_given:
+            yield text[num_given:]
+            num_given = len(text)
+    if rest := tokenizer.decode(seen)[num_given:]:
         yield rest
 
 
@@ -128,24 +139,3 @@ def _nucleus(logits_V: Tensor, top_p: float | None) -> Tensor:
     probabilities = ordered.softmax(-1)
     before = probabilities.cumsum(-1) - probabilities
     return logits_V.index_fill(0, order[before >= top_p], -torch.inf)
-
-
-class TextStream:
-    """Turns tokens into text piece by piece; bytes that do not yet make a character wait for the rest."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
-        self.tokens: list[int] = []
-        self.num_given = 0  # characters
-
-    def push(self, token: int) -> str:
-        self.tokens.append(token)
-        # an unfinished character decodes to U+FFFD at the end; what stands before it will not change any more
-        return self._give(self.tokenizer.decode(self.tokens).rstrip("\ufffd"))
-
-    def flush(self) -> str:
-        return self._give(self.tokenizer.decode(self.tokens))
-
-    def _give(self, text: str) -> str:
-        piece, self.num_given = text[self.num_given :], max(self.num_given, len(text))
-        return piece

@@ -1,6 +1,7 @@
-"""An evaluation as a person reads it: the number, and beneath it the recipe without which it means nothing.
+"""An evaluation for people: the number, and beneath it the recipe without which it means nothing; and its samples.
 
-Called by `lmtrain eval`: about six lines, or with --full everything that the JSON says. Fits 80 columns.
+Called by `lmtrain eval`. On the screen about six lines, or with --full everything that the JSON says, in 80 columns; in
+a file of samples a line an item, which comparisons read again.
 """
 
 from __future__ import annotations
@@ -14,13 +15,12 @@ from typing import Any
 import numpy as np
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from lmtrain.errors import DataError
-from lmtrain.eval.result import Result
-from lmtrain.eval.statistics.paired_test import LEVEL, Comparison, Difference
-from lmtrain.eval.task import Columns, Prepared, Task
+from lmtrain.eval.statistics.paired_test import LEVEL, Comparison
+from lmtrain.eval.task import Columns, Prepared, Result, Task
 from lmtrain.eval.text.windows import MaskedRequest, Request
 from lmtrain.observe.screen.row_text import show_measure
 from lmtrain.runtime.files.files import json_bytes, parse_json, read_bytes
@@ -30,6 +30,8 @@ from lmtrain.units import format_count, format_seconds
 _HEAD_TOKENS = 24
 _MOST_BYTES = 4 << 30
 _WORDS = ("result", "task", "item", "text", "target", "right")  # of a row; all others are columns
+_FEW_SOURCES = 8  # that are shown without --full
+_HASH = 12  # characters of one where --full gives it whole
 
 
 def sample_rows(
@@ -85,10 +87,6 @@ def read_columns(path: Path, sha256: str) -> dict[int, Columns]:
     return {number: {name: np.array(values, np.float64) for name, values in of.items()} for number, of in found.items()}
 
 
-_FEW_SOURCES = 8  # that are shown without --full
-_HASH = 12  # characters of one where --full gives it whole
-
-
 def render(result: Result, model: dict[str, Any], *, full: bool = False) -> RenderableType:
     parts: list[RenderableType] = [_headline(result)]
     if full:
@@ -117,25 +115,19 @@ def render_comparison(comparison: Comparison, *, full: bool = False) -> Renderab
     """A's and B's numbers, what B has more, and whether chance could have done that."""
     differences = comparison.differences
     few = [name for name in (comparison.headline, "bits_per_byte") if name in differences]
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column("measure", no_wrap=True)
-    for title in ("A", "B", "B - A", f"{LEVEL:.0%} interval"):
-        table.add_column(title, justify="right")
-    table.add_column("clear")
+    numbers = map(_right, ("A", "B", "B - A", f"{LEVEL:.0%} interval"))
+    table = _plain(Column("measure", no_wrap=True), *numbers, Column("clear"))
     for name in differences if full else few or differences:
         one = differences[name]
+        low_high = [_signed(name, edge) for edge in one.interval or ()]
+        interval = " to ".join(low_high) or "one item: none"
         sure = "-" if one.interval is None else "yes" if one.beyond_chance else "no"
-        table.add_row(name, show_measure(name, one.a), show_measure(name, one.b), *_difference(name, one), sure)
+        shown = show_measure(name, one.a), show_measure(name, one.b), _signed(name, one.difference)
+        table.add_row(name, *shown, interval, sure)
     notes = [("items", f"{comparison.num_items:,}, drawn alike for both; clear: 0 is outside the interval")]
     if comparison.left_out:
         notes.append(("left out", f"{', '.join(comparison.left_out)}: the tokenizers differ"))
     return Group(Text.assemble((comparison.protocol, "bold"), f"  {comparison.data}"), table, _named(notes))
-
-
-def _difference(name: str, one: Difference) -> tuple[str, str]:
-    low, high = one.interval or (math.nan, math.nan)
-    interval = "one item: none" if one.interval is None else f"{_signed(name, low)} to {_signed(name, high)}"
-    return _signed(name, one.difference), interval
 
 
 def _signed(name: str, value: float) -> str:
@@ -201,10 +193,7 @@ def _time(result: Result) -> str:
 
 
 def _measures(result: Result) -> Table:
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("measure")
-    table.add_column("value", justify="right")
-    table.add_column(f"{LEVEL:.0%} interval", justify="right")
+    table = Table("measure", _right("value"), _right(f"{LEVEL:.0%} interval"), box=box.SIMPLE_HEAD)
     for name, value in result.measures.items():
         low_high = [show_measure(name, edge) for edge in result.intervals.get(name, ())]
         table.add_row(name, show_measure(name, value), " to ".join(low_high))
@@ -213,9 +202,7 @@ def _measures(result: Result) -> Table:
 
 def _groups(result: Result) -> Table:
     """The headline of each source that the items came from."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column("by source", overflow="fold")
-    table.add_column(result.headline, justify="right")
+    table = _plain(Column("by source", overflow="fold"), _right(result.headline))
     for name, measures in result.groups.items():
         table.add_row(name, show_measure(result.headline, measures.get(result.headline, math.nan)))
     return table
@@ -225,9 +212,7 @@ def _positions(result: Result) -> RenderableType:
     """What a longer context is worth."""
     if not result.loss_by_position:
         return Text()
-    table = Table(box=box.SIMPLE_HEAD)
-    for title in ("tokens before", "targets", "nats a token"):
-        table.add_column(title, justify="right")
+    table = Table(*map(_right, ("tokens before", "targets", "nats a token")), box=box.SIMPLE_HEAD)
     for row in result.loss_by_position:
         first, last = row["tokens_before_from"], row["tokens_before_to"]
         span = f"{first:,}" if first == last else f"{first:,} to {last:,}"
@@ -237,10 +222,9 @@ def _positions(result: Result) -> RenderableType:
 
 def _baselines(result: Result) -> Table:
     """The same targets scored by counting; a ratio is the model's number over the baseline's."""
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("on the same targets", no_wrap=True)
-    for title in ("bits per byte", "ratio", "token perplexity", "ratio"):
-        table.add_column(title, justify="right", no_wrap=True)
+    titles = ("bits per byte", "ratio", "token perplexity", "ratio")
+    numbers = (Column(title, justify="right", no_wrap=True) for title in titles)
+    table = Table(Column("on the same targets", no_wrap=True), *numbers, box=box.SIMPLE_HEAD)
     bits, per_token = result.measures["bits_per_byte"], result.measures["token_perplexity"]
     table.add_row("model", f"{bits:.4f}", "", f"{per_token:,.2f}", "", style="bold")
     for row in result.baselines:
@@ -255,12 +239,19 @@ def _baselines(result: Result) -> Table:
 
 
 def _named(rows: list[tuple[str, Any]]) -> Table:
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)  # because: a hash then fits 80
-    table.add_column(no_wrap=True, style="dim")
-    table.add_column(overflow="fold", style="dim")
+    table = _plain(Column(no_wrap=True, style="dim"), Column(overflow="fold", style="dim"), show_header=False)
     for name, value in rows:
         table.add_row(name, f"{value:,}" if isinstance(value, int) else str(value))
     return table
+
+
+def _plain(*columns: Column, show_header: bool = True) -> Table:
+    """Return a table without lines, which is narrow, because: a hash then fits 80."""
+    return Table(*columns, show_header=show_header, box=None, padding=(0, 2, 0, 0), pad_edge=False)
+
+
+def _right(title: str) -> Column:
+    return Column(title, justify="right")
 
 
 def _recipe_rows(result: Result) -> list[tuple[str, str]]:

@@ -15,16 +15,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.errors import DataError, LmtrainError, UsageError
-from lmtrain.eval.result import ONE_PROCESS, Result
 from lmtrain.eval.scoring.scoring import Known, Passes, Scorable, Scored, Scorer
 from lmtrain.eval.source import check_kind
 from lmtrain.eval.statistics.paired_test import LEVEL, RESAMPLES, SEED, intervals
-from lmtrain.eval.task import Answers, Asked, Columns, Prepared, Task, TextTask, ratio, sum_up, window_of
+from lmtrain.eval.task import (
+    ONE_PROCESS,
+    Answers,
+    Asked,
+    Columns,
+    Prepared,
+    Result,
+    Task,
+    TextTask,
+    ratio,
+    sum_up,
+    window_of,
+)
 from lmtrain.eval.text.texts import TextInput
 from lmtrain.eval.text.windows import MaskedRequest, Request, Tokens
 from lmtrain.tokenizer.base import Tokenizer
 
 _MOST = 64  # powers of two
+Progress = Callable[..., None]  # tokens fed and known already, of how many; `earlier`: known already
 
 
 class Positions:
@@ -101,9 +113,6 @@ class FirstDocuments:
         return islice(iter(self.documents), self.limit)
 
 
-Progress = Callable[..., None]  # tokens fed and known already, of how many; `earlier`: known already
-
-
 @dataclass(frozen=True, kw_only=True)
 class Subject:
     """The model under evaluation and what must be known of it."""
@@ -135,52 +144,20 @@ def run(
     stride: int | None = None,
     seq_len: int | None = None,
     limit: int | None = None,
-    batch_size: int = 8,
-    resamples: int = RESAMPLES,
-    known: Known | None = None,
-    passes: Passes | None = None,
-    progress: Progress | None = None,
+    **options: Any,
 ) -> Outcome:
-    """`limit`: the first items alone. `known` remembers answers, so that a killed evaluation goes on; `passes` those of
-    other tasks of this model."""
-    prepared, name = prepare(task, subject, source, stride=stride, seq_len=seq_len, limit=limit)
-    new = prepared.requests if passes is None else passes.new(prepared.requests)
-    scorer = Scorer(subject.model, batch_size=batch_size, known=known, report=_reported(new, progress))
-    positions, began_s = Positions(), perf_counter()
-    score = scorer.score if passes is None else partial(passes.score, score=scorer.score)
-    answers = gather(prepared.requests, score(prepared.requests), positions)
-    seconds = perf_counter() - began_s
-    if int(answers.targets.sum()) != prepared.num_targets:
-        raise LmtrainError(f"{task.id} scored {answers.targets.sum()} of {prepared.num_targets} targets: our mistake.")
-    columns = task.columns(prepared, answers)
-    window = window_of(task, subject.seq_len, seq_len)
-    found = _result(task, subject, window, name, prepared, columns)
-    result = dataclasses.replace(
-        found,
-        **_intervals(task, columns, resamples),
-        loss_by_position=positions.rows(),
-        seconds=seconds,
-        tokens_per_s=ratio(scorer.num_fed, seconds),
-        padding_share=scorer.padding_share,
-    )
-    return Outcome(result=result, prepared=prepared, columns=columns)
-
-
-def prepare(
-    task: Task,
-    subject: Subject,
-    source: Path | TextInput,
-    *,
-    stride: int | None = None,
-    seq_len: int | None = None,
-    limit: int | None = None,
-) -> tuple[Prepared, str]:
-    """What is to be scored, and the text's name."""
+    """Prepare the text and score it. `limit`: the first items alone; `options` are those of `score`."""
     check_kind(task, causal=subject.causal, pairs=subject.pairs)
     check_vocabulary(subject)
     window = window_of(task, subject.seq_len, seq_len)
     shortened = window < subject.seq_len
     asked = Asked(tokenizer=subject.tokenizer, seq_len=window, stride=stride, shortened=shortened)
+    prepared, name = prepare(task, source, asked, limit)
+    return score(task, subject, prepared, name, seq_len=window, **options)
+
+
+def prepare(task: Task, source: Path | TextInput, asked: Asked, limit: int | None = None) -> tuple[Prepared, str]:
+    """Return what is to be scored, and the text's name; refuse what gives nothing."""
     if isinstance(source, TextInput):
         assert isinstance(task, TextTask), f"{task.id} reads a file of its own kind"
         prepared, name = task.prepare_texts(source, asked), source.name
@@ -191,6 +168,58 @@ def prepare(
     if prepared.num_targets == 0:
         raise DataError(f"{name} has no token to predict. Give a file with text.")
     return prepared, name
+
+
+def score(
+    task: Task,
+    subject: Subject,
+    prepared: Prepared,
+    name: str,
+    *,
+    seq_len: int,
+    batch_size: int = 8,
+    resamples: int = RESAMPLES,
+    known: Known | None = None,
+    passes: Passes | None = None,
+    progress: Progress | None = None,
+) -> Outcome:
+    """Score what was prepared for windows of `seq_len`. `known` remembers answers, so that a killed evaluation goes on;
+    `passes` those of other tasks of this model."""
+    new = prepared.requests if passes is None else passes.new(prepared.requests)
+    scorer = Scorer(subject.model, batch_size=batch_size, known=known, report=_reported(new, progress))
+    positions, began_s = Positions(), perf_counter()
+    scored = scorer.score if passes is None else partial(passes.score, score=scorer.score)
+    answers = gather(prepared.requests, scored(prepared.requests), positions)
+    seconds = perf_counter() - began_s
+    if int(answers.targets.sum()) != prepared.num_targets:
+        raise LmtrainError(f"{task.id} scored {answers.targets.sum()} of {prepared.num_targets} targets: our mistake.")
+    columns = task.columns(prepared, answers)
+    sums, num_items = sum_up(columns), len(columns["nll"])
+    found = intervals(columns, task.measures, resamples) if resamples else {}
+    rule = f"middle {LEVEL:.0%} of {resamples} resamples of {num_items} items, seed {SEED}" if found else "none"
+    result = Result(
+        **vars(prepared.facts),
+        task=task.id,
+        protocol_version=task.version,
+        data=name,
+        num_targets=prepared.num_targets,
+        num_items=num_items,
+        seq_len=seq_len,
+        dtype=subject.dtype,
+        layout=subject.layout,
+        tokenizer_fingerprint=subject.tokenizer.fingerprint,
+        nll_sum_nats=sums["nll"],
+        headline=task.headline,
+        measures=task.measures(sums),
+        intervals=found,
+        intervals_rule=rule,
+        loss_by_position=positions.rows(),
+        seconds=seconds,
+        tokens_per_s=ratio(scorer.num_fed, seconds),
+        padding_share=scorer.padding_share,
+        groups={group: task.measures(sum_up(part)) for group, part in _by_group(prepared, columns).items()},
+    )
+    return Outcome(result=result, prepared=prepared, columns=columns)
 
 
 def _reported(requests: Iterable[Request], progress: Progress | None) -> Callable[[int, int], None] | None:
@@ -211,33 +240,6 @@ def gather(requests: Iterable[Request], scored: Iterable[Scored], positions: Pos
     item, nll, targets, greedy = zip(*rows, strict=True) if rows else ((), (), (), ())
     count = np.int64
     return Answers(np.array(item, count), np.array(nll), np.array(targets, count), np.array(greedy, count))
-
-
-def _intervals(task: Task, columns: Columns, resamples: int) -> dict[str, Any]:
-    num_items = len(columns["nll"])
-    found = intervals(columns, task.measures, resamples) if resamples else {}
-    rule = f"middle {LEVEL:.0%} of {resamples} resamples of {num_items} items, seed {SEED}" if found else "none"
-    return {"num_items": num_items, "intervals": found, "intervals_rule": rule}
-
-
-def _result(task: Task, subject: Subject, window: int, name: str, prepared: Prepared, columns: Columns) -> Result:
-    facts, sums = prepared.facts, sum_up(columns)
-    known = {field.name: getattr(facts, field.name) for field in dataclasses.fields(facts)}
-    return Result(
-        task=task.id,
-        data=name,
-        num_targets=prepared.num_targets,
-        protocol_version=task.version,
-        seq_len=window,
-        dtype=subject.dtype,
-        layout=subject.layout,
-        tokenizer_fingerprint=subject.tokenizer.fingerprint,
-        nll_sum_nats=sums["nll"],
-        headline=task.headline,
-        measures=task.measures(sums),
-        groups={name: task.measures(sum_up(part)) for name, part in _by_group(prepared, columns).items()},
-        **known,
-    )
 
 
 def _by_group(prepared: Prepared, columns: Columns) -> dict[str, Columns]:

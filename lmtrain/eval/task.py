@@ -1,8 +1,9 @@
-"""What an evaluation task is, and how tasks are found: files in eval/tasks/ and plugins with `TASK`s. Torch-free.
+"""What an evaluation task is, how tasks are found (files in eval/tasks/ and plugins), and its result. Torch-free.
 
 A task turns a file into requests, with the facts of its text, and turns sums over the answers into measures. It never
 sees a model; the runner joins the two. Sums are kept item by item (a document, a line, a question), so that a measure
-can be taken of any selection of items: of one source, of a resample, of those that two models differ on.
+can be taken of any selection of items: of one source, of a resample, of those that two models differ on. A result has
+everything needed to repeat it, and no key that says just "perplexity": each measure's name says what it is divided by.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lmtrain import __version__
 from lmtrain.config.base import FROM_A_PLUGIN, modules
 from lmtrain.errors import DataError, UsageError, nearest
 from lmtrain.eval.text.texts import TextInput
@@ -25,6 +27,7 @@ from lmtrain.eval.text.windows import Request, Tokens
 from lmtrain.tokenizer.base import Tokenizer
 
 TASK_ROOM = "lmtrain.eval.tasks"
+ONE_PROCESS = "one process"
 _WINDOWED = re.compile(r"(?P<task>.+)-s(?P<seq_len>[1-9]\d{0,8})")
 
 Columns = dict[str, NDArray[np.float64]]  # by name, a number for each item; a measure follows from their sums
@@ -44,6 +47,11 @@ class Asked:
         """The task's id, with the window where it is another than was published, or than the model's own."""
         named = self.shortened if published is None else self.seq_len != published
         return f"{task}-s{self.seq_len}" if named else task
+
+    def refuse_stride(self, why: str) -> None:
+        """Raise where a stride is asked for: `why` a task has no use for one."""
+        if self.stride is not None:
+            raise UsageError(f"--stride={self.stride} {why}. Leave it out.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +128,64 @@ class TextTask(Protocol):
     """A task that takes any documents, whatever files they came in; `prepare` then gets datasets alone."""
 
     def prepare_texts(self, texts: TextInput, asked: Asked) -> Prepared: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaselineResult:
+    """A count-based model on the same targets."""
+
+    name: str
+    nll_sum_nats: float
+    bits_per_byte: float
+    token_perplexity: float
+    model_bits_ratio: float  # the model's bits per byte over this baseline's: below 1 the model is better
+    model_token_perplexity_ratio: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result(Facts):
+    """A number and what it means: the facts of its text, the model's, and how it was counted."""
+
+    task: str = ""
+    protocol_version: str = "1"
+    data: str
+    num_targets: int
+    num_items: int = 0
+    seq_len: int
+    dtype: str
+    layout: str = ONE_PROCESS
+    tokenizer_fingerprint: str
+    nll_sum_nats: float
+    headline: str
+    measures: dict[str, float]
+    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)  # empty where there is only one item
+    intervals_rule: str = "none"
+    loss_by_position: tuple[dict[str, Any], ...] = ()
+    seconds: float = 0.0  # of scoring
+    tokens_per_s: float = 0.0  # fed to the model in that time
+    padding_share: float = 0.0  # of all that was fed
+    lmtrain: str = __version__
+    baselines: tuple[BaselineResult, ...] = ()
+    groups: dict[str, dict[str, float]] = field(default_factory=dict)  # by source, its measures
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON, which knows no infinity: what is not finite becomes null."""
+        return {key: finite(value) for key, value in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, plain: dict[str, Any]) -> Result:
+        """As `to_dict` has it, but for what was not finite."""
+        baselines = tuple(BaselineResult(**one) for one in plain["baselines"])
+        return cls(**{**plain, "baselines": baselines})
+
+
+def finite(value: Any) -> Any:
+    """The same with null for what is not a finite number."""
+    if isinstance(value, dict):
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def all_tasks() -> dict[str, Task]:

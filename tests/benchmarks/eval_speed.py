@@ -154,7 +154,7 @@ def build(folder: Path, vocab: Path) -> None:
     import torch
 
     from lmtrain.exchange.huggingface.exporter import export_hf
-    from lmtrain.exchange.imported import save_foreign
+    from lmtrain.exchange.streaming import save_foreign
     from lmtrain.models.gpt_settings import GPTSettings
     from lmtrain.models.model_settings import true_weights
     from lmtrain.tokenizer.base import Tokenizer

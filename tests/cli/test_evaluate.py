@@ -77,7 +77,7 @@ def test_a_text_with_baselines_as_a_user_types_it(toy: Toy, run: Path, held_out:
 
 
 def test_a_text_and_the_dataset_made_from_it_give_the_same_number(toy: Toy, run: Path, tmp_path: Path) -> None:
-    text = toy.text / "eval_windows.txt"
+    text = toy.text / "eval_task.txt"
     lmtrain("preprocess", text, "--tokenizer", toy.tokenizer, "--output", tmp_path / "set")
     sources = (text, tmp_path / "set")
     ours, theirs = (
@@ -219,7 +219,7 @@ def test_evaluating_leaves_a_run_as_it_was(run: Path, held_out: Path) -> None:
 
 
 def test_a_dataset_of_another_tokenizer_is_refused(toy: Toy, run: Path, tmp_path: Path) -> None:
-    text = toy.text / "eval_windows.txt"
+    text = toy.text / "eval_task.txt"
     lmtrain("tokenizer", "train", text, "--output", tmp_path / "other", "--vocab-size", 300)
     lmtrain("preprocess", text, "--tokenizer", tmp_path / "other", "--output", tmp_path / "set")
     with pytest.raises(LmtrainError, match="was made with the tokenizer"):

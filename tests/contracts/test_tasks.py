@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lmtrain.config.base import add_plugin, plugins
-from lmtrain.eval.in_training.interrupted import Planned
+from lmtrain.eval.in_training import Planned
 from lmtrain.eval.task import Answers, Facts, Prepared, all_tasks, find_task, sum_up
 from lmtrain.eval.text.windows import Request
 from tests.contracts.plugin import PLUGIN

@@ -107,14 +107,10 @@ def _sharing(
             starts = np.ones(len(rows), bool)
             starts[1:] = rows[1:, 0] != rows[:-1, 0]
             leader = rows[np.maximum.accumulate(np.where(starts, np.arange(len(rows)), 0))]
-            pairs = np.concatenate([_beside(other, rows, ~starts) for other in (leader, np.roll(rows, 1, axis=0))])
+            others = (leader, np.roll(rows, 1, axis=0))
+            pairs = np.concatenate([np.stack([other[~starts, 1], rows[~starts, 1]], 1) for other in others])
             yield np.unique(pairs[pairs[:, 0] != pairs[:, 1]], axis=0)
             first, last = leader[-1:], rows[-1:]
-
-
-def _beside(left: Rows, right: Rows, chosen: npt.NDArray[np.bool_]) -> Rows:
-    """The indices of two tables' chosen rows as pairs."""
-    return np.stack([left[chosen, 1], right[chosen, 1]], axis=1)
 
 
 def _alike(signed: Signed, pairs: Rows, threshold: float) -> Iterator[Rows]:

@@ -19,13 +19,13 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from data_tools.corpus.flow.reading import Documents, Reading, find_files, read_documents, to_line
-from data_tools.corpus.flow.steps import Tally
+from data_tools.corpus.flow.reading import Documents, Reading, find_files, read_documents
+from data_tools.corpus.flow.steps import Selection, Tally
 from data_tools.corpus.flow.words import UNSPACED, Hashes, hash_runs, hash_words
-from data_tools.corpus.flow.words import shingles as shingles_of
 from data_tools.read.sources import SUFFIXES
 from data_tools.read.streams import unpacked
 from lmtrain.errors import DataError, UsageError
+from lmtrain.tokenizer.json_lines import Document
 
 NUM_WORDS, LEAST_WORDS = 13, 8
 SIDE_CHARS, LEAST_CHARS, MOST_PIECES = 200, 200, 10
@@ -114,24 +114,21 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class Decontaminate:
+class Decontaminate(Selection):
     passages: Passages
     action: str = "cut"
     name: ClassVar[str] = "decontaminate"
-    files: ClassVar[Sequence[str]] = ("documents",)
 
     def __post_init__(self) -> None:
         if self.action not in ACTIONS:
             raise UsageError(f"--action={self.action} is nothing to do. Use {' or '.join(ACTIONS)}.")
 
-    def run(self, documents: Documents, key: str, tally: Tally) -> dict[str, bytes]:
-        lines = []
+    def kept(self, documents: Documents, key: str, tally: Tally) -> Iterator[Document]:
         for _, document in documents:
             text = unicodedata.normalize("NFC", document[key])
             found = self.passages.find(_hashes(text))
             if not found:
-                tally.keep(document[key])
-                lines.append(to_line(document))
+                yield document
                 continue
             for source in sorted({source for _, _, source in found}):
                 tally.changed[f"found: {self.passages.sources[source]}"] += 1
@@ -141,10 +138,7 @@ class Decontaminate:
                 continue
             tally.changed["passages cut out"] += 1
             tally.changed["pieces added"] += len(pieces) - 1
-            for number, piece in enumerate(pieces):
-                tally.keep(piece)
-                lines.append(to_line(document | {key: piece, "piece": number}))
-        return {"documents": b"".join(lines)}
+            yield from (document | {key: piece, "piece": number} for number, piece in enumerate(pieces))
 
     def _pieces(self, text: str, found: list[tuple[int, int, int]]) -> list[str]:
         if self.action == "drop":
@@ -167,53 +161,3 @@ def merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
         else:
             result.append((start, stop))
     return result
-
-
-SHINGLE_WORDS = 8
-# because: over the standard library, 7 in 10 files share less than 0.05 with any one other file, and what they share is
-# licence, imports and idiom. Above 0.2 stand the texts that were written by copying (bz2 and lzma, wave and aifc, the
-# MIME types, the codecs). One word in six changed at random still leaves 0.23.
-NEAR_COPY = 0.2
-
-
-def shingles(text: str, words: int = SHINGLE_WORDS) -> Hashes:
-    """The sorted distinct hashes of every run of `words` words; a shorter text is one single shingle."""
-    return shingles_of(text, words)
-
-
-@dataclass(frozen=True)
-class Overlap:
-    """How much of one text stands in the others."""
-
-    largest: float  # share of its shingles found in the one other text that holds most of them
-    nearest: int  # which text that is; -1 when nothing is shared
-    anywhere: float  # share of its shingles found in any of the others
-
-
-def overlaps(sets: Sequence[Hashes], subjects: Sequence[int]) -> list[Overlap]:
-    """Compare each text of `subjects` (indices into `sets`) with all the other texts."""
-    sizes = np.array([s.size for s in sets], dtype=np.int64)
-    owners = np.repeat(np.arange(len(sets)), sizes)
-    everything = np.concatenate(sets) if len(sets) else np.zeros(0, dtype=np.uint64)
-    order = np.argsort(everything, kind="stable")
-    everything, owners = everything[order], owners[order]
-    return [_overlap(sets[subject], subject, everything, owners, len(sets)) for subject in subjects]
-
-
-def _overlap(
-    wanted: Hashes, subject: int, everything: Hashes, owners: npt.NDArray[np.int64], num_texts: int
-) -> Overlap:
-    if wanted.size == 0:
-        return Overlap(largest=0.0, nearest=-1, anywhere=0.0)
-    first = np.searchsorted(everything, wanted, side="left")
-    count = np.searchsorted(everything, wanted, side="right") - first
-    # every index first[i] .. first[i] + count[i] in one array: the texts that hold shingle i, itself among them
-    rows = np.repeat(first - np.concatenate(([0], np.cumsum(count)[:-1])), count) + np.arange(count.sum())
-    shared = np.bincount(owners[rows], minlength=num_texts)
-    shared[subject] = 0
-    nearest = int(shared.argmax())
-    return Overlap(
-        largest=float(shared[nearest] / wanted.size),
-        nearest=nearest if shared[nearest] else -1,
-        anywhere=float((count > 1).mean()),  # a set holds a hash once, so more than one holder means another text
-    )

@@ -1,7 +1,7 @@
 """Exact and near copies, first and last part: every document is signed, and the marked ones are left out.
 
 A work folder holds what the tasks tell each other: rows (position, 128-bit hash, length) and signatures from `Sign`,
-the positions of copies from matches.py, which `Drop` reads. Called by the verbs of `lmtrain corpus`.
+the positions of copies from copies.py, which `Drop` reads. Called by the verbs of `lmtrain corpus`.
 """
 
 from __future__ import annotations
@@ -19,15 +19,19 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from data_tools.corpus.flow.reading import Documents, find_files, to_line
-from data_tools.corpus.flow.steps import Tally
+from data_tools.corpus.flow.reading import Documents, find_files
+from data_tools.corpus.flow.steps import Selection, Tally
 from data_tools.corpus.flow.words import Hashes, mix, shingles
 from data_tools.read.sources import Inputs
 from lmtrain import native
 from lmtrain.errors import DataError, MissingInputError
 from lmtrain.runtime.files.files import read_json, write_json
+from lmtrain.tokenizer.json_lines import Document
 
 Signature = npt.NDArray[np.uint16]
+Rows = npt.NDArray[np.uint64]  # [num_documents, 4]
+ROW_COLUMNS = ("position", "hash_high", "hash_low", "length")
+_PART = re.compile(r"rows\.part-(\d{5})-of-(\d{5})\.u64|rows\.u64")
 _CHUNK = 512  # because: 512 x 256 x 8 bytes is 1 MB, which stays in a core's cache
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -88,11 +92,6 @@ def similarity(first: Signature, second: Signature) -> npt.NDArray[np.float64]:
     return np.asarray((first == second).mean(axis=1), np.float64)
 
 
-Rows = npt.NDArray[np.uint64]  # [num_documents, 4]
-ROW_COLUMNS = ("position", "hash_high", "hash_low", "length")
-_PART = re.compile(r"rows\.part-(\d{5})-of-(\d{5})\.u64|rows\.u64")
-
-
 def content_hash(text: str) -> bytes:
     """The same for texts that differ in case, in spaces and line breaks, or in how accents are composed."""
     plain = " ".join(unicodedata.normalize("NFC", text).casefold().split())
@@ -118,7 +117,7 @@ class Sign:
             length = len(text) if self.minhash else 0
             if self.minhash:
                 signature = self.minhash.signature(text)
-                # because: a text without words has length 0 here, and matches.py passes over it
+                # because: a text without words has length 0 here, and copies.py passes over it
                 length = length if signature is not None else 0
                 blank = np.zeros(self.minhash.num_hashes, np.uint16)
                 signatures.append((signature if signature is not None else blank).tobytes())
@@ -128,24 +127,20 @@ class Sign:
 
 
 @dataclass(frozen=True)
-class Drop:
+class Drop(Selection):
     """Leaves out the documents whose positions stand in these files, which are sorted."""
 
     marks: tuple[tuple[str, Path], ...]  # (cause, file of positions)
     name: ClassVar[str] = "dedupe"
-    files: ClassVar[Sequence[str]] = ("documents",)
 
-    def run(self, documents: Documents, key: str, tally: Tally) -> dict[str, bytes]:
+    def kept(self, documents: Documents, key: str, tally: Tally) -> Iterator[Document]:
         marked = [(cause, load_array(path, np.uint64)) for cause, path in self.marks]
-        lines = []
         for position, document in documents:
             cause = next((cause for cause, positions in marked if _holds(positions, position)), None)
             if cause is None:
-                tally.keep(document[key])
-                lines.append(to_line(document))
+                yield document
             else:
                 tally.drop(cause)
-        return {"documents": b"".join(lines)}
 
 
 def _holds(positions: npt.NDArray[np.uint64], position: int) -> bool:
@@ -178,11 +173,6 @@ def check_inputs(work: Path, inputs: Inputs) -> None:
         raise DataError(f"{work} was made from other files than these. Give the same inputs, or sign them again.")
 
 
-def signed_minhash(work: Path) -> MinHash | None:
-    shape = read_json(work / "inputs.json")["minhash"]
-    return MinHash(**shape) if shape else None
-
-
 def _facts(inputs: Inputs, minhash: MinHash | None) -> dict[str, object]:
     files = [[str(source.path.resolve()), source.num_bytes, source.mtime_ns] for source in find_files(inputs)]
     shape = {"bands": minhash.bands, "rows": minhash.rows, "words": minhash.words} if minhash else None
@@ -199,7 +189,8 @@ class Signed:
         counts = {int(match[2] or 1) for name in names if (match := _PART.fullmatch(name))}
         if len(counts) > 1 or len(names) < max(counts):
             raise MissingInputError(f"{work} holds {len(names)} parts of {max(counts)}. Run the missing parts of sign.")
-        self.minhash = signed_minhash(work)
+        shape = read_json(work / "inputs.json")["minhash"]
+        self.minhash = MinHash(**shape) if shape else None
         self._rows = [load_array(work / name, np.uint64).reshape(-1, len(ROW_COLUMNS)) for name in names]
         width = self.minhash.num_hashes if self.minhash else 1
         signed = [work / name.replace("rows", "signatures").replace(".u64", ".u16") for name in names]

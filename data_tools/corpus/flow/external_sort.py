@@ -8,6 +8,7 @@ from __future__ import annotations
 import bisect
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -58,15 +59,10 @@ class Sorter:
             return
         if self._held:
             self._spill()
-        files: list[IO[bytes]] = []
-        try:
-            block = max(self._run_rows // len(self._runs), 16)
-            for path in self._runs:
-                files.append(open(path, "rb"))  # noqa: SIM115 - as many as there are runs, closed below
+        block = max(self._run_rows // len(self._runs), 16)
+        with ExitStack() as opened:
+            files = [opened.enter_context(open(path, "rb")) for path in self._runs]
             yield from _merge([_Run(file, self._columns, block) for file in files])
-        finally:
-            for file in files:
-                file.close()
 
     def distinct(self) -> Iterator[Rows]:
         """As `batches`, each row once."""

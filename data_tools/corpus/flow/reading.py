@@ -22,16 +22,14 @@ from data_tools.read.sources import STDIN, Inputs, Source, find_sources
 from lmtrain.errors import UsageError
 from lmtrain.tokenizer.json_lines import Document, Reject
 
+Documents = Iterator[tuple[int, Document]]  # positions and documents
+OFFSET_BITS = 44  # of a position: files of up to 16 TiB, and a million of them
 
 def to_line(document: Document) -> bytes:
     try:
         return json.dumps(document, ensure_ascii=False, separators=(", ", ": ")).encode() + b"\n"
     except UnicodeEncodeError:  # beside the text stands half a character, which only an escape can hold
         return json.dumps(document, separators=(", ", ": ")).encode() + b"\n"
-
-
-Documents = Iterator[tuple[int, Document]]  # positions and documents
-OFFSET_BITS = 44  # of a position: files of up to 16 TiB, and a million of them
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,6 +28,7 @@ from data_tools.read.rejects import BadLines
 from data_tools.read.sources import Inputs, Source
 from lmtrain.errors import DataError, MissingInputError, UsageError
 from lmtrain.runtime.files.files import atomic_file, read_errors, read_json, write_json
+from lmtrain.tokenizer.json_lines import Document
 
 ReportDocuments = Callable[[str, int], None]  # is told the step, and documents done
 
@@ -53,12 +55,8 @@ class Tally:
         self.dropped.update(f"bad line: {one.kind}" for one in bad)
 
     def add(self, other: Tally) -> None:
-        self.num_in += other.num_in
-        self.num_out += other.num_out
-        self.bytes_in += other.bytes_in
-        self.bytes_out += other.bytes_out
-        self.dropped += other.dropped
-        self.changed += other.changed
+        for name, number in vars(other).items():
+            setattr(self, name, getattr(self, name) + number)
 
 
 @dataclass(frozen=True)
@@ -92,19 +90,31 @@ class Step(Protocol):
     def run(self, documents: Documents, key: str, tally: Tally) -> dict[str, bytes]: ...
 
 
-@dataclass(frozen=True)
-class Collect:
-    """The step that changes nothing: several inputs, compressed or not, become one file."""
+class Selection(ABC):
+    """A step that lets documents through, changed or not, into one file."""
 
-    name: ClassVar[str] = "collect"
     files: ClassVar[Sequence[str]] = ("documents",)
 
     def run(self, documents: Documents, key: str, tally: Tally) -> dict[str, bytes]:
         lines = []
-        for _, document in documents:
+        for document in self.kept(documents, key, tally):
             tally.keep(document[key])
             lines.append(to_line(document))
         return {"documents": b"".join(lines)}
+
+    @abstractmethod
+    def kept(self, documents: Documents, key: str, tally: Tally) -> Iterator[Document]:
+        """Yield what goes on, and tell the tally of the rest."""
+
+
+@dataclass(frozen=True)
+class Collect(Selection):
+    """The step that changes nothing: several inputs, compressed or not, become one file."""
+
+    name: ClassVar[str] = "collect"
+
+    def kept(self, documents: Documents, key: str, tally: Tally) -> Iterator[Document]:
+        return (document for _, document in documents)
 
 
 @dataclass(frozen=True)
@@ -190,21 +200,6 @@ def merge_parts(output: Path) -> int:
     return len(parts)
 
 
-def merge_reports(report: Path) -> None:
-    write_json(report, read_parts(report).to_dict())
-    for path in _parts_of(report):
-        path.unlink()
-
-
-def read_parts(report: Path) -> Report:
-    """The sum of the reports of a step's parts."""
-    found = [read_report(path) for path in _parts_of(report)]
-    tally = Tally()
-    for one in found:
-        tally.add(one.tally)
-    return Report(found[0].step, tally)
-
-
 def _parts_of(output: Path) -> list[Path]:
     stem, dot, rest = output.name.partition(".")
     pattern = re.compile(rf"{re.escape(stem)}\.part-(\d{{5}})-of-(\d{{5}}){re.escape(dot + rest)}")
@@ -228,10 +223,15 @@ def merge_outputs(output: Path) -> list[tuple[Path, int]]:
     report = output / "split.report.json" if output.is_dir() else report_path(output)
     if not outputs:
         raise MissingInputError(f"{output} holds no parts. Give the --output that the parts were run with.")
-    whole = read_parts(report)
-    refuse_nothing(whole.step, whole.tally)
+    parts, tally = _parts_of(report), Tally()
+    found = [read_report(path) for path in parts]
+    for one in found:
+        tally.add(one.tally)
+    refuse_nothing(found[0].step, tally)
     merged = [(path, merge_parts(path)) for path in outputs]
-    merge_reports(report)
+    write_json(report, Report(found[0].step, tally).to_dict())
+    for path in parts:
+        path.unlink()
     return merged
 
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from data_tools.corpus.flow.reading import Documents, to_line
-from data_tools.corpus.flow.steps import Tally
+from data_tools.corpus.flow.reading import Documents
+from data_tools.corpus.flow.steps import Selection, Tally
 from data_tools.corpus.text.quality import GROUPS, LINE_RULES, RULES, Facts
 from data_tools.scripts import check_script, script_shares
 from lmtrain.errors import UsageError, nearest
+from lmtrain.tokenizer.json_lines import Document
 
 # What Windows-1252 (and Latin-1 where it has no character) makes of the bytes 0x80 to 0xff.
 _SHOWN = [bytes([byte]).decode("cp1252", "replace") for byte in range(0x80, 0x100)]
@@ -36,24 +37,22 @@ _SHORT = rf"{_class(0xC2, 0xDF)}{_REST}"
 _GARBLED = re.compile(rf"(?:{_LONG}|{_SHORT}){{2,}}|{_LONG}|[ÂÃ]{_REST}")
 _QUOTES = frozenset("\u2018\u2019\u201c\u201d\u2013\u2014\u2026\xa0")
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ufff9-\ufffb\ufdd0-\ufdef\ufffe\uffff]")
-_LINE_END = re.compile("\r\n?|[\x85\u2028\u2029]")
-_INVISIBLE = re.compile("[\u200b\u2060\ufeff\u00ad\u202a-\u202e\u2066-\u2069\u200e\u200f]")
-# because: the joiners shape words in Arabic and Indic scripts and glue emoji; between Latin letters they are dirt
-_JOINER = re.compile("(?<=[\\x00-\u024f])[\u200c\u200d](?=[\\x00-\u024f])")
-_ODD_SPACE = re.compile("[\u00a0\u2000-\u200a\u202f\u205f]")
-_TRAILING = re.compile(r"(?<![ \t])[ \t]+(?=\n|$)")
-_BLANKS = re.compile(r"\n{4,}")
-
-_RULES = (
-    ("line ends", _LINE_END, "\n"),
-    ("control characters", _CONTROL, ""),
-    ("invisible characters", _INVISIBLE, ""),
-    ("joiners between Latin letters", _JOINER, ""),
-    ("odd spaces", _ODD_SPACE, " "),
-    ("spaces at line ends", _TRAILING, ""),
-    ("runs of blank lines", _BLANKS, "\n\n\n"),
+_DAMAGE = (  # what is counted, the pattern, and what stands in its place
+    ("line ends", re.compile("\r\n?|[\x85\u2028\u2029]"), "\n"),
+    (
+        "control characters",
+        re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ufff9-\ufffb\ufdd0-\ufdef\ufffe\uffff]"),
+        "",
+    ),
+    ("invisible characters", re.compile("[\u200b\u2060\ufeff\u00ad\u202a-\u202e\u2066-\u2069\u200e\u200f]"), ""),
+    # because: the joiners shape words in Arabic and Indic scripts and glue emoji; between Latin letters they are dirt
+    ("joiners between Latin letters", re.compile("(?<=[\\x00-\u024f])[\u200c\u200d](?=[\\x00-\u024f])"), ""),
+    ("odd spaces", re.compile("[\u00a0\u2000-\u200a\u202f\u205f]"), " "),
+    ("spaces at line ends", re.compile(r"(?<![ \t])[ \t]+(?=\n|$)"), ""),
+    ("runs of blank lines", re.compile(r"\n{4,}"), "\n\n\n"),
 )
+DEFAULT_RULES = ("gopher", "lines_ending_in_punctuation")
+_BLANK_LINES = re.compile(r"\n{3,}")
 
 
 def mend(text: str, counts: Counter[str]) -> str:
@@ -62,7 +61,7 @@ def mend(text: str, counts: Counter[str]) -> str:
     if undone != text:
         counts["mended: wrong decoding"] += 1
     text = undone
-    for name, pattern, replacement in _RULES:
+    for name, pattern, replacement in _DAMAGE:
         text, found = pattern.subn(replacement, text)
         if found:
             counts[f"mended: {name}"] += 1
@@ -93,34 +92,25 @@ def _decoded(match: re.Match[str]) -> str:
         return garbled
 
 
-DEFAULT_RULES = ("gopher", "lines_ending_in_punctuation")
-_BLANK_LINES = re.compile(r"\n{3,}")
-
-
 @dataclass(frozen=True)
-class Clean:
+class Clean(Selection):
     """Rules by name with their limits; scripts that are welcome, with the least share of letters they must have."""
 
     rules: tuple[tuple[str, float], ...] = ()
     line_rules: tuple[str, ...] = ()
     scripts: tuple[str, ...] = ()
     min_script_share: float = 0.5
-    mend: bool = True
     name: ClassVar[str] = "clean"
-    files: ClassVar[Sequence[str]] = ("documents",)
 
-    def run(self, documents: Documents, key: str, tally: Tally) -> dict[str, bytes]:
-        lines = []
+    def kept(self, documents: Documents, key: str, tally: Tally) -> Iterator[Document]:
         for _, document in documents:
-            text = mend(document[key], tally.changed) if self.mend else document[key]
+            text = mend(document[key], tally.changed)
             text = self._without_lines(text, tally)
             cause = self.cause(text)
             if cause is None:
-                tally.keep(text)
-                lines.append(to_line(document | {key: text}))
+                yield document | {key: text}
             else:
                 tally.drop(cause)
-        return {"documents": b"".join(lines)}
 
     def cause(self, text: str) -> str | None:
         """The first rule that the text breaks, or None for one that stays."""

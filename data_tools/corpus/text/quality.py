@@ -126,14 +126,7 @@ class Rule:
         return value < limit if self.at_least else value > limit
 
 
-def _most(name: str, limit: float, measure: Callable[[Facts], float]) -> Rule:
-    return Rule(name, limit, measure)
-
-
-def _least(name: str, limit: float, measure: Callable[[Facts], float]) -> Rule:
-    return Rule(name, limit, measure, at_least=True)
-
-
+_least = partial(Rule, at_least=True)
 _TOP_RUNS = ((2, 0.20), (3, 0.18), (4, 0.16))
 _REPEATED_RUNS = ((5, 0.15), (6, 0.14), (7, 0.13), (8, 0.12), (9, 0.11), (10, 0.10))
 
@@ -142,27 +135,27 @@ RULES: dict[str, Rule] = {
     for rule in (
         # Gopher: a text of words
         _least("min_words", 50, lambda f: len(f.words)),
-        _most("max_words", 100_000, lambda f: len(f.words)),
+        Rule("max_words", 100_000, lambda f: len(f.words)),
         _least("min_mean_word_chars", 3, _mean_word_chars),
-        _most("max_mean_word_chars", 10, _mean_word_chars),
-        _most("symbols_per_word", 0.1, _symbols),
-        _most("bullet_lines", 0.9, lambda f: f.share_of_lines(lambda line: line.startswith(_BULLETS))),
-        _most("ellipsis_lines", 0.3, lambda f: f.share_of_lines(lambda line: line.endswith(("…", "...")))),
+        Rule("max_mean_word_chars", 10, _mean_word_chars),
+        Rule("symbols_per_word", 0.1, _symbols),
+        Rule("bullet_lines", 0.9, lambda f: f.share_of_lines(lambda line: line.startswith(_BULLETS))),
+        Rule("ellipsis_lines", 0.3, lambda f: f.share_of_lines(lambda line: line.endswith(("…", "...")))),
         _least("words_with_letters", 0.8, lambda f: f.share_of_words(lambda word: any(map(str.isalpha, word)))),
         _least("stop_words", 2, lambda f: len(_STOP_WORDS.intersection(f.bare_words))),
         # Gopher: repetition
-        _most("repeated_lines", 0.30, lambda f: _repeated(f.lines)[0]),
-        _most("repeated_line_chars", 0.20, lambda f: _repeated(f.lines)[1]),
-        _most("repeated_paragraphs", 0.30, lambda f: _repeated(f.paragraphs)[0]),
-        _most("repeated_paragraph_chars", 0.20, lambda f: _repeated(f.paragraphs)[1]),
-        *(_most(f"top_{n}_words", limit, partial(_top_run, n)) for n, limit in _TOP_RUNS),
-        *(_most(f"repeated_{n}_words", limit, partial(_repeated_runs, n)) for n, limit in _REPEATED_RUNS),
+        Rule("repeated_lines", 0.30, lambda f: _repeated(f.lines)[0]),
+        Rule("repeated_line_chars", 0.20, lambda f: _repeated(f.lines)[1]),
+        Rule("repeated_paragraphs", 0.30, lambda f: _repeated(f.paragraphs)[0]),
+        Rule("repeated_paragraph_chars", 0.20, lambda f: _repeated(f.paragraphs)[1]),
+        *(Rule(f"top_{n}_words", limit, partial(_top_run, n)) for n, limit in _TOP_RUNS),
+        *(Rule(f"repeated_{n}_words", limit, partial(_repeated_runs, n)) for n, limit in _REPEATED_RUNS),
         # C4
-        _most("lorem_ipsum", 0, lambda f: f.text.lower().count("lorem ipsum")),
-        _most("curly_brackets", 0, lambda f: f.text.count("{")),
+        Rule("lorem_ipsum", 0, lambda f: f.text.lower().count("lorem ipsum")),
+        Rule("curly_brackets", 0, lambda f: f.text.count("{")),
         # FineWeb
         _least("lines_ending_in_punctuation", 0.12, lambda f: f.share_of_lines(lambda line: line.endswith(_ENDS))),
-        _most("short_lines", 0.67, lambda f: f.share_of_lines(lambda line: len(line) <= 30)),
+        Rule("short_lines", 0.67, lambda f: f.share_of_lines(lambda line: len(line) <= 30)),
     )
 }
 

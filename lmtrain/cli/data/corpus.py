@@ -70,8 +70,8 @@ def get(
     if isinstance(recipe, Texts):
         with _bytes_shown() as report:
             placed = get_texts(recipe, files or [], output, offline=offline, report=report)
-        for one in placed:
-            echo(f"{one.path}: {one.origin or 'not among what was given'}")
+        for path, origin in placed.items():
+            echo(f"{path}: {origin or 'not among what was given'}")
         return
     with _bytes_shown() as report:
         result = get_corpus(recipe, files or [], output, offline=offline, report=report)

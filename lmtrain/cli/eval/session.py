@@ -25,10 +25,9 @@ from lmtrain.cli.screen.messages import say
 from lmtrain.cli.screen.terminal import print_json
 from lmtrain.errors import MissingInputError, UsageError, a_few
 from lmtrain.eval.report import as_lines, render, sample_rows
-from lmtrain.eval.result import Result
 from lmtrain.eval.source import Source
 from lmtrain.eval.statistics.compare import with_baselines
-from lmtrain.eval.task import Task
+from lmtrain.eval.task import Result, Task
 from lmtrain.eval.text.texts import TextInput
 from lmtrain.observe.screen.progress import Reporter, progress
 from lmtrain.observe.screen.row_text import show_measure, sparkline

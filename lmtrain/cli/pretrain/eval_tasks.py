@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from lmtrain.errors import LmtrainError, MissingInputError, SettingsError, UsageError, nearest
 
 if TYPE_CHECKING:
-    from lmtrain.eval.in_training.interrupted import Planned
+    from lmtrain.eval.in_training import Planned
     from lmtrain.eval.task import Task
     from lmtrain.eval.text.texts import TextInput
     from lmtrain.train.before.preflight import Inputs
@@ -24,7 +24,8 @@ def plan(config: RunConfig, inputs: Inputs) -> tuple[Inputs, list[Planned]]:
     """Each entry of eval.tasks with its file, cut as this model will see it, and the inputs that tell of them."""
     if not config.eval.tasks:
         return inputs, []
-    from lmtrain.eval.in_training.interrupted import Planned, prepare
+    from lmtrain.eval.in_training import Planned
+    from lmtrain.eval.runner import prepare
     from lmtrain.eval.task import Asked
     from lmtrain.train.before.preflight import Evaluated
 
@@ -47,7 +48,7 @@ def plan(config: RunConfig, inputs: Inputs) -> tuple[Inputs, list[Planned]]:
 def evaluation(config: RunConfig, inputs: Inputs, planned: list[Planned]) -> Evaluation | None:
     if not planned:
         return None
-    from lmtrain.eval.in_training.interrupted import DuringTraining
+    from lmtrain.eval.in_training import DuringTraining
 
     return DuringTraining(
         planned=planned, tokenizer=inputs.tokenizer, dtype=config.precision.kind, batch_size=config.eval.batch_size

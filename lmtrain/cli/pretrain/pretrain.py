@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from lmtrain.cli.pretrain.attempt import Attempt
-    from lmtrain.eval.in_training.interrupted import Planned
+    from lmtrain.eval.in_training import Planned
     from lmtrain.train.before.preflight import Inputs
     from lmtrain.train.loop import Summary
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Step = Callable[[str], str]
+_PRINTED = re.compile(r"\S")
 
 
 def _swap(old: str, new: str) -> Step:
@@ -61,9 +62,6 @@ def detokenize(text: str) -> str:
     for step in STEPS:
         text = step(text)
     return text
-
-
-_PRINTED = re.compile(r"\S")
 
 
 def articles(text: str) -> list[str]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -17,6 +19,7 @@ from lmtrain.config.yaml_file import YamlFile, read_yaml
 from lmtrain.errors import DataError, SettingsError, brief, nearest
 
 Normalisation = Literal["characters", "bytes", "none"]
+SUFFIXES = (".yaml", ".yml")
 KEYS = {
     "like": "a recipe to begin with: an id, as choice/piqa, or a file", "id": "its name in results", "version": "",
     "data": "what file it reads, for people", "each": "keys whose lists go together: a question for each entry",
@@ -35,7 +38,6 @@ def _without_brackets(text: str) -> str:
     return text.replace("  ", " ")
 
 
-SUFFIXES = (".yaml", ".yml")
 FILTERS: dict[str, Callable[[str], str]] = {"capitalized": str.capitalize, "stripped": str.strip, "lower": str.lower}
 CLEAN: dict[str, Callable[[str], str]] = {"none": lambda text: text, "wikihow": _without_brackets}
 
@@ -150,7 +152,7 @@ class Row:
         try:
             for place, part in enumerate(parts):
                 if isinstance(value, list):
-                    return [_within(one, parts[place:]) for one in value]
+                    return [reduce(getitem, parts[place:], one) for one in value]
                 value = value[part]
         except (KeyError, TypeError) as error:
             raise self._wrong(key, f"has no {path}", nearest(path, self.values)) from error
@@ -159,12 +161,6 @@ class Row:
     def _wrong(self, key: str, what: str, way_out: str) -> DataError:
         asked = self.recipe.at.get(key, self.recipe.id)
         return DataError(f"{self.path} line {self.line} {what}, and {asked} asks for it. {way_out}")
-
-
-def _within(value: Any, parts: list[str]) -> Any:
-    for part in parts:
-        value = value[part]
-    return value
 
 
 def read_recipe(path: Path, find: Callable[[str], Recipe]) -> Recipe:

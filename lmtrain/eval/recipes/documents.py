@@ -21,6 +21,8 @@ from lmtrain.runtime.files.files import refuse_hole
 from lmtrain.tokenizer.base import Tokenizer
 
 _TOKENS = 1 << 24  # read at once
+MOST_GROUPS = 100  # because: a folder of small files is one text to whoever asks, not thousands
+Said = tuple[Columns, dict[str, Any]]  # of every document, and of all of them: some of a task's Facts
 
 
 @dataclass(frozen=True)
@@ -70,10 +72,6 @@ def _highest(indexed: IndexedDataset) -> int:
     for first in range(0, indexed.num_tokens, _TOKENS):
         highest = max(highest, int(indexed.read(first, min(first + _TOKENS, indexed.num_tokens)).max()))
     return highest
-
-
-MOST_GROUPS = 100  # because: a folder of small files is one text to whoever asks, not thousands
-Said = tuple[Columns, dict[str, Any]]  # of every document, and of all of them: some of a task's Facts
 
 
 def said_of_texts(texts: TextInput) -> Said:

@@ -16,38 +16,9 @@ import numpy as np
 from lmtrain.batch import IGNORED, Batch
 from lmtrain.eval.text.windows import MaskedRequest, Request
 
-
-def collate_masked(requests: Sequence[Request]) -> Batch:
-    """Numpy arrays padded on the right; labels are IGNORED wherever nothing is asked."""
-    asked = cast(Sequence[MaskedRequest], requests)
-    shape = len(asked), max(request.num_fed for request in asked)
-    tokens_BT, segments_BT = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-    labels_BT, real_BT = np.full(shape, IGNORED, np.int64), np.zeros(shape, np.bool_)
-    for row, request in enumerate(asked):
-        length = request.num_fed
-        tokens_BT[row, :length] = request.tokens[:length]
-        real_BT[row, :length] = True
-        if request.segments is not None:
-            segments_BT[row, :length] = request.segments
-        if request.places is not None:
-            labels_BT[row, request.places] = request.tokens[-request.num_scored :]
-    pairs = asked[0].places is None
-    asked_BT = labels_BT != IGNORED
-    asked_BT[:, 0] |= pairs  # because: the first token has gathered what is known of a pair
-    return Batch(
-        tokens_BT=tokens_BT,
-        labels_BT=labels_BT,
-        segments_BT=segments_BT,
-        real_BT=real_BT,
-        asked_BT=asked_BT,
-        pair_labels_B=np.array([request.tokens[-1] for request in asked], np.int64) if pairs else None,
-    )
-
-
 MOST_PADDING = 0.05  # of the tokens fed
 # because: a block mask doubles what attention costs, and a batch of so many tokens keeps most devices busy without it
 ENOUGH_TOKENS = 2048
-
 
 def batches(requests: Sequence[Request], batch_size: int, *, packs: bool) -> Iterator[list[int]]:
     """Each request once: in a batch no more tokens than batch_size of the longest have. The order within it is the one
@@ -86,6 +57,33 @@ def collate(requests: list[Request], *, packs: bool) -> Batch:
     if len(rows) == len(requests):
         return batch
     return replace(batch, positions_BT=positions_BT, documents_BT=documents_BT)
+
+
+def collate_masked(requests: Sequence[Request]) -> Batch:
+    """Numpy arrays padded on the right; labels are IGNORED wherever nothing is asked."""
+    asked = cast(Sequence[MaskedRequest], requests)
+    shape = len(asked), max(request.num_fed for request in asked)
+    tokens_BT, segments_BT = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    labels_BT, real_BT = np.full(shape, IGNORED, np.int64), np.zeros(shape, np.bool_)
+    for row, request in enumerate(asked):
+        length = request.num_fed
+        tokens_BT[row, :length] = request.tokens[:length]
+        real_BT[row, :length] = True
+        if request.segments is not None:
+            segments_BT[row, :length] = request.segments
+        if request.places is not None:
+            labels_BT[row, request.places] = request.tokens[-request.num_scored :]
+    pairs = asked[0].places is None
+    asked_BT = labels_BT != IGNORED
+    asked_BT[:, 0] |= pairs  # because: the first token has gathered what is known of a pair
+    return Batch(
+        tokens_BT=tokens_BT,
+        labels_BT=labels_BT,
+        segments_BT=segments_BT,
+        real_BT=real_BT,
+        asked_BT=asked_BT,
+        pair_labels_B=np.array([request.tokens[-1] for request in asked], np.int64) if pairs else None,
+    )
 
 
 def num_padding(requests: list[Request], *, packs: bool) -> int:

@@ -25,6 +25,7 @@ from lmtrain.eval.text.windows import Request
 from lmtrain.runtime.processes.faults import fault_point
 
 LOOK_AHEAD = 16  # batches sorted by length together, so that short requests do not pay for long ones
+MOST_TARGETS = 10_000_000  # that are remembered; because: they take 90 MB
 
 
 class Scorable(Protocol):
@@ -161,13 +162,8 @@ def _num_fed(requests: Sequence[Request]) -> int:
     return sum(request.num_fed for request in requests)
 
 
-MOST_TARGETS = 10_000_000  # that are remembered; because: they take 90 MB
-
-Score = Callable[[Iterable[Request]], Iterable[Scored]]
-
-
 class Passes:
-    """One for each model, for as long as tasks may come."""
+    """Answers to what several tasks ask of a model alike, so that it is fed once. One for each model."""
 
     def __init__(self) -> None:
         self.num_shared = 0  # requests answered without the model
@@ -178,7 +174,9 @@ class Passes:
         """Those that no earlier task has had scored."""
         return (request for request in requests if self._find(request) is None)
 
-    def score(self, requests: Iterable[Request], score: Score) -> Iterator[Scored]:
+    def score(
+        self, requests: Iterable[Request], score: Callable[[Iterable[Request]], Iterable[Scored]]
+    ) -> Iterator[Scored]:
         """Answers in the order of the requests, which are walked twice; the new ones are what `score` is given."""
         scored = iter(score(self.new(requests)))
         found: list[tuple[bytes, Scored]] = []

@@ -1,6 +1,6 @@
 """The same targets scored by counting: what a trained model must beat, beside its own numbers. Torch-free.
 
-Called by `lmtrain eval --baseline`. Counting itself is in baselines.py.
+Called by `lmtrain eval --baseline`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import numpy.typing as npt
 
 from lmtrain.errors import DataError
 from lmtrain.eval.recipes.documents import open_dataset
-from lmtrain.eval.result import BaselineResult, Result
-from lmtrain.eval.task import Prepared, bits_per_byte, perplexity
+from lmtrain.eval.task import BaselineResult, Prepared, Result, bits_per_byte, perplexity
 from lmtrain.tokenizer.base import Tokenizer
 
 CHUNK_TOKENS = 1 << 24  # because: 128 MiB of pair keys at a time, so that a memory-mapped corpus is never held whole

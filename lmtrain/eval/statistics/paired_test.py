@@ -1,7 +1,7 @@
-"""Two models on the same items: the difference of each measure, and how far it may be chance. Torch-free.
+"""How far a measure may be chance, and the difference of two models on the same items. Torch-free.
 
-Called by `lmtrain eval --compare`. Both are resampled alike, so that what is hard for both cancels out: a difference is
-surer than either number.
+Called by the runner for a measure's interval, and by `lmtrain eval --compare`. There both models are resampled alike,
+so that what is hard for both cancels out: a difference is surer than either number.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.errors import DataError
-from lmtrain.eval.result import Result, finite
-from lmtrain.eval.task import Columns, Task
+from lmtrain.eval.task import Columns, Result, Task, finite
 
 RESAMPLES = 1000
 LEVEL = 0.95
 SEED = 0
 MOST_UNITS = 10_000  # because: a thousand resamples of a million items take minutes, and of shares of them say the same
+SAME = ("protocol", "protocol_version", "text_sha256", "limit", "stride", "prefix", "num_items")
 _AT_ONCE = 50  # resamples; 10,000 items make 4 MB of counts
 
 Table = Mapping[str, NDArray[np.float64]]
@@ -40,8 +40,8 @@ def intervals(columns: Table, measures: Measures, resamples: int = RESAMPLES) ->
 
 
 def middle(values: list[float]) -> Interval | None:
-    """The values that enclose the middle 95%; None where one is not a number."""
-    if np.isnan(values).any():
+    """The values that enclose the middle 95%; None where there are none, or one is not a number."""
+    if not values or np.isnan(values).any():
         return None
     edge = (1 - LEVEL) / 2
     low, high = np.quantile(values, [edge, 1 - edge], method="inverted_cdf")  # because: infinity is a value as well
@@ -72,9 +72,6 @@ def _units(table_IC: NDArray[np.float64]) -> NDArray[np.float64]:
     units = np.zeros((MOST_UNITS, table_IC.shape[1]))
     np.add.at(units, np.arange(num_items) % MOST_UNITS, table_IC)
     return units
-
-
-SAME = ("protocol", "protocol_version", "text_sha256", "limit", "stride", "prefix", "num_items")
 
 
 @dataclass(frozen=True)
@@ -131,7 +128,7 @@ def compare(task: Task, a: Side, b: Side, resamples: int = RESAMPLES) -> Compari
         data=a.result.data,
         num_items=a.result.num_items,
         differences={
-            name: Difference(ours[name], theirs[name], theirs[name] - ours[name], _interval(drawn[name]))
+            name: Difference(ours[name], theirs[name], theirs[name] - ours[name], middle(drawn[name]))
             for name in kept
         },
         left_out=tuple(name for name in shared if name not in kept),
@@ -152,7 +149,3 @@ def check_same(a: Side, b: Side) -> None:
             f"{a.name} and {b.name} do not answer the same question: {'; '.join(differs)}. "
             "Evaluate both on the same file with the same options."
         )
-
-
-def _interval(drawn: list[float]) -> Interval | None:
-    return middle(drawn) if drawn else None

@@ -54,8 +54,7 @@ class Choice(Task):
         }  # fmt: skip
 
     def prepare(self, source: Path, asked: Asked) -> Prepared:
-        if asked.stride is not None:
-            raise UsageError(f"--stride={asked.stride} means nothing to {self.id}, which has no windows. Leave it out.")
+        asked.refuse_stride(f"means nothing to {self.id}, which has no windows")
         content, sha256 = read_text_file(source)
         questions = list(self._questions(content, source))
         shots = Shots.read(self, questions)

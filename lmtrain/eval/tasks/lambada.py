@@ -9,12 +9,13 @@ space and tokenize context and word together; `standard` takes the original, low
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from lmtrain.errors import DataError, UsageError
+from lmtrain.errors import DataError
 from lmtrain.eval.task import Asked, Facts, Prepared, Sums, Task, bits_per_byte, perplexity, ratio
 from lmtrain.eval.text.texts import jsonl_texts, oddities, read_text_file
 from lmtrain.eval.text.windows import Request
@@ -46,13 +47,10 @@ class Lambada(Task):
         return jsonl_texts(content, source)
 
     def prepare(self, source: Path, asked: Asked) -> Prepared:
-        if asked.stride is not None:
-            raise UsageError(f"--stride={asked.stride} means nothing to {self.id}, which has no windows. Leave it out.")
+        asked.refuse_stride(f"means nothing to {self.id}, which has no windows")
         content, sha256 = read_text_file(source)
         texts = self.texts(content, source)
-        _check_texts(texts, source)
-        examples = [self.example(asked.tokenizer, text) for text in texts]
-        _check_targets(examples, asked.seq_len, source)
+        examples = list(self._examples(texts, asked, source))
         prefix = _prefix(asked.tokenizer, examples)
         rows = [(example.context or prefix) + example.target for example in examples]
         num_bytes = np.array([len(example.scored.encode()) for example in examples], np.float64)
@@ -82,6 +80,18 @@ class Lambada(Task):
                 },
             ),
         )
+
+    def _examples(self, texts: list[str], asked: Asked, source: Path) -> Iterator[Example]:
+        for number, text in enumerate(texts, 1):
+            if not text.strip():
+                raise DataError(f"{source}: text {number} has no word to guess. Give lines that end in a word.")
+            example = self.example(asked.tokenizer, text)
+            if not 1 <= len(example.target) <= asked.seq_len:
+                raise DataError(
+                    f"{source}: what is to guess of text {number} is {len(example.target)} tokens, and the model sees "
+                    f"{asked.seq_len}. Use a tokenizer that knows the text or a longer window."
+                )
+            yield example
 
     def measures(self, sums: Sums) -> dict[str, float]:
         return {
@@ -162,21 +172,6 @@ def split_last_word(text: str) -> tuple[str, str]:
 def cut_on_the_left(row: list[int], seq_len: int) -> list[int]:
     """As much as is fed, and the last target."""
     return row[-(seq_len + 1) :]
-
-
-def _check_texts(texts: list[str], source: Path) -> None:
-    for number, text in enumerate(texts, 1):
-        if not text.strip():
-            raise DataError(f"{source}: text {number} has no word to guess. Give lines that end in a word.")
-
-
-def _check_targets(examples: list[Example], seq_len: int, source: Path) -> None:
-    for number, example in enumerate(examples, 1):
-        if not 1 <= len(example.target) <= seq_len:
-            raise DataError(
-                f"{source}: what is to guess of text {number} is {len(example.target)} tokens, and the model sees "
-                f"{seq_len}. Use a tokenizer that knows the text or a longer window."
-            )
 
 
 def _prefix(tokenizer: Tokenizer, examples: list[Example]) -> list[int]:

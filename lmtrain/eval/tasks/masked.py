@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,11 +22,14 @@ from lmtrain.errors import DataError, UsageError
 from lmtrain.eval.recipes.documents import dataset_prefix, groups_of, open_dataset, said_of_dataset, said_of_texts
 from lmtrain.eval.task import Asked, Columns, Facts, Prepared, Sums, Task, perplexity, ratio
 from lmtrain.eval.text.texts import TextInput
-from lmtrain.eval.text.windows import MaskedRequest, Tokens, refuse_stride
+from lmtrain.eval.text.windows import MaskedRequest, Tokens, refuse_stride, windows
 
 SEED = 1
 MARKS = 2  # [CLS] and [SEP] around each window
+LEAST_SEQ_LEN = 8
 _AT_ONCE = 256  # windows that are masked together
+_TEXT = "any text that `lmtrain preprocess` reads (.txt, .jsonl, .parquet, compressed, a folder), or a .bin/.idx prefix"
+_MARKS = "[CLS] before each window and [SEP] behind it, which are never asked"
 
 
 @dataclass(frozen=True)
@@ -45,23 +48,6 @@ class Documents:
 
     def __iter__(self) -> Iterator[Tokens]:
         return (self.tokens[start : start + size] for start, size in zip(self.starts, self.lengths, strict=True))
-
-
-class Cut(NamedTuple):
-    """tokens[start:stop] of a document are fed; those before `first_asked` were asked in an earlier window."""
-
-    start: int
-    stop: int
-    first_asked: int
-
-
-def cuts(num_tokens: int, room: int, stride: int) -> Iterator[Cut]:
-    """Windows of `room` tokens moved by `stride`; the last is as long as the others where the text is."""
-    start, asked = 0, 0
-    while asked < num_tokens:
-        stop = min(start + room, num_tokens)
-        yield Cut(max(stop - room, 0), stop, asked)
-        start, asked = start + stride, stop
 
 
 @dataclass(frozen=True)
@@ -128,9 +114,10 @@ class OneByOne:
     def __iter__(self) -> Iterator[MaskedRequest]:
         special = self.vocabulary.special
         for item, tokens in enumerate(self.documents):
-            for cut in cuts(len(tokens), self.seq_len - MARKS, self.stride):
+            # because: a token is asked where it stands, as if it were the target of the one before it
+            for cut in windows(len(tokens) + 1, self.seq_len - MARKS, self.stride, last_looks_back=True):
                 fed = np.array([special["cls"], *tokens[cut.start : cut.stop], special["sep"]], np.int64)
-                for place in range(cut.first_asked - cut.start + 1, len(fed) - 1):
+                for place in range(cut.first_scored - cut.start, len(fed) - 1):
                     asked = np.append(fed, fed[place])
                     asked[place] = special["mask"]
                     yield MaskedRequest(asked, 1, item, places=np.array([place]))
@@ -150,11 +137,6 @@ class Pairs:
             for row, real_T in enumerate(batch.real_BT):
                 asked = np.append(batch.tokens_BT[row, real_T], batch.pair_labels_B[row])
                 yield MaskedRequest(asked, 1, first + row, segments=batch.segments_BT[row, real_T])
-
-
-LEAST_SEQ_LEN = 8
-_TEXT = "any text that `lmtrain preprocess` reads (.txt, .jsonl, .parquet, compressed, a folder), or a .bin/.idx prefix"
-_MARKS = "[CLS] before each window and [SEP] behind it, which are never asked"
 
 
 class Masked(Task):
@@ -215,8 +197,7 @@ class MaskedTokens(Masked):
     }
 
     def requests(self, documents: Documents, vocabulary: MaskVocabulary, asked: Asked) -> SampledMasks:
-        if asked.stride is not None:
-            raise UsageError(f"--stride={asked.stride} is not {self.id}, whose windows are disjoint. Leave it out.")
+        asked.refuse_stride(f"is not {self.id}, whose windows are disjoint")
         return SampledMasks(documents, vocabulary, asked.seq_len, self.settings)
 
     def measures(self, sums: Sums) -> dict[str, float]:
@@ -273,8 +254,7 @@ class PairAccuracy(Task):
         }
 
     def prepare(self, source: Path, asked: Asked) -> Prepared:
-        if asked.stride is not None:
-            raise UsageError(f"--stride={asked.stride} means nothing to {self.id}, which has no windows. Leave it out.")
+        asked.refuse_stride(f"means nothing to {self.id}, which has no windows")
         prefix = dataset_prefix(source)
         if prefix is None:
             raise DataError(

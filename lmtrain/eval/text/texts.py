@@ -32,11 +32,6 @@ def read_text_file(source: Path) -> tuple[str, str]:
         raise DataError(f"{source} is not UTF-8 at byte {error.start}. Give the text as it was published.") from error
 
 
-def refuse_blank(text: str, source: Path | str) -> None:
-    if not text.strip():
-        raise DataError(f"{source} holds no word, only {len(text)} blank characters. Give a file with text.")
-
-
 def oddities(*texts: str) -> dict[str, str | int]:
     """What is scored as text although it is none, where there is any."""
     counts = {

@@ -6,7 +6,7 @@ models lack, is refused with every setting that stands in the way.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from lmtrain.config.base import show
@@ -67,12 +67,14 @@ def family_of(settings: ModelSettings) -> str:
     """The one of their architectures that computes the same, or a refusal with what none of them has."""
     if isinstance(settings, BertSettings):
         family = "bert" if settings.norm_order == "post" else "megatron-bert"
-        wrong = list(_bert_problems(settings))
+        head, body = settings.head_activation, settings.activation
+        rules = [(head == body, f"model.head_activation={head} would have to be model.activation={body}")]
     else:
         assert isinstance(settings, GPTSettings), "a model of a new kind needs its names in names.py"
         family = "mistral" if settings.window is not None else "llama"
         family = "gpt2" if settings.positions == "learned" else family
-        wrong = list(_gpt2_problems(settings) if family == "gpt2" else _llama_problems(settings, family))
+        rules = _gpt2_rules(settings) if family == "gpt2" else _llama_rules(settings)
+    wrong = [words for right, words in rules if not right]
     if wrong:
         raise CheckpointError(
             f"No Hugging Face architecture computes this model; the nearest is {family}, and there "
@@ -81,37 +83,28 @@ def family_of(settings: ModelSettings) -> str:
     return family
 
 
-def _gpt2_problems(s: GPTSettings) -> Iterator[str]:
-    yield from _unless(s.norm == "layernorm", f"model.norm={s.norm} would have to be layernorm")
-    yield from _unless(s.activation in _GELUS, f"model.activation={s.activation} would have to be gelu or gelu_tanh")
-    yield from _unless(s.bias, "model.bias=false would have to be true")
-    yield from _unless(s.kv_heads == s.num_heads, f"model.num_kv_heads={s.kv_heads} would have to be {s.num_heads}")
-    yield from _unless(
-        s.head * s.num_heads == s.width, f"model.head_width={s.head} would have to be {s.width}/{s.num_heads}"
-    )
-    yield from _unless(s.window is None, f"model.window={s.window} would have to be null")
-    yield from _unless(not s.parallel_block, "model.parallel_block=true would have to be false")
+def _gpt2_rules(s: GPTSettings) -> list[tuple[bool, str]]:
+    """Return what has to hold, and what is said where it does not."""
+    return [
+        (s.norm == "layernorm", f"model.norm={s.norm} would have to be layernorm"),
+        (s.activation in _GELUS, f"model.activation={s.activation} would have to be gelu or gelu_tanh"),
+        (s.bias, "model.bias=false would have to be true"),
+        (s.kv_heads == s.num_heads, f"model.num_kv_heads={s.kv_heads} would have to be {s.num_heads}"),
+        (s.head * s.num_heads == s.width, f"model.head_width={s.head} would have to be {s.width}/{s.num_heads}"),
+        (s.window is None, f"model.window={s.window} would have to be null"),
+        (not s.parallel_block, "model.parallel_block=true would have to be false"),
+    ]
 
 
-def _llama_problems(s: GPTSettings, family: str) -> Iterator[str]:
-    yield from _unless(s.norm == "rmsnorm", f"model.norm={s.norm} would have to be rmsnorm")
-    yield from _unless(s.activation == "swiglu", f"model.activation={s.activation} would have to be swiglu")
-    yield from _unless(not s.parallel_block, "model.parallel_block=true would have to be false")
-    yield from _unless(s.width % s.num_heads == 0, f"model.num_heads={s.num_heads} would have to divide {s.width}")
-    if family == "mistral":
-        yield from _unless(not s.bias, "model.bias=true would have to be false, or model.window null")
-
-
-def _bert_problems(s: BertSettings) -> Iterator[str]:
-    yield from _unless(
-        s.activation == s.head_activation,
-        f"model.head_activation={s.head_activation} would have to be model.activation={s.activation}",
-    )
-
-
-def _unless(right: bool, words: str) -> Iterator[str]:
-    if not right:
-        yield words
+def _llama_rules(s: GPTSettings) -> list[tuple[bool, str]]:
+    plain = s.window is None or not s.bias
+    return [
+        (s.norm == "rmsnorm", f"model.norm={s.norm} would have to be rmsnorm"),
+        (s.activation == "swiglu", f"model.activation={s.activation} would have to be swiglu"),
+        (not s.parallel_block, "model.parallel_block=true would have to be false"),
+        (s.width % s.num_heads == 0, f"model.num_heads={s.num_heads} would have to divide {s.width}"),
+        (plain, "model.bias=true would have to be false, or model.window null"),
+    ]
 
 
 def config_of(settings: ModelSettings, special: Mapping[str, int], dtype: str) -> Config:

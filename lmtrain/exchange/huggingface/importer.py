@@ -16,8 +16,7 @@ from torch import Tensor
 from lmtrain.errors import UsageError
 from lmtrain.exchange.huggingface.folder import HFFolder
 from lmtrain.exchange.huggingface.names import Match
-from lmtrain.exchange.imported import save_foreign, tokenizer_of
-from lmtrain.exchange.streaming import Report, row_ranges
+from lmtrain.exchange.streaming import Report, row_ranges, save_foreign, tokenizer_of
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.piece import Piece
 
@@ -74,10 +73,8 @@ def import_hf(
 
     def parts(name: str) -> Iterator[Tensor]:
         match = known[name]
-        row_bytes = 4 * torch.Size(match.shape[1:]).numel()
-        for index, (_, rows) in enumerate(match.theirs):
-            for some in row_ranges(rows, row_bytes):
-                yield source.part(match, index, some)
+        for _, index, rows in _parts(match, range(match.shape[0])):
+            yield source.part(match, index, rows)
 
     came_from = {"format": "huggingface", "model_type": source.family}
     return save_foreign(output, source.settings, parts, words, came_from, report=report)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from lmtrain.runtime.files.files import parse_json
 from lmtrain.tokenizer.base import Tokenizer
@@ -34,22 +33,14 @@ def tokenizer_files(data: bytes, seq_len: int, *, causal: bool) -> dict[str, byt
     }
     tree = parse_json(data, Path("tokenizer.json"))
     if not causal and {"cls_token", "sep_token"} <= special.keys() and tree.get("post_processor") is None:
-        tree["post_processor"] = _around(tokenizer)
+        cls, sep = ([special[f"{role}_token"], tokenizer.special[role]] for role in ("cls", "sep"))
+        # [CLS] text [SEP], or [CLS] first [SEP] second [SEP]
+        tree["post_processor"] = {"type": "BertProcessing", "sep": sep, "cls": cls}
         data = json.dumps(tree, ensure_ascii=False, indent=1).encode()
     return {
         "tokenizer.json": data,
         "tokenizer_config.json": json_bytes(config),
         "special_tokens_map.json": json_bytes(special),
-    }
-
-
-def _around(tokenizer: Tokenizer) -> dict[str, Any]:
-    """[CLS] text [SEP], or [CLS] first [SEP] second [SEP]."""
-    cls, sep = (tokenizer.special[role] for role in ("cls", "sep"))
-    return {
-        "type": "BertProcessing",
-        "sep": [tokenizer.piece(sep), sep],
-        "cls": [tokenizer.piece(cls), cls],
     }
 
 

@@ -102,11 +102,12 @@ def settings_from(
             window = None
         if not found.has_bias and ask("add_qkv_bias", False):
             wrong.append("--add-qkv-bias would have to go with biases in all linears")
+        is_layernorm = found.norm_has_bias or str(ask("normalization", "LayerNorm")) == "LayerNorm"
         values |= {
             "kind": "gpt", "head_width": ask("kv_channels"), "positions": "rotary" if rotary else "learned",
             "num_kv_heads": ask("num_query_groups") if ask("group_query_attention", False) else None,
             "bias": found.has_bias,
-            "norm": "layernorm" if _is_layernorm(ask, found) else "rmsnorm",
+            "norm": "layernorm" if is_layernorm else "rmsnorm",
             "activation": "swiglu" if swiglu else "gelu_tanh" if by_tanh else "gelu",
             "tied": not (ask("untie_embeddings_and_output_weights", False) or (get is None and found.has_output)),
             "window": None if window is None or window[0] < 0 else window[0] + 1,
@@ -134,10 +135,6 @@ def settings_from(
             "Give it: --set activation=gelu or --set activation=gelu_tanh."
         )
     return settings_of_values(values, where, "Check the file, or --set.")
-
-
-def _is_layernorm(ask: Get, found: Found) -> bool:
-    return found.norm_has_bias or str(ask("normalization", "LayerNorm")) == "LayerNorm"
 
 
 def padded_rows(vocab_size: int, tp: int) -> int:
@@ -177,23 +174,28 @@ def args_of(settings: ModelSettings, tp: int, pp: int, dtype: str) -> dict[str, 
 
 
 def _check(settings: GPTSettings | BertSettings, tp: int, pp: int) -> None:
-    wrong, shape = [], settings.shape
+    shape = settings.shape
     if isinstance(settings, BertSettings):
-        wrong += ["model.norm_order=post would have to be pre"] if settings.norm_order == "post" else []
-        # because: without its second head its BERT has no segments either
-        wrong += [] if settings.pair_head else ["model.pair_head=false would have to be true"]
-        wrong += [] if settings.head_activation == "gelu" else ["model.head_activation=gelu_tanh would have to be gelu"]
+        gelu = settings.head_activation == "gelu"
+        rules = [
+            (settings.norm_order != "post", "model.norm_order=post would have to be pre"),
+            # because: without its second head its BERT has no segments either
+            (settings.pair_head, "model.pair_head=false would have to be true"),
+            (gelu, "model.head_activation=gelu_tanh would have to be gelu"),
+        ]
     else:
-        wrong += ["model.parallel_block=true would have to be false"] if settings.parallel_block else []
-        if settings.activation == "gelu_tanh" and not settings.bias:
-            wrong.append("model.bias=false would have to be true, or model.activation gelu or swiglu")
-        if settings.rotary_base != int(settings.rotary_base):
-            wrong.append(f"model.rotary_base={settings.rotary_base} would have to be a whole number")
-        if settings.norm == "layernorm" and not settings.bias:
-            wrong.append("model.bias=false would have to be true, since its LayerNorm has a bias")
+        whole = settings.rotary_base == int(settings.rotary_base)
+        bias, by_tanh, layernorm = settings.bias, settings.activation == "gelu_tanh", settings.norm == "layernorm"
+        rules = [
+            (not settings.parallel_block, "model.parallel_block=true would have to be false"),
+            (bias or not by_tanh, "model.bias=false would have to be true, or model.activation gelu or swiglu"),
+            (whole, f"model.rotary_base={settings.rotary_base} would have to be a whole number"),
+            (bias or not layernorm, "model.bias=false would have to be true, since its LayerNorm has a bias"),
+        ]
     for name, value in (("num_kv_heads", shape.num_kv_heads), ("ffn_width", shape.ffn_width)):
-        wrong += [f"tp={tp} does not divide model.{name}={value}"] if value % tp else []
-    wrong += [f"pp={pp} does not divide model.num_layers={shape.num_layers}"] if shape.num_layers % pp else []
+        rules.append((value % tp == 0, f"tp={tp} does not divide model.{name}={value}"))
+    rules.append((shape.num_layers % pp == 0, f"pp={pp} does not divide model.num_layers={shape.num_layers}"))
+    wrong = [words for right, words in rules if not right]
     if wrong:
         raise CheckpointError(
             f"This model cannot be Megatron-LM's: {'; '.join(wrong)}. Choose a layout that divides it, or keep it here."

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import math
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,9 +54,12 @@ class Part:
     read: Callable[[], Tensor]
 
 
+ByHalf = dict[int | None, Part]  # by its number, or None for what is no half
+
+
 @dataclass(frozen=True)
 class Source:
-    """`weights` has each one's parts by rank, `halves` those that come as gate and up, `masters` the optimizer's.
+    """`weights` has each one's parts by rank, but of those in `halves` gate and up; `masters` are the optimizer's.
 
     `num_bytes` is the size of the files that hold them.
     """
@@ -65,7 +69,7 @@ class Source:
     version: float
     iteration: int
     weights: dict[str, list[Part]]
-    halves: dict[str, list[Part]]
+    halves: frozenset[str]
     masters: dict[str, list[Part]]
     has_optimizer: bool
     num_bytes: int
@@ -120,7 +124,7 @@ def _open_ranks(folder: Path, files: Mapping[tuple[int, int], TorchFile]) -> Sou
             chunk = [_flat(files[tp, pp], key) for tp in tps]
             next_layer += _take_chunk(chunk, next_layer, weights, folder)
     num_bytes = sum(file.path.stat().st_size for file in files.values())
-    return Source(folder, _args(first), version, iteration, weights, {}, {}, "optimizer" in first, num_bytes)
+    return Source(folder, _args(first), version, iteration, weights, frozenset(), {}, "optimizer" in first, num_bytes)
 
 
 def _top(file: TorchFile) -> dict[str, Any]:
@@ -249,31 +253,31 @@ class Stacked:
 def _open_distributed(folder: Path) -> Source:
     tensors = _metadata(folder)
     state = _top(TorchFile(folder / "common.pt")) if (folder / "common.pt").is_file() else {}
-    weights: dict[str, list[Part]] = {}
-    halves: dict[str, list[Part]] = {}
-    masters: dict[str, list[Part]] = {}
+    weights, masters = defaultdict[str, ByHalf](dict), defaultdict[str, ByHalf](dict)
     for theirs, stacked in tensors.items():
         master = _MASTER.fullmatch(theirs)
-        if master is not None:
-            ours = _our_name(master[1], folder)
-            if ours is not None and ours[1] is None:
-                masters |= {name: [part] for name, part in _unstacked(ours[0], stacked)}
-            elif ours is not None:
-                for name, part in _unstacked(ours[0], stacked):
-                    masters.setdefault(name, [part, part])[ours[1] or 0] = part
-        elif not theirs.startswith(("optimizer.", "chained_", "rng_state", "rerun_state")):
-            ours = _our_name(theirs, folder)
-            for name, part in _unstacked(ours[0], stacked) if ours else ():
-                if ours is not None and ours[1] is not None:
-                    halves.setdefault(name, [part, part])[ours[1]] = part
-                else:
-                    weights[name] = [part]
+        if master is None and theirs.startswith(("optimizer.", "chained_", "rng_state", "rerun_state")):
+            continue
+        ours = _our_name(master[1] if master else theirs, folder)
+        if ours is not None:
+            for name, part in _unstacked(ours[0], stacked):
+                (masters if master else weights)[name][ours[1]] = part
     # because: whatever the version says, these folders have only ever had today's order
     version, iteration = 3.0, _iteration(state, folder)
     has_optimizer = any(".state." in name for name in tensors)
     paths = {chunk.path for stacked in tensors.values() for chunk in stacked.chunks}
     num_bytes = sum(path.stat().st_size for path in paths if path.is_file())
-    return Source(folder, _args(state), version, iteration, weights, halves, masters, has_optimizer, num_bytes)
+    halves = frozenset(name for name, parts in weights.items() if None not in parts)
+    whole, of_optimizer = _in_order(weights), _in_order(masters)
+    return Source(folder, _args(state), version, iteration, whole, halves, of_optimizer, has_optimizer, num_bytes)
+
+
+def _in_order(found: Mapping[str, ByHalf]) -> dict[str, list[Part]]:
+    """Return of each weight the one part, or its halves in their order."""
+    return {
+        name: [parts[None]] if None in parts else [parts[half] for half in (0, 1) if half in parts]
+        for name, parts in found.items()
+    }
 
 
 def _unstacked(name: str, stacked: Stacked) -> Iterator[tuple[str, Part]]:

@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from lmtrain.errors import CheckpointError, UsageError, a_few
-from lmtrain.exchange.imported import save_foreign, tokenizer_of
 from lmtrain.exchange.megatron.args import Found, plain_arguments, settings_from
 from lmtrain.exchange.megatron.folder import Part, Source, open_megatron
 from lmtrain.exchange.megatron.names import split_qkv
-from lmtrain.exchange.streaming import Report
+from lmtrain.exchange.streaming import Report, save_foreign, tokenizer_of
 from lmtrain.models.model_settings import ModelSettings, Shape, true_weights
 from lmtrain.spec import Cut, Split
 
@@ -61,8 +60,7 @@ def import_megatron(
         if name in masters:
             yield _joined(name, masters[name], len(masters[name]) == 2, settings, source.version)
         else:
-            by_half = name in source.halves
-            yield _joined(name, (source.halves if by_half else weights)[name], by_half, settings, source.version)
+            yield _joined(name, weights[name], name in source.halves, settings, source.version)
 
     came_from = {"format": "megatron", "checkpoint_version": source.version, "iteration": source.iteration}
     facts = save_foreign(output, settings, parts, words, came_from, step=source.iteration, report=report)
@@ -70,7 +68,7 @@ def import_megatron(
 
 
 def _found(source: Source) -> Found:
-    weights = {**source.weights, **source.halves}
+    weights = source.weights
     layers = {int(name.split(".")[1]) for name in weights if name.startswith("blocks.")}
     token, down = _matrix(source, "embedding.token.weight"), _matrix(source, "blocks.0.mlp.down.weight")
     positions = _matrix(source, _POSITIONS)[0].shape[0] if _POSITIONS in weights else None
@@ -88,7 +86,7 @@ def _found(source: Source) -> Found:
 
 
 def _matrix(source: Source, name: str) -> list[Part]:
-    parts = source.weights.get(name) or source.halves.get(name)
+    parts = source.weights.get(name)
     if not parts or any(len(part.shape) != 2 for part in parts):
         raise CheckpointError(f"{source.path} lacks the matrix {name}, which all models have. Give a whole checkpoint.")
     return parts
@@ -96,20 +94,19 @@ def _matrix(source: Source, name: str) -> list[Part]:
 
 def _check(source: Source, settings: ModelSettings, weights: Mapping[str, list[Part]]) -> None:
     """All weights are there, in shapes that make the model's, and no others."""
-    path, halves = source.path, source.halves
     wrong, shapes, cuts = [], true_weights(settings), settings.cuts()
     for name, shape in shapes.items():
-        parts = weights.get(name) or halves.get(name)
+        parts = weights.get(name)
         if parts is None:
             wrong.append(f"{name} is missing")
-        elif not _fits(parts, shape, cuts[name], by_half=name in halves):
+        elif not _fits(parts, shape, cuts[name], by_half=name in source.halves):
             wrong.append(f"{name} has shape {list(parts[0].shape)} on each of {len(parts)} and not {list(shape)}")
         elif len(cuts[name].sections) > 1 and not _divides(name, parts, settings, source):
             wrong.append(f"{name} does not divide into what version {source.version:g} has of each rank")
-    wrong += [f"{name} has no place in it" for name in (weights.keys() | halves.keys()) - shapes.keys()]
+    wrong += [f"{name} has no place in it" for name in weights.keys() - shapes.keys()]
     if wrong:
         raise CheckpointError(
-            f"{path} does not hold the model of its arguments: {a_few(sorted(wrong), '; ')}. "
+            f"{source.path} does not hold the model of its arguments: {a_few(sorted(wrong), '; ')}. "
             "If it has other settings, give them with --set KEY=VALUE."
         )
 

@@ -53,9 +53,24 @@ _OUTSIDE = {
     "pooler.dense.": "pair.pooler.",
     "binary_head.": "pair.scores.",
 }
+_CORE = {
+    "attention_norm.": "input_layernorm.", "attention.qkv.": "self_attention.linear_qkv.",
+    "attention.out.": "self_attention.linear_proj.", "mlp_norm.": "pre_mlp_layernorm.",
+    "mlp.up.": "mlp.linear_fc1.", "mlp.down.": "mlp.linear_fc2.",
+}  # fmt: skip
+_ENGINE = {"attention_norm.": "self_attention.linear_qkv.layer_norm_", "mlp_norm.": "mlp.linear_fc1.layer_norm_"}
+_CORE_OUTSIDE = {
+    "embedding.token.weight": "embedding.word_embeddings.weight",
+    "embedding.position.weight": "embedding.position_embeddings.weight",
+    "embedding.segment.weight": "embedding.tokentype_embeddings.weight",
+    "head.weight": "output_layer.weight", "head.decoder.bias": "output_layer.bias",
+    "head.dense.weight": "lm_head.dense.weight", "head.dense.bias": "lm_head.dense.bias",
+    "head.norm.weight": "lm_head.layer_norm.weight", "head.norm.bias": "lm_head.layer_norm.bias",
+    "pair.pooler.weight": "pooler.dense.weight", "pair.pooler.bias": "pooler.dense.bias",
+    "pair.scores.weight": "binary_head.weight", "pair.scores.bias": "binary_head.bias",
+}  # fmt: skip
 _UNUSED = re.compile(r".*_extra_state.*|(?:.*\.)?word_embeddings_for_head\.weight|.*inv_freq")
 _HALVES = {"weight_w": 0, "weight_v": 1, "bias_w": 0, "bias_v": 1}  # newer torch_dist folders cut a gated input in two
-
 LAYER = "*"  # stands for a layer's number in names of stacked tensors
 
 
@@ -80,24 +95,6 @@ def our_name(name: str) -> tuple[str, int | None] | None:
             prefix = f"blocks.{LAYER if layer[1] is None else layer[1]}." if layer else ""
             return prefix + ours + leaf, half
     raise KeyError(name)
-
-
-_CORE = {
-    "attention_norm.": "input_layernorm.", "attention.qkv.": "self_attention.linear_qkv.",
-    "attention.out.": "self_attention.linear_proj.", "mlp_norm.": "pre_mlp_layernorm.",
-    "mlp.up.": "mlp.linear_fc1.", "mlp.down.": "mlp.linear_fc2.",
-}  # fmt: skip
-_ENGINE = {"attention_norm.": "self_attention.linear_qkv.layer_norm_", "mlp_norm.": "mlp.linear_fc1.layer_norm_"}
-_CORE_OUTSIDE = {
-    "embedding.token.weight": "embedding.word_embeddings.weight",
-    "embedding.position.weight": "embedding.position_embeddings.weight",
-    "embedding.segment.weight": "embedding.tokentype_embeddings.weight",
-    "head.weight": "output_layer.weight", "head.decoder.bias": "output_layer.bias",
-    "head.dense.weight": "lm_head.dense.weight", "head.dense.bias": "lm_head.dense.bias",
-    "head.norm.weight": "lm_head.layer_norm.weight", "head.norm.bias": "lm_head.layer_norm.bias",
-    "pair.pooler.weight": "pooler.dense.weight", "pair.pooler.bias": "pooler.dense.bias",
-    "pair.scores.weight": "binary_head.weight", "pair.scores.bias": "binary_head.bias",
-}  # fmt: skip
 
 
 def core_name(name: str, first_layer: int, *, causal: bool, engine: bool) -> str:

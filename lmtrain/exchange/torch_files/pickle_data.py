@@ -161,10 +161,7 @@ class _Machine:
         elif name in _EMPTY:
             self._stack.append(_EMPTY[name]())
         elif name not in _IDLE:
-            act = getattr(self, f"_{name.lower()}", None)
-            if act is None:
-                raise ValueError(f"the instruction {name}, which data does not need")
-            act(argument)
+            self._put_together(name, argument)
 
     def _take(self, num_bytes: int) -> None:
         """Called for every instruction, before what it makes is made."""
@@ -190,110 +187,88 @@ class _Machine:
             raise ValueError("a mark where a value belongs")
         return value
 
-    # What stays on the stack
+    def _put_together(self, name: str, argument: Any) -> None:
+        """Follow an instruction that moves, remembers or fills what is there."""
+        push = self._stack.append
+        match name:
+            case "MARK":
+                push(_MARK)
+            case "POP":
+                self._stack.pop()
+            case "POP_MARK":
+                self._marked()
+            case "DUP":
+                push(self._top())
+            case "MEMOIZE":
+                self._memo[len(self._memo)] = self._top()
+            case "PUT" | "BINPUT" | "LONG_BINPUT":
+                self._memo[_key(int(argument))] = self._top()
+            case "GET" | "BINGET" | "LONG_BINGET":
+                push(self._memo[int(argument)])
+            case "TUPLE":
+                push(tuple(self._marked()))
+            case "TUPLE1" | "TUPLE2" | "TUPLE3":
+                backwards = [self.pop() for _ in range(int(name[-1]))]
+                push(tuple(backwards[::-1]))
+            case "LIST" | "FROZENSET":
+                push(self._marked())
+            case "APPEND":
+                value = self.pop()
+                _entries(self._top()).append(value)
+            case "APPENDS" | "ADDITEMS":
+                values = self._marked()
+                _entries(self._top()).extend(values)
+            case "DICT":
+                push(self._filled({}, self._marked()))
+            case "SETITEM":
+                value, key = self.pop(), self.pop()
+                self._take(_REMEMBERED)
+                _items(self._top())[_key(key)] = value
+            case "SETITEMS":
+                values = self._marked()
+                self._filled(_items(self._top()), values)
+            case _:
+                self._write_down(name, argument)
 
-    def _mark(self, _: Any) -> None:
-        self._stack.append(_MARK)
-
-    def _pop(self, _: Any) -> None:
-        self._stack.pop()
-
-    def _pop_mark(self, _: Any) -> None:
-        self._marked()
-
-    def _dup(self, _: Any) -> None:
-        self._stack.append(self._top())
-
-    # What is remembered
-
-    def _memoize(self, _: Any) -> None:
-        self._memo[len(self._memo)] = self._top()
-
-    def _put(self, key: Any) -> None:
-        self._memo[_key(int(key))] = self._top()
-
-    def _get(self, key: Any) -> None:
-        self._stack.append(self._memo[int(key)])
-
-    _binput = _long_binput = _put
-    _binget = _long_binget = _get
-
-    # Lists, tuples, dicts
-
-    def _tuple(self, _: Any) -> None:
-        self._stack.append(tuple(self._marked()))
-
-    def _list(self, _: Any) -> None:
-        self._stack.append(self._marked())
-
-    _frozenset = _list
-
-    def _dict(self, _: Any) -> None:
-        self._stack.append(self._filled({}, self._marked()))
-
-    def _tuple1(self, _: Any) -> None:
-        self._stack.append((self.pop(),))
-
-    def _tuple2(self, _: Any) -> None:
-        second = self.pop()
-        self._stack.append((self.pop(), second))
-
-    def _tuple3(self, _: Any) -> None:
-        third, second = self.pop(), self.pop()
-        self._stack.append((self.pop(), second, third))
-
-    def _append(self, _: Any) -> None:
-        value = self.pop()
-        _entries(self._top()).append(value)
-
-    def _appends(self, _: Any) -> None:
-        values = self._marked()
-        _entries(self._top()).extend(values)
-
-    _additems = _appends
-
-    def _setitem(self, _: Any) -> None:
-        value, key = self.pop(), self.pop()
-        self._take(_REMEMBERED)
-        _items(self._top())[_key(key)] = value
-
-    def _setitems(self, _: Any) -> None:
-        values = self._marked()
-        self._filled(_items(self._top()), values)
+    def _write_down(self, name: str, argument: Any) -> None:
+        """Record what would be code: a name, a call, the state of what was called for."""
+        push = self._stack.append
+        match name:
+            case "GLOBAL":
+                module, _, attribute = str(argument).partition(" ")
+                push(Global(module, attribute))
+            case "STACK_GLOBAL":
+                attribute, module = checked_text(self.pop(), "a name"), checked_text(self.pop(), "a module")
+                push(Global(module, attribute))
+            case "REDUCE" | "NEWOBJ":
+                args = self.pop()
+                push(self._made(self.pop(), args))
+            case "NEWOBJ_EX":
+                keywords, args = self.pop(), self.pop()
+                self._take(_REMEMBERED * len(keywords))
+                push(Made(self.pop(), args, items=dict(keywords)))
+            case "INST":
+                module, _, attribute = str(argument).partition(" ")
+                push(self._made(Global(module, attribute), tuple(self._marked())))
+            case "OBJ":
+                of, *args = self._marked()
+                push(self._made(of, tuple(args)))
+            case "BUILD":
+                state, made = self.pop(), self._top()
+                if isinstance(made, Made):
+                    made.state = state  # of plain data there is nothing to build: torch attaches notes to its dicts
+            case "PERSID":
+                push(Persistent(argument))
+            case "BINPERSID":
+                push(Persistent(self.pop()))
+            case _:
+                raise ValueError(f"the instruction {name}, which data does not need")
 
     def _filled(self, result: dict[Any, Any], values: list[Any]) -> dict[Any, Any]:
         """The dict with these keys and values, one behind the other."""
         self._take(_REMEMBERED * len(values))
         result.update((_key(key), value) for key, value in zip(values[::2], values[1::2], strict=True))
         return result
-
-    # What would be code
-
-    def _global(self, argument: Any) -> None:
-        module, _, name = str(argument).partition(" ")
-        self._stack.append(Global(module, name))
-
-    def _stack_global(self, _: Any) -> None:
-        name, module = checked_text(self.pop(), "a name"), checked_text(self.pop(), "a module")
-        self._stack.append(Global(module, name))
-
-    def _reduce(self, _: Any) -> None:
-        args = self.pop()
-        self._stack.append(self._made(self.pop(), args))
-
-    _newobj = _reduce
-
-    def _newobj_ex(self, _: Any) -> None:
-        keywords, args = self.pop(), self.pop()
-        self._stack.append(Made(self.pop(), args, items=self._copy(keywords)))
-
-    def _inst(self, argument: Any) -> None:
-        module, _, name = str(argument).partition(" ")
-        self._stack.append(self._made(Global(module, name), tuple(self._marked())))
-
-    def _obj(self, _: Any) -> None:
-        of, *args = self._marked()
-        self._stack.append(self._made(of, tuple(args)))
 
     def _made(self, of: Any, args: Any) -> Any:
         """The record of a call; of the few containers that pickles make by a call, the data itself."""
@@ -307,21 +282,6 @@ class _Machine:
         if path == "collections.OrderedDict":
             return dict(given) if isinstance(given, dict) else {_key(key): value for key, value in given}
         return tuple(given) if _COPIED[path] is tuple else list(given)
-
-    def _copy(self, given: dict[Any, Any]) -> dict[Any, Any]:
-        self._take(_REMEMBERED * len(given))
-        return dict(given)
-
-    def _build(self, _: Any) -> None:
-        state, made = self.pop(), self._top()
-        if isinstance(made, Made):
-            made.state = state  # of plain data there is nothing to build: torch attaches notes to its dicts
-
-    def _persid(self, argument: Any) -> None:
-        self._stack.append(Persistent(argument))
-
-    def _binpersid(self, _: Any) -> None:
-        self._stack.append(Persistent(self.pop()))
 
 
 def _key(value: Any) -> Any:

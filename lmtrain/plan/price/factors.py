@@ -2,7 +2,7 @@
 
 They belong to all machines and programs alike, or to a generation of devices or a property of a program; none belongs
 to a single run. `FACTORS` has what was thought beforehand; fitted.yaml, beside this file, what published runs made of
-it. Called by work, communicate, step and memory, which take their values, and by whoever fits them.
+it. Called by work, step and memory, which take their values, and by whoever fits them.
 """
 
 from __future__ import annotations

@@ -37,26 +37,27 @@ class Hardware(Settings):
     interval: float | None = None  # half of that of a step's time, as runs on this machine showed it
 
     def problems(self) -> Iterator[Problem]:
-        known = self.generation in GENERATIONS
-        yield from self.problem_if(not known, "generation", "is not known", f"Use one of {', '.join(GENERATIONS)}.")
-        strange = self.network not in NETWORKS
-        yield from self.problem_if(strange, "network", "is not known", f"Use one of {', '.join(NETWORKS)}.")
-        for key in ("memory_GiB", "memory_GBps", "num_cores", "cache_MB", "gpus_per_node", "link_GBps", "nic_GBps"):
-            yield from self.problem_if(getattr(self, key) <= 0, key, "must be above 0", "Use the data sheet's figure.")
+        sizes = ("memory_GiB", "memory_GBps", "num_cores", "cache_MB", "gpus_per_node", "link_GBps", "nic_GBps")
         unknown = sorted(set(self.peak_tflops) - set(PRECISIONS))
-        way_out = f"Use {', '.join(PRECISIONS)}."
-        yield from self.problem_if(bool(unknown), "peak_tflops", f"has {', '.join(unknown)}, no precision", way_out)
         slow = not self.peak_tflops or min(self.peak_tflops.values()) <= 0
-        yield from self.problem_if(slow, "peak_tflops", "must be above 0", "Use the data sheet's figures.")
-        yield from self.problem_if(self.power_W < 0, "power_W", "must be 0 or above", "Use 0 where it is not known.")
-        yield from self.problem_if(self.sustained <= 0, "sustained", "must be above 0", "Use 1.0.")
         no_factors = [name for name, value in self.factors.items() if name not in FACTORS or value < 0]
-        yield from self.problem_if(
-            bool(no_factors), "factors", f"has {a_few(no_factors)}, no factor of the planner or below 0",
-            "Use what `lmtrain plan --calibrate` wrote.",
-        )  # fmt: skip
         wide = self.interval is not None and self.interval <= 0
-        yield from self.problem_if(wide, "interval", "must be above 0", "Use null for that of all machines.")
+        rules = [
+            (self.generation not in GENERATIONS, "generation", "is not known", f"Use one of {', '.join(GENERATIONS)}."),
+            (self.network not in NETWORKS, "network", "is not known", f"Use one of {', '.join(NETWORKS)}."),
+            *((getattr(self, key) <= 0, key, "must be above 0", "Use the data sheet's figure.") for key in sizes),
+            (bool(unknown), "peak_tflops", f"has {', '.join(unknown)}, no precision", f"Use {', '.join(PRECISIONS)}."),
+            (slow, "peak_tflops", "must be above 0", "Use the data sheet's figures."),
+            (self.power_W < 0, "power_W", "must be 0 or above", "Use 0 where it is not known."),
+            (self.sustained <= 0, "sustained", "must be above 0", "Use 1.0."),
+            (
+                bool(no_factors), "factors", f"has {a_few(no_factors)}, no factor of the planner or below 0",
+                "Use what `lmtrain plan --calibrate` wrote.",
+            ),
+            (wide, "interval", "must be above 0", "Use null for that of all machines."),
+        ]  # fmt: skip
+        for wrong, key, what, way_out in rules:
+            yield from self.problem_if(wrong, key, what, way_out)
 
     @property
     def device(self) -> str:
@@ -68,5 +69,3 @@ class Hardware(Settings):
         if precision == "tf32":  # because: on every data sheet it is half of bf16, and what has no bf16 has no tf32
             return self.peak("bf16") / 2 or self.peak("fp32")
         return self.peak_tflops.get(precision, 0.0) * 1e12
-
-

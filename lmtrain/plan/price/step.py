@@ -1,8 +1,8 @@
-"""Seconds of a step: what hides behind what.
+"""Seconds and joules of a step: what collectives take, how long a pipeline takes, and what hides behind what.
 
-Takes a block's computation (work), what its collectives (all-reduce, all-gather, reduce-scatter) and a pipeline's
-messages take by themselves, and how long the pipeline takes (its closed form, or a replay), and adds what is left
-bare. And what of it costs power and money. Arrays have one entry a case.
+Takes a block's computation from work, and adds what is left bare of collectives (all-reduce, all-gather,
+reduce-scatter), messages and the pipeline's bubble. Called by whoever prices layouts. Arrays have one entry a case; it
+knows no settings and no schedule's table.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from lmtrain.plan.price.factors import Factors
 from lmtrain.plan.price.hardware import Hardware
 from lmtrain.plan.price.work import price_work
 from lmtrain.plan.price.workload import Column, Columns, Overlap, Schedule
+
+RESTING = 0.80  # of the device's power, whatever it does within a step
+COMPUTING = 0.18  # and so much more for the share of a step in which it computes
 
 
 @dataclass(frozen=True)
@@ -75,8 +78,7 @@ def _in_a_node(c: Columns, size: Column, stride: Column) -> Column:
     filled = np.floor(devices / np.ceil(devices / c.node))
     span = np.rint(size * stride)
     together = np.where(span >= devices, filled, np.gcd(filled.astype(np.int64), span.astype(np.int64)))
-    found: Column = np.clip(np.floor(together / stride), 1, size)
-    return found
+    return np.clip(np.floor(together / stride), 1, size)
 
 
 def nic_share(c: Columns, f: Factors) -> Column:
@@ -147,7 +149,7 @@ class StepTime:
         return parts + self.stragglers
 
 
-def stage_weights(c: Columns, *, fullest: bool = True) -> tuple[Column, Column]:
+def stage_weights(c: Columns) -> tuple[Column, Column]:
     """Weights of one block and of the vocabulary's matrix, on one rank of tp."""
     heads, keys = c.num_heads * c.head_width, c.num_kv_heads * c.head_width
     block = c.width * (2 * heads + 2 * keys) + c.width * c.ffn_width * (2 + c.gated)
@@ -253,8 +255,7 @@ def _add_seconds(c: Columns, f: Factors, weights: Column) -> Column:
     fused = (c.fused_gradients > 0) & (c.num_microbatches >= c.fused_gradients) & ~sent
     share = np.where(fused, f["add_fused"], f["add_share"])
     sums = np.where((c.zero == 3) & (c.each_microbatch > 0), 0.0, 2 * c.sum_bytes)
-    found: Column = share * (c.precision + sums) * weights / (c.memory_Bps * f["stream_share"])
-    return found
+    return share * (c.precision + sums) * weights / (c.memory_Bps * f["stream_share"])
 
 
 def _over_dp(c: Columns, f: Factors, held: Column) -> tuple[Column, Column]:
@@ -269,21 +270,13 @@ def _over_dp(c: Columns, f: Factors, held: Column) -> tuple[Column, Column]:
     return reduce_s, np.where((c.zero > 0) & (c.zero < 3), shard.shared(c.precision * held), 0.0)
 
 
-RESTING = 0.80  # of the device's power, whatever it does within a step
-
-
-COMPUTING = 0.18  # and so much more for the share of a step in which it computes
-
-
 def busy_share(time: StepTime) -> Column:
-    found: Column = (time.compute - time.tp - time.sends + time.update) / time.total
-    return found
+    return (time.compute - time.tp - time.sends + time.update) / time.total
 
 
 def watts(time: StepTime, hardware: Hardware) -> Column:
     """Of one device, without its host and what cools it; 0 where the device's power is not known."""
-    found: Column = hardware.power_W * (RESTING + COMPUTING * busy_share(time))
-    return found
+    return hardware.power_W * (RESTING + COMPUTING * busy_share(time))
 
 
 def dollars(seconds: float, gpus: int, price: float) -> float:

@@ -6,8 +6,8 @@ in one pass. A program is described by properties that can be read in its source
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from lmtrain.plan.price.hardware import GENERATIONS, NETWORKS, Hardware
 
 Column = NDArray[np.float64]
+LOW = ("float8", "mxfp8", "nvfp4", "float8_row")
 
 
 class Attention(IntEnum):
@@ -131,106 +132,41 @@ class Case:
     optimizer_bytes: float = 12.0  # of state for a weight: master and two moments
 
 
-@dataclass(frozen=True)
 class Columns:
-    generation: Column
-    peak: Column
-    half_peak: Column
-    low_precision: Column
-    sustained: Column
-    memory_Bps: Column
-    memory_bytes: Column
-    num_cores: Column
-    cache: Column
-    node: Column
-    link_Bps: Column
-    nic_Bps: Column
-    network: Column
-    attention: Column
-    pointwise: Column
-    fused_rotary: Column
-    fused_loss: Column
-    eager_norm: Column
-    tp_overlap: Column
-    reduce_overlap: Column
-    reduce_whole: Column
-    reduce_each: Column
-    gather_overlap: Column
-    send_overlap: Column
-    whole_messages: Column
-    reduce_bytes: Column
-    sum_bytes: Column
-    fused_gradients: Column
-    fused_optimizer: Column
-    whole_logits: Column
-    flat_copies: Column
-    keeps_gathered: Column
-    group_buffers: Column
-    loss_numbers: Column
-    loss_bytes: Column
-    over_logits: Column
-    num_layers: Column
-    width: Column
-    num_heads: Column
-    num_kv_heads: Column
-    head_width: Column
-    ffn_width: Column
-    gated: Column
-    vocab: Column
-    seq_len: Column
-    tied: Column
-    scored_share: Column
-    causal: Column
-    window: Column
-    rotary: Column
-    parallel_block: Column
-    dropout: Column
-    pp: Column
-    vp: Column
-    dp: Column
-    tp: Column
-    zero: Column
-    shard: Column
-    regather: Column
-    each_microbatch: Column
-    sequence_parallel: Column
-    microbatch: Column
-    num_microbatches: Column
-    schedule: Column
-    largest_stage: Column
-    first_stage: Column
-    last_stage: Column
-    again_products: Column
-    again_attention: Column
-    again_pointwise: Column
-    again_collectives: Column
-    precision: Column
-    optimizer_bytes: Column
+    """Arrays by the names that `columns` gives them, with one entry a case: `c.tp`, `c.peak`."""
+
+    def __init__(self, arrays: Mapping[str, Column]) -> None:
+        self.arrays = arrays
+        vars(self).update(arrays)  # because: prices ask for them in every line
+
+    def __getattr__(self, name: str) -> Column:
+        """Return nothing's column, where there is no case; raise for what no case has."""
+        if self.arrays:
+            raise AttributeError(f"a case has no {name}")
+        return np.zeros(0)
 
     def __len__(self) -> int:
         return len(self.width)
 
     def take(self, rows: NDArray[np.int_] | NDArray[np.bool_]) -> Columns:
-        return Columns(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
+        return Columns({name: array[rows] for name, array in self.arrays.items()})
 
 
 def columns(cases: Sequence[Case]) -> Columns:
     rows = [_numbers(case) for case in cases]
-    names = [field.name for field in fields(Columns)]
-    return Columns(**{name: np.array([row[name] for row in rows], dtype=np.float64) for name in names})
-
-
-LOW = ("float8", "mxfp8", "nvfp4", "float8_row")
+    return Columns({name: np.array([row[name] for row in rows], dtype=np.float64) for name in (rows or [{}])[0]})
 
 
 def _numbers(case: Case) -> dict[str, float]:
+    """The numbers of a case and of its program under their own names, and what follows from the rest of it."""
     hardware, program = case.hardware, case.program
     fp32 = case.precision in ("fp32", "tf32")
     half = hardware.peak(case.precision) if fp32 else hardware.peak("bf16") or hardware.peak("fp16")
     even = -(-case.num_layers // case.pp)
-    own = {name: float(getattr(case, name)) for name in _OWN}
-    traits = {name: float(getattr(program, name)) for name in _TRAITS}
-    return own | traits | {
+    named = vars(case) | vars(program)
+    own = {name: float(value) for name, value in named.items() if isinstance(value, (int, float))}
+    again = {f"again_{name}": share for name, share in vars(case.again).items()}
+    return own | again | {
         "generation": float(GENERATIONS.index(hardware.generation)),
         "peak": hardware.peak(case.precision.removesuffix("_row")) or half,
         "half_peak": half,
@@ -248,18 +184,5 @@ def _numbers(case: Case) -> dict[str, float]:
         "largest_stage": float(case.largest_stage or even),
         "first_stage": float((case.largest_stage or even) if case.first_stage < 0 else case.first_stage),
         "last_stage": float(even if case.last_stage < 0 else case.last_stage),
-        "again_products": case.again.products,
-        "again_attention": case.again.attention,
-        "again_pointwise": case.again.pointwise,
-        "again_collectives": case.again.collectives,
         "precision": 4.0 if fp32 else 2.0,
     }  # fmt: skip
-
-
-_TRAITS = [field.name for field in fields(Program)]
-_OWN = [
-    "num_layers", "width", "num_heads", "num_kv_heads", "head_width", "ffn_width", "gated", "vocab", "seq_len", "tied",
-    "scored_share",
-    "causal", "window", "rotary", "parallel_block", "dropout", "pp", "vp", "dp", "tp", "zero", "shard", "regather",
-    "each_microbatch", "sequence_parallel", "microbatch", "num_microbatches", "schedule", "optimizer_bytes",
-]  # fmt: skip

@@ -11,9 +11,11 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from lmtrain.plan.price.factors import Factors
+from lmtrain.plan.price.step import stage_weights
 from lmtrain.plan.price.workload import Attention, Column, Columns, Pointwise, Schedule
 
 GIB = 2.0**30
+FIRST, SECOND, LAST = range(3)  # stages; the second stands for all between, of which it holds most microbatches
 
 
 @dataclass(frozen=True)
@@ -48,13 +50,8 @@ def price_memory(c: Columns, f: Factors) -> RankMemory:
     return fullest
 
 
-FIRST, SECOND, LAST = range(3)  # stages; the second stands for all between, of which it holds most microbatches
-
-
 def _rank(c: Columns, f: Factors, place: int) -> RankMemory:
-    heads, keys = c.num_heads * c.head_width, c.num_kv_heads * c.head_width
-    block = (c.width * (2 * heads + 2 * keys) + c.width * c.ffn_width * (2 + c.gated)) / c.tp
-    table = c.vocab * c.width / c.tp
+    block, table = stage_weights(c)
     folded = c.schedule == Schedule.ZB_V  # the first rank has both ends
     both = np.where(c.tied > 0, 1.0, 2.0)
     tables = (np.where((c.pp == 1) | folded, both, 1.0), np.zeros(len(c)), np.where(folded, 0.0, 1.0))[place]

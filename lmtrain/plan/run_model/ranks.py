@@ -41,6 +41,7 @@ class Flying:
 
 _ONE = Flying(np.array([[1]]), np.array([[0]]))  # a microbatch, where there is no pipeline
 
+
 def rank_bytes_of(run: Planned, rank: int) -> dict[str, int]:
     at = run.parallel.layout.coordinate(rank)
     stages = run.stages[at.pp]

@@ -1,7 +1,7 @@
 """One run's pipeline, replayed: every action of its schedule's table, with its stage's own layers and collectives.
 
-Called where a layout is looked at closely, as all that are shown or taken are; pipeline.makespan is its closed form for
-thousands. Says when FSDP gathers and reduces as parallel.sharding has it: nothing is hidden here but what the table
+Called where a layout is looked at closely, as all that are shown or taken are; price.step.makespan is its closed form
+for thousands. Says when FSDP gathers and reduces as parallel.sharding has it: nothing is hidden here but what the table
 itself hides.
 """
 

@@ -25,6 +25,24 @@ from lmtrain.plan.price.hardware import Hardware
 from lmtrain.plan.price.workload import Again, Attention, Case, Overlap, Pointwise, Program, Schedule
 from lmtrain.spec import ModelShape
 
+LOSS_NUMBERS = 64 << 20  # as many logits as the loss turns into fp32 at a time: kernels.cross_entropy
+LOSS_BYTES = 9  # of each: the softmax in fp32, one more while it is shifted, which of them are labels
+
+OURS = Program(
+    attention=Attention.FLASH2,
+    pointwise=Pointwise.EAGER,
+    tp_overlap=Overlap.WEIGHTS,  # collectives._ColumnLinear.backward
+    reduce_overlap=True,  # FSDP's hooks, a group a block
+    gather_overlap=True,  # the same: the next block's weights travel while one computes
+    send_overlap=True,  # pipeline.messages: receives are posted ahead, a send is waited for when it must have arrived
+    reduce_bytes=FP32_BYTES,  # sharding.apply_data_parallel
+    reduce_each=True,  # sharding.ShardedWeights.begin: zero 2 reduces after every microbatch
+    group_buffers=True,  # sharding.apply_data_parallel, a group a block
+    loss_numbers=LOSS_NUMBERS,
+    loss_bytes=LOSS_BYTES,
+)
+_SCHEDULES = {"gpipe": Schedule.GPIPE, "zb_h1": Schedule.ZB_1, "zb_v": Schedule.ZB_V}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
@@ -116,24 +134,6 @@ class Planned:
         return self.recompute.kind if self.recomputes(block) else "none"
 
 
-LOSS_NUMBERS = 64 << 20  # as many logits as the loss turns into fp32 at a time: kernels.cross_entropy
-LOSS_BYTES = 9  # of each: the softmax in fp32, one more while it is shifted, which of them are labels
-
-OURS = Program(
-    attention=Attention.FLASH2,
-    pointwise=Pointwise.EAGER,
-    tp_overlap=Overlap.WEIGHTS,  # collectives._ColumnLinear.backward
-    reduce_overlap=True,  # FSDP's hooks, a group a block
-    gather_overlap=True,  # the same: the next block's weights travel while one computes
-    send_overlap=True,  # pipeline.messages: receives are posted ahead, a send is waited for when it must have arrived
-    reduce_bytes=FP32_BYTES,  # sharding.apply_data_parallel
-    reduce_each=True,  # sharding.ShardedWeights.begin: zero 2 reduces after every microbatch
-    group_buffers=True,  # sharding.apply_data_parallel, a group a block
-    loss_numbers=LOSS_NUMBERS,
-    loss_bytes=LOSS_BYTES,
-)
-
-
 def program_of(run: Planned, hardware: Hardware) -> Program:
     """What our executor does with these settings on this machine."""
     plainer = run.has_mask or run.precision.kind == "fp32" or hardware.generation == "volta"
@@ -149,9 +149,6 @@ def program_of(run: Planned, hardware: Hardware) -> Program:
         fused_optimizer=run.optim.kind == "adamw",
         loss_bytes=run.loss_bytes, over_logits=not run.on_cpu,
     )
-
-
-_SCHEDULES = {"gpipe": Schedule.GPIPE, "zb_h1": Schedule.ZB_1, "zb_v": Schedule.ZB_V}
 
 
 def case_of(run: Planned, hardware: Hardware) -> Case:

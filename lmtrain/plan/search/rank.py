@@ -68,8 +68,7 @@ class Ranked:
 
     @property
     def allowed(self) -> NDArray[np.bool_]:
-        found: NDArray[np.bool_] = self.below_switch & np.isfinite(self.seconds)
-        return found
+        return self.below_switch & np.isfinite(self.seconds)
 
     @property
     def room(self) -> float:
@@ -169,8 +168,7 @@ class Ranked:
 
     @property
     def _near(self) -> NDArray[np.bool_]:
-        found: NDArray[np.bool_] = self.allowed & (self.held <= _NEAR * self.usable)
-        return found
+        return self.allowed & (self.held <= _NEAR * self.usable)
 
     def _keys(self, places: Rows, columns: tuple[str, ...]) -> list[tuple[float, ...]]:
         found = [self.space.column(name, self.rows[places]).tolist() for name in columns]

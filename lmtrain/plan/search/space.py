@@ -7,7 +7,7 @@ once, and a column of a million is picked from the table that decides it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -21,7 +21,6 @@ from lmtrain.plan.run_model.run import Planned, case_of
 
 Sets = dict[str, Any]  # keys of `parallel`, micro_batch and recompute
 Rows = NDArray[np.intp]
-_NAMES = [field.name for field in fields(Columns)]
 
 
 def with_sets(run: Planned, sets: Sets) -> Planned:
@@ -65,20 +64,15 @@ class Axis:
     def decides(self) -> set[str]:
         """Columns that are not always as usual in their group."""
         usual, group = columns(self._usual), np.array(self._group, dtype=np.intp)
-        return {name for name in _NAMES if np.any(_column(self, name) != getattr(usual, name)[group])}
+        return {name for name, column in self.columns.arrays.items() if np.any(column != usual.arrays[name][group])}
 
     @cached_property
     def is_different(self) -> NDArray[np.bool_]:
         """Of each row, whether none before it in its group is priced the same, as `balance` where stages are equal."""
-        table = np.stack([np.array(self._group, dtype=np.float64), *(_column(self, name) for name in _NAMES)])
+        table = np.stack([np.array(self._group, dtype=np.float64), *self.columns.arrays.values()])
         found = np.zeros(len(self.sets), dtype=bool)
         found[np.unique(table, axis=1, return_index=True)[1]] = True
         return found
-
-
-def _column(axis: Axis, name: str) -> Column:
-    found: Column = getattr(axis.columns, name)
-    return found
 
 
 class Space:
@@ -111,20 +105,19 @@ class Space:
         return np.flatnonzero(np.logical_and.reduce(every))
 
     def columns(self, rows: Rows) -> Columns:
-        return Columns(**{name: self.column(name, rows) for name in _NAMES})
+        return Columns({name: self.column(name, rows) for name in self._axes[0].columns.arrays})
 
     def column(self, name: str, rows: Rows) -> Column:
-        axis = self._decided_by[name]
-        found: Column = _column(self._axes[axis], name)[self._rows[axis][rows]]
+        axis = self._decided_by.get(name, 0)
+        found: Column = getattr(self._axes[axis].columns, name)[self._rows[axis][rows]]
         return found
 
     @cached_property
     def _decided_by(self) -> dict[str, int]:
-        """Of each column the axis: the first, the stages, where no other decides it."""
-        found = dict.fromkeys(_NAMES, 0)
+        """Of each column the axis, where that is another than the first, the stages."""
+        found: dict[str, int] = {}
         for at, axis in enumerate(self._axes[1:], 1):
-            for name in axis.decides:
-                if found[name]:
-                    raise ValueError(f"{name} of a case depends on two axes of the search: price these together")
-                found[name] = at
+            if twice := sorted(found.keys() & axis.decides):
+                raise ValueError(f"{twice[0]} of a case depends on two axes of the search: price these together")
+            found |= dict.fromkeys(axis.decides, at)
         return found

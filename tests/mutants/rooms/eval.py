@@ -137,7 +137,7 @@ MUTANTS = [
     ),
     Mutant(
         name="blanks_at_the_ends_count_as_words",
-        file="lmtrain/eval/tasks/wikitext_megatron.py",
+        file="lmtrain/eval/tasks/wikitext.py",
         function="words_between",
         old="[(max(begin, first), min(begin + len(part), stop)) for begin, part",
         new="[(begin, begin + len(part)) for begin, part",
@@ -147,7 +147,7 @@ MUTANTS = [
     ),
     Mutant(
         name="four_bytes_count_as_three",
-        file="lmtrain/eval/tasks/wikitext_hf.py",
+        file="lmtrain/eval/tasks/wikitext.py",
         function="_bytes_of_tokens",
         old="widths = 1 + (points > 0x7F) + (points > 0x7FF) + (points > 0xFFFF)",
         new="widths = 1 + (points > 0x7F) + (points > 0x7FF)",

@@ -8,8 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from data_tools.corpora.stdlib import CorpusReport, build_stdlib_corpus, why_skip
-from data_tools.corpus.copies.decontaminate import NEAR_COPY, overlaps, shingles
+from data_tools.corpora.stdlib import (
+    NEAR_COPY,
+    SHINGLE_WORDS,
+    CorpusReport,
+    build_stdlib_corpus,
+    overlaps,
+    why_skip,
+)
+from data_tools.corpus.flow.words import shingles
 from lmtrain.errors import DataError, MissingInputError
 
 
@@ -134,6 +141,6 @@ def test_this_python_has_a_corpus_without_near_copies(tmp_path: Path) -> None:
     assert 0.03 < report.heldout_bytes / report.train_bytes < 0.07
     assert len({source.split("/")[0] for source in heldout if "/" in source}) >= 10
     assert not any(part in source.split("/") for source in train | heldout for part in ("test", "site-packages"))
-    sets = [shingles(text) for text in (*heldout.values(), *train.values())]
+    sets = [shingles(text, SHINGLE_WORDS) for text in (*heldout.values(), *train.values())]
     found = overlaps(sets, range(len(heldout)))
-    assert max(o.anywhere for o in found) == report.largest_overlap < NEAR_COPY
+    assert max(found) == report.largest_overlap < NEAR_COPY

@@ -20,7 +20,7 @@ from lmtrain.eval.runner import Subject, run
 from lmtrain.eval.scoring.scoring import Passes
 from lmtrain.eval.task import find_task
 from lmtrain.exchange.huggingface.exporter import export_hf
-from lmtrain.exchange.imported import save_foreign
+from lmtrain.exchange.streaming import save_foreign
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.train import train_bpe

@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 
 from lmtrain.batch import Batch
 from lmtrain.errors import NonFiniteLossError, UsageError
-from lmtrain.eval.generate import Sampling, TextStream, draw, generate, generate_stream, generate_tokens, prompt_tokens
+from lmtrain.eval.generate import (
+    Sampling,
+    draw,
+    generate,
+    generate_stream,
+    generate_tokens,
+    prompt_tokens,
+    whole_pieces,
+)
 from lmtrain.tokenizer.base import Tokenizer
 
 SEQ_LEN = 16
@@ -111,18 +119,17 @@ def test_streamed_pieces_are_whole_characters(tokenizer: Tokenizer, text: str, c
     text = text.replace("\ufffd", "")
     tokens = tokenizer.encode(text)
     tokens = tokens[: max(len(tokens) - cut, 0)]
-    stream = TextStream(tokenizer)
-    pieces = [stream.push(token) for token in tokens]
+    *pieces, last = ["", *whole_pieces(tokenizer, tokens)]
     assert text.startswith("".join(pieces))
-    assert "".join(pieces) + stream.flush() == tokenizer.decode(tokens)
+    assert "".join(pieces) + last == tokenizer.decode(tokens)
 
 
 def test_bytes_that_make_no_character_come_out_once_text_goes_on(tokenizer: Tokenizer) -> None:
     euro = tokenizer.encode("\u20ac")
-    stream = TextStream(tokenizer)
-    pieces = [stream.push(token) for token in [*euro[:2], *tokenizer.encode("a"), *euro]]
-    assert pieces == ["", "", "\ufffda", "", "", "\u20ac"]
-    assert stream.flush() == ""
+    given: list[int] = []
+    tokens = [*euro[:2], *tokenizer.encode("a"), *euro]
+    pieces = [(piece, len(given)) for piece in whole_pieces(tokenizer, (given.append(t) or t for t in tokens))]  # type: ignore[func-returns-value]
+    assert pieces == [("\ufffda", 3), ("\u20ac", 6)]
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,8 @@ from lmtrain.eval.scoring import batches
 from lmtrain.eval.source import check_kind
 from lmtrain.eval.task import Asked, all_tasks, find_task
 from lmtrain.eval.tasks import masked
-from lmtrain.eval.tasks.masked import SEED, cuts
+from lmtrain.eval.tasks.masked import SEED
+from lmtrain.eval.text.windows import Window, windows
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.runtime.seed import derive_seed
 from lmtrain.tokenizer.base import Tokenizer
@@ -198,8 +199,8 @@ def _first_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     )  # fmt: skip
 
 
-def _other_cuts(num_tokens: int, room: int, stride: int) -> Iterator[masked.Cut]:
-    return (masked.Cut(cut.first_asked, cut.stop, cut.first_asked) for cut in cuts(num_tokens, room, stride))
+def _other_windows(num_tokens: int, room: int, stride: int, *, last_looks_back: bool) -> Iterator[Window]:
+    return (Window(cut.first_scored - 1, cut.stop, cut.first_scored) for cut in windows(num_tokens, room, stride))
 
 
 MISTAKES: dict[str, tuple[str, Any]] = {
@@ -209,7 +210,7 @@ MISTAKES: dict[str, tuple[str, Any]] = {
     ),
     "other masks": ("masked/tokens", lambda patch: patch.setattr(masked, "SEED", 2)),
     "a last window that does not look back": (
-        "masked/pseudo-perplexity", lambda patch: patch.setattr(masked, "cuts", _other_cuts),
+        "masked/pseudo-perplexity", lambda patch: patch.setattr(masked, "windows", _other_windows),
     ),
 }  # fmt: skip
 
@@ -244,11 +245,11 @@ def test_closed_forms(pieces: Tokenizer, sentences: Path) -> None:
 @pytest.mark.parametrize("stride", [1, 3, ROOM])
 @pytest.mark.parametrize("num_tokens", [0, 1, ROOM - 1, ROOM, ROOM + 1, 3 * ROOM + 2])
 def test_each_token_is_asked_once_in_a_full_window(num_tokens: int, stride: int) -> None:
-    found = list(cuts(num_tokens, ROOM, stride))
-    asked = [place for cut in found for place in range(cut.first_asked, cut.stop)]
+    found = list(windows(num_tokens + 1, ROOM, stride, last_looks_back=True))
+    asked = [place for cut in found for place in range(cut.first_scored - 1, cut.stop)]
     assert asked == list(range(num_tokens))
     assert all(cut.stop - cut.start == min(ROOM, num_tokens) for cut in found)
-    assert all(cut.start <= cut.first_asked for cut in found)
+    assert all(cut.start < cut.first_scored for cut in found)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 64])

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from lmtrain.errors import DataError
-from lmtrain.eval.result import Result
 from lmtrain.eval.statistics.paired_test import Side, compare, intervals
-from lmtrain.eval.task import Columns, find_task
+from lmtrain.eval.task import Columns, Result, find_task
 from tests.unit.eval.test_report import RESULT
 
 TASK = find_task("perplexity")

@@ -13,9 +13,8 @@ import pytest
 
 from lmtrain.data.store.indexed import DatasetWriter
 from lmtrain.errors import DataError, MissingInputError
-from lmtrain.eval.result import Result
 from lmtrain.eval.runner import Subject, run
-from lmtrain.eval.task import Asked
+from lmtrain.eval.task import Asked, Result
 from lmtrain.eval.tasks.perplexity import TASK
 from lmtrain.tokenizer.base import Tokenizer
 from tests.unit.data.writing import add_document

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lmtrain.errors import LmtrainError
-from lmtrain.eval.tasks import lambada, wikitext_hf, wikitext_lmeval, wikitext_megatron
+from lmtrain.eval.tasks import lambada, wikitext
 from lmtrain.eval.text import windows
 from lmtrain.eval.text.windows import Request, StreamRequests, Window, WindowedRequests
 from lmtrain.models.layers import heads
@@ -19,7 +19,7 @@ from tests.unit.eval.protocols import Pair, agree, write
 
 SEQ_LEN = 40
 Plant = Callable[[pytest.MonkeyPatch], None]
-_labelled_windows = wikitext_hf.labelled_windows
+_labelled_windows = wikitext.labelled_windows
 
 
 class Doubled(StreamRequests):
@@ -49,49 +49,49 @@ def _every_target_weighs_one(num_tokens: int, seq_len: int, stride: int) -> Iter
 
 MISTAKES: dict[str, tuple[str, Plant]] = {
     "words between blanks, as Python splits": (
-        "wikitext103/lmeval-2.0", _replace(wikitext_lmeval, "count_words", lambda page: len(page.split())),
+        "wikitext103/lmeval-2.0", _replace(wikitext, "count_words", lambda page: len(page.split())),
     ),
     "words after detokenizing": (
         "wikitext103/megatron-o32",
-        _replace(wikitext_megatron, "words_between", lambda text, parts: np.array([len(p.split()) for p in parts])),
+        _replace(wikitext, "words_between", lambda text, parts: np.array([len(p.split()) for p in parts])),
     ),
     "another prefix": (
-        "wikitext103/lmeval-2.0", _replace(wikitext_lmeval, "eod_id", lambda tokenizer: tokenizer.eod_id + 1),
+        "wikitext103/lmeval-2.0", _replace(wikitext, "eod_id", lambda tokenizer: tokenizer.eod_id + 1),
     ),
     "another prefix of an empty context": (
         "lambada/lmeval-openai-1.0", _replace(lambada, "_prefix", lambda tokenizer, _: [tokenizer.eod_id + 1]),
     ),
-    "pages concatenated": ("wikitext103/lmeval-2.0", _replace(wikitext_lmeval, "pages", lambda text: [text])),
+    "pages concatenated": ("wikitext103/lmeval-2.0", _replace(wikitext, "pages", lambda text: [text])),
     "long lines cut on the right": (
         "lambada/megatron-strict", _replace(lambada, "cut_on_the_left", lambda row, seq_len: row[: seq_len + 1]),
     ),
     "a stride off by one": (
         "wikitext103/megatron-o32",
-        _replace(wikitext_megatron, "windows", lambda num, seq_len, stride: windows.windows(num, seq_len, stride + 1)),
+        _replace(wikitext, "windows", lambda num, seq_len, stride: windows.windows(num, seq_len, stride + 1)),
     ),
-    "padding scored": ("wikitext103/megatron-o32", _replace(wikitext_megatron, "StreamRequests", Padded)),
+    "padding scored": ("wikitext103/megatron-o32", _replace(wikitext, "StreamRequests", Padded)),
     "padded vocabulary chosen": (
         "lambada/megatron-strict", _replace(heads, "added_to_scores", lambda weight, bias, num_true: bias),
     ),
-    "samples counted twice": ("wikitext103/megatron-o32", _replace(wikitext_megatron, "StreamRequests", Doubled)),
+    "samples counted twice": ("wikitext103/megatron-o32", _replace(wikitext, "StreamRequests", Doubled)),
     "target tokenized apart": (
         "lambada/lmeval-openai-1.0", _replace(lambada.LmEval, "example", lambada.MegatronStrict.example),
     ),
     "last window dropped": (
         "wikitext/hf-stride13",
-        _replace(wikitext_hf, "labelled_windows", lambda *shape: list(_labelled_windows(*shape))[:-1]),
+        _replace(wikitext, "labelled_windows", lambda *shape: list(_labelled_windows(*shape))[:-1]),
     ),
     "windows all weigh alike": (
-        "wikitext/hf-stride13", _replace(wikitext_hf, "labelled_windows", _every_target_weighs_one),
+        "wikitext/hf-stride13", _replace(wikitext, "labelled_windows", _every_target_weighs_one),
     ),
     "a page's last window is short": (
         "wikitext103/lmeval-2.0",
         _replace(
-            wikitext_lmeval, "WindowedRequests",
+            wikitext, "WindowedRequests",
             lambda documents, seq_len, stride, last_looks_back: WindowedRequests(documents, seq_len, stride),
         ),
     ),
-    "not detokenized": ("wikitext103/megatron-o32", _replace(wikitext_megatron, "detokenize", lambda text: text)),
+    "not detokenized": ("wikitext103/megatron-o32", _replace(wikitext, "detokenize", lambda text: text)),
 }  # fmt: skip
 
 

@@ -11,9 +11,8 @@ import pytest
 from rich.console import Console
 
 from lmtrain.eval.report import render, render_comparison, render_tasks
-from lmtrain.eval.result import BaselineResult, Result
 from lmtrain.eval.statistics.paired_test import Comparison, Difference
-from lmtrain.eval.task import all_tasks
+from lmtrain.eval.task import BaselineResult, Result, all_tasks
 from lmtrain.observe.screen.row_text import show_measure
 
 RESULT = Result(

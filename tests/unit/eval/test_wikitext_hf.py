@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lmtrain.errors import DataError, UsageError
 from lmtrain.eval.task import Asked, find_task
-from lmtrain.eval.tasks.wikitext_hf import joined, labelled_windows
+from lmtrain.eval.tasks.wikitext import joined, labelled_windows
 from lmtrain.tokenizer.base import Tokenizer
 from tests.unit.eval.protocols import WIKI
 

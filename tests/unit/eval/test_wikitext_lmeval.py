@@ -13,7 +13,7 @@ from lmtrain.errors import DataError, UsageError
 from lmtrain.eval.recipes.articles import pages
 from lmtrain.eval.runner import Subject, run
 from lmtrain.eval.task import Asked, find_task
-from lmtrain.eval.tasks.wikitext_lmeval import count_words
+from lmtrain.eval.tasks.wikitext import count_words
 from lmtrain.tokenizer.base import Tokenizer
 from tests.unit.eval.protocols import WIKI
 

@@ -13,11 +13,11 @@ from lmtrain.errors import DataError, MissingInputError, UsageError
 from lmtrain.eval.recipes.articles import articles
 from lmtrain.eval.runner import Subject, run
 from lmtrain.eval.task import Asked, find_task, sum_up
-from lmtrain.eval.tasks.wikitext_megatron import TASK
 from lmtrain.tokenizer.base import Tokenizer
 from tests.unit.eval.protocols import WIKI
 
 SEQ_LEN = 64
+TASK = find_task("wikitext103/megatron-o32")
 
 
 @pytest.fixture

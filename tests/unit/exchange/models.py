@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lmtrain.checkpoint.reader import CheckpointReader
-from lmtrain.exchange.imported import save_foreign
+from lmtrain.exchange.streaming import save_foreign
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.model_settings import ModelSettings, true_weights

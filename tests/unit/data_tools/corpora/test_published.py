@@ -11,9 +11,9 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from data_tools.corpora.fetch import RemoteFile
 from data_tools.corpora.published import Texts, get_texts
 from data_tools.corpora.recipe import find_recipe
-from data_tools.corpora.remote import RemoteFile
 from lmtrain.errors import DataError, MissingInputError, OutputError, StorageError, UsageError
 from tests.unit.data_tools.corpora.packing import tarred, zipped
 from tests.unit.data_tools.corpora.serving import Behaviour
@@ -58,8 +58,8 @@ def test_a_folder_is_searched_for_the_texts(tmp_path: Path, files: dict[str, byt
         (folder / name).write_bytes(data)
     placed = get_texts(words(), [folder] if place == "given" else [], output, offline=True)
     assert brought(output) == BOTH
-    assert [one.path for one in placed] == [output / name for name in BOTH]
-    assert all(one.origin and str(folder) in one.origin for one in placed)
+    assert list(placed) == [output / name for name in BOTH]
+    assert all(found and str(folder) in found for found in placed.values())
 
 
 ARCHIVES = {
@@ -91,10 +91,10 @@ def test_one_of_two_may_be_brought_and_the_other_later(tmp_path: Path) -> None:
     output = tmp_path / "out"
     (tmp_path / "t").write_bytes(TEST)
     (tmp_path / "v").write_bytes(VALID)
-    assert [one.origin for one in get_texts(words(), [tmp_path / "t"], output)] == [f"from {tmp_path / 't'}", None]
-    origins = [one.origin for one in get_texts(words(), [tmp_path / "v"], output)]
+    assert list(get_texts(words(), [tmp_path / "t"], output).values()) == [f"from {tmp_path / 't'}", None]
+    origins = list(get_texts(words(), [tmp_path / "v"], output).values())
     assert origins == ["was there already", f"from {tmp_path / 'v'}"]
-    assert {one.origin for one in get_texts(words(), [], output)} == {"was there already"}
+    assert set(get_texts(words(), [], output).values()) == {"was there already"}
     assert brought(output) == BOTH
 
 
@@ -166,7 +166,7 @@ def test_each_file_has_its_own_address_and_the_archive_the_rest(tmp_path: Path, 
     origin = url.removesuffix("/file")
     placed = get_texts(words(direct=(f"{origin}/test",), archive=f"{origin}/w.zip"), [], tmp_path)
     assert brought(tmp_path) == BOTH
-    assert [one.origin for one in placed] == ["fetched", f"from wiki.valid.tokens in {tmp_path}/source/w.zip"]
+    assert list(placed.values()) == ["fetched", f"from wiki.valid.tokens in {tmp_path}/source/w.zip"]
     assert not list((tmp_path / "source").iterdir())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from data_tools.corpora.remote import RemoteFile, how_to_bring
+from data_tools.corpora.fetch import RemoteFile, how_to_bring
 
 FILE = RemoteFile("a.txt", (), "a0" * 32, 1_234_567)
 ARCHIVE = RemoteFile("x.zip", ("https://one.example/x.zip", "https://two.example/x.zip"), "b1" * 32, 99)

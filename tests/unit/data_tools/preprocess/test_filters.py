@@ -106,4 +106,4 @@ def test_a_filter_that_is_wrong(name: str, error: type[Exception], said: str) ->
 
 def test_no_file_can_name_code() -> None:
     with pytest.raises(UsageError, match="is no installed filter"):
-        Filters(entry_points=("os:remove",)).build()
+        list(Filters(entry_points=("os:remove",)).build())

@@ -49,7 +49,7 @@ def test_every_line_is_read_once(
     cuts = portions(path, limits)
     for number, portion in enumerate(cuts):  # and from every place where a portion ends
         before = [len(texts_of(p, limits)) for p in cuts[: number + 1]]
-        assert texts(path, limits, portion.next) == texts_in[sum(before) :]
+        assert texts(path, limits, portion.chunks[-1].next) == texts_in[sum(before) :]
 
 
 def texts_of(portion: Portion, limits: Limits) -> list[object]:

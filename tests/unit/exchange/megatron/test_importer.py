@@ -111,6 +111,12 @@ def test_distributed_folders_and_the_optimizers_weights(halves: bool, tmp_path: 
     assert reader.manifest.tensors.keys() == {f"model.{name}" for name in weights}
     assert found["optimizer"].startswith("not imported: a run goes on from its data's order")
     assert reader.step == 12
+    if halves:
+        state = {name: value for name, value in state.items() if not name.endswith("layers.0.mlp.linear_fc1.weight_v")}
+        save_distributed(state, checkpoint_id=tmp_path / "torn", no_dist=True)
+        torch.save(common, tmp_path / "torn" / "common.pt")
+        with pytest.raises(CheckpointError, match=r"blocks\.0\.mlp\.up\.weight has shape .* on each of 1 and not"):
+            import_megatron(tmp_path / "torn", tmp_path / "none", tokenizer=tokenizer_file(tmp_path, settings))
 
 
 @pytest.mark.parametrize(

@@ -8,19 +8,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
 from lmtrain.batch import Batch
-from lmtrain.errors import DataError, OutOfMemoryError
-from lmtrain.eval.runner import Subject, run
+from lmtrain.errors import OutOfMemoryError
+from lmtrain.eval.runner import Subject, score
 from lmtrain.eval.scoring.scoring import Scorable
-from lmtrain.eval.task import Answers, Asked, Prepared, Task, TextTask, sum_up
-from lmtrain.eval.text.texts import TextInput
+from lmtrain.eval.task import Answers, Prepared, Task, sum_up, window_of
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.tokenizer.base import Tokenizer
+
+_KEPT = (
+    "protocol", "protocol_version", "data", "text_sha256", "num_targets", "seq_len", "dtype", "nll_sum_nats",
+    "headline", "measures", "groups",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,24 +40,6 @@ class Planned:
         item, scored = np.array(asked, np.int64).reshape(-1, 2).T
         columns = self.task.columns(self.prepared, Answers(item, np.zeros(len(asked)), scored, scored))
         return list(self.task.measures(sum_up(columns)))
-
-
-def prepare(task: Task, source: Path | TextInput, asked: Asked) -> tuple[Prepared, str]:
-    """The task's requests, and where they are from; refuses what gives none."""
-    if isinstance(source, TextInput):
-        assert isinstance(task, TextTask), f"{task.id} reads a file of its own kind"
-        prepared, data = task.prepare_texts(source, asked), source.name
-    else:
-        prepared, data = task.prepare(source, asked), str(source)
-    if prepared.num_targets == 0:
-        raise DataError(f"{data} has no token to predict. Give a file with text.")
-    return prepared, data
-
-
-_KEPT = (
-    "protocol", "protocol_version", "data", "text_sha256", "num_targets", "seq_len", "dtype", "nll_sum_nats",
-    "headline", "measures", "groups",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,10 +68,11 @@ class DuringTraining:
         def report(done: int, total: int, **_: object) -> None:
             doing(f"evaluating {one.name}: {done / total:.0%}")
 
-        task = cast(Task, _AsRead(one.task, one.prepared))
+        window = window_of(one.task, subject.seq_len, None)
         try:
-            found = run(
-                task, subject, Path(one.data), batch_size=self.batch_size, resamples=0, progress=report
+            found = score(
+                one.task, subject, one.prepared, one.data, seq_len=window, batch_size=self.batch_size, resamples=0,
+                progress=report,
             ).result  # fmt: skip
         except OutOfMemoryError as error:
             raise OutOfMemoryError(
@@ -94,20 +80,6 @@ class DuringTraining:
                 f"Use an eval.batch_size below {self.batch_size}."
             ) from error
         return {"name": one.name} | {key: getattr(found, key) for key in _KEPT}
-
-
-@dataclass(frozen=True)
-class _AsRead:
-    """A task whose file has been read and cut already."""
-
-    task: Task
-    prepared: Prepared
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.task, name)
-
-    def prepare(self, source: Path, asked: Asked) -> Prepared:
-        return self.prepared
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,316 @@
+"""WikiText by three protocols: as Hugging Face's page, lm-evaluation-harness and Megatron-LM score it.
+
+Their figures never compare. Hugging Face's "Perplexity of fixed-length models" takes the raw text as one stream and
+divides by tokens; the harness (task version 2.0) takes page by page and divides by original words, as Megatron-LM does,
+which takes the word-level file as one stream.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from abc import abstractmethod
+from collections.abc import Iterator
+from itertools import accumulate
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmtrain.errors import DataError, UsageError
+from lmtrain.eval.recipes.articles import articles, articles_of_tokens, detokenize, pages
+from lmtrain.eval.task import (
+    Answers,
+    Asked,
+    Columns,
+    Facts,
+    Prepared,
+    Sums,
+    Task,
+    bits_per_byte,
+    eod_id,
+    item_columns,
+    perplexity,
+    ratio,
+    sum_by_item,
+)
+from lmtrain.eval.text.texts import jsonl_texts, oddities, read_text_file
+from lmtrain.eval.text.windows import StreamRequests, Window, WindowedRequests, refuse_stride, windows
+
+PUBLISHED_SEQ_LEN = 1024
+LOSS_CAP = 20.0  # because: Megatron-LM reports exp(min(20, loss))
+
+
+def _read(source: Path) -> tuple[str, str]:
+    """Return a text with a word in it, and its SHA-256."""
+    text, sha256 = read_text_file(source)
+    if not text.strip():
+        raise DataError(f"{source} holds no word, only {len(text)} blank characters. Give a file with text.")
+    return text, sha256
+
+
+class OneStream(Task):
+    """The file as one stream of tokens, in overlapping windows whose stride is named by the id."""
+
+    compares = False
+    family: ClassVar[str]  # the id without the stride
+
+    def __init__(self, stride: int) -> None:
+        self.id, self.stride = f"{self.family}{stride}", stride
+
+    def prepare(self, source: Path, asked: Asked) -> Prepared:
+        if asked.stride not in (None, self.stride):
+            raise UsageError(
+                f"--stride={asked.stride} is not {self.id}, whose stride is {self.stride}. "
+                f"Use --task {self.family}{asked.stride}."
+            )
+        return self.cut(source, asked)
+
+    @abstractmethod
+    def cut(self, source: Path, asked: Asked) -> Prepared:
+        """Return what to score of a file, at the stride that the id names."""
+
+
+class HuggingFace(OneStream):
+    """Windows hold seq_len tokens, one target less than elsewhere.
+
+    The page weighs each window by its labels less one although, where windows overlap, none of them is lost: with that
+    weighting its figures are met, and `token_perplexity_unweighted` says what comes without.
+    """
+
+    family = "wikitext/hf-stride"
+    data = "wiki.test.raw of wikitext-2-raw-v1"
+    headline = "token_perplexity"
+    recipe: ClassVar = {
+        "text": "the file's lines, blank ones empty, joined by two newlines; not detokenized",
+        "windows": "seq_len tokens (published: 1,024), moved by 512; each scores what the one before it did not hold",
+        "prefix": "none: the first token of a window is context only",
+        "denominator": "targets, each window's weighted by its labels less one",
+        "also": "any stride and any window, as wikitext/hf-stride256 and wikitext/hf-stride512-s2048",
+    }
+
+    def cut(self, source: Path, asked: Asked) -> Prepared:
+        text, sha256 = _read(source)
+        whole = joined(text)
+        parts = articles(whole)
+        ids, ends = (np.array(found, np.int64) for found in asked.tokenizer.encode_with_ends(whole))
+        items = articles_of_tokens(ends, parts, whole)
+        labelled = list(labelled_windows(len(ids), asked.seq_len, self.stride))
+        cut = [window for window, _ in labelled]
+        scored = np.concatenate([np.arange(window.first_scored, window.stop + 1) for window in cut] or [ids[:0]])
+        num_bytes = sum_by_item(items[scored], _bytes_of_tokens(whole, ends)[scored], len(parts))
+        return Prepared(
+            requests=StreamRequests(ids, items, cut, [weight for _, weight in labelled]),
+            num_targets=len(scored),
+            known={"bytes": num_bytes},
+            facts=Facts(
+                protocol=asked.protocol(self.id, PUBLISHED_SEQ_LEN),
+                text_sha256=sha256,
+                num_documents=len(parts),
+                num_words=None,
+                words_rule="not counted: the protocol divides by tokens",
+                num_bytes=int(num_bytes.sum()),
+                bytes_rule="UTF-8 bytes of the scored tokens in the joined text",
+                num_tokens=len(ids),
+                prefix="none",
+                stride=self.stride,
+                denominator=f"weighted targets = {sum(weight * _count(window) for window, weight in labelled):.0f}",
+                notes=oddities(text),
+            ),
+        )
+
+    def columns(self, prepared: Prepared, answers: Answers) -> Columns:
+        weights = np.array([request.weight for request in prepared.requests])
+        found = item_columns(prepared.known, answers)
+        for name, values in (("nll", answers.nll), ("targets", answers.targets)):
+            found[f"{name}_weighted"] = sum_by_item(answers.item, values * weights, len(found["nll"]))
+        return found
+
+    def measures(self, sums: Sums) -> dict[str, float]:
+        return {
+            "token_perplexity": perplexity(sums["nll_weighted"], sums["targets_weighted"]),
+            "token_perplexity_unweighted": perplexity(sums["nll"], sums["targets"]),
+            "nll_per_token_nats": ratio(sums["nll"], sums["targets"]),
+            "bits_per_byte": bits_per_byte(sums["nll"], sums["bytes"]),
+        }
+
+
+def joined(text: str) -> str:
+    r"""The rows of the published dataset, which keep their newline unless they are blank, with "\n\n" between them."""
+    lines = [line + "\n" for line in text.split("\n")]
+    return "\n\n".join(line if line.strip() else "" for line in (lines[:-1] if text.endswith("\n") else lines))
+
+
+def labelled_windows(num_tokens: int, seq_len: int, stride: int) -> Iterator[tuple[Window, float]]:
+    """Each window with the weight of its targets. It labels what the one before did not hold, in all seq_len tokens.
+
+    The loss is a mean over the targets, and counts as often as there are labels less one. Where windows do not
+    overlap the first label has nothing before it and is no target.
+    """
+    refuse_stride(seq_len, stride)
+    labelled = 0
+    for start in range(0, num_tokens, stride):
+        stop = min(start + seq_len, num_tokens)
+        window = Window(start, stop - 1, max(labelled, start + 1))
+        if _count(window):
+            yield window, (stop - labelled - 1) / _count(window)
+        labelled = stop
+        if stop == num_tokens:
+            return
+
+
+def _count(window: Window) -> int:
+    return window.stop + 1 - window.first_scored
+
+
+def _bytes_of_tokens(text: str, ends: NDArray[np.int64]) -> NDArray[np.float64]:
+    points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    widths = 1 + (points > 0x7F) + (points > 0x7FF) + (points > 0xFFFF)
+    return np.diff(np.concatenate([[0], np.cumsum(widths)])[ends], prepend=0).astype(np.float64)
+
+
+class LmEval(Task):
+    """The harness takes WikiText-2's raw test set, which is the text of WikiText-103's to the letter, so that one
+    protocol has two names and a file of either kind gives the same number."""
+
+    headline = "word_perplexity"
+    compares = True
+    version = "2.0"
+    recipe: ClassVar = {
+        "text": "each page by itself, through the 24-step detokenizer",
+        "windows": "seq_len tokens, disjoint; the last one of a page is as long as the others and scores what is left",
+        "prefix": "the end-of-document token, before each page",
+        "denominator": 'original words, by re.split(r"\\s+"): blanks at either end of a page make a word each',
+    }
+
+    def __init__(self, corpus: str, folder: str) -> None:
+        self.id = f"{corpus}/lmeval-{self.version}"
+        self.data = f'wiki.test.raw of {folder}, or a .jsonl with one {{"page": ...}} a line'
+
+    def prepare(self, source: Path, asked: Asked) -> Prepared:
+        asked.refuse_stride(f"is not {self.id}, whose windows are disjoint")
+        text, sha256 = _read(source)
+        originals = jsonl_texts(text, source, "page") if source.suffix == ".jsonl" else pages(text)
+        prefix = eod_id(asked.tokenizer)
+        detokenized = [detokenize(page) for page in originals]
+        documents = [np.array([prefix, *ids], np.int64) for ids in asked.tokenizer.encode_batch(detokenized)]
+        num_targets = sum(len(tokens) - 1 for tokens in documents)
+        words, num_bytes = [count_words(page) for page in originals], [len(page.encode()) for page in originals]
+        return Prepared(
+            requests=WindowedRequests(documents, asked.seq_len, asked.seq_len, last_looks_back=True),
+            num_targets=num_targets,
+            documents=documents,
+            known={"words": np.array(words, np.float64), "bytes": np.array(num_bytes, np.float64)},
+            facts=Facts(
+                protocol=asked.protocol(self.id),
+                text_sha256=sha256,
+                num_documents=len(originals),
+                num_words=sum(words),
+                words_rule='len(re.split(r"\\s+", page)) of the original pages',
+                num_bytes=sum(num_bytes),
+                bytes_rule="UTF-8 bytes of the original pages",
+                num_tokens=num_targets,
+                prefix="end of document, before each page",
+                stride=asked.seq_len,
+                denominator=f"words = {sum(words)}",
+                notes=oddities(*originals),
+            ),
+        )
+
+    def measures(self, sums: Sums) -> dict[str, float]:
+        return {
+            "word_perplexity": perplexity(sums["nll"], sums["words"]),
+            "byte_perplexity": perplexity(sums["nll"], sums["bytes"]),
+            "bits_per_byte": bits_per_byte(sums["nll"], sums["bytes"]),
+            "token_perplexity": perplexity(sums["nll"], sums["targets"]),
+            "nll_per_token_nats": ratio(sums["nll"], sums["targets"]),
+        }
+
+
+def count_words(page: str) -> int:
+    return len(re.split(r"\s+", page))
+
+
+class Megatron(OneStream):
+    """The published figures divide by the words of the file as it lies there (pieces between single spaces, newlines
+    among them), whatever the tokenizer made of it, so that they compare across tokenizers."""
+
+    family = "wikitext103/megatron-o"
+    data = "wiki.test.tokens of wikitext-103-v1 (word level, with <unk>)"
+    headline = "word_perplexity_adjusted"
+    recipe: ClassVar = {
+        "text": "the whole file as one string, through the 24-step detokenizer",
+        "windows": "seq_len tokens (published: 1,024), moved by 32; the first scores all, the others their last 32",
+        "prefix": "none: the first token is context only",
+        "denominator": "original words less one, counted before detokenizing",
+        "also": "any stride and any window, as wikitext103/megatron-o64 and wikitext103/megatron-o32-s2048",
+    }
+
+    def cut(self, source: Path, asked: Asked) -> Prepared:
+        text, sha256 = _read(source)
+        parts, whole = articles(text), detokenize(text)
+        ids, ends = asked.tokenizer.encode_with_ends(whole)
+        num_words = len(text.strip().split(" "))
+        if num_words == 1:
+            raise DataError(f"{source} is one word, and {self.id} divides by words less one. Give the whole file.")
+        return Prepared(
+            requests=StreamRequests(
+                np.array(ids, np.int64),
+                articles_of_tokens(np.array(ends, np.int64), [detokenize(part) for part in parts], whole),
+                list(windows(len(ids), asked.seq_len, self.stride)),
+            ),
+            num_targets=max(len(ids) - 1, 0),
+            known={
+                "words": words_between(text, parts),
+                "bytes": np.array([len(part.encode()) for part in parts], np.float64),
+            },
+            facts=Facts(
+                protocol=asked.protocol(self.id, PUBLISHED_SEQ_LEN),
+                text_sha256=sha256,
+                num_documents=len(parts),
+                num_words=num_words,
+                words_rule='len(text.strip().split(" ")) of the original text',
+                num_bytes=len(text.encode()),
+                bytes_rule="UTF-8 bytes of the original text",
+                num_tokens=len(ids),
+                prefix="none",
+                stride=self.stride,
+                denominator=f"words - 1 = {num_words - 1}",
+                notes={"loss_cap_nats": str(LOSS_CAP), **oddities(text)},
+            ),
+        )
+
+    def measures(self, sums: Sums) -> dict[str, float]:
+        per_token, per_word = ratio(sums["nll"], sums["targets"]), ratio(sums["nll"], sums["words"])
+        return {
+            "word_perplexity_adjusted": math.exp(min(per_word, LOSS_CAP)),
+            "token_perplexity": math.exp(min(per_token, LOSS_CAP)),
+            "nll_per_word_adjusted_nats": per_word,
+            "nll_per_token_nats": per_token,
+            "bits_per_byte": bits_per_byte(sums["nll"], sums["bytes"]),
+        }
+
+
+def words_between(text: str, parts: list[str]) -> NDArray[np.float64]:
+    """Of each article its single spaces, which in all are the words less one."""
+    first, stop = len(text) - len(text.lstrip()), len(text.rstrip())
+    begins = accumulate(map(len, parts), initial=0)
+    inside = [(max(begin, first), min(begin + len(part), stop)) for begin, part in zip(begins, parts, strict=False)]
+    return np.array([text.count(" ", begin, end) for begin, end in inside], np.float64)
+
+
+def named(name: str) -> Task | None:
+    for kind in (HuggingFace, Megatron):
+        found = re.fullmatch(rf"{kind.family}([1-9]\d{{0,8}})", name)
+        if found:
+            return kind(int(found[1]))
+    return None
+
+
+TASKS = (
+    HuggingFace(512),
+    LmEval("wikitext103", "wikitext-103-raw-v1"),
+    LmEval("wikitext2", "wikitext-2-raw-v1"),
+    Megatron(32),
+)
