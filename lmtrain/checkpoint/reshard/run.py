@@ -34,10 +34,18 @@ from lmtrain.checkpoint.disk.format import (
 from lmtrain.checkpoint.disk.hashed import encode_blocks, write_hashed
 from lmtrain.checkpoint.disk.tensor_file import PieceSpec, tensors_of
 from lmtrain.checkpoint.reshard.targets import Limits, Report, Target, place
-from lmtrain.checkpoint.reshard.work_folder import SLACK_BYTES, WorkFolder, remove
+from lmtrain.checkpoint.reshard.work_folder import SLACK_BYTES, WorkFolder
 from lmtrain.checkpoint.store import check_room, step_of
 from lmtrain.errors import CheckpointError, DataError, LmtrainError, OutputError, UsageError
-from lmtrain.runtime.files.files import folder_lock, fsync_dir, open_regular, parse_json, read_errors, storage_errors
+from lmtrain.runtime.files.files import (
+    folder_lock,
+    fsync_dir,
+    open_regular,
+    parse_json,
+    read_errors,
+    remove,
+    storage_errors,
+)
 from lmtrain.runtime.processes.faults import fault_point
 
 MAX_JOURNAL_BYTES = 1 << 30

@@ -39,7 +39,7 @@ from lmtrain.checkpoint.store import (
     step_folder_name,
 )
 from lmtrain.errors import CheckpointError, StorageError
-from lmtrain.runtime.files.files import forget_cached, fsync_dir, is_safe_name, put_in_place, storage_errors
+from lmtrain.runtime.files.files import forget_cached, fsync_dir, is_safe_name, put_in_place, remove, storage_errors
 from lmtrain.runtime.processes.faults import fault_point
 from lmtrain.units import format_bytes
 
@@ -169,9 +169,6 @@ def commit(
     # because: a checkpoint that has the name already is moved to a name that `sweep` knows
     aside = new_leftover(path.parent, step, "replaced")
     put_in_place(attempt, path, aside, lambda: fault_point("ckpt.mid_replace"))
-    if aside.is_symlink():
-        aside.unlink()
-    elif aside.exists():
-        shutil.rmtree(aside)
+    remove(aside)
     fault_point("ckpt.after_rename")
     return path, len(manifest) + sum(entry.size for entry in entries.values())

@@ -192,13 +192,13 @@ import os, sys
 from pathlib import Path
 from lmtrain.checkpoint import contents
 from lmtrain.checkpoint.disk import hashed, tensor_file
-from lmtrain.checkpoint.reshard import attempt, limits, targets
+from lmtrain.checkpoint.reshard import run, targets
 from lmtrain.checkpoint.reshard.targets import Limits
 from lmtrain.runtime.processes.faults import parse_fault, arm
 from tests.unit.checkpoint.layouts import reshard_to
-for module in (hashed, tensor_file, contents, targets, attempt, limits):
+for module in (hashed, tensor_file, contents, targets, run):
     module.BLOCK_BYTES = 4096
-attempt.SEGMENT_BYTES, limits.PART_BYTES, limits.MIN_PART_BYTES = 64 << 10, 10 << 10, 10 << 10
+run.SEGMENT_BYTES, targets.PART_BYTES, targets.MIN_PART_BYTES = 64 << 10, 10 << 10, 10 << 10
 for fault in sys.argv[3:]:
     if not (child := os.fork()):
         arm(parse_fault(fault))
