@@ -233,7 +233,7 @@ def _explain(error: Exception, text: str, read: int) -> tuple[int, str, str]:
         before = lines[line - 2].strip() if line > 1 else ""
         if before and not before.startswith(("#", "-")) and not re.search(r":(\s|$)", before):
             return line - 1, f"has no colon with a space after it: {_shown(before)}", "Write `key: value`"
-    at_begin, what, way_out = next(meant for words, *meant in _MEANT if re.search(words, said))
+    _, at_begin, what, way_out = next(meant for meant in _MEANT if re.search(meant[0], said))
     number = first if at_begin else line
     return number, what + (f" {_shown(lines[number - 1])}" if what.endswith(":") else ""), way_out
 

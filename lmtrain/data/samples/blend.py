@@ -1,7 +1,7 @@
 """Several datasets as one: samples numbered dataset after dataset, and an order that mixes them by their shares.
 
-Called by training_data.py. Which dataset a position takes is blend_schedule.py's; which of its samples, the dataset's
-own order, epoch by epoch. Both are pure functions of the seed and the position. numpy only.
+Called by training_data.py. Which dataset a position takes is the schedule's; which of its samples, the dataset's own
+order, epoch by epoch. Both are pure functions of the seed and the position. numpy only.
 """
 
 from __future__ import annotations

@@ -217,7 +217,7 @@ import atexit, os, sys
 import torch.distributed as dist
 from lmtrain.cli import main as command
 from lmtrain.errors import DataError
-from lmtrain.runtime import process_group
+from lmtrain.runtime.processes import process_group
 
 
 def app(*given, **named):

@@ -70,7 +70,7 @@ import os, sys, threading
 from pathlib import Path
 import torch.distributed as dist
 from lmtrain.errors import PeerLostError
-from lmtrain.observe import phases
+from lmtrain.observe.measure import phases
 from lmtrain.observe.watch.guard import watched
 from lmtrain.runtime.processes.process import ProcessEnv
 from lmtrain.runtime.processes.process_group import Peers
