@@ -405,7 +405,7 @@ def environment_report() -> dict[str, Any]:
         "host": process.host,
         "launcher": process.launcher,
         "world_size": process.world_size,
-        "commit": git_commit(Path(__file__).resolve().parents[2]),
+        "commit": git_commit(Path(__file__).resolve().parents[3]),
         "packages": {name: version_of(name) for name in _PACKAGES},
         "prefix": sys.prefix,
     }

@@ -26,7 +26,7 @@ from lmtrain.runtime.processes.meeting import call_roll, meet, tell_refusal
 from lmtrain.runtime.processes.process import ProcessEnv, end_now, set_env_default
 from lmtrain.runtime.processes.signals import Stopped, ignore_stops
 
-PACKAGE = Path(__file__).resolve().parents[1]
+PACKAGE = Path(__file__).resolve().parents[2]
 # because: gloo and the store raise plain RuntimeErrors; these words tell theirs from others'
 _WORDS = (
     "gloo", "Connection closed by peer", "Connection reset by peer", "NCCL", "Timed out waiting", "Application timeout",
