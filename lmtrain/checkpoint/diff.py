@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ from lmtrain.checkpoint.described import checked_model
 from lmtrain.checkpoint.disk.boxes import cut, whole
 from lmtrain.checkpoint.disk.format import DTYPES
 from lmtrain.checkpoint.disk.tensor_file import Array
-from lmtrain.checkpoint.store import CHECKPOINTS, list_broken, list_checkpoints, resolve
+from lmtrain.checkpoint.store import list_broken, list_checkpoints, resolve
 from lmtrain.errors import CheckpointError
+from lmtrain.runfolder.names import CHECKPOINTS
 
 PART_ITEMS = 4 << 20
 
@@ -55,21 +56,6 @@ def different_values(a: Contents, b: Contents) -> Iterator[tuple[str, ValueDiffe
             found = _compare(a, b, name)
             if found.num_different:
                 yield name, found
-
-
-def different_state(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Keys of the state, joined by dots, with both values; None where one has it not."""
-    ours, theirs = _flat(a), _flat(b)
-    return {
-        k: (ours.get(k), theirs.get(k)) for k in sorted(ours.keys() | theirs.keys()) if ours.get(k) != theirs.get(k)
-    }
-
-
-def _flat(value: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for key, inner in value.items():
-        result |= _flat(inner, f"{path}{key}.") if isinstance(inner, dict) else {f"{path}{key}": inner}
-    return result
 
 
 def _compare(a: Contents, b: Contents, name: str) -> ValueDifference:

@@ -25,14 +25,15 @@ from lmtrain.checkpoint.disk.format import (
 )
 from lmtrain.errors import CheckpointError, DataError, MissingInputError, StorageError
 from lmtrain.observe.measure.measures import worth_by_step
-from lmtrain.observe.metrics import read_metrics
+from lmtrain.runfolder.folder import read_settings
+from lmtrain.runfolder.names import CHECKPOINTS, METRICS, step_folder_name, step_names, step_of
+from lmtrain.runfolder.rows import read_metrics
 from lmtrain.runtime.files.files import (
     MAX_JSON_BYTES,
     free_bytes,
     parse_json,
     read_bytes,
     read_errors,
-    read_json,
     storage_errors,
 )
 from lmtrain.runtime.processes.faults import fault_point
@@ -49,30 +50,18 @@ def best_first(checkpoints: Mapping[int, Path], worth: Mapping[int, float]) -> l
 
 def measure_of(run: Path) -> str:
     """The name of the measure by which this run's checkpoints are judged."""
-    settings = read_json(run / "config.json").get("checkpoint", {})
+    settings = read_settings(run).get("checkpoint", {})
     return str(settings.get("best_by", DEFAULT)) if isinstance(settings, dict) else DEFAULT
 
 
 def worth_in(run: Path) -> dict[int, float]:
     """By step, as its rows say; more is better."""
-    return worth_by_step(read_metrics(run / "metrics.jsonl"), measure_of(run))
+    return worth_by_step(read_metrics(run / METRICS), measure_of(run))
 
 
-CHECKPOINTS = "checkpoints"  # the folder of a run that holds them
-_STEP = re.compile(r"step_([0-9]{8,18})")
 _LEFTOVER = re.compile(r"(step_[0-9]{8,18})\.(tmp|replaced)-[0-9]+-[0-9]+")
 _SET_ASIDE = re.compile(r"step_[0-9]{8,18}\.damaged-[0-9]+")
 _attempts = itertools.count()
-
-
-def step_folder_name(step: int) -> str:
-    return f"step_{step:08d}"
-
-
-def step_of(name: str) -> int | None:
-    """The step that a folder's name tells, None for a name that no checkpoint of ours has."""
-    match = _STEP.fullmatch(name)
-    return int(match[1]) if match and step_folder_name(int(match[1])) == name else None
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -109,10 +98,7 @@ def newer_than(path: Path) -> list[Path]:
 
 
 def _step_folders(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    found = [(step, path) for path in folder.iterdir() if (step := step_of(path.name)) is not None]
-    return [path for _, path in sorted(found)]
+    return [folder / name for name in step_names(folder)]
 
 
 def load_manifest(path: Path) -> Manifest:

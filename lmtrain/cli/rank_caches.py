@@ -18,10 +18,10 @@ def prepare(
     from lmtrain.cli.pretrain.from_run import keep_composed
     from lmtrain.cli.verbs import build_verb
     from lmtrain.tokenizer.base import Tokenizer
-    from lmtrain.train.ranks.run_facts import own_code
+    from lmtrain.train.ranks.run_facts import PACKAGE, code_digests
 
     build_verb("pretrain")
     if settings is not None:
         keep_composed(settings, overrides, config_dir=Path(config_dir) if config_dir else None, name=config_name)
-    own_code()
+    code_digests(PACKAGE)
     assert Tokenizer.load(Path(tokenizer)).fingerprint

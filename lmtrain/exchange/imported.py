@@ -15,10 +15,11 @@ from torch import Tensor
 
 from lmtrain.checkpoint.disk.tensor_file import RankData
 from lmtrain.checkpoint.save.commit import save_checkpoint
-from lmtrain.checkpoint.store import latest, step_folder_name
+from lmtrain.checkpoint.store import latest
 from lmtrain.errors import CheckpointError, MissingInputError, OutputError
 from lmtrain.exchange.streaming import Report, bytes_of, counted, spec
 from lmtrain.models.model_settings import ModelSettings, true_weights
+from lmtrain.runfolder.names import step_folder_name
 from lmtrain.tokenizer.base import Tokenizer
 
 

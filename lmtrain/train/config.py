@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
 from lmtrain.checkpoint.checkpoint_settings import CheckpointSettings
 from lmtrain.config.base import Problem, Settings, problem_if
+from lmtrain.config.build import build_settings
 from lmtrain.data.batch_plan import BatchPlan
 from lmtrain.data.data_settings import DataChoice
 from lmtrain.errors import nearest
@@ -27,6 +29,7 @@ from lmtrain.parallel.recompute_settings import NoRecomputeSettings, RecomputeSe
 from lmtrain.placement.batch_rules import batch_problems, rampup_problems
 from lmtrain.placement.parallel_settings import ParallelSettings, layout_problems
 from lmtrain.plan.price.hardware import Hardware
+from lmtrain.runfolder.folder import read_settings
 from lmtrain.train.eval_settings import EvalSettings
 from lmtrain.train.train_settings import ObserveSettings, RunSettings, TrainSettings
 
@@ -248,3 +251,8 @@ def _rampup_problems(train: TrainSettings, layout: Layout) -> Iterator[Problem]:
     wrong = rampup.start > full or (full - rampup.start) % rampup.increment != 0
     way_out = "Use an increment that divides the rest."
     yield from problem_if(wrong, "train.rampup.start", rampup.start, rule, way_out)
+
+
+def config_of(run: Path) -> RunConfig:
+    """Return the settings that a run was started with last; refuse those that this version does not know."""
+    return build_settings(RunConfig, read_settings(run))

@@ -14,7 +14,8 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from lmtrain.observe.metrics import read_last_rows
+from lmtrain.runfolder.names import METRICS
+from lmtrain.runfolder.rows import read_last_rows
 
 if TYPE_CHECKING:
     from lmtrain.train.pace import Pace
@@ -103,7 +104,7 @@ class Costs:
 
 def measured_before(folder: Path, costs: Costs) -> None:
     """What the earlier attempts of the run in this folder tell; where they tell nothing, nothing is known."""
-    costs.know(read_last_rows(folder / "metrics.jsonl"))
+    costs.know(read_last_rows(folder / METRICS))
 
 
 def _durations(rows: list[dict[str, Any]]) -> dict[str, list[float]]:

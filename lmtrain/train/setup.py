@@ -17,7 +17,7 @@ from rich.console import Console
 from lmtrain.checkpoint.reader import CheckpointReader
 from lmtrain.checkpoint.save.agreement import Peers, together
 from lmtrain.checkpoint.save.writer import CheckpointWriter
-from lmtrain.checkpoint.store import CHECKPOINTS, sweep
+from lmtrain.checkpoint.store import sweep
 from lmtrain.data.loader import Loader
 from lmtrain.observe.measure.memory import Memory
 from lmtrain.observe.measure.throughput import Throughput, peak_flops
@@ -26,6 +26,8 @@ from lmtrain.optim.state import build_groups
 from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.mesh import Mesh
 from lmtrain.parallel.model import ParallelModel
+from lmtrain.runfolder.ends import last_end, remove_stop
+from lmtrain.runfolder.names import CHECKPOINTS
 from lmtrain.runtime.files.files import folder_lock
 from lmtrain.runtime.machine.device import device_name, set_deterministic, set_tf32, set_threads
 from lmtrain.train import state
@@ -36,7 +38,6 @@ from lmtrain.train.costs import Costs
 from lmtrain.train.ranks.peers import saving_peers, setup_peers
 from lmtrain.train.record.outputs import open_records, open_view, show_beginning, worth_before
 from lmtrain.train.run import Run
-from lmtrain.train.stop_file import STOP, last_end
 
 
 @contextmanager
@@ -100,7 +101,7 @@ def enter_folder(stack: ExitStack, folder: Path, config: RunConfig, peers: Peers
         if peers.rank == 0:
             stack.enter_context(folder_lock(folder))
             sweep(folder / CHECKPOINTS)
-            (folder / STOP).unlink(missing_ok=True)  # because: a run that goes on has not stopped
+            remove_stop(folder)
     return state.agreed_resume(folder, config, peers)  # because: a sweep can bring one back
 
 

@@ -14,12 +14,12 @@ import torch
 
 from lmtrain.checkpoint.reader import CheckpointReader
 from lmtrain.checkpoint.save.agreement import Peers, together
-from lmtrain.checkpoint.store import CHECKPOINTS
 from lmtrain.errors import CheckpointError, LmtrainError, OutputError
 from lmtrain.observe.measure import phases
 from lmtrain.optim import state as optimizer_state
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.piece import Piece
+from lmtrain.runfolder.names import CHECKPOINTS
 from lmtrain.runtime.processes.faults import fault_point
 from lmtrain.train.before.preflight import Inputs, find_resume
 from lmtrain.train.before.resume_checks import check_same_run, pass_over

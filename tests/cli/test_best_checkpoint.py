@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from lmtrain.checkpoint.store import step_folder_name
 from lmtrain.observe.metrics import read_metrics
+from lmtrain.runfolder.names import step_folder_name
 from tests.cli.harness import Toy, lmtrain, start
 from tests.cli.test_parallel_runs import run
 

@@ -97,7 +97,7 @@ def test_a_run_with_evaluations_is_the_same_run(toy: Toy, lines: Path, tmp_path:
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("layout", ["dp2-tp2-pp2", *slow("tp2-pp2", "zero3")])
+@pytest.mark.parametrize("layout", ["tp2-pp2", *slow("dp2-tp2-pp2", "zero3")])
 def test_the_same_at_any_layout(toy: Toy, lines: Path, tmp_path: Path, layout: str) -> None:
     nproc, words = LAYOUTS[layout]
     for name, more in (("plain", []), ("measured", tasks(toy, lines))):
@@ -123,7 +123,7 @@ def test_the_same_however_it_computes(toy: Toy, lines: Path, tmp_path: Path, wor
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("nproc", [*slow(1), 2])
+@pytest.mark.parametrize("nproc", [1, *slow(2)])
 def test_a_stop_amid_an_evaluation_saves_at_once_and_the_run_goes_on(
     toy: Toy, lines: Path, tmp_path: Path, nproc: int
 ) -> None:

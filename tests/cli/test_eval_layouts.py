@@ -21,6 +21,7 @@ from lmtrain.parallel.compute_settings import ComputeSettings
 from lmtrain.parallel.precision_settings import Fp32Settings
 from lmtrain.tokenizer.train import train_bpe
 from tests.cli.harness import lmtrain, start
+from tests.marks import slow
 from tests.mistakes.runner import Runner
 
 TEXT = "The miller opened the sluice, and the wheel began to turn. Nobody in the house had slept.\n"
@@ -111,7 +112,7 @@ def one(checkpoint: Path, text: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("saved", "count", "words", "layout"),
     [
-        ("tp=2,pp=2", 2, [], "dp_replicate 2"),
+        *slow(("tp=2,pp=2", 2, [], "dp_replicate 2")),
         ("pp=2", 4, ["dp_shard=2", "tp=2", "sequence_parallel=false"], "dp_shard 2 x tp 2"),
         ("hf", 8, ["pp=2", "tp=2"], "pp 2 x dp_replicate 2 x tp 2"),
     ],

@@ -55,8 +55,8 @@ def facts(folder: Path) -> dict[str, Any]:
     [
         ("gil:point=forward:step=7:rank=1", 1, "forward of step 8, microbatch 0, stage 1, ", PP),
         ("skip:point=collective:step=7:rank=1", 1, "collective .* left out a collective: in step 8 came ", DP),
-        ("loop:point=ckpt.mid_write:rank=1", 1, "save of step 4, ", DP),
         *slow(
+            ("loop:point=ckpt.mid_write:rank=1", 1, "save of step 4, ", DP),
             ("stop:point=backward:step=7:rank=0", 0, "backward of step 8, microbatch 0, stage 0, .* is stopped by", DP),
             ("stop:point=start.build:rank=1", 1, "build, ", TP),
             ("stop:point=data.next:step=7:rank=1", 1, "", TP),

@@ -17,11 +17,11 @@ from lmtrain.cli.pretrain.ending import reasons_kept, stoppable
 from lmtrain.cli.ranks.launching import run_attempts
 from lmtrain.config.compose import compose
 from lmtrain.errors import StoppedEarly
+from lmtrain.runfolder.names import STOP
 from lmtrain.runtime.processes.launch import Outcome
 from lmtrain.runtime.processes.process import ProcessEnv
 from lmtrain.runtime.processes.signals import Stopped
 from lmtrain.train.config import RunConfig
-from lmtrain.train.stop_file import STOP
 
 RANK_0 = ProcessEnv(0, 4, 0, "slurm", "n1", is_child=True)
 SECOND_NODE = ProcessEnv(2, 4, 0, "slurm", "n2", local_world_size=2, num_ranks=2)

@@ -35,14 +35,14 @@ Rows = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def base(toy: Toy, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, NDArray[Any]]]:
-    """The run that all others are compared with, and the first sample of each of its steps."""
+def base(toy: Toy, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, list[NDArray[Any]]]]:
+    """The run that all others are compared with, and the samples of each of its steps."""
     folder, seen = tmp_path_factory.mktemp("planted") / "base", {}
     keep = report_step
     with pytest.MonkeyPatch.context() as patch:
 
         def spy(run: Any, batches: Any, *rest: Any) -> None:
-            seen[batches.step + 1] = batches.microbatches[0].tokens_BT[0].numpy().copy()
+            seen[batches.step + 1] = [row.numpy().copy() for batch in batches.microbatches for row in batch.tokens_BT]
             keep(run, batches, *rest)
 
         patch.setattr(loop, "report_step", spy)
@@ -77,7 +77,7 @@ def test_a_setting(key: str, toy: Toy, base: tuple[Path, Any], tmp_path: Path) -
 
 @pytest.mark.wide
 @pytest.mark.parametrize("step", TEXTS)
-def test_one_sample(step: int, toy: Toy, base: tuple[Path, dict[int, NDArray[Any]]], tmp_path: Path) -> None:
+def test_one_sample(step: int, toy: Toy, base: tuple[Path, dict[int, list[NDArray[Any]]]], tmp_path: Path) -> None:
     lmtrain("pretrain", *toy.settings(tmp_path / "b", **SHARED, data__path=changed(toy, base[1][step], tmp_path)))
     facts = compared(base[0], tmp_path / "b")
     assert (facts["first_step"], facts["first"]["batch_digest"]) == (step, step)
@@ -85,12 +85,16 @@ def test_one_sample(step: int, toy: Toy, base: tuple[Path, dict[int, NDArray[Any
     assert f"other text, first seen at step {step}: the data is not the same" in facts["causes"][0]
 
 
-def changed(toy: Toy, sample: NDArray[Any], folder: Path) -> Path:
-    """The dataset with the second token of this sample changed."""
+def changed(toy: Toy, samples: list[NDArray[Any]], folder: Path) -> Path:
+    """The dataset with the second token of one of these samples changed: of one whose text stands there once."""
     dataset = IndexedDataset.open(toy.data)
     documents = [np.array(dataset.document(d)) for d in range(dataset.num_documents)]
     tokens = np.concatenate(documents)
-    (at,) = [i for i in np.flatnonzero(tokens == sample[0]) if np.array_equal(tokens[i : i + len(sample)], sample)]
+    places = [
+        [i for i in np.flatnonzero(tokens == sample[0]) if np.array_equal(tokens[i : i + len(sample)], sample)]
+        for sample in samples
+    ]
+    at = next(found[0] for found in places if len(found) == 1)
     tokens[at + 1] = tokens[at + 1] % 300 + 1
     lengths = np.array([len(one) for one in documents])
     tokenizer = Tokenizer.load(toy.tokenizer)

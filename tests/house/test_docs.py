@@ -272,7 +272,7 @@ def test_what_is_not_there_is_found(find: Callable[[str], list[str]], good: str,
 
 def floors_drawn(text: str) -> list[list[str]]:
     """Rooms from the roof down, as a page draws them: a line of number, name and rooms for each floor."""
-    return [rooms.split() for rooms in re.findall(r"^\d  \S.*?\S {2,}(.+)$", text, re.MULTILINE)]
+    return [rooms.split() for rooms in re.findall(r"^\d+ +\S.*?\S {2,}(.+)$", text, re.MULTILINE)]
 
 
 def test_the_floors_are_drawn_as_they_are(house: Any) -> None:

@@ -61,7 +61,7 @@ def stored(name: str) -> tuple[Case, ...]:
 def few_and_the_rest(name: str) -> list[Any]:
     """A few quick cases as parameters of a test, and a stored array, whose others are wide; most compiled ones slow."""
     cases = dict.fromkeys([*few(name), *stored(name)])
-    slow, rest = [case for case in cases if case.compile][2:], [case for case in cases if case.name not in FEW[name]]
+    slow, rest = [case for case in cases if case.compile][1:], [case for case in cases if case.name not in FEW[name]]
     marks = {case: [pytest.mark.slow if case in slow else pytest.mark.wide] for case in rest}
     return [pytest.param(case, id=case.name, marks=marks.get(case, ())) for case in cases]
 

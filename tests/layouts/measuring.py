@@ -1,4 +1,4 @@
-"""What workers measure for test_sharding.py: bytes by kind and collectives of a step."""
+"""What workers measure for test_sharded_bytes.py: bytes by kind and collectives of a step."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def test_zero_bubble_alone_is_refused_what_others_may() -> None:
     assert [int(count) for count in re.findall(r"^\|.* \| (\d+) \|", page, re.MULTILINE)] == counts
 
 
-@pytest.mark.wide
+@pytest.mark.slow
 def test_an_array_is_the_same_every_time() -> None:
     assert array(2, num_compiled=4) == array(2, num_compiled=4)
     assert array(2, num_compiled=4) != array(2, num_compiled=4, seed=1)

@@ -12,23 +12,20 @@ import pytest
 
 from tests.benchmarks.stragglers import ran
 from tests.layouts.workers import Pool
-from tests.marks import slow
 
 STEPS = 120
 
 
-@pytest.mark.wide
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
     [
         {"rank": 1, "span": "backward", "layout": {"pp": 2, "dp_replicate": 2}},
-        *slow(
-            {"rank": 3, "span": "forward"},
-            {"rank": 2, "span": "both", "layout": {"dp_replicate": 2, "dp_shard": 2}},
-            {"rank": 0, "span": "both", "layout": {"tp": 4}},
-            {"link": 1},
-            {},
-        ),
+        {"rank": 3, "span": "forward"},
+        {"rank": 2, "span": "both", "layout": {"dp_replicate": 2, "dp_shard": 2}},
+        {"rank": 0, "span": "both", "layout": {"tp": 4}},
+        {"link": 1},
+        {},
     ],
 )
 def test_who_is_slowed_is_named_and_nobody_else(pool: Pool, case: dict[str, Any]) -> None:

@@ -35,8 +35,9 @@ from lmtrain.checkpoint.disk.hashed import encode_blocks, write_hashed
 from lmtrain.checkpoint.disk.tensor_file import PieceSpec, tensors_of
 from lmtrain.checkpoint.reshard.targets import Limits, Report, Target, place
 from lmtrain.checkpoint.reshard.work_folder import SLACK_BYTES, WorkFolder
-from lmtrain.checkpoint.store import check_room, step_of
+from lmtrain.checkpoint.store import check_room
 from lmtrain.errors import CheckpointError, DataError, LmtrainError, OutputError, UsageError
+from lmtrain.runfolder.names import step_of
 from lmtrain.runtime.files.files import (
     folder_lock,
     fsync_dir,

@@ -29,16 +29,9 @@ from lmtrain.checkpoint.disk.format import (
 from lmtrain.checkpoint.disk.hashed import encode_blocks, verify_file, write_hashed
 from lmtrain.checkpoint.disk.tensor_file import PieceSpec, RankData, encode_header, tensors_of
 from lmtrain.checkpoint.save.agreement import ALONE, Peers, RankRecord, encode_part, part_file, read_part, together
-from lmtrain.checkpoint.store import (
-    check_room,
-    leftover,
-    leftover_numbers,
-    manifest_problem,
-    new_leftover,
-    set_aside,
-    step_folder_name,
-)
+from lmtrain.checkpoint.store import check_room, leftover, leftover_numbers, manifest_problem, new_leftover, set_aside
 from lmtrain.errors import CheckpointError, StorageError
+from lmtrain.runfolder.names import step_folder_name
 from lmtrain.runtime.files.files import forget_cached, fsync_dir, is_safe_name, put_in_place, remove, storage_errors
 from lmtrain.runtime.processes.faults import fault_point
 from lmtrain.units import format_bytes

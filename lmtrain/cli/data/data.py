@@ -330,18 +330,19 @@ def _show_samples(
     numbers: list[int], given: list[str], settings: list[str], run: Path | None, config_dir: Path | None,
     most: int | None, ids: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    from lmtrain.checkpoint.store import CHECKPOINTS, latest
+    from lmtrain.checkpoint.store import latest
     from lmtrain.cli.inspect.dataset_view import print_samples, sample_rows
-    from lmtrain.cli.inspect.run_view import settings_of
     from lmtrain.errors import UsageError
+    from lmtrain.runfolder.names import CHECKPOINTS
     from lmtrain.train.before.preflight import load_data
     from lmtrain.train.before.resume_checks import open_resumed, shares_of
+    from lmtrain.train.config import config_of
 
     if run is not None and (given or settings):
         raise UsageError(f"--run={run} has its own data and settings, and {(given + settings)[0]} was given too. "
                          "Give the run alone, or a dataset with settings.")  # fmt: skip
     paths = [f"data.path={path}" for path in given]
-    config = settings_of(run) if run is not None else _compose([*paths, "run.dir=none", *settings], config_dir)
+    config = config_of(run) if run is not None else _compose([*paths, "run.dir=none", *settings], config_dir)
     # because: what data.split keeps from training is as the run began with it
     shares = shares_of(open_resumed(config, None if run is None else latest(run / CHECKPOINTS)))
     tokenizer, _, data = load_data(config, validate=run is not None, shares=shares)

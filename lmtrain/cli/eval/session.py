@@ -242,7 +242,8 @@ _CURVE = 40  # characters
 
 def find_steps(run: Path, asked: str) -> list[Path]:
     """The run's checkpoints of these steps, oldest first."""
-    from lmtrain.checkpoint.store import CHECKPOINTS, list_checkpoints, step_of
+    from lmtrain.checkpoint.store import list_checkpoints
+    from lmtrain.runfolder.names import CHECKPOINTS, step_of
 
     found = {step_of(path.name): path for path in list_checkpoints(run / CHECKPOINTS) or list_checkpoints(run)}
     if not found:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmtrain.cli.inspect.dataset_view import tokenizer_words
 from lmtrain.cli.inspect.run_view import model_words
+from lmtrain.runfolder.differences import differences
 from lmtrain.units import format_bytes, format_count
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def difference_facts(path: Path, other: Path) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "checkpoint": str(a.path),
         "other": str(b.path),
-        "state": {key: list(pair) for key, pair in diff.different_state(a.manifest.state, b.manifest.state).items()},
+        "state": dict(sorted(differences([a.manifest.state, b.manifest.state]).items())),
         "only_in_checkpoint": only_a,
         "only_in_other": only_b,
         "kinds": {name: list(pair) for name, pair in diff.different_kinds(a, b).items()},

@@ -11,6 +11,7 @@ import typer
 from lmtrain.cli.options import Json, Plugins
 from lmtrain.cli.screen.terminal import echo
 from lmtrain.errors import MissingInputError
+from lmtrain.runfolder.names import CONFIG
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,8 +31,9 @@ def inspect(
     from lmtrain.checkpoint.store import is_best, resolve
     from lmtrain.cli.inspect import checkpoint_view as view
     from lmtrain.cli.inspect.dataset_view import dataset_facts
-    from lmtrain.cli.inspect.run_view import as_written, run_facts
-    from lmtrain.observe.metrics import writable
+    from lmtrain.cli.inspect.run_view import run_facts
+    from lmtrain.runfolder.folder import as_written
+    from lmtrain.runfolder.rows import writable
 
     if is_best(path):
         path = resolve(path)
@@ -39,7 +41,7 @@ def inspect(
         facts = view.difference_facts(path, diff)
     elif (path / "manifest.json").is_file():
         facts = view.checkpoint_facts(path, verify)
-    elif (path / "config.json").is_file():
+    elif (path / CONFIG).is_file():
         with as_written(path):
             facts = run_facts(path, verify)
     elif path.with_name(path.name + ".idx").is_file() or path.suffix in (".idx", ".bin"):
@@ -76,8 +78,9 @@ def print_dataset(console: Console, facts: dict[str, Any], all_: bool = False) -
 
 
 def _print_run(console: Console, facts: dict[str, Any], all_: bool) -> None:
-    from lmtrain.cli.inspect.run_view import as_written, run_lines
+    from lmtrain.cli.inspect.run_view import run_lines
     from lmtrain.cli.screen.fact_list import print_facts, print_tree
+    from lmtrain.runfolder.folder import as_written
 
     with as_written(Path(facts["run"])):
         lines = [*run_lines(facts, console.encoding.startswith("utf"))]

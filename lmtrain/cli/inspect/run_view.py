@@ -2,66 +2,39 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from lmtrain.errors import DataError, LmtrainError
+from lmtrain.errors import LmtrainError
 from lmtrain.units import format_bytes, format_count, format_seconds
-
-if TYPE_CHECKING:
-    from lmtrain.train.config import RunConfig
 
 _CURVE = 40  # characters
 Rows = Sequence[dict[str, Any]]
 
 
-@contextmanager
-def as_written(run: Path) -> Iterator[None]:
-    """What a run wrote is read key by key; where one is missing or of another type, no run wrote it so."""
-    try:
-        yield
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise DataError(
-            f"{run} holds records that no run writes ({type(error).__name__}: {error}). "
-            "Look at its config.json, stop.json and metrics.jsonl; --debug shows which was read."
-        ) from error
-
-
-def settings_of(run: Path) -> RunConfig:
-    """The settings that a run was started with last."""
-    from lmtrain.config.build import build_settings
-    from lmtrain.runtime.files.files import read_json
-    from lmtrain.train.config import RunConfig
-
-    return build_settings(RunConfig, read_json(run / "config.json"))
-
-
 def run_facts(path: Path, verify: bool) -> dict[str, Any]:
     from lmtrain.checkpoint.diff import refuse_problems, verify_checkpoints
-    from lmtrain.checkpoint.store import CHECKPOINTS, list_broken, list_checkpoints, list_set_aside
-    from lmtrain.observe.metrics import read_metrics
+    from lmtrain.checkpoint.store import list_broken, list_checkpoints, list_set_aside
     from lmtrain.observe.screen.row_text import smoothed
-    from lmtrain.runtime.files.files import read_json
-    from lmtrain.train.stop_file import STOP
+    from lmtrain.runfolder.folder import read_settings, state_now
+    from lmtrain.runfolder.names import CHECKPOINTS, METRICS
+    from lmtrain.runfolder.rows import read_metrics, written_at
 
     if verify:
         refuse_problems(verify_checkpoints(path))
-    metrics = path / "metrics.jsonl"
+    metrics = path / METRICS
     rows = read_metrics(metrics) if metrics.is_file() else []
     events = ("step", "valid", "eval", "save")
     steps, valid, evals, saves = ([row for row in rows if row["event"] == event] for event in events)
     losses = [row["loss"] for row in steps if row.get("loss") is not None]
-    stop = read_json(path / STOP) if (path / STOP).is_file() else None
-    settings = read_json(path / "config.json")
+    state, settings = state_now(path), read_settings(path)
     return {
         "run": str(path),
         "verified": verify,
-        **state_of(path, stop),
-        "stopped": stop or "still running, or killed",
+        **state,
+        "stopped": state["stopped"] or "still running, or killed",
         "attempts": max((row["attempt"] for row in rows), default=0),
         "last_step": steps[-1] if steps else None,
         "last_validation": valid[-1] if valid else None,
@@ -70,7 +43,7 @@ def run_facts(path: Path, verify: bool) -> dict[str, Any]:
         "best_evaluations": _best_evaluations(evals),
         "best_checkpoint": _best_checkpoint(path, settings, rows),
         "last_save": saves[-1] if saves else None,
-        "last_row_time": _time(rows, metrics),
+        "last_row_time": written_at(rows, metrics) if rows else None,
         "smoothed_loss": smoothed(losses),
         "losses": losses,
         "elapsed_s": _trained_s(metrics),
@@ -99,9 +72,10 @@ def _best_evaluations(rows: Rows) -> dict[str, dict[str, Any]]:
 
 def _best_checkpoint(path: Path, settings: dict[str, Any], rows: Rows) -> dict[str, Any] | None:
     """Which one RUN@best is, of a run that keeps the best."""
-    from lmtrain.checkpoint.store import best, step_of
+    from lmtrain.checkpoint.store import best
     from lmtrain.errors import MissingInputError
     from lmtrain.observe.measure.measures import measures_of
+    from lmtrain.runfolder.names import step_of
 
     if not settings.get("checkpoint", {}).get("keep_best"):
         return None
@@ -112,30 +86,6 @@ def _best_checkpoint(path: Path, settings: dict[str, Any], rows: Rows) -> dict[s
     by = settings["checkpoint"]["best_by"]
     value = next(found[by] for row in rows if row["step"] == step_of(name) and by in (found := measures_of(row)))
     return {"name": name, "by": by, "value": value}
-
-
-def state_of(path: Path, stop: dict[str, Any] | None) -> dict[str, Any]:
-    """running, finished, stopped, failed, killed; or lost sight of, where another machine's process cannot be seen."""
-    from lmtrain.runtime.files.files import lock_holder
-
-    holder = lock_holder(path)
-    by = holder and holder[0]
-    if stop is not None:
-        done, on_request = stop.get("cause") == "done", stop.get("exit_code") in (75, 79)
-        return {"state": "finished" if done else "stopped" if on_request else "failed", "process": None}
-    if holder is None:
-        return {"state": "killed", "process": None}
-    if holder[1]:
-        return {"state": "running", "process": by}
-    here = (by or "").endswith(f" on {socket.gethostname()}")
-    return {"state": "killed" if here else "out of sight", "process": by}
-
-
-def _time(rows: Rows, metrics: Path) -> str | None:
-    """When the last row was written; rows of older versions carry no time, and their file's has to do."""
-    if rows and "time" in rows[-1]:
-        return str(rows[-1]["time"])
-    return datetime.fromtimestamp(metrics.stat().st_mtime, UTC).isoformat(timespec="seconds") if rows else None
 
 
 def _trained_s(metrics: Path) -> float:
@@ -150,10 +100,11 @@ def _trained_s(metrics: Path) -> float:
 
 def planned(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """What follows from settings; nothing where this version or this command line does not know them all."""
+    from lmtrain.train.config import config_of
     from lmtrain.train.layouts.layout_table import layout_words
 
     try:
-        config = settings_of(path)
+        config = config_of(path)
     except LmtrainError:
         return {"steps": settings.get("train", {}).get("steps"), "parameters": None, "layout": None}
     return {

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmtrain.cli.screen.terminal import echo
 from lmtrain.errors import DataError, MissingInputError, UsageError
+from lmtrain.runfolder.names import CONFIG, METRICS
 
 if TYPE_CHECKING:
     from lmtrain.plan.calibrate import Calibrated, Measured
@@ -57,24 +58,20 @@ def calibrate_runs(words: Sequence[str], config_dir: Path | None, out: Path | No
 
 
 def _config(folder: Path) -> RunConfig:
-    from lmtrain.config.build import build_settings
-    from lmtrain.runtime.files.files import read_json
-    from lmtrain.train.config import RunConfig
+    from lmtrain.train.config import config_of
 
-    if not (folder / "config.json").is_file():
-        raise MissingInputError(
-            f"{folder} is not a run: it holds no config.json. Give the folder that was its run.dir."
-        )
-    return build_settings(RunConfig, read_json(folder / "config.json"))
+    if not (folder / CONFIG).is_file():
+        raise MissingInputError(f"{folder} is not a run: it holds no {CONFIG}. Give the folder that was its run.dir.")
+    return config_of(folder)
 
 
 def _measured(folder: Path, config: RunConfig) -> Measured:
     """A run as it is priced on its machine, and how long its steps took."""
-    from lmtrain.observe.metrics import read_metrics
     from lmtrain.plan.calibrate import Measured
+    from lmtrain.runfolder.rows import read_metrics
     from lmtrain.train.layouts.dry_run import planned_of
 
-    path = folder / "metrics.jsonl"
+    path = folder / METRICS
     try:
         times = _step_times(config, read_metrics(path))
         are_times = all(0 < seconds < math.inf for seconds in times)

@@ -36,7 +36,7 @@ def stoppable(config: RunConfig, env: ProcessEnv, waited_for: ProcessEnv | None)
 
     `waited_for` is this process, where it may have peers that would wait for it.
     """
-    from lmtrain.train.stop_file import identity, is_written_since, write_cut_off
+    from lmtrain.runfolder.ends import identity, is_written_since, write_cut_off
 
     folder = Path(config.run.dir)
     before = identity(folder)
@@ -53,7 +53,7 @@ def stoppable(config: RunConfig, env: ProcessEnv, waited_for: ProcessEnv | None)
         error = StoppedEarly(f"{stop.cause}: {left_behind(config)}")
         # because: srun asks all to stop where one of them fails, and whoever started that one has written why
         if env.rank == 0 and not (env.world_size > 1 and is_written_since(folder, before)):
-            warn_of(write_cut_off(config, stop.cause))
+            warn_of(write_cut_off(folder, stop.cause))
         if env.world_size == 1:
             raise error
         if env.rank == 0:
@@ -64,7 +64,7 @@ def stoppable(config: RunConfig, env: ProcessEnv, waited_for: ProcessEnv | None)
 @contextmanager
 def reasons_kept(config: RunConfig, env: ProcessEnv) -> Iterator[None]:
     """What fails within says so in stop.json: from the moment on at which the run may have its folder."""
-    from lmtrain.train.stop_file import identity, is_written_since, write_cut_off, write_failure
+    from lmtrain.runfolder.ends import identity, is_written_since, write_cut_off, write_failure
 
     folder = Path(config.run.dir)
     before = identity(folder)
@@ -76,10 +76,10 @@ def reasons_kept(config: RunConfig, env: ProcessEnv) -> Iterator[None]:
         raise
     except StoppedEarly as error:  # what a peer was asked before they met
         if env.rank == 0 and not is_written_since(folder, before):
-            warn_of(write_cut_off(config, str(error)))
+            warn_of(write_cut_off(folder, str(error)))
         raise
     except LmtrainError as error:
-        write_failure(config, error, env)
+        write_failure(folder, error, env)
         raise
 
 
@@ -102,7 +102,9 @@ def heard_by_peers(stop: StopRequest, tell: Callable[[str], None] = lambda name:
 
 def conclude(config: RunConfig, summary: Summary, env: ProcessEnv) -> StoppedEarly | None:
     """Of a run that has saved what it has done: write why it ends, and give what is to be raised in the end."""
-    from lmtrain.train.stop_file import STOP_FILE, asked_by, write_stop
+    from lmtrain.runfolder.ends import asked_by, write_stop
+    from lmtrain.runfolder.names import STOP_FILE
+    from lmtrain.runfolder.stop import DONE
 
     ignore_stops()  # because: srun --kill-on-bad-exit ends tasks that leave a moment after the first with code 75
     cause, error = summary.stopped_by, None
@@ -113,8 +115,7 @@ def conclude(config: RunConfig, summary: Summary, env: ProcessEnv) -> StoppedEar
     code = error.exit_code if error else 0
     if env.rank > 0:
         raise typer.Exit(code)  # because: rank 0 speaks for all
-    facts = {"cause": cause or "done", "step": summary.step, "exit_code": code, "requeue": bool(cause) and not for_good}
-    warn_of(write_stop(config, facts))
+    warn_of(write_stop(Path(config.run.dir), cause or DONE, code, step=summary.step))
     if for_good:
         (Path(config.run.dir) / STOP_FILE).unlink(missing_ok=True)
     return error
@@ -122,7 +123,7 @@ def conclude(config: RunConfig, summary: Summary, env: ProcessEnv) -> StoppedEar
 
 def refuse_stop_file(config: RunConfig, env: ProcessEnv) -> None:
     """One that was there before the run: whoever put it there wants no more steps, and is told what became of that."""
-    from lmtrain.train.stop_file import STOP_FILE
+    from lmtrain.runfolder.names import STOP_FILE
 
     path = Path(config.run.dir) / STOP_FILE
     if env.rank == 0 and os.path.lexists(path):
@@ -139,10 +140,10 @@ def watched_run(
 ) -> AbstractContextManager[Watch]:
     """`heard` gets the name of a signal that another process was sent, from another thread."""
     from lmtrain.observe.watch.guard import watched
-    from lmtrain.train.stop_file import write_failure
+    from lmtrain.runfolder.ends import write_failure
 
     def ending(error: LmtrainError) -> None:
-        write_failure(config, error, env)
+        write_failure(Path(config.run.dir), error, env)
         print_error(error)
 
     return watched(

@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.checkpoint.disk.format import MANIFEST
-from lmtrain.checkpoint.store import CHECKPOINTS, latest
+from lmtrain.checkpoint.store import latest
 from lmtrain.config.build import build_settings
 from lmtrain.config.compose import compose, group_choices
 from lmtrain.config.yaml_file import MAX_BYTES
 from lmtrain.errors import DataError, MissingInputError, SettingsError, UsageError
+from lmtrain.runfolder.names import CHECKPOINTS, CONFIG
 from lmtrain.runtime.files.files import parse_json, read_bytes
 from lmtrain.train.config import RunConfig
 
-CONFIG = "config.json"
 _CHOICE, _ROOT = "as_in_that_run", "from_run"  # names of the files that a run becomes
 
 

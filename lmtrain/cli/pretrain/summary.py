@@ -96,7 +96,8 @@ def print_summary(config: RunConfig, summary: Summary, console: Console, as_json
 
 def left_behind(config: RunConfig) -> str:
     """What a run that was stopped goes on from, and how."""
-    from lmtrain.checkpoint.store import CHECKPOINTS, latest
+    from lmtrain.checkpoint.store import latest
+    from lmtrain.runfolder.names import CHECKPOINTS
 
     newest = latest(Path(config.run.dir) / CHECKPOINTS)
     if newest is None:

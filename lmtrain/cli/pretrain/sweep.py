@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from lmtrain.cli.inspect.run_view import as_written
 from lmtrain.cli.pretrain.summary import print_plan
 from lmtrain.cli.screen.console import Screen
 from lmtrain.cli.screen.terminal import echo
 from lmtrain.errors import LmtrainError, StoppedEarly, UsageError, a_few
-from lmtrain.observe.metrics import read_metrics
+from lmtrain.runfolder.folder import as_written
+from lmtrain.runfolder.names import METRICS
+from lmtrain.runfolder.rows import read_metrics
 from lmtrain.runtime.processes.signals import STOPS, Stopped, StopRequest, listening
 from lmtrain.units import format_count
 
@@ -127,13 +128,14 @@ def folder_name(changed: dict[str, str]) -> str:
 
 def is_done(job: Job) -> bool:
     """Whether a run with these very settings has ended by itself."""
-    from lmtrain.config.build import build_settings
-    from lmtrain.runtime.files.files import read_json
-    from lmtrain.train.config import RunConfig
-    from lmtrain.train.stop_file import STOP
+    from lmtrain.runfolder.ends import stop_told
+    from lmtrain.runfolder.stop import DONE
+    from lmtrain.train.config import config_of
 
+    if stop_told(job.folder).get("cause") != DONE:
+        return False
     try:  # because: an earlier version may have written it, without settings that are new
-        stop, then = read_json(job.folder / STOP), build_settings(RunConfig, read_json(job.folder / "config.json"))
+        then = config_of(job.folder)
     except LmtrainError:
         return False
     now = replace(job.config, run=then.run)  # because: its limits of time may change, and it is done all the same
@@ -143,8 +145,7 @@ def is_done(job: Job) -> bool:
     ours, theirs = now.to_dict(), then.to_dict()
     if ours["model"].get("vocab_size") is None:  # because: the data has decided it
         ours["model"]["vocab_size"] = theirs["model"].get("vocab_size")
-    done = isinstance(stop, dict) and stop.get("cause") == "done"
-    return done and then.run.dir == str(job.folder) and ours == theirs
+    return then.run.dir == str(job.folder) and ours == theirs
 
 
 class _Runner:
@@ -231,7 +232,7 @@ def _refuse_failures(jobs: Sequence[Job]) -> None:
 def summary(folder: Path, changed: dict[str, str], state: str) -> dict[str, Any]:
     """One run: what sets it apart, its state, and the figures of its metrics.jsonl, null where there are none yet."""
     try:
-        rows = read_metrics(folder / "metrics.jsonl")
+        rows = read_metrics(folder / METRICS)
     except LmtrainError:
         rows = []
     with as_written(folder):

@@ -129,19 +129,20 @@ def run_attempts(
     Under srun each node has such a launcher. What all of them would say alike, that of rank 0 says.
     """
     from lmtrain.cli.ranks.imports import COMPANION, COMPOSING, PREPARE, imports_of
+    from lmtrain.runfolder.ends import identity, is_written_since, said_by_watch, write_cut_off, write_end
     from lmtrain.runtime.processes.launch import launch
     from lmtrain.runtime.processes.rank_starter import Program
     from lmtrain.runtime.processes.signals import ignore_stops
     from lmtrain.train.before.preflight import find_resume
     from lmtrain.train.in_loop.starts import Starts
-    from lmtrain.train.stop_file import identity, is_written_since, said_by_watch, write_cut_off, write_end
 
-    before = identity(Path(config.run.dir))
+    folder = Path(config.run.dir)
+    before = identity(folder)
 
     def again(outcome: Outcome, number: int) -> None:
         nonlocal before
         told = f"{outcome.told} " if note_end(outcome) is None else ""
-        before = identity(Path(config.run.dir))
+        before = identity(folder)
         path = find_resume(config)
         starts = Starts.at(config, inputs, path)
         starts.refuse(config)
@@ -150,12 +151,12 @@ def run_attempts(
 
     def note_end(outcome: Outcome) -> Outcome | None:
         """What the watch has said already, which knows best; otherwise this is where it is written down."""
-        said = said_by_watch(config, outcome, before)
+        said = said_by_watch(folder, outcome, before)
         # because: where a rank of another node has failed first, its launcher or rank 0 has written why
-        is_late = env.rank > 0 and is_written_since(Path(config.run.dir), before)
+        is_late = env.rank > 0 and is_written_since(folder, before)
         if said is None and outcome.cause is not None and not is_late:
             # because: a run that was stopped before its ranks were there may have no folder yet
-            warn_of(write_cut_off(config, outcome.cause) if outcome.is_before_ranks else write_end(config, outcome))
+            warn_of(write_cut_off(folder, outcome.cause) if outcome.is_before_ranks else write_end(folder, outcome))
         return said
 
     with told_to_peers(env):

@@ -10,12 +10,12 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lmtrain.cli.runs.run_seen import Seen
 from lmtrain.errors import LmtrainError, brief
 from lmtrain.layout import Coordinate, Layout
 from lmtrain.observe.history.record import Record
 from lmtrain.page.document import NUM_COLOURS, Part, Picture, data_element, paragraph, section, table
 from lmtrain.page.drawing import WIDTH, rect, svg, text
+from lmtrain.runfolder.folder import Seen
 from lmtrain.units import format_bytes, format_count
 
 if TYPE_CHECKING:

@@ -15,12 +15,13 @@ from lmtrain.cli.options import check_place
 from lmtrain.cli.report.figures import MOST_EVALS, charts, eval_rows, headlines
 from lmtrain.cli.report.ranks import layout_parts, memory_parts
 from lmtrain.cli.report.trace_part import kernel_parts, trace_parts
-from lmtrain.cli.runs.run_seen import Seen, differences, flat
 from lmtrain.cli.screen.terminal import echo
 from lmtrain.config.base import show
 from lmtrain.observe.history.record import Record
 from lmtrain.page.chart import Charts, placed, written
 from lmtrain.page.document import Cells, Part, data_element, document, facts, script, section, style, table
+from lmtrain.runfolder.differences import differences, flat
+from lmtrain.runfolder.folder import Seen
 from lmtrain.units import format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -48,10 +49,10 @@ def report(
     It is one file without references to any other. A run that goes on, was killed or is damaged gives what there is,
     and the page says what is missing.
     """
-    from lmtrain.cli.runs.run_seen import see_all
     from lmtrain.observe.history.record import read_record
     from lmtrain.page.chart import drawn
     from lmtrain.page.document import Picture
+    from lmtrain.runfolder.folder import see_all
     from lmtrain.runtime.files.files import atomic_file, storage_errors
     from lmtrain.units import format_bytes
 
@@ -61,7 +62,7 @@ def report(
             svg.mkdir(parents=True, exist_ok=True)
     out = out or seen[0].path / "report.html"
     check_place("--out", out)
-    records = [read_record(one.path / "metrics.jsonl") for one in seen]
+    records = [read_record(one.metrics) for one in seen]
     found = figures_of(seen, records)
     parts = [*parts_of(seen, records, found)]
     with atomic_file(out) as file:

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lmtrain.cli.report.ranks import Square, squares
-from lmtrain.cli.runs.run_seen import Seen
 from lmtrain.errors import LmtrainError, a_few, brief
 from lmtrain.page.chart import labels, ticks, written
 from lmtrain.page.document import NUM_COLOURS, Part, Picture, data_element, paragraph, section, table
 from lmtrain.page.drawing import WIDTH, legend, line, rect, svg, text
+from lmtrain.runfolder.folder import Seen
+from lmtrain.runfolder.names import TRACES
 
 if TYPE_CHECKING:
     from lmtrain.observe.profile.kernels import KernelTable
@@ -38,7 +39,7 @@ _COLOURS = {
 def trace_parts(seen: Seen, whose: str) -> Iterator[Part]:
     from lmtrain.observe.timeline.merge import merged
 
-    if not (seen.path / "trace").is_dir():
+    if not (seen.path / TRACES).is_dir():
         return
     yield section(f"A traced step{whose}", name=f"trace{whose}")
     try:

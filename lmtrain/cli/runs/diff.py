@@ -10,10 +10,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from lmtrain.cli.runs.run_seen import Seen, differences, flat, see_all
 from lmtrain.config.base import show
 from lmtrain.errors import LmtrainError, a_few, brief
-from lmtrain.observe.history.record import Parting, Record, Row, parting, read_record, starts_that_count, together
+from lmtrain.observe.history.record import Parting, Record, parting, read_record, starts_that_count, together
+from lmtrain.runfolder.differences import differences, flat
+from lmtrain.runfolder.folder import Seen, see_all
+from lmtrain.runfolder.names import CHECKPOINTS, CONFIG, step_of
+from lmtrain.runfolder.rows import Row
 
 # settings that say where something lies or what is shown: no number depends on them
 _NO_CAUSE = (
@@ -28,7 +31,7 @@ _LARGEST = 4 << 30  # bytes of a checkpoint that is read; `inspect --diff` takes
 
 def diff_facts(a: Path, b: Path) -> dict[str, Any]:
     seen = see_all([a, b])
-    records = [read_record(one.path / "metrics.jsonl") for one in seen]
+    records = [read_record(one.metrics) for one in seen]
     starts = [_starts(one, record) for one, record in zip(seen, records, strict=True)]
     found = parting(records[0], records[1], _cut_alike(starts))
     first = [rows[0] for rows in starts]
@@ -61,7 +64,7 @@ def _starts(seen: Seen, record: Record) -> list[Row]:
 def _untold_starts(seen: Sequence[Seen], starts: Sequence[list[Row]]) -> Iterator[str]:
     for one, rows in zip(seen, starts, strict=True):
         if not all(row["settings"] for row in rows[:-1]):
-            yield f"{one.name}: config.json is of the last of {len(rows)} starts; what those before it had is not known"
+            yield f"{one.name}: {CONFIG} is of the last of {len(rows)} starts; what those before it had is not known"
 
 
 def _cut_alike(starts: Sequence[list[Row]]) -> bool:
@@ -181,7 +184,7 @@ def _program(key: str) -> str:
 
 def _weights(seen: Sequence[Seen], found: Parting) -> dict[str, Any] | None:
     """The first checkpoint of one step whose weights differ, before the rows do; what is damaged tells nothing."""
-    from lmtrain.checkpoint.store import CHECKPOINTS, list_checkpoints, step_of
+    from lmtrain.checkpoint.store import list_checkpoints
 
     try:
         names = [{one.name: one for one in list_checkpoints(run.path / CHECKPOINTS)} for run in seen]

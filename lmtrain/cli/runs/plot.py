@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from lmtrain.cli.runs.run_seen import see_all
 from lmtrain.errors import DataError, UsageError, nearest
 from lmtrain.observe.history.record import Numbers, extremes, read_record
 from lmtrain.page.chart import Form, labels, log_ticks, ticks
+from lmtrain.runfolder.folder import see_all
 
 _AXES: dict[str, Form] = {"step": "count", "tokens": "count", "seconds": "seconds"}
 _FORMS: dict[str, Form] = {"memory_bytes": "bytes", "mfu": "percent", "data_wait_s": "seconds"}
@@ -42,7 +42,7 @@ def plot_runs(paths: Sequence[Path], key: str, by: str, log: bool, height: int) 
 def _curves(paths: Sequence[Path], key: str, by: str, log: bool) -> list[Curve]:
     found, known = [], set()
     for seen in see_all(list(paths)):
-        record = read_record(seen.path / "metrics.jsonl")
+        record = read_record(seen.metrics)
         steps, values = record.column(key)
         known |= record.columns.keys() - {"step", "seconds"}
         places = steps if by == "step" else record.at(by, steps)

@@ -15,10 +15,11 @@ import typer
 
 from lmtrain.cli.options import Json
 from lmtrain.cli.plain_help import PlainGroup, examples
-from lmtrain.cli.runs.run_seen import Seen, find_runs, flat, see_all
 from lmtrain.cli.screen.terminal import echo
 from lmtrain.config.base import show
 from lmtrain.errors import MissingInputError, UsageError, nearest
+from lmtrain.runfolder.differences import flat
+from lmtrain.runfolder.folder import Seen, find_runs, see_all
 from lmtrain.units import format_count, format_seconds
 
 EXAMPLES = (
@@ -79,7 +80,7 @@ def diff(
     from lmtrain.cli.runs.diff import diff_facts, diff_lines
     from lmtrain.cli.screen.console import Screen
     from lmtrain.cli.screen.fact_list import print_facts
-    from lmtrain.observe.metrics import writable
+    from lmtrain.runfolder.rows import writable
 
     facts = diff_facts(a, b)
     if as_json:
@@ -141,9 +142,9 @@ def _has(seen: Seen, key: str, value: str) -> bool:
 
 
 def _row(seen: Seen) -> dict[str, Any]:
-    from lmtrain.observe.metrics import read_last_rows
+    from lmtrain.runfolder.rows import read_last_rows, written_at
 
-    rows = [row for row in read_last_rows(seen.path / "metrics.jsonl") if isinstance(row.get("event"), str)]
+    rows = read_last_rows(seen.metrics)
     steps = [row for row in rows if row["event"] == "step"]
     last, valid = steps[-1] if steps else {}, [row for row in rows if row["event"] == "valid"]
     total = seen.settings.get("train", {})
@@ -152,7 +153,7 @@ def _row(seen: Seen) -> dict[str, Any]:
         "steps": _number(total.get("steps")) if isinstance(total, dict) else None,
         "loss": _loss(last), "valid_loss": _loss(valid[-1]) if valid else None,
         "tokens_per_s": _number(last.get("tokens_per_s")), "tokens": _number(last.get("tokens")),
-        "last_row": _time(rows, seen.path / "metrics.jsonl"), "why": seen.why, "missing": seen.problems,
+        "last_row": written_at(rows, seen.metrics), "why": seen.why, "missing": seen.problems,
     }  # fmt: skip
 
 
@@ -163,18 +164,10 @@ def _number(value: Any) -> Any:
 
 def _loss(row: dict[str, Any]) -> float | str | None:
     """NaN and infinities as metrics.jsonl has them: a run that came to one must not look like one without a loss."""
+    from lmtrain.runfolder.rows import writable
+
     value = row.get("loss")
-    found: float | str | None = value if value in ("nan", "inf", "-inf") else _number(value)
-    return found
-
-
-def _time(rows: Sequence[dict[str, Any]], path: Path) -> str | None:
-    if rows and isinstance(rows[-1].get("time"), str):
-        return str(rows[-1]["time"])
-    try:
-        return datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds")
-    except OSError:
-        return None
+    return writable(value) if type(value) in (int, float) else None
 
 
 def print_table(rows: Sequence[dict[str, Any]]) -> None:

@@ -17,6 +17,7 @@ from rich.console import Console, RenderableType
 
 from lmtrain.cli.screen.messages import say
 from lmtrain.errors import MissingInputError, UsageError
+from lmtrain.runfolder.names import CONFIG, METRICS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -78,9 +79,9 @@ def watch(
     once: Annotated[bool, typer.Option("--once", help="Show how it is now, and end.")] = False,
 ) -> None:
     """Watch a run from another terminal, over a slow line too: its panel, or a line for each step that is logged."""
-    from lmtrain.cli.inspect.run_view import as_written
     from lmtrain.cli.screen.console import Screen
     from lmtrain.observe.screen.progress import is_live
+    from lmtrain.runfolder.folder import as_written
 
     if not every >= _LEAST_S:
         raise UsageError(f"--every={every:g} is how often to look, at least {_LEAST_S:g} seconds. Use --every=2.")
@@ -94,15 +95,15 @@ def watch(
 
 
 def _wait_for(run: Path, every: float, console: Console, *, waits: bool) -> None:
-    if (run / "config.json").is_file():
+    if (run / CONFIG).is_file():
         return
-    there = "is no run's folder (it has no config.json)" if run.exists() else "does not exist"
+    there = f"is no run's folder (it has no {CONFIG})" if run.exists() else "does not exist"
     if not waits or (run.exists() and not run.is_dir()):
         raise MissingInputError(
             f"{run} {there} yet, and only a terminal waits for a run to begin. Give the folder of a run, its run.dir."
         )
     say(console, f"{run} {there} yet: waiting for a run to begin there. Ctrl-C ends the waiting.")
-    while not (run / "config.json").is_file():
+    while not (run / CONFIG).is_file():
         time.sleep(every)
 
 
@@ -110,11 +111,12 @@ def _draw(run: Path, every: float, once: bool, console: Console) -> None:
     from rich.console import Group
     from rich.text import Text
 
-    from lmtrain.observe.following import Followed
+    from lmtrain.runfolder.folder import state_now
+    from lmtrain.runfolder.rows import Followed
 
-    followed, drawn, panel = Followed(run / "metrics.jsonl"), Redrawn(console), _panel(run)
+    followed, drawn, panel = Followed(run / METRICS), Redrawn(console), _panel(run)
     while True:
-        state, rows = _state(run), followed.rows()
+        state, rows = state_now(run), followed.rows()
         if any(row["event"] == "start" for row in rows) and panel.row:
             panel = _panel(run)  # because: it may go on with other settings
         for row in rows:
@@ -131,17 +133,18 @@ def _draw(run: Path, every: float, once: bool, console: Console) -> None:
 
 def _print(run: Path, every: float, once: bool, console: Console) -> None:
     """The newest step of each look, and everything else that happened."""
-    from lmtrain.observe.following import Followed
     from lmtrain.observe.screen.display import print_line
     from lmtrain.observe.screen.row_text import eval_line, step_line, valid_line
     from lmtrain.observe.stragglers.judge import slow_link, slow_rank
+    from lmtrain.runfolder.folder import state_now
+    from lmtrain.runfolder.rows import Followed
 
-    followed, total, slow, first = Followed(run / "metrics.jsonl"), _total_steps(run), "", True
+    followed, total, slow, first = Followed(run / METRICS), _total_steps(run), "", True
     lines: dict[str, Callable[[Mapping[str, Any]], str]] = {
         "valid": valid_line, "eval": eval_line, "save": lambda row: f"saved step {row['saved_step']}",
     }  # fmt: skip
     while True:
-        state, rows = _state(run), followed.rows()
+        state, rows = state_now(run), followed.rows()
         steps = [row for row in rows if row["event"] == "step"]
         for row in rows if not first else rows[-1:]:
             if row["event"] in lines:
@@ -164,9 +167,9 @@ def _panel(run: Path) -> RunPanel:
     """Of the settings that the run was started with last, as far as this version knows them."""
     from lmtrain.cli.inspect.run_view import model_words, planned
     from lmtrain.observe.screen.panel import RunPanel, Saves
-    from lmtrain.runtime.files.files import read_json
+    from lmtrain.runfolder.folder import read_settings
 
-    settings = read_json(run / "config.json")
+    settings = read_settings(run)
     facts, saves = planned(run, settings), settings.get("checkpoint", {})
     title = {"run": str(run), "model": model_words(settings.get("model", {}), facts["parameters"])}
     title |= {"layout": facts["layout"]} if facts["layout"] else {}
@@ -190,15 +193,6 @@ def _take(panel: RunPanel, row: dict[str, Any]) -> None:
         panel.evaluated(row)
     elif row["event"] == "save":
         panel.saved(row, age_s)
-
-
-def _state(run: Path) -> dict[str, Any]:
-    from lmtrain.cli.inspect.run_view import state_of
-    from lmtrain.runtime.files.files import read_json
-    from lmtrain.train.stop_file import STOP
-
-    stop = read_json(run / STOP) if (run / STOP).is_file() else None
-    return state_of(run, stop) | {"stopped": stop}
 
 
 def _words(state: dict[str, Any], row: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ import typer
 
 from lmtrain.cli.options import Json, Plugins, check_place
 from lmtrain.cli.screen.terminal import echo
+from lmtrain.runfolder.names import TRACES
 
 EXAMPLES = (
     ("lmtrain trace runs/a", "tables of a step, and a file for ui.perfetto.dev"),
@@ -42,7 +43,7 @@ def trace(
     from lmtrain.observe.timeline.merge import merged
     from lmtrain.observe.timeline.perfetto import write_trace
 
-    path = out if out is not None or as_json else run / "trace" / "trace.json"
+    path = out if out is not None or as_json else run / TRACES / "trace.json"
     if out is not None:
         check_place("--out", out)
     timeline = merged(run)

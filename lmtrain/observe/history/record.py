@@ -5,7 +5,6 @@ Called by reports and comparisons. Unlike read_metrics it refuses nothing: what 
 
 from __future__ import annotations
 
-import json
 import math
 from array import array
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.observe.metrics import step_told
+from lmtrain.runfolder.rows import NO_ROW, NOT_FINITE, ROW_BYTES, Row, parse_row, read_lines, read_value, step_told
 
 Places = NDArray[np.intp]
 
@@ -60,12 +59,9 @@ def smoothed(values: Numbers, fade: float) -> Numbers:
 
 
 Numbers = NDArray[np.float64]
-Row = dict[str, Any]
 
-_ROW_BYTES = 1 << 20  # no row is longer
 _TEXTS = ("samples_hash", "batch_digest")  # of step rows, kept for comparisons
 _MOST_BROKEN, _MOST_COLUMNS = 10_000, 512
-_NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 @dataclass(frozen=True)
@@ -105,20 +101,12 @@ def read_record(path: Path) -> Record:
     """Of a file that may be growing, cut off, damaged or not there."""
     reader = _Reader()
     try:
-        with open(path, "rb") as file:
-            for line in _lines(file):
-                reader.take(line)
+        for line in read_lines(path):
+            reader.take(line)
     except OSError as error:
         why = "is not there" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
         reader.problems.append(f"{path.name} {why}: nothing is known of any step")
     return reader.record(path.name)
-
-
-def _lines(file: Any) -> Iterator[bytes]:
-    while line := file.readline(_ROW_BYTES + 1):
-        yield line
-        while len(line) > _ROW_BYTES and not line.endswith(b"\n"):  # the rest of a line that is no row
-            line = file.readline(_ROW_BYTES + 1)
 
 
 class _Reader:
@@ -137,11 +125,11 @@ class _Reader:
     def take(self, line: bytes) -> None:
         self._line += 1
         try:
-            row = json.loads(line)
+            row = parse_row(line)
             event, step = row["event"], row["step"]
-            if type(event) is not str or type(step) is not int or not 0 <= step < 1 << 53 or len(line) > _ROW_BYTES:
+            if not 0 <= step < 1 << 53 or len(line) > ROW_BYTES:
                 raise ValueError
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except NO_ROW:
             if line.endswith(b"\n"):
                 self._bad.append(self._line)
             else:
@@ -152,16 +140,16 @@ class _Reader:
             return
         if event == "start":
             self._begun.append((self._count, step))
-        self._others.append((len(self._begun), {**_value(row), "event": event}))  # because: "nan" is a text there
+        self._others.append((len(self._begun), {**read_value(row), "event": event}))  # because: "nan" is a text there
 
     def _step(self, row: Row) -> None:
         columns = self._columns
         for key, value in row.items():
             kind = type(value)
             if kind is str:
-                if value not in _NOT_FINITE:
+                if value not in NOT_FINITE:
                     continue
-                value = _NOT_FINITE[value]
+                value = NOT_FINITE[value]
                 if len(self._broken) < _MOST_BROKEN:
                     self._broken.append((self._count, row["step"], key, value))
             elif kind is not float and (kind is not int or abs(value) >= 1 << 1000):
@@ -238,12 +226,6 @@ def _seconds(columns: dict[str, Numbers], begun: list[int]) -> Numbers:
     before = np.concatenate([[0.0], np.cumsum(longest)[:-1]])
     seconds: Numbers = elapsed + np.repeat(before, np.diff(np.append(begins, len(elapsed))))
     return seconds
-
-
-def _value(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _value(one) for key, one in value.items()}
-    return _NOT_FINITE.get(value, value) if isinstance(value, str) else value
 
 
 _DATA = ("samples_hash", "batch_digest")

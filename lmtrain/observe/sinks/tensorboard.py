@@ -9,7 +9,7 @@ import json
 import math
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from lmtrain.observe.growing_file import GrowingFile
 from lmtrain.observe.measure.measures import Histogram
 from lmtrain.observe.safe_text import warn
 from lmtrain.observe.sinks.behind import CHARTS, scalars_of
+from lmtrain.runfolder.differences import flat
 from lmtrain.runtime.files.checksum import crc32c
 
 VARINT, DOUBLE, BYTES, FLOAT = 0, 1, 2, 5  # wire types
@@ -130,7 +131,7 @@ class TensorBoard:
         events.plugin("custom_scalars__config__", _LAYOUT, text=_layout())
         chosen = {key: value for key, value in settings.items() if key not in _LEFT_OUT}
         values = b"".join(
-            field_bytes(1, field_text(1, name) + field_bytes(2, value)) for name, value in _flat(chosen)
+            field_bytes(1, field_text(1, name) + field_bytes(2, _sortable(value))) for name, value in flat(chosen)
         )  # a map is a list of pairs
         start = field_bytes(3, values + field_double(5, began_s))
         events.plugin("_hparams_/session_start_info", _HPARAMS, content=field_varint(1, 0) + start)
@@ -162,15 +163,10 @@ def _layout() -> bytes:
     return pages
 
 
-def _flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, bytes]]:
-    """Every setting by its key, as a value that TensorBoard's table of runs can sort by."""
-    for key, value in settings.items():
-        name = f"{above}{key}"
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{name}.")
-        elif isinstance(value, bool):
-            yield name, field_varint(_BOOL, value)
-        elif isinstance(value, (int, float)):
-            yield name, field_double(_NUMBER, value)
-        else:
-            yield name, field_text(_TEXT, value if isinstance(value, str) else json.dumps(value))
+def _sortable(value: Any) -> bytes:
+    """Return a setting as a value that TensorBoard's table of runs can sort by."""
+    if isinstance(value, bool):
+        return field_varint(_BOOL, value)
+    if isinstance(value, (int, float)):
+        return field_double(_NUMBER, value)
+    return field_text(_TEXT, value if isinstance(value, str) else json.dumps(value))

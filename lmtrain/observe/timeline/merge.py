@@ -26,6 +26,7 @@ from lmtrain.errors import DataError, LayoutError, MissingInputError, a_few
 from lmtrain.layout import Coordinate, Layout
 from lmtrain.observe.spans.format import SPAN, Axis, Flag, Header, Kind, RankSpans, read_spans
 from lmtrain.observe.timeline.clocks import Clocks, Pairs, solve
+from lmtrain.runfolder.names import CONFIG, TRACE_FILE, TRACES
 
 _WAITED_NS = 20_000  # because: who comes after the end is through at once, and says nothing of when the end was
 _LONGEST_NS = 3600e9  # because: a span of more than an hour is a damaged one, or of a rank that stood still
@@ -146,13 +147,13 @@ def merged(folder: Path) -> Timeline:
 
 
 def _read(folder: Path) -> tuple[dict[int, list[RankSpans]], list[str]]:
-    files = sorted((folder / "trace").glob("rank-*.spans"))
+    files = sorted((folder / TRACES).glob("rank-*.spans"))
     if not files:
-        if not (folder / "config.json").is_file():
-            raise MissingInputError(f"{folder} is not a run's folder: it has no config.json. Name a run.dir.")
+        if not (folder / CONFIG).is_file():
+            raise MissingInputError(f"{folder} is not a run's folder: it has no {CONFIG}. Name a run.dir.")
         raise MissingInputError(
-            f"{folder} has no traces (trace/rank-*.spans). A run that goes on traces its next steps after "
-            f"`touch {folder / 'TRACE'}`; a new one does with observe.trace=sampled or observe.trace=all."
+            f"{folder} has no traces ({TRACES}/rank-*.spans). A run that goes on traces its next steps after "
+            f"`touch {folder / TRACE_FILE}`; a new one does with observe.trace=sampled or observe.trace=all."
         )
     starts, notes = defaultdict(list), []
     for path in files:

@@ -29,13 +29,12 @@ from lmtrain.observe.watch.judge import (
 )
 from lmtrain.observe.watch.lines import Lines
 from lmtrain.observe.watch.told import write_stop
+from lmtrain.runfolder.names import HANGS, TIMES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-TIMES = "phase_times.json"  # in the run's folder: what the next start begins with
-HANGS = "hangs"
 _ASKED_S = 1.0  # because: the news of a lost peer may come a moment after the error that it causes
 _UNKNOWN_S = 10.0  # for a connection to say who it is
 _HERE_S = 1.0  # between two words that this is there

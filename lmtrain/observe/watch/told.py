@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
+from contextlib import suppress
+
+from lmtrain.errors import PeerLostError
+from lmtrain.runfolder import stop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -11,30 +13,15 @@ if TYPE_CHECKING:
 
 
 def explained(verdict: dict[str, Any]) -> str:
-    """A verdict, with where to look and what to do."""
+    """Return a verdict with where to look and what to do."""
     folder = verdict.get("folder")
     look = f"The stacks of all processes are in {folder}; start" if folder else "Start"
     return f"{verdict['verdict']} {look} the same command again to go on."
 
 
-def _newest_checkpoint(folder: str) -> str | None:
-    """What the next start goes on from, as far as names tell."""
-    place = os.path.join(folder, "checkpoints")
-    try:
-        names = sorted(name for name in os.listdir(place) if name.startswith("step_") and name[5:].isdecimal())
-    except OSError:
-        return None
-    return os.path.join(place, names[-1]) if names else None
-
-
 def write_stop(folder: str, verdict: dict[str, Any]) -> None:
-    """stop.json, unless somebody has told more by now."""
-    rank = (verdict.get("ranks") or [0])[0]
-    facts = {"cause": explained(verdict), "exit_code": 76, "requeue": True, "rank": rank}
-    facts["resume"] = _newest_checkpoint(folder)
-    facts |= {"hang": verdict["folder"]} if verdict.get("folder") else {"lost": rank}
-    try:
-        with open(os.path.join(folder, "stop.json"), "x") as file:
-            json.dump(facts, file, indent=2)
-    except OSError:
-        pass  # because: one that is there already says the same
+    """Write the verdict into stop.json, unless somebody has told more by now."""
+    rank, stacks = (verdict.get("ranks") or [0])[0], verdict.get("folder")
+    where = {"rank": rank, "hang": stacks} if stacks else {"rank": rank, "lost": rank}
+    with suppress(OSError):  # because: a disk that fails must not keep the processes from being ended
+        stop.write(folder, explained(verdict), PeerLostError.exit_code, replace=False, waits=False, **where)

@@ -1,7 +1,8 @@
 """Seconds of a step: what hides behind what.
 
-Takes a block's computation (work), what its collectives take by themselves (communicate) and how long the pipeline
-takes (its closed form, or a replay), and adds what is left bare. Arrays have one entry a case.
+Takes a block's computation (work), what its collectives (all-reduce, all-gather, reduce-scatter) and a pipeline's
+messages take by themselves, and how long the pipeline takes (its closed form, or a replay), and adds what is left
+bare. And what of it costs power and money. Arrays have one entry a case.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import Any
 
 from lmtrain.checkpoint.contents import Contents
 from lmtrain.checkpoint.described import checked_model
-from lmtrain.checkpoint.store import CHECKPOINTS, latest, list_set_aside, resolve
+from lmtrain.checkpoint.store import latest, list_set_aside, resolve
 from lmtrain.config.base import show
 from lmtrain.data.data_settings import DataChoice
 from lmtrain.data.store.indexed import IndexedDataset, part
@@ -27,6 +27,7 @@ from lmtrain.data.training_data import (
 from lmtrain.errors import CheckpointError, DataError, LayoutError, OutputError, SettingsError
 from lmtrain.layout import Layout, divisors
 from lmtrain.models.model_settings import ModelSettings
+from lmtrain.runfolder.names import CHECKPOINTS
 from lmtrain.runtime.processes.process import ELSEWHERE, ProcessEnv
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.train.before.machine import (

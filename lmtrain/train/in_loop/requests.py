@@ -21,13 +21,14 @@ from pathlib import Path
 
 from lmtrain.batch import Batch
 from lmtrain.observe.measure.memory import Memory
+from lmtrain.runfolder.ends import asked_by
+from lmtrain.runfolder.names import SAVE_FILE, STOP_FILE, TRACE_FILE
 from lmtrain.runtime.processes.process import SlurmJob, began_at
 from lmtrain.runtime.processes.signals import NAMES, StopRequest
 from lmtrain.train.costs import EVALUATION, VALIDATION, Costs, measured_before
 from lmtrain.train.pace import Pace, pace_of
 from lmtrain.train.ranks.peers import Vote
 from lmtrain.train.run import Run
-from lmtrain.train.stop_file import SAVE_FILE, STOP_FILE, TRACE_FILE, asked_by
 from lmtrain.units import format_seconds
 
 SAVE, STOP = 1, 2

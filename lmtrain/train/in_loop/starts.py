@@ -10,25 +10,25 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from lmtrain.checkpoint.store import load_manifest, step_of
+from lmtrain.checkpoint.store import load_manifest
 from lmtrain.errors import LmtrainError, NoProgressError, a_few, brief
 from lmtrain.observe.safe_text import warn
-from lmtrain.runtime.files.files import lock_holder, read_json, write_json
+from lmtrain.runfolder.ends import identity, stop_told, told, write_stop
+from lmtrain.runfolder.names import STARTS, step_of
+from lmtrain.runtime.files.files import lock_holder, write_json
 from lmtrain.runtime.processes.launch import CRASH, LOST
 from lmtrain.runtime.processes.process import ProcessEnv
 from lmtrain.train.before.preflight import Inputs
 from lmtrain.train.config import RunConfig
 from lmtrain.train.ranks.run_facts import facts
-from lmtrain.train.stop_file import STOP, identity, write_stop
 
-STARTS = "starts.json"
 MOST = 3  # starts at one step that are lost
 _SILENT = "killed without a word"
 _LONGEST = 300  # characters of a cause
@@ -50,11 +50,8 @@ class Starts:
 
     def read(self) -> Starts:
         """What is written of this step and these settings; a file that cannot be read counts nothing."""
-        try:
-            written = read_json(self.folder / STARTS)
-        except LmtrainError:
-            return self
-        if isinstance(written, dict) and (written.get("step"), written.get("of")) == (self.step, self.of):
+        written = told(self.folder / STARTS)
+        if (written.get("step"), written.get("of")) == (self.step, self.of):
             lost = written.get("lost")
             self.lost = [dict(one) for one in lost if isinstance(one, dict)] if isinstance(lost, list) else []
         if self.lost and not _tell_end(self.lost[-1], self.folder):
@@ -68,13 +65,13 @@ class Starts:
         self.write()
         where = f"step {self.step}" if self.step else "the beginning"
         causes = Counter(str(one.get("how") or _SILENT).rstrip(".") for one in self.lost)
-        told = a_few((f"{cause}{f' ({count} times)' * (count > 1)}" for cause, count in causes.items()), "; ")
+        lost_by = a_few((f"{cause}{f' ({count} times)' * (count > 1)}" for cause, count in causes.items()), "; ")
         error = NoProgressError(
             f"run.dir={config.run.dir} was started {len(self.lost)} times from {where}, and lost each time before the "
-            f"next checkpoint: {told}. Mend the cause, or save sooner (checkpoint.interval_steps); other settings, "
+            f"next checkpoint: {lost_by}. Mend the cause, or save sooner (checkpoint.interval_steps); other settings, "
             f"code or libraries begin a new count, and so does removing {self.folder / STARTS}."
         )
-        write_stop(config, {"cause": str(error), "step": self.step, "exit_code": error.exit_code, "requeue": False})
+        write_stop(self.folder, str(error), error.exit_code, step=self.step)
         raise error
 
     def write(self) -> None:
@@ -157,11 +154,8 @@ def _tell_end(start: dict[str, Any], folder: Path) -> bool:
     """Add what stop.json knows of how this start ended; False where it was not lost."""
     if identity(folder) in (None, start.get("stop_before")):
         return True  # because: what stands there, if anything, is of an earlier start
-    try:
-        stop = read_json(folder / STOP)
-    except LmtrainError:
-        return True
-    code = stop.get("exit_code") if isinstance(stop, Mapping) else None
+    stop = stop_told(folder)
+    code = stop.get("exit_code")
     if code == NoProgressError.exit_code or not isinstance(code, int):
         return True
     if code in LOST:

@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from lmtrain.checkpoint.store import CHECKPOINTS, latest
+from lmtrain.checkpoint.store import latest
 from lmtrain.config.base import show
-from lmtrain.config.build import build_settings
 from lmtrain.errors import LayoutError, LmtrainError
 from lmtrain.layout import divisors, words
 from lmtrain.models.model_settings import ModelSettings
@@ -26,9 +25,9 @@ from lmtrain.plan.run_model.replay import price_runs
 from lmtrain.plan.run_model.run import Planned
 from lmtrain.plan.search.rank import FAMILY, Limits, Ranked, rank
 from lmtrain.plan.search.search import legal
-from lmtrain.runtime.files.files import read_json
+from lmtrain.runfolder.names import CHECKPOINTS
 from lmtrain.schedules.pipeline_schedule import schedule_named
-from lmtrain.train.config import RunConfig
+from lmtrain.train.config import RunConfig, config_of
 from lmtrain.train.layouts.dry_run import StepForecast, planned_of
 from lmtrain.train.layouts.layout_table import layout_words
 from lmtrain.units import format_bytes
@@ -58,7 +57,7 @@ def chosen_before(config: RunConfig, fixed: Mapping[str, Any]) -> RunConfig | No
     if latest(folder / CHECKPOINTS) is None:
         return None
     try:
-        then = build_settings(RunConfig, read_json(folder / "config.json"))
+        then = config_of(folder)
         run = planned_of(then, then.model)
         return _with(config, run) if all(_value(run, key) == value for key, value in fixed.items()) else None
     except LmtrainError:

@@ -10,23 +10,22 @@ import hashlib
 import os
 import platform
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from lmtrain.checkpoint.disk.format import MANIFEST, MAX_MANIFEST_BYTES
 from lmtrain.config.base import plugins, show
 from lmtrain.data.store.format import part
 from lmtrain.data.store.indexed import IndexedDataset
 from lmtrain.data.training_data import open_datasets
+from lmtrain.runfolder.differences import flat
 from lmtrain.runtime.files.files import read_bytes, read_errors
 from lmtrain.runtime.processes.process import version_of
 from lmtrain.train.before.preflight import Inputs, settled
 from lmtrain.train.config import RunConfig
 
-PACKAGE = Path(__file__).resolve().parents[1]
+PACKAGE = Path(__file__).resolve().parents[2]
 _LIBRARIES = ("torch", "numpy", "safetensors", "tokenizers")
 _DATASET = re.compile(r"data\.((valid_)?path|(valid_)?datasets\[\d+\]\.path|valid_paths\..+)")
 _TEXT = re.compile(r"eval\.tasks\[\d+\]\.data")
@@ -45,7 +44,8 @@ class Fact:
 
 def facts(config: RunConfig, inputs: Inputs) -> dict[str, Fact]:
     """In the order in which a reader wants to hear of them."""
-    settings = dict(_flat(settled(config, inputs).to_dict()))
+    # because: an empty data.valid_paths is no setting but the place of no dataset
+    settings = {key: value for key, value in flat(settled(config, inputs).to_dict()) if value != {}}
     found = {key: Fact(show(value), show(value)) for key, value in settings.items() if not _is_place(key)}
     paths = [key for key, value in settings.items() if _DATASET.fullmatch(key) and value is not None]
     paths.sort(key=lambda key: key.startswith("data.valid"))  # because: datasets to train on are opened first
@@ -65,26 +65,14 @@ def program_facts() -> dict[str, Fact]:
     versions = {name: version_of(name) or "not installed" for name in _LIBRARIES}
     versions = {"python": platform.python_version()} | versions
     found = {name: Fact(version, version) for name, version in versions.items()}
-    found |= {f"lmtrain/{name}": _digest(digest) for name, digest in own_code()}
+    found |= {f"lmtrain/{name}": _digest(digest) for name, digest in code_digests(PACKAGE)}
     for name, (package, *_) in plugins.items():
         whole = hashlib.sha256()
         for folder in map(Path, getattr(package, "__path__", None) or [str(package.__file__)]):
-            for file, digest in _code(folder):
+            for file, digest in code_digests(folder):
                 whole.update(f"{file} {digest}\n".encode())
         found[f"--plugin={name}"] = _digest(whole.hexdigest())
     return found
-
-
-def _flat(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """data.datasets[0].weight and its like: each key of the settings with its value."""
-    if isinstance(tree, dict):
-        for name, value in tree.items():
-            yield from _flat(value, f"{key}.{name}" if key else name)
-    elif isinstance(tree, list) and any(isinstance(one, dict) for one in tree):
-        for number, value in enumerate(tree):
-            yield from _flat(value, f"{key}[{number}]")
-    else:
-        yield key, tree
 
 
 def _is_place(key: str) -> bool:
@@ -118,13 +106,11 @@ def checkpoint_fact(path: Path | None) -> Fact:
 
 
 @cache
-def own_code() -> tuple[tuple[str, str], ...]:
-    """Return the name and the digest of each source file of this program, read once a process."""
-    return tuple(_code(PACKAGE))
+def code_digests(place: Path) -> tuple[tuple[str, str], ...]:
+    """Return the name and the digest of each source file of a package, or of one file, as first read by this process.
 
-
-def _code(place: Path) -> Iterator[tuple[str, str]]:
-    """Each source file by its place in the package. The compiled helper is left out: its answers are theirs."""
-    for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
-        name = file.relative_to(place).as_posix() if place.is_dir() else file.name
-        yield name, hashlib.sha256(file.read_bytes()).hexdigest()
+    The compiled helper is left out: its answers are theirs.
+    """
+    files = sorted(place.rglob("*.py")) if place.is_dir() else [place]
+    names = [file.relative_to(place).as_posix() if place.is_dir() else file.name for file in files]
+    return tuple((name, hashlib.sha256(file.read_bytes()).hexdigest()) for name, file in zip(names, files, strict=True))

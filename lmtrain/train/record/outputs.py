@@ -12,9 +12,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lmtrain.checkpoint.store import CHECKPOINTS, list_broken
+from lmtrain.checkpoint.store import list_broken
 from lmtrain.observe.measure.measures import worth_by_step
-from lmtrain.observe.metrics import MetricsLog, read_last_rows, read_metrics
+from lmtrain.observe.metrics import MetricsLog
 from lmtrain.observe.screen.display import RunLog, RunView, build_view
 from lmtrain.observe.screen.panel import Saves
 from lmtrain.observe.sinks.behind import Behind
@@ -22,6 +22,8 @@ from lmtrain.observe.sinks.tensorboard import EventWriter, TensorBoard
 from lmtrain.observe.sinks.weights_and_biases import Account, WeightsAndBiases
 from lmtrain.parallel.mesh import Mesh
 from lmtrain.parallel.model import ParallelModel
+from lmtrain.runfolder.names import CHECKPOINTS, CONFIG, ENVIRONMENT, LOG, METRICS, TENSORBOARD, TOKENIZER
+from lmtrain.runfolder.rows import read_last_rows, read_metrics
 from lmtrain.runtime.files.files import atomic_file, write_json
 from lmtrain.runtime.processes.faults import fault_point
 from lmtrain.runtime.processes.process import environment_report
@@ -38,13 +40,13 @@ def open_records(
     """What rank 0 writes for people and tools, and first what lets somebody repeat the run."""
     if not leads:
         return None, (), None
-    write_json(folder / "config.json", settled(config, inputs).to_dict())
-    write_json(folder / "environment.json", environment_report())
-    with atomic_file(folder / "tokenizer.json") as file:
+    write_json(folder / CONFIG, settled(config, inputs).to_dict())
+    write_json(folder / ENVIRONMENT, environment_report())
+    with atomic_file(folder / TOKENIZER) as file:
         file.write(inputs.tokenizer.to_bytes())
-    log = RunLog(folder / "log.txt")
+    log = RunLog(folder / LOG)
     stack.callback(log.close)
-    metrics = MetricsLog(folder / "metrics.jsonl", log.warn)
+    metrics = MetricsLog(folder / METRICS, log.warn)
     stack.callback(metrics.close)
     sinks = list(_sinks(folder, config, inputs, step, log.warn))
     for sink in reversed(sinks):
@@ -57,7 +59,7 @@ def _sinks(folder: Path, config: RunConfig, inputs: Inputs, step: int, say: Call
     if observe.tensorboard:
 
         def open_tensorboard(tell: Callable[[str], None]) -> TensorBoard:
-            return TensorBoard(EventWriter(folder / "tensorboard", step, say=tell), settings, time.time())
+            return TensorBoard(EventWriter(folder / TENSORBOARD, step, say=tell), settings, time.time())
 
         yield Behind("TensorBoard", open_tensorboard, say)
     if observe.wandb != "none":
@@ -69,14 +71,14 @@ def _sinks(folder: Path, config: RunConfig, inputs: Inputs, step: int, say: Call
 
 def worth_before(folder: Path, config: RunConfig, step: int) -> dict[int, float]:
     """What the checkpoints are worth up to the one that the run goes on from, if that decides which of them stay."""
-    rows = read_metrics(folder / "metrics.jsonl") if config.checkpoint.keep_best else []
+    rows = read_metrics(folder / METRICS) if config.checkpoint.keep_best else []
     found = worth_by_step(rows, config.checkpoint.best_by)
     return {measured: worth for measured, worth in found.items() if measured <= step}
 
 
 def start_number(folder: Path) -> int:
     """Which start of the run this is, by its rows: a checkpoint knows nothing of others that began from it."""
-    attempts = [row.get("attempt") for row in read_last_rows(folder / "metrics.jsonl")]
+    attempts = [row.get("attempt") for row in read_last_rows(folder / METRICS)]
     return 1 + max((one for one in attempts if type(one) is int), default=0)
 
 

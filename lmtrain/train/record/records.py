@@ -26,6 +26,7 @@ from lmtrain.observe.measure.memory import device_peak_bytes
 from lmtrain.parallel.collectives import all_reduce
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.plan.run_model.ranks import rank_bytes_of
+from lmtrain.runfolder.names import CONFIG, ENVIRONMENT
 from lmtrain.runtime.files.files import read_json
 from lmtrain.runtime.machine.device import device_name
 from lmtrain.train import state
@@ -51,7 +52,7 @@ def first_evidence(run: Run) -> dict[str, Any]:
 
 def ran_with(folder: Path) -> dict[str, Any]:
     """What stands in these files until the next start writes its own."""
-    paths = {name: folder / file for name, file in (("settings", "config.json"), ("environment", "environment.json"))}
+    paths = {name: folder / file for name, file in (("settings", CONFIG), ("environment", ENVIRONMENT))}
     return {name: read_json(path) for name, path in paths.items() if path.stat().st_size < _LARGEST}
 
 

@@ -24,10 +24,10 @@ from lmtrain.observe.spans.format import Header, file_name
 from lmtrain.observe.spans.recorder import ALL, DeviceClock, Recorder, Tracer
 from lmtrain.observe.spans.span_file import SpanFile
 from lmtrain.parallel.collectives import all_reduce
+from lmtrain.runfolder.names import TRACES
 from lmtrain.train.run import Run
 from lmtrain.units import format_bytes
 
-TRACE_FOLDER = "trace"
 FOLDER = "profile"  # in the run's
 _FILE = re.compile(r"rank-\d{5,}(?:\.(\d{1,9}))?\.spans")
 _CAPACITY = {ALL: 1 << 17}  # records; of 48 bytes
@@ -38,12 +38,12 @@ _FEW_STEPS = 1 << 15
 def traced(run: Run) -> Iterator[Tracer]:
     """Around the steps of a run, on every process of it."""
     which, mesh = run.config.observe.trace, run.mesh
-    start = torch.tensor(next_start(run.folder / TRACE_FOLDER) if mesh.rank == 0 else 0, device=run.model.device)
+    start = torch.tensor(next_start(run.folder / TRACES) if mesh.rank == 0 else 0, device=run.model.device)
     # collective: what rank 0 has found, to the world
     number = int(all_reduce(start, mesh.world, dist.ReduceOp.MAX, "the number of a start"))
 
     def open_recorder() -> Recorder:
-        file = SpanFile(run.folder / TRACE_FOLDER / file_name(mesh.rank, number), _header(run, number))
+        file = SpanFile(run.folder / TRACES / file_name(mesh.rank, number), _header(run, number))
         return Recorder(file, DeviceClock(torch.cuda) if run.model.device.type == "cuda" else None)
 
     tracer = Tracer(which, open_recorder, run.view.note)

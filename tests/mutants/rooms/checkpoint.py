@@ -86,19 +86,6 @@ MUTANTS = [
         only_for="tensors cut by rows that are read onto a GPU or rounded on the way, as bf16 evaluation at tp=2 does",
     ),
     Mutant(
-        name="newest_by_name",
-        file="lmtrain/checkpoint/store.py",
-        function="_step_folders",
-        old=(
-            "    found = [(step, path) for path in folder.iterdir() if (step := step_of(path.name)) is not None]\n"
-            "    return [path for _, path in sorted(found)]\n"
-        ),
-        new="    return sorted(path for path in folder.iterdir() if step_of(path.name) is not None)\n",
-        breaks="step_100000000 counts as older than step_99999999: the run goes on from the older one, and retention "
-        "removes the newer.",
-        only_for="steps of more digits than others in the folder, from 100,000,000 on",
-    ),
-    Mutant(
         name="judgement_of_a_manifest_outlives_a_change",
         file="lmtrain/checkpoint/store.py",
         function="manifest_problem",

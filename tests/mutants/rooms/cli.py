@@ -5,7 +5,7 @@ from tests.mutants.mutant import Mutant
 MUTANTS = [
     Mutant(
         name="blames_a_node_that_was_left_out",
-        file="lmtrain/cli/slurm_body.sh",
+        file="lmtrain/cli/slurm/slurm_body.sh",
         function="",
         old="""| grep -vxF "${left_out//,/$'\\n'}" | sed -n""",
         new="| sed -n",
@@ -15,7 +15,7 @@ MUTANTS = [
     ),
     Mutant(
         name="losses_are_counted_over_the_whole_job",
-        file="lmtrain/cli/slurm_body.sh",
+        file="lmtrain/cli/slurm/slurm_body.sh",
         function="",
         old="|| num_lost=0 saved=$(newest)",
         new="|| saved=$(newest)",
@@ -23,19 +23,10 @@ MUTANTS = [
         only_for="jobs that lose a task four times or more",
     ),
     Mutant(
-        name="queued_again_though_stopped_for_good",
-        file="lmtrain/cli/pretrain/ending.py",
-        function="conclude",
-        old='"requeue": bool(cause) and not for_good}',
-        new='"requeue": bool(cause)}',
-        breaks="stop.json says that the job is to be queued again, though somebody has asked for no more steps.",
-        only_for="runs that a STOP file has ended",
-    ),
-    Mutant(
         name="reason_of_an_earlier_loss_told_again",
         file="lmtrain/cli/ranks/launching.py",
         function="run_attempts",
-        old="        before = identity(Path(config.run.dir))\n        path = find_resume(config)\n",
+        old="        before = identity(folder)\n        path = find_resume(config)\n",
         new="        path = find_resume(config)\n",
         breaks="stop.json and the exit keep the rank and the cause of the loss before, and what has ended the run is "
         "written nowhere.",
@@ -190,15 +181,6 @@ MUTANTS = [
         new="if not rows:",
         breaks="The report draws peaks of an earlier start into the layout of the newest, as if they were its own.",
         only_for="runs that went on with another layout of as many ranks, before it has told of its memory",
-    ),
-    Mutant(
-        name="host_known_by_the_end_of_its_name",
-        file="lmtrain/cli/inspect/run_view.py",
-        function="state_of",
-        old='(by or "").endswith(f" on {socket.gethostname()}")',
-        new='(by or "").endswith(socket.gethostname())',
-        breaks="A run that goes on on another machine is called killed, and somebody may start it a second time.",
-        only_for="a shared disk, looked at from a machine whose name ends that of the run's machine, as n1 does gpu-n1",
     ),
     Mutant(
         name="change_after_the_step_explains_it",

@@ -4,16 +4,6 @@ from tests.mutants.mutant import Mutant
 
 MUTANTS = [
     Mutant(
-        name="save_counts_at_the_step_it_was_written",
-        file="lmtrain/observe/metrics.py",
-        function="read_metrics",
-        old='key = (row["event"], step_told(row), str(row.get("name")))',
-        new='key = (row["event"], row["step"], str(row.get("name")))',
-        breaks="The row of the very checkpoint that a run went on from is taken for work that is gone, and of two "
-        "saves of one step both stand.",
-        only_for="continued runs whose save ended some steps after the one that it saved, as asynchronous ones do",
-    ),
-    Mutant(
         name="torn_row_cut_once",
         file="lmtrain/observe/metrics.py",
         function="MetricsLog.__init__",

@@ -136,16 +136,6 @@ MUTANTS = [
         only_for="runs that were lost at a step and are started again with other settings, code or libraries",
     ),
     Mutant(
-        name="the_last_process_to_fail_says_why",
-        file="lmtrain/train/stop_file.py",
-        function="write_failure",
-        old="write_stop(config, facts, replace=env.world_size == 1)",
-        new="write_stop(config, facts)",
-        breaks="stop.json tells that a peer was lost, and asks for a requeue, instead of the error of the process that "
-        "failed first.",
-        only_for="several processes that torchrun or Slurm has started, of which one fails and others then lose it",
-    ),
-    Mutant(
         name="digest_of_weights_counts_copies",
         file="lmtrain/train/record/records.py",
         function="weights_digest",

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from lmtrain.checkpoint.disk.tensor_file import RankData
 from lmtrain.checkpoint.save.commit import save_checkpoint
-from lmtrain.checkpoint.store import best_first, prune, resolve, step_folder_name
+from lmtrain.checkpoint.store import best_first, prune, resolve
 from lmtrain.errors import LmtrainError, MissingInputError
+from lmtrain.runfolder.names import step_folder_name
 
 
 @given(st.lists(st.sampled_from([1.0, 2.0, 3.0, None]), min_size=1, max_size=9), st.integers(0, 3), st.integers(1, 3))

@@ -13,6 +13,7 @@ from lmtrain.checkpoint.contents import Contents
 from lmtrain.checkpoint.save.commit import save_checkpoint
 from lmtrain.checkpoint.save.writer import CheckpointWriter
 from lmtrain.piece import Piece
+from lmtrain.runfolder.differences import differences
 from tests.unit.checkpoint.arrays import rank_data
 from tests.unit.checkpoint.layouts import MODELS, draw, write
 
@@ -31,11 +32,11 @@ def test_layouts_do_not_differ_and_runs_do(tmp_path: Path, monkeypatch: pytest.M
     b = Contents(write(tmp_path / "b", model, "pp=2", two, step=9))
     assert list(diff.different_values(a, same)) == []
     assert diff.missing(a, same) == ([], [])
-    assert diff.different_state(a.manifest.state, same.manifest.state) == {
-        "settings.parallel.pp": (1, 2), "settings.parallel.tp": (2, 1), "settings.parallel.dp_shard": (1, 2)
+    assert differences([a.manifest.state, same.manifest.state]) == {
+        "settings.parallel.pp": [1, 2], "settings.parallel.tp": [2, 1], "settings.parallel.dp_shard": [1, 2]
     }  # fmt: skip
     assert diff.missing(a, b) == (["optim.seen"], ["model.extra"])
-    assert diff.different_state(a.manifest.state, b.manifest.state)["step"] == (7, 9)
+    assert differences([a.manifest.state, b.manifest.state])["step"] == [7, 9]
     ((found, how),) = diff.different_values(a, b)
     assert (found, how.num_different, how.num_values) == (name, 2, 80 * 24)
     assert how.largest == math.inf

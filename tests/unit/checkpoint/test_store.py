@@ -22,11 +22,10 @@ from lmtrain.checkpoint.store import (
     newer_than,
     prune,
     resolve,
-    step_folder_name,
-    step_of,
     sweep,
 )
 from lmtrain.errors import CheckpointError, MissingInputError
+from lmtrain.runfolder.names import step_folder_name, step_of
 
 
 def save(folder: Path, *steps: int) -> None:
@@ -36,14 +35,6 @@ def save(folder: Path, *steps: int) -> None:
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
-
-
-def test_names_and_steps() -> None:
-    assert step_folder_name(1000) == "step_00001000"
-    assert step_folder_name(123_456_789) == "step_123456789"
-    assert step_of("step_123456789") == 123_456_789
-    for wrong in ("step_1", "step_0000000a", "step_00001000.tmp-1-1", "xstep_00001000", "step_000000001", "step_"):
-        assert step_of(wrong) is None
 
 
 def test_order_is_by_step_and_not_by_text_or_time(tmp_path: Path) -> None:

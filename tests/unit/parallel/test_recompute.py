@@ -14,7 +14,7 @@ from lmtrain.errors import SettingsError
 from lmtrain.parallel.blocks.recompute import Recomputed, apply_recompute
 from lmtrain.parallel.recompute_settings import FullRecomputeSettings, RecomputeSettings
 from tests.layouts.workers import Pool
-from tests.marks import slow, wide
+from tests.marks import wide
 from tests.unit.parallel import recomputing
 from tests.unit.parallel.recomputing import build, gradients, saved_bytes
 
@@ -48,8 +48,8 @@ def test_on_a_layout_too(pool: Pool, parallel: dict[str, Any]) -> None:
     assert pool.run("tests.unit.parallel.recomputing:different", 2, arguments) == [[], []]
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize("kind", ["operators", *slow("attention", "full")])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["attention", "operators", "full"])
 def test_compiled_too_and_in_one_graph(kind: str) -> None:
     """Blocks share one graph without breaks, whatever is made again inside or around it.
 

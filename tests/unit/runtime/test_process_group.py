@@ -20,6 +20,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from lmtrain.errors import DataError, PeerLostError, UsageError
 from lmtrain.runtime.processes.process import STORE_FD, NodeRanks, ProcessEnv
 from lmtrain.runtime.processes.process_group import new_group, peer_errors, start
+from tests.marks import slow
 
 HERE = ProcessEnv(rank=1, world_size=2, host="n2")
 CPU = torch.device("cpu")
@@ -167,7 +168,9 @@ def test_what_a_stranger_wrote_before_the_meeting_is_never_read() -> None:
 
 # because: on a busy machine two processes may be seconds apart when they meet
 @pytest.mark.wide
-@pytest.mark.parametrize(("deed", "timeout_s", "reason"), [("die", 60, "peer"), ("hang", 15, "Timed out waiting")])
+@pytest.mark.parametrize(
+    ("deed", "timeout_s", "reason"), [("die", 60, "peer"), *slow(("hang", 15, "Timed out waiting"))]
+)
 def test_a_dead_and_a_silent_peer(deed: str, timeout_s: int, reason: str) -> None:
     environments, store = ours(2)
     environments[1] = {**environments[1], "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2"}

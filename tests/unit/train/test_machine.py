@@ -13,9 +13,9 @@ import pytest
 from lmtrain.checkpoint.disk.tensor_file import RankData
 from lmtrain.checkpoint.save.commit import save_checkpoint
 from lmtrain.checkpoint.save.planned import checkpoint_bytes
-from lmtrain.checkpoint.store import CHECKPOINTS
 from lmtrain.config.compose import compose
 from lmtrain.errors import OutputError, StorageError, UsageError
+from lmtrain.runfolder.names import CHECKPOINTS
 from lmtrain.runtime.processes.process import ProcessEnv
 from lmtrain.train.before import machine
 from lmtrain.train.before.machine import check_folder, check_port

@@ -10,11 +10,12 @@ import pytest
 
 from lmtrain.checkpoint.disk.tensor_file import RankData
 from lmtrain.checkpoint.save.commit import save_checkpoint
-from lmtrain.checkpoint.store import CHECKPOINTS, new_leftover
+from lmtrain.checkpoint.store import new_leftover
 from lmtrain.config.compose import compose
 from lmtrain.errors import OutputError
 from lmtrain.layout import Layout
 from lmtrain.parallel.mesh import Axis, build_mesh
+from lmtrain.runfolder.names import CHECKPOINTS
 from lmtrain.runtime.files.files import folder_lock
 from lmtrain.train.config import RunConfig
 from lmtrain.train.setup import build_throughput, enter_folder

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from lmtrain.errors import DataError, OutOfMemoryError, PeerLostError
+from lmtrain.runfolder.names import STARTS
 from lmtrain.runtime.files.files import write_json
 from lmtrain.runtime.processes.process import ProcessEnv
-from lmtrain.train.in_loop.starts import STARTS, Starts, counted
+from lmtrain.train.in_loop.starts import Starts, counted
 
 HERE = ProcessEnv(host="here", job_id="7", num_restarts=1)
 

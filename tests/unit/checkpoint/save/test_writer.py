@@ -20,9 +20,10 @@ from lmtrain.checkpoint.save import commit as commit_module
 from lmtrain.checkpoint.save import writer as writer_module
 from lmtrain.checkpoint.save.commit import save_checkpoint
 from lmtrain.checkpoint.save.writer import CheckpointWriter
-from lmtrain.checkpoint.store import list_checkpoints, step_folder_name
+from lmtrain.checkpoint.store import list_checkpoints
 from lmtrain.errors import OutputError, StorageError
 from lmtrain.piece import Piece
+from lmtrain.runfolder.names import step_folder_name
 from lmtrain.runtime.files.files import folder_lock
 from lmtrain.runtime.processes import faults
 from lmtrain.runtime.processes.faults import Fault

@@ -9,7 +9,7 @@ import pytest
 from lmtrain.observe.measure import phases
 from lmtrain.observe.stragglers import judge as links_module
 from lmtrain.observe.stragglers.judge import Links
-from lmtrain.train import costs as work_module
+from lmtrain.train import pace as work_module
 from lmtrain.train.pace import COLUMNS, STEPS, Work
 
 MS = 1_000_000

@@ -7,10 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from lmtrain.observe import following
-from lmtrain.observe.following import Followed
+from lmtrain.runfolder.rows import Followed
 
 
 def line(step: int, **values: Any) -> str:
@@ -48,8 +45,8 @@ def test_a_file_that_became_shorter_is_read_anew(tmp_path: Path) -> None:
     assert steps(followed) == [7]
 
 
-def test_of_a_long_file_the_newest_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_long_file_the_newest_rows(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(map(line, range(100))))
-    monkeypatch.setattr(following, "_TAIL_BYTES", 5 * len(line(99)) + 3)
-    assert steps(Followed(path)) == [95, 96, 97, 98, 99]
+    followed = Followed(path, 5 * len(line(99)) + 3)
+    assert steps(followed) == [95, 96, 97, 98, 99]

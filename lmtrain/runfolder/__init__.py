@@ -1,0 +1,1 @@
+"""What lies in the folder of a run: one reader and one writer of each file."""

@@ -1,0 +1,150 @@
+"""What the folder of a run holds, and whether the run still goes. Torch-free.
+
+Called by every verb that looks at a run. `see` reads it however it was left: running, killed, damaged, and says what
+is not there; what else reads it refuses what is damaged.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lmtrain.errors import DataError, LmtrainError, MissingInputError, StoppedEarly, StoppedForGood, brief
+from lmtrain.runfolder.ends import read_stop
+from lmtrain.runfolder.names import CHECKPOINTS, CONFIG, ENVIRONMENT, LOG, METRICS, STOP
+from lmtrain.runfolder.stop import DONE
+from lmtrain.runtime.files.files import lock_holder, read_json
+
+_MARKS = (METRICS, LOG, ENVIRONMENT, CHECKPOINTS)  # of which a run has at least one
+_DEEPEST = 4  # folders between the one asked for and a run
+
+
+@contextmanager
+def as_written(run: Path) -> Iterator[None]:
+    """Refuse a folder by name where what is read of it within has a key too few, or one of another type."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise DataError(
+            f"{run} holds records that no run writes ({type(error).__name__}: {error}). "
+            f"Look at its {CONFIG}, {STOP} and {METRICS}; --debug shows which was read."
+        ) from error
+
+
+def read_settings(run: Path) -> Any:
+    """Return the settings that a run was started with last, as it has written them."""
+    return read_json(run / CONFIG)
+
+
+def state_of(run: Path, stop: dict[str, Any] | None) -> dict[str, Any]:
+    """Return a run's state, and the process that has its folder. `stop` is what its stop.json says.
+
+    It is running, finished, stopped, failed or killed; or out of sight, where another machine's process cannot be seen.
+    """
+    if stop is not None:
+        on_request = stop.get("exit_code") in (StoppedEarly.exit_code, StoppedForGood.exit_code)
+        state = "finished" if stop.get("cause") == DONE else "stopped" if on_request else "failed"
+        return {"state": state, "process": None}
+    holder = lock_holder(run)
+    if holder is None:
+        return {"state": "killed", "process": None}
+    by, is_held = holder
+    is_here = by.endswith(f" on {socket.gethostname()}")
+    return {"state": "running" if is_held else "killed" if is_here else "out of sight", "process": by}
+
+
+def state_now(run: Path) -> dict[str, Any]:
+    """Return a run's state as `state_of` does, and what its stop.json says as `stopped`."""
+    stop = read_stop(run)
+    return state_of(run, stop) | {"stopped": stop}
+
+
+def is_run(path: Path) -> bool:
+    """Return whether a run has written into this folder."""
+    if (path / METRICS).is_file():
+        return True
+    return (path / CONFIG).is_file() and any((path / name).exists() for name in _MARKS)
+
+
+def find_runs(folder: Path, deepest: int = _DEEPEST) -> Iterator[Path]:
+    """Yield all runs in a folder, sorted; nothing is looked for inside of a run."""
+    if is_run(folder):
+        yield folder
+        return
+    try:
+        inside = sorted(one for one in folder.iterdir() if one.is_dir() and not one.is_symlink())
+    except OSError:
+        return
+    for one in inside if deepest else ():
+        if not one.name.startswith("."):
+            yield from find_runs(one, deepest - 1)
+
+
+@dataclass
+class Seen:
+    """A run as its folder shows it, and what is not known of it, in words."""
+
+    path: Path
+    name: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+    stop: dict[str, Any] | None = None
+    state: str = "killed"
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / METRICS
+
+    @property
+    def why(self) -> str:
+        """Why it stopped, in the words of stop.json."""
+        if self.stop is None:
+            return f"left no {STOP}" if self.state == "killed" else ""
+        return "" if self.state == "finished" else str(self.stop.get("cause", "?"))
+
+    def read(self, name: str, without: str) -> dict[str, Any] | None:
+        """Return what a file of JSON holds; where that cannot be told say so, and what is not known `without` it."""
+        path = self.path / name
+        try:
+            found = read_json(path)
+        except (LmtrainError, OSError) as error:
+            why = "is not there" if not path.exists() else f"cannot be read ({brief(error, 120)})"
+            self.problems.append(f"{name} {why}: {without}")
+            return None
+        if not isinstance(found, dict):
+            self.problems.append(f"{name} holds no object of JSON: {without}")
+            return None
+        return found
+
+
+def see(path: Path, name: str) -> Seen:
+    """Return what a folder shows of its run, by which `name` it is called."""
+    if not is_run(path):
+        raise MissingInputError(
+            f"{path} is not the folder of a run: it has neither {METRICS} nor {CONFIG} with what runs leave. "
+            "Give a folder that `lmtrain pretrain` has written, its run.dir."
+        )
+    seen = Seen(path, name)
+    seen.settings = seen.read(CONFIG, "its settings, layout and model are not known") or {}
+    seen.environment = seen.read(ENVIRONMENT, "versions and machine are not known") or {}
+    seen.stop = seen.read(STOP, "why it stopped is not known") if (path / STOP).exists() else None
+    try:
+        seen.state = str(state_of(path, seen.stop)["state"])
+    except (LmtrainError, OSError) as error:
+        seen.problems.append(f"whether it still runs is not known: {brief(error)}")
+    return seen
+
+
+def see_all(paths: list[Path]) -> list[Seen]:
+    """Return what each folder shows, with names that tell them apart, as short as that allows."""
+    whole = [path.resolve().parts for path in paths]
+    for length in range(1, max(map(len, whole), default=1) + 1):
+        names = ["/".join(parts[-length:]) for parts in whole]
+        if len(set(names)) == len(names):
+            break
+    return [see(path, name) for path, name in zip(paths, names, strict=True)] if paths else []

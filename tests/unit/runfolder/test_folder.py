@@ -1,0 +1,70 @@
+"""What a run's folder shows, whatever state it is in."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from lmtrain.errors import DataError
+from lmtrain.runfolder import folder as module
+from lmtrain.runfolder.folder import as_written, find_runs, is_run, see_all, state_of
+from lmtrain.runfolder.names import CHECKPOINTS, CONFIG, ENVIRONMENT, METRICS, STOP
+from lmtrain.runtime.files.files import folder_lock
+
+
+def a_run(path: Path) -> Path:
+    path.mkdir(parents=True)
+    for name, text in ((METRICS, ""), (CONFIG, '{"train": {"steps": 3}}'), (ENVIRONMENT, "{}")):
+        (path / name).write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("cause", "exit_code", "state"),
+    [("done", 0, "finished"), ("SIGTERM", 75, "stopped"), ("the file STOP", 79, "stopped"), ("lost", 76, "failed")],
+)
+def test_the_state_of_a_run_that_said_how_it_ended(tmp_path: Path, cause: str, exit_code: int, state: str) -> None:
+    assert state_of(tmp_path, {"cause": cause, "exit_code": exit_code}) == {"state": state, "process": None}
+
+
+def test_the_state_of_a_run_that_said_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert state_of(tmp_path, None) == {"state": "killed", "process": None}
+    with folder_lock(tmp_path):
+        assert state_of(tmp_path, None)["state"] == "running"
+    assert state_of(tmp_path, None)["state"] == "killed"
+    other = f"process 7 on other-{socket.gethostname()}"  # which ends as this machine's name does
+    monkeypatch.setattr(module, "lock_holder", lambda path: (other, False))
+    assert state_of(tmp_path, None) == {"state": "out of sight", "process": other}
+
+
+def test_runs_are_found_below_a_folder_and_not_inside_of_one(tmp_path: Path) -> None:
+    for name in ("b", "a/c", "a/c/inner", "x/x/x/x/deep", ".hidden"):
+        a_run(tmp_path / name)
+    assert list(find_runs(tmp_path)) == [tmp_path / "a/c", tmp_path / "b"]
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / CONFIG).write_text("{}")
+    assert not is_run(tmp_path / "hf")  # because: others call a file so, too
+    (tmp_path / "hf" / CHECKPOINTS).mkdir()
+    assert is_run(tmp_path / "hf")
+
+
+def test_what_is_not_there_or_damaged_is_said(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "one" / "run")
+    (run / ENVIRONMENT).unlink()
+    (run / STOP).write_text("[]")
+    one, two = see_all([run, a_run(tmp_path / "two" / "run")])
+    assert (one.name, two.name) == ("one/run", "two/run")
+    assert one.problems == [
+        f"{ENVIRONMENT} is not there: versions and machine are not known",
+        f"{STOP} holds no object of JSON: why it stopped is not known",
+    ]
+    assert (one.settings, one.stop, one.why) == ({"train": {"steps": 3}}, None, f"left no {STOP}")
+    assert two.problems == []
+
+
+def test_records_that_no_run_writes_are_refused_by_the_folder(tmp_path: Path) -> None:
+    row: dict[str, float] = {}
+    with pytest.raises(DataError, match=r"holds records that no run writes \(KeyError: 'loss'\)"), as_written(tmp_path):
+        row["loss"]
