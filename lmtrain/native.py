@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from types import ModuleType
+from typing import Any, TypeVar
 
 from lmtrain.errors import LmtrainError
 
+Twin = TypeVar("Twin", bound=Callable[..., Any])
 INTERFACE = 3  # counted on, here and in csrc/native.cpp, when a function comes, goes or takes other arguments
 
 
@@ -28,3 +31,9 @@ def _load() -> ModuleType | None:
 
 
 lib: ModuleType | None = _load()
+
+
+def compiled(name: str, twin: Twin) -> Twin:
+    """Return the compiled function of this name; or its twin where nothing was compiled, which takes the same."""
+    found: Twin = twin if lib is None else getattr(lib, name)
+    return found

@@ -30,64 +30,42 @@ class CheckpointSettings(Settings):
         return bool(self.interval_steps or self.interval_s)
 
     def problems(self) -> Iterator[Problem]:
-        yield from self.problem_if(
-            self.interval_steps is not None and self.interval_steps < 0, "interval_steps",
-            "is negative", "Use 0 to save only at the end of the run, or null for never.",
-        )  # fmt: skip
-        yield from self.problem_if(
-            self.interval_s is not None and self.interval_s <= 0, "interval_s",
-            "must be above 0", "Use 10min, or null to go by interval_steps alone.",
-        )  # fmt: skip
-        yield from self.problem_if(
-            self.interval_s is not None and self.interval_steps is None, "interval_s",
-            "would save, and with interval_steps=null nothing is saved",
-            "Use checkpoint.interval_steps=0 to save by time and at the end, or leave it out.",
-        )  # fmt: skip
-        way_out = "Use 2, so that a damaged newest one has a predecessor."
-        yield from self.problem_if(self.keep_last < 1, "keep_last", "would keep no checkpoint", way_out)
-        yield from self.problem_if(
-            self.keep_every_steps is not None and self.keep_every_steps < 1, "keep_every_steps",
-            "is not a number of steps", "Use 10000 to keep every 10,000th for good, or null for none.",
-        )  # fmt: skip
-        yield from self.problem_if(
-            bool(self.keep_every_steps and self.interval_steps and self.keep_every_steps % self.interval_steps),
-            "keep_every_steps",
-            f"is not a multiple of interval_steps={self.interval_steps}, so hardly any save would stay",
-            f"Use {_next_multiple(self.keep_every_steps, self.interval_steps)}.",
-        )  # fmt: skip
-        saves = "no step is" if self.interval_steps is None else "the last step alone is"
+        steps, every, start = self.interval_steps, self.keep_every_steps, self.init_from
+        saves = "no step is" if steps is None else "the last step alone is"
         saves = "hardly one of them is" if self.interval_s is not None else saves
-        yield from self.problem_if(
-            self.keep_every_steps is not None and not self.interval_steps, "keep_every_steps",
-            f"finds nothing to keep, since with interval_steps={show(self.interval_steps)} {saves} saved",
-            f"Add checkpoint.interval_steps={self.keep_every_steps}, or leave it out.",
-        )  # fmt: skip
-        yield from self.at_least(0, "keep_best", "Use 1 to keep the best, or 0 for none.")
-        yield from self.problem_if(
-            self.keep_best > 0 and not self.interval_steps, "keep_best",
-            f"finds nothing to choose from, since with interval_steps={show(self.interval_steps)} {saves} saved",
-            "Add checkpoint.interval_steps=500, or leave it out.",
-        )  # fmt: skip
-        yield from self.problem_if(
-            self.keep_best == 0 and self.best_by != DEFAULT, "best_by",
-            "chooses nothing with keep_best=0", "Add checkpoint.keep_best=1, or leave it out.",
-        )  # fmt: skip
-        yield from self.problem_if(
-            self.verify_after_save and self.interval_steps is None, "verify_after_save",
-            "finds nothing to read back, since with interval_steps=null nothing is saved",
-            "Use checkpoint.interval_steps=0 to save at the end of the run, or leave it out.",
-        )  # fmt: skip
-        wrong, start = not self.resume.strip(), self.init_from
-        yield from self.problem_if(wrong, "resume", "is empty", "Use auto, none or the path of a checkpoint.")
-        wrong = start is not None and not start.strip()
-        yield from self.problem_if(wrong, "init_from", "is empty", "Use null or the path of a checkpoint.")
-        yield from self.problem_if(
-            self.fallback and self.resume == "none", "fallback",
-            "finds nothing to fall back to, since with resume=none a run begins anew", "Leave one of them out.",
-        )  # fmt: skip
-        yield from self.problem_if(
-            start is not None and self.resume not in ("auto", "none"), "init_from",
-            f"begins a new run and checkpoint.resume={self.resume} goes on with an old one", "Leave one of them out.",
+        none_saved = f"since with interval_steps={show(steps)} {saves} saved"
+        yield from self.checked(
+            (steps is not None and steps < 0, "interval_steps",
+             "is negative", "Use 0 to save only at the end of the run, or null for never."),
+            self.above_0("interval_s", "Use 10min, or null to go by interval_steps alone."),
+            (self.interval_s is not None and steps is None, "interval_s",
+             "would save, and with interval_steps=null nothing is saved",
+             "Use checkpoint.interval_steps=0 to save by time and at the end, or leave it out."),
+            (self.keep_last < 1, "keep_last",
+             "would keep no checkpoint", "Use 2, so that a damaged newest one has a predecessor."),
+            (every is not None and every < 1, "keep_every_steps",
+             "is not a number of steps", "Use 10000 to keep every 10,000th for good, or null for none."),
+            (bool(every and steps and every % steps), "keep_every_steps",
+             f"is not a multiple of interval_steps={steps}, so hardly any save would stay",
+             f"Use {_next_multiple(every, steps)}."),
+            (every is not None and not steps, "keep_every_steps", f"finds nothing to keep, {none_saved}",
+             f"Add checkpoint.interval_steps={every}, or leave it out."),
+            self.at_least(0, "keep_best", "Use 1 to keep the best, or 0 for none."),
+            (self.keep_best > 0 and not steps, "keep_best", f"finds nothing to choose from, {none_saved}",
+             "Add checkpoint.interval_steps=500, or leave it out."),
+            (self.keep_best == 0 and self.best_by != DEFAULT, "best_by",
+             "chooses nothing with keep_best=0", "Add checkpoint.keep_best=1, or leave it out."),
+            (self.verify_after_save and steps is None, "verify_after_save",
+             "finds nothing to read back, since with interval_steps=null nothing is saved",
+             "Use checkpoint.interval_steps=0 to save at the end of the run, or leave it out."),
+            (not self.resume.strip(), "resume", "is empty", "Use auto, none or the path of a checkpoint."),
+            (start is not None and not start.strip(), "init_from",
+             "is empty", "Use null or the path of a checkpoint."),
+            (self.fallback and self.resume == "none", "fallback",
+             "finds nothing to fall back to, since with resume=none a run begins anew", "Leave one of them out."),
+            (start is not None and self.resume not in ("auto", "none"), "init_from",
+             f"begins a new run and checkpoint.resume={self.resume} goes on with an old one",
+             "Leave one of them out."),
         )  # fmt: skip
 
 

@@ -82,31 +82,24 @@ class Contents:
 
     def damages(self) -> list[str]:
         """Everything that is wrong, file by file; reads every byte."""
-        found = []
-        for name in sorted({*os.listdir(self.path)} - self.manifest.files.keys() - {MANIFEST}):
-            found.append(f"{self.path / name} does not belong to the checkpoint. Remove it.")
-        for name in self.manifest.files:
+        files, tensors = self.manifest.files, self.manifest.tensors
+        strange = sorted({*os.listdir(self.path)} - files.keys() - {MANIFEST})
+        found = [f"{self.path / name} does not belong to the checkpoint. Remove it." for name in strange]
+        for name in files:
             with _collecting(found):
-                self._verify_file(name)
-        if not found:
-            for name, entry in self.manifest.tensors.items():
-                for piece in entry.pieces:
-                    with _collecting(found):
-                        self._locate(name, entry, piece)
-            found += self._unlisted()
-        return found
-
-    def _verify_file(self, name: str) -> None:
-        if blocks_file(name) in self.manifest.files and name != blocks_file(name):
-            self._open(name)[0].verify()
-        else:
-            self.read_file(name)
-
-    def _unlisted(self) -> list[str]:
-        listed = {(p.file, p.key) for entry in self.manifest.tensors.values() for p in entry.pieces}
+                if blocks_file(name) in files and name != blocks_file(name):
+                    self._open(name)[0].verify()
+                else:
+                    self.read_file(name)
+        if found:
+            return found
+        listed = {(p.file, p.key): (name, entry, p) for name, entry in tensors.items() for p in entry.pieces}
+        for place in listed.values():
+            with _collecting(found):
+                self._locate(*place)
         held = {(name, key) for name, (_, header) in self._files.items() for key in header}
-        extra = sorted(held - listed)
-        return [f"{self.path / name} holds {key}, which the manifest does not list." for name, key in extra]
+        extra = sorted(held - listed.keys())
+        return found + [f"{self.path / name} holds {key}, which the manifest does not list." for name, key in extra]
 
     def _locate(self, name: str, entry: TensorEntry, piece: PieceEntry) -> tuple[HashedFile, Stored]:
         file, header = self._open(piece.file)

@@ -18,7 +18,7 @@ from torch import Tensor
 from lmtrain.checkpoint.contents import Contents, near
 from lmtrain.checkpoint.described import checked_model
 from lmtrain.checkpoint.disk.boxes import Box
-from lmtrain.checkpoint.disk.format import DTYPES, Manifest, dtype_code
+from lmtrain.checkpoint.disk.format import DTYPES, dtype_code
 from lmtrain.checkpoint.disk.tensor_file import Array
 from lmtrain.errors import CheckpointError, a_few
 from lmtrain.models.model_settings import ModelSettings
@@ -33,18 +33,8 @@ class CheckpointReader:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         self._contents = Contents(self.path, _CACHED_BLOCKS)
-
-    @property
-    def manifest(self) -> Manifest:
-        return self._contents.manifest
-
-    @property
-    def state(self) -> dict[str, Any]:
-        return self.manifest.state
-
-    @property
-    def step(self) -> int:
-        return self.manifest.step
+        self.manifest = self._contents.manifest
+        self.state, self.step = self.manifest.state, self.manifest.step
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._contents.tensor(name).shape

@@ -22,6 +22,8 @@ from lmtrain.errors import LayoutProblem, SettingsError, UsageError, refusal
 
 PLUGIN_FILES = ("_settings", "_schedule", "_task")  # files of a plugin that are read at the start: torch-free
 
+Check = tuple[bool, str, str, str]  # whether a key is wrong, the key, the rule, a way out
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -64,19 +66,26 @@ class Settings:
         return iter(())
 
     def problem_if(self, wrong: bool, key: str, rule: str, way_out: str) -> Iterator[Problem]:
-        """`yield from self.problem_if(self.x == "", "x", ...)`: one line a check of one key."""
         value = getattr(self, key)
         return problem_if(wrong, key, list(value) if isinstance(value, tuple) else value, rule, way_out)
 
-    def at_least(self, least: int, key: str, way_out: str) -> Iterator[Problem]:
+    def checked(self, *checks: Check) -> Iterator[Problem]:
+        """`yield from self.checked((self.x == "", "x", "is empty", "Use y."), ...)`: a row for each check of a key."""
+        for wrong, key, rule, way_out in checks:
+            yield from self.problem_if(wrong, key, rule, way_out)
+
+    def at_least(self, least: int, key: str, way_out: str) -> Check:
         """A null, where a key may be null, is no number and passes."""
         value = getattr(self, key)
-        return self.problem_if(value is not None and value < least, key, f"must be at least {least}", way_out)
+        return value is not None and value < least, key, f"must be at least {least}", way_out
 
-    def at_most(self, most: int, key: str, way_out: str = "") -> Iterator[Problem]:
+    def at_most(self, most: int, key: str, way_out: str = "") -> Check:
         value = getattr(self, key)
-        way_out = way_out or f"Use {most} or less."
-        return self.problem_if(value is not None and value > most, key, f"must be at most {most}", way_out)
+        return value is not None and value > most, key, f"must be at most {most}", way_out or f"Use {most} or less."
+
+    def above_0(self, key: str, way_out: str) -> Check:
+        value = getattr(self, key)
+        return value is not None and value <= 0, key, "must be above 0", way_out
 
     @classmethod
     def problems_across(cls, parts: Mapping[str, Any]) -> Iterator[Problem]:

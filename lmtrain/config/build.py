@@ -24,6 +24,9 @@ from lmtrain.errors import LayoutError, SettingsError, a_few, nearest, refusal
 
 _READERS = {"count": units.parse_count, "bytes": units.parse_bytes, "seconds": units.parse_seconds}
 _SIZES = {"count": "1000", "bytes": "512MiB", "seconds": "30min"}
+_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+_PLURALS = {bool: "true or false", int: "whole numbers", float: "numbers", str: "texts"}
+_EXAMPLES = {bool: "true", int: "1", float: "1.0", str: "TEXT"}
 _INVALID = object()  # stands in for a value whose problem has been noted
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")  # because: names of files cannot have the one, and UTF-8 has not the other
 _MOST = 10**18  # because: no count of anything here is larger, and numpy and torch end soon after
@@ -56,8 +59,8 @@ class _Builder:
 
     def settings(self, cls: type[Settings], data: Any, path: str) -> Any:
         if not isinstance(data, dict):
-            self.problems.append(f"{path}={show(data)} is not a group of settings. {self._ways_into(path)}")
-            return _INVALID
+            ways = self._choices(path) or f"Give its keys one by one: {path}.key=value."
+            return self._refuse(f"{path}={show(data)} is not a group of settings. {ways}")
         data = dict(data)
         if issubclass(cls, Choice):
             chosen = self._kind(cls, data.pop("kind", None), path)
@@ -75,7 +78,7 @@ class _Builder:
             if name in data:
                 values[name] = self._field(field, hints[name], data[name], where)
             elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-                self.problems.append(f"{where} is not set. {self._ways_to_set(where)}")
+                self.problems.append(f"{where} is not set. {self._choices(where) or f'Add {where}=VALUE.'}")
         if len(self.problems) > before:
             right = {name: value for name, value in values.items() if value is not _INVALID}
             self.problems.extend(_under(path, p.text()) for p in cls.problems_across(right))
@@ -115,9 +118,10 @@ class _Builder:
             try:
                 value = _READERS[unit](value)
             except ValueError as error:
-                self.problems.append(f"{where}={value} {error}. Write {where}={_SIZES[unit]}.")
-                return _INVALID
-        return self._value(hint, value, where, _example(field))
+                return self._refuse(f"{where}={value} {error}. Write {where}={_SIZES[unit]}.")
+        default = field.default
+        says_something = default not in (dataclasses.MISSING, None) and not isinstance(default, Settings)
+        return self._value(hint, value, where, show(default) if says_something else "")
 
     def _value(self, hint: Any, value: Any, path: str, example: str = "") -> Any:
         origin = get_origin(hint)
@@ -138,8 +142,7 @@ class _Builder:
             if any(value == choice and type(value) is type(choice) for choice in choices):
                 return value
             near = nearest_value(str(value), map(str, choices))
-            self.problems.append(f"{path}={show(value)} is not a choice here. {near}")
-            return _INVALID
+            return self._refuse(f"{path}={show(value)} is not a choice here. {near}")
         if isinstance(hint, type) and issubclass(hint, Settings):
             return self.settings(hint, value, path)
         if origin is tuple:
@@ -151,21 +154,17 @@ class _Builder:
         plain = _plain(hint, value)
         if plain is None and hint is str and self.names and (typed := self.names.typed.get(path)):
             way_out = f"As a text it is {shell(f'{path}={quoted(typed)}')}."
-            self.problems.append(f"{path}={typed} is not a text. {way_out}")
-            return _INVALID
+            return self._refuse(f"{path}={typed} is not a text. {way_out}")
         if plain is None:
             return self._wrong(_name(hint), value, path, example or _EXAMPLES.get(hint, "VALUE"))
         if isinstance(plain, str) and (wrong := _NO_TEXT.search(plain)):
             zero, half = "a zero byte, which no text has. Take it out.", f"half a character (U+{ord(wrong[0]):04X})"
             said = zero if wrong[0] == "\0" else f"{half}, which UTF-8 has no bytes for. Give another name."
-            self.problems.append(f"{path} holds {said}")
-            return _INVALID
+            return self._refuse(f"{path} holds {said}")
         if isinstance(plain, float) and not math.isfinite(plain):
-            self.problems.append(f"{path}={show(value)} is not a finite number. Write {path}={example or 1}.")
-            return _INVALID
+            return self._refuse(f"{path}={show(value)} is not a finite number. Write {path}={example or 1}.")
         if isinstance(plain, int) and abs(plain) > _MOST:
-            self.problems.append(f"{path}={show(value)} must be at most 1e18. Write {path}={example or 1}.")
-            return _INVALID
+            return self._refuse(f"{path}={show(value)} must be at most 1e18. Write {path}={example or 1}.")
         return plain
 
     def _list(self, hint: Any, value: Any, path: str, example: str) -> Any:
@@ -181,22 +180,16 @@ class _Builder:
         return made
 
     def _wrong(self, name: str, value: Any, path: str, example: str) -> Any:
-        self.problems.append(f"{path}={show(value)} is not {name}. Write {path}={example}.")
+        return self._refuse(f"{path}={show(value)} is not {name}. Write {path}={example}.")
+
+    def _refuse(self, problem: str) -> Any:
+        self.problems.append(problem)
         return _INVALID
 
-    def _ways_into(self, path: str) -> str:
+    def _choices(self, path: str) -> str:
+        """Return the sentence that names the choices of a group; nothing where this is none."""
         known = self.names.groups.get(path) if self.names else None
-        if known:
-            return f"Choose one: {a_few([f'{path}={one}' for one in known])}."
-        return f"Give its keys one by one: {path}.key=value."
-
-    def _ways_to_set(self, where: str) -> str:
-        known = self.names.groups.get(where) if self.names else None
-        return f"Choose one: {a_few([f'{where}={one}' for one in known])}." if known else f"Add {where}=VALUE."
-
-
-_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
-_EXAMPLES = {bool: "true", int: "1", float: "1.0", str: "TEXT"}
+        return f"Choose one: {a_few([f'{path}={one}' for one in known])}." if known else ""
 
 
 def _plain(hint: Any, value: Any) -> bool | int | float | str | None:
@@ -213,14 +206,6 @@ def _plain(hint: Any, value: Any) -> bool | int | float | str | None:
     return None
 
 
-def _example(field: dataclasses.Field[Any]) -> str:
-    """A value that may stand here: the default, where it says something."""
-    value = field.default
-    if value is dataclasses.MISSING or value is None or isinstance(value, Settings):
-        return ""
-    return show(value)
-
-
 def _name(hint: Any) -> str:
     if get_origin(hint) is tuple:
         return f"a list of {_PLURALS.get(get_args(hint)[0], 'groups of settings')}"
@@ -229,9 +214,6 @@ def _name(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return " or ".join(map(str, get_args(hint)))
     return _NAMES.get(hint, getattr(hint, "__name__", str(hint)))
-
-
-_PLURALS = {bool: "true or false", int: "whole numbers", float: "numbers", str: "texts"}
 
 
 def _join(path: str, name: str) -> str:

@@ -13,11 +13,11 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from lmtrain.config import references
 from lmtrain.config.base import Settings
 from lmtrain.config.build import build_settings
 from lmtrain.config.names import Names, nearest_value
 from lmtrain.config.overrides import change, parse, several
-from lmtrain.config.references import resolved
 from lmtrain.errors import MissingInputError, SettingsError, a_few, nearest
 
 if TYPE_CHECKING:
@@ -51,8 +51,11 @@ def compose_plain(
     folders, asked, words, changes = selected(overrides, config_dir=config_dir, name=name)
     tree = compose_files(folders, asked, words)
     problems = [problem for override in changes if (problem := change(tree, override))]
-    _refuse_code(tree)
-    plain, unresolved = resolved(tree)
+    for path, _ in references.values_of(tree):
+        if str(path[-1]).startswith("_") and str(path[-1]).endswith("_"):
+            where = references.shown_path(path)
+            raise SettingsError([f"{where} names code, and settings are data only. Remove it."])
+    plain, unresolved = references.resolved(tree)
     if problems or unresolved:
         raise SettingsError(problems + unresolved)
     return plain
@@ -144,16 +147,3 @@ def _choice_problems(group: str, value: Any, known: Sequence[str]) -> list[str]:
     chosen = value if isinstance(value, list) else [value]
     wrong = [one for one in chosen if one is not None and str(one) not in known]
     return [f"{group}={one} is not in conf/{group}/. {nearest_value(str(one), known)}" for one in wrong]
-
-
-def _refuse_code(node: Any, path: str = "") -> None:
-    """Configs are data: no import strings."""
-    if isinstance(node, dict):
-        for key, value in node.items():
-            where = f"{path}.{key}" if path else str(key)
-            if str(key).startswith("_") and str(key).endswith("_"):
-                raise SettingsError([f"{where} names code, and settings are data only. Remove it."])
-            _refuse_code(value, where)
-    elif isinstance(node, list):
-        for i, value in enumerate(node):
-            _refuse_code(value, f"{path}[{i}]")

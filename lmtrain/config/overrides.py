@@ -9,6 +9,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import accumulate
 from typing import Any
 
 from lmtrain.config import references
@@ -56,7 +57,9 @@ def parse(words: Sequence[str], groups: Mapping[str, Sequence[str]]) -> list[Any
         else:
             parsed.append(override)
             if not override.is_sweep_override():
-                problems += _reference_problems(text, override.value())
+                values = [value for _, value in references.values_of([override.value()])]
+                wrong = [references.problem_of(value) for value in values if isinstance(value, str)]
+                problems += [f"{text} {problem}" for problem in wrong if problem]
     if problems:
         raise SettingsError(problems)
     return parsed
@@ -127,7 +130,8 @@ def _merged(old: Any, new: Any) -> Any:
 
 def _refused(text: str) -> str | None:
     key = text.partition("=")[0]
-    if len(text) > MAX_WORD or max(_depths(text)) > MAX_DEPTH:
+    depths = accumulate((sign in "[{(") - (sign in "]})") for sign in text)
+    if len(text) > MAX_WORD or max(depths, default=0) > MAX_DEPTH:
         return f"{text[:40]}... is too long or nests too deeply. Put it into a file of --config-dir."
     if number := _LONG_NUMBER.search(text, len(key)):
         rule = f"which has {len(number[0])} digits, and no number here has more than {MAX_DIGITS}"
@@ -208,24 +212,3 @@ def _first_open(value: str) -> str:
         elif sign in _CLOSE.values() and (not stack or _CLOSE[stack.pop()] != sign):
             return sign
     return quote or (stack[-1] if stack else "")
-
-
-def _depths(text: str) -> list[int]:
-    depths = [0]
-    for sign in text:
-        if sign in "[{(":
-            depths.append(depths[-1] + 1)
-        elif sign in "]})":
-            depths.append(depths[-1] - 1)
-    return depths
-
-
-def _reference_problems(text: str, value: Any) -> list[str]:
-    if isinstance(value, (dict, list)):
-        inside = value.values() if isinstance(value, dict) else value
-        return [problem for one in inside for problem in _reference_problems(text, one)]
-    try:
-        references.check(value) if isinstance(value, str) else None
-    except references.ReferenceProblem as problem:
-        return [f"{text} {problem}"]
-    return []

@@ -7,7 +7,10 @@ like are refused. A reference is read once, as it is written: what it brings is 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
+
+from lmtrain.config.base import show
 
 Path = tuple[str | int, ...]
 _REFERENCE = re.compile(r"(?<!\\)\$\{([^${}]*)\}")
@@ -22,18 +25,27 @@ class ReferenceProblem(Exception):
     """What is wrong with a reference and the way out, without the key that holds it."""
 
 
-def check(text: str) -> None:
-    """Refuse what is no reference, before anything is composed."""
+def problem_of(text: str) -> str | None:
+    """Say what is wrong with a text in which something is meant for a reference and is none; see ReferenceProblem."""
     for match in _REFERENCE.finditer(text):
         if ":" in match[1]:
-            raise ReferenceProblem("calls a resolver. Use plain values or ${other.key} references.")
+            return "calls a resolver. Use plain values or ${other.key} references."
         if not _NAME.fullmatch(match[1]):
-            raise ReferenceProblem(f"refers to {match[1].strip() or 'nothing'!r}. Write ${{other.key}}.")
+            return f"refers to {match[1].strip() or 'nothing'!r}. Write ${{other.key}}."
     left = _REFERENCE.sub("\0", text).replace("\\${", "")
     if re.search(r"\$\{[^{}]*\0", left):
-        raise ReferenceProblem("has a reference within a reference. Name the key itself: ${other.key}.")
+        return "has a reference within a reference. Name the key itself: ${other.key}."
     if "${" in left:
-        raise ReferenceProblem("opens a ${ that is not closed. Write ${other.key}, or \\${ for the signs themselves.")
+        return "opens a ${ that is not closed. Write ${other.key}, or \\${ for the signs themselves."
+    return None
+
+
+def values_of(node: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Yield every value of a tree with its place, a group before what is in it."""
+    if path:
+        yield path, node
+    for key, value in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
+        yield from values_of(value, (*path, key))
 
 
 def shown_path(path: Path) -> str:
@@ -72,7 +84,8 @@ class _Resolver:
             return node
 
     def value(self, text: str, path: Path, way: tuple[str, ...]) -> Any:
-        check(text)
+        if problem := problem_of(text):
+            raise ReferenceProblem(problem)
         parts, end = list[str](), 0
         for match in _REFERENCE.finditer(text):
             found = self.found(match[1], path, way)
@@ -80,8 +93,7 @@ class _Resolver:
                 return found
             if isinstance(found, (dict, list)):
                 raise ReferenceProblem(f"puts {match[1].strip()}, which is not one value, into a text. Name a part.")
-            shown = "null" if found is None else str(found).lower() if isinstance(found, bool) else str(found)
-            parts += text[end : match.start()].replace("\\${", "${"), shown
+            parts += text[end : match.start()].replace("\\${", "${"), show(found)
             end = match.end()
             if sum(map(len, parts)) > _MAX_TEXT:
                 raise ReferenceProblem(f"becomes longer than {_MAX_TEXT} characters. Write it out.")
@@ -89,7 +101,7 @@ class _Resolver:
 
     def found(self, inner: str, path: Path, way: tuple[str, ...]) -> Any:
         match = _NAME.fullmatch(inner)
-        assert match is not None, "check has seen it"
+        assert match is not None, "problem_of has seen it"
         self.steps += 1
         if self.steps > _MAX_STEPS:
             raise ReferenceProblem(f"is one of more than {_MAX_STEPS} references. Write some of them out.")

@@ -34,8 +34,9 @@ from lmtrain.errors import MissingInputError, SettingsError, a_few, nearest
 
 _HEADER = re.compile(r"^\s*#\s*@(.*)$", re.MULTILINE)
 _WORDS = ("override", "optional")
-
-
+MAX_DEPTH = 100  # of defaults lists
+MAX_JOINED = 100  # trees that are remembered
+MAX_FILES = 1000  # because: lists that name two others each make a thousand files of ten
 _joined: dict[Any, dict[str, Any]] = {}  # joined trees, by the words that chose their files and those files' state
 
 
@@ -59,11 +60,6 @@ class Entry:
     values: tuple[str, ...]  # names of files, null left out
     override: bool
     optional: bool
-
-
-MAX_DEPTH = 100  # of defaults lists
-MAX_JOINED = 100  # trees that are remembered
-MAX_FILES = 1000  # because: lists that name two others each make a thousand files of ten
 
 
 def compose_files(folders: Sequence[Path], asked: Asked, choices: Sequence[str]) -> dict[str, Any]:
@@ -220,10 +216,8 @@ def _problems(
         elif seen_override:
             yield f"{entry.where} has {entry.text} after {seen_override}. Move it up: overrides stand last."
         yield from _entry_problems(entry, is_root, asked, root_groups)
-    for path, value in _strings({key: value for key, value in file.data.items() if key != "defaults"}):
-        try:
-            references.check(value)
-        except references.ReferenceProblem as problem:
+    for path, value in references.values_of(file.data):
+        if path[0] != "defaults" and isinstance(value, str) and (problem := references.problem_of(value)):
             yield f"{file.at(*path)}: {references.shown_path(path)}={value} {problem}"
 
 
@@ -251,9 +245,7 @@ def read_entries(config_path: str, file: YamlFile) -> tuple[list[Entry], list[st
         if wrong is not None or (words and not key):
             problems.append(f"{where} has {text}, with {wrong or words[0]}. {nearest(wrong or '', _WORDS)}")
             continue
-        try:
-            references.check(" ".join((key, *map(str, values))))
-        except references.ReferenceProblem as problem:
+        if problem := references.problem_of(" ".join((key, *map(str, values)))):
             problems.append(f"{where} has {text}, which {problem}")
             continue
         name = name.partition("@")[0]
@@ -287,15 +279,6 @@ def _entry_problems(entry: Entry, is_root: bool, asked: Asked, root_groups: set[
             if "${" not in name and name.removesuffix(".yaml") not in asked.groups[group]:
                 near = nearest_value(name, asked.groups[group])
                 yield f"{entry.where} has {entry.text}, and {group} has no {name}. {near}"
-
-
-def _strings(node: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
-    for key, value in items:
-        if isinstance(value, str):
-            yield (*path, key), value
-        else:
-            yield from _strings(value, (*path, key))
 
 
 def _explain(error: Exception, asked: Asked, read: Mapping[str, YamlFile]) -> list[str]:

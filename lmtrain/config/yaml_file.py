@@ -194,6 +194,28 @@ def _header(text: str) -> Iterator[str]:
         yield line
 
 
+# in what the parser of YAML says: whether it is about the line where the thing began, what is wrong there (the line is
+# shown behind a colon), and the way out
+_MEANT: tuple[tuple[str, bool, str, str], ...] = (
+    ("quoted scalar.*escape", False, "has a backslash that means nothing within double quotes",
+     "Use single quotes around the text"),
+    ("quoted scalar", True, "opens a quote that is not closed", "Close it, or take it out"),
+    ("flow sequence", True, "opens a [ that is not closed", "Add the ], or a comma between two entries"),
+    ("flow mapping", True, "opens a { that is not closed", "Add the }, or a comma between two entries"),
+    ("could not find expected ':'", True, "has no colon:", "Write `key: value`, with a space after the colon"),
+    ("mapping values are not allowed", False, "has a colon too many or is indented too far:",
+     "Begin it where the keys around it begin, and put a text with a colon in quotes"),
+    ("another document|document start", False, "begins a second document",
+     "Keep what stands before or after the `---`"),
+    ("alias", False, "refers with `*` to a name that no `&` gives", "Write the value out, or quote the text"),
+    ("anchor", False, "gives a name with `&` that is not a new one", "Write the value out, or quote the text"),
+    ("block end|block collection|block mapping|not allowed here", False, "is not indented as the lines above it:",
+     "Begin it where the keys around it begin"),
+    ("cannot start any token", False, "begins with a sign that YAML keeps for itself:", "Put the text in quotes"),
+    ("", False, "is not YAML:", "Write lines of `key: value`, indented with spaces"),
+)  # fmt: skip
+
+
 def _explain(error: Exception, text: str, read: int) -> tuple[int, str, str]:
     """The line, what is wrong there and the way out, for what the parser of YAML calls by its own names."""
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
@@ -207,37 +229,13 @@ def _explain(error: Exception, text: str, read: int) -> tuple[int, str, str]:
             return number, "is indented with a tab", "Use spaces"
     if isinstance(error, (ValueError, OverflowError)):
         return line, "has an escape for a character that there is not", "Write the character, or use single quotes"
-    if "quoted scalar" in said and "escape" in said:
-        return line, "has a backslash that means nothing within double quotes", "Use single quotes around the text"
-    if "quoted scalar" in said:
-        return first, "opens a quote that is not closed", "Close it, or take it out"
-    if "flow sequence" in said or "flow mapping" in said:
-        sign = "[" if "sequence" in said else "{"
-        other = "]" if sign == "[" else "}"
-        return first, f"opens a {sign} that is not closed", f"Add the {other}, or a comma between two entries"
-    if "could not find expected ':'" in said:
-        return first, f"has no colon: {_shown(lines[first - 1])}", "Write `key: value`, with a space after the colon"
     if "mapping values are not allowed" in said:
         before = lines[line - 2].strip() if line > 1 else ""
         if before and not before.startswith(("#", "-")) and not re.search(r":(\s|$)", before):
             return line - 1, f"has no colon with a space after it: {_shown(before)}", "Write `key: value`"
-        shown = _shown(lines[line - 1])
-        return line, f"has a colon too many or is indented too far: {shown}", (
-            "Begin it where the keys around it begin, and put a text with a colon in quotes"
-        )  # fmt: skip
-    if "another document" in said or "document start" in said:
-        return line, "begins a second document", "Keep what stands before or after the `---`"
-    if "alias" in said:
-        return line, "refers with `*` to a name that no `&` gives", "Write the value out, or quote the text"
-    if "anchor" in said:
-        return line, "gives a name with `&` that is not a new one", "Write the value out, or quote the text"
-    if "block end" in said or "block collection" in said or "block mapping" in said or "not allowed here" in said:
-        shown = _shown(lines[line - 1])
-        return line, f"is not indented as the lines above it: {shown}", "Begin it where the keys around it begin"
-    if "cannot start any token" in said:
-        shown = _shown(lines[line - 1])
-        return line, f"begins with a sign that YAML keeps for itself: {shown}", "Put the text in quotes"
-    return line, f"is not YAML: {_shown(lines[line - 1])}", "Write lines of `key: value`, indented with spaces"
+    _, at_begin, what, way_out = next(meant for meant in _MEANT if re.search(meant[0], said))
+    number = first if at_begin else line
+    return number, what + (f" {_shown(lines[number - 1])}" if what.endswith(":") else ""), way_out
 
 
 def _shown(line: str) -> str:

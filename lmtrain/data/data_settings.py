@@ -14,6 +14,7 @@ from lmtrain.observe.measure.measures import DOMAIN_WORDS
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _NEVER_READ = "is never read with train.valid_interval_steps=0, which means no validation"
+_A_PREFIX = "Give a .bin's path without the suffix."
 _VALIDATE = "Leave it out, or add train.valid_interval_steps=200."
 
 
@@ -56,29 +57,26 @@ class DataChoice(Choice):
             "must be one to three shares (training, validation, test), none negative and the first above 0",
             "Use data.split=[0.98,0.02,0].",
         )  # fmt: skip
-        yield from self.at_least(0, "prefetch_steps", "Use 2, or 0 to read in turn.")
-        yield from self.problem_if(
-            self.packing == "best_fit" and not self.document_mask, "packing",
-            "puts documents that have nothing to do with each other into one sample", "Add data.document_mask=true.",
+        yield from self.checked(
+            self.at_least(0, "prefetch_steps", "Use 2, or 0 to read in turn."),
+            (self.packing == "best_fit" and not self.document_mask, "packing",
+             "puts documents that have nothing to do with each other into one sample",
+             "Add data.document_mask=true."),
+            (self.order == "megatron" and self.packing != "concatenate", "packing",
+             "is not known to Megatron-LM, whose order is asked for",
+             "Use data.packing=concatenate or data.order=own."),
+            (self.order == "own" and self.megatron_samples is not None, "megatron_samples",
+             "has no meaning with data.order=own", "Leave it out, or add data.order=megatron."),
+            self.at_least(1, "megatron_samples", "Use null."),
+            self.at_least(0, "first_sample", "Use 0 for the front."),
         )  # fmt: skip
-        yield from self.problem_if(
-            self.order == "megatron" and self.packing != "concatenate", "packing",
-            "is not known to Megatron-LM, whose order is asked for", "Use data.packing=concatenate or data.order=own.",
-        )  # fmt: skip
-        yield from self.problem_if(
-            self.order == "own" and self.megatron_samples is not None, "megatron_samples",
-            "has no meaning with data.order=own", "Leave it out, or add data.order=megatron.",
-        )  # fmt: skip
-        yield from self.at_least(1, "megatron_samples", "Use null.")
-        yield from self.at_least(0, "first_sample", "Use 0 for the front.")
         for name, path in self.valid_paths.items():
-            yield from self.problem_if(
-                not _NAME.fullmatch(name) or name in DOMAIN_WORDS, "valid_paths",
-                f"calls a domain {name!r}, and a name is letters, digits, - and _, but not {', '.join(DOMAIN_WORDS)}",
-                "Use another one, as in data.valid_paths={wiki: PREFIX}.",
+            yield from self.checked(
+                (not _NAME.fullmatch(name) or name in DOMAIN_WORDS, "valid_paths",
+                 f"calls a domain {name!r}, and a name is letters, digits, - and _, but not {', '.join(DOMAIN_WORDS)}",
+                 "Use another one, as in data.valid_paths={wiki: PREFIX}."),
+                (not path.strip(), "valid_paths", f"names no dataset for {name}", _A_PREFIX),
             )  # fmt: skip
-            rule, way_out = f"names no dataset for {name}", "Give a .bin's path without the suffix."
-            yield from self.problem_if(not path.strip(), "valid_paths", rule, way_out)
 
     def named_twice(self, other: str) -> Iterator[Problem]:
         """`other` is the key of the kind's own data to validate on."""
@@ -99,7 +97,7 @@ class DataSettings(DataChoice):
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
-        yield from self.problem_if(not self.path, "path", "names no dataset", "Give a .bin's path without the suffix.")
+        yield from self.problem_if(not self.path, "path", "names no dataset", _A_PREFIX)
         yield from self.named_twice("valid_path")
 
     def unvalidated(self) -> Iterator[Problem]:
@@ -117,13 +115,15 @@ class BlendPart(Settings):
     epochs: float | None = None
 
     def problems(self) -> Iterator[Problem]:
-        yield from self.problem_if(not self.path, "path", "names no dataset", "Give a .bin's path without the suffix.")
         given = {key: v for key in ("weight", "tokens", "epochs") if (v := getattr(self, key)) is not None}
-        rule = f"has {len(given)} of weight, tokens and epochs"
-        yield from self.problem_if(len(given) != 1, "path", rule, "Give it exactly one.")
-        for key, value in given.items():
-            wrong = not 0 < value < float("inf")
-            yield from self.problem_if(wrong, key, f"is no share for {self.path}", "Use a number above 0.")
+        yield from self.checked(
+            (not self.path, "path", "names no dataset", _A_PREFIX),
+            (len(given) != 1, "path", f"has {len(given)} of weight, tokens and epochs", "Give it exactly one."),
+            *(
+                (not 0 < value < float("inf"), key, f"is no share for {self.path}", "Use a number above 0.")
+                for key, value in given.items()
+            ),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

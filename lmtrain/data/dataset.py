@@ -1,7 +1,7 @@
 """What training asks of data: numbered samples that become batches, and an order to read them in. Torch-free.
 
-The kinds are in causal.py (concatenated documents), packing.py (whole documents), masked.py (sentences),
-megatron_order.py and blend.py; the loader and validation know only what is here.
+The kinds are in samples: causal.py (concatenated documents), packing.py (whole documents), masked.py (sentences),
+megatron.py and blend.py; the loader and validation know only what is here.
 """
 
 from __future__ import annotations

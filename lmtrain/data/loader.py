@@ -77,18 +77,14 @@ class Loader:
     def steps(self, start: int, stop: int) -> Iterator[StepBatches]:
         """Steps start to stop - 1. What fails in the reading thread is raised here."""
         self.close()
-        if self.prefetch_steps == 0:
-            for step in range(start, stop):
-                phases.enter("data", step + 1)
-                yield self._timed(partial(self.read, step))
-            return
-        reader = self._reader = _Reader(self, start, stop)
+        reader = self._reader = _Reader(self, start, stop) if self.prefetch_steps else None
         try:
             for step in range(start, stop):
                 phases.enter("data", step + 1)
-                yield self._timed(reader.get)
+                yield self._timed(reader.get if reader else partial(self.read, step))
         finally:
-            reader.close()
+            if reader:
+                reader.close()
 
     def close(self) -> None:
         """End the reading thread; steps() may be called again afterwards."""

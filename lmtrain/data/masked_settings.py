@@ -39,17 +39,17 @@ class MaskedSettings(DataSettings):
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
-        for key, default in (("document_mask", False), ("packing", "concatenate")):
-            wrong = getattr(self, key) != default
-            yield from self.problem_if(wrong, key, "has no meaning with masked samples", "Leave it out.")
         least = 1 if self.pairs == "none" else 2
-        rule = f"must be at least {least} with pairs={self.pairs}"
-        yield from self.problem_if(self.min_sentences < least, "min_sentences", rule, f"Use {least}.")
-        yield from self.problem_if(not 0 <= self.short_share <= 1, "short_share", "must lie in 0..1", "Use 0.1.")
-        yield from self.problem_if(not 0 < self.mask_share < 1, "mask_share", "must lie between 0 and 1", "Use 0.15.")
-        yield from self.at_least(1, "max_predictions", "Use null for no limit.")
-        yield from self.problem_if(not 1 <= self.max_ngram <= 16, "max_ngram", "must lie in 1..16", "Use 1 or 3.")
-        yield from self.problem_if(
-            self.order == "megatron" and self.pairs == "next_sentence", "order",
-            "knows pairs=sentence_order and pairs=none only, as Megatron-LM does", "Use order=own.",
+        unknown = "has no meaning with masked samples"
+        yield from self.checked(
+            (self.document_mask, "document_mask", unknown, "Leave it out."),
+            (self.packing != "concatenate", "packing", unknown, "Leave it out."),
+            (self.min_sentences < least, "min_sentences",
+             f"must be at least {least} with pairs={self.pairs}", f"Use {least}."),
+            (not 0 <= self.short_share <= 1, "short_share", "must lie in 0..1", "Use 0.1."),
+            (not 0 < self.mask_share < 1, "mask_share", "must lie between 0 and 1", "Use 0.15."),
+            self.at_least(1, "max_predictions", "Use null for no limit."),
+            (not 1 <= self.max_ngram <= 16, "max_ngram", "must lie in 1..16", "Use 1 or 3."),
+            (self.order == "megatron" and self.pairs == "next_sentence", "order",
+             "knows pairs=sentence_order and pairs=none only, as Megatron-LM does", "Use order=own."),
         )  # fmt: skip

@@ -35,17 +35,13 @@ def mix(value: int) -> int:
 
 def permute(ids: Int64s, n: int, seed: int) -> Int64s:
     """Where each id of 0..n-1 goes in the permutation of this seed."""
-    ids = np.ascontiguousarray(ids, np.int64)
-    if native.lib is not None:
-        result: Int64s = native.lib.permute(ids, n, seed & _MASK)
-        return result
-    if ids.size and (ids.min() < 0 or ids.max() >= n):
-        raise ValueError(f"ids must lie in 0..{n - 1}")
-    return permute_twin(ids, n, seed)
+    return native.compiled("permute", permute_twin)(np.ascontiguousarray(ids, np.int64), n, seed & _MASK)
 
 
 def permute_twin(ids: Int64s, n: int, seed: int) -> Int64s:
     """The same in numpy: a Feistel network over the next even power of two, walked until it is back below n."""
+    if ids.size and (ids.min() < 0 or ids.max() >= n):
+        raise ValueError(f"ids must lie in 0..{n - 1}")
     half = np.uint64(max(_MIN_HALF_BITS, ((n - 1).bit_length() + 1) // 2))
     keys = [np.uint64(mix((seed & _MASK) + (i + 1) * _GOLDEN)) for i in range(_ROUNDS)]
     values = ids.astype(np.uint64)

@@ -101,14 +101,12 @@ class GPTSettings(TransformerSettings):
     def head_problems(self) -> Iterator[Problem]:
         if min(self.width, self.num_heads, self.kv_heads) < 1:
             return  # reported as sizes; dividing by them says nothing more
-        yield from self.problem_if(
-            self.head_width is None and self.width % self.num_heads != 0, "num_heads",
-            f"does not divide width={self.width}", f"Use {some(divisors(self.width, 256))}, or set head_width.",
-        )
-        yield from self.problem_if(
-            self.num_heads % self.kv_heads != 0, "num_kv_heads",
-            f"does not divide num_heads={self.num_heads}", f"Use {some(divisors(self.num_heads))}.",
-        )
+        yield from self.checked(
+            (self.head_width is None and self.width % self.num_heads != 0, "num_heads",
+             f"does not divide width={self.width}", f"Use {some(divisors(self.width, 256))}, or set head_width."),
+            (self.num_heads % self.kv_heads != 0, "num_kv_heads",
+             f"does not divide num_heads={self.num_heads}", f"Use {some(divisors(self.num_heads))}."),
+        )  # fmt: skip
         yield from problem_if(
             self.positions == "rotary" and self.head % 2 == 1, "head_width", self.head,
             "is odd, and rotary positions turn pairs of numbers", f"Use {self.head + 1}, or positions=learned.",

@@ -29,7 +29,8 @@ def drawn(name: str, shape: tuple[int, ...], start: Start, seed: int) -> Iterato
     num_rows = shape[0] if start.num_rows is None else start.num_rows
     step = _ROWS * max(1, _BLOCK_NUMBERS // (_ROWS * math.prod(shape[1:])))
     num_blocks = max(1, num_rows // step)
-    generator = torch.Generator().manual_seed(_seed_of(seed, name))
+    own_seed = int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8], "big")
+    generator = torch.Generator().manual_seed(own_seed)
     for index in range(num_blocks):
         first, last = index * step, num_rows if index == num_blocks - 1 else (index + 1) * step
         block = torch.empty((last - first, *shape[1:]), device="cpu")
@@ -59,7 +60,3 @@ def apply_ties(model: LanguageModel) -> None:
         if {tie.first, tie.second} <= names:
             module, _, attribute = tie.second.rpartition(".")
             setattr(model.get_submodule(module), attribute, model.get_parameter(tie.first))
-
-
-def _seed_of(seed: int, name: str) -> int:
-    return int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8], "big")

@@ -74,18 +74,22 @@ class TransformerSettings(ModelSettings):
         return replace(self, vocab_size=checked_vocab_size(self.vocab_size, vocab_size))
 
     def problems(self) -> Iterator[Problem]:
-        for key in ("num_layers", "width", "num_heads", "vocab_multiple", "seq_len", *self.optional):
-            default = ", or null for the default" if key in self.optional else ""
-            yield from self.at_least(1, key, f"Use 1 or more{default}.")
-        yield from self.at_most(MAX_LAYERS, "num_layers")
-        yield from self.at_most(MAX_VOCAB_MULTIPLE, "vocab_multiple")
+        sizes = ("num_layers", "width", "num_heads", "vocab_multiple", "seq_len")
+        yield from self.checked(
+            *(self.at_least(1, key, "Use 1 or more.") for key in sizes),
+            *(self.at_least(1, key, "Use 1 or more, or null for the default.") for key in self.optional),
+            self.at_most(MAX_LAYERS, "num_layers"),
+            self.at_most(MAX_VOCAB_MULTIPLE, "vocab_multiple"),
+        )
         yield from self.head_problems()
-        for key in self.positive:
-            wrong = not 0 < getattr(self, key) < float("inf")
-            yield from self.problem_if(wrong, key, "must be above 0", f"Use {getattr(type(self), key):g}.")
-        yield from self.problem_if(
-            not 0 <= self.dropout < 1, "dropout",
-            "is not a share of activations to drop, which lies in [0, 1)", "Use 0 or 0.1.",
+        yield from self.checked(
+            *(
+                (not 0 < getattr(self, key) < float("inf"), key,
+                 "must be above 0", f"Use {getattr(type(self), key):g}.")
+                for key in self.positive
+            ),
+            (not 0 <= self.dropout < 1, "dropout",
+             "is not a share of activations to drop, which lies in [0, 1)", "Use 0 or 0.1."),
         )  # fmt: skip
 
     def head_problems(self) -> Iterator[Problem]:

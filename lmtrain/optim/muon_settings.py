@@ -19,9 +19,11 @@ class MuonSettings(AdamWSettings):
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
-        yield from self.problem_if(not 0 <= self.momentum < 1, "momentum", "must lie in [0, 1)", "Use 0.95.")
-        yield from self.at_least(1, "newton_schulz_rounds", "Use 5.")
-        yield from self.at_most(100, "newton_schulz_rounds", "Use 5.")
+        yield from self.checked(
+            (not 0 <= self.momentum < 1, "momentum", "must lie in [0, 1)", "Use 0.95."),
+            self.at_least(1, "newton_schulz_rounds", "Use 5."),
+            self.at_most(100, "newton_schulz_rounds", "Use 5."),
+        )
 
     def num_slots(self, name: str, shape: tuple[int, ...]) -> int:
         return 1 if is_hidden_matrix(name, len(shape)) else 2

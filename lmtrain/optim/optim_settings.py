@@ -22,11 +22,12 @@ class OptimSettings(Choice):
     clip_norm: float | None = 1.0
 
     def problems(self) -> Iterator[Problem]:
-        yield from self.problem_if(not 0 < self.lr < float("inf"), "lr", "must be above 0", "Use 3e-4.")
-        wrong = not 0 <= self.weight_decay < float("inf")
-        yield from self.problem_if(wrong, "weight_decay", "must be 0 or more", "Use 0.1, or 0 for none.")
-        wrong = self.clip_norm is not None and not 0 < self.clip_norm < float("inf")
-        yield from self.problem_if(wrong, "clip_norm", "must be above 0", "Use 1.0, or null for none.")
+        decay, norm, inf = self.weight_decay, self.clip_norm, float("inf")
+        yield from self.checked(
+            (not 0 < self.lr < inf, "lr", "must be above 0", "Use 3e-4."),
+            (not 0 <= decay < inf, "weight_decay", "must be 0 or more", "Use 0.1, or 0 for none."),
+            (norm is not None and not 0 < norm < inf, "clip_norm", "must be above 0", "Use 1.0, or null for none."),
+        )
 
     def num_slots(self, name: str, shape: tuple[int, ...]) -> int:
         """How many numbers it remembers for each number of this parameter: Adam's two moments unless a kind differs."""

@@ -104,8 +104,8 @@ class WSDSettings(ScheduleSettings):
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
-        wrong = not 0 <= self.decay_fraction <= 1
-        yield from self.problem_if(wrong, "decay_fraction", "must lie in [0, 1]", "Use 0.2.")
+        share = self.decay_fraction
+        yield from self.problem_if(not 0 <= share <= 1, "decay_fraction", "must lie in [0, 1]", "Use 0.2.")
 
     def problems_in_run(self, total_steps: int) -> Iterator[Problem]:
         yield from super().problems_in_run(total_steps)

@@ -19,11 +19,11 @@ class ComputeSettings(Settings):
     threads: int | None = None
 
     def problems(self) -> Iterator[Problem]:
-        yield from self.at_least(1, "threads", "Use null for torch's own choice.")
-        yield from self.at_most(1024, "threads", "Use null for torch's own choice.")
-        yield from self.problem_if(
-            self.tf32 and self.device == "cpu", "tf32", "is of GPUs, and device=cpu is none",
-            "Use tf32=false or device=cuda.",
+        on_cpu = self.tf32 and self.device == "cpu"
+        yield from self.checked(
+            self.at_least(1, "threads", "Use null for torch's own choice."),
+            self.at_most(1024, "threads", "Use null for torch's own choice."),
+            (on_cpu, "tf32", "is of GPUs, and device=cpu is none", "Use tf32=false or device=cuda."),
         )
 
     def compiles(self, parallel: ParallelSettings, *, uses_dropout: bool, on_gpu: bool) -> bool:

@@ -37,7 +37,9 @@ class Fp16Settings(PrecisionSettings):
     min_scale: float = 1.0
 
     def problems(self) -> Iterator[Problem]:
-        yield from self.problem_if(self.min_scale <= 0, "min_scale", "must be above 0", "Use 1.0.")
-        below = self.initial_scale < self.min_scale
-        yield from self.problem_if(below, "initial_scale", f"is below min_scale={self.min_scale}", "Use 65536.")
-        yield from self.at_least(1, "growth_interval_steps", "Use 1000.")
+        least = self.min_scale
+        yield from self.checked(
+            self.above_0("min_scale", "Use 1.0."),
+            (self.initial_scale < least, "initial_scale", f"is below min_scale={least}", "Use 65536."),
+            self.at_least(1, "growth_interval_steps", "Use 1000."),
+        )

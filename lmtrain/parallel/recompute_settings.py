@@ -53,7 +53,7 @@ class SomeRecomputeSettings(RecomputeSettings):
         return (*super().settings, *[f"recompute.blocks={self.blocks}"] * (self.blocks is not None))
 
     def problems(self) -> Iterator[Problem]:
-        yield from self.at_least(1, "blocks", "Use null for all blocks, or recompute=none for none.")
+        yield from self.checked(self.at_least(1, "blocks", "Use null for all blocks, or recompute=none for none."))
 
     def is_for(self, block: int) -> bool:
         """Whether the block of this number in the whole model is computed twice."""

@@ -36,8 +36,7 @@ class ParallelSettings(Settings):
     timeout_s: float = 600.0
 
     def problems(self) -> Iterator[Problem]:
-        for axis in AXES:
-            yield from self.at_least(1, axis, "Use 1.")
+        yield from self.checked(*(self.at_least(1, axis, "Use 1.") for axis in AXES))
         known = kinds(PipelineSchedule)
         unknown = self.schedule not in known
         if unknown:
@@ -46,41 +45,36 @@ class ParallelSettings(Settings):
         if not self.auto:  # because: then they are conditions, each by itself
             yield from () if unknown else self._schedule_problems()
             yield from self._sharing_problems()
-        yield from self.problem_if(not 0 <= self.zero <= 3, "zero", "is not a level", "Use 0, 1, 2 or 3.")
-        yield from self.problem_if(self.timeout_s <= 0, "timeout_s", "must be above 0", "Use 600.")
-        yield from self.at_most(MAX_TIMEOUT_S, "timeout_s", "Use 600.")
         sizes = {axis: size for axis in AXES if axis != "vp" and (size := getattr(self, axis)) > 1}
-        largest = max(sizes, key=lambda axis: sizes[axis], default="dp_shard")
-        yield from self.problem_if(
-            math.prod(sizes.values()) > MAX_PROCESSES, largest,
-            f"makes {math.prod(sizes.values())} processes, and {MAX_PROCESSES} are the most", "Use a smaller one.",
-        )
+        yield from self.checked(
+            (not 0 <= self.zero <= 3, "zero", "is not a level", "Use 0, 1, 2 or 3."),
+            self.above_0("timeout_s", "Use 600."),
+            self.at_most(MAX_TIMEOUT_S, "timeout_s", "Use 600."),
+            (math.prod(sizes.values()) > MAX_PROCESSES, max(sizes, key=lambda axis: sizes[axis], default="dp_shard"),
+             f"makes {math.prod(sizes.values())} processes, and {MAX_PROCESSES} are the most", "Use a smaller one."),
+        )  # fmt: skip
 
     def _sharing_problems(self) -> Iterator[Problem]:
         zero, shard = self.zero, self.dp_shard
-        yield from self.problem_if(
-            zero == 0 and shard > 1, "zero", f"shares nothing and dp_shard={shard} shares it among {shard}",
-            f"Use zero=1, or dp_shard=1 and dp_replicate={self.dp_replicate * max(shard, 1)}.",
-        )
-        yield from self.problem_if(
-            zero in (2, 3) and shard == 1, "zero",
-            "has nobody to share with, since dp_shard=1", "Use zero=1, or dp_shard=2 or more.",
-        )
+        yield from self.checked(
+            (zero == 0 and shard > 1, "zero", f"shares nothing and dp_shard={shard} shares it among {shard}",
+             f"Use zero=1, or dp_shard=1 and dp_replicate={self.dp_replicate * max(shard, 1)}."),
+            (zero in (2, 3) and shard == 1, "zero",
+             "has nobody to share with, since dp_shard=1", "Use zero=1, or dp_shard=2 or more."),
+        )  # fmt: skip
 
     def _schedule_problems(self) -> Iterator[Problem]:
         if self.pp == 1:
             yield from self.problem_if(self.vp > 1, "vp", "needs stages, and pp=1 has none", "Use vp=1 or pp=2.")
             return
         schedule = self.pipeline
-        yield from self.problem_if(
-            not schedule.allows(self.vp), "vp",
-            f"does not fit parallel.schedule={self.schedule}, which {schedule.rule}",
-            f"Use vp={schedule.chunks}, or parallel.schedule=interleaved for more stages a rank.",
-        )
-        yield from self.problem_if(
-            schedule.splits_backward and self.zero == 3, "zero",
-            f"releases the weights that the second half of schedule={self.schedule}'s backward needs", "Use 2 or 1.",
-        )
+        yield from self.checked(
+            (not schedule.allows(self.vp), "vp",
+             f"does not fit parallel.schedule={self.schedule}, which {schedule.rule}",
+             f"Use vp={schedule.chunks}, or parallel.schedule=interleaved for more stages a rank."),
+            (schedule.splits_backward and self.zero == 3, "zero",
+             f"releases the weights that the second half of schedule={self.schedule}'s backward needs", "Use 2 or 1."),
+        )  # fmt: skip
 
     @property
     def pipeline(self) -> PipelineSchedule:

@@ -21,7 +21,7 @@ from typing import Any
 import tokenizers
 
 from lmtrain.errors import DataError, LmtrainError, MissingInputError, brief
-from lmtrain.runtime.files.files import atomic_file, open_regular, read_range
+from lmtrain.runtime.files.files import atomic_file, opened, read_range
 from lmtrain.tokenizer import bpe, wordpiece
 
 MAX_BYTES = 64 << 20  # because: the largest vocabularies there are take half of it
@@ -31,6 +31,17 @@ _MAX_GROWTH = 64  # of a text by rules that replace its parts
 _MAX_RULES = 256
 _MAX_AFFIX = 100  # characters
 _MAX_WORD = 1000  # characters; because: WordPiece looks at all the parts of a word, and BERT's has 100
+_ROLES = {
+    "eod": ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"),
+    "pad": ("[PAD]", "<pad>", "<|pad|>"),
+    "unk": ("[UNK]", "<unk>"),
+    "cls": ("[CLS]",),
+    "sep": ("[SEP]",),
+    "mask": ("[MASK]", "<mask>"),
+}
+_END_OF_WORD = re.compile(r"\S ")
+_ANOTHER = "Get the file again, or give another tokenizer."
+_LONG = 1 << 18  # characters; because: the library's answer takes some fifty times the memory of its text
 
 
 @contextmanager
@@ -146,19 +157,6 @@ def _longest_replacement(charsmap: bytes) -> float:
     return 1.0 if max(map(len, texts)) <= 64 else float(max(map(len, texts)))
 
 
-_ROLES = {
-    "eod": ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"),
-    "pad": ("[PAD]", "<pad>", "<|pad|>"),
-    "unk": ("[UNK]", "<unk>"),
-    "cls": ("[CLS]",),
-    "sep": ("[SEP]",),
-    "mask": ("[MASK]", "<mask>"),
-}
-_END_OF_WORD = re.compile(r"\S ")
-_ANOTHER = "Get the file again, or give another tokenizer."
-_LONG = 1 << 18  # characters; because: the library's answer takes some fifty times the memory of its text
-
-
 class Tokenizer:
     def __init__(self, inner: tokenizers.Tokenizer, name: str = "The tokenizer") -> None:
         """`name` is the file that it came from, for messages."""
@@ -167,7 +165,7 @@ class Tokenizer:
         inner.encode_special_tokens = True  # a special token's spelling inside a text is plain text
         if getattr(inner.model, "dropout", None):
             inner.model.dropout = None  # because: the same text must always give the same ids
-        self._inner, self._name = inner, name
+        self._inner, self.source = inner, name  # the source is the file that it came from
 
     @classmethod
     def load(cls, path: Path | str) -> Tokenizer:
@@ -193,11 +191,6 @@ class Tokenizer:
             return cls._made(lambda name: wordpiece.read_vocab(_read(path), name), str(path))
         data = _read(path)
         return cls._made(lambda name: tokenizers.Tokenizer.from_str(data.decode()), str(path))
-
-    @property
-    def source(self) -> str:
-        """The file that it came from."""
-        return self._name
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Tokenizer:
@@ -258,14 +251,14 @@ class Tokenizer:
         except BaseException as error:
             if is_ours(error):
                 raise
-            said = f"{self._name} cannot cut {brief(text, 40)!r}, as a tokenizer can any text ({brief(error)})"
+            said = f"{self.source} cannot cut {brief(text, 40)!r}, as a tokenizer can any text ({brief(error)})"
             raise DataError(f"{said}. {_ANOTHER}") from error
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Sequence[int]) -> str:
-        with library_errors(self._name, f"cannot make a text of {len(ids)} ids", _ANOTHER):
+        with library_errors(self.source, f"cannot make a text of {len(ids)} ids", _ANOTHER):
             return self._inner.decode(list(ids), skip_special_tokens=False)
 
     def piece(self, token: int) -> str:
@@ -340,13 +333,10 @@ def _choose(folder: Path) -> Path:
 
 def _read(path: Path) -> bytes:
     try:
-        fd, size = open_regular(path, follow_links=True)
-        try:
+        with opened(path) as (fd, size):
             if size > MAX_BYTES:
                 raise DataError(f"{path} is larger than {MAX_BYTES >> 20} MiB, which no tokenizer is. Check the path.")
             data = read_range(fd, 0, size)
-        finally:
-            os.close(fd)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise MissingInputError(f"{path} does not exist. Give a tokenizer's file or folder.") from error
     except OSError as error:

@@ -1,6 +1,6 @@
 """Byte-level BPE: GPT-2's files, the alphabet, the ways to cut a text, how a tokenizer is made of its parts.
 
-Called by base.py (loading), train.py and compiled.py. Bytes become printable letters, text is cut by a pattern (no
+Called by base.py (loading), train.py and fast.py. Bytes become printable letters, text is cut by a pattern (no
 space is put in front), and pairs merge in the order of their rank; so every text has ids and nothing is unknown.
 """
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain import native
+from lmtrain.runtime.files.files import is_deeper
 
 Text = bytes | str
 Document = dict[str, Any]  # a text with what stands beside it
@@ -127,7 +128,7 @@ def document_of(line: bytes, key: str | None) -> Document:
         return dict(pairs)
 
     try:
-        if text.count("[") + text.count("{") > MAX_DEPTH and _deeper(_loads(text, _Pairs)):
+        if text.count("[") + text.count("{") > MAX_DEPTH and is_deeper(_loads(text, _values), MAX_DEPTH):
             raise RecursionError
         value = _loads(text, remember)
     except json.JSONDecodeError as error:
@@ -169,11 +170,9 @@ def refuse_bad_text(text: str) -> None:
                 raise BadTextError(stretch.start(), f"a word longer than {MAX_WORD_BYTES >> 20} MiB")
 
 
-class _Pairs:
-    """A JSON object as the pairs it was written with, so that a key that stands twice is seen."""
-
-    def __init__(self, pairs: Pairs) -> None:
-        self.pairs = pairs
+def _values(pairs: Pairs) -> list[Any]:
+    """Return an object's values as they were written: of a key that stands twice both."""
+    return [value for _, value in pairs]
 
 
 def _no_constant(name: str) -> None:
@@ -184,22 +183,6 @@ def _whole(digits: str) -> int:
     if len(digits.removeprefix("-")) > MAX_DIGITS:
         raise ValueError(f"a number has more than {MAX_DIGITS} digits")
     return int(digits)
-
-
-def _deeper(value: Any) -> bool:
-    """Whether brackets nest deeper than MAX_DEPTH."""
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        level = [child for node in level for child in _children(node)]
-        if not level:
-            return False
-    return any(isinstance(node, (_Pairs, list)) for node in level)
-
-
-def _children(node: Any) -> list[Any]:
-    if isinstance(node, _Pairs):
-        return [v for _, v in node.pairs]
-    return node if isinstance(node, list) else []
 
 
 def _utf8(text: str) -> bytes:

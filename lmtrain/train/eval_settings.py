@@ -32,10 +32,12 @@ class EvalTask(Settings):
         return self.name or self.task
 
     def problems(self) -> Iterator[Problem]:
-        yield from self.problem_if(not self.data.strip(), "data", "names no file", "Give the file that the task reads.")
-        wrong = self.name is not None and not _NAME.fullmatch(self.name)
-        rule = "is no name, which is letters, digits and . _ - in parts between slashes"
-        yield from self.problem_if(wrong, "name", rule, "Use one such as wiki, or leave it out.")
+        yield from self.checked(
+            (not self.data.strip(), "data", "names no file", "Give the file that the task reads."),
+            (self.name is not None and not _NAME.fullmatch(self.name), "name",
+             "is no name, which is letters, digits and . _ - in parts between slashes",
+             "Use one such as wiki, or leave it out."),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,13 +47,13 @@ class EvalSettings(Settings):
     batch_size: int = _BATCH
 
     def problems(self) -> Iterator[Problem]:
-        yield from self.at_least(0, "interval_steps", "Use 0 for the end of the run alone.")
-        yield from self.at_least(1, "batch_size", f"Use {_BATCH}.")
-        for key, default in (("interval_steps", 0), ("batch_size", _BATCH)):
-            wrong = not self.tasks and getattr(self, key) != default
-            yield from self.problem_if(
-                wrong, key, "measures nothing without eval.tasks", f"{_EXAMPLE}, or leave it out."
-            )
+        unused, way_out = "measures nothing without eval.tasks", f"{_EXAMPLE}, or leave it out."
+        yield from self.checked(
+            self.at_least(0, "interval_steps", "Use 0 for the end of the run alone."),
+            self.at_least(1, "batch_size", f"Use {_BATCH}."),
+            (not self.tasks and self.interval_steps != 0, "interval_steps", unused, way_out),
+            (not self.tasks and self.batch_size != _BATCH, "batch_size", unused, way_out),
+        )
         twice = [name for name, times in Counter(one.called for one in self.tasks).items() if times > 1]
         yield from problem_if(
             len(twice) > 0, "tasks", ", ".join(twice), "names several measures",

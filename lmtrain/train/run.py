@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from lmtrain.observe.measure.memory import Memory
 from lmtrain.observe.measure.throughput import Throughput
 from lmtrain.observe.metrics import MetricsLog
 from lmtrain.observe.screen.display import RunView
-from lmtrain.observe.sinks.behind import Sinks
+from lmtrain.observe.sinks.behind import Behind
 from lmtrain.parallel.mesh import Mesh
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.train import state
@@ -37,7 +37,7 @@ class Run:
     loader: Loader
     writer: CheckpointWriter
     metrics: MetricsLog | None  # on rank 0 alone
-    sinks: Sinks
+    sinks: Sequence[Behind]
     view: RunView
     throughput: Throughput
     costs: Costs

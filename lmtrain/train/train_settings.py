@@ -23,8 +23,8 @@ class RampUpSettings(Settings):
     samples: int = quantity("count")
 
     def problems(self) -> Iterator[Problem]:
-        for key in ("start", "increment", "samples"):
-            yield from self.at_least(1, key, "Use train.rampup=null for none.")
+        sizes = ("start", "increment", "samples")
+        yield from self.checked(*(self.at_least(1, key, "Use train.rampup=null for none.") for key in sizes))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +43,13 @@ class TrainSettings(Settings):
         way_out = "Set train.steps=1000 or train.tokens=300B."
         if self.steps is not None and self.tokens is not None:
             way_out = "Add train.steps=null to train for tokens, or train.tokens=null to train for steps."
-        yield from self.problem_if((self.steps is None) == (self.tokens is None), "steps", rule, way_out)
         least = {"steps": 1, "tokens": 1, "global_batch": 1, "micro_batch": 1, "seed": 0, "valid_interval_steps": 0}
-        for key, number in (least | {"valid_samples": 1}).items():
-            yield from self.at_least(number, key, f"Use train.{key}={max(number, 1)} or more.")
-        yield from self.at_most(MAX_BATCH, "global_batch")
+        least |= {"valid_samples": 1}
+        yield from self.checked(
+            ((self.steps is None) == (self.tokens is None), "steps", rule, way_out),
+            *(self.at_least(n, key, f"Use train.{key}={max(n, 1)} or more.") for key, n in least.items()),
+            self.at_most(MAX_BATCH, "global_batch"),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,41 +68,29 @@ class ObserveSettings(Settings):
     trace: Literal["none", "sampled", "all"] = "sampled"
 
     def problems(self) -> Iterator[Problem]:
-        yield from self.at_least(1, "log_interval_steps", "Use 1.")
-        wrong = self.peak_tflops is not None and self.peak_tflops <= 0
-        yield from self.problem_if(wrong, "peak_tflops", "must be above 0", "Use null for the known peak.")
-        for key in ("wandb_project", "wandb_entity", "wandb_name", "wandb_tags"):
-            unused = self.wandb == "none" and bool(getattr(self, key))
-            yield from self.problem_if(
-                unused, key, "is for Weights & Biases, and observe.wandb=none does not write there",
-                f"Set observe.wandb=offline or online, or leave observe.{key} out.",
-            )  # fmt: skip
-        yield from self._histogram_problems()
-        yield from self._profile_problems()
-
-    def _histogram_problems(self) -> Iterator[Problem]:
-        if self.histograms_every_steps is None:
-            return
-        yield from self.at_least(1, "histograms_every_steps", "Use null for none.")
-        yield from self.problem_if(
-            not self.tensorboard and self.wandb == "none", "histograms_every_steps",
-            "has nowhere to go, with observe.tensorboard=false and observe.wandb=none",
-            "Set observe.tensorboard=true, or leave it out.",
-        )  # fmt: skip
-
-    def _profile_problems(self) -> Iterator[Problem]:
         steps, ranks = self.profile_steps, self.profile_ranks
-        wrong = steps is not None and (len(steps) != 2 or not 1 <= steps[0] <= steps[-1])
-        rule = "is not the first and the last step of a window, counted from 1"
-        yield from self.problem_if(wrong, "profile_steps", rule, "Use observe.profile_steps=[100,103].")
-        if ranks is None:
-            return
-        yield from self.problem_if(
-            steps is None, "profile_ranks", "says who is profiled, and observe.profile_steps=null that nobody is",
-            "Add observe.profile_steps=[100,103], or leave it out.",
+        nowhere = not self.tensorboard and self.wandb == "none"
+        yield from self.checked(
+            self.at_least(1, "log_interval_steps", "Use 1."),
+            self.above_0("peak_tflops", "Use null for the known peak."),
+            *(
+                (self.wandb == "none" and bool(getattr(self, key)), key,
+                 "is for Weights & Biases, and observe.wandb=none does not write there",
+                 f"Set observe.wandb=offline or online, or leave observe.{key} out.")
+                for key in ("wandb_project", "wandb_entity", "wandb_name", "wandb_tags")
+            ),
+            self.at_least(1, "histograms_every_steps", "Use null for none."),
+            (self.histograms_every_steps is not None and nowhere, "histograms_every_steps",
+             "has nowhere to go, with observe.tensorboard=false and observe.wandb=none",
+             "Set observe.tensorboard=true, or leave it out."),
+            (steps is not None and (len(steps) != 2 or not 1 <= steps[0] <= steps[-1]), "profile_steps",
+             "is not the first and the last step of a window, counted from 1", "Use observe.profile_steps=[100,103]."),
+            (ranks is not None and steps is None, "profile_ranks",
+             "says who is profiled, and observe.profile_steps=null that nobody is",
+             "Add observe.profile_steps=[100,103], or leave it out."),
+            (ranks is not None and (not ranks or min(ranks) < 0 or len(set(ranks)) < len(ranks)), "profile_ranks",
+             "is not a list of ranks", "Use observe.profile_ranks=[0]."),
         )  # fmt: skip
-        wrong = not ranks or min(ranks) < 0 or len(set(ranks)) < len(ranks)
-        yield from self.problem_if(wrong, "profile_ranks", "is not a list of ranks", "Use observe.profile_ranks=[0].")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,10 +100,11 @@ class RunSettings(Settings):
     time_between_failures: float | None = quantity("seconds", default=None)  # what the dry run is to reckon with
 
     def problems(self) -> Iterator[Problem]:
-        yield from self.problem_if(not self.dir.strip(), "dir", "is empty", "Use run.dir=runs/NAME.")
-        for key in ("time_limit", "time_between_failures"):
-            wrong = getattr(self, key) is not None and getattr(self, key) <= 0
-            yield from self.problem_if(wrong, key, "must be above 0", f"Use run.{key}=4h, or null for none.")
+        yield from self.checked(
+            (not self.dir.strip(), "dir", "is empty", "Use run.dir=runs/NAME."),
+            self.above_0("time_limit", "Use run.time_limit=4h, or null for none."),
+            self.above_0("time_between_failures", "Use run.time_between_failures=4h, or null for none."),
+        )
         path, name = len(self.dir.encode()), max(len(part.encode()) for part in self.dir.split("/"))
         yield from problem_if(
             path > _LONGEST_PATH or name > _LONGEST_NAME, "dir", f"{self.dir[:40]}...",

@@ -172,7 +172,7 @@ def decode_manifest(value: Any, where: object) -> Manifest:
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         raise CheckpointError(f"{where} is not the manifest of an lmtrain checkpoint. Check the path.")
     version: Any = value.get("version")
-    if _is_count(version) and version > VERSION:
+    if is_count(version) and version > VERSION:
         raise NewerFormatError(
             f"{where} has format version {version} and this lmtrain reads up to {VERSION}. Install a newer lmtrain."
         )
@@ -180,10 +180,9 @@ def decode_manifest(value: Any, where: object) -> Manifest:
         _need(value.get("digest") == digest_of(value), "its digest does not fit, so it is damaged or was edited")
         files = {name: _decode_file(name, entry) for name, entry in value["files"].items()}
         tensors = {name: _decode_tensor(name, entry, files) for name, entry in value["tensors"].items()}
-        _need(_is_count(version) and version >= 1, "the version is not a number from 1")
-        _need(_is_count(value["step"]), "the step is not a number from 0")
+        _need(is_count(version) and version >= 1, "the version is not a number from 1")
+        _need(is_count(value["step"]), "the step is not a number from 0")
         _need(isinstance(value["state"], dict), "the state is not an object")
-        _need_distinct(tensors)
         _need_room(tensors, files)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
@@ -193,7 +192,7 @@ def decode_manifest(value: Any, where: object) -> Manifest:
 
 def _decode_file(name: str, entry: Any) -> FileEntry:
     _need(is_safe_name(name) and name != MANIFEST, f"{_brief(name)} is not a plain file name")
-    _need(_is_count(entry["size"]), f"the size of {name} is not a number from 0")
+    _need(is_count(entry["size"]), f"the size of {name} is not a number from 0")
     _need(isinstance(entry["root"], str) and bool(_HEX.fullmatch(entry["root"])), f"{name} has no SHA-256 as its root")
     return FileEntry(entry["size"], entry["root"])
 
@@ -216,7 +215,7 @@ def _decode_tensor(name: str, entry: Any, files: dict[str, FileEntry]) -> Tensor
 
 
 def _decode_sizes(value: Any) -> tuple[int, ...]:
-    if not (isinstance(value, list) and len(value) <= MAX_AXES and all(_is_count(v) for v in value)):
+    if not (isinstance(value, list) and len(value) <= MAX_AXES and all(is_count(v) for v in value)):
         raise ValueError(f"{_brief(value)} are not sizes")
     # because: numpy and torch refuse products beyond 63 bits even where a zero makes the tensor empty
     if math.prod(max(v, 1) for v in value) > _MAX_ELEMENTS:
@@ -224,20 +223,14 @@ def _decode_sizes(value: Any) -> tuple[int, ...]:
     return tuple(value)
 
 
-def _need_distinct(tensors: dict[str, TensorEntry]) -> None:
-    """No two pieces share their bytes, so all tensors together are never larger than the files."""
+def _need_room(tensors: dict[str, TensorEntry], files: dict[str, FileEntry]) -> None:
+    """No two pieces share their bytes and no file is said to hold more than its size: so all fit into the files."""
     seen: set[tuple[str, str]] = set()
+    held: Counter[str] = Counter()
     for tensor in tensors.values():
         for piece in tensor.pieces:
             _need((piece.file, piece.key) not in seen, f"two pieces share the key {piece.key!r}")
             seen.add((piece.file, piece.key))
-
-
-def _need_room(tensors: dict[str, TensorEntry], files: dict[str, FileEntry]) -> None:
-    """No file is said to hold more than its size."""
-    held: Counter[str] = Counter()
-    for tensor in tensors.values():
-        for piece in tensor.pieces:
             held[piece.file] += piece.box.volume * ITEM_BYTES[tensor.dtype]
     for name, size in held.items():
         _need(size <= files[name].size, f"{name} has {files[name].size} bytes and its pieces have {size}")
@@ -247,7 +240,8 @@ def _is_name(value: Any, most: int = MAX_NAME_LENGTH) -> bool:
     return isinstance(value, str) and 0 < len(value) <= most and value.isprintable()
 
 
-def _is_count(value: Any) -> bool:
+def is_count(value: Any) -> bool:
+    """Whether what was read is a number that something can be counted with."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_COUNT
 
 

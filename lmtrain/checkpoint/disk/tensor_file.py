@@ -171,11 +171,11 @@ def read_box(file: HashedFile, start: int, shape: tuple[int, ...], box: Box, out
         return
     item = out.itemsize
     strides = tuple(item * math.prod(shape[i + 1 :]) for i in range(len(shape)))
+    first = start + sum(o * s for o, s in zip(box.offset, strides, strict=True))
     if out.flags.c_contiguous and is_run(box, shape):
-        first = start + sum(o * s for o, s in zip(box.offset, strides, strict=True))
         file.read_into(first, out.reshape(-1).view(np.uint8).data)
-        return
-    _read_strided(file, start + sum(o * s for o, s in zip(box.offset, strides, strict=True)), strides, out)
+    else:
+        _read_strided(file, first, strides, out)
 
 
 def _read_strided(file: HashedFile, first: int, strides: tuple[int, ...], out: Array) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from threading import Event, Lock
 from typing import Any
 
@@ -34,11 +34,19 @@ from lmtrain.checkpoint.disk.format import (
 from lmtrain.checkpoint.disk.hashed import encode_blocks, write_hashed
 from lmtrain.checkpoint.disk.tensor_file import PieceSpec, tensors_of
 from lmtrain.checkpoint.reshard.targets import Limits, Report, Target, place
-from lmtrain.checkpoint.reshard.work_folder import SLACK_BYTES, WorkFolder, remove
+from lmtrain.checkpoint.reshard.work_folder import SLACK_BYTES, WorkFolder
 from lmtrain.checkpoint.store import check_room
 from lmtrain.errors import CheckpointError, DataError, LmtrainError, OutputError, UsageError
 from lmtrain.runfolder.names import step_of
-from lmtrain.runtime.files.files import folder_lock, fsync_dir, open_regular, parse_json, read_errors, storage_errors
+from lmtrain.runtime.files.files import (
+    folder_lock,
+    fsync_dir,
+    open_regular,
+    parse_json,
+    read_errors,
+    remove,
+    storage_errors,
+)
 from lmtrain.runtime.processes.faults import fault_point
 
 MAX_JOURNAL_BYTES = 1 << 30
@@ -189,11 +197,8 @@ class Attempt:
                 num_left = len(left)
                 while num_left:
                     batch = [finished.get().result()]
-                    while True:
-                        try:
-                            batch.append(finished.get_nowait().result())
-                        except Empty:
-                            break
+                    while not finished.empty():  # because: nobody else takes any
+                        batch.append(finished.get().result())
                     for file in sorted({file for digests in batch for file in digests}):
                         self.targets[file].sync()
                     for digests in batch:
@@ -242,8 +247,9 @@ class Attempt:
             listing = blocks_file(name)
             entries[listing], _ = write_hashed(folder / listing, [encode_blocks(entries[name], digests)])
             target.sync()
-        for name in extra_files(manifest):
-            entries[name], _ = write_hashed(folder / name, [self.contents.read_file(name)])
+        for name in manifest.files:
+            if not name.startswith("rank_"):  # all but tensor files and their lists of blocks
+                entries[name], _ = write_hashed(folder / name, [self.contents.read_file(name)])
         fault_point("reshard.finish")
         tensors = tensors_of([target.pieces for target in self.targets.values()])
         text = encode_manifest(Manifest(manifest.step, entries, tensors, dict(state)))
@@ -271,11 +277,6 @@ def key_of(manifest: Manifest, files: Files) -> str:
 
 def num_bytes_of(targets: Mapping[str, Target]) -> int:
     return sum(target.size for target in targets.values())
-
-
-def extra_files(manifest: Manifest) -> list[str]:
-    """All but tensor files and their lists of blocks."""
-    return [name for name in manifest.files if not name.startswith("rank_")]
 
 
 def segments(manifest: Manifest) -> Iterator[list[CopyJob]]:

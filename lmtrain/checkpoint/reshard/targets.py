@@ -9,6 +9,7 @@ import hashlib
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -112,11 +113,8 @@ class Target:
     def holds(self, index: int, digest: bytes) -> bool:
         """Whether this block, read from the disk, has this digest."""
         at = index * BLOCK_BYTES
-        fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
+        with self._open(os.O_RDONLY) as fd:
             block = read_range(fd, at, min(BLOCK_BYTES, self.size - at))
-        finally:
-            os.close(fd)
         return hashlib.sha256(block).digest() == digest
 
     def keep(self, index: int, digest: bytes) -> None:
@@ -129,25 +127,27 @@ class Target:
 
     def begin(self) -> None:
         """Make the file, or take up one that an earlier attempt has begun."""
-        fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-        try:
+        with self._open(os.O_WRONLY | os.O_CREAT) as fd:
             os.ftruncate(fd, self.size)
-        finally:
-            os.close(fd)
         self.digests |= self.write(0, memoryview(self._header))
 
     def write(self, position: int, data: memoryview) -> Digests:
         """Write these bytes there; returns the digests of the hash blocks that they complete."""
-        fd = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            found: Digests = {}
-            parts = self._missing_parts(position, len(data)) if self._held else [(position, position + len(data))]
+        found: Digests = {}
+        parts = self._missing_parts(position, len(data)) if self._held else [(position, position + len(data))]
+        with self._open(os.O_RDWR) as fd:
             for start, stop in parts:
                 part, done = data[start - position : stop - position], 0
                 while done < len(part):
                     done += os.pwrite(fd, part[done:], start + done)
                 found |= self._completed(fd, start, part)
-            return found
+        return found
+
+    @contextmanager
+    def _open(self, mode: int) -> Iterator[int]:
+        fd = os.open(self.path, mode | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        try:
+            yield fd
         finally:
             os.close(fd)
 
@@ -168,11 +168,8 @@ class Target:
                 yield index, hashlib.sha256(block).digest()
 
     def sync(self) -> None:
-        fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
+        with self._open(os.O_RDONLY) as fd:
             os.fdatasync(fd)
-        finally:
-            os.close(fd)
 
     @property
     def is_whole(self) -> bool:

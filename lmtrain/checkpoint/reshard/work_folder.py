@@ -65,11 +65,3 @@ class WorkFolder:
 
     def clean_up(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
-
-
-def remove(path: Path) -> None:
-    """Take away what lies there, whatever it is; of a link the link alone."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)

@@ -42,6 +42,7 @@ from lmtrain.runtime.files.files import (
     parse_json,
     put_in_place,
     read_bytes,
+    remove,
     storage_errors,
 )
 from lmtrain.runtime.processes.agreement import ALONE, Peers, together
@@ -174,10 +175,7 @@ def commit(
     # because: a checkpoint that has the name already is moved to a name that `sweep` knows
     aside = new_leftover(path.parent, step, "replaced")
     put_in_place(attempt, path, aside, lambda: fault_point("ckpt.mid_replace"))
-    if aside.is_symlink():
-        aside.unlink()
-    elif aside.exists():
-        shutil.rmtree(aside)
+    remove(aside)
     fault_point("ckpt.after_rename")
     return path, len(manifest) + sum(entry.size for entry in entries.values())
 

@@ -40,7 +40,7 @@ class HostMemory:
 
     def reserve(self, pieces: Sequence[Piece]) -> None:
         """Have room for these blocks, in pages that are really there."""
-        num_bytes, pin = sum(_num_bytes(p.block) for p in pieces), bool(_devices(pieces))
+        num_bytes, pin = sum(p.block.nbytes for p in pieces), bool(_devices(pieces))
         while len(self._chunks) * self._chunk_bytes < num_bytes:
             chunk = torch.empty(self._chunk_bytes, dtype=torch.uint8, pin_memory=pin)
             chunk[::_PAGE_BYTES] = 0
@@ -76,10 +76,6 @@ class HostMemory:
 
 def _devices(pieces: Sequence[Piece]) -> set[torch.device]:
     return {p.block.device for p in pieces if isinstance(p.block, Tensor) and p.block.is_cuda}
-
-
-def _num_bytes(block: Tensor | Array) -> int:
-    return int(block.nbytes)
 
 
 def _flat_bytes(block: Tensor | Array) -> Tensor:

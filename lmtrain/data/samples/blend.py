@@ -1,7 +1,7 @@
 """Several datasets as one: samples numbered dataset after dataset, and an order that mixes them by their shares.
 
-Called by training_data.py. Which dataset a position takes is blend_schedule.py's; which of its samples, the dataset's
-own order, epoch by epoch. Both are pure functions of the seed and the position. numpy only.
+Called by training_data.py. Which dataset a position takes is the schedule's; which of its samples, the dataset's own
+order, epoch by epoch. Both are pure functions of the seed and the position. numpy only.
 """
 
 from __future__ import annotations
@@ -103,13 +103,10 @@ Taken = tuple[NDArray[np.int32], Int64s, Int64s]
 
 def run(shares: Int64s, counts: Int64s, start: int, count: int, *, keep: bool) -> Taken:
     """From these counts at `start`: dataset and sample of each position (if they are to be kept), the counts after."""
-    if native.lib is not None:
-        taken: Taken = native.lib.blend(shares, counts, start, count, keep)
-        return taken
-    return run_twin(shares, counts, start, count, keep=keep)
+    return native.compiled("blend", run_twin)(shares, counts, start, count, keep)
 
 
-def run_twin(shares: Int64s, counts: Int64s, start: int, count: int, *, keep: bool) -> Taken:
+def run_twin(shares: Int64s, counts: Int64s, start: int, count: int, keep: bool) -> Taken:
     """The same with two heaps: what may not come yet, and what may, by when it must."""
     parts, given = [int(share) for share in shares], [int(c) for c in counts]
     total = sum(parts)
@@ -128,8 +125,6 @@ def run_twin(shares: Int64s, counts: Int64s, start: int, count: int, *, keep: bo
         heapq.heappush(later, (given[d] * total // parts[d], d))
     kept = (datasets, samples) if keep else ([], [])
     return np.array(kept[0], np.int32), np.array(kept[1], np.int64), np.array(given, np.int64)
-
-
 
 
 class BlendedDataset:
@@ -199,7 +194,6 @@ class BlendOrder:
         for d, rows in by_dataset(which):  # a dataset's samples follow each other, whatever lies between them
             ids[rows] = self.offsets[d] + self._orders[d].ids(int(samples[rows[0]]), len(rows))
         return ids
-
 
     def counts_at(self, position: int) -> list[int]:
         """How many samples each dataset has given before this position."""

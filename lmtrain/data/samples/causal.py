@@ -20,6 +20,8 @@ from lmtrain.data.store.index_cache import IndexCache
 from lmtrain.data.store.indexed import IndexedDataset
 from lmtrain.errors import DataError
 
+Int64s = NDArray[np.int64]
+
 
 class SampleIndex:
     """Samples of some consecutive documents, counted in tokens from the first document's first.
@@ -43,13 +45,9 @@ class SampleIndex:
     def num_samples(self) -> int:
         return max(self.num_tokens - 1, 0) // self.seq_len
 
-    def starts(self, sample_ids: Int64s) -> Int64s:
-        """The first token of each sample."""
-        return sample_ids * np.int64(self.seq_len)
-
     def begins(self, sample_ids: Int64s) -> tuple[Int64s, Int64s]:
         """The tokens of these samples, but for the first of each, with which a document begins: (row, place)."""
-        first = self.starts(sample_ids) + self.first_token
+        first = sample_ids * np.int64(self.seq_len) + self.first_token
         low, high = np.split(self.map.find(np.concatenate([first, first + self.seq_len])), 2)
         rows, documents = ragged(low + 1, high - low)
         places = self.map.starts(documents) - first[rows]
@@ -67,9 +65,6 @@ class SampleIndex:
             spans.append((document, first - begin, min(end, last) - begin))
             first = min(end, last)
         return spans
-
-
-Int64s = NDArray[np.int64]
 
 
 class CausalDataset:

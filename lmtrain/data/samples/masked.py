@@ -134,16 +134,13 @@ class MaskedDataset:
         ids = np.ascontiguousarray(sample_ids, np.int64)
         try:
             *answer, runs = ask(ids)
-            self._check_tokens(runs)
+            self._indexed.check(*runs)
             return answer
         except IndexError as error:  # because: an id outside the vocabulary would end in a crash that names nothing
-            self._check_tokens(self._sampler.runs(ids))
+            self._indexed.check(*self._sampler.runs(ids))
             raise DataError(
                 f"{self.prefix}.bin holds {error}, outside the vocabulary. It is damaged or of another tokenizer."
             ) from error
-
-    def _check_tokens(self, runs: Int64s) -> None:
-        self._indexed.check(runs[0], runs[1])
 
     @property
     def _room(self) -> int:

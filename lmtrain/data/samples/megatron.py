@@ -233,10 +233,7 @@ def blend_sizes(weights: Sequence[float], num_samples: int) -> tuple[list[int], 
 def blend_index(weights: Sequence[float], count: int) -> tuple[NDArray[np.int16], Int64s]:
     """(dataset, which of its samples) of each position: always the dataset furthest behind, of equals the first."""
     normed = _normed(_normed(weights))  # because: Megatron-LM does it twice, and the second time can move a last bit
-    if native.lib is not None:
-        made: tuple[NDArray[np.int16], Int64s] = native.lib.megatron_blend(normed, count)
-        return made
-    return blend_index_twin(normed, count)
+    return native.compiled("megatron_blend", blend_index_twin)(normed, count)
 
 
 def _normed(weights: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:

@@ -109,10 +109,7 @@ def cut(starts: Int64s, seq_len: int) -> tuple[Int64s, NDArray[np.int32]]:
 
 def fit(sizes: NDArray[np.int32], seq_len: int) -> Int64s:
     """The row of each stretch: largest first, each into the fullest row with room, of several the one last changed."""
-    if native.lib is not None:
-        rows: Int64s = native.lib.best_fit(np.ascontiguousarray(sizes, np.int32), seq_len)
-        return rows
-    return fit_twin(sizes, seq_len)
+    return native.compiled("best_fit", fit_twin)(np.ascontiguousarray(sizes, np.int32), seq_len)
 
 
 def fit_twin(sizes: NDArray[np.int32], seq_len: int) -> Int64s:
@@ -199,11 +196,8 @@ def copy_rows(
 
     Targets rise; they are counted through `num` rows of seq_len. Places where nothing lies get 0 and no label.
     """
-    if native.lib is not None:
-        made: tuple[Int64s, Int64s, bool]
-        made = native.lib.pack_rows(tokens, starts, sizes, targets, num, seq_len, vocab_size)
-        return made
-    return copy_rows_twin(tokens, starts, sizes, targets, num, seq_len, vocab_size)
+    copy = native.compiled("pack_rows", copy_rows_twin)
+    return copy(tokens, starts, sizes, targets, num, seq_len, vocab_size)
 
 
 def copy_rows_twin(

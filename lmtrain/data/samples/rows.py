@@ -37,10 +37,7 @@ def check_ids(ids: NDArray[Any], vocab_size: int, prefix: Path) -> None:
 
 def read_rows(tokens: NDArray[Any], sample_ids: Int64s, seq_len: int, vocab_size: int) -> tuple[Int64s, Int64s, bool]:
     """Samples of tokens that lie end to end, cut every `seq_len`: (tokens, labels, whether all are in 0..vocab)."""
-    if native.lib is not None:
-        made: tuple[Int64s, Int64s, bool] = native.lib.read_rows(tokens, sample_ids, seq_len, vocab_size)
-        return made
-    return read_rows_twin(tokens, sample_ids, seq_len, vocab_size)
+    return native.compiled("read_rows", read_rows_twin)(tokens, sample_ids, seq_len, vocab_size)
 
 
 def read_rows_twin(
@@ -58,10 +55,7 @@ def read_runs(
     tokens: NDArray[Any], starts: Int64s, sizes: Int64s, num: int, seq_len: int, vocab_size: int
 ) -> tuple[Int64s, Int64s, bool]:
     """The same of runs, sizes[r] tokens from starts[r] on, that end to end are `num` rows of seq_len + 1."""
-    if native.lib is not None:
-        made: tuple[Int64s, Int64s, bool] = native.lib.read_runs(tokens, starts, sizes, num, seq_len, vocab_size)
-        return made
-    return read_runs_twin(tokens, starts, sizes, num, seq_len, vocab_size)
+    return native.compiled("read_runs", read_runs_twin)(tokens, starts, sizes, num, seq_len, vocab_size)
 
 
 def read_runs_twin(
@@ -95,10 +89,7 @@ def separate(num: int, seq_len: int, rows: Int64s, places: Int64s) -> tuple[Int6
     """Positions that count from the first token of each document, and which document of its row each token is of."""
     inside = places < seq_len
     firsts = np.sort(np.concatenate([np.arange(num) * seq_len, rows[inside] * seq_len + places[inside]]))
-    if native.lib is not None:
-        made: tuple[Int64s, NDArray[np.int32]] = native.lib.separate(firsts, num, seq_len)
-        return made
-    return separate_twin(firsts, num, seq_len)
+    return native.compiled("separate", separate_twin)(firsts, num, seq_len)
 
 
 def separate_twin(firsts: Int64s, num: int, seq_len: int) -> tuple[Int64s, NDArray[np.int32]]:

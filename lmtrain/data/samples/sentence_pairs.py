@@ -71,11 +71,8 @@ def build_map(
 ) -> Ints:
     """Our samples. `lengths`: tokens of every sentence; document d is sentences bounds[d] to bounds[d + 1] - 1."""
     threshold = round(short_share * 2**32)
-    arguments = (*_plain(lengths, bounds), max_tokens, threshold, min_sentences, seed)
-    if native.lib is not None:
-        rows: Ints = native.lib.build_map(*arguments)
-        return rows
-    return build_map_twin(*arguments)
+    build = native.compiled("build_map", build_map_twin)
+    return build(*_plain(lengths, bounds), max_tokens, threshold, min_sentences, seed)
 
 
 def build_megatron_map(
@@ -91,11 +88,8 @@ def build_megatron_map(
     """Megatron-LM's samples: whole epochs until there are num_samples of them; one epoch where that is None."""
     ratio = int(1 / short_share + 0.5) if short_share > 0 else 0
     epochs, most = (1, _ALL_SAMPLES) if num_samples is None else (_MANY_EPOCHS, num_samples)
-    arguments = (*_plain(lengths, bounds), epochs, most, max_tokens, ratio, min_sentences, seed)
-    if native.lib is not None:
-        rows: Ints = native.lib.build_megatron_map(*arguments)
-        return rows
-    return build_megatron_map_twin(*arguments)
+    build = native.compiled("build_megatron_map", build_megatron_map_twin)
+    return build(*_plain(lengths, bounds), epochs, most, max_tokens, ratio, min_sentences, seed)
 
 
 def build_map_twin(

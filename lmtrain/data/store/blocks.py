@@ -17,9 +17,9 @@ import mmap
 import os
 import struct
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,15 @@ from lmtrain.errors import DataError, StorageError
 from lmtrain.runtime.files import files
 from lmtrain.runtime.files.checksum import crc32c
 
+BLOCK_BYTES = 1 << 16  # because: what the system reads at once anyway, for one sample; 64 MB of checksums for a TB
+_HEADER = struct.Struct("<8sIIQII")
+_MAGIC, _VERSION = b"LMBLOCKS", 1
+_UNCHECKED, _CHECKED, _UNKNOWN = 0, 1, 2
+_ALL = 1 << 28  # bytes that are checked between two looks at the file
 _WATCHED: dict[int, Path] = {}  # by the number that csrc/ knows a mapping by
+
+Int64s = NDArray[np.int64]
+Sums = NDArray[np.uint32]
 
 
 class Mapped:
@@ -46,9 +54,6 @@ class Mapped:
     def __del__(self) -> None:
         if self.fd >= 0:
             os.close(self.fd)
-
-    def as_type(self, dtype: Any) -> NDArray[Any]:
-        return self.bytes.view(dtype)
 
     def refuse_lost(self) -> None:
         """Raises where what was read of this file up to now may not be what is in it."""
@@ -101,16 +106,6 @@ def _refuse_failed() -> None:
                 f"Reading {path} failed while it was in use: its disk has a fault, or somebody cut it short. "
                 "Look at the system's log, restore the file and start the command again."
             )
-
-
-BLOCK_BYTES = 1 << 16  # because: what the system reads at once anyway, for one sample; 64 MB of checksums for a TB
-_HEADER = struct.Struct("<8sIIQII")
-_MAGIC, _VERSION = b"LMBLOCKS", 1
-_UNCHECKED, _CHECKED, _UNKNOWN = 0, 1, 2
-_ALL = 1 << 28  # bytes that are checked between two looks at the file
-
-Int64s = NDArray[np.int64]
-Sums = NDArray[np.uint32]
 
 
 class BlockSums:
@@ -172,9 +167,8 @@ class TokenBlocks:
 
     def __post_init__(self) -> None:
         record = -1 if self.record is None else self.record.fd
-        self._blocks = block_check(
-            self.tokens.bytes, BLOCK_BYTES, self.sums, self.state, self.width, record, self.tokens.fd
-        )
+        build = native.compiled("BlockCheck", BlockCheckTwin)  # which keeps `state` up
+        self._blocks = build(self.tokens.bytes, BLOCK_BYTES, self.sums, self.state, self.width, record, self.tokens.fd)
 
     @classmethod
     def known(cls, tokens: Mapped, width: int, sums: Sums) -> TokenBlocks:
@@ -223,11 +217,9 @@ class Record:
 
     def __init__(self, path: Path, say: Callable[[str], None]) -> None:
         self.path, self.fd, self._say = path, -1, say
-        try:
+        with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
-        except OSError:
-            return
 
     def __del__(self) -> None:
         if self.fd >= 0:
@@ -257,10 +249,7 @@ class Record:
 
 def block_sums(data: NDArray[np.uint8], block_bytes: int, crc: int, filled: int) -> tuple[Sums, int, int]:
     """Checksums of the blocks that `data` completes, and (checksum, bytes) of the one that it leaves open."""
-    if native.lib is not None:
-        made: tuple[Sums, int, int] = native.lib.block_sums(data, block_bytes, crc, filled)
-        return made
-    return block_sums_twin(data, block_bytes, crc, filled)
+    return native.compiled("block_sums", block_sums_twin)(data, block_bytes, crc, filled)
 
 
 def block_sums_twin(data: NDArray[np.uint8], block_bytes: int, crc: int, filled: int) -> tuple[Sums, int, int]:
@@ -272,15 +261,6 @@ def block_sums_twin(data: NDArray[np.uint8], block_bytes: int, crc: int, filled:
             sums.append(crc)
             crc = filled = 0
     return np.array(sums, np.uint32), crc, filled
-
-
-def block_check(
-    data: NDArray[np.uint8], block_bytes: int, sums: Sums, state: NDArray[np.uint8], width: int, record: int, fd: int
-) -> BlockCheckTwin:
-    """What compares blocks, compiled where that is there; `state` is kept up."""
-    build: Any = BlockCheckTwin if native.lib is None else native.lib.BlockCheck
-    made: BlockCheckTwin = build(data, block_bytes, sums, state, width, record, fd)
-    return made
 
 
 @dataclass

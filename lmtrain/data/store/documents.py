@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -165,7 +165,8 @@ def _check(dataset: IndexedDataset, stride: int, every: Int64s) -> dict[str, Any
         inside = wanted < dataset.num_sequences
         starts[inside] = dataset.pointers[wanted[inside]] // dataset.dtype.itemsize
         every[first // stride : first // stride + len(starts)] = starts
-        return rise if all(_follow(dataset, i, j) for i, j in _portions(low, high)) else 0
+        parts = range(low, high, 2 * _CHUNK)
+        return rise if all(_follow(dataset, i, min(i + parts.step, high)) for i in parts) else 0
 
     with ThreadPoolExecutor(2) as threads:
         rise = min(threads.map(check, range(0, num, step)), default=0 if dataset.num_sequences else 2)
@@ -173,11 +174,6 @@ def _check(dataset: IndexedDataset, stride: int, every: Int64s) -> dict[str, Any
         dataset.check_index()  # says where
         raise DataError(f"{part(dataset.prefix, '.idx')} changed while it was read. Try again.")
     return {"one_each": rise == 2}
-
-
-def _portions(first: int, last: int) -> Iterator[tuple[int, int]]:
-    for at in range(first, last, 2 * _CHUNK):
-        yield at, min(at + 2 * _CHUNK, last)
 
 
 def _follow(dataset: IndexedDataset, first: int, last: int) -> bool:
@@ -191,10 +187,9 @@ def _follow(dataset: IndexedDataset, first: int, last: int) -> bool:
 
 def sequences_follow(lengths: NDArray[Any], pointers: NDArray[Any], itemsize: int) -> bool:
     """Whether the pointers, one more than there are lengths, are the running sums of the lengths in bytes."""
-    if native.lib is not None:
-        answer: bool = native.lib.sequences_follow(lengths.view(np.uint8), pointers.view(np.uint8), itemsize)
-        return answer
-    return sequences_follow_twin(lengths, pointers, itemsize)
+    if native.lib is None:
+        return sequences_follow_twin(lengths, pointers, itemsize)
+    return bool(native.lib.sequences_follow(lengths.view(np.uint8), pointers.view(np.uint8), itemsize))
 
 
 def sequences_follow_twin(lengths: NDArray[Any], pointers: NDArray[Any], itemsize: int) -> bool:
@@ -204,10 +199,7 @@ def sequences_follow_twin(lengths: NDArray[Any], pointers: NDArray[Any], itemsiz
 
 def bounds_rise(bounds: NDArray[Any]) -> int:
     """0: they go down somewhere; 1: they rise or stay; 2: each is one more than the one before."""
-    if native.lib is not None:
-        answer: int = native.lib.bounds_rise(bounds.view(np.uint8))
-        return answer
-    return bounds_rise_twin(bounds)
+    return bounds_rise_twin(bounds) if native.lib is None else int(native.lib.bounds_rise(bounds.view(np.uint8)))
 
 
 def bounds_rise_twin(bounds: NDArray[Any]) -> int:

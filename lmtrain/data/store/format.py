@@ -80,21 +80,18 @@ class DatasetInfo:
         _check_seal(path, tree)
         known: dict[str, Any] = {field.name: tree.get(field.name) for field in dataclasses.fields(cls)}
         info = cls(**known)
-        info._check_ids(path)
-        return info
-
-    def _check_ids(self, path: Path) -> None:
-        for name, value in (("max_id", self.max_id), ("eod_id", self.eod_id)):
-            if value is not None and value >= self.vocab_size:
+        for name, value in (("max_id", info.max_id), ("eod_id", info.eod_id)):
+            if value is not None and value >= info.vocab_size:
                 raise DataError(
-                    f"{path}: {name}={value} is outside vocab_size={self.vocab_size}. The sidecar is damaged; restore "
+                    f"{path}: {name}={value} is outside vocab_size={info.vocab_size}. The sidecar is damaged; restore "
                     "it, or make the dataset again."
                 )
+        return info
 
 
-def seal(tree: dict[str, Any]) -> str:
-    """The hash of a sidecar's other keys: of their JSON in the order of the alphabet, without blanks."""
-    rest = {key: value for key, value in tree.items() if key != _SEAL}
+def seal(tree: dict[str, Any], but: str = _SEAL) -> str:
+    """Return the hash of all other keys: of their JSON in the order of the alphabet, without blanks."""
+    rest = {key: value for key, value in tree.items() if key != but}
     return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.data.store.blocks import Mapped
+from lmtrain.data.store.format import seal
 from lmtrain.errors import LmtrainError
 from lmtrain.observe.safe_text import warn
 from lmtrain.runtime.files import files
@@ -50,10 +51,6 @@ class Index:
 
 
 Check = Callable[[Index], bool]  # whether every entry lies where it may
-
-
-def anything(index: Index) -> bool:
-    return True
 
 
 def within(array: Array, low: int, high: int) -> bool:
@@ -115,7 +112,7 @@ class Build:
             described[name] = {"dtype": dtype.str, "count": path.stat().st_size // dtype.itemsize}
             described[name]["crc32c"] = _crc_of(Mapped(path, path.stat().st_size))
         tree = header | {"arrays": described}
-        files.write_json(self.folder / FACTS, tree | {_SEAL: _seal(tree)})
+        files.write_json(self.folder / FACTS, tree | {_SEAL: seal(tree, _SEAL)})
 
 
 def _crc_of(file: Mapped) -> int:
@@ -126,18 +123,13 @@ def _crc_of(file: Mapped) -> int:
     return crc
 
 
-def _seal(tree: dict[str, Any]) -> str:
-    rest = {key: value for key, value in tree.items() if key != _SEAL}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
 class IndexCache:
     def __init__(self, folder: Path | None, say: Callable[[str], None] = warn) -> None:
         self.folder, self.say = folder, say
 
     def get(
         self, kind: str, about: Callable[[], dict[str, Any]], build: Callable[[Build], dict[str, Any]],
-        check: Check = anything,
+        check: Check = lambda index: True,
     ) -> Index:  # fmt: skip
         """The index of this kind built from exactly this, built now if it is not there."""
         if self.folder is None:
@@ -187,7 +179,7 @@ def _on_disk(
             header = header | {"facts": build(made)}
             made.finish(header)
             if os.path.lexists(path) and _read(path, header, check) is None:  # damaged
-                _remove(path)
+                files.remove(path)
             temporary.chmod(0o755)
             try:
                 os.rename(temporary, path)
@@ -225,18 +217,11 @@ def _alone(folder: Path, name: str) -> Iterator[bool]:
         os.close(fd)
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
-
-
 def _read(path: Path, header: dict[str, Any], check: Check) -> Index | None:
     """The index in this folder if it is whole and of exactly this; anything else is as good as none."""
     try:
         tree = files.read_json(path / FACTS)
-        if tree.get(_SEAL) != _seal(tree) or any(tree.get(key) != value for key, value in header.items()):
+        if tree.get(_SEAL) != seal(tree, _SEAL) or any(tree.get(key) != value for key, value in header.items()):
             return None
         arrays = {}
         for name, entry in tree["arrays"].items():
@@ -248,7 +233,7 @@ def _read(path: Path, header: dict[str, Any], check: Check) -> Index | None:
             file = Mapped(path / name, num_bytes)
             if _crc_of(file) != entry["crc32c"]:
                 return None
-            arrays[name] = file.as_type(dtype)
+            arrays[name] = file.bytes.view(dtype)
         index = Index(dict(tree["facts"]), arrays, path)
         return index if check(index) else None
     except (LmtrainError, OSError, KeyError, TypeError, ValueError, AttributeError):

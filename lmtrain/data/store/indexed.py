@@ -14,7 +14,6 @@ P.idx is renamed into place last, so a dataset without it was never finished. Op
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -46,7 +45,7 @@ class IndexedDataset:
         self, prefix: Path, index: Mapped, tokens: Mapped, dtype: np.dtype[Any], num: int, bounds: int
     ) -> None:
         self.prefix, self.dtype, self.num_sequences = prefix, dtype, num
-        self.tokens: Ints = tokens.as_type(dtype)
+        self.tokens: Ints = tokens.bytes.view(dtype)
         self.token_bytes, self._index, self._watch = tokens, index, Watch((tokens, index))
         start = HEADER.size
         # unaligned, as the format is
@@ -209,12 +208,8 @@ def _size(path: Path, other: Path) -> int:
 
 
 def _read_header(path: Path, num_bytes: int) -> tuple[np.dtype[Any], int, int]:
-    with files.read_errors(path):
-        fd, _ = files.open_regular(path, follow_links=True)
-        try:
-            header = files.read_range(fd, 0, HEADER.size)
-        finally:
-            os.close(fd)
+    with files.read_errors(path), files.opened(path) as (fd, _):
+        header = files.read_range(fd, 0, HEADER.size)
     if len(header) < HEADER.size:
         raise DataError(f"{path} has {num_bytes} bytes, fewer than the {HEADER.size} of its header. It is cut short.")
     magic, version, code, num, num_bounds = HEADER.unpack(header)

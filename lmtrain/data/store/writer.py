@@ -96,7 +96,7 @@ class DatasetSpool:
         self.sidecar_sha256: str | None = None  # once it is finished
         self._largest = np.iinfo(self.dtype).max
         self._held = ExitStack()
-        self._bin, self._lengths, self._counts = self._open("w+b" if empty else "r+b")
+        self._growing = self._bin, self._lengths, self._counts = self._open("w+b" if empty else "r+b")
 
     def add_documents(self, tokens: Ints, lengths: Ints, num_sequences: Ints) -> None:
         """Many documents at once: their tokens, the length of each sequence, how many sequences each document has."""
@@ -120,19 +120,18 @@ class DatasetSpool:
 
     def mark(self) -> Mark:
         """Where this spool stands; all of it has been given to the operating system, so a kill cannot undo it."""
-        growing = (self._bin, self._lengths, self._counts)
         with files.storage_errors(self.prefix, "Writing"):
-            for one in growing:
+            for one in self._growing:
                 one.file.flush()
         counts = {name: getattr(self, name) for name in _COUNTS}
-        hashes = tuple(one.digest.hexdigest() for one in growing)
-        return Mark(**counts, sizes=tuple(one.num_bytes for one in growing), hashes=hashes)
+        hashes = tuple(one.digest.hexdigest() for one in self._growing)
+        return Mark(**counts, sizes=tuple(one.num_bytes for one in self._growing), hashes=hashes)
 
     def rewind(self, marks: Sequence[Mark]) -> int:
         """How many of these marks, oldest first, the files on disk still bear out; stands at the last that holds."""
-        growing, holds = (self._bin, self._lengths, self._counts), 0
+        holds = 0
         with files.storage_errors(self.prefix, "Reading"):
-            states = [_states(one, [mark.sizes[i] for mark in marks]) for i, one in enumerate(growing)]
+            states = [_states(one, [mark.sizes[i] for mark in marks]) for i, one in enumerate(self._growing)]
             for mark, digests in zip(marks, zip(*states, strict=True), strict=True):
                 if any(d is None or d.hexdigest() != h for d, h in zip(digests, mark.hashes, strict=True)):
                     break
@@ -184,7 +183,7 @@ class DatasetSpool:
         return growing
 
     def _go_back(self, mark: Mark | None, digests: list[Any]) -> None:
-        for i, one in enumerate((self._bin, self._lengths, self._counts)):
+        for i, one in enumerate(self._growing):
             one.num_bytes = mark.sizes[i] if mark else 0
             one.digest = digests[i] if mark else hashlib.sha256()
             one.file.truncate(one.num_bytes)
@@ -276,8 +275,6 @@ class DatasetWriter:
 
     def __init__(self, prefix: Path | str, dtype: Any, *, overwrite: bool = False) -> None:
         self.prefix, self.dtype = Path(prefix), np.dtype(dtype)
-        if self.dtype not in CODES:
-            raise DataError(f"{self.dtype} is no dtype of a token file. Use {', '.join(d.name for d in CODES)}.")
         self._overwrite = overwrite
         self._held = ExitStack()
         self._about: dict[str, Any] | None = None

@@ -50,12 +50,9 @@ class MaskedHead(nn.Module):
         self.decoder = Head(width, vocab_size, padded_vocab_size, bias=True)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        logits: Tensor = self.decoder(self.transform(hidden))
+        activated = ACTIVATIONS[self.activation](self.dense(hidden))
+        logits: Tensor = self.decoder(self.norm(activated))
         return logits
-
-    def transform(self, hidden: Tensor) -> Tensor:
-        y: Tensor = self.norm(ACTIVATIONS[self.activation](self.dense(hidden)))
-        return y
 
 
 class PairHead(nn.Module):

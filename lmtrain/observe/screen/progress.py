@@ -68,9 +68,6 @@ class Reporter:
             self._state = _State(what, now, now)
 
     def words(self) -> str:
-        return f"{self._state.doing} {self._figures()}"
-
-    def _figures(self) -> str:
         state, now = self._state, self._clock()
         made, seconds = state.done - state.earlier, max(state.at_s - state.began_s, 1e-9)
         parts = []
@@ -82,7 +79,7 @@ class Reporter:
         if state.total and made > 0:
             left = seconds * (state.total - state.done) / made - (now - state.at_s)
             parts.append(f"{ticking(max(left, 0.0))} left")
-        return ", ".join(parts)
+        return f"{state.doing} {', '.join(parts)}"
 
     def _of(self, done: int, total: int) -> str:
         """12.3 of 45.6 MiB: the unit once where it is the same."""
@@ -100,7 +97,7 @@ class Reporter:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         state, line = self._state, Table.grid(padding=(0, 1, 0, 0))
-        words = Text(f"{state.doing} {self._figures()}", overflow="ellipsis", no_wrap=True)
+        words = Text(self.words(), overflow="ellipsis", no_wrap=True)
         room = options.max_width - words.cell_len - 2
         if state.total and room >= _LEAST_BAR:
             line.add_row(words, ProgressBar(total=state.total, completed=state.done, width=min(room, 40)))

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from lmtrain.observe.measure.measures import Histogram, measures_of
 from lmtrain.observe.safe_text import warn
 
+Histograms = Mapping[str, Histogram]
+CAPACITY = 1000  # records; because: at a row a second, a backend may be away for a quarter of an hour
+END_S = 30.0  # for what is still in the queue when the run is over
 _STEP = {
     "loss": "loss/train", "lr": "optim/lr", "grad_norm": "optim/grad_norm", "loss_scale": "optim/loss_scale",
     "skipped": "optim/skipped", "tokens": "progress/tokens", "samples": "progress/samples",
@@ -43,12 +46,6 @@ def scalars_of(row: Mapping[str, Any]) -> dict[str, float]:
     if row["event"] == "step":
         found |= {key.replace("straggler_", "straggler/"): row[key] for key in row if key.startswith(_FAMILIES)}
     return {name: float(value) for name, value in found.items() if type(value) in (int, float)}
-
-
-CAPACITY = 1000  # records; because: at a row a second, a backend may be away for a quarter of an hour
-END_S = 30.0  # for what is still in the queue when the run is over
-
-Histograms = Mapping[str, Histogram]
 
 
 class Sink(Protocol):
@@ -145,22 +142,3 @@ class Behind:
     def _speak(self) -> None:
         while self._to_say:
             self._say(self._to_say.popleft())
-
-
-class Sinks:
-    """All of a run's; on the processes that write nothing there are none."""
-
-    def __init__(self, sinks: Sequence[Behind] = ()) -> None:
-        self._sinks = sinks
-
-    def row(self, row: Mapping[str, Any]) -> None:
-        for sink in self._sinks:
-            sink.row(row)
-
-    def histograms(self, step: int, found: Histograms) -> None:
-        for sink in self._sinks:
-            sink.histograms(step, found)
-
-    def close(self) -> None:
-        for sink in self._sinks:
-            sink.close()

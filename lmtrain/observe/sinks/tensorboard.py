@@ -1,6 +1,6 @@
 """TensorBoard's sink: rows to scalars, settings to text and hyperparameters, and the pages on which curves stand.
 
-Called behind a run. How an event looks as bytes is in lmtrain/observe/sinks/tensorboard.py.
+Called behind a run. First how an event looks as bytes, by hand, then what a run says with events.
 """
 
 from __future__ import annotations
@@ -21,6 +21,13 @@ from lmtrain.runfolder.differences import flat
 from lmtrain.runtime.files.checksum import crc32c
 
 VARINT, DOUBLE, BYTES, FLOAT = 0, 1, 2, 5  # wire types
+_DT_STRING = 7
+_SESSION_START = 1
+_NUMBER, _TEXT, _BOOL = 2, 3, 4  # fields of google.protobuf.Value
+_HPARAMS, _LAYOUT = "hparams", "custom_scalars"
+_SUCCESS, _FAILURE = 1, 2
+_LEFT_OUT = ("run", "observe", "hardware")  # of the settings: no two runs are compared by them
+_MOST = 3.4028234663852886e38  # because: a float of 4 bytes holds no more
 
 
 def key(number: int, wire: int) -> bytes:
@@ -57,11 +64,6 @@ def field_doubles(number: int, values: Iterable[float]) -> bytes:
 
 def field_text(number: int, text: str) -> bytes:
     return field_bytes(number, text.encode())
-
-
-_DT_STRING = 7
-_SESSION_START = 1
-_MOST = 3.4028234663852886e38  # because: a float of 4 bytes holds no more
 
 
 class EventWriter:
@@ -119,12 +121,6 @@ def _masked_crc(data: bytes) -> int:
     """TFRecord stores a rotated checksum plus a constant, so that a checksum of checksums is not degenerate."""
     crc = crc32c(data)
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
-
-
-_HPARAMS, _LAYOUT = "hparams", "custom_scalars"
-_SUCCESS, _FAILURE = 1, 2
-_LEFT_OUT = ("run", "observe", "hardware")  # of the settings: no two runs are compared by them
-_NUMBER, _TEXT, _BOOL = 2, 3, 4  # fields of google.protobuf.Value
 
 
 class TensorBoard:

@@ -51,6 +51,10 @@ class WeightsAndBiases:
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output,
                 start_new_session=True,  # because: Ctrl-C is for the run, whose last rows are still to come
             )  # fmt: skip
+        to, back = self._process.stdin, self._process.stdout
+        assert to is not None
+        assert back is not None
+        self._to, self._back = to, back
         first = {
             "mode": account.mode, "project": account.project, "entity": account.entity, "name": account.name,
             "tags": list(account.tags), "id": run_id(own), "dir": str(folder), "config": dict(settings),
@@ -73,12 +77,9 @@ class WeightsAndBiases:
         self._ask({"step": step, "edges": EDGES, "histograms": {name: one.counts[1:-1] for name, one in found.items()}})
 
     def close(self) -> None:
-        to, back = self._process.stdin, self._process.stdout
-        assert to is not None
-        assert back is not None
         with suppress(OSError):  # because: who has ended takes no end
-            to.close()
-        back.close()
+            self._to.close()
+        self._back.close()
         try:
             self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
@@ -87,13 +88,10 @@ class WeightsAndBiases:
 
     def _ask(self, what: Mapping[str, Any]) -> None:
         """A line there, a line back: what has been answered has been taken."""
-        to, back = self._process.stdin, self._process.stdout
-        assert to is not None
-        assert back is not None
         try:
-            to.write(json_bytes(what) + b"\n")
-            to.flush()
-            answer = back.readline()
+            self._to.write(json_bytes(what) + b"\n")
+            self._to.flush()
+            answer = self._back.readline()
         except OSError:
             answer = b""
         if not answer:

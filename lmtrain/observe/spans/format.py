@@ -9,7 +9,6 @@ is full the oldest record is never read: it may be half overwritten.
 
 from __future__ import annotations
 
-import os
 import struct
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
@@ -21,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.errors import DataError
-from lmtrain.runtime.files.files import open_regular, read_errors, read_range
+from lmtrain.runtime.files.files import opened, read_errors, read_range
 
 HEADER_BYTES, VERSION = 4096, 1
 NAME_BYTES = 48
@@ -139,16 +138,12 @@ def file_name(rank: int, start: int) -> str:
 
 def read_spans(path: Path) -> RankSpans:
     """Whole records alone. DataError for what no process can have written, whenever it was killed."""
-    with read_errors(path):
-        fd, _ = open_regular(path, follow_links=True)
-        try:
-            header = _header(path, read_range(fd, 0, HEADER_BYTES))
-            num_held = min(header.num_written, header.capacity)
-            content = read_range(fd, HEADER_BYTES, num_held * SPAN.itemsize)
-            # because: a run that goes on may have overwritten some meanwhile
-            newest = _header(path, read_range(fd, 0, HEADER_BYTES))
-        finally:
-            os.close(fd)
+    with read_errors(path), opened(path) as (fd, _):
+        header = _header(path, read_range(fd, 0, HEADER_BYTES))
+        num_held = min(header.num_written, header.capacity)
+        content = read_range(fd, HEADER_BYTES, num_held * SPAN.itemsize)
+        # because: a run that goes on may have overwritten some meanwhile
+        newest = _header(path, read_range(fd, 0, HEADER_BYTES))
     if len(content) < num_held * SPAN.itemsize:
         raise _damaged(path, f"ends amid its {num_held} records")
     numbers = np.arange(max(0, newest.num_written + 1 - header.capacity), header.num_written)

@@ -246,8 +246,7 @@ class Tracer:
 
     def close(self) -> None:
         phases.tell_steps(None)
-        if self.recorder is not None:
-            self._end_file()
+        self._end_file()
 
     def _wants(self, step: int) -> bool:
         if self.which == ALL or self._count <= self._until:

@@ -2,10 +2,10 @@
 
 What `lmtrain trace` and the report show is made from a Timeline's Segments, one for each start of the run (a start may
 have another layout, and other machines):
-    step_time.step_times(segment)       where each rank's steps went, by class, adding up to the step
-    heat.heat(segment)                  own work by rank, with coordinate and host
-    rows.timeline_rows(segment, step)   what each rank and stage did when, for a picture of a step
-    critical_path.critical_path(segment, step)
+    step_time.step_times(segment)           where each rank's steps went, by class, adding up to the step
+    step_time.heat(segment, times)          own work by rank, with coordinate and host
+    step_time.timeline_rows(segment, step)  what each rank and stage did when, for a picture of a step
+    step_time.critical_path(segment, step)
     perfetto.write_trace(timeline, path)
 Time is the lowest rank's: its monotonic clock, set by its wall clock once. Files that are missing or damaged are left
 out and named in `notes`; nothing readable at all is an error with a way out. Reads files alone; starts nothing.

@@ -18,7 +18,7 @@ import time
 from contextlib import suppress
 
 from lmtrain.observe.measure.phases import NUM_BYTES, Mark, read_mark, read_odd, read_seen, read_way
-from lmtrain.observe.watch.hub import Hub
+from lmtrain.observe.watch.hub import Hub, write_file
 from lmtrain.observe.watch.judge import FAILED_KIND, HANG_KIND, LOST_KIND, RUNNING, SILENT_S, STOPPED
 from lmtrain.observe.watch.lines import Lines
 from lmtrain.observe.watch.told import explained, write_stop
@@ -219,12 +219,7 @@ class Companion:
         stacks = os.pread(self.stacks, size - before, before) or b"(it did not answer: the system itself holds it)\n"
         place = f"rank {self.rank} on {self.host}, process {self.pid}, {self.state}, for {self.stood_s:.1f} s in "
         place += f"{self.mark.phase} {self.mark.what}".strip() + f" of step {self.mark.step}\n\n"
-        try:
-            os.makedirs(folder, exist_ok=True)
-            with open(os.path.join(folder, f"rank_{self.rank:05d}.txt"), "wb") as file:
-                file.write(place.encode() + stacks)
-        except OSError:
-            pass  # because: a disk that fails must not keep the processes from being ended
+        write_file(folder, f"rank_{self.rank:05d}.txt", place.encode() + stacks)
 
     def speak_for_rank(self) -> None:
         """Rank 0 says why a run ends; where it could not, this does."""

@@ -12,6 +12,7 @@ import selectors
 import socket
 import time
 from _thread import start_new_thread
+from contextlib import suppress
 
 from lmtrain.observe.watch.judge import (
     DONE,
@@ -186,23 +187,25 @@ class Hub:
         ]
         lines += ["", "Limits in force, in seconds (what is not here has parallel.timeout_s):", ""]
         lines += [f"{key:48} {self.limits.of(key):8.1f}" for key in sorted(self.limits.longest)]
-        try:
-            os.makedirs(folder, exist_ok=True)
-            with open(os.path.join(folder, "summary.txt"), "w") as file:
-                file.write("\n".join([*lines, ""]))
-        except OSError:
-            pass  # because: a disk that fails must not keep the processes from being ended
+        write_file(folder, "summary.txt", "\n".join([*lines, ""]).encode())
 
     def save_times(self) -> None:
         path = os.path.join(self.folder, TIMES)
-        try:
+        # because: the run's folder may not be there yet, or be full; the next start learns anew
+        with suppress(OSError):
             with open(f"{path}.new", "w") as file:
                 longest = self.limits.before | self.limits.longest
                 times = {key: round(seconds, 3) for key, seconds in sorted(longest.items())}
                 json.dump({"processes": self.world_size, "longest_s": times}, file, indent=1)
             os.replace(f"{path}.new", path)
-        except OSError:
-            pass  # because: the run's folder may not be there yet, or be full; the next start learns anew
+
+
+def write_file(folder: str, name: str, data: bytes) -> None:
+    """For people, as a run ends."""
+    with suppress(OSError):  # because: a disk that fails must not keep the processes from being ended
+        os.makedirs(folder, exist_ok=True)
+        with open(os.path.join(folder, name), "wb") as file:
+            file.write(data)
 
 
 def _row(rank: int, beat: dict[str, Any], before: Row | None) -> Row:

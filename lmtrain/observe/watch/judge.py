@@ -121,15 +121,13 @@ def judge(rows: list[Row], limits: Limits, asked: bool = False) -> Verdict | Non
 
 def _ended(rows: list[Row]) -> Verdict | None:
     """A process that is gone: one with an error of its own before one that ended for want of a peer."""
-    failed = [row for row in rows if row.state == FAILED and row.code != 76]
-    lost = [row for row in rows if row.state == LOST] if not failed else []
-    waited = [row for row in rows if row.state == FAILED] if not failed and not lost else []
-    if not (failed or lost or waited):
+    failed, lost = ([row for row in rows if row.state == state] for state in (FAILED, LOST))
+    ended = [row for row in failed if row.code != 76] or lost or failed
+    if not ended:
         return None
-    ended = failed or lost or waited
     row = ended[0]
     others = f", and {len(ended) - 1} more" if len(ended) > 1 else ""
-    if lost:
+    if ended is lost:
         return Verdict(LOST_KIND, ended, f"{row.who}{others} {row.said or 'is gone'}: it was in {row.where}.")
     said = row.said if row.said.endswith((".", "!", "?")) else f"{row.said}."
     return Verdict(FAILED_KIND, ended, f"{row.who}{others} ended in {row.where}: {said}")

@@ -46,10 +46,6 @@ class MasterWeights:
         self.summing = [(self.master[names[module.weight]], module) for module in summing]
 
     @property
-    def gradients(self) -> list[Tensor]:
-        return [p.grad for p in self.master.values() if p.grad is not None]
-
-    @property
     def rounded(self) -> dict[Tensor, Tensor]:
         """Of each master the weight that computes, where that is another one."""
         same = self.master is self.work

@@ -123,10 +123,6 @@ class ShardedWeights:
         self.summing = {number: modules if zero < 2 else () for number, modules in summing.items()}
         self._told: dict[int, tuple[bool, bool, bool]] = {}  # what each stage has been told
 
-    @property
-    def gradients(self) -> list[Tensor]:
-        return [p.grad for p in self.master.values() if p.grad is not None]
-
     def begin(self, action: Action, last: bool) -> None:
         """Before a backward: what it is to send and to keep. A first half sends the embedding's gradients alone."""
         if action.kind in (Kind.BACKWARD, Kind.INPUT):

@@ -31,6 +31,7 @@ _NO_OUTPUT = (
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP
 )  # fmt: skip
 _NO_INPUT = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
+_LARGE = 1 << 30  # bytes; holes in smaller files cost nothing
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 
 
@@ -147,18 +148,25 @@ def put_in_place(
     folder: Path, path: Path, aside: Path | None = None, between: Callable[[], object] = lambda: None
 ) -> None:
     """Rename a finished folder to `path`. What is there goes to `aside` first, and comes back where that fails."""
-    replaced = aside if os.path.lexists(path) else None
-    if replaced is not None:
-        os.rename(path, replaced)
-    try:
-        if replaced is not None:
+    if aside is not None and os.path.lexists(path):
+        os.rename(path, aside)
+        try:
             between()
+            os.rename(folder, path)
+        except BaseException:
+            os.rename(aside, path)
+            raise
+    else:
         os.rename(folder, path)
-    except BaseException:
-        if replaced is not None:
-            os.rename(replaced, path)
-        raise
     fsync_dir(path.parent)
+
+
+def remove(path: Path) -> None:
+    """Take away what lies there, whatever it is; of a link the link alone."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -189,7 +197,7 @@ def parse_json(data: bytes | str, path: Path, most_bytes: int | None = None) -> 
         if problem:
             raise ValueError(problem)
         value = json.loads(data, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
-        if not _is_shallow(value):
+        if is_deeper(value, MAX_JSON_DEPTH):
             raise ValueError(f"it nests deeper than {MAX_JSON_DEPTH} levels")
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not valid JSON ({error}). It is damaged or not one of our files.") from error
@@ -231,18 +239,15 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not a JSON number")
 
 
-def _is_shallow(value: Any) -> bool:
+def is_deeper(value: Any, most: int) -> bool:
+    """Say whether lists and mappings stand within one another more often than so."""
     level = [value]
-    for _ in range(MAX_JSON_DEPTH):
-        level = [v for node in level if isinstance(node, (dict, list)) for v in _children(node)]
-        if not level:
-            return True
-    return False
-
-
-def _children(node: dict[str, Any] | list[Any]) -> list[Any]:
-    values = node.values() if isinstance(node, dict) else node
-    return [v for v in values if isinstance(v, (dict, list))]
+    for _ in range(most + 1):
+        groups = [node for node in level if isinstance(node, (dict, list))]
+        if not groups:
+            return False
+        level = [inside for node in groups for inside in (node.values() if isinstance(node, dict) else node)]
+    return True
 
 
 @contextmanager
@@ -264,12 +269,8 @@ def read_errors(path: Path) -> Iterator[None]:
 
 def forget_cached(path: Path) -> None:
     """Ask the system to drop its copy of a file that is on disk, so that the next read is the disk's own answer."""
-    with read_errors(path):
-        fd, size = open_regular(path, follow_links=False)
-        try:
-            os.posix_fadvise(fd, 0, size, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(fd)
+    with read_errors(path), opened(path, follow_links=False) as (fd, size):
+        os.posix_fadvise(fd, 0, size, os.POSIX_FADV_DONTNEED)
 
 
 def open_regular(path: Path, *, follow_links: bool) -> tuple[int, int]:
@@ -283,17 +284,23 @@ def open_regular(path: Path, *, follow_links: bool) -> tuple[int, int]:
     return fd, found.st_size
 
 
+@contextmanager
+def opened(path: Path, *, follow_links: bool = True) -> Iterator[tuple[int, int]]:
+    """Give what `open_regular` does for the time of the block, and close it."""
+    fd, size = open_regular(path, follow_links=follow_links)
+    try:
+        yield fd, size
+    finally:
+        os.close(fd)
+
+
 def read_bytes(path: Path, limit_bytes: int, *, follow_links: bool = True) -> bytes:
     """A whole file, refused before it is read when it is larger than any of its kind can be."""
-    with read_errors(path):
-        fd, size = open_regular(path, follow_links=follow_links)
-        try:
-            if size > limit_bytes:
-                limit = format_bytes(limit_bytes)
-                raise DataError(f"{path} is larger than {limit}, which none of our files of its kind is.")
-            return read_range(fd, 0, size)
-        finally:
-            os.close(fd)
+    with read_errors(path), opened(path, follow_links=follow_links) as (fd, size):
+        if size > limit_bytes:
+            limit = format_bytes(limit_bytes)
+            raise DataError(f"{path} is larger than {limit}, which none of our files of its kind is.")
+        return read_range(fd, 0, size)
 
 
 def read_range(fd: int, start: int, size: int) -> bytes:
@@ -350,9 +357,7 @@ def check_output_folder(folder: Path, named: str, *, lock: bool) -> None:
 def _is_there(path: Path) -> bool:
     try:
         path.lstat()
-    except FileNotFoundError:
-        return False
-    except NotADirectoryError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     return True
 
@@ -383,26 +388,21 @@ def folder_lock(folder: Path) -> Iterator[None]:
         os.close(fd)
 
 
-_LARGE = 1 << 30  # bytes; holes in smaller files cost nothing
-
-
 def refuse_hole(path: Path) -> None:
     """Such as a download that was cut short, or a copy that was only begun."""
     with read_errors(path):
         if os.stat(path).st_size <= _LARGE:
             return
-        fd, size = open_regular(path, follow_links=True)
-        try:
+        with opened(path) as (fd, size):
             written = at = 0
-            while at < size:
-                begin = os.lseek(fd, at, os.SEEK_DATA)
-                at = os.lseek(fd, begin, os.SEEK_HOLE)
-                written += at - begin
-        except OSError as error:
-            if error.errno != errno.ENXIO:  # there are no more data behind this place
-                return  # a file system that does not say
-        finally:
-            os.close(fd)
+            try:
+                while at < size:
+                    begin = os.lseek(fd, at, os.SEEK_DATA)
+                    at = os.lseek(fd, begin, os.SEEK_HOLE)
+                    written += at - begin
+            except OSError as error:
+                if error.errno != errno.ENXIO:  # there are no more data behind this place
+                    return  # a file system that does not say
     if written < size // 2:
         raise DataError(
             f"{path} has {format_bytes(size)}, of which {format_bytes(written)} were ever written: the rest is a hole. "

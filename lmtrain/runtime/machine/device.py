@@ -64,13 +64,9 @@ def memory_stats(device: torch.device) -> MemoryStats:
     page, used, total = resource.getpagesize(), peak, 0
     if sys.platform == "linux":
         used = int(Path("/proc/self/statm").read_text().split()[1]) * page
-        total = _memory_info().get("MemTotal", 0)
+        lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
+        total = next((int(words[1]) * 1024 for words in lines if words[0] == "MemTotal:"), 0)
     return MemoryStats(used, max(used, peak), total)
-
-
-def _memory_info() -> dict[str, int]:
-    lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
-    return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if len(words) == 3}
 
 
 @contextmanager

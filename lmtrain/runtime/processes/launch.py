@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from types import FrameType
@@ -135,7 +135,7 @@ def launch(
                 if not outcome.lost or is_last:
                     return outcome
                 restarting(outcome, number + 1)
-                if stops.come_within(PAUSE_S):
+                if stops.came.wait(PAUSE_S):
                     return _stopped(outcome, stops, "was to start again")
     raise AssertionError
 
@@ -193,7 +193,7 @@ class _Stops:
     def __init__(self) -> None:
         self.received: list[int] = []
         self.job: _Job | None = None
-        self._came = threading.Event()
+        self.came = threading.Event()
         self._before: dict[int, Any] = {}
 
     @property
@@ -210,12 +210,9 @@ class _Stops:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def come_within(self, seconds: float) -> bool:
-        return self._came.wait(seconds)
-
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self.received.append(number)
-        self._came.set()
+        self.came.set()
         if self.job is not None:
             self.job.send(number)
 
@@ -368,18 +365,14 @@ class _Job:
                     deadline = time.monotonic() + self.grace_s  # because: nobody is left who would miss them
                 elif deadline is not None:
                     killed, deadline = set(alive), None
-                    self._kill(killed)
+                    for rank in killed:  # also where they stand still, with all that they have started
+                        _kill_group(self.pids[rank])
                 continue
             alive.discard(rank)
             if self.codes[rank] not in _PEACEFUL and rank not in killed:
                 failed.append(rank)
                 deadline = deadline or time.monotonic() + self.grace_s
         return failed, killed
-
-    def _kill(self, ranks: Sequence[int] | set[int]) -> None:
-        """Kill these ranks with all that they have started, also where they stand still."""
-        for rank in ranks:
-            _kill_group(self.pids[rank])
 
     def _end(self, pid: int) -> None:
         """Kill a process and its group, since a helper may outlive it, and take leave of all of them."""

@@ -41,6 +41,9 @@ from lmtrain.train.before.machine import (
 from lmtrain.train.before.resume_checks import check_resumed, open_resumed, readable, shares_of
 from lmtrain.train.config import RunConfig
 
+_FREE = ("dropout", "init_std", "vocab_multiple")  # these change no weight's shape and no answer of the model
+_EFFECTIVE = ("num_kv_heads", "head_width", "ffn_width")  # null is a default that others write out
+
 
 @dataclass(frozen=True)
 class Evaluated:
@@ -228,10 +231,6 @@ def settled(config: RunConfig, inputs: Inputs) -> RunConfig:
     return replace(config, model=inputs.model)
 
 
-_FREE = ("dropout", "init_std", "vocab_multiple")  # these change no weight's shape and no answer of the model
-_EFFECTIVE = ("num_kv_heads", "head_width", "ffn_width")  # null is a default that others write out
-
-
 def find_first_weights(config: RunConfig, model: ModelSettings, tokenizer: Tokenizer) -> Path | None:
     """The checkpoint that `checkpoint.init_from` means, or a refusal with all that differs."""
     if config.checkpoint.init_from is None:
@@ -263,12 +262,9 @@ def _check_model(path: Path, ours: ModelSettings, theirs: ModelSettings) -> None
     wrong = [key for key in other if key not in {*free, *unread} and mine.get(key) != other[key]]
     if wrong:
         found = ", ".join(f"model.{key} is {show(mine.get(key))}, there {show(other[key])}" for key in wrong)
-        way_out = "Choose a model of that kind." if "kind" in wrong else _way_out(wrong, other)
+        settings = " ".join(f"model.{key}={show(other[key])}" for key in wrong)
+        way_out = "Choose a model of that kind." if "kind" in wrong else f"Add {settings}."
         raise SettingsError([f"checkpoint.init_from={path} is of another model: {found}. {way_out}"])
-
-
-def _way_out(wrong: list[str], other: dict[str, Any]) -> str:
-    return f"Add {' '.join(f'model.{key}={show(other[key])}' for key in wrong)}."
 
 
 def _meaning(model: ModelSettings) -> dict[str, Any]:

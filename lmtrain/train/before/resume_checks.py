@@ -13,7 +13,7 @@ from typing import Any
 
 from lmtrain.checkpoint.contents import Contents
 from lmtrain.checkpoint.described import checked_model, model_of
-from lmtrain.checkpoint.disk.format import MANIFEST, Manifest, NewerFormatError
+from lmtrain.checkpoint.disk.format import MANIFEST, Manifest, NewerFormatError, is_count
 from lmtrain.checkpoint.store import before, manifest_problem, newer_than, set_aside
 from lmtrain.config.base import show
 from lmtrain.data.training_data import ALL_SHARES, READ_SHARES, TrainingData
@@ -23,7 +23,6 @@ from lmtrain.runtime.files.files import storage_errors
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.train.config import RunConfig
 
-_MOST = 10**18
 _LONGEST = 200  # characters of a value in a message
 
 
@@ -121,8 +120,8 @@ def _wrong_types(manifest: Manifest) -> Iterator[str]:
     """What a run would go on with and cannot, key by key."""
     state = manifest.state
     kinds: dict[str, tuple[Callable[[Any], bool], str]] = {
-        **dict.fromkeys(("samples", "tokens", "attempt", "skipped"), (_is_count, "a number from 0")),
-        "step": (lambda value: _is_count(value) and value == manifest.step, f"the step {manifest.step}"),
+        **dict.fromkeys(("samples", "tokens", "attempt", "skipped"), (is_count, "a number from 0")),
+        "step": (lambda value: is_count(value) and value == manifest.step, f"the step {manifest.step}"),
         "seed": (lambda value: isinstance(value, int) and not isinstance(value, bool), "a whole number"),
         "data": (lambda value: isinstance(value, dict), "an object"),
         "data.content_sha256": (lambda value: value is None or isinstance(value, str), "a text"),
@@ -130,12 +129,12 @@ def _wrong_types(manifest: Manifest) -> Iterator[str]:
         "tokenizer.fingerprint": (lambda value: isinstance(value, str), "a text"),
         "optimizer.kind": (lambda value: isinstance(value, str), "a text"),
         "optimizer.num_updates": (
-            lambda value: _is_count(value) and value <= manifest.step, f"a number from 0 to the step {manifest.step}",
+            lambda value: is_count(value) and value <= manifest.step, f"a number from 0 to the step {manifest.step}",
         ),
         "owed": (lambda value: value is None or _is_texts(value), "a list of texts"),
         "precision": (lambda value: isinstance(value, dict), "an object"),
         "precision.loss_scale": (lambda value: value is None or _is_scale(value), "a number above 0"),
-        "precision.good_steps": (lambda value: value is None or _is_count(value), "a number from 0"),
+        "precision.good_steps": (lambda value: value is None or is_count(value), "a number from 0"),
     }  # fmt: skip
     for key, (is_right, rule) in kinds.items():
         value = _at(state, key)
@@ -147,10 +146,6 @@ def _at(state: Any, key: str) -> Any:
     for word in key.split("."):
         state = state.get(word) if isinstance(state, dict) else None
     return state
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST
 
 
 def _is_texts(value: Any) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,6 +26,9 @@ from lmtrain.train.in_loop.requests import CutOff, Requests
 from lmtrain.train.record.records import record, report_measures
 from lmtrain.train.run import Run
 
+_MOST_NATS = 700.0  # because: the exponential of more does not fit a double
+Sums = list[list[float]]  # of each term the losses of its labels, and how many of these were hit
+
 
 class Evaluation(Protocol):
     def __call__(
@@ -39,8 +42,10 @@ class Evaluation(Protocol):
 
 def evaluate(run: Run, evaluation: Evaluation, requests: Requests) -> bool:
     """Whether it came to its end, on every process the same."""
+    # because: blocks that are compiled for a step's shape would be compiled again for every length of a text
+    uncompiled = torch.compiler.set_stance("force_eager") if run.model.compiled else nullcontext()
     try:
-        with phases.within("evaluation"), _uncompiled(run.model.compiled):
+        with phases.within("evaluation"), uncompiled:
             for found in evaluation(run.model, requests.look, run.view.doing):
                 row = record(run, "eval", found)
                 run.view.evaluated(row)
@@ -48,15 +53,6 @@ def evaluate(run: Run, evaluation: Evaluation, requests: Requests) -> bool:
     except CutOff:
         return False
     return True
-
-
-def _uncompiled(compiles: bool) -> AbstractContextManager[Any]:
-    """Blocks that are compiled for a step's shape would be compiled again for every length of a text."""
-    return torch.compiler.set_stance("force_eager") if compiles else nullcontext()
-
-
-_MOST_NATS = 700.0  # because: the exponential of more does not fit a double
-Sums = list[list[float]]  # of each term the losses of its labels, and how many of these were hit
 
 
 def validate(run: Run, requests: Requests) -> float | None:

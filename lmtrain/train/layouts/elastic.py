@@ -33,6 +33,8 @@ from lmtrain.train.layouts.layout_table import layout_words
 from lmtrain.units import format_bytes
 
 _TIE = 0.0005
+_NUM_NAMED = 6  # numbers of processes, in a message
+_PLAIN = "1f1b"
 _NOT_CHOSEN = ("auto", "timeout_s")  # of `parallel`
 _PARTS = {
     "compute": "more work for the busiest rank", "bubble": "a larger bubble", "sharded": "gathering sharded weights",
@@ -140,10 +142,6 @@ def _with(config: RunConfig, run: Planned) -> RunConfig:
     parallel = replace(run.parallel, auto=False, timeout_s=config.parallel.timeout_s)
     train = replace(config.train, micro_batch=run.micro_batch)
     return replace(config, parallel=parallel, train=train, recompute=run.recompute)
-
-
-_NUM_NAMED = 6  # numbers of processes, in a message
-_PLAIN = "1f1b"
 
 
 def fit(config: RunConfig, num_processes: int) -> RunConfig:

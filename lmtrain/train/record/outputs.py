@@ -17,7 +17,7 @@ from lmtrain.observe.measure.measures import worth_by_step
 from lmtrain.observe.metrics import MetricsLog
 from lmtrain.observe.screen.display import RunLog, RunView, build_view
 from lmtrain.observe.screen.panel import Saves
-from lmtrain.observe.sinks.behind import Behind, Sinks
+from lmtrain.observe.sinks.behind import Behind
 from lmtrain.observe.sinks.tensorboard import EventWriter, TensorBoard
 from lmtrain.observe.sinks.weights_and_biases import Account, WeightsAndBiases
 from lmtrain.parallel.mesh import Mesh
@@ -36,17 +36,21 @@ from lmtrain.units import format_count
 
 def open_records(
     stack: ExitStack, folder: Path, config: RunConfig, inputs: Inputs, step: int, *, leads: bool
-) -> tuple[MetricsLog | None, Sinks, RunLog | None]:
-    """What rank 0 writes for people and tools."""
+) -> tuple[MetricsLog | None, Sequence[Behind], RunLog | None]:
+    """What rank 0 writes for people and tools, and first what lets somebody repeat the run."""
     if not leads:
-        return None, Sinks(), None
-    write_run_files(folder, config, inputs)
+        return None, (), None
+    write_json(folder / CONFIG, settled(config, inputs).to_dict())
+    write_json(folder / ENVIRONMENT, environment_report())
+    with atomic_file(folder / TOKENIZER) as file:
+        file.write(inputs.tokenizer.to_bytes())
     log = RunLog(folder / LOG)
     stack.callback(log.close)
     metrics = MetricsLog(folder / METRICS, log.warn)
     stack.callback(metrics.close)
-    sinks = Sinks(list(_sinks(folder, config, inputs, step, log.warn)))
-    stack.callback(sinks.close)
+    sinks = list(_sinks(folder, config, inputs, step, log.warn))
+    for sink in reversed(sinks):
+        stack.callback(sink.close)
     return metrics, sinks, log
 
 
@@ -76,14 +80,6 @@ def start_number(folder: Path) -> int:
     """Which start of the run this is, by its rows: a checkpoint knows nothing of others that began from it."""
     attempts = [row.get("attempt") for row in read_last_rows(folder / METRICS)]
     return 1 + max((one for one in attempts if type(one) is int), default=0)
-
-
-def write_run_files(folder: Path, config: RunConfig, inputs: Inputs) -> None:
-    """What lets somebody repeat the run: settings that compose back to it, the machine, the tokenizer."""
-    write_json(folder / CONFIG, settled(config, inputs).to_dict())
-    write_json(folder / ENVIRONMENT, environment_report())
-    with atomic_file(folder / TOKENIZER) as file:
-        file.write(inputs.tokenizer.to_bytes())
 
 
 def open_view(

@@ -9,7 +9,7 @@ import hashlib
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -36,10 +36,10 @@ from lmtrain.train.run import Run
 from lmtrain.train.step import StepResult
 from lmtrain.units import format_bytes, format_seconds
 
-if TYPE_CHECKING:
-    from lmtrain.train.run import Run
-
 _LARGEST = 1 << 18  # bytes of settings; because: what reads rows refuses one of a MiB
+_AT_ONCE = 1 << 22  # numbers; because: their buckets take as much memory again
+WEIGHTS, GRADIENTS = "weights", "gradients"
+MOST_FAILED = 3  # checkpoints in a row
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -81,10 +81,6 @@ def batch_digest(batches: StepBatches) -> str:
     for batch in batches.microbatches:
         digest = crc32(batch.tokens_BT.numpy(), digest)
     return f"{digest:08x}"
-
-
-_AT_ONCE = 1 << 22  # numbers; because: their buckets take as much memory again
-WEIGHTS, GRADIENTS = "weights", "gradients"
 
 
 @torch.no_grad()
@@ -151,17 +147,20 @@ def record(run: Run, event: str, values: dict[str, Any]) -> dict[str, Any]:
     row = {"event": event, "step": run.progress.step, "attempt": run.progress.attempt, "time": time} | values
     if run.metrics is not None:
         run.metrics.append(row)
-        run.sinks.row(row)
+        for sink in run.sinks:
+            sink.row(row)
     return row
 
 
 def report_step(run: Run, batches: StepBatches, result: StepResult, lr: float, elapsed_s: float) -> None:
     rates, progress, scale = run.throughput.rates(run.config.total_steps), run.progress, run.model.loss_scale
     memory, rank = run.memory.fullest()
+    # because: a loss of one term says nothing more by its parts
+    terms = {f"loss/{term}": mean for term, mean in result.terms.items() if len(result.terms) > 1}
     row = record(
         run, "step",
         {
-            "loss": result.loss, **_terms(result), "lr": lr, "grad_norm": result.grad_norm, "skipped": progress.skipped,
+            "loss": result.loss, **terms, "lr": lr, "grad_norm": result.grad_norm, "skipped": progress.skipped,
             **({"loss_scale": scale.value} if scale.dynamic else {}),
             "samples": progress.samples, "tokens": progress.tokens, "samples_hash": samples_hash(batches.sample_ids),
             "batch_digest": batch_digest(batches) if run.metrics is not None else None,
@@ -180,7 +179,9 @@ def report_now_and_then(run: Run) -> None:
     report_forecast(run)
     every = run.config.observe.histograms_every_steps
     if every is not None and run.progress.step % every == 0:
-        run.sinks.histograms(run.progress.step, histograms(run.model))
+        found = histograms(run.model)
+        for sink in run.sinks:
+            sink.histograms(run.progress.step, found)
 
 
 def _beside(run: Run) -> dict[str, Any]:
@@ -211,11 +212,6 @@ def report_measures(run: Run, row: dict[str, Any]) -> None:
     run.writer.worth = {**run.writer.worth, **worth_by_step([row], run.config.checkpoint.best_by)}
 
 
-def _terms(result: StepResult) -> dict[str, float]:
-    """A loss of one term says nothing more by its parts."""
-    return {f"loss/{term}": mean for term, mean in result.terms.items() if len(result.terms) > 1}
-
-
 def report_save(run: Run) -> None:
     """A row for the newest finished checkpoint, once."""
     last = run.writer.last
@@ -231,9 +227,6 @@ def report_save(run: Run) -> None:
         f"({format_bytes(last.bytes_per_s)}/s), "
         f"training stood still for {last.stall_s * 1000:.0f} ms",
     )
-
-
-MOST_FAILED = 3  # in a row
 
 
 def save(run: Run) -> int:

@@ -28,6 +28,7 @@ from lmtrain.runfolder.names import TRACES
 from lmtrain.train.run import Run
 from lmtrain.units import format_bytes
 
+FOLDER = "profile"  # in the run's
 _FILE = re.compile(r"rank-\d{5,}(?:\.(\d{1,9}))?\.spans")
 _CAPACITY = {ALL: 1 << 17}  # records; of 48 bytes
 _FEW_STEPS = 1 << 15
@@ -77,19 +78,16 @@ def _header(run: Run, start: int) -> Header:
     )
 
 
-FOLDER = "profile"  # in the run's
-
-
 def profiled(run: Run, steps: Iterator[StepBatches]) -> Iterator[StepBatches]:
-    """The same steps. Between the first and the last of observe.profile_steps, what this rank does is recorded."""
+    """The same steps. Between the first and the last of observe.profile_steps, what this rank does is recorded.
+
+    A step is recorded from the wait for its data until the next one's: with what is measured and saved after it.
+    """
     observe = run.config.observe
     if observe.profile_steps is None or run.mesh.rank not in (observe.profile_ranks or (0,)):
-        return steps
-    return _profiled(run, steps, *observe.profile_steps)
-
-
-def _profiled(run: Run, steps: Iterator[StepBatches], first: int, last: int) -> Iterator[StepBatches]:
-    """A step is recorded from the wait for its data until the next one's: with what is measured and saved after it."""
+        yield from steps
+        return
+    first, last = observe.profile_steps
     window = None
     try:
         while True:
@@ -137,8 +135,6 @@ class Window:
         os.replace(partial, trace)
         table = table_of(read_trace(trace), (self._first, last), rank, seconds)
         write_table(folder / f"{name}{ENDING}", table)
-        self._run.view.note("\n".join([*table.lines(), f"  {_said(trace)}"]))
-
-
-def _said(trace: Path) -> str:
-    return f"{trace} ({format_bytes(trace.stat().st_size)}) opens in https://ui.perfetto.dev"
+        size = format_bytes(trace.stat().st_size)
+        said = f"  {trace} ({size}) opens in https://ui.perfetto.dev"
+        self._run.view.note("\n".join([*table.lines(), said]))

@@ -171,7 +171,7 @@ MUTANTS = [
     Mutant(
         name="time_left_counts_what_was_there_before",
         file="lmtrain/observe/screen/progress.py",
-        function="Reporter._figures",
+        function="Reporter.words",
         old="left = seconds * (state.total - state.done) / made - (now - state.at_s)",
         new="left = seconds * (state.total - state.done) / state.done - (now - state.at_s)",
         breaks="The time left is told as a fraction of what it is, beside a speed that says otherwise.",

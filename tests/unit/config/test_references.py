@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lmtrain.config.references import ReferenceProblem, check, resolved, shown_path
+from lmtrain.config.references import problem_of, resolved, shown_path
 
 TREE: dict[str, Any] = {"a": {"b": 2, "c": {"d": [3, {"e": "x"}]}}, "n": None, "yes": True}
 
@@ -54,9 +54,8 @@ def test_a_reference_that_has_no_value(tree: dict[str, Any], said: str) -> None:
 
 
 def test_a_check_before_anything_is_composed() -> None:
-    check("plain, ${a.b} and \\${ too")
-    with pytest.raises(ReferenceProblem, match="Write"):
-        check("${a b}")
+    assert problem_of("plain, ${a.b} and \\${ too") is None
+    assert "Write" in (problem_of("${a b}") or "")
 
 
 def test_paths_are_shown_as_one_types_them() -> None:

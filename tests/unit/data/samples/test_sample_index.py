@@ -69,5 +69,6 @@ def test_beyond_32_bits() -> None:
     index = SampleIndex(np.full(5000, 2**31 - 1, np.int32), range(5000), 1024)
     assert index.num_tokens == 5000 * (2**31 - 1)
     last = index.num_samples - 1
-    assert index.starts(np.array([last])).tolist() == [last * 1024]
-    assert index.spans(last)[-1][0] == 4999
+    first = last * 1024 - 4999 * (2**31 - 1)
+    assert index.spans(last) == [(4999, first, first + 1025)]
+    assert [len(found) for found in index.begins(np.array([last]))] == [0, 0]

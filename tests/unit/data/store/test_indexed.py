@@ -90,8 +90,9 @@ def test_dtypes_follow_the_vocabulary(tmp_path: Path) -> None:
     assert (dataset.dtype.name, dataset.tokens.tolist(), dataset.info) == ("int32", [70000], None)
     with pytest.raises(DataError, match="70000 does not fit"), DatasetWriter(tmp_path / "b", np.uint16) as writer:
         add_document(writer, [np.array([70000])])
-    with pytest.raises(DataError, match="float32 is no dtype"):
-        DatasetWriter(tmp_path / "c", np.float32)
+    with pytest.raises(DataError, match="float32 is no dtype"), DatasetWriter(tmp_path / "c", np.float32):
+        pass
+    assert not (tmp_path / ".c.tmp").exists()
 
 
 def test_the_sidecar_says_what_is_inside(tmp_path: Path) -> None:

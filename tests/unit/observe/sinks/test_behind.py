@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lmtrain.observe.measure.measures import Histogram
-from lmtrain.observe.sinks.behind import Behind, Sinks
+from lmtrain.observe.sinks.behind import Behind
 
 
 class Kept:
@@ -34,11 +34,11 @@ class Kept:
 
 def test_everything_arrives_in_order_before_the_end() -> None:
     kept, said = Kept(), list[str]()
-    sinks = Sinks([Behind("it", lambda tell: kept, said.append)])
+    behind = Behind("it", lambda tell: kept, said.append)
     for step in range(1, 300):
-        sinks.row({"event": "step", "step": step})
-    sinks.histograms(7, {})
-    sinks.close()
+        behind.row({"event": "step", "step": step})
+    behind.histograms(7, {})
+    behind.close()
     assert kept.steps == [*range(1, 300), -7]
     assert kept.closed
     assert said == []
