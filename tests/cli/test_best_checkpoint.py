@@ -47,7 +47,7 @@ def test_the_best_and_the_newest_stay(unbroken: Path, toy: Toy, tmp_path: Path) 
     said = f"best checkpoint {step_folder_name(best)}, by loss/valid {found[best]:.4f}; {unbroken}@best names it"
     assert said in lmtrain("inspect", unbroken)
     assert f"step            {best}" in lmtrain("inspect", f"{unbroken}@best")
-    words = ["--task", "perplexity", "--data", toy.text / "train_stop_file.txt", "--json"]
+    words = ["--task", "perplexity", "--data", toy.text / "train_state.txt", "--json"]
     there = lmtrain("eval", f"{unbroken}@best", *words)
     assert f'"step": {best}' in there
     begun = toy.settings(tmp_path / "new", train__steps=1, schedule__warmup_steps=0)
@@ -69,7 +69,7 @@ def test_a_run_that_was_killed_knows_the_best_again(toy: Toy, tmp_path: Path, un
 
 @pytest.mark.wide
 def test_the_best_by_a_task_that_is_known_in_no_settings_class(toy: Toy, tmp_path: Path) -> None:
-    words = [f"eval.tasks=[{{task: perplexity, data: {toy.text / 'train_stop_file.txt'}, name: code}}]"]
+    words = [f"eval.tasks=[{{task: perplexity, data: {toy.text / 'train_state.txt'}, name: code}}]"]
     words += ["eval.interval_steps=4", "checkpoint.best_by=eval/code/token_accuracy"]
     lmtrain("pretrain", *toy.settings(tmp_path / "run", **SETTINGS), *words)
     rows = [row for row in read_metrics(tmp_path / "run/metrics.jsonl") if row["event"] == "eval"]

@@ -33,7 +33,7 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tasks(toy: Toy, lines: Path, interval: int = 10) -> list[str]:
-    text = toy.text / "train_stop_file.txt"
+    text = toy.text / "train_state.txt"
     words = f"[{{task: lambada/megatron-strict, data: {lines}}}, {{task: perplexity, data: {text}, name: code}}]"
     return [f"eval.tasks={words}", f"eval.interval_steps={interval}"]
 
@@ -57,7 +57,7 @@ def trained(folder: Path) -> tuple[list[tuple[Any, ...]], Mapping[str, str]]:
 
 def alone(toy: Toy, folder: Path) -> dict[str, Any]:
     """What `lmtrain eval` finds in the run's last checkpoint."""
-    text, out = toy.text / "train_stop_file.txt", folder.with_suffix(".json")
+    text, out = toy.text / "train_state.txt", folder.with_suffix(".json")
     lmtrain("eval", folder, "--task", "perplexity", "--data", text, "--output", out)
     (found,) = json.loads(out.read_text())["results"]
     return dict(found)

@@ -151,8 +151,7 @@ def _row(seen: Seen) -> dict[str, Any]:
 def _loss(row: dict[str, Any]) -> float | str | None:
     """NaN and infinities as metrics.jsonl has them: a run that came to one must not look like one without a loss."""
     value = row.get("loss")
-    found: float | str | None = value if value in ("nan", "inf", "-inf") else finite(value)
-    return found
+    return writable(value) if type(value) in (int, float) else None
 
 
 def print_runs(rows: Sequence[dict[str, Any]]) -> None:
