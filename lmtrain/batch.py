@@ -38,3 +38,15 @@ class Batch:
     @property
     def num_samples(self) -> int:
         return int(self.tokens_BT.shape[0])
+
+
+@dataclass(frozen=True)
+class StepBatches:
+    """What one rank reads for a step, and what is true of the whole step."""
+
+    step: int
+    microbatches: list[Batch]  # of torch tensors: this rank's share
+    num_samples: int  # of the global batch
+    counts: tuple[int, ...]  # labels of each term of the loss, of the global batch: the same on every rank
+    sample_ids: Any  # int64, of the global batch, in order
+    num_tokens: int  # of the global batch, padding left out

@@ -1,4 +1,4 @@
-"""Where a rank sits: integer arithmetic over (pp, dp_replicate, dp_shard, tp), and nothing else.
+"""Where a rank sits, by integer arithmetic over (pp, dp_replicate, dp_shard, tp), and what of a tensor it holds.
 
 Called by settings (is this layout possible?), parallel (which group am I in?), data (which samples are mine?),
 checkpoint (which slice is mine?) and the planner. Must not know torch, processes or models.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from lmtrain.errors import LayoutError
 
@@ -76,3 +77,11 @@ def words(values: list[int]) -> str:
     """[1, 2, 4] -> "1, 2 or 4"."""
     texts = [str(v) for v in values]
     return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} or {texts[-1]}"
+
+
+@dataclass(frozen=True)
+class Piece:
+    name: str
+    global_shape: tuple[int, ...]
+    offset: tuple[int, ...]
+    block: Any  # a torch tensor or a numpy array; its shape is the piece's extent

@@ -69,3 +69,14 @@ def format_seconds(value: float) -> str:
     if days:
         return f"{days}d{hours:02d}h"
     return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{seconds:02d}s"
+
+
+def show_measure(name: str, value: float) -> str:
+    """Accuracies in percent as papers give them, perplexities with two digits, the rest with four."""
+    if 1e7 <= abs(value) < math.inf:
+        return f"{value:.3e}"
+    if not math.isfinite(value):
+        return "too large" if value == math.inf else "undefined"
+    if name.endswith("accuracy"):
+        return f"{100 * value:.2f} %"
+    return f"{value:,.2f}" if "perplexity" in name else f"{value:.4f}"

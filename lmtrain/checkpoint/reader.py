@@ -21,8 +21,8 @@ from lmtrain.checkpoint.disk.boxes import Box
 from lmtrain.checkpoint.disk.format import DTYPES, dtype_code
 from lmtrain.checkpoint.disk.tensor_file import Array
 from lmtrain.errors import CheckpointError, a_few
+from lmtrain.layout import Piece
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.piece import Piece
 
 _PART_NUMBERS = 16 << 20  # of a piece that are read at a time, where they are changed on the way
 _CACHED_BLOCKS = 4  # because: a piece is read in one go, and only its neighbour wants the rest of its last block

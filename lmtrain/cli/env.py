@@ -8,7 +8,7 @@ from lmtrain.cli.options import Json
 from lmtrain.cli.screen.console import Screen
 from lmtrain.cli.screen.messages import say
 from lmtrain.cli.screen.terminal import print_json
-from lmtrain.runtime.processes.process import NodeRanks, ProcessEnv, environment_report
+from lmtrain.runtime.processes.process import NodeRanks, ProcessEnv, environment_report, has_compiled_helpers
 from lmtrain.units import format_bytes
 
 
@@ -16,7 +16,6 @@ def env(as_json: Json = False) -> None:
     """Print versions, processor, devices and compiled helpers, for a bug report. No secrets are read."""
     import torch
 
-    from lmtrain.native import lib
     from lmtrain.runtime.machine.device import device_name, memory_stats, pick_device
 
     device = pick_device("auto")
@@ -25,7 +24,7 @@ def env(as_json: Json = False) -> None:
         "device_memory": format_bytes(memory_stats(device).total_bytes),
         "cuda": torch.version.cuda,
         "threads": torch.get_num_threads(),
-        "compiled_helpers": lib is not None,
+        "compiled_helpers": has_compiled_helpers(),
         "ranks": _how_ranks_start(),
     }
     if as_json:

@@ -11,7 +11,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lmtrain.batch import Batch
+from lmtrain.batch import StepBatches
 from lmtrain.data.batch_plan import BatchPlan
 from lmtrain.data.dataset import Dataset as Dataset
 from lmtrain.data.dataset import SampleOrder, labels_of_terms
@@ -28,16 +27,6 @@ from lmtrain.observe.measure import phases
 from lmtrain.runtime.processes.faults import fault_point
 
 Int64s = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class StepBatches:
-    step: int
-    microbatches: list[Batch]  # of torch tensors: this rank's share
-    num_samples: int  # of the global batch
-    counts: tuple[int, ...]  # labels of each term of the loss, of the global batch: the same on every rank
-    sample_ids: Int64s  # of the global batch, in order
-    num_tokens: int  # of the global batch, padding left out
 
 
 class Loader:

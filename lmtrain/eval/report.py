@@ -22,10 +22,9 @@ from lmtrain.errors import DataError
 from lmtrain.eval.statistics.paired_test import LEVEL, Comparison
 from lmtrain.eval.task import Columns, Prepared, Result, Task
 from lmtrain.eval.text.windows import MaskedRequest, Request
-from lmtrain.observe.screen.row_text import show_measure
 from lmtrain.runtime.files.files import json_bytes, parse_json, read_bytes
 from lmtrain.tokenizer.base import Tokenizer
-from lmtrain.units import format_count, format_seconds
+from lmtrain.units import format_count, format_seconds, show_measure
 
 _HEAD_TOKENS = 24
 _MOST_BYTES = 4 << 30

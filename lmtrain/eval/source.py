@@ -16,8 +16,8 @@ from lmtrain.checkpoint.disk.format import MANIFEST
 from lmtrain.checkpoint.store import resolve
 from lmtrain.errors import CheckpointError, UsageError
 from lmtrain.eval.task import Task, all_tasks
+from lmtrain.layout import Piece
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.piece import Piece
 from lmtrain.tokenizer.base import Tokenizer
 
 

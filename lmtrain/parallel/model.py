@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from lmtrain.batch import Batch
-from lmtrain.data.loader import StepBatches
+from lmtrain.batch import Batch, StepBatches
+from lmtrain.layout import Piece
 from lmtrain.objectives.causal_lm import CausalLM
 from lmtrain.observe.measure import phases
 from lmtrain.optim.adamw import OnePassAdamW
@@ -23,7 +23,6 @@ from lmtrain.parallel.weights.gathered_weights import Spread
 from lmtrain.parallel.weights.grads import apply_clip, clip_factor, gradient_norm, sum_partial_gradients
 from lmtrain.parallel.weights.precision import LossScale
 from lmtrain.parallel.weights.tied import TiedSums, sum_gradients
-from lmtrain.piece import Piece
 from lmtrain.placement.places import Place
 from lmtrain.spec import LanguageModel
 

@@ -13,8 +13,8 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from lmtrain.layout import Piece
 from lmtrain.models.init import drawn
-from lmtrain.piece import Piece
 from lmtrain.placement.places import Place, Region
 from lmtrain.runtime.processes.faults import fault_point
 from lmtrain.spec import Start

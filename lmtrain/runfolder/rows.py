@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from lmtrain.errors import DataError, MissingInputError
-from lmtrain.units import format_bytes
 
 Row = dict[str, Any]
 
@@ -55,7 +54,7 @@ def _read_rows(path: Path) -> Iterator[Row]:
         for number, line in enumerate(read_lines(path), 1):
             if len(line) > ROW_BYTES:
                 raise DataError(
-                    f"{path}:{number} is longer than {format_bytes(ROW_BYTES)}, which no row of metrics is. "
+                    f"{path}:{number} is longer than {ROW_BYTES >> 20} MiB, which no row of metrics is. "
                     "Remove that line, or copy the file from where it is whole."
                 )
             try:

@@ -14,10 +14,10 @@ import torch
 
 from lmtrain.checkpoint.reader import CheckpointReader
 from lmtrain.errors import CheckpointError, LmtrainError, OutputError
+from lmtrain.layout import Piece
 from lmtrain.observe.measure import phases
 from lmtrain.optim import state as optimizer_state
 from lmtrain.parallel.model import ParallelModel
-from lmtrain.piece import Piece
 from lmtrain.runfolder.names import CHECKPOINTS
 from lmtrain.runtime.processes.agreement import Peers, together
 from lmtrain.runtime.processes.faults import fault_point

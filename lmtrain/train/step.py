@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from lmtrain.data.loader import StepBatches
+from lmtrain.batch import StepBatches
 from lmtrain.errors import NonFiniteLossError
 from lmtrain.observe.measure import phases
 from lmtrain.optim.state import apply_learning_rate

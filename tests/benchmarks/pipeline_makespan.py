@@ -20,8 +20,7 @@ from rich.console import Console
 from rich.table import Table as Sheet
 from torch import Tensor, nn
 
-from lmtrain.batch import Batch
-from lmtrain.data.loader import StepBatches
+from lmtrain.batch import Batch, StepBatches
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.layers.block import Surroundings
 from lmtrain.parallel.apply import build_parallel

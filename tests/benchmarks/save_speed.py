@@ -23,13 +23,13 @@ import torch
 from torch import Tensor
 
 from lmtrain.checkpoint.save.writer import CheckpointWriter
+from lmtrain.layout import Piece
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.optim.adamw_settings import AdamWSettings
 from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.parallel.precision_settings import Fp32Settings
-from lmtrain.piece import Piece
 from lmtrain.runtime.files.files import forget_cached
 from lmtrain.train import state
 from lmtrain.train.setup import build_optimizer

@@ -26,8 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lmtrain.batch import Batch
-from lmtrain.data.loader import StepBatches
+from lmtrain.batch import Batch, StepBatches
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.observe.measure.memory import Memory
 from lmtrain.parallel.apply import build_parallel

@@ -26,8 +26,7 @@ from rich.console import Console
 from rich.table import Table as Sheet
 from torch import Tensor, nn
 
-from lmtrain.batch import Batch
-from lmtrain.data.loader import StepBatches
+from lmtrain.batch import Batch, StepBatches
 from lmtrain.layout import Layout
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.layers.block import Surroundings

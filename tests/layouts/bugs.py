@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
-from lmtrain.batch import Batch
-from lmtrain.data.loader import StepBatches
+from lmtrain.batch import Batch, StepBatches
 from lmtrain.models.layers import block_masks, embedding
 from lmtrain.models.stack import Stack
 from lmtrain.models.transformer_settings import TransformerSettings

@@ -18,13 +18,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from lmtrain.kernels import on_gpu
+from lmtrain.layout import Piece
 from lmtrain.optim.adamw_settings import AdamWSettings
 from lmtrain.optim.optim_settings import OptimSettings
 from lmtrain.parallel import products
 from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.parallel.model import ParallelModel
-from lmtrain.piece import Piece
 from lmtrain.train.setup import build_optimizer
 from lmtrain.train.step import train_step
 from tests.flex_on_cpu import block_masks_everywhere

@@ -24,10 +24,9 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
-from lmtrain.batch import IGNORED, Batch
+from lmtrain.batch import IGNORED, Batch, StepBatches
 from lmtrain.cli.ranks.launching import laid_out
 from lmtrain.data.dataset import Dataset
-from lmtrain.data.loader import StepBatches
 from lmtrain.data.samples import masked, megatron, packing
 from lmtrain.data.store import documents
 from lmtrain.data.training_data import open_datasets

@@ -27,7 +27,7 @@ from lmtrain.checkpoint.disk.format import (
 )
 from lmtrain.checkpoint.disk.hashed import HashedFile
 from lmtrain.errors import CheckpointError, DataError
-from lmtrain.piece import Piece
+from lmtrain.layout import Piece
 from lmtrain.runtime.files.files import MAX_JSON_BYTES, parse_json
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -22,8 +22,8 @@ from torch import Tensor
 from lmtrain.checkpoint.disk.tensor_file import Array, RankData, array_bytes, file_order, spec_of
 from lmtrain.checkpoint.save.commit import save_checkpoint
 from lmtrain.checkpoint.store import prune
+from lmtrain.layout import Piece
 from lmtrain.observe.measure import phases
-from lmtrain.piece import Piece
 from lmtrain.runtime.processes.agreement import ALONE, Peers
 
 # because: torch's allocator of pinned memory rounds each request up to a power of two

@@ -30,12 +30,13 @@ from lmtrain.eval.statistics.compare import with_baselines
 from lmtrain.eval.task import Result, Task
 from lmtrain.eval.text.texts import TextInput
 from lmtrain.observe.screen.progress import Reporter, progress
-from lmtrain.observe.screen.row_text import show_measure, sparkline
+from lmtrain.observe.screen.row_text import sparkline
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.runfolder.names import CHECKPOINTS, step_of
 from lmtrain.runtime.files.files import atomic_file, write_json
 from lmtrain.runtime.processes.faults import arm_from_env
 from lmtrain.runtime.processes.process import ProcessEnv
+from lmtrain.units import show_measure
 
 if TYPE_CHECKING:
     from lmtrain.eval.journal import Journal

@@ -13,9 +13,8 @@ import numpy as np
 
 from lmtrain.observe.history.record import Numbers, Record, extremes, means
 from lmtrain.observe.measure.measures import measures_of
-from lmtrain.observe.screen.row_text import show_measure
 from lmtrain.page.chart import Charts, Curve, Figure, Form, Mark, Points
-from lmtrain.units import format_bytes, format_seconds
+from lmtrain.units import format_bytes, format_seconds, show_measure
 
 _POINTS = 3000  # of the loss, over all runs; the other figures have fewer
 _FEWER = 1200

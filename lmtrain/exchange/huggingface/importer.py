@@ -17,8 +17,8 @@ from lmtrain.errors import UsageError
 from lmtrain.exchange.huggingface.folder import HFFolder
 from lmtrain.exchange.huggingface.names import Match
 from lmtrain.exchange.streaming import Report, row_ranges, save_foreign, tokenizer_of
+from lmtrain.layout import Piece
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.piece import Piece
 
 
 class HFWeights:

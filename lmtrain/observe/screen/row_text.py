@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from lmtrain.units import format_bytes, format_count, format_seconds
+from lmtrain.units import format_bytes, format_count, format_seconds, show_measure
 
 Row = Mapping[str, Any]
 _BARS = "▁▂▃▄▅▆▇█"
@@ -64,17 +64,6 @@ def eval_line(row: Row) -> str:
 def eval_figures(row: Row) -> list[str]:
     measures = sorted(row["measures"].items(), key=lambda one: one[0] != row["headline"])
     return [f"{name.replace('_', ' ')} {show_measure(name, value)}" for name, value in measures]
-
-
-def show_measure(name: str, value: float) -> str:
-    """Accuracies in percent as papers give them, perplexities with two digits, the rest with four."""
-    if 1e7 <= abs(value) < math.inf:
-        return f"{value:.3e}"
-    if not math.isfinite(value):
-        return "too large" if value == math.inf else "undefined"
-    if name.endswith("accuracy"):
-        return f"{100 * value:.2f} %"
-    return f"{value:,.2f}" if "perplexity" in name else f"{value:.4f}"
 
 
 def terms(row: Row) -> str:

@@ -12,7 +12,6 @@ from functools import cache, cached_property
 from itertools import product
 from typing import Any, get_args, get_type_hints
 
-from lmtrain.checkpoint.save.planned import check_listed, checkpoint_bytes
 from lmtrain.config.base import kinds
 from lmtrain.errors import CheckpointError, LmtrainError
 from lmtrain.layout import Layout, divisors
@@ -20,6 +19,7 @@ from lmtrain.parallel.recompute_settings import RecomputeSettings
 from lmtrain.placement.batch_rules import batch_problems, rampup_problems
 from lmtrain.placement.parallel_settings import ParallelSettings, layout_problems
 from lmtrain.plan.price.hardware import Hardware
+from lmtrain.plan.run_model.checkpoint_size import check_listed, checkpoint_bytes
 from lmtrain.plan.run_model.run import Planned
 from lmtrain.plan.search.space import Axis, Sets, Space
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule

@@ -392,6 +392,13 @@ def num_usable_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def has_compiled_helpers() -> bool:
+    """Return whether what csrc/ compiles is there, and not its twins in Python alone."""
+    from lmtrain.native import lib  # because: most processes do not ask
+
+    return lib is not None
+
+
 def environment_report() -> dict[str, Any]:
     """What a bug report needs: versions and the machine. Environment variables are never part of it."""
     process = ProcessEnv.detect()

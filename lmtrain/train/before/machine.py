@@ -11,10 +11,10 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from lmtrain.checkpoint.save.planned import check_listed, checkpoint_bytes
 from lmtrain.checkpoint.store import list_checkpoints
 from lmtrain.errors import CheckpointError, LayoutError, SettingsError, StorageError
 from lmtrain.models.model_settings import ModelSettings
+from lmtrain.plan.run_model.checkpoint_size import check_listed, checkpoint_bytes
 from lmtrain.runfolder.names import CHECKPOINTS
 from lmtrain.runtime.files.files import check_output_folder, free_bytes
 from lmtrain.runtime.machine.gpus import Gpus, device_problem

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lmtrain.data.loader import StepBatches
+from lmtrain.batch import StepBatches
 from lmtrain.errors import OutputError, StorageError, passed_on
 from lmtrain.models.model_settings import true_weights
 from lmtrain.observe.measure import phases

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
-from lmtrain.data.loader import StepBatches
+from lmtrain.batch import StepBatches
 from lmtrain.observe.measure import phases
 from lmtrain.observe.profile.kernels import ENDING, read_trace, table_of, write_table
 from lmtrain.observe.spans.format import Header, file_name

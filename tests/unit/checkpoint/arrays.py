@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from lmtrain.checkpoint.disk.tensor_file import RankData, array_bytes, file_order, spec_of
-from lmtrain.piece import Piece
+from lmtrain.layout import Piece
 
 
 def rank_data(pieces: Iterable[Piece]) -> RankData:

@@ -14,7 +14,7 @@ from lmtrain.checkpoint.disk import hashed, tensor_file
 from lmtrain.checkpoint.reshard import run, targets
 from lmtrain.checkpoint.save import commit as commit_module
 from lmtrain.checkpoint.save.commit import commit, write_rank
-from lmtrain.piece import Piece
+from lmtrain.layout import Piece
 from lmtrain.runtime.processes.faults import arm
 from tests.unit.checkpoint.arrays import rank_data
 

@@ -13,10 +13,10 @@ from lmtrain.checkpoint.described import checked_model
 from lmtrain.checkpoint.reshard.run import Resharded, reshard
 from lmtrain.checkpoint.reshard.targets import Limits, files_of_layout, state_at_layout
 from lmtrain.checkpoint.save.commit import RankRecord, commit, write_rank
+from lmtrain.layout import Piece
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.piece import Piece
 from lmtrain.placement.parallel_settings import ParallelSettings, parse_layout
 from lmtrain.placement.stages import places_of_rank
 from tests.unit.checkpoint.arrays import rank_data

@@ -21,7 +21,7 @@ from lmtrain.checkpoint.diff import verify_checkpoint
 from lmtrain.checkpoint.disk.format import digest_of
 from lmtrain.checkpoint.reader import CheckpointReader
 from lmtrain.errors import CheckpointError
-from lmtrain.piece import Piece
+from lmtrain.layout import Piece
 
 Arrays = dict[str, np.ndarray]
 BLOCK_BYTES = 4096  # as the fixture small_blocks makes it

@@ -12,7 +12,7 @@ from lmtrain.checkpoint import diff
 from lmtrain.checkpoint.contents import Contents
 from lmtrain.checkpoint.save.commit import save_checkpoint
 from lmtrain.checkpoint.save.writer import CheckpointWriter
-from lmtrain.piece import Piece
+from lmtrain.layout import Piece
 from lmtrain.runfolder.differences import differences
 from tests.unit.checkpoint.arrays import rank_data
 from tests.unit.checkpoint.layouts import MODELS, draw, write

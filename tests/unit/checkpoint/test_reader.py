@@ -21,7 +21,7 @@ from lmtrain.checkpoint.save import commit as commit_module
 from lmtrain.checkpoint.save.commit import commit, write_rank
 from lmtrain.checkpoint.save.writer import CheckpointWriter
 from lmtrain.errors import CheckpointError, MissingInputError
-from lmtrain.piece import Piece
+from lmtrain.layout import Piece
 from tests.unit.checkpoint.arrays import rank_data
 
 Arrays = dict[str, np.ndarray]

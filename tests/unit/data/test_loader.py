@@ -7,10 +7,10 @@ import threading
 import numpy as np
 import pytest
 
-from lmtrain.batch import IGNORED, Batch
+from lmtrain.batch import IGNORED, Batch, StepBatches
 from lmtrain.data.batch_plan import BatchPlan
 from lmtrain.data.dataset import Counts
-from lmtrain.data.loader import Dataset, Loader, StepBatches
+from lmtrain.data.loader import Dataset, Loader
 from lmtrain.data.order import Order
 from lmtrain.data.samples.causal import CausalDataset
 from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset

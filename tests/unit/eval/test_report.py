@@ -13,7 +13,7 @@ from rich.console import Console
 from lmtrain.eval.report import render, render_comparison, render_tasks
 from lmtrain.eval.statistics.paired_test import Comparison, Difference
 from lmtrain.eval.task import BaselineResult, Result, all_tasks
-from lmtrain.observe.screen.row_text import show_measure
+from lmtrain.units import show_measure
 
 RESULT = Result(
     protocol="perplexity", data="held.jsonl", text_sha256="ab" * 32, num_documents=3, num_words=1200,

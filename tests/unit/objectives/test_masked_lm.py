@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lmtrain.batch import IGNORED, Batch
-from lmtrain.data.loader import StepBatches
+from lmtrain.batch import IGNORED, Batch, StepBatches
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.objectives.causal_lm import CausalLM
 from lmtrain.objectives.cross_entropy import hit_sum

@@ -13,9 +13,8 @@ from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lmtrain.batch import Batch
+from lmtrain.batch import Batch, StepBatches
 from lmtrain.config.build import build_settings
-from lmtrain.data.loader import StepBatches
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings

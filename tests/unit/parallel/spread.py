@@ -15,8 +15,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import nn
 
-from lmtrain.batch import IGNORED, Batch
-from lmtrain.data.loader import StepBatches
+from lmtrain.batch import IGNORED, Batch, StepBatches
 from lmtrain.layout import Layout
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.optim.adamw_settings import AdamWSettings

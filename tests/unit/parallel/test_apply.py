@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lmtrain.batch import IGNORED, Batch
-from lmtrain.data.loader import StepBatches
+from lmtrain.batch import IGNORED, Batch, StepBatches
 from lmtrain.errors import LayoutError
 from lmtrain.layout import Layout
 from lmtrain.models.gpt_settings import GPTSettings

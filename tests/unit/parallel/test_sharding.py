@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
 
 from lmtrain.batch import Batch
+from lmtrain.layout import Piece
 from lmtrain.parallel.model import ParallelModel
-from lmtrain.piece import Piece
 from lmtrain.placement.memory import count, rank_bytes
 from lmtrain.schedules.table import Action, Kind
 from tests.layouts.memory import on_their_way, storages

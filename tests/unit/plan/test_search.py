@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from lmtrain.checkpoint.disk import format
-from lmtrain.checkpoint.save.planned import check_listed, checkpoint_bytes
 from lmtrain.config.base import kinds
 from lmtrain.errors import CheckpointError, LmtrainError
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.parallel.recompute_settings import RecomputeSettings
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.plan.price.workload import columns
+from lmtrain.plan.run_model.checkpoint_size import check_listed, checkpoint_bytes
 from lmtrain.plan.run_model.run import Planned, case_of
 from lmtrain.plan.search.search import legal
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule

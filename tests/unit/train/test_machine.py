@@ -12,9 +12,9 @@ import pytest
 
 from lmtrain.checkpoint.disk.tensor_file import RankData
 from lmtrain.checkpoint.save.commit import save_checkpoint
-from lmtrain.checkpoint.save.planned import checkpoint_bytes
 from lmtrain.config.compose import compose
 from lmtrain.errors import OutputError, StorageError, UsageError
+from lmtrain.plan.run_model.checkpoint_size import checkpoint_bytes
 from lmtrain.runfolder.names import CHECKPOINTS
 from lmtrain.runtime.processes.process import ProcessEnv
 from lmtrain.train.before import machine

@@ -20,7 +20,7 @@ from lmtrain.checkpoint.disk.hashed import HashedFile, write_hashed
 from lmtrain.checkpoint.disk.tensor_file import encode_header, read_box, read_header
 from lmtrain.checkpoint.save.writer import HostMemory
 from lmtrain.errors import CheckpointError
-from lmtrain.piece import Piece
+from lmtrain.layout import Piece
 from tests.unit.checkpoint.arrays import rank_data
 
 

@@ -26,7 +26,7 @@ from lmtrain.checkpoint.save.commit import (
 from lmtrain.checkpoint.save.writer import CheckpointWriter
 from lmtrain.checkpoint.store import leftover, leftover_numbers, new_leftover
 from lmtrain.errors import CheckpointError, LmtrainError, NonFiniteLossError, OutputError, StorageError
-from lmtrain.piece import Piece
+from lmtrain.layout import Piece
 from lmtrain.runtime.processes import faults
 from lmtrain.runtime.processes.agreement import Alone, together
 from lmtrain.runtime.processes.faults import Fault

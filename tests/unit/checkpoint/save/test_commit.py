@@ -22,7 +22,7 @@ from lmtrain.checkpoint.reader import CheckpointReader
 from lmtrain.checkpoint.save.commit import save_checkpoint, write_rank
 from lmtrain.checkpoint.store import latest, list_checkpoints, prune, sweep
 from lmtrain.errors import CheckpointError, LmtrainError, OutputError, StorageError
-from lmtrain.piece import Piece
+from lmtrain.layout import Piece
 from lmtrain.runtime.processes import faults
 from lmtrain.runtime.processes.faults import Fault
 from tests.marks import wide
@@ -34,7 +34,7 @@ from pathlib import Path
 import numpy as np
 from lmtrain.checkpoint.save.commit import save_checkpoint
 from lmtrain.checkpoint.store import prune
-from lmtrain.piece import Piece
+from lmtrain.layout import Piece
 from lmtrain.runtime.processes.faults import arm, parse_fault
 from tests.unit.checkpoint.arrays import rank_data
 block = np.full((300, 7), 2.0, np.float32)

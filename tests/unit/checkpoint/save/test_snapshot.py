@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lmtrain.checkpoint.save.writer import HostMemory
-from lmtrain.piece import Piece
+from lmtrain.layout import Piece
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 7, 64, 1 << 20])

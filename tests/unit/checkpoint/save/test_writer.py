@@ -22,7 +22,7 @@ from lmtrain.checkpoint.save.commit import save_checkpoint
 from lmtrain.checkpoint.save.writer import CheckpointWriter
 from lmtrain.checkpoint.store import list_checkpoints
 from lmtrain.errors import OutputError, StorageError
-from lmtrain.piece import Piece
+from lmtrain.layout import Piece
 from lmtrain.runfolder.names import step_folder_name
 from lmtrain.runtime.files.files import folder_lock
 from lmtrain.runtime.processes import faults

@@ -9,14 +9,14 @@ import pytest
 from lmtrain.checkpoint.disk.boxes import Box
 from lmtrain.checkpoint.disk.format import FileEntry, Manifest, PieceEntry, blocks_file, encode_manifest, rank_file
 from lmtrain.checkpoint.disk.tensor_file import PieceSpec, tensors_of
-from lmtrain.checkpoint.save import planned
-from lmtrain.checkpoint.save.planned import check_listed
 from lmtrain.errors import CheckpointError
 from lmtrain.layout import Layout
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.placement.places import Shape
 from lmtrain.placement.stages import places_of_rank
+from lmtrain.plan.run_model import checkpoint_size
+from lmtrain.plan.run_model.checkpoint_size import check_listed
 from lmtrain.runtime.files.files import MAX_JSON_BYTES, MAX_JSON_MEMORY, json_memory
 
 MODEL = GPTSettings(num_layers=4, width=64, num_heads=4, vocab_size=250, vocab_multiple=64, seq_len=32)
@@ -45,10 +45,10 @@ def test_it_is_as_large_as_the_layout_says(monkeypatch: pytest.MonkeyPatch, size
     parallel = ParallelSettings(**sizes)
     text = encode_manifest(manifest_of(parallel))
     need = max(len(text), json_memory(text) * MAX_JSON_BYTES // MAX_JSON_MEMORY)
-    monkeypatch.setattr(planned, "most_bytes", lambda data_bytes: need - 1)
+    monkeypatch.setattr(checkpoint_size, "most_bytes", lambda data_bytes: need - 1)
     with pytest.raises(CheckpointError, match=r"could not be read again: it.* Cut them less finely"):
         check_listed(MODEL, parallel.layout, two, 1 << 30)
-    monkeypatch.setattr(planned, "most_bytes", lambda data_bytes: int(1.03 * need) + 4 * planned._STATE)
+    monkeypatch.setattr(checkpoint_size, "most_bytes", lambda data_bytes: int(1.03 * need) + 4 * checkpoint_size._STATE)
     check_listed(MODEL, parallel.layout, two, 1 << 30)
 
 
