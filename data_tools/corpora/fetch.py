@@ -22,7 +22,6 @@ from urllib.parse import urlsplit
 
 from lmtrain.errors import DataError, OutputError, StorageError, UsageError
 from lmtrain.runtime.files.files import fsync_dir, open_output, storage_errors
-from lmtrain.units import format_bytes
 
 ReportBytes = Callable[[int, int | None], None]  # bytes there, of how many if that is known
 TIMEOUT_S = 60
@@ -159,7 +158,7 @@ def _copy(
     while data := response.read(_CHUNK):
         done += len(data)
         if num_bytes is not None and done > num_bytes:
-            raise DataError(f"{url} sends more than the {format_bytes(num_bytes)} that were promised. Do not trust it.")
+            raise DataError(f"{url} sends more than the {num_bytes:,} bytes that were promised. Do not trust it.")
         # because: a broken connection is an OSError too, and not one of the disk
         with storage_errors(part, "Writing"):
             file.write(data)

@@ -16,7 +16,6 @@ from lmtrain.observe.screen.row_text import (
     domains,
     eval_figures,
     percent,
-    show_measure,
     smoothed,
     sparkline,
     terms,
@@ -24,7 +23,7 @@ from lmtrain.observe.screen.row_text import (
 from lmtrain.runfolder.folder import read_settings, state_now
 from lmtrain.runfolder.names import CHECKPOINTS, METRICS, step_of
 from lmtrain.runfolder.rows import read_metrics, written_at
-from lmtrain.units import format_bytes, format_count, format_seconds
+from lmtrain.units import format_bytes, format_count, format_seconds, show_measure
 
 _CURVE = 40  # characters
 Rows = Sequence[dict[str, Any]]
