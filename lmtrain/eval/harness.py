@@ -22,7 +22,7 @@ from lmtrain.errors import DataError, UsageError, brief, nearest
 from lmtrain.eval.generate import Sampling, generate_tokens, prompt_tokens
 from lmtrain.eval.load import load_for_eval
 from lmtrain.eval.scoring.scoring import Scored, Scorer
-from lmtrain.eval.text.windows import Request
+from lmtrain.eval.windows import Request
 from lmtrain.runtime.machine.device import pick_device
 from lmtrain.runtime.processes.process import ProcessEnv
 

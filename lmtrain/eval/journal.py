@@ -22,7 +22,7 @@ import numpy as np
 from lmtrain.checkpoint.disk.format import MANIFEST, MAX_MANIFEST_BYTES
 from lmtrain.errors import OutputError
 from lmtrain.eval.scoring.scoring import Scored
-from lmtrain.eval.text.windows import Request
+from lmtrain.eval.windows import Request
 from lmtrain.runtime.files.files import open_output, read_bytes, read_range, storage_errors
 from lmtrain.runtime.processes.faults import fault_point
 

@@ -21,7 +21,7 @@ from rich.text import Text
 from lmtrain.errors import DataError
 from lmtrain.eval.statistics.paired_test import LEVEL, Comparison
 from lmtrain.eval.task import Columns, Prepared, Result, Task
-from lmtrain.eval.text.windows import MaskedRequest, Request
+from lmtrain.eval.windows import MaskedRequest, Request
 from lmtrain.runtime.files.files import json_bytes, parse_json, read_bytes
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.units import format_count, format_seconds, show_measure

@@ -31,8 +31,8 @@ from lmtrain.eval.task import (
     sum_up,
     window_of,
 )
-from lmtrain.eval.text.texts import TextInput
-from lmtrain.eval.text.windows import MaskedRequest, Request, Tokens
+from lmtrain.eval.texts import TextInput
+from lmtrain.eval.windows import MaskedRequest, Request, Tokens
 from lmtrain.tokenizer.base import Tokenizer
 
 _MOST = 64  # powers of two

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from lmtrain import __version__
 from lmtrain.config.base import FROM_A_PLUGIN, modules
 from lmtrain.errors import DataError, UsageError, nearest
-from lmtrain.eval.text.texts import TextInput
-from lmtrain.eval.text.windows import Request, Tokens
+from lmtrain.eval.texts import TextInput
+from lmtrain.eval.windows import Request, Tokens
 from lmtrain.tokenizer.base import Tokenizer
 
 TASK_ROOM = "lmtrain.eval.tasks"

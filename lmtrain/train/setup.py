@@ -20,8 +20,8 @@ from lmtrain.checkpoint.store import sweep
 from lmtrain.data.loader import Loader
 from lmtrain.observe.measure.memory import Memory
 from lmtrain.observe.measure.throughput import Throughput, peak_flops
+from lmtrain.optim.groups import build_groups
 from lmtrain.optim.optim_settings import OptimSettings
-from lmtrain.optim.state import build_groups
 from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.mesh import Mesh
 from lmtrain.parallel.model import ParallelModel

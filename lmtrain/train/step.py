@@ -14,7 +14,7 @@ import torch
 from lmtrain.batch import StepBatches
 from lmtrain.errors import NonFiniteLossError
 from lmtrain.observe.measure import phases
-from lmtrain.optim.state import apply_learning_rate
+from lmtrain.optim.groups import apply_learning_rate
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.runtime.processes.faults import fault_point
 

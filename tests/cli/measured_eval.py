@@ -18,7 +18,7 @@ from lmtrain.checkpoint.reader import CheckpointReader  # noqa: F401
 from lmtrain.cli.eval.model_source import find_subject, on_processes, settle_layout
 from lmtrain.eval.runner import run
 from lmtrain.eval.task import find_task
-from lmtrain.eval.text.texts import TextInput
+from lmtrain.eval.texts import TextInput
 from lmtrain.runtime.processes.process import ProcessEnv
 from tests.layouts.memory import living_tensors, storages
 

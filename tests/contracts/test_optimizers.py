@@ -11,8 +11,8 @@ import torch
 from lmtrain.config.build import build_settings
 from lmtrain.config.compose import compose_plain
 from lmtrain.optim import state
+from lmtrain.optim.groups import apply_learning_rate, build_groups
 from lmtrain.optim.optim_settings import OptimSettings
-from lmtrain.optim.state import apply_learning_rate, build_groups
 from tests.contracts.plugin import PLUGIN_CONF, choices
 
 NAMES = choices("optim")

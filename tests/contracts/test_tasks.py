@@ -10,7 +10,7 @@ import pytest
 from lmtrain.config.base import add_plugin, plugins
 from lmtrain.eval.in_training import Planned
 from lmtrain.eval.task import Answers, Facts, Prepared, all_tasks, find_task, sum_up
-from lmtrain.eval.text.windows import Request
+from lmtrain.eval.windows import Request
 from tests.contracts.plugin import PLUGIN
 
 FACTS = Facts(

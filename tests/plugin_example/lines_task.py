@@ -8,8 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from lmtrain.eval.task import Asked, Facts, Prepared, Sums, Task, bits_per_byte, ratio
-from lmtrain.eval.text.texts import read_text_file
-from lmtrain.eval.text.windows import WindowedRequests
+from lmtrain.eval.texts import read_text_file
+from lmtrain.eval.windows import WindowedRequests
 
 
 class Lines(Task):

@@ -28,7 +28,7 @@ from lmtrain.runtime.processes.signals import unblock_stops
 if TYPE_CHECKING:
     from data_tools.read.sources import Source
     from lmtrain.cli.eval.session import Job
-    from lmtrain.eval.text.texts import TextInput
+    from lmtrain.eval.texts import TextInput
 
 Layout = Annotated[
     list[str] | None,
@@ -227,7 +227,7 @@ def _jobs(
 def read_texts(sources: list[Source], key: str, report: Callable[[int], None]) -> TextInput:
     """All documents, and a hash to know them by: the file's, where there is one."""
     from data_tools.preprocess.texts import ALL, Texts
-    from lmtrain.eval.text.texts import TextInput
+    from lmtrain.eval.texts import TextInput
 
     found = list(Texts(sources, key, report=lambda done: None if done == ALL else report(done)).with_paths())
     documents = [text for _, text in found]

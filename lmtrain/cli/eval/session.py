@@ -28,7 +28,7 @@ from lmtrain.eval.report import as_lines, render, sample_rows
 from lmtrain.eval.source import Source
 from lmtrain.eval.statistics.compare import with_baselines
 from lmtrain.eval.task import Result, Task
-from lmtrain.eval.text.texts import TextInput
+from lmtrain.eval.texts import TextInput
 from lmtrain.observe.screen.progress import Reporter, progress
 from lmtrain.observe.screen.row_text import sparkline
 from lmtrain.placement.parallel_settings import ParallelSettings

@@ -14,7 +14,7 @@ from lmtrain.errors import LmtrainError, MissingInputError, SettingsError, Usage
 if TYPE_CHECKING:
     from lmtrain.eval.in_training import Planned
     from lmtrain.eval.task import Task
-    from lmtrain.eval.text.texts import TextInput
+    from lmtrain.eval.texts import TextInput
     from lmtrain.train.before.preflight import Inputs
     from lmtrain.train.config import RunConfig
     from lmtrain.train.in_loop.measure import Evaluation

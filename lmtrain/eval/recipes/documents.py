@@ -15,8 +15,8 @@ from lmtrain.data.store.documents import compare_with_record
 from lmtrain.data.store.indexed import IndexedDataset, part
 from lmtrain.errors import DataError
 from lmtrain.eval.task import Columns, ratio
-from lmtrain.eval.text.texts import TextInput, oddities
-from lmtrain.eval.text.windows import Tokens
+from lmtrain.eval.texts import TextInput, oddities
+from lmtrain.eval.windows import Tokens
 from lmtrain.runtime.files.files import refuse_hole
 from lmtrain.tokenizer.base import Tokenizer
 

@@ -14,7 +14,7 @@ from typing import cast
 import numpy as np
 
 from lmtrain.batch import IGNORED, Batch
-from lmtrain.eval.text.windows import MaskedRequest, Request
+from lmtrain.eval.windows import MaskedRequest, Request
 
 MOST_PADDING = 0.05  # of the tokens fed
 # because: a block mask doubles what attention costs, and a batch of so many tokens keeps most devices busy without it

@@ -21,7 +21,7 @@ from torch import Tensor
 from lmtrain.batch import Batch
 from lmtrain.errors import NonFiniteLossError, OutOfMemoryError
 from lmtrain.eval.scoring.batches import batches, collate, num_padding
-from lmtrain.eval.text.windows import Request
+from lmtrain.eval.windows import Request
 from lmtrain.runtime.processes.faults import fault_point
 
 LOOK_AHEAD = 16  # batches sorted by length together, so that short requests do not pay for long ones

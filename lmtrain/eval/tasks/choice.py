@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from lmtrain.errors import DataError, SettingsError, UsageError, nearest
 from lmtrain.eval.recipes.choice_recipe import SUFFIXES, Question, Recipe, read_recipe
 from lmtrain.eval.task import Answers, Asked, Columns, Facts, Prepared, Sums, Task, eod_id, item_columns, ratio
-from lmtrain.eval.text.texts import oddities, read_text_file
-from lmtrain.eval.text.windows import Request
+from lmtrain.eval.texts import oddities, read_text_file
+from lmtrain.eval.windows import Request
 from lmtrain.runtime.files.files import parse_json
 from lmtrain.tokenizer.base import Tokenizer
 

@@ -17,8 +17,8 @@ import numpy as np
 
 from lmtrain.errors import DataError
 from lmtrain.eval.task import Asked, Facts, Prepared, Sums, Task, bits_per_byte, perplexity, ratio
-from lmtrain.eval.text.texts import jsonl_texts, oddities, read_text_file
-from lmtrain.eval.text.windows import Request
+from lmtrain.eval.texts import jsonl_texts, oddities, read_text_file
+from lmtrain.eval.windows import Request
 from lmtrain.tokenizer.base import Tokenizer
 
 _COMMON = {

@@ -21,8 +21,8 @@ from lmtrain.data.samples.masked import MaskedDataset, MaskVocabulary, Sentences
 from lmtrain.errors import DataError, UsageError
 from lmtrain.eval.recipes.documents import dataset_prefix, groups_of, open_dataset, said_of_dataset, said_of_texts
 from lmtrain.eval.task import Asked, Columns, Facts, Prepared, Sums, Task, perplexity, ratio
-from lmtrain.eval.text.texts import TextInput
-from lmtrain.eval.text.windows import MaskedRequest, Tokens, refuse_stride, windows
+from lmtrain.eval.texts import TextInput
+from lmtrain.eval.windows import MaskedRequest, Tokens, refuse_stride, windows
 
 SEED = 1
 MARKS = 2  # [CLS] and [SEP] around each window

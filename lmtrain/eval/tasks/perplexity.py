@@ -22,8 +22,8 @@ from lmtrain.eval.recipes.documents import (
     said_of_texts,
 )
 from lmtrain.eval.task import Asked, Columns, Facts, Prepared, Sums, Task, bits_per_byte, eod_id, perplexity, ratio
-from lmtrain.eval.text.texts import TextInput
-from lmtrain.eval.text.windows import Tokens, WindowedRequests
+from lmtrain.eval.texts import TextInput
+from lmtrain.eval.windows import Tokens, WindowedRequests
 
 
 class Perplexity(Task):

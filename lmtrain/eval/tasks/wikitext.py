@@ -35,8 +35,8 @@ from lmtrain.eval.task import (
     ratio,
     sum_by_item,
 )
-from lmtrain.eval.text.texts import jsonl_texts, oddities, read_text_file
-from lmtrain.eval.text.windows import StreamRequests, Window, WindowedRequests, refuse_stride, windows
+from lmtrain.eval.texts import jsonl_texts, oddities, read_text_file
+from lmtrain.eval.windows import StreamRequests, Window, WindowedRequests, refuse_stride, windows
 
 PUBLISHED_SEQ_LEN = 1024
 LOSS_CAP = 20.0  # because: Megatron-LM reports exp(min(20, loss))

@@ -14,7 +14,7 @@ from torch import Tensor
 from data_tools.read.sources import find_sources
 from lmtrain.batch import IGNORED, Batch
 from lmtrain.cli.eval.evaluate import read_texts
-from lmtrain.eval.text.texts import TextInput
+from lmtrain.eval.texts import TextInput
 from lmtrain.models.gpt import GPT, build
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.parallel.mesh import Axis

@@ -9,7 +9,7 @@ import torch
 
 from lmtrain.eval.runner import Outcome, Subject, run
 from lmtrain.eval.task import find_task
-from lmtrain.eval.text.texts import TextInput
+from lmtrain.eval.texts import TextInput
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lmtrain.batch import IGNORED, Batch
 from lmtrain.eval.scoring.batches import MOST_PADDING, batches, collate
 from lmtrain.eval.scoring.scoring import Scorer
-from lmtrain.eval.text.windows import Request
+from lmtrain.eval.windows import Request
 from tests.marks import wide
 
 

@@ -12,7 +12,7 @@ import pytest
 from lmtrain.errors import OutputError
 from lmtrain.eval.journal import Journal, identity_of, journal_beside
 from lmtrain.eval.scoring.scoring import Scored, Scorer
-from lmtrain.eval.text.windows import Request, WindowedRequests
+from lmtrain.eval.windows import Request, WindowedRequests
 from lmtrain.runtime.processes.faults import Fault, arm
 
 BATCH, VOCAB = 3, 37

@@ -16,7 +16,7 @@ from lmtrain.eval.load import load, load_for_eval
 from lmtrain.eval.runner import run as run_task
 from lmtrain.eval.source import checkpoint_source
 from lmtrain.eval.task import find_task
-from lmtrain.eval.text.texts import TextInput
+from lmtrain.eval.texts import TextInput
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.parallel.apply import build_parallel

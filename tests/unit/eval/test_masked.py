@@ -25,7 +25,7 @@ from lmtrain.eval.source import check_kind
 from lmtrain.eval.task import Asked, all_tasks, find_task
 from lmtrain.eval.tasks import masked
 from lmtrain.eval.tasks.masked import SEED
-from lmtrain.eval.text.windows import Window, windows
+from lmtrain.eval.windows import Window, windows
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.runtime.seed import derive_seed
 from lmtrain.tokenizer.base import Tokenizer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from lmtrain.eval.runner import FirstDocuments, FirstRequests
-from lmtrain.eval.text.windows import WindowedRequests
+from lmtrain.eval.windows import WindowedRequests
 
 
 def test_requests_and_documents_can_be_walked_twice() -> None:

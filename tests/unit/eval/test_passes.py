@@ -10,7 +10,7 @@ import pytest
 
 from lmtrain.eval.scoring import scoring
 from lmtrain.eval.scoring.scoring import Passes, Scored, Scorer
-from lmtrain.eval.text.windows import MaskedRequest, Request, WindowedRequests
+from lmtrain.eval.windows import MaskedRequest, Request, WindowedRequests
 
 IDS = np.random.default_rng(0).integers(0, 37, 75)
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from lmtrain.errors import LmtrainError
+from lmtrain.eval import windows
 from lmtrain.eval.tasks import lambada, wikitext
-from lmtrain.eval.text import windows
-from lmtrain.eval.text.windows import Request, StreamRequests, Window, WindowedRequests
+from lmtrain.eval.windows import Request, StreamRequests, Window, WindowedRequests
 from lmtrain.models.layers import heads
 from lmtrain.tokenizer.base import Tokenizer
 from tests.unit.eval.protocols import Pair, agree, write

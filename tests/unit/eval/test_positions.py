@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from lmtrain.eval.runner import Positions
-from lmtrain.eval.text.windows import Request
+from lmtrain.eval.windows import Request
 
 
 def test_targets_are_counted_by_the_tokens_before_them() -> None:

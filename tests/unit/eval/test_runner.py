@@ -14,7 +14,7 @@ from lmtrain.errors import DataError, UsageError
 from lmtrain.eval.runner import Subject, gather, run
 from lmtrain.eval.scoring.scoring import Scored
 from lmtrain.eval.task import find_task, item_columns
-from lmtrain.eval.text.windows import Request
+from lmtrain.eval.windows import Request
 from lmtrain.tokenizer.base import Tokenizer
 from tests.unit.eval.conftest import given_texts
 

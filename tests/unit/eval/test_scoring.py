@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from lmtrain.batch import Batch
 from lmtrain.errors import NonFiniteLossError
 from lmtrain.eval.scoring.scoring import Scored, Scorer
-from lmtrain.eval.text.windows import Request, WindowedRequests
+from lmtrain.eval.windows import Request, WindowedRequests
 
 VOCAB_SIZE, SEQ_LEN = 37, 16
 IDS: NDArray[np.int64] = np.random.default_rng(0).integers(0, VOCAB_SIZE, 75)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmtrain.errors import UsageError
-from lmtrain.eval.text.windows import StreamRequests, Window, WindowedRequests, windows
+from lmtrain.eval.windows import StreamRequests, Window, WindowedRequests, windows
 
 SIZES = st.tuples(st.integers(1, 24), st.data())
 

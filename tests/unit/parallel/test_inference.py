@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lmtrain.errors import RanksDifferError
 from lmtrain.eval.scoring.scoring import Scorer
-from lmtrain.eval.text.windows import Request, WindowedRequests
+from lmtrain.eval.windows import Request, WindowedRequests
 from lmtrain.layout import Layout
 from lmtrain.models.layers import block_masks
 from lmtrain.parallel.apply import build_parallel

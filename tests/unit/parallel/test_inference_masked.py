@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lmtrain.eval.scoring.scoring import Scorer
-from lmtrain.eval.text.windows import MaskedRequest
+from lmtrain.eval.windows import MaskedRequest
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings

@@ -1,1 +1,0 @@
-"""Texts to score, and the windows of tokens into which they are cut."""

@@ -1,0 +1,28 @@
+"""Which parameters decay, and the learning rate they all follow. Called by train; knows no optimizer in particular."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+Groups = list[dict[str, Any]]  # torch's parameter groups, with the "names" of their "params" beside them
+
+
+def build_groups(parameters: Mapping[str, Tensor], weight_decay: float) -> Groups:
+    """Matrices and embeddings decay, as in GPT-2; biases and norms, which have one dim, do not."""
+    matrices = {name: p for name, p in parameters.items() if p.ndim >= 2}
+    vectors = {name: p for name, p in parameters.items() if p.ndim < 2}
+    return [group_of(part, decay) for part, decay in ((matrices, weight_decay), (vectors, 0.0)) if part]
+
+
+def group_of(parameters: Mapping[str, Tensor], weight_decay: float) -> dict[str, Any]:
+    return {"params": list(parameters.values()), "names": list(parameters), "weight_decay": weight_decay}
+
+
+def apply_learning_rate(optimizer: Optimizer, lr: float) -> None:
+    """Set once a step. A group may scale it by `lr_scale`."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group.get("lr_scale", 1.0)
