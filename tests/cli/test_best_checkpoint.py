@@ -14,7 +14,7 @@ from tests.cli.test_parallel_runs import run
 
 # a learning rate at which the loss goes up and down
 SETTINGS: dict[str, object] = {
-    "train__steps": 16, "schedule": "constant", "optim__lr": 1.0, "train__valid_interval_steps": 2,
+    "train__steps": 16, "schedule": "constant", "optim__lr": 0.1, "train__valid_interval_steps": 2,
     "train__valid_samples": 4, "checkpoint__interval_steps": 2, "checkpoint__keep_last": 1, "checkpoint__keep_best": 1,
 }  # fmt: skip
 KILLS = [

@@ -327,7 +327,7 @@ def test_the_page_stands_alone(tmp_path: Path) -> None:
             (["hardware=h100", "gpus=0"], 2, "Use gpus=1."),
             (["hardware=h100", "gpus=1.5"], 2, "Use gpus=1024"),
             (["hardware=h100", "gpus=8", "modle=x"], 2, "Did you mean model?"),
-            (["hardware=h100", "gpus=8", "parallel.tp=x"], 2, "Use tp=2."),
+            (["hardware=h100", "gpus=8", "parallel.tp=x"], 2, "Write parallel.tp=1."),
             (["hardware=h100", "gpus=8", "parallel.tp=0"], 2, "parallel.tp=0 must be at least 1"),
             (["hardware=h100", "gpus=8", "parallel.vp=-1"], 2, "parallel.vp=-1 must be at least 1"),
             (["hardware=h100", "gpus=8", "parallel.schedule=zb"], 2, "Did you mean zb_v?"),

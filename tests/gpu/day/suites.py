@@ -41,7 +41,7 @@ FEW = (
     _of("kernels", _FEW, 45),
     _of("gradients", _FEW, 80),
     _of("block_masks", _FEW, 45),
-    _of("sharding", _FEW, 15),
+    _of("fsdp_of_one", _FEW, 15),
     _of("syncs", _FEW, 10),
     _of("checkpoints", _FEW, 10),
     _of("cuda", _FEW, 70),
@@ -61,7 +61,7 @@ GRADIENTS = (
     _of("gradients", _REST, 60, "cuda", "eager"),
     *_compiled("bf16"),
     _of("checkpoints", _REST, 70, "cuda"),
-    _of("sharding", _REST, 20, "cuda"),
+    _of("fsdp_of_one", _REST, 20, "cuda"),
 )
 MORE_GRADIENTS = (*_compiled("fp32"), *_compiled("fp16"))
 MORE_MASKS = tuple(
