@@ -78,7 +78,7 @@ def test_some_have_heads_that_kernels_take() -> None:
     assert [name for name in ALL_MODELS if of_blocks(ALL_MODELS[name], on_gpu=True)] == [*HEADED_MODELS]
 
 
-@pytest.mark.parametrize("name", ["gqa-full-bf16-micro4-compile", *slow("postnorm-fp32-micro4-compile")])
+@pytest.mark.parametrize("name", [*wide("gqa-full-bf16-micro4-compile"), *slow("postnorm-fp32-micro4-compile")])
 def test_and_two_on_a_cpu(name: str, limits: Limits) -> None:
     case = Case.named(name)
     wrong = limits.wrong(case, CPU, by_lmtrain(case, CPU))
