@@ -1,4 +1,7 @@
-"""What differs between two checkpoints, and by how much, part by part: neither is ever whole in memory. Torch-free."""
+"""Checkpoints looked through, part by part: what differs between two, and whether one holds what its manifest says.
+
+Called by inspect, verify and the comparison of runs. None is ever whole in memory. Torch-free.
+"""
 
 from __future__ import annotations
 

@@ -41,6 +41,8 @@ from lmtrain.units import format_bytes
 
 BEST = "@best"  # behind a run's folder
 DEFAULT = "loss/valid"
+_LEFTOVER = re.compile(r"(step_[0-9]{8,18})\.(tmp|replaced)-[0-9]+-[0-9]+")
+_SET_ASIDE = re.compile(r"step_[0-9]{8,18}\.damaged-[0-9]+")
 
 
 def best_first(checkpoints: Mapping[int, Path], worth: Mapping[int, float]) -> list[Path]:
@@ -59,8 +61,6 @@ def worth_in(run: Path) -> dict[int, float]:
     return worth_by_step(read_metrics(run / METRICS), measure_of(run))
 
 
-_LEFTOVER = re.compile(r"(step_[0-9]{8,18})\.(tmp|replaced)-[0-9]+-[0-9]+")
-_SET_ASIDE = re.compile(r"step_[0-9]{8,18}\.damaged-[0-9]+")
 _attempts = itertools.count()
 
 

@@ -22,6 +22,13 @@ Form = Literal["number", "count", "bytes", "seconds", "percent"]
 _BYTES = ((2**50, "PiB"), (2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 _COUNTS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "k"))
 _NICE_SECONDS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
+AXES = ("tokens", "step", "seconds")
+_AXIS_WORDS = {"tokens": "tokens", "step": "steps", "seconds": "time trained"}
+_FORMS: dict[str, Form] = {"tokens": "count", "step": "count", "seconds": "seconds"}
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 14.0, 26.0, 40.0
+_ROW, _LETTER = 16.0, 6.3  # of names: the height of a row, the width of a letter
+_NUM_DASHES = 4
+_MOST_DRAWN = 1400  # points of a curve in a picture that cannot be zoomed
 
 
 def ticks(low: float, high: float, most: int, form: Form = "number") -> list[float]:
@@ -82,15 +89,6 @@ def written(value: float, form: Form, few: int = 4) -> str:
         size, name = next((unit for unit in _COUNTS if abs(value) >= unit[0]), (1, ""))
         return f"{value / size:.{few + 1}g}{name}"
     return "0" if value == 0 else f"{value:.{few - 3}e}" if abs(value) < 1e-3 else f"{value:.{few + 1}g}"
-
-
-AXES = ("tokens", "step", "seconds")
-_AXIS_WORDS = {"tokens": "tokens", "step": "steps", "seconds": "time trained"}
-_FORMS: dict[str, Form] = {"tokens": "count", "step": "count", "seconds": "seconds"}
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 14.0, 26.0, 40.0
-_ROW, _LETTER = 16.0, 6.3  # of names: the height of a row, the width of a letter
-_NUM_DASHES = 4
-_MOST_DRAWN = 1400  # points of a curve in a picture that cannot be zoomed
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,9 @@ from lmtrain.spec import LanguageModel
 Later = Callable[[], None]
 
 _open: list[list[Later]] = []  # of the whole process, since autograd may run backward in threads of its own
+# because: on a GPU one kernel multiplies half-precision factors and adds to fp32; elsewhere that takes copies in fp32
+SUMMED_ON = {"cuda"}
+FIRST_CAPABILITY = (8, 0)  # because: cuBLAS has no such product for older GPUs (V100, T4), and torch refuses it
 
 
 @contextmanager
@@ -48,11 +51,6 @@ def later(work: Later) -> None:
         _open[-1].append(work)
     else:
         work()
-
-
-# because: on a GPU one kernel multiplies half-precision factors and adds to fp32; elsewhere that takes copies in fp32
-SUMMED_ON = {"cuda"}
-FIRST_CAPABILITY = (8, 0)  # because: cuBLAS has no such product for older GPUs (V100, T4), and torch refuses it
 
 
 class Summing(nn.Module):

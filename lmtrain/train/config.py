@@ -34,6 +34,9 @@ from lmtrain.train.eval_settings import EvalSettings
 from lmtrain.train.train_settings import ObserveSettings, RunSettings, TrainSettings
 
 _KEY = "checkpoint.best_by"
+# What is worked out one by one before a run begins; nothing that is built comes near to any of these.
+MAX_PARAMETERS = 10**15
+MAX_INCREMENTS = 10_000
 
 
 def best_problems(
@@ -62,11 +65,6 @@ def best_problems(
             f"the end at {total_steps}"
         )
         yield Problem(_KEY, name, rule, f"Use {interval}={saves}, or less for both in a run as short as this.")
-
-
-# What is worked out one by one before a run begins; nothing that is built comes near to any of these.
-MAX_PARAMETERS = 10**15
-MAX_INCREMENTS = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,6 +52,9 @@ from lmtrain.runtime.processes.faults import fault_point
 MAX_JOURNAL_BYTES = 1 << 30
 _MAX_LINE_BYTES = 16 << 20
 Done = dict[str, dict[int, bytes]]  # file -> block -> digest
+SEGMENT_BYTES = 64 << 20  # of a tensor, between two lines of the journal
+CopyJob = tuple[str, Box]  # of a named tensor
+Files = Mapping[str, Sequence[PieceSpec]]  # by name, in the order in which each holds them
 
 
 class Journal:
@@ -102,11 +105,6 @@ class Journal:
         fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | mode, 0o666)
         with open(fd, "wb") as file:
             file.write(json.dumps(value, separators=(",", ":")).encode() + b"\n")
-
-
-SEGMENT_BYTES = 64 << 20  # of a tensor, between two lines of the journal
-CopyJob = tuple[str, Box]  # of a named tensor
-Files = Mapping[str, Sequence[PieceSpec]]  # by name, in the order in which each holds them
 
 
 @dataclass(frozen=True)

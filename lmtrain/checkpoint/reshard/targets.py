@@ -1,4 +1,4 @@
-"""A tensor file that is being made, written in runs and in any order by several threads. Torch-free.
+"""The tensor files of a new layout, each written in runs and in any order by several threads. Torch-free.
 
 Called by reshard. A hash block is hashed by whoever writes the last of its bytes, while they are still in memory.
 """
@@ -40,6 +40,8 @@ MIN_PART_BYTES = 1 << 20
 BASE_BYTES = 128 << 20  # because: Python with numpy takes about 60 MiB, and a manifest some tens
 DEFAULT_MEMORY_BYTES = 2 << 30
 Report = Callable[[int, int, int], None]  # bytes done, bytes in all, and of those done by an attempt before this one
+Digests = dict[int, bytes]  # by the hash block's number
+Ranks = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -73,9 +75,6 @@ class Limits:
 def _worker_bytes(part_bytes: int) -> int:
     """What is copied at once, its copy cut for one file, a hash block read and one written."""
     return 2 * part_bytes + 2 * BLOCK_BYTES
-
-
-Digests = dict[int, bytes]  # by the hash block's number
 
 
 class Target:
@@ -195,9 +194,6 @@ def place(targets: Mapping[str, Target]) -> dict[str, list[tuple[Target, Box, in
         for spec, start in zip(target.specs, target.starts, strict=False):
             places.setdefault(spec.name, []).append((target, spec.box, start))
     return places
-
-
-Ranks = tuple[int, ...]
 
 
 def files_of_layout(manifest: Manifest, model: ModelSettings, parallel: ParallelSettings) -> dict[str, list[PieceSpec]]:

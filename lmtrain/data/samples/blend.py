@@ -26,6 +26,7 @@ Int64s = NDArray[np.int64]
 
 FINEST = 1 << 40  # because: larger sums of shares would not fit the compiled twin's arithmetic
 BLOCK = 1 << 18  # positions between two counts that are kept
+Taken = tuple[NDArray[np.int32], Int64s, Int64s]
 
 
 def whole_shares(weights: Sequence[float | int | Fraction]) -> list[int]:
@@ -96,9 +97,6 @@ class Schedule:
             if number + 1 == len(self._counts):
                 self._counts.append(made[2])
         return self._block[1], self._block[2]
-
-
-Taken = tuple[NDArray[np.int32], Int64s, Int64s]
 
 
 def run(shares: Int64s, counts: Int64s, start: int, count: int, *, keep: bool) -> Taken:

@@ -23,6 +23,11 @@ from lmtrain import native
 from lmtrain.data.order import mix
 
 _GOLDEN = 0x9E3779B97F4A7C15
+Ints = NDArray[Any]
+Row = tuple[int, int, int]
+_LONGEST_SENTENCE = 512  # because: Megatron-LM leaves out documents with a longer one
+_MANY_EPOCHS = 2**31 - 2  # Megatron-LM's number for as many as are needed
+_ALL_SAMPLES = 2**62
 
 
 def stream(seed: int, number: int) -> int:
@@ -56,14 +61,6 @@ class Draws:
             ones += (self.next() & ((1 << min(bits, 64)) - 1)).bit_count()
             bits -= 64
         return ones
-
-
-Ints = NDArray[Any]
-Row = tuple[int, int, int]
-
-_LONGEST_SENTENCE = 512  # because: Megatron-LM leaves out documents with a longer one
-_MANY_EPOCHS = 2**31 - 2  # Megatron-LM's number for as many as are needed
-_ALL_SAMPLES = 2**62
 
 
 def build_map(

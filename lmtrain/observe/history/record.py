@@ -18,6 +18,11 @@ from numpy.typing import NDArray
 from lmtrain.runfolder.rows import NO_ROW, NOT_FINITE, ROW_BYTES, Row, parse_row, read_lines, read_value, step_told
 
 Places = NDArray[np.intp]
+Numbers = NDArray[np.float64]
+_TEXTS = ("samples_hash", "batch_digest")  # of step rows: what data the step had
+_MOST_BROKEN, _MOST_COLUMNS = 10_000, 512
+_KEYS = ("samples", "tokens", "lr", "loss", "grad_norm", "skipped")
+_AFTER = (0, 1, 10, 100, 1000, 10_000, 100_000, 1_000_000)  # rows behind the first that differs
 
 
 def extremes(values: Numbers, most: int) -> Places:
@@ -56,12 +61,6 @@ def smoothed(values: Numbers, fade: float) -> Numbers:
         mean, weight = fade * mean + value, fade * weight + 1
         result[at] = mean / weight
     return result
-
-
-Numbers = NDArray[np.float64]
-
-_TEXTS = ("samples_hash", "batch_digest")  # of step rows, kept for comparisons
-_MOST_BROKEN, _MOST_COLUMNS = 10_000, 512
 
 
 @dataclass(frozen=True)
@@ -228,11 +227,6 @@ def _seconds(columns: dict[str, Numbers], begun: list[int]) -> Numbers:
     return seconds
 
 
-_DATA = ("samples_hash", "batch_digest")
-_KEYS = ("samples", "tokens", "lr", "loss", "grad_norm", "skipped")
-_AFTER = (0, 1, 10, 100, 1000, 10_000, 100_000, 1_000_000)  # rows behind the first that differs
-
-
 @dataclass(frozen=True)
 class Parting:
     """Of two records; steps are those of which both have a row."""
@@ -256,7 +250,7 @@ def parting(a: Record, b: Record, same_shares: bool = True) -> Parting:
     first: dict[str, int] = {}
     until: dict[str, int] = {}
     untold = []
-    for key in (*_DATA, *_KEYS):
+    for key in (*_TEXTS, *_KEYS):
         if key == "batch_digest" and not same_shares:
             untold.append("batch_digest: not at every start do the two cut a batch alike, or it is not known")
             continue
@@ -273,7 +267,7 @@ def parting(a: Record, b: Record, same_shares: bool = True) -> Parting:
 
 
 def _differs(key: str, a: Record, b: Record, left: Any, right: Any) -> Any:
-    if key in _DATA:
+    if key in _TEXTS:
         ours, theirs = np.array(a.texts[key], object)[left], np.array(b.texts[key], object)[right]
         known = (ours != "") & (theirs != "")
         return (ours != theirs) & known if known.any() else None

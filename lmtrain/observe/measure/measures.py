@@ -13,6 +13,8 @@ from typing import Any
 _LOWEST, _HIGHEST = -80, 32  # half powers of 2: 1e-12 to 65,536
 _UPWARD = [2 ** (half / 2) for half in range(_LOWEST, _HIGHEST + 1)]
 EDGES = (*(-edge for edge in reversed(_UPWARD)), *_UPWARD)  # numbers nearer to 0 than the lowest share one bucket
+_QUALITY = ("ppl", "accuracy")
+DOMAIN_WORDS = ("loss", *_QUALITY)  # no domain can be called so, since names would be ambiguous
 
 
 @dataclass(frozen=True)
@@ -34,10 +36,6 @@ class Histogram:
         edges = [min(self.low, EDGES[0]), *EDGES, max(self.high, EDGES[-1])]
         found = [i for i, count in enumerate(self.counts) if count]
         return [(edges[i], edges[i + 1], self.counts[i]) for i in range(found[0], found[-1] + 1)]
-
-
-_QUALITY = ("ppl", "accuracy")
-DOMAIN_WORDS = ("loss", *_QUALITY)  # no domain can be called so, since names would be ambiguous
 
 
 def measures_of(row: Mapping[str, Any]) -> dict[str, float]:

@@ -40,15 +40,13 @@ _PATTERNS = [
 ]  # fmt: skip
 _COMPILED = [(name, re.compile(pattern, re.IGNORECASE)) for name, pattern in _PATTERNS]
 WHOLE = frozenset(("optimizer", "collectives", "attention", "norms", "products"))  # with all that they call
+_ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+_MOST_KERNELS = 50  # in the table; the rest counts in its class
+ENDING = ".kernels.json"
 
 
 def class_of(name: str) -> str:
     return next((one for one, pattern in _COMPILED if pattern.search(name)), "other")
-
-
-_ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
-_MOST_KERNELS = 50  # in the table; the rest counts in its class
-ENDING = ".kernels.json"
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,14 @@ from lmtrain.observe.measure import phases
 from lmtrain.observe.spans.format import Axis, Flag, Kind
 from lmtrain.observe.spans.span_file import SpanFile
 
+_LETTERS = ("activations", "gradients")
+_AT_ONCE_NS = 20_000  # because: most messages have long been taken when they are asked for, which says nothing
+NONE, SAMPLED, ALL = "none", "sampled", "all"
+_EVERY = 1000
+# because: none is a multiple of 5 or of 8, at which runs save and validate: a step that does so is not like the others
+_OFF_BEAT = (333, 334)
+ASKED_STEPS = 6
+
 
 @dataclass(frozen=True, slots=True)
 class Moment:
@@ -80,12 +88,10 @@ class DeviceClock:
 
 _ENTERED = {name: int(Kind[name.upper()]) for name in ("data", "forward", "backward", "input", "weight", "optimizer")}
 _WITHIN = {name: int(Kind[name.upper()]) for name in ("save", "validation", "evaluation")}
-_LETTERS = ("activations", "gradients")
 _AXES = {axis.name.lower(): int(axis) for axis in Axis}
 # because: an attribute of an enum is slower to get than all else that a span takes
 _DATA, _STEP, _COLLECTIVE, _SEND, _RECEIVE = map(int, (Kind.DATA, Kind.STEP, Kind.COLLECTIVE, Kind.SEND, Kind.RECEIVE))
 _PP, _EARLY = int(Axis.PP), int(Flag.EARLY)
-_AT_ONCE_NS = 20_000  # because: most messages have long been taken when they are asked for, which says nothing
 
 Time = int | Moment
 
@@ -201,12 +207,7 @@ class Recorder:
             device.add(began, ended, (num_bytes, self._step, number, microbatch, peer, stage, named, kind, axis, flags))  # type: ignore[arg-type]
 
 
-NONE, SAMPLED, ALL = "none", "sampled", "all"
 _SOON = range(10, 16)  # of each start: caches and buffers are made by then
-_EVERY = 1000
-# because: none is a multiple of 5 or of 8, at which runs save and validate: a step that does so is not like the others
-_OFF_BEAT = (333, 334)
-ASKED_STEPS = 6
 
 
 class Tracer:

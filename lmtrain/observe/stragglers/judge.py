@@ -16,6 +16,15 @@ from time import monotonic_ns
 from typing import Any
 
 _WAITED_NS = 100_000  # because: less is what taking a message that is there costs
+IN_A_ROW = 4  # windows
+LEAST = 0.05  # of the peers' time; less is not worth a word
+LEAST_S = 0.002  # a step; because: what a scheduler does to a process shows in less
+LINK_LEAST, LINK_LEAST_S = 0.5, 0.001  # of a message there and back
+_CHANCES = 4.0  # times what chance makes
+_MAD = 1.4826  # of a normal distribution's deviation
+_KEPT = 32  # windows
+_MERGED = (1, 4, 16)  # because: the noisier the windows, the longer ones it takes
+_AXES = ("pp", "dp_replicate", "dp_shard", "tp")
 
 
 class Links:
@@ -47,16 +56,6 @@ class Links:
 
 
 links = Links()
-
-
-IN_A_ROW = 4  # windows
-LEAST = 0.05  # of the peers' time; less is not worth a word
-LEAST_S = 0.002  # a step; because: what a scheduler does to a process shows in less
-LINK_LEAST, LINK_LEAST_S = 0.5, 0.001  # of a message there and back
-_CHANCES = 4.0  # times what chance makes
-_MAD = 1.4826  # of a normal distribution's deviation
-_KEPT = 32  # windows
-_MERGED = (1, 4, 16)  # because: the noisier the windows, the longer ones it takes
 
 
 @dataclass(frozen=True)
@@ -175,9 +174,6 @@ def medians_of_others(values: Sequence[float]) -> list[float]:
     for place, (_, at) in enumerate(known):
         found[at] = (known[low + (place <= low)][0] + known[high + (place <= high)][0]) / 2
     return found
-
-
-_AXES = ("pp", "dp_replicate", "dp_shard", "tp")
 
 
 def rank_words(who: str, slow: Slow) -> str:

@@ -33,6 +33,15 @@ _LONGEST_NS = 3600e9  # because: a span of more than an hour is a damaged one, o
 _MOST_COLLECTIVES = 20_000  # of a window; more say nothing new, and take memory
 
 Ints = NDArray[np.int64]
+_WINDOW_NS = 60e9  # because: within a minute a clock drifts evenly
+_MOST_RANKS = 1 << 20
+_WELL_PLACED_NS = 1e6
+Spans = NDArray[Any]
+# which of (pp, dp_replicate, dp_shard, tp) differ among the ranks of an axis
+_VARIES = {
+    Axis.PP: (1, 0, 0, 0), Axis.DP: (0, 1, 1, 0), Axis.DP_REPLICATE: (0, 1, 0, 0), Axis.DP_SHARD: (0, 0, 1, 0),
+    Axis.TP: (0, 0, 0, 1), Axis.PLANE: (0, 1, 1, 1), Axis.WORLD: (1, 1, 1, 1),
+}  # fmt: skip
 
 
 def evidence(
@@ -78,11 +87,6 @@ def _thinned(place: Ints, which: Ints) -> tuple[Ints, Ints]:
 
 
 MERGED = np.dtype([*[(name, SPAN[name]) for name in SPAN.names or ()], ("rank", "<u4"), ("window", "<u4")])
-_WINDOW_NS = 60e9  # because: within a minute a clock drifts evenly
-_MOST_RANKS = 1 << 20
-_WELL_PLACED_NS = 1e6
-
-Spans = NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -274,13 +278,6 @@ def _clock_notes(start: int, clocks: Sequence[Clocks], ranks: list[int]) -> Iter
             f"start {start}: what ranks {a_few(unsure)} exchanged does not agree to within a millisecond; their spans "
             "may be off by as much"
         )
-
-
-# which of (pp, dp_replicate, dp_shard, tp) differ among the ranks of an axis
-_VARIES = {
-    Axis.PP: (1, 0, 0, 0), Axis.DP: (0, 1, 1, 0), Axis.DP_REPLICATE: (0, 1, 0, 0), Axis.DP_SHARD: (0, 0, 1, 0),
-    Axis.TP: (0, 0, 0, 1), Axis.PLANE: (0, 1, 1, 1), Axis.WORLD: (1, 1, 1, 1),
-}  # fmt: skip
 
 
 def messages(spans: Spans) -> tuple[Ints, Ints]:

@@ -20,6 +20,19 @@ from lmtrain.observe.timeline.merge import Segment, collectives, messages
 _END = int(np.iinfo(np.int64).max)
 
 Ints = NDArray[np.int64]
+CLASSES = ("compute", "pp", "dp", "tp", "world", "bubble", "data", "optimizer", "save", "measuring", "other")
+COMPUTE, MESSAGES, BUBBLE, OPTIMIZER = (CLASSES.index(word) for word in ("compute", "pp", "bubble", "optimizer"))
+_OF_KIND = {
+    Kind.STEP: "other", Kind.DATA: "data", Kind.FORWARD: "compute", Kind.BACKWARD: "compute", Kind.INPUT: "compute",
+    Kind.WEIGHT: "compute", Kind.COLLECTIVE: "world", Kind.SEND: "pp", Kind.RECEIVE: "pp", Kind.OPTIMIZER: "optimizer",
+    Kind.SAVE: "save", Kind.VALIDATION: "measuring", Kind.EVALUATION: "measuring", Kind.OTHER: "other",
+}  # fmt: skip
+_OF_AXIS = {
+    Axis.NONE: "other", Axis.PP: "pp", Axis.DP: "dp", Axis.DP_REPLICATE: "dp", Axis.DP_SHARD: "dp", Axis.TP: "tp",
+    Axis.PLANE: "world", Axis.WORLD: "world",
+}  # fmt: skip
+_WORDS = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward", Kind.INPUT: "input", Kind.WEIGHT: "weight"}
+_WHOLE = np.array([Kind.SAVE, Kind.VALIDATION, Kind.EVALUATION])  # all that lies in one of them belongs to it
 
 
 @dataclass(frozen=True)
@@ -92,20 +105,6 @@ def waits(segment: Segment) -> Waits:
     until = np.clip(until, spans["begin_ns"], spans["end_ns"])
     cause[until <= spans["begin_ns"]] = -1
     return Waits(until, cause)
-
-
-CLASSES = ("compute", "pp", "dp", "tp", "world", "bubble", "data", "optimizer", "save", "measuring", "other")
-COMPUTE, MESSAGES, BUBBLE, OPTIMIZER = (CLASSES.index(word) for word in ("compute", "pp", "bubble", "optimizer"))
-_OF_KIND = {
-    Kind.STEP: "other", Kind.DATA: "data", Kind.FORWARD: "compute", Kind.BACKWARD: "compute", Kind.INPUT: "compute",
-    Kind.WEIGHT: "compute", Kind.COLLECTIVE: "world", Kind.SEND: "pp", Kind.RECEIVE: "pp", Kind.OPTIMIZER: "optimizer",
-    Kind.SAVE: "save", Kind.VALIDATION: "measuring", Kind.EVALUATION: "measuring", Kind.OTHER: "other",
-}  # fmt: skip
-_OF_AXIS = {
-    Axis.NONE: "other", Axis.PP: "pp", Axis.DP: "dp", Axis.DP_REPLICATE: "dp", Axis.DP_SHARD: "dp", Axis.TP: "tp",
-    Axis.PLANE: "world", Axis.WORLD: "world",
-}  # fmt: skip
-_WHOLE = np.array([Kind.SAVE, Kind.VALIDATION, Kind.EVALUATION])  # all that lies in one of them belongs to it
 
 
 @dataclass(frozen=True)
@@ -243,9 +242,6 @@ def critical_path(segment: Segment, step: int) -> list[Hop]:
         for at, begin, end in reversed(back)
         for span in (spans[pieces.span[at]],)
     ]  # fmt: skip
-
-
-_WORDS = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward", Kind.INPUT: "input", Kind.WEIGHT: "weight"}
 
 
 @dataclass(frozen=True)

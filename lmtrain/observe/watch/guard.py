@@ -40,6 +40,8 @@ _ANSWER_S = 5.0
 _LEAVE_S = 5.0
 _POLL_S = 0.005
 _LOST_S = 0.5  # because: srun ends all tasks once one is gone, and its signal may come before the watch's word
+_NUM_ROWS = 30
+_MOST_S = 1.0  # because: it asks for locks that a process which hangs may hold
 
 
 class Watch:
@@ -256,10 +258,6 @@ def watched(
             raise
         _end_as(found, process, error)
     watch.leave({"done": True})
-
-
-_NUM_ROWS = 30
-_MOST_S = 1.0  # because: it asks for locks that a process which hangs may hold
 
 
 def newest_rows() -> str:

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 Weights: TypeAlias = "MasterWeights | ShardedWeights"
 _HALVES = {Kind.INPUT: "input", Kind.WEIGHT: "weight"}
+Compute = Callable[[int, int, Tensor | None], Tensor]  # (stage, microbatch, hidden states) -> hidden states, or terms
+Row = list[Action]
+Shape = tuple[int, ...]  # of the hidden states between two stages
 
 
 class Begun:
@@ -48,11 +51,6 @@ class Begun:
     def done(self, action: Action) -> None:
         self.weights.done(action, action.microbatch == self.last)
         phases.leave()
-
-
-Compute = Callable[[int, int, Tensor | None], Tensor]  # (stage, microbatch, hidden states) -> hidden states, or terms
-Row = list[Action]
-Shape = tuple[int, ...]  # of the hidden states between two stages
 
 
 class Watch(Protocol):

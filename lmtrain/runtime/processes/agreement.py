@@ -14,6 +14,8 @@ from typing import Protocol
 
 from lmtrain.errors import LmtrainError, passed_on
 
+_TEXT = "<128q"  # a message of at most 1 KiB, told as numbers
+
 
 class Peers(Protocol):
     """The processes of one run, seen from one of them. `gather` is called by all, in the same order."""
@@ -38,7 +40,6 @@ class Alone:
 
 
 ALONE = Alone()
-_TEXT = "<128q"  # a message of at most 1 KiB, told as numbers
 
 
 def are_alike(peers: Peers, number: int) -> bool:

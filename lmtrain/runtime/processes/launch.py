@@ -31,6 +31,14 @@ from lmtrain.runtime.processes.signals import STOPS
 
 _NUM_LINES = 50  # that are remembered of each
 _LAST_S = 1.0  # because: a helper of a dead child may hold its output open
+_PEACEFUL = (0, StoppedEarly.exit_code, StoppedForGood.exit_code)  # ends after which the others may go on to theirs
+CRASH = 1  # of Python, with a traceback
+# because: all others would only be met again, or are what was asked for
+LOST = (CRASH, LmtrainError.exit_code, PeerLostError.exit_code)
+GUARDIAN = "lmtrain.runtime.processes.guardian"
+_LOOK_S = 1.0
+GRACE_S = 10.0  # because: gloo tells survivors within a second, what they then say helps, and ending takes a while
+PAUSE_S = 1.0  # before a start after the first: time for a device or a disk that failed for a moment
 
 
 class Speakers:
@@ -63,16 +71,6 @@ class Speakers:
                 self._last_lines[rank].append(line.rstrip("\n"))
                 sys.stderr.write(f"[rank {rank}] {line}")
                 sys.stderr.flush()
-
-
-_PEACEFUL = (0, StoppedEarly.exit_code, StoppedForGood.exit_code)  # ends after which the others may go on to theirs
-CRASH = 1  # of Python, with a traceback
-# because: all others would only be met again, or are what was asked for
-LOST = (CRASH, LmtrainError.exit_code, PeerLostError.exit_code)
-GUARDIAN = "lmtrain.runtime.processes.guardian"
-_LOOK_S = 1.0
-GRACE_S = 10.0  # because: gloo tells survivors within a second, what they then say helps, and ending takes a while
-PAUSE_S = 1.0  # before a start after the first: time for a device or a disk that failed for a moment
 
 
 @dataclass(frozen=True)

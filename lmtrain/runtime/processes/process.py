@@ -22,6 +22,18 @@ from typing import Any, NoReturn
 from lmtrain.errors import UsageError
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+# because: Slurm numbers the steps that srun did not start (batch script, interactive shell) from the top of 32 bits
+_FIRST_SPECIAL_STEP = 0xFFFF_FFF0
+# set by our own launcher for its processes
+_LAUNCHER, STORE_FD, _RESTARTS = "LMTRAIN_LAUNCHER", "LMTRAIN_STORE_FD", "LMTRAIN_RESTART_COUNT"
+_RESTARTS_BY = {"lmtrain": _RESTARTS, "slurm": "SLURM_RESTART_COUNT"}
+COMPANION = "LMTRAIN_COMPANION"  # set for a rank that was forked with its companion: a descriptor and a process id
+_NAMED_BY = "LMTRAIN_RUN_TOKEN"  # set by our own launcher, or by whoever starts processes in another way
+ELSEWHERE = "elsewhere"  # of processes that a dry run only reckons with
+BEGAN = "LMTRAIN_BEGAN_S"  # set by our own launcher: when it was started
+_PACKAGES = ("lmtrain", "torch", "numpy", "tokenizers", "safetensors", "hydra-core", "typer", "rich")
+_NUM_SPANS = 6  # of ranks, that a message names
+RUN_TOKEN = re.compile(r"[0-9a-f]{32}")  # 128 bits
 
 
 def git_commit(root: Path) -> str | None:
@@ -40,20 +52,6 @@ def git_commit(root: Path) -> str | None:
         return None
     found = [line.split()[0] for line in lines if line.endswith(f" {ref}")]
     return found[0] if found and _COMMIT.fullmatch(found[0]) else None
-
-
-# because: Slurm numbers the steps that srun did not start (batch script, interactive shell) from the top of 32 bits
-_FIRST_SPECIAL_STEP = 0xFFFF_FFF0
-# set by our own launcher for its processes
-_LAUNCHER, STORE_FD, _RESTARTS = "LMTRAIN_LAUNCHER", "LMTRAIN_STORE_FD", "LMTRAIN_RESTART_COUNT"
-_RESTARTS_BY = {"lmtrain": _RESTARTS, "slurm": "SLURM_RESTART_COUNT"}
-COMPANION = "LMTRAIN_COMPANION"  # set for a rank that was forked with its companion: a descriptor and a process id
-_NAMED_BY = "LMTRAIN_RUN_TOKEN"  # set by our own launcher, or by whoever starts processes in another way
-ELSEWHERE = "elsewhere"  # of processes that a dry run only reckons with
-BEGAN = "LMTRAIN_BEGAN_S"  # set by our own launcher: when it was started
-_PACKAGES = ("lmtrain", "torch", "numpy", "tokenizers", "safetensors", "hydra-core", "typer", "rich")
-_NUM_SPANS = 6  # of ranks, that a message names
-RUN_TOKEN = re.compile(r"[0-9a-f]{32}")  # 128 bits
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,8 @@ TRACE = 16
 _WISH_BITS, _RANK_BITS = 8, 20  # because: 63 bits hold these and 32 TiB
 _LOOK_S = 1.0  # at the folder, which may lie on a slow disk
 _MARGIN, _MOST_MARGIN_S = 0.05, 15.0  # of what is left at the beginning: for ending processes, and what comes between
+_ASK_EVERY_S = 300.0  # because: a job is seldom given more time, and each question goes to the one controller
+_SCONTROL_S = 30.0  # for its answer
 
 
 class Asker:
@@ -296,10 +298,6 @@ def requests_of(
             measured_before(run.folder, run.costs)
         requests.join(*(own if leads else [Silent(asker.cause) for asker in own]))
         yield requests
-
-
-_ASK_EVERY_S = 300.0  # because: a job is seldom given more time, and each question goes to the one controller
-_SCONTROL_S = 30.0  # for its answer
 
 
 class Allocation:

@@ -1,7 +1,7 @@
-"""Settings for as many processes as there are: the nearest legal layout, with the same batches in the same order.
+"""The layout of a run for as many processes as there are: the nearest legal one (--elastic), or the planner's best one.
 
-Called by the command line for --elastic, on every process, which all find the same. What is legal is what RunConfig
-takes: no rule stands here. Torch-free.
+Called by the command line before anything depends on the layout, on every process, which all find the same. Batches
+and their order stay. What is legal is what RunConfig takes: no rule stands here. Torch-free.
 """
 
 from __future__ import annotations

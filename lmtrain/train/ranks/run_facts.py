@@ -1,7 +1,7 @@
 """What must be the same on all ranks of a run: settings, data, tokenizer, checkpoint, code and libraries. Torch-free.
 
-Called by agreement, on every rank. Content is named, never a place: nodes may have copies of the data of their own. It
-costs milliseconds, since nothing is read whole but this package.
+Called by same_everywhere, on every rank. Content is named, never a place: nodes may have copies of the data of their
+own. It costs milliseconds, since nothing is read whole but this package.
 """
 
 from __future__ import annotations
