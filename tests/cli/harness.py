@@ -17,6 +17,7 @@ import pytest
 
 from lmtrain.cli.main import main
 from tests.cli.forking import forked
+from tests.toytext import write_toy_texts
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -110,8 +111,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
     folder = tmp_path_factory.mktemp("toy")
     text = folder / "text"
     text.mkdir()
-    for file in sorted((ROOT / "lmtrain").glob("*/*.py")):
-        (text / f"{file.parent.name}_{file.stem}.txt").write_text(file.read_text())
+    write_toy_texts(text)
     made = Toy(text, folder / "tokenizer", folder / "data" / "toy")
     lmtrain("tokenizer", "train", text, "--output", made.tokenizer, "--vocab-size", 400)
     lmtrain("preprocess", text, "--tokenizer", made.tokenizer, "--output", made.data)
@@ -120,12 +120,11 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
 
 @pytest.fixture(scope="session")
 def sentences(tmp_path_factory: pytest.TempPathFactory) -> Toy:
-    """The repository's pages, cut into sentences, for BERT."""
+    """The same texts cut into sentences, for BERT."""
     folder = tmp_path_factory.mktemp("sentences")
     text = folder / "text"
     text.mkdir()
-    for file in sorted((ROOT / "docs").rglob("*.md")):
-        (text / f"{file.parent.name}_{file.stem}.txt").write_text(file.read_text())
+    write_toy_texts(text)
     made = Toy(text, folder / "tokenizer", folder / "data" / "pages")
     lmtrain("tokenizer", "train", text, "--output", made.tokenizer, "--vocab-size", 400, "--kind", "wordpiece")
     lmtrain("preprocess", text, "--tokenizer", made.tokenizer, "--output", made.data, "--split-sentences")

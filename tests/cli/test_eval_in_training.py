@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from lmtrain.observe.metrics import read_metrics
-from tests.cli.harness import ROOT, Toy, lmtrain, start
+from tests.cli.harness import Toy, lmtrain, start
 from tests.cli.test_parallel_runs import run
 from tests.marks import slow
+from tests.toytext import write_toy_last_words
 
 EXACT = ("step", "loss", "grad_norm", "lr", "samples", "tokens", "samples_hash", "skipped")
 LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {
@@ -27,13 +28,12 @@ LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {
 def lines(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Sentences whose last word is asked for."""
     file = tmp_path_factory.mktemp("lambada") / "lambada_test.jsonl"
-    sentences = [one.strip() for one in (ROOT / "README.md").read_text().split(".") if len(one.split()) > 3]
-    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in sentences[:12]))
+    write_toy_last_words(file, 12)
     return file
 
 
 def tasks(toy: Toy, lines: Path, interval: int = 10) -> list[str]:
-    text = toy.text / "train_state.txt"
+    text = toy.text / "page_001.txt"
     words = f"[{{task: lambada/megatron-strict, data: {lines}}}, {{task: perplexity, data: {text}, name: code}}]"
     return [f"eval.tasks={words}", f"eval.interval_steps={interval}"]
 
@@ -57,7 +57,7 @@ def trained(folder: Path) -> tuple[list[tuple[Any, ...]], Mapping[str, str]]:
 
 def alone(toy: Toy, folder: Path) -> dict[str, Any]:
     """What `lmtrain eval` finds in the run's last checkpoint."""
-    text, out = toy.text / "train_state.txt", folder.with_suffix(".json")
+    text, out = toy.text / "page_001.txt", folder.with_suffix(".json")
     lmtrain("eval", folder, "--task", "perplexity", "--data", text, "--output", out)
     (found,) = json.loads(out.read_text())["results"]
     return dict(found)

@@ -171,7 +171,7 @@ def test_what_ranks_need_is_imported_before_they_are_forked(toy: Toy, tmp_path: 
     output, _ = process.communicate(timeout=600)
     assert process.returncode == 0, output
     assert len(imported_by_rank_1(output)) < 20, imported_by_rank_1(output)
-    words = ["eval", tmp_path / "run", "--task", "perplexity", "--data", toy.text / "cli_main.txt", "parallel.tp=2"]
+    words = ["eval", tmp_path / "run", "--task", "perplexity", "--data", toy.text / "page_003.txt", "parallel.tp=2"]
     process = start(*words, "--nproc", 2, env=SAYS_IMPORTS)
     output, _ = process.communicate(timeout=600)
     assert process.returncode == 0, output

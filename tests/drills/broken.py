@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.observe.metrics import read_metrics
+from tests.toytext import write_toy_last_words, write_toy_texts
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "LMTRAIN_DRILL"
@@ -52,8 +53,7 @@ class World:
         world = cls(folder / "text", folder / "data/toy", folder / "lambada_test.jsonl")
         if not (folder / "made").exists():
             world.text.mkdir(parents=True, exist_ok=True)
-            for file in sorted((ROOT / "lmtrain").glob("*/*.py")):
-                (world.text / f"{file.parent.name}_{file.stem}.txt").write_text(file.read_text())
+            write_toy_texts(world.text)
             tokenizer = folder / "tokenizer"
             for words in (
                 ["tokenizer", "train", world.text, "--output", tokenizer, "--vocab-size", 400],
@@ -61,8 +61,7 @@ class World:
             ):
                 done = Broken(words).to_the_end()
                 assert done.code == 0, done.output
-            sentences = [one.strip() for one in (ROOT / "README.md").read_text().split(".") if len(one.split()) > 3]
-            world.lines.write_text("".join(json.dumps({"text": text}) + "\n" for text in sentences[:4]))
+            write_toy_last_words(world.lines, 4)
             (folder / "made").touch()
         return world
 

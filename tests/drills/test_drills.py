@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.harness import ROOT, Toy
+from tests.cli.harness import Toy
 from tests.drills import day, hangs, injections, starts
 from tests.drills.broken import LAYOUTS, Options, World
+from tests.toytext import write_toy_last_words
 
 
 @pytest.fixture(scope="module")
 def options(toy: Toy, tmp_path_factory: pytest.TempPathFactory) -> Options:
     folder = tmp_path_factory.mktemp("drills")
     lines = folder / "lambada_test.jsonl"
-    sentences = [one.strip() for one in (ROOT / "README.md").read_text().split(".") if len(one.split()) > 3]
-    lines.write_text("".join(json.dumps({"text": text}) + "\n" for text in sentences[:4]))
+    write_toy_last_words(lines, 4)
     return Options(World(toy.text, toy.data, lines), folder)
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.harness import ROOT
 from tests.mistakes.runner import Runner
+from tests.toytext import write_toy_texts
 
 pytestmark = pytest.mark.wide
 TINY = ("model.num_layers=1", "model.width=16", "model.num_heads=2", "model.seq_len=16", "schedule.warmup_steps=0",
@@ -26,11 +26,11 @@ def runner() -> Iterator[Runner]:
 @pytest.fixture(scope="module")
 def data(runner: Runner, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dry")
-    text = ROOT / "docs" / "explanation" / "parallelism.md"
-    (folder / "text.txt").write_text(text.read_text(encoding="utf-8"), encoding="utf-8")
+    write_toy_texts(folder)
+    text = folder / "page_000.txt"
     for words in (
-        ("tokenizer", "train", folder / "text.txt", "--output", folder / "tokenizer", "--vocab-size", 300),
-        ("preprocess", folder / "text.txt", "--tokenizer", folder / "tokenizer", "--output", folder / "data"),
+        ("tokenizer", "train", text, "--output", folder / "tokenizer", "--vocab-size", 300),
+        ("preprocess", text, "--tokenizer", folder / "tokenizer", "--output", folder / "data"),
     ):
         said = runner(list(map(str, words)))
         assert said.code == 0, said.text
