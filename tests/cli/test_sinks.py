@@ -150,7 +150,8 @@ def histograms_of(folder: Path) -> dict[str, tuple[float, ...]]:
 @pytest.mark.wide
 def test_histograms_and_memory_are_those_of_all_ranks(toy: Toy, tmp_path: Path) -> None:
     more: dict[str, object] = {"train__steps": 2, "train__micro_batch": 1, "observe__histograms_every_steps": 1}
-    more |= {"schedule__warmup_steps": 0}
+    # because: gradients of the keys' biases are nothing but rounding, of which Adam makes steps where eps is tiny
+    more |= {"schedule__warmup_steps": 0, "optim__eps": 1e-3}
     more |= {"observe__tensorboard": "true", "checkpoint__interval_steps": "null", "model__num_layers": 2}
     lmtrain("pretrain", *toy.settings(tmp_path / "one", **more))
     layout = {"parallel__tp": 2, "parallel__pp": 2, "observe.profile_steps": "[1,2]", "observe.profile_ranks": "[0,3]"}
@@ -164,8 +165,7 @@ def test_histograms_and_memory_are_those_of_all_ranks(toy: Toy, tmp_path: Path) 
     assert len(one) > 10
     assert one.keys() == four.keys()
     for name, found in one.items():
-        # because: gradients of the keys' biases are nothing but rounding, and Adam makes steps of them
-        assert four[name] == pytest.approx(found, rel=1e-3, abs=2e-4), name
+        assert four[name] == pytest.approx(found, rel=1e-3, abs=1e-6), name
         assert found[0] == found[1]
     assert [table.rank for table in read_tables(tmp_path / "four/profile")] == [0, 3]
     rows = [row for row in read_metrics(tmp_path / "four/metrics.jsonl") if row["event"] == "step"]
