@@ -99,6 +99,18 @@ def test_a_run_that_gets_nowhere_is_given_up(toy: Toy, tmp_path: Path) -> None:
 
 
 @pytest.mark.wide
+def test_the_last_loss_is_the_one_that_is_told(toy: Toy, tmp_path: Path) -> None:
+    """The watch has written why the first start was lost; nobody but the launcher can say why the second was."""
+    folder = tmp_path / "run"
+    faults = fault("kill:point=step:step=5:rank=1:restart=0", "kill:point=start.imports:rank=0:restart=1")
+    code, output = ended(*toy.settings(folder, **TWO), "--nproc", 2, "--max-restarts", 1, env=faults)
+    assert code == 76, output
+    assert re.search("error: rank 0 .*SIGKILL", output), output
+    facts = stop_facts(folder)
+    assert (facts["rank"], "rank 0" in facts["cause"]) == (0, True)
+
+
+@pytest.mark.wide
 def test_one_process_may_be_watched_too(toy: Toy, tmp_path: Path) -> None:
     settings = toy.settings(tmp_path / "run", checkpoint__asynchronous="false")
     code, output = ended(*settings, "--max-restarts", 1, env=fault("exc:point=step:step=5:restart=0"))
