@@ -5,17 +5,17 @@ from tests.mutants.mutant import Mutant
 MUTANTS = [
     Mutant(
         name="1f1b_runs_one_forward_too_many_ahead",
-        file="lmtrain/schedules/one_f_one_b.py",
+        file="lmtrain/schedules/pipeline_schedule.py",
         function="OneFOneB.row",
-        old="min(num_ranks - rank - 1, num_microbatches)",
-        new="min(num_ranks - rank, num_microbatches)",
+        old="_in_turn(forwards, num_ranks - rank - 1,",
+        new="_in_turn(forwards, num_ranks - rank,",
         breaks="Every rank holds the activations of one microbatch more than the schedule is known for; the numbers "
         "of a step are the same.",
         only_for="1f1b and zb_h1 with more than one microbatch",
     ),
     Mutant(
         name="interleaved_warms_up_half_as_long",
-        file="lmtrain/schedules/interleaved.py",
+        file="lmtrain/schedules/pipeline_schedule.py",
         function="Interleaved.row",
         old="2 * (num_ranks - rank - 1)",
         new="(num_ranks - rank - 1)",
