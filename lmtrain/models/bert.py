@@ -15,10 +15,9 @@ from lmtrain.errors import SettingsError
 from lmtrain.models.bert_settings import NUM_SEGMENTS, BertSettings
 from lmtrain.models.init import apply_ties
 from lmtrain.models.layers.attention import Attention
-from lmtrain.models.layers.block import Block, PostNormBlock, build_norm
+from lmtrain.models.layers.block import MLP, Block, PostNormBlock, build_norm
 from lmtrain.models.layers.embedding import Embedding
 from lmtrain.models.layers.heads import MaskedHead, PairHead
-from lmtrain.models.layers.mlp import MLP
 from lmtrain.models.stack import Stack
 
 

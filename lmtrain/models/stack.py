@@ -8,11 +8,10 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from lmtrain.batch import Batch
-from lmtrain.models.layers.asked import asked_positions, put_back
-from lmtrain.models.layers.attention import BuildMask, build_mask, build_rotation
+from lmtrain.models.layers.attention import BuildMask, asked_positions, build_mask, build_rotation, put_back
 from lmtrain.models.layers.block import Block, Surroundings
 from lmtrain.models.layers.embedding import positions_of
-from lmtrain.models.transformer_settings import TransformerSettings, cut_of
+from lmtrain.models.model_settings import TransformerSettings, cut_of
 from lmtrain.spec import Cuts, ModelShape, Start, Tie
 
 

@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lmtrain.optim.groups import Groups
+from lmtrain.optim.groups import Groups, apply_empty_state
 from lmtrain.optim.lamb_settings import LAMBSettings
 from lmtrain.optim.moments import SLOTS, UncompiledOptimizer, adam_directions, with_gradients
-from lmtrain.optim.state import apply_empty_state
 from lmtrain.optim.whole import Alone, Whole
 
 

@@ -18,10 +18,9 @@ import torch
 from torch import Tensor
 
 from lmtrain.optim import moments
-from lmtrain.optim.groups import Groups, group_of
+from lmtrain.optim.groups import Groups, apply_empty_state, group_of
 from lmtrain.optim.moments import UncompiledOptimizer, adam_directions, count_update, with_gradients
 from lmtrain.optim.muon_settings import MuonSettings, is_hidden_matrix
-from lmtrain.optim.state import apply_empty_state
 from lmtrain.optim.whole import Alone, Whole
 
 SLOTS = ("momentum",)

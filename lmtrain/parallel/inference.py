@@ -20,10 +20,9 @@ from lmtrain.errors import RanksDifferError
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.parallel.blocks.masks import masks_of_positions
 from lmtrain.parallel.collectives import all_reduce, gather_columns, gather_sequence
-from lmtrain.parallel.mesh import Axis, Mesh
-from lmtrain.parallel.peers import first_peers
+from lmtrain.parallel.mesh import Axis, Mesh, first_peers
 from lmtrain.parallel.pipeline.executor import OneStage, Pipeline
-from lmtrain.parallel.tensor.vocabulary import label_scores, whole_sequences
+from lmtrain.parallel.tensor import label_scores, whole_sequences
 from lmtrain.runtime.processes.agreement import are_alike
 from lmtrain.spec import LanguageModel, PairModel
 

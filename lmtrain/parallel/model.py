@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lmtrain.batch import Batch, StepBatches
 from lmtrain.layout import Piece
-from lmtrain.objectives.causal_lm import CausalLM
+from lmtrain.objectives.objective import CausalLM
 from lmtrain.observe.measure import phases
 from lmtrain.optim.adamw import OnePassAdamW
 from lmtrain.optim.whole import Alone, Whole
@@ -20,9 +20,15 @@ from lmtrain.parallel.inference import Inference, chunks
 from lmtrain.parallel.pipeline.executor import Begun, Weights
 from lmtrain.parallel.shards import owned, pieces_of
 from lmtrain.parallel.weights.gathered_weights import Spread
-from lmtrain.parallel.weights.grads import apply_clip, clip_factor, gradient_norm, sum_partial_gradients
+from lmtrain.parallel.weights.grads import (
+    TiedSums,
+    apply_clip,
+    clip_factor,
+    gradient_norm,
+    sum_gradients,
+    sum_partial_gradients,
+)
 from lmtrain.parallel.weights.precision import LossScale
-from lmtrain.parallel.weights.tied import TiedSums, sum_gradients
 from lmtrain.placement.places import Place
 from lmtrain.spec import LanguageModel
 

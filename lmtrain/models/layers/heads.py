@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmtrain.kernels.activations import Activation
-from lmtrain.models.layers.mlp import ACTIVATIONS
+from lmtrain.models.layers.block import ACTIVATIONS
 
 
 class Head(nn.Linear):

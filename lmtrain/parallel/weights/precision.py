@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lmtrain.parallel.precision_settings import Fp16Settings, PrecisionSettings
+from lmtrain.parallel.compute_settings import Fp16Settings, PrecisionSettings
 from lmtrain.parallel.products import Summing, clear_totals
 from lmtrain.schedules.table import Action, Kind
 
