@@ -64,8 +64,7 @@ def _block(s: BertSettings) -> Block:
         s.width, s.num_heads, s.num_heads, s.width // s.num_heads, bias=True, dropout=s.dropout, causal=False
     )
     mlp = MLP(s.width, s.ffn, s.activation, bias=True, dropout=s.dropout)
-    kind = PostNormBlock if s.norm_order == "post" else Block
-    return kind(_norm(s), attention, _norm(s), mlp)
+    return (PostNormBlock if s.norm_order == "post" else Block)(_norm(s), attention, _norm(s), mlp)
 
 
 def _norm(s: BertSettings) -> nn.Module:

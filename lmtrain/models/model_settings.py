@@ -98,8 +98,10 @@ def true_weights(settings: ModelSettings) -> dict[str, Shape]:
 def checked_vocab_size(given: int | None, found: int) -> int:
     """What the settings say, or the tokenizer's; refuses what is too small for it."""
     if given is not None and given < found:
-        rule = f"is smaller than the tokenizer's {found} tokens"
-        problem = Problem("vocab_size", given, rule, f"Use {found}, or null for the tokenizer's.")
+        problem = Problem(
+            "vocab_size", given,
+            f"is smaller than the tokenizer's {found} tokens", f"Use {found}, or null for the tokenizer's.",
+        )  # fmt: skip
         raise SettingsError([problem.text("model")])
     return found if given is None else given
 

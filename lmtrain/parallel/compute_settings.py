@@ -23,11 +23,11 @@ class ComputeSettings(Settings):
     threads: int | None = None
 
     def problems(self) -> Iterator[Problem]:
-        on_cpu = self.tf32 and self.device == "cpu"
         yield from self.checked(
             self.at_least(1, "threads", "Use null for torch's own choice."),
             self.at_most(1024, "threads", "Use null for torch's own choice."),
-            (on_cpu, "tf32", "is of GPUs, and device=cpu is none", "Use tf32=false or device=cuda."),
+            (self.tf32 and self.device == "cpu", "tf32",
+             "is of GPUs, and device=cpu is none", "Use tf32=false or device=cuda."),
         )
 
     def compiles(self, parallel: ParallelSettings, *, uses_dropout: bool, on_gpu: bool) -> bool:
@@ -134,9 +134,10 @@ class SomeRecomputeSettings(RecomputeSettings):
         return self.blocks is None or block < self.blocks
 
     def problems_in_model(self, num_layers: int) -> Iterator[Problem]:
-        wrong = self.blocks is not None and self.blocks > num_layers
-        rule = f"is more than model.num_layers={num_layers}"
-        yield from self.problem_if(wrong, "blocks", rule, "Use null for all blocks.")
+        yield from self.problem_if(
+            self.blocks is not None and self.blocks > num_layers, "blocks",
+            f"is more than model.num_layers={num_layers}", "Use null for all blocks.",
+        )  # fmt: skip
 
     def problems_in_layout(self, parallel: ParallelSettings) -> Iterator[Problem]:
         yield from problem_if(

@@ -60,14 +60,14 @@ class Mesh:
         groups = [axis.group or alone for axis in axes]
         assert all(group is not None for group in groups)
         plane = torch.tensor(self.dp.ranks).view(self.dp_replicate.size, self.dp_shard.size)
-        names = ("dp_replicate", "dp_shard")
-        return DeviceMesh.from_group([g for g in groups if g], self.device_type, plane, mesh_dim_names=names)
+        return DeviceMesh.from_group(
+            [g for g in groups if g], self.device_type, plane, mesh_dim_names=("dp_replicate", "dp_shard")
+        )
 
 
 def build_mesh(layout: Layout, device: torch.device, timeout_s: float = 600.0) -> Mesh:
     """Every rank calls this, in step with the others; several processes must have met before (process_group.start)."""
-    ready = dist.is_initialized()
-    rank, size = (dist.get_rank(), dist.get_world_size()) if ready else (0, 1)
+    rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     if size != layout.world_size:
         raise LayoutError(
             f"{size} processes have met, but the layout has {layout.world_size}. Start {layout.world_size} processes."
@@ -156,8 +156,7 @@ class FirstPeers:
             # collective: one row from each of the world to rank 0, and all rows to the world, on the host
             dist.gather(mine, list(rows) if self.rank == 0 else None)
             dist.broadcast(rows, 0)
-        table: list[list[int]] = rows.tolist()
-        return table
+        return rows.tolist()
 
 
 def first_peers(what: str) -> Peers:

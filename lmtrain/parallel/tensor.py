@@ -39,7 +39,7 @@ from lmtrain.parallel.collectives import (
 )
 from lmtrain.parallel.mesh import Axis
 from lmtrain.parallel.products import Summing
-from lmtrain.spec import Cut, LanguageModel, ModelShape, Split
+from lmtrain.spec import Cut, LanguageModel, Split
 
 
 def apply_tensor_parallel(model: LanguageModel, axis: Axis, *, sequence: bool) -> str | None:
@@ -47,8 +47,12 @@ def apply_tensor_parallel(model: LanguageModel, axis: Axis, *, sequence: bool) -
     if axis.size == 1:
         return None
     assert isinstance(model, nn.Module)
-    _check(model.shape, axis.size)
-    cuts, num_cut = model.cuts(), 0
+    shape, cuts, num_cut = model.shape, model.cuts(), 0
+    # a head or a column is never cut in two. Settings are refused before; this is for those who come without
+    for key, value in (("num_kv_heads", shape.num_kv_heads), ("ffn_width", shape.ffn_width)):
+        if value % axis.size != 0:
+            legal = [d for d in divisors(shape.num_kv_heads) if shape.ffn_width % d == 0]
+            raise LayoutError(f"parallel.tp={axis.size} does not divide model.{key}={value}. Use {words(legal)}.")
     for path, module in list(model.named_modules()):
         cut = cuts.get(f"{path}.weight", Cut(Split.NONE))
         part = _part(module, cut, axis, sequence)
@@ -131,14 +135,6 @@ class TakenFromFirst(nn.Module):
         return taken_from_first(x, self.axis)
 
 
-def _check(shape: ModelShape, size: int) -> None:
-    """A head or a column is never cut in two. Settings are refused before; this is for those who come without."""
-    for key, value in (("num_kv_heads", shape.num_kv_heads), ("ffn_width", shape.ffn_width)):
-        if value % size != 0:
-            legal = [d for d in divisors(shape.num_kv_heads) if shape.ffn_width % d == 0]
-            raise LayoutError(f"parallel.tp={size} does not divide model.{key}={value}. Use {words(legal)}.")
-
-
 HEAD_ROWS = 256  # because: in fp32 those of GPT-2's vocabulary are 50 MB, and the head's product loses nothing
 EXP_ROWS = 16  # because: what is made of so many of them stays in a core's own memory
 
@@ -202,10 +198,9 @@ def cross_entropy_sum(logits: Tensor, labels: Tensor, axis: Axis) -> Tensor:
     `logits` are this rank's columns, `labels` number the whole vocabulary. Serves eager (chunks of rows, no fp32 copy
     of all logits) and a compiler (one chunk, fused) alike.
     """
-    total: Tensor = _CrossEntropySum.apply(  # type: ignore[no-untyped-call]
+    return _CrossEntropySum.apply(  # type: ignore[no-any-return, no-untyped-call]
         logits.flatten(0, -2), labels.flatten(), axis
     )
-    return total
 
 
 @torch.no_grad()

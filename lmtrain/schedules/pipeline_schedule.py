@@ -13,7 +13,7 @@ from itertools import chain, pairwise
 from typing import ClassVar
 
 from lmtrain.config.base import Choice, kinds
-from lmtrain.schedules.table import Action, Kind, Table, folded, looping
+from lmtrain.schedules.table import Action, Kind, Table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,8 @@ class PipelineSchedule(Choice):
         return chunks == self.chunks
 
     def ranks_of_stages(self, num_ranks: int, chunks: int) -> tuple[int, ...]:
-        return looping(num_ranks, chunks)
+        """Stages dealt round and round: rank r holds r, r + p, r + 2p, ..."""
+        return tuple(range(num_ranks)) * chunks
 
     @abstractmethod
     def row(self, rank: int, num_ranks: int, chunks: int, num_microbatches: int) -> Sequence[Action]:
@@ -151,7 +152,8 @@ class ZBV(PipelineSchedule):
     splits_backward: ClassVar[bool] = True
 
     def ranks_of_stages(self, num_ranks: int, chunks: int) -> tuple[int, ...]:
-        return folded(num_ranks)
+        """Down and up again as a V: the first rank holds the first and the last."""
+        return (*range(num_ranks), *reversed(range(num_ranks)))
 
     def row(self, rank: int, num_ranks: int, chunks: int, num_microbatches: int) -> Sequence[Action]:
         f, i, w = Kind.FORWARD, Kind.INPUT, Kind.WEIGHT

@@ -102,17 +102,15 @@ class DotProduct(nn.Module):
             from lmtrain.models.layers.block_masks import attend  # because: it takes a second to import
 
             return attend(q_BHTK, k_BHTK, v_BHTK, mask)
-        grouped = q_BHTK.shape[1] != k_BHTK.shape[1]
-        if grouped and mask is not None:
+        if mask is not None and q_BHTK.shape[1] != k_BHTK.shape[1]:
             # because: no fused CUDA kernel takes a mask and fewer keys than queries; the fallback would hold all scores
             group = q_BHTK.shape[1] // k_BHTK.shape[1]
             k_BHTK, v_BHTK = (x.repeat_interleave(group, dim=1) for x in (k_BHTK, v_BHTK))
-            grouped = False
         return F.scaled_dot_product_attention(
             q_BHTK, k_BHTK, v_BHTK, mask,
             dropout_p=self.dropout if self.training else 0.0,
             is_causal=self.causal and mask is None,
-            enable_gqa=grouped,
+            enable_gqa=q_BHTK.shape[1] != k_BHTK.shape[1],
         )
 
 
@@ -147,7 +145,8 @@ def build_mask(
     """
     masks = []
     if window is not None and window < length:
-        masks.append(_near(length, window, causal=causal, device=device))
+        back = _back(length, device)
+        masks.append(back < window if causal else back.abs() < window)
     if documents_BT is not None:
         masks.append(documents_BT[:, None, :, None] == documents_BT[:, None, None, :])
     if real_BT is not None and not causal:  # rows are padded on the right, where a causal token never looks
@@ -155,11 +154,6 @@ def build_mask(
     if causal and masks:
         masks.insert(0, _back(length, device) >= 0)
     return reduce(torch.logical_and, masks) if masks else None
-
-
-def _near(length: int, window: int, *, causal: bool, device: torch.device) -> Tensor:
-    back = _back(length, device)
-    return back < window if causal else back.abs() < window
 
 
 def _back(length: int, device: torch.device) -> Tensor:

@@ -52,10 +52,11 @@ class MLP(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        if fuses(x_BTD.device):
-            hidden_BTF = activated(self.up(x_BTD, biased=False), self.up.bias, self.activation)
-        else:
-            hidden_BTF = ACTIVATIONS[self.activation](self.up(x_BTD))
+        hidden_BTF = (
+            activated(self.up(x_BTD, biased=False), self.up.bias, self.activation)
+            if fuses(x_BTD.device)
+            else ACTIVATIONS[self.activation](self.up(x_BTD))
+        )
         y: Tensor = self.dropout(self.down(hidden_BTF))
         return y
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -127,10 +127,8 @@ def _both(first: Contexts, second: Contexts) -> Pair:
 
 
 @contextmanager
-def _stacked(*contexts: AbstractContextManager[Any]) -> Iterator[None]:
-    with ExitStack() as stack:
-        for context in contexts:
-            stack.enter_context(context)
+def _stacked(outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> Iterator[None]:
+    with outer, inner:
         yield
 
 
@@ -150,11 +148,10 @@ def apply_compile(model: LanguageModel, *, deterministic: bool) -> str:
 
 def compile_loss(objective: CausalLM, *, deterministic: bool) -> str:
     """Once for all stages: the softmax over the vocabulary is the other place where fusion pays."""
-    alone = objective.cross_entropy is cross_entropy_sum  # else one over tp, which serves a compiler as it is
-    function = cross_entropy_plain if alone else objective.cross_entropy
+    # a loss over tp serves a compiler as it is
+    function = cross_entropy_plain if objective.cross_entropy is cross_entropy_sum else objective.cross_entropy
     # because: left to itself torch compiles twice, the second time for any number of rows
-    dynamic = None if objective.rows_vary else False
-    objective.cross_entropy = _compiled(function, deterministic, dynamic=dynamic)
+    objective.cross_entropy = _compiled(function, deterministic, dynamic=None if objective.rows_vary else False)
     return "compile: the loss"
 
 

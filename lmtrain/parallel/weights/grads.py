@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -24,12 +24,17 @@ from torch import Tensor
 from lmtrain.observe.measure import phases
 from lmtrain.parallel.collectives import all_reduce
 from lmtrain.parallel.mesh import Axis, Mesh
-from lmtrain.parallel.weights.precision import Use
+from lmtrain.parallel.weights.precision import MasterWeights
 from lmtrain.placement.places import Place
 from lmtrain.runtime.processes.faults import fault_point
 from lmtrain.runtime.processes.process_group import new_group
 from lmtrain.schedules.table import Kind
 from lmtrain.spec import Split, Tie
+
+if TYPE_CHECKING:
+    from lmtrain.parallel.weights.sharding import ShardedWeights
+
+Weights: TypeAlias = "MasterWeights | ShardedWeights"
 
 
 def copies(ties: Iterable[Tie], held: Iterable[str], places: Mapping[str, Place]) -> dict[str, Place]:
@@ -40,12 +45,6 @@ def copies(ties: Iterable[Tie], held: Iterable[str], places: Mapping[str, Place]
 
 def is_copy(name: str, place: Place) -> bool:
     return place.name != name
-
-
-class Weights(Protocol):
-    """Of MasterWeights or ShardedWeights, what is asked here."""
-
-    def when_whole(self, name: str, stage: int, half: Kind, use: Use) -> None: ...
 
 
 class TiedSums:

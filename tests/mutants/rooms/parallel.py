@@ -155,7 +155,7 @@ MUTANTS = [
         file="lmtrain/parallel/model.py",
         function="ParallelModel.forward_backward",
         old="""\
-        self._turn(training=True)
+        self.turn(training=True)
         self.tied.wait()""",
         new="        self.tied.wait()",
         breaks="After the first evaluation on tasks the model stays in evaluation mode, so the rest of the run trains "

@@ -27,8 +27,8 @@ MUTANTS = [
         name="activations_are_let_go_with_the_first_half",
         file="lmtrain/schedules/simulate.py",
         function="activations_held",
-        old="(Kind.BACKWARD, Kind.WEIGHT)",
-        new="(Kind.BACKWARD, Kind.INPUT)",
+        old="Kind.INPUT: 0, Kind.BACKWARD: -1, Kind.WEIGHT: -1",
+        new="Kind.INPUT: -1, Kind.BACKWARD: -1, Kind.WEIGHT: 0",
         breaks="The preview of a run promises fewer held activations than its ranks have, since the second half of a "
         "backward still needs them.",
         only_for="zb_h1 and zb_v",
