@@ -31,9 +31,8 @@ class Batch:
 
     def unlabelled(self) -> Batch:
         """The same samples, none of which takes part in a loss."""
-        pairs = self.pair_labels_B
-        ignored = {"labels_BT": self.labels_BT * 0 + IGNORED}
-        return replace(self, **ignored | ({} if pairs is None else {"pair_labels_B": pairs * 0 + IGNORED}))
+        labels = {name: getattr(self, name) for name in ("labels_BT", "pair_labels_B")}
+        return replace(self, **{name: each * 0 + IGNORED for name, each in labels.items() if each is not None})
 
     @property
     def num_samples(self) -> int:

@@ -16,9 +16,8 @@ from lmtrain.config.build import build_settings
 from lmtrain.eval.runner import Subject, check_vocabulary
 from lmtrain.eval.source import Source, check_causal, checkpoint_source
 from lmtrain.parallel.apply import build_parallel
-from lmtrain.parallel.compute_settings import ComputeSettings
+from lmtrain.parallel.compute_settings import ComputeSettings, PrecisionSettings
 from lmtrain.parallel.mesh import Mesh
-from lmtrain.parallel.precision_settings import PrecisionSettings
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.runtime.machine.device import device_name
 

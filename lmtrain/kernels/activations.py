@@ -21,8 +21,7 @@ _APPROXIMATE = {"gelu": "none", "gelu_tanh": "tanh"}
 
 def activated(product: Tensor, bias: Tensor | None, kind: Activation) -> Tensor:
     """f(product + bias), over the last dim; of [gate | up] silu(gate) * up."""
-    y: Tensor = _Activated.apply(product, bias, kind)  # type: ignore[no-untyped-call]
-    return y
+    return _Activated.apply(product, bias, kind)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Activated(torch.autograd.Function):

@@ -15,10 +15,9 @@ from lmtrain.errors import SettingsError
 from lmtrain.models.bert_settings import NUM_SEGMENTS, BertSettings
 from lmtrain.models.init import apply_ties
 from lmtrain.models.layers.attention import Attention
-from lmtrain.models.layers.block import Block, PostNormBlock, build_norm
+from lmtrain.models.layers.block import MLP, Block, PostNormBlock, build_norm
 from lmtrain.models.layers.embedding import Embedding
 from lmtrain.models.layers.heads import MaskedHead, PairHead
-from lmtrain.models.layers.mlp import MLP
 from lmtrain.models.stack import Stack
 
 
@@ -65,8 +64,7 @@ def _block(s: BertSettings) -> Block:
         s.width, s.num_heads, s.num_heads, s.width // s.num_heads, bias=True, dropout=s.dropout, causal=False
     )
     mlp = MLP(s.width, s.ffn, s.activation, bias=True, dropout=s.dropout)
-    kind = PostNormBlock if s.norm_order == "post" else Block
-    return kind(_norm(s), attention, _norm(s), mlp)
+    return (PostNormBlock if s.norm_order == "post" else Block)(_norm(s), attention, _norm(s), mlp)
 
 
 def _norm(s: BertSettings) -> nn.Module:

@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from lmtrain.models.model_settings import Shape
-from lmtrain.models.transformer_settings import TransformerSettings, block_weights, linear_weights, norm_weights
+from lmtrain.models.model_settings import Shape, TransformerSettings, block_weights, linear_weights, norm_weights
 from lmtrain.spec import ModelShape, Tie
 
 NUM_SEGMENTS = 2

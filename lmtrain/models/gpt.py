@@ -11,10 +11,9 @@ from lmtrain.errors import SettingsError
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.init import apply_ties
 from lmtrain.models.layers.attention import Attention
-from lmtrain.models.layers.block import Block, build_norm
+from lmtrain.models.layers.block import MLP, Block, build_norm
 from lmtrain.models.layers.embedding import Embedding
 from lmtrain.models.layers.heads import Head
-from lmtrain.models.layers.mlp import MLP
 from lmtrain.models.stack import Stack
 
 

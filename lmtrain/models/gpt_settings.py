@@ -11,8 +11,7 @@ from typing import ClassVar, Literal
 
 from lmtrain.config.base import Problem, problem_if
 from lmtrain.layout import divisors
-from lmtrain.models.model_settings import Shape, round_up, some
-from lmtrain.models.transformer_settings import TransformerSettings, block_weights, norm_weights
+from lmtrain.models.model_settings import Shape, TransformerSettings, block_weights, norm_weights, round_up, some
 from lmtrain.spec import ModelShape, Tie
 
 # because: LLaMA rounds 8/3 of the width up to this, and cuts over 2, 4 or 8 ranks then stay multiples of 32

@@ -1,20 +1,22 @@
-"""What every model's settings offer, whatever its kind. Torch-free.
+"""What every model's settings offer, whatever its kind, and what decoders' and encoders' share. Torch-free.
 
 Called by train/config (checks across settings), placement, parallel and the planner. A kind named `gpt` stands in
-`gpt_settings.py`, and `gpt.py` beside it has `build(settings)`.
+`gpt_settings.py`, and `gpt.py` beside it has `build(settings)`. Sizes, the vocabulary and the blocks' weights are those
+of TransformerSettings, the base of both that are here.
 """
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 from lmtrain.config.base import Choice, Problem
 from lmtrain.errors import SettingsError
-from lmtrain.layout import words
-from lmtrain.spec import Cuts, LanguageModel, ModelShape, Split, Tie
+from lmtrain.layout import divisors, words
+from lmtrain.spec import Cut, Cuts, LanguageModel, ModelShape, Split, Tie
 
 Shape = tuple[int, ...]
 
@@ -96,8 +98,10 @@ def true_weights(settings: ModelSettings) -> dict[str, Shape]:
 def checked_vocab_size(given: int | None, found: int) -> int:
     """What the settings say, or the tokenizer's; refuses what is too small for it."""
     if given is not None and given < found:
-        rule = f"is smaller than the tokenizer's {found} tokens"
-        problem = Problem("vocab_size", given, rule, f"Use {found}, or null for the tokenizer's.")
+        problem = Problem(
+            "vocab_size", given,
+            f"is smaller than the tokenizer's {found} tokens", f"Use {found}, or null for the tokenizer's.",
+        )  # fmt: skip
         raise SettingsError([problem.text("model")])
     return found if given is None else given
 
@@ -109,3 +113,132 @@ def round_up(value: int, multiple: int) -> int:
 def some(values: list[int]) -> str:
     """At most a dozen legal values: a message is not a table."""
     return words(values if len(values) <= 12 else values[-12:])
+
+
+MAX_LAYERS = 4096  # because: every weight is listed before a model is made, and no model has a third as many blocks
+MAX_VOCAB_MULTIPLE = 1 << 16  # because: a small model from elsewhere must not ask for scores of a million columns
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerSettings(ModelSettings):
+    optional: ClassVar[tuple[str, ...]] = ("ffn_width", "vocab_size")  # sizes that may be null
+    positive: ClassVar[tuple[str, ...]] = ("norm_eps", "init_std")  # numbers that must be above 0
+
+    num_layers: int
+    width: int
+    num_heads: int
+    ffn_width: int | None = None  # None: 4 x width
+    vocab_size: int | None = None  # None: the tokenizer's
+    vocab_multiple: int = 128
+    seq_len: int
+    norm_eps: float = 1e-5
+    dropout: float = 0.0
+    init_std: float = 0.02
+
+    @property
+    def ffn(self) -> int:
+        return 4 * self.width if self.ffn_width is None else self.ffn_width
+
+    @property
+    def shape(self) -> ModelShape:
+        return ModelShape(
+            num_layers=self.num_layers,
+            width=self.width,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_heads,
+            head_width=self.width // self.num_heads,
+            ffn_width=self.ffn,
+            gated=False,
+            vocab_size=self.vocab_size or 0,
+            seq_len=self.seq_len,
+        )
+
+    @property
+    def padded_vocab_size(self) -> int:
+        return round_up(self.vocab_size or 0, self.vocab_multiple)
+
+    @property
+    def uses_dropout(self) -> bool:
+        return self.dropout > 0
+
+    @property
+    def branch_std(self) -> float:
+        """What the last linear of a branch starts at: smaller, since 2L branches add up in the residual stream."""
+        return self.init_std / math.sqrt(2 * self.num_layers)
+
+    def cuts(self) -> Cuts:
+        shape = self.shape
+        return {name: cut_of(name, shape) for name in self.weights()}
+
+    def with_vocab(self, vocab_size: int) -> Self:
+        return replace(self, vocab_size=checked_vocab_size(self.vocab_size, vocab_size))
+
+    def problems(self) -> Iterator[Problem]:
+        sizes = ("num_layers", "width", "num_heads", "vocab_multiple", "seq_len")
+        yield from self.checked(
+            *(self.at_least(1, key, "Use 1 or more.") for key in sizes),
+            *(self.at_least(1, key, "Use 1 or more, or null for the default.") for key in self.optional),
+            self.at_most(MAX_LAYERS, "num_layers"),
+            self.at_most(MAX_VOCAB_MULTIPLE, "vocab_multiple"),
+        )
+        yield from self.head_problems()
+        yield from self.checked(
+            *(
+                (not 0 < getattr(self, key) < float("inf"), key,
+                 "must be above 0", f"Use {getattr(type(self), key):g}.")
+                for key in self.positive
+            ),
+            (not 0 <= self.dropout < 1, "dropout",
+             "is not a share of activations to drop, which lies in [0, 1)", "Use 0 or 0.1."),
+        )  # fmt: skip
+
+    def head_problems(self) -> Iterator[Problem]:
+        """How heads divide the width; sizes below 1 have been reported and are left alone here."""
+        if min(self.width, self.num_heads) >= 1:
+            yield from self.problem_if(
+                self.width % self.num_heads != 0, "num_heads",
+                f"does not divide width={self.width}", f"Use {some(divisors(self.width, 256))}.",
+            )  # fmt: skip
+
+
+def cut_of(name: str, shape: ModelShape) -> Cut:
+    """How Megatron-LM cuts a layer: first linears by output, second ones by input, the vocabulary by rows.
+
+    BERT's decoder is the embedding's rows and has a bias for each; what else is in a head is left whole.
+    """
+    match name.split(".")[-2:]:
+        case ["qkv", _]:
+            kv = shape.num_kv_heads * shape.head_width
+            return Cut(Split.COLUMN, (shape.num_heads * shape.head_width, kv, kv))
+        case ["up", _]:
+            return Cut(Split.COLUMN, (shape.ffn_width,) * (2 if shape.gated else 1))
+        case ["out" | "down", "weight"]:
+            return Cut(Split.ROW)
+        case ["token" | "head", "weight"] | ["decoder", _]:
+            return Cut(Split.VOCAB)
+    return Cut(Split.NONE)
+
+
+def block_weights(
+    path: str, shape: ModelShape, *, bias: bool = True, norm_bias: bool = True, parallel: bool = False
+) -> dict[str, Shape]:
+    """The weights of one block; a parallel one has no norm of its own before its MLP."""
+    width, ffn = shape.width, shape.ffn_width
+    heads, keys = shape.num_heads * shape.head_width, shape.num_kv_heads * shape.head_width
+    return (
+        norm_weights(f"{path}.attention_norm", width, bias=norm_bias)
+        | linear_weights(f"{path}.attention.qkv", heads + 2 * keys, width, bias=bias)
+        | linear_weights(f"{path}.attention.out", width, heads, bias=bias)
+        | ({} if parallel else norm_weights(f"{path}.mlp_norm", width, bias=norm_bias))
+        | linear_weights(f"{path}.mlp.up", ffn * (2 if shape.gated else 1), width, bias=bias)
+        | linear_weights(f"{path}.mlp.down", width, ffn, bias=bias)
+    )
+
+
+def norm_weights(path: str, width: int, *, bias: bool = True) -> dict[str, Shape]:
+    return {f"{path}.{name}": (width,) for name in (("weight", "bias") if bias else ("weight",))}
+
+
+def linear_weights(path: str, outputs: int, inputs: int, *, bias: bool = True) -> dict[str, Shape]:
+    weight: dict[str, Shape] = {f"{path}.weight": (outputs, inputs)}
+    return weight | {f"{path}.bias": (outputs,)} if bias else weight

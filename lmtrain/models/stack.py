@@ -8,11 +8,10 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from lmtrain.batch import Batch
-from lmtrain.models.layers.asked import asked_positions, put_back
-from lmtrain.models.layers.attention import BuildMask, build_mask, build_rotation
+from lmtrain.models.layers.attention import BuildMask, asked_positions, build_mask, build_rotation, put_back
 from lmtrain.models.layers.block import Block, Surroundings
 from lmtrain.models.layers.embedding import positions_of
-from lmtrain.models.transformer_settings import TransformerSettings, cut_of
+from lmtrain.models.model_settings import TransformerSettings, cut_of
 from lmtrain.spec import Cuts, ModelShape, Start, Tie
 
 
@@ -67,7 +66,14 @@ class Stack(nn.Module):
         """Hidden states after the last norm. A later pipeline stage is given those of the stage before."""
         x_BTD = hidden_BTD if self.embedding is None else self.embedding(batch)
         assert x_BTD is not None, "a stage without an embedding needs the hidden states of the stage before it"
-        return self.through(x_BTD, batch)
+        around = self.surroundings(batch)
+        blocks = list(self.blocks.values())
+        asked_BQ = self._asked(x_BTD, batch) if blocks else None
+        for block in blocks if asked_BQ is None else blocks[:-1]:
+            x_BTD = block(x_BTD, around)
+        if asked_BQ is not None:
+            x_BTD = put_back(blocks[-1](x_BTD, replace(around, asked_BQ=asked_BQ)), asked_BQ, x_BTD.shape[1])
+        return x_BTD if self.norm is None else self.norm(x_BTD)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores over the padded vocabulary; padding is -inf. Takes any leading dims: whole batches or chosen rows."""
@@ -80,17 +86,6 @@ class Stack(nn.Module):
         for name in () if last else self.behind:
             setattr(self, name, None)
         self.blocks = nn.ModuleDict({name: block for name, block in self.blocks.items() if int(name) in layers})
-
-    def through(self, x_BTD: Tensor, batch: Batch) -> Tensor:
-        around = self.surroundings(batch)
-        blocks = list(self.blocks.values())
-        asked_BQ = self._asked(x_BTD, batch) if blocks else None
-        for block in blocks if asked_BQ is None else blocks[:-1]:
-            x_BTD = block(x_BTD, around)
-        if asked_BQ is not None:
-            length = x_BTD.shape[1]
-            x_BTD = put_back(blocks[-1](x_BTD, replace(around, asked_BQ=asked_BQ)), asked_BQ, length)
-        return x_BTD if self.norm is None else self.norm(x_BTD)
 
     def _asked(self, x_BTD: Tensor, batch: Batch) -> Tensor | None:
         """What the last block of all is to work out; not where x is a cut of the sequence."""

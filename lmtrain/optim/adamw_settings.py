@@ -19,8 +19,8 @@ class AdamWSettings(OptimSettings):
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
-        fair = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
         yield from self.checked(
-            (not fair, "betas", "are not two numbers in [0, 1)", "Use [0.9,0.95]."),
+            (len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas), "betas",
+             "are not two numbers in [0, 1)", "Use [0.9,0.95]."),
             (not 0 < self.eps < float("inf"), "eps", "must be above 0", "Use 1e-8."),
         )

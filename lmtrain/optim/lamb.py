@@ -11,11 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lmtrain.optim.groups import Groups
+from lmtrain.optim.groups import Alone, Groups, Whole, apply_empty_state
 from lmtrain.optim.lamb_settings import LAMBSettings
 from lmtrain.optim.moments import SLOTS, UncompiledOptimizer, adam_directions, with_gradients
-from lmtrain.optim.state import apply_empty_state
-from lmtrain.optim.whole import Alone, Whole
 
 
 def build(settings: LAMBSettings, groups: Groups, whole: Whole = Alone()) -> LAMB:
@@ -40,11 +38,10 @@ class LAMB(UncompiledOptimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         apply_empty_state(self)
-        moves = [self._move_of(group) for group in self.param_groups]
-        self._adapt([move for move in moves if move.group["adapted"] and move.names])
+        moves = [move for move in map(self._move_of, self.param_groups) if move.names]
+        self._adapt([move for move in moves if move.group["adapted"]])
         for move in moves:
-            if move.names:
-                torch._foreach_add_(move.parameters, move.directions, alpha=-move.group["lr"])
+            torch._foreach_add_(move.parameters, move.directions, alpha=-move.group["lr"])
 
     def _move_of(self, group: dict[str, Any]) -> _Move:
         """Adam's direction plus the weight decay: LAMB's u."""
@@ -60,8 +57,8 @@ class LAMB(UncompiledOptimizer):
             return
         names = [name for move in moves for name in move.names]
         directions = [u for move in moves for u in move.directions]
-        norms = [torch.stack(torch._foreach_norm([w for m in moves for w in m.parameters]))]
-        norms += [torch.stack(torch._foreach_norm(directions))]
+        weights = [w for move in moves for w in move.parameters]
+        norms = [torch.stack(torch._foreach_norm(tensors)) for tensors in (weights, directions)]
         # collective: squared norms over every shard of each matrix, once a step
         w_P, u_P = self.whole.sum(names, torch.stack(norms, dim=1).square()).sqrt().unbind(dim=1)
         ratio_P = torch.where((w_P > 0) & (u_P > 0), w_P / u_P, 1.0)

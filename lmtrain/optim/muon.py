@@ -18,11 +18,9 @@ import torch
 from torch import Tensor
 
 from lmtrain.optim import moments
-from lmtrain.optim.groups import Groups, group_of
+from lmtrain.optim.groups import Alone, Groups, Whole, apply_empty_state, group_of
 from lmtrain.optim.moments import UncompiledOptimizer, adam_directions, count_update, with_gradients
 from lmtrain.optim.muon_settings import MuonSettings, is_hidden_matrix
-from lmtrain.optim.state import apply_empty_state
-from lmtrain.optim.whole import Alone, Whole
 
 SLOTS = ("momentum",)
 # because: Jordan's quintic takes singular values to 0.7 .. 1.2 in five rounds, and exactness buys nothing
@@ -53,14 +51,11 @@ class Muon(UncompiledOptimizer):
             names, parameters = with_gradients(group)
             if parameters:
                 torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-                move = self._move_hidden if group["hidden"] else self._move_others
-                move(group, names, parameters)
-
-    def _move_others(self, group: dict[str, Any], names: list[str], parameters: list[Tensor]) -> None:
-        s = self.settings
-        torch._foreach_add_(
-            parameters, adam_directions(self, parameters, betas=s.betas, eps=s.eps), alpha=-group["lr"]
-        )
+                if group["hidden"]:
+                    self._move_hidden(group, names, parameters)
+                else:
+                    directions = adam_directions(self, parameters, betas=self.settings.betas, eps=self.settings.eps)
+                    torch._foreach_add_(parameters, directions, alpha=-group["lr"])
 
     def _move_hidden(self, group: dict[str, Any], names: list[str], parameters: list[Tensor]) -> None:
         keep = self.settings.momentum

@@ -38,9 +38,10 @@ class ScheduleSettings(Choice):
 
     def problems_in_run(self, total_steps: int) -> Iterator[Problem]:
         """What is wrong with this schedule in a run of this length; train/config asks."""
-        rule = f"leaves nothing of the run's {total_steps} steps"
-        way_out = f"Use {total_steps // 10}, or train longer."
-        yield from self.problem_if(self.warmup_steps >= total_steps, "warmup_steps", rule, way_out)
+        yield from self.problem_if(
+            self.warmup_steps >= total_steps, "warmup_steps",
+            f"leaves nothing of the run's {total_steps} steps", f"Use {total_steps // 10}, or train longer.",
+        )  # fmt: skip
 
     def progress(self, step: int, total_steps: int) -> float:
         """0 where the warm-up ends, 1 where the run ends."""
@@ -104,8 +105,9 @@ class WSDSettings(ScheduleSettings):
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
-        share = self.decay_fraction
-        yield from self.problem_if(not 0 <= share <= 1, "decay_fraction", "must lie in [0, 1]", "Use 0.2.")
+        yield from self.problem_if(
+            not 0 <= self.decay_fraction <= 1, "decay_fraction", "must lie in [0, 1]", "Use 0.2."
+        )
 
     def problems_in_run(self, total_steps: int) -> Iterator[Problem]:
         yield from super().problems_in_run(total_steps)

@@ -17,24 +17,25 @@ from lmtrain.kernels.on_gpu import fuses
 from lmtrain.layout import Layout
 from lmtrain.models.init import apply_memory, apply_ties
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.objectives.causal_lm import CausalLM
-from lmtrain.objectives.masked_lm import MaskedLM, build_objective
-from lmtrain.parallel.blocks.compile import apply_compile, compile_loss
+from lmtrain.objectives.objective import CausalLM, MaskedLM, build_objective
 from lmtrain.parallel.blocks.dropout import Noise, apply_noise
 from lmtrain.parallel.blocks.masks import apply_block_masks
-from lmtrain.parallel.blocks.recompute import apply_recompute
-from lmtrain.parallel.compute_settings import ComputeSettings
+from lmtrain.parallel.blocks.recompute import apply_compile, apply_recompute, compile_loss
+from lmtrain.parallel.compute_settings import (
+    ComputeSettings,
+    NoRecomputeSettings,
+    PrecisionSettings,
+    RecomputeSettings,
+    SomeRecomputeSettings,
+)
 from lmtrain.parallel.mesh import Mesh, build_mesh
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.parallel.pipeline.executor import OneStage, Pipeline
-from lmtrain.parallel.precision_settings import PrecisionSettings
 from lmtrain.parallel.products import apply_own_linears, summing, sums_products
-from lmtrain.parallel.recompute_settings import NoRecomputeSettings, RecomputeSettings, SomeRecomputeSettings
 from lmtrain.parallel.shards import fill
-from lmtrain.parallel.tensor.layers import apply_tensor_parallel
-from lmtrain.parallel.tensor.vocabulary import cross_entropy_sum, hit_sum
+from lmtrain.parallel.tensor import apply_tensor_parallel, cross_entropy_sum, hit_sum
+from lmtrain.parallel.weights.grads import TiedSums, copies
 from lmtrain.parallel.weights.precision import WORK_DTYPE, LossScale, MasterWeights, to_work_dtype
-from lmtrain.parallel.weights.tied import TiedSums, copies
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.placement.stages import Stage, places_of_rank, stages_of_rank
 from lmtrain.runtime.machine.gpus import has_kernel_compiler

@@ -33,28 +33,24 @@ def column_linear(
 
     `total`: what the weight's gradient is added to, where autograd is not given it.
     """
-    y: Tensor = _ColumnLinear.apply(x, weight, bias, axis, sequence, total)  # type: ignore[no-untyped-call]
-    return y
+    return _ColumnLinear.apply(x, weight, bias, axis, sequence, total)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def row_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, axis: Axis, *, sequence: bool, total: Tensor | None = None
 ) -> Tensor:
     """All outputs of a linear whose inputs are split, summed over ranks: whole, or this rank's cut of the sequence."""
-    y: Tensor = _RowLinear.apply(x, weight, bias, axis, sequence, total)  # type: ignore[no-untyped-call]
-    return y
+    return _RowLinear.apply(x, weight, bias, axis, sequence, total)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def sum_parts(x: Tensor, axis: Axis, *, sequence: bool) -> Tensor:
     """The sum over ranks, whole or cut; each rank's part gets the gradient of the sum."""
-    y: Tensor = _SumParts.apply(x, axis, sequence)  # type: ignore[no-untyped-call]
-    return y
+    return _SumParts.apply(x, axis, sequence)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def taken_from_first(x: Tensor, axis: Axis) -> Tensor:
     """The first rank's x on every rank; gradients flow on the first alone, so that what made x is counted once."""
-    y: Tensor = _TakenFromFirst.apply(x, axis)  # type: ignore[no-untyped-call]
-    return y
+    return _TakenFromFirst.apply(x, axis)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _ColumnLinear(torch.autograd.Function):
@@ -71,16 +67,15 @@ class _ColumnLinear(torch.autograd.Function):
         """Gathering x hides behind the first product, summing x's gradient behind the second."""
         (grad,) = grads
         x, weight = ctx.saved_tensors
-        axis, sequence = ctx.axis, ctx.sequence
-        parts, gathering = _start_gather(x, axis) if sequence else (x, None)
+        parts, gathering = _start_gather(x, ctx.axis) if ctx.sequence else (x, None)
         grad_x = grad @ weight
-        summed, summing = _start_sum(grad_x, axis, sequence)
-        _wait(gathering, axis, parts)
+        summed, summing = _start_sum(grad_x, ctx.axis, ctx.sequence)
+        _wait(gathering, ctx.axis, parts)
         rows = grad.flatten(0, -2)
-        whole = (_join_sequence(parts, axis) if sequence else x).flatten(0, -2)
+        whole = (_join_sequence(parts, ctx.axis) if ctx.sequence else x).flatten(0, -2)
         grad_weight = weight_product(weight, ctx.total, rows, whole)
         grad_bias = rows.sum(0) if ctx.needs_input_grad[2] else None
-        _wait(summing, axis, grad_x)
+        _wait(summing, ctx.axis, grad_x)
         return summed, grad_weight, grad_bias, None, None, None
 
 

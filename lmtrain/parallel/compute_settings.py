@@ -1,12 +1,16 @@
-"""On what and how a run computes. Torch-free."""
+"""On what a run computes, in which numbers, and what of a block it computes twice. Torch-free.
+
+Weights that the optimizer owns are always fp32. What is computed again in backward is not kept.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
-from lmtrain.config.base import Problem, Settings, show
+from lmtrain.config.base import Choice, Problem, Settings, problem_if, show
+from lmtrain.config.build import quantity
 from lmtrain.placement.parallel_settings import ParallelSettings, why_not_compiled
 
 
@@ -19,11 +23,11 @@ class ComputeSettings(Settings):
     threads: int | None = None
 
     def problems(self) -> Iterator[Problem]:
-        on_cpu = self.tf32 and self.device == "cpu"
         yield from self.checked(
             self.at_least(1, "threads", "Use null for torch's own choice."),
             self.at_most(1024, "threads", "Use null for torch's own choice."),
-            (on_cpu, "tf32", "is of GPUs, and device=cpu is none", "Use tf32=false or device=cuda."),
+            (self.tf32 and self.device == "cpu", "tf32",
+             "is of GPUs, and device=cpu is none", "Use tf32=false or device=cuda."),
         )
 
     def compiles(self, parallel: ParallelSettings, *, uses_dropout: bool, on_gpu: bool) -> bool:
@@ -43,3 +47,122 @@ class ComputeSettings(Settings):
         why = why_not_compiled(parallel, uses_dropout=uses_dropout)
         assert why is not None
         return f"nothing: {why.key}={show(why.value)} {why.rule}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionSettings(Choice):
+    room: ClassVar[str] = "lmtrain.parallel"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fp32Settings(PrecisionSettings):
+    kind: ClassVar[str] = "fp32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bf16Settings(PrecisionSettings):
+    """bf16 weights and activations; fp32 master weights, gradient accumulation and optimizer state."""
+
+    kind: ClassVar[str] = "bf16"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fp16Settings(PrecisionSettings):
+    """As bf16, with a loss scale that halves when a gradient overflows and doubles after a while without."""
+
+    kind: ClassVar[str] = "fp16"
+    initial_scale: float = 65536.0
+    growth_interval_steps: int = quantity("count", default=1000)
+    min_scale: float = 1.0
+
+    def problems(self) -> Iterator[Problem]:
+        least = self.min_scale
+        yield from self.checked(
+            self.above_0("min_scale", "Use 1.0."),
+            (self.initial_scale < least, "initial_scale", f"is below min_scale={least}", "Use 65536."),
+            self.at_least(1, "growth_interval_steps", "Use 1000."),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecomputeSettings(Choice):
+    room: ClassVar[str] = "lmtrain.parallel"
+
+    @property
+    def words(self) -> str:
+        """For a table: `full`, or `full 24` where it is of so many blocks."""
+        return self.kind
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """As one would type it."""
+        return (f"recompute={self.kind}",)
+
+    def problems_in_model(self, num_layers: int) -> Iterator[Problem]:
+        """What is wrong with these settings for a model of this depth; train/config asks, and the planner."""
+        return iter(())
+
+    def problems_in_layout(self, parallel: ParallelSettings) -> Iterator[Problem]:
+        """The same for a run that is shared out so."""
+        return iter(())
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoRecomputeSettings(RecomputeSettings):
+    """Everything that backward needs is kept."""
+
+    kind: ClassVar[str] = "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SomeRecomputeSettings(RecomputeSettings):
+    blocks: int | None = None  # how many blocks of the model, from its first; null for all
+
+    @property
+    def words(self) -> str:
+        return self.kind if self.blocks is None else f"{self.kind} {self.blocks}"
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        return (*super().settings, *[f"recompute.blocks={self.blocks}"] * (self.blocks is not None))
+
+    def problems(self) -> Iterator[Problem]:
+        yield from self.checked(self.at_least(1, "blocks", "Use null for all blocks, or recompute=none for none."))
+
+    def is_for(self, block: int) -> bool:
+        """Whether the block of this number in the whole model is computed twice."""
+        return self.blocks is None or block < self.blocks
+
+    def problems_in_model(self, num_layers: int) -> Iterator[Problem]:
+        yield from self.problem_if(
+            self.blocks is not None and self.blocks > num_layers, "blocks",
+            f"is more than model.num_layers={num_layers}", "Use null for all blocks.",
+        )  # fmt: skip
+
+    def problems_in_layout(self, parallel: ParallelSettings) -> Iterator[Problem]:
+        yield from problem_if(
+            parallel.splits_backward, "parallel.schedule", parallel.schedule,
+            "takes backward apart, and what is computed again belongs to the whole of it",
+            "Use parallel.schedule=1f1b or recompute=none.",
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionRecomputeSettings(SomeRecomputeSettings):
+    """The core of attention alone: its scores are the largest tensors of a block and cheap to make again."""
+
+    kind: ClassVar[str] = "attention"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorsRecomputeSettings(SomeRecomputeSettings):
+    """Results of matrix products and of attention are kept; what lies between them is computed again."""
+
+    kind: ClassVar[str] = "operators"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FullRecomputeSettings(SomeRecomputeSettings):
+    """A block keeps its input alone and runs forward a second time: the least memory, a third more work."""
+
+    kind: ClassVar[str] = "full"

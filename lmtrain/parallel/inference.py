@@ -20,10 +20,9 @@ from lmtrain.errors import RanksDifferError
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.parallel.blocks.masks import masks_of_positions
 from lmtrain.parallel.collectives import all_reduce, gather_columns, gather_sequence
-from lmtrain.parallel.mesh import Axis, Mesh
-from lmtrain.parallel.peers import first_peers
+from lmtrain.parallel.mesh import Axis, Mesh, first_peers
 from lmtrain.parallel.pipeline.executor import OneStage, Pipeline
-from lmtrain.parallel.tensor.vocabulary import label_scores, whole_sequences
+from lmtrain.parallel.tensor import label_scores, whole_sequences
 from lmtrain.runtime.processes.agreement import are_alike
 from lmtrain.spec import LanguageModel, PairModel
 
@@ -89,8 +88,9 @@ class Inference:
         found = self._infer([batch], [keep_BT], columns).get(0)
         shape = batch.tokens_BT.shape if keep_BT is None else (int(keep_BT.sum()),)
         vocab_size = self.settings.shape.vocab_size
-        none = torch.zeros(*shape, vocab_size, device=self.device)
-        logits = none if found is None else found[..., :vocab_size].float()
+        logits = (
+            torch.zeros(*shape, vocab_size, device=self.device) if found is None else found[..., :vocab_size].float()
+        )
         # collective: logits of the last stage to all, over pp
         logits = all_reduce(logits.contiguous(), self.mesh.pp)
         self.runner.settle()
@@ -121,25 +121,26 @@ class Inference:
 
     def _infer(self, batches: Sequence[Batch], kept: Sequence[Tensor | None], answer: Answer) -> dict[int, Tensor]:
         """On the last stage, the answer to each batch from its hidden states: of whole sequences, or of kept places."""
-        tp, given = self.mesh.tp, []
-        for model in self.stages.values():
-            model.train(False)
-        for batch in batches:
-            batch = batch.map(lambda array: array.to(self.device, non_blocking=True))
-            given.append(_padded(batch, tp.size) if self.sequence else batch)
+        self.turn(training=False)
+        given = [batch.map(lambda array: array.to(self.device, non_blocking=True)) for batch in batches]
+        given = [_padded(batch, self.mesh.tp.size) if self.sequence else batch for batch in given]
 
         def compute(stage: int, index: int, hidden_BTD: Tensor | None) -> Tensor:
             model, length, keep_BT = self.stages[stage], batches[index].tokens_BT.shape[1], kept[index]
             hidden_BTD = model(given[index], hidden_BTD)
             if stage < self.last_stage:
                 return hidden_BTD
-            hidden_BTD = (gather_sequence(hidden_BTD, tp) if self.sequence else hidden_BTD)[:, :length]
+            hidden_BTD = (gather_sequence(hidden_BTD, self.mesh.tp) if self.sequence else hidden_BTD)[:, :length]
             assert isinstance(model, nn.Module)
             with whole_sequences(model):
                 return answer(model, hidden_BTD if keep_BT is None else hidden_BTD[keep_BT], index)
 
         with masks_of_positions(self.stages.values()):
             return self.runner.forward(compute, [self.hidden_shape(batch) for batch in given])
+
+    def turn(self, *, training: bool) -> None:
+        for stage in self.stages.values():
+            stage.train(training)
 
     def hidden_shape(self, batch: Batch) -> tuple[int, ...]:
         """Of what a stage hands to the next one, on this rank."""

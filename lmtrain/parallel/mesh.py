@@ -1,21 +1,30 @@
-"""Who talks to whom: the axes of this rank in the layout, each with its process group.
+"""Who talks to whom: the axes of this rank in the layout, each with its process group; and the processes of a run.
 
 Built once by the command line after the processes have met; read by everything in `parallel`, and by `train` for the
 data's share. Must not know models. A rank makes only the groups it belongs to, so that set-up costs the same at 8
 ranks and at 4,096.
+
+Peers are the way by which those numbers go round on which the processes agree: on the host, apart from a model's.
+Set-up, the loop and evaluation agree as runtime/processes/agreement says. Each group has one purpose: what is said from
+the checkpoint's thread, or while a step computes, never meets the collectives of training.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch.distributed.device_mesh import DeviceMesh
 
 from lmtrain.errors import LayoutError
 from lmtrain.layout import Coordinate, Layout
-from lmtrain.runtime.processes.process_group import new_group
+from lmtrain.observe.measure import phases
+from lmtrain.runtime.processes.agreement import ALONE, Peers
+from lmtrain.runtime.processes.process_group import backstop, new_group
 
 
 @dataclass(frozen=True)
@@ -51,14 +60,14 @@ class Mesh:
         groups = [axis.group or alone for axis in axes]
         assert all(group is not None for group in groups)
         plane = torch.tensor(self.dp.ranks).view(self.dp_replicate.size, self.dp_shard.size)
-        names = ("dp_replicate", "dp_shard")
-        return DeviceMesh.from_group([g for g in groups if g], self.device_type, plane, mesh_dim_names=names)
+        return DeviceMesh.from_group(
+            [g for g in groups if g], self.device_type, plane, mesh_dim_names=("dp_replicate", "dp_shard")
+        )
 
 
 def build_mesh(layout: Layout, device: torch.device, timeout_s: float = 600.0) -> Mesh:
     """Every rank calls this, in step with the others; several processes must have met before (process_group.start)."""
-    ready = dist.is_initialized()
-    rank, size = (dist.get_rank(), dist.get_world_size()) if ready else (0, 1)
+    rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     if size != layout.world_size:
         raise LayoutError(
             f"{size} processes have met, but the layout has {layout.world_size}. Start {layout.world_size} processes."
@@ -92,3 +101,64 @@ def _along(layout: Layout, at: Coordinate, *names: str) -> tuple[int, ...]:
     for name in names:
         places = [replace(place, **{name: i}) for place in places for i in range(getattr(layout, name))]
     return tuple(layout.rank(place) for place in places)
+
+
+class GroupPeers:
+    """All processes of the run, over a group of their own. Made by all of them at the same point."""
+
+    def __init__(self, mesh: Mesh, place: phases.Place, what: str = "an agreement") -> None:
+        self.rank, self.num_ranks, self.world = mesh.rank, mesh.world.size, mesh.world
+        self.place, self.what = place, what  # whose marks say that it waits, and for what
+        self.group = dist.new_group(backend="gloo", timeout=backstop(mesh.timeout_s))
+
+    def ask(self, numbers: Sequence[int], *, early: bool = True) -> Callable[[], NDArray[np.int64]]:
+        """Send numbers round while this process goes on; what comes back waits for everybody's, a row for each."""
+        mine = torch.tensor(list(numbers), dtype=torch.int64)
+        rows = torch.empty(self.num_ranks, len(mine), dtype=torch.int64)
+        # collective: what each process of the world says, on the host
+        work = dist.all_gather(list(rows), mine, group=self.group, async_op=True)
+
+        def heard() -> NDArray[np.int64]:
+            with phases.within("collective", self.what, self.place, self.world, mine, early=early):
+                work.wait()
+            return rows.numpy()
+
+        return heard
+
+    def gather(self, numbers: Sequence[int]) -> list[list[int]]:
+        rows: list[list[int]] = self.ask(numbers, early=False)().tolist()
+        return rows
+
+
+def setup_peers(mesh: Mesh) -> Peers:
+    """For the processes' main threads."""
+    return GroupPeers(mesh, phases.main) if mesh.world.size > 1 else ALONE
+
+
+def saving_peers(mesh: Mesh) -> Peers:
+    """For the threads that write checkpoints."""
+    return GroupPeers(mesh, phases.saver) if mesh.world.size > 1 else ALONE
+
+
+class FirstPeers:
+    """All processes of the run, by the group in which they have met, while there is no mesh; for their main threads.
+
+    because: gloo's exchange among all sends a number of messages that grows as n^2, one by way of rank 0 as n.
+    """
+
+    def __init__(self, what: str) -> None:
+        self.rank, self.num_ranks, self.what = dist.get_rank(), dist.get_world_size(), what
+
+    def gather(self, numbers: Sequence[int]) -> list[list[int]]:
+        mine = torch.tensor(list(numbers), dtype=torch.int64)
+        rows = torch.empty(self.num_ranks, len(mine), dtype=torch.int64)
+        with phases.within("collective", self.what):
+            # collective: one row from each of the world to rank 0, and all rows to the world, on the host
+            dist.gather(mine, list(rows) if self.rank == 0 else None)
+            dist.broadcast(rows, 0)
+        return rows.tolist()
+
+
+def first_peers(what: str) -> Peers:
+    """For what is agreed on before there is a mesh, or once a batch of texts; `what` is how a wait for it is called."""
+    return FirstPeers(what) if dist.is_initialized() and dist.get_world_size() > 1 else ALONE

@@ -10,19 +10,26 @@ from torch import Tensor, nn
 
 from lmtrain.batch import Batch, StepBatches
 from lmtrain.layout import Piece
-from lmtrain.objectives.causal_lm import CausalLM
+from lmtrain.objectives.objective import CausalLM
 from lmtrain.observe.measure import phases
 from lmtrain.optim.adamw import OnePassAdamW
-from lmtrain.optim.whole import Alone, Whole
+from lmtrain.optim.groups import Alone, Whole
 from lmtrain.parallel.blocks.dropout import Noise
 from lmtrain.parallel.collectives import all_reduce
 from lmtrain.parallel.inference import Inference, chunks
-from lmtrain.parallel.pipeline.executor import Begun, Weights
+from lmtrain.parallel.pipeline.executor import Begun
 from lmtrain.parallel.shards import owned, pieces_of
 from lmtrain.parallel.weights.gathered_weights import Spread
-from lmtrain.parallel.weights.grads import apply_clip, clip_factor, gradient_norm, sum_partial_gradients
+from lmtrain.parallel.weights.grads import (
+    TiedSums,
+    Weights,
+    apply_clip,
+    clip_factor,
+    gradient_norm,
+    sum_gradients,
+    sum_partial_gradients,
+)
 from lmtrain.parallel.weights.precision import LossScale
-from lmtrain.parallel.weights.tied import TiedSums, sum_gradients
 from lmtrain.placement.places import Place
 from lmtrain.spec import LanguageModel
 
@@ -76,7 +83,7 @@ class ParallelModel(Inference):
 
         The division by the global counts happens here, before backward, so that gradients need no rescaling after.
         """
-        self._turn(training=True)
+        self.turn(training=True)
         self.tied.wait()  # because: a step before may have ended without a finish
         count = len(batches.microbatches)
         self.masters.clear_gradients(count)
@@ -128,7 +135,7 @@ class ParallelModel(Inference):
     @torch.no_grad()
     def valid_sums(self, batches: Iterable[Batch]) -> Iterator[Tensor]:
         """Of each batch [2, terms]: summed losses and numbers of hits, without gradients, over all dp copies."""
-        self._turn(training=False)
+        self.turn(training=False)
         for some in chunks(batches, self.runner.at_once):
 
             def compute(stage: int, index: int, hidden_BTD: Tensor | None, some: list[Batch] = some) -> Tensor:
@@ -140,7 +147,7 @@ class ParallelModel(Inference):
 
             sums = self.runner.forward(compute, [self.hidden_shape(batch) for batch in some])
             yield from self._to_all(sums, len(some), (2, len(self.terms)))
-        self._turn(training=True)
+        self.turn(training=True)
 
     def pieces(self) -> list[Piece]:
         return self.place(self.parameters, "model")
@@ -158,8 +165,7 @@ class ParallelModel(Inference):
 
     def _given(self, batch: Batch, stage: int) -> Batch:
         """What a stage is given, on the device."""
-        batch = self.objective.prepared(batch) if stage == self.last_stage else batch
-        return batch.map(self._to_device)
+        return (self.objective.prepared(batch) if stage == self.last_stage else batch).map(self._to_device)
 
     def _to_device(self, array: Tensor) -> Tensor:
         # because: a copy of what is not pinned waits for the device; where the loader has pinned it, this does nothing
@@ -174,7 +180,3 @@ class ParallelModel(Inference):
         all_reduce(all_reduce(mine, self.mesh.dp, what="losses"), self.mesh.pp, what="losses of the last stage")
         self.runner.settle()
         return mine
-
-    def _turn(self, *, training: bool) -> None:
-        for stage in self.stages.values():
-            stage.train(training)

@@ -45,14 +45,6 @@ def weight_gradient(weight: Tensor, product: Callable[[], Tensor]) -> Tensor | N
     return None
 
 
-def later(work: Later) -> None:
-    """In the second half of a backward; now, where no queue is open."""
-    if _open:
-        _open[-1].append(work)
-    else:
-        work()
-
-
 class Summing(nn.Module):
     """A module with a weight of two dims that is one factor of a product and no more."""
 
@@ -71,8 +63,7 @@ class OwnLinear(Summing):
 
     def forward(self, x: Tensor, *, biased: bool = True) -> Tensor:
         bias = added_to_scores(self.weight, self.bias, self.num_true) if biased else None
-        y: Tensor = _Linear.apply(x, self.weight, bias, self.total)  # type: ignore[no-untyped-call]
-        return y
+        return _Linear.apply(x, self.weight, bias, self.total)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Linear(torch.autograd.Function):
@@ -95,7 +86,10 @@ def weight_product(weight: Tensor, total: Tensor | None, rows: Tensor, inputs: T
     """rows^T inputs, the gradient of a weight, for autograd; None where it is added to `total`, or put off."""
     if total is None:
         return weight_gradient(weight, lambda: rows.t() @ inputs)
-    later(lambda: add_product(total, rows, inputs))
+    if _open:
+        _open[-1].append(lambda: add_product(total, rows, inputs))
+    else:
+        add_product(total, rows, inputs)
     return None
 
 

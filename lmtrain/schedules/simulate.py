@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule
 from lmtrain.schedules.table import Action, Kind, Table, in_order, needs
@@ -126,19 +127,12 @@ class Costs:
     send: float = 0.0  # from one rank to another
 
     def of(self, action: Action) -> float:
-        match action.kind:
-            case Kind.FORWARD:
-                return self.forward
-            case Kind.INPUT:
-                return self.input
-            case Kind.WEIGHT:
-                return self.weight
-        return self.input + self.weight
+        parts = {Kind.FORWARD: self.forward, Kind.INPUT: self.input, Kind.WEIGHT: self.weight}
+        return parts.get(action.kind, self.input + self.weight)
 
 
-def simulate(table: Table, costs: Costs | None = None, cost: Callable[[Action], float] | None = None) -> Timeline:
+def simulate(table: Table, costs: Costs = Costs(), cost: Callable[[Action], float] | None = None) -> Timeline:
     """Each rank takes its actions in order, as soon as what they need has arrived. `cost` may tell stages apart."""
-    costs = costs or Costs()
     cost = cost or costs.of
     ends: dict[Action, float] = {}
     free = [0.0] * table.num_ranks
@@ -156,14 +150,5 @@ def simulate(table: Table, costs: Costs | None = None, cost: Callable[[Action], 
 
 def activations_held(table: Table) -> list[int]:
     """The most stage-microbatches whose activations a rank holds at once: from F to B, or to W."""
-    peaks = []
-    for actions in table.actions:
-        held = peak = 0
-        for action in actions:
-            if action.kind is Kind.FORWARD:
-                held += 1
-                peak = max(peak, held)
-            elif action.kind in (Kind.BACKWARD, Kind.WEIGHT):
-                held -= 1
-        peaks.append(peak)
-    return peaks
+    change = {Kind.FORWARD: 1, Kind.INPUT: 0, Kind.BACKWARD: -1, Kind.WEIGHT: -1}
+    return [max(accumulate(change[action.kind] for action in actions), default=0) for actions in table.actions]

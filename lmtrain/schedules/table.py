@@ -53,16 +53,6 @@ class Table:
         return len(self.rank_of)
 
 
-def looping(num_ranks: int, chunks: int = 1) -> tuple[int, ...]:
-    """Stages dealt round and round: rank r holds r, r + p, r + 2p, ..."""
-    return tuple(range(num_ranks)) * chunks
-
-
-def folded(num_ranks: int) -> tuple[int, ...]:
-    """Two stages a rank, down and up again as a V: the first rank holds the first and the last."""
-    return (*range(num_ranks), *reversed(range(num_ranks)))
-
-
 def needs(action: Action, last_stage: int) -> list[Action]:
     """The actions that must have ended before; a backward stands for either of its forms."""
     kind, stage, microbatch = action.kind, action.stage, action.microbatch

@@ -23,9 +23,7 @@ from lmtrain.models.model_settings import ModelSettings
 from lmtrain.observe.measure.measures import names_of_validation
 from lmtrain.optim.optim_settings import OptimSettings
 from lmtrain.optim.schedule_settings import ScheduleSettings
-from lmtrain.parallel.compute_settings import ComputeSettings
-from lmtrain.parallel.precision_settings import PrecisionSettings
-from lmtrain.parallel.recompute_settings import NoRecomputeSettings, RecomputeSettings
+from lmtrain.parallel.compute_settings import ComputeSettings, NoRecomputeSettings, PrecisionSettings, RecomputeSettings
 from lmtrain.placement.batch_rules import batch_problems, rampup_problems
 from lmtrain.placement.parallel_settings import ParallelSettings, layout_problems
 from lmtrain.plan.price.hardware import Hardware

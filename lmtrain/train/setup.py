@@ -23,9 +23,8 @@ from lmtrain.observe.measure.throughput import Throughput, peak_flops
 from lmtrain.optim.groups import build_groups
 from lmtrain.optim.optim_settings import OptimSettings
 from lmtrain.parallel.apply import build_parallel
-from lmtrain.parallel.mesh import Mesh
+from lmtrain.parallel.mesh import Mesh, saving_peers, setup_peers
 from lmtrain.parallel.model import ParallelModel
-from lmtrain.parallel.peers import saving_peers, setup_peers
 from lmtrain.runfolder.ends import last_end, remove_stop
 from lmtrain.runfolder.names import CHECKPOINTS
 from lmtrain.runtime.files.files import folder_lock

@@ -16,7 +16,7 @@ from lmtrain.checkpoint.reader import CheckpointReader
 from lmtrain.errors import CheckpointError, LmtrainError, OutputError
 from lmtrain.layout import Piece
 from lmtrain.observe.measure import phases
-from lmtrain.optim import state as optimizer_state
+from lmtrain.optim.groups import apply_num_updates, num_updates, state_tensors
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.runfolder.names import CHECKPOINTS
 from lmtrain.runtime.processes.agreement import Peers, together
@@ -51,7 +51,7 @@ def pieces(model: ParallelModel, optimizer: torch.optim.Optimizer) -> list[Piece
 
 
 def memory(model: ParallelModel, optimizer: torch.optim.Optimizer) -> list[Piece]:
-    return model.place(optimizer_state.state_tensors(optimizer, model.parameters), "optim")
+    return model.place(state_tensors(optimizer, model.parameters), "optim")
 
 
 def facts(
@@ -74,7 +74,7 @@ def facts(
             "vocab_size": inputs.tokenizer.vocab_size,
         },
         "data": inputs.data.identity | {"content_sha256": inputs.data.content_sha256},
-        "optimizer": {"kind": config.optim.kind, "num_updates": optimizer_state.num_updates(optimizer)},
+        "optimizer": {"kind": config.optim.kind, "num_updates": num_updates(optimizer)},
         "precision": {"kind": config.precision.kind} | model.loss_scale.state(),
     } | ({"owed": list(progress.owed)} if progress.owed else {})
 
@@ -91,7 +91,7 @@ def restore(reader: CheckpointReader, model: ParallelModel, optimizer: torch.opt
     fault_point("start.load")
     state = reader.state
     model.load(reader.load_into, also=memory(model, optimizer))
-    optimizer_state.apply_num_updates(optimizer, state["optimizer"]["num_updates"])
+    apply_num_updates(optimizer, state["optimizer"]["num_updates"])
     model.loss_scale.load(state["precision"])
     owed = tuple(state.get("owed", ()))
     return Progress(state["step"], state["samples"], state["tokens"], state["attempt"] + 1, state["skipped"], owed)

@@ -31,7 +31,7 @@ from lmtrain.batch import Batch
 from lmtrain.kernels import on_gpu
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.parallel.blocks.compile import apply_compile
+from lmtrain.parallel.blocks.recompute import apply_compile
 from lmtrain.parallel.products import apply_own_linears, summing
 from lmtrain.parallel.weights.precision import MasterWeights
 from lmtrain.placement.memory import FP32_BYTES

@@ -39,10 +39,9 @@ from lmtrain.models.init import apply_ties
 from lmtrain.models.layers.block import Surroundings
 from lmtrain.objectives.cross_entropy import cross_entropy_sum
 from lmtrain.parallel.apply import build_parallel
-from lmtrain.parallel.compute_settings import ComputeSettings
+from lmtrain.parallel.compute_settings import ComputeSettings, Fp32Settings
 from lmtrain.parallel.mesh import build_mesh
-from lmtrain.parallel.precision_settings import Fp32Settings
-from lmtrain.parallel.tensor.layers import apply_tensor_parallel
+from lmtrain.parallel.tensor import apply_tensor_parallel
 from lmtrain.placement.places import place_all
 from tests.layouts.workers import Pool
 from tests.unit.models.first_weights import start

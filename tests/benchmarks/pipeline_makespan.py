@@ -24,10 +24,9 @@ from lmtrain.batch import Batch, StepBatches
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.layers.block import Surroundings
 from lmtrain.parallel.apply import build_parallel
-from lmtrain.parallel.compute_settings import ComputeSettings
+from lmtrain.parallel.compute_settings import ComputeSettings, Fp32Settings
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.parallel.model import ParallelModel
-from lmtrain.parallel.precision_settings import Fp32Settings
 from lmtrain.parallel.products import weight_gradient
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.schedules.pipeline_schedule import schedule_named

@@ -29,10 +29,9 @@ from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.layers.block import Surroundings
 from lmtrain.optim.adamw_settings import AdamWSettings
 from lmtrain.parallel.apply import build_parallel
-from lmtrain.parallel.compute_settings import ComputeSettings
+from lmtrain.parallel.compute_settings import ComputeSettings, Fp32Settings
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.parallel.pipeline import messages
-from lmtrain.parallel.precision_settings import Fp32Settings
 from lmtrain.parallel.products import weight_gradient
 from lmtrain.parallel.weights import sharding
 from lmtrain.placement.parallel_settings import ParallelSettings

@@ -27,9 +27,8 @@ from lmtrain.layout import Piece
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.optim.adamw_settings import AdamWSettings
 from lmtrain.parallel.apply import build_parallel
-from lmtrain.parallel.compute_settings import ComputeSettings
+from lmtrain.parallel.compute_settings import ComputeSettings, Fp32Settings
 from lmtrain.parallel.model import ParallelModel
-from lmtrain.parallel.precision_settings import Fp32Settings
 from lmtrain.runtime.files.files import forget_cached
 from lmtrain.train import state
 from lmtrain.train.setup import build_optimizer

@@ -30,10 +30,9 @@ from lmtrain.batch import Batch, StepBatches
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.observe.measure.memory import Memory
 from lmtrain.parallel.apply import build_parallel
-from lmtrain.parallel.compute_settings import ComputeSettings
+from lmtrain.parallel.compute_settings import ComputeSettings, Fp32Settings
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.parallel.pipeline import messages
-from lmtrain.parallel.precision_settings import Fp32Settings
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.train.costs import Costs
 from lmtrain.train.in_loop.requests import Requests, Vote

@@ -37,9 +37,8 @@ from lmtrain.observe.spans.span_file import SpanFile
 from lmtrain.observe.timeline.merge import Segment, merged
 from lmtrain.observe.timeline.step_time import step_times
 from lmtrain.parallel.apply import build_parallel
-from lmtrain.parallel.compute_settings import ComputeSettings
+from lmtrain.parallel.compute_settings import ComputeSettings, Fp32Settings
 from lmtrain.parallel.mesh import build_mesh
-from lmtrain.parallel.precision_settings import Fp32Settings
 from lmtrain.parallel.products import weight_gradient
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.plan.measured import beside_table

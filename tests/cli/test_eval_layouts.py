@@ -17,8 +17,7 @@ from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.parallel.apply import build_parallel
-from lmtrain.parallel.compute_settings import ComputeSettings
-from lmtrain.parallel.precision_settings import Fp32Settings
+from lmtrain.parallel.compute_settings import ComputeSettings, Fp32Settings
 from lmtrain.tokenizer.train import train_bpe
 from tests.cli.harness import lmtrain, start
 from tests.marks import slow

@@ -14,8 +14,7 @@ import torch
 from lmtrain.checkpoint.save.writer import CheckpointWriter
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.parallel.apply import build_parallel
-from lmtrain.parallel.compute_settings import ComputeSettings
-from lmtrain.parallel.precision_settings import Fp32Settings
+from lmtrain.parallel.compute_settings import ComputeSettings, Fp32Settings
 from lmtrain.runtime.processes.launch import launch
 from lmtrain.runtime.processes.process import NodeRanks
 from lmtrain.runtime.processes.rank_starter import Program

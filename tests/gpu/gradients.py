@@ -21,9 +21,9 @@ from lmtrain.layout import Coordinate
 from lmtrain.models import stack
 from lmtrain.models.layers import attention
 from lmtrain.models.layers.attention import Rotation
-from lmtrain.objectives import masked_lm
+from lmtrain.objectives import objective
 from lmtrain.objectives.cross_entropy import cross_entropy_sum
-from lmtrain.objectives.masked_lm import build_objective
+from lmtrain.objectives.objective import build_objective
 from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings
 from lmtrain.parallel.weights.precision import WORK_DTYPE
@@ -109,7 +109,7 @@ def _in_fp64() -> Iterator[None]:
     with ExitStack() as patches:
         for owner, name, value in (
             (stack, "build_rotation", angles), (attention, "rotate", rotated),
-            (masked_lm, "cross_entropy_plain", cross_entropy_sum),
+            (objective, "cross_entropy_plain", cross_entropy_sum),
         ):  # fmt: skip
             patches.enter_context(replaced(owner, name, value))
         yield

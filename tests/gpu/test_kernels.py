@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lmtrain.kernels import on_gpu
-from lmtrain.models.layers.mlp import MLP
+from lmtrain.models.layers.block import MLP
 from tests.unit.kernels.interpreted import DTYPES, KERNELS, LIMITS, SIZES, compare_far_rows
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

@@ -9,13 +9,13 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-AGREE = "lmtrain/parallel/peers.py"
+AGREE = "lmtrain/parallel/mesh.py"
 TALK = {
     AGREE: "what processes agree on",
     "lmtrain/runtime/processes/process_group.py": "names of hosts, bytes of rank 0, and the last meeting of all",
     "lmtrain/parallel/collectives.py": "numbers of the model",
     "lmtrain/parallel/pipeline/messages.py": "what stages hand to each other",
-    "lmtrain/parallel/weights/tied.py": "gradients of tied weights",
+    "lmtrain/parallel/weights/grads.py": "gradients of tied weights",
     "lmtrain/train/record/records.py": "the sum that is a digest of the first weights",
 }
 VERBS = {

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from lmtrain.models.layers.mlp import MLP
+from lmtrain.models.layers.block import MLP
 from tests.layouts.cases import Case
 from tests.layouts.toy_data import loader_of
 from tests.layouts.training import build, dp_index

@@ -16,15 +16,14 @@ from torch.distributed.fsdp import FSDPModule
 
 from lmtrain.batch import Batch, StepBatches
 from lmtrain.models.layers import block_masks, embedding
+from lmtrain.models.model_settings import TransformerSettings
 from lmtrain.models.stack import Stack
-from lmtrain.models.transformer_settings import TransformerSettings
-from lmtrain.objectives.masked_lm import MaskedLM
-from lmtrain.parallel import collectives, model, products
+from lmtrain.objectives.objective import MaskedLM
+from lmtrain.parallel import collectives, model, products, tensor
 from lmtrain.parallel.blocks.dropout import Noise
 from lmtrain.parallel.mesh import Axis
 from lmtrain.parallel.model import ParallelModel
-from lmtrain.parallel.tensor import layers as tensor
-from lmtrain.parallel.tensor.vocabulary import VocabHead
+from lmtrain.parallel.tensor import VocabHead
 from lmtrain.parallel.weights import grads
 from lmtrain.parallel.weights.sharding import ShardedWeights
 from lmtrain.spec import Cut, Cuts, Split

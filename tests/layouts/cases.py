@@ -23,9 +23,7 @@ from lmtrain.data.data_settings import DataSettings
 from lmtrain.errors import LmtrainError
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.parallel.compute_settings import ComputeSettings
-from lmtrain.parallel.precision_settings import Fp16Settings, PrecisionSettings
-from lmtrain.parallel.recompute_settings import RecomputeSettings
+from lmtrain.parallel.compute_settings import ComputeSettings, Fp16Settings, PrecisionSettings, RecomputeSettings
 from lmtrain.placement.kept import needs_mask
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.schedules.pipeline_schedule import schedule_named

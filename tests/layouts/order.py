@@ -21,7 +21,7 @@ from lmtrain.parallel import model as parallel_model
 from lmtrain.parallel.pipeline.executor import Begun, Pipeline
 from lmtrain.parallel.pipeline.messages import Inbox, Letter, Outbox, Post
 from lmtrain.parallel.weights import sharding
-from lmtrain.parallel.weights.tied import TiedSums
+from lmtrain.parallel.weights.grads import TiedSums
 from lmtrain.schedules.table import Action
 from lmtrain.train.setup import build_optimizer
 from lmtrain.train.step import train_step

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from lmtrain.batch import Batch
 from lmtrain.models.stack import Stack
-from lmtrain.objectives.causal_lm import CausalLM
+from lmtrain.objectives.objective import CausalLM
 from lmtrain.parallel import apply
 from lmtrain.parallel.blocks.dropout import Noise
 from lmtrain.parallel.pipeline.executor import Pipeline
-from lmtrain.parallel.weights import grads, tied
+from lmtrain.parallel.weights import grads
 from lmtrain.placement import stages
 
 Patch = tuple[Any, str, Any]  # owner, name, what stands there instead
@@ -38,7 +38,7 @@ DROPOUT = ("dropout_repeated_under_recompute", "dropout_repeated_over_microbatch
 
 
 def _tied_copies_not_summed() -> Iterator[Patch]:
-    yield tied.TiedSums, "begin", lambda *_: None
+    yield grads.TiedSums, "begin", lambda *_: None
 
 
 def _tied_weight_counted_twice() -> Iterator[Patch]:

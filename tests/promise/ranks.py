@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmtrain.config.build import build_settings
-from lmtrain.parallel.mesh import build_mesh
-from lmtrain.parallel.peers import setup_peers
+from lmtrain.parallel.mesh import build_mesh, setup_peers
 from lmtrain.runtime.processes.process import ProcessEnv
 from lmtrain.runtime.processes.process_group import BACKSTOP_S
 from lmtrain.runtime.processes.signals import StopRequest

@@ -2,6 +2,9 @@
 
 Knows no head count: a tensor-parallel rank holds some of the heads, so counts follow from the width that the qkv
 linear makes. What does not change with a cut is the head width and how many queries share a key.
+
+The last block may be asked for few positions: queries and MLP are then made for these alone. Keys and values are still
+made of all positions, so that the numbers are those of the whole block. Called for that by Stack and Block.
 """
 
 from __future__ import annotations
@@ -13,10 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtrain.models.layers.asked import mask_of_asked
-
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
+
 
 class Rotation(NamedTuple):
     """fp32, [T, 1, K/2], or [B, T, 1, K/2] where positions restart within a row: one set for all heads."""
@@ -100,17 +102,15 @@ class DotProduct(nn.Module):
             from lmtrain.models.layers.block_masks import attend  # because: it takes a second to import
 
             return attend(q_BHTK, k_BHTK, v_BHTK, mask)
-        grouped = q_BHTK.shape[1] != k_BHTK.shape[1]
-        if grouped and mask is not None:
+        if mask is not None and q_BHTK.shape[1] != k_BHTK.shape[1]:
             # because: no fused CUDA kernel takes a mask and fewer keys than queries; the fallback would hold all scores
             group = q_BHTK.shape[1] // k_BHTK.shape[1]
             k_BHTK, v_BHTK = (x.repeat_interleave(group, dim=1) for x in (k_BHTK, v_BHTK))
-            grouped = False
         return F.scaled_dot_product_attention(
             q_BHTK, k_BHTK, v_BHTK, mask,
             dropout_p=self.dropout if self.training else 0.0,
             is_causal=self.causal and mask is None,
-            enable_gqa=grouped,
+            enable_gqa=q_BHTK.shape[1] != k_BHTK.shape[1],
         )
 
 
@@ -145,7 +145,8 @@ def build_mask(
     """
     masks = []
     if window is not None and window < length:
-        masks.append(_near(length, window, causal=causal, device=device))
+        back = _back(length, device)
+        masks.append(back < window if causal else back.abs() < window)
     if documents_BT is not None:
         masks.append(documents_BT[:, None, :, None] == documents_BT[:, None, None, :])
     if real_BT is not None and not causal:  # rows are padded on the right, where a causal token never looks
@@ -155,12 +156,47 @@ def build_mask(
     return reduce(torch.logical_and, masks) if masks else None
 
 
-def _near(length: int, window: int, *, causal: bool, device: torch.device) -> Tensor:
-    back = _back(length, device)
-    return back < window if causal else back.abs() < window
-
-
 def _back(length: int, device: torch.device) -> Tensor:
     """[T, T]: how far behind the looking token the seen one lies."""
     at = torch.arange(length, device=device)
     return at[:, None] - at[None, :]
+
+
+def asked_positions(asked_BT: Tensor) -> Tensor | None:
+    """[B, Q], each row's asked positions in order, and others behind them where a row asks for fewer than another.
+
+    None where a row asks for more than half: a kernel that knows the causal rule by itself is then the faster one.
+    """
+    most = int(asked_BT.sum(1).max())  # sync: how many, once a batch
+    if 2 * most > asked_BT.shape[1]:
+        return None
+    return asked_BT.byte().argsort(dim=1, descending=True, stable=True)[:, : max(most, 1)]
+
+
+def at(x_BTD: Tensor, asked_BQ: Tensor) -> Tensor:
+    return x_BTD.take_along_dim(asked_BQ[:, :, None], dim=1)
+
+
+def put_back(x_BQD: Tensor, asked_BQ: Tensor, length: int) -> Tensor:
+    """[B, T, D] with zeros where nothing was asked for; as it is where a block of another kind has done all."""
+    rows, num, width = x_BQD.shape
+    if num == length:
+        return x_BQD
+    whole = x_BQD.new_zeros(rows, length, width)
+    return whole.scatter_(1, asked_BQ[:, :, None].expand(-1, -1, width), x_BQD)
+
+
+def mask_of_asked(
+    mask: Tensor | BlockMask | None, asked_BQ: Tensor, length: int, *, causal: bool
+) -> Tensor | None:
+    """The rows of a mask, [T, T], [B, 1, T, T] or [B, 1, 1, T], or of blocks, that the asked positions look along."""
+    if mask is None:
+        keys_T = torch.arange(length, device=asked_BQ.device)
+        return (keys_T <= asked_BQ[:, :, None])[:, None] if causal else None
+    if not isinstance(mask, Tensor):
+        from lmtrain.models.layers.block_masks import dense  # because: it takes a second to import
+
+        return dense(mask, asked_BQ)
+    if mask.ndim == 2:
+        return mask[asked_BQ][:, None]
+    return mask if mask.shape[2] == 1 else mask.take_along_dim(asked_BQ[:, None, :, None], dim=2)

@@ -42,18 +42,15 @@ class Embedding(nn.Module):
 
 def _table(num_rows: int, width: int) -> nn.Embedding:
     # because: on the meta device nn.Embedding's own first values import torch's reference functions, two seconds' work
-    table: nn.Embedding = nn.Embedding.from_pretrained(  # type: ignore[no-untyped-call]
+    return nn.Embedding.from_pretrained(  # type: ignore[no-any-return, no-untyped-call]
         torch.zeros(num_rows, width), freeze=False
     )
-    return table
 
 
 def positions_of(batch: Batch) -> Tensor:
     """[B, T] where positions restart within a row, else [T]: 0, 1, 2, ..."""
-    if batch.positions_BT is not None:
-        positions: Tensor = batch.positions_BT
-        return positions
-    return torch.arange(batch.tokens_BT.shape[1], device=batch.tokens_BT.device)
+    given: Tensor | None = batch.positions_BT
+    return torch.arange(batch.tokens_BT.shape[1], device=batch.tokens_BT.device) if given is None else given
 
 
 def segments_of(batch: Batch) -> Tensor:

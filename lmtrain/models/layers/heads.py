@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmtrain.kernels.activations import Activation
-from lmtrain.models.layers.mlp import ACTIVATIONS
+from lmtrain.models.layers.block import ACTIVATIONS
 
 
 class Head(nn.Linear):
@@ -50,8 +50,7 @@ class MaskedHead(nn.Module):
         self.decoder = Head(width, vocab_size, padded_vocab_size, bias=True)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        activated = ACTIVATIONS[self.activation](self.dense(hidden))
-        logits: Tensor = self.decoder(self.norm(activated))
+        logits: Tensor = self.decoder(self.norm(ACTIVATIONS[self.activation](self.dense(hidden))))
         return logits
 
 

@@ -1,15 +1,17 @@
-"""Activations that backward computes again instead of keeping: whole blocks, cheap operators, or attention's core.
+"""Activations that backward computes again instead of keeping, and blocks that are compiled, each alone.
 
-Called by apply after the model is cut and before it is compiled and sharded. Names of parameters and hooks stay.
-Gradients are bit for bit those without, unless a compiler fuses the changed graph in another way: the same kernels run
-on the same numbers, and dropout draws again what it drew, from torch's own generator (kept by checkpoint) and for the
-attention core (`noise`).
+Called by apply: recompute after the model is cut and before it is compiled and sharded. Names of parameters and hooks
+stay. Gradients are bit for bit those without, unless a compiler fuses the changed graph in another way: the same
+kernels run on the same numbers, and dropout draws again what it drew, from torch's own generator (kept by checkpoint)
+and for the attention core (`noise`). What is recomputed: whole blocks, cheap operators, or attention's core. What is
+compiled: one small graph that every layer shares, instead of one graph of the whole model.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -19,8 +21,10 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from lmtrain.errors import SettingsError
 from lmtrain.models.layers.attention import DotProduct
+from lmtrain.objectives.cross_entropy import cross_entropy_plain, cross_entropy_sum
+from lmtrain.objectives.objective import CausalLM
 from lmtrain.parallel.blocks.dropout import Noise, SplitCore
-from lmtrain.parallel.recompute_settings import SomeRecomputeSettings
+from lmtrain.parallel.compute_settings import SomeRecomputeSettings
 from lmtrain.spec import LanguageModel
 
 _aten = torch.ops.aten
@@ -123,8 +127,36 @@ def _both(first: Contexts, second: Contexts) -> Pair:
 
 
 @contextmanager
-def _stacked(*contexts: AbstractContextManager[Any]) -> Iterator[None]:
-    with ExitStack() as stack:
-        for context in contexts:
-            stack.enter_context(context)
+def _stacked(outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> Iterator[None]:
+    with outer, inner:
         yield
+
+
+def apply_compile(model: LanguageModel, *, deterministic: bool) -> str:
+    """Each block alone; returns what was done, for the log.
+
+    `forward` is compiled and not the whole call: the hooks by which FSDP gathers weights stay outside the graph.
+    """
+    for block in model.blocks.values():
+        forward = block.forward
+        if isinstance(forward, Recomputed) and not forward.inside:
+            forward.inner = _compiled(forward.inner, deterministic)
+        else:
+            block.forward = _compiled(forward, deterministic)
+    return f"compile: {len(model.blocks)} blocks, each alone"
+
+
+def compile_loss(objective: CausalLM, *, deterministic: bool) -> str:
+    """Once for all stages: the softmax over the vocabulary is the other place where fusion pays."""
+    # a loss over tp serves a compiler as it is
+    function = cross_entropy_plain if objective.cross_entropy is cross_entropy_sum else objective.cross_entropy
+    # because: left to itself torch compiles twice, the second time for any number of rows
+    objective.cross_entropy = _compiled(function, deterministic, dynamic=None if objective.rows_vary else False)
+    return "compile: the loss"
+
+
+def _compiled(function: Any, deterministic: bool, *, dynamic: bool | None = False) -> Any:
+    # because: compute.tf32 says whether it is used, and where warnings are errors this one would end the run
+    warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")
+    # because: else what runs fastest in a trial is taken, which is not the same kernel each time
+    return torch.compile(function, dynamic=dynamic, options={"deterministic": True} if deterministic else None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,16 +20,12 @@ from lmtrain.observe.measure import phases
 from lmtrain.parallel.mesh import Mesh
 from lmtrain.parallel.pipeline.messages import LANE_CTAS, Lanes, Letter, Post, Routes, pairs_of, warm
 from lmtrain.parallel.products import Later, put_off
+from lmtrain.parallel.weights.grads import Weights
 from lmtrain.runtime.processes.faults import fault_point
 from lmtrain.runtime.processes.process_group import new_group
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule
 from lmtrain.schedules.table import Action, Kind
 
-if TYPE_CHECKING:
-    from lmtrain.parallel.weights.precision import MasterWeights
-    from lmtrain.parallel.weights.sharding import ShardedWeights
-
-Weights: TypeAlias = "MasterWeights | ShardedWeights"
 _HALVES = {Kind.INPUT: "input", Kind.WEIGHT: "weight"}
 Compute = Callable[[int, int, Tensor | None], Tensor]  # (stage, microbatch, hidden states) -> hidden states, or terms
 Row = list[Action]

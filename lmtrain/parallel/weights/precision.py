@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lmtrain.parallel.precision_settings import Fp16Settings, PrecisionSettings
+from lmtrain.parallel.compute_settings import Fp16Settings, PrecisionSettings
 from lmtrain.parallel.products import Summing, clear_totals
 from lmtrain.schedules.table import Action, Kind
 
@@ -48,8 +48,7 @@ class MasterWeights:
     @property
     def rounded(self) -> dict[Tensor, Tensor]:
         """Of each master the weight that computes, where that is another one."""
-        same = self.master is self.work
-        return {} if same else {self.master[name]: work for name, work in self.work.items()}
+        return {} if self.master is self.work else {self.master[name]: work for name, work in self.work.items()}
 
     @torch.no_grad()
     def publish(self, *, written: bool = False) -> None:
@@ -117,12 +116,10 @@ class LossScale:
     def update(self, overflow: bool) -> None:
         if self.settings is None:
             return
+        self.good_steps = 0 if overflow else self.good_steps + 1
         if overflow:
             self.value = max(self.value / 2, self.settings.min_scale)
-            self.good_steps = 0
-            return
-        self.good_steps += 1
-        if self.good_steps >= self.settings.growth_interval_steps:
+        elif self.good_steps >= self.settings.growth_interval_steps:
             self.value *= 2
             self.good_steps = 0
 

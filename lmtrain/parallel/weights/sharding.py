@@ -28,7 +28,7 @@ from lmtrain.observe.measure import phases
 from lmtrain.parallel.collectives import all_gather, reduce_scatter
 from lmtrain.parallel.mesh import Mesh
 from lmtrain.parallel.products import Summing, clear_totals
-from lmtrain.parallel.tensor.vocabulary import VocabEmbedding
+from lmtrain.parallel.tensor import VocabEmbedding
 from lmtrain.parallel.weights.precision import Use
 from lmtrain.schedules.table import Action, Kind
 from lmtrain.spec import LanguageModel, Split

@@ -14,9 +14,13 @@ from typing import Literal
 from lmtrain.data.batch_plan import RampUp
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.optim.optim_settings import OptimSettings
-from lmtrain.parallel.compute_settings import ComputeSettings
-from lmtrain.parallel.precision_settings import PrecisionSettings
-from lmtrain.parallel.recompute_settings import NoRecomputeSettings, RecomputeSettings, SomeRecomputeSettings
+from lmtrain.parallel.compute_settings import (
+    ComputeSettings,
+    NoRecomputeSettings,
+    PrecisionSettings,
+    RecomputeSettings,
+    SomeRecomputeSettings,
+)
 from lmtrain.placement.kept import Layers, needs_mask, of_blocks
 from lmtrain.placement.memory import FP32_BYTES
 from lmtrain.placement.parallel_settings import ParallelSettings

@@ -15,7 +15,7 @@ from typing import Any, get_args, get_type_hints
 from lmtrain.config.base import kinds
 from lmtrain.errors import CheckpointError, LmtrainError
 from lmtrain.layout import Layout, divisors
-from lmtrain.parallel.recompute_settings import RecomputeSettings
+from lmtrain.parallel.compute_settings import RecomputeSettings
 from lmtrain.placement.batch_rules import batch_problems, rampup_problems
 from lmtrain.placement.parallel_settings import ParallelSettings, layout_problems
 from lmtrain.plan.price.hardware import Hardware

@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 from lmtrain.batch import Batch
 from lmtrain.observe.measure import phases
 from lmtrain.observe.measure.memory import Memory
-from lmtrain.parallel.mesh import Mesh
-from lmtrain.parallel.peers import GroupPeers
+from lmtrain.parallel.mesh import GroupPeers, Mesh
 from lmtrain.runfolder.ends import asked_by
 from lmtrain.runfolder.names import SAVE_FILE, STOP_FILE, TRACE_FILE
 from lmtrain.runtime.processes.process import SlurmJob, began_at

@@ -14,7 +14,7 @@ from functools import partial
 
 from lmtrain.errors import RanksDifferError, a_few
 from lmtrain.observe.measure import phases
-from lmtrain.parallel.peers import first_peers
+from lmtrain.parallel.mesh import first_peers
 from lmtrain.runtime.processes.agreement import together
 from lmtrain.runtime.processes.process import ranks_text
 from lmtrain.runtime.processes.process_group import gather_to_first, wait_for_first

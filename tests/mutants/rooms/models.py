@@ -6,9 +6,9 @@ MUTANTS = [
     Mutant(
         name="window_sees_one_token_more",
         file="lmtrain/models/layers/attention.py",
-        function="_near",
-        old="return back < window if causal",
-        new="return back <= window if causal",
+        function="build_mask",
+        old="back < window if causal",
+        new="back <= window if causal",
         breaks="A token looks back over window + 1 tokens, one more than the setting, the block masks of GPUs and "
         "other programs say.",
         only_for="models with a window where masks are of all positions: on a CPU, with dropout, in evaluation",

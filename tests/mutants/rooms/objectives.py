@@ -5,7 +5,7 @@ from tests.mutants.mutant import Mutant
 MUTANTS = [
     Mutant(
         name="missing_masked_labels_are_token_0",
-        file="lmtrain/objectives/masked_lm.py",
+        file="lmtrain/objectives/objective.py",
         function="MaskedLM.prepared",
         old="F.pad(labels, (0, most - len(labels)), value=IGNORED)",
         new="F.pad(labels, (0, most - len(labels)))",
@@ -16,7 +16,7 @@ MUTANTS = [
     ),
     Mutant(
         name="labels_are_cut_by_rows_and_not_by_sequence",
-        file="lmtrain/objectives/masked_lm.py",
+        file="lmtrain/objectives/objective.py",
         function="MaskedLM.prepared",
         old="cuts = [labels.flatten() for labels in batch.labels_BT.chunk(self.num_cuts, dim=1)]",
         new="cuts = list(batch.labels_BT.flatten().chunk(self.num_cuts))",

@@ -84,7 +84,7 @@ MUTANTS = [
     ),
     Mutant(
         name="tied_sums_end_with_the_first_step",
-        file="lmtrain/parallel/weights/tied.py",
+        file="lmtrain/parallel/weights/grads.py",
         function="TiedSums.wait",
         old="self.under_way.clear()",
         new="self.whole.clear()",
@@ -104,7 +104,7 @@ MUTANTS = [
     ),
     Mutant(
         name="folded_tie_is_summed_on_one_side",
-        file="lmtrain/parallel/weights/tied.py",
+        file="lmtrain/parallel/weights/grads.py",
         function="sum_gradients",
         old="other.copy_(one.add_(other))",
         new="one.add_(other)",
@@ -142,7 +142,7 @@ MUTANTS = [
     ),
     Mutant(
         name="padding_of_a_cut_vocabulary_begins_too_late",
-        file="lmtrain/parallel/tensor/vocabulary.py",
+        file="lmtrain/parallel/tensor.py",
         function="VocabHead._padding",
         old="self.vocab_size - self.axis.index * self.weight.shape[0]",
         new="self.vocab_size - self.axis.index * self.vocab_size // self.axis.size",
@@ -155,7 +155,7 @@ MUTANTS = [
         file="lmtrain/parallel/model.py",
         function="ParallelModel.forward_backward",
         old="""\
-        self._turn(training=True)
+        self.turn(training=True)
         self.tied.wait()""",
         new="        self.tied.wait()",
         breaks="After the first evaluation on tasks the model stays in evaluation mode, so the rest of the run trains "

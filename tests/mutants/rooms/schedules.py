@@ -5,17 +5,17 @@ from tests.mutants.mutant import Mutant
 MUTANTS = [
     Mutant(
         name="1f1b_runs_one_forward_too_many_ahead",
-        file="lmtrain/schedules/one_f_one_b.py",
+        file="lmtrain/schedules/pipeline_schedule.py",
         function="OneFOneB.row",
-        old="min(num_ranks - rank - 1, num_microbatches)",
-        new="min(num_ranks - rank, num_microbatches)",
+        old="_in_turn(forwards, num_ranks - rank - 1,",
+        new="_in_turn(forwards, num_ranks - rank,",
         breaks="Every rank holds the activations of one microbatch more than the schedule is known for; the numbers "
         "of a step are the same.",
         only_for="1f1b and zb_h1 with more than one microbatch",
     ),
     Mutant(
         name="interleaved_warms_up_half_as_long",
-        file="lmtrain/schedules/interleaved.py",
+        file="lmtrain/schedules/pipeline_schedule.py",
         function="Interleaved.row",
         old="2 * (num_ranks - rank - 1)",
         new="(num_ranks - rank - 1)",
@@ -27,8 +27,8 @@ MUTANTS = [
         name="activations_are_let_go_with_the_first_half",
         file="lmtrain/schedules/simulate.py",
         function="activations_held",
-        old="(Kind.BACKWARD, Kind.WEIGHT)",
-        new="(Kind.BACKWARD, Kind.INPUT)",
+        old="Kind.INPUT: 0, Kind.BACKWARD: -1, Kind.WEIGHT: -1",
+        new="Kind.INPUT: -1, Kind.BACKWARD: -1, Kind.WEIGHT: 0",
         breaks="The preview of a run promises fewer held activations than its ranks have, since the second half of a "
         "backward still needs them.",
         only_for="zb_h1 and zb_v",

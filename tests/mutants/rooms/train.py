@@ -41,7 +41,7 @@ MUTANTS = [
         name="updates_are_counted_as_steps",
         file="lmtrain/train/state.py",
         function="facts",
-        old='"num_updates": optimizer_state.num_updates(optimizer)',
+        old='"num_updates": num_updates(optimizer)',
         new='"num_updates": progress.step',
         breaks="After a resume the optimizer's bias correction counts steps that were skipped as updates, so the run "
         "does not go on as it would have without the stop.",

@@ -18,7 +18,7 @@ from lmtrain.eval.texts import TextInput
 from lmtrain.models.gpt import GPT, build
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.parallel.mesh import Axis
-from lmtrain.parallel.tensor.vocabulary import label_scores
+from lmtrain.parallel.tensor import label_scores
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.train import train_bpe
 from tests.unit.models.first_weights import start

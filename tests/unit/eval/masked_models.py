@@ -12,9 +12,8 @@ from lmtrain.eval.task import find_task
 from lmtrain.eval.texts import TextInput
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.parallel.apply import build_parallel
-from lmtrain.parallel.compute_settings import ComputeSettings
+from lmtrain.parallel.compute_settings import ComputeSettings, Fp32Settings
 from lmtrain.parallel.model import ParallelModel
-from lmtrain.parallel.precision_settings import Fp32Settings
 from lmtrain.tokenizer.base import Tokenizer
 
 SEQ_LEN = 16

@@ -26,8 +26,7 @@ from lmtrain.kernels.cross_entropy import NOWHERE
 from lmtrain.kernels.moved import Moved, Rates
 from lmtrain.optim.adamw_settings import AdamWSettings
 from lmtrain.parallel.apply import build_parallel
-from lmtrain.parallel.compute_settings import ComputeSettings
-from lmtrain.parallel.precision_settings import Fp16Settings
+from lmtrain.parallel.compute_settings import ComputeSettings, Fp16Settings
 from lmtrain.train.setup import build_optimizer
 from lmtrain.train.step import train_step
 from tests.unit.parallel.test_apply import CPU, SETTINGS, step_of

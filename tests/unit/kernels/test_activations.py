@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lmtrain.kernels import on_gpu
 from lmtrain.kernels.activations import Activation, activated
-from lmtrain.models.layers.mlp import ACTIVATIONS, MLP, Up
+from lmtrain.models.layers.block import ACTIVATIONS, MLP, Up
 from lmtrain.parallel.products import OwnLinear, apply_own_linears
 
 KINDS: tuple[Activation, ...] = ("gelu", "gelu_tanh", "swiglu")

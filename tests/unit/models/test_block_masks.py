@@ -24,8 +24,8 @@ from lmtrain.models.layers.attention import DotProduct, build_mask
 from lmtrain.models.layers.block_masks import BLOCK, build_block_mask, dense
 from lmtrain.parallel.blocks.dropout import Noise
 from lmtrain.parallel.blocks.recompute import apply_recompute
+from lmtrain.parallel.compute_settings import RecomputeSettings
 from lmtrain.parallel.mesh import Axis
-from lmtrain.parallel.recompute_settings import RecomputeSettings
 from tests.flex_on_cpu import flex_on_cpu
 from tests.marks import wide
 from tests.unit.models.first_weights import start

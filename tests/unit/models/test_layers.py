@@ -12,10 +12,9 @@ from lmtrain.batch import Batch
 from lmtrain.models.gpt import build
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.layers.attention import build_rotation, rotate
-from lmtrain.models.layers.block import Surroundings, build_norm
+from lmtrain.models.layers.block import MLP, Surroundings, build_norm
 from lmtrain.models.layers.embedding import Embedding, positions_of
 from lmtrain.models.layers.heads import Head
-from lmtrain.models.layers.mlp import MLP
 
 
 @pytest.mark.parametrize("parallel", [False, True])

@@ -14,13 +14,11 @@ from torch import Tensor
 
 from lmtrain.batch import IGNORED, Batch, StepBatches
 from lmtrain.models.bert_settings import BertSettings
-from lmtrain.objectives.causal_lm import CausalLM
 from lmtrain.objectives.cross_entropy import hit_sum
-from lmtrain.objectives.masked_lm import MaskedLM, build_objective
+from lmtrain.objectives.objective import CausalLM, MaskedLM, build_objective
 from lmtrain.parallel.apply import build_parallel
-from lmtrain.parallel.compute_settings import ComputeSettings
+from lmtrain.parallel.compute_settings import ComputeSettings, Fp32Settings
 from lmtrain.parallel.model import ParallelModel
-from lmtrain.parallel.precision_settings import Fp32Settings
 
 SETTINGS = BertSettings(num_layers=1, width=16, num_heads=2, seq_len=8, vocab_size=13, vocab_multiple=8, init_std=0.5)
 COUNT = 12

@@ -17,11 +17,9 @@ from lmtrain.batch import Batch, StepBatches
 from lmtrain.config.build import build_settings
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.parallel.apply import build_parallel
-from lmtrain.parallel.compute_settings import ComputeSettings
+from lmtrain.parallel.compute_settings import ComputeSettings, Fp32Settings, RecomputeSettings
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.parallel.model import ParallelModel
-from lmtrain.parallel.precision_settings import Fp32Settings
-from lmtrain.parallel.recompute_settings import RecomputeSettings
 from lmtrain.placement.parallel_settings import ParallelSettings
 
 CPU = torch.device("cpu")

@@ -20,10 +20,15 @@ from lmtrain.layout import Layout
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.optim.adamw_settings import AdamWSettings
 from lmtrain.parallel.apply import build_parallel
-from lmtrain.parallel.compute_settings import ComputeSettings
+from lmtrain.parallel.compute_settings import (
+    Bf16Settings,
+    ComputeSettings,
+    Fp16Settings,
+    Fp32Settings,
+    PrecisionSettings,
+)
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.parallel.model import ParallelModel
-from lmtrain.parallel.precision_settings import Bf16Settings, Fp16Settings, Fp32Settings, PrecisionSettings
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.train.setup import build_optimizer
 from lmtrain.train.step import train_step

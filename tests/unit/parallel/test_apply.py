@@ -13,10 +13,15 @@ from lmtrain.errors import LayoutError
 from lmtrain.layout import Layout
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.parallel.apply import build_parallel
-from lmtrain.parallel.compute_settings import ComputeSettings
+from lmtrain.parallel.compute_settings import (
+    Bf16Settings,
+    ComputeSettings,
+    Fp16Settings,
+    Fp32Settings,
+    PrecisionSettings,
+)
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.parallel.model import ParallelModel
-from lmtrain.parallel.precision_settings import Bf16Settings, Fp16Settings, Fp32Settings, PrecisionSettings
 
 SETTINGS = GPTSettings(
     num_layers=2, width=16, num_heads=2, vocab_size=13, vocab_multiple=8, seq_len=8, positions="learned",

@@ -11,10 +11,9 @@ import torch
 from lmtrain.batch import IGNORED, Batch
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.parallel.apply import build_parallel
-from lmtrain.parallel.compute_settings import ComputeSettings
+from lmtrain.parallel.compute_settings import ComputeSettings, Fp32Settings
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.parallel.model import ParallelModel
-from lmtrain.parallel.precision_settings import Fp32Settings
 from lmtrain.placement.parallel_settings import ParallelSettings
 from tests.layouts.workers import Pool
 from tests.unit.parallel.spread import CPU

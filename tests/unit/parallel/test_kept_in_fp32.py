@@ -26,8 +26,8 @@ from lmtrain.models.layers.attention import DotProduct, Rotation, build_mask, bu
 from lmtrain.models.layers.block import build_norm
 from lmtrain.objectives import cross_entropy as loss_room
 from lmtrain.objectives.cross_entropy import cross_entropy_plain, cross_entropy_sum, hit_sum
+from lmtrain.parallel import tensor as tensor_room
 from lmtrain.parallel.mesh import Axis, build_mesh
-from lmtrain.parallel.tensor import vocabulary as vocabulary_room
 from lmtrain.parallel.weights import precision as precision_room
 from lmtrain.parallel.weights import sharding as sharding_room
 from lmtrain.parallel.weights.precision import MasterWeights
@@ -167,7 +167,7 @@ def test_softmax(dtype: torch.dtype, dropout: float, num_keys: int, window: int 
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "eager": cross_entropy_sum,
     "for a compiler": cross_entropy_plain,
-    "cut over tp": partial(vocabulary_room.cross_entropy_sum, axis=Axis()),
+    "cut over tp": partial(tensor_room.cross_entropy_sum, axis=Axis()),
 }
 
 
@@ -190,7 +190,7 @@ def off_by(loss: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype) -> tupl
 @pytest.fixture
 def one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """A vocabulary that is cut into one part needs nobody to tell it the others'."""
-    monkeypatch.setattr(vocabulary_room, "gather_stack", lambda x, axis: x[None])
+    monkeypatch.setattr(tensor_room, "gather_stack", lambda x, axis: x[None])
 
 
 @pytest.mark.usefixtures("one_rank")

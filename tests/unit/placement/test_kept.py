@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from lmtrain.models.bert_settings import BertSettings
-from lmtrain.parallel.compute_settings import ComputeSettings
-from lmtrain.parallel.recompute_settings import (
+from lmtrain.parallel.compute_settings import (
     AttentionRecomputeSettings,
+    ComputeSettings,
     FullRecomputeSettings,
     NoRecomputeSettings,
     OperatorsRecomputeSettings,

@@ -6,9 +6,7 @@ from typing import Any
 
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.optim.adamw_settings import AdamWSettings
-from lmtrain.parallel.compute_settings import ComputeSettings
-from lmtrain.parallel.precision_settings import Bf16Settings
-from lmtrain.parallel.recompute_settings import FullRecomputeSettings
+from lmtrain.parallel.compute_settings import Bf16Settings, ComputeSettings, FullRecomputeSettings
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.plan.run_model.run import Planned
 

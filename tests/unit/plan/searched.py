@@ -8,8 +8,7 @@ from functools import cache
 from lmtrain.config.compose import conf_dir
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.optim.adamw_settings import AdamWSettings
-from lmtrain.parallel.compute_settings import ComputeSettings
-from lmtrain.parallel.precision_settings import Bf16Settings
+from lmtrain.parallel.compute_settings import Bf16Settings, ComputeSettings
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.plan.price.hardware import Hardware
 from lmtrain.plan.run_model.run import Planned

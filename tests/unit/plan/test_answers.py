@@ -6,9 +6,7 @@ from itertools import islice
 
 import pytest
 
-from lmtrain.parallel.compute_settings import ComputeSettings
-from lmtrain.parallel.precision_settings import Fp32Settings
-from lmtrain.parallel.recompute_settings import NoRecomputeSettings
+from lmtrain.parallel.compute_settings import ComputeSettings, Fp32Settings, NoRecomputeSettings
 from lmtrain.plan.run_model.memory import GIB
 from lmtrain.plan.run_model.replay import price_runs
 from lmtrain.plan.search.rank import FAMILY, Prices

@@ -9,8 +9,7 @@ import pytest
 
 from lmtrain.config.compose import conf_dir
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.parallel.precision_settings import Fp32Settings
-from lmtrain.parallel.recompute_settings import NoRecomputeSettings
+from lmtrain.parallel.compute_settings import Fp32Settings, NoRecomputeSettings
 from lmtrain.plan.calibrate import Measured, calibrate, prices_of
 from lmtrain.plan.price.factors import fitted, interval
 from lmtrain.plan.price.hardware import Hardware

@@ -9,10 +9,11 @@ import pytest
 
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.optim.muon_settings import MuonSettings
-from lmtrain.parallel.compute_settings import ComputeSettings
-from lmtrain.parallel.precision_settings import Fp16Settings, Fp32Settings
-from lmtrain.parallel.recompute_settings import (
+from lmtrain.parallel.compute_settings import (
     AttentionRecomputeSettings,
+    ComputeSettings,
+    Fp16Settings,
+    Fp32Settings,
     FullRecomputeSettings,
     NoRecomputeSettings,
     OperatorsRecomputeSettings,

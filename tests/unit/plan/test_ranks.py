@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from lmtrain.parallel.recompute_settings import NoRecomputeSettings
+from lmtrain.parallel.compute_settings import NoRecomputeSettings
 from lmtrain.plan.run_model.ranks import NEED_A_GPU, _in_flight, fullest_rank, rank_bytes_of
 from lmtrain.schedules.pipeline_schedule import schedule_named
 from lmtrain.schedules.simulate import activations_held

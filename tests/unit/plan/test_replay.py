@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lmtrain.parallel.recompute_settings import NoRecomputeSettings
+from lmtrain.parallel.compute_settings import NoRecomputeSettings
 from lmtrain.plan.price.step import price_step
 from lmtrain.plan.price.workload import columns
 from lmtrain.plan.run_model.replay import Seconds, pipeline_seconds, price_runs, replay

@@ -15,7 +15,7 @@ from lmtrain.checkpoint.disk import format
 from lmtrain.config.base import kinds
 from lmtrain.errors import CheckpointError, LmtrainError
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.parallel.recompute_settings import RecomputeSettings
+from lmtrain.parallel.compute_settings import RecomputeSettings
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.plan.price.workload import columns
 from lmtrain.plan.run_model.checkpoint_size import check_listed, checkpoint_bytes

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from lmtrain.config.base import kinds
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule, schedule_named
 from lmtrain.schedules.simulate import Costs, Timeline, activations_held, simulate
-from lmtrain.schedules.table import Action, Kind, Table, looping
+from lmtrain.schedules.table import Action, Kind, Table
 
 NAMES = list(kinds(PipelineSchedule))
 SIZES = st.tuples(st.sampled_from(NAMES), st.integers(1, 8), st.integers(2, 4), st.integers(1, 40))
@@ -100,7 +100,7 @@ def test_what_a_rank_hands_to_itself_is_there_at_once() -> None:
 def test_a_wrong_table_is_refused() -> None:
     f, b = Kind.FORWARD, Kind.BACKWARD
     rows = ((Action(f, 0, 0), Action(b, 0, 0)), (Action(f, 1, 0), Action(b, 1, 0)))
-    Table(looping(2), 1, rows)
+    Table((0, 1), 1, rows)
     for wrong, said in (
         ((rows[0], rows[1][:1]), "B1.0 too often or not at all"),
         ((rows[0], (*rows[1], Action(f, 1, 0))), "F1.0 too often"),
@@ -108,7 +108,7 @@ def test_a_wrong_table_is_refused() -> None:
         ((tuple(reversed(rows[0])), rows[1]), "comes to a halt: rank 0 at B0.0, rank 1 at F1.0"),
     ):
         with pytest.raises(ValueError, match=said):
-            Table(looping(2), 1, wrong)
+            Table((0, 1), 1, wrong)
 
 
 def test_chunks_that_a_schedule_does_not_have() -> None:

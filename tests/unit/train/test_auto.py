@@ -8,7 +8,7 @@ import pytest
 
 from lmtrain.config.compose import compose
 from lmtrain.errors import LayoutError, SettingsError
-from lmtrain.parallel.recompute_settings import FullRecomputeSettings
+from lmtrain.parallel.compute_settings import FullRecomputeSettings
 from lmtrain.train.config import RunConfig
 from lmtrain.train.layouts.elastic import choose, chosen_before, conditions
 

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from lmtrain.layout import Layout
-from lmtrain.parallel.mesh import build_mesh
-from lmtrain.parallel.peers import GroupPeers, saving_peers, setup_peers
+from lmtrain.parallel.mesh import GroupPeers, build_mesh, saving_peers, setup_peers
 from lmtrain.train.in_loop.requests import Vote
 from tests.layouts.workers import Pool
 

@@ -9,9 +9,9 @@ import torch
 from lmtrain.checkpoint.reader import CheckpointReader
 from lmtrain.checkpoint.save.writer import CheckpointWriter
 from lmtrain.layout import Layout
-from lmtrain.optim.state import num_updates
+from lmtrain.optim.groups import num_updates
+from lmtrain.parallel.compute_settings import Fp16Settings
 from lmtrain.parallel.model import ParallelModel
-from lmtrain.parallel.precision_settings import Fp16Settings
 from lmtrain.train import state
 from lmtrain.train.setup import build_optimizer
 from lmtrain.train.step import train_step

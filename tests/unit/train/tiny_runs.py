@@ -19,9 +19,8 @@ from lmtrain.data.training_data import TrainingData
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.optim.adamw_settings import AdamWSettings
 from lmtrain.optim.schedule_settings import ConstantSettings
-from lmtrain.parallel.compute_settings import ComputeSettings
+from lmtrain.parallel.compute_settings import ComputeSettings, Fp32Settings
 from lmtrain.parallel.mesh import build_mesh
-from lmtrain.parallel.precision_settings import Fp32Settings
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.train import train_wordpiece

@@ -16,8 +16,7 @@ from lmtrain.models import gpt
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.parallel.collectives import gather_columns, gather_sequence
 from lmtrain.parallel.mesh import Axis
-from lmtrain.parallel.tensor.layers import ColumnLinear, apply_tensor_parallel
-from lmtrain.parallel.tensor.vocabulary import cross_entropy_sum, whole_sequences
+from lmtrain.parallel.tensor import ColumnLinear, apply_tensor_parallel, cross_entropy_sum, whole_sequences
 from tests.layouts.workers import Pool
 from tests.marks import wide
 from tests.unit.parallel.cut_models import (

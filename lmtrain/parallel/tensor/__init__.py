@@ -1,1 +1,0 @@
-"""Layers, embedding and head cut over tensor-parallel ranks."""
