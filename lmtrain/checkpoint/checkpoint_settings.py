@@ -31,8 +31,8 @@ class CheckpointSettings(Settings):
 
     def problems(self) -> Iterator[Problem]:
         steps, every, start = self.interval_steps, self.keep_every_steps, self.init_from
-        saves = "no step is" if steps is None else "the last step alone is"
-        saves = "hardly one of them is" if self.interval_s is not None else saves
+        by_step = "no step is" if steps is None else "the last step alone is"
+        saves = "hardly one of them is" if self.interval_s is not None else by_step
         none_saved = f"since with interval_steps={show(steps)} {saves} saved"
         yield from self.checked(
             (steps is not None and steps < 0, "interval_steps",

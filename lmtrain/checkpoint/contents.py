@@ -1,13 +1,17 @@
-"""A checkpoint's contents as verified bytes and numpy arrays. Torch-free, so that tools can read it without a device.
+"""A checkpoint's contents as verified bytes and numpy arrays, and the model that it says it is of. Torch-free.
 
-Called by the reader, which turns arrays into tensors. Nothing is given out before its hash has been checked, and no
-tensor is allocated that the files, whose sizes are checked, could not hold.
+Called by the reader, which turns arrays into tensors, and by whoever reads a checkpoint without a run's settings.
+Nothing is given out before its hash has been checked, and no tensor is allocated that the files, whose sizes are
+checked, could not hold. What a checkpoint says of itself is judged as settings are, and compared with the tensors and
+the files that are there before anything of the stated size is made.
 """
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Collection, Iterator
+import stat
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +24,7 @@ from lmtrain.checkpoint.disk.format import (
     ITEM_BYTES,
     MANIFEST,
     MAX_FILE_BYTES,
+    Manifest,
     PieceEntry,
     TensorEntry,
     blocks_file,
@@ -27,7 +32,10 @@ from lmtrain.checkpoint.disk.format import (
 from lmtrain.checkpoint.disk.hashed import BlockCache, HashedFile, read_hashed
 from lmtrain.checkpoint.disk.tensor_file import Array, Stored, read_box, read_header
 from lmtrain.checkpoint.store import load_manifest
-from lmtrain.errors import CheckpointError, DataError, nearest
+from lmtrain.config.build import build_settings
+from lmtrain.errors import CheckpointError, DataError, LmtrainError, a_few, nearest
+from lmtrain.models.model_settings import ModelSettings, Shape, true_weights
+from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.runtime.files.files import parse_json
 
 # Integers of the item's size carry the bits of any type: numpy has no bfloat16.
@@ -35,6 +43,10 @@ _CARRIERS: dict[int, Any] = {1: np.dtype("<i1"), 2: np.dtype("<i2"), 4: np.dtype
 
 _CACHED_BLOCKS = 16
 _MANY_NAMES = 5000  # because: comparing one with each of more takes seconds
+_MOST_SETTINGS = 200  # of a model
+_FEW_LAYERS = 1024  # a model's own list of so many layers is soon made, however few tensors there are
+_LITTLE_PADDING = 1 << 24  # numbers
+_LONGEST = 1000  # characters of what is wrong with settings
 
 
 class Contents:
@@ -98,8 +110,10 @@ class Contents:
             with _collecting(found):
                 self._locate(*place)
         held = {(name, key) for name, (_, header) in self._files.items() for key in header}
-        extra = sorted(held - listed.keys())
-        return found + [f"{self.path / name} holds {key}, which the manifest does not list." for name, key in extra]
+        return found + [
+            f"{self.path / name} holds {key}, which the manifest does not list."
+            for name, key in sorted(held - listed.keys())
+        ]
 
     def _locate(self, name: str, entry: TensorEntry, piece: PieceEntry) -> tuple[HashedFile, Stored]:
         file, header = self._open(piece.file)
@@ -144,3 +158,97 @@ def near(name: str, known: Collection[str]) -> str:
     """What a name may have been meant for, where that is soon found and soon said."""
     found = nearest(name, known) if len(known) <= _MANY_NAMES else ""
     return found if 0 < len(found) < 300 else "List its names first."
+
+
+def model_of(state: Mapping[str, Any], where: object) -> ModelSettings:
+    """The model that a checkpoint says it is of."""
+    found = state.get("model")
+    if isinstance(found, dict) and len(found) > _MOST_SETTINGS:
+        raise CheckpointError(f"{where} gives its model {len(found)} settings, and no model has so many. Restore it.")
+    try:
+        return build_settings(ModelSettings, found, "model")  # type: ignore[type-abstract]
+    except LmtrainError as error:
+        raise CheckpointError(f"{where} does not say what model it is of: {str(error)[:_LONGEST]}") from error
+
+
+def layout_of(state: Mapping[str, Any]) -> ParallelSettings | None:
+    """The settings of parallelism that a checkpoint was made with, where it says so in words that are still known."""
+    settings = state.get("settings")
+    found = settings.get("parallel") if isinstance(settings, dict) else None
+    if not isinstance(found, dict) or len(found) > _MOST_SETTINGS:
+        return None
+    try:
+        return build_settings(ParallelSettings, found, "parallel")
+    except LmtrainError:
+        return None
+
+
+def checked_model(contents: Contents) -> ModelSettings:
+    """The model of a checkpoint, refused where its tensors are not that model's or are not there."""
+    model = model_of(contents.manifest.state, contents.path)
+    if problems := fit_problems(contents.manifest, model):
+        raise CheckpointError(f"{contents.path / MANIFEST} contradicts itself: {'; '.join(problems)}. Restore a copy.")
+    _check_files(contents)
+    return model
+
+
+def fit_problems(manifest: Manifest, model: ModelSettings) -> list[str]:
+    """What is wrong with names, shapes and ties. Costs what the tensors cost, whatever size of model is claimed."""
+    num_layers, num_tensors = model.shape.num_layers, len(manifest.tensors)
+    if num_layers > max(_FEW_LAYERS, num_tensors):
+        return [f"its model has {num_layers} layers and it holds {num_tensors} tensors"]
+    shapes, first = true_weights(model), {tie.second: tie.first for tie in model.ties()}
+    weights = {name.removeprefix("model."): t for name, t in manifest.tensors.items() if name.startswith("model.")}
+    told = {f"model.{name}": shapes[name] for name in shapes if name in weights}
+    # `optim.exp_avg.norm.weight` has the shape of `norm.weight`
+    slots = {name: name.split(".", 2)[-1] for name in manifest.tensors if name.startswith("optim.")}
+    told |= {name: shapes[weight] for name, weight in slots.items() if weight in shapes}
+    kinds = (
+        _said(
+            (name for name in first if name in weights),
+            lambda name: f"it holds model.{name}, which is one with model.{first[name]} and is stored under that name "
+            "alone",
+        ),
+        _said(sorted(shapes.keys() - weights.keys()), lambda name: f"it has no model.{name}"),
+        _said(
+            sorted(weights.keys() - shapes.keys() - first.keys()),
+            lambda name: f"it holds model.{name}, which its model does not have. {near(name, shapes)}",
+        ),
+        _said(
+            (name for name, shape in told.items() if manifest.tensors[name].shape != shape),
+            lambda name: f"{name} has shape {list(manifest.tensors[name].shape)} and the model says {list(told[name])}",
+        ),
+        _padding_problem(model, shapes),
+    )
+    return [text for text in kinds if text]
+
+
+def _said(names: Iterable[str], words: Callable[[str], str]) -> str:
+    """The first of them in words: to word each of a hundred thousand would take hours."""
+    names = list(names)
+    return a_few([words(name) if number < 4 else name for number, name in enumerate(names)], "; ")
+
+
+def _padding_problem(model: ModelSettings, shapes: Mapping[str, Shape]) -> str:
+    """Rows that pad a vocabulary are in no file, so they have a bound of their own."""
+    true, padded = (sum(map(math.prod, some.values())) for some in (shapes, model.weights()))
+    if padded - true <= max(true, _LITTLE_PADDING):
+        return ""
+    return f"the rows that pad its vocabulary would be {padded - true} numbers, more than its weights are"
+
+
+def _check_files(contents: Contents) -> None:
+    """Whether what the manifest says of sizes is on the disk, told without reading."""
+    manifest = contents.manifest
+    for name in sorted({piece.file for tensor in manifest.tensors.values() for piece in tensor.pieces}):
+        try:
+            found = os.lstat(contents.path / name)
+            size = found.st_size if stat.S_ISREG(found.st_mode) else None
+        except OSError:
+            size = None
+        if size != manifest.files[name].size:
+            held = "is not there as a plain file" if size is None else f"has {size} bytes"
+            raise CheckpointError(
+                f"{contents.path / name} {held} and the manifest says {manifest.files[name].size} bytes. "
+                "Restore it from a copy."
+            )

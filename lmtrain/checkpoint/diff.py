@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from lmtrain.checkpoint.contents import Contents
-from lmtrain.checkpoint.described import checked_model
+from lmtrain.checkpoint.contents import Contents, checked_model
 from lmtrain.checkpoint.disk.boxes import cut, whole
 from lmtrain.checkpoint.disk.format import DTYPES
 from lmtrain.checkpoint.disk.tensor_file import Array
@@ -96,8 +95,12 @@ def verify_checkpoint(path: Path) -> dict[str, Any]:
     try:
         contents = Contents(path)
         manifest = contents.manifest
-        facts |= {"step": manifest.step, "tensors": len(manifest.tensors), "files": len(manifest.files)}
-        facts["bytes"] = sum(entry.size for entry in manifest.files.values())
+        facts |= {
+            "step": manifest.step,
+            "tensors": len(manifest.tensors),
+            "files": len(manifest.files),
+            "bytes": sum(entry.size for entry in manifest.files.values()),
+        }
         facts["problems"] = contents.damages()
         if not facts["problems"] and "model" in manifest.state:
             checked_model(contents)

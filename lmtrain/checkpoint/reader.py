@@ -9,17 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lmtrain.checkpoint.contents import Contents, near
-from lmtrain.checkpoint.described import checked_model
+from lmtrain.checkpoint.contents import Contents, checked_model, near
 from lmtrain.checkpoint.disk.boxes import Box
 from lmtrain.checkpoint.disk.format import DTYPES, dtype_code
-from lmtrain.checkpoint.disk.tensor_file import Array
+from lmtrain.checkpoint.disk.tensor_file import Array, box_of
 from lmtrain.errors import CheckpointError, a_few
 from lmtrain.layout import Piece
 from lmtrain.models.model_settings import ModelSettings
@@ -49,8 +48,7 @@ class CheckpointReader:
         if len(begin) != len(full) or (shape is not None and len(shape) != len(full)):
             raise CheckpointError(f"{name} in {self.path} has {len(full)} axes. Give offset and shape as many numbers.")
         extent = tuple(shape) if shape is not None else tuple(n - o for n, o in zip(full, begin, strict=True))
-        bits = self._contents.read_bits(name, Box(begin, extent))
-        return _as_tensor(bits, self.dtype(name))
+        return _as_tensor(self._contents.read_bits(name, Box(begin, extent)), self.dtype(name))
 
     def load_into(self, pieces: Iterable[Piece], *, rounded: bool = False) -> None:
         """Fill the pieces' blocks, which have the checkpoint's types, or `rounded` any other floating type.
@@ -62,11 +60,10 @@ class CheckpointReader:
         if problems:
             raise CheckpointError(f"{self.path} does not fit this run: " + "; ".join(problems) + f". {self._way_out()}")
         for piece in pieces:
-            whole = Box(tuple(piece.offset), tuple(piece.block.shape))
             if (bits := self._bits_of(piece)) is not None:
-                self._contents.read_bits(piece.name, whole, bits)
+                self._contents.read_bits(piece.name, box_of(piece), bits)
                 continue
-            for box, block in _parts(whole, piece.block):
+            for box, block in _parts(box_of(piece), piece.block):
                 _fill(block, _as_tensor(self._contents.read_bits(piece.name, box), self.dtype(piece.name)))
 
     def read_file(self, name: str) -> bytes:
@@ -103,11 +100,12 @@ class CheckpointReader:
             return [f"{piece.name} has shape {list(entry.shape)} in the checkpoint and {list(wanted)} in the run"]
         if entry.dtype != dtype and not (rounded and _is_floating(entry.dtype) and _is_floating(dtype)):
             return [f"{piece.name} is {DTYPES[entry.dtype]} in the checkpoint and {DTYPES[dtype]} in the run"]
-        box = Box(tuple(piece.offset), tuple(piece.block.shape))
-        if not box.is_inside(entry.shape):
-            part = f"part at {list(box.offset)} of shape {list(box.shape)}"
-            return [f"{piece.name} has shape {list(wanted)} and no {part}"]
-        return []
+        box = box_of(piece)
+        if box.is_inside(entry.shape):
+            return []
+        return [
+            f"{piece.name} has shape {list(wanted)} and no part at {list(box.offset)} of shape {list(box.shape)}"
+        ]
 
     def _way_out(self) -> str:
         model = self.state.get("model")
@@ -141,9 +139,7 @@ def _is_floating(code: str) -> bool:
 
 
 def _torch_dtype(code: str) -> torch.dtype:
-    dtype = getattr(torch, DTYPES[code])
-    assert isinstance(dtype, torch.dtype)
-    return dtype
+    return cast(torch.dtype, getattr(torch, DTYPES[code]))
 
 
 def _as_tensor(bits: Array, dtype: torch.dtype) -> Tensor:

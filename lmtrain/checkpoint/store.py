@@ -142,7 +142,10 @@ def _read_manifest(path: Path) -> Manifest:
         if not is_folder:
             raise CheckpointError(f"{path} is not a folder. Give a checkpoint's folder.")
         text = read_bytes(where, MAX_MANIFEST_BYTES, follow_links=False)
-        manifest = decode_manifest(parse_json(text, where, most_bytes(_data_bytes(path, text))), where)
+        data_bytes = 0
+        if len(text) > MAX_JSON_BYTES:  # what lies beside a manifest, of one that is large enough to ask
+            data_bytes = sum(entry.stat(follow_symlinks=False).st_size for entry in os.scandir(path))
+        manifest = decode_manifest(parse_json(text, where, most_bytes(data_bytes)), where)
     except CheckpointError:
         raise
     except (DataError, MissingInputError) as error:
@@ -154,19 +157,10 @@ def _read_manifest(path: Path) -> Manifest:
     return manifest
 
 
-def _data_bytes(path: Path, manifest: bytes) -> int:
-    """What lies beside a manifest, of one that is large enough to ask."""
-    if len(manifest) <= MAX_JSON_BYTES:
-        return 0
-    return sum(entry.stat(follow_symlinks=False).st_size for entry in os.scandir(path))
-
-
 def set_aside(path: Path) -> Path:
     """Give a damaged checkpoint another name, under which nothing takes it for one and nothing removes it."""
-    for number in itertools.count(1):
-        aside = path.with_name(f"{path.name}.damaged-{number}")
-        if not os.path.lexists(aside):
-            break
+    names = (path.with_name(f"{path.name}.damaged-{number}") for number in itertools.count(1))
+    aside = next(name for name in names if not os.path.lexists(name))
     os.rename(path, aside)
     return aside
 
@@ -210,10 +204,8 @@ def best(run: Path) -> Path:
 
 def new_leftover(folder: Path, step: int, kind: str = "tmp") -> Path:
     """A name for a folder that `sweep` may take away; free, whatever earlier processes of this number left."""
-    while True:
-        path = leftover(folder, step, (os.getpid(), next(_attempts)), kind)
-        if not path.exists():
-            return path
+    paths = (leftover(folder, step, (os.getpid(), number), kind) for number in _attempts)
+    return next(path for path in paths if not path.exists())
 
 
 def leftover(folder: Path, step: int, numbers: Sequence[int], kind: str = "tmp") -> Path:
@@ -273,10 +265,9 @@ def prune(
         there = {int(path.name.removeprefix("step_")): path for path in list_checkpoints(folder)}
         good = best_first(there, worth or {})[:keep_best]
         for step, path in list(there.items())[: -max(1, keep_last)]:
-            if path == saved or path in good or path.is_symlink():
+            for_good = keep_every_steps is not None and step % keep_every_steps == 0
+            if for_good or path == saved or path in good or path.is_symlink():
                 continue  # because: somebody put a link there by hand, and what it leads to is not ours
-            if keep_every_steps is not None and step % keep_every_steps == 0:
-                continue
             # because: a kill amid the removal must not leave half a checkpoint under a checkpoint's name
             going = new_leftover(folder, step)
             os.rename(path, going)

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from lmtrain.batch import IGNORED, Batch
 from lmtrain.errors import NonFiniteLossError, UsageError
-from lmtrain.eval.scoring.scoring import Scorable
+from lmtrain.eval.scoring import Scorable
 from lmtrain.tokenizer.base import Tokenizer
 
 
@@ -51,8 +50,9 @@ def generate(
     context = prompt_tokens(tokenizer, prompt)
     ids = list(generate_tokens(model, context, max_new_tokens, sampling, seq_len, tokenizer.eod_id))
     ended = bool(ids) and ids[-1] == tokenizer.eod_id
-    text = tokenizer.decode(ids[:-1] if ended else ids)
-    return Generated(text, len(ids), "end_of_document" if ended else "max_new_tokens")
+    return Generated(
+        tokenizer.decode(ids[:-1] if ended else ids), len(ids), "end_of_document" if ended else "max_new_tokens"
+    )
 
 
 def generate_stream(
@@ -106,13 +106,11 @@ def generate_tokens(
 @torch.no_grad()
 def next_logits(model: Scorable, tokens: list[int]) -> Tensor:
     """The logits behind the last token, in float64 on the host."""
-    tokens_BT = np.array([tokens], np.int64)
-    keep_BT = np.zeros(tokens_BT.shape, np.bool_)
+    tokens_BT = torch.tensor([tokens], device=model.device)
+    keep_BT = torch.zeros_like(tokens_BT, dtype=torch.bool)
     keep_BT[0, -1] = True
-    batch = Batch(tokens_BT=tokens_BT, labels_BT=np.full_like(tokens_BT, IGNORED))
-    on_device = batch.map(lambda array: torch.from_numpy(array).to(model.device))
-    logits = model.logits(on_device, torch.from_numpy(keep_BT).to(model.device))
-    return logits[0].double().cpu()  # sync: one token
+    batch = Batch(tokens_BT=tokens_BT, labels_BT=torch.full_like(tokens_BT, IGNORED))
+    return model.logits(batch, keep_BT)[0].double().cpu()  # sync: one token
 
 
 def draw(logits_V: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
@@ -137,5 +135,4 @@ def _nucleus(logits_V: Tensor, top_p: float | None) -> Tensor:
         return logits_V
     ordered, order = logits_V.sort(descending=True, stable=True)
     probabilities = ordered.softmax(-1)
-    before = probabilities.cumsum(-1) - probabilities
-    return logits_V.index_fill(0, order[before >= top_p], -torch.inf)
+    return logits_V.index_fill(0, order[probabilities.cumsum(-1) - probabilities >= top_p], -torch.inf)

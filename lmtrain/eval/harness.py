@@ -21,7 +21,8 @@ from tqdm import tqdm
 from lmtrain.errors import DataError, UsageError, brief, nearest
 from lmtrain.eval.generate import Sampling, generate_tokens, prompt_tokens
 from lmtrain.eval.load import load_for_eval
-from lmtrain.eval.scoring.scoring import Scored, Scorer
+from lmtrain.eval.scoring import Scored, Scorer
+from lmtrain.eval.task import eod_id
 from lmtrain.eval.windows import Request
 from lmtrain.runtime.machine.device import pick_device
 from lmtrain.runtime.processes.process import ProcessEnv
@@ -64,10 +65,7 @@ class LmtrainModel(TemplateLM):  # type: ignore[misc]  # because: the harness ma
 
     @property
     def eot_token_id(self) -> int:
-        found = self.subject.tokenizer.eod_id
-        if found is None:
-            raise DataError("The tokenizer has no end-of-document token to put before a first token. Add one to it.")
-        return found
+        return eod_id(self.subject.tokenizer)
 
     @property
     def tokenizer_name(self) -> str:
@@ -95,11 +93,14 @@ class LmtrainModel(TemplateLM):  # type: ignore[misc]  # because: the harness ma
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """Each text by itself, in the harness's own windows."""
-        asked = []
-        for item, (text,) in enumerate(request.args for request in requests):
-            cut = get_rolling_token_windows(self.tok_encode(text), self.prefix_token_id, self.max_length, context_len=1)
-            for context, target in map(make_disjoint_window, cut):
-                asked.append(_request(context, target, self.max_length, item))
+        asked = [
+            _request(context, target, self.max_length, item)
+            for item, (text,) in enumerate(request.args for request in requests)
+            for context, target in map(
+                make_disjoint_window,
+                get_rolling_token_windows(self.tok_encode(text), self.prefix_token_id, self.max_length, context_len=1),
+            )
+        ]
         sums = np.zeros(len(requests))
         for window, scored in zip(asked, self._score(asked), strict=True):
             sums[window.item] -= scored.nll.sum()

@@ -15,7 +15,7 @@ import numpy as np
 from lmtrain.batch import Batch
 from lmtrain.errors import OutOfMemoryError
 from lmtrain.eval.runner import Subject, score
-from lmtrain.eval.scoring.scoring import Scorable
+from lmtrain.eval.scoring import Scorable
 from lmtrain.eval.task import Answers, Prepared, Task, sum_up, window_of
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.tokenizer.base import Tokenizer
@@ -61,18 +61,16 @@ class DuringTraining:
         )  # fmt: skip
         for one in self.planned:
             began = time.monotonic()
-            row = self._row(one, subject, doing)
-            yield row | {"seconds": time.monotonic() - began}
+            yield self._row(one, subject, doing) | {"seconds": time.monotonic() - began}
 
     def _row(self, one: Planned, subject: Subject, doing: Callable[[str], None]) -> dict[str, Any]:
         def report(done: int, total: int, **_: object) -> None:
             doing(f"evaluating {one.name}: {done / total:.0%}")
 
-        window = window_of(one.task, subject.seq_len, None)
         try:
             found = score(
-                one.task, subject, one.prepared, one.data, seq_len=window, batch_size=self.batch_size, resamples=0,
-                progress=report,
+                one.task, subject, one.prepared, one.data, seq_len=window_of(one.task, subject.seq_len, None),
+                batch_size=self.batch_size, resamples=0, progress=report,
             ).result  # fmt: skip
         except OutOfMemoryError as error:
             raise OutOfMemoryError(

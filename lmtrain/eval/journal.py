@@ -21,7 +21,7 @@ import numpy as np
 
 from lmtrain.checkpoint.disk.format import MANIFEST, MAX_MANIFEST_BYTES
 from lmtrain.errors import OutputError
-from lmtrain.eval.scoring.scoring import Scored
+from lmtrain.eval.scoring import Scored
 from lmtrain.eval.windows import Request
 from lmtrain.runtime.files.files import open_output, read_bytes, read_range, storage_errors
 from lmtrain.runtime.processes.faults import fault_point
@@ -172,10 +172,12 @@ def _records(data: bytes) -> list[tuple[int, int]]:
 
 
 def _encoded(key: bytes, answers: Sequence[Scored]) -> bytes:
-    counts = np.array([len(one.nll) for one in answers], "<u4")
-    nll = np.concatenate([one.nll for one in answers]).astype("<f8")
-    greedy = np.concatenate([one.greedy for one in answers]).astype(np.uint8)
-    return b"".join([key, counts.tobytes(), nll.tobytes(), greedy.tobytes()])
+    arrays = [
+        np.array([len(one.nll) for one in answers], "<u4"),
+        np.concatenate([one.nll for one in answers]).astype("<f8"),
+        np.concatenate([one.greedy for one in answers]).astype(np.uint8),
+    ]
+    return key + b"".join(array.tobytes() for array in arrays)
 
 
 def _decoded(record: bytes, key: bytes, num_requests: int) -> list[Scored] | None:

@@ -44,10 +44,11 @@ def load(
 ) -> Loaded:
     weights, tokenizer = source.open(), source.tokenizer()
     settings = weights.settings
-    numbers = build_settings(PrecisionSettings, {"kind": precision}, "precision")
-    eager = ComputeSettings(compile=False)  # because: each length of a text would be compiled anew
     model = build_parallel(
-        settings, numbers, eager, device, seed=None, training=False, mesh=mesh, parallel=parallel
+        settings,
+        build_settings(PrecisionSettings, {"kind": precision}, "precision"),
+        ComputeSettings(compile=False),  # because: each length of a text would be compiled anew
+        device, seed=None, training=False, mesh=mesh, parallel=parallel,
     )  # fmt: skip
     model.load(weights.load_into)
     subject = Subject(
@@ -60,5 +61,6 @@ def load(
         pairs="pair" in settings.terms,
     )
     check_vocabulary(subject)
-    facts = source.facts | {"parameters": model.num_parameters, "device": device_name(device)}
-    return Loaded(subject=subject, facts=facts)
+    return Loaded(
+        subject=subject, facts=source.facts | {"parameters": model.num_parameters, "device": device_name(device)}
+    )

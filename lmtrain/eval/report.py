@@ -19,7 +19,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from lmtrain.errors import DataError
-from lmtrain.eval.statistics.paired_test import LEVEL, Comparison
+from lmtrain.eval.statistics import LEVEL, Comparison
 from lmtrain.eval.task import Columns, Prepared, Result, Task
 from lmtrain.eval.windows import MaskedRequest, Request
 from lmtrain.runtime.files.files import json_bytes, parse_json, read_bytes
@@ -54,8 +54,8 @@ def _heads(prepared: Prepared, tokenizer: Tokenizer) -> dict[int, dict[str, str]
     found = {}
     for item, request in firsts.items():
         ids = request.tokens.tolist()
-        masked = isinstance(request, MaskedRequest)
-        found[item] = {"text": tokenizer.decode((ids[: request.num_fed] if masked else ids)[:_HEAD_TOKENS])}
+        fed = ids[: request.num_fed] if isinstance(request, MaskedRequest) else ids
+        found[item] = {"text": tokenizer.decode(fed[:_HEAD_TOKENS])}
         if isinstance(request, MaskedRequest) and request.places is None:
             continue  # because: what is asked of a pair is no token
         if request.num_scored < len(ids) - 1:
@@ -87,7 +87,13 @@ def read_columns(path: Path, sha256: str) -> dict[int, Columns]:
 
 
 def render(result: Result, model: dict[str, Any], *, full: bool = False) -> RenderableType:
-    parts: list[RenderableType] = [_headline(result)]
+    headline = _Whole(
+        Text(result.protocol, "bold"),
+        Text("" if result.limit is None else f"PARTIAL: the first {result.limit:,} items", "bold yellow"),
+        Text(f"{result.headline} {show_measure(result.headline, result.measures[result.headline])}", "bold green"),
+        Text(_sure(result, result.headline)),
+    )
+    parts: list[RenderableType] = [headline]
     if full:
         parts.append(_measures(result))
     if result.baselines:
@@ -114,15 +120,19 @@ def render_comparison(comparison: Comparison, *, full: bool = False) -> Renderab
     """A's and B's numbers, what B has more, and whether chance could have done that."""
     differences = comparison.differences
     few = [name for name in (comparison.headline, "bits_per_byte") if name in differences]
-    numbers = map(_right, ("A", "B", "B - A", f"{LEVEL:.0%} interval"))
-    table = _plain(Column("measure", no_wrap=True), *numbers, Column("clear"))
+    table = _plain(
+        Column("measure", no_wrap=True), *map(_right, ("A", "B", "B - A", f"{LEVEL:.0%} interval")), Column("clear")
+    )
     for name in differences if full else few or differences:
         one = differences[name]
-        low_high = [_signed(name, edge) for edge in one.interval or ()]
-        interval = " to ".join(low_high) or "one item: none"
-        sure = "-" if one.interval is None else "yes" if one.beyond_chance else "no"
-        shown = show_measure(name, one.a), show_measure(name, one.b), _signed(name, one.difference)
-        table.add_row(name, *shown, interval, sure)
+        table.add_row(
+            name,
+            show_measure(name, one.a),
+            show_measure(name, one.b),
+            _signed(name, one.difference),
+            " to ".join(_signed(name, edge) for edge in one.interval or ()) or "one item: none",
+            "-" if one.interval is None else "yes" if one.beyond_chance else "no",
+        )
     notes = [("items", f"{comparison.num_items:,}, drawn alike for both; clear: 0 is outside the interval")]
     if comparison.left_out:
         notes.append(("left out", f"{', '.join(comparison.left_out)}: the tokenizers differ"))
@@ -131,15 +141,6 @@ def render_comparison(comparison: Comparison, *, full: bool = False) -> Renderab
 
 def _signed(name: str, value: float) -> str:
     return ("+" if value > 0 else "") + show_measure(name, value)
-
-
-def _headline(result: Result) -> _Whole:
-    value = show_measure(result.headline, result.measures[result.headline])
-    partial = "" if result.limit is None else f"PARTIAL: the first {result.limit:,} items"
-    return _Whole(
-        Text(result.protocol, "bold"), Text(partial, "bold yellow"), Text(f"{result.headline} {value}", "bold green"),
-        Text(_sure(result, result.headline)),
-    )  # fmt: skip
 
 
 class _Whole:
@@ -187,15 +188,18 @@ def _windows(result: Result) -> str:
 
 
 def _time(result: Result) -> str:
-    speed = f", {format_count(result.tokens_per_s)} tokens/s fed" if result.tokens_per_s else ""
-    return f"{format_seconds(result.seconds)}{speed}"
+    took = format_seconds(result.seconds)
+    return f"{took}, {format_count(result.tokens_per_s)} tokens/s fed" if result.tokens_per_s else took
 
 
 def _measures(result: Result) -> Table:
     table = Table("measure", _right("value"), _right(f"{LEVEL:.0%} interval"), box=box.SIMPLE_HEAD)
     for name, value in result.measures.items():
-        low_high = [show_measure(name, edge) for edge in result.intervals.get(name, ())]
-        table.add_row(name, show_measure(name, value), " to ".join(low_high))
+        table.add_row(
+            name,
+            show_measure(name, value),
+            " to ".join(show_measure(name, edge) for edge in result.intervals.get(name, ())),
+        )
     return table
 
 
@@ -214,16 +218,22 @@ def _positions(result: Result) -> RenderableType:
     table = Table(*map(_right, ("tokens before", "targets", "nats a token")), box=box.SIMPLE_HEAD)
     for row in result.loss_by_position:
         first, last = row["tokens_before_from"], row["tokens_before_to"]
-        span = f"{first:,}" if first == last else f"{first:,} to {last:,}"
-        table.add_row(span, f"{row['targets']:,}", f"{row['nll_per_token_nats']:.4f}")
+        table.add_row(
+            f"{first:,}" if first == last else f"{first:,} to {last:,}",
+            f"{row['targets']:,}",
+            f"{row['nll_per_token_nats']:.4f}",
+        )
     return table
 
 
 def _baselines(result: Result) -> Table:
     """The same targets scored by counting; a ratio is the model's number over the baseline's."""
     titles = ("bits per byte", "ratio", "token perplexity", "ratio")
-    numbers = (Column(title, justify="right", no_wrap=True) for title in titles)
-    table = Table(Column("on the same targets", no_wrap=True), *numbers, box=box.SIMPLE_HEAD)
+    table = Table(
+        Column("on the same targets", no_wrap=True),
+        *(Column(title, justify="right", no_wrap=True) for title in titles),
+        box=box.SIMPLE_HEAD,
+    )
     bits, per_token = result.measures["bits_per_byte"], result.measures["token_perplexity"]
     table.add_row("model", f"{bits:.4f}", "", f"{per_token:,.2f}", "", style="bold")
     for row in result.baselines:
@@ -255,7 +265,7 @@ def _right(title: str) -> Column:
 
 def _recipe_rows(result: Result) -> list[tuple[str, str]]:
     notes = dict(result.notes)
-    of = [str(notes.pop(key)) for key in ("text_sha256_of",) if key in notes]
+    of = [str(notes.pop("text_sha256_of"))] if "text_sha256_of" in notes else []
     words = "" if result.num_words is None else f"{result.num_words:,}; "
     return [
         ("version", f"{result.protocol_version} of the protocol {result.protocol}"),

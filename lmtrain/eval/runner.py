@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -15,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.errors import DataError, LmtrainError, UsageError
-from lmtrain.eval.scoring.scoring import Known, Passes, Scorable, Scored, Scorer
+from lmtrain.eval.scoring import Known, Passes, Scorable, Scored, Scorer
 from lmtrain.eval.source import check_kind
-from lmtrain.eval.statistics.paired_test import LEVEL, RESAMPLES, SEED, intervals
+from lmtrain.eval.statistics import LEVEL, RESAMPLES, SEED, intervals
 from lmtrain.eval.task import (
     ONE_PROCESS,
     Answers,
@@ -32,7 +31,7 @@ from lmtrain.eval.task import (
     window_of,
 )
 from lmtrain.eval.texts import TextInput
-from lmtrain.eval.windows import MaskedRequest, Request, Tokens
+from lmtrain.eval.windows import MaskedRequest, Request
 from lmtrain.tokenizer.base import Tokenizer
 
 _MOST = 64  # powers of two
@@ -68,8 +67,7 @@ class Positions:
 
 def first_items(prepared: Prepared, limit: int) -> Prepared:
     """Facts stay those of the whole text, but for the protocol's id and what is divided by."""
-    num_items = prepared.num_items
-    facts = prepared.facts
+    num_items, facts, documents = prepared.num_items, prepared.facts, prepared.documents
     if num_items == 1:
         raise UsageError(
             f"--limit={limit} takes the first items of a text, and to {facts.protocol} this text is one item. "
@@ -77,14 +75,14 @@ def first_items(prepared: Prepared, limit: int) -> Prepared:
         )
     if limit >= num_items:
         return prepared
-    requests = FirstRequests(prepared.requests, limit)
-    return dataclasses.replace(
+    requests = Again(lambda: (request for request in prepared.requests if request.item < limit))
+    return replace(
         prepared,
         requests=requests,
         num_targets=sum(request.num_scored for request in requests),
         known={name: values[:limit] for name, values in prepared.known.items()},
-        documents=None if prepared.documents is None else FirstDocuments(prepared.documents, limit),
-        facts=dataclasses.replace(
+        documents=None if documents is None else Again(lambda: islice(documents, limit)),
+        facts=replace(
             facts,
             protocol=f"{facts.protocol}-first{limit}",
             denominator=f"what the first {limit} of {num_items} items have; all of them: {facts.denominator}",
@@ -94,23 +92,13 @@ def first_items(prepared: Prepared, limit: int) -> Prepared:
 
 
 @dataclass(frozen=True)
-class FirstRequests:
-    """May be walked as often as what it is made of."""
+class Again:
+    """What a walk gives, as often as it is asked for."""
 
-    requests: Iterable[Request]
-    limit: int
+    walk: Callable[[], Iterator[Any]]
 
-    def __iter__(self) -> Iterator[Request]:
-        return (request for request in self.requests if request.item < self.limit)
-
-
-@dataclass(frozen=True)
-class FirstDocuments:
-    documents: Iterable[Tokens]
-    limit: int
-
-    def __iter__(self) -> Iterator[Tokens]:
-        return islice(iter(self.documents), self.limit)
+    def __iter__(self) -> Iterator[Any]:
+        return self.walk()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,9 +138,12 @@ def run(
     check_kind(task, causal=subject.causal, pairs=subject.pairs)
     check_vocabulary(subject)
     window = window_of(task, subject.seq_len, seq_len)
-    shortened = window < subject.seq_len
-    asked = Asked(tokenizer=subject.tokenizer, seq_len=window, stride=stride, shortened=shortened)
-    prepared, name = prepare(task, source, asked, limit)
+    prepared, name = prepare(
+        task,
+        source,
+        Asked(tokenizer=subject.tokenizer, seq_len=window, stride=stride, shortened=window < subject.seq_len),
+        limit,
+    )
     return score(task, subject, prepared, name, seq_len=window, **options)
 
 
@@ -197,29 +188,36 @@ def score(
     sums, num_items = sum_up(columns), len(columns["nll"])
     found = intervals(columns, task.measures, resamples) if resamples else {}
     rule = f"middle {LEVEL:.0%} of {resamples} resamples of {num_items} items, seed {SEED}" if found else "none"
-    result = Result(
-        **vars(prepared.facts),
-        task=task.id,
-        protocol_version=task.version,
-        data=name,
-        num_targets=prepared.num_targets,
-        num_items=num_items,
-        seq_len=seq_len,
-        dtype=subject.dtype,
-        layout=subject.layout,
-        tokenizer_fingerprint=subject.tokenizer.fingerprint,
-        nll_sum_nats=sums["nll"],
-        headline=task.headline,
-        measures=task.measures(sums),
-        intervals=found,
-        intervals_rule=rule,
-        loss_by_position=positions.rows(),
-        seconds=seconds,
-        tokens_per_s=ratio(scorer.num_fed, seconds),
-        padding_share=scorer.padding_share,
-        groups={group: task.measures(sum_up(part)) for group, part in _by_group(prepared, columns).items()},
+    return Outcome(
+        result=Result(
+            **vars(prepared.facts),
+            task=task.id,
+            protocol_version=task.version,
+            data=name,
+            num_targets=prepared.num_targets,
+            num_items=num_items,
+            seq_len=seq_len,
+            dtype=subject.dtype,
+            layout=subject.layout,
+            tokenizer_fingerprint=subject.tokenizer.fingerprint,
+            nll_sum_nats=sums["nll"],
+            headline=task.headline,
+            measures=task.measures(sums),
+            intervals=found,
+            intervals_rule=rule,
+            loss_by_position=positions.rows(),
+            seconds=seconds,
+            tokens_per_s=ratio(scorer.num_fed, seconds),
+            padding_share=scorer.padding_share,
+            groups={
+                group: task.measures(sum_up({name: values[kept] for name, values in columns.items()}))
+                for group, items in prepared.groups.items()
+                if len(kept := items[items < num_items])  # less the items that were left out
+            },
+        ),
+        prepared=prepared,
+        columns=columns,
     )
-    return Outcome(result=result, prepared=prepared, columns=columns)
 
 
 def _reported(requests: Iterable[Request], progress: Progress | None) -> Callable[[int, int], None] | None:
@@ -237,15 +235,8 @@ def gather(requests: Iterable[Request], scored: Iterable[Scored], positions: Pos
         rows.append((request.item, one.nll.sum(), len(one.nll), one.greedy.sum()))
         if positions is not None:
             positions.add(request, one.nll)
-    item, nll, targets, greedy = zip(*rows, strict=True) if rows else ((), (), (), ())
-    count = np.int64
-    return Answers(np.array(item, count), np.array(nll), np.array(targets, count), np.array(greedy, count))
-
-
-def _by_group(prepared: Prepared, columns: Columns) -> dict[str, Columns]:
-    """The columns of each source, less the items that were left out of them."""
-    kept = {name: items[items < len(columns["nll"])] for name, items in prepared.groups.items()}
-    return {name: {key: values[items] for key, values in columns.items()} for name, items in kept.items() if len(items)}
+    item, nll, targets, greedy = map(np.array, zip(*rows, strict=True)) if rows else np.zeros((4, 0))
+    return Answers(item.astype(np.int64), nll, targets.astype(np.int64), greedy.astype(np.int64))
 
 
 def check_vocabulary(subject: Subject) -> None:

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from lmtrain.checkpoint.contents import Contents
-from lmtrain.checkpoint.described import checked_model
+from lmtrain.checkpoint.contents import Contents, checked_model
 from lmtrain.checkpoint.disk.format import MANIFEST
 from lmtrain.checkpoint.store import resolve
 from lmtrain.errors import CheckpointError, UsageError

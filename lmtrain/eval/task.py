@@ -175,8 +175,7 @@ class Result(Facts):
     @classmethod
     def from_dict(cls, plain: dict[str, Any]) -> Result:
         """As `to_dict` has it, but for what was not finite."""
-        baselines = tuple(BaselineResult(**one) for one in plain["baselines"])
-        return cls(**{**plain, "baselines": baselines})
+        return cls(**{**plain, "baselines": tuple(BaselineResult(**one) for one in plain["baselines"])})
 
 
 def finite(value: Any) -> Any:
@@ -190,10 +189,11 @@ def finite(value: Any) -> Any:
 
 def all_tasks() -> dict[str, Task]:
     """Every published task by its id: a `TASK` or `TASKS` of the folder's files and of a plugin's `*_task.py`."""
-    found: list[Task] = []
-    for module in modules(TASK_ROOM):
-        found += getattr(module, "TASKS", [module.TASK] if hasattr(module, "TASK") else [])
-    return {task.id: task for task in found}
+    return {
+        task.id: task
+        for module in modules(TASK_ROOM)
+        for task in getattr(module, "TASKS", [module.TASK] if hasattr(module, "TASK") else [])
+    }
 
 
 def find_task(name: str) -> Task:
@@ -227,8 +227,10 @@ def window_of(task: Task, sees: int, asked: int | None) -> int:
 
 def item_columns(known: Columns, answers: Answers) -> Columns:
     """Sums of the answers to each item's requests, and how many items there are whose targets were all most likely."""
-    of = {"nll": answers.nll, "targets": answers.targets, "greedy": answers.greedy}
-    found = {name: sum_by_item(answers.item, values, len(known["bytes"])) for name, values in of.items()}
+    found = {
+        name: sum_by_item(answers.item, getattr(answers, name), len(known["bytes"]))
+        for name in ("nll", "targets", "greedy")
+    }
     scored = found["targets"] > 0
     whole = scored & (found["greedy"] == found["targets"])
     return known | found | {"items": scored.astype(np.float64), "items_greedy": whole.astype(np.float64)}

@@ -91,8 +91,7 @@ def save_foreign(
         )
     if latest(output) is not None:
         raise OutputError(f"{output} holds a checkpoint already. Choose a new --output.")
-    shapes = true_weights(settings)
-    specs = [spec(f"model.{name}", "F32", shape) for name, shape in shapes.items()]
+    specs = [spec(f"model.{name}", "F32", shape) for name, shape in true_weights(settings).items()]
     total = sum(s.num_bytes for s in specs)
 
     def rows() -> Iterator[memoryview]:

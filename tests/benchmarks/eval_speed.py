@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lmtrain.eval.recipes.articles import pages
+from lmtrain.eval.tasks.wikitext import pages
 
 LEAST = {"lambada": 1.6, "wikitext": 1.1, "stride 32": 1.3}  # times as fast
 STRIDE = 32
@@ -54,7 +54,7 @@ def pieces(given: argparse.Namespace) -> list[Piece]:
 
 def ours(checkpoint: str, batch_size: int) -> dict[str, Score]:
     from lmtrain.eval.harness import LmtrainModel
-    from lmtrain.eval.scoring.scoring import Scorer
+    from lmtrain.eval.scoring import Scorer
     from lmtrain.eval.windows import WindowedRequests
 
     model = LmtrainModel(checkpoint, device="cpu", batch_size=batch_size)
@@ -153,7 +153,7 @@ def build(folder: Path, vocab: Path) -> None:
     """The checkpoint and its export."""
     import torch
 
-    from lmtrain.exchange.huggingface.exporter import export_hf
+    from lmtrain.exchange.huggingface.convert import export_hf
     from lmtrain.exchange.streaming import save_foreign
     from lmtrain.models.gpt_settings import GPTSettings
     from lmtrain.models.model_settings import true_weights

@@ -24,8 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from lmtrain.checkpoint.contents import Contents
-from lmtrain.checkpoint.described import layout_of
+from lmtrain.checkpoint.contents import Contents, layout_of
 from lmtrain.checkpoint.disk.tensor_file import PieceSpec, RankData
 from lmtrain.checkpoint.reshard.targets import files_of_layout
 from lmtrain.checkpoint.save.commit import RankRecord, commit, write_rank

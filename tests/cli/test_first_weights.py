@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from lmtrain.batch import IGNORED
 from lmtrain.checkpoint.reader import CheckpointReader
 from lmtrain.config.compose import compose
-from lmtrain.exchange.huggingface.exporter import answers
+from lmtrain.exchange.huggingface.convert import answers
 from lmtrain.observe.metrics import read_metrics
 from lmtrain.train.before.preflight import load_data
 from lmtrain.train.config import RunConfig

@@ -42,7 +42,7 @@ def train(
             state = {"precision": model.loss_scale.state(), "num_updates": num_updates(optimizer)}
             writer = CheckpointWriter(Path(folder), keep_last=1, asynchronous=False, peers=saving_peers(model.mesh))
             writer.save(save_step, model.owned(pieces(model, optimizer)), state, {})
-            writer.close()
+            writer.wait()
     return rows
 
 

@@ -93,8 +93,7 @@ def cut(box: Box, most: int) -> Iterator[Box]:
             yield box
         return
     axis = next(i for i, n in enumerate(box.shape) if n > 1)
-    row = box.volume // box.shape[axis]
-    step = max(1, most // row)
+    step = max(1, most // (box.volume // box.shape[axis]))
     for at in range(0, box.shape[axis], step):
         offset = (*box.offset[:axis], box.offset[axis] + at, *box.offset[axis + 1 :])
         shape = (*box.shape[:axis], min(step, box.shape[axis] - at), *box.shape[axis + 1 :])
@@ -140,16 +139,14 @@ def _find_overlap(boxes: list[Box]) -> tuple[Box, Box] | None:
     """
     if len(boxes) < 2:
         return None
-    num_axes = len(boxes[0].offset)
-    axis = max(range(num_axes), key=lambda i: len({box.offset[i] for box in boxes}), default=None)
+    axis = max(range(len(boxes[0].offset)), key=lambda i: len({box.offset[i] for box in boxes}), default=None)
     if axis is None:
         return boxes[0], boxes[1]
     ordered, left = sorted(boxes, key=lambda box: box.offset[axis]), _MOST_COMPARED
     for i, box in enumerate(ordered):
-        end = box.stop[axis]
         for other in islice(ordered, i + 1, None):
             left -= 1
-            if other.offset[axis] >= end or not left:
+            if other.offset[axis] >= box.stop[axis] or not left:
                 break
             if intersect(box, other) is not None:
                 return box, other

@@ -14,9 +14,9 @@ import hashlib
 import json
 import math
 import re
-import reprlib
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from reprlib import repr as _brief  # because: a value in a message may be as long as it likes
 from typing import Any
 
 from lmtrain.checkpoint.disk.boxes import Box, cover_problem
@@ -110,7 +110,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
         "version": VERSION,
         "step": manifest.step,
         "state": manifest.state,
-        "files": {name: _encode_file(file) for name, file in manifest.files.items()},
+        "files": {name: asdict(file) for name, file in manifest.files.items()},
         "tensors": {name: _encode_tensor(tensor) for name, tensor in manifest.tensors.items()},
     }
     value["digest"] = digest_of(value)
@@ -123,15 +123,14 @@ def encode_manifest(manifest: Manifest) -> bytes:
             lines.append(f'"{key}": {json.dumps(entry, allow_nan=False)}')
     # because: without a newline at the end there is no byte whose loss could go unnoticed
     text = ("{\n" + ",\n".join(lines) + "\n}").encode()
-    problem = json_size_problem(text, most_bytes(sum(file.size for file in manifest.files.values())))
-    if problem:
+    if problem := json_size_problem(text, most_bytes(sum(file.size for file in manifest.files.values()))):
         raise CheckpointError(f"The manifest of step {manifest.step} could not be read again: {problem}. {FEWER}")
     return text
 
 
 def manifest_line(name: str, entry: TensorEntry | FileEntry) -> str:
     """What one tensor or file adds to a manifest."""
-    return _line(name, _encode_file(entry) if isinstance(entry, FileEntry) else _encode_tensor(entry)) + ",\n"
+    return _line(name, asdict(entry) if isinstance(entry, FileEntry) else _encode_tensor(entry)) + ",\n"
 
 
 def _line(name: str, value: dict[str, Any]) -> str:
@@ -149,15 +148,15 @@ def check_num_pieces(num_pieces: int) -> None:
         raise CheckpointError(f"{num_pieces:,} pieces of tensors are more than a checkpoint's {MAX_PIECES:,}. {FEWER}")
 
 
-def _encode_file(file: FileEntry) -> dict[str, Any]:
-    return {"size": file.size, "root": file.root}
-
-
 def _encode_tensor(tensor: TensorEntry) -> dict[str, Any]:
-    pieces = [
-        {"file": p.file, "key": p.key, "offset": list(p.box.offset), "shape": list(p.box.shape)} for p in tensor.pieces
-    ]
-    return {"dtype": tensor.dtype, "shape": list(tensor.shape), "pieces": pieces}
+    return {
+        "dtype": tensor.dtype,
+        "shape": list(tensor.shape),
+        "pieces": [
+            {"file": p.file, "key": p.key, "offset": list(p.box.offset), "shape": list(p.box.shape)}
+            for p in tensor.pieces
+        ],
+    }
 
 
 def digest_of(value: dict[str, Any]) -> str:
@@ -243,11 +242,6 @@ def _is_name(value: Any, most: int = MAX_NAME_LENGTH) -> bool:
 def is_count(value: Any) -> bool:
     """Whether what was read is a number that something can be counted with."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_COUNT
-
-
-def _brief(value: Any) -> str:
-    """A value for a message, however long it is."""
-    return reprlib.repr(value)
 
 
 def _need(condition: bool, rule: str) -> None:

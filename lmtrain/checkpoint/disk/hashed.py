@@ -61,7 +61,9 @@ class HashedWriter:
 
     def _end_block(self) -> None:
         if self._size == BLOCK_BYTES:
-            self._open_direct()
+            # because: not every system has the flag (macOS), nor does every file system know it
+            with suppress(OSError, AttributeError):
+                self._opened.append(os.open(self.path, os.O_WRONLY | os.O_DIRECT | os.O_NOFOLLOW | os.O_CLOEXEC))
         job = self._pool.submit(self._put, self._block, self._size - BLOCK_BYTES, self._opened[-1])
         self._jobs.append((job, self._block))
         if len(self._jobs) < MOST_BLOCKS:
@@ -69,11 +71,6 @@ class HashedWriter:
         else:
             job, self._block = self._jobs.popleft()
             self.digests.append(job.result())
-
-    def _open_direct(self) -> None:
-        # because: not every system has the flag (macOS), nor does every file system know it
-        with suppress(OSError, AttributeError):
-            self._opened.append(os.open(self.path, os.O_WRONLY | os.O_DIRECT | os.O_NOFOLLOW | os.O_CLOEXEC))
 
     def _put(self, block: Bytes, start: int, fd: int) -> bytes:
         digest, left = hashlib.sha256(block.data).digest(), block.data
@@ -97,8 +94,7 @@ class HashedWriter:
         try:
             if kind is None:
                 self.digests += [job.result() for job, _ in self._jobs]
-                rest = self._size % BLOCK_BYTES
-                if rest:
+                if rest := self._size % BLOCK_BYTES:
                     self.digests.append(self._put(self._block[:rest], self._size - rest, self._fd))
                 os.fsync(self._fd)
         finally:
@@ -139,16 +135,18 @@ def read_hashed(path: Path, entry: FileEntry, limit_bytes: int) -> bytes:
     if entry.size > limit_bytes:
         raise CheckpointError(f"{path} has {entry.size} bytes and at most {limit_bytes} are read at once. {_RESTORE}")
     data = _read(path, entry.size, 0, entry.size)
-    digests = (hashlib.sha256(data[i : i + BLOCK_BYTES]).digest() for i in range(0, len(data), BLOCK_BYTES))
-    if root_of(digests) != entry.root:
-        raise CheckpointError(f"{path} is damaged: its SHA-256 is not the manifest's. {_RESTORE}")
+    _check_root(path, entry, (data[i : i + BLOCK_BYTES] for i in range(0, len(data), BLOCK_BYTES)))
     return data
 
 
 def verify_file(path: Path, entry: FileEntry) -> None:
     """Read a file of any size against its entry alone, block by block."""
-    starts = range(0, entry.size, BLOCK_BYTES)
-    blocks = (_read(path, entry.size, start, min(BLOCK_BYTES, entry.size - start)) for start in starts)
+    _check_root(path, entry, (
+        _read(path, entry.size, at, min(BLOCK_BYTES, entry.size - at)) for at in range(0, entry.size, BLOCK_BYTES)
+    ))  # fmt: skip
+
+
+def _check_root(path: Path, entry: FileEntry, blocks: Iterable[bytes]) -> None:
     if root_of(hashlib.sha256(block).digest() for block in blocks) != entry.root:
         raise CheckpointError(f"{path} is damaged: its SHA-256 is not the manifest's. {_RESTORE}")
 
@@ -183,10 +181,8 @@ class HashedFile:
     def __init__(self, path: Path, entry: FileEntry, digests: list[bytes], cache: BlockCache | None = None) -> None:
         if len(digests) != -(-entry.size // BLOCK_BYTES) or root_of(digests) != entry.root:
             raise CheckpointError(f"{path} is not the file that its list of blocks describes. {_RESTORE}")
-        self.path = path
-        self.size = entry.size
-        self._digests = digests
-        self._cache = cache or BlockCache()
+        self.path, self.size = path, entry.size
+        self._digests, self._cache = digests, cache or BlockCache()
 
     def read(self, start: int, size: int) -> memoryview:
         """These bytes; the caller asks for ranges inside the file only."""

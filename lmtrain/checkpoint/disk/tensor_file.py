@@ -71,9 +71,12 @@ def file_order(pieces: Iterable[Piece]) -> list[Piece]:
     return sorted(pieces, key=lambda piece: -ITEM_BYTES[dtype_code(piece.block)])
 
 
+def box_of(piece: Piece) -> Box:
+    return Box(tuple(piece.offset), tuple(piece.block.shape))
+
+
 def spec_of(piece: Piece) -> PieceSpec:
-    box = Box(tuple(piece.offset), tuple(piece.block.shape))
-    return PieceSpec(piece.name, dtype_code(piece.block), tuple(piece.global_shape), box)
+    return PieceSpec(piece.name, dtype_code(piece.block), tuple(piece.global_shape), box_of(piece))
 
 
 def array_bytes(array: Array) -> Array:
@@ -110,13 +113,12 @@ def tensors_of(parts: Sequence[Sequence[tuple[PieceSpec, PieceEntry]]]) -> dict[
                 f"{spec.dtype} {list(spec.global_shape)}. Every process must describe the same tensor."
             )
         pieces.setdefault(spec.name, []).append(piece)
-    tensors = {}
     for name, spec in specs.items():
-        problem = cover_problem(spec.global_shape, [piece.box for piece in pieces[name]])
-        if problem is not None:
+        if (problem := cover_problem(spec.global_shape, [piece.box for piece in pieces[name]])) is not None:
             raise CheckpointError(f"{name} cannot be saved: {problem}. Every element must be saved exactly once.")
-        tensors[name] = TensorEntry(spec.dtype, spec.global_shape, tuple(pieces[name]))
-    return tensors
+    return {
+        name: TensorEntry(spec.dtype, spec.global_shape, tuple(pieces[name])) for name, spec in specs.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -136,8 +138,7 @@ def read_header(file: HashedFile) -> dict[str, Stored]:
     if length > min(file.size - 8, MAX_HEADER_BYTES):
         raise CheckpointError(f"{file.path} claims a header of {length} bytes. Restore it from a copy.")
     try:
-        header = parse_json(bytes(file.read(8, length)), file.path)
-        return _decode_header(header, 8 + length, file.size)
+        return _decode_header(parse_json(bytes(file.read(8, length)), file.path), 8 + length, file.size)
     except (KeyError, TypeError, AttributeError, ValueError, DataError) as error:
         raise CheckpointError(f"{file.path} has a wrong header: {error}. Restore it from a copy.") from error
 
@@ -169,8 +170,7 @@ def read_box(file: HashedFile, start: int, shape: tuple[int, ...], box: Box, out
     """
     if not box.volume:
         return
-    item = out.itemsize
-    strides = tuple(item * math.prod(shape[i + 1 :]) for i in range(len(shape)))
+    strides = tuple(out.itemsize * math.prod(shape[i + 1 :]) for i in range(len(shape)))
     first = start + sum(o * s for o, s in zip(box.offset, strides, strict=True))
     if out.flags.c_contiguous and is_run(box, shape):
         file.read_into(first, out.reshape(-1).view(np.uint8).data)
@@ -186,5 +186,4 @@ def _read_strided(file: HashedFile, first: int, strides: tuple[int, ...], out: A
     axis = next(i for i, n in enumerate(out.shape) if n > 1)
     step = max(1, BLOCK_BYTES // strides[axis])
     for at in range(0, out.shape[axis], step):
-        part = out[(slice(None),) * axis + (slice(at, at + step),)]
-        _read_strided(file, first + at * strides[axis], strides, part)
+        _read_strided(file, first + at * strides[axis], strides, out[(slice(None),) * axis + (slice(at, at + step),)])

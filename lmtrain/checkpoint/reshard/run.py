@@ -33,8 +33,7 @@ from lmtrain.checkpoint.disk.format import (
 )
 from lmtrain.checkpoint.disk.hashed import encode_blocks, write_hashed
 from lmtrain.checkpoint.disk.tensor_file import PieceSpec, tensors_of
-from lmtrain.checkpoint.reshard.targets import Limits, Report, Target, place
-from lmtrain.checkpoint.reshard.work_folder import SLACK_BYTES, WorkFolder
+from lmtrain.checkpoint.reshard.targets import SLACK_BYTES, Limits, Report, Target, WorkFolder, place
 from lmtrain.checkpoint.store import check_room
 from lmtrain.errors import CheckpointError, DataError, LmtrainError, OutputError, UsageError
 from lmtrain.runfolder.names import step_of
@@ -94,8 +93,7 @@ class Journal:
     def trim(self) -> None:
         """Cut a torn line off, so that the next one begins at a line's beginning."""
         with open(self.path, "r+b") as file:
-            whole = sum(len(line) for line in file if line.endswith(b"\n"))
-            file.truncate(whole)
+            file.truncate(sum(len(line) for line in file if line.endswith(b"\n")))
 
     def add(self, digests: Mapping[str, Mapping[int, bytes]]) -> None:
         blocks = {file: {str(index): d.hex() for index, d in found.items()} for file, found in digests.items()}
@@ -133,7 +131,8 @@ class Attempt:
     def run(self, state: Mapping[str, Any], overwrite: bool) -> Resharded:
         self._take_up()
         left = [parts for segment in segments(self.contents.manifest) if (parts := [*self._left(segment)])]
-        self._done = self._earlier = self._total - sum(map(self._num_bytes, left))
+        todo = sum(box.volume * self._item(name) for parts in left for name, box in parts)
+        self._done = self._earlier = self._total - todo
         self._advance(0)
         self._copy(left)
         assert all(target.is_whole for target in self.targets.values())
@@ -161,8 +160,7 @@ class Attempt:
             self.journal.begin()
 
     def _keep(self, done: Done) -> None:
-        told = ((self.targets[file], found) for file, found in done.items())
-        blocks = [(target, index, digest) for target, found in told for index, digest in found.items()]
+        blocks = [(self.targets[file], *block) for file, found in done.items() for block in found.items()]
         with ThreadPoolExecutor(self.limits.workers, "reshard") as pool:
             held = pool.map(lambda block: block[0].holds(block[1], block[2]), blocks)
             for (target, index, digest), is_held in zip(blocks, held, strict=True):
@@ -175,7 +173,7 @@ class Attempt:
         Another part's share of such a block lies where an earlier attempt put it, and who knows what it is now.
         """
         for name, box in segment:
-            item = ITEM_BYTES[self.contents.tensor(name).dtype]
+            item = self._item(name)
             for part in cut(box, self.limits.part_bytes // item):
                 if not all(
                     target.keeps(start + first * item, (last + 1 - first) * item)
@@ -214,22 +212,20 @@ class Attempt:
         for name, box in parts:
             if self._stop.is_set():
                 break
-            item = ITEM_BYTES[self.contents.tensor(name).dtype]
-            self._copy_box(name, box, item, found)
-            self._advance(box.volume * item)
+            self._copy_box(name, box, found)
+            self._advance(box.volume * self._item(name))
         fault_point("reshard.segment")
         return found
 
-    def _copy_box(self, name: str, box: Box, item: int, found: Done) -> None:
+    def _copy_box(self, name: str, box: Box, found: Done) -> None:
         bits = self.contents.read_bits(name, box)
         for target, held, start in self.places[name]:
-            common = intersect(held, box)
-            if common is not None:
+            if (common := intersect(held, box)) is not None:
                 mine, digests = common.relative_to(held.offset), found.setdefault(target.path.name, {})
                 values = bits[common.relative_to(box.offset).slices()]
                 for first, run in runs(mine, held.shape):
                     flat = np.ascontiguousarray(values[run.relative_to(mine.offset).slices()]).reshape(-1)
-                    digests |= target.write(start + first * item, flat.view(np.uint8).data)
+                    digests |= target.write(start + first * bits.itemsize, flat.view(np.uint8).data)
                 with self._lock:
                     target.digests |= digests
 
@@ -255,8 +251,9 @@ class Attempt:
         fsync_dir(folder)
         return len(text) + sum(entry.size for entry in entries.values())
 
-    def _num_bytes(self, segment: Sequence[CopyJob]) -> int:
-        return sum(box.volume * ITEM_BYTES[self.contents.tensor(name).dtype] for name, box in segment)
+    def _item(self, name: str) -> int:
+        """The bytes of each of a tensor's numbers."""
+        return ITEM_BYTES[self.contents.tensor(name).dtype]
 
     def _advance(self, num_bytes: int) -> None:
         with self._lock:
@@ -356,5 +353,5 @@ def _is_ours(output: Path, key: str) -> bool:
         sizes = {name: os.lstat(output / name).st_size for name in contents.manifest.files}
     except (LmtrainError, OSError):
         return False
-    is_same = isinstance(found, dict) and found.get("key") == key
-    return is_same and sizes == {name: entry.size for name, entry in contents.manifest.files.items()}
+    said = {name: entry.size for name, entry in contents.manifest.files.items()}
+    return isinstance(found, dict) and found.get("key") == key and sizes == said

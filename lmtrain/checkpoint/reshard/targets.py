@@ -1,25 +1,30 @@
 """The tensor files of a new layout, each written in runs and in any order by several threads. Torch-free.
 
-Called by reshard. A hash block is hashed by whoever writes the last of its bytes, while they are still in memory.
+Called by reshard and its attempt. A hash block is hashed by whoever writes the last of its bytes, while they are still
+in memory. The files lie in a folder beside the output, OUTPUT.resharding, until they take the output's name: whatever
+is killed when, the output is the old checkpoint, nothing or the new one.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from lmtrain.checkpoint.described import layout_of
+from lmtrain.checkpoint.contents import layout_of
 from lmtrain.checkpoint.disk.boxes import Box, whole
 from lmtrain.checkpoint.disk.format import (
     BLOCK_BYTES,
     ITEM_BYTES,
+    MANIFEST,
     FileEntry,
     Manifest,
     PieceEntry,
@@ -28,11 +33,12 @@ from lmtrain.checkpoint.disk.format import (
 )
 from lmtrain.checkpoint.disk.hashed import root_of
 from lmtrain.checkpoint.disk.tensor_file import PieceSpec, encode_header
-from lmtrain.errors import UsageError
+from lmtrain.errors import OutputError, UsageError
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.placement.stages import places_of_rank
-from lmtrain.runtime.files.files import read_range
+from lmtrain.runtime.files.files import put_in_place, read_range
+from lmtrain.runtime.processes.faults import fault_point
 from lmtrain.units import format_bytes
 
 PART_BYTES = 32 << 20  # of a tensor, in memory at once
@@ -42,6 +48,7 @@ DEFAULT_MEMORY_BYTES = 2 << 30
 Report = Callable[[int, int, int], None]  # bytes done, bytes in all, and of those done by an attempt before this one
 Digests = dict[int, bytes]  # by the hash block's number
 Ranks = tuple[int, ...]
+SLACK_BYTES = 16 << 20  # manifest, lists of blocks, and the file system's own records
 
 
 @dataclass(frozen=True)
@@ -83,9 +90,7 @@ class Target:
     def __init__(self, path: Path, specs: Sequence[PieceSpec]) -> None:
         self.path, self.specs = path, specs
         self._header = encode_header(specs)
-        self.starts = [len(self._header)]
-        for spec in specs:
-            self.starts.append(self.starts[-1] + spec.num_bytes)
+        self.starts = [*accumulate((spec.num_bytes for spec in specs), initial=len(self._header))]
         self.size = self.starts[-1]
         self.digests: Digests = {}
         self._missing = [min(BLOCK_BYTES, self.size - at) for at in range(0, self.size, BLOCK_BYTES)]
@@ -113,8 +118,7 @@ class Target:
         """Whether this block, read from the disk, has this digest."""
         at = index * BLOCK_BYTES
         with self._open(os.O_RDONLY) as fd:
-            block = read_range(fd, at, min(BLOCK_BYTES, self.size - at))
-        return hashlib.sha256(block).digest() == digest
+            return hashlib.sha256(read_range(fd, at, min(BLOCK_BYTES, self.size - at))).digest() == digest
 
     def keep(self, index: int, digest: bytes) -> None:
         """Leave a block as an earlier attempt has made it: what is written to it from now on is left out."""
@@ -133,7 +137,9 @@ class Target:
     def write(self, position: int, data: memoryview) -> Digests:
         """Write these bytes there; returns the digests of the hash blocks that they complete."""
         found: Digests = {}
-        parts = self._missing_parts(position, len(data)) if self._held else [(position, position + len(data))]
+        parts = [(position, position + len(data))]
+        if self._held:  # the range, without the blocks that are kept
+            parts = [(start, stop) for index, start, stop in _blocks(position, len(data)) if self._missing[index]]
         with self._open(os.O_RDWR) as fd:
             for start, stop in parts:
                 part, done = data[start - position : stop - position], 0
@@ -149,12 +155,6 @@ class Target:
             yield fd
         finally:
             os.close(fd)
-
-    def _missing_parts(self, position: int, size: int) -> Iterator[tuple[int, int]]:
-        """The range, without the blocks that are kept."""
-        for index, start, stop in _blocks(position, size):
-            if self._missing[index]:
-                yield start, stop
 
     def _completed(self, fd: int, position: int, data: memoryview) -> Iterator[tuple[int, bytes]]:
         for index, start, stop in _blocks(position, len(data)):
@@ -198,8 +198,7 @@ def place(targets: Mapping[str, Target]) -> dict[str, list[tuple[Target, Box, in
 
 def files_of_layout(manifest: Manifest, model: ModelSettings, parallel: ParallelSettings) -> dict[str, list[PieceSpec]]:
     """Every tensor file with its pieces in order. Tensors that belong to no parameter are held whole by every rank."""
-    world = parallel.layout.world_size
-    holders, everybody = _holders(model, parallel), tuple(range(world))
+    holders, everybody = _holders(model, parallel), tuple(range(parallel.layout.world_size))
     held: dict[Ranks, list[PieceSpec]] = {}
     for name, tensor in manifest.tensors.items():
         for box, ranks in (_parameter(name, tensor, holders) or {whole(tensor.shape): everybody}).items():
@@ -244,3 +243,51 @@ def _parameter(
         rest = rest.partition(".")[2]
     shape, boxes = holders.get(rest, (None, {}))
     return boxes if shape == tensor.shape else None
+
+
+@dataclass(frozen=True)
+class WorkFolder:
+    output: Path
+
+    @property
+    def path(self) -> Path:
+        return self.output.with_name(f"{self.output.name}.resharding")
+
+    @property
+    def files(self) -> Path:
+        """What becomes the output."""
+        return self.path / "files"
+
+    @property
+    def journal(self) -> Path:
+        return self.path / "journal.jsonl"
+
+    @property
+    def _aside(self) -> Path:
+        return self.path / "replaced"
+
+    def check_free(self, overwrite: bool) -> None:
+        """Refuse an output that is there, unless it is a checkpoint that may go, and a link in place of this folder."""
+        if self.path.is_symlink():
+            raise OutputError(f"{self.path}, where reshard works, is a link. Remove it or choose another output.")
+        if not os.path.lexists(self.output):
+            return
+        if not overwrite:
+            raise OutputError(f"{self.output} exists. Choose another output, or replace it with --overwrite.")
+        is_checkpoint = (self.output / MANIFEST).is_file() and not self.output.is_symlink()
+        if not is_checkpoint and not (self.output.is_dir() and not os.listdir(self.output)):
+            raise OutputError(f"{self.output} is not a checkpoint, so it is not replaced. Choose another output.")
+
+    def bring_back(self) -> None:
+        """A checkpoint that was moved aside for one that never took its place."""
+        if self._aside.exists() and not os.path.lexists(self.output):
+            os.rename(self._aside, self.output)
+
+    def publish(self, overwrite: bool) -> None:
+        fault_point("reshard.publish")
+        put_in_place(self.files, self.output, self._aside if overwrite else None)
+        fault_point("reshard.cleanup")
+        self.clean_up()
+
+    def clean_up(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)

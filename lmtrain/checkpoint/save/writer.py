@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -55,23 +55,18 @@ class HostMemory:
             position = self._append(_flat_bytes(piece.block), position)
         for device in _devices(pieces):
             torch.cuda.synchronize(device)  # sync: the copies have to arrive before the next update of the weights
-        return RankData([spec_of(p) for p in ordered], list(self._parts(position)))
+        starts = zip(range(0, position, self._chunk_bytes), self._chunks, strict=False)
+        parts = [chunk.numpy()[: position - start].data for start, chunk in starts]
+        return RankData([spec_of(p) for p in ordered], parts)
 
     def _append(self, source: Tensor, position: int) -> int:
         start = 0
         while start < len(source):
             chunk, at = divmod(position, self._chunk_bytes)
             count = min(len(source) - start, self._chunk_bytes - at)
-            part = source if count == len(source) else source[start : start + count]
-            self._chunks[chunk][at : at + count].copy_(part, non_blocking=True)
+            self._chunks[chunk][at : at + count].copy_(source[start : start + count], non_blocking=True)
             start, position = start + count, position + count
         return position
-
-    def _parts(self, num_bytes: int) -> Iterator[memoryview]:
-        for i, chunk in enumerate(self._chunks):
-            count = min(self._chunk_bytes, num_bytes - i * self._chunk_bytes)
-            if count > 0:
-                yield chunk.numpy()[:count].data
 
 
 def _devices(pieces: Sequence[Piece]) -> set[torch.device]:
@@ -122,8 +117,7 @@ class CheckpointWriter:
         self.last: SaveFacts | None = None  # the newest save that was committed
         self.worth: Mapping[int, float] = {}  # of steps that were measured; replaced whole, as another thread reads it
         self._keep_last, self._keep_every_steps, self._keep_best = keep_last, keep_every_steps, keep_best
-        self._verify = verify_after_save
-        self._asynchronous = asynchronous
+        self._verify, self._asynchronous = verify_after_save, asynchronous
         self._memory = HostMemory()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -138,8 +132,7 @@ class CheckpointWriter:
         self.wait()
         if self.last is not None and self.last.step == step:
             return
-        began = time.monotonic() - self._waited_s
-        self._waited_s = 0.0
+        began, self._waited_s = time.monotonic() - self._waited_s, 0.0
         frozen = json.loads(json.dumps(state, allow_nan=False))  # because: the run changes its state while we write
         job = partial(self._write, began, step, self._memory.capture(pieces), frozen, dict(files))
         if self._asynchronous:
@@ -168,15 +161,12 @@ class CheckpointWriter:
     def is_writing(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    def close(self) -> None:
-        self.wait()
-
     def __enter__(self) -> CheckpointWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
-            self.close()
+            self.wait()
         except Exception:
             if kind is None:  # because: what ended the run is the news, not that its last save went with it
                 raise

@@ -112,8 +112,7 @@ def _beside(output: Path) -> Iterator[Path]:
 def _change(
     source: Path, output: Path, to: str, memory_bytes: int, workers: int | None, overwrite: bool, show: Reporter
 ) -> dict[str, Any]:
-    from lmtrain.checkpoint.contents import Contents
-    from lmtrain.checkpoint.described import checked_model, layout_of
+    from lmtrain.checkpoint.contents import Contents, checked_model, layout_of
     from lmtrain.checkpoint.reshard.run import reshard
     from lmtrain.checkpoint.reshard.targets import Limits, files_of_layout, state_at_layout
     from lmtrain.checkpoint.store import resolve
@@ -142,13 +141,13 @@ def _change(
 def _export(source: Path, output: Path, to: str, dtype: str, show: Reporter) -> dict[str, Any]:
     program, _, rest = to.partition(",")
     if program == "hf":
-        from lmtrain.exchange.huggingface.exporter import export_hf
+        from lmtrain.exchange.huggingface.convert import export_hf
 
         if rest:
             raise UsageError(f"--to {to}: a folder for Hugging Face has no layout. Use --to hf.")
         return export_hf(source, output, dtype=dtype, report=show)
     sizes = {key: int(size) for key, size in _pairs("--to", rest.split(",") if rest else [], ("tp", "pp")).items()}
-    from lmtrain.exchange.megatron.exporter import export_megatron
+    from lmtrain.exchange.megatron.convert import export_megatron
 
     return export_megatron(source, output, tp=sizes.get("tp", 1), pp=sizes.get("pp", 1), dtype=dtype, report=show)
 
@@ -158,10 +157,10 @@ def _import(
 ) -> dict[str, Any]:
     values = {key: _value(text) for key, text in _pairs("--set", given).items()}
     if program == "hf":
-        from lmtrain.exchange.huggingface.importer import import_hf
+        from lmtrain.exchange.huggingface.convert import import_hf
 
         return import_hf(source, output, tokenizer=tokenizer, overrides=values, report=show)
-    from lmtrain.exchange.megatron.importer import import_megatron
+    from lmtrain.exchange.megatron.convert import import_megatron
 
     return import_megatron(source, output, tokenizer=tokenizer, overrides=values, report=show)
 

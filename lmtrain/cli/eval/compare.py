@@ -17,7 +17,7 @@ from lmtrain.cli.screen.console import Screen
 from lmtrain.errors import DataError, LmtrainError, UsageError
 from lmtrain.eval.report import read_columns, render_comparison
 from lmtrain.eval.source import Source
-from lmtrain.eval.statistics.paired_test import Comparison, Side, compare
+from lmtrain.eval.statistics import Comparison, Side, compare
 from lmtrain.eval.task import Result, Task, find_task
 from lmtrain.runtime.files.files import read_json, write_json
 

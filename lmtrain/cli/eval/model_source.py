@@ -48,7 +48,7 @@ def _huggingface(path: Path, config: Any) -> Source:
     family, settings = settings_of(config, path / "config.json", pair_head=False, dropout=None)
 
     def opened() -> Weights:
-        from lmtrain.exchange.huggingface.importer import HFWeights
+        from lmtrain.exchange.huggingface.convert import HFWeights
 
         return HFWeights(path)
 

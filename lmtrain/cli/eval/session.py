@@ -26,7 +26,7 @@ from lmtrain.cli.screen.terminal import print_json
 from lmtrain.errors import MissingInputError, UsageError, a_few
 from lmtrain.eval.report import as_lines, render, sample_rows
 from lmtrain.eval.source import Source
-from lmtrain.eval.statistics.compare import with_baselines
+from lmtrain.eval.statistics import with_baselines
 from lmtrain.eval.task import Result, Task
 from lmtrain.eval.texts import TextInput
 from lmtrain.observe.screen.progress import Reporter, progress
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from lmtrain.eval.journal import Journal
     from lmtrain.eval.load import Loaded
     from lmtrain.eval.runner import Outcome
-    from lmtrain.eval.scoring.scoring import Passes
+    from lmtrain.eval.scoring import Passes
 
 _CURVE = 40  # characters
 Job = tuple[Task, Callable[[Reporter], Path | TextInput]]  # what reads the text, when its turn comes
@@ -122,7 +122,7 @@ class Session:
         import torch
 
         from lmtrain.eval.journal import identity_of
-        from lmtrain.eval.scoring.scoring import Passes
+        from lmtrain.eval.scoring import Passes
 
         subject, facts = loaded.subject, loaded.facts
         computed = (subject.dtype, subject.layout, facts["device"], torch.__version__, __version__)

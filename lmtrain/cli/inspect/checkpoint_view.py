@@ -11,8 +11,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from lmtrain.checkpoint import diff
-from lmtrain.checkpoint.contents import Contents
-from lmtrain.checkpoint.described import layout_of
+from lmtrain.checkpoint.contents import Contents, layout_of
 from lmtrain.checkpoint.disk.format import ITEM_BYTES
 from lmtrain.checkpoint.store import resolve
 from lmtrain.cli.inspect.dataset_view import tokenizer_words

@@ -26,7 +26,7 @@ PIPELINE, COMPILER = "torch.fx.experimental.symbolic_shapes", "torch._dynamo"
 EVALUATION = (
     "lmtrain.cli.main", "lmtrain.cli.eval.evaluate", "lmtrain.cli.eval.session", "lmtrain.cli.eval.session",
     "lmtrain.cli.eval.model_source", "lmtrain.cli.screen.console", "lmtrain.eval.recipes.choice_recipe",
-    "lmtrain.eval.statistics.compare", "lmtrain.eval.recipes.documents", "lmtrain.eval.recipes.documents",
+    "lmtrain.eval.statistics", "lmtrain.eval.recipes.documents", "lmtrain.eval.recipes.documents",
     "lmtrain.eval.journal", "lmtrain.eval.load", "lmtrain.eval.tasks.masked", "lmtrain.eval.report",
     "lmtrain.eval.runner", "lmtrain.observe.screen.display", "lmtrain.parallel.weights.sharding",
     "lmtrain.runtime.processes.launch", "lmtrain.train.ranks.same_everywhere", "lmtrain.train.config",

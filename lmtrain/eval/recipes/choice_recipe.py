@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import getitem
 from pathlib import Path
@@ -92,16 +92,18 @@ class Row:
         if len({len(one) for one in lists}) > 1:
             counts = ", ".join(f"{key} {len(one)}" for key, one in zip(self.recipe.each, lists, strict=True))
             raise self._wrong("each", f"has lists of different lengths ({counts})", "Give each as many entries.")
-        entries = [dict(zip(self.recipe.each, some, strict=True)) for some in zip(*lists, strict=True)]
-        return [Row(self.recipe, self.values | entry, self.path, self.line) for entry in entries]
+        return [
+            replace(self, values=self.values | dict(zip(self.recipe.each, some, strict=True)))
+            for some in zip(*lists, strict=True)
+        ]
 
     def question(self) -> Question:
         recipe, clean = self.recipe, CLEAN[self.recipe.clean]
         text = clean(self._filled("question", recipe.question))
         choices = self._texts("choices", recipe.choices)
         if len(choices) < 2 or not all(choices):
-            what = "an empty choice" if len(choices) > 1 else "fewer than two choices"
-            raise self._wrong("choices", f"has {what}", "Give two or more texts to choose from.")
+            what = "has an empty choice" if len(choices) > 1 else "has fewer than two choices"
+            raise self._wrong("choices", what, "Give two or more texts to choose from.")
         return Question(
             text=text,
             choices=[clean(choice) for choice in choices],
@@ -112,9 +114,8 @@ class Row:
     def _answer(self, count: int) -> int:
         value = self._value("answer", self.recipe.answer)
         said = str(value) if isinstance(value, (str, int)) and not isinstance(value, bool) else ""
-        labels = [str(number) for number in range(count)]
-        if self.recipe.labels is not None:
-            labels = self._texts("labels", self.recipe.labels)[:count]
+        given = self.recipe.labels
+        labels = [*map(str, range(count))] if given is None else self._texts("labels", given)[:count]
         if said not in labels:
             known = f"The {count} choices are called {', '.join(labels)}: change it, or give `labels`."
             raise self._wrong("answer", f"has the answer {brief(said or value, 60)!r}", known)
@@ -159,8 +160,9 @@ class Row:
         return value
 
     def _wrong(self, key: str, what: str, way_out: str) -> DataError:
-        asked = self.recipe.at.get(key, self.recipe.id)
-        return DataError(f"{self.path} line {self.line} {what}, and {asked} asks for it. {way_out}")
+        return DataError(
+            f"{self.path} line {self.line} {what}, and {self.recipe.at.get(key, self.recipe.id)} asks for it. {way_out}"
+        )
 
 
 def read_recipe(path: Path, find: Callable[[str], Recipe]) -> Recipe:
@@ -188,8 +190,10 @@ def read_recipe(path: Path, find: Callable[[str], Recipe]) -> Recipe:
     if "shots_file" in own:
         values["shots_file"] = path.parent / own["shots_file"]
     if values.get("shots") and not values.get("shots_file"):
-        problem = f"{file.at('shots')} asks for shots={values['shots']} and there is no `shots_file:`"
-        raise SettingsError([f"{problem}. Name a file of rows like the data's, other ones than those that are asked."])
+        raise SettingsError([
+            f"{file.at('shots')} asks for shots={values['shots']} and there is no `shots_file:`. "
+            "Name a file of rows like the data's, other ones than those that are asked."
+        ])
     return Recipe(**values | {"at": at})
 
 
@@ -219,8 +223,7 @@ def _field_problems(key: str, value: str | list[str], wrong: Callable[[str, str,
     known = {"clean": tuple(CLEAN), "normalisation": get_args(Normalisation)}.get(key)
     if known and value not in known:
         yield wrong(key, "is not known", nearest(str(value), known))
-    path = key in ("answer", "choices", "labels") and isinstance(value, str)
-    if path and "{" in value:
+    if key in ("answer", "choices", "labels") and isinstance(value, str) and "{" in value:
         yield wrong(key, "is a text where the name of a key is asked for", f"Write {key}: label, without braces.")
     if key == "question" or (key in ("choices", "labels") and isinstance(value, list)):
         for text in value if isinstance(value, list) else [value]:

@@ -57,21 +57,16 @@ def open_dataset(prefix: Path, tokenizer: Tokenizer) -> IndexedDataset:
         )
     compare_with_record(indexed)
     refuse_hole(part(prefix, ".bin"))
-    highest = _highest(indexed)
+    total = indexed.num_tokens
+    # every token is read once, and compared with the checksums that it was written with
+    parts = (indexed.read(first, min(first + _TOKENS, total)) for first in range(0, total, _TOKENS))
+    highest = max((int(part.max()) for part in parts), default=-1)
     if highest >= tokenizer.vocab_size:
         raise DataError(
             f"{prefix} holds token {highest}, and the checkpoint knows {tokenizer.vocab_size}. "
             "Preprocess the text with the checkpoint's tokenizer."
         )
     return indexed
-
-
-def _highest(indexed: IndexedDataset) -> int:
-    """Every token is read once, and compared with the checksums that it was written with."""
-    highest = -1
-    for first in range(0, indexed.num_tokens, _TOKENS):
-        highest = max(highest, int(indexed.read(first, min(first + _TOKENS, indexed.num_tokens)).max()))
-    return highest
 
 
 def said_of_texts(texts: TextInput) -> Said:

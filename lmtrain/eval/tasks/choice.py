@@ -71,21 +71,20 @@ class Choice(Task):
                     )
                 ids = (context or [eod_id(asked.tokenizer)]) + target
                 cut += len(ids) > asked.seq_len + 1
+                length = float(len(choice.encode() if self.asks.normalisation == "bytes" else choice))
                 tokens = np.array(ids[-(asked.seq_len + 1) :], np.int64)
-                rows.append(ChoiceRequest(tokens, len(target), item, length=self._length(choice)))
+                rows.append(ChoiceRequest(tokens, len(target), item, length=length))
         num_bytes = np.array([sum(len(choice.encode()) for choice in one.choices) for one in questions], np.float64)
-        num_targets = sum(row.num_scored for row in rows)
-        shown = f"-{self.asks.shots}shot" if self.asks.shots else ""
         return Prepared(
             requests=rows,
-            num_targets=num_targets,
+            num_targets=sum(row.num_scored for row in rows),
             known={
                 "bytes": num_bytes,
                 "answer": np.array([one.answer for one in questions], np.float64),
                 "chance": np.array([1 / len(one.choices) for one in questions]),
             },
             facts=Facts(
-                protocol=asked.protocol(self.id + shown),
+                protocol=asked.protocol(self.id + (f"-{self.asks.shots}shot" if self.asks.shots else "")),
                 text_sha256=sha256,
                 num_documents=len(questions),
                 num_words=None,
@@ -107,10 +106,10 @@ class Choice(Task):
 
     def columns(self, prepared: Prepared, answers: Answers) -> Columns:
         found = item_columns(prepared.known, answers)
-        lengths = np.array([getattr(request, "length", 1.0) for request in prepared.requests])
         chosen = likeliest(answers.item, answers.nll)
         found |= {"chosen": chosen, "items_greedy": (chosen == found["answer"]).astype(np.float64)}
         if self.asks.normalisation in SECOND:
+            lengths = np.array([getattr(request, "length", 1.0) for request in prepared.requests])
             by_length = likeliest(answers.item, answers.nll / lengths)
             found["items_by_length"] = (by_length == found["answer"]).astype(np.float64)
         return found
@@ -125,9 +124,6 @@ class Choice(Task):
         for number, line in enumerate(content.split("\n"), 1):
             if line.strip():
                 yield from self.asks.questions(_json(line, source, number), source, number)
-
-    def _length(self, choice: str) -> float:
-        return float(len(choice.encode() if self.asks.normalisation == "bytes" else choice))
 
 
 @dataclass(frozen=True)

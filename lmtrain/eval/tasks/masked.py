@@ -89,10 +89,9 @@ class SampledMasks:
         items, count = self._items, len(self._items)
         number = np.arange(count) - np.searchsorted(items, items)
         starts = self.documents.starts[items] + number * self._room
-        lengths = np.minimum(self.documents.lengths[items] - number * self._room, self._room)
         windows = Sentences(
             tokens=self.documents.tokens,
-            lengths=lengths.astype(np.int32),
+            lengths=np.minimum(self.documents.lengths[items] - number * self._room, self._room).astype(np.int32),
             pointers=(starts * self.documents.tokens.itemsize).astype(np.int64),
             bounds=np.array([0, count], np.int64),
             rows=np.stack([np.arange(count), np.arange(count) + 1, np.full(count, self._room)], 1).astype(np.int64),
@@ -164,8 +163,7 @@ class Masked(Task):
     def _prepared(
         self, documents: Documents, asked: Asked, known: Columns, facts: dict[str, Any], **more: Any
     ) -> Prepared:
-        vocabulary = checked(self, asked)
-        requests = self.requests(documents, vocabulary, asked)
+        requests = self.requests(documents, checked(self, asked), asked)
         num_targets = requests.num_targets
         return Prepared(
             requests=requests,
@@ -265,8 +263,7 @@ class PairAccuracy(Task):
         indexed = open_dataset(prefix, asked.tokenizer)
         every = range(indexed.num_documents)
         pairs = Pairs(MaskedDataset(indexed, every, asked.seq_len, vocabulary, self.settings, SEED))
-        documents = (indexed.document(one) for one in every)
-        _, facts = said_of_dataset(prefix, indexed, documents, asked.tokenizer)
+        _, facts = said_of_dataset(prefix, indexed, (indexed.document(one) for one in every), asked.tokenizer)
         return Prepared(
             requests=pairs,
             num_targets=pairs.num_targets,

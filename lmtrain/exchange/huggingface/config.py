@@ -1,12 +1,19 @@
-"""Our settings as a Hugging Face config.json and back. Torch-free; called by export and import.
+"""Our settings as a Hugging Face config.json and back, our weights' names in theirs, our tokenizer as their files.
 
-Nothing is nearly equal: a model that none of their architectures computes, or a config.json that asks for what our
-models lack, is refused with every setting that stands in the way.
+Called by export and import alike; torch-free. Nothing is nearly equal: a model that none of their architectures
+computes, or a config.json that asks for what our models lack, is refused with every setting that stands in the way.
+
+Our weights are fused and [out, in]; theirs may come in parts (query, key, value; gate, up) and, in GPT-2, as [in, out].
+The ids of a text are those of our tokenizer; what is added is what their users expect around it: an encoder's [CLS] and
+[SEP], the names of special tokens, the longest text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from lmtrain.config.base import show
@@ -14,7 +21,9 @@ from lmtrain.errors import CheckpointError, brief
 from lmtrain.exchange.plain_values import settings_of_values
 from lmtrain.models.bert_settings import NUM_SEGMENTS, BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.models.model_settings import ModelSettings
+from lmtrain.models.model_settings import ModelSettings, Shape, true_weights
+from lmtrain.runtime.files.files import parse_json
+from lmtrain.tokenizer.base import Tokenizer
 
 Config = dict[str, Any]
 ARCHITECTURES = {
@@ -61,6 +70,9 @@ _DROPOUTS = {
     "mistral": ("attention_dropout",), "bert": ("hidden_dropout_prob", "attention_probs_dropout_prob"),
     "megatron-bert": ("hidden_dropout_prob", "attention_probs_dropout_prob"),
 }  # fmt: skip
+# Which of our roles is which of theirs. A decoder's end of document also begins one.
+_DECODER = {"bos_token": "eod", "eos_token": "eod", "unk_token": "unk", "pad_token": "pad"}
+_ENCODER = {"cls_token": "cls", "sep_token": "sep", "mask_token": "mask", "unk_token": "unk", "pad_token": "pad"}
 
 
 def family_of(settings: ModelSettings) -> str:
@@ -70,9 +82,9 @@ def family_of(settings: ModelSettings) -> str:
         head, body = settings.head_activation, settings.activation
         rules = [(head == body, f"model.head_activation={head} would have to be model.activation={body}")]
     else:
-        assert isinstance(settings, GPTSettings), "a model of a new kind needs its names in names.py"
-        family = "mistral" if settings.window is not None else "llama"
-        family = "gpt2" if settings.positions == "learned" else family
+        assert isinstance(settings, GPTSettings), "a model of a new kind needs its names here"
+        rotary = "mistral" if settings.window is not None else "llama"
+        family = "gpt2" if settings.positions == "learned" else rotary
         rules = _gpt2_rules(settings) if family == "gpt2" else _llama_rules(settings)
     wrong = [words for right, words in rules if not right]
     if wrong:
@@ -97,29 +109,28 @@ def _gpt2_rules(s: GPTSettings) -> list[tuple[bool, str]]:
 
 
 def _llama_rules(s: GPTSettings) -> list[tuple[bool, str]]:
-    plain = s.window is None or not s.bias
     return [
         (s.norm == "rmsnorm", f"model.norm={s.norm} would have to be rmsnorm"),
         (s.activation == "swiglu", f"model.activation={s.activation} would have to be swiglu"),
         (not s.parallel_block, "model.parallel_block=true would have to be false"),
         (s.width % s.num_heads == 0, f"model.num_heads={s.num_heads} would have to divide {s.width}"),
-        (plain, "model.bias=true would have to be false, or model.window null"),
+        (s.window is None or not s.bias, "model.bias=true would have to be false, or model.window null"),
     ]
 
 
 def config_of(settings: ModelSettings, special: Mapping[str, int], dtype: str) -> Config:
     """config.json. `special` are the tokenizer's ids by their role, `dtype` the torch name of the weights' type."""
     family = family_of(settings)
+    architecture = ARCHITECTURES[family]
     if isinstance(settings, BertSettings):
-        config = _bert_config(settings) | {"pad_token_id": special.get("pad")}
+        config = _bert_config(settings)
+        if not settings.pair_head:
+            architecture = architecture.replace("ForPreTraining", "ForMaskedLM")
     else:
         assert isinstance(settings, GPTSettings)
         config = _gpt2_config(settings) if family == "gpt2" else _llama_config(settings, family)
         config |= {"bos_token_id": special.get("eod"), "eos_token_id": special.get("eod")}
-        config |= {"pad_token_id": special.get("pad")}
-    architecture = ARCHITECTURES[family]
-    if isinstance(settings, BertSettings) and not settings.pair_head:
-        architecture = architecture.replace("ForPreTraining", "ForMaskedLM")
+    config |= {"pad_token_id": special.get("pad")}
     # because: transformers 4 reads the first of the two names of the type, and 5 the second
     return {"architectures": [architecture], "model_type": family} | config | {"torch_dtype": dtype, "dtype": dtype}
 
@@ -134,7 +145,7 @@ def _gpt2_config(s: GPTSettings) -> Config:
 
 
 def _llama_config(s: GPTSettings, family: str) -> Config:
-    config: Config = {
+    return {
         "vocab_size": s.vocab_size, "hidden_size": s.width, "intermediate_size": s.ffn,
         "num_hidden_layers": s.num_layers, "num_attention_heads": s.num_heads, "num_key_value_heads": s.kv_heads,
         "head_dim": s.head, "hidden_act": "silu", "max_position_embeddings": s.seq_len, "rms_norm_eps": s.norm_eps,
@@ -142,10 +153,8 @@ def _llama_config(s: GPTSettings, family: str) -> Config:
         "initializer_range": s.init_std, "attention_dropout": 0.0, "tie_word_embeddings": s.tied,
         # because: transformers 4 reads the base alone, 5 the group
         "rope_theta": s.rotary_base, "rope_parameters": {"rope_type": "default", "rope_theta": s.rotary_base},
+        **({"sliding_window": s.window} if family == "mistral" else {"attention_bias": s.bias, "mlp_bias": s.bias}),
     }  # fmt: skip
-    return config | (
-        {"sliding_window": s.window} if family == "mistral" else {"attention_bias": s.bias, "mlp_bias": s.bias}
-    )
 
 
 def _bert_config(s: BertSettings) -> Config:
@@ -176,13 +185,10 @@ def settings_of(
     if long:
         raise CheckpointError(f"{where} has a {min(long)} that is longer than any such value. Get the file again.")
     wrong: list[str] = []
-    if family == "gpt2":
-        values = _from_gpt2(meant, wrong)
-    elif family in ("llama", "mistral"):
-        values = _from_llama(meant, wrong)
-    else:
-        values = _from_bert(meant, wrong) | {"norm_order": "post" if family == "bert" else "pre"}
-        values["pair_head"] = pair_head
+    read = {"gpt2": _from_gpt2, "llama": _from_llama, "mistral": _from_llama}.get(family, _from_bert)
+    values = read(meant, wrong)
+    if values["kind"] == "bert":
+        values |= {"norm_order": "post" if family == "bert" else "pre", "pair_head": pair_head}
     values["dropout"] = _dropout(meant, family, wrong) if dropout is None else dropout
     if wrong:
         raise CheckpointError(
@@ -225,8 +231,10 @@ def _from_llama(c: Config, wrong: list[str]) -> Config:
 
 def _from_bert(c: Config, wrong: list[str]) -> Config:
     activation = _gelu(c, "hidden_act", wrong)
-    _same(c, wrong, type_vocab_size=NUM_SEGMENTS, is_decoder=False, add_cross_attention=False)
-    _same(c, wrong, position_embedding_type="absolute", tie_word_embeddings=True)
+    _same(
+        c, wrong, type_vocab_size=NUM_SEGMENTS, is_decoder=False, add_cross_attention=False,
+        position_embedding_type="absolute", tie_word_embeddings=True,
+    )  # fmt: skip
     return {
         "kind": "bert", "num_layers": c["num_hidden_layers"], "width": c["hidden_size"],
         "num_heads": c["num_attention_heads"], "ffn_width": c["intermediate_size"], "vocab_size": c["vocab_size"],
@@ -258,3 +266,120 @@ def _gelu(config: Config, key: str, wrong: list[str]) -> str:
 
 def _same(config: Config, wrong: list[str], **needed: object) -> None:
     wrong += [f"{k}={show(config[k])} would have to be {show(v)}" for k, v in needed.items() if config[k] != v]
+
+
+def tokenizer_files(data: bytes, seq_len: int, *, causal: bool) -> dict[str, bytes]:
+    tokenizer = Tokenizer.from_bytes(data)
+    special = {
+        theirs: tokenizer.piece(tokenizer.special[role])
+        for theirs, role in (_DECODER if causal else _ENCODER).items()
+        if role in tokenizer.special
+    }
+    config = {
+        # because: their classes by model build tokenizers by rules of their own; this one takes tokenizer.json as is
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": seq_len,
+        "model_input_names": ["input_ids", *([] if causal else ["token_type_ids"]), "attention_mask"],
+        "clean_up_tokenization_spaces": False,
+        **special,
+    }
+    tree = parse_json(data, Path("tokenizer.json"))
+    if not causal and {"cls_token", "sep_token"} <= special.keys() and tree.get("post_processor") is None:
+        cls, sep = ([special[f"{role}_token"], tokenizer.special[role]] for role in ("cls", "sep"))
+        # [CLS] text [SEP], or [CLS] first [SEP] second [SEP]
+        tree["post_processor"] = {"type": "BertProcessing", "sep": sep, "cls": cls}
+        data = json.dumps(tree, ensure_ascii=False, indent=1).encode()
+    return {
+        "tokenizer.json": data,
+        "tokenizer_config.json": json_bytes(config),
+        "special_tokens_map.json": json_bytes(special),
+    }
+
+
+def json_bytes(value: object) -> bytes:
+    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+@dataclass(frozen=True)
+class Match:
+    """One of our weights: their tensors under each other, or one tensor turned on its side."""
+
+    name: str
+    shape: Shape  # of ours, true rows only
+    theirs: tuple[tuple[str, int], ...]  # names, and how many of our rows each has
+    turned: bool
+
+    def their_shape(self, rows: int) -> Shape:
+        return self.shape[::-1] if self.turned else (rows, *self.shape[1:])
+
+
+@dataclass(frozen=True)
+class Names:
+    """How a family calls the parts of a model."""
+
+    blocks: str  # what stands before a block's number
+    inside: dict[str, tuple[str, ...]]
+    outside: dict[str, tuple[str, ...]]
+    turned: tuple[str, ...] = ()  # matrices stored [in, out]
+
+
+GPT2 = Names(
+    "transformer.h.",
+    {
+        "attention_norm": ("ln_1",), "attention.qkv": ("attn.c_attn",), "attention.out": ("attn.c_proj",),
+        "mlp_norm": ("ln_2",), "mlp.up": ("mlp.c_fc",), "mlp.down": ("mlp.c_proj",),
+    },
+    {
+        "embedding.token": ("transformer.wte",), "embedding.position": ("transformer.wpe",),
+        "norm": ("transformer.ln_f",), "head": ("lm_head",),
+    },
+    ("attention.qkv", "attention.out", "mlp.up", "mlp.down"),
+)  # fmt: skip
+LLAMA = Names(
+    "model.layers.",
+    {
+        "attention_norm": ("input_layernorm",),
+        "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        "attention.out": ("self_attn.o_proj",), "mlp_norm": ("post_attention_layernorm",),
+        "mlp.up": ("mlp.gate_proj", "mlp.up_proj"), "mlp.down": ("mlp.down_proj",),
+    },
+    {"embedding.token": ("model.embed_tokens",), "norm": ("model.norm",), "head": ("lm_head",)},
+)  # fmt: skip
+BERT = Names(
+    "bert.encoder.layer.",
+    {
+        "attention_norm": ("attention.output.LayerNorm",),
+        "attention.qkv": ("attention.self.query", "attention.self.key", "attention.self.value"),
+        "attention.out": ("attention.output.dense",), "mlp_norm": ("output.LayerNorm",),
+        "mlp.up": ("intermediate.dense",), "mlp.down": ("output.dense",),
+    },
+    {
+        "embedding.token": ("bert.embeddings.word_embeddings",),
+        "embedding.position": ("bert.embeddings.position_embeddings",),
+        "embedding.segment": ("bert.embeddings.token_type_embeddings",),
+        "embedding.norm": ("bert.embeddings.LayerNorm",), "norm": ("bert.encoder.ln",),
+        "head.dense": ("cls.predictions.transform.dense",), "head.norm": ("cls.predictions.transform.LayerNorm",),
+        "head.decoder": ("cls.predictions",), "pair.pooler": ("bert.pooler.dense",),
+        "pair.scores": ("cls.seq_relationship",),
+    },
+)  # fmt: skip
+# Megatron's BERT is BERT with its norms before what they were behind.
+MEGATRON_BERT = Names(
+    BERT.blocks, BERT.inside | {"attention_norm": ("attention.ln",), "mlp_norm": ("ln",)}, BERT.outside
+)
+NAMES = {"gpt2": GPT2, "llama": LLAMA, "mistral": LLAMA, "bert": BERT, "megatron-bert": MEGATRON_BERT}
+
+
+def matches(settings: ModelSettings, family: str) -> Iterator[Match]:
+    names, cuts = NAMES[family], settings.cuts()
+    for name, shape in true_weights(settings).items():
+        part, _, leaf = name.rpartition(".")
+        turned = False
+        if part.startswith("blocks."):
+            _, layer, inner = part.split(".", 2)
+            found = [f"{names.blocks}{layer}.{theirs}.{leaf}" for theirs in names.inside[inner]]
+            turned = inner in names.turned and len(shape) == 2
+        else:
+            found = [f"{theirs}.{leaf}" for theirs in names.outside[part]]
+        rows = cuts[name].sections if len(found) > 1 else (shape[0],)
+        yield Match(name, shape, tuple(zip(found, rows, strict=True)), turned)

@@ -17,10 +17,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lmtrain.errors import CheckpointError, DataError, MissingInputError, a_few, brief
-from lmtrain.exchange.huggingface.config import settings_of
-from lmtrain.exchange.huggingface.names import Match, matches
+from lmtrain.exchange.huggingface.config import Match, matches, settings_of
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.runtime.files.files import is_safe_name, open_regular, read_json, read_range
+from lmtrain.runtime.files.files import is_safe_name, opened, read_json, read_range
 
 _INDEX = "model.safetensors.index.json"
 _PREFIXES = {"gpt2": "transformer.", "llama": "model.", "mistral": "model.", "bert": "bert.", "megatron-bert": "bert."}
@@ -55,8 +54,9 @@ class HFFolder:
         config = read_json(self._file("config.json"))
         where = path / "config.json"
         self._where = self._find(config.get("model_type") if isinstance(config, dict) else None)
-        pair_head = "cls.seq_relationship.weight" in self._where
-        self.family, self.settings = settings_of(config, where, pair_head=pair_head, dropout=dropout)
+        self.family, self.settings = settings_of(
+            config, where, pair_head="cls.seq_relationship.weight" in self._where, dropout=dropout
+        )
         layers = self.settings.shape.num_layers
         if layers > len(self._where):
             # because: the weights of a model are listed by name before they are looked for
@@ -68,14 +68,11 @@ class HFFolder:
     def matches(self) -> list[Match]:
         """All of the model's weights; refused unless each is there in its shape, and nothing else that counts is."""
         found = list(matches(self.settings, self.family))
-        wrong, used = [], set()
-        for match in found:
-            for name, rows in match.theirs:
-                used.add(name)
-                wrong += self._difference(name, match.their_shape(rows))
+        asked = {name: match.their_shape(rows) for match in found for name, rows in match.theirs}
+        wrong = [text for name, shape in asked.items() for text in self._difference(name, shape)]
         tied = {name for name in _SECOND_NAMES if name in self._where} if self.settings.ties() else set()
-        others = sorted(name for name in self._where.keys() - used - tied if not name.endswith(_UNUSED))
-        wrong += [f"{brief(name)} has no place in this model" for name in others]
+        others = sorted(self._where.keys() - asked.keys() - tied)
+        wrong += [f"{brief(name)} has no place in this model" for name in others if not name.endswith(_UNUSED)]
         if wrong:
             raise CheckpointError(
                 f"{self.path} does not hold the model of its config.json: {a_few(wrong, '; ')}. "
@@ -97,15 +94,9 @@ class HFFolder:
             return False
         step = max(1, _AT_ONCE // max(1, a.shape[-1]))
         return all(
-            torch.equal(self._bits(a, rows), self._bits(b, rows))
+            torch.equal(*(self._rows(found, rows).contiguous().view(torch.uint8) for found in (a, b)))
             for rows in (range(at, min(at + step, a.shape[0])) for at in range(0, a.shape[0], step))
         )
-
-    def _bits(self, found: _Found, rows: range) -> Tensor:
-        with _readable(self.path / found.file):
-            part: Tensor = self._opened(found.file).get_slice(found.name)[rows.start : rows.stop]
-            self._left -= part.nbytes
-            return part.contiguous().view(torch.uint8)
 
     def weights(self, settings: ModelSettings) -> Callable[[str], Tensor]:
         """Our weights by our names, made of theirs."""
@@ -119,10 +110,12 @@ class HFFolder:
 
     def part(self, match: Match, index: int, rows: range) -> Tensor:
         """Some of the rows that one of their tensors has of ours."""
-        found = self._where[match.theirs[index][0]]
+        return self._rows(self._where[match.theirs[index][0]], rows, turned=match.turned)
+
+    def _rows(self, found: _Found, rows: range, *, turned: bool = False) -> Tensor:
         with _readable(self.path / found.file):
             stored = self._opened(found.file).get_slice(found.name)
-            part: Tensor = stored[:, rows.start : rows.stop].T if match.turned else stored[rows.start : rows.stop]
+            part: Tensor = stored[:, rows.start : rows.stop].T if turned else stored[rows.start : rows.stop]
             self._left -= part.nbytes
             return part
 
@@ -161,14 +154,12 @@ class HFFolder:
             return files
         if (self.path / "model.safetensors").exists():
             return ["model.safetensors"]
-        pickled = [
-            name for name in ("pytorch_model.bin", "pytorch_model.bin.index.json") if (self.path / name).exists()
-        ]
-        if pickled:
-            raise CheckpointError(
-                f"{self.path} has its weights in {pickled[0]}, a pickle, which can run code when it is read. "
-                "Save the model again with transformers: save_pretrained(DIR) writes safetensors."
-            )
+        for name in ("pytorch_model.bin", "pytorch_model.bin.index.json"):
+            if (self.path / name).exists():
+                raise CheckpointError(
+                    f"{self.path} has its weights in {name}, a pickle, which can run code when it is read. "
+                    "Save the model again with transformers: save_pretrained(DIR) writes safetensors."
+                )
         raise MissingInputError(f"{self.path} has no model.safetensors. Give the folder of a whole model.")
 
     def _file(self, name: str) -> Path:
@@ -194,11 +185,8 @@ class HFFolder:
         if self._last is not None and self._last[0] == name and self._left > 0:
             return self._last[1]
         path = self._file(name)
-        fd, _ = open_regular(path, follow_links=True)
-        try:
+        with opened(path) as (fd, _):
             header_bytes = int.from_bytes(read_range(fd, 0, 8), "little")
-        finally:
-            os.close(fd)
         if header_bytes > _MAX_HEADER_BYTES:
             raise CheckpointError(
                 f"{path} cannot be read: it claims a header of {header_bytes} bytes, and no list of tensors has more "

@@ -84,7 +84,6 @@ def settings_from(
         "seq_len": found.num_positions or ask("max_position_embeddings") or ask("seq_length"),
         "norm_eps": ask("layernorm_epsilon") or ask("norm_epsilon") or 1e-5, "init_std": ask("init_method_std", 0.02),
     }  # fmt: skip
-    swiglu = bool(ask("swiglu", False))
     # because: the fused kernel of bias and gelu, its default, computes gelu by tanh
     by_tanh = (ask("bias_gelu_fusion", True) and found.has_bias) or ask("openai_gelu", False)
     if found.is_encoder:
@@ -108,7 +107,7 @@ def settings_from(
             "num_kv_heads": ask("num_query_groups") if ask("group_query_attention", False) else None,
             "bias": found.has_bias,
             "norm": "layernorm" if is_layernorm else "rmsnorm",
-            "activation": "swiglu" if swiglu else "gelu_tanh" if by_tanh else "gelu",
+            "activation": "swiglu" if ask("swiglu", False) else "gelu_tanh" if by_tanh else "gelu",
             "tied": not (ask("untie_embeddings_and_output_weights", False) or (get is None and found.has_output)),
             "window": None if window is None or window[0] < 0 else window[0] + 1,
         }  # fmt: skip
@@ -149,7 +148,6 @@ def args_of(settings: ModelSettings, tp: int, pp: int, dtype: str) -> dict[str, 
     gpt = settings if isinstance(settings, GPTSettings) else None
     rotary = gpt is not None and gpt.positions == "rotary"
     bias = gpt is None or gpt.bias
-    window = None if shape.window is None else (shape.window - 1, 0)
     return {
         "num_layers": shape.num_layers, "hidden_size": shape.width, "ffn_hidden_size": shape.ffn_width,
         "num_attention_heads": shape.num_heads, "kv_channels": shape.head_width,
@@ -162,7 +160,8 @@ def args_of(settings: ModelSettings, tp: int, pp: int, dtype: str) -> dict[str, 
         "bias_gelu_fusion": settings.activation == "gelu_tanh",
         "normalization": "RMSNorm" if gpt and gpt.norm == "rmsnorm" else "LayerNorm", "apply_layernorm_1p": False,
         "layernorm_epsilon": settings.norm_eps, "norm_epsilon": settings.norm_eps, "qk_layernorm": False,
-        "untie_embeddings_and_output_weights": gpt is not None and not gpt.tied, "window_size": window,
+        "untie_embeddings_and_output_weights": gpt is not None and not gpt.tied,
+        "window_size": None if shape.window is None else (shape.window - 1, 0),
         "apply_query_key_layer_scaling": False, "hidden_dropout": settings.dropout,
         "attention_dropout": settings.dropout, "init_method_std": settings.init_std, "num_experts": None,
         "vocab_size": shape.vocab_size, "padded_vocab_size": padded_rows(shape.vocab_size, tp),
@@ -176,12 +175,11 @@ def args_of(settings: ModelSettings, tp: int, pp: int, dtype: str) -> dict[str, 
 def _check(settings: GPTSettings | BertSettings, tp: int, pp: int) -> None:
     shape = settings.shape
     if isinstance(settings, BertSettings):
-        gelu = settings.head_activation == "gelu"
         rules = [
             (settings.norm_order != "post", "model.norm_order=post would have to be pre"),
             # because: without its second head its BERT has no segments either
             (settings.pair_head, "model.pair_head=false would have to be true"),
-            (gelu, "model.head_activation=gelu_tanh would have to be gelu"),
+            (settings.head_activation == "gelu", "model.head_activation=gelu_tanh would have to be gelu"),
         ]
     else:
         whole = settings.rotary_base == int(settings.rotary_base)
@@ -192,9 +190,14 @@ def _check(settings: GPTSettings | BertSettings, tp: int, pp: int) -> None:
             (whole, f"model.rotary_base={settings.rotary_base} would have to be a whole number"),
             (bias or not layernorm, "model.bias=false would have to be true, since its LayerNorm has a bias"),
         ]
-    for name, value in (("num_kv_heads", shape.num_kv_heads), ("ffn_width", shape.ffn_width)):
-        rules.append((value % tp == 0, f"tp={tp} does not divide model.{name}={value}"))
-    rules.append((shape.num_layers % pp == 0, f"pp={pp} does not divide model.num_layers={shape.num_layers}"))
+    rules += [
+        (value % count == 0, f"{axis}={count} does not divide model.{name}={value}")
+        for axis, count, name, value in (
+            ("tp", tp, "num_kv_heads", shape.num_kv_heads),
+            ("tp", tp, "ffn_width", shape.ffn_width),
+            ("pp", pp, "num_layers", shape.num_layers),
+        )
+    ]
     wrong = [words for right, words in rules if not right]
     if wrong:
         raise CheckpointError(

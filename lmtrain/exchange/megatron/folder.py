@@ -121,10 +121,18 @@ def _open_ranks(folder: Path, files: Mapping[tuple[int, int], TorchFile]) -> Sou
     next_layer = 0
     for key in keys:  # a chunk of a virtual stage of all stages, then the next
         for pp in pps:
-            chunk = [_flat(files[tp, pp], key) for tp in tps]
-            next_layer += _take_chunk(chunk, next_layer, weights, folder)
-    num_bytes = sum(file.path.stat().st_size for file in files.values())
-    return Source(folder, _args(first), version, iteration, weights, frozenset(), {}, "optimizer" in first, num_bytes)
+            next_layer += _take_chunk([_flat(files[tp, pp], key) for tp in tps], next_layer, weights, folder)
+    return Source(
+        path=folder,
+        args=_args(first),
+        version=version,
+        iteration=iteration,
+        weights=weights,
+        halves=frozenset(),
+        masters={},
+        has_optimizer="optimizer" in first,
+        num_bytes=sum(file.path.stat().st_size for file in files.values()),
+    )
 
 
 def _top(file: TorchFile) -> dict[str, Any]:
@@ -141,12 +149,15 @@ def _args(state: dict[str, Any]) -> Made | None:
 def _version(state: dict[str, Any], folder: Path) -> float:
     version = state.get("checkpoint_version", 0)
     if not isinstance(version, (int, float)) or version not in _VERSIONS:
-        said = version if isinstance(version, float) else brief(version)
         raise CheckpointError(
-            f"{folder} has checkpoint_version {said}, and its tensors are laid out by one of "
+            f"{folder} has checkpoint_version {_said(version)}, and its tensors are laid out by one of "
             f"{', '.join(map(str, _VERSIONS))}. It is damaged: get the folder again."
         )
     return float(version)
+
+
+def _said(value: Any) -> str:
+    return str(value) if isinstance(value, float) else brief(value)
 
 
 def _iteration(state: dict[str, Any], folder: Path) -> int:
@@ -155,9 +166,8 @@ def _iteration(state: dict[str, Any], folder: Path) -> int:
         return 0
     is_number = isinstance(number, (int, float)) and math.isfinite(number)
     if not is_number or not 0 <= number <= _MAX_ITERATION or number != int(number):
-        said = number if isinstance(number, float) else brief(number)
         raise CheckpointError(
-            f"{folder} has the iteration {said}, which is no whole number from 0 to {_MAX_ITERATION}. "
+            f"{folder} has the iteration {_said(number)}, which is no whole number from 0 to {_MAX_ITERATION}. "
             "It is damaged: get the folder again."
         )
     return int(number)
@@ -262,14 +272,18 @@ def _open_distributed(folder: Path) -> Source:
         if ours is not None:
             for name, part in _unstacked(ours[0], stacked):
                 (masters if master else weights)[name][ours[1]] = part
-    # because: whatever the version says, these folders have only ever had today's order
-    version, iteration = 3.0, _iteration(state, folder)
-    has_optimizer = any(".state." in name for name in tensors)
     paths = {chunk.path for stacked in tensors.values() for chunk in stacked.chunks}
-    num_bytes = sum(path.stat().st_size for path in paths if path.is_file())
-    halves = frozenset(name for name, parts in weights.items() if None not in parts)
-    whole, of_optimizer = _in_order(weights), _in_order(masters)
-    return Source(folder, _args(state), version, iteration, whole, halves, of_optimizer, has_optimizer, num_bytes)
+    return Source(
+        path=folder,
+        args=_args(state),
+        version=3.0,  # because: whatever the version says, these folders have only ever had today's order
+        iteration=_iteration(state, folder),
+        weights=_in_order(weights),
+        halves=frozenset(name for name, parts in weights.items() if None not in parts),
+        masters=_in_order(masters),
+        has_optimizer=any(".state." in name for name in tensors),
+        num_bytes=sum(path.stat().st_size for path in paths if path.is_file()),
+    )
 
 
 def _in_order(found: Mapping[str, ByHalf]) -> dict[str, list[Part]]:
@@ -332,8 +346,7 @@ def _stacked(name: str, entry: Made, places: Mapping[Any, Made], folder: Path) -
         if box.volume * ITEM_BYTES[code] > num_bytes:
             raise ValueError(f"{name} has {num_bytes} bytes for {box.volume} items")
         chunks.append(Chunk(box, folder / file, start, num_bytes))
-    problem = cover_problem(shape, [chunk.box for chunk in chunks])
-    if problem is not None:
+    if (problem := cover_problem(shape, [chunk.box for chunk in chunks])) is not None:
         raise ValueError(f"{name} is not whole: {problem}")
     if ".layers." in f".{name}" and shape and shape[0] > _MAX_LAYERS and not re.search(r"layers\.\d", name):
         raise ValueError(f"{name} has {shape[0]} layers")
@@ -341,8 +354,7 @@ def _stacked(name: str, entry: Made, places: Mapping[Any, Made], folder: Path) -
 
 
 def _sizes(value: Any) -> tuple[int, ...]:
-    if not isinstance(value, (tuple, list)) or len(value) > _MAX_AXES:
-        raise ValueError("a shape that is none")
-    if not all(type(n) is int and 0 <= n < 1 << 48 for n in value):
+    is_short = isinstance(value, (tuple, list)) and len(value) <= _MAX_AXES
+    if not is_short or not all(type(n) is int and 0 <= n < 1 << 48 for n in value):
         raise ValueError("a shape that is none")
     return tuple(value)

@@ -84,16 +84,14 @@ def our_name(name: str) -> tuple[str, int | None] | None:
     rest = name[_BEFORE.match(name).end() :]  # type: ignore[union-attr]  # it matches nothing too
     layer = _LAYER.fullmatch(rest)
     inner = layer[2] if layer else rest
-    known = _INSIDE if layer else _OUTSIDE
-    for theirs, ours in known.items():
+    for theirs, ours in (_INSIDE if layer else _OUTSIDE).items():
         if inner.startswith(theirs):
             leaf = inner[len(theirs) :]
             half = _HALVES.get(leaf)
             leaf = leaf if half is None else leaf[:-2]
             if leaf not in ("weight", "bias", ""):
                 break
-            prefix = f"blocks.{LAYER if layer[1] is None else layer[1]}." if layer else ""
-            return prefix + ours + leaf, half
+            return (f"blocks.{LAYER if layer[1] is None else layer[1]}." if layer else "") + ours + leaf, half
     raise KeyError(name)
 
 

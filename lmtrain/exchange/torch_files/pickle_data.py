@@ -143,9 +143,8 @@ class _Machine:
         self._left = MAX_MADE_BYTES
 
     def pop(self) -> Any:
-        value = self._stack.pop()
-        if value is _MARK:
-            raise ValueError("a mark where a value belongs")
+        value = self._top()
+        self._stack.pop()
         return value
 
     def step(self, name: str, argument: Any) -> None:
@@ -171,11 +170,9 @@ class _Machine:
 
     def _marked(self) -> list[Any]:
         """Everything down to the last mark, which goes too."""
-        at = len(self._stack) - 1
-        while self._stack[at] is not _MARK:
-            at -= 1
-            if at < 0:
-                raise ValueError("no mark")
+        at = next((at for at in reversed(range(len(self._stack))) if self._stack[at] is _MARK), None)
+        if at is None:
+            raise ValueError("no mark")
         found = self._stack[at + 1 :]
         self._take(_PER_ITEM * len(found))
         del self._stack[at:]
@@ -208,8 +205,7 @@ class _Machine:
             case "TUPLE":
                 push(tuple(self._marked()))
             case "TUPLE1" | "TUPLE2" | "TUPLE3":
-                backwards = [self.pop() for _ in range(int(name[-1]))]
-                push(tuple(backwards[::-1]))
+                push(tuple([self.pop() for _ in range(int(name[-1]))][::-1]))
             case "LIST" | "FROZENSET":
                 push(self._marked())
             case "APPEND":
@@ -235,8 +231,7 @@ class _Machine:
         push = self._stack.append
         match name:
             case "GLOBAL":
-                module, _, attribute = str(argument).partition(" ")
-                push(Global(module, attribute))
+                push(_global(argument))
             case "STACK_GLOBAL":
                 attribute, module = checked_text(self.pop(), "a name"), checked_text(self.pop(), "a module")
                 push(Global(module, attribute))
@@ -248,8 +243,7 @@ class _Machine:
                 self._take(_REMEMBERED * len(keywords))
                 push(Made(self.pop(), args, items=dict(keywords)))
             case "INST":
-                module, _, attribute = str(argument).partition(" ")
-                push(self._made(Global(module, attribute), tuple(self._marked())))
+                push(self._made(_global(argument), tuple(self._marked())))
             case "OBJ":
                 of, *args = self._marked()
                 push(self._made(of, tuple(args)))
@@ -282,6 +276,11 @@ class _Machine:
         if path == "collections.OrderedDict":
             return dict(given) if isinstance(given, dict) else {_key(key): value for key, value in given}
         return tuple(given) if _COPIED[path] is tuple else list(given)
+
+
+def _global(argument: Any) -> Global:
+    module, _, name = str(argument).partition(" ")
+    return Global(module, name)
 
 
 def _key(value: Any) -> Any:

@@ -14,6 +14,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,7 +35,7 @@ from lmtrain.exchange.torch_files.pickle_data import (
     checked_text,
     read_pickle,
 )
-from lmtrain.runtime.files.files import open_regular, read_errors, read_range
+from lmtrain.runtime.files.files import open_regular, opened, read_errors, read_range
 
 _MAGIC = 0x1950A86A20F9469CFC6C
 _MAX_DIRECTORY_BYTES = 8 << 20  # of an archive; because: each of its entries is an object of half a kilobyte
@@ -106,18 +107,15 @@ class TorchFile:
                 f"{self.path} claims a tensor of shape {list(tensor.shape)} that it has no bytes for."
             )
         count = 0 if empty else (last + 1 - tensor.offset) * item
-        with read_errors(self.path):
-            fd, _ = open_regular(self.path, follow_links=True)
-            try:
-                data = read_range(fd, self._start + at + tensor.offset * item, count)
-                if crc and tensor.key not in self._compared:
-                    self._compare(tensor.key, [data] if count == size else _parts(fd, self._start + at, size), crc)
-            finally:
-                os.close(fd)
+        with read_errors(self.path), opened(self.path) as (fd, _):
+            data = read_range(fd, self._start + at + tensor.offset * item, count)
+            if crc and tensor.key not in self._compared:
+                self._compare(tensor.key, [data] if count == size else _parts(fd, self._start + at, size), crc)
         if len(data) != count:
             raise CheckpointError(f"{self.path} ends too early. Get the file again.")
-        strides = tuple(s * item for s in tensor.strides)
-        view: np.ndarray[Any, Any] = np.ndarray(tensor.shape, _CARRIERS[item], data, 0, strides)
+        view: np.ndarray[Any, Any] = np.ndarray(
+            tensor.shape, _CARRIERS[item], data, 0, tuple(s * item for s in tensor.strides)
+        )
         return torch.from_numpy(np.array(view, order="C")).view(getattr(torch, DTYPES[tensor.code]))
 
     def _compare(self, key: str, parts: Iterable[bytes], crc: int) -> None:
@@ -173,15 +171,15 @@ class TorchFile:
             if not len(shape) == len(strides) <= _MAX_AXES:
                 raise ValueError(f"it has {len(shape)} axes and {len(strides)} strides")
             code = _DTYPE_CODES[args[6].path] if typed else storage.code
-            sizes = (offset, *shape, *strides)
-            if not all(type(n) is int and 0 <= n < 1 << 48 for n in sizes):
+            if not all(type(n) is int and 0 <= n < 1 << 48 for n in (offset, *shape, *strides)):
                 raise ValueError("its shape is none")
             size = self._places[storage.key].size
             if storage.num_items * ITEM_BYTES[storage.code] != size:
                 raise ValueError(f"{storage.num_items} items in {size} bytes")
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-            said = brief(error)
-            raise CheckpointError(f"{self.path} holds a tensor that cannot be read: {said}. Get it again.") from error
+            raise CheckpointError(
+                f"{self.path} holds a tensor that cannot be read: {brief(error)}. Get it again."
+            ) from error
         return StoredTensor(self, storage.key, code, tuple(shape), tuple(strides), offset)
 
 
@@ -245,9 +243,7 @@ def _data_start(file: _File, info: zipfile.ZipInfo) -> int:
 
 def _read_legacy(file: _File, path: Path) -> tuple[dict[str, _Place], Any]:
     """A magic number, a version, facts of the machine, the value, the keys; then each storage behind its length."""
-    if file.size > 1 and file.peek(1)[:1] != b"\x80":
-        raise CheckpointError(f"{path} is not a file of torch.save. Check the path.")
-    if read_pickle(Measured(file), path) != _MAGIC:
+    if (file.size > 1 and file.peek(1)[:1] != b"\x80") or read_pickle(Measured(file), path) != _MAGIC:
         raise CheckpointError(f"{path} is not a file of torch.save. Check the path.")
     read_pickle(Measured(file), path)
     machine = read_pickle(Measured(file), path)
@@ -278,11 +274,9 @@ def _find_storages(value: Any, found: dict[str, Storage]) -> None:
             continue
         seen.add(id(node))
         if isinstance(node, Persistent):
-            try:
+            with suppress(TypeError, ValueError, AttributeError):
                 storage = _storage(node)
-            except (TypeError, ValueError, AttributeError):
-                continue
-            found[storage.key] = storage
+                found[storage.key] = storage
         elif isinstance(node, Mapping):
             todo += node.values()
         elif isinstance(node, (list, tuple)):
@@ -317,8 +311,7 @@ class _Part(io.RawIOBase):
         self._fd, self._start, self._size, self._at = fd, start, size, 0
 
     def readinto(self, buffer: Any) -> int:
-        count = max(0, min(len(buffer), self._size - self._at))
-        data = os.pread(self._fd, count, self._start + self._at)
+        data = os.pread(self._fd, max(0, min(len(buffer), self._size - self._at)), self._start + self._at)
         buffer[: len(data)] = data
         self._at += len(data)
         return len(data)

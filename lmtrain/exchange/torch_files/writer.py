@@ -77,8 +77,7 @@ def _encode(value: Any, tensors: list[Saved]) -> bytes:
         case list():
             return b"](" + b"".join(_encode(v, tensors) for v in value) + b"e"
         case Mapping():
-            pairs = b"".join(_encode(k, tensors) + _encode(v, tensors) for k, v in value.items())
-            return b"}(" + pairs + b"u"
+            return b"}(" + b"".join(_encode(k, tensors) + _encode(v, tensors) for k, v in value.items()) + b"u"
         case Namespace():
             return b"cargparse\nNamespace\n)\x81" + _encode(value.values, tensors) + b"b"
         case Saved():
@@ -88,12 +87,8 @@ def _encode(value: Any, tensors: list[Saved]) -> bytes:
 
 
 def _encode_tensor(tensor: Saved, key: str) -> bytes:
-    strides: list[int] = []
-    step = 1
-    for n in reversed(tensor.shape):
-        strides.insert(0, step)
-        step *= n
+    strides = tuple(math.prod(tensor.shape[axis + 1 :]) for axis in range(len(tensor.shape)))
     storage = b"(" + _encode("storage", []) + f"ctorch\n{_STORAGES[tensor.code]}\n".encode()
     storage += _encode(key, []) + _encode("cpu", []) + _encode(tensor.num_items, []) + b"tQ"
-    places = _encode(0, []) + _encode(tensor.shape, []) + _encode(tuple(strides), []) + b"\x89"
+    places = _encode(0, []) + _encode(tensor.shape, []) + _encode(strides, []) + b"\x89"
     return b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + places + b"ccollections\nOrderedDict\n)RtR"

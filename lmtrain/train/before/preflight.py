@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lmtrain.checkpoint.contents import Contents
-from lmtrain.checkpoint.described import checked_model
+from lmtrain.checkpoint.contents import Contents, checked_model
 from lmtrain.checkpoint.store import latest, list_set_aside, resolve
 from lmtrain.config.base import show
 from lmtrain.data.data_settings import DataChoice

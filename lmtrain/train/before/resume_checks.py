@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from lmtrain.checkpoint.contents import Contents
-from lmtrain.checkpoint.described import checked_model, model_of
+from lmtrain.checkpoint.contents import Contents, checked_model, model_of
 from lmtrain.checkpoint.disk.format import MANIFEST, Manifest, NewerFormatError, is_count
 from lmtrain.checkpoint.store import before, manifest_problem, newer_than, set_aside
 from lmtrain.config.base import show

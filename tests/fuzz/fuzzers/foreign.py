@@ -19,10 +19,9 @@ from torch import Tensor
 
 from lmtrain.checkpoint.reader import CheckpointReader
 from lmtrain.errors import LmtrainError
-from lmtrain.exchange.huggingface.exporter import export_hf
-from lmtrain.exchange.huggingface.names import NAMES, matches
-from lmtrain.exchange.megatron.exporter import export_megatron
-from lmtrain.exchange.megatron.importer import import_megatron
+from lmtrain.exchange.huggingface.config import NAMES, matches
+from lmtrain.exchange.huggingface.convert import export_hf
+from lmtrain.exchange.megatron.convert import export_megatron, import_megatron
 from lmtrain.models.model_settings import ModelSettings
 from tests.fuzz.fuzzer import Case, Ran, Runner, honest
 from tests.fuzz.mutate import EDGES, change_any

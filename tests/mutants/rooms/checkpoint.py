@@ -51,10 +51,13 @@ MUTANTS = [
         file="lmtrain/checkpoint/disk/hashed.py",
         function="HashedWriter.__exit__",
         old=(
-            "                if rest:\n"
+            "                if rest := self._size % BLOCK_BYTES:\n"
             "                    self.digests.append(self._put(self._block[:rest], self._size - rest, self._fd))\n"
         ),
-        new="                self.digests.append(self._put(self._block[:rest], self._size - rest, self._fd))\n",
+        new=(
+            "                rest = self._size % BLOCK_BYTES\n"
+            "                self.digests.append(self._put(self._block[:rest], self._size - rest, self._fd))\n"
+        ),
         breaks="The list of blocks has one too many, so the checkpoint that was just saved is refused when it is read.",
         only_for="files whose size is a multiple of 4 MiB to the byte, and empty ones",
     ),

@@ -5,7 +5,7 @@ from tests.mutants.mutant import Mutant
 MUTANTS = [
     Mutant(
         name="pairs_across_chunks_are_not_counted",
-        file="lmtrain/eval/statistics/compare.py",
+        file="lmtrain/eval/statistics.py",
         function="_count_pairs",
         old="_chunks(tokens, vocab_size, overlap=1)",
         new="_chunks(tokens, vocab_size, overlap=0)",
@@ -15,7 +15,7 @@ MUTANTS = [
     ),
     Mutant(
         name="packed_requests_keep_counting_positions",
-        file="lmtrain/eval/scoring/batches.py",
+        file="lmtrain/eval/scoring.py",
         function="collate",
         old="positions_BT[row, start:stop] = np.arange(stop - start)",
         new="positions_BT[row, start:stop] = np.arange(start, stop)",
@@ -25,7 +25,7 @@ MUTANTS = [
     ),
     Mutant(
         name="every_fifty_resamples_are_the_same",
-        file="lmtrain/eval/statistics/paired_test.py",
+        file="lmtrain/eval/statistics.py",
         function="resampled_sums",
         old=(
             "    random = np.random.default_rng(SEED)\n"
@@ -41,7 +41,7 @@ MUTANTS = [
     ),
     Mutant(
         name="ninety_percent_under_the_name_of_ninety_five",
-        file="lmtrain/eval/statistics/paired_test.py",
+        file="lmtrain/eval/statistics.py",
         function="middle",
         old="edge = (1 - LEVEL) / 2",
         new="edge = 1 - LEVEL",
@@ -96,7 +96,7 @@ MUTANTS = [
     ),
     Mutant(
         name="padding_counts_as_real",
-        file="lmtrain/eval/scoring/batches.py",
+        file="lmtrain/eval/scoring.py",
         function="collate_masked",
         old="np.full(shape, IGNORED, np.int64), np.zeros(shape, np.bool_)",
         new="np.full(shape, IGNORED, np.int64), np.ones(shape, np.bool_)",
@@ -105,7 +105,7 @@ MUTANTS = [
     ),
     Mutant(
         name="results_of_different_strides_are_compared",
-        file="lmtrain/eval/statistics/paired_test.py",
+        file="lmtrain/eval/statistics.py",
         function="",
         old='"text_sha256", "limit", "stride", "prefix"',
         new='"text_sha256", "limit", "prefix"',
@@ -114,7 +114,7 @@ MUTANTS = [
     ),
     Mutant(
         name="shared_answers_are_taken_from_the_wrong_end",
-        file="lmtrain/eval/scoring/scoring.py",
+        file="lmtrain/eval/scoring.py",
         function="Passes._find",
         old=(
             "        start = len(found.nll) - request.num_scored\n"
@@ -139,8 +139,8 @@ MUTANTS = [
         name="blanks_at_the_ends_count_as_words",
         file="lmtrain/eval/tasks/wikitext.py",
         function="words_between",
-        old="[(max(begin, first), min(begin + len(part), stop)) for begin, part",
-        new="[(begin, begin + len(part)) for begin, part",
+        old="max(begin, first), min(end, stop)",
+        new="begin, end",
         breaks="The loss is divided by more words than the denominator in the result says, and the perplexity is not "
         "the published one's.",
         only_for="files that begin or end in blanks, as wiki.test.tokens does",
@@ -156,7 +156,7 @@ MUTANTS = [
     ),
     Mutant(
         name="baselines_are_divided_by_the_bytes_of_all_items",
-        file="lmtrain/eval/statistics/compare.py",
+        file="lmtrain/eval/statistics.py",
         function="_row",
         old='float(prepared.known["bytes"].sum())',
         new="float(prepared.facts.num_bytes)",

@@ -5,7 +5,7 @@ from tests.mutants.mutant import Mutant
 MUTANTS = [
     Mutant(
         name="old_qkv_is_joined_before_it_is_split",
-        file="lmtrain/exchange/megatron/importer.py",
+        file="lmtrain/exchange/megatron/convert.py",
         function="_joined",
         old="tensors = [torch.cat(tensors)] if version >= 2 else tensors",
         new="tensors = [torch.cat(tensors)]",
@@ -14,7 +14,7 @@ MUTANTS = [
     ),
     Mutant(
         name="gate_and_up_of_ranks_lie_in_turn",
-        file="lmtrain/exchange/megatron/importer.py",
+        file="lmtrain/exchange/megatron/convert.py",
         function="_joined",
         old="[half for halves in zip(*(t.chunk(2) for t in tensors), strict=True) for half in halves]",
         new="[half for t in tensors for half in t.chunk(2)]",
@@ -23,7 +23,7 @@ MUTANTS = [
     ),
     Mutant(
         name="padding_becomes_part_of_the_vocabulary",
-        file="lmtrain/exchange/megatron/importer.py",
+        file="lmtrain/exchange/megatron/convert.py",
         function="import_megatron",
         old='told = get("vocab_size") if get is not None else None',
         new='told = get("padded_vocab_size") if get is not None else None',
@@ -89,8 +89,8 @@ MUTANTS = [
     ),
     Mutant(
         name="later_parts_overwrite_the_first_rows",
-        file="lmtrain/exchange/huggingface/importer.py",
-        function="_parts",
+        file="lmtrain/exchange/huggingface/convert.py",
+        function="_places",
         old="found.append((before + start + part.start, index,",
         new="found.append((before + start, index,",
         breaks="Evaluation straight from a folder puts each further part of a large weight over its first rows.",
@@ -98,7 +98,7 @@ MUTANTS = [
     ),
     Mutant(
         name="type_of_an_export_is_always_float32",
-        file="lmtrain/exchange/huggingface/exporter.py",
+        file="lmtrain/exchange/huggingface/convert.py",
         function="export_hf",
         old='config_of(settings, special, str(torch_type).removeprefix("torch."))',
         new='config_of(settings, special, "float32")',
@@ -116,7 +116,7 @@ MUTANTS = [
     ),
     Mutant(
         name="exported_vocabulary_is_padded_for_one_rank",
-        file="lmtrain/exchange/megatron/exporter.py",
+        file="lmtrain/exchange/megatron/convert.py",
         function="_Export.__init__",
         old="padded_rows(settings.shape.vocab_size, parallel.tp)",
         new="padded_rows(settings.shape.vocab_size, 1)",

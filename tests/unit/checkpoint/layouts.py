@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lmtrain.checkpoint.contents import Contents
-from lmtrain.checkpoint.described import checked_model
+from lmtrain.checkpoint.contents import Contents, checked_model
 from lmtrain.checkpoint.reshard.run import Resharded, reshard
 from lmtrain.checkpoint.reshard.targets import Limits, files_of_layout, state_at_layout
 from lmtrain.checkpoint.save.commit import RankRecord, commit, write_rank

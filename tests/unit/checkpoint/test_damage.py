@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from lmtrain.checkpoint.contents import Contents
-from lmtrain.checkpoint.described import checked_model
+from lmtrain.checkpoint.contents import Contents, checked_model
 from lmtrain.checkpoint.disk.format import FileEntry, blocks_file, digest_of
 from lmtrain.checkpoint.disk.hashed import encode_blocks, write_hashed
 from lmtrain.errors import LmtrainError

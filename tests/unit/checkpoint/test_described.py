@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from lmtrain.checkpoint.contents import Contents
-from lmtrain.checkpoint.described import checked_model, fit_problems
+from lmtrain.checkpoint.contents import Contents, checked_model, fit_problems
 from lmtrain.checkpoint.disk.format import Manifest, TensorEntry
 from lmtrain.errors import CheckpointError
 from lmtrain.models.gpt_settings import GPTSettings

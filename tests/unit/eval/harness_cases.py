@@ -15,11 +15,11 @@ import torch
 
 from lmtrain.eval.generate import Sampling, generate
 from lmtrain.eval.load import load_for_eval
-from lmtrain.eval.recipes.articles import pages
 from lmtrain.eval.runner import Subject, run
-from lmtrain.eval.scoring.scoring import Passes
+from lmtrain.eval.scoring import Passes
 from lmtrain.eval.task import find_task
-from lmtrain.exchange.huggingface.exporter import export_hf
+from lmtrain.eval.tasks.wikitext import pages
+from lmtrain.exchange.huggingface.convert import export_hf
 from lmtrain.exchange.streaming import save_foreign
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.tokenizer.base import Tokenizer

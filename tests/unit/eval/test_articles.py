@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lmtrain.eval.recipes.articles import articles, articles_of_tokens, detokenize, pages
+from lmtrain.eval.tasks.wikitext import articles, articles_of_tokens, detokenize, pages
 from lmtrain.tokenizer.base import Tokenizer
 from tests.unit.eval.protocol_twins import harness_pages
 from tests.unit.eval.protocols import WIKI

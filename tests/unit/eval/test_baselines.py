@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmtrain.errors import DataError
-from lmtrain.eval.statistics import compare
-from lmtrain.eval.statistics.compare import Unigram, WittenBellBigram
+from lmtrain.eval import statistics
+from lmtrain.eval.statistics import Unigram, WittenBellBigram
 
 VOCAB, EOD = 7, 0
 Ids = npt.NDArray[np.uint16]
@@ -63,7 +63,7 @@ def test_a_corpus_longer_than_a_chunk_loses_no_pair(monkeypatch: pytest.MonkeyPa
     train = np.random.default_rng(0).integers(0, VOCAB, 101).astype(np.uint16)
     whole = WittenBellBigram(train, VOCAB, EOD)
     for size in (1, 2, 50, 100, 101):
-        monkeypatch.setattr(compare, "CHUNK_TOKENS", size)
+        monkeypatch.setattr(statistics, "CHUNK_TOKENS", size)
         pieces = WittenBellBigram(train, VOCAB, EOD)
         np.testing.assert_array_equal(pieces.unigram.probabilities, whole.unigram.probabilities)
         assert pieces.nll(train) == whole.nll(train)

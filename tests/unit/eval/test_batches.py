@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtrain.batch import IGNORED, Batch
-from lmtrain.eval.scoring.batches import MOST_PADDING, batches, collate
-from lmtrain.eval.scoring.scoring import Scorer
+from lmtrain.eval.scoring import MOST_PADDING, Scorer, batches, collate
 from lmtrain.eval.windows import Request
 from tests.marks import wide
 

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from lmtrain.eval.statistics import paired_test
-from lmtrain.eval.statistics.paired_test import intervals, middle, resampled_sums
+from lmtrain.eval import statistics
+from lmtrain.eval.statistics import intervals, middle, resampled_sums
 from lmtrain.eval.task import ratio
 
 
@@ -23,7 +23,7 @@ def columns(num_items: int) -> dict[str, np.ndarray[tuple[int], np.dtype[np.floa
 
 @pytest.mark.parametrize("most_units", [10_000, 500])
 def test_the_interval_of_a_mean_is_what_theory_says(most_units: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paired_test, "MOST_UNITS", most_units)
+    monkeypatch.setattr(statistics, "MOST_UNITS", most_units)
     drawn = columns(2000)
     low, high = intervals(drawn, mean)["mean"]
     error = drawn["nll"].std() / math.sqrt(2000)
@@ -42,7 +42,7 @@ def test_it_repeats_itself_and_draws_the_same_items_whatever_the_columns_say() -
 
 def test_no_resample_is_drawn_twice() -> None:
     drawn = [round(sums["nll"], 6) for sums in resampled_sums(columns(40))]
-    assert len(drawn) == len(set(drawn)) == paired_test.RESAMPLES
+    assert len(drawn) == len(set(drawn)) == statistics.RESAMPLES
 
 
 def test_one_item_has_no_interval_and_neither_has_what_is_not_a_number() -> None:

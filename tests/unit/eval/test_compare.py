@@ -13,7 +13,7 @@ import pytest
 from lmtrain.data.store.indexed import DatasetWriter
 from lmtrain.errors import DataError
 from lmtrain.eval.runner import Subject, run
-from lmtrain.eval.statistics.compare import WittenBellBigram, with_baselines
+from lmtrain.eval.statistics import WittenBellBigram, with_baselines
 from lmtrain.eval.task import find_task
 from lmtrain.tokenizer.base import Tokenizer
 from tests.unit.data.writing import add_document

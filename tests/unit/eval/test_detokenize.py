@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lmtrain.eval.recipes.articles import STEPS, detokenize
+from lmtrain.eval.tasks.wikitext import STEPS, detokenize
 
 CASES = [
     ("boys 'toys", "boys'toys"),

@@ -11,7 +11,7 @@ import pytest
 
 from lmtrain.errors import OutputError
 from lmtrain.eval.journal import Journal, identity_of, journal_beside
-from lmtrain.eval.scoring.scoring import Scored, Scorer
+from lmtrain.eval.scoring import Scored, Scorer
 from lmtrain.eval.windows import Request, WindowedRequests
 from lmtrain.runtime.processes.faults import Fault, arm
 

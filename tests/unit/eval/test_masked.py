@@ -19,8 +19,8 @@ from lmtrain.data.samples.masked import MaskedDataset, MaskVocabulary
 from lmtrain.data.samples.masked_twin import CONTINUES, MaskedSamplerTwin
 from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset
 from lmtrain.errors import DataError, LmtrainError, UsageError
+from lmtrain.eval import scoring
 from lmtrain.eval.runner import Outcome, Subject, run
-from lmtrain.eval.scoring import batches
 from lmtrain.eval.source import check_kind
 from lmtrain.eval.task import Asked, all_tasks, find_task
 from lmtrain.eval.tasks import masked
@@ -186,7 +186,7 @@ class FirstPieces:
 
 
 def _collated(**changes: Any) -> Any:
-    collate = batches.collate_masked
+    collate = scoring.collate_masked
     return lambda requests: replace(collate(requests), **dict.fromkeys(changes))
 
 
@@ -206,7 +206,7 @@ def _other_windows(num_tokens: int, room: int, stride: int, *, last_looks_back: 
 MISTAKES: dict[str, tuple[str, Any]] = {
     "the first piece of a masked word alone": ("masked/tokens", _first_pieces),
     "padding seen": (
-        "masked/tokens", lambda patch: patch.setattr(batches, "collate_masked", _collated(real_BT=None)),
+        "masked/tokens", lambda patch: patch.setattr(scoring, "collate_masked", _collated(real_BT=None)),
     ),
     "other masks": ("masked/tokens", lambda patch: patch.setattr(masked, "SEED", 2)),
     "a last window that does not look back": (
@@ -257,10 +257,10 @@ def test_batches_hold_each_request_once_and_little_padding(pieces: Tokenizer, ba
     task = find_task("masked/pseudo-perplexity")
     prepared = task.prepare_texts(texts_of(TEXTS), Asked(tokenizer=pieces, seq_len=SEQ_LEN))  # type: ignore[attr-defined]
     requests = list(prepared.requests)
-    found = list(batches.batches(requests, batch_size, packs=False))
+    found = list(scoring.batches(requests, batch_size, packs=False))
     assert sorted(row for rows in found for row in rows) == list(range(len(requests)))
     for rows in found:
-        batch = batches.collate([requests[row] for row in rows], packs=False)
+        batch = scoring.collate([requests[row] for row in rows], packs=False)
         assert len(rows) <= batch_size
         assert batch.real_BT.mean() >= 0.95
         assert (batch.labels_BT >= 0).sum() == len(rows)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lmtrain.errors import DataError
-from lmtrain.eval.statistics.paired_test import Side, compare, intervals
+from lmtrain.eval.statistics import Side, compare, intervals
 from lmtrain.eval.task import Columns, Result, find_task
 from tests.unit.eval.test_report import RESULT
 

@@ -1,16 +1,23 @@
-"""The first items alone: requests may be walked again, and other items never show."""
+"""The first items alone: requests and documents may be walked again, and other items never show."""
 
 from __future__ import annotations
 
-import numpy as np
+from lmtrain.eval.runner import first_items
+from lmtrain.eval.task import Asked
+from lmtrain.eval.tasks.perplexity import TASK
+from lmtrain.eval.texts import TextInput
+from lmtrain.tokenizer.base import Tokenizer
 
-from lmtrain.eval.runner import FirstDocuments, FirstRequests
-from lmtrain.eval.windows import WindowedRequests
 
-
-def test_requests_and_documents_can_be_walked_twice() -> None:
-    sequences = [np.arange(n) for n in (9, 1, 5, 7)]
-    requests = FirstRequests(WindowedRequests(sequences, 4, 4), 3)
-    assert [request.item for request in requests] == [request.item for request in requests] == [0, 0, 2]
-    documents = FirstDocuments(sequences, 3)
-    assert [len(one) for one in documents] == [len(one) for one in documents] == [9, 1, 5]
+def test_requests_and_documents_can_be_walked_twice(tokenizer: Tokenizer) -> None:
+    texts = TextInput(name="four", documents=["one two three", "a", "four five", "six"], sha256="", sha256_of="")
+    whole = TASK.prepare_texts(texts, Asked(tokenizer=tokenizer, seq_len=4))
+    first = first_items(whole, 3)
+    assert first.documents is not None
+    assert whole.documents is not None
+    asked = [(request.item, request.num_scored) for request in whole.requests if request.item < 3]
+    assert {item for item, _ in asked} == {0, 1, 2}
+    assert {request.item for request in whole.requests} == {0, 1, 2, 3}
+    for _ in range(2):
+        assert [(request.item, request.num_scored) for request in first.requests] == asked
+        assert [tokens.tolist() for tokens in first.documents] == [tokens.tolist() for tokens in whole.documents][:3]

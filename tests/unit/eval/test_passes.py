@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lmtrain.eval.scoring import scoring
-from lmtrain.eval.scoring.scoring import Passes, Scored, Scorer
+from lmtrain.eval import scoring
+from lmtrain.eval.scoring import Passes, Scored, Scorer
 from lmtrain.eval.windows import MaskedRequest, Request, WindowedRequests
 
 IDS = np.random.default_rng(0).integers(0, 37, 75)

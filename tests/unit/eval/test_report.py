@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from lmtrain.eval.report import render, render_comparison, render_tasks
-from lmtrain.eval.statistics.paired_test import Comparison, Difference
+from lmtrain.eval.statistics import Comparison, Difference
 from lmtrain.eval.task import BaselineResult, Result, all_tasks
 from lmtrain.units import show_measure
 

@@ -12,7 +12,7 @@ import pytest
 
 from lmtrain.errors import DataError, UsageError
 from lmtrain.eval.runner import Subject, gather, run
-from lmtrain.eval.scoring.scoring import Scored
+from lmtrain.eval.scoring import Scored
 from lmtrain.eval.task import find_task, item_columns
 from lmtrain.eval.windows import Request
 from lmtrain.tokenizer.base import Tokenizer

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from lmtrain.errors import DataError, UsageError
-from lmtrain.eval.recipes.articles import pages
 from lmtrain.eval.runner import Subject, run
 from lmtrain.eval.task import Asked, find_task
-from lmtrain.eval.tasks.wikitext import count_words
+from lmtrain.eval.tasks.wikitext import count_words, pages
 from lmtrain.tokenizer.base import Tokenizer
 from tests.unit.eval.protocols import WIKI
 

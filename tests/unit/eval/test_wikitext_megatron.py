@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from lmtrain.errors import DataError, MissingInputError, UsageError
-from lmtrain.eval.recipes.articles import articles
 from lmtrain.eval.runner import Subject, run
 from lmtrain.eval.task import Asked, find_task, sum_up
+from lmtrain.eval.tasks.wikitext import articles
 from lmtrain.tokenizer.base import Tokenizer
 from tests.unit.eval.protocols import WIKI
 

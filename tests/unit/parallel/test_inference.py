@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lmtrain.errors import RanksDifferError
-from lmtrain.eval.scoring.scoring import Scorer
+from lmtrain.eval.scoring import Scorer
 from lmtrain.eval.windows import Request, WindowedRequests
 from lmtrain.layout import Layout
 from lmtrain.models.layers import block_masks

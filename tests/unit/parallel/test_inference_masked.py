@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lmtrain.eval.scoring.scoring import Scorer
+from lmtrain.eval.scoring import Scorer
 from lmtrain.eval.windows import MaskedRequest
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.parallel.apply import build_parallel

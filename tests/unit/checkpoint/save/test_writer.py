@@ -130,7 +130,7 @@ def test_the_run_may_change_everything_once_save_returns(tmp_path: Path, monkeyp
     state["list"].append(2)
     files.clear()
     gate.open.set()
-    writer.close()
+    writer.wait()
     reader = CheckpointReader(tmp_path / "step_00000001")
     assert (reader.read("w") == 1).all()
     assert reader.state == {"list": [1]}
@@ -161,7 +161,7 @@ def test_a_save_waits_for_the_one_before(tmp_path: Path, monkeypatch: pytest.Mon
     assert not (tmp_path / "step_00000002").exists()
     gate.open.set()
     second.join()
-    writer.close()
+    writer.wait()
     assert gate.most_inside == 1
     assert found == [[], [1], [1, 2], [1, 2, 3]]
     assert [id(chunk) for chunk in writer._memory._chunks] == [id(chunk) for chunk in chunks]
@@ -213,12 +213,12 @@ def test_memory_made_in_advance_is_what_the_first_save_uses(tmp_path: Path) -> N
     writer.wait()
     (chunk,) = writer._memory._chunks
     writer.save(1, pieces(1), {}, {})
-    writer.close()
+    writer.wait()
     assert [id(found) for found in writer._memory._chunks] == [id(chunk)]
     assert (CheckpointReader(tmp_path / "step_00000001").read("w") == 1).all()
 
 
-@pytest.mark.parametrize("surfaces_in", ["wait", "save", "close"])
+@pytest.mark.parametrize("surfaces_in", ["wait", "save"])
 def test_an_error_behind_surfaces_once_and_training_may_go_on(tmp_path: Path, surfaces_in: str) -> None:
     writer = CheckpointWriter(tmp_path, keep_last=2, asynchronous=True)
     writer.save(1, pieces(1), {}, {})
@@ -226,12 +226,12 @@ def test_an_error_behind_surfaces_once_and_training_may_go_on(tmp_path: Path, su
     faults.arm(Fault("enospc", "ckpt.before_rename"))
     writer.save(2, pieces(2), {}, {})
     with pytest.raises(StorageError, match="the disk is full"):
-        writer.save(3, pieces(3), {}, {}) if surfaces_in == "save" else getattr(writer, surfaces_in)()
+        writer.save(3, pieces(3), {}, {}) if surfaces_in == "save" else writer.wait()
     assert [path.name for path in tmp_path.iterdir()] == ["step_00000001"]
     assert writer.last is not None
     assert writer.last.step == 1
     writer.save(3, pieces(3), {}, {})
-    writer.close()
+    writer.wait()
     assert steps(tmp_path) == [1, 3]
 
 
@@ -283,7 +283,7 @@ def test_state_that_is_no_json_is_refused_in_the_loop(tmp_path: Path) -> None:
     for wrong in ({"x": float("nan")}, {"x": torch.zeros(1)}):
         with pytest.raises((ValueError, TypeError)):
             writer.save(1, pieces(1), wrong, {})
-    writer.close()
+    writer.wait()
     assert list(tmp_path.iterdir()) == []
 
 

@@ -11,8 +11,7 @@ from safetensors.torch import load_file
 
 from lmtrain.checkpoint.reader import CheckpointReader
 from lmtrain.errors import CheckpointError
-from lmtrain.exchange.huggingface.exporter import answers, compare, export_hf, random_batch
-from lmtrain.exchange.huggingface.importer import import_hf
+from lmtrain.exchange.huggingface.convert import answers, compare, export_hf, import_hf, random_batch
 from lmtrain.models.model_settings import ModelSettings
 from tests.marks import wide
 from tests.unit.exchange.models import bert, gpt2, llama, random_weights, same_weights, save, tokenizer_for

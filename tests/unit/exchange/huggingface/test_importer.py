@@ -11,8 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from lmtrain.errors import CheckpointError, DataError, MissingInputError, OutputError, UsageError
 from lmtrain.exchange.huggingface.config import settings_of
-from lmtrain.exchange.huggingface.exporter import export_hf
-from lmtrain.exchange.huggingface.importer import import_hf
+from lmtrain.exchange.huggingface.convert import export_hf, import_hf
 from tests.unit.exchange.models import gpt2, same_weights, save
 
 

@@ -9,8 +9,7 @@ import torch
 
 from lmtrain.checkpoint.reader import CheckpointReader
 from lmtrain.exchange import streaming
-from lmtrain.exchange.huggingface.exporter import export_hf
-from lmtrain.exchange.huggingface.importer import HFWeights, import_hf
+from lmtrain.exchange.huggingface.convert import HFWeights, export_hf, import_hf
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.parallel.shards import pieces_of
 from lmtrain.placement.parallel_settings import ParallelSettings

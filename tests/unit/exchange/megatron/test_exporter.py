@@ -10,8 +10,7 @@ import torch
 
 from lmtrain.checkpoint.reader import CheckpointReader
 from lmtrain.errors import CheckpointError
-from lmtrain.exchange.megatron.exporter import export_megatron
-from lmtrain.exchange.megatron.importer import import_megatron
+from lmtrain.exchange.megatron.convert import export_megatron, import_megatron
 from lmtrain.models.model_settings import ModelSettings
 from tests.marks import wide
 from tests.unit.exchange.models import bert, gpt2, llama, same_weights, save

@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_distribut
 
 from lmtrain.checkpoint.reader import CheckpointReader
 from lmtrain.errors import CheckpointError, UsageError
-from lmtrain.exchange.megatron.importer import import_megatron
+from lmtrain.exchange.megatron.convert import import_megatron
 from tests.unit.exchange.megatron.folders import (
     arguments,
     assert_same,

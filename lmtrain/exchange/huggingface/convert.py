@@ -1,13 +1,14 @@
-"""A checkpoint as a folder that transformers loads without remote code: config, safetensors, tokenizer.
+"""A checkpoint as a folder that transformers loads without remote code, and such a folder as a checkpoint of ours.
 
-Called by `lmtrain reshard --to hf`. Weights stream from one to the other in parts; before the folder takes its name its
-own scores on random tokens are compared with the source's.
+Called by `lmtrain reshard --to hf` and `--from hf`. Weights stream from one to the other in parts. Before an exported
+folder takes its name its own scores on random tokens are compared with the source's; what is imported has fp32 weights.
 """
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -19,20 +20,21 @@ from lmtrain.batch import Batch
 from lmtrain.checkpoint.disk.format import ITEM_BYTES
 from lmtrain.checkpoint.reader import CheckpointReader
 from lmtrain.checkpoint.store import resolve
-from lmtrain.errors import CheckpointError
-from lmtrain.exchange.huggingface.config import config_of, family_of
+from lmtrain.errors import CheckpointError, UsageError
+from lmtrain.exchange.huggingface.config import Match, config_of, family_of, json_bytes, matches, tokenizer_files
 from lmtrain.exchange.huggingface.folder import HFFolder
-from lmtrain.exchange.huggingface.names import Match, matches
-from lmtrain.exchange.huggingface.tokenizer import json_bytes, tokenizer_files
 from lmtrain.exchange.streaming import (
     Report,
     bytes_of,
     checked_type,
     counted,
     row_ranges,
+    save_foreign,
     spec,
+    tokenizer_of,
     write_tensors,
 )
+from lmtrain.layout import Piece
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.models.stack import Stack
@@ -55,7 +57,7 @@ class Target:
     first_row: int
 
     def num_bytes(self, code: str) -> int:
-        return ITEM_BYTES[code] * torch.Size(self.shape).numel()
+        return ITEM_BYTES[code] * math.prod(self.shape)
 
 
 def export_hf(
@@ -76,8 +78,9 @@ def export_hf(
     files = tokenizer_files(tokenizer, settings.shape.seq_len, causal=settings.shape.causal)
     files["config.json"] = json_bytes(config_of(settings, special, str(torch_type).removeprefix("torch.")))
     if settings.shape.causal:
-        ids = {f"{name}_token_id": special.get("eod") for name in ("bos", "eos")}
-        files["generation_config.json"] = json_bytes(ids | {"pad_token_id": special.get("pad")})
+        files["generation_config.json"] = json_bytes({
+            "bos_token_id": special.get("eod"), "eos_token_id": special.get("eod"), "pad_token_id": special.get("pad")
+        })  # fmt: skip
     facts: dict[str, Any] = {"from": str(reader.path), "output": str(output), "model_type": family, "dtype": dtype}
     with new_folder(output) as folder:
         facts["num_files"] = _write_weights(folder, reader, targets, torch_type, code, shard_bytes, report)
@@ -107,13 +110,13 @@ def _write_weights(
             shards.append([])
         shards[-1].append(target)
     total, done = sum(target.num_bytes(code) for target in targets), 0
-    names = [f"model-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
-    if len(shards) == 1:
-        names = ["model.safetensors"]
-    else:
+    names = ["model.safetensors"]
+    if len(shards) > 1:
+        names = [f"model-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
         places = {target.name: name for name, shard in zip(names, shards, strict=True) for target in shard}
-        index = {"metadata": {"total_size": total}, "weight_map": places}
-        (folder / "model.safetensors.index.json").write_bytes(json_bytes(index))
+        (folder / "model.safetensors.index.json").write_bytes(
+            json_bytes({"metadata": {"total_size": total}, "weight_map": places})
+        )
     for name, shard in zip(names, shards, strict=True):
         specs = [spec(target.name, code, target.shape) for target in shard]
         parts = (bytes_of(part.to(dtype)) for target in shard for part in _parts(reader, target))
@@ -125,13 +128,11 @@ def _write_weights(
 def _parts(reader: CheckpointReader, target: Target) -> Iterator[Tensor]:
     """The rows of one of their tensors, from the first to the last."""
     name, shape = f"model.{target.match.name}", target.shape
-    row_bytes = 4 * torch.Size(shape[1:]).numel()
-    for rows in row_ranges(shape[0], row_bytes):
+    for rows in row_ranges(shape[0], 4 * math.prod(shape[1:])):
         if target.match.turned:
             yield reader.read(name, (0, rows.start), (shape[1], len(rows))).T
         else:
-            offset = (target.first_row + rows.start, *(0 for _ in shape[1:]))
-            yield reader.read(name, offset, (len(rows), *shape[1:]))
+            yield reader.read(name, (target.first_row + rows.start, *(0 for _ in shape[1:])), (len(rows), *shape[1:]))
 
 
 def compare(folder: Path, settings: ModelSettings, source: Callable[[str], Tensor], *, exact: bool) -> dict[str, Any]:
@@ -143,32 +144,29 @@ def compare(folder: Path, settings: ModelSettings, source: Callable[[str], Tenso
     if exact and rounding:
         raise CheckpointError(f"{folder} does not hold the source's weights: scores differ by {rounding:g}. Try again.")
     facts: dict[str, Any] = {"tokens_compared": batch.tokens_BT.numel(), "largest_difference": rounding}
-    theirs = transformers_answers(folder, settings, batch) if _fits(settings) else None
+    # transformers loads models whole: this one has to have room in half of the memory
+    fits = 4 * settings.num_parameters < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    theirs = transformers_answers(folder, settings, batch) if fits else None
     if theirs is None:
         return facts | {"compared_with": "lmtrain"}
     version, scores = theirs
-    largest = max(float(value.abs().max()) for value in read_back)
-    off, allowed = largest_difference(read_back, scores), TOLERANCE * max(1.0, largest)
+    off = largest_difference(read_back, scores)
+    allowed = TOLERANCE * max(1.0, *(float(value.abs().max()) for value in read_back))
     if not off <= allowed:
         raise CheckpointError(
             f"transformers {version} scores random tokens {off:g} off, and at most {allowed:g} is rounding. "
             "The export is not kept; please report this with the model's settings."
         )
-    difference = largest_difference(expected, scores)
-    return facts | {"compared_with": f"transformers {version}", "largest_difference": difference}
-
-
-def _fits(settings: ModelSettings) -> bool:
-    """Whether transformers, which loads models whole, has room for this one in half of the memory."""
-    return 4 * settings.num_parameters < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    return facts | {
+        "compared_with": f"transformers {version}", "largest_difference": largest_difference(expected, scores)
+    }  # fmt: skip
 
 
 def random_batch(settings: ModelSettings) -> Batch:
     """Two rows, longer than a sliding window if possible; an encoder's are pairs, and the second is padded."""
     shape = settings.shape
     length = min(shape.seq_len, max(_LENGTH, min(2 * (shape.window or 0), _LONGEST)))
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(shape.vocab_size, (2, length), generator=generator)
+    tokens = torch.randint(shape.vocab_size, (2, length), generator=torch.Generator().manual_seed(0))
     if shape.causal:
         return Batch(tokens, tokens)
     at = torch.arange(length)
@@ -237,3 +235,58 @@ def transformers_answers(folder: Path, settings: ModelSettings, batch: Batch) ->
     if masked:
         return transformers.__version__, [found.logits[batch.real_BT]]
     return transformers.__version__, [found.prediction_logits[batch.real_BT], found.seq_relationship_logits]
+
+
+class HFWeights:
+    def __init__(self, path: Path) -> None:
+        self._folder = HFFolder(path)
+        self._matches = {f"model.{match.name}": match for match in self._folder.matches()}
+        self.settings = self._folder.settings
+
+    @torch.no_grad()
+    def load_into(self, pieces: list[Piece]) -> None:
+        """Fill the pieces' blocks, rounded to the type that they have."""
+        for piece in pieces:
+            match = self._matches[piece.name]
+            for first, index, rows in _places(match, range(piece.offset[0], piece.offset[0] + len(piece.block))):
+                part = self._folder.part(match, index, rows)
+                if part.ndim > 1:
+                    part = part[:, piece.offset[1] : piece.offset[1] + piece.block.shape[1]]
+                at = first - piece.offset[0]
+                piece.block[at : at + len(rows)].copy_(part)
+
+
+def _places(match: Match, wanted: range) -> list[tuple[int, int, range]]:
+    """Where some of our rows lie: (the first, the number of their tensor, rows of that), a bounded part at a time."""
+    found, before = [], 0
+    for index, (_, num_rows) in enumerate(match.theirs):
+        start, stop = max(wanted.start - before, 0), min(wanted.stop - before, num_rows)
+        for part in row_ranges(max(stop - start, 0), 4 * math.prod(match.shape[1:])):
+            found.append((before + start + part.start, index, range(start + part.start, start + part.stop)))
+        before += num_rows
+    return found
+
+
+def import_hf(
+    folder: Path,
+    output: Path,
+    *,
+    tokenizer: Path | None = None,
+    overrides: Mapping[str, object] | None = None,
+    report: Report | None = None,
+) -> dict[str, Any]:
+    """Write output/step_00000000; returns what it is. Of a model's settings `overrides` may name its dropout."""
+    others = (overrides or {}).keys() - {"dropout"}
+    if others:
+        raise UsageError(f"--set {min(others)}: config.json says it already. With --from hf only dropout can be set.")
+    source = HFFolder(folder, (overrides or {}).get("dropout"))
+    words = tokenizer_of(tokenizer or folder)
+    known = {match.name: match for match in source.matches()}
+
+    def parts(name: str) -> Iterator[Tensor]:
+        match = known[name]
+        return (source.part(match, index, rows) for _, index, rows in _places(match, range(match.shape[0])))
+
+    return save_foreign(
+        output, source.settings, parts, words, {"format": "huggingface", "model_type": source.family}, report=report
+    )

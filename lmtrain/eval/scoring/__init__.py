@@ -1,1 +1,0 @@
-"""Scores of texts: batches, passes over them, and results of a part."""

@@ -1,0 +1,272 @@
+"""What a measure is worth: how far it may be chance, beside another model's on the same items, beside counting.
+
+Called by the runner for a measure's interval, by `lmtrain eval --compare` and by `--baseline`. Of two models both are
+resampled alike, so that what is hard for both cancels out: a difference is surer than either number. The same targets
+scored by counting are what a trained model must beat. Torch-free.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lmtrain.errors import DataError
+from lmtrain.eval.recipes.documents import open_dataset
+from lmtrain.eval.task import BaselineResult, Columns, Prepared, Result, Task, bits_per_byte, finite, perplexity
+from lmtrain.eval.windows import Tokens
+from lmtrain.tokenizer.base import Tokenizer
+
+RESAMPLES = 1000
+LEVEL = 0.95
+SEED = 0
+MOST_UNITS = 10_000  # because: a thousand resamples of a million items take minutes, and of shares of them say the same
+SAME = ("protocol", "protocol_version", "text_sha256", "limit", "stride", "prefix", "num_items")
+_AT_ONCE = 50  # resamples; 10,000 items make 4 MB of counts
+CHUNK_TOKENS = 1 << 24  # because: 128 MiB of pair keys at a time, so that a memory-mapped corpus is never held whole
+
+Table = Mapping[str, NDArray[np.float64]]
+Measures = Callable[[Mapping[str, float]], dict[str, float]]
+Interval = tuple[float, float]
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+def intervals(columns: Table, measures: Measures, resamples: int = RESAMPLES) -> dict[str, Interval]:
+    """Of each measure the middle 95% of its resamples; none where there are fewer than two items."""
+    drawn: dict[str, list[float]] = {}
+    for sums in resampled_sums(columns, resamples):
+        for name, value in measures(sums).items():
+            drawn.setdefault(name, []).append(value)
+    return {name: found for name, values in drawn.items() if (found := middle(values)) is not None}
+
+
+def middle(values: list[float]) -> Interval | None:
+    """The values that enclose the middle 95%; None where there are none, or one is not a number."""
+    if not values or np.isnan(values).any():
+        return None
+    edge = (1 - LEVEL) / 2
+    low, high = np.quantile(values, [edge, 1 - edge], method="inverted_cdf")  # because: infinity is a value as well
+    return float(low), float(high)
+
+
+def resampled_sums(columns: Table, resamples: int = RESAMPLES) -> Iterator[dict[str, float]]:
+    """The sums of every column over each resample. The same for the same number of items, whatever the columns say."""
+    names = list(columns)
+    table_IC = _units(np.stack([columns[name] for name in names], axis=1))
+    num_units = len(table_IC)
+    if num_units < 2:
+        return
+    random = np.random.default_rng(SEED)
+    for first in range(0, resamples, _AT_ONCE):
+        rows = min(_AT_ONCE, resamples - first)
+        drawn = random.integers(0, num_units, (rows, num_units)) + num_units * np.arange(rows)[:, None]
+        counts_RI = np.bincount(drawn.ravel(), minlength=rows * num_units).reshape(rows, num_units)
+        for sums in counts_RI.astype(np.float64) @ table_IC:
+            yield dict(zip(names, sums.tolist(), strict=True))
+
+
+def _units(table_IC: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The rows themselves, or, where there are too many, the sums of every 10,000th."""
+    num_items = len(table_IC)
+    if num_items <= MOST_UNITS:
+        return table_IC
+    units = np.zeros((MOST_UNITS, table_IC.shape[1]))
+    np.add.at(units, np.arange(num_items) % MOST_UNITS, table_IC)
+    return units
+
+
+@dataclass(frozen=True)
+class Side:
+    name: str  # the results file or the checkpoint
+    result: Result
+    columns: Columns
+
+
+@dataclass(frozen=True)
+class Difference:
+    a: float
+    b: float
+    difference: float  # b - a
+    interval: Interval | None  # of the difference; none where there is one item
+
+    @property
+    def beyond_chance(self) -> bool:
+        return self.interval is not None and not self.interval[0] <= 0 <= self.interval[1]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    task: str
+    protocol: str
+    headline: str
+    data: str
+    num_items: int
+    differences: dict[str, Difference]
+    left_out: tuple[str, ...]  # measures by token, where the tokenizers differ
+
+    def to_dict(self) -> dict[str, Any]:
+        plain = asdict(self)
+        for name, one in self.differences.items():
+            plain["differences"][name]["beyond_chance"] = one.beyond_chance
+        return {key: finite(value) for key, value in plain.items()}
+
+
+def compare(task: Task, a: Side, b: Side, resamples: int = RESAMPLES) -> Comparison:
+    check_same(a, b)
+    ours, theirs = (task.measures({n: float(v.sum()) for n, v in side.columns.items()}) for side in (a, b))
+    same_tokens = a.result.tokenizer_fingerprint == b.result.tokenizer_fingerprint
+    shared = [name for name in ours if name in theirs]
+    kept = [name for name in shared if same_tokens or "token" not in name]
+    drawn = [
+        (task.measures(x), task.measures(y))
+        for x, y in zip(resampled_sums(a.columns, resamples), resampled_sums(b.columns, resamples), strict=True)
+    ]
+    return Comparison(
+        task=a.result.task,
+        protocol=a.result.protocol,
+        headline=a.result.headline,
+        data=a.result.data,
+        num_items=a.result.num_items,
+        differences={
+            name: Difference(
+                ours[name],
+                theirs[name],
+                theirs[name] - ours[name],
+                middle([y.get(name, math.nan) - x.get(name, math.nan) for x, y in drawn]),
+            )
+            for name in kept
+        },
+        left_out=tuple(name for name in shared if name not in kept),
+    )
+
+
+def check_same(a: Side, b: Side) -> None:
+    """Refuse what is not the same question, and say in what it differs."""
+    differs = [
+        f"{key} {getattr(a.result, key)} and {getattr(b.result, key)}"
+        for key in SAME
+        if getattr(a.result, key) != getattr(b.result, key)
+    ]
+    if not differs and not np.array_equal(a.columns["bytes"], b.columns["bytes"]):
+        differs = ["bytes of the items"]
+    if differs:
+        raise DataError(
+            f"{a.name} and {b.name} do not answer the same question: {'; '.join(differs)}. "
+            "Evaluate both on the same file with the same options."
+        )
+
+
+class Unigram:
+    """P(w): how often each token occurs, with a little kept for tokens never seen."""
+
+    def __init__(self, train_tokens: Tokens, vocab_size: int) -> None:
+        counts = np.zeros(vocab_size, dtype=np.int64)
+        for chunk in _chunks(train_tokens, vocab_size, overlap=0):
+            counts += np.bincount(chunk, minlength=vocab_size)
+        num_kinds = max(int(np.count_nonzero(counts)), 1)  # an empty corpus leaves the uniform distribution
+        self.vocab_size = vocab_size
+        self.probabilities: Floats = (counts + num_kinds / vocab_size) / (counts.sum() + num_kinds)
+
+    def nll(self, tokens: Tokens) -> float:
+        """Nats to write down one document's tokens, each by itself."""
+        return float(-np.log(self.probabilities[_checked(tokens, self.vocab_size)]).sum())
+
+
+class WittenBellBigram:
+    """P(w | c): the counts of pairs, interpolated with the unigram by the variety of what followed c."""
+
+    def __init__(self, train_tokens: Tokens, vocab_size: int, eod_id: int) -> None:
+        self.vocab_size, self.eod_id = vocab_size, eod_id
+        self.unigram = Unigram(train_tokens, vocab_size)
+        self._pairs, self._counts = _count_pairs(train_tokens, vocab_size)  # pair (c, w) has the key c * V + w
+        contexts = self._pairs // vocab_size
+        self._kinds_after = np.bincount(contexts, minlength=vocab_size)
+        self._tokens_after: Ints = np.zeros(vocab_size, dtype=np.int64)
+        np.add.at(self._tokens_after, contexts, self._counts)  # bincount's weights would round beyond 2^53
+
+    def probabilities(self, contexts: Tokens, tokens: Tokens) -> Floats:
+        """P(token | context), element by element."""
+        before, after = _checked(contexts, self.vocab_size), _checked(tokens, self.vocab_size)
+        kept = np.where(self._tokens_after[before] > 0, self._kinds_after[before], 1)
+        return (self._count(before, after) + kept * self.unigram.probabilities[after]) / (
+            self._tokens_after[before] + kept
+        )
+
+    def nll(self, tokens: Tokens) -> float:
+        """Nats to write down one document's tokens, the first of them after an end-of-document token."""
+        ids = _checked(tokens, self.vocab_size)
+        return float(-np.log(self.probabilities(np.concatenate(([self.eod_id], ids))[:-1], ids)).sum())
+
+    def _count(self, before: Ints, after: Ints) -> Ints:
+        if self._pairs.size == 0:
+            return np.zeros(before.shape, dtype=np.int64)
+        keys = before * self.vocab_size + after
+        places = np.minimum(np.searchsorted(self._pairs, keys), self._pairs.size - 1)
+        return np.where(self._pairs[places] == keys, self._counts[places], 0)
+
+
+def _count_pairs(tokens: Tokens, vocab_size: int) -> tuple[Ints, Ints]:
+    """The sorted keys of all neighbouring pairs and how often each occurs, a chunk at a time."""
+    keys: Ints = np.zeros(0, dtype=np.int64)
+    counts: Ints = np.zeros(0, dtype=np.int64)
+    for chunk in _chunks(tokens, vocab_size, overlap=1):
+        new_keys, new_counts = np.unique(chunk[:-1] * vocab_size + chunk[1:], return_counts=True)
+        merged, where = np.unique(np.concatenate((keys, new_keys)), return_inverse=True)
+        total = np.zeros(merged.size, dtype=np.int64)
+        np.add.at(total, where, np.concatenate((counts, new_counts)))
+        keys, counts = merged, total
+    return keys, counts
+
+
+def _chunks(tokens: Tokens, vocab_size: int, overlap: int) -> Iterator[Ints]:
+    for start in range(0, len(tokens), CHUNK_TOKENS):
+        yield _checked(tokens[start : start + CHUNK_TOKENS + overlap], vocab_size)
+
+
+def _checked(tokens: Tokens, vocab_size: int) -> Ints:
+    ids = np.asarray(tokens, dtype=np.int64)
+    if ids.size and (ids.min() < 0 or ids.max() >= vocab_size):
+        raise DataError(
+            f"Token ids run from {ids.min()} to {ids.max()}, but this vocabulary holds 0 to {vocab_size - 1}. "
+            "Count and score tokens of the same tokenizer."
+        )
+    return ids
+
+
+def with_baselines(result: Result, prepared: Prepared, train: Path, tokenizer: Tokenizer) -> Result:
+    """Counts the training dataset's tokens and adds a unigram's and a bigram's numbers to the result."""
+    if tokenizer.eod_id is None or prepared.documents is None:
+        raise DataError(f"{result.protocol} has no baselines, which need whole documents. Leave --baseline out.")
+    indexed = open_dataset(train, tokenizer)
+    bigram = WittenBellBigram(indexed.tokens, tokenizer.vocab_size, tokenizer.eod_id)
+    return replace(
+        result,
+        baselines=tuple(
+            _row(name, result, prepared, baseline)
+            for name, baseline in (("unigram", bigram.unigram), ("bigram (Witten-Bell)", bigram))
+        ),
+        notes={
+            **result.notes, "baselines_counted_on": str(train), "baselines_train_tokens": indexed.num_tokens
+        },
+    )  # fmt: skip
+
+
+def _row(name: str, result: Result, prepared: Prepared, baseline: Unigram | WittenBellBigram) -> BaselineResult:
+    assert prepared.documents is not None
+    nll = sum(baseline.nll(tokens[1:]) for tokens in prepared.documents)  # the first token is the prefix
+    bits = bits_per_byte(nll, float(prepared.known["bytes"].sum()))
+    per_token = perplexity(nll, prepared.num_targets)
+    return BaselineResult(
+        name=name,
+        nll_sum_nats=nll,
+        bits_per_byte=bits,
+        token_perplexity=per_token,
+        model_bits_ratio=result.measures["bits_per_byte"] / bits,
+        model_token_perplexity_ratio=result.measures["token_perplexity"] / per_token,
+    )
