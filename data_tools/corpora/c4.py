@@ -8,9 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from data_tools.corpora.recipe import Recipe, SplitDocuments, split_of
-from data_tools.corpus.flow.reading import Reading, find_files, read_documents
-from data_tools.corpus.flow.steps import Tally
-from data_tools.read.rejects import OnError
+from data_tools.corpus.flow.steps import Reading, Tally, find_files, read_documents
+from data_tools.read.content import OnError
 
 
 def read(path: Path, tally: Tally) -> SplitDocuments:

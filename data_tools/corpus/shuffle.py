@@ -18,11 +18,22 @@ from typing import IO, ClassVar
 
 import numpy as np
 
-from data_tools.corpus.copies.signatures import content_hash
+from data_tools.corpus.copies.copies import content_hash
 from data_tools.corpus.flow.external_sort import MEMORY_BYTES, Sorter
-from data_tools.corpus.flow.reading import Documents, find_files, read_documents, to_line
-from data_tools.corpus.flow.steps import Report, Selection, Tally, Work, refuse_nothing, refuse_overwriting, run_step
-from data_tools.read.parts import WHOLE
+from data_tools.corpus.flow.steps import (
+    Documents,
+    Report,
+    Selection,
+    Tally,
+    Work,
+    find_files,
+    read_documents,
+    refuse_nothing,
+    refuse_overwriting,
+    run_step,
+    to_line,
+)
+from data_tools.read.chunks import WHOLE
 from data_tools.read.sources import Inputs
 from lmtrain.errors import UsageError
 from lmtrain.runtime.files.files import atomic_file, storage_errors, write_json

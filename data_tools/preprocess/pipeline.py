@@ -25,8 +25,7 @@ from data_tools.preprocess.outputs import Names, Outputs, Totals
 from data_tools.preprocess.sequences import Batch, Sentences, ToSequences, Whole
 from data_tools.read.ahead import budget_of, worked_ahead
 from data_tools.read.chunks import Chunk, Limits, Portion, cut
-from data_tools.read.content import Bad, Content, TextList, judge, read_content
-from data_tools.read.rejects import BadLines, OnError
+from data_tools.read.content import Bad, BadLines, Content, OnError, TextList, judge, read_content
 from data_tools.read.sources import STDIN, Inputs, Source, find_sources
 from lmtrain.data.store.indexed import dtype_for
 from lmtrain.errors import DataError, UsageError

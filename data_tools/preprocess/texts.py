@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 
-from data_tools.read.budget import Budget
-from data_tools.read.chunks import START, Chunk, Limits, cut
-from data_tools.read.content import Bad, read_content
-from data_tools.read.rejects import where
+from data_tools.read.chunks import START, Budget, Chunk, Limits, cut
+from data_tools.read.content import Bad, read_content, where
 from data_tools.read.sources import Source
 from lmtrain.errors import DataError
 from lmtrain.tokenizer.json_lines import Reject

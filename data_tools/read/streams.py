@@ -1,15 +1,23 @@
-"""Compressed files and pipes as streams of bytes, whatever is in them. Called by chunks.py, and by who reads archives.
+"""Compressed files, archives and pipes as streams of bytes, whatever is in them. Called by chunks.py and by corpora.
 
 An archive may be hostile: a few kilobytes that stand for gigabytes are found out after 64 MiB, and no step is ever
 larger than the input can make one step of the decompressor. An archive that ends too early is damaged, not short.
+
+`contents` yields the files in a file: in a zip or tar archive those that are wanted, else the file itself, unpacked if
+it is packed. What a file is, is told from its first bytes. No name in an archive becomes a path, and nothing is
+unpacked to disk.
 """
 
 from __future__ import annotations
 
 import bz2
+import errno
 import io
 import lzma
+import struct
 import sys
+import tarfile
+import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,6 +37,17 @@ _FEED_BYTES = 64 << 10
 # because: four bytes of a zst file can stand for 128 KiB, and the library hands out all that it was fed
 _ZST_FEED_BYTES = 2 << 10
 _ZST_WINDOW_BYTES = 128 << 20  # as the zstd command allows
+Wanted = Callable[[str, int], bool]  # is told a member's name, without folders, and its size
+Contents = Iterator[tuple[str, IO[bytes]]]  # names, and streams to be read before the next is asked for
+CODECS = {b"\x1f\x8b": "gz", b"BZh": "bz2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zst"}
+_ZIP = b"PK\x03\x04"
+_TAR, _TAR_AT = b"ustar", 257
+# because: a RuntimeError says that a password is wanted, or an unknown method of packing; the last ones are slips of
+# the library's over names and lengths that make no sense
+_DAMAGE = (
+    zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, RuntimeError, ValueError, IndexError, OverflowError,
+    struct.error,
+)  # fmt: skip
 
 
 class DamagedArchiveError(Exception):
@@ -213,3 +232,61 @@ def _zstandard() -> Any:
         way = "Install it with `pip install 'lmtrain[zst]'`."
         raise UsageError(f".zst files need the package zstandard. {way}") from error
     return zstandard
+
+
+def contents(path: Path, wanted: Wanted) -> Contents:
+    """The members that are wanted; of a file that is no archive its only content, wanted or not."""
+    with read_errors(path), open(path, "rb") as file:
+        start = file.read(8)
+        file.seek(0)
+        if start.startswith(_ZIP):
+            yield from _zip_members(file, wanted, path)
+            return
+        codec = next((codec for magic, codec in CODECS.items() if start.startswith(magic)), "")
+        stream = as_file(read_stream(file, codec), path)
+        if stream.peek()[_TAR_AT : _TAR_AT + len(_TAR)] == _TAR:
+            yield from _tar_members(stream, wanted, path)
+        else:
+            yield path.name.removesuffix(f".{codec}"), stream
+
+
+def _zip_members(file: IO[bytes], wanted: Wanted, path: Path) -> Contents:
+    damaged = _damage(lambda cause: DataError(f"{path} is not a whole zip archive ({cause}). Get it again."))
+    with damaged, zipfile.ZipFile(file) as archive:
+        for info in archive.infolist():
+            name = info.filename.rsplit("/", 1)[-1]
+            if name and wanted(name, info.file_size):
+                with archive.open(info) as inner:
+                    yield name, _member(inner, info.compress_size, path)
+
+
+def _tar_members(stream: io.BufferedReader, wanted: Wanted, path: Path) -> Contents:
+    damaged = _damage(lambda cause: DataError(f"{path} is not a whole tar archive ({cause}). Get it again."))
+    with damaged, tarfile.open(fileobj=stream, mode="r|") as archive:
+        for member in archive:
+            name = member.name.rsplit("/", 1)[-1]
+            inner = archive.extractfile(member) if member.isreg() and wanted(name, member.size) else None
+            if inner is not None:
+                yield name, _member(inner, member.size, path)
+
+
+def _member(file: IO[bytes], packed_bytes: int, path: Path) -> IO[bytes]:
+    """Damage that shows when it is read is an error of ours, too."""
+
+    def stream() -> Iterator[bytes]:
+        with _damage(lambda cause: DamagedArchiveError(f"the archive is damaged ({cause})")):
+            yield from read_member(file, packed_bytes)
+
+    return as_file(stream(), path)
+
+
+@contextmanager
+def _damage(named: Callable[[str], Exception]) -> Iterator[None]:
+    try:
+        yield
+    except _DAMAGE as error:
+        raise named(str(error)) from error
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # because: damage can point to before the file's beginning
+            raise
+        raise named(str(error)) from error
