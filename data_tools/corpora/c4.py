@@ -15,8 +15,7 @@ from data_tools.read.content import OnError
 def read(path: Path, tally: Tally) -> SplitDocuments:
     split = split_of(path.name)
     for position, document in read_documents(find_files([path]), Reading(on_error=OnError.SKIP), tally.drop_bad):
-        name = document.get("url") or f"c4/{path.name}/{position}"
-        yield split, {"id": name} | document
+        yield split, {"id": document.get("url") or f"c4/{path.name}/{position}"} | document
 
 
 RECIPE = Recipe(

@@ -22,10 +22,9 @@ from typing import IO
 from data_tools import corpora
 from data_tools.corpora.fetch import RemoteFile, ReportBytes, UnreachableError, fetch, how_to_bring, is_there
 from data_tools.corpus.flow.steps import Report, Tally, to_line
-from data_tools.read.columns import read_rows
-from data_tools.read.streams import CODECS, contents
+from data_tools.read.streams import CODECS, contents, read_rows
 from lmtrain.errors import DataError, MissingInputError, UsageError, a_few, nearest
-from lmtrain.runtime.files.files import atomic_file, is_safe_name, write_json
+from lmtrain.runtime.files.files import atomic_file, is_safe_name
 from lmtrain.tokenizer.json_lines import Document
 
 SplitDocuments = Iterator[tuple[str, Document]]  # the split each belongs to, and the document
@@ -230,9 +229,7 @@ def get_corpus(
         if not targets:
             raise DataError(f"{paths[0]} holds no document of {recipe.name}, which takes {recipe.takes}.")
     tally.num_in += tally.dropped.total()
-    result = Report(f"get {recipe.name}", tally)
-    write_json(output / "get.report.json", result.to_dict())
-    return result
+    return Report(f"get {recipe.name}", tally).written(output / "get.report.json")
 
 
 def fetch_files(recipe: Recipe, output: Path, offline: bool, report: ReportBytes | None) -> list[Path]:

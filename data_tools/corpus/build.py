@@ -60,8 +60,9 @@ class CleanSettings(Settings):
     min_script_share: float = 0.5  # of the letters
 
     def problems(self) -> Iterator[Problem]:
-        wrong = not 0 <= self.min_script_share <= 1
-        yield from self.problem_if(wrong, "min_script_share", "is not a share", "Use 0 to 1.")
+        yield from self.problem_if(
+            not 0 <= self.min_script_share <= 1, "min_script_share", "is not a share", "Use 0 to 1."
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +72,7 @@ class DedupeSettings(Settings):
     keep: Literal["first", "longest"] = "first"
 
     def problems(self) -> Iterator[Problem]:
-        wrong = not 0 < self.threshold <= 1
-        yield from self.problem_if(wrong, "threshold", "is not a similarity", "Use 0.7 to 0.9.")
+        yield from self.problem_if(not 0 < self.threshold <= 1, "threshold", "is not a similarity", "Use 0.7 to 0.9.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,8 +147,8 @@ def build_corpus(recipe: BuildSettings, workers: int = 1, report: ReportDocument
 def _stages(recipe: BuildSettings, work: Work) -> list[_Stage]:
     stages: list[_Stage] = []
     if (clean := recipe.clean) is not None:
-        step = build_clean(clean.rules, clean.scripts, clean.min_script_share)
-        stages.append(_Stage("clean", clean.to_dict(), _runner(step, work)))
+        run = _runner(build_clean(clean.rules, clean.scripts, clean.min_script_share), work)
+        stages.append(_Stage("clean", clean.to_dict(), run))
     if (dedupe := recipe.dedupe) is not None:
         stages.append(_Stage("dedupe", dedupe.to_dict(), lambda i, o: dedupe_all(i, o, dedupe, work)))
     if (decontaminate := recipe.decontaminate) is not None:
@@ -208,13 +208,14 @@ def sign(inputs: Inputs, folder: Path, minhash: MinHash | None, work: Work) -> R
 def drop(inputs: Inputs, folder: Path, output: Path, work: Work) -> Report:
     check_inputs(folder, inputs)
     marks = (("exact copy", folder / EXACT), ("near copy", folder / NEAR))
-    step = Drop(tuple(mark for mark in marks if mark[1].exists()))
-    return run_step(step, inputs, {"documents": output}, work, report_path(output))
+    return _runner(Drop(tuple(mark for mark in marks if mark[1].exists())), work)(inputs, output)
 
 
 def _publish(recipe: BuildSettings, inputs: Inputs, work: Work) -> Report:
     output = Path(recipe.output)
     if recipe.split is not None:
-        step = Split(recipe.split.ratios, recipe.seed, recipe.split.by)
-        return run_step(step, inputs, split_outputs(output), work, output / "split.report.json")
-    return run_step(Collect(), inputs, {"documents": output / DOCUMENTS}, work, report_path(output / DOCUMENTS))
+        return run_step(
+            Split(recipe.split.ratios, recipe.seed, recipe.split.by), inputs, split_outputs(output), work,
+            output / "split.report.json",
+        )  # fmt: skip
+    return _runner(Collect(), work)(inputs, output / DOCUMENTS)

@@ -86,15 +86,10 @@ class Facts:
     def paragraphs(self) -> list[str]:
         return [part for part in map(str.strip, re.split(r"\n\s*\n", self.text)) if part]
 
-    @cached_property
-    def bare_words(self) -> list[str]:
-        return [word.strip(_AROUND_WORDS).lower() for word in self.words]
 
     def share_of_lines(self, test: Callable[[str], bool]) -> float:
         return sum(map(test, self.lines)) / max(len(self.lines), 1)
 
-    def share_of_words(self, test: Callable[[str], bool]) -> float:
-        return sum(map(test, self.words)) / max(len(self.words), 1)
 
     @cached_property
     def num_word_chars(self) -> int:
@@ -137,8 +132,6 @@ def _repeated_runs(length: int, facts: Facts) -> float:
     return float(facts.word_chars[np.cumsum(starts[:-1]) > 0].sum() / facts.num_word_chars)
 
 
-def _symbols(facts: Facts) -> float:
-    return max(facts.text.count("#"), facts.text.count("…") + facts.text.count("...")) / max(len(facts.words), 1)
 
 
 def _mean_word_chars(facts: Facts) -> float:
@@ -167,11 +160,20 @@ RULES: dict[str, Rule] = {
         Rule("max_words", 100_000, lambda f: len(f.words)),
         _least("min_mean_word_chars", 3, _mean_word_chars),
         Rule("max_mean_word_chars", 10, _mean_word_chars),
-        Rule("symbols_per_word", 0.1, _symbols),
+        Rule(
+            "symbols_per_word", 0.1,
+            lambda f: max(f.text.count("#"), f.text.count("…") + f.text.count("...")) / max(len(f.words), 1),
+        ),
         Rule("bullet_lines", 0.9, lambda f: f.share_of_lines(lambda line: line.startswith(_BULLETS))),
         Rule("ellipsis_lines", 0.3, lambda f: f.share_of_lines(lambda line: line.endswith(("…", "...")))),
-        _least("words_with_letters", 0.8, lambda f: f.share_of_words(lambda word: any(map(str.isalpha, word)))),
-        _least("stop_words", 2, lambda f: len(_STOP_WORDS.intersection(f.bare_words))),
+        _least(
+            "words_with_letters", 0.8,
+            lambda f: sum(any(map(str.isalpha, word)) for word in f.words) / max(len(f.words), 1),
+        ),
+        _least(
+            "stop_words", 2,
+            lambda f: len(_STOP_WORDS.intersection(word.strip(_AROUND_WORDS).lower() for word in f.words)),
+        ),
         # Gopher: repetition
         Rule("repeated_lines", 0.30, lambda f: _repeated(f.lines)[0]),
         Rule("repeated_line_chars", 0.20, lambda f: _repeated(f.lines)[1]),
@@ -263,8 +265,7 @@ class Clean(Selection):
 
     def kept(self, documents: Documents, key: str, tally: Tally) -> Iterator[Document]:
         for _, document in documents:
-            text = mend(document[key], tally.changed)
-            text = self._without_lines(text, tally)
+            text = self._without_lines(mend(document[key], tally.changed), tally)
             cause = self.cause(text)
             if cause is None:
                 yield document | {key: text}

@@ -36,7 +36,7 @@ from data_tools.corpus.flow.steps import (
 from data_tools.read.chunks import WHOLE
 from data_tools.read.sources import Inputs
 from lmtrain.errors import UsageError
-from lmtrain.runtime.files.files import atomic_file, storage_errors, write_json
+from lmtrain.runtime.files.files import atomic_file, storage_errors
 from lmtrain.tokenizer.json_lines import Document
 
 SPLITS = ("train", "valid", "test")
@@ -196,9 +196,7 @@ def shuffle(
                 with open(name, "rb") as bucket:
                     target.writelines(line for _, line in sorted(_entries(bucket)))
                 name.unlink()
-    result = Report("shuffle", tally)
-    write_json(work.named(report_file), result.to_dict())
-    return result
+    return Report("shuffle", tally).written(work.named(report_file))
 
 
 def _entries(bucket: IO[bytes]) -> Iterator[tuple[int, bytes]]:

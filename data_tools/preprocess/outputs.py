@@ -86,10 +86,9 @@ class Journal:
         """Begin anew with the lines that still hold."""
         with files.storage_errors(self._path, "Writing"):
             temporary = self._path.with_suffix(".new")
-            trees: list[dict[str, Any]] = [_HEAD | {"identity": identity}, *lines]
             self._seal = ""
             with open_own(temporary, "wb") as file:
-                for tree in trees:
+                for tree in (_HEAD | {"identity": identity}, *lines):
                     file.write(self._line(tree))
             temporary.replace(self._path)
             self._file = open_own(self._path, "ab")
@@ -239,8 +238,10 @@ class Outputs:
         self._rejects_mark = [self._rejects_mark[0] + len(rejects), crc32c(rejects, self._rejects_mark[1])]
         self.totals.count(batches)
         marks = [dataclasses.asdict(spool.mark()) for spool in self._spools]
-        state = {"shard": self._shard, "marks": marks, "rejects": self._rejects_mark, "finished": self._finished[-1:]}
-        self._journal.append(state | {"totals": vars(self.totals)})
+        self._journal.append({
+            "shard": self._shard, "marks": marks, "rejects": self._rejects_mark, "finished": self._finished[-1:],
+            "totals": vars(self.totals),
+        })  # fmt: skip
 
     def finish(self) -> list[Path]:
         """Complete all files, put them on disk and give them their names; returns the names."""
@@ -248,18 +249,24 @@ class Outputs:
             fault_point("data.finish")
             self._finish_shard()
             self._sync()
-            state = {"shard": self._shard, "rejects": self._rejects_mark, "totals": vars(self.totals)}
-            self._journal.append(state | {"publish": [*self._finished, self._seals()]})
-        stale = set(self.names.existing()) - {self.names.name(k, s) for k, s in self._all()}
-        for prefix in stale:
+            self._journal.append({
+                "shard": self._shard, "rejects": self._rejects_mark, "totals": vars(self.totals),
+                "publish": [*self._finished, self._seals()],
+            })  # fmt: skip
+        for prefix in set(self.names.existing()) - {self.names.name(k, s) for k, s in self._all()}:
             for suffix in reversed(SUFFIXES):
                 part(prefix, suffix).unlink(missing_ok=True)
-        self._publish_rejects()
+        made = self._folder / "rejects"
+        with files.storage_errors(self._rejects_path, "Writing"):
+            if made.exists() and made.stat().st_size:
+                os.replace(made, self._rejects_path)
+            elif made.exists():  # nothing was bad: an older list is another dataset's
+                self._rejects_path.unlink(missing_ok=True)
         for key, shard in self._all():
             publish(self._folder, _spool_name(key, shard), self.names.name(key, shard))
         shutil.rmtree(self._folder, ignore_errors=True)
-        made = [part(self.names.name(key, shard), suffix) for key, shard in self._all() for suffix in SUFFIXES]
-        return [*made, *([self._rejects_path] if self._rejects_path.exists() else [])]
+        named = [part(self.names.name(key, shard), suffix) for key, shard in self._all() for suffix in SUFFIXES]
+        return [*named, *([self._rejects_path] if self._rejects_path.exists() else [])]
 
     @property
     def _rejects_path(self) -> Path:
@@ -412,14 +419,6 @@ class Outputs:
         for spool in self._spools:
             spool.sync()
         self.sync_seconds += time.perf_counter() - began
-
-    def _publish_rejects(self) -> None:
-        with files.storage_errors(self._rejects_path, "Writing"):
-            made = self._folder / "rejects"
-            if made.exists() and made.stat().st_size:
-                os.replace(made, self._rejects_path)
-            elif made.exists():  # nothing was bad: an older list is another dataset's
-                self._rejects_path.unlink(missing_ok=True)
 
 
 def _ends(path: Path, marks: list[list[int]]) -> int:

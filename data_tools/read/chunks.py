@@ -17,11 +17,10 @@ from pathlib import Path
 from threading import Condition
 from typing import Any, NamedTuple
 
-from data_tools.read.columns import Rows, read_rows
 from data_tools.read.sources import Source
-from data_tools.read.streams import DamagedArchiveError, opened, read_stream
+from data_tools.read.streams import DamagedArchiveError, Rows, opened, read_rows, read_stream
 from lmtrain.errors import UsageError
-from lmtrain.runtime.files.files import open_regular, read_errors, read_range
+from lmtrain.runtime.files import files
 from lmtrain.tokenizer.json_lines import BOM
 
 SLICE_BYTES = 4 << 20
@@ -188,9 +187,7 @@ class Portion:
 
     def takes(self, chunk: Chunk, limits: Limits) -> bool:
         """Whether a chunk goes with what is here."""
-        if not self.chunks:
-            return True
-        return (
+        return not self.chunks or (
             chunk.kind == self.chunks[0].kind
             and self.num_bytes + chunk.num_bytes <= limits.slice_bytes
             and len(self.chunks) < _MOST_FILES
@@ -219,10 +216,9 @@ def _chunks(
 ) -> Iterator[Chunk]:
     if source.kind == "jsonl" and not source.streamed:
         for begin in range(max(start, span.start), span.stop, limits.slice_bytes):
-            stop = min(begin + limits.slice_bytes, span.stop)
-            budget.take(stop - begin)
-            size = stop - begin
-            yield Chunk(number, source.path, "jsonl", begin, stop, size, num_disk_bytes=size, plain=True)
+            size = min(limits.slice_bytes, span.stop - begin)
+            budget.take(size)
+            yield Chunk(number, source.path, "jsonl", begin, begin + size, size, num_disk_bytes=size, plain=True)
     elif not span.whole:
         return
     elif source.kind == "parquet":
@@ -230,15 +226,12 @@ def _chunks(
     elif source.streamed:
         yield from _streamed(number, source, start, limits, budget)
     else:
-        yield _text(number, source, limits, budget)
-
-
-def _text(number: int, source: Source, limits: Limits, budget: Budget) -> Chunk:
-    size = source.num_bytes
-    if size >= limits.hopeless_bytes:
-        return Chunk(number, source.path, "text", 0, size, 0, problem=limits.too_long, num_disk_bytes=size)
-    budget.take(size)
-    return Chunk(number, source.path, "text", 0, size, size, num_disk_bytes=size)
+        size = source.num_bytes
+        problem = limits.too_long if size >= limits.hopeless_bytes else ""
+        if not problem:
+            budget.take(size)
+        num_bytes = 0 if problem else size
+        yield Chunk(number, source.path, "text", 0, size, num_bytes, problem=problem, num_disk_bytes=size)
 
 
 def _rows(
@@ -337,17 +330,13 @@ class Lines(NamedTuple):
 
 def read_lines(path: Path, start: int, stop: int, limits: Limits, large: Callable[[], object]) -> Lines:
     """The lines that begin in start..stop. `large` is called before a line of several slices is held."""
-    with read_errors(path):
-        fd, size = open_regular(path, follow_links=True)
-        try:
-            return _read_lines(fd, size, start, min(stop, size), limits, large)
-        finally:
-            os.close(fd)
+    with files.read_errors(path), files.opened(path) as (fd, size):
+        return _read_lines(fd, size, start, min(stop, size), limits, large)
 
 
 def _read_lines(fd: int, size: int, start: int, stop: int, limits: Limits, large: Callable[[], object]) -> Lines:
     base = max(start - 1, 0)  # the byte before tells whether a line begins at `start`
-    data = read_range(fd, base, min(stop + _BEYOND_BYTES, size) - base)
+    data = files.read_range(fd, base, min(stop + _BEYOND_BYTES, size) - base)
     first = data.find(b"\n", 0, stop - start) + 1 if start else 0
     if start and not first:
         return Lines(start, b"", None)

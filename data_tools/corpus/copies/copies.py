@@ -81,11 +81,7 @@ def _functions(count: int) -> tuple[Hashes, Hashes]:
 
 def minima(values: Hashes, count: int) -> Signature:
     """For each of `count` functions a*x + b the smallest over the values, of which bits 16 to 31 are kept."""
-    factors, offsets = _functions(count)
-    if native.lib is not None:
-        result: Signature = native.lib.minhash(values, factors, offsets)
-        return result
-    return minima_twin(values, factors, offsets)
+    return native.compiled("minhash", minima_twin)(values, *_functions(count))
 
 
 def minima_twin(values: Hashes, factors: Hashes, offsets: Hashes) -> Signature:
@@ -124,13 +120,13 @@ class Sign:
         signatures: list[bytes] = []
         for position, document in documents:
             text = document[key]
-            length = len(text) if self.minhash else 0
+            length = 0
             if self.minhash:
                 signature = self.minhash.signature(text)
                 # because: a text without words has length 0 here, and is passed over when copies are looked for
-                length = length if signature is not None else 0
+                length = 0 if signature is None else len(text)
                 blank = np.zeros(self.minhash.num_hashes, np.uint16)
-                signatures.append((signature if signature is not None else blank).tobytes())
+                signatures.append((blank if signature is None else signature).tobytes())
             rows.append(np.uint64(position).tobytes() + content_hash(text) + np.uint64(length).tobytes())
             tally.keep(text)
         return {"rows": b"".join(rows)} | ({"signatures": b"".join(signatures)} if self.minhash else {})
@@ -185,8 +181,7 @@ def check_inputs(work: Path, inputs: Inputs) -> None:
 
 def _facts(inputs: Inputs, minhash: MinHash | None) -> dict[str, object]:
     files = [[str(source.path.resolve()), source.num_bytes, source.mtime_ns] for source in find_files(inputs)]
-    shape = {"bands": minhash.bands, "rows": minhash.rows, "words": minhash.words} if minhash else None
-    return {"files": files, "minhash": shape}
+    return {"files": files, "minhash": vars(minhash) if minhash else None}
 
 
 class Signed:
@@ -317,8 +312,9 @@ def _sharing(
             starts = np.ones(len(rows), bool)
             starts[1:] = rows[1:, 0] != rows[:-1, 0]
             leader = rows[np.maximum.accumulate(np.where(starts, np.arange(len(rows)), 0))]
-            others = (leader, np.roll(rows, 1, axis=0))
-            pairs = np.concatenate([np.stack([other[~starts, 1], rows[~starts, 1]], 1) for other in others])
+            pairs = np.concatenate([
+                np.stack([other[~starts, 1], rows[~starts, 1]], 1) for other in (leader, np.roll(rows, 1, axis=0))
+            ])
             yield np.unique(pairs[pairs[:, 0] != pairs[:, 1]], axis=0)
             first, last = leader[-1:], rows[-1:]
 
@@ -403,6 +399,5 @@ def _copies_of(members: Sorter, signed: Signed, copies: Sorter) -> None:
         starts = np.ones(len(roots), bool)
         starts[1:] = roots[1:] != roots[:-1]
         leader = indices[np.maximum.accumulate(np.where(starts, np.arange(len(roots)), 0))]
-        gone = indices[indices != leader].astype(np.int64)
-        copies.add(signed.rows_at(gone)[:, :1])
+        copies.add(signed.rows_at(indices[indices != leader].astype(np.int64))[:, :1])
         group, stays = roots[-1:], leader[-1:]

@@ -26,7 +26,7 @@ from typing import Any, ClassVar, Protocol
 
 from data_tools.read.ahead import budget_of, worked_ahead
 from data_tools.read.chunks import START, WHOLE, Budget, Limits, Part, Portion, cut
-from data_tools.read.content import Bad, BadLines, OnError, judge, read_content
+from data_tools.read.content import Bad, BadLines, Judged, OnError, judge, read_content
 from data_tools.read.sources import STDIN, Inputs, Source, find_sources
 from lmtrain.errors import DataError, MissingInputError, UsageError
 from lmtrain.runtime.files.files import atomic_file, read_errors, read_json, write_json
@@ -69,8 +69,7 @@ class PortionReader:
 
     def __init__(self, portion: Portion, reading: Reading, large: RLock) -> None:
         self._portion, self._reading, self._large = portion, reading, large
-        self.bad: list[list[Bad]] = []  # of each chunk, in order
-        self.num_lines: list[int] = []
+        self.bad: list[Judged] = []  # of each chunk, in order
 
     def __iter__(self) -> Documents:
         for chunk in self._portion.chunks:
@@ -82,9 +81,7 @@ class PortionReader:
                         rejects.append(found)
                     else:
                         yield chunk.source << OFFSET_BITS | content.position(item), found
-                bad, num_lines = judge(chunk, content, bad + content.located(rejects))
-            self.bad.append(bad)
-            self.num_lines.append(num_lines)
+                self.bad.append(judge(chunk, content, bad + content.located(rejects)))
 
 
 def read_documents(
@@ -96,12 +93,12 @@ def read_documents(
         reader = PortionReader(portion, reading, RLock())
         yield from reader
         count_bad(portion, reader, bad_lines)
-        for bad in reader.bad:
+        for bad, _ in reader.bad:
             drop_bad(bad)
 
 
 def count_bad(portion: Portion, found: Any, bad_lines: BadLines) -> None:
-    for chunk, bad, num_lines in zip(portion.chunks, found.bad, found.num_lines, strict=True):
+    for chunk, (bad, num_lines) in zip(portion.chunks, found.bad, strict=True):
         bad_lines.add(chunk, bad, num_lines)
 
 
@@ -139,10 +136,14 @@ class Report:
     tally: Tally
 
     def to_dict(self) -> dict[str, Any]:
-        facts = vars(self.tally)
         return {"step": self.step} | {
-            name: dict(sorted(value.items())) if isinstance(value, Counter) else value for name, value in facts.items()
+            name: dict(sorted(value.items())) if isinstance(value, Counter) else value
+            for name, value in vars(self.tally).items()
         }
+
+    def written(self, path: Path) -> Report:
+        write_json(path, self.to_dict())
+        return self
 
     @classmethod
     def from_dict(cls, facts: dict[str, Any]) -> Report:
@@ -225,9 +226,7 @@ def run_step(
                 work.report(step.name, tally.num_in)
         if work.reading.part.whole:
             refuse_nothing(step.name, tally)
-    result = Report(step.name, tally)
-    write_json(work.named(report_file), result.to_dict())
-    return result
+    return Report(step.name, tally).written(work.named(report_file))
 
 
 def refuse_nothing(step: str, tally: Tally) -> None:
@@ -279,7 +278,7 @@ def _parts_of(output: Path) -> list[Path]:
     names = sorted(name for name in os.listdir(folder) if pattern.fullmatch(name)) if folder.is_dir() else []
     if not names:
         raise MissingInputError(f"{output} has no parts beside it. Give the --output that the parts were run with.")
-    counts = {name[pattern.fullmatch(name).start(2) : pattern.fullmatch(name).end(2)] for name in names}  # type: ignore[union-attr]
+    counts = {match[2] for name in names if (match := pattern.fullmatch(name))}
     if len(counts) > 1:
         raise DataError(f"{output} has parts of {' and of '.join(sorted(counts))}. Remove those of the other run.")
     wanted = [Part(i, int(next(iter(counts)))).name(output) for i in range(int(next(iter(counts))))]
@@ -301,7 +300,7 @@ def merge_outputs(output: Path) -> list[tuple[Path, int]]:
         tally.add(one.tally)
     refuse_nothing(found[0].step, tally)
     merged = [(path, merge_parts(path)) for path in outputs]
-    write_json(report, Report(found[0].step, tally).to_dict())
+    Report(found[0].step, tally).written(report)
     for path in parts:
         path.unlink()
     return merged
@@ -321,8 +320,7 @@ def parts_stems(folder: Path) -> list[Path]:
 class Result:
     files: dict[str, bytes]
     tally: Tally
-    bad: list[list[Bad]]  # of each chunk, in order
-    num_lines: list[int]
+    bad: list[Judged]  # of each chunk, in order
 
 
 class StepWorker:
@@ -344,7 +342,7 @@ class StepWorker:
         files = self._step.run(counted(), key, tally)
         for chunk in portion.chunks:
             chunk.held = None  # because: the portion is kept until its output is written
-        for bad in reader.bad:
+        for bad, _ in reader.bad:
             tally.num_in += len(bad)
             tally.drop_bad(bad)
-        return Result(files, tally, reader.bad, reader.num_lines)
+        return Result(files, tally, reader.bad)
