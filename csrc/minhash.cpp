@@ -1,4 +1,4 @@
-// MinHash signatures. Twin: minima_twin in data_tools/corpus/copies/signatures.py.
+// MinHash signatures. Twin: minima_twin in data_tools/corpus/copies/copies.py.
 
 #include <pybind11/numpy.h>
 

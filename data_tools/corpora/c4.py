@@ -8,16 +8,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from data_tools.corpora.recipe import Recipe, SplitDocuments, split_of
-from data_tools.corpus.flow.reading import Reading, find_files, read_documents
-from data_tools.corpus.flow.steps import Tally
-from data_tools.read.rejects import OnError
+from data_tools.corpus.flow.steps import Reading, Tally, find_files, read_documents
+from data_tools.read.content import OnError
 
 
 def read(path: Path, tally: Tally) -> SplitDocuments:
     split = split_of(path.name)
     for position, document in read_documents(find_files([path]), Reading(on_error=OnError.SKIP), tally.drop_bad):
-        name = document.get("url") or f"c4/{path.name}/{position}"
-        yield split, {"id": name} | document
+        yield split, {"id": document.get("url") or f"c4/{path.name}/{position}"} | document
 
 
 RECIPE = Recipe(

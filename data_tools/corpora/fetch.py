@@ -17,7 +17,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from lmtrain.errors import DataError, OutputError, StorageError, UsageError
@@ -148,24 +148,19 @@ def _download(url: str, part: Path, num_bytes: int | None, report: ReportBytes |
             fd = open_output(part, os.O_RDWR | os.O_CREAT | (0 if done else os.O_TRUNC))
         with open(fd, "wb") as file:
             file.seek(done)
-            _copy(response, file, part, done, num_bytes, expected, report, url)
-
-
-def _copy(
-    response: Any, file: IO[bytes], part: Path, done: int, num_bytes: int | None, expected: int | None,
-    report: ReportBytes | None, url: str,
-) -> None:  # fmt: skip
-    while data := response.read(_CHUNK):
-        done += len(data)
-        if num_bytes is not None and done > num_bytes:
-            raise DataError(f"{url} sends more than the {num_bytes:,} bytes that were promised. Do not trust it.")
-        # because: a broken connection is an OSError too, and not one of the disk
-        with storage_errors(part, "Writing"):
-            file.write(data)
-            file.flush()
-        if report is not None:
-            report(done, num_bytes or expected)
-    file.truncate()
+            while data := response.read(_CHUNK):
+                done += len(data)
+                if num_bytes is not None and done > num_bytes:
+                    raise DataError(
+                        f"{url} sends more than the {num_bytes:,} bytes that were promised. Do not trust it."
+                    )
+                # because: a broken connection is an OSError too, and not one of the disk
+                with storage_errors(part, "Writing"):
+                    file.write(data)
+                    file.flush()
+                if report is not None:
+                    report(done, num_bytes or expected)
+            file.truncate()
     if expected is not None and done < expected:
         raise ConnectionError(f"the connection broke after {done} of {expected} bytes")
 

@@ -1,29 +1,185 @@
 """What a corpus is: where its files lie, what they must hash to, and how to read documents out of them.
 
-A recipe is a file beside this one with a constant RECIPE, or RECIPES, of this kind or of that of published.py;
-`recipes` finds it there. Every recipe also takes files that the user already has. Called by `lmtrain corpus get`.
+A recipe is a file beside this one with a constant RECIPE, or RECIPES; `recipes` finds it there. A `Recipe` becomes
+documents to train on, and also takes files that the user already has. `Texts` are for evaluation, and kept to the byte
+as they were published: a text is known by the SHA-256 of its own bytes, whatever it is called and whatever it is packed
+in, so that any copy will do and a damaged one will not. Called by `lmtrain corpus get`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import io
+import os
 import pkgutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
 from data_tools import corpora
 from data_tools.corpora.fetch import RemoteFile, ReportBytes, UnreachableError, fetch, how_to_bring, is_there
-from data_tools.corpora.published import Texts
-from data_tools.corpus.flow.reading import to_line
-from data_tools.corpus.flow.steps import Report, Tally
-from lmtrain.errors import DataError, MissingInputError, UsageError, nearest
-from lmtrain.runtime.files.files import atomic_file, is_safe_name, write_json
+from data_tools.corpus.flow.steps import Report, Tally, to_line
+from data_tools.read.streams import CODECS, contents, read_rows
+from lmtrain.errors import DataError, MissingInputError, UsageError, a_few, nearest
+from lmtrain.runtime.files.files import atomic_file, is_safe_name
 from lmtrain.tokenizer.json_lines import Document
 
 SplitDocuments = Iterator[tuple[str, Document]]  # the split each belongs to, and the document
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The files that evaluation reads, and the archives in which they are published."""
+
+    name: str
+    about: str
+    files: tuple[RemoteFile, ...]
+    archives: tuple[RemoteFile, ...] = ()
+
+    @property
+    def most_bytes(self) -> int:
+        return max(file.num_bytes for file in self.files)
+
+    def may_be(self, name: str, num_bytes: int) -> bool:
+        """Whether a file is worth a look: copies bear other names at times, and damaged ones have other sizes."""
+        return any(name == file.name or num_bytes == file.num_bytes for file in self.files)
+
+
+@dataclass
+class _Found:
+    texts: dict[str, tuple[bytes, str]] = field(default_factory=dict)  # name -> content, and where it was
+    refused: list[str] = field(default_factory=list)  # what should be one of them and is not, and why
+
+
+def get_texts(
+    texts: Texts, local: Sequence[Path], output: Path, *, offline: bool = False, report: ReportBytes | None = None
+) -> dict[Path, str | None]:
+    """Have the files in OUTPUT: from local copies, from OUTPUT/source, or fetched.
+
+    Returns where each came from, or None where it is not among what was given.
+    """
+    origins = {f.name: "was there already" for f in texts.files if is_there(output / f.name, f.sha256)}
+    found = _search(texts, local or [path for path in [output / "source"] if path.is_dir()])
+    absent = [file for file in texts.files if file.name not in found.texts and file.name not in origins]
+    way = how_to_bring(texts.name, output, texts.files, texts.archives)
+    if absent and found.refused:
+        raise DataError(f"{a_few(found.refused, '; ')}. Get it again:\n{way}")
+    if local and not found.texts:
+        raise DataError(f"{a_few(map(str, local))} holds nothing of {texts.name}. It is published as\n{way}")
+    if absent and not local and offline:
+        raise UsageError(f"{texts.name} was not fetched: --offline was given. Bring it by other means:\n{way}")
+    _write(found, output, origins)
+    if absent and not local:
+        try:
+            _fetch(texts, absent, output, origins, report)
+        except UnreachableError as error:
+            raise UnreachableError(error.problems, f", or bring it by other means:\n{way}") from error
+        except DataError as error:
+            raise DataError(f"{error} Bring it by other means:\n{way}") from error
+    return {output / file.name: origins.get(file.name) for file in texts.files}
+
+
+# ---- what is here
+
+
+def _search(texts: Texts, paths: Sequence[Path]) -> _Found:
+    found = _Found()
+    for path in paths:
+        if not path.is_dir() and not path.is_file():
+            raise MissingInputError(f"{path} is not a file or folder. Give one that holds {texts.name}, or an archive.")
+        for one in _files(texts, path) if path.is_dir() else [path]:
+            try:
+                for name, stream in (
+                    _rows(one, texts.most_bytes) if one.suffix == ".parquet" else contents(one, texts.may_be)
+                ):
+                    _judge(texts, stream, str(one) if one.name.startswith(name) else f"{name} in {one}", found)
+            except DataError as error:
+                found.refused.append(str(error).removesuffix(". Get it again."))
+    return found
+
+
+def _files(texts: Texts, folder: Path) -> Iterator[Path]:
+    """Those of a folder that may be or hold a text: by name or size, packed alone, or an archive by its own name."""
+    archives = {archive.name for archive in texts.archives}
+    for root, folders, names in os.walk(folder):
+        folders.sort()
+        for path in (Path(root, name) for name in sorted(names)):
+            packed = path.suffix.removeprefix(".") in CODECS.values() and texts.may_be(path.stem, 0)
+            if path.is_file() and (packed or path.name in archives or texts.may_be(path.name, path.stat().st_size)):
+                yield path
+
+
+def _rows(path: Path, most_bytes: int) -> Iterator[tuple[str, IO[bytes]]]:
+    """The file that a .parquet of the Hugging Face Hub was made of, a row a line.
+
+    Rows of WikiText kept the ends of lines, and blank ones are empty; those of LAMBADA did not.
+    """
+    lines: list[str] = []
+    num_bytes = 0
+    for _, rows, size, _ in read_rows(path, ("text",), 0, 1 << 20):
+        lines += [text if isinstance(text, str) else "" for (text,) in rows]
+        num_bytes += size
+        if num_bytes > most_bytes:
+            break
+    kept = any(line.endswith("\n") for line in lines)
+    yield path.name, io.BytesIO("".join(line or " \n" if kept else f"{line}\n" for line in lines).encode())
+
+
+def _judge(texts: Texts, stream: IO[bytes], where: str, found: _Found) -> None:
+    data = stream.read(texts.most_bytes + 1)
+    sha256 = hashlib.sha256(data).hexdigest()
+    for file in texts.files:
+        if file.sha256 == sha256:
+            found.texts.setdefault(file.name, (data, where))
+            return
+    whole = len(data) <= texts.most_bytes
+    size = f"{len(data):,} bytes, and SHA-256 {sha256}" if whole else f"more than {texts.most_bytes:,} bytes"
+    found.refused.append(f"{where} is damaged or another text: it has {size}")
+
+
+def _write(found: _Found, output: Path, origins: dict[str, str]) -> None:
+    """What is not there yet; `origins` is told of it."""
+    for name, (data, where) in found.texts.items():
+        if name not in origins:
+            with atomic_file(output / name) as file:
+                file.write(data)
+            origins[name] = f"from {where}"
+
+
+# ---- what is not
+
+
+def _fetch(
+    texts: Texts, absent: Sequence[RemoteFile], output: Path, origins: dict[str, str], report: ReportBytes | None
+) -> None:
+    """Each file from its own addresses; what they do not give, from an archive, which does not stay."""
+    problems: list[Exception] = []
+    for file in (file for file in absent if file.urls):
+        if _got(file, output / file.name, report, problems):
+            origins[file.name] = "fetched"
+    for archive in texts.archives:
+        whole = output / "source" / archive.name
+        if not all(file.name in origins for file in absent) and _got(archive, whole, report, problems):
+            _write(_search(texts, [whole]), output, origins)
+            whole.unlink()
+    if not all(file.name in origins for file in absent):
+        for wrong in (error for error in problems if isinstance(error, DataError)):
+            raise wrong
+        raise UnreachableError(
+            [one for error in problems if isinstance(error, UnreachableError) for one in error.problems]
+        )
+
+
+def _got(file: RemoteFile, target: Path, report: ReportBytes | None, problems: list[Exception]) -> bool:
+    try:
+        fetch(file.urls, target, sha256=file.sha256, num_bytes=file.num_bytes, report=report)
+    except (UnreachableError, DataError) as error:
+        problems.append(error)
+        return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -73,9 +229,7 @@ def get_corpus(
         if not targets:
             raise DataError(f"{paths[0]} holds no document of {recipe.name}, which takes {recipe.takes}.")
     tally.num_in += tally.dropped.total()
-    result = Report(f"get {recipe.name}", tally)
-    write_json(output / "get.report.json", result.to_dict())
-    return result
+    return Report(f"get {recipe.name}", tally).written(output / "get.report.json")
 
 
 def fetch_files(recipe: Recipe, output: Path, offline: bool, report: ReportBytes | None) -> list[Path]:

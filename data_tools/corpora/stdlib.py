@@ -118,14 +118,11 @@ def read_library(library: Path, skipped: Counter[str]) -> Iterator[Document]:
     """Every text worth learning from, in the order of the names; reasons for the rest are counted in `skipped`."""
     for path in sorted(library.rglob("*")):
         inside = path.relative_to(library)
-        if path.suffix not in SUFFIXES and path.name not in NAMES:
+        left_out = LEFT_OUT.intersection(inside.parts[:-1]) or inside.parts[0].startswith("config-")
+        named = path.suffix in SUFFIXES or path.name in NAMES
+        if left_out or not named or path.is_symlink() or not path.is_file():
             continue
-        if LEFT_OUT.intersection(inside.parts[:-1]) or inside.parts[0].startswith("config-"):
-            continue
-        if path.is_symlink() or not path.is_file():
-            continue
-        data = path.read_bytes()
-        source = inside.as_posix()
+        data, source = path.read_bytes(), inside.as_posix()
         if source == TOPICS:
             try:
                 yield from split_topics(data)
@@ -182,8 +179,7 @@ def choose_heldout(documents: Sequence[Document], ratio: float) -> tuple[set[str
         if MIN_HELDOUT_FILE_BYTES <= document.num_bytes <= min(MAX_HELDOUT_FILE_BYTES, 2 * owed_bytes):
             candidates.append(document)
             owed_bytes -= document.num_bytes
-    sets = [shingles(d.text, SHINGLE_WORDS) for d in documents]
-    found = overlaps(sets, [position[d.source] for d in candidates])
+    found = overlaps([shingles(d.text, SHINGLE_WORDS) for d in documents], [position[d.source] for d in candidates])
     kept = {d.source: share for d, share in zip(candidates, found, strict=True) if share < NEAR_COPY}
     return set(kept), len(candidates) - len(kept), max(kept.values(), default=0.0)
 
@@ -200,8 +196,10 @@ def overlaps(sets: Sequence[Hashes], subjects: Sequence[int]) -> list[float]:
 
 def write_jsonl(path: Path, documents: Sequence[Document]) -> None:
     with atomic_file(path, "w") as file:
-        for document in documents:
-            file.write(json.dumps({"text": document.text, "source": document.source}, ensure_ascii=False) + "\n")
+        file.writelines(
+            json.dumps({"text": document.text, "source": document.source}, ensure_ascii=False) + "\n"
+            for document in documents
+        )
 
 
 def _up_to(max_bytes: int, documents: Sequence[Document], skipped: Counter[str]) -> list[Document]:

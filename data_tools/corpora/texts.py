@@ -7,7 +7,7 @@ LAMBADA (Paperno and others, 2016): passages whose last word needs the whole pas
 from __future__ import annotations
 
 from data_tools.corpora.fetch import RemoteFile
-from data_tools.corpora.published import Texts
+from data_tools.corpora.recipe import Texts
 
 _OPEN_COPY = "https://huggingface.co/datasets/EleutherAI/lambada_openai/resolve/900124bf3b8235c6daf21033af9948b3f07346c4"
 # because: the archive holds 2,662 novels, too, and these are two files of it as they are

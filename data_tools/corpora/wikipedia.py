@@ -72,9 +72,7 @@ def _without_brackets(markup: str) -> str:
         stack[-1].parts.append(markup[at : match.start()])
         at = match.end()
         found, tag = match[0], (match["tag"] or "").lower()
-        if is_open["<!--"] and found != "-->":
-            continue
-        if tag and found.endswith("/>"):
+        if (is_open["<!--"] and found != "-->") or (tag and found.endswith("/>")):
             continue
         kind = tag or _CLOSES.get(found, found)
         if match["end"] or found in _CLOSES:

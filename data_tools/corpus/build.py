@@ -1,7 +1,7 @@
 """All steps of a corpus in a row, from one YAML file: clean, dedupe, decontaminate, shuffle, split.
 
-Called by `lmtrain corpus build`. Each step's output stays in OUTPUT/work; a second run does again only what changed
-or had not finished.
+Called by `lmtrain corpus build`. A step that the file does not name does not run. Each step's output stays in
+OUTPUT/work; a second run does again only what changed or had not finished.
 """
 
 from __future__ import annotations
@@ -10,36 +10,105 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from data_tools.corpus.build_settings import BuildSettings, DedupeSettings
-from data_tools.corpus.copies.copies import EXACT, NEAR, find_pairs, mark_exact, mark_near
+from data_tools.corpus.clean import build_clean
+from data_tools.corpus.copies.copies import (
+    EXACT,
+    NEAR,
+    Drop,
+    MinHash,
+    Sign,
+    check_inputs,
+    find_pairs,
+    mark_exact,
+    mark_near,
+    remember_inputs,
+)
 from data_tools.corpus.copies.decontaminate import Decontaminate, read_passages
-from data_tools.corpus.copies.signatures import Drop, MinHash, Sign, check_inputs, remember_inputs
-from data_tools.corpus.flow.reading import Reading, find_files
 from data_tools.corpus.flow.steps import (
     Collect,
+    Reading,
     Report,
     ReportDocuments,
     Step,
     Work,
+    find_files,
     read_report,
     report_path,
     run_step,
 )
 from data_tools.corpus.shuffle import Split, shuffle, split_outputs
-from data_tools.corpus.text.clean import build_clean
-from data_tools.read.rejects import OnError
+from data_tools.read.content import OnError
 from data_tools.read.sources import Inputs
+from lmtrain.config.base import Problem, Settings
 from lmtrain.config.build import build_settings
 from lmtrain.config.names import Names
 from lmtrain.config.yaml_file import read_yaml
 from lmtrain.runtime.files.files import read_json, storage_errors, write_json
 
 DOCUMENTS = "documents.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CleanSettings(Settings):
+    rules: tuple[str, ...] = ("gopher", "lines_ending_in_punctuation")  # groups, rules, limits (min_words=20)
+    scripts: tuple[str, ...] = ()  # welcome scripts, such as latin; none: all
+    min_script_share: float = 0.5  # of the letters
+
+    def problems(self) -> Iterator[Problem]:
+        yield from self.problem_if(
+            not 0 <= self.min_script_share <= 1, "min_script_share", "is not a share", "Use 0 to 1."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DedupeSettings(Settings):
+    near: bool = True  # near copies too, not exact ones only
+    threshold: float = 0.8  # Jaccard similarity of runs of five words from which two texts are copies
+    keep: Literal["first", "longest"] = "first"
+
+    def problems(self) -> Iterator[Problem]:
+        yield from self.problem_if(not 0 < self.threshold <= 1, "threshold", "is not a similarity", "Use 0.7 to 0.9.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecontaminateSettings(Settings):
+    against: tuple[str, ...]  # files of evaluation texts
+    action: Literal["cut", "drop"] = "cut"
+
+    def problems(self) -> Iterator[Problem]:
+        yield from self.problem_if(not self.against, "against", "names no file", "List the evaluation texts.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitSettings(Settings):
+    ratios: tuple[float, ...] = (0.98, 0.01, 0.01)  # train, valid, test
+    by: Literal["id", "text"] = "text"
+
+    def problems(self) -> Iterator[Problem]:
+        wrong = len(self.ratios) != 3 or min(self.ratios, default=-1) < 0 or abs(sum(self.ratios) - 1) > 1e-9
+        yield from self.problem_if(wrong, "ratios", "are not three shares of 1", "Use [0.98,0.01,0.01].")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildSettings(Settings):
+    inputs: tuple[str, ...]  # files, folders or globs
+    output: str  # a folder
+    key: str = "text"
+    on_error: Literal["stop", "skip"] = "stop"  # at a bad line
+    seed: int = 0  # of the order and the split
+    clean: CleanSettings | None = None
+    dedupe: DedupeSettings | None = None
+    decontaminate: DecontaminateSettings | None = None
+    shuffle: bool = True
+    split: SplitSettings | None = None
+
+    def problems(self) -> Iterator[Problem]:
+        yield from self.problem_if(not self.inputs, "inputs", "names no file", "List files of text.")
 
 
 def read_recipe(path: Path) -> BuildSettings:
@@ -78,8 +147,8 @@ def build_corpus(recipe: BuildSettings, workers: int = 1, report: ReportDocument
 def _stages(recipe: BuildSettings, work: Work) -> list[_Stage]:
     stages: list[_Stage] = []
     if (clean := recipe.clean) is not None:
-        step = build_clean(clean.rules, clean.scripts, clean.min_script_share)
-        stages.append(_Stage("clean", clean.to_dict(), _runner(step, work)))
+        run = _runner(build_clean(clean.rules, clean.scripts, clean.min_script_share), work)
+        stages.append(_Stage("clean", clean.to_dict(), run))
     if (dedupe := recipe.dedupe) is not None:
         stages.append(_Stage("dedupe", dedupe.to_dict(), lambda i, o: dedupe_all(i, o, dedupe, work)))
     if (decontaminate := recipe.decontaminate) is not None:
@@ -139,13 +208,14 @@ def sign(inputs: Inputs, folder: Path, minhash: MinHash | None, work: Work) -> R
 def drop(inputs: Inputs, folder: Path, output: Path, work: Work) -> Report:
     check_inputs(folder, inputs)
     marks = (("exact copy", folder / EXACT), ("near copy", folder / NEAR))
-    step = Drop(tuple(mark for mark in marks if mark[1].exists()))
-    return run_step(step, inputs, {"documents": output}, work, report_path(output))
+    return _runner(Drop(tuple(mark for mark in marks if mark[1].exists())), work)(inputs, output)
 
 
 def _publish(recipe: BuildSettings, inputs: Inputs, work: Work) -> Report:
     output = Path(recipe.output)
     if recipe.split is not None:
-        step = Split(recipe.split.ratios, recipe.seed, recipe.split.by)
-        return run_step(step, inputs, split_outputs(output), work, output / "split.report.json")
-    return run_step(Collect(), inputs, {"documents": output / DOCUMENTS}, work, report_path(output / DOCUMENTS))
+        return run_step(
+            Split(recipe.split.ratios, recipe.seed, recipe.split.by), inputs, split_outputs(output), work,
+            output / "split.report.json",
+        )  # fmt: skip
+    return _runner(Collect(), work)(inputs, output / DOCUMENTS)

@@ -18,14 +18,25 @@ from typing import IO, ClassVar
 
 import numpy as np
 
-from data_tools.corpus.copies.signatures import content_hash
+from data_tools.corpus.copies.copies import content_hash
 from data_tools.corpus.flow.external_sort import MEMORY_BYTES, Sorter
-from data_tools.corpus.flow.reading import Documents, find_files, read_documents, to_line
-from data_tools.corpus.flow.steps import Report, Selection, Tally, Work, refuse_nothing, refuse_overwriting, run_step
-from data_tools.read.parts import WHOLE
+from data_tools.corpus.flow.steps import (
+    Documents,
+    Report,
+    Selection,
+    Tally,
+    Work,
+    find_files,
+    read_documents,
+    refuse_nothing,
+    refuse_overwriting,
+    run_step,
+    to_line,
+)
+from data_tools.read.chunks import WHOLE
 from data_tools.read.sources import Inputs
 from lmtrain.errors import UsageError
-from lmtrain.runtime.files.files import atomic_file, storage_errors, write_json
+from lmtrain.runtime.files.files import atomic_file, storage_errors
 from lmtrain.tokenizer.json_lines import Document
 
 SPLITS = ("train", "valid", "test")
@@ -185,9 +196,7 @@ def shuffle(
                 with open(name, "rb") as bucket:
                     target.writelines(line for _, line in sorted(_entries(bucket)))
                 name.unlink()
-    result = Report("shuffle", tally)
-    write_json(work.named(report_file), result.to_dict())
-    return result
+    return Report("shuffle", tally).written(work.named(report_file))
 
 
 def _entries(bucket: IO[bytes]) -> Iterator[tuple[int, bytes]]:

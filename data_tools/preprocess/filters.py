@@ -109,8 +109,7 @@ def _careful(name: str, function: Any) -> Keep:
         try:
             answer = function(text)
         except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise DataError(f"--filter {name} failed ({reason}). Repair the filter.") from error
+            raise DataError(f"--filter {name} failed ({type(error).__name__}: {error}). Repair the filter.") from error
         if not isinstance(answer, (bool, np.bool_)):
             raise DataError(f"--filter {name} answered {answer!r}. A filter answers True to keep a text, or False.")
         return bool(answer)

@@ -3,12 +3,19 @@
 Everything grows in one folder beside the output, which only one process can hold, together with a journal. A run that
 was killed goes on after the last portion that the journal and the files agree on; a run that ends well gives all
 files their names at once, each .idx last.
+
+The journal has one JSON object a line. The first names the work by a hash of the inputs and settings: other work starts
+over. Each further line is written after a portion's output was given to the operating system, and says where reading
+goes on and how far every file has come. Every line ends in a hash of itself and of the one before it. A kill can tear
+the last line only; what else is damaged shows in the hashes, and everything from there on is done again.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import io
+import json
 import os
 import shutil
 import time
@@ -21,7 +28,6 @@ from typing import IO, Any
 
 import numpy as np
 
-from data_tools.preprocess.journal import Journal
 from data_tools.preprocess.sequences import Batch
 from data_tools.read.chunks import START, Place
 from lmtrain.data.store.indexed import SUFFIXES, part
@@ -40,9 +46,72 @@ from lmtrain.runtime.files.checksum import crc32c
 from lmtrain.runtime.processes.faults import fault_point
 from lmtrain.tokenizer.base import Tokenizer
 
+_HEAD = {"format": "lmtrain preprocess journal", "version": 2}
+_SEAL = "sha256"
+_MOST_BYTES = 16 << 30  # a line is some hundred bytes for each 4 MiB of source
 REJECTS = ".rejects.jsonl"
 _READ_BYTES = 4 << 20
 _NUM_BINS = 40  # of the histogram: 0, 1, 2-3, 4-7, ... tokens
+
+
+class Journal:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: IO[bytes] | None = None
+        self._seal = ""  # of the last line
+        self.damaged = False  # whether a line that was found is not what was written
+
+    def read(self, identity: str | None) -> list[dict[str, Any]] | None:
+        """The lines of the same work, up to a damaged one; None where there is no journal, or that of other work."""
+        try:
+            lines = files.read_bytes(self._path, _MOST_BYTES, follow_links=False).split(b"\n")[:-1]
+        except (OSError, LmtrainError):
+            return None
+        trees, seal = [], ""
+        for line in lines:
+            try:
+                tree = files.parse_json(line, self._path)
+                seal, found = _sealed(tree, seal), tree.pop(_SEAL)
+            except (LmtrainError, AttributeError, KeyError, TypeError):
+                found = None
+            if found != seal:
+                self.damaged = True
+                break
+            trees.append(tree)
+        if not trees or identity is None or trees[0] != _HEAD | {"identity": identity}:
+            return None
+        return trees[1:]
+
+    def start(self, identity: str | None, lines: list[dict[str, Any]]) -> None:
+        """Begin anew with the lines that still hold."""
+        with files.storage_errors(self._path, "Writing"):
+            temporary = self._path.with_suffix(".new")
+            self._seal = ""
+            with open_own(temporary, "wb") as file:
+                for tree in (_HEAD | {"identity": identity}, *lines):
+                    file.write(self._line(tree))
+            temporary.replace(self._path)
+            self._file = open_own(self._path, "ab")
+
+    def append(self, tree: dict[str, Any]) -> None:
+        assert self._file is not None, "start comes first"
+        with files.storage_errors(self._path, "Writing"):
+            fault_point("data.journal")
+            self._file.write(self._line(tree))
+            self._file.flush()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def _line(self, tree: dict[str, Any]) -> bytes:
+        self._seal = _sealed(tree, self._seal)
+        return json.dumps(tree | {_SEAL: self._seal}, separators=(",", ":")).encode() + b"\n"
+
+
+def _sealed(tree: dict[str, Any], before: str) -> str:
+    rest = {key: value for key, value in tree.items() if key != _SEAL}
+    return hashlib.sha256((before + json.dumps(rest, sort_keys=True, separators=(",", ":"))).encode()).hexdigest()
 
 
 @dataclass
@@ -169,8 +238,10 @@ class Outputs:
         self._rejects_mark = [self._rejects_mark[0] + len(rejects), crc32c(rejects, self._rejects_mark[1])]
         self.totals.count(batches)
         marks = [dataclasses.asdict(spool.mark()) for spool in self._spools]
-        state = {"shard": self._shard, "marks": marks, "rejects": self._rejects_mark, "finished": self._finished[-1:]}
-        self._journal.append(state | {"totals": vars(self.totals)})
+        self._journal.append({
+            "shard": self._shard, "marks": marks, "rejects": self._rejects_mark, "finished": self._finished[-1:],
+            "totals": vars(self.totals),
+        })  # fmt: skip
 
     def finish(self) -> list[Path]:
         """Complete all files, put them on disk and give them their names; returns the names."""
@@ -178,18 +249,24 @@ class Outputs:
             fault_point("data.finish")
             self._finish_shard()
             self._sync()
-            state = {"shard": self._shard, "rejects": self._rejects_mark, "totals": vars(self.totals)}
-            self._journal.append(state | {"publish": [*self._finished, self._seals()]})
-        stale = set(self.names.existing()) - {self.names.name(k, s) for k, s in self._all()}
-        for prefix in stale:
+            self._journal.append({
+                "shard": self._shard, "rejects": self._rejects_mark, "totals": vars(self.totals),
+                "publish": [*self._finished, self._seals()],
+            })  # fmt: skip
+        for prefix in set(self.names.existing()) - {self.names.name(k, s) for k, s in self._all()}:
             for suffix in reversed(SUFFIXES):
                 part(prefix, suffix).unlink(missing_ok=True)
-        self._publish_rejects()
+        made = self._folder / "rejects"
+        with files.storage_errors(self._rejects_path, "Writing"):
+            if made.exists() and made.stat().st_size:
+                os.replace(made, self._rejects_path)
+            elif made.exists():  # nothing was bad: an older list is another dataset's
+                self._rejects_path.unlink(missing_ok=True)
         for key, shard in self._all():
             publish(self._folder, _spool_name(key, shard), self.names.name(key, shard))
         shutil.rmtree(self._folder, ignore_errors=True)
-        made = [part(self.names.name(key, shard), suffix) for key, shard in self._all() for suffix in SUFFIXES]
-        return [*made, *([self._rejects_path] if self._rejects_path.exists() else [])]
+        named = [part(self.names.name(key, shard), suffix) for key, shard in self._all() for suffix in SUFFIXES]
+        return [*named, *([self._rejects_path] if self._rejects_path.exists() else [])]
 
     @property
     def _rejects_path(self) -> Path:
@@ -342,14 +419,6 @@ class Outputs:
         for spool in self._spools:
             spool.sync()
         self.sync_seconds += time.perf_counter() - began
-
-    def _publish_rejects(self) -> None:
-        with files.storage_errors(self._rejects_path, "Writing"):
-            made = self._folder / "rejects"
-            if made.exists() and made.stat().st_size:
-                os.replace(made, self._rejects_path)
-            elif made.exists():  # nothing was bad: an older list is another dataset's
-                self._rejects_path.unlink(missing_ok=True)
 
 
 def _ends(path: Path, marks: list[list[int]]) -> int:

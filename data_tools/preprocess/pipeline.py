@@ -25,8 +25,7 @@ from data_tools.preprocess.outputs import Names, Outputs, Totals
 from data_tools.preprocess.sequences import Batch, Sentences, ToSequences, Whole
 from data_tools.read.ahead import budget_of, worked_ahead
 from data_tools.read.chunks import Chunk, Limits, Portion, cut
-from data_tools.read.content import Bad, Content, TextList, judge, read_content
-from data_tools.read.rejects import BadLines, OnError
+from data_tools.read.content import Bad, BadLines, Content, Judged, OnError, TextList, judge, read_content
 from data_tools.read.sources import STDIN, Inputs, Source, find_sources
 from lmtrain.data.store.indexed import dtype_for
 from lmtrain.errors import DataError, UsageError
@@ -51,10 +50,6 @@ class Options:
     shard_tokens: int | None = None
     overwrite: bool = False
 
-    @property
-    def looks_at_texts(self) -> bool:
-        """Whether much of the work is done by the interpreter."""
-        return self.filters.of_text or self.split_sentences
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -68,8 +63,7 @@ class Options:
 @dataclass
 class Result:
     batches: list[Batch]  # one for each key; document i of each comes from the same line
-    bad: list[list[Bad]]  # of each chunk, in order
-    num_lines: list[int]  # of each chunk, but for ranges of plain files, where it is counted when it is asked for
+    bad: list[Judged]  # of each chunk, in order
     filtered: Counter[str]
 
 
@@ -101,8 +95,7 @@ class Worker:
             content, bad = read_content(chunk, self._options.limits, lambda: held.enter_context(self._large))
             batches, rejects, filtered = self._encode(content)
             bad += content.located(rejects, self._options.on_error is OnError.QUARANTINE)
-            bad, num_lines = judge(chunk, content, bad)
-        return Result(batches, [bad], [num_lines], filtered)
+            return Result(batches, [judge(chunk, content, bad)], filtered)
 
     def _run_texts(self, chunks: list[Chunk]) -> Result:
         """Whole files, one document each, encoded together."""
@@ -119,7 +112,7 @@ class Worker:
             batches, rejects, filtered = self._encode(together)
         for reject in rejects:
             bad[of_text[reject.item]] += together.located([reject])
-        return Result(batches, bad, [1] * len(chunks), filtered)
+        return Result(batches, [(problems, 1) for problems in bad], filtered)
 
     def _encode(self, content: Content) -> tuple[list[Batch], list[Reject], Counter[str]]:
         filtered = self._filter_texts(content) if self._filters else Counter()
@@ -156,7 +149,7 @@ class Worker:
         verdict = self._options.filters.judge_lengths(lengths - (lengths > 0) * self._has_eod)
         if not verdict.any():
             return Counter()
-        items = [item for item in content.items() if item not in rejected]
+        items = (item for item in content.items() if item not in rejected)
         out = content.only([item for item, v in zip(items, verdict.tolist(), strict=True) if v])
         for number, (batch, gone) in enumerate(zip(batches, self._of_keys(out), strict=True)):
             batches[number] = batch.only(verdict == 0, batch.num_text_bytes - gone.num_text_bytes)
@@ -166,15 +159,18 @@ class Worker:
 
 def _joined(results: Sequence[Result]) -> Result:
     """Of several small files, in order."""
-    batches = []
-    for parts in zip(*(result.batches for result in results), strict=True):
-        arrays = [np.concatenate([getattr(p, name) for p in parts]) for name in ("tokens", "lengths", "num_sequences")]
-        tokens, lengths, num_sequences = arrays
-        batches.append(Batch(tokens, lengths, num_sequences, sum(p.num_text_bytes for p in parts), []))
     return Result(
-        batches,
+        [
+            Batch(
+                np.concatenate([part.tokens for part in parts]),
+                np.concatenate([part.lengths for part in parts]),
+                np.concatenate([part.num_sequences for part in parts]),
+                sum(part.num_text_bytes for part in parts),
+                [],
+            )
+            for parts in zip(*(result.batches for result in results), strict=True)
+        ],
         [bad for result in results for bad in result.bad],
-        [number for result in results for number in result.num_lines],
         sum((result.filtered for result in results), Counter()),
     )
 
@@ -236,7 +232,11 @@ def preprocess(
         if not outputs.finished:
             _run(sources, tokenizer, data, options, outputs, report)
         if outputs.totals.num_tokens == 0:
-            raise DataError(_nothing(outputs.totals, len(sources)))
+            bad, filtered = outputs.totals.bad.total(), outputs.totals.filtered.total()
+            raise DataError(
+                f"The {len(sources)} input files hold no text that could be used ({outputs.totals.num_documents} empty "
+                f"documents, {bad} bad lines, {filtered} filtered documents). Check the files and options."
+            )
         files = outputs.finish()
     totals = outputs.totals
     return Summary(
@@ -270,22 +270,24 @@ def _run(
     portions = cut(sources, totals.place, options.limits, options.keys, budget)
     encoder = build_encoder(tokenizer)
     # because: the compiled encoder lets threads run at once; its twin holds the interpreter, as looking at texts does
-    processes = options.workers > 1 and (options.looks_at_texts or isinstance(encoder, TwinEncoder))
+    looks_at_texts = options.filters.of_text or options.split_sentences
+    processes = options.workers > 1 and (looks_at_texts or isinstance(encoder, TwinEncoder))
     build = partial(Worker, options, eod_id, data, None if processes else encoder)
     with worked_ahead(portions, build, options.workers, budget, processes=processes) as results:
         _ = tokenizer.fingerprint  # because: it takes a while, and now the workers are busy beside
         for portion, result in results:
             outputs.add(result.batches, _count(portion, result, totals, bad_lines))
             if report is not None:
-                counts = totals.num_text_bytes, totals.num_tokens, totals.num_documents
-                report(Standing(totals.num_disk_bytes, total, *counts))
+                report(Standing(
+                    totals.num_disk_bytes, total, totals.num_text_bytes, totals.num_tokens, totals.num_documents
+                ))
             del portion, result  # because: a name keeps a document alive while the next one is read
 
 
 def _count(portion: Portion, result: Result, totals: Totals, bad_lines: BadLines) -> bytes:
     """Bring the totals up to the end of a portion; raises at a bad line too many. Returns the lines for the rejects."""
     rejects = []
-    for chunk, bad, num_lines in zip(portion.chunks, result.bad, result.num_lines, strict=True):
+    for chunk, (bad, num_lines) in zip(portion.chunks, result.bad, strict=True):
         rejects.append(bad_lines.add(chunk, bad, num_lines))
         totals.line = bad_lines.line
         totals.place = chunk.next
@@ -301,15 +303,15 @@ def _identity(sources: Sequence[Source], tokenizer: bytes, options: Options) -> 
     """What must be the same for a killed run to be gone on with; of a pipe nobody knows."""
     if STDIN in {source.path for source in sources}:
         return None
-    tree: list[Any] = [
+    facts = json.dumps([
         [(str(s.path.absolute()), s.num_bytes, s.mtime_ns) for s in sources],
         hashlib.sha256(tokenizer).hexdigest(),
         [options.keys, options.append_eod, options.shard_tokens, options.on_error],
         [options.split_sentences, options.lines_end_sentences],
         [options.limits.slice_bytes, options.limits.max_doc_bytes],
         options.filters.identity(),
-    ]
-    return hashlib.sha256(json.dumps(tree).encode()).hexdigest()
+    ])
+    return hashlib.sha256(facts.encode()).hexdigest()
 
 
 def _say_what_was_found(outputs: Outputs, say: Callable[[str], None] | None) -> None:
@@ -323,10 +325,6 @@ def _say_what_was_found(outputs: Outputs, say: Callable[[str], None] | None) -> 
         say("starting over: what a run that was cut short left behind is of other inputs or settings")
 
 
-def _nothing(totals: Totals, num_sources: int) -> str:
-    bad, filtered = sum(totals.bad.values()), sum(totals.filtered.values())
-    why = f"{totals.num_documents} empty documents, {bad} bad lines, {filtered} filtered documents"
-    return f"The {num_sources} input files hold no text that could be used ({why}). Check the files and options."
 
 
 def _named_bins(lengths: list[int]) -> dict[str, int]:

@@ -103,9 +103,8 @@ def split_sentences_twin(text: str, newlines: bool = False) -> list[str]:
 
 def _at_line_end(found: re.Match[str], newlines: bool) -> tuple[int, int] | None:
     gap = found[0]
-    if newlines or "\f" in gap or "\u2029" in gap or gap.count("\n") > 1:
-        return found.start(), found.end()
-    return None
+    ends = newlines or "\f" in gap or "\u2029" in gap or gap.count("\n") > 1
+    return found.span() if ends else None
 
 
 def _at_stop(text: str, begin: int, found: re.Match[str]) -> tuple[int, int] | None:
@@ -170,8 +169,7 @@ class Batch:
     rejects: list[Reject]  # documents that are not here, in order
 
     def document_lengths(self) -> NDArray[np.int64]:
-        ends = np.concatenate(([0], np.cumsum(self.lengths)))
-        return np.diff(ends[np.concatenate(([0], np.cumsum(self.num_sequences)))])
+        return _summed(self.lengths, self.num_sequences)
 
     def only(self, kept: NDArray[np.bool_], num_text_bytes: int) -> Batch:
         of_sequences = np.repeat(kept, self.num_sequences)
@@ -218,7 +216,7 @@ class Sentences:
             counts.append(len(split))
             num_text_bytes += len(text.encode())
         found = self.encoder.encode_documents(sentences)
-        num_sequences = _filled(found.lengths, np.array(counts, np.int64))
+        num_sequences = _summed(found.lengths > 0, np.array(counts, np.int64))
         tokens, lengths = found.tokens, found.lengths[found.lengths > 0]
         if self.eod_id is not None:
             last = np.cumsum(num_sequences)[num_sequences > 0] - 1
@@ -227,7 +225,7 @@ class Sentences:
         return Batch(tokens, lengths, num_sequences, num_text_bytes, rejects)
 
 
-def _filled(lengths: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many sequences of each document have ids."""
-    filled = np.concatenate(([0], np.cumsum(lengths > 0)))
-    return np.diff(filled[np.concatenate(([0], np.cumsum(counts)))])
+def _summed(values: NDArray[Any], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Sums of the first counts[0] values, of the counts[1] behind them, and so on."""
+    before = np.concatenate(([0], np.cumsum(values)))
+    return np.diff(before[np.concatenate(([0], np.cumsum(counts)))])

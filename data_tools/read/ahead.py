@@ -20,8 +20,7 @@ from multiprocessing import get_context, parent_process
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
-from data_tools.read.budget import Budget, StoppedError
-from data_tools.read.chunks import Limits, Portion
+from data_tools.read.chunks import Budget, Limits, Portion, StoppedError
 from lmtrain.errors import OutOfMemoryError
 
 R = TypeVar("R", covariant=True)

@@ -3,23 +3,24 @@
 A chunk of a plain .jsonl file is a range of bytes that the worker reads by itself; a line belongs to the chunk that
 its first byte is in. What can only be read from the beginning (archives, pipes) or through a library (.parquet) is
 read here and travels in the chunk. Where chunks end depends on the sources and the settings alone, so that a resumed
-run cuts as the first one did.
+run cuts as the first one did. `Part` is task i of n: which bytes it reads, what its output is called. `Budget` bounds
+how much of the corpus is in memory at once.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Condition
 from typing import Any, NamedTuple
 
-from data_tools.read.budget import Budget
-from data_tools.read.columns import Rows, read_rows
-from data_tools.read.parts import WHOLE, Part, Span
 from data_tools.read.sources import Source
-from data_tools.read.streams import DamagedArchiveError, opened, read_stream
-from lmtrain.runtime.files.files import open_regular, read_errors, read_range
+from data_tools.read.streams import DamagedArchiveError, Rows, opened, read_rows, read_stream
+from lmtrain.errors import UsageError
+from lmtrain.runtime.files import files
 from lmtrain.tokenizer.json_lines import BOM
 
 SLICE_BYTES = 4 << 20
@@ -28,8 +29,102 @@ _MOST_FILES = 1024  # of a portion
 _BEYOND_BYTES = 64 << 10  # what is read past a slice at once, for the end of its last line
 _SCAN_BYTES = 1 << 20
 _MANY_SLICES = 4
-
 Buffer = bytes | bytearray | memoryview
+_Span = tuple[int, int, Buffer | None, str]  # the first byte, the byte behind the last, the bytes or what is wrong
+
+
+class StoppedError(Exception):
+    """The run is over; the reader need not go on."""
+
+
+class Budget:
+    """Bytes lent to one reader. A reader with nothing lent out but its own may go over: a long document must pass."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._num_bytes = num_bytes
+        self._taken = self._in_flight = 0  # by the reader in all; what it has handed on and is not yet given back
+        self._stopped = False
+        self._changed = Condition()
+
+    def take(self, num_bytes: int) -> None:
+        """Wait until so many bytes are free, or nothing is in flight any more."""
+        with self._changed:
+            while not self._stopped and self._in_flight and self._taken + num_bytes > self._num_bytes:
+                self._changed.wait()
+            if self._stopped:
+                raise StoppedError
+            self._taken += num_bytes
+
+    def give(self, num_bytes: int) -> None:
+        """Bytes that were taken and not handed on."""
+        with self._changed:
+            self._taken -= num_bytes
+            self._changed.notify()
+
+    def hand_on(self, num_bytes: int) -> None:
+        """The reader's bytes are someone else's now, who will return them."""
+        with self._changed:
+            self._in_flight += num_bytes
+
+    def give_back(self, num_bytes: int) -> None:
+        with self._changed:
+            self._in_flight -= num_bytes
+            self._taken -= num_bytes
+            self._changed.notify()
+
+    def stop(self) -> None:
+        with self._changed:
+            self._stopped = True
+            self._changed.notify()
+
+
+class Span(NamedTuple):
+    """What a part has of a source."""
+
+    start: int
+    stop: int
+    whole: bool  # the part has all of a source that can only be read from its beginning
+
+
+@dataclass(frozen=True)
+class Part:
+    """Task `number` of `count`."""
+
+    number: int = 0
+    count: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> Part:
+        match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
+        if match is None or int(match[1]) >= int(match[2]):
+            raise UsageError(f"--part={text} is not a part. Give i/n with i from 0 to n-1, such as 0/16.")
+        return cls(int(match[1]), int(match[2]))
+
+    @property
+    def whole(self) -> bool:
+        return self.count == 1
+
+    def name(self, path: Path) -> Path:
+        """Where this part of a file goes: a/b.jsonl -> a/b.part-00003-of-00016.jsonl."""
+        if self.whole:
+            return path
+        stem, dot, rest = path.name.partition(".")
+        return path.with_name(f"{stem}.part-{self.number:05d}-of-{self.count:05d}{dot}{rest}")
+
+    def range(self, total: int) -> tuple[int, int]:
+        return total * self.number // self.count, total * (self.number + 1) // self.count
+
+    def spans(self, sizes: Sequence[int]) -> Iterator[Span]:
+        """Of each source: a line belongs to the part that its first byte is in, and so does a whole source."""
+        first, last = self.range(sum(sizes))
+        base = 0
+        for size in sizes:
+            begins_here = first <= base and (base < last or self.number == self.count - 1)
+            yield Span(max(first - base, 0), min(last - base, size), begins_here)
+            base += size
+
+
+WHOLE = Part()
 
 
 class Place(NamedTuple):
@@ -92,9 +187,7 @@ class Portion:
 
     def takes(self, chunk: Chunk, limits: Limits) -> bool:
         """Whether a chunk goes with what is here."""
-        if not self.chunks:
-            return True
-        return (
+        return not self.chunks or (
             chunk.kind == self.chunks[0].kind
             and self.num_bytes + chunk.num_bytes <= limits.slice_bytes
             and len(self.chunks) < _MOST_FILES
@@ -123,10 +216,9 @@ def _chunks(
 ) -> Iterator[Chunk]:
     if source.kind == "jsonl" and not source.streamed:
         for begin in range(max(start, span.start), span.stop, limits.slice_bytes):
-            stop = min(begin + limits.slice_bytes, span.stop)
-            budget.take(stop - begin)
-            size = stop - begin
-            yield Chunk(number, source.path, "jsonl", begin, stop, size, num_disk_bytes=size, plain=True)
+            size = min(limits.slice_bytes, span.stop - begin)
+            budget.take(size)
+            yield Chunk(number, source.path, "jsonl", begin, begin + size, size, num_disk_bytes=size, plain=True)
     elif not span.whole:
         return
     elif source.kind == "parquet":
@@ -134,15 +226,12 @@ def _chunks(
     elif source.streamed:
         yield from _streamed(number, source, start, limits, budget)
     else:
-        yield _text(number, source, limits, budget)
-
-
-def _text(number: int, source: Source, limits: Limits, budget: Budget) -> Chunk:
-    size = source.num_bytes
-    if size >= limits.hopeless_bytes:
-        return Chunk(number, source.path, "text", 0, size, 0, problem=limits.too_long, num_disk_bytes=size)
-    budget.take(size)
-    return Chunk(number, source.path, "text", 0, size, size, num_disk_bytes=size)
+        size = source.num_bytes
+        problem = limits.too_long if size >= limits.hopeless_bytes else ""
+        if not problem:
+            budget.take(size)
+        num_bytes = 0 if problem else size
+        yield Chunk(number, source.path, "text", 0, size, num_bytes, problem=problem, num_disk_bytes=size)
 
 
 def _rows(
@@ -173,9 +262,6 @@ def _streamed(number: int, source: Source, start: int, limits: Limits, budget: B
                 number, source.path, source.kind, at, stop, num_bytes, held, [], problem, num_disk_bytes=done - told
             )
             told = done
-
-
-_Span = tuple[int, int, Buffer | None, str]  # the first byte, the byte behind the last, the bytes or what is wrong
 
 
 def _lines(stream: Iterator[bytes], limits: Limits, budget: Budget) -> Iterator[_Span]:
@@ -244,17 +330,13 @@ class Lines(NamedTuple):
 
 def read_lines(path: Path, start: int, stop: int, limits: Limits, large: Callable[[], object]) -> Lines:
     """The lines that begin in start..stop. `large` is called before a line of several slices is held."""
-    with read_errors(path):
-        fd, size = open_regular(path, follow_links=True)
-        try:
-            return _read_lines(fd, size, start, min(stop, size), limits, large)
-        finally:
-            os.close(fd)
+    with files.read_errors(path), files.opened(path) as (fd, size):
+        return _read_lines(fd, size, start, min(stop, size), limits, large)
 
 
 def _read_lines(fd: int, size: int, start: int, stop: int, limits: Limits, large: Callable[[], object]) -> Lines:
     base = max(start - 1, 0)  # the byte before tells whether a line begins at `start`
-    data = read_range(fd, base, min(stop + _BEYOND_BYTES, size) - base)
+    data = files.read_range(fd, base, min(stop + _BEYOND_BYTES, size) - base)
     first = data.find(b"\n", 0, stop - start) + 1 if start else 0
     if start and not first:
         return Lines(start, b"", None)

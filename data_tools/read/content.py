@@ -1,20 +1,32 @@
-"""What a chunk holds: JSON lines in a buffer, or texts in a list. Called by workers, and where texts are needed.
+"""What a chunk holds, JSON lines in a buffer or texts in a list, and what happens to bad lines. Called by all who read.
 
 Each document is known by a number that grows, its item. Both kinds can do the same: encode the texts of a key or yield
 them, yield whole documents, drop some or copy without them, say where an item lies, and locate what is wrong. What is
 wrong with a line is said by the tokenizer's room; here it gets its place in the source.
+
+`BadLines` is told of bad lines in the input's order: it stops, skips or quarantines, and counts by cause. The rejects
+file has one JSON object a line: file, line (or row), byte, cause, and in quarantine the line itself.
+
+`Texts` are all documents of some files, one by one, for who needs texts and no dataset: `tokenizer train`, `lmtrain
+eval`. The first bad line stops with an error that says where and why.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import base64
+import json
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from data_tools.read.chunks import Buffer, Chunk, Limits, read_lines
+from data_tools.read.chunks import START, Budget, Buffer, Chunk, Limits, cut, read_lines
+from data_tools.read.sources import Source
 from lmtrain.errors import DataError
 from lmtrain.runtime.files.files import read_errors
 from lmtrain.tokenizer.fast import Encoded, Encoder
@@ -23,6 +35,7 @@ from lmtrain.tokenizer.json_lines import BOM, BadTextError, Document, Reject, do
 # because: a slice with more bad lines than this is not JSON lines, and a list of them would fill the memory
 MOST_BAD = 100_000
 _STEP_BYTES = 1 << 20
+ALL = -1
 
 
 @dataclass(frozen=True)
@@ -130,8 +143,8 @@ def _count(data: Buffer, start: int, stop: int) -> int:
     """How many lines end in a range."""
     if not isinstance(data, memoryview):
         return data.count(b"\n", start, stop)
-    steps = range(start, stop, _STEP_BYTES)  # because: a view has no count of its own
-    return sum(bytes(data[at : min(at + _STEP_BYTES, stop)]).count(b"\n") for at in steps)
+    # because: a view has no count of its own
+    return sum(bytes(data[at : min(at + _STEP_BYTES, stop)]).count(b"\n") for at in range(start, stop, _STEP_BYTES))
 
 
 class TextList:
@@ -191,6 +204,7 @@ class TextList:
 
 
 Content = Lines | TextList
+Judged = tuple[list[Bad], int]  # what is wrong with a chunk, and how many lines it has
 
 
 def read_content(chunk: Chunk, limits: Limits, large: Callable[[], object]) -> tuple[Content, list[Bad]]:
@@ -200,7 +214,10 @@ def read_content(chunk: Chunk, limits: Limits, large: Callable[[], object]) -> t
     if chunk.kind == "parquet":
         return _rows(chunk, limits)
     if chunk.kind == "text":
-        text = _read_text(chunk, limits)
+        if (held := chunk.held) is None:
+            with read_errors(chunk.path), open(chunk.path, "rb") as file:
+                held = file.read(limits.hopeless_bytes)
+        text = bytes(held).removeprefix(BOM)
         fits = len(text) <= limits.max_doc_bytes
         return TextList([(text,)] if fits else []), [] if fits else [Bad(0, 0, limits.too_long)]
     start, data, long_at = chunk.start, chunk.held, None
@@ -230,18 +247,137 @@ def _size(text: str | bytes) -> int:
     return len(text.encode() if isinstance(text, str) else text)
 
 
-def _read_text(chunk: Chunk, limits: Limits) -> bytes:
-    data: Buffer | None = chunk.held
-    if data is None:
-        with read_errors(chunk.path), open(chunk.path, "rb") as file:
-            data = file.read(limits.hopeless_bytes)
-    return bytes(data).removeprefix(BOM)
-
-
-def judge(chunk: Chunk, content: Content, bad: list[Bad]) -> tuple[list[Bad], int]:
+def judge(chunk: Chunk, content: Content, bad: list[Bad]) -> Judged:
     """All that is wrong with a chunk, in order, and how many lines it has: 0 where they are counted when asked for."""
     if len(bad) > MOST_BAD:
-        where = f"{chunk.path}, near byte {chunk.start}"
-        raise DataError(f"{where}: more than {MOST_BAD} bad lines follow each other. It is not a {chunk.kind} file.")
-    num_lines = 0 if chunk.plain else content.num_lines + bool(chunk.problem)
-    return sorted(bad, key=lambda one: one.line), num_lines
+        raise DataError(
+            f"{chunk.path}, near byte {chunk.start}: more than {MOST_BAD} bad lines follow each other. "
+            f"It is not a {chunk.kind} file."
+        )
+    return sorted(bad, key=lambda one: one.line), 0 if chunk.plain else content.num_lines + bool(chunk.problem)
+
+
+class OnError(StrEnum):
+    STOP = "stop"
+    SKIP = "skip"
+    QUARANTINE = "quarantine"
+
+
+@dataclass
+class BadLines:
+    """Told of one chunk after the other."""
+
+    on_error: OnError
+    max_bad: int | None = None
+    counts: Counter[str] = field(default_factory=Counter)
+    line: int = 0  # how many of the source were read
+
+    def __post_init__(self) -> None:
+        self._counter = _LineCounter()
+
+    def add(self, chunk: Chunk, bad: Sequence[Bad], num_lines: int) -> bytes:
+        """The lines of the rejects file for a chunk; raises at a bad line too many."""
+        if chunk.start == 0:
+            self.line = 0
+        before = self._counter.before(chunk.path, chunk.start) if chunk.plain and bad else self.line
+        rejects = []
+        for one in bad:
+            self.counts[one.kind] += 1
+            line = before + one.line + 1
+            self._check(where(chunk, line, one), one)
+            rejects.append(_record(chunk, line, one))
+        self.line += num_lines
+        return b"".join(rejects)
+
+    def _check(self, place: str, bad: Bad) -> None:
+        if self.on_error is OnError.STOP:
+            raise DataError(
+                f"{place}: {bad.cause}. Repair or remove the line, or leave such lines out with --on-error skip."
+            )
+        total = self.counts.total()
+        if self.max_bad is not None and total > self.max_bad:
+            causes = ", ".join(f"{number} {cause}" for cause, number in self.counts.most_common())
+            raise DataError(
+                f"{total} bad lines are more than --max-bad {self.max_bad} ({causes}); the last is {place}."
+            )
+
+
+class _LineCounter:
+    """Which line a byte of a plain file is in. Most files have no bad line and need no count."""
+
+    def __init__(self) -> None:
+        self._path, self._at, self._num_ends = Path(), 0, 0
+
+    def before(self, path: Path, start: int) -> int:
+        """How many lines begin before a byte; asked for with growing bytes of one file after the other."""
+        if start == 0:
+            return 0
+        if path != self._path or start - 1 < self._at:
+            self._path, self._at, self._num_ends = path, 0, 0
+        with read_errors(path), open(path, "rb") as file:
+            file.seek(self._at)
+            while self._at < start - 1 and (data := file.read(min(start - 1 - self._at, _STEP_BYTES))):
+                self._num_ends += data.count(b"\n")
+                self._at += len(data)
+        return self._num_ends + 1
+
+
+def where(chunk: Chunk, line: int, bad: Bad) -> str:
+    if chunk.kind == "parquet":
+        return f"{chunk.path}, row {line}"
+    return f"{chunk.path}:{line} (byte {bad.offset})"
+
+
+def _record(chunk: Chunk, line: int, bad: Bad) -> bytes:
+    """One line of the rejects file."""
+    tree: dict[str, Any] = {"file": str(chunk.path)}
+    tree |= {"row": line} if chunk.kind == "parquet" else {"line": line, "byte": bad.offset}
+    tree["cause"] = bad.cause
+    if bad.content is not None:
+        try:
+            tree["content"] = bad.content.decode()
+        except UnicodeDecodeError:
+            tree["content_base64"] = base64.b64encode(bad.content).decode()
+    return json.dumps(tree, ensure_ascii=False).encode() + b"\n"
+
+
+class Texts:
+    """As often as one iterates. `report` is told the bytes of the sources that were read, and -1 when all were."""
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        key: str,
+        limits: Limits | None = None,
+        report: Callable[[int], None] = lambda done: None,
+    ) -> None:
+        self._sources, self._key, self._limits, self._report = sources, key, limits or Limits(), report
+
+    def __iter__(self) -> Iterator[str]:
+        return (text for _, text in self.with_paths())
+
+    def with_paths(self) -> Iterator[tuple[Path, str]]:
+        """Each document behind the file that it came from."""
+        line = done = 0
+        for portion in cut(self._sources, START, self._limits, (self._key,), Budget(2**62)):
+            for chunk in portion.chunks:
+                line = line if chunk.start else 0
+                line += yield from self._of_chunk(chunk, line)
+                done += chunk.num_disk_bytes
+                self._report(done)
+        self._report(ALL)
+
+    def _of_chunk(self, chunk: Chunk, line: int) -> Generator[tuple[Path, str], None, int]:
+        content, too_long = read_content(chunk, self._limits, lambda: None)
+        for _, text in content.texts(0, self._key):
+            if isinstance(text, Reject):
+                _refuse(chunk, line, content.located([text])[0])
+            else:
+                yield chunk.path, text
+        for bad in too_long:
+            _refuse(chunk, line, bad)
+        return content.num_lines
+
+
+def _refuse(chunk: Chunk, line: int, bad: Bad) -> None:
+    raise DataError(f"{where(chunk, line + bad.line + 1, bad)}: {bad.cause}. Repair or remove the line.")

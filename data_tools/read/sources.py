@@ -57,10 +57,7 @@ def source_of(given: str, format_: str | None) -> str | Source:
         known = ", ".join(suffix.removeprefix(".") for suffix, (kind, _) in SUFFIXES.items() if kind != "parquet")
         rule = "has to be a file, for it is read from its end" if kind else "is none of what can be read"
         raise UsageError(f"--format={format_} {rule}. Use one of {known}.")
-    if path == STDIN:
-        return Source(path, kind, codec)
-    found = _stat(path)
-    return Source(path, kind, codec, found.st_size, found.st_mtime_ns)
+    return _source(path, (kind, codec))
 
 
 def skipped_files(inputs: Inputs) -> list[Path]:
@@ -74,11 +71,10 @@ def skipped_files(inputs: Inputs) -> list[Path]:
             continue
         path = Path(given)
         if path.is_dir():
-            found = [one for one in _below(path) if not _known(one) or one.is_dir()]
-        else:
-            found = [] if path.exists() else [Path(name) for name in glob.iglob(str(given), recursive=True)]
-            found = [one for one in found if one.is_file() and not _known(one)]
-        skipped += sorted(found)
+            skipped += sorted(one for one in _below(path) if not _known(one) or one.is_dir())
+        elif not path.exists():
+            found = map(Path, glob.iglob(str(given), recursive=True))
+            skipped += sorted(one for one in found if one.is_file() and not _known(one))
     return skipped
 
 
@@ -106,11 +102,13 @@ def codec_of(name: str) -> str:
     return next((codec for codec in _CODECS if name.endswith(f".{codec}")), "")
 
 
-def _source(path: Path) -> Source:
+def _source(path: Path, said: tuple[str, str] | None = None) -> Source:
+    """What a file is by its name, if nobody said what it holds and how it is compressed."""
+    by_name = (what for suffix, what in SUFFIXES.items() if path.name.endswith(suffix))
+    kind, codec = said or next(by_name, ("jsonl", ""))
     if path == STDIN:
-        return Source(path, "jsonl", "")
+        return Source(path, kind, codec)
     found = _stat(path)
-    kind, codec = next(what for suffix, what in SUFFIXES.items() if path.name.endswith(suffix))
     return Source(path, kind, codec, found.st_size, found.st_mtime_ns)
 
 
@@ -126,8 +124,10 @@ def _stat(path: Path) -> os.stat_result:
     except DataError as error:
         raise DataError(f"{path} is a link that leads back to itself. Remove it.") from error
     if not stat.S_ISREG(found.st_mode):
-        way = f"To read it once, give - in its place and send it there: `< {path}`."
-        raise DataError(f"{path} is a pipe or a device, and not a file with an end and a beginning. {way}")
+        raise DataError(
+            f"{path} is a pipe or a device, and not a file with an end and a beginning. "
+            f"To read it once, give - in its place and send it there: `< {path}`."
+        )
     refuse_hole(path)
     return found
 
@@ -140,10 +140,13 @@ def _expand(given: Path | Source) -> Sequence[Path | Source]:
     if isinstance(given, Source) or given == STDIN:
         return [given]
     if given.is_dir():
-        return list(_all_of(given))
+        found = sorted(path for path in _below(given) if _known(path) and not path.is_dir())
+        if not found:
+            raise MissingInputError(f"{given} holds none of {KNOWN}. Check the folder.")
+        return found
     if not os.path.lexists(given):
         matches = _refuse_repeated(Path(name) for name in glob.iglob(str(given), recursive=True))
-        found = [path for path in sorted(matches) if _known(path) and not path.is_dir()]
+        found = sorted(path for path in matches if _known(path) and not path.is_dir())
         if not found:
             raise MissingInputError(f"{given} does not exist. Give files ({KNOWN}), folders of them, or globs.")
         return found
@@ -153,11 +156,6 @@ def _expand(given: Path | Source) -> Sequence[Path | Source]:
     return [given]
 
 
-def _all_of(folder: Path) -> Iterator[Path]:
-    found = sorted(path for path in _below(folder) if _known(path) and not path.is_dir())
-    if not found:
-        raise MissingInputError(f"{folder} holds none of {KNOWN}. Check the folder.")
-    yield from found
 
 
 def _below(folder: Path) -> Iterator[Path]:

@@ -1,17 +1,30 @@
-"""Compressed files and pipes as streams of bytes, whatever is in them. Called by chunks.py, and by who reads archives.
+"""What cannot be read by position: compressed files, archives and pipes as streams of bytes, .parquet as rows.
 
-An archive may be hostile: a few kilobytes that stand for gigabytes are found out after 64 MiB, and no step is ever
-larger than the input can make one step of the decompressor. An archive that ends too early is damaged, not short.
+Called by chunks.py and by corpora. An archive may be hostile: a few kilobytes that stand for gigabytes are found out
+after 64 MiB, and no step is ever larger than the input can make one step of the decompressor. An archive that ends too
+early is damaged, not short.
+
+`contents` yields the files in a file: in a zip or tar archive those that are wanted, else the file itself, unpacked if
+it is packed. What a file is, is told from its first bytes. No name in an archive becomes a path, and nothing is
+unpacked to disk.
+
+Of a .parquet file `read_rows` yields the wanted columns only, a bounded number of rows at a time. Columns are read as
+their dictionaries where they have one, so that a text which stands a million times in the file stands once in memory.
 """
 
 from __future__ import annotations
 
 import bz2
+import errno
+import importlib
 import io
 import lzma
+import struct
 import sys
+import tarfile
+import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -29,6 +42,20 @@ _FEED_BYTES = 64 << 10
 # because: four bytes of a zst file can stand for 128 KiB, and the library hands out all that it was fed
 _ZST_FEED_BYTES = 2 << 10
 _ZST_WINDOW_BYTES = 128 << 20  # as the zstd command allows
+Wanted = Callable[[str, int], bool]  # is told a member's name, without folders, and its size
+Contents = Iterator[tuple[str, IO[bytes]]]  # names, and streams to be read before the next is asked for
+CODECS = {b"\x1f\x8b": "gz", b"BZh": "bz2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zst"}
+_ZIP = b"PK\x03\x04"
+_TAR, _TAR_AT = b"ustar", 257
+# because: a RuntimeError says that a password is wanted, or an unknown method of packing; the last ones are slips of
+# the library's over names and lengths that make no sense
+_DAMAGE = (
+    zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, RuntimeError, ValueError, IndexError, OverflowError,
+    struct.error,
+)  # fmt: skip
+_MOST_ROWS = 4096
+Text = str | bytes | None  # bytes where they are no UTF-8, for whoever looks at texts to say so
+Rows = list[tuple[Text, ...]]
 
 
 class DamagedArchiveError(Exception):
@@ -73,11 +100,6 @@ def read_stream(file: IO[bytes], codec: str) -> Iterator[bytes]:
         yield from _full_reads(file)
     else:
         yield from _bounded(_UNPACK[codec](file), file.tell)
-
-
-def read_member(file: IO[bytes], packed_bytes: int) -> Iterator[bytes]:
-    """The content of an archive's member, which something else unpacks."""
-    return _bounded(_full_reads(file), lambda: packed_bytes)
 
 
 def _bounded(stream: Iterator[bytes], packed_bytes: Callable[[], int]) -> Iterator[bytes]:
@@ -173,7 +195,7 @@ def _unpack(build: Callable[[], Any], file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _unzstd(file: IO[bytes]) -> Iterator[bytes]:
-    zstandard = _zstandard()
+    zstandard = _package("zstandard", "zst")
     build: Callable[[], Any] = zstandard.ZstdDecompressor(max_window_size=_ZST_WINDOW_BYTES).decompressobj
     part, data = build(), file.read(_ZST_FEED_BYTES)
     if not data:
@@ -206,10 +228,152 @@ _UNPACK: dict[str, Callable[[IO[bytes]], Iterator[bytes]]] = {
 }
 
 
-def _zstandard() -> Any:
+
+
+def contents(path: Path, wanted: Wanted) -> Contents:
+    """The members that are wanted; of a file that is no archive its only content, wanted or not."""
+    with read_errors(path), open(path, "rb") as file:
+        start = file.read(8)
+        file.seek(0)
+        if start.startswith(_ZIP):
+            yield from _zip_members(file, wanted, path)
+            return
+        codec = next((codec for magic, codec in CODECS.items() if start.startswith(magic)), "")
+        stream = as_file(read_stream(file, codec), path)
+        if stream.peek()[_TAR_AT : _TAR_AT + len(_TAR)] == _TAR:
+            yield from _tar_members(stream, wanted, path)
+        else:
+            yield path.name.removesuffix(f".{codec}"), stream
+
+
+def _zip_members(file: IO[bytes], wanted: Wanted, path: Path) -> Contents:
+    with (
+        _damage(lambda cause: DataError(f"{path} is not a whole zip archive ({cause}). Get it again.")),
+        zipfile.ZipFile(file) as archive,
+    ):
+        for info in archive.infolist():
+            name = info.filename.rsplit("/", 1)[-1]
+            if name and wanted(name, info.file_size):
+                with archive.open(info) as inner:
+                    yield name, _member(inner, info.compress_size, path)
+
+
+def _tar_members(stream: io.BufferedReader, wanted: Wanted, path: Path) -> Contents:
+    with (
+        _damage(lambda cause: DataError(f"{path} is not a whole tar archive ({cause}). Get it again.")),
+        tarfile.open(fileobj=stream, mode="r|") as archive,
+    ):
+        for member in archive:
+            name = member.name.rsplit("/", 1)[-1]
+            inner = archive.extractfile(member) if member.isreg() and wanted(name, member.size) else None
+            if inner is not None:
+                yield name, _member(inner, member.size, path)
+
+
+def _member(file: IO[bytes], packed_bytes: int, path: Path) -> IO[bytes]:
+    """Damage that shows when it is read is an error of ours, too."""
+
+    def stream() -> Iterator[bytes]:
+        with _damage(lambda cause: DamagedArchiveError(f"the archive is damaged ({cause})")):
+            yield from _bounded(_full_reads(file), lambda: packed_bytes)
+
+    return as_file(stream(), path)
+
+
+@contextmanager
+def _damage(named: Callable[[str], Exception]) -> Iterator[None]:
     try:
-        import zstandard
+        yield
+    except _DAMAGE as error:
+        raise named(str(error)) from error
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # because: damage can point to before the file's beginning
+            raise
+        raise named(str(error)) from error
+
+
+def read_rows(
+    path: Path, columns: Sequence[str], start: int, batch_bytes: int
+) -> Iterator[tuple[int, Rows, int, float]]:
+    """From a row on: the first row's number, rows, the bytes of their texts, the share of the file that is done."""
+    pyarrow, parquet = _package("pyarrow", "parquet"), _package("pyarrow.parquet", "parquet")
+    with read_errors(path):
+        try:
+            _check_columns(parquet.read_schema(path), columns, path, pyarrow)
+            with parquet.ParquetFile(path, read_dictionary=list(columns)) as file:
+                yield from _batches(file, columns, start, batch_bytes)
+        except (pyarrow.ArrowException, OSError, IndexError, UnicodeDecodeError) as error:  # names are text too
+            if isinstance(error, FileNotFoundError):
+                raise
+            raise DataError(f"{path} cannot be read as .parquet ({error}). It is damaged or another file.") from error
+
+
+def _batches(file: Any, columns: Sequence[str], start: int, batch_bytes: int) -> Iterator[tuple[int, Rows, int, float]]:
+    at, total = 0, max(file.metadata.num_rows, 1)
+    for group in range(file.metadata.num_row_groups):
+        about = file.metadata.row_group(group)
+        num_rows = max(1, min(_MOST_ROWS, batch_bytes * about.num_rows // max(about.total_byte_size, 1)))
+        if at + about.num_rows <= start:
+            at += about.num_rows
+            continue
+        for batch in file.iter_batches(batch_size=num_rows, row_groups=[group], columns=list(columns)):
+            stop = at + batch.num_rows
+            for first, rows, num_bytes in _split(at, batch, columns, batch_bytes):
+                if first >= start:
+                    yield first, rows, num_bytes, (first + len(rows)) / total
+            at = stop
+
+
+def _split(at: int, batch: Any, columns: Sequence[str], batch_bytes: int) -> Iterator[tuple[int, Rows, int]]:
+    """A batch in parts of about batch_bytes, for the texts of a dictionary weigh more than their numbers."""
+    rows: Rows = []
+    num_bytes = 0
+    for row in zip(*(_texts(batch.column(name)) for name in columns), strict=True):
+        rows.append(row)
+        num_bytes += sum(len(text) for text in row if text is not None)
+        if num_bytes >= batch_bytes:
+            yield at, rows, num_bytes
+            at, rows, num_bytes = at + len(rows), [], 0
+    if rows:
+        yield at, rows, num_bytes
+
+
+def _texts(column: Any) -> Iterator[Text]:
+    try:
+        known = column.dictionary.to_pylist()
+    except UnicodeDecodeError:
+        large = "large_binary" if str(column.dictionary.type).startswith("large") else "binary"
+        known = [_text(data) for data in column.dictionary.view(large).to_pylist()]
+    indices = column.indices.to_pylist()
+    # because: the library looks up what it is told to, also behind the dictionary's end, and -1 is the last for Python
+    if any(not 0 <= index < len(known) for index in indices if index is not None):
+        raise IndexError("a row is a text that the dictionary of its column does not have")
+    return (None if index is None else known[index] for index in indices)
+
+
+def _text(data: bytes | None) -> Text:
+    try:
+        return None if data is None else data.decode()
+    except UnicodeDecodeError:
+        return data
+
+
+def _check_columns(schema: Any, columns: Sequence[str], path: Path, pyarrow: Any) -> None:
+    for name in columns:
+        if name not in schema.names:
+            raise DataError(f"{path} has no column {name!r}; it has {', '.join(schema.names)}. Name one with --key.")
+        kind = schema.field(name).type
+        value = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
+        if not (pyarrow.types.is_string(value) or pyarrow.types.is_large_string(value)):
+            raise DataError(f"{path}: the column {name!r} holds {value}, which is no text. Name another with --key.")
+
+
+def _package(name: str, suffix: str) -> Any:
+    """A package that not everybody has, for files of this suffix; the extra that brings it is called as the suffix."""
+    try:
+        return importlib.import_module(name)
     except ImportError as error:
-        way = "Install it with `pip install 'lmtrain[zst]'`."
-        raise UsageError(f".zst files need the package zstandard. {way}") from error
-    return zstandard
+        raise UsageError(
+            f".{suffix} files need the package {name.partition('.')[0]}. "
+            f"Install it with `pip install 'lmtrain[{suffix}]'`."
+        ) from error

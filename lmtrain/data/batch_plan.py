@@ -1,6 +1,6 @@
 """How large each step's batch is and which positions of the run it reads. Called by the settings and the loader.
 
-Must not know samples or ranks; which sample stands at a position is order.py's.
+Must not know samples or ranks; which sample stands at a position is dataset.py's.
 """
 
 from __future__ import annotations

@@ -2,19 +2,91 @@
 
 The kinds are in samples: causal.py (concatenated documents), packing.py (whole documents), masked.py (sentences),
 megatron.py and blend.py; the loader and validation know only what is here.
+
+`Order` says which samples a step reads: a pure function of the seed and the position, so that nothing has to be stored.
+Positions count on through the epochs; each epoch is its own permutation, computed an id at a time by a keyed one-to-one
+function. csrc/ holds the same function, `permute` below is its numpy twin, and both give the same answer.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lmtrain import native
 from lmtrain.batch import Batch
+from lmtrain.errors import DataError
 
 Int64s = NDArray[np.int64]
+
+_MASK = 2**64 - 1
+_GOLDEN = 0x9E3779B97F4A7C15  # because: the constants of splitmix64, a mixer without weak bits
+_MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_ROUNDS = 6
+_MIN_HALF_BITS = 3  # halves of fewer bits shuffle tiny sets badly
+
+
+def mix(value: int) -> int:
+    """splitmix64's finish: any 64 bits to 64 bits that look unrelated; also how seeds are combined."""
+    value &= _MASK
+    value = (value ^ (value >> 30)) * _MIX_1 & _MASK
+    value = (value ^ (value >> 27)) * _MIX_2 & _MASK
+    return value ^ (value >> 31)
+
+
+def permute(ids: Int64s, n: int, seed: int) -> Int64s:
+    """Where each id of 0..n-1 goes in the permutation of this seed."""
+    return native.compiled("permute", permute_twin)(np.ascontiguousarray(ids, np.int64), n, seed & _MASK)
+
+
+def permute_twin(ids: Int64s, n: int, seed: int) -> Int64s:
+    """The same in numpy: a Feistel network over the next even power of two, walked until it is back below n."""
+    if ids.size and (ids.min() < 0 or ids.max() >= n):
+        raise ValueError(f"ids must lie in 0..{n - 1}")
+    half = np.uint64(max(_MIN_HALF_BITS, ((n - 1).bit_length() + 1) // 2))
+    keys = [np.uint64(mix((seed & _MASK) + (i + 1) * _GOLDEN)) for i in range(_ROUNDS)]
+    values = ids.astype(np.uint64)
+    outside = np.arange(values.size)
+    while outside.size:
+        values[outside] = _feistel(values[outside], half, keys)
+        outside = outside[values[outside] >= n]
+    return values.astype(np.int64)
+
+
+def _feistel(values: NDArray[np.uint64], half: np.uint64, keys: Sequence[np.uint64]) -> NDArray[np.uint64]:
+    left, right = values >> half, values & ((np.uint64(1) << half) - np.uint64(1))
+    for key in keys:
+        mixed = right ^ key
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(_MIX_1)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(_MIX_2)
+        left, right = right, left ^ (mixed >> (np.uint64(64) - half))
+    return (left << half) | right
+
+
+@dataclass(frozen=True)
+class Order:
+    """Position in the run -> sample id. Epoch e is positions e*n to (e+1)*n - 1, each sample once."""
+
+    num_samples: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.num_samples < 1:
+            raise DataError("There are 0 samples to order. Use more data, a larger share of it or shorter sequences.")
+
+    def ids(self, first: int, count: int) -> Int64s:
+        parts: list[Int64s] = []
+        while count > 0:
+            epoch, at = divmod(first, self.num_samples)
+            now = min(count, self.num_samples - at)
+            seed = mix(mix(self.seed) + epoch * _GOLDEN)
+            parts.append(permute(np.arange(at, at + now, dtype=np.int64), self.num_samples, seed))
+            first, count = first + now, count - now
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
 
 class Counts(NamedTuple):

@@ -1,6 +1,6 @@
 """Steps of training data, read ahead by a thread. The whole state is the step number.
 
-Called by train. Every rank knows the global batch of a step (order.py) and reads its own share of it:
+Called by train. Every rank knows the global batch of a step (dataset.py) and reads its own share of it:
 microbatch m takes dp_size * micro_batch consecutive samples, of which rank r has the r-th micro_batch. So the samples
 of a step do not depend on dp_size, and a loader started at step k returns what an unbroken one returns at k.
 """
@@ -14,19 +14,15 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from lmtrain.batch import StepBatches
 from lmtrain.data.batch_plan import BatchPlan
-from lmtrain.data.dataset import Dataset as Dataset
-from lmtrain.data.dataset import SampleOrder, labels_of_terms
+from lmtrain.data.dataset import Dataset, SampleOrder, labels_of_terms
 from lmtrain.errors import SettingsError
 from lmtrain.observe.measure import phases
 from lmtrain.runtime.processes.faults import fault_point
-
-Int64s = NDArray[np.int64]
 
 
 class Loader:

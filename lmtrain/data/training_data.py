@@ -16,10 +16,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from lmtrain.data.data_settings import BlendPart, BlendSettings, DataChoice, DataSettings
-from lmtrain.data.dataset import Dataset, InOrder, Later, SampleOrder
-from lmtrain.data.masked_settings import MaskedSettings
-from lmtrain.data.order import Order
+from lmtrain.data.data_settings import BlendPart, BlendSettings, DataChoice, DataSettings, MaskedSettings
+from lmtrain.data.dataset import Dataset, InOrder, Later, Order, SampleOrder
 from lmtrain.data.samples.blend import BlendedDataset, BlendOrder, MegatronBlendOrder, whole_shares
 from lmtrain.data.samples.causal import CausalDataset
 from lmtrain.data.samples.masked import MaskedDataset, MaskVocabulary, WordPieces
@@ -134,12 +132,11 @@ class TrainingData:
 def open_datasets(settings: DataChoice) -> Opened:
     if isinstance(settings, DataSettings):
         paths, valid_paths = [settings.path], [settings.valid_path] if settings.valid_path else []
-        valid_paths += settings.valid_paths.values()
     elif isinstance(settings, BlendSettings):
         paths, valid_paths = ([part.path for part in parts] for parts in (settings.datasets, settings.valid_datasets))
-        valid_paths += settings.valid_paths.values()
     else:
         raise SettingsError([f"data.kind={settings.kind} makes no samples of text. Use dataset, blend or masked."])
+    valid_paths += settings.valid_paths.values()
     _allow_files(_FILES_EACH * (len(paths) + len(valid_paths)))
     return Opened(*([IndexedDataset.open(path) for path in some] for some in (paths, valid_paths)))
 
@@ -177,9 +174,9 @@ def build_training_data(settings: DataChoice, opened: Opened, asked: Asked) -> T
         order = Later(order, settings.first_sample)
     identity = _identity(settings, parts, wanted) | {"held_out_tokens": held_out}
     identity |= {"shares": READ_SHARES} if make.shares == READ_SHARES else {}
-    pads = settings.packing != "concatenate" or isinstance(settings, MaskedSettings)
     return TrainingData(
-        train, order, valid, parts, identity, settings.first_sample, asked.num_samples, pads=pads, said=said,
+        train, order, valid, parts, identity, settings.first_sample, asked.num_samples,
+        pads=settings.packing != "concatenate" or isinstance(settings, MaskedSettings), said=said,
         datasets=tuple(opened.all),
     )  # fmt: skip
 
@@ -264,8 +261,7 @@ def _blend(
         whole = _shares(settings.datasets, sets, make.asked.seq_len)
         shares = [Fraction(share, sum(whole)) for share in whole]
         order = BlendOrder(whole, [one.num_samples for one in sets], make.asked.seed)
-    parts = [Part(*one) for one in zip(opened, ranges, sets, shares, strict=True)]
-    return BlendedDataset(sets), order, parts
+    return BlendedDataset(sets), order, [Part(*one) for one in zip(opened, ranges, sets, shares, strict=True)]
 
 
 def _shares(parts: Sequence[BlendPart], sets: Sequence[Dataset], seq_len: int) -> list[int]:

@@ -1,7 +1,7 @@
 """A tokenizer: text to ids and back, the special ids, and a fingerprint of all that decides ids. Torch-free.
 
 Called by preprocessing, evaluation and whoever must know the vocabulary. Wraps `tokenizers.Tokenizer`; knows the
-shapes a tokenizer takes on disk only through bpe.py and wordpiece.py. Text is always text: `<|endoftext|>` or
+shapes a tokenizer takes on disk only through vocabularies.py. Text is always text: `<|endoftext|>` or
 `[MASK]` written in a document is split like any other characters, so that no document can forge a boundary.
 """
 
@@ -22,7 +22,7 @@ import tokenizers
 
 from lmtrain.errors import DataError, LmtrainError, MissingInputError, brief
 from lmtrain.runtime.files.files import atomic_file, opened, read_range
-from lmtrain.tokenizer import bpe, wordpiece
+from lmtrain.tokenizer import vocabularies
 
 MAX_BYTES = 64 << 20  # because: the largest vocabularies there are take half of it
 _MAX_ENTRIES = 4_000_000  # pieces, merges and whatever else stands between commas or on lines
@@ -105,8 +105,7 @@ def _judge_model(model: Any, name: str) -> None:
 def _judge_rules(inner: tokenizers.Tokenizer, name: str) -> None:
     for part in ("normalizer", "pre_tokenizer", "decoder"):
         found = getattr(inner, part)
-        tree = None if found is None else json.loads(found.__getstate__())
-        rules = [] if tree is None else list(_rules(tree))
+        rules = [] if found is None else list(_rules(json.loads(found.__getstate__())))
         growth = 1.0
         for rule in rules:
             growth = min(growth * _growth(rule), 1e9)
@@ -186,11 +185,12 @@ class Tokenizer:
     def _load(cls, path: Path) -> Tokenizer:
         if path.name.endswith("vocab.json"):
             merges = _merges_beside(path)
-            return cls._made(lambda name: bpe.read_gpt2(_read(path), _read(merges), name, str(merges)), str(path))
+            return cls._made(
+                lambda name: vocabularies.read_gpt2(_read(path), _read(merges), name, str(merges)), str(path)
+            )
         if path.suffix == ".txt":
-            return cls._made(lambda name: wordpiece.read_vocab(_read(path), name), str(path))
-        data = _read(path)
-        return cls._made(lambda name: tokenizers.Tokenizer.from_str(data.decode()), str(path))
+            return cls._made(lambda name: vocabularies.read_wordpiece(_read(path), name), str(path))
+        return cls._made(lambda name: tokenizers.Tokenizer.from_str(_read(path).decode()), str(path))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Tokenizer:
@@ -251,8 +251,10 @@ class Tokenizer:
         except BaseException as error:
             if is_ours(error):
                 raise
-            said = f"{self.source} cannot cut {brief(text, 40)!r}, as a tokenizer can any text ({brief(error)})"
-            raise DataError(f"{said}. {_ANOTHER}") from error
+            raise DataError(
+                f"{self.source} cannot cut {brief(text, 40)!r}, as a tokenizer can any text ({brief(error)}). "
+                f"{_ANOTHER}"
+            ) from error
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         return [self.encode(text) for text in texts]
@@ -350,7 +352,7 @@ def _what_decides_ids(tree: dict[str, Any]) -> dict[str, Any]:
     model = {key: value for key, value in tree["model"].items() if value not in (None, "", False)}
     has_names = isinstance(model["vocab"], dict)  # Unigram's are pairs of a piece and its score
     byte_level = has_names and (tree["pre_tokenizer"] or {}).get("type") == "ByteLevel"
-    if byte_level and model["vocab"].keys() >= bpe.ALPHABET:
+    if byte_level and model["vocab"].keys() >= vocabularies.ALPHABET:
         model.pop("unk_token", None)  # because: with every byte in the vocabulary nothing is unknown
     added = [
         # A special token is never found in text, so that only its name and id matter.

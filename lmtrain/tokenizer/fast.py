@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain import native
-from lmtrain.tokenizer import bpe
+from lmtrain.tokenizer import vocabularies
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.json_lines import BadTextError, Reject, Text, bad_lines, judged, lines_of, reject
 
@@ -49,7 +49,7 @@ def _pattern(tree: dict[str, Any]) -> str | None:
         return None
     if not before and bytes_["use_regex"]:
         return "gpt2"
-    whole = {"type": "Split", "pattern": {"Regex": bpe.CL100K}, "behavior": "Isolated", "invert": False}
+    whole = {"type": "Split", "pattern": {"Regex": vocabularies.CL100K}, "behavior": "Isolated", "invert": False}
     return "cl100k" if before == [whole] and not bytes_["use_regex"] else None
 
 
@@ -59,7 +59,7 @@ def _is_plain_bpe(model: dict[str, Any]) -> bool:
         and not any(
             model.get(name) for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
         )
-        and model["vocab"].keys() >= bpe.ALPHABET
+        and model["vocab"].keys() >= vocabularies.ALPHABET
         and max(model["vocab"].values()) < _MOST_IDS
         and len(model["merges"]) <= _MOST_MERGES
     )
@@ -68,16 +68,13 @@ def _is_plain_bpe(model: dict[str, Any]) -> bool:
 def _build_bpe(kind: Any, pattern: str, model: dict[str, Any]) -> Any:
     vocab, pairs = model["vocab"], [m.split(" ", 1) if isinstance(m, str) else m for m in model["merges"]]
     merges = np.array([(vocab[a], vocab[b], vocab[a + b]) for a, b in pairs], np.int64).reshape(-1, 3)
-    byte_ids = np.array([vocab[letter] for letter in bpe.LETTERS], np.int64)
-    whole = {}
-    if model.get("ignore_merges"):
-        whole = {
-            piece.translate(_TO_BYTES).encode("latin-1"): i for piece, i in vocab.items() if set(piece) <= bpe.ALPHABET
-        }
+    byte_ids = np.array([vocab[letter] for letter in vocabularies.LETTERS], np.int64)
+    spelled = (piece for piece in vocab if model.get("ignore_merges") and set(piece) <= vocabularies.ALPHABET)
+    whole = {piece.translate(_TO_BYTES).encode("latin-1"): vocab[piece] for piece in spelled}
     return kind.bpe(pattern, byte_ids, merges, whole)
 
 
-_TO_BYTES = {ord(letter): byte for byte, letter in enumerate(bpe.LETTERS)}
+_TO_BYTES = {ord(letter): byte for byte, letter in enumerate(vocabularies.LETTERS)}
 
 
 def _is_bert(tree: dict[str, Any]) -> bool:
@@ -149,8 +146,9 @@ class CompiledEncoder:
         return Encoded(tokens, lengths, num_text_bytes, rejects)
 
     def encode_jsonl(self, data: bytes, key: str, *, append_eod: bool = False) -> Encoded:
-        found = self._encoder.encode_jsonl(data, key.encode("utf-8", "surrogatepass"), self._end(append_eod))
-        tokens, lengths, num_text_bytes, bad = found
+        tokens, lengths, num_text_bytes, bad = self._encoder.encode_jsonl(
+            data, key.encode("utf-8", "surrogatepass"), self._end(append_eod)
+        )
         return Encoded(tokens, lengths, num_text_bytes, bad_lines(data, key, bad))
 
     def _end(self, append_eod: bool) -> int:
@@ -190,7 +188,7 @@ class TwinEncoder:
         return Encoded(np.concatenate(arrays), np.array(lengths, np.int64), num_text_bytes, rejects)
 
     def _ids(self, text: str, append_eod: bool) -> NDArray[Any]:
-        parts = [np.array(self._tokenizer.encode(part), self._dtype) for part in self._tokenizer.cut(text)]
-        ids = np.concatenate(parts)
+        parts = map(self._tokenizer.encode, self._tokenizer.cut(text))
+        ids = np.concatenate([np.array(part, self._dtype) for part in parts])
         # because: an empty document stays empty in this format, without an end
         return np.append(ids, ids.dtype.type(self._tokenizer.eod_id)) if append_eod and len(ids) else ids

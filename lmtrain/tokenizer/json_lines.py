@@ -35,11 +35,6 @@ class Reject(NamedTuple):
     offset: int  # the byte that is wrong: of the slice, or of the document
     cause: str
 
-    @property
-    def kind(self) -> str:
-        """The cause without what differs from line to line, to count by."""
-        return self.cause.partition(" (")[0]
-
 
 class JsonLines(NamedTuple):
     """The good texts as UTF-8, where in the slice their lines begin, and the bad lines."""
@@ -105,16 +100,13 @@ def judged(source: Text, key: str | None) -> str:
     """The text of a document or, with a key, of a line; raises BadTextError."""
     if key is not None:
         assert isinstance(source, bytes)
-        return text_of(source, key)
+        found: str = document_of(source, key)[key]
+        return found
     text = source if isinstance(source, str) else decoded(source)
     refuse_bad_text(text)
     return text
 
 
-def text_of(line: bytes, key: str) -> str:
-    """The text under the key of one line; raises BadTextError."""
-    text: str = document_of(line, key)[key]
-    return text
 
 
 def document_of(line: bytes, key: str | None) -> Document:
@@ -163,7 +155,10 @@ def decoded(data: bytes) -> str:
 
 def refuse_bad_text(text: str) -> None:
     """Raises BadTextError at half a character, and where a run of ASCII white space, or without any, is too long."""
-    data = _utf8(text)
+    try:
+        data = text.encode()
+    except UnicodeEncodeError as error:
+        raise BadTextError(0, "the text holds a lone surrogate, which is no character") from error
     if len(data) > MAX_WORD_BYTES:
         for stretch in _STRETCH.finditer(data):
             if stretch.end() - stretch.start() > MAX_WORD_BYTES:
@@ -185,8 +180,3 @@ def _whole(digits: str) -> int:
     return int(digits)
 
 
-def _utf8(text: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        raise BadTextError(0, "the text holds a lone surrogate, which is no character") from error

@@ -12,28 +12,30 @@ import tokenizers
 from tokenizers import models, trainers
 
 from lmtrain.errors import DataError, UsageError
-from lmtrain.tokenizer import bpe, wordpiece
+from lmtrain.tokenizer import vocabularies
 from lmtrain.tokenizer.base import Tokenizer
 
 _MIN_FREQUENCY = 2  # a pair seen once is not a pattern
 _MAX_ALPHABET = 1000  # characters that WordPiece knows by themselves; rarer ones are [UNK]
 
 
-def train_bpe(texts: Iterable[str], vocab_size: int, pattern: bpe.Pattern = "gpt2") -> Tokenizer:
+def train_bpe(texts: Iterable[str], vocab_size: int, pattern: vocabularies.Pattern = "gpt2") -> Tokenizer:
     """Byte-level BPE; a small corpus may yield fewer pieces than asked for."""
-    smallest = len(bpe.ALPHABET) + 1
+    smallest = len(vocabularies.ALPHABET) + 1
     if vocab_size < smallest:
         raise UsageError(f"--vocab-size={vocab_size} is too small for BPE and its 256 bytes. Use {smallest} or more.")
     inner = tokenizers.Tokenizer(models.BPE())
-    inner.pre_tokenizer = bpe.splitting(pattern)
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        min_frequency=_MIN_FREQUENCY,
-        special_tokens=[bpe.EOD],
-        initial_alphabet=sorted(bpe.ALPHABET),
-        show_progress=False,
+    inner.pre_tokenizer = vocabularies.bpe_splitting(pattern)
+    inner.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            min_frequency=_MIN_FREQUENCY,
+            special_tokens=[vocabularies.EOD],
+            initial_alphabet=sorted(vocabularies.ALPHABET),
+            show_progress=False,
+        ),
     )
-    inner.train_from_iterator(texts, trainer)
     inner.decoder = tokenizers.decoders.ByteLevel()
     return Tokenizer(inner)
 
@@ -42,25 +44,25 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool) -> T
     """BERT's WordPiece. Reads the texts twice, so that an iterator is first kept in memory."""
     if isinstance(texts, Iterator):
         texts = list(texts)
-    room = vocab_size - len(wordpiece.SPECIAL)
+    room = vocab_size - len(vocabularies.SPECIAL)
     if room < 2:
-        smallest = len(wordpiece.SPECIAL) + 2
+        smallest = len(vocabularies.SPECIAL) + 2
         raise UsageError(f"--vocab-size={vocab_size} is too small for WordPiece. Use {smallest} or more.")
     inner = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))  # noqa: S106 - no password
-    wordpiece.apply_splitting(inner, lowercase)
+    vocabularies.apply_wordpiece_splitting(inner, lowercase)
     alphabet, inside = _letters(texts, inner, min(_MAX_ALPHABET, room // 2))
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
         min_frequency=_MIN_FREQUENCY,
         # because: the library numbers pieces such as ##e in the order of a hash map that differs from process to
         # process, and breaks ties by these numbers; given as special tokens they are numbered in the order given.
-        special_tokens=[*wordpiece.SPECIAL, *(f"##{letter}" for letter in inside)],
+        special_tokens=[*vocabularies.SPECIAL, *(f"##{letter}" for letter in inside)],
         initial_alphabet=alphabet,
         limit_alphabet=len(alphabet),
         show_progress=False,
     )
     inner.train_from_iterator(texts, trainer)
-    return Tokenizer(wordpiece.build(inner.get_vocab(with_added_tokens=False), lowercase))
+    return Tokenizer(vocabularies.build_wordpiece(inner.get_vocab(with_added_tokens=False), lowercase))
 
 
 def _letters(texts: Iterable[str], inner: tokenizers.Tokenizer, limit: int) -> tuple[list[str], list[str]]:

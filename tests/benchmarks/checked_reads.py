@@ -42,8 +42,8 @@ import numpy as np
 import torch
 from lmtrain.data.batch_plan import BatchPlan
 from lmtrain.data.loader import Loader
-from lmtrain.data.masked_settings import MaskedSettings
-from lmtrain.data.order import Order
+from lmtrain.data.data_settings import MaskedSettings
+from lmtrain.data.dataset import Order
 from lmtrain.data.samples.causal import CausalDataset
 from lmtrain.data.samples.masked import MaskedDataset, MaskVocabulary
 from lmtrain.data.samples.megatron import MegatronDataset

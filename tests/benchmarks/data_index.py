@@ -22,8 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from lmtrain.data.dataset import Dataset
-from lmtrain.data.order import Order
+from lmtrain.data.dataset import Dataset, Order
 from lmtrain.data.samples.blend import Schedule, whole_shares
 from lmtrain.data.samples.causal import CausalDataset
 from lmtrain.data.samples.packing import PackedDataset, Packing

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from data_tools.preprocess.sequences import split_sentences
-from lmtrain.data.masked_settings import MaskedSettings
+from lmtrain.data.data_settings import MaskedSettings
 from lmtrain.data.samples.masked import MaskedDataset, MaskVocabulary
 from lmtrain.data.samples.masked_twin import BEGINS, CONTINUES, SPECIAL
 from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset

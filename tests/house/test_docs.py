@@ -31,7 +31,7 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`([^`]+)`")
 ROOMS = sorted(path.name for path in (ROOT / "lmtrain").iterdir() if path.is_dir() and path.name[0] not in "_.")
-# a path from the root, or a Python file from its room on: `data/order.py`
+# a path from the root, or a Python file from its room on: `data/dataset.py`
 FILE = re.compile(
     rf"(?<![\w./~-])((?:lmtrain|data_tools|tests|conf|csrc|docs|\.ci)/[\w./{{}},*-]*|(?:{'|'.join(ROOMS)})/[\w./]+\.py)"
 )
@@ -244,7 +244,7 @@ def test_a_broken_link_is_found(tmp_path: Path) -> None:
         ("see `lmtrain/train/step.py`, conf/model/, lmtrain/models/NAME.py and tests/unit/.", []),
         ("see `lmtrain/train/steps.py`.", ["lmtrain/train/steps.py"]),
         ("`lmtrain/{train,trains}/`", ["lmtrain/trains/"]),
-        ("`data/order.py`, `data/orders.py` and your data/train", ["data/orders.py"]),
+        ("`data/dataset.py`, `data/orders.py` and your data/train", ["data/orders.py"]),
         ("a page of mine: configs/model/mine.yaml, ~/docs/x.md", []),
     ],
 )

@@ -13,9 +13,8 @@ from typing import Any
 from rich.console import Console
 
 from lmtrain.checkpoint.checkpoint_settings import CheckpointSettings
-from lmtrain.data.data_settings import DataChoice, DataSettings
-from lmtrain.data.masked_settings import MaskedSettings
-from lmtrain.data.order import Order
+from lmtrain.data.data_settings import DataChoice, DataSettings, MaskedSettings
+from lmtrain.data.dataset import Order
 from lmtrain.data.training_data import TrainingData
 from lmtrain.optim.schedule_settings import CosineSettings
 from lmtrain.parallel.mesh import build_mesh

@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 
 from lmtrain.batch import IGNORED, Batch
 from lmtrain.data.batch_plan import BatchPlan
-from lmtrain.data.dataset import Counts
+from lmtrain.data.dataset import Counts, Order
 from lmtrain.data.loader import Loader
-from lmtrain.data.order import Order
-from lmtrain.data.samples.rows import with_documents
+from lmtrain.data.samples.causal import with_documents
 from tests.layouts.cases import GLOBAL_BATCH, SEQ_LEN, VOCAB, Case
 
 NUM_SAMPLES = 4 * GLOBAL_BATCH

@@ -19,8 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from data_tools.corpus.flow.reading import Documents, Reading, find_files, read_documents
-from data_tools.corpus.flow.steps import Selection, Tally
+from data_tools.corpus.flow.steps import Documents, Reading, Selection, Tally, find_files, read_documents
 from data_tools.corpus.flow.words import UNSPACED, Hashes, hash_runs, hash_words
 from data_tools.read.sources import SUFFIXES
 from data_tools.read.streams import unpacked
@@ -60,8 +59,7 @@ class Passages:
         for length, known, sources in self.runs:
             wanted = hash_runs(hashes, length)
             at = np.minimum(np.searchsorted(known, wanted), known.size - 1)
-            hits = np.flatnonzero(known[at] == wanted)
-            found += [(int(i), int(i) + length, int(sources[at[i]])) for i in hits]
+            found += [(i, i + length, int(sources[at[i]])) for i in np.flatnonzero(known[at] == wanted).tolist()]
         return found
 
 
@@ -78,8 +76,10 @@ def read_passages(files: Sequence[Path]) -> Passages:
                 by_length.setdefault(length, []).append((hash_runs(hashes, length), number))
     if not by_length:
         raise DataError(f"{files[0]} and the rest hold no run of {LEAST_WORDS} words. Check the evaluation texts.")
-    runs = tuple(_sorted(length, found) for length, found in sorted(by_length.items()))
-    return Passages(tuple(path.name for path in files), runs)
+    return Passages(
+        tuple(path.name for path in files),
+        tuple(_sorted(length, found) for length, found in sorted(by_length.items())),
+    )
 
 
 def _sorted(length: int, runs: list[tuple[Hashes, int]]) -> tuple[int, Hashes, npt.NDArray[np.int32]]:

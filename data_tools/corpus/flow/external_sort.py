@@ -61,8 +61,12 @@ class Sorter:
             self._spill()
         block = max(self._run_rows // len(self._runs), 16)
         with ExitStack() as opened:
-            files = [opened.enter_context(open(path, "rb")) for path in self._runs]
-            yield from _merge([_Run(file, self._columns, block) for file in files])
+            files = (opened.enter_context(open(path, "rb")) for path in self._runs)
+            runs = [_Run(file, self._columns, block) for file in files]
+            while runs := [run for run in runs if len(run.rows)]:
+                # every row up to the smallest of the last rows in memory is in memory
+                bound = min((list(map(int, run.rows[-1])) for run in runs if run.more), default=None)
+                yield sort_rows(np.concatenate([run.take(bound) for run in runs]))
 
     def distinct(self) -> Iterator[Rows]:
         """As `batches`, each row once."""
@@ -97,12 +101,9 @@ class _Run:
         self._fill()
 
     def _fill(self) -> None:
-        rows = np.fromfile(self._file, np.uint64, self._block * self._columns)
-        self.rows = rows.reshape(-1, self._columns)
+        self.rows = np.fromfile(self._file, np.uint64, self._block * self._columns).reshape(-1, self._columns)
         self.more = len(self.rows) == self._block
 
-    def last(self) -> list[int]:
-        return list(map(int, self.rows[-1]))
 
     def take(self, bound: list[int] | None) -> Rows:
         """The rows up to `bound`, which leave; the next block comes when this one is used up."""
@@ -115,8 +116,3 @@ class _Run:
         return taken
 
 
-def _merge(runs: list[_Run]) -> Iterator[Rows]:
-    while runs := [run for run in runs if len(run.rows)]:
-        # every row up to the smallest of the last rows in memory is in memory
-        bound = min((run.last() for run in runs if run.more), default=None)
-        yield sort_rows(np.concatenate([run.take(bound) for run in runs]))

@@ -2,10 +2,15 @@
 
 A step sees documents one by one and says what becomes of each; it never knows which worker or part it runs in.
 Called by the verbs of `lmtrain corpus`. At most a few chunks are in memory, and files appear only when whole.
+
+Steps read whole documents with their positions, and judge bad lines as preprocessing does. A position is the source's
+number and the line's first byte, one integer that grows along the inputs, so that every task knows it without having
+read what comes before.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -19,18 +24,82 @@ from pathlib import Path
 from threading import RLock
 from typing import Any, ClassVar, Protocol
 
-from data_tools.corpus.flow.reading import Documents, PortionReader, Reading, count_bad, find_files, to_line
 from data_tools.read.ahead import budget_of, worked_ahead
-from data_tools.read.chunks import Portion
-from data_tools.read.content import Bad
-from data_tools.read.parts import Part
-from data_tools.read.rejects import BadLines
-from data_tools.read.sources import Inputs, Source
+from data_tools.read.chunks import START, WHOLE, Budget, Limits, Part, Portion, cut
+from data_tools.read.content import Bad, BadLines, Judged, OnError, judge, read_content
+from data_tools.read.sources import STDIN, Inputs, Source, find_sources
 from lmtrain.errors import DataError, MissingInputError, UsageError
 from lmtrain.runtime.files.files import atomic_file, read_errors, read_json, write_json
-from lmtrain.tokenizer.json_lines import Document
+from lmtrain.tokenizer.json_lines import Document, Reject
 
+Documents = Iterator[tuple[int, Document]]  # positions and documents
+OFFSET_BITS = 44  # of a position: files of up to 16 TiB, and a million of them
 ReportDocuments = Callable[[str, int], None]  # is told the step, and documents done
+
+def to_line(document: Document) -> bytes:
+    try:
+        return json.dumps(document, ensure_ascii=False, separators=(", ", ": ")).encode() + b"\n"
+    except UnicodeEncodeError:  # beside the text stands half a character, which only an escape can hold
+        return json.dumps(document, separators=(", ", ": ")).encode() + b"\n"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How documents are read: the text's key, what happens at a bad line, how long one may be, which part is read."""
+
+    key: str | None = "text"  # None: every line is as it is, and needs no text
+    on_error: OnError = OnError.STOP
+    limits: Limits = field(default_factory=Limits)
+    part: Part = WHOLE
+
+    def cut(self, sources: Sequence[Source], budget: Budget) -> Iterator[Portion]:
+        return cut(sources, START, self.limits, (self.key or "text",), budget, self.part)
+
+
+def find_files(inputs: Inputs, *, once: bool = False) -> list[Source]:
+    """The sources; each can be read as often as a step likes, or `once`."""
+    sources = find_sources(inputs)
+    if not once and STDIN in {source.path for source in sources}:
+        raise UsageError("Standard input can be read once only, and this step reads its input again. Give files.")
+    return sources
+
+
+class PortionReader:
+    """Iterates over a portion's documents; what is wrong stands in `bad` afterwards."""
+
+    def __init__(self, portion: Portion, reading: Reading, large: RLock) -> None:
+        self._portion, self._reading, self._large = portion, reading, large
+        self.bad: list[Judged] = []  # of each chunk, in order
+
+    def __iter__(self) -> Documents:
+        for chunk in self._portion.chunks:
+            with ExitStack() as held:
+                content, bad = read_content(chunk, self._reading.limits, lambda: held.enter_context(self._large))
+                rejects: list[Reject] = []
+                for item, found in content.documents(self._reading.key):
+                    if isinstance(found, Reject):
+                        rejects.append(found)
+                    else:
+                        yield chunk.source << OFFSET_BITS | content.position(item), found
+                self.bad.append(judge(chunk, content, bad + content.located(rejects)))
+
+
+def read_documents(
+    sources: Sequence[Source], reading: Reading, drop_bad: Callable[[Sequence[Bad]], object]
+) -> Documents:
+    """All documents, one after the other, in this process; `drop_bad` is told of those that are left out."""
+    bad_lines = BadLines(reading.on_error)
+    for portion in reading.cut(sources, Budget(2**62)):
+        reader = PortionReader(portion, reading, RLock())
+        yield from reader
+        count_bad(portion, reader, bad_lines)
+        for bad, _ in reader.bad:
+            drop_bad(bad)
+
+
+def count_bad(portion: Portion, found: Any, bad_lines: BadLines) -> None:
+    for chunk, (bad, num_lines) in zip(portion.chunks, found.bad, strict=True):
+        bad_lines.add(chunk, bad, num_lines)
 
 
 @dataclass
@@ -67,10 +136,14 @@ class Report:
     tally: Tally
 
     def to_dict(self) -> dict[str, Any]:
-        facts = vars(self.tally)
         return {"step": self.step} | {
-            name: dict(sorted(value.items())) if isinstance(value, Counter) else value for name, value in facts.items()
+            name: dict(sorted(value.items())) if isinstance(value, Counter) else value
+            for name, value in vars(self.tally).items()
         }
+
+    def written(self, path: Path) -> Report:
+        write_json(path, self.to_dict())
+        return self
 
     @classmethod
     def from_dict(cls, facts: dict[str, Any]) -> Report:
@@ -153,9 +226,7 @@ def run_step(
                 work.report(step.name, tally.num_in)
         if work.reading.part.whole:
             refuse_nothing(step.name, tally)
-    result = Report(step.name, tally)
-    write_json(work.named(report_file), result.to_dict())
-    return result
+    return Report(step.name, tally).written(work.named(report_file))
 
 
 def refuse_nothing(step: str, tally: Tally) -> None:
@@ -207,7 +278,7 @@ def _parts_of(output: Path) -> list[Path]:
     names = sorted(name for name in os.listdir(folder) if pattern.fullmatch(name)) if folder.is_dir() else []
     if not names:
         raise MissingInputError(f"{output} has no parts beside it. Give the --output that the parts were run with.")
-    counts = {name[pattern.fullmatch(name).start(2) : pattern.fullmatch(name).end(2)] for name in names}  # type: ignore[union-attr]
+    counts = {match[2] for name in names if (match := pattern.fullmatch(name))}
     if len(counts) > 1:
         raise DataError(f"{output} has parts of {' and of '.join(sorted(counts))}. Remove those of the other run.")
     wanted = [Part(i, int(next(iter(counts)))).name(output) for i in range(int(next(iter(counts))))]
@@ -229,7 +300,7 @@ def merge_outputs(output: Path) -> list[tuple[Path, int]]:
         tally.add(one.tally)
     refuse_nothing(found[0].step, tally)
     merged = [(path, merge_parts(path)) for path in outputs]
-    write_json(report, Report(found[0].step, tally).to_dict())
+    Report(found[0].step, tally).written(report)
     for path in parts:
         path.unlink()
     return merged
@@ -249,8 +320,7 @@ def parts_stems(folder: Path) -> list[Path]:
 class Result:
     files: dict[str, bytes]
     tally: Tally
-    bad: list[list[Bad]]  # of each chunk, in order
-    num_lines: list[int]
+    bad: list[Judged]  # of each chunk, in order
 
 
 class StepWorker:
@@ -272,7 +342,7 @@ class StepWorker:
         files = self._step.run(counted(), key, tally)
         for chunk in portion.chunks:
             chunk.held = None  # because: the portion is kept until its output is written
-        for bad in reader.bad:
+        for bad, _ in reader.bad:
             tally.num_in += len(bad)
             tally.drop_bad(bad)
-        return Result(files, tally, reader.bad, reader.num_lines)
+        return Result(files, tally, reader.bad)

@@ -37,8 +37,7 @@ WorkFolder = Annotated[Path, typer.Option("--work", metavar="DIR", help="The fol
 @app.command("list")
 def list_recipes() -> None:
     """Say which corpora and evaluation texts `lmtrain corpus get` knows."""
-    from data_tools.corpora.published import Texts
-    from data_tools.corpora.recipe import recipes
+    from data_tools.corpora.recipe import Texts, recipes
 
     for recipe in recipes().values():
         echo(f"{recipe.name}: {recipe.about}")
@@ -63,8 +62,7 @@ def get(
     offline: Annotated[bool, typer.Option("--offline", help="Never open a connection.")] = False,
 ) -> None:
     """Make JSON lines of a known corpus, or bring evaluation texts, from published files or from yours."""
-    from data_tools.corpora.published import Texts, get_texts
-    from data_tools.corpora.recipe import find_recipe, get_corpus
+    from data_tools.corpora.recipe import Texts, find_recipe, get_corpus, get_texts
 
     recipe = find_recipe(name)
     if isinstance(recipe, Texts):
@@ -107,7 +105,7 @@ def clean(
     format_: InputFormat = None,
 ) -> None:  # fmt: skip
     """Mend damaged text, and leave out boilerplate, repetition and unwelcome scripts."""
-    from data_tools.corpus.text.clean import DEFAULT_RULES, build_clean
+    from data_tools.corpus.clean import DEFAULT_RULES, build_clean
 
     step = build_clean(DEFAULT_RULES if rule is None else rule, script or (), min_script_share)
     _run(step, text_inputs(inputs, format_), output, workers, part, key, on_error)
@@ -116,7 +114,7 @@ def clean(
 @app.command()
 def rules() -> None:
     """List the rules of `lmtrain corpus clean` and their limits."""
-    from data_tools.corpus.text.quality import GROUPS, LINE_RULES, RULES
+    from data_tools.corpus.clean import GROUPS, LINE_RULES, RULES
 
     for rule in RULES.values():
         groups = ", ".join(name for name, members in GROUPS.items() if rule.name in members)
@@ -135,8 +133,7 @@ def dedupe(
     format_: InputFormat = None,
 ) -> None:  # fmt: skip
     """Leave out exact and near copies: `sign`, `match`, `join` and `drop` in a row."""
-    from data_tools.corpus.build import dedupe_all
-    from data_tools.corpus.build_settings import DedupeSettings
+    from data_tools.corpus.build import DedupeSettings, dedupe_all
     from lmtrain.config.build import build_settings
 
     facts = {"near": not exact_only, "threshold": threshold, "keep": keep}
@@ -155,7 +152,7 @@ def sign(
 ) -> None:  # fmt: skip
     """First step of deduplication in tasks: hash and sign every document."""
     from data_tools.corpus import build
-    from data_tools.corpus.copies.signatures import MinHash
+    from data_tools.corpus.copies.copies import MinHash
 
     with _working(workers, part, key, on_error) as working:
         _print(build.sign(text_inputs(inputs, format_), work, None if exact_only else MinHash(), working))
@@ -170,7 +167,7 @@ def match(
 ) -> None:
     """Second step: mark exact copies with `--exact`, then find near ones, the bands in parts."""
     from data_tools.corpus.copies.copies import find_pairs, mark_exact
-    from data_tools.read.parts import Part
+    from data_tools.read.chunks import Part
 
     with _documents_shown("matching"):
         found = mark_exact(work) if exact else find_pairs(work, threshold, Part.parse(part))
@@ -310,10 +307,9 @@ def _run(step: Any, inputs: Inputs, output: Path, workers: int | None, part: str
 
 
 def _work(workers: int | None, part: str, key: str, on_error: str, report: Callable[[str, int], None] | None) -> Work:
-    from data_tools.corpus.flow.reading import Reading
-    from data_tools.corpus.flow.steps import Work
-    from data_tools.read.parts import Part
-    from data_tools.read.rejects import OnError
+    from data_tools.corpus.flow.steps import Reading, Work
+    from data_tools.read.chunks import Part
+    from data_tools.read.content import OnError
 
     if on_error not in ("stop", "skip"):
         raise UsageError(f"--on-error={on_error} is not a choice. Use stop or skip.")

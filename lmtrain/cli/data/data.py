@@ -282,7 +282,7 @@ def _show_documents(
     """These documents, or so many drawn at random."""
     import numpy as np
 
-    from lmtrain.data.order import permute
+    from lmtrain.data.dataset import permute
     from lmtrain.data.store.documents import compare_with_record
     from lmtrain.data.store.indexed import IndexedDataset
 

@@ -87,8 +87,8 @@ def preprocess(
     """
     from data_tools.preprocess import pipeline
     from data_tools.preprocess.filters import Filters, parse_script
-    from data_tools.read import rejects
     from data_tools.read.chunks import Limits
+    from data_tools.read.content import OnError
     from lmtrain.tokenizer.base import Tokenizer
 
     arm_from_env()
@@ -101,7 +101,7 @@ def preprocess(
         ),
         split_sentences=split_sentences,
         lines_end_sentences=lines_end_sentences,
-        on_error=rejects.OnError(on_error),
+        on_error=OnError(on_error),
         max_bad=max_bad,
         limits=Limits(max_doc_bytes=parse_size("--max-doc-bytes", max_doc_bytes)),
         shard_tokens=None if shard_tokens is None else parse_size("--shard-tokens", shard_tokens, parse_count),

@@ -30,7 +30,7 @@ def train(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing, different tokenizer.")] = False,
 ) -> None:
     """Learn a vocabulary from text; the same text gives the same tokenizer."""
-    from data_tools.preprocess.texts import ALL, Texts
+    from data_tools.read.content import ALL, Texts
     from data_tools.read.sources import find_sources
     from lmtrain.tokenizer.train import train_bpe, train_wordpiece
 

@@ -226,7 +226,7 @@ def _jobs(
 
 def read_texts(sources: list[Source], key: str, report: Callable[[int], None]) -> TextInput:
     """All documents, and a hash to know them by: the file's, where there is one."""
-    from data_tools.preprocess.texts import ALL, Texts
+    from data_tools.read.content import ALL, Texts
     from lmtrain.eval.texts import TextInput
 
     found = list(Texts(sources, key, report=lambda done: None if done == ALL else report(done)).with_paths())

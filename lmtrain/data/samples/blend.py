@@ -17,12 +17,9 @@ from numpy.typing import NDArray
 
 from lmtrain import native
 from lmtrain.batch import Batch
-from lmtrain.data.dataset import Counts, Dataset, SampleOrder
-from lmtrain.data.order import Order, mix
+from lmtrain.data.dataset import Counts, Dataset, Int64s, Order, SampleOrder, mix
 from lmtrain.data.samples.megatron import blend_index
 from lmtrain.errors import DataError
-
-Int64s = NDArray[np.int64]
 
 FINEST = 1 << 40  # because: larger sums of shares would not fit the compiled twin's arithmetic
 BLOCK = 1 << 18  # positions between two counts that are kept
@@ -32,10 +29,9 @@ Taken = tuple[NDArray[np.int32], Int64s, Int64s]
 def whole_shares(weights: Sequence[float | int | Fraction]) -> list[int]:
     """Whole numbers in the proportions of the weights, all above 0: exactly, unless that takes more than 2^40."""
     exact = [Fraction(repr(w)) if isinstance(w, float) else Fraction(w) for w in weights]  # 0.1 is a tenth
-    unit = math.lcm(*(share.denominator for share in exact))
+    unit = Fraction(math.lcm(*(share.denominator for share in exact)))
+    unit /= math.gcd(*(int(share * unit) for share in exact))
     shares = [int(share * unit) for share in exact]
-    divisor = math.gcd(*shares)
-    shares = [share // divisor for share in shares]
     total = sum(shares)
     if total <= FINEST:
         return shares
@@ -77,9 +73,7 @@ class Schedule:
         """How many samples each dataset has given before this position."""
         periods, at = divmod(position, self.period)
         number, rest = divmod(at, BLOCK)
-        counts = self._known(number)
-        if rest:
-            counts = run(self.shares, counts, number * BLOCK, rest, keep=False)[2]
+        counts = run(self.shares, self._known(number), number * BLOCK, rest, keep=False)[2]
         return [int(count) for count in counts + periods * self.shares]
 
     def _known(self, number: int) -> Int64s:
@@ -152,18 +146,16 @@ class BlendedDataset:
         arrays = {}
         for field in fields(Batch):
             found = [(getattr(batch, field.name), rows) for batch, rows in parts]
-            if found[0][0] is None:
-                continue
-            whole = np.empty((len(sample_ids), *found[0][0].shape[1:]), found[0][0].dtype)
-            for array, rows in found:
-                whole[rows] = array
-            arrays[field.name] = whole
+            if found[0][0] is not None:
+                whole = np.empty((len(sample_ids), *found[0][0].shape[1:]), found[0][0].dtype)
+                for array, rows in found:
+                    whole[rows] = array
+                arrays[field.name] = whole
         return Batch(**arrays)
 
     def _parts(self, sample_ids: Int64s) -> Iterator[tuple[Dataset, Int64s, Int64s]]:
         """Each dataset that is asked, its own ids, and the rows they are for."""
-        which = np.searchsorted(self.offsets, sample_ids, side="right") - 1
-        for d, rows in by_dataset(which):
+        for d, rows in by_dataset(np.searchsorted(self.offsets, sample_ids, side="right") - 1):
             yield self.datasets[d], sample_ids[rows] - self.offsets[d], rows
 
 

@@ -18,19 +18,16 @@ from numpy.typing import NDArray
 
 from lmtrain import native
 from lmtrain.batch import Batch
-from lmtrain.data.dataset import Counts, SampleOrder
-from lmtrain.data.masked_settings import MaskedSettings
-from lmtrain.data.order import Order
+from lmtrain.data.data_settings import MaskedSettings
+from lmtrain.data.dataset import Counts, Int64s, Order, SampleOrder
 from lmtrain.data.samples import sentence_pairs
-from lmtrain.data.samples.masked_twin import BEGINS, CONTINUES, SPECIAL, MaskedSamplerTwin, Pairs
+from lmtrain.data.samples.masked_twin import BEGINS, CONTINUES, SPECIAL, MaskedSamplerTwin, Pairs, Sentences
 from lmtrain.data.samples.megatron import AsNumbered
 from lmtrain.data.store.documents import DocumentMap, identity
 from lmtrain.data.store.index_cache import Build, Index, IndexCache, kept_if, within
 from lmtrain.data.store.indexed import IndexedDataset
 from lmtrain.errors import DataError, SettingsError
 from lmtrain.runtime.seed import derive_seed
-
-Int64s = NDArray[np.int64]
 
 _LEAST_SEQ_LEN = 8
 _CHUNK = 1 << 20
@@ -60,23 +57,12 @@ class MaskVocabulary:
         if missing:
             names = ", ".join(f"[{role.upper()}]" for role in missing)
             raise DataError(f"The tokenizer has no {names}, which masked samples need. Use a WordPiece vocabulary.")
-        kinds = np.full(tokenizer.vocab_size, BEGINS, np.uint8)
-        for token in range(tokenizer.vocab_size):
-            if tokenizer.piece(token).startswith("##"):
-                kinds[token] = CONTINUES
+        pieces = map(tokenizer.piece, range(tokenizer.vocab_size))
+        kinds = np.array([CONTINUES if piece.startswith("##") else BEGINS for piece in pieces], np.uint8)
         kinds[list(tokenizer.special.values())] = SPECIAL
         return cls(kinds, dict(tokenizer.special))
 
 
-@dataclass(frozen=True)
-class Sentences:
-    """What samples are made of: a text's ids, where each sentence and document lies, and which make a sample."""
-
-    tokens: NDArray[Any]
-    lengths: NDArray[Any]  # of every sentence, in tokens
-    pointers: NDArray[Any]  # where it begins, in bytes
-    bounds: NDArray[Any]  # of the documents, in sentences
-    rows: NDArray[Any]  # the map of sentence_pairs.py
 
 
 class MaskedDataset:
@@ -113,15 +99,12 @@ class MaskedDataset:
 
     def order(self, seed: int) -> SampleOrder:
         """Position in the run -> sample number. Every epoch of ours reads every sample once and masks it anew."""
-        if self.settings.order == "megatron":
-            return AsNumbered(self.num_samples)
-        return FreshOrder(self.num_samples, seed)
+        return AsNumbered(self.num_samples) if self.settings.order == "megatron" else FreshOrder(self.num_samples, seed)
 
     def counts(self, sample_ids: Int64s) -> Counts:
         """Labels are the tokens to be predicted; tokens include the marks around segments."""
         [sizes] = self._checked(self._sampler.counts, sample_ids)
-        labels, tokens = sizes.sum(axis=0).tolist()
-        return Counts(labels, tokens)
+        return Counts(*sizes.sum(axis=0).tolist())
 
     def batch(self, sample_ids: Int64s) -> Batch:
         tokens_BT, labels_BT, segments_BT, real_BT, pair_labels_B = self._checked(self._sampler.batch, sample_ids)
@@ -145,19 +128,17 @@ class MaskedDataset:
     @property
     def _room(self) -> int:
         """Tokens of text in a sample: all but [CLS] and one [SEP] a segment. Megatron-LM always counts two."""
-        alone = self.settings.pairs == "none" and self.settings.order == "own"
-        return self.seq_len - (2 if alone else 3)
+        return self.seq_len - (2 if self.settings.pairs == "none" and self.settings.order == "own" else 3)
 
     def _refuse_whole_documents(self, indexed: IndexedDataset) -> None:
         counts = np.diff(self._bounds)
-        if len(counts) == 0 or counts.max() > 1 or counts.max() == 0:
-            return
-        longest = int(indexed.lengths[int(self._bounds[0]) : int(self._bounds[-1])].max())
-        if self.settings.pairs != "none" or longest > self._room:
-            raise DataError(
-                f"{self.prefix} has one sequence a document (the longest of {longest} tokens), so that there are no "
-                "sentences to make samples of. Preprocess the text again with --split-sentences."
-            )
+        if len(counts) > 0 and counts.max() == 1:
+            longest = int(indexed.lengths[int(self._bounds[0]) : int(self._bounds[-1])].max())
+            if self.settings.pairs != "none" or longest > self._room:
+                raise DataError(
+                    f"{self.prefix} has one sequence a document (the longest of {longest} tokens), so that there are "
+                    "no sentences to make samples of. Preprocess the text again with --split-sentences."
+                )
 
     def _map(
         self, indexed: IndexedDataset, seed: int, run_samples: int | None, cache: IndexCache | None
@@ -177,17 +158,12 @@ class MaskedDataset:
             index.create("rows", rows.dtype.str, rows.size)[:] = rows.ravel()
             return {}
 
-        kept = kept_if(indexed.num_sequences >= _CACHED_FROM, cache)
         about = shape | {"order": settings.order, "documents": [self.documents.start, self.documents.stop]}
-        index = kept.get(
+        index = kept_if(indexed.num_sequences >= _CACHED_FROM, cache).get(
             "sentences", lambda: about | identity(indexed), fill,
             lambda index: _in_range(index, self._bounds, self._room),
         )  # fmt: skip
         rows = index.arrays["rows"].reshape(-1, 3)
-        self._refuse_too_little(rows)
-        return rows
-
-    def _refuse_too_little(self, rows: NDArray[Any]) -> None:
         if len(rows) == 0:
             raise DataError(
                 f"data.split gives 0 samples: none of its {len(self.documents)} documents of {self.prefix} has "
@@ -199,6 +175,7 @@ class MaskedDataset:
                 f"data.pairs=next_sentence takes sentences of another document, and only one of data.split in "
                 f"{self.prefix} has samples. Use more data or data.pairs=sentence_order."
             )
+        return rows
 
 
 def build_sampler(

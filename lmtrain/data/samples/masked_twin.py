@@ -51,13 +51,19 @@ class Sample:
     runs: tuple[Run, Run]  # where its tokens were read
 
 
-@dataclass(frozen=True, kw_only=True)
-class MaskedSamplerTwin:
+@dataclass(frozen=True)
+class Sentences:
+    """What samples are made of: a text's ids, where each sentence and document lies, and which make a sample."""
+
     tokens: Ints
     lengths: Ints  # of every sentence, in tokens
     pointers: Ints  # where it begins, in bytes
     bounds: Ints  # of the documents, in sentences
     rows: Ints  # the map of sentence_pairs.py
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedSamplerTwin(Sentences):
     kinds: Ints  # BEGINS, CONTINUES or SPECIAL for every id
     specials: list[int]  # ids, sorted
     cls: int
@@ -97,8 +103,7 @@ class MaskedSamplerTwin:
 
     def runs(self, ids: Ints) -> Ints:
         """The runs of tokens that make each sample, two of each: a row of first tokens, and a row of how many."""
-        numbers = self._checked(ids)
-        found = [self._runs(number, Draws(stream(self.seed, number)))[:2] for number in numbers]
+        found = (self._runs(number, Draws(stream(self.seed, number)))[:2] for number in self._checked(ids))
         return _two_rows([run for both in found for run in both])
 
     def sample(self, number: int) -> Sample:
@@ -209,10 +214,9 @@ class MaskedSamplerTwin:
         return tokens
 
     def _checked(self, ids: Ints) -> list[int]:
-        numbers: list[int] = ids.tolist()
-        if any(number < 0 for number in numbers):
+        if (ids < 0).any():
             raise ValueError("ids begin at 0")
-        return numbers
+        return list(map(int, ids))
 
 
 def shorten(a: Run, b: Run, target: int, draws: Draws) -> tuple[Run, Run]:

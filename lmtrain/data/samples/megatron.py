@@ -18,15 +18,12 @@ from numpy.typing import NDArray
 
 from lmtrain import native
 from lmtrain.batch import Batch
-from lmtrain.data.dataset import Counts
-from lmtrain.data.samples.causal import known_vocab_size, refuse_none
-from lmtrain.data.samples.rows import check_ids, ragged, read_runs, with_documents
+from lmtrain.data.dataset import Counts, Int64s
+from lmtrain.data.samples.causal import check_ids, known_vocab_size, ragged, read_runs, refuse_none, with_documents
 from lmtrain.data.store.documents import DocumentMap, identity
 from lmtrain.data.store.index_cache import Build, Index, IndexCache, kept_if, rises, within
 from lmtrain.data.store.indexed import IndexedDataset
 from lmtrain.errors import DataError
-
-Int64s = NDArray[np.int64]
 
 SURPLUS = 0.005  # because: Megatron-LM's default; a blend asks each dataset for so much more than its share
 _CHUNK = 1 << 20
@@ -36,8 +33,7 @@ _CACHED_FROM = 1 << 20  # sequences in all epochs
 def split_sequences(num: int, ratios: Sequence[float]) -> list[range]:
     """Its split: by sequences, rounded as Python rounds."""
     shares = [float(ratio) for ratio in ratios] + [0.0] * (3 - len(ratios))
-    total = sum(shares)
-    ends = list(accumulate((share / total for share in shares), initial=0.0))
+    ends = accumulate((share / sum(shares) for share in shares), initial=0.0)
     return [range(round(low * num), round(high * num)) for low, high in pairwise(ends)]
 
 
@@ -63,9 +59,8 @@ class Epochs:
         return ((self.num_epochs - 1) * self.tokens - 1) // self.seq_len
 
     def last_apart(self, wanted: int) -> bool:
-        if self.num_epochs == 1:
-            return False
-        return wanted - self.before_last < int(0.80 * ((self.tokens - 1) // self.seq_len))
+        few = int(0.80 * ((self.tokens - 1) // self.seq_len))
+        return self.num_epochs > 1 and wanted - self.before_last < few
 
 
 def build_index(
@@ -118,13 +113,15 @@ def _fill_sample_index(
 def _in_range(index: Index, lengths: NDArray[Any], sequences: range) -> bool:
     documents, shuffled = index.arrays["document_index"], index.arrays["shuffle_index"]
     places, offsets = index.arrays["sample_index"].reshape(-1, 2).T
-    if len(places) != len(shuffled) + 1 or not within(documents, sequences.start, sequences.stop - 1):
-        return False
-    if not (within(shuffled, 0, len(shuffled) - 1) and within(places, 0, len(documents) - 1) and rises(places)):
-        return False
     parts = (slice(i, i + _CHUNK) for i in range(0, len(places), _CHUNK))
-    return within(offsets, 0, 2**31 - 1) and all(
-        bool((offsets[part] <= lengths[documents[places[part]]]).all()) for part in parts
+    return (
+        len(places) == len(shuffled) + 1
+        and within(documents, sequences.start, sequences.stop - 1)
+        and within(shuffled, 0, len(shuffled) - 1)
+        and within(places, 0, len(documents) - 1)
+        and rises(places)
+        and within(offsets, 0, 2**31 - 1)
+        and all(bool((offsets[part] <= lengths[documents[places[part]]]).all()) for part in parts)
     )
 
 
@@ -155,8 +152,10 @@ class MegatronDataset:
                 f"{indexed.prefix} has {indexed.num_sequences} sequences, and Megatron-LM's order counts them in "
                 "32 bits. Use data.order=own."
             )
-        about = {"sequences": [sequences.start, sequences.stop], "seq_len": seq_len}
-        about |= {"num_samples": num_samples, "seed": seed}
+        about = {
+            "sequences": [sequences.start, sequences.stop], "seq_len": seq_len,
+            "num_samples": num_samples, "seed": seed,
+        }  # fmt: skip
         index: Index = kept_if(num_epochs * len(sequences) >= _CACHED_FROM, cache).get(
             "megatron", lambda: identity(indexed) | about,
             lambda build: build_index(build, indexed.lengths, sequences, seq_len, num_samples, seed),

@@ -18,14 +18,11 @@ from numpy.typing import NDArray
 
 from lmtrain import native
 from lmtrain.batch import IGNORED, Batch
-from lmtrain.data.dataset import Counts
-from lmtrain.data.samples.causal import known_vocab_size, refuse_none
-from lmtrain.data.samples.rows import check_ids, ragged, separate
+from lmtrain.data.dataset import Counts, Int64s
+from lmtrain.data.samples.causal import check_ids, known_vocab_size, ragged, refuse_none, separate
 from lmtrain.data.store.documents import DocumentMap, identity
 from lmtrain.data.store.index_cache import Build, Index, IndexCache, kept_if, rises, within
 from lmtrain.data.store.indexed import IndexedDataset
-
-Int64s = NDArray[np.int64]
 
 WINDOW = 1 << 20  # documents that are fitted together
 _CACHED_FROM = 1 << 22  # documents; fewer are packed in less than a second
@@ -71,12 +68,18 @@ class Packing:
 
 def _in_range(index: Index, num_tokens: int, seq_len: int) -> bool:
     starts, sizes, bounds, filled = (index.arrays[name] for name in ("starts", "sizes", "bounds", "filled"))
-    if len(starts) != len(sizes) or len(bounds) != len(filled) + 1 or bounds[0] != 0 or bounds[-1] != len(sizes):
-        return False
-    # because: the token behind a stretch is its last label
     ends = (starts[i : i + WINDOW] + sizes[i : i + WINDOW] for i in range(0, len(starts), WINDOW))
-    inside = all(within(part, 1, num_tokens - 1) for part in ends) and within(starts, 0, num_tokens - 1)
-    return inside and rises(bounds) and within(sizes, 1, seq_len) and within(filled, 1, seq_len)
+    return (
+        len(starts) == len(sizes)
+        and len(bounds) == len(filled) + 1
+        and bool(bounds[0] == 0 and bounds[-1] == len(sizes))
+        and rises(bounds)
+        and within(starts, 0, num_tokens - 1)
+        and within(sizes, 1, seq_len)
+        and within(filled, 1, seq_len)
+        # because: the token behind a stretch is its last label
+        and all(within(part, 1, num_tokens - 1) for part in ends)
+    )
 
 
 def _pack(build: Build, map_: DocumentMap, documents: range, seq_len: int, kind: str) -> dict[str, Any]:
@@ -170,8 +173,7 @@ class PackedDataset:
         first = packing.bounds[sample_ids]
         rows, stretches = ragged(first, packing.bounds[sample_ids + 1] - first)
         sizes = packing.sizes[stretches].astype(np.int64)
-        ends = np.cumsum(sizes)
-        before = ends - sizes  # positions of the batch before each stretch
+        before = np.cumsum(sizes) - sizes  # positions of the batch before each stretch
         places = before - before[np.searchsorted(rows, np.arange(num))][rows]
         targets, starts = rows * seq_len + places, packing.starts[stretches]
         tokens_BT, labels_BT, known = copy_rows(
@@ -196,8 +198,7 @@ def copy_rows(
 
     Targets rise; they are counted through `num` rows of seq_len. Places where nothing lies get 0 and no label.
     """
-    copy = native.compiled("pack_rows", copy_rows_twin)
-    return copy(tokens, starts, sizes, targets, num, seq_len, vocab_size)
+    return native.compiled("pack_rows", copy_rows_twin)(tokens, starts, sizes, targets, num, seq_len, vocab_size)
 
 
 def copy_rows_twin(

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain import native
-from lmtrain.data.order import mix
+from lmtrain.data.dataset import mix
 
 _GOLDEN = 0x9E3779B97F4A7C15
 Ints = NDArray[Any]
@@ -67,9 +67,8 @@ def build_map(
     lengths: Ints, bounds: Ints, *, max_tokens: int, short_share: float, min_sentences: int, seed: int
 ) -> Ints:
     """Our samples. `lengths`: tokens of every sentence; document d is sentences bounds[d] to bounds[d + 1] - 1."""
-    threshold = round(short_share * 2**32)
     build = native.compiled("build_map", build_map_twin)
-    return build(*_plain(lengths, bounds), max_tokens, threshold, min_sentences, seed)
+    return build(*_plain(lengths, bounds), max_tokens, round(short_share * 2**32), min_sentences, seed)
 
 
 def build_megatron_map(
@@ -97,10 +96,8 @@ def build_map_twin(
         return max_tokens if draws.next() >> 32 >= short_threshold else 2 + draws.below(max_tokens - 1)
 
     _check(lengths, bounds, max_tokens)
-    rows: list[Row] = []
-    for begin, end in pairwise(bounds.tolist()):
-        if end - begin >= min_sentences:
-            rows.extend(_cut(lengths, begin, end, min_sentences, target_of))
+    documents = ((begin, end) for begin, end in pairwise(bounds.tolist()) if end - begin >= min_sentences)
+    rows = [row for document in documents for row in _cut(lengths, *document, min_sentences, target_of)]
     return _stored(rows, len(lengths))
 
 
@@ -150,9 +147,8 @@ def _cut(
 
 
 def _megatron_takes(lengths: Ints, begin: int, end: int, min_sentences: int) -> bool:
-    if end - begin < max(min_sentences, 1):
-        return False
-    return end - begin == 1 or int(lengths[begin:end].max()) <= _LONGEST_SENTENCE
+    short = end - begin == 1 or lengths[begin:end].max(initial=0) <= _LONGEST_SENTENCE
+    return end - begin >= max(min_sentences, 1) and bool(short)
 
 
 def _plain(lengths: Ints, bounds: Ints) -> tuple[Ints, Ints]:

@@ -76,8 +76,7 @@ class Watch:
         self._files = np.array([(one.fd, one.num_bytes) for one in mapped], np.int64).ravel()
 
     def refuse_lost(self) -> None:
-        lib = native.lib
-        if lib is None or lib.files_lost(self._files):
+        if native.lib is None or native.lib.files_lost(self._files):
             for one in self._mapped:
                 one.refuse_lost()
 
@@ -167,8 +166,9 @@ class TokenBlocks:
 
     def __post_init__(self) -> None:
         record = -1 if self.record is None else self.record.fd
-        build = native.compiled("BlockCheck", BlockCheckTwin)  # which keeps `state` up
-        self._blocks = build(self.tokens.bytes, BLOCK_BYTES, self.sums, self.state, self.width, record, self.tokens.fd)
+        self._blocks = native.compiled("BlockCheck", BlockCheckTwin)(  # which keeps `state` up
+            self.tokens.bytes, BLOCK_BYTES, self.sums, self.state, self.width, record, self.tokens.fd
+        )
 
     @classmethod
     def known(cls, tokens: Mapped, width: int, sums: Sums) -> TokenBlocks:
@@ -278,9 +278,8 @@ class BlockCheckTwin:
 
         -2: the file is shorter than it was, or something that is mapped could not be read.
         """
-        all_sizes = np.broadcast_to(sizes, starts.shape).tolist()
-        for start, size in zip((starts * stride + first).tolist(), all_sizes, strict=True):
-            stop = start + size
+        starts = starts * stride + first
+        for start, stop in zip(starts.tolist(), (starts + sizes).tolist(), strict=True):
             if not 0 <= start <= stop <= len(self.data) // self.width:
                 raise ValueError("a stretch lies outside")
             last = -(-stop * self.width // self.block_bytes) if stop > start else 0

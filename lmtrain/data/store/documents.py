@@ -37,12 +37,13 @@ class DocumentMap:
     """Beginnings of documents in tokens. `every` holds those of documents 0, stride, 2 stride, ..."""
 
     def __init__(
-        self, bounds: NDArray[Any], pointers: NDArray[Any], itemsize: int, num_tokens: int, every: Int64s, stride: int
-    ) -> None:
+        self, bounds: NDArray[Any], pointers: NDArray[Any], itemsize: int, num_tokens: int, every: Int64s, stride: int,
+        one_each: bool = False,
+    ) -> None:  # fmt: skip
         self.num_documents, self.num_tokens = len(bounds) - 1, num_tokens
         self._bounds, self._pointers, self._itemsize = bounds, pointers, itemsize
-        self._every, self._stride = every, stride
-        self._one_each = False  # True: document d is sequence d, and a search reads one array less
+        # `one_each`: document d is sequence d, and a search reads one array less
+        self._every, self._stride, self._one_each = every, stride, one_each
 
     @classmethod
     def of(cls, dataset: IndexedDataset, cache: IndexCache | None = None) -> DocumentMap:
@@ -56,9 +57,10 @@ class DocumentMap:
         )  # fmt: skip
         dataset.refuse_lost()
         every = np.append(index.arrays["every"], dataset.num_tokens)
-        made = cls(dataset.document_index, dataset.pointers, dataset.dtype.itemsize, dataset.num_tokens, every, stride)
-        made._one_each = bool(index.facts["one_each"])
-        return made
+        return cls(
+            dataset.document_index, dataset.pointers, dataset.dtype.itemsize, dataset.num_tokens, every, stride,
+            one_each=bool(index.facts["one_each"]),
+        )  # fmt: skip
 
     @classmethod
     def from_lengths(cls, lengths: NDArray[Any]) -> DocumentMap:
@@ -100,8 +102,7 @@ class DocumentMap:
 def split_documents(num: int, ratios: Sequence[float]) -> tuple[range, range, range]:
     """Documents of train, validation and test: consecutive ranges in these proportions, each document in one."""
     shares = [float(ratio) for ratio in ratios] + [0.0] * (3 - len(ratios))
-    total = sum(shares)
-    bounds = [round(sum(shares[:i]) / total * num) for i in range(4)]
+    bounds = [round(sum(shares[:i]) / sum(shares) * num) for i in range(4)]
     return range(bounds[0], bounds[1]), range(bounds[1], bounds[2]), range(bounds[2], bounds[3])
 
 
@@ -117,7 +118,7 @@ def record_path(dataset: IndexedDataset, folder: Path) -> Path:
 
     Another dataset under the same name has another .idx, made at another time; damage changes neither.
     """
-    about = [str(dataset.prefix.name), *_sizes(dataset).values()]
+    about = [dataset.prefix.name, *_sizes(dataset).values()]
     return folder / f"tokens-{hashlib.sha256(json.dumps(about).encode()).hexdigest()[:24]}.seen"
 
 
@@ -178,11 +179,10 @@ def _check(dataset: IndexedDataset, stride: int, every: Int64s) -> dict[str, Any
 
 def _follow(dataset: IndexedDataset, first: int, last: int) -> bool:
     """Sequences first to last - 1 follow each other as long as they say they are."""
-    itemsize = dataset.dtype.itemsize
-    lengths, pointers = dataset.lengths[first:last], dataset.pointers[first : last + 1]
+    itemsize, pointers = dataset.dtype.itemsize, dataset.pointers[first : last + 1]
     if last == dataset.num_sequences:
         pointers = np.append(pointers, np.int64(dataset.num_tokens * itemsize))
-    return sequences_follow(lengths, pointers, itemsize)
+    return sequences_follow(dataset.lengths[first:last], pointers, itemsize)
 
 
 def sequences_follow(lengths: NDArray[Any], pointers: NDArray[Any], itemsize: int) -> bool:

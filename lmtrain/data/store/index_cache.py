@@ -17,7 +17,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,8 +85,7 @@ class Build:
             path = self.folder / name
             with open(path, "wb") as file:  # because: a full disk is an error here and a crash in a memory map
                 os.posix_fallocate(file.fileno(), 0, count * np.dtype(dtype).itemsize)
-            mapped = np.memmap(path, np.dtype(dtype), "r+", shape=(count,))
-            self.arrays[name] = mapped.view(np.ndarray)
+            self.arrays[name] = np.memmap(path, np.dtype(dtype), "r+", shape=(count,)).view(np.ndarray)
         return self.arrays[name]
 
     def append(self, name: str, dtype: str, more: Array) -> None:
@@ -109,8 +108,11 @@ class Build:
             path = self.folder / name
             with open(path, "rb+") as file:
                 os.fsync(file.fileno())
-            described[name] = {"dtype": dtype.str, "count": path.stat().st_size // dtype.itemsize}
-            described[name]["crc32c"] = _crc_of(Mapped(path, path.stat().st_size))
+            described[name] = {
+                "dtype": dtype.str,
+                "count": path.stat().st_size // dtype.itemsize,
+                "crc32c": _crc_of(Mapped(path, path.stat().st_size)),
+            }
         tree = header | {"arrays": described}
         files.write_json(self.folder / FACTS, tree | {_SEAL: seal(tree, _SEAL)})
 
@@ -138,8 +140,7 @@ class IndexCache:
         text = json.dumps([kind, VERSION, plain], sort_keys=True)
         path = self.folder / f"{kind}-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
         header = {"format": "lmtrain index", "version": VERSION, "kind": kind, "about": plain}
-        found = _read(path, header, check)
-        if found is not None:
+        if (found := _read(path, header, check)) is not None:
             return found
         if os.path.lexists(path):
             self.say(f"the index {path} is damaged. It is not used and is built again.")
@@ -189,8 +190,7 @@ def _on_disk(
             files.fsync_dir(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    index = _read(path, header, check)
-    if index is None:
+    if (index := _read(path, header, check)) is None:
         raise LmtrainError(f"{path} was built and cannot be read back. Remove it and try again.")
     return index
 
@@ -207,11 +207,10 @@ def _alone(folder: Path, name: str) -> Iterator[bool]:
         with files.storage_errors(folder, "Making"):
             raise
     try:
-        try:
+        sure = False
+        with suppress(OSError):
             fcntl.flock(fd, fcntl.LOCK_EX)
             sure = True
-        except OSError:
-            sure = False
         yield sure
     finally:
         os.close(fd)

@@ -23,16 +23,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.data.store.blocks import Mapped, Record, TokenBlocks, Watch, read_block_file
-from lmtrain.data.store.format import CHUNK as _CHUNK
-from lmtrain.data.store.format import DTYPES, HEADER, MAGIC, Ints
-from lmtrain.data.store.format import SUFFIXES as SUFFIXES
-from lmtrain.data.store.format import DatasetInfo as DatasetInfo
-from lmtrain.data.store.format import dtype_for as dtype_for
-from lmtrain.data.store.format import part as part
-from lmtrain.data.store.writer import DatasetWriter as DatasetWriter
+from lmtrain.data.store.format import CHUNK, DTYPES, HEADER, MAGIC, SUFFIXES, DatasetInfo, Ints, dtype_for, part
+from lmtrain.data.store.writer import DatasetWriter
 from lmtrain.errors import DataError, MissingInputError
 from lmtrain.runtime.files import files
 from lmtrain.runtime.files.checksum import crc32c
+
+# what readers of a dataset need, and those who write one
+__all__ = ["SUFFIXES", "DatasetInfo", "DatasetWriter", "IndexedDataset", "dtype_for", "part"]
 
 
 class IndexedDataset:
@@ -91,8 +89,9 @@ class IndexedDataset:
         """What tokens are compared with: the checksums of P.blocks, if nobody said otherwise by `watch`."""
         if self.info is None or self.info.blocks_sha256 is None:
             return None
-        path = part(self.prefix, ".blocks")
-        sums, index_crc = read_block_file(path, self.info.blocks_sha256, self.token_bytes.num_bytes)
+        sums, index_crc = read_block_file(
+            part(self.prefix, ".blocks"), self.info.blocks_sha256, self.token_bytes.num_bytes
+        )
         if index_crc != self.index_crc:
             raise DataError(
                 f"{part(self.prefix, '.idx')} is not what was written there (CRC-32C {self.index_crc:08x} in place of "
@@ -158,16 +157,15 @@ class IndexedDataset:
         """Lengths, pointers and document index agree with each other, entry by entry."""
         path, base, expected = part(self.prefix, ".idx"), HEADER.size, 0
         at_pointers, at_documents = base + 4 * self.num_sequences, base + 12 * self.num_sequences
-        for first in range(0, self.num_sequences, _CHUNK):
-            lengths = self.lengths[first : first + _CHUNK].astype(np.int64)
+        for first in range(0, self.num_sequences, CHUNK):
+            lengths = self.lengths[first : first + CHUNK].astype(np.int64)
             _refuse_any(lengths < 0, path, base + 4 * first, 4, "a negative length")
             ends = expected + np.cumsum(lengths) * self.dtype.itemsize
-            starts = np.append(np.int64(expected), ends[:-1])
-            wrong = self.pointers[first : first + _CHUNK] != starts
+            wrong = self.pointers[first : first + CHUNK] != np.append(np.int64(expected), ends[:-1])
             _refuse_any(wrong, path, at_pointers + 8 * first, 8, "a pointer that disagrees with the lengths")
             expected = int(ends[-1])
-        for first in range(0, self.num_documents, _CHUNK):
-            step = np.diff(self.document_index[first : first + _CHUNK + 1])
+        for first in range(0, self.num_documents, CHUNK):
+            step = np.diff(self.document_index[first : first + CHUNK + 1])
             _refuse_any(step < 0, path, at_documents + 8 * (first + 1), 8, "a document that ends before it starts")
 
     def _check_ends(self, idx_path: Path, bin_path: Path, num_bin_bytes: int) -> None:

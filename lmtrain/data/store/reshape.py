@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.data.order import mix, permute
+from lmtrain.data.dataset import mix, permute
 from lmtrain.data.store.documents import DocumentMap, compare_with_record, split_documents
 from lmtrain.data.store.format import DatasetInfo
 from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset, part
@@ -44,8 +44,7 @@ def verify(dataset: IndexedDataset) -> dict[str, Any]:
                 f"{bin_path}, offset {at * dataset.dtype.itemsize}: the id {dataset.tokens[at]} is outside the "
                 "vocabulary. The file is damaged or of another tokenizer."
             )
-    index = part(dataset.prefix, ".idx")
-    with open(index, "rb") as file:
+    with open(part(dataset.prefix, ".idx"), "rb") as file:
         while data := file.read(_COPIED_TOKENS):
             digest.update(data)
     dataset.refuse_lost()
@@ -68,8 +67,8 @@ def verify(dataset: IndexedDataset) -> dict[str, Any]:
 def merge(prefixes: Sequence[Path], output: Path, *, overwrite: bool = False) -> None:
     """All documents of all datasets, one after another, with one sidecar that adds theirs up."""
     datasets = [IndexedDataset.open(prefix) for prefix in prefixes]
-    first = datasets[0]
-    for other in datasets[1:]:
+    first, *others = datasets
+    for other in others:
         _refuse_unlike(first, other)
     for dataset in datasets:
         _verify_first(dataset)
@@ -136,31 +135,25 @@ def _drawn(num_documents: int, places: range, seed: int) -> Iterator[range]:
 
 
 def _copy(writer: DatasetWriter, dataset: IndexedDataset, map_: DocumentMap, documents: range) -> None:
-    for first, last in _portions(map_, documents):
+    last = documents.start
+    while (first := last) < documents.stop:
+        # a bounded number of tokens, or one document alone
+        starts = map_.starts(np.arange(first, min(first + _COPIED_DOCUMENTS, documents.stop) + 1))
+        within = int(np.searchsorted(starts, starts[0] + _COPIED_TOKENS, side="right")) - 1
+        last = first + max(within, 1)
         bounds = dataset.document_index[first : last + 1].astype(np.int64)
-        start, stop = map_.starts(np.array([first, last])).tolist()
+        start, stop = int(starts[0]), int(starts[last - first])
         lengths = dataset.lengths[int(bounds[0]) : int(bounds[-1])]
         dataset.check(np.array([start]), np.array([stop - start]))
         writer.add_documents(dataset.tokens[start:stop], lengths, np.diff(bounds))
 
 
-def _portions(map_: DocumentMap, documents: range) -> Iterator[tuple[int, int]]:
-    """Runs of documents of a bounded number of tokens, or one document alone."""
-    first = documents.start
-    while first < documents.stop:
-        most = min(first + _COPIED_DOCUMENTS, documents.stop)
-        starts = map_.starts(np.arange(first, most + 1))
-        within = int(np.searchsorted(starts, starts[0] + _COPIED_TOKENS, side="right")) - 1
-        last = first + max(within, 1)
-        yield first, last
-        first = last
 
 
 def _describe(writer: DatasetWriter, dataset: IndexedDataset, info: DatasetInfo, num_bytes: int) -> None:
-    tokenizer = read_bytes(part(dataset.prefix, ".tokenizer.json"), _TOKENIZER_BYTES)
     writer.describe(
-        tokenizer=tokenizer, fingerprint=info.tokenizer_fingerprint, vocab_size=info.vocab_size, eod_id=info.eod_id,
-        num_bytes=num_bytes,
+        tokenizer=read_bytes(part(dataset.prefix, ".tokenizer.json"), _TOKENIZER_BYTES),
+        fingerprint=info.tokenizer_fingerprint, vocab_size=info.vocab_size, eod_id=info.eod_id, num_bytes=num_bytes,
     )  # fmt: skip
 
 
@@ -173,8 +166,7 @@ def length_counts(dataset: IndexedDataset) -> tuple[NDArray[np.int64], dict[str,
         counts += np.bincount(np.searchsorted(ones, lengths, side="right"), minlength=65)
         longest = max(longest, int(lengths.max()))
     num = dataset.num_documents
-    facts = {
+    return counts[: int(longest).bit_length() + 1], {
         "documents": num, "tokens": dataset.num_tokens, "empty_documents": int(counts[0]),
         "longest_document": longest, "mean_length": dataset.num_tokens / num if num else 0.0,
     }  # fmt: skip
-    return counts[: int(longest).bit_length() + 1], facts

@@ -76,8 +76,11 @@ class Mark:
 
     @classmethod
     def from_dict(cls, tree: dict[str, Any]) -> Mark:
-        counts = {name: int(tree[name]) for name in _COUNTS}
-        return cls(**counts, sizes=tuple(map(int, tree["sizes"])), hashes=tuple(map(str, tree["hashes"])))
+        return cls(
+            **{name: int(tree[name]) for name in _COUNTS},
+            sizes=tuple(map(int, tree["sizes"])),
+            hashes=tuple(map(str, tree["hashes"])),
+        )
 
 
 class DatasetSpool:
@@ -94,7 +97,6 @@ class DatasetSpool:
         self.num_documents = self.num_sequences = self.num_tokens = 0
         self.max_id = -1
         self.sidecar_sha256: str | None = None  # once it is finished
-        self._largest = np.iinfo(self.dtype).max
         self._held = ExitStack()
         self._growing = self._bin, self._lengths, self._counts = self._open("w+b" if empty else "r+b")
 
@@ -106,7 +108,7 @@ class DatasetSpool:
             raise DataError(f"A sequence of {lengths.max()} tokens is longer than .idx can say. Split the document.")
         if len(tokens):
             low, high = 0 if tokens.dtype.kind == "u" else int(tokens.min()), int(tokens.max())
-            if low < 0 or high > self._largest:
+            if low < 0 or high > np.iinfo(self.dtype).max:
                 wrong = low if low < 0 else high
                 raise DataError(f"The id {wrong} does not fit {self.prefix}.bin, which holds {self.dtype}. Use int32.")
             self.max_id = max(self.max_id, high)
@@ -154,7 +156,15 @@ class DatasetSpool:
                 blocks = block_file(self._bin.blocks.sums(), self._bin.num_bytes, int(index.blocks.sums()[0]))
                 self._path(".tokenizer.json").write_bytes(tokenizer)
                 self._path(".blocks").write_bytes(blocks)
-                info = self._info(about, index.digest.hexdigest(), hashlib.sha256(blocks).hexdigest())
+                info = DatasetInfo(
+                    **about,
+                    max_id=self.max_id,
+                    num_documents=self.num_documents,
+                    num_tokens=self.num_tokens,
+                    dtype=self.dtype.name,
+                    content_sha256=index.digest.hexdigest(),
+                    blocks_sha256=hashlib.sha256(blocks).hexdigest(),
+                ).sealed()
                 self._path(".json").write_bytes(info.to_bytes())
                 self.sidecar_sha256 = info.sidecar_sha256
             self.close()
@@ -162,9 +172,8 @@ class DatasetSpool:
     def sync(self) -> None:
         """Wait until a finished spool is on disk."""
         with files.storage_errors(self.prefix, "Writing"):
-            for path in (self._path(suffix) for suffix in SUFFIXES):
-                if path.exists():
-                    files.fsync_file(path)
+            for path in filter(Path.exists, map(self._path, SUFFIXES)):
+                files.fsync_file(path)
             files.fsync_dir(self.folder)
 
     def close(self) -> None:
@@ -211,16 +220,6 @@ class DatasetSpool:
             index.append(ends)
             at = int(ends[-1])
 
-    def _info(self, about: dict[str, Any], content_sha256: str, blocks_sha256: str) -> DatasetInfo:
-        return DatasetInfo(
-            **about,
-            max_id=self.max_id,
-            num_documents=self.num_documents,
-            num_tokens=self.num_tokens,
-            dtype=self.dtype.name,
-            content_sha256=content_sha256,
-            blocks_sha256=blocks_sha256,
-        ).sealed()
 
 
 def _states(growing: _Growing, ends: list[int]) -> list[Any]:
@@ -310,8 +309,9 @@ class DatasetWriter:
     ) -> None:
         """What the sidecar says beyond what the writer counts by itself; without this there is no sidecar."""
         self._tokenizer = tokenizer
-        self._about = {"tokenizer_fingerprint": fingerprint, "vocab_size": vocab_size, "eod_id": eod_id}
-        self._about["num_bytes"] = num_bytes
+        self._about = {
+            "tokenizer_fingerprint": fingerprint, "vocab_size": vocab_size, "eod_id": eod_id, "num_bytes": num_bytes
+        }  # fmt: skip
 
 
 def check_finished(path_of: Callable[[str], Path], sidecar_sha256: str, tokenizer: bytes) -> None:

@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.batch import IGNORED
-from lmtrain.data.masked_settings import MaskedSettings
-from lmtrain.data.samples.masked import MaskedDataset, MaskVocabulary, Sentences, build_sampler
+from lmtrain.data.data_settings import MaskedSettings
+from lmtrain.data.samples.masked import MaskedDataset, MaskVocabulary, build_sampler
+from lmtrain.data.samples.masked_twin import Sentences
 from lmtrain.errors import DataError, UsageError
 from lmtrain.eval.recipes.documents import dataset_prefix, groups_of, open_dataset, said_of_dataset, said_of_texts
 from lmtrain.eval.task import Asked, Columns, Facts, Prepared, Sums, Task, perplexity, ratio

@@ -72,7 +72,7 @@ MUTANTS = [
     ),
     Mutant(
         name="limit_of_predictions_saves_nothing",
-        file="lmtrain/data/masked_settings.py",
+        file="lmtrain/data/data_settings.py",
         function="MaskedSettings.scored_share",
         old="return min(self.mask_share, (self.max_predictions or seq_len) / seq_len)",
         new="return self.mask_share",

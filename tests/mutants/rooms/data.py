@@ -34,7 +34,7 @@ MUTANTS = [
     ),
     Mutant(
         name="next_epoch_is_next_seed",
-        file="lmtrain/data/order.py",
+        file="lmtrain/data/dataset.py",
         function="Order.ids",
         old="mix(mix(self.seed) + epoch * _GOLDEN)",
         new="mix(mix(self.seed + epoch))",

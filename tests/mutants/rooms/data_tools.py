@@ -73,7 +73,7 @@ MUTANTS = [
     ),
     Mutant(
         name="group_overrides_a_limit",
-        file="data_tools/corpus/text/clean.py",
+        file="data_tools/corpus/clean.py",
         function="build_clean",
         old="{rule: RULES[rule].limit for rule in GROUPS[name] if rule not in rules}",
         new="{rule: RULES[rule].limit for rule in GROUPS[name]}",
@@ -82,7 +82,7 @@ MUTANTS = [
     ),
     Mutant(
         name="overlapping_runs_counted_often",
-        file="data_tools/corpus/text/quality.py",
+        file="data_tools/corpus/clean.py",
         function="_repeated_runs",
         old="facts.word_chars[np.cumsum(starts[:-1]) > 0].sum()",
         new="(facts.word_chars * np.cumsum(starts[:-1])).sum()",
@@ -179,7 +179,7 @@ MUTANTS = [
     ),
     Mutant(
         name="lines_of_the_file_before",
-        file="data_tools/read/rejects.py",
+        file="data_tools/read/content.py",
         function="_LineCounter.before",
         old="if path != self._path or start - 1 < self._at:",
         new="if start - 1 < self._at:",

@@ -9,9 +9,8 @@ import pytest
 
 from lmtrain.batch import IGNORED, Batch, StepBatches
 from lmtrain.data.batch_plan import BatchPlan
-from lmtrain.data.dataset import Counts
-from lmtrain.data.loader import Dataset, Loader
-from lmtrain.data.order import Order
+from lmtrain.data.dataset import Counts, Dataset, Order
+from lmtrain.data.loader import Loader
 from lmtrain.data.samples.causal import CausalDataset
 from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset
 from lmtrain.errors import SettingsError

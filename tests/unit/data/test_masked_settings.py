@@ -9,7 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from lmtrain.config.build import build_settings
-from lmtrain.data.masked_settings import MaskedSettings
+from lmtrain.data.data_settings import MaskedSettings
 from lmtrain.errors import SettingsError
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lmtrain.batch import IGNORED
-from lmtrain.data.masked_settings import MaskedSettings
+from lmtrain.data.data_settings import MaskedSettings
 from lmtrain.data.samples.masked import MaskedDataset
 from lmtrain.data.store.indexed import DatasetWriter
 from lmtrain.data.training_data import Asked, TrainingData, build_training_data, open_datasets

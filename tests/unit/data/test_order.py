@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmtrain.data.order import Order, mix, permute, permute_twin
+from lmtrain.data.dataset import Order, mix, permute, permute_twin
 from lmtrain.errors import DataError
 
 SEEDS = st.integers(0, 2**64 - 1)

@@ -12,10 +12,9 @@ import pytest
 from lmtrain.batch import IGNORED
 from lmtrain.data import training_data
 from lmtrain.data.batch_plan import BatchPlan
-from lmtrain.data.data_settings import BlendPart, BlendSettings, DataChoice, DataSettings
+from lmtrain.data.data_settings import BlendPart, BlendSettings, DataChoice, DataSettings, MaskedSettings
+from lmtrain.data.dataset import Order
 from lmtrain.data.loader import Loader
-from lmtrain.data.masked_settings import MaskedSettings
-from lmtrain.data.order import Order
 from lmtrain.data.samples.blend import whole_shares
 from lmtrain.data.samples.megatron import MegatronDataset, split_sequences
 from lmtrain.data.store.blocks import BLOCK_BYTES

@@ -7,11 +7,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from data_tools.corpus.flow.reading import Reading
-from data_tools.corpus.flow.steps import Report, Step, Work, report_path, run_step
-from data_tools.read.chunks import Limits
-from data_tools.read.parts import Part
-from data_tools.read.rejects import OnError
+from data_tools.corpus.flow.steps import Reading, Report, Step, Work, report_path, run_step
+from data_tools.read.chunks import Limits, Part
+from data_tools.read.content import OnError
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "mu", "nu", "xi", "pi"]
 

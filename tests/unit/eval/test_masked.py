@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from lmtrain.batch import Batch
-from lmtrain.data.masked_settings import MaskedSettings
+from lmtrain.data.data_settings import MaskedSettings
 from lmtrain.data.samples import masked as sampling
 from lmtrain.data.samples.masked import MaskedDataset, MaskVocabulary
 from lmtrain.data.samples.masked_twin import CONTINUES, MaskedSamplerTwin

@@ -10,7 +10,7 @@ import pytest
 
 from lmtrain.checkpoint.disk.format import Manifest
 from lmtrain.config.compose import compose
-from lmtrain.data.order import Order
+from lmtrain.data.dataset import Order
 from lmtrain.data.training_data import TrainingData
 from lmtrain.errors import CheckpointError
 from lmtrain.tokenizer.base import Tokenizer

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from lmtrain.checkpoint.checkpoint_settings import CheckpointSettings
 from lmtrain.data.data_settings import DataSettings
-from lmtrain.data.order import Order
+from lmtrain.data.dataset import Order
 from lmtrain.data.training_data import TrainingData
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.optim.adamw_settings import AdamWSettings

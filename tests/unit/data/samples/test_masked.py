@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from lmtrain import native
 from lmtrain.batch import IGNORED, Batch
-from lmtrain.data.masked_settings import MaskedSettings
+from lmtrain.data.data_settings import MaskedSettings
 from lmtrain.data.samples.masked import MaskedDataset, MaskVocabulary, ngram_thresholds
 from lmtrain.data.samples.masked_twin import BEGINS, CONTINUES, SPECIAL, MaskedSamplerTwin, Pairs, shorten
 from lmtrain.data.samples.sentence_pairs import Draws, stream

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtrain import native
-from lmtrain.data.samples.packing import copy_rows, copy_rows_twin
-from lmtrain.data.samples.rows import (
+from lmtrain.data.samples.causal import (
     ragged,
     read_rows,
     read_rows_twin,
@@ -20,6 +19,7 @@ from lmtrain.data.samples.rows import (
     separate,
     separate_twin,
 )
+from lmtrain.data.samples.packing import copy_rows, copy_rows_twin
 
 
 @given(runs=st.lists(st.tuples(st.integers(-5, 9), st.integers(0, 4)), max_size=8))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from data_tools.corpora.archives import contents
+from data_tools.read.streams import contents
 from lmtrain.errors import DataError, MissingInputError
 from tests.unit.data_tools.corpora.packing import tarred, zipped
 

@@ -12,8 +12,7 @@ import pytest
 from pyarrow import parquet
 
 from data_tools.corpora.fetch import RemoteFile
-from data_tools.corpora.published import Texts, get_texts
-from data_tools.corpora.recipe import find_recipe
+from data_tools.corpora.recipe import Texts, find_recipe, get_texts
 from lmtrain.errors import DataError, MissingInputError, OutputError, StorageError, UsageError
 from tests.unit.data_tools.corpora.packing import tarred, zipped
 from tests.unit.data_tools.corpora.serving import Behaviour

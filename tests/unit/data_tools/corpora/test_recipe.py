@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from data_tools.corpora.fetch import RemoteFile, check_address
-from data_tools.corpora.published import Texts
-from data_tools.corpora.recipe import Recipe, fetch_files, find_recipe, get_corpus, recipes, split_of
+from data_tools.corpora.recipe import Recipe, Texts, fetch_files, find_recipe, get_corpus, recipes, split_of
 from data_tools.corpus.flow.steps import Report
 from data_tools.read.streams import ALWAYS_ALLOWED_BYTES
 from lmtrain.errors import DataError, MissingInputError, StorageError, UsageError

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from data_tools.corpus.text.clean import DEFAULT_RULES, build_clean
-from data_tools.corpus.text.quality import GROUPS, LINE_RULES, RULES, Facts
+from data_tools.corpus.clean import DEFAULT_RULES, GROUPS, LINE_RULES, RULES, Facts, build_clean
 from lmtrain.errors import UsageError
 from tests.unit.data_tools.corpus_files import run, texts, write_jsonl
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_tools.corpus.text.clean import mend, undo_garbling
+from data_tools.corpus.clean import mend, undo_garbling
 
 HONEST = [
     "Ein Müller, ein café, 5 £ and 20 °C: naïve façade.",

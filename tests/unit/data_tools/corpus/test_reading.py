@@ -15,12 +15,10 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_tools.corpus.flow.reading import OFFSET_BITS, Reading, find_files, read_documents, to_line
-from data_tools.corpus.flow.steps import Collect
+from data_tools.corpus.flow.steps import OFFSET_BITS, Collect, Reading, find_files, read_documents, to_line
 from data_tools.preprocess.pipeline import Options, preprocess
-from data_tools.read.chunks import Limits
-from data_tools.read.parts import WHOLE, Part
-from data_tools.read.rejects import OnError
+from data_tools.read.chunks import WHOLE, Limits, Part
+from data_tools.read.content import OnError
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.tokenizer.train import train_bpe
 from tests.unit.data_tools.corpus_files import read_jsonl, run, write_jsonl

@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_tools.corpus.flow.reading import Reading
-from data_tools.corpus.flow.steps import Report, Work, merge_outputs, read_report, report_path, run_step
+from data_tools.corpus.flow.steps import Reading, Report, Work, merge_outputs, read_report, report_path, run_step
 from data_tools.corpus.shuffle import Sample, Split, draw, sample_limit, shuffle, split_outputs
-from data_tools.read.parts import Part
-from data_tools.read.rejects import OnError
+from data_tools.read.chunks import Part
+from data_tools.read.content import OnError
 from lmtrain.errors import DataError, UsageError
 from tests.unit.data_tools.corpus_files import read_jsonl, run, texts, write_jsonl
 

@@ -11,15 +11,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_tools.corpus.build import dedupe_all, drop, sign
-from data_tools.corpus.build_settings import DedupeSettings
-from data_tools.corpus.copies.copies import find_pairs, find_roots, mark_exact, mark_near, unite
-from data_tools.corpus.copies.signatures import MinHash, Sign, Signed, content_hash
-from data_tools.corpus.flow.reading import Reading
-from data_tools.corpus.flow.steps import Report, Work, merge_outputs
-from data_tools.read.chunks import Limits
-from data_tools.read.parts import Part
-from data_tools.read.rejects import OnError
+from data_tools.corpus.build import DedupeSettings, dedupe_all, drop, sign
+from data_tools.corpus.copies.copies import (
+    MinHash,
+    Sign,
+    Signed,
+    content_hash,
+    find_pairs,
+    find_roots,
+    mark_exact,
+    mark_near,
+    unite,
+)
+from data_tools.corpus.flow.steps import Reading, Report, Work, merge_outputs
+from data_tools.read.chunks import Limits, Part
+from data_tools.read.content import OnError
 from lmtrain.errors import DataError, MissingInputError, UsageError
 from tests.benchmarks.data_corpora import judge, write_planted
 from tests.peak import peak_bytes

@@ -8,11 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from data_tools.corpus.flow.reading import Reading
-from data_tools.corpus.flow.steps import Collect, Work, merge_outputs, merge_parts, read_report, report_path, run_step
+from data_tools.corpus.clean import Clean
+from data_tools.corpus.flow.steps import (
+    Collect,
+    Reading,
+    Work,
+    merge_outputs,
+    merge_parts,
+    read_report,
+    report_path,
+    run_step,
+)
 from data_tools.corpus.shuffle import Sample, Split, split_outputs
-from data_tools.corpus.text.clean import Clean
-from data_tools.read.parts import Part
+from data_tools.read.chunks import Part
 from lmtrain.errors import DataError, MissingInputError, StorageError, UsageError
 from tests.unit.data_tools.corpus_files import read_jsonl, run, texts, write_jsonl
 

@@ -22,7 +22,7 @@ import pytest
 
 from data_tools.preprocess.pipeline import Options, Summary, preprocess
 from data_tools.read.chunks import Limits
-from data_tools.read.rejects import OnError
+from data_tools.read.content import OnError
 from lmtrain.errors import DataError, OutputError, StorageError
 from lmtrain.runtime.processes.faults import Fault, arm
 from lmtrain.tokenizer.base import Tokenizer

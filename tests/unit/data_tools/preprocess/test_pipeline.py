@@ -18,7 +18,7 @@ import zstandard
 from data_tools.preprocess.filters import Filters
 from data_tools.preprocess.pipeline import Options, Standing, Summary, preprocess
 from data_tools.read.chunks import Limits
-from data_tools.read.rejects import OnError
+from data_tools.read.content import OnError
 from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset, dtype_for
 from lmtrain.data.store.reshape import merge, verify
 from lmtrain.errors import DataError, OutputError, UsageError

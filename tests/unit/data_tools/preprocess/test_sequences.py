@@ -9,7 +9,7 @@ import pytest
 
 from data_tools.preprocess.pipeline import Options, preprocess
 from data_tools.read.chunks import Limits
-from data_tools.read.rejects import OnError
+from data_tools.read.content import OnError
 from lmtrain.data.store.indexed import IndexedDataset
 from lmtrain.data.store.reshape import verify
 from lmtrain.tokenizer.train import train_bpe, train_wordpiece

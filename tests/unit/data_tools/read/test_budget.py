@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from data_tools.read.budget import Budget, StoppedError
+from data_tools.read.chunks import Budget, StoppedError
 
 
 def test_within_the_budget_nobody_waits() -> None:

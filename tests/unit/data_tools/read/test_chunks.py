@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_tools.read.budget import Budget
-from data_tools.read.chunks import START, Limits, Place, Portion, cut, read_lines
+from data_tools.read.chunks import START, Budget, Limits, Place, Portion, cut, read_lines
 from data_tools.read.content import read_content
 from data_tools.read.sources import find_sources
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_tools.read.parts import Part
+from data_tools.read.chunks import Part
 from lmtrain.errors import UsageError
 
 

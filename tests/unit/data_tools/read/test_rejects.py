@@ -13,9 +13,8 @@ import pytest
 import zstandard
 
 from data_tools.preprocess.pipeline import Options, Summary, preprocess
-from data_tools.preprocess.texts import Texts
 from data_tools.read.chunks import Limits
-from data_tools.read.rejects import OnError
+from data_tools.read.content import OnError, Texts
 from data_tools.read.sources import find_sources
 from lmtrain.data.store.indexed import IndexedDataset
 from lmtrain.errors import DataError

@@ -1,7 +1,9 @@
-"""Byte-level BPE: GPT-2's files, the alphabet, the ways to cut a text, how a tokenizer is made of its parts.
+"""Vocabularies in GPT-2's and BERT's own files: byte-level BPE and WordPiece, and how a tokenizer is made of each.
 
-Called by base.py (loading), train.py and fast.py. Bytes become printable letters, text is cut by a pattern (no
+Called by base.py (loading), train.py and fast.py. BPE: bytes become printable letters, text is cut by a pattern (no
 space is put in front), and pairs merge in the order of their rank; so every text has ids and nothing is unknown.
+WordPiece: a word is cut greedily into the longest pieces of the vocabulary, where `##` marks a piece that does not
+begin a word; a word that cannot be cut is [UNK].
 """
 
 from __future__ import annotations
@@ -10,12 +12,13 @@ import re
 from pathlib import Path
 from typing import Literal
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from lmtrain.errors import DataError, brief
 from lmtrain.runtime.files.files import parse_json
 
 EOD = "<|endoftext|>"
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # of WordPiece
 ALPHABET = frozenset(pre_tokenizers.ByteLevel.alphabet())  # one letter for each of the 256 bytes
 _OTHERS = [letter for letter in sorted(ALPHABET) if ord(letter) > 255]  # of bytes that are not printable letters
 LETTERS = tuple(chr(byte) if chr(byte) in ALPHABET else _OTHERS.pop(0) for byte in range(256))  # by byte
@@ -28,17 +31,17 @@ CL100K = (  # of GPT-4 and LLaMA 3
 Pattern = Literal["gpt2", "cl100k"]
 
 
-def splitting(pattern: Pattern) -> pre_tokenizers.PreTokenizer:
+def bpe_splitting(pattern: Pattern) -> pre_tokenizers.PreTokenizer:
     """How text is cut into the words that merges stay within."""
+    to_letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern == "gpt2")
     if pattern == "gpt2":
-        return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    to_letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        return to_letters
     return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(CL100K), "isolated"), to_letters])
 
 
-def build(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Tokenizer:
+def build_bpe(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Tokenizer:
     inner = Tokenizer(models.BPE(vocab=vocab, merges=merges))
-    inner.pre_tokenizer = splitting("gpt2")
+    inner.pre_tokenizer = bpe_splitting("gpt2")
     inner.decoder = decoders.ByteLevel()
     if EOD in vocab:
         inner.add_special_tokens([AddedToken(EOD, normalized=False)])
@@ -48,7 +51,7 @@ def build(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Tokenizer:
 def read_gpt2(vocab: bytes, merges: bytes, vocab_name: str, merges_name: str) -> Tokenizer:
     """The contents of vocab.json (piece -> id) and merges.txt (one pair a line, best first)."""
     pieces = _read_vocab(vocab, vocab_name)
-    return build(pieces, _read_merges(merges, merges_name, pieces))
+    return build_bpe(pieces, _read_merges(merges, merges_name, pieces))
 
 
 def _read_vocab(data: bytes, name: str) -> dict[str, int]:
@@ -72,10 +75,7 @@ def _read_vocab(data: bytes, name: str) -> dict[str, int]:
 
 
 def _read_merges(data: bytes, name: str, pieces: dict[str, int]) -> list[tuple[str, str]]:
-    try:
-        lines = data.decode().split("\n")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{name}, byte {error.start}: invalid UTF-8. It is damaged or another kind of file.") from error
+    lines = _lines(data, name)
     merges: list[tuple[str, str]] = []
     for number, line in enumerate(lines, 1):
         line = line.removesuffix("\r")
@@ -83,10 +83,55 @@ def _read_merges(data: bytes, name: str, pieces: dict[str, int]) -> list[tuple[s
             continue
         left, space, right = line.partition(" ")
         if not (left and space and right) or " " in right:
-            said = f"{name}:{number}: {brief(line)!r} is no pair of pieces"
-            raise DataError(f"{said}. It is damaged or another kind of file.")
+            raise DataError(
+                f"{name}:{number}: {brief(line)!r} is no pair of pieces. It is damaged or another kind of file."
+            )
         if left not in pieces or right not in pieces or left + right not in pieces:
             piece = next(piece for piece in (left, right, left + right) if piece not in pieces)
             raise DataError(f"{name}:{number}: {brief(piece)!r} is not in the vocabulary. It is of another vocabulary.")
         merges.append((left, right))
     return merges
+
+
+def build_wordpiece(vocab: dict[str, int], lowercase: bool) -> Tokenizer:
+    inner = Tokenizer(models.WordPiece(vocab=vocab, unk_token="[UNK]"))  # noqa: S106 - no password
+    apply_wordpiece_splitting(inner, lowercase)
+    inner.decoder = decoders.WordPiece()
+    inner.add_special_tokens([AddedToken(name, normalized=False) for name in SPECIAL if name in vocab])
+    return inner
+
+
+def apply_wordpiece_splitting(inner: Tokenizer, lowercase: bool) -> None:
+    """How BERT cleans a text and cuts it into words; accents go when case goes."""
+    inner.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+
+
+def read_wordpiece(data: bytes, name: str) -> Tokenizer:
+    """The contents of vocab.txt: one piece a line, its id the line's number from 0."""
+    lines = _lines(data, name)
+    if lines[-1] == "":
+        lines.pop()
+    vocab: dict[str, int] = {}
+    for number, line in enumerate(lines):
+        piece = line.removesuffix("\r")
+        if piece in vocab or piece != piece.strip() or not piece:
+            what = "an empty line"
+            if piece in vocab:
+                what = f"{brief(piece)!r}, as line {vocab[piece] + 1} does"
+            elif piece.strip():  # because: some programs take blanks off, and ids must not depend on who reads
+                what = f"{brief(piece)!r}, which ends or begins with a blank"
+            raise DataError(f"{name}:{number + 1} holds {what}. Each line of a vocab.txt is a piece of its own.")
+        vocab[piece] = number
+    if "[UNK]" not in vocab:
+        raise DataError(f"{name} has no [UNK]. It is damaged or no WordPiece vocabulary.")
+    # vocab.txt does not say whether text is lower-cased first; a piece with a capital would then never be used
+    plain = (piece for piece in vocab if not (piece.startswith("[") and piece.endswith("]")))
+    return build_wordpiece(vocab, lowercase=all(piece == piece.lower() for piece in plain))
+
+
+def _lines(data: bytes, name: str) -> list[str]:
+    try:
+        return data.decode().split("\n")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{name}, byte {error.start}: invalid UTF-8. It is damaged or another kind of file.") from error

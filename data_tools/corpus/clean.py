@@ -1,0 +1,331 @@
+"""The step `clean`: mends text, takes boilerplate lines out, and leaves out documents that break a rule.
+
+Called by `lmtrain corpus clean`. What each rule cost is counted under its name. The rules tell prose from boilerplate,
+lists, menus and machine output; they and their limits follow the descriptions published with Gopher (Rae and others,
+2021), C4 (Raffel and others, 2020) and FineWeb (Penedo and others, 2024). Each has a name and one limit that can be
+set; a document that breaks one is left out. Line rules take lines out of a document instead.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from data_tools.corpus.flow.steps import Documents, Selection, Tally
+from data_tools.corpus.flow.words import Hashes, hash_runs, mix
+from data_tools.scripts import check_script, script_shares
+from lmtrain.errors import UsageError, nearest
+from lmtrain.tokenizer.json_lines import Document
+
+_STOP_WORDS = frozenset({"the", "be", "to", "of", "and", "that", "have", "with"})
+_BULLETS = ("•", "‣", "▪", "●", "◦", "-", "*", "·")
+# ends of sentences in Western, East Asian, Arabic and Indic script, and what may close behind them
+_ENDS = tuple(".!?\"')\u201d\u2019\u2026\u3002\uff01\uff1f\u061f\u0964\u00bb")
+_AROUND_WORDS = ".,;:!?\"'()[]\u201c\u201d\u2018\u2019"
+_POLICY = re.compile(
+    r"terms of use|privacy policy|cookie policy|uses cookies|use of cookies|use cookies", re.IGNORECASE
+)
+_TOP_RUNS = ((2, 0.20), (3, 0.18), (4, 0.16))
+_REPEATED_RUNS = ((5, 0.15), (6, 0.14), (7, 0.13), (8, 0.12), (9, 0.11), (10, 0.10))
+# What Windows-1252 (and Latin-1 where it has no character) makes of the bytes 0x80 to 0xff.
+_SHOWN = [bytes([byte]).decode("cp1252", "replace") for byte in range(0x80, 0x100)]
+_SHOWN = [chr(0x80 + i) if shown == "\ufffd" else shown for i, shown in enumerate(_SHOWN)]
+_BYTE_OF = {ord(shown): chr(0x80 + i) for i, shown in enumerate(_SHOWN)}
+_QUOTES = frozenset("\u2018\u2019\u201c\u201d\u2013\u2014\u2026\xa0")
+_DAMAGE = (  # what is counted, the pattern, and what stands in its place
+    ("line ends", re.compile("\r\n?|[\x85\u2028\u2029]"), "\n"),
+    (
+        "control characters",
+        re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ufff9-\ufffb\ufdd0-\ufdef\ufffe\uffff]"),
+        "",
+    ),
+    ("invisible characters", re.compile("[\u200b\u2060\ufeff\u00ad\u202a-\u202e\u2066-\u2069\u200e\u200f]"), ""),
+    # because: the joiners shape words in Arabic and Indic scripts and glue emoji; between Latin letters they are dirt
+    ("joiners between Latin letters", re.compile("(?<=[\\x00-\u024f])[\u200c\u200d](?=[\\x00-\u024f])"), ""),
+    ("odd spaces", re.compile("[\u00a0\u2000-\u200a\u202f\u205f]"), " "),
+    ("spaces at line ends", re.compile(r"(?<![ \t])[ \t]+(?=\n|$)"), ""),
+    ("runs of blank lines", re.compile(r"\n{4,}"), "\n\n\n"),
+)
+DEFAULT_RULES = ("gopher", "lines_ending_in_punctuation")
+_BLANK_LINES = re.compile(r"\n{3,}")
+
+
+class Facts:
+    """A text as its rules look at it; what is counted is counted once."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    @cached_property
+    def words(self) -> list[str]:
+        return self.text.split()
+
+    @cached_property
+    def word_ids(self) -> Hashes:
+        """A number for each word, the same for the same word within this text."""
+        known: dict[str, int] = {}
+        return mix(np.array([known.setdefault(word, len(known) + 1) for word in self.words], np.uint64))
+
+    @cached_property
+    def word_chars(self) -> npt.NDArray[np.int64]:
+        return np.fromiter(map(len, self.words), np.int64, len(self.words))
+
+    @cached_property
+    def lines(self) -> list[str]:
+        return [line for line in map(str.strip, self.text.split("\n")) if line]
+
+    @cached_property
+    def paragraphs(self) -> list[str]:
+        return [part for part in map(str.strip, re.split(r"\n\s*\n", self.text)) if part]
+
+
+    def share_of_lines(self, test: Callable[[str], bool]) -> float:
+        return sum(map(test, self.lines)) / max(len(self.lines), 1)
+
+
+    @cached_property
+    def num_word_chars(self) -> int:
+        return max(int(self.word_chars.sum()), 1)
+
+
+def _repeated(parts: list[str]) -> tuple[float, float]:
+    """The share of parts that stood before already, by number and by characters."""
+    seen: set[str] = set()
+    number = chars = 0
+    for part in parts:
+        if part in seen:
+            number += 1
+            chars += len(part)
+        seen.add(part)
+    return number / max(len(parts), 1), chars / max(sum(map(len, parts)), 1)
+
+
+def _top_run(length: int, facts: Facts) -> float:
+    """The share of characters in the most frequent run of so many words; of equally frequent ones the first counts."""
+    runs = hash_runs(facts.word_ids, length)
+    if not runs.size:
+        return 0.0
+    _, first, counts = np.unique(runs, return_index=True, return_counts=True)
+    best = np.lexsort((first, -counts))[0]
+    chars = int(facts.word_chars[first[best] : first[best] + length].sum())
+    return float(counts[best] * chars / facts.num_word_chars) if counts[best] > 1 else 0.0
+
+
+def _repeated_runs(length: int, facts: Facts) -> float:
+    """The share of characters inside runs of so many words that stood before already, each word counted once."""
+    runs = hash_runs(facts.word_ids, length)
+    if not runs.size:
+        return 0.0
+    again = np.ones(runs.size, bool)
+    again[np.unique(runs, return_index=True)[1]] = False
+    starts = np.zeros(len(facts.words) + 1, np.int64)
+    starts[np.flatnonzero(again)] += 1
+    starts[np.flatnonzero(again) + length] -= 1
+    return float(facts.word_chars[np.cumsum(starts[:-1]) > 0].sum() / facts.num_word_chars)
+
+
+
+
+def _mean_word_chars(facts: Facts) -> float:
+    return facts.num_word_chars / max(len(facts.words), 1)
+
+
+@dataclass(frozen=True)
+class Rule:
+    name: str
+    limit: float
+    measure: Callable[[Facts], float]
+    at_least: bool = False  # the limit is the least allowed; else the most
+
+    def breaks(self, facts: Facts, limit: float) -> bool:
+        value = self.measure(facts)
+        return value < limit if self.at_least else value > limit
+
+
+_least = partial(Rule, at_least=True)
+
+RULES: dict[str, Rule] = {
+    rule.name: rule
+    for rule in (
+        # Gopher: a text of words
+        _least("min_words", 50, lambda f: len(f.words)),
+        Rule("max_words", 100_000, lambda f: len(f.words)),
+        _least("min_mean_word_chars", 3, _mean_word_chars),
+        Rule("max_mean_word_chars", 10, _mean_word_chars),
+        Rule(
+            "symbols_per_word", 0.1,
+            lambda f: max(f.text.count("#"), f.text.count("…") + f.text.count("...")) / max(len(f.words), 1),
+        ),
+        Rule("bullet_lines", 0.9, lambda f: f.share_of_lines(lambda line: line.startswith(_BULLETS))),
+        Rule("ellipsis_lines", 0.3, lambda f: f.share_of_lines(lambda line: line.endswith(("…", "...")))),
+        _least(
+            "words_with_letters", 0.8,
+            lambda f: sum(any(map(str.isalpha, word)) for word in f.words) / max(len(f.words), 1),
+        ),
+        _least(
+            "stop_words", 2,
+            lambda f: len(_STOP_WORDS.intersection(word.strip(_AROUND_WORDS).lower() for word in f.words)),
+        ),
+        # Gopher: repetition
+        Rule("repeated_lines", 0.30, lambda f: _repeated(f.lines)[0]),
+        Rule("repeated_line_chars", 0.20, lambda f: _repeated(f.lines)[1]),
+        Rule("repeated_paragraphs", 0.30, lambda f: _repeated(f.paragraphs)[0]),
+        Rule("repeated_paragraph_chars", 0.20, lambda f: _repeated(f.paragraphs)[1]),
+        *(Rule(f"top_{n}_words", limit, partial(_top_run, n)) for n, limit in _TOP_RUNS),
+        *(Rule(f"repeated_{n}_words", limit, partial(_repeated_runs, n)) for n, limit in _REPEATED_RUNS),
+        # C4
+        Rule("lorem_ipsum", 0, lambda f: f.text.lower().count("lorem ipsum")),
+        Rule("curly_brackets", 0, lambda f: f.text.count("{")),
+        # FineWeb
+        _least("lines_ending_in_punctuation", 0.12, lambda f: f.share_of_lines(lambda line: line.endswith(_ENDS))),
+        Rule("short_lines", 0.67, lambda f: f.share_of_lines(lambda line: len(line) <= 30)),
+    )
+}
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "gopher": tuple(RULES)[: tuple(RULES).index("lorem_ipsum")],
+    "c4": ("lorem_ipsum", "curly_brackets"),
+    "fineweb": ("lines_ending_in_punctuation", "short_lines", "repeated_line_chars"),
+}
+
+LINE_RULES: dict[str, Callable[[str], bool]] = {  # C4: true for a line that goes
+    "line_without_end": lambda line: not line.rstrip().endswith(_ENDS),
+    "line_too_short": lambda line: len(line.split()) < 3,
+    "line_javascript": lambda line: "javascript" in line.lower(),
+    "line_policy": lambda line: _POLICY.search(line) is not None,
+}
+
+
+def _class(first: int, last: int) -> str:
+    return "[" + re.escape("".join(_SHOWN[first - 0x80 : last - 0x80 + 1])) + "]"
+
+
+_REST = _class(0x80, 0xBF)
+_LONG = rf"{_class(0xE0, 0xEF)}{_REST}{{2}}|{_class(0xF0, 0xF4)}{_REST}{{3}}"
+_SHORT = rf"{_class(0xC2, 0xDF)}{_REST}"
+# One lone pair may be honest text (a name in capitals before a quote mark), so it counts only with the two leads that
+# stand before nearly all of Western Europe's letters; two pairs in a row, or a longer sequence, are not an accident.
+_GARBLED = re.compile(rf"(?:{_LONG}|{_SHORT}){{2,}}|{_LONG}|[ÂÃ]{_REST}")
+
+
+def mend(text: str, counts: Counter[str]) -> str:
+    """The text mended; `counts` gets one for each kind of damage it had."""
+    undone = undo_garbling(text)
+    if undone != text:
+        counts["mended: wrong decoding"] += 1
+    text = undone
+    for name, pattern, replacement in _DAMAGE:
+        text, found = pattern.subn(replacement, text)
+        if found:
+            counts[f"mended: {name}"] += 1
+    if not unicodedata.is_normalized("NFC", text):
+        counts["mended: not composed (NFC)"] += 1
+        text = unicodedata.normalize("NFC", text)
+    return text
+
+
+def undo_garbling(text: str) -> str:
+    """UTF-8 that was read as Windows-1252, once or several times, becomes what it was: "cafÃ©" is "café"."""
+    for _ in range(3):
+        better = _GARBLED.sub(_decoded, text)
+        if better == text:
+            break
+        text = better
+    return text
+
+
+def _decoded(match: re.Match[str]) -> str:
+    garbled = match[0]
+    before = match.string[match.start() - 1 : match.start()]
+    if len(garbled) == 2 and garbled[0] == "Ã" and garbled[1] in _QUOTES and before.isupper():
+        return garbled  # "IRMÃ" and the quote mark behind it
+    try:
+        return garbled.translate(_BYTE_OF).encode("latin-1").decode("utf-8")
+    except UnicodeError:  # surrogates, overlong forms: no UTF-8 after all
+        return garbled
+
+
+@dataclass(frozen=True)
+class Clean(Selection):
+    """Rules by name with their limits; scripts that are welcome, with the least share of letters they must have."""
+
+    rules: tuple[tuple[str, float], ...] = ()
+    line_rules: tuple[str, ...] = ()
+    scripts: tuple[str, ...] = ()
+    min_script_share: float = 0.5
+    name: ClassVar[str] = "clean"
+
+    def kept(self, documents: Documents, key: str, tally: Tally) -> Iterator[Document]:
+        for _, document in documents:
+            text = self._without_lines(mend(document[key], tally.changed), tally)
+            cause = self.cause(text)
+            if cause is None:
+                yield document | {key: text}
+            else:
+                tally.drop(cause)
+
+    def cause(self, text: str) -> str | None:
+        """The first rule that the text breaks, or None for one that stays."""
+        if not text.strip():
+            return "empty"
+        facts = Facts(text)
+        broken = next((name for name, limit in self.rules if RULES[name].breaks(facts, limit)), None)
+        if broken is None and self.scripts:
+            shares = script_shares(text)
+            if sum(shares.get(script, 0.0) for script in self.scripts) < self.min_script_share:
+                return f"script: {next(iter(shares), 'none')}"
+        return broken
+
+    def _without_lines(self, text: str, tally: Tally) -> str:
+        if not self.line_rules:
+            return text
+        kept = []
+        for line in text.split("\n"):
+            broken = next((name for name in self.line_rules if line.strip() and LINE_RULES[name](line)), None)
+            if broken is None:
+                kept.append(line)
+            else:
+                tally.changed[f"lines taken out: {broken}"] += 1
+        return _BLANK_LINES.sub("\n\n", "\n".join(kept)).strip("\n") if len(kept) < text.count("\n") + 1 else text
+
+
+def build_clean(words: Iterable[str], scripts: Sequence[str] = (), min_script_share: float = 0.5) -> Clean:
+    """From words as one types them: groups (gopher), rules (min_words), limits (min_words=20), line rules."""
+    rules: dict[str, float] = {}
+    line_rules: list[str] = []
+    for word in words:
+        name, _, limit = word.partition("=")
+        if name == "none":
+            continue
+        if name == "c4_lines":
+            line_rules += [rule for rule in LINE_RULES if rule not in line_rules]
+        elif name in LINE_RULES:
+            line_rules += [name] if name not in line_rules else []
+        elif name in GROUPS and not limit:
+            rules |= {rule: RULES[rule].limit for rule in GROUPS[name] if rule not in rules}
+        elif name in RULES:
+            rules[name] = _limit(word, limit) if limit else RULES[name].limit
+        else:
+            known = [*RULES, *GROUPS, *LINE_RULES, "c4_lines", "none"]
+            raise UsageError(f"--rule={word} is no rule. {nearest(name, known)}")
+    if not 0 <= min_script_share <= 1:
+        raise UsageError(f"--min-script-share={min_script_share} is not a share. Give a number from 0 to 1.")
+    welcome = tuple(name.lower() for name in scripts)
+    for name in welcome:
+        check_script(name)
+    return Clean(tuple(rules.items()), tuple(line_rules), welcome, min_script_share)
+
+
+def _limit(word: str, limit: str) -> float:
+    try:
+        return float(limit)
+    except ValueError as error:
+        raise UsageError(f"--rule={word} has no number behind the sign. Write it as min_words=20.") from error

@@ -1,1 +1,0 @@
-"""Clean text, and how good it is."""
