@@ -58,19 +58,18 @@ def prices_of(hardware: Hardware) -> Prices:
 def calibrate(hardware: Hardware, runs: Sequence[Measured]) -> Calibrated:
     """Each run is judged by a fit to all others; the machine that comes back is fitted to all of them."""
     before, whole = _errors(hardware, runs), _fit(hardware, runs, np.zeros(len(FIGURES) + len(FACTORS_HERE)))
-    after = []
-    for number, one in enumerate(runs):
-        others = [*runs[:number], *runs[number + 1 :]]
-        after.append(float(_errors(_moved(hardware, _fit(hardware, others, whole)), [one])[0]))
+    after = [
+        float(_errors(_moved(hardware, _fit(hardware, [*runs[:number], *runs[number + 1 :]], whole)), [one])[0])
+        for number, one in enumerate(runs)
+    ]
     spread = float(np.quantile(np.abs(np.log1p(after)), _HELD))
     half = max(round(float(np.expm1(spread)), 3), _LEAST_INTERVAL)
     return Calibrated(replace(_moved(hardware, whole), interval=half), before.tolist(), after)
 
 
 def _errors(hardware: Hardware, runs: Sequence[Measured]) -> Vector:
-    predicted = price_runs([one.run for one in runs], hardware, prices_of(hardware).time)[0].total
-    found: Vector = predicted / np.array([one.step_s for one in runs]) - 1
-    return found
+    time, _ = price_runs([one.run for one in runs], hardware, prices_of(hardware).time)
+    return time.total / np.array([one.step_s for one in runs]) - 1
 
 
 def _fit(hardware: Hardware, runs: Sequence[Measured], start: Vector) -> Vector:
@@ -84,11 +83,9 @@ def _fit(hardware: Hardware, runs: Sequence[Measured], start: Vector) -> Vector:
     noise = np.array([max(one.spread, _NOISE) for one in runs])
 
     def residuals(moved: Vector) -> Vector:
-        off = np.log1p(_errors(_moved(hardware, moved), runs))
-        return np.concatenate([off / noise, moved / widths])
+        return np.concatenate([np.log1p(_errors(_moved(hardware, moved), runs)) / noise, moved / widths])
 
-    at, damping = start, 1e-3
-    now = residuals(at)
+    at, now, damping = start, residuals(start), 1e-3
     for _ in range(_ROUNDS):
         slopes = np.stack([(residuals(at + step) - now) / _STEP for step in np.eye(len(at)) * _STEP], axis=1)
         curve = slopes.T @ slopes

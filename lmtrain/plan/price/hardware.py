@@ -39,25 +39,24 @@ class Hardware(Settings):
     def problems(self) -> Iterator[Problem]:
         sizes = ("memory_GiB", "memory_GBps", "num_cores", "cache_MB", "gpus_per_node", "link_GBps", "nic_GBps")
         unknown = sorted(set(self.peak_tflops) - set(PRECISIONS))
-        slow = not self.peak_tflops or min(self.peak_tflops.values()) <= 0
         no_factors = [name for name, value in self.factors.items() if name not in FACTORS or value < 0]
-        wide = self.interval is not None and self.interval <= 0
-        rules = [
+        yield from self.checked(
             (self.generation not in GENERATIONS, "generation", "is not known", f"Use one of {', '.join(GENERATIONS)}."),
             (self.network not in NETWORKS, "network", "is not known", f"Use one of {', '.join(NETWORKS)}."),
             *((getattr(self, key) <= 0, key, "must be above 0", "Use the data sheet's figure.") for key in sizes),
             (bool(unknown), "peak_tflops", f"has {', '.join(unknown)}, no precision", f"Use {', '.join(PRECISIONS)}."),
-            (slow, "peak_tflops", "must be above 0", "Use the data sheet's figures."),
+            (
+                min(self.peak_tflops.values(), default=0.0) <= 0, "peak_tflops", "must be above 0",
+                "Use the data sheet's figures.",
+            ),
             (self.power_W < 0, "power_W", "must be 0 or above", "Use 0 where it is not known."),
             (self.sustained <= 0, "sustained", "must be above 0", "Use 1.0."),
             (
                 bool(no_factors), "factors", f"has {a_few(no_factors)}, no factor of the planner or below 0",
                 "Use what `lmtrain plan --calibrate` wrote.",
             ),
-            (wide, "interval", "must be above 0", "Use null for that of all machines."),
-        ]  # fmt: skip
-        for wrong, key, what, way_out in rules:
-            yield from self.problem_if(wrong, key, what, way_out)
+            self.above_0("interval", "Use null for that of all machines."),
+        )  # fmt: skip
 
     @property
     def device(self) -> str:

@@ -93,9 +93,9 @@ def send(c: Columns, f: Factors, num_bytes: Column) -> Column:
     """
     stage = c.tp * c.dp
     outside = np.where(stage * c.pp <= c.node, 0.0, np.where(stage * 2 <= c.node, 0.5, 1.0))
-    nic = c.nic_Bps / c.node * nic_share(c, f)
     inside_s = num_bytes / (c.link_Bps * f["link_share"]) + f["link_latency_s"]
-    return inside_s + outside * (num_bytes / nic + 2 * f["hop_latency_s"] - inside_s)
+    between_s = num_bytes / (c.nic_Bps / c.node * nic_share(c, f)) + 2 * f["hop_latency_s"]
+    return inside_s + outside * (between_s - inside_s)
 
 
 def makespan(
@@ -124,9 +124,8 @@ def makespan(
         num * pace + others * np.maximum.reduce([forward, backward - weight, weight]) / 2,
         sooner + (num - 1) * (pace - forward),
     )
-    split = np.where(c.schedule == Schedule.ZB_1, h1, v)
     halves = (c.schedule != Schedule.ONE_F_ONE_B) & (c.schedule != Schedule.GPIPE)
-    return np.where(pp == 1, num * last, np.where(halves, split, one))
+    return np.where(pp == 1, num * last, np.where(halves, np.where(c.schedule == Schedule.ZB_1, h1, v), one))
 
 
 @dataclass(frozen=True)
@@ -145,8 +144,9 @@ class StepTime:
 
     @property
     def total(self) -> Column:
-        parts = self.compute + self.bubble + self.sharded + self.reduce + self.update + self.fixed
-        return parts + self.stragglers
+        return (
+            self.compute + self.bubble + self.sharded + self.reduce + self.update + self.fixed + self.stragglers
+        )
 
 
 def stage_weights(c: Columns) -> tuple[Column, Column]:
@@ -177,18 +177,16 @@ def price_microbatch(c: Columns, f: Factors) -> Microbatch:
     # tensor parallelism: two collectives of a block forward, two backward, those of what is done again
     one = tp_group(c, f).reduced(tokens * c.width * c.precision)
     bare = f.by_kind(("tp_exposed_none", "tp_exposed_weights", "tp_exposed_chunked"), c.tp_overlap)
-    bare_forward = np.where(c.tp_overlap == Overlap.CHUNKED, f["tp_exposed_chunked"], 1.0)
-    tp_forward = 2 * one * bare_forward
+    tp_forward = 2 * one * np.where(c.tp_overlap == Overlap.CHUNKED, f["tp_exposed_chunked"], 1.0)
     tp_back = 2 * one * bare + c.again_collectives * tp_forward
     again = c.again_products * work.products + c.again_attention * work.attention + c.again_pointwise * work.pointwise
-    add = _add_seconds(c, f, block)
     # sharded weights: gathered for forward and backward, gradients reduced, each microbatch
     group = dp_group(c, f, np.where(c.zero == 3, c.shard, 1.0))
     logits = np.where(c.whole_logits > 0, tp_group(c, f).shared(tokens * c.scored_share * c.vocab * c.precision), 0.0)
     boundary = tokens * c.width * c.precision / np.where(c.whole_messages > 0, 1.0, c.tp)
     waits = np.where(c.send_overlap > 0, f["send_overlapped"], f["send_exposed"])
     return Microbatch(
-        forward=work.forward + tp_forward, backward=work.backward + again + tp_back + add,
+        forward=work.forward + tp_forward, backward=work.backward + again + tp_back + _add_seconds(c, f, block),
         weight=work.products_back / 2, tp=tp_forward + tp_back,
         gather=group.shared(c.precision * block), reduce=group.shared(c.reduce_bytes * block),
         head=work.head + logits + _add_seconds(c, f, table) + one * np.where(c.tp > 1, 1.0, 0),
@@ -217,16 +215,15 @@ def price_step(c: Columns, f: Factors, replayed: Column | None = None) -> StepTi
     forward, backward = mean * one.forward + one.sends / 2, mean * one.backward + one.sends / 2
     fullest = layers * (one.forward + one.backward) + one.sends
     last = c.last_stage * (one.forward + one.backward) + one.head + one.sends
-    whole = replayed
-    if whole is None:
-        weight_last = c.last_stage * one.weight + one.head / 3
-        whole = makespan(c, forward, backward, mean * one.weight, last, fullest, weight_last)
+    weight_last = c.last_stage * one.weight + one.head / 3
+    whole = (
+        makespan(c, forward, backward, mean * one.weight, last, fullest, weight_last) if replayed is None else replayed
+    )
     busy = c.num_microbatches * np.maximum(last, np.where(c.pp > 1, fullest, 0.0))
     # gradients and weights over dp, once a step
     held = layers * block + table
     reduce_s, gather_s = _over_dp(c, f, held)
-    window = np.where(c.pp > 1, 0.5, 1.0) * layers * one.backward
-    hidden = np.minimum(reduce_s, window)
+    hidden = np.minimum(reduce_s, np.where(c.pp > 1, 0.5, 1.0) * layers * one.backward)
     times = np.where((c.zero == 2) & (c.reduce_each > 0), c.num_microbatches, 1.0)
     reduce_bare = times * np.where(
         c.reduce_overlap > 0, (reduce_s - hidden) + (f["dp_exposed"] + f["contention"]) * hidden, reduce_s
@@ -236,8 +233,7 @@ def price_step(c: Columns, f: Factors, replayed: Column | None = None) -> StepTi
     update = owned * f["update_bytes"] * np.where(c.fused_optimizer > 0, 1.0, f["update_eager"])
     update_s = update / (c.memory_Bps * f["stream_share"])
     base = whole + sharded_s + reduce_bare + gather_bare + update_s
-    devices = c.pp * c.dp * c.tp
-    late = base * f["straggler"] * np.sqrt(2 * np.log(np.maximum(devices / 4, 1.0)))
+    late = base * f["straggler"] * np.sqrt(2 * np.log(np.maximum(c.pp * c.dp * c.tp / 4, 1.0)))
     return StepTime(
         compute=busy, tp=c.num_microbatches * layers * one.tp,
         sends=c.num_microbatches * one.sends, bubble=np.maximum(whole - busy, 0.0),
@@ -253,9 +249,11 @@ def _add_seconds(c: Columns, f: Factors, weights: Column) -> Column:
     """
     sent = ((c.zero == 2) & (c.reduce_each > 0)) | ((c.zero == 3) & (c.each_microbatch > 0))  # and none is added up
     fused = (c.fused_gradients > 0) & (c.num_microbatches >= c.fused_gradients) & ~sent
-    share = np.where(fused, f["add_fused"], f["add_share"])
     sums = np.where((c.zero == 3) & (c.each_microbatch > 0), 0.0, 2 * c.sum_bytes)
-    return share * (c.precision + sums) * weights / (c.memory_Bps * f["stream_share"])
+    return (
+        np.where(fused, f["add_fused"], f["add_share"]) * (c.precision + sums) * weights
+        / (c.memory_Bps * f["stream_share"])
+    )  # fmt: skip
 
 
 def _over_dp(c: Columns, f: Factors, held: Column) -> tuple[Column, Column]:

@@ -58,23 +58,21 @@ def price_work(c: Columns, f: Factors) -> Work:
 
 def product(c: Columns, f: Factors, rows: Column, columns: Column, inner: Column, *, whole: bool = False) -> Column:
     """[rows, inner] x [inner, columns]. `whole`: in 16 bits, whatever the rest has."""
-    flops = 2 * rows * columns * inner
-    share = f.by_kind(SUSTAIN, c.generation) * c.sustained
     low = np.where(whole, 0, c.low_precision)
     lower = f.by_kind(("sustain_low", "sustain_low", "sustain_low", "sustain_4bit", "sustain_low"), low)
     peak = np.where(low > 0, c.peak * lower * np.where(low == 4, f["sustain_row"], 1.0), c.half_peak)
     odd = (rows % 64 > 0) | (columns % 64 > 0) | (inner % 64 > 0)
-    share = share * np.where(odd, f["unaligned"], 1.0)
+    share = f.by_kind(SUSTAIN, c.generation) * c.sustained * np.where(odd, f["unaligned"], 1.0)
     short = 1 + f["side_ramp"] * (1 / rows + 1 / columns + 1 / inner)
-    seconds = flops / (peak * share * _fill(c, f, rows, columns)) * short
+    seconds = 2 * rows * columns * inner / (peak * share * _fill(c, f, rows, columns)) * short
     bytes_moved = c.precision * (rows * columns + rows * inner + columns * inner)
     cast = np.where(low > 0, f["cast_passes"] * (rows + columns) * inner, 0)
     return np.maximum(seconds, bytes_moved / _stream(c, f)) + cast / _stream(c, f) + f["gap_s"]
 
 
 def _backward(c: Columns, f: Factors, rows: Column, columns: Column, inner: Column, *, whole: bool = False) -> Column:
-    of_input = product(c, f, rows, inner, columns, whole=whole)
-    return of_input + product(c, f, columns, inner, rows, whole=whole)
+    """Of the input, and of the weight."""
+    return product(c, f, rows, inner, columns, whole=whole) + product(c, f, columns, inner, rows, whole=whole)
 
 
 def _fill(c: Columns, f: Factors, rows: Column, columns: Column) -> Column:
@@ -82,8 +80,7 @@ def _fill(c: Columns, f: Factors, rows: Column, columns: Column) -> Column:
     best = np.zeros(len(c))
     for height, breadth in TILES:
         num_tiles = np.ceil(rows / height) * np.ceil(columns / breadth)
-        true_tiles = (rows / height) * (columns / breadth)
-        fill = true_tiles / (np.ceil(num_tiles / c.num_cores) * c.num_cores)
+        fill = (rows / height) * (columns / breadth) / (np.ceil(num_tiles / c.num_cores) * c.num_cores)
         best = np.maximum(best, fill ** f["fill_power"] * (1.0 if height == 256 else f["small_tile"]))
     return best
 
@@ -99,12 +96,12 @@ def _attention(c: Columns, f: Factors, tokens: Column) -> tuple[Column, Column]:
     narrow = np.where(c.attention == Attention.FLASH1, 0.0, f["head_ramp"] / c.head_width)
     ramp = np.where(flash, (1 + f["seq_ramp"] / c.seq_len) * (1 + narrow), 1.0)
     seconds = flops * causal * ramp / rate
-    scores = tokens * c.seq_len * c.num_heads / c.tp
     moved = np.where(c.attention == Attention.SCORES, f["scores_bytes"], f["fused_bytes"]) * c.precision / 2
-    traffic = moved * scores / _stream(c, f)
-    forward = np.where(flash, seconds, seconds + 0.4 * traffic)
-    back = np.where(flash, seconds * FLASH_BACKWARD, 2 * seconds + 0.6 * traffic)
-    return forward, back
+    traffic = moved * (tokens * c.seq_len * c.num_heads / c.tp) / _stream(c, f)
+    return (
+        np.where(flash, seconds, seconds + 0.4 * traffic),
+        np.where(flash, seconds * FLASH_BACKWARD, 2 * seconds + 0.6 * traffic),
+    )
 
 
 def _pointwise(c: Columns, f: Factors, tokens: Column, heads: Column, keys: Column) -> tuple[Column, Column]:
@@ -112,14 +109,12 @@ def _pointwise(c: Columns, f: Factors, tokens: Column, heads: Column, keys: Colu
     along = np.where(c.sequence_parallel > 0, c.tp, 1.0)
     residual = NORMS_PASSES * c.width / along * np.where(c.parallel_block > 0, 0.6, 1.0)
     mlp = np.where(c.gated > 0, 3.0, 2.0) * c.ffn_width / c.tp
-    plain = (c.pointwise == Pointwise.EAGER) & (c.fused_rotary == 0)
-    turned = c.rotary * np.where(plain, EAGER_ROTARY, 2.0)
+    turned = c.rotary * np.where((c.pointwise == Pointwise.EAGER) & (c.fused_rotary == 0), EAGER_ROTARY, 2.0)
     numbers = residual + mlp + (2 + turned) * (heads + keys)
     passes = f.by_kind(("passes_eager", "passes_fused", "passes_compiled"), c.pointwise)
     norms = c.eager_norm * 2 * f["norm_bytes"] * c.width / along
     at_once = 2 * tokens * c.precision * c.width / along  # is read and written
-    there = np.minimum(c.cache / at_once, 1.0)
-    missed = 1 - f["cached"] * there**2
+    missed = 1 - f["cached"] * np.minimum(c.cache / at_once, 1.0) ** 2
     seconds = tokens * c.precision * numbers * passes * missed / _stream(c, f)
     norm_s = tokens * norms * missed / _stream(c, f)
     kernels = np.where(c.pointwise == Pointwise.EAGER, 24, np.where(c.pointwise == Pointwise.FUSED, 10, 5)) * f["gap_s"]

@@ -105,8 +105,9 @@ class Planned:
     @cached_property
     def has_mask(self) -> bool:
         """Whether attention is given a matrix of who may look at whom, which only the plainer kernels take."""
-        needs = needs_mask(self.model, document_mask=self.document_mask)
-        return needs and not of_blocks(self.model, on_gpu=not self.on_cpu)
+        return needs_mask(self.model, document_mask=self.document_mask) and not of_blocks(
+            self.model, on_gpu=not self.on_cpu
+        )
 
     @property
     def window(self) -> int:

@@ -46,8 +46,7 @@ class Study:
     by: str = "time"  # or joules: what the best has least of
 
     def ranked(self, gpus: int) -> Ranked:
-        batch = round(self.batch_per_gpu * gpus) or self.run.global_batch
-        run = replace(self.run, global_batch=batch)
+        run = replace(self.run, global_batch=round(self.batch_per_gpu * gpus) or self.run.global_batch)
         return rank(legal(run, gpus, self.hardware, self.fixed), self.hardware, self.limits, self.prices)
 
     def ordered(self, ranked: Ranked) -> Rows:
@@ -64,10 +63,10 @@ def curve(study: Study, first: Ranked, gpus: Sequence[int]) -> Iterator[Point]:
         best = _best(ranked, places, {})
         cuts = {"pp": before.run.parallel.pp, "tp": before.run.parallel.tp} if before else {}
         changed = best is not None and any(getattr(best.run.parallel, key) != size for key, size in cuts.items())
-        whole = {"pp": 1, "tp": 1, "shard": number, "zero": 3}
         yield Point(
-            number, best, _best(ranked, places, whole), _best(ranked, places, cuts) if changed else None,
-            best.tokens_per_s / before.tokens_per_s if best and before else None,
+            number, best, plain=_best(ranked, places, {"pp": 1, "tp": 1, "shard": number, "zero": 3}),
+            kept=_best(ranked, places, cuts) if changed else None,
+            gain=best.tokens_per_s / before.tokens_per_s if best and before else None,
         )  # fmt: skip
         before = best or before
 

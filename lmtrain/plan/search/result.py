@@ -95,10 +95,9 @@ class Answer:
         return self.watts * self.gpus / self.tokens_per_s
 
     def facts(self) -> dict[str, Any]:
-        parallel = self.run.parallel
         names = ("pp", "vp", "dp_replicate", "dp_shard", "tp", "zero", "sequence_parallel", "schedule", "balance")
         return {
-            "parallel": {name: getattr(parallel, name) for name in names},
+            "parallel": {name: getattr(self.run.parallel, name) for name in names},
             "micro_batch": self.run.micro_batch, "recompute": self.run.recompute.kind,
             "recompute_blocks": getattr(self.run.recompute, "blocks", None),
             "precision": self.run.precision.kind, "gpus": self.gpus, "step_s": self.seconds,
@@ -151,9 +150,8 @@ def _signed(seconds: float) -> str:
 
 def map_of(ranked: Ranked) -> dict[tuple[int, int], Answer | float]:
     """For each pp and tp the fastest that fits, or the bytes that the smallest needs."""
-    found: dict[tuple[int, int], Answer | float] = {}
-    for one in answers(ranked, ranked.fitting(ranked.fastest, ("pp", "tp"))):
-        found[one.run.parallel.pp, one.run.parallel.tp] = one
+    fastest = answers(ranked, ranked.fitting(ranked.fastest, ("pp", "tp")))
+    found: dict[tuple[int, int], Answer | float] = {(one.run.parallel.pp, one.run.parallel.tp): one for one in fastest}
     for place in ranked.firsts(ranked.smallest, ("pp", "tp")):
         parallel = ranked.planned(place).parallel
         if (parallel.pp, parallel.tp) not in found:

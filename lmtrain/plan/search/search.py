@@ -52,22 +52,20 @@ class _Search:
         """Rows of each axis: any row of one goes with any of the others."""
         word, pp, vp = pipeline["schedule"], pipeline["pp"], pipeline["vp"]
         layout, all_copies = Layout(pp, vp, dp, 1, tp), {"dp_replicate": 1, "dp_shard": dp, "zero": 1}
-        micros = self._rows("micro", (dp,), self._micros(dp), all_copies)
-        found = [row for row in micros if self._batches(layout, self._axes["micro"].sets[row]["micro_batch"])]
+        stages, copies, cut, micro, again = self._axes.values()
+        micros = micro.group((dp,), self._micros(dp), all_copies)
+        found = [row for row in micros if self._batches(layout, micro.sets[row]["micro_batch"])]
         if not found:
             return [[]] * len(self._axes)
         zeros = [zero for zero in _ZEROS if self._accepts(**pipeline, zero=zero, dp_shard=1 if zero < 2 else 2)]
-        copies = self._rows("copies", (dp, word, pp > 1, *zeros), self._copies(dp, zeros), pipeline | all_copies)
+        shared = copies.group((dp, word, pp > 1, *zeros), self._copies(dp, zeros), pipeline | all_copies)
         return [
-            [self._axes["stages"].add({**pipeline, "tp": tp}, all_copies)],
-            [row for row in copies if self._lists(self._axes["copies"].sets[row]["dp_shard"], tp)],
-            self._rows("cut", (tp,), self._cuts(tp), {"tp": tp}),
+            [stages.add({**pipeline, "tp": tp}, all_copies)],
+            [row for row in shared if self._lists(copies.sets[row]["dp_shard"], tp)],
+            cut.group((tp,), self._cuts(tp), {"tp": tp}),
             found,
-            self._rows("again", tuple(pipeline.values()), self._again(pipeline), pipeline),
+            again.group(tuple(pipeline.values()), self._again(pipeline), pipeline),
         ]
-
-    def _rows(self, axis: str, key: tuple[Any, ...], sets: Iterable[Sets], among: Sets) -> list[int]:
-        return self._axes[axis].group(key, sets, among)
 
     def _values(self, key: str, every: Iterable[Any]) -> Iterable[Any]:
         return (self._fixed[key],) if key in self._fixed else every
@@ -111,8 +109,7 @@ class _Search:
                 yield {"recompute": one}
 
     def _batches(self, layout: Layout, micro: int) -> bool:
-        rampup = self._run.rampup
-        grows = rampup_problems(layout, rampup, micro) if rampup is not None else ()
+        grows = rampup_problems(layout, self._run.rampup, micro) if self._run.rampup is not None else ()
         return not any((*batch_problems(layout, self._run.global_batch, micro), *grows))
 
     @cached_property

@@ -101,8 +101,9 @@ class Space:
     @cached_property
     def different(self) -> Rows:
         """Rows without those that are priced the same as one before them."""
-        every = [axis.is_different[rows] for axis, rows in zip(self._axes, self._rows, strict=True)]
-        return np.flatnonzero(np.logical_and.reduce(every))
+        return np.flatnonzero(np.logical_and.reduce([
+            axis.is_different[rows] for axis, rows in zip(self._axes, self._rows, strict=True)
+        ]))  # fmt: skip
 
     def columns(self, rows: Rows) -> Columns:
         return Columns({name: self.column(name, rows) for name in self._axes[0].columns.arrays})
