@@ -278,10 +278,13 @@ def _room(low: float, high: float, log: bool) -> tuple[float, float]:
 
 
 def _figure_data(figure: Figure) -> dict[str, Any]:
-    curves = []
-    for one in figure.curves:
-        data: dict[str, Any] = {"run": one.run, "name": one.name, "dots": one.dots} | _columns(one.points)
-        curves.append(data | ({"mean": _columns(one.mean)} if one.mean is not None else {}))
+    curves: list[dict[str, Any]] = [
+        {
+            "run": one.run, "name": one.name, "dots": one.dots, **_columns(one.points),
+            **({"mean": _columns(one.mean)} if one.mean is not None else {}),
+        }
+        for one in figure.curves
+    ]  # fmt: skip
     keys = ("key", "title", "form", "log", "wide", "smooth")
     return {key: getattr(figure, key) for key in keys} | {"curves": curves}
 

@@ -66,17 +66,15 @@ def looks() -> str:
 
 
 def document(title: str, parts: Iterable[Part], more_style: str = "") -> str:
-    body = "\n".join(_shown(part) if isinstance(part, Picture) else part for part in parts)
+    # because: on a narrow screen a picture is moved within its frame: made as narrow, nobody could read it
+    body = "\n".join(
+        f'<div class="scroll picture">{part.drawn}</div>' if isinstance(part, Picture) else part for part in parts
+    )
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<meta name="viewport" '
         f'content="width=device-width, initial-scale=1">\n<title>{escape(title)}</title>\n'
         f"<style>{looks()}{more_style}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
     )
-
-
-def _shown(picture: Picture) -> str:
-    """On a narrow screen it is moved within its frame: made as narrow, nobody could read it."""
-    return f'<div class="scroll picture">{picture.drawn}</div>'
 
 
 def for_a_paper(drawn: str) -> str:

@@ -27,8 +27,7 @@ def needs_mask(model: ModelSettings, *, document_mask: bool) -> bool:
     To a model that sees both sides it always does: its rows end early.
     """
     shape = model.shape
-    windowed = shape.window is not None and shape.window < shape.seq_len
-    return document_mask or windowed or not shape.causal
+    return document_mask or not shape.causal or (shape.window is not None and shape.window < shape.seq_len)
 
 
 def of_blocks(model: ModelSettings, *, on_gpu: bool) -> bool:
@@ -97,18 +96,17 @@ class Layers:
         self.parallel_block = getattr(model, "parallel_block", False)
         self.post_norm = getattr(model, "norm_order", "pre") == "post"
         self.rms = getattr(model, "norm", "layernorm") == "rmsnorm"
-        kept = self.cut / e * (e if self.cpu else BOOL_BYTES)  # of a number that is dropped or not
-        self.dropped = kept if model.uses_dropout else 0.0
+        # of a number that is dropped or not
+        self.dropped = self.cut / e * (e if self.cpu else BOOL_BYTES) if model.uses_dropout else 0.0
         # because: a CPU's kernel does not drop, and attention is then made of whole scores
         self.scores = e * shape.seq_len * shape.num_heads / tp if self.cpu and model.uses_dropout else 0.0
 
     def norm(self) -> float:
         """Its input and statistics; its output belongs to whoever takes it."""
-        cut = self.cut
         if self.rms and self.cpu:  # in fp32: the input, and what the weight is multiplied with
-            return (2 * cut * FP32_BYTES / self.run.number_bytes) + FP32_BYTES / self.run.sequence_parts
+            return (2 * self.cut * FP32_BYTES / self.run.number_bytes) + FP32_BYTES / self.run.sequence_parts
         statistics = self.run.number_bytes if self.cpu else FP32_BYTES
-        return cut + (1 if self.rms else 2) * statistics / self.run.sequence_parts
+        return self.cut + (1 if self.rms else 2) * statistics / self.run.sequence_parts
 
     def block_with(self, again: str) -> float:
         qkv, shape = self.heads + 2 * self.keys, self.run.shape
@@ -165,8 +163,10 @@ class Layers:
 
     def embedding(self) -> float:
         """Of the first stage."""
-        found = self.dropped + (self.norm() if self.post_norm else 0.0)
-        return found + (INT64_BYTES + BOOL_BYTES if self.run.parallel.tp > 1 else 0.0)
+        return (
+            self.dropped + (self.norm() if self.post_norm else 0.0)
+            + (INT64_BYTES + BOOL_BYTES if self.run.parallel.tp > 1 else 0.0)
+        )  # fmt: skip
 
     def received(self, stage: Stage) -> float:
         """By a later stage: the first norm keeps it, unless it makes an fp32 copy of it for itself."""
@@ -183,8 +183,8 @@ class Layers:
             return final + self.cut + loss
         # a copy of them, and what the pooler makes of it
         first_tokens = 2 * self.whole / self.run.shape.seq_len if self.run.model.pair_head else 0.0
-        places, labels = INT64_BYTES / self.run.sequence_parts, INT64_BYTES
-        scored = 2 * self.cut + self.norm() + self.cut + loss + places + labels
+        # the last two: places and labels
+        scored = 2 * self.cut + self.norm() + self.cut + loss + INT64_BYTES / self.run.sequence_parts + INT64_BYTES
         return final + first_tokens + self.run.scored_share * scored
 
     def later_of_block(self) -> float:
@@ -197,7 +197,6 @@ class Layers:
         dense = 2 * self.cut if isinstance(self.run.model, BertSettings) else 0.0
         return self.run.scored_share * (self.whole + dense)
 
-
     def kept(self, stage: Stage) -> Kept:
         """What a microbatch leaves in this stage."""
         blocks = Counter(map(self.run.again, stage.layers))  # because: many are alike
@@ -207,6 +206,5 @@ class Layers:
         if stage.last:
             hidden += self.head()
             later += self.later_of_head()
-        logits = self.logits if stage.last else 0.0
         n = self.tokens
-        return Kept(n * hidden + self.shared(stage), n * logits, n * later)
+        return Kept(n * hidden + self.shared(stage), n * self.logits if stage.last else 0.0, n * later)

@@ -59,14 +59,13 @@ def count(
     places = list(places)
     return Numbers(
         sum(math.prod(place.part_shape) for place in places),
-        sum(_padded_shard(place.part_shape, layout.dp_shard) for place in places),
+        sum(math.prod((-(-place.part_shape[0] // layout.dp_shard), *place.part_shape[1:])) for place in places),
         sum(num_slots(place.name, place.global_shape) * math.prod(place.local_shape) for place in places),
-        sum(math.prod(place.part_shape) for place in places if _is_early(place)),
-    )
-
-
-def _is_early(place: Place) -> bool:
-    return len(place.part_shape) == 1 or place.name.startswith("embedding.")
+        sum(
+            math.prod(place.part_shape)
+            for place in places if len(place.part_shape) == 1 or place.name.startswith("embedding.")
+        ),
+    )  # fmt: skip
 
 
 def rank_bytes(held: Numbers, layout: Layout, *, zero: int, work_bytes: int) -> RankBytes:
@@ -100,8 +99,10 @@ def places_held(
     names = names_of_rank(model, [*stages]) + [tie.first for tie in model.ties() if both]
     shapes = {name: weights.shapes[name] for name in names}
     alike = {(shape, weights.cuts.get(name)): name for name, shape in shapes.items()}
-    some = {name: shapes[name] for name in alike.values()}
-    places = place_all(some, weights.cuts, layout, Coordinate(0, 0, shard, 0), weights.vocab_size)
+    places = place_all(
+        {name: shapes[name] for name in alike.values()}, weights.cuts, layout, Coordinate(0, 0, shard, 0),
+        weights.vocab_size,
+    )  # fmt: skip
     return [replace(places[alike[shapes[name], weights.cuts.get(name)]], name=name) for name in names]
 
 
@@ -116,7 +117,3 @@ class Weights:
     @classmethod
     def of(cls, model: ModelSettings) -> Weights:
         return cls(model.weights(), model.cuts(), model.shape.vocab_size)
-
-
-def _padded_shard(shape: Shape, num_shards: int) -> int:
-    return math.prod((-(-shape[0] // num_shards), *shape[1:]))

@@ -44,7 +44,13 @@ class ParallelSettings(Settings):
             yield Problem("schedule", self.schedule, "is not a pipeline schedule", way_out)
         if not self.auto:  # because: then they are conditions, each by itself
             yield from () if unknown else self._schedule_problems()
-            yield from self._sharing_problems()
+            zero, shard = self.zero, self.dp_shard
+            yield from self.checked(
+                (zero == 0 and shard > 1, "zero", f"shares nothing and dp_shard={shard} shares it among {shard}",
+                 f"Use zero=1, or dp_shard=1 and dp_replicate={self.dp_replicate * max(shard, 1)}."),
+                (zero in (2, 3) and shard == 1, "zero",
+                 "has nobody to share with, since dp_shard=1", "Use zero=1, or dp_shard=2 or more."),
+            )  # fmt: skip
         sizes = {axis: size for axis in AXES if axis != "vp" and (size := getattr(self, axis)) > 1}
         yield from self.checked(
             (not 0 <= self.zero <= 3, "zero", "is not a level", "Use 0, 1, 2 or 3."),
@@ -52,15 +58,6 @@ class ParallelSettings(Settings):
             self.at_most(MAX_TIMEOUT_S, "timeout_s", "Use 600."),
             (math.prod(sizes.values()) > MAX_PROCESSES, max(sizes, key=lambda axis: sizes[axis], default="dp_shard"),
              f"makes {math.prod(sizes.values())} processes, and {MAX_PROCESSES} are the most", "Use a smaller one."),
-        )  # fmt: skip
-
-    def _sharing_problems(self) -> Iterator[Problem]:
-        zero, shard = self.zero, self.dp_shard
-        yield from self.checked(
-            (zero == 0 and shard > 1, "zero", f"shares nothing and dp_shard={shard} shares it among {shard}",
-             f"Use zero=1, or dp_shard=1 and dp_replicate={self.dp_replicate * max(shard, 1)}."),
-            (zero in (2, 3) and shard == 1, "zero",
-             "has nobody to share with, since dp_shard=1", "Use zero=1, or dp_shard=2 or more."),
         )  # fmt: skip
 
     def _schedule_problems(self) -> Iterator[Problem]:
@@ -119,8 +116,9 @@ def _problems_of(
     legal = [d for d in divisors(shape.num_kv_heads) if shape.ffn_width % d == shape.num_heads % d == 0]
     for key in ("num_heads", "num_kv_heads", "ffn_width"):
         size = getattr(shape, key)
-        rule = f"does not divide model.{key}={size}"
-        yield from problem_if(size % tp != 0, "parallel.tp", tp, rule, f"Use {words(legal)}.")
+        yield from problem_if(
+            size % tp != 0, "parallel.tp", tp, f"does not divide model.{key}={size}", f"Use {words(legal)}."
+        )
     yield from problem_if(
         parallel.sequence_parallel and shape.seq_len % tp != 0, "parallel.tp", tp,
         f"does not divide model.seq_len={shape.seq_len}, which parallel.sequence_parallel cuts",
@@ -163,6 +161,5 @@ def parse_layout(text: str, before: ParallelSettings | None = None) -> ParallelS
 
 def check_layout(model: ModelSettings, parallel: ParallelSettings) -> None:
     problems = layout_problems(model.shape, parallel, uses_dropout=False, compiles=False)
-    texts = [problem.text() for problem in problems]
-    if texts:
+    if texts := [problem.text() for problem in problems]:
         raise refusal(texts)

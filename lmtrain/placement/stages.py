@@ -63,8 +63,7 @@ def _weights_of_layers(settings: ModelSettings) -> dict[int, list[tuple[int, str
 def places_of_rank(settings: ModelSettings, parallel: ParallelSettings, at: Coordinate) -> dict[str, Place]:
     """Where this rank's numbers live in the whole model."""
     weights = settings.weights()
-    names = names_of_rank(settings, stages_of_rank(settings, parallel, at.pp))
-    held = {name: weights[name] for name in names}
+    held = {name: weights[name] for name in names_of_rank(settings, stages_of_rank(settings, parallel, at.pp))}
     return place_all(held, settings.cuts(), parallel.layout, at, settings.shape.vocab_size)
 
 

@@ -69,7 +69,8 @@ def calibrate(hardware: Hardware, runs: Sequence[Measured]) -> Calibrated:
 
 def _errors(hardware: Hardware, runs: Sequence[Measured]) -> Vector:
     time, _ = price_runs([one.run for one in runs], hardware, prices_of(hardware).time)
-    return time.total / np.array([one.step_s for one in runs]) - 1
+    found: Vector = time.total / np.array([one.step_s for one in runs]) - 1
+    return found
 
 
 def _fit(hardware: Hardware, runs: Sequence[Measured], start: Vector) -> Vector:

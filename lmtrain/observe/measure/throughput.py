@@ -71,8 +71,7 @@ class Throughput:
         peak: float | None = None,  # of all devices together
         window_steps: int = 50,
     ) -> None:
-        self._flops_per_token = flops_per_token
-        self._peak = peak
+        self._flops_per_token, self._peak = flops_per_token, peak
         self._marks: deque[tuple[int, float, int]] = deque(maxlen=window_steps + 1)  # step, time, tokens so far
         self._is_warm = False
 

@@ -50,8 +50,7 @@ class Reporter:
 
     def __init__(self, doing: str, unit: str = "", clock: Callable[[], float] = monotonic) -> None:
         self._unit, self._clock = unit, clock
-        now = clock()
-        self.began_s = now
+        self.began_s = now = clock()
         self._state = _State(doing, now, now)
 
     def __call__(self, done: int, total: int = 0, earlier: int = 0, speed: str = "") -> None:
@@ -99,10 +98,8 @@ class Reporter:
         state, line = self._state, Table.grid(padding=(0, 1, 0, 0))
         words = Text(self.words(), overflow="ellipsis", no_wrap=True)
         room = options.max_width - words.cell_len - 2
-        if state.total and room >= _LEAST_BAR:
-            line.add_row(words, ProgressBar(total=state.total, completed=state.done, width=min(room, 40)))
-        else:
-            line.add_row(words)
+        bar = ProgressBar(total=state.total, completed=state.done, width=min(room, 40))
+        line.add_row(words, *([bar] if state.total and room >= _LEAST_BAR else []))
         yield line
 
 

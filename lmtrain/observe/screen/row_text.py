@@ -92,8 +92,9 @@ def compute(row: Row) -> list[tuple[str, str]]:
         ("compute", model),
         ("data wait", milliseconds(row.get("data_wait_s")) + ("" if row.get("data_wait_s") is None else " a step")),
         ("memory", _bytes(row.get("memory_bytes")) + _fullest(row)),
-        ("elapsed", ("-" if row.get("elapsed_s") is None else ticking(row["elapsed_s"])) + _seen(row)),
-    ]
+        ("elapsed", ("-" if row.get("elapsed_s") is None else ticking(row["elapsed_s"]))
+                    + ("" if row.get("tokens") is None else f", {format_count(row['tokens'])} tokens")),
+    ]  # fmt: skip
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
@@ -101,7 +102,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
     if width < 1 or not values:
         return ""
     width = min(width, len(values))
-    edges = [i * len(values) // width for i in range(width + 1)]
+    edges = (i * len(values) // width for i in range(width + 1))
     means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
     finite = [m for m in means if math.isfinite(m)]
     if not finite:
@@ -152,10 +153,6 @@ def _fullest(row: Row) -> str:
     """Of several processes the figure is that of the fullest."""
     told = row.get("memory_rank") or "straggler_slowest" in row or "straggler_exposed" in row
     return f" on rank {row['memory_rank']}" if told and "memory_rank" in row else ""
-
-
-def _seen(row: Row) -> str:
-    return "" if row.get("tokens") is None else f", {format_count(row['tokens'])} tokens"
 
 
 def _bytes(value: float | None) -> str:

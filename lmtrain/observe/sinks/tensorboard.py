@@ -108,8 +108,7 @@ class EventWriter:
         self._file.append(self._event(field_bytes(5, field_bytes(1, field_bytes(1, tag.encode()) + value)), step))
 
     def _event(self, what: bytes, step: int) -> bytes:
-        wall_time = field_double(1, self._clock())
-        return record(wall_time + field_varint(2, step) + what)
+        return record(field_double(1, self._clock()) + field_varint(2, step) + what)
 
 
 def record(data: bytes) -> bytes:
@@ -153,14 +152,13 @@ class TensorBoard:
 
 def _layout() -> bytes:
     """The page of custom scalars: a category for each sort of curve, with a chart for each thing."""
-    pages = b""
-    for page, charts in CHARTS.items():
-        drawn = b""
-        for title, tags in charts.items():
-            lines = b"".join(field_text(1, tag) for tag in tags)
-            drawn += field_bytes(2, field_text(1, title) + field_bytes(2, lines))
-        pages += field_bytes(2, field_text(1, page) + drawn)
-    return pages
+    return b"".join(
+        field_bytes(2, field_text(1, page) + b"".join(
+            field_bytes(2, field_text(1, title) + field_bytes(2, b"".join(field_text(1, tag) for tag in tags)))
+            for title, tags in charts.items()
+        ))
+        for page, charts in CHARTS.items()
+    )  # fmt: skip
 
 
 def _sortable(value: Any) -> bytes:

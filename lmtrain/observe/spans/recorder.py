@@ -250,9 +250,11 @@ class Tracer:
         self._end_file()
 
     def _wants(self, step: int) -> bool:
-        if self.which == ALL or self._count <= self._until:
-            return True
-        return self.which == SAMPLED and (self._count in _SOON or step % _EVERY in _OFF_BEAT)
+        return (
+            self.which == ALL
+            or self._count <= self._until
+            or (self.which == SAMPLED and (self._count in _SOON or step % _EVERY in _OFF_BEAT))
+        )
 
     def _open_file(self) -> None:
         try:

@@ -139,8 +139,7 @@ def _name(segment: Segment, span: dict[str, int]) -> str:
 
 
 def _about(span: dict[str, int]) -> Event:
-    found: Event = {"step": span["step"]}
-    found |= {name: span[name] for name in ("stage", "microbatch", "peer") if span[name] >= 0}
+    found: Event = {name: span[name] for name in ("step", "stage", "microbatch", "peer") if span[name] >= 0}
     if span["num_bytes"]:
         found["bytes"] = span["num_bytes"]
     if span["axis"]:

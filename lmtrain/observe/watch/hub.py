@@ -52,8 +52,7 @@ class Hub:
         self.stop: dict[str, Any] | None = None  # that one of the ranks was asked to
         self.verdict: Verdict | None = None
         self.told: list[dict[str, Any]] = []  # to the rank of this very companion
-        self.saved_at = time.monotonic()
-        self.ticked_at = time.monotonic()
+        self.saved_at = self.ticked_at = time.monotonic()
         self.here_at = 0.0
         family = socket.AF_INET if on_node or not socket.has_dualstack_ipv6() else socket.AF_INET6
         self.listener = socket.create_server(
@@ -77,8 +76,7 @@ class Hub:
         self.selector.register(connection, selectors.EVENT_READ, lambda: self.hear_from(peer))
 
     def hear_from(self, peer: Lines) -> None:
-        messages = peer.read()
-        for message in messages:
+        for message in peer.read():
             if peer.rank is None:
                 rank = message.get("rank")
                 if message.get("token") != self.token or not isinstance(rank, int) or not 0 <= rank < self.world_size:

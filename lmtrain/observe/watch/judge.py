@@ -141,8 +141,7 @@ def _is_due(live: list[Row], limits: Limits) -> bool:
     over = [row for row in live if row.stood_s > limits.of(row.key)]
     if any(row.state == STOPPED for row in over) or any(row.silent_s > _silence(limits) for row in live):
         return True
-    moving = [row for row in live if not row.waits and row not in over]
-    if moving:
+    if any(not row.waits and row not in over for row in live):
         return False  # because: others may wait for that one, and it has time left
     return any(not row.waits for row in over) or len(over) == len(live)
 
