@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any, Literal, NamedTuple
 
-from lmtrain.page.document import NUM_COLOURS
-from lmtrain.page.drawing import line, polyline, rect, svg, text
+from lmtrain.page.document import NUM_COLOURS, line, polyline, rect, svg, text
 from lmtrain.units import format_seconds
 
 Form = Literal["number", "count", "bytes", "seconds", "percent"]

@@ -36,7 +36,7 @@ from lmtrain.parallel.tensor.vocabulary import cross_entropy_sum, hit_sum
 from lmtrain.parallel.weights.precision import WORK_DTYPE, LossScale, MasterWeights, to_work_dtype
 from lmtrain.parallel.weights.tied import TiedSums, copies
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.placement.stages import Stage, places_of_rank, stages_of_rank
+from lmtrain.placement.places import Stage, places_of_rank, stages_of_rank
 from lmtrain.runtime.machine.gpus import has_kernel_compiler
 from lmtrain.spec import LanguageModel, Start
 

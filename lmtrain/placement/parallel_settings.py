@@ -1,4 +1,7 @@
-"""How many processes share the work, axis by axis, and what a model allows. Torch-free."""
+"""How many processes share the work, axis by axis, what a model allows, and which batches they can share. Torch-free.
+
+Called where a run is judged, and by whoever looks for layouts that it would accept.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import Any, Literal
 
 from lmtrain.config.base import FROM_A_PLUGIN, Problem, Settings, kinds, problem_if
 from lmtrain.config.build import build_settings
+from lmtrain.data.batch_plan import RampUp
 from lmtrain.errors import SettingsError, nearest, refusal
 from lmtrain.layout import Layout, divisors, words
 from lmtrain.models.model_settings import ModelSettings
@@ -17,6 +21,7 @@ from lmtrain.spec import ModelShape
 
 MAX_PROCESSES = 1 << 17  # because: what each of them holds is worked out before any starts
 MAX_TIMEOUT_S = 10_000_000
+MAX_STAGE_MICROBATCHES = 1 << 16  # because: a schedule is worked out action by action before the run begins
 AXES = ("pp", "vp", "dp_replicate", "dp_shard", "tp")
 KEYS = (*AXES, "zero", "schedule", "balance")
 
@@ -141,6 +146,32 @@ def why_not_compiled(parallel: ParallelSettings, *, uses_dropout: bool) -> Probl
             "Use parallel.sequence_parallel=true, compute.compile=false or no dropout.",
         )
     return None
+
+
+def batch_problems(layout: Layout, global_batch: int, micro_batch: int) -> Iterator[Problem]:
+    dp, stages = layout.dp, layout.pp * layout.vp
+    if global_batch % dp != 0:
+        rule, way_out = f"cannot be shared by dp={dp} copies of the model", "or as many copies as divide it."
+        yield Problem("train.global_batch", global_batch, rule, f"Use {-(-global_batch // dp) * dp}, {way_out}")
+        return
+    if global_batch % (micro_batch * dp) != 0:
+        rule = f"x {dp} data-parallel copies does not divide train.global_batch={global_batch}"
+        yield Problem("train.micro_batch", micro_batch, rule, f"Use {words(divisors(max(global_batch // dp, 1)))}.")
+        return
+    microbatches = global_batch // (micro_batch * dp)
+    if layout.pp > 1 and stages * microbatches > MAX_STAGE_MICROBATCHES:
+        rule = f"takes {microbatches} microbatches a step through {stages} stages, and the most, multiplied, is "
+        way_out = "Use a larger train.micro_batch, or more copies of the model (parallel.dp_shard)."
+        yield Problem("parallel.pp", layout.pp, f"{rule}{MAX_STAGE_MICROBATCHES}", way_out)
+
+
+def rampup_problems(layout: Layout, rampup: RampUp, micro_batch: int) -> Iterator[Problem]:
+    """Every batch on the way has to be shared out too."""
+    together = micro_batch * layout.dp
+    for key in ("start", "increment"):
+        if (value := getattr(rampup, key)) % together != 0:
+            rule = f"is not a multiple of micro_batch x copies = {together}"
+            yield Problem(f"train.rampup.{key}", value, rule, f"Use {together}.")
 
 
 def parse_layout(text: str, before: ParallelSettings | None = None) -> ParallelSettings:

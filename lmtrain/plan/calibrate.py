@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.plan.price.factors import Factors, fitted, interval
-from lmtrain.plan.price.hardware import Hardware
+from lmtrain.plan.price.hardware import Factors, Hardware, fitted, interval
 from lmtrain.plan.run_model.replay import price_runs
 from lmtrain.plan.run_model.run import Planned
 from lmtrain.plan.search.rank import Prices
@@ -63,8 +62,8 @@ def calibrate(hardware: Hardware, runs: Sequence[Measured]) -> Calibrated:
         for number, one in enumerate(runs)
     ]
     spread = float(np.quantile(np.abs(np.log1p(after)), _HELD))
-    half = max(round(float(np.expm1(spread)), 3), _LEAST_INTERVAL)
-    return Calibrated(replace(_moved(hardware, whole), interval=half), before.tolist(), after)
+    machine = replace(_moved(hardware, whole), interval=max(round(float(np.expm1(spread)), 3), _LEAST_INTERVAL))
+    return Calibrated(machine, before.tolist(), after)
 
 
 def _errors(hardware: Hardware, runs: Sequence[Measured]) -> Vector:

@@ -26,8 +26,7 @@ from lmtrain.optim.schedule_settings import ScheduleSettings
 from lmtrain.parallel.compute_settings import ComputeSettings
 from lmtrain.parallel.precision_settings import PrecisionSettings
 from lmtrain.parallel.recompute_settings import NoRecomputeSettings, RecomputeSettings
-from lmtrain.placement.batch_rules import batch_problems, rampup_problems
-from lmtrain.placement.parallel_settings import ParallelSettings, layout_problems
+from lmtrain.placement.parallel_settings import ParallelSettings, batch_problems, layout_problems, rampup_problems
 from lmtrain.plan.price.hardware import Hardware
 from lmtrain.runfolder.folder import read_settings
 from lmtrain.train.eval_settings import EvalSettings

@@ -26,7 +26,7 @@ from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.parallel.compute_settings import ComputeSettings
 from lmtrain.parallel.precision_settings import Fp16Settings, PrecisionSettings
 from lmtrain.parallel.recompute_settings import RecomputeSettings
-from lmtrain.placement.kept import needs_mask
+from lmtrain.placement.memory import needs_mask
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.schedules.pipeline_schedule import schedule_named
 from lmtrain.train.config import RunConfig

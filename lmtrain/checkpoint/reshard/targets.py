@@ -31,7 +31,7 @@ from lmtrain.checkpoint.disk.tensor_file import PieceSpec, encode_header
 from lmtrain.errors import UsageError
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.placement.stages import places_of_rank
+from lmtrain.placement.places import places_of_rank
 from lmtrain.runtime.files.files import read_range
 from lmtrain.units import format_bytes
 

@@ -205,10 +205,8 @@ class _Reader:
                 key = (row["event"] + stop, step_told(row), str(row.get("name")))
                 kept.pop(key, None)
                 kept[key] = row
-        found: dict[str, list[Row]] = {}
-        for row in kept.values():
-            found.setdefault(row["event"], []).append(row)
-        return found
+        events = dict.fromkeys(row["event"] for row in kept.values())
+        return {event: [row for row in kept.values() if row["event"] == event] for event in events}
 
 
 def _seconds(columns: dict[str, Numbers], begun: list[int]) -> Numbers:

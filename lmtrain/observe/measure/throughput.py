@@ -40,10 +40,8 @@ def peak_flops(device_name: str, dtype: str) -> float | None:
     column = _COLUMNS.get(dtype.removeprefix("torch."))
     if column is None:
         return None
-    for pattern, *peaks in _PEAKS:
-        if re.search(rf"\b(?:{pattern})\b", device_name, re.IGNORECASE):
-            return peaks[column]
-    return None
+    found = (row for pattern, *row in _PEAKS if re.search(rf"\b(?:{pattern})\b", device_name, re.IGNORECASE))
+    return next((row[column] for row in found), None)
 
 
 @dataclass(frozen=True)

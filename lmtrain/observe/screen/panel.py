@@ -5,7 +5,7 @@ Called by the live view of a run, and by `lmtrain watch`, which reads the same r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 from time import monotonic
@@ -137,23 +137,19 @@ class RunPanel:
             grid.add_row(*(cell for item in pair for cell in item))
         return grid
 
-    def _more(self, row: Row, since_s: float) -> list[tuple[str, RenderableType]]:
+    def _more(self, row: Row, since_s: float) -> Iterator[tuple[str, RenderableType]]:
         """What several processes, saves and a limit of time add, where it is known."""
-        found: list[tuple[str, RenderableType]] = []
         if row.get("straggler_slowest") is not None:
-            found.append(
-                ("slowest rank", Text(f"rank {row['straggler_slowest']}: {100 * row['straggler_slowest_by']:+.1f}%"))
-            )
+            yield "slowest rank", Text(f"rank {row['straggler_slowest']}: {100 * row['straggler_slowest_by']:+.1f}%")
         if row.get("straggler_bubble") is not None:
-            found.append(("bubble", Text(f"{percent(row['straggler_bubble'])} of a step")))
+            yield "bubble", Text(f"{percent(row['straggler_bubble'])} of a step")
         if row.get("straggler_exposed") is not None:
-            found.append(("communication", Text(f"{percent(row['straggler_exposed'])}, not hidden")))
+            yield "communication", Text(f"{percent(row['straggler_exposed'])}, not hidden")
         if "step" in row and (words := self._next_save(row, since_s)):
-            found.append(("next save", Text(words)))
+            yield "next save", Text(words)
         if row.get("limit_left_s") is not None:
             left_s = row["limit_left_s"] - since_s
-            found.append(("time is up", Text(f"in {ticking(max(left_s, 0.0))}", style="red" if left_s < 60 else "")))
-        return found
+            yield "time is up", Text(f"in {ticking(max(left_s, 0.0))}", style="red" if left_s < 60 else "")
 
     def _slow(self) -> list[Text]:
         """A line each, as wide as there is room, for there is something to be done."""

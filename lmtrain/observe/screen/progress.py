@@ -73,7 +73,8 @@ class Reporter:
         if state.done:
             parts.append(self._of(state.done, state.total))
         if made > 0 and seconds > 0.1:
-            parts.append(state.speed or f"{self._short(made / seconds)}/s")
+            short = format_bytes if self._unit == "bytes" else format_count
+            parts.append(state.speed or f"{short(made / seconds)}/s")
         parts.append(f"{ticking(now - self.began_s)} gone")
         if state.total and made > 0:
             left = seconds * (state.total - state.done) / made - (now - state.at_s)
@@ -90,9 +91,6 @@ class Reporter:
 
     def _amount(self, value: float) -> str:
         return format_bytes(value) if self._unit == "bytes" else f"{format_count(value)} {self._unit}".strip()
-
-    def _short(self, value: float) -> str:
-        return format_bytes(value) if self._unit == "bytes" else format_count(value)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         state, line = self._state, Table.grid(padding=(0, 1, 0, 0))

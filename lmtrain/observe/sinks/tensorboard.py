@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lmtrain.observe.growing_file import GrowingFile
 from lmtrain.observe.measure.measures import Histogram
+from lmtrain.observe.metrics import GrowingFile
 from lmtrain.observe.safe_text import warn
 from lmtrain.observe.sinks.behind import CHARTS, scalars_of
 from lmtrain.runfolder.differences import flat
@@ -90,9 +90,10 @@ class EventWriter:
     def histogram(self, tag: str, found: Histogram, step: int) -> None:
         buckets = found.buckets()
         values = (found.low, found.high, float(found.count), found.total, found.total_of_squares)
-        numbers = b"".join(field_double(number, value) for number, value in enumerate(values, 1))
-        limits = field_doubles(6, [up_to for _, up_to, _ in buckets])
-        self._summary(tag, field_bytes(5, numbers + limits + field_doubles(7, [count for *_, count in buckets])), step)
+        drawn = b"".join(field_double(number, value) for number, value in enumerate(values, 1)) + field_doubles(
+            6, [up_to for _, up_to, _ in buckets]
+        ) + field_doubles(7, [count for *_, count in buckets])  # fmt: skip
+        self._summary(tag, field_bytes(5, drawn), step)
 
     def plugin(self, tag: str, name: str, *, content: bytes = b"", text: bytes | None = None, step: int = 0) -> None:
         """What a plugin of TensorBoard reads: its own content, and a tensor of one string where it wants one."""
@@ -132,8 +133,10 @@ class TensorBoard:
         values = b"".join(
             field_bytes(1, field_text(1, name) + field_bytes(2, _sortable(value))) for name, value in flat(chosen)
         )  # a map is a list of pairs
-        start = field_bytes(3, values + field_double(5, began_s))
-        events.plugin("_hparams_/session_start_info", _HPARAMS, content=field_varint(1, 0) + start)
+        events.plugin(
+            "_hparams_/session_start_info", _HPARAMS,
+            content=field_varint(1, 0) + field_bytes(3, values + field_double(5, began_s)),
+        )  # fmt: skip
 
     def row(self, row: Mapping[str, Any]) -> None:
         for tag, value in scalars_of(row).items():

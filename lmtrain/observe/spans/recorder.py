@@ -15,8 +15,7 @@ from typing import Any
 
 from lmtrain.errors import LmtrainError
 from lmtrain.observe.measure import phases
-from lmtrain.observe.spans.format import Axis, Flag, Kind
-from lmtrain.observe.spans.span_file import SpanFile
+from lmtrain.observe.spans.format import Axis, Flag, Kind, SpanFile
 
 _LETTERS = ("activations", "gradients")
 _AT_ONCE_NS = 20_000  # because: most messages have long been taken when they are asked for, which says nothing

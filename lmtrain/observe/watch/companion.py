@@ -18,10 +18,8 @@ import time
 from contextlib import suppress
 
 from lmtrain.observe.measure.phases import NUM_BYTES, Mark, read_mark, read_odd, read_seen, read_way
-from lmtrain.observe.watch.hub import Hub, write_file
+from lmtrain.observe.watch.hub import Hub, Lines, explained, write_file, write_stop
 from lmtrain.observe.watch.judge import FAILED_KIND, HANG_KIND, LOST_KIND, RUNNING, SILENT_S, STOPPED
-from lmtrain.observe.watch.lines import Lines
-from lmtrain.observe.watch.told import explained, write_stop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -48,10 +48,9 @@ class Row:
     def where(self) -> str:
         """ "backward of step 7, microbatch 1, stage 0"."""
         place = f"collective ({self.what})" if self.phase == _COLLECTIVE else self.phase
-        parts = [f"{place} of step {self.step}" if self.step >= 0 else place]
-        parts += [f"microbatch {self.microbatch}"] if self.microbatch >= 0 else []
-        parts += [f"stage {self.stage}"] if self.stage >= 0 else []
-        return ", ".join(parts)
+        step = f"{place} of step {self.step}" if self.step >= 0 else place
+        microbatch = f", microbatch {self.microbatch}" if self.microbatch >= 0 else ""
+        return step + microbatch + (f", stage {self.stage}" if self.stage >= 0 else "")
 
 
 class Verdict:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from lmtrain.plan.price.factors import Factors
+from lmtrain.plan.price.hardware import Factors
 from lmtrain.plan.price.step import stage_weights
 from lmtrain.plan.price.workload import Attention, Column, Columns, Pointwise, Schedule
 

@@ -1,7 +1,7 @@
 """What one rank of a run of ours holds, in bytes, by name: the same places and stages that build the model.
 
 Called by whoever plans a run. Weights, gradients, masters and moments are exact; activations, logits and gathered
-buffers are kept's closed forms, added up along the schedule's own row; both are compared with real processes in
+buffers are placement's closed forms, added up along the schedule's own row; both are compared with real processes in
 tests/layouts. What only a GPU can tell is in NEED_A_GPU.
 """
 
@@ -20,8 +20,8 @@ from lmtrain.layout import Coordinate, Layout
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.optim.optim_settings import OptimSettings
 from lmtrain.placement.memory import FP32_BYTES, Numbers, Weights, count, places_held, rank_bytes
-from lmtrain.placement.stages import Stage
-from lmtrain.plan.price.factors import fitted_memory
+from lmtrain.placement.places import Stage
+from lmtrain.plan.price.hardware import fitted_memory
 from lmtrain.plan.run_model.memory import GIB
 from lmtrain.plan.run_model.run import LOSS_NUMBERS, Planned
 from lmtrain.schedules.pipeline_schedule import schedule_named

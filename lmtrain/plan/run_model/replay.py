@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lmtrain.plan.price.factors import Factors
-from lmtrain.plan.price.hardware import Hardware
+from lmtrain.plan.price.hardware import Factors, Hardware
 from lmtrain.plan.price.step import StepTime, price_microbatch, price_step
 from lmtrain.plan.price.workload import columns
 from lmtrain.plan.run_model.ranks import groups_of

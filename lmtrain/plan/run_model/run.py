@@ -17,10 +17,9 @@ from lmtrain.optim.optim_settings import OptimSettings
 from lmtrain.parallel.compute_settings import ComputeSettings
 from lmtrain.parallel.precision_settings import PrecisionSettings
 from lmtrain.parallel.recompute_settings import NoRecomputeSettings, RecomputeSettings, SomeRecomputeSettings
-from lmtrain.placement.kept import Layers, needs_mask, of_blocks
-from lmtrain.placement.memory import FP32_BYTES
+from lmtrain.placement.memory import FP32_BYTES, Layers, needs_mask, of_blocks
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.placement.stages import Stage, stages_of_rank
+from lmtrain.placement.places import Stage, stages_of_rank
 from lmtrain.plan.price.hardware import Hardware
 from lmtrain.plan.price.workload import Again, Attention, Case, Overlap, Pointwise, Program, Schedule
 from lmtrain.spec import ModelShape

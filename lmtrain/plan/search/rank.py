@@ -16,15 +16,14 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.plan.price.factors import Factors, fitted, fitted_memory, interval
-from lmtrain.plan.price.hardware import Hardware
+from lmtrain.plan.price.hardware import Factors, Hardware, fitted, fitted_memory, interval
 from lmtrain.plan.price.step import price_step, watts
 from lmtrain.plan.price.workload import Column
 from lmtrain.plan.run_model.memory import GIB, price_memory
 from lmtrain.plan.run_model.ranks import fullest_rank, rank_bytes_of
 from lmtrain.plan.run_model.replay import price_runs
 from lmtrain.plan.run_model.run import Planned
-from lmtrain.plan.search.space import Rows, Space
+from lmtrain.plan.search.search import Rows, Space
 
 _AT_ONCE = 8192  # because: columns of so many stay in a core's cache
 _TIMED = 1.5  # of the memory: what needs more is not timed

@@ -128,7 +128,7 @@ MUTANTS = [
     ),
     Mutant(
         name="curve_forgets_the_last_point_that_fits",
-        file="lmtrain/plan/search/curve.py",
+        file="lmtrain/plan/search/result.py",
         function="curve",
         old="before = best or before",
         new="before = best",

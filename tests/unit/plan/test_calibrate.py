@@ -12,8 +12,7 @@ from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.parallel.precision_settings import Fp32Settings
 from lmtrain.parallel.recompute_settings import NoRecomputeSettings
 from lmtrain.plan.calibrate import Measured, calibrate, prices_of
-from lmtrain.plan.price.factors import fitted, interval
-from lmtrain.plan.price.hardware import Hardware
+from lmtrain.plan.price.hardware import Hardware, fitted, interval
 from lmtrain.plan.price.step import price_step
 from lmtrain.plan.price.workload import columns
 from lmtrain.plan.run_model.run import Planned, case_of
