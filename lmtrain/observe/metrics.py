@@ -1,24 +1,95 @@
-"""The run's own record: metrics.jsonl, one JSON object a line, and the only truth that displays and reports read.
+"""Files of the run's record, and the first of them: metrics.jsonl, one JSON object a line.
 
-Written by the training loop. It reads no clock: times come in the rows. Every row has `event` (one of EVENTS), `step`
-and `attempt`. How rows are read is in lmtrain/runfolder/rows.py.
+A `GrowingFile` is appended whole records: a disk that takes none costs records, not the run. The first record that is
+lost is said, and when they are written again, how many were. What the disk took of a record is cut away, so that the
+file holds whole ones whenever it is read. The log and the event files are such files too.
+
+`MetricsLog` is written by the training loop, and is the only truth that displays and reports read. It reads no clock:
+times come in the rows. Every row has `event` (one of EVENTS), `step` and `attempt`. How rows are read is in
+lmtrain/runfolder/rows.py.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lmtrain.observe.growing_file import GrowingFile
 from lmtrain.observe.safe_text import warn
 
 # because: this is where pages and programs of users import it from
 from lmtrain.runfolder.rows import read_metrics as read_metrics
 from lmtrain.runfolder.rows import writable
-from lmtrain.runtime.files.files import json_bytes
+from lmtrain.runtime.files.files import json_bytes, open_output, storage_errors
+from lmtrain.runtime.files.limits import limit_reached
 
+_TAIL_BYTES = 1 << 16
 EVENTS = ("start", "step", "valid", "eval", "save", "forecast", "memory", "stop")
+
+
+class GrowingFile:
+    """`unit` is what it holds, as in "rows". `head` is what it begins with; `new`: it may not be there already."""
+
+    def __init__(
+        self, path: Path, unit: str, say: Callable[[str], None] = warn, *, head: bytes = b"", new: bool = False
+    ) -> None:
+        self.path, self.lost = path, 0  # `lost` counts since the last record that was written
+        self._unit, self._say, self._head = unit, say, head
+        with storage_errors(path, "Opening"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._fd = open_output(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | (os.O_EXCL if new else 0))
+        self._size = os.fstat(self._fd).st_size
+        self._torn = False  # the file may be longer than _size
+        self._failing = False  # and that was said
+        if head:
+            self.append(b"")
+
+    def append(self, record: bytes) -> None:
+        try:
+            self._write(record if self._size else self._head + record)
+        except OSError as error:
+            self._cut()
+            self.lost += bool(record)
+            if not self._failing:
+                self._failing = True
+                why = limit_reached(error, self.path) or f"{error.strerror}. Look at its disk."
+                self._say(f"Writing {self.path} failed: {why} Training goes on; {self._unit} are lost until then.")
+            return
+        if self._failing:
+            lost, self.lost, self._failing = self.lost, 0, False
+            self._say(f"{self.path} is written again; {lost} {self._unit} were lost.")
+
+    def last_line(self) -> bytes:
+        """What stands behind the last line end, of the last 64 KiB; nothing where all lines are whole."""
+        start = max(self._size - _TAIL_BYTES, 0)
+        return os.pread(self._fd, self._size - start, start).rpartition(b"\n")[2]
+
+    def cut_back(self, num_bytes: int) -> None:
+        with storage_errors(self.path, "Writing"):
+            os.ftruncate(self._fd, self._size - num_bytes)
+        self._size -= num_bytes
+
+    def close(self) -> None:
+        if self.lost:
+            self._say(f"The last {self.lost} {self._unit} of {self.path} are lost, since it could not be written.")
+        with suppress(OSError):
+            os.close(self._fd)
+
+    def _write(self, data: bytes) -> None:
+        if self._torn:
+            os.ftruncate(self._fd, self._size)
+        self._torn, left = True, memoryview(data)
+        while left:
+            left = left[os.write(self._fd, left) :]
+        self._size += len(data)
+        self._torn = False
+
+    def _cut(self) -> None:
+        with suppress(OSError):
+            os.ftruncate(self._fd, self._size)
+            self._torn = False
 
 
 class MetricsLog:

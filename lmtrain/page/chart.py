@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any, Literal, NamedTuple
 
-from lmtrain.page.document import NUM_COLOURS
-from lmtrain.page.drawing import line, polyline, rect, svg, text
+from lmtrain.page.document import NUM_COLOURS, line, polyline, rect, svg, text
 from lmtrain.units import format_seconds
 
 Form = Literal["number", "count", "bytes", "seconds", "percent"]
@@ -278,10 +277,13 @@ def _room(low: float, high: float, log: bool) -> tuple[float, float]:
 
 
 def _figure_data(figure: Figure) -> dict[str, Any]:
-    curves = []
-    for one in figure.curves:
-        data: dict[str, Any] = {"run": one.run, "name": one.name, "dots": one.dots} | _columns(one.points)
-        curves.append(data | ({"mean": _columns(one.mean)} if one.mean is not None else {}))
+    curves: list[dict[str, Any]] = [
+        {
+            "run": one.run, "name": one.name, "dots": one.dots, **_columns(one.points),
+            **({"mean": _columns(one.mean)} if one.mean is not None else {}),
+        }
+        for one in figure.curves
+    ]  # fmt: skip
     keys = ("key", "title", "form", "log", "wide", "smooth")
     return {key: getattr(figure, key) for key in keys} | {"curves": curves}
 

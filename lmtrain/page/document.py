@@ -1,12 +1,13 @@
-"""A page of HTML that needs no other file, in light and in dark: its frame, its looks, facts and tables.
+"""A page of HTML that needs no other file, in light and in dark: its frame, looks, facts and tables; and its pictures.
 
-Called by whoever writes a page. Texts come as they are and are escaped here; `parts` are HTML already.
+Called by whoever writes a page or draws a picture. Texts come as they are and are escaped here; `parts` are HTML
+already. Pictures are SVG, whose colours are classes: the page has their light and their dark values.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import NamedTuple
@@ -42,6 +43,7 @@ _DARK = _LIGHT | {
     "r6": "#d9b13b", "r7": "#a3afbf",
 }  # fmt: skip
 _LONG = 24  # characters of a cell
+WIDTH = 1060  # of a picture
 NUM_COLOURS = 8  # r0 to r7, to tell runs and curves apart
 
 
@@ -66,17 +68,15 @@ def looks() -> str:
 
 
 def document(title: str, parts: Iterable[Part], more_style: str = "") -> str:
-    body = "\n".join(_shown(part) if isinstance(part, Picture) else part for part in parts)
+    # because: on a narrow screen a picture is moved within its frame: made as narrow, nobody could read it
+    body = "\n".join(
+        f'<div class="scroll picture">{part.drawn}</div>' if isinstance(part, Picture) else part for part in parts
+    )
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<meta name="viewport" '
         f'content="width=device-width, initial-scale=1">\n<title>{escape(title)}</title>\n'
         f"<style>{looks()}{more_style}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
     )
-
-
-def _shown(picture: Picture) -> str:
-    """On a narrow screen it is moved within its frame: made as narrow, nobody could read it."""
-    return f'<div class="scroll picture">{picture.drawn}</div>'
 
 
 def for_a_paper(drawn: str) -> str:
@@ -135,3 +135,35 @@ def _kind(title: str, said: str = "") -> str:
     if not title.startswith("<"):
         return ""
     return ' class="word long"' if len(said) > _LONG else ' class="word"'
+
+
+def svg(height: float, parts: Iterable[str], label: str, width: float = WIDTH) -> str:
+    box = f'viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label="{escape(label, quote=True)}"'
+    return f"<svg {box}>\n{chr(10).join(parts)}\n</svg>"
+
+
+def text(x: float, y: float, said: str, kind: str = "", anchor: str = "start") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}" text-anchor="{anchor}">{escape(said)}</text>'
+
+
+def rect(x: float, y: float, width: float, height: float, kind: str, said: str = "", style: str = "") -> str:
+    inside = f"<title>{escape(said)}</title>" if said else ""
+    size = f'x="{x:.2f}" y="{y:.2f}" width="{max(width, 0.3):.2f}" height="{height:.2f}"'
+    return f'<rect {size} class="{kind}"{f" style={chr(34)}{style}{chr(34)}" if style else ""}>{inside}</rect>'
+
+
+def line(x: float, y: float, to_x: float, to_y: float, kind: str, said: str = "") -> str:
+    inside = f"<title>{escape(said)}</title>" if said else ""
+    return f'<line x1="{x:.1f}" y1="{y:.1f}" x2="{to_x:.1f}" y2="{to_y:.1f}" class="{kind}">{inside}</line>'
+
+
+def polyline(points: Iterable[tuple[float, float]], kind: str) -> str:
+    return f'<polyline points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in points)}" class="{kind}"/>'
+
+
+def legend(entries: Sequence[tuple[str, str]], left: float = 10.0) -> Iterator[str]:
+    """Squares of these classes with their names, in a row at the top."""
+    for kind, name in entries:
+        yield rect(left, 4, 11, 11, kind)
+        yield text(left + 15, 14, name, "soft small")
+        left += 36 + 6.4 * len(name)

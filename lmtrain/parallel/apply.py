@@ -37,7 +37,7 @@ from lmtrain.parallel.tensor import apply_tensor_parallel, cross_entropy_sum, hi
 from lmtrain.parallel.weights.grads import TiedSums, copies
 from lmtrain.parallel.weights.precision import WORK_DTYPE, LossScale, MasterWeights, to_work_dtype
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.placement.stages import Stage, places_of_rank, stages_of_rank
+from lmtrain.placement.places import Stage, places_of_rank, stages_of_rank
 from lmtrain.runtime.machine.gpus import has_kernel_compiler
 from lmtrain.spec import LanguageModel, Start
 

@@ -1,21 +1,28 @@
-"""What the weights of a model cost each rank of a layout, in bytes. Torch-free.
+"""What a rank of ours holds, in bytes: weights, and what a microbatch keeps for its backward in a stage. Torch-free.
 
-Called by preflight's table of a layout, and by whoever plans a run.
+Called by preflight's table of a layout, and by whoever plans a run. What a microbatch keeps is said of the layers as
+models and parallel run them, their own saved tensors one by one, kernel by kernel; a compiler keeps no more. Where
+kernels differ the device decides: a GPU's norms are one kernel each, a CPU's RMSNorm is several in fp32. tests/layouts
+compares every term with real processes.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 from lmtrain.layout import Coordinate, Layout
+from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.placement.places import Place, Shape, place_all
-from lmtrain.placement.stages import Stage, names_of_rank
-from lmtrain.spec import Cuts
+from lmtrain.placement.parallel_settings import ParallelSettings
+from lmtrain.placement.places import Place, Shape, Stage, names_of_rank, place_all
+from lmtrain.spec import Cuts, ModelShape
 
-FP32_BYTES = 4
+FP32_BYTES, INT64_BYTES, BOOL_BYTES = 4, 8, 1
+LEAST_HEAD_WIDTH = 16  # because: flex_attention's kernels are made of products that have no smaller side
 
 
 @dataclass(frozen=True)
@@ -59,14 +66,13 @@ def count(
     places = list(places)
     return Numbers(
         sum(math.prod(place.part_shape) for place in places),
-        sum(_padded_shard(place.part_shape, layout.dp_shard) for place in places),
+        sum(math.prod((-(-place.part_shape[0] // layout.dp_shard), *place.part_shape[1:])) for place in places),
         sum(num_slots(place.name, place.global_shape) * math.prod(place.local_shape) for place in places),
-        sum(math.prod(place.part_shape) for place in places if _is_early(place)),
-    )
-
-
-def _is_early(place: Place) -> bool:
-    return len(place.part_shape) == 1 or place.name.startswith("embedding.")
+        sum(
+            math.prod(place.part_shape)
+            for place in places if len(place.part_shape) == 1 or place.name.startswith("embedding.")
+        ),
+    )  # fmt: skip
 
 
 def rank_bytes(held: Numbers, layout: Layout, *, zero: int, work_bytes: int) -> RankBytes:
@@ -100,8 +106,10 @@ def places_held(
     names = names_of_rank(model, [*stages]) + [tie.first for tie in model.ties() if both]
     shapes = {name: weights.shapes[name] for name in names}
     alike = {(shape, weights.cuts.get(name)): name for name, shape in shapes.items()}
-    some = {name: shapes[name] for name in alike.values()}
-    places = place_all(some, weights.cuts, layout, Coordinate(0, 0, shard, 0), weights.vocab_size)
+    places = place_all(
+        {name: shapes[name] for name in alike.values()}, weights.cuts, layout, Coordinate(0, 0, shard, 0),
+        weights.vocab_size,
+    )  # fmt: skip
     return [replace(places[alike[shapes[name], weights.cuts.get(name)]], name=name) for name in names]
 
 
@@ -118,5 +126,188 @@ class Weights:
         return cls(model.weights(), model.cuts(), model.shape.vocab_size)
 
 
-def _padded_shard(shape: Shape, num_shards: int) -> int:
-    return math.prod((-(-shape[0] // num_shards), *shape[1:]))
+def needs_mask(model: ModelSettings, *, document_mask: bool) -> bool:
+    """Whether a kernel's own causal rule leaves something to say.
+
+    To a model that sees both sides it always does: its rows end early.
+    """
+    shape = model.shape
+    return document_mask or not shape.causal or (shape.window is not None and shape.window < shape.seq_len)
+
+
+def of_blocks(model: ModelSettings, *, on_gpu: bool) -> bool:
+    """Whether a mask, where there is one, is of blocks, whose kernels skip what nobody sees.
+
+    because: on a CPU they have no backward, and they drop nothing, as dropout asks.
+    """
+    return on_gpu and not model.uses_dropout and model.shape.head_width >= LEAST_HEAD_WIDTH
+
+
+
+class Run(Protocol):
+    """What of a run its activations depend on."""
+
+    @property
+    def model(self) -> ModelSettings: ...
+    @property
+    def shape(self) -> ModelShape: ...
+    @property
+    def parallel(self) -> ParallelSettings: ...
+    @property
+    def micro_batch(self) -> int: ...
+    @property
+    def number_bytes(self) -> int: ...  # of a number that computes
+    @property
+    def sequence_parts(self) -> int: ...  # cuts of the sequence, outside of attention and MLP
+    @property
+    def document_mask(self) -> bool: ...
+    @property
+    def has_mask(self) -> bool: ...  # attention is given a matrix of who may look at whom
+    @property
+    def on_cpu(self) -> bool: ...
+    @property
+    def scored_share(self) -> float: ...  # of the tokens, those of which scores over the vocabulary are made
+
+    def again(self, block: int) -> str:
+        """What of a block backward computes again, a kind of recompute."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Of one microbatch, between two actions of a schedule."""
+
+    hidden: float = 0.0  # from forward to backward, or to its first half
+    logits: float = 0.0  # and then their gradient until the second half
+    later: float = 0.0  # from the first half of a backward to the second: inputs of products and gradients of outputs
+
+
+class Layers:
+    """Sizes of one rank's tensors, in bytes of a token, for a run's widths, cuts and numbers."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, shape, tp, e = run, run.shape, run.parallel.tp, run.number_bytes
+        model: Any = run.model
+        self.tokens = run.micro_batch * shape.seq_len
+        self.cpu = run.on_cpu
+        self.whole = shape.width * e
+        self.cut = self.whole / run.sequence_parts  # outside of attention and MLP
+        self.heads, self.keys = (n * shape.head_width * e / tp for n in (shape.num_heads, shape.num_kv_heads))
+        self.ffn = shape.ffn_width * e / tp
+        self.up = self.ffn * (2 if shape.gated else 1)
+        self.logits: float = -(-model.padded_vocab_size // tp) * e * run.scored_share
+        self.rotary = getattr(model, "positions", "learned") == "rotary"
+        self.parallel_block = getattr(model, "parallel_block", False)
+        self.post_norm = getattr(model, "norm_order", "pre") == "post"
+        self.rms = getattr(model, "norm", "layernorm") == "rmsnorm"
+        # of a number that is dropped or not
+        self.dropped = self.cut / e * (e if self.cpu else BOOL_BYTES) if model.uses_dropout else 0.0
+        # because: a CPU's kernel does not drop, and attention is then made of whole scores
+        self.scores = e * shape.seq_len * shape.num_heads / tp if self.cpu and model.uses_dropout else 0.0
+
+    def norm(self) -> float:
+        """Its input and statistics; its output belongs to whoever takes it."""
+        if self.rms and self.cpu:  # in fp32: the input, and what the weight is multiplied with
+            return (2 * self.cut * FP32_BYTES / self.run.number_bytes) + FP32_BYTES / self.run.sequence_parts
+        statistics = self.run.number_bytes if self.cpu else FP32_BYTES
+        return self.cut + (1 if self.rms else 2) * statistics / self.run.sequence_parts
+
+    def block_with(self, again: str) -> float:
+        qkv, shape = self.heads + 2 * self.keys, self.run.shape
+        softmax = self.scores or FP32_BYTES * shape.num_heads / self.run.parallel.tp  # a fused one keeps its sums
+        if again == "full":
+            return self.cut
+        if again == "operators":  # products before tp sums them, and attention
+            return self.cut + qkv + self.heads + softmax + self.whole + self.up + self.whole
+        given = qkv + (self.heads + self.keys if self.rotary else 0.0)
+        inside = given if again == "attention" else self.taken(given) + softmax + 2 * self.scores + self.mask()
+        # because: a GPU's kernel works silu(gate) out again
+        mlp = self.up + self.ffn + (self.ffn if shape.gated and self.cpu else 0.0)
+        norms = 1 if self.parallel_block else 2
+        return norms * (self.norm() + self.cut) + inside + self.heads + mlp + 2 * self.dropped
+
+    def taken(self, given: float) -> float:
+        """By attention's kernel: queries, keys and values as they are given, or copies with keys for each query."""
+        if self.scores:
+            return 3 * self.heads
+        if self.run.has_mask and self.keys < self.heads:
+            return 3 * self.heads if self.rotary else given + 2 * self.heads
+        return given
+
+    def mask(self) -> float:
+        """Of who may look at whom, in the numbers that compute: fused attention makes one for each block."""
+        return 0.0 if self.scores else self.mask_numbers * self.run.number_bytes / self.tokens
+
+    @property
+    def mask_numbers(self) -> int:
+        """Of a microbatch's matrix, if it has one."""
+        shape = self.run.shape
+        if not self.run.has_mask:
+            return 0
+        rows = shape.seq_len if shape.causal else 1
+        samples = 1 if shape.causal and not self.run.document_mask else self.run.micro_batch
+        return samples * rows * shape.seq_len
+
+    def shared(self, stage: Stage) -> float:
+        """Bytes of a microbatch, and not of a token: what blocks share, and what the loss of pairs keeps."""
+        run, model = self.run, self.run.model
+        rows = run.shape.seq_len * (run.micro_batch if run.document_mask else 1)
+        found = 0.0
+        if stage.layers and self.rotary:
+            found += FP32_BYTES * run.shape.head_width * rows
+        if run.shape.causal and any(run.again(number) != "none" for number in stage.layers):
+            found += BOOL_BYTES * self.mask_numbers  # the others' is the batch's own
+        if stage.first and not self.rotary and not run.document_mask:
+            found += INT64_BYTES * rows
+        if stage.last and isinstance(model, BertSettings):
+            found += FP32_BYTES * (2 * run.micro_batch + 1) if model.pair_head else 0
+            columns = -(-model.padded_vocab_size // run.parallel.tp)  # the last rank knows which of them are none
+            found += BOOL_BYTES * columns if columns * run.parallel.tp > run.shape.vocab_size else 0
+        return found
+
+    def embedding(self) -> float:
+        """Of the first stage."""
+        return (
+            self.dropped + (self.norm() if self.post_norm else 0.0)
+            + (INT64_BYTES + BOOL_BYTES if self.run.parallel.tp > 1 else 0.0)
+        )  # fmt: skip
+
+    def received(self, stage: Stage) -> float:
+        """By a later stage: the first norm keeps it, unless it makes an fp32 copy of it for itself."""
+        again = self.run.again(stage.layers[0]) if stage.layers else "none"
+        copied = self.rms and self.cpu and self.run.number_bytes < FP32_BYTES and again in ("none", "attention")
+        return self.cut if copied else 0.0
+
+    def head(self) -> float:
+        """Of the last stage, the logits left out."""
+        # because: over tp the loss keeps where a label stands and two sums of each row
+        loss = INT64_BYTES + 2 * FP32_BYTES if self.run.parallel.tp > 1 else 0.0
+        final = 0.0 if self.post_norm else self.norm()
+        if not isinstance(self.run.model, BertSettings):
+            return final + self.cut + loss
+        # a copy of them, and what the pooler makes of it
+        first_tokens = 2 * self.whole / self.run.shape.seq_len if self.run.model.pair_head else 0.0
+        # the last two: places and labels
+        scored = 2 * self.cut + self.norm() + self.cut + loss + INT64_BYTES / self.run.sequence_parts + INT64_BYTES
+        return final + first_tokens + self.run.scored_share * scored
+
+    def later_of_block(self) -> float:
+        """Products over a cut sequence keep it whole, each its own copy; over a whole one they share what is equal."""
+        alike = 2 * self.whole if self.parallel_block and self.run.sequence_parts == 1 else 0.0
+        qkv = self.heads + 2 * self.keys
+        return 2 * self.whole + self.heads + self.ffn + qkv + self.up + 2 * self.whole - alike
+
+    def later_of_head(self) -> float:
+        dense = 2 * self.cut if isinstance(self.run.model, BertSettings) else 0.0
+        return self.run.scored_share * (self.whole + dense)
+
+    def kept(self, stage: Stage) -> Kept:
+        """What a microbatch leaves in this stage."""
+        blocks = Counter(map(self.run.again, stage.layers))  # because: many are alike
+        hidden = sum(count * self.block_with(again) for again, count in blocks.items())
+        later = len(stage.layers) * self.later_of_block()
+        hidden += self.embedding() if stage.first else self.received(stage)
+        if stage.last:
+            hidden += self.head()
+            later += self.later_of_head()
+        n = self.tokens
+        return Kept(n * hidden + self.shared(stage), n * self.logits if stage.last else 0.0, n * later)

@@ -1,4 +1,7 @@
-"""How many processes share the work, axis by axis, and what a model allows. Torch-free."""
+"""How many processes share the work, axis by axis, what a model allows, and which batches they can share. Torch-free.
+
+Called where a run is judged, and by whoever looks for layouts that it would accept.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import Any, Literal
 
 from lmtrain.config.base import FROM_A_PLUGIN, Problem, Settings, kinds, problem_if
 from lmtrain.config.build import build_settings
+from lmtrain.data.batch_plan import RampUp
 from lmtrain.errors import SettingsError, nearest, refusal
 from lmtrain.layout import Layout, divisors, words
 from lmtrain.models.model_settings import ModelSettings
@@ -17,6 +21,7 @@ from lmtrain.spec import ModelShape
 
 MAX_PROCESSES = 1 << 17  # because: what each of them holds is worked out before any starts
 MAX_TIMEOUT_S = 10_000_000
+MAX_STAGE_MICROBATCHES = 1 << 16  # because: a schedule is worked out action by action before the run begins
 AXES = ("pp", "vp", "dp_replicate", "dp_shard", "tp")
 KEYS = (*AXES, "zero", "schedule", "balance")
 
@@ -44,7 +49,13 @@ class ParallelSettings(Settings):
             yield Problem("schedule", self.schedule, "is not a pipeline schedule", way_out)
         if not self.auto:  # because: then they are conditions, each by itself
             yield from () if unknown else self._schedule_problems()
-            yield from self._sharing_problems()
+            zero, shard = self.zero, self.dp_shard
+            yield from self.checked(
+                (zero == 0 and shard > 1, "zero", f"shares nothing and dp_shard={shard} shares it among {shard}",
+                 f"Use zero=1, or dp_shard=1 and dp_replicate={self.dp_replicate * max(shard, 1)}."),
+                (zero in (2, 3) and shard == 1, "zero",
+                 "has nobody to share with, since dp_shard=1", "Use zero=1, or dp_shard=2 or more."),
+            )  # fmt: skip
         sizes = {axis: size for axis in AXES if axis != "vp" and (size := getattr(self, axis)) > 1}
         yield from self.checked(
             (not 0 <= self.zero <= 3, "zero", "is not a level", "Use 0, 1, 2 or 3."),
@@ -52,15 +63,6 @@ class ParallelSettings(Settings):
             self.at_most(MAX_TIMEOUT_S, "timeout_s", "Use 600."),
             (math.prod(sizes.values()) > MAX_PROCESSES, max(sizes, key=lambda axis: sizes[axis], default="dp_shard"),
              f"makes {math.prod(sizes.values())} processes, and {MAX_PROCESSES} are the most", "Use a smaller one."),
-        )  # fmt: skip
-
-    def _sharing_problems(self) -> Iterator[Problem]:
-        zero, shard = self.zero, self.dp_shard
-        yield from self.checked(
-            (zero == 0 and shard > 1, "zero", f"shares nothing and dp_shard={shard} shares it among {shard}",
-             f"Use zero=1, or dp_shard=1 and dp_replicate={self.dp_replicate * max(shard, 1)}."),
-            (zero in (2, 3) and shard == 1, "zero",
-             "has nobody to share with, since dp_shard=1", "Use zero=1, or dp_shard=2 or more."),
         )  # fmt: skip
 
     def _schedule_problems(self) -> Iterator[Problem]:
@@ -119,8 +121,9 @@ def _problems_of(
     legal = [d for d in divisors(shape.num_kv_heads) if shape.ffn_width % d == shape.num_heads % d == 0]
     for key in ("num_heads", "num_kv_heads", "ffn_width"):
         size = getattr(shape, key)
-        rule = f"does not divide model.{key}={size}"
-        yield from problem_if(size % tp != 0, "parallel.tp", tp, rule, f"Use {words(legal)}.")
+        yield from problem_if(
+            size % tp != 0, "parallel.tp", tp, f"does not divide model.{key}={size}", f"Use {words(legal)}."
+        )
     yield from problem_if(
         parallel.sequence_parallel and shape.seq_len % tp != 0, "parallel.tp", tp,
         f"does not divide model.seq_len={shape.seq_len}, which parallel.sequence_parallel cuts",
@@ -145,6 +148,32 @@ def why_not_compiled(parallel: ParallelSettings, *, uses_dropout: bool) -> Probl
     return None
 
 
+def batch_problems(layout: Layout, global_batch: int, micro_batch: int) -> Iterator[Problem]:
+    dp, stages = layout.dp, layout.pp * layout.vp
+    if global_batch % dp != 0:
+        rule, way_out = f"cannot be shared by dp={dp} copies of the model", "or as many copies as divide it."
+        yield Problem("train.global_batch", global_batch, rule, f"Use {-(-global_batch // dp) * dp}, {way_out}")
+        return
+    if global_batch % (micro_batch * dp) != 0:
+        rule = f"x {dp} data-parallel copies does not divide train.global_batch={global_batch}"
+        yield Problem("train.micro_batch", micro_batch, rule, f"Use {words(divisors(max(global_batch // dp, 1)))}.")
+        return
+    microbatches = global_batch // (micro_batch * dp)
+    if layout.pp > 1 and stages * microbatches > MAX_STAGE_MICROBATCHES:
+        rule = f"takes {microbatches} microbatches a step through {stages} stages, and the most, multiplied, is "
+        way_out = "Use a larger train.micro_batch, or more copies of the model (parallel.dp_shard)."
+        yield Problem("parallel.pp", layout.pp, f"{rule}{MAX_STAGE_MICROBATCHES}", way_out)
+
+
+def rampup_problems(layout: Layout, rampup: RampUp, micro_batch: int) -> Iterator[Problem]:
+    """Every batch on the way has to be shared out too."""
+    together = micro_batch * layout.dp
+    for key in ("start", "increment"):
+        if (value := getattr(rampup, key)) % together != 0:
+            rule = f"is not a multiple of micro_batch x copies = {together}"
+            yield Problem(f"train.rampup.{key}", value, rule, f"Use {together}.")
+
+
 def parse_layout(text: str, before: ParallelSettings | None = None) -> ParallelSettings:
     """`tp=2,pp=4` -> settings. What is not named is 1; what does not belong to the layout stays as it was."""
     others = before.to_dict() if before else {}
@@ -163,6 +192,5 @@ def parse_layout(text: str, before: ParallelSettings | None = None) -> ParallelS
 
 def check_layout(model: ModelSettings, parallel: ParallelSettings) -> None:
     problems = layout_problems(model.shape, parallel, uses_dropout=False, compiles=False)
-    texts = [problem.text() for problem in problems]
-    if texts:
+    if texts := [problem.text() for problem in problems]:
         raise refusal(texts)

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.plan.price.factors import Factors, fitted, interval
-from lmtrain.plan.price.hardware import Hardware
+from lmtrain.plan.price.hardware import Factors, Hardware, fitted, interval
 from lmtrain.plan.run_model.replay import price_runs
 from lmtrain.plan.run_model.run import Planned
 from lmtrain.plan.search.rank import Prices
@@ -58,18 +57,18 @@ def prices_of(hardware: Hardware) -> Prices:
 def calibrate(hardware: Hardware, runs: Sequence[Measured]) -> Calibrated:
     """Each run is judged by a fit to all others; the machine that comes back is fitted to all of them."""
     before, whole = _errors(hardware, runs), _fit(hardware, runs, np.zeros(len(FIGURES) + len(FACTORS_HERE)))
-    after = []
-    for number, one in enumerate(runs):
-        others = [*runs[:number], *runs[number + 1 :]]
-        after.append(float(_errors(_moved(hardware, _fit(hardware, others, whole)), [one])[0]))
+    after = [
+        float(_errors(_moved(hardware, _fit(hardware, [*runs[:number], *runs[number + 1 :]], whole)), [one])[0])
+        for number, one in enumerate(runs)
+    ]
     spread = float(np.quantile(np.abs(np.log1p(after)), _HELD))
-    half = max(round(float(np.expm1(spread)), 3), _LEAST_INTERVAL)
-    return Calibrated(replace(_moved(hardware, whole), interval=half), before.tolist(), after)
+    machine = replace(_moved(hardware, whole), interval=max(round(float(np.expm1(spread)), 3), _LEAST_INTERVAL))
+    return Calibrated(machine, before.tolist(), after)
 
 
 def _errors(hardware: Hardware, runs: Sequence[Measured]) -> Vector:
-    predicted = price_runs([one.run for one in runs], hardware, prices_of(hardware).time)[0].total
-    found: Vector = predicted / np.array([one.step_s for one in runs]) - 1
+    time, _ = price_runs([one.run for one in runs], hardware, prices_of(hardware).time)
+    found: Vector = time.total / np.array([one.step_s for one in runs]) - 1
     return found
 
 
@@ -84,11 +83,9 @@ def _fit(hardware: Hardware, runs: Sequence[Measured], start: Vector) -> Vector:
     noise = np.array([max(one.spread, _NOISE) for one in runs])
 
     def residuals(moved: Vector) -> Vector:
-        off = np.log1p(_errors(_moved(hardware, moved), runs))
-        return np.concatenate([off / noise, moved / widths])
+        return np.concatenate([np.log1p(_errors(_moved(hardware, moved), runs)) / noise, moved / widths])
 
-    at, damping = start, 1e-3
-    now = residuals(at)
+    at, now, damping = start, residuals(start), 1e-3
     for _ in range(_ROUNDS):
         slopes = np.stack([(residuals(at + step) - now) / _STEP for step in np.eye(len(at)) * _STEP], axis=1)
         curve = slopes.T @ slopes

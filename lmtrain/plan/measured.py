@@ -87,8 +87,8 @@ def _costs(work: NDArray[Any], num_pipelines: int) -> list[Costing]:
 def _send_s(spans: NDArray[Any]) -> float:
     """Of messages that somebody waited for: others were there before they were asked for."""
     sent, received = messages(spans)
-    awaited = spans["begin_ns"][sent] > spans["begin_ns"][received]
-    lengths = (spans["end_ns"][received] - spans["begin_ns"][sent])[awaited]
+    begin, end = spans["begin_ns"], spans["end_ns"]
+    lengths = (end[received] - begin[sent])[begin[sent] > begin[received]]
     return float(np.median(lengths)) / 1e9 if lengths.size else 0.0
 
 

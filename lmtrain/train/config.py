@@ -24,8 +24,7 @@ from lmtrain.observe.measure.measures import names_of_validation
 from lmtrain.optim.optim_settings import OptimSettings
 from lmtrain.optim.schedule_settings import ScheduleSettings
 from lmtrain.parallel.compute_settings import ComputeSettings, NoRecomputeSettings, PrecisionSettings, RecomputeSettings
-from lmtrain.placement.batch_rules import batch_problems, rampup_problems
-from lmtrain.placement.parallel_settings import ParallelSettings, layout_problems
+from lmtrain.placement.parallel_settings import ParallelSettings, batch_problems, layout_problems, rampup_problems
 from lmtrain.plan.price.hardware import Hardware
 from lmtrain.runfolder.folder import read_settings
 from lmtrain.train.eval_settings import EvalSettings

@@ -33,7 +33,7 @@ from lmtrain.observe.stragglers.judge import (
     who,
 )
 from lmtrain.parallel.mesh import Mesh
-from lmtrain.placement.stages import stages_of_rank
+from lmtrain.placement.places import stages_of_rank
 from lmtrain.runtime.processes.process_group import gather_to_first
 from lmtrain.train.config import RunConfig
 

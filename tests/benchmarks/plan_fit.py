@@ -13,7 +13,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from lmtrain.plan.price.factors import FITTED, Factor, Factors
+from lmtrain.plan.price.hardware import FITTED, Factor, Factors
 
 Floats = NDArray[np.float64]
 Residuals = Callable[[Factors], Floats]
@@ -65,7 +65,7 @@ def root_weights(groups: Sequence[object]) -> Floats:
     return np.array([counts[group] ** -0.5 for group in groups])
 
 
-HEADER = "# What published runs make of the numbers in factors.py. Written by plan_score.py and plan_memory.py.\n"
+HEADER = "# What published runs make of the numbers in hardware.py. Written by plan_score.py and plan_memory.py.\n"
 
 
 def store(section: str, value: float | Mapping[str, float]) -> None:

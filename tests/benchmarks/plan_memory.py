@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.plan.price.factors import MEMORY_FACTORS, Factors
+from lmtrain.plan.price.hardware import MEMORY_FACTORS, Factors
 from lmtrain.plan.price.workload import columns
 from lmtrain.plan.run_model.memory import GIB, RankMemory, price_memory
 from tests.benchmarks.plan_fit import Floats, fit, print_factors, root_weights, store

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from lmtrain.plan.search.curve import Point
-from lmtrain.plan.search.result import Answer
+from lmtrain.plan.search.result import Answer, Point
 from tests.unit.plan.test_curve import points_of
 
 GPUS = [8, 32, 128, 256, 512, 1024, 2048]

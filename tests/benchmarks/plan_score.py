@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.plan.price.factors import FACTORS, Factors
+from lmtrain.plan.price.hardware import FACTORS, Factors
 from lmtrain.plan.price.step import price_step
 from lmtrain.plan.price.workload import columns
 from tests.benchmarks.plan_fit import Floats, fit, print_factors, root_weights, store

@@ -32,8 +32,7 @@ from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.layers.block import Surroundings
 from lmtrain.observe.measure import phases
 from lmtrain.observe.spans import recorder as recording
-from lmtrain.observe.spans.format import Header, file_name, read_spans
-from lmtrain.observe.spans.span_file import SpanFile
+from lmtrain.observe.spans.format import Header, SpanFile, file_name, read_spans
 from lmtrain.observe.timeline.merge import Segment, merged
 from lmtrain.observe.timeline.step_time import step_times
 from lmtrain.parallel.apply import build_parallel

@@ -17,8 +17,7 @@ from typing import Any
 
 import pytest
 
-from lmtrain.observe.growing_file import GrowingFile
-from lmtrain.observe.metrics import read_metrics
+from lmtrain.observe.metrics import GrowingFile, read_metrics
 from lmtrain.train import loop
 from lmtrain.train.record import records
 from lmtrain.train.step import train_step

@@ -15,7 +15,7 @@ from torch import nn
 
 from lmtrain.config.build import build_settings
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.placement.stages import Stage, names_of_rank
+from lmtrain.placement.places import Stage, names_of_rank
 from lmtrain.spec import LanguageModel, Split
 from tests.contracts.plugin import choices, config_file
 

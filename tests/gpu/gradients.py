@@ -27,7 +27,7 @@ from lmtrain.objectives.objective import build_objective
 from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings
 from lmtrain.parallel.weights.precision import WORK_DTYPE
-from lmtrain.placement.stages import places_of_rank
+from lmtrain.placement.places import places_of_rank
 from tests.layouts.bugs import replaced
 from tests.layouts.cases import Case
 from tests.layouts.outcome import HALF, distance

@@ -14,7 +14,7 @@ from lmtrain.layout import Layout
 from lmtrain.models.init import drawn
 from lmtrain.parallel.shards import fill
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.placement.stages import places_of_rank
+from lmtrain.placement.places import places_of_rank
 from tests.cli.harness import lmtrain
 from tests.layouts.cases import MODELS, Case
 from tests.layouts.outcome import FP32_LOSS

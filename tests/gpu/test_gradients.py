@@ -15,7 +15,7 @@ from lmtrain.models.layers.attention import Rotation
 from lmtrain.objectives import cross_entropy
 from lmtrain.parallel import products
 from lmtrain.parallel.weights import precision as precision_room
-from lmtrain.placement.kept import of_blocks
+from lmtrain.placement.memory import of_blocks
 from tests.gpu.gradients import CPU, Limits, by_lmtrain
 from tests.layouts.bugs import replaced
 from tests.layouts.cases import ALL_MODELS, FACTORS, HEADED_MODELS, MODELS, Case

@@ -16,9 +16,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmtrain.observe.measure import phases
-from lmtrain.observe.spans.format import Header, read_spans
+from lmtrain.observe.spans.format import Header, SpanFile, read_spans
 from lmtrain.observe.spans.recorder import DeviceClock, Recorder
-from lmtrain.observe.spans.span_file import SpanFile
 from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.train.setup import build_optimizer

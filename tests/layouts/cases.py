@@ -24,7 +24,7 @@ from lmtrain.errors import LmtrainError
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.parallel.compute_settings import ComputeSettings, Fp16Settings, PrecisionSettings, RecomputeSettings
-from lmtrain.placement.kept import needs_mask
+from lmtrain.placement.memory import needs_mask
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.schedules.pipeline_schedule import schedule_named
 from lmtrain.train.config import RunConfig

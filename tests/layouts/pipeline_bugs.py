@@ -20,7 +20,7 @@ from lmtrain.parallel import apply
 from lmtrain.parallel.blocks.dropout import Noise
 from lmtrain.parallel.pipeline.executor import Pipeline
 from lmtrain.parallel.weights import grads
-from lmtrain.placement import stages
+from lmtrain.placement import places
 
 Patch = tuple[Any, str, Any]  # owner, name, what stands there instead
 CASES = {
@@ -65,9 +65,9 @@ def _pipeline_drops_the_last_microbatch() -> Iterator[Patch]:
 
 
 def _virtual_stages_swapped() -> Iterator[Patch]:
-    right = stages.stages_of_rank
+    right = places.stages_of_rank
 
-    def stages_of_rank(*args: Any) -> list[stages.Stage]:
+    def stages_of_rank(*args: Any) -> list[places.Stage]:
         one, other = right(*args)
         return [replace(one, layers=other.layers), replace(other, layers=one.layers)]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lmtrain.placement.kept import Layers
+from lmtrain.placement.memory import Layers
 from tests.layouts.cases import MODELS, RECOMPUTE, Case
 from tests.layouts.test_held import planned_of
 from tests.layouts.workers import Pool

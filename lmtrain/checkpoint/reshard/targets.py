@@ -36,7 +36,7 @@ from lmtrain.checkpoint.disk.tensor_file import PieceSpec, encode_header
 from lmtrain.errors import OutputError, UsageError
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.placement.stages import places_of_rank
+from lmtrain.placement.places import places_of_rank
 from lmtrain.runtime.files.files import put_in_place, read_range
 from lmtrain.runtime.processes.faults import fault_point
 from lmtrain.units import format_bytes

@@ -9,10 +9,8 @@ from html import escape
 from lmtrain.cli.plan import view
 from lmtrain.cli.plan.planned_run import Found
 from lmtrain.cli.plan.view import shown_ranks, timeline
-from lmtrain.page.document import document, facts, section, table
-from lmtrain.page.drawing import WIDTH, legend, line, polyline, rect, svg, text
-from lmtrain.plan.search.curve import Point
-from lmtrain.plan.search.result import Answer
+from lmtrain.page.document import WIDTH, document, facts, legend, line, polyline, rect, section, svg, table, text
+from lmtrain.plan.search.result import Answer, Point
 from lmtrain.units import format_bytes, format_count
 
 _KINDS = {"F": "forward", "B": "backward", "I": "backward for inputs", "W": "weights' gradients"}

@@ -19,9 +19,8 @@ from lmtrain.placement.parallel_settings import MAX_PROCESSES
 from lmtrain.plan.calibrate import prices_of
 from lmtrain.plan.price.step import dollars
 from lmtrain.plan.run_model.run import Planned
-from lmtrain.plan.search.curve import Point, Study, curve
 from lmtrain.plan.search.rank import FAMILY, Limits, Prices, Ranked
-from lmtrain.plan.search.result import Answer, answers, map_of, price, unfitting, why_slower
+from lmtrain.plan.search.result import Answer, Point, Study, answers, curve, map_of, price, unfitting, why_slower
 from lmtrain.train.costs import Costs, young_daly_s
 from lmtrain.train.layouts.layout_table import layout_words
 

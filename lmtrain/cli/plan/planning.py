@@ -22,8 +22,13 @@ from lmtrain.config.compose import compose, group_choices
 from lmtrain.config.yaml_file import read_yaml
 from lmtrain.errors import LmtrainError, UsageError, nearest, refusal
 from lmtrain.layout import divisors
-from lmtrain.placement.batch_rules import batch_problems, rampup_problems
-from lmtrain.placement.parallel_settings import MAX_PROCESSES, ParallelSettings, layout_problems
+from lmtrain.placement.parallel_settings import (
+    MAX_PROCESSES,
+    ParallelSettings,
+    batch_problems,
+    layout_problems,
+    rampup_problems,
+)
 from lmtrain.plan.price.hardware import Hardware
 from lmtrain.plan.run_model.run import Planned
 from lmtrain.plan.search.search import Fixed

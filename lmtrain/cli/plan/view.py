@@ -17,8 +17,7 @@ from lmtrain.cli.screen.terminal import echo
 from lmtrain.observe.screen.row_text import percent
 from lmtrain.page.document import Cells
 from lmtrain.plan.run_model.replay import replay
-from lmtrain.plan.search.curve import Point
-from lmtrain.plan.search.result import PARTS, Answer, more, why_slower
+from lmtrain.plan.search.result import PARTS, Answer, Point, more, why_slower
 from lmtrain.schedules.simulate import Timeline
 from lmtrain.schedules.table import Kind
 from lmtrain.units import format_bytes, format_count, format_seconds

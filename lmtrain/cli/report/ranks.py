@@ -14,8 +14,19 @@ from lmtrain.config.build import build_settings
 from lmtrain.errors import LmtrainError, brief
 from lmtrain.layout import Coordinate, Layout
 from lmtrain.observe.history.record import Record
-from lmtrain.page.document import NUM_COLOURS, Part, Picture, data_element, paragraph, section, table
-from lmtrain.page.drawing import WIDTH, rect, svg, text
+from lmtrain.page.document import (
+    NUM_COLOURS,
+    WIDTH,
+    Part,
+    Picture,
+    data_element,
+    paragraph,
+    rect,
+    section,
+    svg,
+    table,
+    text,
+)
 from lmtrain.runfolder.folder import Seen
 from lmtrain.train.config import RunConfig
 from lmtrain.train.layouts.layout_table import layout_words, merged, rank_rows

@@ -20,8 +20,21 @@ from lmtrain.observe.spans.format import Kind
 from lmtrain.observe.timeline.merge import Segment, merged
 from lmtrain.observe.timeline.step_time import CLASSES, Heat, Row, heat, step_times, timeline_rows
 from lmtrain.page.chart import labels, ticks, written
-from lmtrain.page.document import NUM_COLOURS, Part, Picture, data_element, paragraph, section, table
-from lmtrain.page.drawing import WIDTH, legend, line, rect, svg, text
+from lmtrain.page.document import (
+    NUM_COLOURS,
+    WIDTH,
+    Part,
+    Picture,
+    data_element,
+    legend,
+    line,
+    paragraph,
+    rect,
+    section,
+    svg,
+    table,
+    text,
+)
 from lmtrain.runfolder.folder import Seen
 from lmtrain.runfolder.names import TRACES
 

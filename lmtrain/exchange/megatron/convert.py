@@ -26,8 +26,7 @@ from lmtrain.exchange.streaming import Report, bytes_of, checked_type, save_fore
 from lmtrain.exchange.torch_files.writer import Namespace, Saved, write_torch_file
 from lmtrain.models.model_settings import ModelSettings, Shape, true_weights
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.placement.places import Place, place_all
-from lmtrain.placement.stages import names_of_rank, stages_of_rank
+from lmtrain.placement.places import Place, names_of_rank, place_all, stages_of_rank
 from lmtrain.runtime.files.files import new_folder
 from lmtrain.spec import Cut, Split
 

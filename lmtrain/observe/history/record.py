@@ -45,8 +45,7 @@ def means(values: Numbers, most: int) -> tuple[Places, Numbers]:
     borders = parts(len(values), min(len(values), most))
     if len(values) == 0:
         return np.empty(0, np.intp), np.empty(0)
-    sums = np.add.reduceat(values, borders[:-1])
-    return borders[1:] - 1, sums / np.diff(borders)
+    return borders[1:] - 1, np.add.reduceat(values, borders[:-1]) / np.diff(borders)
 
 
 def parts(count: int, num_parts: int) -> NDArray[Any]:
@@ -166,7 +165,10 @@ class _Reader:
         self._count += 1
 
     def record(self, name: str) -> Record:
-        columns = {key: self._whole(column) for key, column in self._columns.items()}
+        columns = {
+            key: np.append(np.array(column, np.float64), np.full(self._count - len(column), np.nan))
+            for key, column in self._columns.items()
+        }
         steps = columns.setdefault("step", np.empty(0))
         columns["seconds"] = _seconds(columns, [before for before, _ in self._begun])
         kept, lost = np.ones(len(steps), bool), []
@@ -175,14 +177,12 @@ class _Reader:
             if gone.any():
                 lost.append((step, int(steps[:before][gone].max())))
             kept[:before] &= ~gone
-        broken = [(step, key, value) for at, step, key, value in self._broken if kept[at]]
         order = np.flatnonzero(kept)
         order = order[np.argsort(steps[order], kind="stable")]
-        last = np.append(steps[order][1:] != steps[order][:-1], True)[: len(order)]  # of equal steps the last stands
-        order = order[last]
+        # of equal steps the last stands
+        order = order[np.append(steps[order][1:] != steps[order][:-1], True)[: len(order)]]
         if self._bad:
-            more = f", {len(self._bad) - 1:,} more" * (len(self._bad) > 1)
-            few = f"line {self._bad[0]:,}{more}"
+            few = f"line {self._bad[0]:,}" + f", {len(self._bad) - 1:,} more" * (len(self._bad) > 1)
             self.problems.append(f"{name}: {few} of {self._line:,} are no rows and are left out")
         if self._torn:
             self.problems.append(f"{name}: its last line is cut off, as when its writer was killed or is writing")
@@ -191,12 +191,9 @@ class _Reader:
         return Record(
             {key: values[order] for key, values in columns.items()},
             {key: [texts[i] for i in order] for key, texts in self._texts.items()},
-            self._events(), self.problems, broken, lost,
+            self._events(), self.problems,
+            [(step, key, value) for at, step, key, value in self._broken if kept[at]], lost,
         )  # fmt: skip
-
-    def _whole(self, column: array[float]) -> Numbers:
-        column.extend([math.nan] * (self._count - len(column)))
-        return np.array(column, np.float64)
 
     def _events(self) -> dict[str, list[Row]]:
         begun = [step for _, step in self._begun]
@@ -208,10 +205,8 @@ class _Reader:
                 key = (row["event"] + stop, step_told(row), str(row.get("name")))
                 kept.pop(key, None)
                 kept[key] = row
-        found: dict[str, list[Row]] = {}
-        for row in kept.values():
-            found.setdefault(row["event"], []).append(row)
-        return found
+        events = dict.fromkeys(row["event"] for row in kept.values())
+        return {event: [row for row in kept.values() if row["event"] == event] for event in events}
 
 
 def _seconds(columns: dict[str, Numbers], begun: list[int]) -> Numbers:
@@ -262,8 +257,10 @@ def parting(a: Record, b: Record, same_shares: bool = True) -> Parting:
             first[key] = int(shared[at])
             if at:
                 until[key] = int(shared[at - 1])
-    last = int(shared[-1]) if shared.size else None
-    return Parting(int(shared.size), last, first, until, _after(a, b, shared, left, right, first), untold)
+    return Parting(
+        int(shared.size), int(shared[-1]) if shared.size else None, first, until,
+        _after(a, b, shared, left, right, first), untold,
+    )  # fmt: skip
 
 
 def _differs(key: str, a: Record, b: Record, left: Any, right: Any) -> Any:
@@ -282,12 +279,10 @@ def _after(a: Record, b: Record, shared: Numbers, left: Any, right: Any, first: 
         return []
     begin = int(np.searchsorted(shared, first["loss"]))
     ours, theirs = a.columns["loss"][left], b.columns["loss"][right]
-    places = [begin + rows for rows in _AFTER if begin + rows < len(shared)]
-    if places[-1] != len(shared) - 1:
-        places.append(len(shared) - 1)
+    last = len(shared) - 1
     return [
         {"step": int(shared[at]), "a": float(ours[at]), "b": float(theirs[at]), "apart": float(theirs[at] - ours[at])}
-        for at in places
+        for at in sorted({last, *(begin + rows for rows in _AFTER if begin + rows < last)})
     ]
 
 

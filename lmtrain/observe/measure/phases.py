@@ -293,12 +293,10 @@ def read_mark(memory: mmap.mmap) -> Mark:
 
 def read_seen(memory: mmap.mmap, seen: int) -> list[str]:
     """The phases, and the names of collectives, that these bits stand for."""
-    found = [phase for index, phase in enumerate(PHASES) if seen >> index & 1]
-    for number in range(_MOST_NAMES):
-        if seen >> len(PHASES) + number & 1:
-            (name,) = struct.unpack_from(f"{_NAME_BYTES}s", memory, _NAMES_AT + number * _NAME_BYTES)
-            found.append(_text(name))
-    return found
+    names_at = (_NAMES_AT + n * _NAME_BYTES for n in range(_MOST_NAMES) if seen >> len(PHASES) + n & 1)
+    return [phase for index, phase in enumerate(PHASES) if seen >> index & 1] + [
+        _text(memory[at : at + _NAME_BYTES]) for at in names_at
+    ]
 
 
 def read_odd(memory: mmap.mmap) -> tuple[int, str, str]:

@@ -40,10 +40,8 @@ def peak_flops(device_name: str, dtype: str) -> float | None:
     column = _COLUMNS.get(dtype.removeprefix("torch."))
     if column is None:
         return None
-    for pattern, *peaks in _PEAKS:
-        if re.search(rf"\b(?:{pattern})\b", device_name, re.IGNORECASE):
-            return peaks[column]
-    return None
+    found = (row for pattern, *row in _PEAKS if re.search(rf"\b(?:{pattern})\b", device_name, re.IGNORECASE))
+    return next((row[column] for row in found), None)
 
 
 @dataclass(frozen=True)
@@ -71,8 +69,7 @@ class Throughput:
         peak: float | None = None,  # of all devices together
         window_steps: int = 50,
     ) -> None:
-        self._flops_per_token = flops_per_token
-        self._peak = peak
+        self._flops_per_token, self._peak = flops_per_token, peak
         self._marks: deque[tuple[int, float, int]] = deque(maxlen=window_steps + 1)  # step, time, tokens so far
         self._is_warm = False
 

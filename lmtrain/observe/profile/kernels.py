@@ -72,13 +72,13 @@ class KernelTable:
     def lines(self) -> list[str]:
         """A short text."""
         busy = sum(self.classes.values())
-        steps = f"steps {self.first_step} to {self.last_step}"
         what = "kernels on the GPU" if self.device == "cuda" else "operators on the CPU"
-        took = f"{format_seconds(busy)} of {format_seconds(self.window_s)}"
-        head = f"profile of {steps}, rank {self.rank}: {what} took {took}"
         shares = sorted(((seconds, name) for name, seconds in self.classes.items() if seconds), reverse=True)
-        rows = [f"  {name:<12} {seconds / busy:6.1%}  {format_seconds(seconds)}" for seconds, name in shares]
-        return [head, *rows]
+        return [
+            f"profile of steps {self.first_step} to {self.last_step}, rank {self.rank}: {what} took "
+            f"{format_seconds(busy)} of {format_seconds(self.window_s)}",
+            *(f"  {name:<12} {seconds / busy:6.1%}  {format_seconds(seconds)}" for seconds, name in shares),
+        ]
 
 
 def write_table(path: Path, table: KernelTable) -> None:
@@ -87,11 +87,8 @@ def write_table(path: Path, table: KernelTable) -> None:
 
 def read_tables(folder: Path) -> list[KernelTable]:
     """All that are in a run's `profile` folder, by step and rank."""
-    found = []
-    for path in sorted(folder.glob(f"*{ENDING}")):
-        told = read_json(path)
-        found.append(KernelTable(**told | {"kernels": tuple(Kernel(**one) for one in told["kernels"])}))
-    return found
+    tables = map(read_json, sorted(folder.glob(f"*{ENDING}")))
+    return [KernelTable(**told | {"kernels": tuple(Kernel(**one) for one in told["kernels"])}) for told in tables]
 
 
 def read_trace(path: Path) -> list[dict[str, Any]]:
@@ -113,9 +110,7 @@ def table_of(events: Iterable[Mapping[str, Any]], steps: tuple[int, int], rank: 
     for name, kind, micros in timed:
         seconds[name, kind] += micros / 1e6
         calls[name, kind] += 1
-    classes = dict.fromkeys(CLASSES, 0.0)
-    for (_, kind), spent in seconds.items():
-        classes[kind] += spent
+    classes = {kind: sum((spent for (_, of), spent in seconds.items() if of == kind), 0.0) for kind in CLASSES}
     longest = sorted(seconds, key=lambda key: (-seconds[key], key))[:_MOST_KERNELS]
     kernels = tuple(Kernel(name, kind, seconds[name, kind], calls[name, kind]) for name, kind in longest)
     return KernelTable(*steps, rank, "cuda" if on_device else "cpu", window_s, classes, kernels)
@@ -134,14 +129,13 @@ class _Operator:
 
 def _nested(spans: Iterable[Mapping[str, Any]]) -> dict[Any, list[_Operator]]:
     """By thread, in order of their beginnings; each has the class of the outermost it runs inside that has one."""
-    found: dict[Any, list[_Operator]] = {}
+    found: dict[Any, list[_Operator]] = defaultdict(list)
     threads: dict[Any, list[Mapping[str, Any]]] = defaultdict(list)
     for span in spans:
         threads[span["tid"]].append(span)
     for thread, inside in threads.items():
         inside.sort(key=lambda span: (span["ts"], -span["dur"]))
         open_: list[_Operator] = []
-        operators: list[_Operator] = []
         for span in inside:
             begin, end = float(span["ts"]), float(span["ts"]) + float(span["dur"])
             while open_ and open_[-1].end <= begin:
@@ -152,8 +146,7 @@ def _nested(spans: Iterable[Mapping[str, Any]]) -> dict[Any, list[_Operator]]:
             if above:
                 above.own_us = max(0.0, above.own_us - (end - begin))
             open_.append(one)
-            operators.append(one)
-        found[thread] = operators
+            found[thread].append(one)
     return found
 
 
@@ -161,10 +154,11 @@ def _device_times(
     on_device: Sequence[Mapping[str, Any]], spans: Iterable[Mapping[str, Any]], operators: Mapping[Any, list[_Operator]]
 ) -> list[tuple[str, str, float]]:
     """(name, class, microseconds); where its operator's class takes all that it calls, a kernel has that one."""
-    launched: dict[Any, tuple[Any, float]] = {}  # the call that a kernel was launched by: its thread and time
-    for span in spans:
-        if span.get("cat") in ("cuda_runtime", "cuda_driver"):
-            launched[span.get("args", {}).get("correlation")] = span["tid"], float(span["ts"])
+    launched = {  # the call that a kernel was launched by: its thread and time
+        span.get("args", {}).get("correlation"): (span["tid"], float(span["ts"]))
+        for span in spans
+        if span.get("cat") in ("cuda_runtime", "cuda_driver")
+    }
     begins = {thread: [one.begin for one in ops] for thread, ops in operators.items()}
     found = []
     for kernel in on_device:

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from lmtrain.observe.growing_file import GrowingFile
+from lmtrain.observe.metrics import GrowingFile
 from lmtrain.observe.safe_text import plain, warn, wrapped
 from lmtrain.observe.screen.panel import RunPanel, Saves
 from lmtrain.observe.screen.progress import is_live

@@ -5,7 +5,7 @@ Called by the live view of a run, and by `lmtrain watch`, which reads the same r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 from time import monotonic
@@ -79,18 +79,23 @@ class RunPanel:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = min(options.max_width, 140)
         inner = width - 4
-        figures = self._figures(inner, options.ascii_only)
-        body = Group(self._facts_line(), self._progress(inner), Text(""), figures, *self._slow(), *self._evals())
-        title = Text(self.facts.get("run", "run"), style="bold", overflow="ellipsis", no_wrap=True)
-        yield Panel(body, title=title, title_align="left", border_style="cyan", width=width)
+        yield Panel(
+            Group(
+                self._facts_line(), self._progress(inner), Text(""), self._figures(inner, options.ascii_only),
+                *self._slow(), *self._evals(),
+            ),
+            title=Text(self.facts.get("run", "run"), style="bold", overflow="ellipsis", no_wrap=True),
+            title_align="left", border_style="cyan", width=width,
+        )  # fmt: skip
         if self._stopped_at_s is None:
             # because: what is typed, ^C above all, is echoed behind the last line; behind a full one it would begin a
             # new line, and everything would be drawn one line too low
             yield Text(f"  {self.now}", style="dim", overflow="ellipsis", no_wrap=True)
 
     def _facts_line(self) -> Text:
-        parts = [Text.assemble((f"{k} ", "dim"), str(v)) for k, v in self.facts.items() if k != "run"]
-        return Text("  ", overflow="fold").join(parts)
+        return Text("  ", overflow="fold").join(
+            Text.assemble((f"{k} ", "dim"), str(v)) for k, v in self.facts.items() if k != "run"
+        )
 
     def _progress(self, width: int) -> Table:
         step = int(self.row.get("step", 0))
@@ -100,8 +105,9 @@ class RunPanel:
         line = Table.grid(expand=True, padding=(0, 2, 0, 0))
         line.add_column(ratio=1)
         line.add_column(justify="right", no_wrap=True)
-        bar = ProgressBar(total=max(self.total_steps, 1), completed=step, width=max(width - done.cell_len - 2, 4))
-        line.add_row(bar, done)
+        line.add_row(
+            ProgressBar(total=max(self.total_steps, 1), completed=step, width=max(width - done.cell_len - 2, 4)), done
+        )
         return line
 
     def _figures(self, width: int, ascii_only: bool) -> Table:
@@ -127,34 +133,29 @@ class RunPanel:
         for _ in range(2 if two else 1):
             grid.add_column(width=13, style="dim", no_wrap=True)
             grid.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
-        rows = zip_longest(left, right, fillvalue=("", "")) if two else ((item,) for item in (*left, *right))
-        for pair in rows:
+        for pair in zip_longest(left, right, fillvalue=("", "")) if two else ((item,) for item in (*left, *right)):
             grid.add_row(*(cell for item in pair for cell in item))
         return grid
 
-    def _more(self, row: Row, since_s: float) -> list[tuple[str, RenderableType]]:
+    def _more(self, row: Row, since_s: float) -> Iterator[tuple[str, RenderableType]]:
         """What several processes, saves and a limit of time add, where it is known."""
-        found: list[tuple[str, RenderableType]] = []
         if row.get("straggler_slowest") is not None:
-            words = f"rank {row['straggler_slowest']}: {100 * row['straggler_slowest_by']:+.1f}%"
-            found.append(("slowest rank", Text(words)))
+            yield "slowest rank", Text(f"rank {row['straggler_slowest']}: {100 * row['straggler_slowest_by']:+.1f}%")
         if row.get("straggler_bubble") is not None:
-            found.append(("bubble", Text(f"{percent(row['straggler_bubble'])} of a step")))
+            yield "bubble", Text(f"{percent(row['straggler_bubble'])} of a step")
         if row.get("straggler_exposed") is not None:
-            found.append(("communication", Text(f"{percent(row['straggler_exposed'])}, not hidden")))
+            yield "communication", Text(f"{percent(row['straggler_exposed'])}, not hidden")
         if "step" in row and (words := self._next_save(row, since_s)):
-            found.append(("next save", Text(words)))
+            yield "next save", Text(words)
         if row.get("limit_left_s") is not None:
             left_s = row["limit_left_s"] - since_s
-            found.append(("time is up", Text(f"in {ticking(max(left_s, 0.0))}", style="red" if left_s < 60 else "")))
-        return found
+            yield "time is up", Text(f"in {ticking(max(left_s, 0.0))}", style="red" if left_s < 60 else "")
 
     def _slow(self) -> list[Text]:
         """A line each, as wide as there is room, for there is something to be done."""
-        found = {"slow rank": slow_rank(self.row), "slow link": slow_link(self.row)}
         return [
             Text.assemble((f"{name:13} ", "dim"), (words, "red"), overflow="fold")
-            for name, words in found.items()
+            for name, words in (("slow rank", slow_rank(self.row)), ("slow link", slow_link(self.row)))
             if words
         ]
 

@@ -50,8 +50,7 @@ class Reporter:
 
     def __init__(self, doing: str, unit: str = "", clock: Callable[[], float] = monotonic) -> None:
         self._unit, self._clock = unit, clock
-        now = clock()
-        self.began_s = now
+        self.began_s = now = clock()
         self._state = _State(doing, now, now)
 
     def __call__(self, done: int, total: int = 0, earlier: int = 0, speed: str = "") -> None:
@@ -74,7 +73,8 @@ class Reporter:
         if state.done:
             parts.append(self._of(state.done, state.total))
         if made > 0 and seconds > 0.1:
-            parts.append(state.speed or f"{self._short(made / seconds)}/s")
+            short = format_bytes if self._unit == "bytes" else format_count
+            parts.append(state.speed or f"{short(made / seconds)}/s")
         parts.append(f"{ticking(now - self.began_s)} gone")
         if state.total and made > 0:
             left = seconds * (state.total - state.done) / made - (now - state.at_s)
@@ -92,17 +92,12 @@ class Reporter:
     def _amount(self, value: float) -> str:
         return format_bytes(value) if self._unit == "bytes" else f"{format_count(value)} {self._unit}".strip()
 
-    def _short(self, value: float) -> str:
-        return format_bytes(value) if self._unit == "bytes" else format_count(value)
-
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         state, line = self._state, Table.grid(padding=(0, 1, 0, 0))
         words = Text(self.words(), overflow="ellipsis", no_wrap=True)
         room = options.max_width - words.cell_len - 2
-        if state.total and room >= _LEAST_BAR:
-            line.add_row(words, ProgressBar(total=state.total, completed=state.done, width=min(room, 40)))
-        else:
-            line.add_row(words)
+        bar = ProgressBar(total=state.total, completed=state.done, width=min(room, 40))
+        line.add_row(words, *([bar] if state.total and room >= _LEAST_BAR else []))
         yield line
 
 

@@ -19,10 +19,14 @@ _FADE = 0.9  # of a loss's weight, from row to row
 
 def step_line(row: Row, total_steps: int) -> str:
     """`step  100/2000  loss 3.2140  lr 3.00e-04  grad 0.840  12.3k tok/s ...`: columns stay in place as steps grow."""
-    parts = [f"step {row['step']:>{len(str(total_steps))}}/{total_steps}"]
-    for key, spec, word in (("loss", ".4f", "loss"), ("lr", ".2e", "lr"), ("grad_norm", ".3f", "grad")):
-        if row.get(key) is not None:
-            parts.append(f"{word} {row[key]:{spec}}" + (terms(row) if key == "loss" else ""))
+    parts = [
+        f"step {row['step']:>{len(str(total_steps))}}/{total_steps}",
+        *(
+            f"{word} {row[key]:{spec}}" + (terms(row) if key == "loss" else "")
+            for key, spec, word in (("loss", ".4f", "loss"), ("lr", ".2e", "lr"), ("grad_norm", ".3f", "grad"))
+            if row.get(key) is not None
+        ),
+    ]
     parts += [
         text
         for key, text in (
@@ -83,17 +87,15 @@ def figures(row: Row, valid: Row) -> tuple[str, str]:
 
 def compute(row: Row) -> list[tuple[str, str]]:
     """The panel's right column: how fast, how full, how long."""
-    speed = "-" if row.get("tokens_per_s") is None else f"{format_count(row['tokens_per_s'])} tokens/s"
-    model = flops(row.get("flops_per_s"))
-    if row.get("mfu") is not None:
-        model += f", MFU {percent(row['mfu'])}"
+    mfu = "" if row.get("mfu") is None else f", MFU {percent(row['mfu'])}"
     return [
-        ("speed", speed),
-        ("compute", model),
+        ("speed", "-" if row.get("tokens_per_s") is None else f"{format_count(row['tokens_per_s'])} tokens/s"),
+        ("compute", flops(row.get("flops_per_s")) + mfu),
         ("data wait", milliseconds(row.get("data_wait_s")) + ("" if row.get("data_wait_s") is None else " a step")),
         ("memory", _bytes(row.get("memory_bytes")) + _fullest(row)),
-        ("elapsed", ("-" if row.get("elapsed_s") is None else ticking(row["elapsed_s"])) + _seen(row)),
-    ]
+        ("elapsed", ("-" if row.get("elapsed_s") is None else ticking(row["elapsed_s"]))
+                    + ("" if row.get("tokens") is None else f", {format_count(row['tokens'])} tokens")),
+    ]  # fmt: skip
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
@@ -101,7 +103,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
     if width < 1 or not values:
         return ""
     width = min(width, len(values))
-    edges = [i * len(values) // width for i in range(width + 1)]
+    edges = (i * len(values) // width for i in range(width + 1))
     means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
     finite = [m for m in means if math.isfinite(m)]
     if not finite:
@@ -119,10 +121,9 @@ def work(value: float) -> str:
     """A number of operations; a large run's as papers give it, such as 3.14e+23 FLOP."""
     if value >= 1e18:
         return f"{value:.3g} FLOP"
-    for size, name in ((1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP")):
-        if value >= size:
-            return f"{value / size:.3g} {name}"
-    return f"{value / 1e6:.3g} MFLOP"
+    units = ((1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"))
+    size, name = next((unit for unit in units if value >= unit[0]), (1e6, "MFLOP"))
+    return f"{value / size:.3g} {name}"
 
 
 def percent(value: float | None) -> str:
@@ -139,9 +140,7 @@ def smoothed(losses: Sequence[float]) -> float | None:
 
 
 def milliseconds(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{1000 * value:.1f} ms" if value < 1 else f"{value:.2f} s"
+    return "-" if value is None else f"{1000 * value:.1f} ms" if value < 1 else f"{value:.2f} s"
 
 
 def perplexity(loss: float) -> str:
@@ -152,10 +151,6 @@ def _fullest(row: Row) -> str:
     """Of several processes the figure is that of the fullest."""
     told = row.get("memory_rank") or "straggler_slowest" in row or "straggler_exposed" in row
     return f" on rank {row['memory_rank']}" if told and "memory_rank" in row else ""
-
-
-def _seen(row: Row) -> str:
-    return "" if row.get("tokens") is None else f", {format_count(row['tokens'])} tokens"
 
 
 def _bytes(value: float | None) -> str:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lmtrain.observe.growing_file import GrowingFile
 from lmtrain.observe.measure.measures import Histogram
+from lmtrain.observe.metrics import GrowingFile
 from lmtrain.observe.safe_text import warn
 from lmtrain.observe.sinks.behind import CHARTS, scalars_of
 from lmtrain.runfolder.differences import flat
@@ -90,9 +90,10 @@ class EventWriter:
     def histogram(self, tag: str, found: Histogram, step: int) -> None:
         buckets = found.buckets()
         values = (found.low, found.high, float(found.count), found.total, found.total_of_squares)
-        numbers = b"".join(field_double(number, value) for number, value in enumerate(values, 1))
-        limits = field_doubles(6, [up_to for _, up_to, _ in buckets])
-        self._summary(tag, field_bytes(5, numbers + limits + field_doubles(7, [count for *_, count in buckets])), step)
+        drawn = b"".join(field_double(number, value) for number, value in enumerate(values, 1)) + field_doubles(
+            6, [up_to for _, up_to, _ in buckets]
+        ) + field_doubles(7, [count for *_, count in buckets])  # fmt: skip
+        self._summary(tag, field_bytes(5, drawn), step)
 
     def plugin(self, tag: str, name: str, *, content: bytes = b"", text: bytes | None = None, step: int = 0) -> None:
         """What a plugin of TensorBoard reads: its own content, and a tensor of one string where it wants one."""
@@ -108,8 +109,7 @@ class EventWriter:
         self._file.append(self._event(field_bytes(5, field_bytes(1, field_bytes(1, tag.encode()) + value)), step))
 
     def _event(self, what: bytes, step: int) -> bytes:
-        wall_time = field_double(1, self._clock())
-        return record(wall_time + field_varint(2, step) + what)
+        return record(field_double(1, self._clock()) + field_varint(2, step) + what)
 
 
 def record(data: bytes) -> bytes:
@@ -133,8 +133,10 @@ class TensorBoard:
         values = b"".join(
             field_bytes(1, field_text(1, name) + field_bytes(2, _sortable(value))) for name, value in flat(chosen)
         )  # a map is a list of pairs
-        start = field_bytes(3, values + field_double(5, began_s))
-        events.plugin("_hparams_/session_start_info", _HPARAMS, content=field_varint(1, 0) + start)
+        events.plugin(
+            "_hparams_/session_start_info", _HPARAMS,
+            content=field_varint(1, 0) + field_bytes(3, values + field_double(5, began_s)),
+        )  # fmt: skip
 
     def row(self, row: Mapping[str, Any]) -> None:
         for tag, value in scalars_of(row).items():
@@ -153,14 +155,13 @@ class TensorBoard:
 
 def _layout() -> bytes:
     """The page of custom scalars: a category for each sort of curve, with a chart for each thing."""
-    pages = b""
-    for page, charts in CHARTS.items():
-        drawn = b""
-        for title, tags in charts.items():
-            lines = b"".join(field_text(1, tag) for tag in tags)
-            drawn += field_bytes(2, field_text(1, title) + field_bytes(2, lines))
-        pages += field_bytes(2, field_text(1, page) + drawn)
-    return pages
+    return b"".join(
+        field_bytes(2, field_text(1, page) + b"".join(
+            field_bytes(2, field_text(1, title) + field_bytes(2, b"".join(field_text(1, tag) for tag in tags)))
+            for title, tags in charts.items()
+        ))
+        for page, charts in CHARTS.items()
+    )  # fmt: skip
 
 
 def _sortable(value: Any) -> bytes:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,20 +55,16 @@ class WeightsAndBiases:
         assert to is not None
         assert back is not None
         self._to, self._back = to, back
-        first = {
-            "mode": account.mode, "project": account.project, "entity": account.entity, "name": account.name,
-            "tags": list(account.tags), "id": run_id(own), "dir": str(folder), "config": dict(settings),
-            "pid": os.getpid(),
-        }  # fmt: skip
         try:
-            self._ask(first)
+            self._ask({
+                **asdict(account), "id": run_id(own), "dir": str(folder), "config": dict(settings), "pid": os.getpid(),
+            })  # fmt: skip
         except ConnectionError:
             self.close()
             raise
 
     def row(self, row: Mapping[str, Any]) -> None:
-        values = scalars_of(row)
-        if values:
+        if values := scalars_of(row):
             self._ask({"step": row["step"], "values": values})
         if row["event"] == "stop":
             self._ask({"exit_code": int(bool(row.get("stopped_by")))})
@@ -83,8 +79,9 @@ class WeightsAndBiases:
         try:
             self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
-            pid = self._process.pid
-            raise TimeoutError(f"its process {pid} still uploads after {_END_S:g} s, and goes on alone") from None
+            raise TimeoutError(
+                f"its process {self._process.pid} still uploads after {_END_S:g} s, and goes on alone"
+            ) from None
 
     def _ask(self, what: Mapping[str, Any]) -> None:
         """A line there, a line back: what has been answered has been taken."""

@@ -1,15 +1,20 @@
 """The file of spans of one process and one start: a header, then a ring of records of a fixed size. Without torch.
 
-Written by the recorder through a memory map, read by whoever draws a timeline, also while the run goes on and after a
-kill. Must not know who takes part in a collective: its axis, and the sizes in the header, say that.
+Written by the recorder through a `SpanFile`, memory that the system keeps on disk, whatever becomes of us; read by
+whoever draws a timeline, also while the run goes on and after a kill. Must not know who takes part in a collective: its
+axis, and the sizes in the header, say that.
 
 A record is written whole before it is counted. The next one to come takes the oldest one's place, so of a ring that
-is full the oldest record is never read: it may be half overwritten.
+is full the oldest record is never read: it may be half overwritten. Room on the disk is taken piece by piece before it
+is written to: a write into memory for which the disk has no room would end the process.
 """
 
 from __future__ import annotations
 
+import mmap
+import os
 import struct
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from pathlib import Path
@@ -19,8 +24,8 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.errors import DataError
-from lmtrain.runtime.files.files import opened, read_errors, read_range
+from lmtrain.errors import DataError, LmtrainError
+from lmtrain.runtime.files.files import open_output, opened, read_errors, read_range, storage_errors
 
 HEADER_BYTES, VERSION = 4096, 1
 NAME_BYTES = 48
@@ -33,6 +38,7 @@ _NUM_NAMES, _NUM_NAMES_AT = struct.Struct("<I"), 520
 _NAMES_AT = 1024
 MOST_NAMES = (HEADER_BYTES - _NAMES_AT) // NAME_BYTES
 MOST_RECORDS = 1 << 20
+_FIRST_ROOM = 4096  # records: a few steps of most layouts
 
 
 class Kind(IntEnum):
@@ -130,6 +136,81 @@ def place_of(number: int, capacity: int) -> tuple[int, int]:
 def write_name(memory: Any, number: int, name: str) -> None:
     struct.pack_into(f"{NAME_BYTES}s", memory, _NAMES_AT + number * NAME_BYTES, name.encode())
     _NUM_NAMES.pack_into(memory, _NUM_NAMES_AT, number + 1)
+
+
+class SpanFile:
+    def __init__(self, path: Path, header: Header) -> None:
+        """The file must not be there yet. StorageError or OutputError where the disk does not take it."""
+        self.path, self.capacity = path, header.capacity
+        self.problem: str | None = None  # in words; from then on nothing is written
+        self.num_written, self._room = 0, 0
+        self._at, self._lap, self._left = HEADER_BYTES, 1, 0  # where the next goes, and so many fit behind each other
+        self.names: dict[str, int] = {"": 0}
+        with storage_errors(path, "Opening"):
+            path.parent.mkdir(exist_ok=True)
+            self._fd = open_output(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        try:
+            with storage_errors(path, "Writing"):
+                os.ftruncate(self._fd, HEADER_BYTES + self.capacity * RECORD.size)
+                self._make_room(min(_FIRST_ROOM, self.capacity))
+                self._memory = mmap.mmap(self._fd, HEADER_BYTES + self.capacity * RECORD.size)
+        except Exception:
+            os.close(self._fd)
+            with suppress(OSError):
+                path.unlink()
+            raise
+        self._memory[:HEADER_BYTES] = header.pack()
+        self._counted = memoryview(self._memory)[WRITTEN_AT : WRITTEN_AT + 8].cast("Q")
+
+    def write(
+        self, begin_ns: int, end_ns: int, num_bytes: int, step: int, number: int, microbatch: int, peer: int,
+        stage: int, name: int, kind: int, axis: int, flags: int,
+    ) -> None:  # fmt: skip
+        """SPAN's fields without the lap. Never fails: a full disk leaves a `problem`, and the file as it is."""
+        if not self._left:
+            self._find_place()
+        if self.problem is None:
+            # because: one by one they cost a fifth of a span less than as a tuple
+            RECORD.pack_into(
+                self._memory, self._at, begin_ns, end_ns, num_bytes, step, number, microbatch, peer, stage, name, kind,
+                axis, flags, self._lap,
+            )  # fmt: skip
+            self.num_written = self._counted[0] = self.num_written + 1  # because: what is counted is whole
+            self._at += RECORD.size
+            self._left -= 1
+
+    def number_of(self, name: str) -> int:
+        """Of names that no header has room for, as of none: 0."""
+        found = self.names.get(name)
+        if found is None:
+            found = self.names[name] = len(self.names) if len(self.names) < MOST_NAMES else 0
+            if found:
+                write_name(self._memory, found, name[:NAME_BYTES])
+        return found
+
+    def close(self) -> None:
+        """What was taken of the disk and not written to is given back."""
+        self._counted.release()
+        self._memory.close()
+        with suppress(OSError):
+            os.ftruncate(self._fd, HEADER_BYTES + min(self.num_written, self.capacity) * RECORD.size)
+        with suppress(OSError):
+            os.close(self._fd)
+
+    def _find_place(self) -> None:
+        """For the next record: on new room, or at the beginning again."""
+        if self.num_written == self._room < self.capacity and self.problem is None:
+            try:
+                with storage_errors(self.path, "Writing"):
+                    self._make_room(min(2 * self._room, self.capacity))
+            except LmtrainError as error:
+                self.problem = str(error)
+        self._at, self._lap = place_of(self.num_written, self.capacity)
+        self._left = self._room - self.num_written % self.capacity
+
+    def _make_room(self, num_records: int) -> None:
+        os.posix_fallocate(self._fd, 0, HEADER_BYTES + num_records * RECORD.size)
+        self._room = num_records
 
 
 def file_name(rank: int, start: int) -> str:

@@ -15,8 +15,7 @@ from typing import Any
 
 from lmtrain.errors import LmtrainError
 from lmtrain.observe.measure import phases
-from lmtrain.observe.spans.format import Axis, Flag, Kind
-from lmtrain.observe.spans.span_file import SpanFile
+from lmtrain.observe.spans.format import Axis, Flag, Kind, SpanFile
 
 _LETTERS = ("activations", "gradients")
 _AT_ONCE_NS = 20_000  # because: most messages have long been taken when they are asked for, which says nothing
@@ -250,9 +249,11 @@ class Tracer:
         self._end_file()
 
     def _wants(self, step: int) -> bool:
-        if self.which == ALL or self._count <= self._until:
-            return True
-        return self.which == SAMPLED and (self._count in _SOON or step % _EVERY in _OFF_BEAT)
+        return (
+            self.which == ALL
+            or self._count <= self._until
+            or (self.which == SAMPLED and (self._count in _SOON or step % _EVERY in _OFF_BEAT))
+        )
 
     def _open_file(self) -> None:
         try:

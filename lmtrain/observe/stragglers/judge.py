@@ -140,10 +140,10 @@ class _Scale:
         excess = []
         self._usual.append(medians_of_others(totals))
         for at, (total, *usuals) in enumerate(zip(totals, *self._usual, strict=True)):
-            over, share = total - usuals[-1], 0.0  # of who tells nothing, nothing is said
-            if math.isfinite(over):
-                # because: a share of what the others take in one window alone is as restless as they are
-                share = over / max(median(filter(math.isfinite, usuals)), 1e-9)
+            over = total - usuals[-1]
+            # because: a share of what the others take in one window alone is as restless as they are; of who tells
+            # nothing, nothing is said
+            share = over / max(median(filter(math.isfinite, usuals)), 1e-9) if math.isfinite(over) else 0.0
             excess.append(share)
             self._in_a_row[at] = self._in_a_row[at] + 1 if share > self.least and over > self.least_s else 0
         self.times.append(window)

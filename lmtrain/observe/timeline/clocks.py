@@ -87,8 +87,9 @@ def _bins(times_ns: Floats, middle: float, reach: float, num: int) -> Ints:
 
 def _about(clocks: Clocks, middle_ns: float) -> Clocks:
     """The same, said from another moment."""
-    offset = clocks.offset_ns + clocks.rate * (middle_ns - clocks.middle_ns)
-    return replace(clocks, middle_ns=middle_ns, offset_ns=offset)
+    return replace(
+        clocks, middle_ns=middle_ns, offset_ns=clocks.offset_ns + clocks.rate * (middle_ns - clocks.middle_ns)
+    )
 
 
 def _islands(num_ranks: int, *evidence: Pairs) -> tuple[Ints, NDArray[np.bool_]]:
@@ -135,17 +136,17 @@ def _from_bounds(pairs: Pairs, num: int, a_ns: Floats, b_ns: Floats, bins: Ints)
 
     both = np.flatnonzero(keys[1:] // 2 == keys[:-1] // 2)  # down (0) lies before up (1)
     down_gap, up_gap = gap[both], gap[both + 1]
-    width = np.abs(down_gap + up_gap)
-    middles = _Rows(
-        low_rank[both], high_rank[both], (at[both] + at[both + 1]) / 2, (down_gap - up_gap) / 2,
-        np.hypot(_FINEST_NS, width / 3),
-    )  # fmt: skip
     off = np.flatnonzero(gap < _MARGIN_NS)
-    sign = np.where(up[off], 1.0, -1.0)
-    broken = _Rows(
-        low_rank[off], high_rank[off], at[off], sign * (_MARGIN_NS - gap[off]), np.full(off.size, _FINEST_NS / 4)
-    )
-    return [middles, broken]
+    return [
+        _Rows(
+            low_rank[both], high_rank[both], (at[both] + at[both + 1]) / 2, (down_gap - up_gap) / 2,
+            np.hypot(_FINEST_NS, np.abs(down_gap + up_gap) / 3),
+        ),
+        _Rows(
+            low_rank[off], high_rank[off], at[off], np.where(up[off], 1.0, -1.0) * (_MARGIN_NS - gap[off]),
+            np.full(off.size, _FINEST_NS / 4),
+        ),
+    ]  # fmt: skip
 
 
 def _moved(clocks: Clocks, rows: _Rows, anchors: Ints, reach: float) -> Clocks:

@@ -177,8 +177,10 @@ def _check(one: RankSpans, path: Path) -> None:
     header = one.header
     try:
         layout = Layout(*header.sizes)
-        possible = layout.world_size == header.world_size <= _MOST_RANKS
-        possible = possible and layout.coordinate(header.rank) == Coordinate(*header.coordinate)
+        possible = (
+            layout.world_size == header.world_size <= _MOST_RANKS
+            and layout.coordinate(header.rank) == Coordinate(*header.coordinate)
+        )
     except LayoutError:
         possible = False
     if not possible:
@@ -219,8 +221,7 @@ def _joined(ranks: Sequence[RankSpans]) -> tuple[Spans, tuple[str, ...]]:
         part = np.zeros(spans.size, MERGED)
         for name in SPAN.names or ():
             part[name] = spans[name]
-        numbers = np.array([names.setdefault(name, len(names)) for name in header.names])
-        part["name"] = numbers[spans["name"]]
+        part["name"] = np.array([names.setdefault(name, len(names)) for name in header.names])[spans["name"]]
         part["rank"] = header.rank
         for name in ("begin_ns", "end_ns"):
             part[name] += header.wall_ns - header.monotonic_ns
@@ -295,8 +296,9 @@ def messages(spans: Spans) -> tuple[Ints, Ints]:
 
 def collectives(spans: Spans, layout: Layout) -> tuple[Ints, Ints]:
     """Places of the members' spans, those of a collective behind one another by rank; and which collective each is."""
-    chosen = (spans["kind"] == Kind.COLLECTIVE) & (spans["axis"] != Axis.NONE) & (spans["flags"] & Flag.ASIDE == 0)
-    places = np.flatnonzero(chosen)
+    places = np.flatnonzero(
+        (spans["kind"] == Kind.COLLECTIVE) & (spans["axis"] != Axis.NONE) & (spans["flags"] & Flag.ASIDE == 0)
+    )
     of = spans[places]
     rank, peer = of["rank"].astype(np.int64), of["peer"].astype(np.int64)
     group = np.where(peer >= 0, np.minimum(rank, peer), first_ranks(layout)[of["axis"], rank])

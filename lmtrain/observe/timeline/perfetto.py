@@ -139,13 +139,11 @@ def _name(segment: Segment, span: dict[str, int]) -> str:
 
 
 def _about(span: dict[str, int]) -> Event:
-    found: Event = {"step": span["step"]}
-    found |= {name: span[name] for name in ("stage", "microbatch", "peer") if span[name] >= 0}
-    if span["num_bytes"]:
-        found["bytes"] = span["num_bytes"]
-    if span["axis"]:
-        found["axis"] = Axis(span["axis"]).name.lower()
-    return found
+    return {
+        **{name: span[name] for name in ("step", "stage", "microbatch", "peer") if span[name] >= 0},
+        **({"bytes": span["num_bytes"]} if span["num_bytes"] else {}),
+        **({"axis": Axis(span["axis"]).name.lower()} if span["axis"] else {}),
+    }
 
 
 def _where(event: Event) -> Event:

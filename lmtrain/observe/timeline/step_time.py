@@ -161,12 +161,11 @@ def classes(segment: Segment, pieces: Pieces) -> tuple[NDArray[np.int64], NDArra
     of, root = spans[pieces.span], spans["kind"][pieces.root]
     whole = np.isin(root, _WHOLE) & (pieces.root >= 0)
     joint = of["kind"] == Kind.COLLECTIVE
-    found = np.where(joint, of_axis[of["axis"]], of_kind[of["kind"]])
     late = (of["kind"] == Kind.SEND) & (of["flags"] & Flag.EARLY > 0)  # until the next stage has taken it
-    found = np.where(whole, of_kind[root], np.where(late, BUBBLE, found))
+    own = np.where(late, BUBBLE, np.where(joint, of_axis[of["axis"]], of_kind[of["kind"]]))
     across = np.isin(of["axis"], (Axis.PP, Axis.WORLD)) & (segment.layout.pp > 1)
     waiting: NDArray[np.bool_] = ~whole & ((of["kind"] == Kind.RECEIVE) | (joint & across))
-    return found, waiting
+    return np.where(whole, of_kind[root], own), waiting
 
 
 def waited_ns(pieces: Pieces, found: Waits) -> NDArray[np.int64]:

@@ -18,10 +18,8 @@ import time
 from contextlib import suppress
 
 from lmtrain.observe.measure.phases import NUM_BYTES, Mark, read_mark, read_odd, read_seen, read_way
-from lmtrain.observe.watch.hub import Hub, write_file
+from lmtrain.observe.watch.hub import Hub, Lines, explained, write_file, write_stop
 from lmtrain.observe.watch.judge import FAILED_KIND, HANG_KIND, LOST_KIND, RUNNING, SILENT_S, STOPPED
-from lmtrain.observe.watch.lines import Lines
-from lmtrain.observe.watch.told import explained, write_stop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -90,12 +88,8 @@ class Companion:
                     self.obey(message)
 
     def is_over(self) -> bool:
-        if self.over:
-            return True
-        if not self.rank_gone:
-            return False
-        if self.hub is None:
-            return True
+        if self.over or not self.rank_gone or self.hub is None:
+            return self.over or self.rank_gone
         late = self.deadline is not None and time.monotonic() > self.deadline
         return late or (self.hub.verdict is not None and all(peer.idle for peer in self.hub.peers))
 
@@ -125,8 +119,10 @@ class Companion:
         if since > _SLEPT_S:  # because: who has slept itself cannot say that others were silent
             self.heard_at += since
         if not self.over and now - self.heard_at > self.silent_s:
-            where = f"rank 0, met at {self.hub_host},"
-            silent = f"{where} is not heard of any more, nor what watches it, as when its node fails."
+            silent = (
+                f"rank 0, met at {self.hub_host}, is not heard of any more, nor what watches it, as when its node "
+                "fails."
+            )
             self.obey({"verdict": silent, "kind": LOST_KIND, "ranks": [0]})
             write_stop(self.folder, {"verdict": silent, "ranks": [0]})  # because: rank 0 may be there no more
 
@@ -217,8 +213,10 @@ class Companion:
         if stopped:
             self.kill(signal.SIGKILL)  # because: it would go on, and the others are ending
         stacks = os.pread(self.stacks, size - before, before) or b"(it did not answer: the system itself holds it)\n"
-        place = f"rank {self.rank} on {self.host}, process {self.pid}, {self.state}, for {self.stood_s:.1f} s in "
-        place += f"{self.mark.phase} {self.mark.what}".strip() + f" of step {self.mark.step}\n\n"
+        place = (
+            f"rank {self.rank} on {self.host}, process {self.pid}, {self.state}, for {self.stood_s:.1f} s in "
+            + f"{self.mark.phase} {self.mark.what}".strip() + f" of step {self.mark.step}\n\n"
+        )  # fmt: skip
         write_file(folder, f"rank_{self.rank:05d}.txt", place.encode() + stacks)
 
     def speak_for_rank(self) -> None:
@@ -226,8 +224,7 @@ class Companion:
         if self.hub is None or self.said or self.verdict is None:
             return
         self.said = True
-        text = explained(self.verdict)
-        sys.stderr.write(f"error: {text.encode('ascii', 'backslashreplace').decode()}\n")
+        sys.stderr.write(f"error: {explained(self.verdict).encode('ascii', 'backslashreplace').decode()}\n")
         sys.stderr.flush()
         write_stop(self.folder, self.verdict)
 

@@ -27,8 +27,8 @@ from lmtrain.errors import LmtrainError, PeerLostError, StoppedEarly
 from lmtrain.observe.measure import phases
 from lmtrain.observe.safe_text import warn
 from lmtrain.observe.watch.companion import DEVICE_POLITE_S, POLITE_S, STACKS_SIGNAL
+from lmtrain.observe.watch.hub import explained
 from lmtrain.observe.watch.judge import HANG_KIND
-from lmtrain.observe.watch.told import explained
 from lmtrain.runtime.processes.process import ProcessEnv, Rendezvous, waiting_companion
 from lmtrain.runtime.processes.process_group import Met, is_peer_error
 from lmtrain.runtime.processes.signals import Stopped, ignore_stops

@@ -1,7 +1,8 @@
-"""Rank 0's companion hears all others here, and decides: what each does, who is late, what all are told.
+"""What watches a run's ranks hears and says here: their lines, and on rank 0 who is late and what all are told.
 
-Called by companion. What comes from a connection counts only after the run's token has come, and is numbers and short
-texts; it names ranks and nothing else is done with it.
+Called by companion; guard takes its words. Messages between a rank, its companion and the hub are a JSON object a line,
+over sockets that never block; a line that is too long or no object ends the connection. What comes from one counts only
+after the run's token has come, and is numbers and short texts; it names ranks and nothing else is done with it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 from _thread import start_new_thread
 from contextlib import suppress
 
+from lmtrain.errors import PeerLostError
 from lmtrain.observe.watch.judge import (
     DONE,
     FAILED,
@@ -27,17 +29,95 @@ from lmtrain.observe.watch.judge import (
     Verdict,
     judge,
 )
-from lmtrain.observe.watch.lines import Lines
-from lmtrain.observe.watch.told import write_stop
+from lmtrain.runfolder import stop
 from lmtrain.runfolder.names import HANGS, TIMES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+MAX_BYTES = 1 << 16  # of a line
 _ASKED_S = 1.0  # because: the news of a lost peer may come a moment after the error that it causes
 _UNKNOWN_S = 10.0  # for a connection to say who it is
 _HERE_S = 1.0  # between two words that this is there
+
+
+class Lines:
+    """One connection. `ended` once the other side is gone."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        connection.setblocking(False)
+        self.ended = False
+        self.rank: int | None = None  # who is at the other end, once it has said so with the run's token
+        self._in, self._out = b"", b""
+
+    def fileno(self) -> int:
+        return self.connection.fileno()
+
+    def read(self) -> list[dict[str, Any]]:
+        """What has come, without waiting."""
+        while not self.ended:
+            try:
+                data = self.connection.recv(MAX_BYTES)
+            except BlockingIOError:
+                break
+            except OSError:
+                data = b""
+            self._in += data
+            if not data or len(self._in) > 8 * MAX_BYTES:
+                self.ended = True
+        *whole, self._in = self._in.split(b"\n")
+        if len(self._in) > MAX_BYTES:
+            self.ended = True
+        return [found for line in whole if isinstance(found := _parsed(line), dict)]
+
+    def send(self, message: dict[str, Any]) -> None:
+        """What cannot be sent now goes with the next; who does not read for long is given up."""
+        self._out += json.dumps(message).encode() + b"\n"
+        self.flush()
+
+    def flush(self) -> None:
+        while self._out and not self.ended:
+            try:
+                self._out = self._out[self.connection.send(self._out) :]
+            except BlockingIOError:
+                break
+            except OSError:
+                self.ended = True
+        if len(self._out) > 8 * MAX_BYTES:
+            self.ended = True
+
+    @property
+    def idle(self) -> bool:
+        """Whether all has been sent that can be."""
+        return self.ended or not self._out
+
+    def close(self) -> None:
+        self.ended = True
+        self.connection.close()
+
+
+def _parsed(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+def explained(verdict: dict[str, Any]) -> str:
+    """Return a verdict with where to look and what to do."""
+    folder = verdict.get("folder")
+    look = f"The stacks of all processes are in {folder}; start" if folder else "Start"
+    return f"{verdict['verdict']} {look} the same command again to go on."
+
+
+def write_stop(folder: str, verdict: dict[str, Any]) -> None:
+    """Write the verdict into stop.json, unless somebody has told more by now."""
+    rank, stacks = (verdict.get("ranks") or [0])[0], verdict.get("folder")
+    where = {"rank": rank, "hang": stacks} if stacks else {"rank": rank, "lost": rank}
+    with suppress(OSError):  # because: a disk that fails must not keep the processes from being ended
+        stop.write(folder, explained(verdict), PeerLostError.exit_code, replace=False, waits=False, **where)
 
 
 class Hub:
@@ -52,8 +132,7 @@ class Hub:
         self.stop: dict[str, Any] | None = None  # that one of the ranks was asked to
         self.verdict: Verdict | None = None
         self.told: list[dict[str, Any]] = []  # to the rank of this very companion
-        self.saved_at = time.monotonic()
-        self.ticked_at = time.monotonic()
+        self.saved_at = self.ticked_at = time.monotonic()
         self.here_at = 0.0
         family = socket.AF_INET if on_node or not socket.has_dualstack_ipv6() else socket.AF_INET6
         self.listener = socket.create_server(
@@ -77,8 +156,7 @@ class Hub:
         self.selector.register(connection, selectors.EVENT_READ, lambda: self.hear_from(peer))
 
     def hear_from(self, peer: Lines) -> None:
-        messages = peer.read()
-        for message in messages:
+        for message in peer.read():
             if peer.rank is None:
                 rank = message.get("rank")
                 if message.get("token") != self.token or not isinstance(rank, int) or not 0 <= rank < self.world_size:
@@ -179,15 +257,17 @@ class Hub:
 
     def write_summary(self, verdict: Verdict, folder: str) -> None:
         """The table that the verdict is made from, for people, beside everybody's stacks."""
-        lines = [verdict.what, "", "What each process was doing when this was decided:", ""]
-        lines += [
-            f"{row.who:24} {row.state:8} {row.stood_s:8.1f} s in {row.where}; {row.count} collectives so far, "
-            f"{row.cpu_s:.1f} s of CPU time, last heard {row.silent_s:.1f} s ago"
-            for row in sorted(self.rows.values(), key=lambda row: row.rank)
-        ]
-        lines += ["", "Limits in force, in seconds (what is not here has parallel.timeout_s):", ""]
-        lines += [f"{key:48} {self.limits.of(key):8.1f}" for key in sorted(self.limits.longest)]
-        write_file(folder, "summary.txt", "\n".join([*lines, ""]).encode())
+        lines = [
+            verdict.what, "", "What each process was doing when this was decided:", "",
+            *(
+                f"{row.who:24} {row.state:8} {row.stood_s:8.1f} s in {row.where}; {row.count} collectives so far, "
+                f"{row.cpu_s:.1f} s of CPU time, last heard {row.silent_s:.1f} s ago"
+                for row in sorted(self.rows.values(), key=lambda row: row.rank)
+            ),
+            "", "Limits in force, in seconds (what is not here has parallel.timeout_s):", "",
+            *(f"{key:48} {self.limits.of(key):8.1f}" for key in sorted(self.limits.longest)), "",
+        ]  # fmt: skip
+        write_file(folder, "summary.txt", "\n".join(lines).encode())
 
     def save_times(self) -> None:
         path = os.path.join(self.folder, TIMES)

@@ -48,10 +48,9 @@ class Row:
     def where(self) -> str:
         """ "backward of step 7, microbatch 1, stage 0"."""
         place = f"collective ({self.what})" if self.phase == _COLLECTIVE else self.phase
-        parts = [f"{place} of step {self.step}" if self.step >= 0 else place]
-        parts += [f"microbatch {self.microbatch}"] if self.microbatch >= 0 else []
-        parts += [f"stage {self.stage}"] if self.stage >= 0 else []
-        return ", ".join(parts)
+        step = f"{place} of step {self.step}" if self.step >= 0 else place
+        microbatch = f", microbatch {self.microbatch}" if self.microbatch >= 0 else ""
+        return step + microbatch + (f", stage {self.stage}" if self.stage >= 0 else "")
 
 
 class Verdict:
@@ -141,8 +140,7 @@ def _is_due(live: list[Row], limits: Limits) -> bool:
     over = [row for row in live if row.stood_s > limits.of(row.key)]
     if any(row.state == STOPPED for row in over) or any(row.silent_s > _silence(limits) for row in live):
         return True
-    moving = [row for row in live if not row.waits and row not in over]
-    if moving:
+    if any(not row.waits and row not in over for row in live):
         return False  # because: others may wait for that one, and it has time left
     return any(not row.waits for row in over) or len(over) == len(live)
 

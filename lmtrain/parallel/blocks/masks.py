@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from lmtrain.models.stack import Stack
-from lmtrain.placement.kept import of_blocks
+from lmtrain.placement.memory import of_blocks
 from lmtrain.spec import LanguageModel
 
 

@@ -1,16 +1,150 @@
-"""What is known of a machine: one device, what joins the devices of a node, and what joins nodes. Torch-free.
+"""What is known of machines: what the data sheets say of one, and the few fitted numbers that they do not. Torch-free.
 
-Read from `conf/hardware/*.yaml`, where each figure names its source. Called by whoever prices a run.
+A `Hardware` is one device, what joins the devices of a node, and what joins nodes; read from `conf/hardware/*.yaml`,
+where each figure names its source. Factors have a name, a range and a reason each. They belong to all machines and
+programs alike, or to a generation of devices or a property of a program; none belongs to a single run. `FACTORS` has
+what was thought beforehand; fitted.yaml, beside this file, what published runs made of it. Called by whoever prices a
+run, and by whoever fits them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
 
 from lmtrain.config.base import Problem, Settings
 from lmtrain.errors import a_few
-from lmtrain.plan.price.factors import FACTORS
+
+FITTED = Path(__file__).with_name("fitted.yaml")
+
+
+@dataclass(frozen=True)
+class Factor:
+    value: float
+    low: float
+    high: float
+    meaning: str
+
+
+FACTORS: dict[str, Factor] = {
+    # products
+    "sustain_volta": Factor(0.74, 0.55, 0.95, "share of the peak that a large product reaches, V100"),
+    "sustain_ampere": Factor(0.84, 0.70, 0.95, "the same, A100: 263 of 312 measured by Fire-Flyer"),
+    "sustain_hopper": Factor(0.72, 0.55, 0.85, "the same, H100: clocks fall under load"),
+    "sustain_blackwell": Factor(0.70, 0.50, 0.90, "the same, GB200"),
+    "sustain_low": Factor(0.85, 0.55, 1.0, "of that again, where factors have 8 bits"),
+    "sustain_4bit": Factor(0.70, 0.35, 1.0, "of that again, where factors have 4 bits"),
+    "cast_passes": Factor(3.0, 0.5, 8.0, "passes over a product's inputs to scale and cast them to 8 bits or less"),
+    "side_ramp": Factor(130.0, 20.0, 400.0, "length that a product loses on each side: to fill, drain and read tiles"),
+    "small_tile": Factor(0.85, 0.6, 1.0, "speed of a 128 x 128 tile beside one of 256 x 128"),
+    "fill_power": Factor(0.7, 0.2, 1.0, "how much of a last wave's emptiness is felt: libraries split such products"),
+    "unaligned": Factor(0.75, 0.5, 1.0, "speed of a product with a side that is no multiple of 64"),
+    "odd_heads": Factor(0.1, 0.02, 0.4, "speed of products of scores where a head's width is no multiple of 8"),
+    "sustain_row": Factor(0.70, 0.4, 1.0, "of float8's speed again, where each row has a scale of its own"),
+    "gap_s": Factor(1.5e-6, 0.3e-6, 5e-6, "between two kernels"),
+    # attention
+    "scores_share": Factor(0.45, 0.2, 0.9, "share of the peak of batched products of scores and values"),
+    "flash1_share": Factor(0.30, 0.15, 0.5, "share of the peak of the first flash kernels"),
+    "flash2_share": Factor(0.50, 0.3, 0.7, "the same, the second, where it was made for the device"),
+    "flash2_newer": Factor(0.65, 0.4, 1.0, "of that, on devices that came after it"),
+    "cudnn_share": Factor(0.55, 0.35, 0.75, "share of the peak of the vendor's kernel"),
+    "seq_ramp": Factor(600.0, 50.0, 2500.0, "sequence that a flash kernel needs to fill the device"),
+    "head_ramp": Factor(16.0, 0.0, 40.0, "width that it loses of each head; the first kernels lose none"),
+    "fused_bytes": Factor(22.0, 10.0, 45.0, "bytes of memory traffic a score, forward and backward, softmax fused"),
+    "scores_bytes": Factor(60.0, 25.0, 120.0, "the same, a kernel for each operation"),
+    # memory-bound work
+    "stream_share": Factor(0.85, 0.6, 0.95, "share of the memory's bandwidth that streaming reaches"),
+    "passes_eager": Factor(1.9, 1.0, 3.5, "memory traffic of what is neither product nor attention, beside the least"),
+    "passes_fused": Factor(1.2, 0.8, 2.2, "the same, kernels fused by hand"),
+    "passes_compiled": Factor(1.0, 0.6, 1.8, "the same, compiled"),
+    "cached": Factor(0.3, 0.0, 0.8, "share of that traffic that a cache saves that holds what a pass moves"),
+    "norm_bytes": Factor(60.0, 15.0, 160.0, "bytes that a norm of single operations moves a number, both ways"),
+    "loss_bytes": Factor(30.0, 8.0, 70.0, "bytes that the loss moves a logit, a kernel for each operation"),
+    "loss_fused": Factor(0.3, 0.15, 1.0, "share of these where one kernel makes it: a logit read twice, written once"),
+    # collectives
+    "link_share": Factor(0.75, 0.4, 0.95, "share of the links' bandwidth inside a node"),
+    "nic_share": Factor(0.70, 0.3, 0.95, "share of the adapters' bandwidth, InfiniBand"),
+    "nic_share_other": Factor(0.55, 0.2, 0.95, "the same, Ethernet and what clouds have"),
+    "nic_share_omnipath": Factor(0.3, 0.08, 0.7, "the same, Omni-Path: 0.1 measured by BigScience on four A100 nodes"),
+    "link_latency_s": Factor(12e-6, 3e-6, 60e-6, "start of a collective inside a node"),
+    "hop_latency_s": Factor(12e-6, 2e-6, 60e-6, "a step of a ring between nodes"),
+    "step_latency_s": Factor(3.0e-6, 0.5e-6, 6e-6, "the same inside a node: the ring of a gather passes every rank"),
+    "tp_exposed_none": Factor(0.95, 0.6, 1.0, "share of tp's backward collectives left bare, nothing hiding them"),
+    "tp_exposed_weights": Factor(0.6, 0.2, 1.0, "the same, behind the making of weights' gradients"),
+    "tp_exposed_chunked": Factor(0.3, 0.05, 0.8, "share of tp's collectives that chunked products leave bare"),
+    "dp_exposed": Factor(0.25, 0.0, 1.0, "share of dp's collectives that overlap leaves bare even with time enough"),
+    "contention": Factor(0.15, 0.0, 0.6, "how much of a hidden collective's time computation loses"),
+    "fsdp_exposed": Factor(0.10, 0.0, 0.5, "share of sharded weights' collectives left bare even with time enough"),
+    "send_exposed": Factor(0.8, 0.2, 2.5, "messages of a pipeline that wait, of two a microbatch and boundary"),
+    "send_overlapped": Factor(0.3, 0.0, 1.0, "of these, where they travel behind computation"),
+    # the step
+    "update_bytes": Factor(32.0, 18.0, 60.0, "bytes that the optimizer, norm and clipping move a weight"),
+    "update_eager": Factor(1.8, 1.0, 4.0, "times that, where each operation is a kernel: a guess, no run tells"),
+    "add_share": Factor(0.9, 0.4, 1.5, "of the memory traffic that adding up gradients must cost, a pass of its own"),
+    "add_fused": Factor(0.35, 0.0, 1.0, "the same, where products do it by themselves, partly behind their own work"),
+    "step_s": Factor(0.03, 0.0, 0.3, "of each step: loader, records, the host's wait"),
+    "straggler": Factor(0.006, 0.0, 0.03, "spread of devices' speed: the slowest of n sets the pace"),
+}  # fmt: skip
+
+MEMORY_FACTORS: dict[str, Factor] = {
+    "base_GiB": Factor(2.0, 0.5, 6.0, "libraries, their work space and communicators of a rank"),
+    "slack": Factor(0.08, 0.0, 0.4, "of the allocator: share of what comes and goes"),
+    "unreused": Factor(0.4, 0.0, 1.0, "of the smaller of two peaks: blocks that the other cannot use again"),
+    "kept_eager": Factor(1.1, 0.9, 1.7, "activations beside the least, a kernel for each operation"),
+    "kept_fused": Factor(1.0, 0.8, 1.3, "the same, kernels fused by hand"),
+    "kept_compiled": Factor(0.9, 0.5, 1.2, "the same, compiled"),
+    "kept_residual": Factor(1.1, 0.8, 1.8, "activations along the residual stream beside the least"),
+    "norm_kept": Factor(8.0, 2.0, 20.0, "bytes that a norm of single operations keeps of a number"),
+    "scores_kept": Factor(9.0, 4.0, 18.0, "bytes kept of a score, a kernel for each operation"),
+    "fused_kept": Factor(5.0, 2.0, 8.0, "the same, softmax fused"),
+    "logit_eager": Factor(16.0, 8.0, 22.0, "bytes of a logit while the loss is made, a kernel for each operation"),
+    "logit_fused": Factor(10.0, 4.0, 16.0, "the same, kernels fused by hand"),
+    "logit_compiled": Factor(9.0, 4.0, 16.0, "the same, compiled"),
+    "copied_bytes": Factor(2.0, 0.0, 6.0, "bytes a weight of flat copies on the way to the optimizer"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Values by name: `factors["gap_s"]`."""
+
+    values: Mapping[str, float]
+
+    def __getitem__(self, name: str) -> float:
+        return self.values[name]
+
+    def by_kind(self, names: Sequence[str], kind: NDArray[np.float64]) -> NDArray[np.float64]:
+        """One value a case, chosen by a number of its columns."""
+        found: NDArray[np.float64] = np.array([self.values[name] for name in names])[kind.astype(np.intp)]
+        return found
+
+
+def fitted() -> Factors:
+    """Of times, by all published runs."""
+    return Factors(_stored()["time"])
+
+
+def fitted_memory() -> Factors:
+    return Factors(_stored()["memory"])
+
+
+def interval() -> float:
+    """Four of five steps take 1 / (1 + this) to 1 + this of what is predicted, by sources that were not fitted to."""
+    return float(_stored()["interval"])
+
+
+@cache
+def _stored() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(FITTED.read_text(encoding="utf-8"))
+    return found
+
 
 GENERATIONS = ("volta", "ampere", "hopper", "blackwell", "cpu")
 PRECISIONS = ("fp32", "fp16", "bf16", "float8", "mxfp8", "nvfp4")
@@ -39,25 +173,24 @@ class Hardware(Settings):
     def problems(self) -> Iterator[Problem]:
         sizes = ("memory_GiB", "memory_GBps", "num_cores", "cache_MB", "gpus_per_node", "link_GBps", "nic_GBps")
         unknown = sorted(set(self.peak_tflops) - set(PRECISIONS))
-        slow = not self.peak_tflops or min(self.peak_tflops.values()) <= 0
         no_factors = [name for name, value in self.factors.items() if name not in FACTORS or value < 0]
-        wide = self.interval is not None and self.interval <= 0
-        rules = [
+        yield from self.checked(
             (self.generation not in GENERATIONS, "generation", "is not known", f"Use one of {', '.join(GENERATIONS)}."),
             (self.network not in NETWORKS, "network", "is not known", f"Use one of {', '.join(NETWORKS)}."),
             *((getattr(self, key) <= 0, key, "must be above 0", "Use the data sheet's figure.") for key in sizes),
             (bool(unknown), "peak_tflops", f"has {', '.join(unknown)}, no precision", f"Use {', '.join(PRECISIONS)}."),
-            (slow, "peak_tflops", "must be above 0", "Use the data sheet's figures."),
+            (
+                min(self.peak_tflops.values(), default=0.0) <= 0, "peak_tflops", "must be above 0",
+                "Use the data sheet's figures.",
+            ),
             (self.power_W < 0, "power_W", "must be 0 or above", "Use 0 where it is not known."),
             (self.sustained <= 0, "sustained", "must be above 0", "Use 1.0."),
             (
                 bool(no_factors), "factors", f"has {a_few(no_factors)}, no factor of the planner or below 0",
                 "Use what `lmtrain plan --calibrate` wrote.",
             ),
-            (wide, "interval", "must be above 0", "Use null for that of all machines."),
-        ]  # fmt: skip
-        for wrong, key, what, way_out in rules:
-            yield from self.problem_if(wrong, key, what, way_out)
+            self.above_0("interval", "Use null for that of all machines."),
+        )  # fmt: skip
 
     @property
     def device(self) -> str:

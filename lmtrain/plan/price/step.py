@@ -1,8 +1,9 @@
-"""Seconds and joules of a step: what collectives take, how long a pipeline takes, and what hides behind what.
+"""Seconds and joules of a step: what one device computes, and what collectives, a pipeline and overlap make of it.
 
-Takes a block's computation from work, and adds what is left bare of collectives (all-reduce, all-gather,
-reduce-scatter), messages and the pipeline's bubble. Called by whoever prices layouts. Arrays have one entry a case; it
-knows no settings and no schedule's table.
+Computation is of one microbatch and one block, or the head: products by their shape, attention by its kernel, the rest
+by its bytes. To it is added what is left bare of collectives (all-reduce, all-gather, reduce-scatter), messages and the
+pipeline's bubble. Called by whoever prices layouts. Arrays have one entry a case; it knows no settings and no
+schedule's table.
 """
 
 from __future__ import annotations
@@ -11,13 +12,122 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lmtrain.plan.price.factors import Factors
-from lmtrain.plan.price.hardware import Hardware
-from lmtrain.plan.price.work import price_work
-from lmtrain.plan.price.workload import Column, Columns, Overlap, Schedule
+from lmtrain.plan.price.hardware import Factors, Hardware
+from lmtrain.plan.price.workload import Attention, Column, Columns, Overlap, Pointwise, Schedule
 
+SUSTAIN = ("sustain_volta", "sustain_ampere", "sustain_hopper", "sustain_blackwell", "sustain_ampere")
+TILES = ((256, 128), (128, 128))
+NORMS_PASSES, FLASH_BACKWARD = 11.0, 2.5
+EAGER_ROTARY = 10.0  # two products, a turned copy of two halves, a sum: reads and writes of each number
 RESTING = 0.80  # of the device's power, whatever it does within a step
 COMPUTING = 0.18  # and so much more for the share of a step in which it computes
+
+
+@dataclass(frozen=True)
+class Work:
+    """Seconds of a block's forward and backward by what they are spent on, and of the head's both ways."""
+
+    products: Column
+    attention: Column
+    pointwise: Column
+    products_back: Column
+    attention_back: Column
+    pointwise_back: Column
+    head: Column
+
+    @property
+    def forward(self) -> Column:
+        return self.products + self.attention + self.pointwise
+
+    @property
+    def backward(self) -> Column:
+        """Without what recompute does again."""
+        return self.products_back + self.attention_back + self.pointwise_back
+
+
+def price_work(c: Columns, f: Factors) -> Work:
+    tokens = c.microbatch * c.seq_len
+    heads, keys = c.num_heads * c.head_width / c.tp, c.num_kv_heads * c.head_width / c.tp
+    up = c.ffn_width * (1 + c.gated) / c.tp
+    shapes = ((heads + 2 * keys, c.width), (c.width, heads), (up, c.width), (c.width, c.ffn_width / c.tp))
+    forward = sum((product(c, f, tokens, out, inner) for out, inner in shapes), np.zeros(len(c)))
+    backward = sum((_backward(c, f, tokens, out, inner) for out, inner in shapes), np.zeros(len(c)))
+    attention, attention_back = _attention(c, f, tokens)
+    pointwise, pointwise_back = _pointwise(c, f, tokens, heads, keys)
+    columns, scored = c.vocab / c.tp, tokens * c.scored_share
+    head = product(c, f, scored, columns, c.width, whole=True) + _backward(c, f, scored, columns, c.width, whole=True)
+    loss_bytes = f["loss_bytes"] * np.where(c.fused_loss > 0, f["loss_fused"], 1.0)
+    loss = scored * np.where(c.whole_logits > 0, c.vocab, columns) * loss_bytes / _stream(c, f)
+    return Work(forward, attention, pointwise, backward, attention_back, pointwise_back, head + loss)
+
+
+def product(c: Columns, f: Factors, rows: Column, columns: Column, inner: Column, *, whole: bool = False) -> Column:
+    """[rows, inner] x [inner, columns]. `whole`: in 16 bits, whatever the rest has."""
+    low = np.where(whole, 0, c.low_precision)
+    lower = f.by_kind(("sustain_low", "sustain_low", "sustain_low", "sustain_4bit", "sustain_low"), low)
+    peak = np.where(low > 0, c.peak * lower * np.where(low == 4, f["sustain_row"], 1.0), c.half_peak)
+    odd = (rows % 64 > 0) | (columns % 64 > 0) | (inner % 64 > 0)
+    share = f.by_kind(SUSTAIN, c.generation) * c.sustained * np.where(odd, f["unaligned"], 1.0)
+    short = 1 + f["side_ramp"] * (1 / rows + 1 / columns + 1 / inner)
+    seconds = 2 * rows * columns * inner / (peak * share * _fill(c, f, rows, columns)) * short
+    bytes_moved = c.precision * (rows * columns + rows * inner + columns * inner)
+    cast = np.where(low > 0, f["cast_passes"] * (rows + columns) * inner, 0)
+    return np.maximum(seconds, bytes_moved / _stream(c, f)) + cast / _stream(c, f) + f["gap_s"]
+
+
+def _backward(c: Columns, f: Factors, rows: Column, columns: Column, inner: Column, *, whole: bool = False) -> Column:
+    """Of the input, and of the weight."""
+    return product(c, f, rows, inner, columns, whole=whole) + product(c, f, columns, inner, rows, whole=whole)
+
+
+def _fill(c: Columns, f: Factors, rows: Column, columns: Column) -> Column:
+    """How full the device is: tiles are dealt out in waves, and the last wave may be nearly empty."""
+    best = np.zeros(len(c))
+    for height, breadth in TILES:
+        num_tiles = np.ceil(rows / height) * np.ceil(columns / breadth)
+        fill = (rows / height) * (columns / breadth) / (np.ceil(num_tiles / c.num_cores) * c.num_cores)
+        best = np.maximum(best, fill ** f["fill_power"] * (1.0 if height == 256 else f["small_tile"]))
+    return best
+
+
+def _attention(c: Columns, f: Factors, tokens: Column) -> tuple[Column, Column]:
+    seen = np.where(c.window > 0, np.minimum(c.window, c.seq_len), c.seq_len)
+    flops = 4 * tokens * seen * c.num_heads * c.head_width / c.tp
+    flash = c.attention >= Attention.FLASH1
+    newer = np.where((c.attention == Attention.FLASH2) & (c.generation >= 2), f["flash2_newer"], 1.0)
+    shares = f.by_kind(("scores_share", "scores_share", "flash1_share", "flash2_share", "cudnn_share"), c.attention)
+    rate = c.half_peak * c.sustained * shares * newer * np.where(c.head_width % 8 > 0, f["odd_heads"], 1.0)
+    causal = np.where(c.causal * flash > 0, 0.5 * (1 + 128 / c.seq_len), 1.0)
+    narrow = np.where(c.attention == Attention.FLASH1, 0.0, f["head_ramp"] / c.head_width)
+    ramp = np.where(flash, (1 + f["seq_ramp"] / c.seq_len) * (1 + narrow), 1.0)
+    seconds = flops * causal * ramp / rate
+    moved = np.where(c.attention == Attention.SCORES, f["scores_bytes"], f["fused_bytes"]) * c.precision / 2
+    traffic = moved * (tokens * c.seq_len * c.num_heads / c.tp) / _stream(c, f)
+    return (
+        np.where(flash, seconds, seconds + 0.4 * traffic),
+        np.where(flash, seconds * FLASH_BACKWARD, 2 * seconds + 0.6 * traffic),
+    )
+
+
+def _pointwise(c: Columns, f: Factors, tokens: Column, heads: Column, keys: Column) -> tuple[Column, Column]:
+    """The least traffic, in numbers a token, times what the kind of kernels makes of it."""
+    along = np.where(c.sequence_parallel > 0, c.tp, 1.0)
+    residual = NORMS_PASSES * c.width / along * np.where(c.parallel_block > 0, 0.6, 1.0)
+    mlp = np.where(c.gated > 0, 3.0, 2.0) * c.ffn_width / c.tp
+    turned = c.rotary * np.where((c.pointwise == Pointwise.EAGER) & (c.fused_rotary == 0), EAGER_ROTARY, 2.0)
+    numbers = residual + mlp + (2 + turned) * (heads + keys)
+    passes = f.by_kind(("passes_eager", "passes_fused", "passes_compiled"), c.pointwise)
+    norms = c.eager_norm * 2 * f["norm_bytes"] * c.width / along
+    at_once = 2 * tokens * c.precision * c.width / along  # is read and written
+    missed = 1 - f["cached"] * np.minimum(c.cache / at_once, 1.0) ** 2
+    seconds = tokens * c.precision * numbers * passes * missed / _stream(c, f)
+    norm_s = tokens * norms * missed / _stream(c, f)
+    kernels = np.where(c.pointwise == Pointwise.EAGER, 24, np.where(c.pointwise == Pointwise.FUSED, 10, 5)) * f["gap_s"]
+    return seconds + 0.4 * norm_s + kernels, 1.6 * seconds + 0.6 * norm_s + 1.6 * kernels
+
+
+def _stream(c: Columns, f: Factors) -> Column:
+    return c.memory_Bps * f["stream_share"]
 
 
 @dataclass(frozen=True)
@@ -64,8 +174,10 @@ def _group(c: Columns, f: Factors, size: Column, stride: Column) -> Group:
     # because: large groups change from rings to trees, whose depth is a logarithm
     ring = f["hop_latency_s"] * (nodes - 1) + f["step_latency_s"] * (size - nodes)
     tree = np.minimum(ring, 12 * f["hop_latency_s"] * np.log2(np.maximum(nodes, 2)))
-    speed = np.where(between, np.minimum(link, nic), link)
-    return Group(size, local, speed, inside + np.where(between, ring, 0.0), inside + np.where(between, tree, 0.0))
+    return Group(
+        size, local, np.where(between, np.minimum(link, nic), link), inside + np.where(between, ring, 0.0),
+        inside + np.where(between, tree, 0.0),
+    )  # fmt: skip
 
 
 def _in_a_node(c: Columns, size: Column, stride: Column) -> Column:
@@ -93,9 +205,9 @@ def send(c: Columns, f: Factors, num_bytes: Column) -> Column:
     """
     stage = c.tp * c.dp
     outside = np.where(stage * c.pp <= c.node, 0.0, np.where(stage * 2 <= c.node, 0.5, 1.0))
-    nic = c.nic_Bps / c.node * nic_share(c, f)
     inside_s = num_bytes / (c.link_Bps * f["link_share"]) + f["link_latency_s"]
-    return inside_s + outside * (num_bytes / nic + 2 * f["hop_latency_s"] - inside_s)
+    between_s = num_bytes / (c.nic_Bps / c.node * nic_share(c, f)) + 2 * f["hop_latency_s"]
+    return inside_s + outside * (between_s - inside_s)
 
 
 def makespan(
@@ -124,9 +236,8 @@ def makespan(
         num * pace + others * np.maximum.reduce([forward, backward - weight, weight]) / 2,
         sooner + (num - 1) * (pace - forward),
     )
-    split = np.where(c.schedule == Schedule.ZB_1, h1, v)
     halves = (c.schedule != Schedule.ONE_F_ONE_B) & (c.schedule != Schedule.GPIPE)
-    return np.where(pp == 1, num * last, np.where(halves, split, one))
+    return np.where(pp == 1, num * last, np.where(halves, np.where(c.schedule == Schedule.ZB_1, h1, v), one))
 
 
 @dataclass(frozen=True)
@@ -145,8 +256,9 @@ class StepTime:
 
     @property
     def total(self) -> Column:
-        parts = self.compute + self.bubble + self.sharded + self.reduce + self.update + self.fixed
-        return parts + self.stragglers
+        return (
+            self.compute + self.bubble + self.sharded + self.reduce + self.update + self.fixed + self.stragglers
+        )
 
 
 def stage_weights(c: Columns) -> tuple[Column, Column]:
@@ -177,18 +289,16 @@ def price_microbatch(c: Columns, f: Factors) -> Microbatch:
     # tensor parallelism: two collectives of a block forward, two backward, those of what is done again
     one = tp_group(c, f).reduced(tokens * c.width * c.precision)
     bare = f.by_kind(("tp_exposed_none", "tp_exposed_weights", "tp_exposed_chunked"), c.tp_overlap)
-    bare_forward = np.where(c.tp_overlap == Overlap.CHUNKED, f["tp_exposed_chunked"], 1.0)
-    tp_forward = 2 * one * bare_forward
+    tp_forward = 2 * one * np.where(c.tp_overlap == Overlap.CHUNKED, f["tp_exposed_chunked"], 1.0)
     tp_back = 2 * one * bare + c.again_collectives * tp_forward
     again = c.again_products * work.products + c.again_attention * work.attention + c.again_pointwise * work.pointwise
-    add = _add_seconds(c, f, block)
     # sharded weights: gathered for forward and backward, gradients reduced, each microbatch
     group = dp_group(c, f, np.where(c.zero == 3, c.shard, 1.0))
     logits = np.where(c.whole_logits > 0, tp_group(c, f).shared(tokens * c.scored_share * c.vocab * c.precision), 0.0)
     boundary = tokens * c.width * c.precision / np.where(c.whole_messages > 0, 1.0, c.tp)
     waits = np.where(c.send_overlap > 0, f["send_overlapped"], f["send_exposed"])
     return Microbatch(
-        forward=work.forward + tp_forward, backward=work.backward + again + tp_back + add,
+        forward=work.forward + tp_forward, backward=work.backward + again + tp_back + _add_seconds(c, f, block),
         weight=work.products_back / 2, tp=tp_forward + tp_back,
         gather=group.shared(c.precision * block), reduce=group.shared(c.reduce_bytes * block),
         head=work.head + logits + _add_seconds(c, f, table) + one * np.where(c.tp > 1, 1.0, 0),
@@ -217,27 +327,23 @@ def price_step(c: Columns, f: Factors, replayed: Column | None = None) -> StepTi
     forward, backward = mean * one.forward + one.sends / 2, mean * one.backward + one.sends / 2
     fullest = layers * (one.forward + one.backward) + one.sends
     last = c.last_stage * (one.forward + one.backward) + one.head + one.sends
-    whole = replayed
-    if whole is None:
-        weight_last = c.last_stage * one.weight + one.head / 3
-        whole = makespan(c, forward, backward, mean * one.weight, last, fullest, weight_last)
+    weight_last = c.last_stage * one.weight + one.head / 3
+    whole = (
+        makespan(c, forward, backward, mean * one.weight, last, fullest, weight_last) if replayed is None else replayed
+    )
     busy = c.num_microbatches * np.maximum(last, np.where(c.pp > 1, fullest, 0.0))
     # gradients and weights over dp, once a step
     held = layers * block + table
     reduce_s, gather_s = _over_dp(c, f, held)
-    window = np.where(c.pp > 1, 0.5, 1.0) * layers * one.backward
-    hidden = np.minimum(reduce_s, window)
-    times = np.where((c.zero == 2) & (c.reduce_each > 0), c.num_microbatches, 1.0)
-    reduce_bare = times * np.where(
+    hidden = np.minimum(reduce_s, np.where(c.pp > 1, 0.5, 1.0) * layers * one.backward)
+    reduce_bare = np.where((c.zero == 2) & (c.reduce_each > 0), c.num_microbatches, 1.0) * np.where(
         c.reduce_overlap > 0, (reduce_s - hidden) + (f["dp_exposed"] + f["contention"]) * hidden, reduce_s
     )
     gather_bare = np.where(c.gather_overlap > 0, f["dp_exposed"] * gather_s, gather_s)
     owned = held / np.where(c.zero > 0, c.shard, 1.0)
-    update = owned * f["update_bytes"] * np.where(c.fused_optimizer > 0, 1.0, f["update_eager"])
-    update_s = update / (c.memory_Bps * f["stream_share"])
+    update_s = owned * f["update_bytes"] * np.where(c.fused_optimizer > 0, 1.0, f["update_eager"]) / _stream(c, f)
     base = whole + sharded_s + reduce_bare + gather_bare + update_s
-    devices = c.pp * c.dp * c.tp
-    late = base * f["straggler"] * np.sqrt(2 * np.log(np.maximum(devices / 4, 1.0)))
+    late = base * f["straggler"] * np.sqrt(2 * np.log(np.maximum(c.pp * c.dp * c.tp / 4, 1.0)))
     return StepTime(
         compute=busy, tp=c.num_microbatches * layers * one.tp,
         sends=c.num_microbatches * one.sends, bubble=np.maximum(whole - busy, 0.0),
@@ -253,9 +359,8 @@ def _add_seconds(c: Columns, f: Factors, weights: Column) -> Column:
     """
     sent = ((c.zero == 2) & (c.reduce_each > 0)) | ((c.zero == 3) & (c.each_microbatch > 0))  # and none is added up
     fused = (c.fused_gradients > 0) & (c.num_microbatches >= c.fused_gradients) & ~sent
-    share = np.where(fused, f["add_fused"], f["add_share"])
     sums = np.where((c.zero == 3) & (c.each_microbatch > 0), 0.0, 2 * c.sum_bytes)
-    return share * (c.precision + sums) * weights / (c.memory_Bps * f["stream_share"])
+    return np.where(fused, f["add_fused"], f["add_share"]) * (c.precision + sums) * weights / _stream(c, f)
 
 
 def _over_dp(c: Columns, f: Factors, held: Column) -> tuple[Column, Column]:

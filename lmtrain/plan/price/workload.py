@@ -163,10 +163,10 @@ def _numbers(case: Case) -> dict[str, float]:
     fp32 = case.precision in ("fp32", "tf32")
     half = hardware.peak(case.precision) if fp32 else hardware.peak("bf16") or hardware.peak("fp16")
     even = -(-case.num_layers // case.pp)
-    named = vars(case) | vars(program)
-    own = {name: float(value) for name, value in named.items() if isinstance(value, (int, float))}
-    again = {f"again_{name}": share for name, share in vars(case.again).items()}
-    return own | again | {
+    own = vars(case) | vars(program)
+    return {name: float(value) for name, value in own.items() if isinstance(value, (int, float))} | {
+        f"again_{name}": share for name, share in vars(case.again).items()
+    } | {
         "generation": float(GENERATIONS.index(hardware.generation)),
         "peak": hardware.peak(case.precision.removesuffix("_row")) or half,
         "half_peak": half,

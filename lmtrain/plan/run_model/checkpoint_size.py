@@ -40,8 +40,9 @@ Kind = tuple[Shape, Cut, Shape]  # of weights: as ranks hold them, how they are 
 
 def checkpoint_bytes(model: ModelSettings, num_slots: Slots) -> int:
     """Weights and what the optimizer remembers of each; the rest of a checkpoint is small."""
-    weights = true_weights(model).items()
-    return sum(_FP32_BYTES * math.prod(shape) * (1 + num_slots(name, shape)) for name, shape in weights)
+    return sum(
+        _FP32_BYTES * math.prod(shape) * (1 + num_slots(name, shape)) for name, shape in true_weights(model).items()
+    )
 
 
 def check_listed(model: ModelSettings, layout: Layout, num_slots: Slots, data_bytes: int) -> None:

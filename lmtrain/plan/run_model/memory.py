@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from lmtrain.plan.price.factors import Factors
+from lmtrain.plan.price.hardware import Factors
 from lmtrain.plan.price.step import stage_weights
 from lmtrain.plan.price.workload import Attention, Column, Columns, Pointwise, Schedule
 
@@ -32,8 +32,7 @@ class RankMemory:
 
     @property
     def total(self) -> Column:
-        parts = [getattr(self, field.name) for field in fields(self)]
-        found: Column = np.sum(parts, axis=0)
+        found: Column = np.sum([getattr(self, field.name) for field in fields(self)], axis=0)
         return found
 
 
@@ -42,19 +41,18 @@ def price_memory(c: Columns, f: Factors) -> RankMemory:
     for place in (SECOND, LAST):
         other = _rank(c, f, place)
         fuller = other.total > fullest.total
-        chosen = {
+        fullest = RankMemory(**{
             field.name: np.where(fuller, getattr(other, field.name), getattr(fullest, field.name))
             for field in fields(RankMemory)
-        }
-        fullest = RankMemory(**chosen)
+        })  # fmt: skip
     return fullest
 
 
 def _rank(c: Columns, f: Factors, place: int) -> RankMemory:
     block, table = stage_weights(c)
     folded = c.schedule == Schedule.ZB_V  # the first rank has both ends
-    both = np.where(c.tied > 0, 1.0, 2.0)
-    tables = (np.where((c.pp == 1) | folded, both, 1.0), np.zeros(len(c)), np.where(folded, 0.0, 1.0))[place]
+    of_first = np.where(((c.pp == 1) | folded) & ~(c.tied > 0), 2.0, 1.0)
+    tables = (of_first, np.zeros(len(c)), np.where(folded, 0.0, 1.0))[place]
     ends = np.where(folded, c.last_stage, c.first_stage), np.where(folded, c.largest_stage, c.last_stage)
     between = np.where(c.pp > 2, c.largest_stage, 0.0)  # there is no second where there are two
     layers = np.where(c.pp == 1, c.num_layers, (ends[0], between, ends[1])[place])
@@ -72,22 +70,19 @@ def _rank(c: Columns, f: Factors, place: int) -> RankMemory:
     logits = np.where(has_head, _logits(c, f, at_once), 0.0)
     gathering = np.where(sharded, 2 * (2 * block + c.reduce_bytes * block) + 2 * table, 0.0)
     largest = np.where(tables > 0, np.maximum(block, table), block)
-    groups = _groups(c, largest, block + tables * table)
-    buffers = np.where(c.group_buffers > 0, groups, gathering)
-    buffers = buffers + c.flat_copies * (f["copied_bytes"] * held + 4 * held / shard)
+    buffers = np.where(c.group_buffers > 0, _groups(c, largest, block + tables * table), gathering)
     once = (c.group_buffers > 0) & (c.num_microbatches == 1)  # gradients are summed as soon as they are made
     summed = (sharded & (c.each_microbatch > 0)) | ((c.zero == 2) & (c.reduce_each > 0)) | once
-    lasting = (
-        2 * held / np.where(sharded & (c.regather > 0) & (c.each_microbatch > 0), shard, 1.0),
-        c.sum_bytes * held / np.where(summed, shard, 1.0),
-        c.optimizer_bytes * held / shard,
-    )
     moving = activations + np.maximum(backward, logits)
-    idle = f["unreused"] * np.minimum(backward, logits)
     return RankMemory(
-        weights=lasting[0], gradients=lasting[1], optimizer=lasting[2], activations=activations,
+        weights=2 * held / np.where(sharded & (c.regather > 0) & (c.each_microbatch > 0), shard, 1.0),
+        gradients=c.sum_bytes * held / np.where(summed, shard, 1.0),
+        optimizer=c.optimizer_bytes * held / shard,
+        activations=activations,
         working=np.where(backward > logits, backward, 0.0), logits=np.where(backward > logits, 0.0, logits),
-        gathered=buffers, communicators=np.full(len(c), f["base_GiB"] * GIB), slack=f["slack"] * moving + idle,
+        gathered=buffers + c.flat_copies * (f["copied_bytes"] * held + 4 * held / shard),
+        communicators=np.full(len(c), f["base_GiB"] * GIB),
+        slack=f["slack"] * moving + f["unreused"] * np.minimum(backward, logits),
     )  # fmt: skip
 
 
@@ -97,12 +92,11 @@ def _activations(c: Columns, f: Factors) -> tuple[Column, Column, Column]:
     along = np.where(c.sequence_parallel > 0, c.tp, 1.0)
     heads, keys = c.num_heads * c.head_width / c.tp, c.num_kv_heads * c.head_width / c.tp
     gathered = np.where((c.sequence_parallel > 0) & (c.keeps_gathered > 0), 4 - 4 / along, 0.0)
-    norms = c.eager_norm * 2 * f["norm_kept"]
-    residual = f["kept_residual"] * (8 + 2 * c.dropout + norms) * c.width / along + gathered * c.width
+    numbers = 8 + 2 * c.dropout + c.eager_norm * 2 * f["norm_kept"]
+    residual = f["kept_residual"] * numbers * c.width / along + gathered * c.width
     attention = 2 * (heads + 2 * keys) + 2 * heads + np.where(c.pointwise == Pointwise.EAGER, 2 * (heads + keys), 0)
     fused = np.where(c.attention == Attention.FUSED, f["fused_kept"], 0.0)  # flash kernels never write scores
-    scores_kept = np.where(c.attention == Attention.SCORES, f["scores_kept"], fused)
-    scores = scores_kept * c.num_heads / c.tp * c.seq_len
+    scores = np.where(c.attention == Attention.SCORES, f["scores_kept"], fused) * c.num_heads / c.tp * c.seq_len
     lse = np.where(c.attention >= Attention.FLASH1, 4 * c.num_heads / c.tp, 0)
     mlp = np.where(c.gated > 0, 8.0, 4.0) * c.ffn_width / c.tp
     many = f.by_kind(("kept_eager", "kept_fused", "kept_compiled"), c.pointwise)
@@ -115,8 +109,8 @@ def _activations(c: Columns, f: Factors) -> tuple[Column, Column, Column]:
     kept = np.where((c.again_products > 0) & (c.again_attention == 0), 0.45 * whole, kept)
     products = tokens * 2 * (1 / along + 2) * c.width + tokens * (2 * (2 * heads + 2 * keys) + mlp / 2)
     only = (c.again_pointwise > 0) & (c.again_products == 0)
-    kept = np.where(only, c.again_pointwise * products + (1 - c.again_pointwise) * whole, kept)
-    return whole, kept, tokens * scores
+    some = c.again_pointwise * products + (1 - c.again_pointwise) * whole
+    return whole, np.where(only, some, kept), tokens * scores
 
 
 def _kept_for_weights(c: Columns) -> Column:
@@ -138,8 +132,7 @@ def _logits(c: Columns, f: Factors, at_once: Column) -> Column:
     whole = numbers * (f.by_kind(("logit_eager", "logit_fused", "logit_compiled"), c.pointwise) / split + pieces)
     at_work = c.loss_bytes * np.minimum(numbers / split, c.loss_numbers)
     some = (2 - c.over_logits) * c.precision * numbers / split + at_work
-    waiting = (at_once - 1) * c.precision * numbers / split
-    return np.where(c.loss_numbers > 0, some, whole) + waiting
+    return np.where(c.loss_numbers > 0, some, whole) + (at_once - 1) * c.precision * numbers / split
 
 
 def _groups(c: Columns, largest: Column, gathered: Column) -> Column:
@@ -166,6 +159,8 @@ def _in_flight(c: Columns, place: int) -> list[tuple[Column, Column]]:
     found = [(waits, np.zeros(len(c)))]
     late: list[Column] = [[], [np.ones(len(c)), pp - 2], [pp - 1]][place]  # halves put off, of one rank or of two
     for behind in late:
-        found.append((np.where(put_off, pp - behind, 0.0), np.where(put_off, behind, np.where(folded, pp - 0.5, 0.0))))
-        found.append((np.where(put_off, pp - behind - 1, 0.0), np.where(put_off, behind + 1, 0.0)))
+        found += [
+            (np.where(put_off, pp - behind, 0.0), np.where(put_off, behind, np.where(folded, pp - 0.5, 0.0))),
+            (np.where(put_off, pp - behind - 1, 0.0), np.where(put_off, behind + 1, 0.0)),
+        ]
     return [(np.minimum(waits, num - np.minimum(halves, num)), np.minimum(halves, num)) for waits, halves in found]

@@ -1,7 +1,7 @@
 """What one rank of a run of ours holds, in bytes, by name: the same places and stages that build the model.
 
 Called by whoever plans a run. Weights, gradients, masters and moments are exact; activations, logits and gathered
-buffers are kept's closed forms, added up along the schedule's own row; both are compared with real processes in
+buffers are placement's closed forms, added up along the schedule's own row; both are compared with real processes in
 tests/layouts. What only a GPU can tell is in NEED_A_GPU.
 """
 
@@ -20,8 +20,8 @@ from lmtrain.layout import Coordinate, Layout
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.optim.optim_settings import OptimSettings
 from lmtrain.placement.memory import FP32_BYTES, Numbers, Weights, count, places_held, rank_bytes
-from lmtrain.placement.stages import Stage
-from lmtrain.plan.price.factors import fitted_memory
+from lmtrain.placement.places import Stage
+from lmtrain.plan.price.hardware import fitted_memory
 from lmtrain.plan.run_model.memory import GIB
 from lmtrain.plan.run_model.run import LOSS_NUMBERS, Planned
 from lmtrain.schedules.pipeline_schedule import schedule_named
@@ -45,19 +45,20 @@ _ONE = Flying(np.array([[1]]), np.array([[0]]))  # a microbatch, where there is 
 def rank_bytes_of(run: Planned, rank: int) -> dict[str, int]:
     at = run.parallel.layout.coordinate(rank)
     stages = run.stages[at.pp]
-    lasting = _lasting(run, stages, at)
     activations, logits = _most_kept(run, stages, at)
     working = _working(run, stages)
-    found = lasting | {
-        "activations": activations, "logits": logits, "working": working,
-        "gathered": _gathered(run, stages, at), "messages": _messages(run),
-    }  # fmt: skip
-    needs_gpu = dict.fromkeys(NEED_A_GPU, 0.0)
-    if run.compute.device != "cpu":
+    found = _lasting(run, stages, at) | {
+        "activations": activations, "logits": logits, "working": working, "gathered": _gathered(run, stages, at),
+        # to and from the two neighbours: two that are expected and two on their way (parallel.pipeline.messages)
+        "messages": 8 * run.layers.tokens * run.layers.whole / run.parallel.tp if run.parallel.pp > 1 else 0.0,
+    } | dict.fromkeys(NEED_A_GPU, 0.0)  # fmt: skip
+    if not run.on_cpu:
         factors = fitted_memory()
-        needs_gpu["communicators"] = factors["base_GiB"] * GIB
-        needs_gpu["slack"] = factors["slack"] * (activations + logits + working)
-    return {name: round(size) for name, size in (found | needs_gpu).items()}
+        found |= {
+            "communicators": factors["base_GiB"] * GIB,
+            "slack": factors["slack"] * (activations + logits + working),
+        }
+    return {name: round(size) for name, size in found.items()}
 
 
 def fullest_rank(run: Planned) -> int:
@@ -94,9 +95,8 @@ class ByLayer:
 
     def root(self, stage: Stage) -> Numbers:
         """What a stage has outside of its blocks."""
-        found = self.before if stage.first else Numbers()
-        found += self.after if stage.last else Numbers()
-        return found + (self.copies if stage.last and not stage.first else Numbers())
+        at_end = self.after if stage.first else self.after + self.copies
+        return (self.before if stage.first else Numbers()) + (at_end if stage.last else Numbers())
 
     def tables(self, stage: Stage, *, tied: bool) -> tuple[Numbers, Numbers]:
         """The embedding's and the head's, where they are gathered by themselves: unless they are one tensor."""
@@ -127,19 +127,17 @@ def _by_layer(model: ModelSettings, optim: OptimSettings, tp: int, dp_shard: int
     before, both = numbers(none, first=True, last=False), numbers(none, first=True, last=True)
     after = both - before
     copies = replace(numbers(none, first=False, last=True) - after, early=0)  # because: a copy is a head, a product
-    alike: dict[tuple[object, ...], Numbers] = {}
-    blocks = []
-    for number, key in enumerate(_kinds_of_blocks(model, optim)):
-        if key not in alike:
-            alike[key] = numbers(range(number, number + 1), first=False, last=False)
-        blocks.append(alike[key])
-    read = numbers(none, first=True, last=False, alone=True)
-    return ByLayer(tuple(blocks), before, after, copies, read, numbers(none, first=False, last=True, alone=True))
+    kinds = _kinds_of_blocks(model, optim)
+    one_of = {kind: number for number, kind in enumerate(kinds)}
+    alike = {kind: numbers(range(at, at + 1), first=False, last=False) for kind, at in one_of.items()}
+    return ByLayer(
+        tuple(alike[kind] for kind in kinds), before, after, copies,
+        read=numbers(none, first=True, last=False, alone=True),
+        scored=numbers(none, first=False, last=True, alone=True),
+    )  # fmt: skip
 
 
-@lru_cache(maxsize=16)
-def _weights(model: ModelSettings) -> Weights:
-    return Weights.of(model)
+_weights = lru_cache(maxsize=16)(Weights.of)
 
 
 @lru_cache(maxsize=16)
@@ -214,9 +212,9 @@ def _gathered(run: Planned, stages: Sequence[Stage], at: Coordinate) -> float:
     by_layer = _by_layer(run.model, run.optim, layout.tp, layout.dp_shard, 0)
     tables = [by_layer.tables(stage, tied=tied) for stage in stages]
     roots = [(by_layer.root(s) - read - scored).shards for s, (read, scored) in zip(stages, tables, strict=True)]
-    blocks = [by_layer.blocks[number].shards for stage in stages for number in stage.layers]
     scored = sum(table.shards for _, table in tables)
-    in_turn = [*blocks, *(table.shards for table, _ in tables)]
+    in_turn = [by_layer.blocks[number].shards for stage in stages for number in stage.layers]
+    in_turn += [table.shards for table, _ in tables]
     shards = layout.dp_shard
     gathers = run.number_bytes if shards > 1 else 0  # one shard is the whole
     found = max(roots + in_turn + [scored]) * (shards * (gathers + FP32_BYTES) + FP32_BYTES)
@@ -231,8 +229,7 @@ def groups_of(run: Planned, stage: Stage) -> dict[str, int]:
     """How many weights' groups a stage has of each kind: what is gathered, and reduced, as one."""
     by_layer = _by_layer(run.model, run.optim, run.parallel.layout.tp, run.parallel.layout.dp_shard, 0)
     read, scored = by_layer.tables(stage, tied=bool(run.model.ties()))
-    rest = by_layer.root(stage) - read - scored
-    kinds = {"embedding": read, "head": scored, "rest": rest}
+    kinds = {"embedding": read, "head": scored, "rest": by_layer.root(stage) - read - scored}
     return {"blocks": len(stage.layers)} | {kind: int(numbers.parts > 0) for kind, numbers in kinds.items()}
 
 
@@ -244,11 +241,3 @@ def _head_waits(schedule: str, rank: int, pp: int, vp: int, count: int) -> bool:
         one.stage == last and one.kind is Kind.FORWARD and (then.stage, then.microbatch) != (last, one.microbatch)
         for one, then in pairwise(schedule_named(schedule).row(rank, pp, vp, count))
     )
-
-
-def _messages(run: Planned) -> float:
-    """To and from the two neighbours: two that are expected and two on their way (parallel.pipeline.messages)."""
-    if run.parallel.pp == 1:
-        return 0.0
-    layers = run.layers
-    return 8 * layers.tokens * layers.whole / run.parallel.tp

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lmtrain.plan.price.factors import Factors
-from lmtrain.plan.price.hardware import Hardware
+from lmtrain.plan.price.hardware import Factors, Hardware
 from lmtrain.plan.price.step import StepTime, price_microbatch, price_step
 from lmtrain.plan.price.workload import columns
 from lmtrain.plan.run_model.ranks import groups_of
@@ -56,8 +55,7 @@ def price_runs(runs: Sequence[Planned], hardware: Hardware, factors: Factors) ->
         "wait": one.sends / (2 * c.vp),
     }  # fmt: skip
     each = [Seconds(**{name: float(part[at]) for name, part in parts.items()}) for at in range(len(c))]
-    replayed = np.array([pipeline_seconds(run, seconds) for run, seconds in zip(runs, each, strict=True)])
-    return price_step(c, factors, replayed), each
+    return price_step(c, factors, np.array(list(map(pipeline_seconds, runs, each)))), each
 
 
 def pipeline_seconds(run: Planned, seconds: Seconds) -> float:
@@ -70,8 +68,10 @@ def pipeline_seconds(run: Planned, seconds: Seconds) -> float:
 
 def costs_of(run: Planned, seconds: Seconds) -> dict[tuple[Kind, int], float]:
     """Of each stage's actions."""
-    stages = [stage for held in run.stages for stage in held]
-    return {(kind, one.number): seconds.of(kind, len(one.layers), last=one.last) for kind in Kind for one in stages}
+    return {
+        (kind, stage.number): seconds.of(kind, len(stage.layers), last=stage.last)
+        for kind in Kind for held in run.stages for stage in held
+    }  # fmt: skip
 
 
 def replay(run: Planned, seconds: Seconds, count: int | None = None) -> Timeline:

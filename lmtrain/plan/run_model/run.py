@@ -21,10 +21,9 @@ from lmtrain.parallel.compute_settings import (
     RecomputeSettings,
     SomeRecomputeSettings,
 )
-from lmtrain.placement.kept import Layers, needs_mask, of_blocks
-from lmtrain.placement.memory import FP32_BYTES
+from lmtrain.placement.memory import FP32_BYTES, Layers, needs_mask, of_blocks
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.placement.stages import Stage, stages_of_rank
+from lmtrain.placement.places import Stage, stages_of_rank
 from lmtrain.plan.price.hardware import Hardware
 from lmtrain.plan.price.workload import Again, Attention, Case, Overlap, Pointwise, Program, Schedule
 from lmtrain.spec import ModelShape
@@ -109,8 +108,9 @@ class Planned:
     @cached_property
     def has_mask(self) -> bool:
         """Whether attention is given a matrix of who may look at whom, which only the plainer kernels take."""
-        needs = needs_mask(self.model, document_mask=self.document_mask)
-        return needs and not of_blocks(self.model, on_gpu=not self.on_cpu)
+        return needs_mask(self.model, document_mask=self.document_mask) and not of_blocks(
+            self.model, on_gpu=not self.on_cpu
+        )
 
     @property
     def window(self) -> int:

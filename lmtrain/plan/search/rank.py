@@ -16,15 +16,14 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.plan.price.factors import Factors, fitted, fitted_memory, interval
-from lmtrain.plan.price.hardware import Hardware
+from lmtrain.plan.price.hardware import Factors, Hardware, fitted, fitted_memory, interval
 from lmtrain.plan.price.step import price_step, watts
 from lmtrain.plan.price.workload import Column
 from lmtrain.plan.run_model.memory import GIB, price_memory
 from lmtrain.plan.run_model.ranks import fullest_rank, rank_bytes_of
 from lmtrain.plan.run_model.replay import price_runs
 from lmtrain.plan.run_model.run import Planned
-from lmtrain.plan.search.space import Rows, Space
+from lmtrain.plan.search.search import Rows, Space
 
 _AT_ONCE = 8192  # because: columns of so many stay in a core's cache
 _TIMED = 1.5  # of the memory: what needs more is not timed
@@ -65,6 +64,9 @@ class Ranked:
     held: Column  # bytes of the fullest rank, by the closed form
     joules: Column  # of one device for a step
     below_switch: NDArray[np.bool_]  # that it does not cross one, where it must not
+    _counted: dict[int, float] = field(default_factory=dict, init=False)  # bytes of fullest ranks, by place
+    # of each kind the newest that has been counted, beside the closed form
+    _off: dict[tuple[float, ...], float] = field(default_factory=dict, init=False)
 
     @property
     def allowed(self) -> NDArray[np.bool_]:
@@ -157,15 +159,6 @@ class Ranked:
             self._counted[place] = float(sum(rank_bytes_of(run, fullest_rank(run)).values()))
         return self._counted[place]
 
-    @cached_property
-    def _counted(self) -> dict[int, float]:
-        return {}
-
-    @cached_property
-    def _off(self) -> dict[tuple[float, ...], float]:
-        """What has been counted, beside the closed form, of each kind the newest."""
-        return {}
-
     @property
     def _near(self) -> NDArray[np.bool_]:
         return self.allowed & (self.held <= _NEAR * self.usable)
@@ -184,8 +177,7 @@ class Ranked:
         if not len(places):
             return places
         keys = np.stack([self.space.column(name, self.rows[places]) for name in columns])
-        first = np.unique(keys, axis=1, return_index=True)[1]
-        return places[np.sort(first)]
+        return places[np.sort(np.unique(keys, axis=1, return_index=True)[1])]
 
 
 def rank(space: Space, hardware: Hardware, limits: Limits, prices: Prices) -> Ranked:
@@ -199,9 +191,7 @@ def rank(space: Space, hardware: Hardware, limits: Limits, prices: Prices) -> Ra
         if len(near):
             time = price_step(priced.take(near - start), prices.time)
             seconds[near], joules[near] = time.total, time.total * watts(time, hardware)
-    below = np.ones(len(rows), dtype=bool)
-    if limits.switch:
-        below = space.column("shard", rows) * space.column("tp", rows) <= limits.switch
+    below = space.column("shard", rows) * space.column("tp", rows) <= (limits.switch or np.inf)
     found = Ranked(space, hardware, limits, prices, rows, seconds, held, joules, below)
     found.replay_fastest()
     return found
@@ -217,6 +207,5 @@ def _alike(columns: Sequence[Column]) -> NDArray[np.intp]:
 
 
 def _rounded(values: Column) -> Column:
-    finite = np.maximum(values, 1e-12)
-    scale: Column = 10.0 ** (np.floor(np.log10(finite)) - 5)
+    scale: Column = 10.0 ** (np.floor(np.log10(np.maximum(values, 1e-12))) - 5)
     return np.where(np.isfinite(values), np.round(values / scale) * scale, np.inf)

@@ -1,13 +1,15 @@
 """What is said of a layout: how long a step takes and of what, what the fullest rank holds, what a token costs.
 
-Called by the verb and by the curve over numbers of devices, for the few layouts that are shown. Torch-free.
+And of more devices what they bring: the best layout at each number of them, each searched anew, and what the one before
+it would have been worth there. Called by the verb, for the few layouts that are shown. Torch-free.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 from lmtrain.plan.price.hardware import Hardware
@@ -16,7 +18,8 @@ from lmtrain.plan.run_model.memory import GIB
 from lmtrain.plan.run_model.ranks import fullest_rank, rank_bytes_of
 from lmtrain.plan.run_model.replay import Seconds, price_runs
 from lmtrain.plan.run_model.run import Planned
-from lmtrain.plan.search.rank import Prices, Ranked
+from lmtrain.plan.search.rank import Limits, Prices, Ranked, rank
+from lmtrain.plan.search.search import Fixed, Rows, legal
 
 PARTS = {  # of a step, none in another
     "compute": "computation",
@@ -95,10 +98,9 @@ class Answer:
         return self.watts * self.gpus / self.tokens_per_s
 
     def facts(self) -> dict[str, Any]:
-        parallel = self.run.parallel
         names = ("pp", "vp", "dp_replicate", "dp_shard", "tp", "zero", "sequence_parallel", "schedule", "balance")
         return {
-            "parallel": {name: getattr(parallel, name) for name in names},
+            "parallel": {name: getattr(self.run.parallel, name) for name in names},
             "micro_batch": self.run.micro_batch, "recompute": self.run.recompute.kind,
             "recompute_blocks": getattr(self.run.recompute, "blocks", None),
             "precision": self.run.precision.kind, "gpus": self.gpus, "step_s": self.seconds,
@@ -151,9 +153,8 @@ def _signed(seconds: float) -> str:
 
 def map_of(ranked: Ranked) -> dict[tuple[int, int], Answer | float]:
     """For each pp and tp the fastest that fits, or the bytes that the smallest needs."""
-    found: dict[tuple[int, int], Answer | float] = {}
-    for one in answers(ranked, ranked.fitting(ranked.fastest, ("pp", "tp"))):
-        found[one.run.parallel.pp, one.run.parallel.tp] = one
+    fastest = answers(ranked, ranked.fitting(ranked.fastest, ("pp", "tp")))
+    found: dict[tuple[int, int], Answer | float] = {(one.run.parallel.pp, one.run.parallel.tp): one for one in fastest}
     for place in ranked.firsts(ranked.smallest, ("pp", "tp")):
         parallel = ranked.planned(place).parallel
         if (parallel.pp, parallel.tp) not in found:
@@ -168,3 +169,62 @@ def unfitting(ranked: Ranked, most: int) -> Iterator[Answer]:
     else:
         near = answers(ranked, ranked.firsts(ranked.smallest)[: 4 * most])
         yield from sorted(near, key=lambda one: one.held)[:most]
+
+
+@dataclass(frozen=True)
+class Point:
+    gpus: int
+    best: Answer | None  # None where nothing fits
+    plain: Answer | None  # the fastest that only shards weights, over all devices
+    kept: Answer | None  # the fastest with as many cuts and stages as the point before had, where the best has others
+    gain: float | None = None  # of tokens/s over the point before; 2 would be all that twice the devices can bring
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "gpus": self.gpus, "gain": self.gain, "best": self.best and self.best.facts(),
+            "plain": self.plain and self.plain.facts(), "kept": self.kept and self.kept.facts(),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """What stays the same along the curve."""
+
+    run: Planned
+    hardware: Hardware
+    limits: Limits
+    prices: Prices
+    fixed: Fixed
+    batch_per_gpu: float = 0.0  # 0: the batch stays as it is
+    by: str = "time"  # or joules: what the best has least of
+
+    def ranked(self, gpus: int) -> Ranked:
+        run = replace(self.run, global_batch=round(self.batch_per_gpu * gpus) or self.run.global_batch)
+        return rank(legal(run, gpus, self.hardware, self.fixed), self.hardware, self.limits, self.prices)
+
+    def ordered(self, ranked: Ranked) -> Rows:
+        """Places of what may fit, the best first."""
+        return ranked.frugal if self.by == "joules" else ranked.fastest
+
+
+def curve(study: Study, first: Ranked, gpus: Sequence[int]) -> Iterator[Point]:
+    """`first` is what is known of the first number."""
+    before: Answer | None = None
+    for at, number in enumerate(gpus):
+        ranked = study.ranked(number) if at else first
+        places = study.ordered(ranked)
+        best = _best(ranked, places, {})
+        cuts = {"pp": before.run.parallel.pp, "tp": before.run.parallel.tp} if before else {}
+        changed = best is not None and any(getattr(best.run.parallel, key) != size for key, size in cuts.items())
+        yield Point(
+            number, best, plain=_best(ranked, places, {"pp": 1, "tp": 1, "shard": number, "zero": 3}),
+            kept=_best(ranked, places, cuts) if changed else None,
+            gain=best.tokens_per_s / before.tokens_per_s if best and before else None,
+        )  # fmt: skip
+        before = best or before
+
+
+def _best(ranked: Ranked, places: Rows, among: dict[str, int]) -> Answer | None:
+    for name, size in among.items():
+        places = places[ranked.space.column(name, ranked.rows[places]) == size]
+    return next(iter(answers(ranked, islice(ranked.fitting(places), 1))), None)

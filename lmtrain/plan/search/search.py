@@ -1,32 +1,139 @@
-"""Every layout that the settings accept for a model and a number of devices. Torch-free.
+"""Every layout that the settings accept for a model and a number of devices, and columns of them. Torch-free.
 
 The settings' own rules are asked, never restated: of a few settings at a time, since no rule ties, say, a stage to a
-shard. tests/unit/plan/test_search.py asks all rules of every combination and compares. Called by answers, and by a run
-that leaves its layout open.
+shard. tests/unit/plan/test_search.py asks all rules of every combination and compares. A million layouts differ in some
+thousand stages, copies, cuts and microbatches, rows of a few tables, one a table for what is set together; each is made
+a case once, and a column of a million is picked from the table that decides it. Called by rank and its readers, and by
+a run that leaves its layout open.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, cached_property
 from itertools import product
 from typing import Any, get_args, get_type_hints
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lmtrain.config.base import kinds
 from lmtrain.errors import CheckpointError, LmtrainError
 from lmtrain.layout import Layout, divisors
 from lmtrain.parallel.compute_settings import RecomputeSettings
-from lmtrain.placement.batch_rules import batch_problems, rampup_problems
-from lmtrain.placement.parallel_settings import ParallelSettings, layout_problems
+from lmtrain.placement.parallel_settings import ParallelSettings, batch_problems, layout_problems, rampup_problems
 from lmtrain.plan.price.hardware import Hardware
+from lmtrain.plan.price.workload import Case, Column, Columns, columns
 from lmtrain.plan.run_model.checkpoint_size import check_listed, checkpoint_bytes
-from lmtrain.plan.run_model.run import Planned
-from lmtrain.plan.search.space import Axis, Sets, Space
+from lmtrain.plan.run_model.run import Planned, case_of
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule
 
 Fixed = Mapping[str, Any]  # keys of `parallel`, micro_batch and recompute: their values are given, and not searched
-
+Sets = dict[str, Any]  # keys of `parallel`, micro_batch and recompute
+Rows = NDArray[np.intp]
 _ZEROS = (1, 0, 2, 3)  # the usual one first: of two that are priced the same it is shown
+
+
+def with_sets(run: Planned, sets: Sets) -> Planned:
+    """The run with these settings, and of `parallel` the usual ones besides."""
+    own = {key: sets[key] for key in ("micro_batch", "recompute") if key in sets}
+    return replace(run, parallel=ParallelSettings(**{k: v for k, v in sets.items() if k not in own}), **own)
+
+
+class Axis:
+    """What is set together, with the cases that show what follows from it; in groups whose rest is the same."""
+
+    def __init__(self, run: Planned, hardware: Hardware) -> None:
+        self.sets: list[Sets] = []
+        self._run, self._hardware = run, hardware
+        self._cases: list[Case] = []
+        self._usual: list[Case] = []  # of each group, as the first axis has it
+        self._group: list[int] = []  # of each row
+        self._groups: dict[tuple[Any, ...], list[int]] = {}
+
+    def group(self, key: tuple[Any, ...], sets: Iterable[Sets], among: Sets) -> list[int]:
+        """`among` is the rest of their cases, and with the usual of this axis what the first axis is priced with."""
+        if key not in self._groups:
+            self._usual.append(self._case(among))
+            self._groups[key] = [self.add(one, among, len(self._usual) - 1) for one in sets]
+        return self._groups[key]
+
+    def add(self, sets: Sets, among: Sets, group: int = 0) -> int:
+        self.sets.append(sets)
+        self._group.append(group)
+        self._cases.append(self._case(among | sets))
+        return len(self.sets) - 1
+
+    def _case(self, sets: Sets) -> Case:
+        return case_of(with_sets(self._run, {"micro_batch": 1} | sets), self._hardware)
+
+    @cached_property
+    def columns(self) -> Columns:
+        return columns(self._cases)
+
+    @cached_property
+    def decides(self) -> set[str]:
+        """Columns that are not always as usual in their group."""
+        usual, group = columns(self._usual), np.array(self._group, dtype=np.intp)
+        return {name for name, column in self.columns.arrays.items() if np.any(column != usual.arrays[name][group])}
+
+    @cached_property
+    def is_different(self) -> NDArray[np.bool_]:
+        """Of each row, whether none before it in its group is priced the same, as `balance` where stages are equal."""
+        table = np.stack([np.array(self._group, dtype=np.float64), *self.columns.arrays.values()])
+        found = np.zeros(len(self.sets), dtype=bool)
+        found[np.unique(table, axis=1, return_index=True)[1]] = True
+        return found
+
+
+class Space:
+    """All layouts of a search. A block is a list of rows for each axis, and stands for all their combinations."""
+
+    def __init__(self, run: Planned, axes: Sequence[Axis], blocks: Sequence[Sequence[Sequence[int]]]) -> None:
+        self._run, self._axes = run, axes
+        parts = [np.meshgrid(*(np.array(rows, dtype=np.int32) for rows in block), indexing="ij") for block in blocks]
+        self._rows = [
+            np.concatenate([np.zeros(0, np.int32), *(part[at].reshape(-1) for part in parts)])
+            for at in range(len(axes))
+        ]  # fmt: skip
+
+    def __len__(self) -> int:
+        return len(self._rows[0])
+
+    def __iter__(self) -> Iterator[Planned]:
+        return (self.planned(row) for row in range(len(self)))
+
+    def planned(self, row: int) -> Planned:
+        sets: Sets = {}
+        for axis, rows in zip(self._axes, self._rows, strict=True):
+            sets |= axis.sets[rows[row]]
+        return with_sets(self._run, sets)
+
+    @cached_property
+    def different(self) -> Rows:
+        """Rows without those that are priced the same as one before them."""
+        return np.flatnonzero(np.logical_and.reduce([
+            axis.is_different[rows] for axis, rows in zip(self._axes, self._rows, strict=True)
+        ]))  # fmt: skip
+
+    def columns(self, rows: Rows) -> Columns:
+        return Columns({name: self.column(name, rows) for name in self._axes[0].columns.arrays})
+
+    def column(self, name: str, rows: Rows) -> Column:
+        axis = self._decided_by.get(name, 0)
+        found: Column = getattr(self._axes[axis].columns, name)[self._rows[axis][rows]]
+        return found
+
+    @cached_property
+    def _decided_by(self) -> dict[str, int]:
+        """Of each column the axis, where that is another than the first, the stages."""
+        found: dict[str, int] = {}
+        for at, axis in enumerate(self._axes[1:], 1):
+            if twice := sorted(found.keys() & axis.decides):
+                raise ValueError(f"{twice[0]} of a case depends on two axes of the search: price these together")
+            found |= dict.fromkeys(axis.decides, at)
+        return found
 
 
 def legal(run: Planned, world_size: int, hardware: Hardware, fixed: Fixed | None = None) -> Space:
@@ -52,22 +159,20 @@ class _Search:
         """Rows of each axis: any row of one goes with any of the others."""
         word, pp, vp = pipeline["schedule"], pipeline["pp"], pipeline["vp"]
         layout, all_copies = Layout(pp, vp, dp, 1, tp), {"dp_replicate": 1, "dp_shard": dp, "zero": 1}
-        micros = self._rows("micro", (dp,), self._micros(dp), all_copies)
-        found = [row for row in micros if self._batches(layout, self._axes["micro"].sets[row]["micro_batch"])]
+        stages, copies, cut, micro, again = self._axes.values()
+        micros = micro.group((dp,), self._micros(dp), all_copies)
+        found = [row for row in micros if self._batches(layout, micro.sets[row]["micro_batch"])]
         if not found:
             return [[]] * len(self._axes)
         zeros = [zero for zero in _ZEROS if self._accepts(**pipeline, zero=zero, dp_shard=1 if zero < 2 else 2)]
-        copies = self._rows("copies", (dp, word, pp > 1, *zeros), self._copies(dp, zeros), pipeline | all_copies)
+        shared = copies.group((dp, word, pp > 1, *zeros), self._copies(dp, zeros), pipeline | all_copies)
         return [
-            [self._axes["stages"].add({**pipeline, "tp": tp}, all_copies)],
-            [row for row in copies if self._lists(self._axes["copies"].sets[row]["dp_shard"], tp)],
-            self._rows("cut", (tp,), self._cuts(tp), {"tp": tp}),
+            [stages.add({**pipeline, "tp": tp}, all_copies)],
+            [row for row in shared if self._lists(copies.sets[row]["dp_shard"], tp)],
+            cut.group((tp,), self._cuts(tp), {"tp": tp}),
             found,
-            self._rows("again", tuple(pipeline.values()), self._again(pipeline), pipeline),
+            again.group(tuple(pipeline.values()), self._again(pipeline), pipeline),
         ]
-
-    def _rows(self, axis: str, key: tuple[Any, ...], sets: Iterable[Sets], among: Sets) -> list[int]:
-        return self._axes[axis].group(key, sets, among)
 
     def _values(self, key: str, every: Iterable[Any]) -> Iterable[Any]:
         return (self._fixed[key],) if key in self._fixed else every
@@ -95,9 +200,8 @@ class _Search:
                     yield sets
 
     def _cuts(self, tp: int) -> Iterator[Sets]:
-        for sequence in self._values("sequence_parallel", (True, False)):
-            if self._accepts(tp=tp, sequence_parallel=sequence):
-                yield {"sequence_parallel": sequence}
+        every = ({"sequence_parallel": sequence} for sequence in self._values("sequence_parallel", (True, False)))
+        return (sets for sets in every if self._accepts(tp=tp, **sets))
 
     def _micros(self, dp: int) -> Iterator[Sets]:
         each, over = divmod(self._run.global_batch, dp)
@@ -111,8 +215,7 @@ class _Search:
                 yield {"recompute": one}
 
     def _batches(self, layout: Layout, micro: int) -> bool:
-        rampup = self._run.rampup
-        grows = rampup_problems(layout, rampup, micro) if rampup is not None else ()
+        grows = rampup_problems(layout, self._run.rampup, micro) if self._run.rampup is not None else ()
         return not any((*batch_problems(layout, self._run.global_batch, micro), *grows))
 
     @cached_property
@@ -123,9 +226,11 @@ class _Search:
         """Whether a manifest could name the pieces of a checkpoint: of a layout these two sizes decide."""
         if not self._run.saves:
             return True
-        layout = Layout(1, 1, self._size // (shard * tp), shard, tp)
         try:
-            check_listed(self._run.model, layout, self._run.optim.num_slots, self._checkpoint_bytes)
+            check_listed(
+                self._run.model, Layout(1, 1, self._size // (shard * tp), shard, tp), self._run.optim.num_slots,
+                self._checkpoint_bytes,
+            )  # fmt: skip
         except CheckpointError:
             return False
         return True

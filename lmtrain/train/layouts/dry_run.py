@@ -15,7 +15,7 @@ from typing import Any
 from lmtrain.checkpoint.contents import Contents
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.observe.screen.row_text import milliseconds
-from lmtrain.placement.stages import stages_of_rank
+from lmtrain.placement.places import stages_of_rank
 from lmtrain.plan.calibrate import prices_of
 from lmtrain.plan.price.hardware import Hardware
 from lmtrain.plan.price.step import watts

@@ -14,8 +14,7 @@ from lmtrain.layout import Layout
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.placement.memory import FP32_BYTES, Weights, count, places_held, rank_bytes
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.placement.places import Place, shard_rows
-from lmtrain.placement.stages import stages_of_rank
+from lmtrain.placement.places import Place, shard_rows, stages_of_rank
 from lmtrain.train.config import RunConfig
 from lmtrain.units import format_bytes, format_count
 

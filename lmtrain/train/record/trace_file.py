@@ -20,9 +20,8 @@ from torch.profiler import ProfilerActivity, profile
 from lmtrain.batch import StepBatches
 from lmtrain.observe.measure import phases
 from lmtrain.observe.profile.kernels import ENDING, read_trace, table_of, write_table
-from lmtrain.observe.spans.format import Header, file_name
+from lmtrain.observe.spans.format import Header, SpanFile, file_name
 from lmtrain.observe.spans.recorder import ALL, DeviceClock, Recorder, Tracer
-from lmtrain.observe.spans.span_file import SpanFile
 from lmtrain.parallel.collectives import all_reduce
 from lmtrain.runfolder.names import TRACES
 from lmtrain.train.run import Run

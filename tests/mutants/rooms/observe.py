@@ -15,7 +15,7 @@ MUTANTS = [
     ),
     Mutant(
         name="size_kept_after_a_cut",
-        file="lmtrain/observe/growing_file.py",
+        file="lmtrain/observe/metrics.py",
         function="GrowingFile.cut_back",
         old="            os.ftruncate(self._fd, self._size - num_bytes)\n        self._size -= num_bytes\n",
         new="            os.ftruncate(self._fd, self._size - num_bytes)\n",

@@ -5,7 +5,7 @@ from tests.mutants.mutant import Mutant
 MUTANTS = [
     Mutant(
         name="head_weighs_on_the_first_stage",
-        file="lmtrain/placement/stages.py",
+        file="lmtrain/placement/places.py",
         function="_stages",
         old="len(owners), after=after)",
         new="len(owners), before=after)",
@@ -53,7 +53,7 @@ MUTANTS = [
     ),
     Mutant(
         name="padding_masks_of_one_sample",
-        file="lmtrain/placement/kept.py",
+        file="lmtrain/placement/memory.py",
         function="Layers.mask_numbers",
         old="samples = 1 if shape.causal and not self.run.document_mask else self.run.micro_batch",
         new="samples = 1 if not self.run.document_mask else self.run.micro_batch",
@@ -63,7 +63,7 @@ MUTANTS = [
     ),
     Mutant(
         name="parallel_blocks_share_what_is_cut",
-        file="lmtrain/placement/kept.py",
+        file="lmtrain/placement/memory.py",
         function="Layers.later_of_block",
         old="if self.parallel_block and self.run.sequence_parts == 1 else 0.0",
         new="if self.parallel_block else 0.0",
@@ -73,7 +73,7 @@ MUTANTS = [
     ),
     Mutant(
         name="ramp_up_is_checked_at_its_start_alone",
-        file="lmtrain/placement/batch_rules.py",
+        file="lmtrain/placement/parallel_settings.py",
         function="rampup_problems",
         old='for key in ("start", "increment"):',
         new='for key in ("start",):',

@@ -17,7 +17,7 @@ from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.placement.parallel_settings import ParallelSettings, parse_layout
-from lmtrain.placement.stages import places_of_rank
+from lmtrain.placement.places import places_of_rank
 from tests.unit.checkpoint.arrays import rank_data
 
 Arrays = dict[str, np.ndarray[Any, np.dtype[Any]]]

@@ -12,7 +12,7 @@ from lmtrain.models.init import drawn
 from lmtrain.parallel.shards import fill
 from lmtrain.parallel.weights.grads import copies
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.placement.stages import places_of_rank
+from lmtrain.placement.places import places_of_rank
 from lmtrain.spec import Start
 
 

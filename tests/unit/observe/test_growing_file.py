@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from lmtrain.errors import OutputError
-from lmtrain.observe.growing_file import GrowingFile
-from lmtrain.observe.metrics import MetricsLog, read_metrics
+from lmtrain.observe.metrics import GrowingFile, MetricsLog, read_metrics
 from lmtrain.observe.safe_text import warn
 from lmtrain.observe.screen.display import RunLog
 from lmtrain.observe.sinks.tensorboard import EventWriter, record

@@ -14,7 +14,7 @@ from lmtrain.models import init
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.parallel.shards import fill
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.placement.stages import places_of_rank
+from lmtrain.placement.places import places_of_rank
 from lmtrain.spec import Start
 
 MODEL = GPTSettings(

@@ -15,7 +15,7 @@ from lmtrain.parallel.compute_settings import (
     NoRecomputeSettings,
     OperatorsRecomputeSettings,
 )
-from lmtrain.placement.stages import Stage
+from lmtrain.placement.places import Stage
 from tests.unit.plan.ours import GPT3, planned
 
 MIDDLE = Stage(1, range(6, 7), first=False, last=False)

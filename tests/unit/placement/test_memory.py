@@ -10,8 +10,7 @@ from lmtrain.layout import Layout
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.placement.memory import count, places_held, rank_bytes
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.placement.places import place_all
-from lmtrain.placement.stages import stages_of_rank
+from lmtrain.placement.places import place_all, stages_of_rank
 
 GPT = GPTSettings(num_layers=4, width=64, num_heads=4, vocab_size=250, vocab_multiple=1, seq_len=32)
 

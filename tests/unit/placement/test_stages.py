@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.placement.stages import layers_of_stages, names_of_rank, stages_of_rank
+from lmtrain.placement.places import layers_of_stages, names_of_rank, stages_of_rank
 
 
 @given(st.integers(0, 200), st.integers(1, 40), st.floats(0, 9), st.floats(0, 9))

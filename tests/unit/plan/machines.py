@@ -10,8 +10,7 @@ from typing import Any
 
 import yaml
 
-from lmtrain.plan.price.factors import FACTORS, Factor, Factors
-from lmtrain.plan.price.hardware import Hardware
+from lmtrain.plan.price.hardware import FACTORS, Factor, Factors, Hardware
 
 
 def nominal() -> Factors:

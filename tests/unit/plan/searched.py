@@ -12,8 +12,8 @@ from lmtrain.parallel.compute_settings import Bf16Settings, ComputeSettings
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.plan.price.hardware import Hardware
 from lmtrain.plan.run_model.run import Planned
-from lmtrain.plan.search.curve import Study
 from lmtrain.plan.search.rank import Limits, Prices, Ranked
+from lmtrain.plan.search.result import Study
 from tests.unit.plan.machines import hardware_named
 
 LARGE = GPTSettings(num_layers=8, width=6144, num_heads=48, vocab_size=32000, seq_len=2048)

@@ -11,8 +11,7 @@ from lmtrain.config.compose import conf_dir
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.parallel.compute_settings import Fp32Settings, NoRecomputeSettings
 from lmtrain.plan.calibrate import Measured, calibrate, prices_of
-from lmtrain.plan.price.factors import fitted, interval
-from lmtrain.plan.price.hardware import Hardware
+from lmtrain.plan.price.hardware import Hardware, fitted, interval
 from lmtrain.plan.price.step import price_step
 from lmtrain.plan.price.workload import columns
 from lmtrain.plan.run_model.run import Planned, case_of

@@ -13,8 +13,7 @@ from lmtrain.errors import CheckpointError
 from lmtrain.layout import Layout
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.placement.places import Shape
-from lmtrain.placement.stages import places_of_rank
+from lmtrain.placement.places import Shape, places_of_rank
 from lmtrain.plan.run_model import checkpoint_size
 from lmtrain.plan.run_model.checkpoint_size import check_listed
 from lmtrain.runtime.files.files import MAX_JSON_BYTES, MAX_JSON_MEMORY, json_memory

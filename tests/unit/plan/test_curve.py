@@ -8,9 +8,8 @@ from itertools import pairwise
 import pytest
 
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.plan.search.curve import Point, Study, curve
 from lmtrain.plan.search.rank import Limits, Prices
-from lmtrain.plan.search.result import Answer
+from lmtrain.plan.search.result import Answer, Point, Study, curve
 from tests.unit.plan.searched import h100, ranked, run_of, study
 
 LLAMA_7B = GPTSettings(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lmtrain.plan.price.factors import FACTORS, MEMORY_FACTORS, Factor, fitted, fitted_memory, interval
+from lmtrain.plan.price.hardware import FACTORS, MEMORY_FACTORS, Factor, fitted, fitted_memory, interval
 from tests.unit.plan.machines import range_problems
 
 

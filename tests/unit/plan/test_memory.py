@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lmtrain.plan.price.factors import MEMORY_FACTORS, Factors
+from lmtrain.plan.price.hardware import MEMORY_FACTORS, Factors
 from lmtrain.plan.price.workload import Again, columns
 from lmtrain.plan.run_model.memory import price_memory
 from tests.unit.plan.cases import gpt3

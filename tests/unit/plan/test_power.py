@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lmtrain.plan.price.factors import fitted
+from lmtrain.plan.price.hardware import fitted
 from lmtrain.plan.price.step import COMPUTING, RESTING, busy_share, dollars, price_step, watts
 from lmtrain.plan.price.workload import columns
 from lmtrain.plan.run_model.run import case_of

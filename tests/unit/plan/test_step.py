@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lmtrain.plan.price.factors import FACTORS, MEMORY_FACTORS
-from lmtrain.plan.price.step import busy_share, copies_group, price_microbatch, price_step, stage_weights
-from lmtrain.plan.price.work import price_work
+from lmtrain.plan.price.hardware import FACTORS, MEMORY_FACTORS
+from lmtrain.plan.price.step import busy_share, copies_group, price_microbatch, price_step, price_work, stage_weights
 from lmtrain.plan.price.workload import Again, Case, Program, columns
 from tests.unit.plan.cases import gpt3
 from tests.unit.plan.machines import nominal, range_problems

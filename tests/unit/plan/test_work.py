@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lmtrain.plan.price.work import price_work, product
+from lmtrain.plan.price.step import price_work, product
 from lmtrain.plan.price.workload import Attention, Case, Column, Program, columns
 from tests.unit.plan.cases import gpt3
 from tests.unit.plan.machines import nominal

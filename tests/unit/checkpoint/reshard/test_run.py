@@ -21,7 +21,7 @@ from lmtrain.checkpoint.reshard.run import segments
 from lmtrain.checkpoint.reshard.targets import Limits, files_of_layout
 from lmtrain.errors import CheckpointError, MissingInputError, OutputError, StorageError, UsageError
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.placement.stages import places_of_rank
+from lmtrain.placement.places import places_of_rank
 from lmtrain.runtime.processes.faults import Fault, arm
 from tests.marks import wide
 from tests.unit.checkpoint.layouts import (

@@ -13,7 +13,7 @@ from lmtrain.exchange.huggingface.convert import HFWeights, export_hf, import_hf
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.parallel.shards import pieces_of
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.placement.stages import places_of_rank
+from lmtrain.placement.places import places_of_rank
 from tests.marks import wide
 from tests.unit.exchange.models import bert, gpt2, llama, save
 

@@ -9,8 +9,7 @@ import pytest
 
 from lmtrain.observe.measure import phases
 from lmtrain.observe.measure.phases import Place
-from lmtrain.observe.spans.format import Header
-from lmtrain.observe.spans.span_file import SpanFile
+from lmtrain.observe.spans.format import Header, SpanFile
 
 Open = Callable[[int], SpanFile]
 

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.layout import Layout
-from lmtrain.observe.spans.format import SPAN, Axis, Header, Kind, file_name
-from lmtrain.observe.spans.span_file import SpanFile
+from lmtrain.observe.spans.format import SPAN, Axis, Header, Kind, SpanFile, file_name
 from lmtrain.schedules.pipeline_schedule import schedule_named
 from lmtrain.schedules.simulate import Costs, simulate
 from lmtrain.schedules.table import Action, needs

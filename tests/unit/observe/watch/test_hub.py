@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from lmtrain.observe.watch.hub import Hub
+from lmtrain.observe.watch.hub import Hub, Lines
 from lmtrain.observe.watch.judge import FAILED_KIND, HANG_KIND, LOST_KIND
-from lmtrain.observe.watch.lines import Lines
 from lmtrain.runfolder.names import TIMES
 
 

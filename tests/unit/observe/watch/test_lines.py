@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lmtrain.observe.watch.lines import MAX_BYTES, Lines
+from lmtrain.observe.watch.hub import MAX_BYTES, Lines
 
 
 @pytest.fixture
