@@ -17,8 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from lmtrain.cli.keys.completion import complete_override
-from lmtrain.cli.screen.console import Screen
-from lmtrain.cli.screen.tables import table_of
+from lmtrain.cli.screen.console import Screen, table_of
 from lmtrain.errors import LmtrainError
 from lmtrain.runtime.files.files import read_json
 from lmtrain.units import format_bytes, format_seconds

@@ -6,8 +6,7 @@ from contextlib import closing
 
 from lmtrain.cli.options import Json
 from lmtrain.cli.screen.console import Screen
-from lmtrain.cli.screen.messages import say
-from lmtrain.cli.screen.terminal import print_json
+from lmtrain.cli.screen.terminal import print_json, say
 from lmtrain.runtime.processes.process import NodeRanks, ProcessEnv, environment_report, has_compiled_helpers
 from lmtrain.units import format_bytes
 

@@ -21,8 +21,7 @@ from typing import Annotated, Any
 import typer
 
 from lmtrain import __version__
-from lmtrain.cli.screen.messages import print_error
-from lmtrain.cli.screen.terminal import echo
+from lmtrain.cli.screen.terminal import echo, print_error
 from lmtrain.cli.verbs import VerbGroup
 from lmtrain.errors import LmtrainError, MissingInputError, OutputError, StorageError, UsageError, nearest
 from lmtrain.runtime.files.limits import limit_reached

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from lmtrain.cli.keys.completion import complete_override
-from lmtrain.cli.screen.messages import tell
+from lmtrain.cli.screen.terminal import tell
 from lmtrain.errors import OutputError, UsageError, a_few
 from lmtrain.units import parse_bytes
 

@@ -18,7 +18,7 @@ from lmtrain.cli.inspect.dataset_view import (
 )
 from lmtrain.cli.keys.completion import complete_override
 from lmtrain.cli.options import ConfigDir, Json, Plugins
-from lmtrain.cli.screen.tables import print_facts, print_table
+from lmtrain.cli.screen.console import print_facts, print_table
 from lmtrain.cli.screen.terminal import echo, print_json, progress
 from lmtrain.errors import DataError, UsageError
 from lmtrain.units import format_count

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from lmtrain.cli.options import InputFormat, TextInputs, parse_size, text_inputs
-from lmtrain.cli.screen.messages import tell
-from lmtrain.cli.screen.terminal import echo, print_json, progress
+from lmtrain.cli.screen.terminal import echo, print_json, progress, tell
 from lmtrain.runtime.processes.faults import arm_from_env
 from lmtrain.runtime.processes.process import num_usable_cpus
 from lmtrain.units import format_bytes, format_count, format_seconds, parse_count

@@ -117,9 +117,16 @@ def evaluate(
     processes = Processes(nproc, nproc_per_node)
     env = this_process(processes)
 
-    from lmtrain.cli.eval.compare import compare_files, compare_models
     from lmtrain.cli.eval.model_source import check_device, find_subject, settle_layout
-    from lmtrain.cli.eval.session import Options, Session, evaluate_one, evaluate_steps, find_steps
+    from lmtrain.cli.eval.session import (
+        Options,
+        Session,
+        compare_files,
+        compare_models,
+        evaluate_one,
+        evaluate_steps,
+        find_steps,
+    )
     from lmtrain.eval.source import check_kind
     from lmtrain.eval.task import window_of
 

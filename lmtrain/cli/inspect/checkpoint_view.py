@@ -17,8 +17,7 @@ from lmtrain.checkpoint.disk.format import ITEM_BYTES
 from lmtrain.checkpoint.store import resolve
 from lmtrain.cli.inspect.dataset_view import tokenizer_words
 from lmtrain.cli.inspect.run_view import model_words
-from lmtrain.cli.screen.console import Screen
-from lmtrain.cli.screen.tables import print_facts, print_tree
+from lmtrain.cli.screen.console import Screen, print_facts, print_tree
 from lmtrain.cli.screen.terminal import echo
 from lmtrain.runfolder.differences import differences
 from lmtrain.train.layouts.layout_table import layout_words

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmtrain.cli.screen.console import Screen
-from lmtrain.cli.screen.messages import say
-from lmtrain.cli.screen.terminal import echo
+from lmtrain.cli.screen.terminal import echo, say
 from lmtrain.errors import UsageError
 from lmtrain.units import format_bytes, format_count
 

@@ -12,8 +12,7 @@ import typer
 from lmtrain.cli.inspect.dataset_view import dataset_facts, dataset_lines
 from lmtrain.cli.inspect.run_view import run_facts, run_lines
 from lmtrain.cli.options import Json, Plugins
-from lmtrain.cli.screen.console import Screen
-from lmtrain.cli.screen.tables import print_facts, print_tree
+from lmtrain.cli.screen.console import Screen, print_facts, print_tree
 from lmtrain.cli.screen.terminal import print_json
 from lmtrain.errors import MissingInputError
 from lmtrain.runfolder.folder import as_written

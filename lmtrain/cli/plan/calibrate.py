@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from lmtrain.cli.plan.planning import hardware_of
-from lmtrain.cli.screen.tables import print_table
+from lmtrain.cli.screen.console import print_table
 from lmtrain.cli.screen.terminal import echo, print_json
 from lmtrain.errors import DataError, MissingInputError, UsageError
 from lmtrain.observe.screen.row_text import milliseconds

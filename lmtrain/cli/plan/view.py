@@ -10,10 +10,8 @@ from itertools import pairwise
 from typing import Any
 
 from lmtrain.cli.plan.planned_run import Found
-from lmtrain.cli.screen.console import Screen
-from lmtrain.cli.screen.messages import say
-from lmtrain.cli.screen.tables import print_facts, print_table
-from lmtrain.cli.screen.terminal import echo
+from lmtrain.cli.screen.console import Screen, print_facts, print_table
+from lmtrain.cli.screen.terminal import echo, say
 from lmtrain.observe.screen.row_text import percent
 from lmtrain.page.document import Cells
 from lmtrain.plan.run_model.replay import replay

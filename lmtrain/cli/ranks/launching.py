@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lmtrain.cli.screen.messages import tell, warn_of
+from lmtrain.cli.screen.terminal import tell, warn_of
 from lmtrain.errors import LmtrainError, StoppedEarly, UsageError
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ import typer
 from lmtrain.cli.inspect.run_view import finite
 from lmtrain.cli.options import check_place
 from lmtrain.cli.report.figures import MOST_EVALS, charts, eval_rows, headlines
-from lmtrain.cli.report.ranks import layout_parts, memory_parts
-from lmtrain.cli.report.trace_part import kernel_parts, trace_parts
+from lmtrain.cli.report.ranks import kernel_parts, layout_parts, memory_parts, trace_parts
 from lmtrain.cli.screen.terminal import echo
 from lmtrain.config.base import show
 from lmtrain.observe.history.record import Record, read_record

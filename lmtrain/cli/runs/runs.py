@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.cells import cell_len
+from rich.text import Text
 
 from lmtrain.cli.inspect.run_view import ago, finite, four
 from lmtrain.cli.options import Json
 from lmtrain.cli.plain_help import PlainGroup, examples
-from lmtrain.cli.screen.tables import print_facts
+from lmtrain.cli.screen.console import Screen, print_facts
 from lmtrain.cli.screen.terminal import print_json
 from lmtrain.config.base import show
 from lmtrain.errors import MissingInputError, UsageError, nearest
@@ -156,11 +158,6 @@ def _loss(row: dict[str, Any]) -> float | str | None:
 
 def print_runs(rows: Sequence[dict[str, Any]]) -> None:
     """On a terminal a run is a line: what does not fit is left out, columns that matter least first."""
-    from rich.cells import cell_len
-    from rich.text import Text
-
-    from lmtrain.cli.screen.console import Screen
-
     screen = Screen(highlight=False)
     if not rows:
         screen.print("no run is of that kind")

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from lmtrain.cli.inspect.run_view import age_s, model_words, planned, state_words
 from lmtrain.cli.screen.console import Screen
-from lmtrain.cli.screen.messages import say
+from lmtrain.cli.screen.terminal import say
 from lmtrain.errors import MissingInputError, UsageError
 from lmtrain.observe.screen.row_text import eval_line, step_line, valid_line
 from lmtrain.runfolder.folder import as_written, read_settings, state_now

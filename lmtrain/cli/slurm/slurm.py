@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 import typer
 
 from lmtrain.cli.options import ConfigDir, ConfigName, FromRun, Overrides, Plugins
-from lmtrain.cli.screen.messages import tell
-from lmtrain.cli.screen.terminal import echo, pass_on
+from lmtrain.cli.screen.terminal import echo, pass_on, tell
 from lmtrain.cli.slurm.script import Job, TaskOptions, script
 from lmtrain.config.overrides import shell
 from lmtrain.errors import LayoutError, MissingInputError, UsageError

@@ -73,7 +73,7 @@ MUTANTS = [
     ),
     Mutant(
         name="results_paired_in_their_order",
-        file="lmtrain/cli/eval/compare.py",
+        file="lmtrain/cli/eval/session.py",
         function="_pairs",
         old="other = next((o for o in same if o.result.text_sha256 == one.result.text_sha256), next(iter(same), None))",
         new="other = next(iter(same), None)",
@@ -192,7 +192,7 @@ MUTANTS = [
     ),
     Mutant(
         name="copies_numbered_the_wrong_way_round",
-        file="lmtrain/cli/trace/facts.py",
+        file="lmtrain/cli/trace/view.py",
         function="_at",
         old="at.dp_replicate * segment.layout.dp_shard + at.dp_shard",
         new="at.dp_shard * segment.layout.dp_replicate + at.dp_replicate",
