@@ -37,7 +37,7 @@ def env(as_json: Json = False) -> None:
 
 def _how_ranks_start() -> str:
     """Start the server that would fork the ranks of a run, and return whether it may, or why not."""
-    from lmtrain.cli.ranks.imports import RUN
+    from lmtrain.cli.ranks.launching import RUN
     from lmtrain.runtime.processes.rank_starter import Program, RankStarter
 
     reasons: list[str] = []

@@ -15,9 +15,9 @@ from rich.text import Text
 
 from lmtrain.cli.inspect.run_view import ago, finite, four
 from lmtrain.cli.options import Json
-from lmtrain.cli.plain_help import PlainGroup, examples
 from lmtrain.cli.screen.console import Screen, print_facts
 from lmtrain.cli.screen.terminal import print_json
+from lmtrain.cli.verbs import PlainGroup, examples
 from lmtrain.config.base import show
 from lmtrain.errors import MissingInputError, UsageError, nearest
 from lmtrain.runfolder.differences import flat
