@@ -104,6 +104,5 @@ def text_inputs(inputs: list[str], format_: str | None) -> Inputs:
         raise UsageError(f"--format={format_} is for - and for files whose names do not say what they hold. "
                          "None was given; leave it out.")  # fmt: skip
     if skipped := skipped_files(found):
-        names = a_few([str(path) for path in skipped], most=3)
-        tell(f"left out: {names}. Folders are searched for {KNOWN}.")
+        tell(f"left out: {a_few(map(str, skipped), most=3)}. Folders are searched for {KNOWN}.")
     return found

@@ -38,9 +38,10 @@ def cli_page(app: Any) -> str:
     root = get_command(app)
     parts = ["# Commands\n", f"{root.help}\n", *_root_options(root)]
     for path, command in commands(root).items():  # in the order of `lmtrain --help`
-        parts += [f"## {path}\n", f"```console\n$ {path} {_usage(command)}\n```\n", f"{_prose(command.help)}\n"]
-        parts += [*_table("Argument", command, "argument"), *_table("Option", command, "option")]
-        parts += _examples(command)
+        parts += [
+            f"## {path}\n", f"```console\n$ {path} {_usage(command)}\n```\n", f"{_prose(command.help)}\n",
+            *_table("Argument", command, "argument"), *_table("Option", command, "option"), *_examples(command),
+        ]  # fmt: skip
     return "\n".join(parts)
 
 
@@ -99,9 +100,8 @@ def _default(param: Any) -> str:
     if param.required:
         return "must be given"
     value = param.default
-    if value is None or value is False or value in ((), [], "") or callable(value):
-        return ""
-    return f"`{show(value)}`"
+    is_unsaid = value is None or value is False or value in ((), [], "") or callable(value)
+    return "" if is_unsaid else f"`{show(value)}`"
 
 
 def _prose(text: str | None) -> str:

@@ -60,8 +60,10 @@ def _huggingface(path: Path, config: Any) -> Source:
                 f"{error} Put it there, or make a checkpoint by `lmtrain reshard --from hf --tokenizer PATH`."
             ) from error
 
-    facts = {"checkpoint": str(path), "format": "huggingface", "model_type": family}
-    return Source(path=path, settings=settings, facts=facts, open=opened, tokenizer=tokenizer)
+    return Source(
+        path=path, settings=settings, open=opened, tokenizer=tokenizer,
+        facts={"checkpoint": str(path), "format": "huggingface", "model_type": family},
+    )  # fmt: skip
 
 
 def settle_layout(words: Sequence[str], model: ModelSettings, env: ProcessEnv) -> ParallelSettings:
@@ -133,8 +135,7 @@ def on_processes(
                 found = load(source, picked, precision, mesh, parallel)
                 if env.world_size == 1:
                     return found
-                words = layout_words(parallel).partition(",")[0]
-                return replace(found, subject=replace(found.subject, layout=words))
+                return replace(found, subject=replace(found.subject, layout=layout_words(parallel).partition(",")[0]))
 
             yield loaded
 

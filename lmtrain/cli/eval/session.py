@@ -144,9 +144,8 @@ class Session:
     ) -> Outcome:
         from lmtrain.eval.runner import run
 
-        options, stopped = self.options, "the same command goes on from here."
-        if options.output is None:
-            stopped = "nothing is kept. With --output FILE the same command would go on."
+        options, kept = self.options, "the same command goes on from here."
+        stopped = kept if options.output else "nothing is kept. With --output FILE the same command would go on."
         with progress(self.console, f"{task.id}: fed", "tokens", stopped=stopped) as shown:
             return run(
                 task, loaded.subject, given, stride=options.stride, seq_len=options.seq_len, limit=options.limit,
@@ -158,8 +157,9 @@ class Session:
         if self.options.baseline is None or outcome.prepared.documents is None or self._env.rank > 0:
             return outcome
         with progress(self.console, "counting for the baselines"):
-            tokenizer = loaded.subject.tokenizer
-            result = with_baselines(outcome.result, outcome.prepared, self.options.baseline, tokenizer)
+            result = with_baselines(
+                outcome.result, outcome.prepared, self.options.baseline, loaded.subject.tokenizer
+            )
         return replace(outcome, result=result)
 
 
@@ -171,9 +171,8 @@ def evaluate_one(source: Source, session: Session) -> None:
     def add(outcome: Outcome, loaded: Loaded) -> None:
         outcome = session.compared(outcome, loaded)
         if options.samples is not None:
-            tokenizer = loaded.subject.tokenizer
-            rows = sample_rows(len(lines), outcome.result, outcome.prepared, outcome.columns, tokenizer)
-            lines.append(as_lines(rows))
+            prepared, tokenizer = outcome.prepared, loaded.subject.tokenizer
+            lines.append(as_lines(sample_rows(len(lines), outcome.result, prepared, outcome.columns, tokenizer)))
             document["samples"] = session.write_samples(options.samples, lines)
         document["results"].append(outcome.result.to_dict())
         session.write(document)
@@ -219,11 +218,10 @@ def find_steps(run: Path, asked: str) -> list[Path]:
     if not all(word.isdecimal() and len(word) < 19 for word in words):
         raise UsageError(f"--steps={asked} is neither all nor steps. Give all, or steps as in --steps 100,200.")
     steps = sorted({int(word) for word in words})
-    missing = [f"{step}" for step in steps if step not in found]
-    if missing:
-        there = a_few([str(step) for step in found], most=12)
+    if missing := [f"{step}" for step in steps if step not in found]:
         raise MissingInputError(
-            f"{run} has no checkpoint of step {a_few(missing)}. It has {there}; --steps all is all."
+            f"{run} has no checkpoint of step {a_few(missing)}. It has "
+            f"{a_few(map(str, found), most=12)}; --steps all is all."
         )
     return [found[step] for step in steps]
 
@@ -285,8 +283,9 @@ def compare_files(a: Path, b: Path, options: Options) -> None:
     if options.output is not None:
         write_json(options.output, document)
     if options.as_json:
-        return print_document(document)
-    return _print_comparison(Screen(highlight=False), pairs, found, alone, options.full)
+        print_document(document)
+    else:
+        _print_comparison(Screen(highlight=False), pairs, found, alone, options.full)
 
 
 def compare_models(sources: Sequence[Source], session: Session) -> None:
@@ -302,7 +301,7 @@ def compare_models(sources: Sequence[Source], session: Session) -> None:
                 sides.append([Side(name, one.result, one.columns) for one in session.outcomes(loaded, journal)])
                 models.append(loaded.facts | {"results": [side.result.to_dict() for side in sides[-1]]})
                 del loaded  # because: two models need not fit in memory
-        pairs = [(session.tasks[i], x, y) for i, (x, y) in enumerate(zip(*sides, strict=True))]
+        pairs = [*zip(session.tasks, sides[0], sides[1], strict=True)]
         document = new_document("lmtrain comparison", a=models[0], b=models[1], left_out=[])
         found = _comparisons(pairs, document)
         session.write(document)

@@ -89,9 +89,8 @@ def _tensor_tree(tensors: dict[str, dict[str, Any]]) -> Tree:
         if len(names) == 1:
             tensor, rest = tensors[names[0]], ".".join(names[0].split(".")[depth:])
             label = f"{word}.{rest}" if rest else word
-            size = format_bytes(tensor["bytes"])
             where = tensor["files"][0] if len(tensor["files"]) == 1 else f"{len(tensor['files'])} files"
-            tree.add(Text(f"{label}  {tensor['dtype']} {tensor['shape']}  {size}  {where}"))
+            tree.add(Text(f"{label}  {tensor['dtype']} {tensor['shape']}  {format_bytes(tensor['bytes'])}  {where}"))
             return
         total = format_bytes(sum(tensors[name]["bytes"] for name in names))
         branch = tree.add(Text(f"{word}  {len(names)} tensors  {total}"))
@@ -145,5 +144,7 @@ def print_difference(facts: dict[str, Any]) -> None:
 
 
 def _values(found: dict[str, Any]) -> str:
-    share = f"{found['num_different']:,} of {found['num_values']:,} numbers"
-    return f"{share}, by at most {found['largest']:.3g} where the largest is {found['scale']:.3g}"
+    return (
+        f"{found['num_different']:,} of {found['num_values']:,} numbers, by at most {found['largest']:.3g} where the "
+        f"largest is {found['scale']:.3g}"
+    )

@@ -71,8 +71,7 @@ def _no_settings(tree: dict[str, Any]) -> Iterator[str]:
     """What is JSON and cannot be the settings of a run: words that choose files, and what no file's text can hold."""
     for group in (tree, *(inner for inner in tree.values() if isinstance(inner, dict))):
         yield from (f"has the key {word}" for word in ("defaults", "hydra") if word in group)
-    text = json.dumps(tree, ensure_ascii=False)
-    if half := re.search("[\ud800-\udfff]", text):
+    if half := re.search("[\ud800-\udfff]", json.dumps(tree, ensure_ascii=False)):
         yield f"holds half a character (U+{ord(half[0]):04X})"
 
 

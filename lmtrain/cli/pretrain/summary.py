@@ -81,8 +81,8 @@ def print_summary(config: RunConfig, summary: Summary, console: Console, as_json
         keys = ("step", "loss", "valid_loss", "tokens", "seconds", "stopped_by")
         return print_json({"run": config.run.dir} | {key: getattr(summary, key) for key in keys}, indent=None)
     parts = [f"{summary.step} steps", f"{format_count(summary.tokens)} tokens", format_seconds(summary.seconds)]
-    for name, loss in (("loss", summary.loss), ("validation", summary.valid_loss)):
-        parts += [] if loss is None else [f"{name} {loss:.4f}"]
+    losses = {"loss": summary.loss, "validation": summary.valid_loss}
+    parts += [f"{name} {loss:.4f}" for name, loss in losses.items() if loss is not None]
     word = "stopped" if summary.stopped_by else "done"
     say(console, f"{word}: {', '.join(parts)}; everything is in {config.run.dir}")
     return None

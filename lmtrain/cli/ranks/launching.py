@@ -112,8 +112,7 @@ def this_process(asked: Processes) -> ProcessEnv:
 
 def run_processes(words: Sequence[str], env: ProcessEnv) -> None:
     """Run an evaluation, typed as `lmtrain WORDS`, in several processes; what it refuses has been said once by now."""
-    program = Program(words_of_ranks(words), imports=EVALUATION)
-    _end(launch(program, _ranks(env), say=tell, explain=_explain), env)
+    _end(launch(Program(words_of_ranks(words), imports=EVALUATION), _ranks(env), say=tell, explain=_explain), env)
 
 
 def imports_of(config: RunConfig) -> tuple[str, ...]:
@@ -227,9 +226,10 @@ def laid_out(config: RunConfig, words: Sequence[str], env: ProcessEnv, *, elasti
 def seen_from_here(config: RunConfig, env: ProcessEnv) -> ProcessEnv:
     """For a dry run: more processes than a node of hardware=NAME has GPUs for are elsewhere, not on this machine."""
     machine = config.hardware
-    if machine is None or machine.device == "cpu" or env.launcher != "lmtrain":
-        return env
-    if env.world_size <= machine.gpus_per_node:
+    if (
+        machine is None or machine.device == "cpu" or env.launcher != "lmtrain"
+        or env.world_size <= machine.gpus_per_node
+    ):  # fmt: skip
         return env
     return replace(env, launcher=ELSEWHERE, local_world_size=machine.gpus_per_node, host="each node")
 

@@ -77,10 +77,9 @@ def newest_peaks(record: Record) -> tuple[int, list[int]]:
     if not rows or (starts and rows[-1].get("attempt") != starts[-1].get("attempt")):
         return 0, []
     peaks = rows[-1].get("peak_bytes")
-    if not isinstance(peaks, list) or not any(peaks):
+    if not (isinstance(peaks, list) and any(peaks) and all(type(p) is int and 0 <= p < 1 << 60 for p in peaks)):
         return 0, []
-    are_sizes = all(type(peak) is int and 0 <= peak < 1 << 60 for peak in peaks)
-    return (rows[-1]["step"], peaks) if are_sizes else (0, [])
+    return rows[-1]["step"], peaks
 
 
 def memory_picture(layout: Layout, peaks: Sequence[int]) -> str:
@@ -160,10 +159,14 @@ def _axes(layout: Layout) -> str:
 
 
 def _row(row: dict[str, Any]) -> dict[str, str]:
-    places = ("pp", "dp_replicate", "dp_shard", "tp", "layers")
-    names = dict(zip(("<rank", "pp", "replica", "shard", "tp", "layers"), ("rank", *places), strict=True))
-    found = {name: str(row[key]) for name, key in names.items()} | {"parameters": format_count(row["parameters"])}
-    return found | {name: format_bytes(row[key]) if row[key] else "-" for key, name in _HEADS.items()}
+    names = {
+        "<rank": "rank", "pp": "pp", "replica": "dp_replicate", "shard": "dp_shard", "tp": "tp", "layers": "layers",
+    }  # fmt: skip
+    return (
+        {name: str(row[key]) for name, key in names.items()}
+        | {"parameters": format_count(row["parameters"])}
+        | {name: format_bytes(row[key]) if row[key] else "-" for key, name in _HEADS.items()}
+    )
 
 
 class Square(NamedTuple):

@@ -190,8 +190,7 @@ def _settings(seen: Sequence[Seen]) -> Iterator[str]:
     yield section("Settings", name="settings")
     if len(known) > 1:
         found = differences([one.settings for one in known])
-        names = [one.name for one in known]
-        beside = _beside("<key", names, found)
+        beside = _beside("<key", [one.name for one in known], found)
         yield f"<p>{len(found)} settings differ.</p>" + table(beside) if found else "<p>All settings are the same.</p>"
     rows = [{"<key": key, "<value": _shown(value)} for key, value in flat(known[0].settings)]
     whose = f" of {known[0].name}" if len(known) > 1 else ""

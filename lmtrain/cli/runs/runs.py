@@ -105,8 +105,7 @@ def plot(
 
 
 def rows_of(folder: Path | None, states: Sequence[str], where: Sequence[str]) -> list[dict[str, Any]]:
-    wrong = [state for state in states if state not in _STATES]
-    if wrong:
+    if wrong := [state for state in states if state not in _STATES]:
         raise UsageError(f"--state={wrong[0]} is no state of a run. {nearest(wrong[0], _STATES)}")
     wanted = [text.partition("=") for text in where]
     for text, (key, sign, _) in zip(where, wanted, strict=True):

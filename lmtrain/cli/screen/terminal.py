@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -78,7 +78,11 @@ def warn_of(problem: str | None) -> None:
 
 
 def print_error(error: LmtrainError) -> None:
-    env = _this_process()
+    from lmtrain.runtime.processes.process import ProcessEnv
+
+    env: ProcessEnv | None = None
+    with suppress(LmtrainError):  # because: what is wrong with this process is an error of its own
+        env = ProcessEnv.detect()
     if error.is_passed_on and env is not None and env.is_child and env.rank > 0:
         return  # because: of the ranks that one launcher shows, rank 0 speaks for all
     title = "" if isinstance(error, StoppedEarly) else "error: "  # because: who asks for a stop sees no error in it
@@ -94,12 +98,3 @@ def _who(message: str, env: ProcessEnv | None) -> str:
     starts_ranks = any(word.partition("=")[0] == "--nproc-per-node" for word in sys.argv)
     who = f"node {env.host}" if starts_ranks else env.who
     return "" if message.startswith(who) else f"{who}: "
-
-
-def _this_process() -> ProcessEnv | None:
-    from lmtrain.runtime.processes.process import ProcessEnv
-
-    try:
-        return ProcessEnv.detect()
-    except LmtrainError:
-        return None

@@ -105,11 +105,12 @@ def _chosen(timeline: Timeline, start: int | None) -> Segment:
     """The newest that has a whole step, else the newest."""
     if start is None:
         return next((one for one in reversed(timeline.segments) if one.steps), timeline.segments[-1])
-    for one in timeline.segments:
-        if one.start == start:
-            return one
-    there = a_few([str(one.start) for one in timeline.segments], most=12)
-    raise UsageError(f"--start={start} has left no trace in {timeline.folder}. Choose one of these: {there}.")
+    if (chosen := next((one for one in timeline.segments if one.start == start), None)) is not None:
+        return chosen
+    raise UsageError(
+        f"--start={start} has left no trace in {timeline.folder}. Choose one of these: "
+        f"{a_few((str(one.start) for one in timeline.segments), most=12)}."
+    )
 
 
 def _at(segment: Segment, rank: int) -> Facts:
@@ -164,9 +165,8 @@ def _clocks(segment: Segment) -> list[Facts]:
 def print_trace(facts: Facts, rows: Sequence[Row]) -> None:
     console = Screen(highlight=False)
     width = min(console.width, _WIDEST) if console.is_terminal else _WIDEST
-    plain = not console.encoding.startswith("utf")
     fold = width if console.is_terminal else 1 << 20  # because: elsewhere a sentence is one line, to be searched
-    for line in _lines(facts, rows, width, fold, plain):
+    for line in _lines(facts, rows, width, fold, not console.encoding.startswith("utf")):
         if line[:1] in ("", " "):
             print_line(console, line)
         else:
@@ -213,17 +213,14 @@ def _head(facts: Facts) -> str:
 
 def _ranges(numbers: Sequence[int]) -> str:
     """10, 11, 12, 20 -> 10-12, 20; of many, the first and the last."""
-    found = []
-    for _, group in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
-        run = [number for _, number in group]
-        found.append(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]))
+    groups = groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
+    runs = ([number for _, number in group] for _, group in groups)
+    found = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
     return ", ".join(found if len(found) < 6 else [*found[:3], "...", found[-1]])
 
 
 def _ms(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
-    return f"{seconds:.2f} s" if seconds >= 10 else f"{seconds * 1e3:.1f} ms"
+    return "-" if seconds is None else f"{seconds:.2f} s" if seconds >= 10 else f"{seconds * 1e3:.1f} ms"
 
 
 def _picture(rows: Sequence[Row], step: int, width: int, plain: bool) -> Iterator[str]:
@@ -262,8 +259,7 @@ def _table(facts: Facts, width: int, plain: bool) -> Iterator[str]:
         wait = f"  {_ms(one['waited_s'])} of it waiting for slower ranks" if late else ""
         bar = ("#" if plain else "█") * round(one["share"] * room)
         line = f"  {_WORDS[name]:<22}{_ms(one['seconds']):>11}{one['share']:>8.1%}  {bar}"
-        fits = len(line) + len(wait) <= width
-        yield from (f"{line}{wait}".rstrip(),) if fits else (line, f"  {wait}")
+        yield from (f"{line}{wait}".rstrip(),) if len(line) + len(wait) <= width else (line, f"  {wait}")
     yield f"  {'step':<22}{_ms(facts['step_s']):>11}{sum(one['share'] for one in classes.values()):>8.1%}"
 
 

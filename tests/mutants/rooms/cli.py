@@ -164,7 +164,7 @@ MUTANTS = [
     Mutant(
         name="prompt_loses_its_last_spaces",
         file="lmtrain/cli/generate.py",
-        function="_read_prompt",
+        function="generate",
         old='sys.stdin.read().removesuffix("\\n")',
         new="sys.stdin.read().rstrip()",
         breaks="The model goes on from other tokens than those that were piped in, and the same prompt by --prompt "
