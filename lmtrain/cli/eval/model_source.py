@@ -142,8 +142,9 @@ def on_processes(
 
 def _computed_by(parallel: ParallelSettings) -> dict[str, Fact]:
     """What all processes must have alike; that they score the same texts is seen when they do."""
-    settings = {f"parallel.{key}": Fact(str(value), str(value)) for key, value in parallel.to_dict().items()}
-    return settings | program_facts()
+    return {
+        f"parallel.{key}": Fact(str(value), str(value)) for key, value in parallel.to_dict().items()
+    } | program_facts()
 
 
 def _model_of(source: Source) -> dict[str, Fact]:

@@ -93,8 +93,9 @@ def asked(words: Sequence[str], layout: str | None, config_dir: Path | None, nam
     run, vocab = _vocab(config)
     assumed = [*assumed, *vocab]
     if "precision" in fills:
-        said = f"precision is not given: {config.precision.kind}, the fastest that {hardware.name} has"
-        assumed.append(Open(said=said, others={}))
+        assumed.append(Open(
+            said=f"precision is not given: {config.precision.kind}, the fastest that {hardware.name} has", others={}
+        ))  # fmt: skip
     fixed |= {"micro_batch": config.train.micro_batch} if "train.micro_batch" in keys else {}
     fixed |= {"recompute": config.recompute} if any(key.partition(".")[0] == "recompute" for key in keys) else {}
     steps = config.train.steps if recipe is not None or "train.steps" in keys else None
