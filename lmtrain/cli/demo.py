@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.panel import Panel
+from rich.text import Text
 
 from lmtrain.cli.keys.completion import complete_override
-from lmtrain.cli.screen.console import Screen
-from lmtrain.cli.screen.tables import table_of
+from lmtrain.cli.screen.console import Screen, table_of
 from lmtrain.errors import LmtrainError
 from lmtrain.runtime.files.files import read_json
 from lmtrain.units import format_bytes, format_seconds
@@ -42,14 +43,12 @@ def demo(
     Its checkpoint is then cut for four processes and evaluated again, and written for Hugging Face.
     """
     console, began = Screen(), time.monotonic()
-    corpus, data, run = output / "corpus", output / "data", output / "run"
+    corpus, tokenizer, data, run = (output / name for name in ("corpus", "tokenizer", "data", "run"))
     _build_corpus(console, corpus)
-    tokenizer = output / "tokenizer"
-    text = corpus / "train.jsonl"
-    _lmtrain(console, "tokenizer", "train", text, "--output", tokenizer, "--vocab-size", _VOCAB_SIZE)
-    for part in ("train", "heldout"):
-        text, prefix = corpus / f"{part}.jsonl", data / part
-        _lmtrain(console, "preprocess", text, "--tokenizer", tokenizer, "--output", prefix, "--overwrite")
+    texts = {part: corpus / f"{part}.jsonl" for part in ("train", "heldout")}
+    _lmtrain(console, "tokenizer", "train", texts["train"], "--output", tokenizer, "--vocab-size", _VOCAB_SIZE)
+    for part, text in texts.items():
+        _lmtrain(console, "preprocess", text, "--tokenizer", tokenizer, "--output", data / part, "--overwrite")
     _lmtrain(
         console, "pretrain", "experiment=demo", f"data.path={data / 'train'}", f"data.valid_path={data / 'heldout'}",
         f"run.dir={run}", *(overrides or []),
@@ -80,8 +79,6 @@ def _build_corpus(console: Any, folder: Path) -> None:
 
 
 def _headline(console: Any, prompt: str, words: str) -> None:
-    from rich.text import Text
-
     console.print(Text.assemble("\n", (prompt, "bold"), f" {words}"), highlight=False, soft_wrap=True)
 
 
@@ -113,9 +110,6 @@ def check_same(result: dict[str, Any], resharded: dict[str, Any]) -> None:
 
 
 def _finish(console: Any, output: Path, result: dict[str, Any], resharded: dict[str, Any], seconds: float) -> None:
-    from rich.panel import Panel
-    from rich.text import Text
-
     check_same(result, resharded)
     ours = [("this model", result["measures"]), (f"resharded to {LAYOUT}", resharded["measures"])]
     table = table_of([
@@ -124,8 +118,8 @@ def _finish(console: Any, output: Path, result: dict[str, Any], resharded: dict[
         for name, found in ours + [(base["name"], base) for base in result["baselines"]]
     ])  # fmt: skip
     console.print()
-    title = f"done in {format_seconds(seconds)}; everything is in {output}"
-    console.print(Panel(table, title=Text(title), title_align="left"))
+    title = Text(f"done in {format_seconds(seconds)}; everything is in {output}")
+    console.print(Panel(table, title=title, title_align="left"))
     console.print(
         f"  resharded from 1 process to 4: {resharded['nll_sum_nats']:.6f} nats, the same to the last digit",
         highlight=False,

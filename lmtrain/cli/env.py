@@ -6,8 +6,7 @@ from contextlib import closing
 
 from lmtrain.cli.options import Json
 from lmtrain.cli.screen.console import Screen
-from lmtrain.cli.screen.messages import say
-from lmtrain.cli.screen.terminal import print_json
+from lmtrain.cli.screen.terminal import print_json, say
 from lmtrain.runtime.processes.process import NodeRanks, ProcessEnv, environment_report, has_compiled_helpers
 from lmtrain.units import format_bytes
 
@@ -38,7 +37,7 @@ def env(as_json: Json = False) -> None:
 
 def _how_ranks_start() -> str:
     """Start the server that would fork the ranks of a run, and return whether it may, or why not."""
-    from lmtrain.cli.ranks.imports import RUN
+    from lmtrain.cli.ranks.launching import RUN
     from lmtrain.runtime.processes.rank_starter import Program, RankStarter
 
     reasons: list[str] = []

@@ -52,17 +52,11 @@ def generate(
     samplings = [
         Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed + number) for number in range(num_samples)
     ]
-    prompt = _read_prompt() if prompt is None else prompt
+    if prompt is None:  # standard input without the line break that ends it; nothing at a terminal
+        prompt = "" if sys.stdin.isatty() else sys.stdin.read().removesuffix("\n")
     loaded = load_for_eval(checkpoint, pick_device(device), precision)
-    if as_json:
-        _print_samples(loaded, prompt, max_new_tokens, samplings)
-    else:
-        _print_stream(loaded, prompt, max_new_tokens, samplings)
-
-
-def _read_prompt() -> str:
-    """What is piped in, less the newline that ends it; nothing at a terminal."""
-    return "" if sys.stdin.isatty() else sys.stdin.read().removesuffix("\n")
+    show = _print_samples if as_json else _print_stream
+    show(loaded, prompt, max_new_tokens, samplings)
 
 
 def _print_stream(loaded: Loaded, prompt: str, max_new_tokens: int, samplings: list[Sampling]) -> None:
@@ -84,8 +78,9 @@ def _print_samples(loaded: Loaded, prompt: str, max_new_tokens: int, samplings: 
     from lmtrain.eval.generate import generate as generate_text
 
     subject = loaded.subject
-    samples = []
-    for sampling in samplings:
-        made = generate_text(subject.model, subject.tokenizer, prompt, max_new_tokens, sampling, subject.seq_len)
-        samples.append(asdict(sampling) | asdict(made))
+    samples = [
+        asdict(sampling)
+        | asdict(generate_text(subject.model, subject.tokenizer, prompt, max_new_tokens, sampling, subject.seq_len))
+        for sampling in samplings
+    ]
     print_json({"model": loaded.facts, "prompt": prompt, "samples": samples}, ensure_ascii=False)

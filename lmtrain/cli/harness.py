@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from lmtrain.cli.screen.messages import print_error
+from lmtrain.cli.screen.terminal import print_error
 from lmtrain.errors import LmtrainError, UsageError
 
 

@@ -21,8 +21,7 @@ from typing import Annotated, Any
 import typer
 
 from lmtrain import __version__
-from lmtrain.cli.screen.messages import print_error
-from lmtrain.cli.screen.terminal import echo
+from lmtrain.cli.screen.terminal import echo, print_error
 from lmtrain.cli.verbs import VerbGroup
 from lmtrain.errors import LmtrainError, MissingInputError, OutputError, StorageError, UsageError, nearest
 from lmtrain.runtime.files.limits import limit_reached
@@ -93,8 +92,8 @@ def _option_meant(option: str, command: str, error: Any, words: Sequence[str]) -
     """Another option, or the setting that another tool has as an option."""
     near = list(error.possibilities or ())
     name = option.lstrip("-").lower().replace("-", "_")
-    takes_settings = any(param.name == "overrides" for param in error.ctx.command.params)
     surely = difflib.get_close_matches(option, near, n=1, cutoff=0.8)
+    takes_settings = any(param.name == "overrides" for param in error.ctx.command.params)
     if takes_settings and not surely:
         if typed := _settings_meant(option, name, words):
             return f"Settings are words without dashes: type {' or '.join(typed)}."

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from lmtrain.cli.keys.completion import complete_override
-from lmtrain.cli.screen.messages import tell
+from lmtrain.cli.screen.terminal import tell
 from lmtrain.errors import OutputError, UsageError, a_few
 from lmtrain.units import parse_bytes
 
@@ -104,6 +104,5 @@ def text_inputs(inputs: list[str], format_: str | None) -> Inputs:
         raise UsageError(f"--format={format_} is for - and for files whose names do not say what they hold. "
                          "None was given; leave it out.")  # fmt: skip
     if skipped := skipped_files(found):
-        names = a_few([str(path) for path in skipped], most=3)
-        tell(f"left out: {names}. Folders are searched for {KNOWN}.")
+        tell(f"left out: {a_few(map(str, skipped), most=3)}. Folders are searched for {KNOWN}.")
     return found

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import lmtrain.__main__
-from lmtrain.cli.ranks import imports
+from lmtrain.cli.ranks import launching
 from lmtrain.runtime.processes.rank_starter import Program, RankStarter, adopting_orphans
 from lmtrain.runtime.processes.signals import unblock_stops
 
@@ -28,9 +28,9 @@ _READ_EARLY = (
 _SHARED = {
     "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "GOMP_SPINCOUNT": "10000", "NO_COLOR": "1", "COLUMNS": "200",
 }  # fmt: skip
-# what rank_imports adds for some settings: a launcher that has all imports of its ranks forks their server from itself
+# what imports_of adds for some settings: a launcher that has all imports of its ranks forks their server from itself
 _BY_SETTINGS = (
-    imports.COMPILER, imports.PIPELINE, "lmtrain.models.bert", "lmtrain.models.gpt", "lmtrain.optim.adamw",
+    launching.COMPILER, launching.PIPELINE, "lmtrain.models.bert", "lmtrain.models.gpt", "lmtrain.optim.adamw",
     "lmtrain.optim.lamb", "lmtrain.optim.muon",
 )  # fmt: skip
 _server: _Server | None = None
@@ -69,7 +69,7 @@ class _Server:
         self.environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
         self.environment |= _SHARED
         self.folder = os.getcwd()
-        modules = sorted({*imports.RUN, *imports.EVALUATION, *_BY_SETTINGS, MODULE})
+        modules = sorted({*launching.RUN, *launching.EVALUATION, *_BY_SETTINGS, MODULE})
         self._adopting = adopting_orphans()
         self._adopting.__enter__()
         self.starter = RankStarter(Program([], imports=modules), self.environment, "tests", say=_fail, explain=_fail)

@@ -56,9 +56,9 @@ def test_another_nodes_launcher_writes_what_nobody_has_written(
             write(tmp_path, meanwhile)
         return KILLED
 
-    monkeypatch.setattr("lmtrain.runtime.processes.launch.launch", launch)
+    monkeypatch.setattr("lmtrain.cli.ranks.launching.launch", launch)
     # because: this process goes on
-    monkeypatch.setattr("lmtrain.runtime.processes.signals.ignore_stops", lambda: None)
+    monkeypatch.setattr("lmtrain.cli.ranks.launching.ignore_stops", lambda: None)
     if before is not None:
         write(tmp_path, before)
     inputs: Any = SimpleNamespace(resume_from=None, tokenizer=SimpleNamespace(source="t"))

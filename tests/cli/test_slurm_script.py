@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.cli.slurm.script import Job, script
+from lmtrain.cli.slurm.slurm import Job, script
 from tests.cli.harness import Toy, lmtrain
 from tests.marks import wide
 

@@ -21,7 +21,7 @@ ALLOWED = {
     "lmtrain.observe.watch.companion",  # a program of its own, which says in ASCII why its rank was ended
 }  # fmt: skip
 TABLES_OF_THEIR_OWN = {
-    "lmtrain.cli.screen.tables", "lmtrain.cli.screen.terminal",  # the printers
+    "lmtrain.cli.screen.console",  # the printer
     "lmtrain.cli.data.tokenizer",  # in a box, since a piece may be a blank
 }  # fmt: skip
 
@@ -46,7 +46,7 @@ def second_printer_problems(house: Any) -> list[str]:
         dumped = {id(node) for node, called in found if called in ("json.dumps", "json.dump")}
         for node, called in found:
             if called == "rich.table.Table":
-                problems.append(f"{module.shown}:{node.lineno} makes a table. Use cli/screen/tables.py.")
+                problems.append(f"{module.shown}:{node.lineno} makes a table. Use cli/screen/console.py.")
             if called.endswith((".echo", ".print", ".pass_on")) and dumped & set(map(id, ast.walk(node))):
                 problems.append(f"{module.shown}:{node.lineno} prints JSON. Use print_json of cli/screen/terminal.py.")
     return problems

@@ -17,7 +17,7 @@ ALLOWED = {
     "data_tools.read.streams.readinto": "called by io.BufferedReader",
     "data_tools.corpora.fetch.redirect_request": "called by urllib",
     "lmtrain.cli.runs.runs.parse_args": "called by typer",
-    "lmtrain.cli.plain_help.get_command": "called by typer",
+    "lmtrain.cli.verbs.get_command": "called by typer",
     "lmtrain.cli.verbs.list_commands": "called by typer",
     "lmtrain.cli.verbs.resolve_command": "called by typer",
     "lmtrain.observe.watch.guard.tell_stop": "handed by the command line to what hears signals",

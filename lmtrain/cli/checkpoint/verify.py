@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from lmtrain.cli.options import Json, Plugins
-from lmtrain.cli.screen.messages import say
-from lmtrain.cli.screen.terminal import print_json
+from lmtrain.cli.screen.terminal import print_json, say
 from lmtrain.units import format_bytes
 
 

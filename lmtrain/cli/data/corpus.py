@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from data_tools.read.chunks import Part
 from lmtrain.cli.options import InputFormat, TextInputs, parse_size, text_inputs
 from lmtrain.cli.screen.terminal import echo, progress
 from lmtrain.errors import UsageError
@@ -136,8 +137,7 @@ def dedupe(
     from data_tools.corpus.build import DedupeSettings, dedupe_all
     from lmtrain.config.build import build_settings
 
-    facts = {"near": not exact_only, "threshold": threshold, "keep": keep}
-    settings = build_settings(DedupeSettings, facts, "dedupe")
+    settings = build_settings(DedupeSettings, {"near": not exact_only, "threshold": threshold, "keep": keep}, "dedupe")
     with _working(workers, "0/1", key, on_error) as work:
         _print(dedupe_all(text_inputs(inputs, format_), output, settings, work))
 
@@ -167,7 +167,6 @@ def match(
 ) -> None:
     """Second step: mark exact copies with `--exact`, then find near ones, the bands in parts."""
     from data_tools.corpus.copies.copies import find_pairs, mark_exact
-    from data_tools.read.chunks import Part
 
     with _documents_shown("matching"):
         found = mark_exact(work) if exact else find_pairs(work, threshold, Part.parse(part))
@@ -308,7 +307,6 @@ def _run(step: Any, inputs: Inputs, output: Path, workers: int | None, part: str
 
 def _work(workers: int | None, part: str, key: str, on_error: str, report: Callable[[str, int], None] | None) -> Work:
     from data_tools.corpus.flow.steps import Reading, Work
-    from data_tools.read.chunks import Part
     from data_tools.read.content import OnError
 
     if on_error not in ("stop", "skip"):
@@ -360,8 +358,7 @@ def _documents_shown(doing: str = "starting") -> Iterator[Callable[[str, int], N
 
 @contextmanager
 def _bytes_shown() -> Iterator[Callable[[int, int | None], None]]:
-    stopped = "the same command goes on where this one was."
-    with progress("fetched", "bytes", stopped=stopped) as shown:
+    with progress("fetched", "bytes", stopped="the same command goes on where this one was.") as shown:
         before: int | None = None  # bytes that an earlier transfer brought
 
         def report(done: int, total: int | None) -> None:

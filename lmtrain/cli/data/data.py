@@ -12,20 +12,22 @@ import typer
 from lmtrain.cli.inspect.dataset_view import (
     dataset_facts,
     document_rows,
+    print_dataset,
     print_documents,
     print_samples,
     sample_row,
 )
 from lmtrain.cli.keys.completion import complete_override
 from lmtrain.cli.options import ConfigDir, Json, Plugins
-from lmtrain.cli.screen.tables import print_facts, print_table
+from lmtrain.cli.screen.console import print_facts, print_table
 from lmtrain.cli.screen.terminal import echo, print_json, progress
+from lmtrain.config.compose import compose
 from lmtrain.errors import DataError, UsageError
+from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.units import format_count
 
 if TYPE_CHECKING:
     from lmtrain.data.store.indexed import IndexedDataset
-    from lmtrain.tokenizer.base import Tokenizer
     from lmtrain.train.config import RunConfig
 
 app = typer.Typer(no_args_is_help=True)
@@ -51,8 +53,6 @@ def inspect(
     as_json: Json = False,
 ) -> None:
     """Say what a dataset holds, from its header and sidecar; `lmtrain inspect PREFIX` says the same."""
-    from lmtrain.cli.inspect.inspect import print_dataset
-
     facts = dataset_facts(prefix)
     return print_json(facts) if as_json else print_dataset(facts, all_)
 
@@ -149,20 +149,18 @@ def show(
     chosen = [name for name, value in (("sample", sample), ("document", document), ("random", random)) if value]
     if len(chosen) > 1:
         raise UsageError(f"--{' and --'.join(chosen)} were given. Give one of them.")
-    what = (chosen or ["random"])[0]
     for name, value, needs in (
         ("--seed", seed, "random"), ("--run", run, "sample"), ("--config-dir", config_dir, "sample"),
         (settings[0] if settings else "", settings or None, "sample"),
     ):  # fmt: skip
-        if value is not None and needs != what:
+        if value is not None and needs != (chosen or ["random"])[0]:
             raise UsageError(f"{name} is for --{needs} NUMBER, which was not given. Add it, or leave {name} out.")
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)} are two datasets. Show one at a time.")
     if run is None and not given:
         raise UsageError("PREFIX is missing. Give a dataset such as data/books, or --run RUN --sample NUMBER.")
     if sample:
-        if tokenizer is not None:
-            settings.append(f"data.tokenizer={tokenizer}")
+        settings += [] if tokenizer is None else [f"data.tokenizer={tokenizer}"]
         return _show_samples(sample, given, settings, run, config_dir, most, ids, as_json)
     return _show_documents(Path(given[0]), document, random or 3, seed or 0, most, ids, tokenizer, as_json)
 
@@ -222,14 +220,12 @@ def index(overrides: Overrides = None, config_dir: ConfigDir = None, as_json: Js
     from lmtrain.train.before.preflight import load_data
 
     began = perf_counter()
-    config = _compose(overrides, config_dir)
-    made = load_data(config)[2]
+    made = load_data(_compose(overrides, config_dir))[2]
     facts = {
         "datasets": len(made.parts), "samples": made.train.num_samples, "seconds": round(perf_counter() - began, 3),
     }  # fmt: skip
-    if as_json:
-        return print_json(facts)
-    return print_facts("indexes are built", [(name, f"{value:,}") for name, value in facts.items()])
+    lines = ((name, f"{value:,}") for name, value in facts.items())
+    return print_json(facts) if as_json else print_facts("indexes are built", lines)
 
 
 @app.command()
@@ -253,7 +249,6 @@ def blend(overrides: Overrides = None, config_dir: ConfigDir = None, as_json: Js
 
 
 def _compose(overrides: Sequence[str] | None, config_dir: Path | None) -> RunConfig:
-    from lmtrain.config.compose import compose
     from lmtrain.train.config import RunConfig
 
     return compose(RunConfig, list(overrides or []), config_dir=config_dir)
@@ -261,7 +256,6 @@ def _compose(overrides: Sequence[str] | None, config_dir: Path | None) -> RunCon
 
 def _tokenizer_of(dataset: IndexedDataset, given: Path | None) -> Tokenizer:
     from lmtrain.data.store.indexed import part
-    from lmtrain.tokenizer.base import Tokenizer
 
     beside = part(dataset.prefix, ".tokenizer.json")
     if given is None and not beside.exists():
@@ -320,13 +314,15 @@ def _show_samples(
 def _show_made(prefixes: Sequence[Path], as_json: bool) -> None:
     from lmtrain.data.store.indexed import IndexedDataset
 
-    made = [IndexedDataset.open(prefix) for prefix in prefixes]
-    facts = [{"dataset": str(d.prefix), "documents": d.num_documents, "tokens": d.num_tokens} for d in made]
+    facts = [
+        {"dataset": str(made.prefix), "documents": made.num_documents, "tokens": made.num_tokens}
+        for made in map(IndexedDataset.open, prefixes)
+    ]
     if as_json:
-        return print_json(facts)
-    for row in facts:
-        echo(f"{row['dataset']}: {row['documents']} documents, {row['tokens']} tokens")
-    return None
+        print_json(facts)
+    else:
+        for row in facts:
+            echo(f"{row['dataset']}: {row['documents']} documents, {row['tokens']} tokens")
 
 
 def _compared(facts: dict[str, Any]) -> str:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from lmtrain.cli.options import InputFormat, TextInputs, parse_size, text_inputs
-from lmtrain.cli.screen.messages import tell
-from lmtrain.cli.screen.terminal import echo, print_json, progress
+from lmtrain.cli.screen.terminal import echo, print_json, progress, tell
 from lmtrain.runtime.processes.faults import arm_from_env
 from lmtrain.runtime.processes.process import num_usable_cpus
 from lmtrain.units import format_bytes, format_count, format_seconds, parse_count
@@ -110,9 +109,8 @@ def preprocess(
     found = text_inputs(inputs, format_)
     with _shown(inputs) as report:
         summary = pipeline.preprocess(found, Tokenizer.load(tokenizer), output, options, report=report, say=tell)
-    if as_json:
-        return print_json(asdict(summary) | {"bytes_per_token": summary.bytes_per_token})
-    return _print(summary)
+    facts = asdict(summary) | {"bytes_per_token": summary.bytes_per_token}
+    return print_json(facts) if as_json else _print(summary)
 
 
 @contextmanager
@@ -146,8 +144,7 @@ def _print(summary: Summary) -> None:
             parts = ", ".join(f"{count} {cause}" for cause, count in sorted(counts.items(), key=lambda c: -c[1]))
             echo(f"{sum(counts.values())} {what}: {parts}")
     _print_lengths(summary.lengths)
-    shown = summary.files if summary.num_shards == 1 else (summary.files[0], f"... {summary.num_shards} shards")
-    for name in shown:
+    for name in summary.files if summary.num_shards == 1 else (summary.files[0], f"... {summary.num_shards} shards"):
         echo(f"  {name}")
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from data_tools.read.sources import Source, find_sources
 from lmtrain.cli.keys.completion import complete_task
 from lmtrain.cli.options import Device, InputFormat, Plugins, Precision, refuse_unfit, text_inputs
 from lmtrain.cli.ranks.launching import (
@@ -26,7 +27,6 @@ from lmtrain.runtime.files.files import check_output_folder, refuse_odd_output
 from lmtrain.runtime.processes.signals import unblock_stops
 
 if TYPE_CHECKING:
-    from data_tools.read.sources import Source
     from lmtrain.cli.eval.session import Job
     from lmtrain.eval.texts import TextInput
 
@@ -117,9 +117,16 @@ def evaluate(
     processes = Processes(nproc, nproc_per_node)
     env = this_process(processes)
 
-    from lmtrain.cli.eval.compare import compare_files, compare_models
     from lmtrain.cli.eval.model_source import check_device, find_subject, settle_layout
-    from lmtrain.cli.eval.session import Options, Session, evaluate_one, evaluate_steps, find_steps
+    from lmtrain.cli.eval.session import (
+        Options,
+        Session,
+        compare_files,
+        compare_models,
+        evaluate_one,
+        evaluate_steps,
+        find_steps,
+    )
     from lmtrain.eval.source import check_kind
     from lmtrain.eval.task import window_of
 
@@ -192,7 +199,6 @@ def _jobs(
     names: list[str] | None, sources: list[str] | None, baseline: Path | None, format_: str | None, key: str
 ) -> list[Job]:
     """Each task with what reads its files, refused before a model is loaded."""
-    from data_tools.read.sources import find_sources
     from lmtrain.eval.recipes.documents import dataset_prefix
     from lmtrain.eval.task import TextTask, all_tasks, find_task
 

@@ -60,8 +60,10 @@ def _huggingface(path: Path, config: Any) -> Source:
                 f"{error} Put it there, or make a checkpoint by `lmtrain reshard --from hf --tokenizer PATH`."
             ) from error
 
-    facts = {"checkpoint": str(path), "format": "huggingface", "model_type": family}
-    return Source(path=path, settings=settings, facts=facts, open=opened, tokenizer=tokenizer)
+    return Source(
+        path=path, settings=settings, open=opened, tokenizer=tokenizer,
+        facts={"checkpoint": str(path), "format": "huggingface", "model_type": family},
+    )  # fmt: skip
 
 
 def settle_layout(words: Sequence[str], model: ModelSettings, env: ProcessEnv) -> ParallelSettings:
@@ -133,16 +135,16 @@ def on_processes(
                 found = load(source, picked, precision, mesh, parallel)
                 if env.world_size == 1:
                     return found
-                words = layout_words(parallel).partition(",")[0]
-                return replace(found, subject=replace(found.subject, layout=words))
+                return replace(found, subject=replace(found.subject, layout=layout_words(parallel).partition(",")[0]))
 
             yield loaded
 
 
 def _computed_by(parallel: ParallelSettings) -> dict[str, Fact]:
     """What all processes must have alike; that they score the same texts is seen when they do."""
-    settings = {f"parallel.{key}": Fact(str(value), str(value)) for key, value in parallel.to_dict().items()}
-    return settings | program_facts()
+    return {
+        f"parallel.{key}": Fact(str(value), str(value)) for key, value in parallel.to_dict().items()
+    } | program_facts()
 
 
 def _model_of(source: Source) -> dict[str, Fact]:

@@ -1,7 +1,7 @@
 """The scoring of `lmtrain eval`: a model is loaded, its tasks run in turn, each result is shown at once.
 
-Called by evaluate and compare, once the command line has been judged. An output beside which a journal
-lies is whole only when "complete" is true in it.
+That of two models, or of two results files with their samples, is compared item by item. Called by evaluate, once the
+command line has been judged. An output beside which a journal lies is whole only when "complete" is true in it.
 """
 
 from __future__ import annotations
@@ -21,19 +21,18 @@ from lmtrain import __version__
 from lmtrain.checkpoint.store import list_checkpoints
 from lmtrain.cli.eval.model_source import on_processes
 from lmtrain.cli.screen.console import Screen
-from lmtrain.cli.screen.messages import say
-from lmtrain.cli.screen.terminal import print_json
-from lmtrain.errors import MissingInputError, UsageError, a_few
-from lmtrain.eval.report import as_lines, render, sample_rows
+from lmtrain.cli.screen.terminal import print_json, say
+from lmtrain.errors import DataError, LmtrainError, MissingInputError, UsageError, a_few
+from lmtrain.eval.report import as_lines, read_columns, render, render_comparison, sample_rows
 from lmtrain.eval.source import Source
-from lmtrain.eval.statistics import with_baselines
-from lmtrain.eval.task import Result, Task
+from lmtrain.eval.statistics import Comparison, Side, compare, with_baselines
+from lmtrain.eval.task import Result, Task, find_task
 from lmtrain.eval.texts import TextInput
 from lmtrain.observe.screen.progress import Reporter, progress
 from lmtrain.observe.screen.row_text import sparkline
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.runfolder.names import CHECKPOINTS, step_of
-from lmtrain.runtime.files.files import atomic_file, write_json
+from lmtrain.runtime.files.files import atomic_file, read_json, write_json
 from lmtrain.runtime.processes.faults import arm_from_env
 from lmtrain.runtime.processes.process import ProcessEnv
 from lmtrain.units import show_measure
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
 
 _CURVE = 40  # characters
 Job = tuple[Task, Callable[[Reporter], Path | TextInput]]  # what reads the text, when its turn comes
+Pair = tuple[Task, Side, Side]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,9 +143,8 @@ class Session:
     ) -> Outcome:
         from lmtrain.eval.runner import run
 
-        options, stopped = self.options, "the same command goes on from here."
-        if options.output is None:
-            stopped = "nothing is kept. With --output FILE the same command would go on."
+        options, kept = self.options, "the same command goes on from here."
+        stopped = kept if options.output else "nothing is kept. With --output FILE the same command would go on."
         with progress(self.console, f"{task.id}: fed", "tokens", stopped=stopped) as shown:
             return run(
                 task, loaded.subject, given, stride=options.stride, seq_len=options.seq_len, limit=options.limit,
@@ -157,8 +156,9 @@ class Session:
         if self.options.baseline is None or outcome.prepared.documents is None or self._env.rank > 0:
             return outcome
         with progress(self.console, "counting for the baselines"):
-            tokenizer = loaded.subject.tokenizer
-            result = with_baselines(outcome.result, outcome.prepared, self.options.baseline, tokenizer)
+            result = with_baselines(
+                outcome.result, outcome.prepared, self.options.baseline, loaded.subject.tokenizer
+            )
         return replace(outcome, result=result)
 
 
@@ -170,9 +170,8 @@ def evaluate_one(source: Source, session: Session) -> None:
     def add(outcome: Outcome, loaded: Loaded) -> None:
         outcome = session.compared(outcome, loaded)
         if options.samples is not None:
-            tokenizer = loaded.subject.tokenizer
-            rows = sample_rows(len(lines), outcome.result, outcome.prepared, outcome.columns, tokenizer)
-            lines.append(as_lines(rows))
+            prepared, tokenizer = outcome.prepared, loaded.subject.tokenizer
+            lines.append(as_lines(sample_rows(len(lines), outcome.result, prepared, outcome.columns, tokenizer)))
             document["samples"] = session.write_samples(options.samples, lines)
         document["results"].append(outcome.result.to_dict())
         session.write(document)
@@ -218,11 +217,10 @@ def find_steps(run: Path, asked: str) -> list[Path]:
     if not all(word.isdecimal() and len(word) < 19 for word in words):
         raise UsageError(f"--steps={asked} is neither all nor steps. Give all, or steps as in --steps 100,200.")
     steps = sorted({int(word) for word in words})
-    missing = [f"{step}" for step in steps if step not in found]
-    if missing:
-        there = a_few([str(step) for step in found], most=12)
+    if missing := [f"{step}" for step in steps if step not in found]:
         raise MissingInputError(
-            f"{run} has no checkpoint of step {a_few(missing)}. It has {there}; --steps all is all."
+            f"{run} has no checkpoint of step {a_few(missing)}. It has "
+            f"{a_few(map(str, found), most=12)}; --steps all is all."
         )
     return [found[step] for step in steps]
 
@@ -273,3 +271,96 @@ def _print_curve(screen: Console, steps: Sequence[int], results: Sequence[Result
     if finite:
         best, step = max(finite) if name.endswith("accuracy") else min(finite)
         screen.print(f"best   {show_measure(name, best)} at step {step:,}")
+
+
+def compare_files(a: Path, b: Path, options: Options) -> None:
+    pairs, alone = _pairs(_sides(a), _sides(b))
+    if not pairs:
+        raise DataError(f"{a} and {b} share no task: {'; '.join(alone)}. Evaluate both on the same one.")
+    document = new_document("lmtrain comparison", a={"file": str(a)}, b={"file": str(b)}, left_out=alone)
+    found = _comparisons(pairs, document)
+    if options.output is not None:
+        write_json(options.output, document)
+    if options.as_json:
+        print_document(document)
+    else:
+        _print_comparison(Screen(highlight=False), pairs, found, alone, options.full)
+
+
+def compare_models(sources: Sequence[Source], session: Session) -> None:
+    sides: list[list[Side]] = []
+    models: list[dict[str, Any]] = []
+    with ExitStack() as kept:
+        with session.processes() as load:
+            journal = None
+            for number, source in enumerate(sources):
+                loaded = load(source, number)
+                journal = journal or kept.enter_context(session.journal())
+                name = str(loaded.facts["checkpoint"])
+                sides.append([Side(name, one.result, one.columns) for one in session.outcomes(loaded, journal)])
+                models.append(loaded.facts | {"results": [side.result.to_dict() for side in sides[-1]]})
+                del loaded  # because: two models need not fit in memory
+        pairs = [*zip(session.tasks, sides[0], sides[1], strict=True)]
+        document = new_document("lmtrain comparison", a=models[0], b=models[1], left_out=[])
+        found = _comparisons(pairs, document)
+        session.write(document)
+        session.end(document)
+    _print_comparison(session.screen, pairs, found, [], session.options.full)
+
+
+def _comparisons(pairs: list[Pair], document: dict[str, Any]) -> list[Comparison]:
+    found = [compare(task, a, b) for task, a, b in pairs]
+    document |= {"complete": True, "comparisons": [one.to_dict() for one in found]}
+    return found
+
+
+def _print_comparison(
+    screen: Console, pairs: list[Pair], found: list[Comparison], alone: list[str], full: bool
+) -> None:
+    for name, side in zip("AB", pairs[0][1:], strict=True):
+        screen.print(f"{name}  {side.name}", soft_wrap=True)
+    for one in found:
+        screen.print(render_comparison(one, full=full))
+    for said in alone:
+        screen.print(f"left out: {said}")
+
+
+def _pairs(a: list[Side], b: list[Side]) -> tuple[list[Pair], list[str]]:
+    """By task and, where one was asked of several texts, by text; what one side has alone is named."""
+    found, rest, alone = [], list(b), []
+    for one in a:
+        same = [other for other in rest if other.result.task == one.result.task]
+        other = next((o for o in same if o.result.text_sha256 == one.result.text_sha256), next(iter(same), None))
+        if other is None:
+            alone.append(f"{one.result.protocol} only in {one.name}")
+            continue
+        rest.remove(other)
+        found.append((find_task(one.result.task), one, other))
+    return found, alone + [f"{other.result.protocol} only in {other.name}" for other in rest]
+
+
+def _sides(path: Path) -> list[Side]:
+    """The results of a file, each with its items' columns."""
+    document = read_json(path)
+    if not isinstance(document, dict) or document.get("format") != "lmtrain evaluation":
+        raise DataError(f"{path} holds no results of `lmtrain eval --output`. Give such a file, or a checkpoint.")
+    if "samples" not in document:
+        raise UsageError(
+            f"{path} was written without --samples, so that its items are not known. Evaluate with --samples FILE, or "
+            "give the checkpoints themselves."
+        )
+    try:
+        samples = document["samples"]
+        columns = read_columns(path.parent / samples["file"], samples["sha256"])
+        results = [Result.from_dict(one) for one in document["results"]]
+        sides = [Side(str(path), result, columns[number]) for number, result in enumerate(results)]
+        if any(len(values) != side.result.num_items for side in sides for values in side.columns.values()):
+            raise ValueError("another number of items")
+    except LmtrainError:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DataError(
+            f"{path} or its samples are not as this version writes them ({type(error).__name__}: {error}). "
+            "Evaluate once more."
+        ) from error
+    return sides

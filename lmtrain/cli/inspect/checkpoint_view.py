@@ -16,8 +16,7 @@ from lmtrain.checkpoint.disk.format import ITEM_BYTES
 from lmtrain.checkpoint.store import resolve
 from lmtrain.cli.inspect.dataset_view import tokenizer_words
 from lmtrain.cli.inspect.run_view import model_words
-from lmtrain.cli.screen.console import Screen
-from lmtrain.cli.screen.tables import print_facts, print_tree
+from lmtrain.cli.screen.console import Screen, print_facts, print_tree
 from lmtrain.cli.screen.terminal import echo
 from lmtrain.runfolder.differences import differences
 from lmtrain.train.layouts.layout_table import layout_words
@@ -89,9 +88,8 @@ def _tensor_tree(tensors: dict[str, dict[str, Any]]) -> Tree:
         if len(names) == 1:
             tensor, rest = tensors[names[0]], ".".join(names[0].split(".")[depth:])
             label = f"{word}.{rest}" if rest else word
-            size = format_bytes(tensor["bytes"])
             where = tensor["files"][0] if len(tensor["files"]) == 1 else f"{len(tensor['files'])} files"
-            tree.add(Text(f"{label}  {tensor['dtype']} {tensor['shape']}  {size}  {where}"))
+            tree.add(Text(f"{label}  {tensor['dtype']} {tensor['shape']}  {format_bytes(tensor['bytes'])}  {where}"))
             return
         total = format_bytes(sum(tensors[name]["bytes"] for name in names))
         branch = tree.add(Text(f"{word}  {len(names)} tensors  {total}"))
@@ -145,5 +143,7 @@ def print_difference(facts: dict[str, Any]) -> None:
 
 
 def _values(found: dict[str, Any]) -> str:
-    share = f"{found['num_different']:,} of {found['num_values']:,} numbers"
-    return f"{share}, by at most {found['largest']:.3g} where the largest is {found['scale']:.3g}"
+    return (
+        f"{found['num_different']:,} of {found['num_values']:,} numbers, by at most {found['largest']:.3g} where the "
+        f"largest is {found['scale']:.3g}"
+    )

@@ -7,9 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmtrain.cli.screen.console import Screen
-from lmtrain.cli.screen.messages import say
-from lmtrain.cli.screen.terminal import echo
+from lmtrain.cli.screen.console import Screen, print_facts, print_tree
+from lmtrain.cli.screen.terminal import echo, say
 from lmtrain.errors import UsageError
 from lmtrain.units import format_bytes, format_count
 
@@ -66,6 +65,12 @@ def dataset_lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield "sidecar", "has no hash of itself, being of an older lmtrain"
     unread = f"no; lmtrain inspect {facts['dataset']} --verify reads every byte"
     yield "verified", "every entry and every byte" if facts["verified"] else unread
+
+
+def print_dataset(facts: dict[str, Any], all_: bool) -> None:
+    print_facts(f"dataset {facts['dataset']}", dataset_lines(facts))
+    if all_ and facts["sidecar"] is not None:
+        print_tree("sidecar", facts["sidecar"])
 
 
 def tokenizer_words(vocab_size: int, eod_id: int | None, fingerprint: str) -> str:
@@ -143,8 +148,7 @@ def print_samples(rows: Rows, ids_only: bool) -> None:
 
 
 def _notes(row: dict[str, Any]) -> Iterator[str]:
-    spans = row.get("documents", [])
-    if spans:
+    if spans := row.get("documents", []):
         words = [f"{one['document']} (tokens {one['from']} to {one['to'] - 1})" for one in spans]
         more = [f"and {len(words) - 6} more"] if len(words) > 6 else []
         # because: the last token of a sample is only ever a label

@@ -9,11 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from lmtrain.cli.inspect.dataset_view import dataset_facts, dataset_lines
+from lmtrain.cli.inspect.dataset_view import dataset_facts, print_dataset
 from lmtrain.cli.inspect.run_view import run_facts, run_lines
 from lmtrain.cli.options import Json, Plugins
-from lmtrain.cli.screen.console import Screen
-from lmtrain.cli.screen.tables import print_facts, print_tree
+from lmtrain.cli.screen.console import Screen, print_facts, print_tree
 from lmtrain.cli.screen.terminal import print_json
 from lmtrain.errors import MissingInputError
 from lmtrain.runfolder.folder import as_written
@@ -52,16 +51,8 @@ def inspect(
             f"{path} is not a run folder (config.json), a checkpoint (manifest.json) or a dataset ({path}.idx). "
             "Check the path."
         )
-    if as_json:
-        return print_json(writable({k: v for k, v in facts.items() if k != "losses"}), allow_nan=False)
-    return show(facts)
-
-
-def print_dataset(facts: dict[str, Any], all_: bool = False) -> None:
-    """Also what `lmtrain data inspect` prints."""
-    print_facts(f"dataset {facts['dataset']}", dataset_lines(facts))
-    if all_ and facts["sidecar"] is not None:
-        print_tree("sidecar", facts["sidecar"])
+    told = {key: value for key, value in facts.items() if key != "losses"}
+    return print_json(writable(told), allow_nan=False) if as_json else show(facts)
 
 
 def _print_run(facts: dict[str, Any], all_: bool) -> None:

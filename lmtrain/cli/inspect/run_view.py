@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from lmtrain.checkpoint.store import best, list_broken, list_checkpoints, list_set_aside
 from lmtrain.errors import LmtrainError, MissingInputError
 from lmtrain.observe.measure.measures import measures_of, worth_by_step
 from lmtrain.observe.screen.row_text import (
@@ -30,8 +31,10 @@ Rows = Sequence[dict[str, Any]]
 
 
 def run_facts(path: Path, verify: bool) -> dict[str, Any]:
+    import numpy as np
+
     from lmtrain.checkpoint.diff import refuse_problems, verify_checkpoints
-    from lmtrain.checkpoint.store import list_broken, list_checkpoints, list_set_aside
+    from lmtrain.observe.history.record import read_record
 
     if verify:
         refuse_problems(verify_checkpoints(path))
@@ -57,7 +60,7 @@ def run_facts(path: Path, verify: bool) -> dict[str, Any]:
         "last_row_time": written_at(rows, metrics) if rows else None,
         "smoothed_loss": smoothed(losses),
         "losses": losses,
-        "elapsed_s": _trained_s(metrics),
+        "elapsed_s": float(np.nanmax(read_record(metrics).columns["seconds"], initial=0.0)),  # of all starts
         **planned(path, settings),
         "checkpoints": [one.name for one in list_checkpoints(path / CHECKPOINTS)],
         "damaged": [one.name for some in (list_broken, list_set_aside) for one in some(path / CHECKPOINTS)],
@@ -81,8 +84,6 @@ def _best_evaluations(rows: Rows) -> dict[str, dict[str, Any]]:
 
 def _best_checkpoint(path: Path, settings: dict[str, Any], rows: Rows) -> dict[str, Any] | None:
     """Which one RUN@best is, of a run that keeps the best."""
-    from lmtrain.checkpoint.store import best
-
     if not settings.get("checkpoint", {}).get("keep_best"):
         return None
     try:
@@ -92,16 +93,6 @@ def _best_checkpoint(path: Path, settings: dict[str, Any], rows: Rows) -> dict[s
     by = settings["checkpoint"]["best_by"]
     value = next(found[by] for row in rows if row["step"] == step_of(name) and by in (found := measures_of(row)))
     return {"name": name, "by": by, "value": value}
-
-
-def _trained_s(metrics: Path) -> float:
-    """Of all starts, up to the last row of each."""
-    import numpy as np
-
-    from lmtrain.observe.history.record import read_record
-
-    seconds = read_record(metrics).columns["seconds"]
-    return float(np.nanmax(seconds, initial=0.0))
 
 
 def planned(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
@@ -163,19 +154,20 @@ def _eval_words(row: dict[str, Any], best: dict[str, Any] | None) -> str:
 
 
 def state_words(facts: dict[str, Any]) -> str:
-    state, stop, seen = facts["state"], facts["stopped"], facts["last_row_time"]
+    stop, seen = facts["stopped"], facts["last_row_time"]
     since = f" {ago(seen)}" if seen else ""
     last = f", last row{since}" if since else ""
-    if state == "finished":
-        return f"finished{since}"
-    if state == "running":
-        return f"running: {facts['process']}{last}"
-    if state == "out of sight":
-        return f"running or killed: {facts['process']} cannot be seen from here{last}"
-    if state == "killed":
-        return f"killed{since} (it left no stop.json); the same command goes on"
-    if state == "stopped":
-        return f"stopped by {stop['cause']}{since}; the same command goes on"
+    match facts["state"]:
+        case "finished":
+            return f"finished{since}"
+        case "running":
+            return f"running: {facts['process']}{last}"
+        case "out of sight":
+            return f"running or killed: {facts['process']} cannot be seen from here{last}"
+        case "killed":
+            return f"killed{since} (it left no stop.json); the same command goes on"
+        case "stopped":
+            return f"stopped by {stop['cause']}{since}; the same command goes on"
     return f"failed with exit code {stop.get('exit_code')}{since}: {stop.get('cause')}"
 
 

@@ -112,8 +112,11 @@ class _Known:
     def choice_offers(self, group: str) -> list[Offer]:
         from lmtrain.cli.keys.settings_reference import config_file, headline
 
-        files = {name: config_file(group, name, self._config_dir) for name in self._groups.get(group, ())}
-        return [(name, _short(headline(file))) for name, file in files.items() if file]
+        return [
+            (name, _short(headline(file)))
+            for name in self._groups.get(group, ())
+            if (file := config_file(group, name, self._config_dir))
+        ]
 
     def _keys(self, part: str) -> list[Key]:
         """Of a group, the keys of the kind that is chosen; of all kinds where that cannot be told."""
@@ -125,8 +128,7 @@ class _Known:
         choice = self._chosen.get(part) or ("" if "experiment" in self._chosen else default_choices().get(part, ""))
         file = config_file(part, choice, self._config_dir)
         kind = CommentedFile(file).values.get("kind", "") if file else ""
-        kinds = [kind] if kind in section.kinds else list(section.kinds)
-        return [key for one in kinds for key in section.keys(one)]
+        return [key for one in ([kind] if kind in section.kinds else list(section.kinds)) for key in section.keys(one)]
 
     def _value_offers(self, name: str) -> list[Offer]:
         """The choices of a group, the values of a key that has few, and its default."""

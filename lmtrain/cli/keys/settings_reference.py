@@ -120,11 +120,11 @@ class Section:
 def sections() -> dict[str, Section]:
     from lmtrain.train.config import RunConfig
 
-    found: dict[str, Section] = {}
-    for name, hint in typing.get_type_hints(RunConfig).items():
-        if inner := settings_class(hint):
-            found[name] = Section(name, inner, dict(kinds(inner)) if _is_choice(inner) else {"": inner})
-    return found
+    return {
+        name: Section(name, inner, dict(kinds(inner)) if _is_choice(inner) else {"": inner})
+        for name, hint in typing.get_type_hints(RunConfig).items()
+        if (inner := settings_class(hint))
+    }
 
 
 def _is_choice(cls: type[Settings]) -> TypeGuard[type[Choice]]:

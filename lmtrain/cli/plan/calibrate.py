@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from lmtrain.cli.plan.planning import hardware_of
-from lmtrain.cli.screen.tables import print_table
+from lmtrain.cli.screen.console import print_table
 from lmtrain.cli.screen.terminal import echo, print_json
 from lmtrain.errors import DataError, MissingInputError, UsageError
 from lmtrain.observe.screen.row_text import milliseconds
@@ -47,11 +47,8 @@ def calibrate_runs(words: Sequence[str], config_dir: Path | None, out: Path | No
         raise UsageError(
             f"--calibrate was given {twice} twice, and each run is judged by what the others say. Name it once."
         )
-    for folder in folders:
-        if not (folder / CONFIG).is_file():
-            raise MissingInputError(
-                f"{folder} is not a run: it holds no {CONFIG}. Give the folder that was its run.dir."
-            )
+    if none := next((folder for folder in folders if not (folder / CONFIG).is_file()), None):
+        raise MissingInputError(f"{none} is not a run: it holds no {CONFIG}. Give the folder that was its run.dir.")
     configs = [config_of(folder) for folder in folders]
     hardware = _hardware([word for word in words if "=" in word], configs, config_dir)
     pairs = zip(folders, configs, strict=True)
@@ -60,9 +57,7 @@ def calibrate_runs(words: Sequence[str], config_dir: Path | None, out: Path | No
     if out is not None:
         _write(out, replace(found.hardware, name=out.stem), hardware.name, len(measured))
     facts = _facts(hardware, measured, found)
-    if as_json:
-        return print_json(facts | {"file": out and str(out)})
-    return _print(facts, out)
+    return print_json(facts | {"file": out and str(out)}) if as_json else _print(facts, out)
 
 
 def _measured(folder: Path, config: RunConfig) -> Measured:
@@ -123,7 +118,6 @@ def _hardware(words: Sequence[str], configs: Sequence[RunConfig], config_dir: Pa
 
 def _facts(hardware: Hardware, measured: Sequence[Measured], found: Calibrated) -> dict[str, Any]:
     was, now = prices_of(hardware).time, prices_of(found.hardware).time
-    figures = {name: (_number(hardware, name), _number(found.hardware, name)) for name in FIGURES}
     return {
         "hardware": hardware.name,
         "runs": [
@@ -133,7 +127,8 @@ def _facts(hardware: Hardware, measured: Sequence[Measured], found: Calibrated) 
         "median_before": median(map(abs, found.before)),
         "median_after": median(map(abs, found.after)),
         "interval": found.hardware.interval,
-        "figures": figures | {name: (was[name], now[name]) for name in FACTORS_HERE},
+        "figures": {name: (_number(hardware, name), _number(found.hardware, name)) for name in FIGURES}
+        | {name: (was[name], now[name]) for name in FACTORS_HERE},
     }
 
 
@@ -155,16 +150,12 @@ def _print(facts: dict[str, Any], out: Path | None) -> None:
     )
     changes = [f"{name} {old:.3g} -> {new:.3g}" for name, (old, new) in facts["figures"].items()]
     echo(f"{facts['hardware']}: {', '.join(changes)}")
-    if out is None:
-        echo(f"Nothing is written: --out DIR/{_GROUP}/NAME.yaml keeps it.")
-    else:
-        echo(f"{out} is written. Choose it with --config-dir {out.parent.parent} {_GROUP}={out.stem}")
+    nothing = f"Nothing is written: --out DIR/{_GROUP}/NAME.yaml keeps it."
+    echo(f"{out} is written. Choose it with --config-dir {out.parent.parent} {_GROUP}={out.stem}" if out else nothing)
 
 
 def _write(path: Path, hardware: Hardware, base: str, num_runs: int) -> None:
-    text = yaml.safe_dump(hardware.to_dict(), sort_keys=False)
+    said = f"# {base}, as {num_runs} runs on it have shown; `lmtrain plan --calibrate` wrote this\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as file:
-        file.write(
-            f"# {base}, as {num_runs} runs on it have shown; `lmtrain plan --calibrate` wrote this\n{text}".encode()
-        )
+        file.write((said + yaml.safe_dump(hardware.to_dict(), sort_keys=False)).encode())

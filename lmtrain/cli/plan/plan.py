@@ -79,9 +79,8 @@ def plan(
         refuse_unfit(context, {"grow_batch", *["doublings"] * bool(doublings)}, "--layout, which is of so many GPUs")
     if grow_batch and not doublings:
         raise UsageError("--grow-batch is about more GPUs, and --doublings 0 plans for none. Leave one of them out.")
-    from lmtrain.cli.plan.planned_run import find
-    from lmtrain.cli.plan.planning import asked, on_nodes_of
-    from lmtrain.cli.plan.view import print_found
+    from lmtrain.cli.plan.planning import asked, find, on_nodes_of
+    from lmtrain.cli.plan.view import page, print_found
     from lmtrain.runtime.files.files import atomic_file
 
     question = asked(overrides or [], layout, config_dir, config_name)
@@ -99,8 +98,6 @@ def plan(
         margin=margin, switch=switch, hourly=price,
     )  # fmt: skip
     if html is not None:
-        from lmtrain.cli.plan.page import page
-
         with atomic_file(html, "w") as file:
             file.write(page(found))
     if as_json:

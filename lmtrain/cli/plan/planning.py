@@ -1,6 +1,7 @@
-"""The words of `lmtrain plan` as a question: which run, on which machine, how many devices, and what is given.
+"""The words of `lmtrain plan` as a question, and the question answered.
 
-Called by the verb. What the words leave open is assumed, and said. Torch-free.
+Which run, on which machine, how many devices, and what is given; what the words leave open is assumed, and said. Then
+the ranking, the curve, and what a budget costs, as facts for a screen or a page. Called by the verb. Torch-free.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, get_type_hints
 
+import numpy as np
 import yaml
 
 from lmtrain.cli.keys.settings_reference import config_file
@@ -20,7 +23,7 @@ from lmtrain.config.base import Problem, show
 from lmtrain.config.build import build_settings
 from lmtrain.config.compose import compose, group_choices
 from lmtrain.config.yaml_file import read_yaml
-from lmtrain.errors import LmtrainError, UsageError, nearest, refusal
+from lmtrain.errors import LayoutError, LmtrainError, UsageError, nearest, refusal
 from lmtrain.layout import divisors
 from lmtrain.placement.parallel_settings import (
     MAX_PROCESSES,
@@ -29,12 +32,18 @@ from lmtrain.placement.parallel_settings import (
     layout_problems,
     rampup_problems,
 )
+from lmtrain.plan.calibrate import prices_of
 from lmtrain.plan.price.hardware import Hardware
+from lmtrain.plan.price.step import dollars
 from lmtrain.plan.run_model.run import Planned
+from lmtrain.plan.search.rank import FAMILY, Limits, Prices, Ranked
+from lmtrain.plan.search.result import Answer, Point, Study, answers, curve, map_of, price, unfitting, why_slower
 from lmtrain.plan.search.search import Fixed
 from lmtrain.train.before.machine import check_pieces
 from lmtrain.train.config import RunConfig
+from lmtrain.train.costs import Costs, young_daly_s
 from lmtrain.train.layouts.dry_run import planned_of
+from lmtrain.train.layouts.layout_table import layout_words
 from lmtrain.units import format_count, parse_count
 
 OWN = ("hardware", "gpus", "tokens")
@@ -42,6 +51,9 @@ USUAL_TOKENS = 4 * 2**20  # of a batch, where none is given: what models of some
 USUAL_VOCAB = {"gpt": 50257, "bert": 30522}  # GPT-2's and BERT's, where the tokenizer is not known
 _OTHER_VOCABS = (32_000, 128_256)
 _OF_PARALLEL = [name for name in get_type_hints(ParallelSettings) if name not in ("timeout_s", "auto", "room")]
+Span = tuple[float, float]
+_FASTEST_SAVE_S = 1.0  # for which training is held up: less is hard to measure
+_LEAST_FIT = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,14 +97,15 @@ def asked(words: Sequence[str], layout: str | None, config_dir: Path | None, nam
     run, vocab = _vocab(config)
     assumed = [*assumed, *vocab]
     if "precision" in fills:
-        said = f"precision is not given: {config.precision.kind}, the fastest that {hardware.name} has"
-        assumed.append(Open(said=said, others={}))
+        assumed.append(Open(
+            said=f"precision is not given: {config.precision.kind}, the fastest that {hardware.name} has", others={}
+        ))  # fmt: skip
     fixed |= {"micro_batch": config.train.micro_batch} if "train.micro_batch" in keys else {}
     fixed |= {"recompute": config.recompute} if any(key.partition(".")[0] == "recompute" for key in keys) else {}
     steps = config.train.steps if recipe is not None or "train.steps" in keys else None
-    tokens = config.train.tokens or (steps and steps * run.global_batch * run.shape.seq_len)
     question = Question(
-        config=config, run=run, hardware=hardware, gpus=gpus, fixed=fixed, tokens=tokens, assumed=tuple(assumed),
+        config=config, run=run, hardware=hardware, gpus=gpus, fixed=fixed, assumed=tuple(assumed),
+        tokens=config.train.tokens or (steps and steps * run.global_batch * run.shape.seq_len),
         has_layout=recipe is not None or composed.parallel != ParallelSettings(),
     )  # fmt: skip
     return question if layout is None else replace(question, fixed=_whole(question, layout))
@@ -137,8 +150,10 @@ def hardware_of(name: str | None, changes: Sequence[str], config_dir: Path | Non
     if path is None or name not in choices:
         same = [choice for choice in choices if choice.partition("_")[0] == name.partition("_")[0]]
         near = f"Did you mean {' or '.join(same)}?" if same else nearest(name, choices)
-        own = f"--config-dir DIR finds one of your own in DIR/hardware/{name}.yaml."
-        raise UsageError(f"hardware={name} is not a machine of conf/hardware. {near} {own}")
+        raise UsageError(
+            f"hardware={name} is not a machine of conf/hardware. {near} --config-dir DIR finds one of your own in "
+            f"DIR/hardware/{name}.yaml."
+        )
     values: Any = read_yaml(path).data
     for key, value in (_pair(word.removeprefix("hardware.")) for word in changes):
         group, dot, entry = key.partition(".")
@@ -190,8 +205,7 @@ def _data_fills(words: Sequence[str], keys: set[str], config_dir: Path | None) -
     kind = _value(words, "data") or (recipe and _chosen_by(recipe, "data", config_dir))
     if "data" not in keys:
         file = config_file("model", model, config_dir) if model else None
-        tree: Any = read_yaml(file).data if file else {}
-        if tree.get("kind") == "bert":
+        if file and read_yaml(file).data.get("kind") == "bert":
             yield "data", "data=masked"
     if "data.path" not in keys and kind != "blend":
         yield "path", "data.path=none"
@@ -203,8 +217,7 @@ def _batch(config: RunConfig, shares: int, is_open: bool) -> tuple[RunConfig, li
         return config, []
 
     def with_batch(samples: float) -> RunConfig:
-        count = max(round(samples / shares), 1) * shares
-        return replace(config, train=replace(config.train, global_batch=count))
+        return replace(config, train=replace(config.train, global_batch=max(round(samples / shares), 1) * shares))
 
     usual = with_batch(USUAL_TOKENS / config.seq_len)
     batch = usual.train.global_batch
@@ -319,3 +332,125 @@ def _never(question: Question) -> Iterator[Problem]:
     yield from batch_problems(layout, run.global_batch, micro)
     if run.rampup is not None:
         yield from rampup_problems(layout, run.rampup, micro)
+
+
+@dataclass(frozen=True)
+class Found:
+    question: Question
+    ranked: Ranked
+    best: list[Answer]
+    too_large: list[Answer]
+    points: list[Point]
+    cells: dict[tuple[int, int], Answer | float]
+    ranges: list[tuple[str, Span | None]]  # what is assumed, and tokens/s with other values
+    by: str = "time"
+    hourly: float | None = None  # dollars of a device
+
+    @property
+    def first(self) -> Answer | None:
+        return self.best[0] if self.best else None
+
+    def rates(self, answer: Answer) -> tuple[float, float]:
+        """Tokens a second, from the slowest to the fastest that is to be expected, open questions included."""
+        rates = [answer.tokens / seconds for seconds in answer.between]
+        if answer is self.first:
+            rates += [rate for _, span in self.ranges for rate in span or ()]
+        return min(rates), max(rates)
+
+    def duration(self, answer: Answer) -> tuple[float, float, float] | None:
+        """Seconds of all tokens, as expected, at best and at worst."""
+        tokens = self.question.tokens
+        if tokens is None:
+            return None
+        slow, fast = self.rates(answer)
+        return tokens / answer.tokens_per_s, tokens / fast, tokens / slow
+
+    def dollars(self, answer: Answer) -> tuple[float, ...] | None:
+        duration = self.duration(answer)
+        if duration is None or self.hourly is None:
+            return None
+        return tuple(dollars(seconds, answer.gpus, self.hourly) for seconds in duration)
+
+    @property
+    def save_every(self) -> tuple[float, float] | None:
+        """Seconds between saves, by Young and Daly, for a fast save and for one to a slow disk."""
+        between, model = self.question.config.run.time_between_failures, self.question.run.model
+        if between is None:
+            return None
+        slow = Costs(model.num_parameters // self.question.gpus).save_s
+        return young_daly_s(_FASTEST_SAVE_S, between), young_daly_s(max(slow, _FASTEST_SAVE_S), between)
+
+    def facts(self) -> dict[str, Any]:
+        question, ranked = self.question, self.ranked
+        return {
+            "model": question.run.model.to_dict(), "hardware": question.hardware.name,
+            "unchecked_hardware": question.hardware.unchecked, "gpus": question.gpus,
+            "global_batch": question.run.global_batch, "seq_len": question.run.shape.seq_len, "tokens": question.tokens,
+            "assumed": [{"what": said, "tokens_per_s": span} for said, span in self.ranges],
+            "layouts": {"legal": len(ranked.space), "priced": len(ranked.rows), "fitting": ranked.num_fitting},
+            "interval": ranked.prices.interval, "joules_are": "unverified", "by": self.by,
+            "best": [self._facts(one) for one in self.best],
+            "does_not_fit": [one.facts() | {"over_bytes": self.over(one)} for one in self.too_large],
+            "curve": [one.facts() for one in self.points],
+            "save_every_s": self.save_every,
+        }  # fmt: skip
+
+    def _facts(self, answer: Answer) -> dict[str, Any]:
+        assert self.first is not None  # because: it is first among these
+        return answer.facts() | {
+            "words": layout_words(answer.run.parallel), "duration_s": self.duration(answer),
+            "dollars": self.dollars(answer), "slower": answer.seconds / self.first.seconds - 1,
+            "why_slower": None if answer is self.first else why_slower(answer, self.first),
+        }  # fmt: skip
+
+    def over(self, answer: Answer) -> float:
+        """Bytes too many."""
+        return answer.held - self.ranked.usable
+
+
+def find(
+    question: Question, *, top: int, every: bool, by: str, doublings: int, grow_batch: bool, margin: float,
+    switch: int, hourly: float | None,
+) -> Found:  # fmt: skip
+    study = Study(
+        run=question.run, hardware=question.hardware, limits=Limits(margin=margin, switch=switch),
+        prices=prices_of(question.hardware),
+        fixed=question.fixed, batch_per_gpu=question.run.global_batch / question.gpus if grow_batch else 0.0, by=by,
+    )  # fmt: skip
+    ranked = study.ranked(question.gpus)
+    if not len(ranked.space):
+        raise nothing_legal(question)
+    if not len(ranked.smallest):
+        raise LayoutError(_beyond_switch(ranked))
+    best = answers(ranked, islice(ranked.fitting(study.ordered(ranked), () if every else FAMILY), top))
+    ranges = list(_ranges(question, study.prices, best[:1]))
+    sizes = [gpus for at in range(doublings + 1) if (gpus := question.gpus << at) <= MAX_PROCESSES]
+    points = list(curve(study, ranked, sizes)) if doublings else []
+    return Found(
+        question, ranked, best, list(unfitting(ranked, _LEAST_FIT)), points, map_of(ranked), ranges, by, hourly,
+    )  # fmt: skip
+
+
+def _beyond_switch(ranked: Ranked) -> str:
+    node, space = ranked.hardware.gpus_per_node, ranked.space
+    least = int(np.min(space.column("shard", ranked.rows) * space.column("tp", ranked.rows)))
+    return (
+        f"--nodes-per-switch {ranked.limits.switch // node} leaves none of {len(space):,} legal layouts: in each of "
+        f"them {least} GPUs or more share weights (dp_shard x tp), and {node} are a node. Use --nodes-per-switch "
+        f"{-(-least // node)}, or leave dp_shard and dp_replicate open."
+    )
+
+
+def _ranges(question: Question, prices: Prices, best: list[Answer]) -> Iterator[tuple[str, Span | None]]:
+    """Each assumption, with the tokens a second that the best layout would make with other values."""
+    for one in question.assumed:
+        others = [_in_layout(run, best[0].run) for run in one.others.values()] if best else []
+        every = [*best, *price(others, question.hardware, prices)]
+        rates = [answer.tokens / seconds for answer in every for seconds in answer.between]
+        yield one.said, (min(rates), max(rates)) if others else None
+
+
+def _in_layout(run: Planned, of: Planned) -> Planned:
+    """Another run in the same layout, with microbatches that divide its batch."""
+    micro = max(math.gcd(of.micro_batch, run.global_batch // of.parallel.layout.dp), 1)
+    return replace(run, parallel=of.parallel, recompute=of.recompute, micro_batch=micro)

@@ -17,7 +17,7 @@ import typer
 
 from lmtrain.cli.pretrain.summary import left_behind
 from lmtrain.cli.ranks.launching import tell_peers
-from lmtrain.cli.screen.messages import print_error, warn_of
+from lmtrain.cli.screen.terminal import print_error, warn_of
 from lmtrain.errors import LmtrainError, RanksDifferError, StoppedEarly, StoppedForGood
 from lmtrain.runfolder.ends import asked_by, identity, is_written_since, write_cut_off, write_failure, write_stop
 from lmtrain.runfolder.names import STOP_FILE

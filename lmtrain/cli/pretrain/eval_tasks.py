@@ -40,9 +40,10 @@ def plan(config: RunConfig, inputs: Inputs) -> tuple[Inputs, list[Planned]]:
             raise
         planned.append(Planned(name=entry.called, task=task, data=data, prepared=prepared))
     _check_best_by(config, planned)
-    facts = [(one, one.prepared.facts) for one in planned]
-    told = [Evaluated(one.name, one.data, one.prepared.num_targets, of.text_sha256) for one, of in facts]
-    return replace(inputs, evaluations=tuple(told)), planned
+    told = tuple(
+        Evaluated(one.name, one.data, one.prepared.num_targets, one.prepared.facts.text_sha256) for one in planned
+    )
+    return replace(inputs, evaluations=told), planned
 
 
 def evaluation(config: RunConfig, inputs: Inputs, planned: list[Planned]) -> Evaluation | None:

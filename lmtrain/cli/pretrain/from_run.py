@@ -71,18 +71,29 @@ def _no_settings(tree: dict[str, Any]) -> Iterator[str]:
     """What is JSON and cannot be the settings of a run: words that choose files, and what no file's text can hold."""
     for group in (tree, *(inner for inner in tree.values() if isinstance(inner, dict))):
         yield from (f"has the key {word}" for word in ("defaults", "hydra") if word in group)
-    text = json.dumps(tree, ensure_ascii=False)
-    if half := re.search("[\ud800-\udfff]", text):
+    if half := re.search("[\ud800-\udfff]", json.dumps(tree, ensure_ascii=False)):
         yield f"holds half a character (U+{ord(half[0]):04X})"
 
 
 _composed_by_launcher: RunConfig | None = None
 
 
-def keep_composed(settings: dict[str, Any]) -> None:
-    """Keep what the launcher has composed of a run's words: its ranks are forked from here, and have the same."""
+def prepare(tokenizer: str, settings: dict[str, Any] | None) -> None:
+    """Fill what the ranks of a run would each fill anew, in the process that forks them; called there by its name.
+
+    The verb is built, the tokenizer and the code's digests are read. `settings` are what the launcher has composed of
+    the run's words, if the ranks are to have the same.
+    """
+    from lmtrain.cli.verbs import build_verb
+    from lmtrain.tokenizer.base import Tokenizer
+    from lmtrain.train.ranks.run_facts import PACKAGE, code_digests
+
     global _composed_by_launcher
-    _composed_by_launcher = build_settings(RunConfig, settings)
+    build_verb("pretrain")
+    if settings is not None:
+        _composed_by_launcher = build_settings(RunConfig, settings)
+    code_digests(PACKAGE)
+    assert Tokenizer.load(Path(tokenizer)).fingerprint
 
 
 def compose_run(

@@ -8,9 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmtrain.cli.screen.messages import say
-from lmtrain.cli.screen.tables import print_pairs
-from lmtrain.cli.screen.terminal import echo, pass_on, print_json
+from lmtrain.cli.screen.terminal import echo, pass_on, print_json, say
 from lmtrain.units import format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -58,6 +56,7 @@ def print_preview(config: RunConfig, env: ProcessEnv, as_json: bool) -> None:
 
 
 def print_plan(facts: dict[str, Any]) -> None:
+    from lmtrain.cli.screen.console import print_pairs
     from lmtrain.train.layouts.layout_table import SINGLE_ROWS, layout_lines, merged
 
     print_pairs((key.replace("_", " "), _shown(key, value)) for key, value in facts.items() if key != "ranks")
@@ -82,8 +81,8 @@ def print_summary(config: RunConfig, summary: Summary, console: Console, as_json
         keys = ("step", "loss", "valid_loss", "tokens", "seconds", "stopped_by")
         return print_json({"run": config.run.dir} | {key: getattr(summary, key) for key in keys}, indent=None)
     parts = [f"{summary.step} steps", f"{format_count(summary.tokens)} tokens", format_seconds(summary.seconds)]
-    for name, loss in (("loss", summary.loss), ("validation", summary.valid_loss)):
-        parts += [] if loss is None else [f"{name} {loss:.4f}"]
+    losses = {"loss": summary.loss, "validation": summary.valid_loss}
+    parts += [f"{name} {loss:.4f}" for name, loss in losses.items() if loss is not None]
     word = "stopped" if summary.stopped_by else "done"
     say(console, f"{word}: {', '.join(parts)}; everything is in {config.run.dir}")
     return None

@@ -18,7 +18,7 @@ from typing import Any
 from lmtrain.cli.inspect.run_view import finite, four
 from lmtrain.cli.pretrain.from_run import Source, compose_run
 from lmtrain.cli.pretrain.summary import print_plan
-from lmtrain.cli.screen.tables import print_table
+from lmtrain.cli.screen.console import print_table
 from lmtrain.cli.screen.terminal import echo, print_json
 from lmtrain.config.compose import sweep
 from lmtrain.config.overrides import quoted

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lmtrain.cli.screen.messages import tell, warn_of
+from lmtrain.cli.screen.terminal import tell, warn_of
 from lmtrain.errors import LmtrainError, StoppedEarly, UsageError
+from lmtrain.runtime.processes.launch import Outcome, follow_launcher, launch
+from lmtrain.runtime.processes.process import ELSEWHERE, NodeRanks, ProcessEnv, Rendezvous, grow_segments, share_cores
+from lmtrain.runtime.processes.rank_starter import Program
+from lmtrain.runtime.processes.signals import ignore_stops
 
 if TYPE_CHECKING:
-    from lmtrain.runtime.processes.launch import Outcome
-    from lmtrain.runtime.processes.process import NodeRanks, ProcessEnv
     from lmtrain.train.before.preflight import Inputs
     from lmtrain.train.config import RunConfig
 
@@ -36,6 +38,32 @@ MaxRestarts = Annotated[
 Elastic = Annotated[
     bool, typer.Option("--elastic", help="Take the nearest layout for the processes there are; same batches.")
 ]
+
+# What the ranks of a run have in common, so that one process a node imports and reads it for all: the server that forks
+# them. A module that is missing here is imported by each rank.
+COMPANION = "lmtrain.observe.watch.companion:main_of_fork"
+PREPARE = "lmtrain.cli.pretrain.from_run:prepare"
+RUN = (  # of any training
+    "lmtrain.cli.pretrain.eval_tasks", "lmtrain.cli.pretrain.from_run", "lmtrain.cli.main",
+    "lmtrain.cli.pretrain.pretrain", "lmtrain.cli.pretrain.summary", "lmtrain.cli.screen.console",
+    "lmtrain.cli.pretrain.attempt", "lmtrain.config.compose", "lmtrain.observe.watch.companion",
+    "lmtrain.observe.watch.guard", "lmtrain.runtime.processes.launch", "lmtrain.train.ranks.same_everywhere",
+    "lmtrain.train.layouts.elastic", "lmtrain.train.loop", "lmtrain.train.setup", "lmtrain.train.in_loop.starts",
+    "numpy.random", "typer._adapters",
+)  # fmt: skip
+COMPOSING = ("lmtrain.config.source",)  # of a training whose ranks compose their settings themselves
+# because: torch imports these itself where a pipeline hands gradients over, and where its compiler has to be told
+PIPELINE, COMPILER = "torch.fx.experimental.symbolic_shapes", "torch._dynamo"
+EVALUATION = (
+    "lmtrain.cli.main", "lmtrain.cli.eval.evaluate", "lmtrain.cli.eval.session",
+    "lmtrain.cli.eval.model_source", "lmtrain.cli.screen.console", "lmtrain.eval.recipes.choice_recipe",
+    "lmtrain.eval.statistics", "lmtrain.eval.recipes.documents",
+    "lmtrain.eval.journal", "lmtrain.eval.load", "lmtrain.eval.tasks.masked", "lmtrain.eval.report",
+    "lmtrain.eval.runner", "lmtrain.observe.screen.display", "lmtrain.parallel.weights.sharding",
+    "lmtrain.runtime.processes.launch", "lmtrain.train.ranks.same_everywhere", "lmtrain.train.config",
+    "lmtrain.train.layouts.layout_table", "lmtrain.train.before.preflight", "data_tools.read.content", "hydra",
+    "hydra.core.override_parser.overrides_parser", "numpy.random", "typer._adapters",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -62,9 +90,6 @@ def this_process(asked: Processes) -> ProcessEnv:
 
     Call it before torch is imported.
     """
-    from lmtrain.runtime.processes.launch import follow_launcher
-    from lmtrain.runtime.processes.process import ProcessEnv, grow_segments, share_cores
-
     env = ProcessEnv.detect()
     share_cores()
     grow_segments()
@@ -87,12 +112,18 @@ def this_process(asked: Processes) -> ProcessEnv:
 
 def run_processes(words: Sequence[str], env: ProcessEnv) -> None:
     """Run an evaluation, typed as `lmtrain WORDS`, in several processes; what it refuses has been said once by now."""
-    from lmtrain.cli.ranks.imports import EVALUATION
-    from lmtrain.runtime.processes.launch import launch
-    from lmtrain.runtime.processes.rank_starter import Program
+    _end(launch(Program(words_of_ranks(words), imports=EVALUATION), _ranks(env), say=tell, explain=_explain), env)
 
-    program = Program(words_of_ranks(words), imports=EVALUATION)
-    _end(launch(program, _ranks(env), say=tell, explain=_explain), env)
+
+def imports_of(config: RunConfig) -> tuple[str, ...]:
+    """Return the modules of a training with these settings."""
+    layout, compute = config.parallel.layout, config.compute
+    kinds = [type(choice).__module__.removesuffix("_settings") for choice in (config.model, config.optim)]
+    sharded = ["lmtrain.parallel.weights.sharding"] * (layout.dp > 1)
+    may_compile = compute.compile is True or (compute.compile == "auto" and compute.device != "cpu")
+    tells_compiler = layout.dp > 1 or compute.deterministic or config.recompute.kind != "none"
+    compiler = [COMPILER] * (may_compile or tells_compiler)
+    return (*RUN, *kinds, *sharded, *[PIPELINE] * (layout.pp > 1), *compiler)
 
 
 def run_attempts(
@@ -104,11 +135,7 @@ def run_attempts(
     Ranks take their settings from `composed`, or compose them: a plugin's kinds are known to the ranks alone.
     Under srun each node has such a launcher. What all of them would say alike, that of rank 0 says.
     """
-    from lmtrain.cli.ranks.imports import COMPANION, COMPOSING, PREPARE, imports_of
     from lmtrain.runfolder.ends import identity, is_written_since, said_by_watch, write_cut_off, write_end
-    from lmtrain.runtime.processes.launch import launch
-    from lmtrain.runtime.processes.rank_starter import Program
-    from lmtrain.runtime.processes.signals import ignore_stops
     from lmtrain.train.before.preflight import find_resume
     from lmtrain.train.in_loop.starts import Starts
 
@@ -149,8 +176,6 @@ def run_attempts(
 
 def _ranks(env: ProcessEnv) -> NodeRanks:
     """Return the ranks that this process is to start, of which `env` is the first."""
-    from lmtrain.runtime.processes.process import NodeRanks
-
     launcher = "slurm" if env.launcher == "slurm" else "lmtrain"
     return NodeRanks(env.local_world_size or 1, env.rank, env.world_size, launcher, env.host)
 
@@ -200,12 +225,11 @@ def laid_out(config: RunConfig, words: Sequence[str], env: ProcessEnv, *, elasti
 
 def seen_from_here(config: RunConfig, env: ProcessEnv) -> ProcessEnv:
     """For a dry run: more processes than a node of hardware=NAME has GPUs for are elsewhere, not on this machine."""
-    from lmtrain.runtime.processes.process import ELSEWHERE
-
     machine = config.hardware
-    if machine is None or machine.device == "cpu" or env.launcher != "lmtrain":
-        return env
-    if env.world_size <= machine.gpus_per_node:
+    if (
+        machine is None or machine.device == "cpu" or env.launcher != "lmtrain"
+        or env.world_size <= machine.gpus_per_node
+    ):  # fmt: skip
         return env
     return replace(env, launcher=ELSEWHERE, local_world_size=machine.gpus_per_node, host="each node")
 
@@ -224,8 +248,6 @@ def words_of_ranks(words: Sequence[str]) -> list[str]:
 
 def tell_peers(env: ProcessEnv, error: LmtrainError) -> None:
     """Why this process does not come, where they can be met."""
-    from lmtrain.runtime.processes.process import Rendezvous
-
     try:
         Rendezvous.detect(env)
     except LmtrainError:

@@ -61,9 +61,10 @@ Happened = tuple[str, int, str]  # kind, step, words
 
 
 def charts(names: Sequence[str], records: Sequence[Record], stops: Sequence[dict[str, Any] | None]) -> Charts:
-    figures = [figure for figure in _figures(records) if figure.curves]
-    marks = [mark for run, record in enumerate(records) for mark in _marks(run, record, stops[run])]
-    return Charts(list(names), figures, marks)
+    return Charts(
+        list(names), [figure for figure in _figures(records) if figure.curves],
+        [mark for run, record in enumerate(records) for mark in _marks(run, record, stops[run])],
+    )  # fmt: skip
 
 
 def _figures(records: Sequence[Record]) -> Iterator[Figure]:
@@ -83,8 +84,7 @@ def _figures(records: Sequence[Record]) -> Iterator[Figure]:
 
 
 def _loss(records: Sequence[Record]) -> Figure:
-    most = max(_POINTS // max(len(records), 1), _LEAST)
-    found = _curves(records, "loss", "training", most)
+    found = _curves(records, "loss", "training", max(_POINTS // max(len(records), 1), _LEAST))
     for run, record in enumerate(records):
         found += _dots(run, record, "valid", "validation", lambda row: measures_of(row).get("loss/valid"))
     return Figure("loss", "Loss", "number", found, "Mean over the labels of a step, in nats.", wide=True)
@@ -93,10 +93,9 @@ def _loss(records: Sequence[Record]) -> Figure:
 def _measured(records: Sequence[Record]) -> Iterator[Figure]:
     """Validation's further measures and domains, and every measure that an evaluation says to read first."""
     rows = [row for record in records for row in record.rows.get("valid", [])]
-    names = dict.fromkeys(name for row in rows for name in measures_of(row) if name.startswith("loss/valid/"))
     domains = [
         curve
-        for name in names
+        for name in dict.fromkeys(name for row in rows for name in measures_of(row) if name.startswith("loss/valid/"))
         for run, record in enumerate(records)
         for curve in _dots(run, record, "valid", name.removeprefix("loss/valid/"), _measure(name))
     ]
@@ -173,9 +172,7 @@ def _saves(record: Record) -> Iterator[Happened]:
 
 
 def _starts(record: Record) -> Iterator[Happened]:
-    lost: dict[int, int] = {}
-    for step, reached in record.lost:
-        lost[step] = max(reached, lost.get(step, 0))
+    lost = dict(sorted(record.lost))  # of a step that was lost several times, the furthest that was reached
     for row in _few(record.rows.get("start", [])[1:]):
         step = row["step"]
         again = f", steps up to {lost[step]:,} done again" if step in lost else ""
@@ -195,8 +192,7 @@ def _survived(row: dict[str, Any]) -> Iterator[Happened]:
 def _slow(record: Record) -> Iterator[Happened]:
     """Where a rank is first named as slow, or another one than before."""
     ranks = record.columns.get("straggler_rank", np.empty(0))
-    named = np.flatnonzero(np.isfinite(ranks) & (ranks != np.append(np.nan, ranks[:-1])))
-    for at in _few(named.tolist()):
+    for at in _few(np.flatnonzero(np.isfinite(ranks) & (ranks != np.append(np.nan, ranks[:-1]))).tolist()):
         yield "slow", int(record.steps[at]), f"rank {int(ranks[at])} is slow from step {int(record.steps[at]):,} on"
 
 
@@ -228,16 +224,15 @@ def eval_rows(records: Sequence[Record], names: Sequence[str]) -> tuple[list[dic
     numbers = []
     for name, record in zip(names, records, strict=True):
         for row in record.rows.get("eval", []):
-            who = {"<run": name} if len(names) > 1 else {}
+            who = ({"<run": name} if len(names) > 1 else {}) | {"<name": str(row.get("name"))}
             measures = row.get("measures")
-            said = {key: row.get(key) for key in _RECIPE}
-            recipe = who | {"<name": str(row.get("name"))} | {f"<{_RECIPE[k]}": _said(v) for k, v in said.items()}
+            recipe = who | {f"<{word}": _said(row.get(key)) for key, word in _RECIPE.items()}
             recipes.setdefault(tuple(recipe.values()), recipe)
             if isinstance(measures, dict):
                 told = {key.replace("_", " "): show_measure(key, v) for key, v in measures.items() if _number(v)}
                 sums = {"nll sum (nats)": f"{row['nll_sum_nats']:.6g}"} if _number(row.get("nll_sum_nats")) else {}
                 took = {"seconds": f"{row['seconds']:.1f}"} if _number(row.get("seconds")) else {}
-                numbers.append(who | {"<name": str(row.get("name")), "step": f"{row['step']:,}"} | told | sums | took)
+                numbers.append(who | {"step": f"{row['step']:,}"} | told | sums | took)
     return list(recipes.values()), numbers
 
 

@@ -14,8 +14,7 @@ import typer
 from lmtrain.cli.inspect.run_view import finite
 from lmtrain.cli.options import check_place
 from lmtrain.cli.report.figures import MOST_EVALS, charts, eval_rows, headlines
-from lmtrain.cli.report.ranks import layout_parts, memory_parts
-from lmtrain.cli.report.trace_part import kernel_parts, trace_parts
+from lmtrain.cli.report.ranks import kernel_parts, layout_parts, memory_parts, trace_parts
 from lmtrain.cli.screen.terminal import echo
 from lmtrain.config.base import show
 from lmtrain.observe.history.record import Record, read_record
@@ -191,8 +190,7 @@ def _settings(seen: Sequence[Seen]) -> Iterator[str]:
     yield section("Settings", name="settings")
     if len(known) > 1:
         found = differences([one.settings for one in known])
-        names = [one.name for one in known]
-        beside = _beside("<key", names, found)
+        beside = _beside("<key", [one.name for one in known], found)
         yield f"<p>{len(found)} settings differ.</p>" + table(beside) if found else "<p>All settings are the same.</p>"
     rows = [{"<key": key, "<value": _shown(value)} for key, value in flat(known[0].settings)]
     whose = f" of {known[0].name}" if len(known) > 1 else ""

@@ -207,8 +207,11 @@ def _different(a: Path, b: Path) -> dict[str, Any] | None:
         return None
     (key, value), step = tensors[0], both[0].manifest.step
     many = f" and of {len(tensors) - 1} more" * (len(tensors) > 1)
-    said = f"{value.num_different:,} of {value.num_values:,} numbers of {key}{many} differ in the checkpoints of step"
-    return {"step": step, "tensors": [name for name, _ in tensors], "said": f"{said} {step:,}"}
+    return {
+        "step": step, "tensors": [name for name, _ in tensors],
+        "said": f"{value.num_different:,} of {value.num_values:,} numbers of {key}{many} differ in the checkpoints of "
+        f"step {step:,}",
+    }  # fmt: skip
 
 
 def diff_lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.cells import cell_len
+from rich.text import Text
 
 from lmtrain.cli.inspect.run_view import ago, finite, four
 from lmtrain.cli.options import Json
-from lmtrain.cli.plain_help import PlainGroup, examples
-from lmtrain.cli.screen.tables import print_facts
+from lmtrain.cli.screen.console import Screen, print_facts
 from lmtrain.cli.screen.terminal import print_json
+from lmtrain.cli.verbs import PlainGroup, examples
 from lmtrain.config.base import show
 from lmtrain.errors import MissingInputError, UsageError, nearest
 from lmtrain.runfolder.differences import flat
@@ -103,8 +105,7 @@ def plot(
 
 
 def rows_of(folder: Path | None, states: Sequence[str], where: Sequence[str]) -> list[dict[str, Any]]:
-    wrong = [state for state in states if state not in _STATES]
-    if wrong:
+    if wrong := [state for state in states if state not in _STATES]:
         raise UsageError(f"--state={wrong[0]} is no state of a run. {nearest(wrong[0], _STATES)}")
     wanted = [text.partition("=") for text in where]
     for text, (key, sign, _) in zip(where, wanted, strict=True):
@@ -156,11 +157,6 @@ def _loss(row: dict[str, Any]) -> float | str | None:
 
 def print_runs(rows: Sequence[dict[str, Any]]) -> None:
     """On a terminal a run is a line: what does not fit is left out, columns that matter least first."""
-    from rich.cells import cell_len
-    from rich.text import Text
-
-    from lmtrain.cli.screen.console import Screen
-
     screen = Screen(highlight=False)
     if not rows:
         screen.print("no run is of that kind")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console, Group, RenderableType
@@ -17,15 +17,13 @@ from rich.text import Text
 
 from lmtrain.cli.inspect.run_view import age_s, model_words, planned, state_words
 from lmtrain.cli.screen.console import Screen
-from lmtrain.cli.screen.messages import say
+from lmtrain.cli.screen.terminal import say
 from lmtrain.errors import MissingInputError, UsageError
+from lmtrain.observe.screen.panel import RunPanel, Saves
 from lmtrain.observe.screen.row_text import eval_line, step_line, valid_line
 from lmtrain.runfolder.folder import as_written, read_settings, state_now
 from lmtrain.runfolder.names import CONFIG, METRICS
 from lmtrain.runfolder.rows import Followed
-
-if TYPE_CHECKING:
-    from lmtrain.observe.screen.panel import RunPanel
 
 EXAMPLES = (
     ("lmtrain watch runs/a", "the panel of a run that is going on, until it ends or you press Ctrl-C"),
@@ -118,8 +116,6 @@ def _print(run: Path, every: float, once: bool, console: Console) -> None:
 
 def _panel(run: Path) -> RunPanel:
     """Of the settings that the run was started with last, as far as this version knows them."""
-    from lmtrain.observe.screen.panel import RunPanel, Saves
-
     settings = read_settings(run)
     facts, saves = planned(run, settings), settings.get("checkpoint", {})
     words = model_words(settings.get("model", {}), facts["parameters"])
@@ -130,14 +126,15 @@ def _panel(run: Path) -> RunPanel:
 def _take(panel: RunPanel, row: dict[str, Any]) -> None:
     """A row as old as it says, by this machine's clock."""
     age = age_s(row["time"]) if "time" in row else 0.0
-    if row["event"] == "step":
-        panel.step(row, age)
-    elif row["event"] == "valid":
-        panel.valid(row)
-    elif row["event"] == "eval":
-        panel.evaluated(row)
-    elif row["event"] == "save":
-        panel.saved(row, age)
+    match row["event"]:
+        case "step":
+            panel.step(row, age)
+        case "valid":
+            panel.valid(row)
+        case "eval":
+            panel.evaluated(row)
+        case "save":
+            panel.saved(row, age)
 
 
 def _words(state: dict[str, Any], row: Mapping[str, Any]) -> str:
@@ -175,6 +172,4 @@ def difference(before: list[str], now: list[str]) -> str:
 
 
 def _move(lines: int) -> str:
-    if lines == 0:
-        return ""
-    return f"\x1b[{lines}B" if lines > 0 else f"\x1b[{-lines}A"
+    return f"\x1b[{abs(lines)}{'B' if lines > 0 else 'A'}" if lines else ""

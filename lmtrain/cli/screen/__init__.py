@@ -1,1 +1,1 @@
-"""What a person sees: the terminal, tables, messages, lists of facts."""
+"""What a person sees: lines, sentences, tables, lists of facts."""

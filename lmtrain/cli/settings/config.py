@@ -20,8 +20,7 @@ from lmtrain.cli.keys.settings_reference import (
     text_of,
 )
 from lmtrain.cli.options import ConfigDir, ConfigName, Json, Overrides, Plugins
-from lmtrain.cli.screen.console import Screen
-from lmtrain.cli.screen.tables import print_pairs, print_table
+from lmtrain.cli.screen.console import Screen, print_pairs, print_table
 from lmtrain.cli.screen.terminal import echo, print_json
 from lmtrain.config.base import show as as_typed
 from lmtrain.config.build import build_settings

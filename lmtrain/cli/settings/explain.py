@@ -98,8 +98,7 @@ class Composed:
         try:
             build_settings(RunConfig, tree)
         except SettingsError as error:
-            wrong = [problem for problem in error.problems if " is not set. " not in problem]
-            if wrong:
+            if wrong := [problem for problem in error.problems if " is not set. " not in problem]:
                 raise SettingsError(wrong) from error
         return cls(tree, origins(overrides, config_dir=config_dir, name=name))
 
@@ -152,8 +151,7 @@ def key_facts(keys: Sequence[Key], run: Composed, bare: Composed, config_dir: Pa
 def value_rows(prefix: str, known: dict[str, list[Key]], run: Composed) -> list[dict[str, Any]]:
     """Every key below a prefix that a run with these settings has, its value, and who has set it."""
     picked = [key for name, keys in known.items() if name.startswith(prefix) and (key := run.pick(keys))]
-    chosen = filter(run.has, picked)
-    rows = {key.name: {"key": key.name} | run.value(key) for key in chosen}
+    rows = {key.name: {"key": key.name} | run.value(key) for key in filter(run.has, picked)}
     # because: of a group within a part, such as train.rampup, the keys tell all, and where it is null there are none;
     # of a list the value tells all
     empty = {name for name, row in rows.items() if row["value"] is None or isinstance(row["value"], list)}

@@ -38,8 +38,7 @@ def trace(
     as_json: Json = False,
 ) -> None:
     """Show where the time of a run's steps went, from what observe.trace or `touch RUN/TRACE` recorded."""
-    from lmtrain.cli.trace.facts import trace_facts
-    from lmtrain.cli.trace.view import print_trace
+    from lmtrain.cli.trace.view import print_trace, trace_facts
     from lmtrain.observe.timeline.merge import merged
     from lmtrain.observe.timeline.perfetto import write_trace
 

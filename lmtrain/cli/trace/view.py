@@ -1,18 +1,37 @@
-"""`lmtrain trace` on a screen: the step's picture, its table, the replay beside it, the critical path, who is hot."""
+"""What `lmtrain trace` says: facts as plain data, and on a screen.
+
+The step's picture, its table, the replay beside it, the critical path, who is hot, the clocks.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
+import math
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from itertools import groupby
 from typing import Any
 
+import numpy as np
 from rich.text import Text
 
 from lmtrain.cli.screen.console import Screen
+from lmtrain.errors import UsageError, a_few
 from lmtrain.observe.safe_text import wrapped
 from lmtrain.observe.screen.display import print_line
-from lmtrain.observe.timeline.step_time import Row
+from lmtrain.observe.timeline.merge import Segment, Timeline
+from lmtrain.observe.timeline.step_time import (
+    CLASSES,
+    Hop,
+    Row,
+    StepTimes,
+    by_host,
+    critical_path,
+    heat,
+    step_times,
+    timeline_rows,
+)
+from lmtrain.plan.measured import beside_table
 
 Facts = dict[str, Any]
 
@@ -27,12 +46,127 @@ _MOST_ROWS, _MOST_STAYS, _MOST_CELLS = 16, 12, 128
 _WIDEST = 120
 
 
+def trace_facts(timeline: Timeline, start: int | None, step: int | None) -> tuple[Facts, list[Row]]:
+    """Return the facts, and the bars of the step that is looked at."""
+    segment = _chosen(timeline, start)
+    facts: Facts = {
+        "run": str(timeline.folder),
+        "starts": [
+            {"start": one.start, "layout": asdict(one.layout), "schedule": one.schedule, "ranks": len(one.headers),
+             "world_size": one.layout.world_size, "hosts": one.hosts, "num_microbatches": one.num_microbatches,
+             "steps": one.steps, "spans": int(one.spans.size)}
+            for one in timeline.segments
+        ],
+        "notes": [*timeline.notes, *(note for one in timeline.segments for note in one.notes)],
+    }
+    if not segment.steps:
+        if step is not None:
+            raise UsageError(f"--step={step} is not there: no step of start {segment.start} was recorded to its end.")
+        facts["notes"].append(f"start {segment.start}: no step was recorded to its end, so there are no tables")
+        return facts | {"start": segment.start, "steps": []}, []
+    if step is not None and step not in segment.steps:
+        raise UsageError(
+            f"--step={step} is not among the steps that start {segment.start} recorded: "
+            f"{a_few(map(str, segment.steps), most=12)}. Choose one of them, or another --start."
+        )
+    times = step_times(segment)
+    longest = np.nanmax(times.seconds.sum(axis=2), axis=1)
+    median = times.steps[int(np.argsort(longest, kind="stable")[(len(times.steps) - 1) // 2])]
+    chosen = median if step is None else step
+    found, beside = heat(segment, times), beside_table(segment, times)
+    facts |= {
+        "start": segment.start,
+        "steps": segment.steps,
+        "step_s": float(np.nanmean(times.seconds.sum(axis=2))),
+        "classes": _classes(times),
+        # because: classes are called pp, dp and tp too, and a rank's place would be gone behind their seconds
+        "by_rank": [
+            {"rank": rank, "at": _at(segment, rank), "host": segment.headers[rank].host}
+            | {name: _number(float(value)) for name, value in zip(CLASSES, row, strict=True)}
+            for rank, row in zip(times.ranks, times.by_rank(), strict=True)
+        ],
+        "replay": None if beside is None else asdict(beside),
+        "path": _path(chosen, critical_path(segment, chosen)),
+        "heat": [
+            {"rank": one.rank, **_at(segment, one.rank), "host": one.host, "own_work_s": _number(one.own_work_s),
+             "ratio": _number(one.ratio)}
+            for one in found
+        ],
+        "hosts": {
+            host: {"ranks": count, "median": usual, "largest": most}
+            for host, (count, usual, most) in by_host(found).items()
+        },
+        "clocks": _clocks(segment),
+    }  # fmt: skip
+    return facts, timeline_rows(segment, chosen)
+
+
+def _chosen(timeline: Timeline, start: int | None) -> Segment:
+    """The newest that has a whole step, else the newest."""
+    if start is None:
+        return next((one for one in reversed(timeline.segments) if one.steps), timeline.segments[-1])
+    if (chosen := next((one for one in timeline.segments if one.start == start), None)) is not None:
+        return chosen
+    raise UsageError(
+        f"--start={start} has left no trace in {timeline.folder}. Choose one of these: "
+        f"{a_few((str(one.start) for one in timeline.segments), most=12)}."
+    )
+
+
+def _at(segment: Segment, rank: int) -> Facts:
+    at = segment.at(rank)
+    return {"pp": at.pp, "dp": at.dp_replicate * segment.layout.dp_shard + at.dp_shard, "tp": at.tp}
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def _classes(times: StepTimes) -> Facts:
+    mean, waited = times.mean(), times.mean_waited()
+    whole = sum(mean.values())
+    return {
+        name: {"seconds": mean[name], "share": mean[name] / whole if whole else 0.0, "waited_s": waited[name]}
+        for name in CLASSES
+    }
+
+
+def _path(step: int, hops: Sequence[Hop]) -> Facts:
+    classes: defaultdict[str, float] = defaultdict(float)
+    ranks: defaultdict[int, float] = defaultdict(float)
+    for hop in hops:
+        classes[hop.class_] += hop.seconds
+        ranks[hop.rank] += hop.seconds
+    return {
+        "step": step, "seconds": hops[-1].end_s if hops else 0.0, "classes": dict(classes),
+        "ranks": {str(rank): seconds for rank, seconds in sorted(ranks.items())},
+        "hops": [
+            {"rank": hop.rank, "stage": hop.stage, "microbatch": hop.microbatch, "kind": hop.kind, "class": hop.class_,
+             "begin_s": hop.begin_s, "seconds": hop.seconds}
+            for hop in hops
+        ],
+    }  # fmt: skip
+
+
+def _clocks(segment: Segment) -> list[Facts]:
+    """Of each rank: how far its wall clock is ahead of the first rank's, at most, and how it drifts."""
+    found = []
+    for i, rank in enumerate(segment.ranks):
+        ahead = [-float(one.offset_ns[i]) / 1e9 for one in segment.clocks]
+        found.append({
+            "rank": rank, "ahead_s": max(ahead, key=abs, default=0.0),
+            "drift_ppm": -1e6 * float(np.median([one.rate[i] for one in segment.clocks])) if segment.clocks else 0.0,
+            "doubt_ms": max((float(one.doubt_ns[i]) / 1e6 for one in segment.clocks), default=0.0),
+            "linked": all(bool(one.linked[i]) for one in segment.clocks),
+        })  # fmt: skip
+    return found
+
+
 def print_trace(facts: Facts, rows: Sequence[Row]) -> None:
     console = Screen(highlight=False)
     width = min(console.width, _WIDEST) if console.is_terminal else _WIDEST
-    plain = not console.encoding.startswith("utf")
     fold = width if console.is_terminal else 1 << 20  # because: elsewhere a sentence is one line, to be searched
-    for line in _lines(facts, rows, width, fold, plain):
+    for line in _lines(facts, rows, width, fold, not console.encoding.startswith("utf")):
         if line[:1] in ("", " "):
             print_line(console, line)
         else:
@@ -48,7 +182,7 @@ def _lines(facts: Facts, rows: Sequence[Row], width: int, fold: int, plain: bool
         yield from _replay(facts)
         yield from _critical(facts, width, fold)
         yield from _heat(facts, width)
-        yield from _folded(_clocks(facts), fold)
+        yield from _folded(_clocks_words(facts), fold)
     for note in facts["notes"]:
         yield from _folded(f"note: {note}", fold)
     if facts["file"] is not None:
@@ -79,17 +213,14 @@ def _head(facts: Facts) -> str:
 
 def _ranges(numbers: Sequence[int]) -> str:
     """10, 11, 12, 20 -> 10-12, 20; of many, the first and the last."""
-    found = []
-    for _, group in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
-        run = [number for _, number in group]
-        found.append(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]))
+    groups = groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
+    runs = ([number for _, number in group] for _, group in groups)
+    found = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
     return ", ".join(found if len(found) < 6 else [*found[:3], "...", found[-1]])
 
 
 def _ms(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
-    return f"{seconds:.2f} s" if seconds >= 10 else f"{seconds * 1e3:.1f} ms"
+    return "-" if seconds is None else f"{seconds:.2f} s" if seconds >= 10 else f"{seconds * 1e3:.1f} ms"
 
 
 def _picture(rows: Sequence[Row], step: int, width: int, plain: bool) -> Iterator[str]:
@@ -128,8 +259,7 @@ def _table(facts: Facts, width: int, plain: bool) -> Iterator[str]:
         wait = f"  {_ms(one['waited_s'])} of it waiting for slower ranks" if late else ""
         bar = ("#" if plain else "█") * round(one["share"] * room)
         line = f"  {_WORDS[name]:<22}{_ms(one['seconds']):>11}{one['share']:>8.1%}  {bar}"
-        fits = len(line) + len(wait) <= width
-        yield from (f"{line}{wait}".rstrip(),) if fits else (line, f"  {wait}")
+        yield from (f"{line}{wait}".rstrip(),) if len(line) + len(wait) <= width else (line, f"  {wait}")
     yield f"  {'step':<22}{_ms(facts['step_s']):>11}{sum(one['share'] for one in classes.values()):>8.1%}"
 
 
@@ -205,7 +335,7 @@ def _heat(facts: Facts, width: int) -> Iterator[str]:
             yield f"  {round(100 * one['median']):>5}{round(100 * one['largest']):>6}  {host} ({one['ranks']} ranks)"
 
 
-def _clocks(facts: Facts) -> str:
+def _clocks_words(facts: Facts) -> str:
     clocks = facts["clocks"]
     if len(clocks) < 2:
         return "clocks: one rank, as its own clock says"

@@ -73,7 +73,7 @@ MUTANTS = [
     ),
     Mutant(
         name="results_paired_in_their_order",
-        file="lmtrain/cli/eval/compare.py",
+        file="lmtrain/cli/eval/session.py",
         function="_pairs",
         old="other = next((o for o in same if o.result.text_sha256 == one.result.text_sha256), next(iter(same), None))",
         new="other = next(iter(same), None)",
@@ -164,7 +164,7 @@ MUTANTS = [
     Mutant(
         name="prompt_loses_its_last_spaces",
         file="lmtrain/cli/generate.py",
-        function="_read_prompt",
+        function="generate",
         old='sys.stdin.read().removesuffix("\\n")',
         new="sys.stdin.read().rstrip()",
         breaks="The model goes on from other tokens than those that were piped in, and the same prompt by --prompt "
@@ -192,7 +192,7 @@ MUTANTS = [
     ),
     Mutant(
         name="copies_numbered_the_wrong_way_round",
-        file="lmtrain/cli/trace/facts.py",
+        file="lmtrain/cli/trace/view.py",
         function="_at",
         old="at.dp_replicate * segment.layout.dp_shard + at.dp_shard",
         new="at.dp_shard * segment.layout.dp_replicate + at.dp_replicate",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.cli.screen.messages import print_error
+from lmtrain.cli.screen.terminal import print_error
 from lmtrain.errors import NonFiniteLossError, PeerLostError
 from lmtrain.runfolder.ends import last_end, said_by_watch, write_cut_off, write_end, write_failure, write_stop
 from lmtrain.runfolder.names import STOP

@@ -73,7 +73,7 @@ def test_a_port_in_use_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 CODE = """
 import os, signal, sys, threading
 import torch, torch.distributed as dist
-from lmtrain.cli.screen.messages import print_error
+from lmtrain.cli.screen.terminal import print_error
 from lmtrain.errors import PeerLostError
 from lmtrain.runtime.processes.process import ProcessEnv
 from lmtrain.runtime.processes.process_group import start
