@@ -30,8 +30,7 @@ from lmtrain.placement.batch_rules import batch_problems, rampup_problems
 from lmtrain.placement.parallel_settings import ParallelSettings, layout_problems
 from lmtrain.plan.price.hardware import Hardware
 from lmtrain.runfolder.folder import read_settings
-from lmtrain.train.eval_settings import EvalSettings
-from lmtrain.train.train_settings import ObserveSettings, RunSettings, TrainSettings
+from lmtrain.train.train_settings import EvalSettings, ObserveSettings, RunSettings, TrainSettings
 
 _KEY = "checkpoint.best_by"
 # What is worked out one by one before a run begins; nothing that is built comes near to any of these.

@@ -27,7 +27,7 @@ from lmtrain.placement.parallel_settings import MAX_PROCESSES, ParallelSettings,
 from lmtrain.plan.price.hardware import Hardware
 from lmtrain.plan.run_model.run import Planned
 from lmtrain.plan.search.search import Fixed
-from lmtrain.train.before.machine import check_pieces
+from lmtrain.train.before.preflight import check_pieces
 from lmtrain.train.config import RunConfig
 from lmtrain.train.layouts.dry_run import planned_of
 from lmtrain.units import format_count, parse_count

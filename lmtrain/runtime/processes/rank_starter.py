@@ -19,9 +19,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from lmtrain.runtime.processes.fork_server import MAX_BYTES, Request, fork_problem, main_of_fork
+from lmtrain.runtime.processes.fork_server import MAX_BYTES, ROOM, ROOM_BYTES, Request, fork_problem, main_of_fork
 from lmtrain.runtime.processes.process import forks_wanted
-from lmtrain.runtime.processes.process_title import ROOM, ROOM_BYTES
 from lmtrain.runtime.processes.signals import blocked_stops
 
 _ADOPT_ORPHANS, _ADOPTS_ORPHANS = 36, 37  # PR_SET_CHILD_SUBREAPER and PR_GET_CHILD_SUBREAPER

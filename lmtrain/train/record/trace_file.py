@@ -25,7 +25,7 @@ from lmtrain.observe.spans.recorder import ALL, DeviceClock, Recorder, Tracer
 from lmtrain.observe.spans.span_file import SpanFile
 from lmtrain.parallel.collectives import all_reduce
 from lmtrain.runfolder.names import TRACES
-from lmtrain.train.run import Run
+from lmtrain.train.state import Run
 from lmtrain.units import format_bytes
 
 FOLDER = "profile"  # in the run's
