@@ -95,12 +95,10 @@ class _Builder:
     def _unknown(self, path: str, value: Any, beside: Mapping[str, Any]) -> None:
         """A key that is no setting; of a group that is none, each key that was given."""
         if self.names is None:
-            near = nearest(path.rpartition(".")[2], beside)
-            self.problems.append(f"{path}={show(value)} is not a setting. {near}")
+            self.problems.append(f"{path}={show(value)} is not a setting. {nearest(path.rpartition('.')[2], beside)}")
             return
         inside = [(key, text) for key, text in self.names.typed.items() if key.startswith(f"{path}.")]
-        typed = inside or [(path, self.names.typed.get(path, show(value)))]
-        for key, text in typed:
+        for key, text in inside or [(path, self.names.typed.get(path, show(value)))]:
             self.problems.append(f"{key}={text} is not a setting. {self.names.way_out(key, text, beside)}")
 
     def _kind(self, base: type[Choice], kind: Any, path: str) -> type[Choice] | None:

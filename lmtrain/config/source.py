@@ -131,8 +131,10 @@ def _check_count(folders: Sequence[Path], asked: Asked) -> None:
 
     chosen = [f"{group}/{word.partition('=')[2]}" for group, word in asked.chosen.items()]
     if sum(count(one, 0) for one in (asked.name, *chosen)) > MAX_FILES:
-        most = a_few(sorted(counts, key=lambda one: -counts[one]), most=3)
-        raise SettingsError([f"The defaults lists of {most} bring more than {MAX_FILES} files. Name each file once."])
+        raise SettingsError([
+            f"The defaults lists of {a_few(sorted(counts, key=lambda one: -counts[one]), most=3)} bring more than "
+            f"{MAX_FILES} files. Name each file once."
+        ])  # fmt: skip
 
 
 def _read(path: Path) -> YamlFile:

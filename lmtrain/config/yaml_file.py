@@ -151,8 +151,10 @@ def _text(path: Path) -> str:
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):
-            kind = "a folder" if stat.S_ISDIR(found.st_mode) else "no plain file"
-            raise MissingInputError(f"{path} is {kind}, and a config is a file. Give another name.")
+            raise MissingInputError(
+                f"{path} is {'a folder' if stat.S_ISDIR(found.st_mode) else 'no plain file'}, and a config is a file. "
+                "Give another name."
+            )
         if found.st_size > MAX_BYTES:
             raise SettingsError(
                 [f"{path} has {found.st_size} bytes, and no config has more than {MAX_BYTES}. Shorten it."]

@@ -46,7 +46,6 @@ def open_run(
     """`hosts` says where each process runs, for the table that rank 0 shows."""
     with ExitStack() as stack:
         folder = Path(config.run.dir)
-        checkpoints = folder / CHECKPOINTS
         leads, peers = mesh.rank == 0, setup_peers(mesh)
         before = last_end(folder) if leads else {}
         inputs = replace(inputs, resume_from=enter_folder(stack, folder, config, peers))
@@ -73,7 +72,7 @@ def open_run(
         )  # fmt: skip
         stack.callback(loader.close)
         writer = stack.enter_context(CheckpointWriter(
-            checkpoints, keep_last=config.checkpoint.keep_last, asynchronous=config.checkpoint.asynchronous,
+            folder / CHECKPOINTS, keep_last=config.checkpoint.keep_last, asynchronous=config.checkpoint.asynchronous,
             keep_every_steps=config.checkpoint.keep_every_steps, keep_best=config.checkpoint.keep_best,
             peers=saving_peers(mesh), verify_after_save=config.checkpoint.verify_after_save,
         ))  # fmt: skip
@@ -105,8 +104,7 @@ def enter_folder(stack: ExitStack, folder: Path, config: RunConfig, peers: Peers
 
 
 def build_throughput(config: RunConfig, inputs: Inputs, mesh: Mesh, device: torch.device) -> Throughput:
-    peak = config.observe.peak_tflops
-    kind = "tf32" if config.compute.tf32 else config.precision.kind
+    peak, kind = config.observe.peak_tflops, "tf32" if config.compute.tf32 else config.precision.kind
     peak_each = peak * 1e12 if peak else peak_flops(device_name(device), kind)
     return Throughput(
         flops_per_token=config.flops_per_token(inputs.model),

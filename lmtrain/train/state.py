@@ -90,13 +90,6 @@ def facts(
     } | ({"owed": list(progress.owed)} if progress.owed else {})
 
 
-def open_checked(path: Path, config: RunConfig, inputs: Inputs) -> CheckpointReader:
-    """A checkpoint of this same run, or a refusal with what differs."""
-    reader = CheckpointReader(path)
-    check_same_run(path, reader.manifest, config, inputs.model, inputs.tokenizer, inputs.data)
-    return reader
-
-
 def restore(reader: CheckpointReader, model: ParallelModel, optimizer: torch.optim.Optimizer) -> Progress:
     """Fill masters and optimizer, at any layout. Each process reads its own parts and talks to none."""
     fault_point("start.load")
@@ -104,8 +97,10 @@ def restore(reader: CheckpointReader, model: ParallelModel, optimizer: torch.opt
     model.load(reader.load_into, also=memory(model, optimizer))
     optimizer_state.apply_num_updates(optimizer, state["optimizer"]["num_updates"])
     model.loss_scale.load(state["precision"])
-    owed = tuple(state.get("owed", ()))
-    return Progress(state["step"], state["samples"], state["tokens"], state["attempt"] + 1, state["skipped"], owed)
+    return Progress(
+        state["step"], state["samples"], state["tokens"], attempt=state["attempt"] + 1, skipped=state["skipped"],
+        owed=tuple(state.get("owed", ())),
+    )  # fmt: skip
 
 
 def go_on(
@@ -121,7 +116,8 @@ def go_on(
         path = inputs.resume_from
         assert path is not None
         with together(peers):
-            reader = open_checked(path, config, inputs)
+            reader = CheckpointReader(path)
+            check_same_run(path, reader.manifest, config, inputs.model, inputs.tokenizer, inputs.data)
         try:
             with together(peers):
                 return inputs, restore(reader, model, optimizer)

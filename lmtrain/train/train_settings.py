@@ -30,8 +30,9 @@ class RampUpSettings(Settings):
     samples: int = quantity("count")
 
     def problems(self) -> Iterator[Problem]:
-        sizes = ("start", "increment", "samples")
-        yield from self.checked(*(self.at_least(1, key, "Use train.rampup=null for none.") for key in sizes))
+        yield from self.checked(
+            *(self.at_least(1, key, "Use train.rampup=null for none.") for key in ("start", "increment", "samples"))
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

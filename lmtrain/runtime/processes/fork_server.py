@@ -73,8 +73,7 @@ def main_of_fork(control: socket.socket, arguments: Sequence[str], environment: 
         _give_up_files(control.fileno())
         for number in signal.valid_signals():
             if callable(signal.getsignal(number)):
-                usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
-                signal.signal(number, usual)
+                signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         set_variables(environment)
         show_title(" ".join(["lmtrain.runtime.processes.fork_server", *arguments]), "lmtrain server")
         _serve_or_become(control, arguments)
@@ -97,7 +96,11 @@ def _give_up_files(but: int) -> None:
 def _serve_or_become(control: socket.socket, arguments: Sequence[str]) -> None:
     global _program
     _program = tuple(arguments)
-    _die_with_parent()
+    # because: the socket tells this process of its launcher's end too, but not while it is stopped
+    with suppress(OSError, AttributeError, ImportError):
+        import ctypes  # because: it is slow to import, and the ranks import it anyway
+
+        ctypes.CDLL(None).prctl(_CHILD_DIES_WITH_PARENT, signal.SIGKILL)
     forked = None
     with suppress(BrokenPipeError, ConnectionResetError):  # because: the launcher has ended, and so does this process
         forked = serve(control)
@@ -246,20 +249,16 @@ def become(request: Request, fds: Sequence[int]) -> None:
             set_variables({COMPANION: _fork_helper(*request.helper, keep=kept)})
     show_environment(variables)
     gc.enable()
-    _reseed()
+    # because: a fork has random states of its own, as a process has at its start; Python's own module does so itself
+    if numpy := sys.modules.get("numpy.random"):
+        numpy.seed()
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.seed()
     sys.stdout = _stream(1, sys.stdout, line_buffering=os.isatty(1))
     sys.stderr = _stream(2, sys.stderr, line_buffering=True)
     path = importlib.import_module(request.module).__file__ or request.module
     sys.argv = [path, *(_program if request.arguments is None else request.arguments)]
     _found(f"{request.module}:main")()
-
-
-def _reseed() -> None:
-    """Give this fork random states of its own, as a process has at its start; Python's own module does so itself."""
-    if numpy := sys.modules.get("numpy.random"):
-        numpy.seed()
-    if torch := sys.modules.get("torch"):
-        torch.default_generator.seed()
 
 
 def _found(function: str) -> Callable[..., None]:
@@ -332,14 +331,6 @@ def _fork_helper(function: str, title: str, name: str, *, keep: Sequence[int]) -
     return f"{ours.detach()}:{pid}"
 
 
-def _die_with_parent() -> None:
-    """Let the kernel kill this process with its launcher: its socket tells it too, but not while it is stopped."""
-    with suppress(OSError, AttributeError, ImportError):
-        import ctypes  # because: it is slow to import, and the ranks import it anyway
-
-        ctypes.CDLL(None).prctl(_CHILD_DIES_WITH_PARENT, signal.SIGKILL)
-
-
 def show_title(title: str, name: str) -> None:
     """Make `title` this process' command line and `name` its short name, of which Linux keeps 15 bytes."""
     with suppress(OSError):
@@ -358,8 +349,10 @@ def show_environment(variables: Mapping[str, str]) -> None:
     """
     global _room
     if drop_variable(ROOM):  # from here on nothing reads the memory in which it was
+        import ctypes  # because: only a forked process needs it, and this file is imported by each launcher
+
         start, end = _area(_ENVIRONMENT)
-        held = _read(start, end - start).find(f"\0{ROOM}=".encode()) if end > start else -1
+        held = ctypes.string_at(start, end - start).find(f"\0{ROOM}=".encode()) if end > start else -1
         _room = start + held + 1 if held >= 0 else None
     _shown.update(variables)
     size = len(ROOM) + 1 + ROOM_BYTES
@@ -375,12 +368,6 @@ def _area(fields: tuple[int, int]) -> tuple[int, int]:
         return int(words[fields[0]]), int(words[fields[1]])
     except (OSError, ValueError, IndexError):
         return 0, 0
-
-
-def _read(start: int, count: int) -> bytes:
-    import ctypes  # because: only a forked process needs it, and this file is imported by each launcher
-
-    return ctypes.string_at(start, count)
 
 
 def _write(start: int, data: bytes) -> None:

@@ -267,16 +267,13 @@ class _Fork:
             run()
 
     def poll(self) -> int | None:
-        return self._wait(os.WNOHANG)
-
-    def wait(self) -> int | None:
-        return self._wait(0)
+        return self.wait(os.WNOHANG)
 
     def kill(self) -> None:
         if not self._has_ended:
             os.kill(self.pid, signal.SIGKILL)
 
-    def _wait(self, how: int) -> int | None:
+    def wait(self, how: int = 0) -> int | None:
         if not self._has_ended and (ended := os.waitpid(self.pid, how))[0]:
             self.returncode, self._has_ended = os.waitstatus_to_exitcode(ended[1]), True
         return self.returncode if self._has_ended else None

@@ -92,8 +92,9 @@ def preflight(config: RunConfig, env: ProcessEnv, *, starting: bool = True) -> I
         check_port(env)  # because: a run opens it right after this, and finds out itself
     # because: once a run has a checkpoint of its own, the one it began from may be gone
     weights_from = find_first_weights(config, model, tokenizer) if resume_from is None else None
-    warnings = tuple(_warnings(config.parallel.layout, env))
-    return Inputs(model, tokenizer, data, resume_from, weights_from, warnings=warnings)
+    return Inputs(
+        model, tokenizer, data, resume_from, weights_from, warnings=tuple(_warnings(config.parallel.layout, env))
+    )
 
 
 def load_data(
@@ -119,10 +120,9 @@ def find_model(config: RunConfig) -> ModelSettings:
 
 def _check_processes(config: RunConfig, env: ProcessEnv, starting: bool) -> None:
     problems = list(compiler_problems(config))
-    if starting or env.launcher != "single":
-        wrong = list(process_problems(config.parallel.layout, env))
-        if wrong:
-            raise LayoutError("\n".join(wrong + problems))
+    wrong = list(process_problems(config.parallel.layout, env)) if starting or env.launcher != "single" else []
+    if wrong:
+        raise LayoutError("\n".join(wrong + problems))
     if problems:
         raise SettingsError(problems)
 
@@ -232,28 +232,23 @@ def find_first_weights(config: RunConfig, model: ModelSettings, tokenizer: Token
     path = resolve(Path(config.checkpoint.init_from))
     contents = Contents(path)
     theirs = checked_model(contents)
-    _check_tokenizer(path, contents.manifest.state, tokenizer)
+    told = contents.manifest.state.get("tokenizer")
+    fingerprint = told.get("fingerprint") if isinstance(told, dict) else None
+    if fingerprint != tokenizer.fingerprint:
+        raise SettingsError([
+            f"checkpoint.init_from={path} knows the ids of the tokenizer {str(fingerprint)[:12]} and the data has "
+            f"those of {tokenizer.fingerprint[:12]}. Preprocess the text with --tokenizer {path / 'tokenizer.json'}."
+        ])  # fmt: skip
     _check_model(path, model, theirs)
     return path
 
 
-def _check_tokenizer(path: Path, state: dict[str, Any], tokenizer: Tokenizer) -> None:
-    told = state.get("tokenizer")
-    fingerprint = told.get("fingerprint") if isinstance(told, dict) else None
-    if fingerprint != tokenizer.fingerprint:
-        theirs, ours = str(fingerprint)[:12], tokenizer.fingerprint[:12]
-        raise SettingsError([
-            f"checkpoint.init_from={path} knows the ids of the tokenizer {theirs} and the data has those of {ours}. "
-            f"Preprocess the text with --tokenizer {path / 'tokenizer.json'}."
-        ])  # fmt: skip
-
-
 def _check_model(path: Path, ours: ModelSettings, theirs: ModelSettings) -> None:
     mine, other = _meaning(ours), _meaning(theirs)
-    positions = "embedding.position.weight" in theirs.weights()
-    free = _FREE if positions else (*_FREE, "seq_len")  # because: angles go on where a table ends
-    unread = {problem.key for problem in theirs.unused()}
-    wrong = [key for key in other if key not in {*free, *unread} and mine.get(key) != other[key]]
+    free = {*_FREE, *(problem.key for problem in theirs.unused())}
+    if "embedding.position.weight" not in theirs.weights():
+        free.add("seq_len")  # because: angles go on where a table ends
+    wrong = [key for key in other if key not in free and mine.get(key) != other[key]]
     if wrong:
         found = ", ".join(f"model.{key} is {show(mine.get(key))}, there {show(other[key])}" for key in wrong)
         settings = " ".join(f"model.{key}={show(other[key])}" for key in wrong)

@@ -331,8 +331,7 @@ class Allocation:
 
     def look(self, number: str) -> None:
         """Ask once."""
-        ends = self._ask(number)
-        if ends is not None:
+        if (ends := self._ask(number)) is not None:
             self._take(ends)
 
     def _take(self, ends: float) -> None:

@@ -83,15 +83,15 @@ def open_records(
 def _sinks(folder: Path, config: RunConfig, inputs: Inputs, step: int, say: Callable[[str], None]) -> Iterator[Behind]:
     settings, observe = settled(config, inputs).to_dict(), config.observe
     if observe.tensorboard:
-
-        def open_tensorboard(tell: Callable[[str], None]) -> TensorBoard:
-            return TensorBoard(EventWriter(folder / TENSORBOARD, step, say=tell), settings, time.time())
-
-        yield Behind("TensorBoard", open_tensorboard, say)
+        yield Behind(
+            "TensorBoard",
+            lambda tell: TensorBoard(EventWriter(folder / TENSORBOARD, step, say=tell), settings, time.time()), say,
+        )  # fmt: skip
     if observe.wandb != "none":
-        name = observe.wandb_name or folder.resolve().name
-        project = observe.wandb_project or "lmtrain"
-        account = Account(observe.wandb, project, observe.wandb_entity, name, observe.wandb_tags)
+        account = Account(
+            observe.wandb, observe.wandb_project or "lmtrain", observe.wandb_entity,
+            observe.wandb_name or folder.resolve().name, observe.wandb_tags,
+        )  # fmt: skip
         yield Behind("Weights & Biases", lambda tell: WeightsAndBiases(folder, account, settings), say)
 
 
@@ -122,12 +122,11 @@ def open_view(
     # because: a panel in which nothing will ever move looks like a run that hangs
     moves = model.mesh.rank == 0 and step < config.total_steps
     saves = Saves(config.checkpoint.interval_steps, config.checkpoint.interval_s)
-    view = (
+    view = stack.enter_context(
         build_view(console, title, config.total_steps, log=log, saves=saves)
         if moves
         else RunView(console, title, config.total_steps, log)
     )
-    stack.enter_context(view)
     if log is not None:
         log.line("\n".join(["applied to the model:", *model.applied]))
     return view
@@ -150,16 +149,9 @@ def show_beginning(
             view.note(f"warning: {path} has no readable manifest and is left as it is")
 
 
-def first_evidence(run: Run) -> dict[str, Any]:
-    return {
-        "weights_digest": weights_digest(run.model), "data_sha256": run.inputs.data.content_sha256,
-        "device": device_name(run.model.device), "world_size": run.mesh.world.size,
-    } | (ran_with(run.folder) if run.metrics is not None else {})  # fmt: skip
-
-
 def ran_with(folder: Path) -> dict[str, Any]:
     """What stands in these files until the next start writes its own."""
-    paths = {name: folder / file for name, file in (("settings", CONFIG), ("environment", ENVIRONMENT))}
+    paths = {"settings": folder / CONFIG, "environment": folder / ENVIRONMENT}
     return {name: read_json(path) for name, path in paths.items() if path.stat().st_size < _LARGEST}
 
 
@@ -224,8 +216,7 @@ def histograms(model: ParallelModel) -> dict[str, Histogram]:
 def _count(numbers: Tensor, edges: Tensor, counts: Tensor, sums: Tensor, ends: Tensor) -> None:
     if not numbers.numel():
         return
-    buckets = torch.bucketize(numbers, edges, out_int32=True)
-    counts += torch.bincount(buckets, minlength=len(counts))
+    counts += torch.bincount(torch.bucketize(numbers, edges, out_int32=True), minlength=len(counts))
     wide = numbers.double()
     sums += torch.stack([wide.sum(), wide.square().sum()])
     ends.copy_(torch.maximum(ends, torch.stack([-wide.min(), wide.max()])))
@@ -235,8 +226,12 @@ def record_start(run: Run) -> None:
     """From what it begins, and what a person should know of that."""
     run.progress.attempt = start_number(run.folder) if run.metrics is not None else 1
     resumed, weights, total = run.inputs.resume_from, run.inputs.weights_from, run.config.total_steps
-    began_at: dict[str, Any] = {"resumed_from": resumed and str(resumed), "weights_from": weights and str(weights)}
-    began_at |= first_evidence(run)
+    began_at: dict[str, Any] = {
+        "resumed_from": resumed and str(resumed), "weights_from": weights and str(weights),
+        "weights_digest": weights_digest(run.model), "data_sha256": run.inputs.data.content_sha256,
+        "device": device_name(run.model.device), "world_size": run.mesh.world.size,
+    }  # fmt: skip
+    began_at |= ran_with(run.folder) if run.metrics is not None else {}
     began_at |= {"before": run.before} if run.progress.attempt > 1 else {}
     record(run, "start", began_at | ({"passed_over": list(run.passed_over)} if run.passed_over else {}))
     for warning in run.inputs.warnings:
@@ -250,8 +245,8 @@ def record_start(run: Run) -> None:
 
 
 def record(run: Run, event: str, values: dict[str, Any]) -> dict[str, Any]:
-    time = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    row = {"event": event, "step": run.progress.step, "attempt": run.progress.attempt, "time": time} | values
+    now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    row = {"event": event, "step": run.progress.step, "attempt": run.progress.attempt, "time": now} | values
     if run.metrics is not None:
         run.metrics.append(row)
         for sink in run.sinks:
@@ -326,14 +321,15 @@ def report_save(run: Run) -> None:
         return
     run.reported_save, run.failed_saves = last.step, 0
     run.costs.saved(last.write_s, last.stall_s)
-    values = {"saved_step": last.step, "bytes": last.num_bytes, "write_s": last.write_s, "stall_s": last.stall_s}
-    values["bytes_per_s"] = last.bytes_per_s
     run.view.saved(
-        record(run, "save", values),
+        record(run, "save", {
+            "saved_step": last.step, "bytes": last.num_bytes, "write_s": last.write_s, "stall_s": last.stall_s,
+            "bytes_per_s": last.bytes_per_s,
+        }),
         f"saved step {last.step}: {format_bytes(last.num_bytes)} in {format_seconds(last.write_s)} "
         f"({format_bytes(last.bytes_per_s)}/s), "
         f"training stood still for {last.stall_s * 1000:.0f} ms",
-    )
+    )  # fmt: skip
 
 
 def save(run: Run) -> int:
@@ -360,6 +356,7 @@ def _survive(run: Run, which: str, error: StorageError | OutputError) -> None:
     run.failed_saves += 1
     if run.failed_saves == MOST_FAILED:
         # because: what is trained from here on would most likely be lost as well
-        said = f"{MOST_FAILED} checkpoints in a row failed, the last with: {error}"
-        raise passed_on(error.exit_code, said) from error
+        raise passed_on(
+            error.exit_code, f"{MOST_FAILED} checkpoints in a row failed, the last with: {error}"
+        ) from error
     run.view.note(f"{which} failed: {error} Training goes on.")

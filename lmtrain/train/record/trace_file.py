@@ -96,8 +96,7 @@ def profiled(run: Run, steps: Iterator[StepBatches]) -> Iterator[StepBatches]:
             elif window is not None and run.progress.step >= last:
                 window.close()
                 window, first = None, last + 1
-            batches = next(steps, None)
-            if batches is None:
+            if (batches := next(steps, None)) is None:
                 return
             yield batches
     finally:
@@ -135,6 +134,5 @@ class Window:
         os.replace(partial, trace)
         table = table_of(read_trace(trace), (self._first, last), rank, seconds)
         write_table(folder / f"{name}{ENDING}", table)
-        size = format_bytes(trace.stat().st_size)
-        said = f"  {trace} ({size}) opens in https://ui.perfetto.dev"
+        said = f"  {trace} ({format_bytes(trace.stat().st_size)}) opens in https://ui.perfetto.dev"
         self._run.view.note("\n".join([*table.lines(), said]))
