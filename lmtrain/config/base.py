@@ -36,8 +36,7 @@ class Problem:
     of_layout: bool = False  # not of one key: keys that are each right make a layout that cannot work
 
     def text(self, prefix: str = "") -> str:
-        key = f"{prefix}.{self.key}" if prefix else self.key
-        said = f"{key}={show(self.value)} {self.rule}. {self.way_out}"
+        said = f"{prefix and prefix + '.'}{self.key}={show(self.value)} {self.rule}. {self.way_out}"
         return LayoutProblem(said) if self.of_layout else said
 
 
@@ -94,16 +93,11 @@ class Settings:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that composes back to the same settings, `kind` included."""
-        result: dict[str, Any] = {}
-        if isinstance(self, Choice):
-            result["kind"] = self.kind
+        result: dict[str, Any] = {"kind": self.kind} if isinstance(self, Choice) else {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, Settings):
-                value = value.to_dict()
-            elif isinstance(value, tuple):
-                value = list(value)
-            result[field.name] = value
+            plain = list(value) if isinstance(value, tuple) else value
+            result[field.name] = value.to_dict() if isinstance(value, Settings) else plain
         return result
 
     def digest(self) -> str:
@@ -153,8 +147,8 @@ def modules(room: str, ending: str = "") -> Iterator[ModuleType]:
 
 @cache
 def _room_modules(room: str, ending: str) -> list[ModuleType]:
-    names = [found.name for found in pkgutil.iter_modules(importlib.import_module(room).__path__)]
-    return [importlib.import_module(f"{room}.{name}") for name in names if name.endswith(ending)]
+    found = pkgutil.iter_modules(importlib.import_module(room).__path__)
+    return [importlib.import_module(f"{room}.{one.name}") for one in found if one.name.endswith(ending)]
 
 
 def kinds(base: type[Choice]) -> dict[str, type[Choice]]:

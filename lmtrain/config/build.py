@@ -59,12 +59,13 @@ class _Builder:
 
     def settings(self, cls: type[Settings], data: Any, path: str) -> Any:
         if not isinstance(data, dict):
-            ways = self._choices(path) or f"Give its keys one by one: {path}.key=value."
-            return self._refuse(f"{path}={show(data)} is not a group of settings. {ways}")
+            return self._refuse(
+                f"{path}={show(data)} is not a group of settings. "
+                + (self._choices(path) or f"Give its keys one by one: {path}.key=value.")
+            )
         data = dict(data)
         if issubclass(cls, Choice):
-            chosen = self._kind(cls, data.pop("kind", None), path)
-            if chosen is None:
+            if (chosen := self._kind(cls, data.pop("kind", None), path)) is None:
                 return _INVALID
             cls = chosen
         hints = typing.get_type_hints(cls)
@@ -81,23 +82,23 @@ class _Builder:
                 self.problems.append(f"{where} is not set. {self._choices(where) or f'Add {where}=VALUE.'}")
         if len(self.problems) > before:
             right = {name: value for name, value in values.items() if value is not _INVALID}
-            self.problems.extend(_under(path, p.text()) for p in cls.problems_across(right))
-            return _INVALID
-        try:
-            return cls(**values)
-        except (SettingsError, LayoutError) as error:
-            self.problems.extend(_under(path, p) for p in error.problems)
-            return _INVALID
+            found = [problem.text() for problem in cls.problems_across(right)]
+        else:
+            try:
+                return cls(**values)
+            except (SettingsError, LayoutError) as error:
+                found = list(error.problems)
+        # with their whole keys, and still of their sort
+        self.problems.extend(type(problem)(_join(path, problem)) for problem in found)
+        return _INVALID
 
     def _unknown(self, path: str, value: Any, beside: Mapping[str, Any]) -> None:
         """A key that is no setting; of a group that is none, each key that was given."""
         if self.names is None:
-            near = nearest(path.rpartition(".")[2], beside)
-            self.problems.append(f"{path}={show(value)} is not a setting. {near}")
+            self.problems.append(f"{path}={show(value)} is not a setting. {nearest(path.rpartition('.')[2], beside)}")
             return
         inside = [(key, text) for key, text in self.names.typed.items() if key.startswith(f"{path}.")]
-        typed = inside or [(path, self.names.typed.get(path, show(value)))]
-        for key, text in typed:
+        for key, text in inside or [(path, self.names.typed.get(path, show(value)))]:
             self.problems.append(f"{key}={text} is not a setting. {self.names.way_out(key, text, beside)}")
 
     def _kind(self, base: type[Choice], kind: Any, path: str) -> type[Choice] | None:
@@ -107,8 +108,7 @@ class _Builder:
         else:
             known = dict(kinds(base))
         if not isinstance(kind, str) or kind not in known:
-            plugin = "" if base.kind or kind is None else f" {FROM_A_PLUGIN}"
-            way_out = nearest_value(str(kind), known) + plugin
+            way_out = nearest_value(str(kind), known) + ("" if base.kind or kind is None else f" {FROM_A_PLUGIN}")
             self.problems.append(f"{_join(path, 'kind')}={show(kind)} is not a kind of {path}. {way_out}")
             return None
         return known[kind]
@@ -141,8 +141,9 @@ class _Builder:
             choices = get_args(hint)
             if any(value == choice and type(value) is type(choice) for choice in choices):
                 return value
-            near = nearest_value(str(value), map(str, choices))
-            return self._refuse(f"{path}={show(value)} is not a choice here. {near}")
+            return self._refuse(
+                f"{path}={show(value)} is not a choice here. {nearest_value(str(value), map(str, choices))}"
+            )
         if isinstance(hint, type) and issubclass(hint, Settings):
             return self.settings(hint, value, path)
         if origin is tuple:
@@ -153,14 +154,13 @@ class _Builder:
             return {str(key): self._value(get_args(hint)[1], one, f"{path}.{key}") for key, one in value.items()}
         plain = _plain(hint, value)
         if plain is None and hint is str and self.names and (typed := self.names.typed.get(path)):
-            way_out = f"As a text it is {shell(f'{path}={quoted(typed)}')}."
-            return self._refuse(f"{path}={typed} is not a text. {way_out}")
+            return self._refuse(f"{path}={typed} is not a text. As a text it is {shell(f'{path}={quoted(typed)}')}.")
         if plain is None:
             return self._wrong(_name(hint), value, path, example or _EXAMPLES.get(hint, "VALUE"))
         if isinstance(plain, str) and (wrong := _NO_TEXT.search(plain)):
-            zero, half = "a zero byte, which no text has. Take it out.", f"half a character (U+{ord(wrong[0]):04X})"
-            said = zero if wrong[0] == "\0" else f"{half}, which UTF-8 has no bytes for. Give another name."
-            return self._refuse(f"{path} holds {said}")
+            zero = "a zero byte, which no text has. Take it out."
+            half = f"half a character (U+{ord(wrong[0]):04X}), which UTF-8 has no bytes for. Give another name."
+            return self._refuse(f"{path} holds {zero if wrong[0] == chr(0) else half}")
         if isinstance(plain, float) and not math.isfinite(plain):
             return self._refuse(f"{path}={show(value)} is not a finite number. Write {path}={example or 1}.")
         if isinstance(plain, int) and abs(plain) > _MOST:
@@ -218,8 +218,3 @@ def _name(hint: Any) -> str:
 
 def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
-
-
-def _under(path: str, problem: str) -> str:
-    """The problem with its whole key, and still of its sort."""
-    return type(problem)(_join(path, problem))

@@ -29,9 +29,8 @@ MAX_RUNS = 10_000  # because: all are judged before one starts, which takes a hu
 
 def conf_dir() -> Path:
     """conf/ inside the installed package, or beside it in a checkout."""
-    package = Path(__file__).resolve().parent.parent
-    inside = package / "conf"
-    return inside if inside.is_dir() else package.parent / "conf"
+    package, beside = (parent / "conf" for parent in Path(__file__).resolve().parents[1:3])
+    return package if package.is_dir() else beside
 
 
 def compose(cls: type[S], overrides: Sequence[str], *, config_dir: Path | None = None, name: str = "pretrain") -> S:
@@ -53,8 +52,7 @@ def compose_plain(
     problems = [problem for override in changes if (problem := change(tree, override))]
     for path, _ in references.values_of(tree):
         if str(path[-1]).startswith("_") and str(path[-1]).endswith("_"):
-            where = references.shown_path(path)
-            raise SettingsError([f"{where} names code, and settings are data only. Remove it."])
+            raise SettingsError([f"{references.shown_path(path)} names code, and settings are data only. Remove it."])
     plain, unresolved = references.resolved(tree)
     if problems or unresolved:
         raise SettingsError(problems + unresolved)
@@ -81,7 +79,10 @@ def selected(
             if group in choices:
                 problems.append(f"{override.input_line} chooses {group} again, after {choices[group]}. Leave one out.")
             choices[group] = str(override.input_line)
-            problems += [] if override.is_delete() else _choice_problems(group, override.value(), groups[group])
+            chosen = override.value() if isinstance(override.value(), list) else [override.value()]
+            wrong = [str(one) for one in chosen if one is not None and str(one) not in groups[group]]
+            for one in wrong if not override.is_delete() else ():
+                problems.append(f"{group}={one} is not in conf/{group}/. {nearest_value(one, groups[group])}")
             words.append(f"~{group}" if override.value() is None else choices[group])
         elif "/" in group:
             problems.append(f"{override.input_line} chooses in {group}, which is no group. {nearest(group, groups)}")
@@ -141,9 +142,3 @@ def _checked_name(name: str, known: Sequence[str], folders: Sequence[Path]) -> s
     other = next((folder / f"{name}.yml" for folder in folders if (folder / f"{name}.yml").exists()), None)
     way_out = f"Rename {other} to {name}.yaml." if other else nearest(name, known)
     raise SettingsError([f"--config-name={name} is not in {folders[0]}. {way_out}"])
-
-
-def _choice_problems(group: str, value: Any, known: Sequence[str]) -> list[str]:
-    chosen = value if isinstance(value, list) else [value]
-    wrong = [one for one in chosen if one is not None and str(one) not in known]
-    return [f"{group}={one} is not in conf/{group}/. {nearest_value(str(one), known)}" for one in wrong]

@@ -108,15 +108,12 @@ class Names:
     def way_out(self, path: str, value: str, beside: typing.Iterable[str]) -> str:
         """The sentence that ends a message about a key that is no setting; `beside` are those of its level."""
         words = self.meant(path, value)
-        if words:
-            return f"Did you mean {' or '.join(words)}?"
-        return nearest(path.rpartition(".")[2], beside)
+        return f"Did you mean {' or '.join(words)}?" if words else nearest(path.rpartition(".")[2], beside)
 
     def _word(self, key: str, value: str) -> str:
         if "." not in key:
             return self._choice(key, value)
-        hint = keys_of(self.root).get(key)
-        literals = [option for option in options_of(hint) if get_origin(option) is Literal]
+        literals = [option for option in options_of(keys_of(self.root).get(key)) if get_origin(option) is Literal]
         choices = [str(choice) for option in literals for choice in get_args(option)]
         return f"{key}={near_value(value, choices) or value if choices else value}"
 
@@ -130,9 +127,8 @@ def near_value(value: str, known: typing.Iterable[str]) -> str | None:
     known = list(known)
     if _VALUES.get(value) in known:
         return _VALUES[value]
-    close = difflib.get_close_matches(value, known, n=1, cutoff=0.6)
     parts = [one for one in known if value and (value.startswith(one) or one.startswith(value))]
-    return next(iter([*close, *parts]), None)
+    return next(iter([*difflib.get_close_matches(value, known, n=1, cutoff=0.6), *parts]), None)
 
 
 def nearest_value(value: str, known: typing.Iterable[str]) -> str:
@@ -152,8 +148,7 @@ def keys_of(root: type[Settings]) -> dict[str, Any]:
 
 
 def _walk(cls: type[Settings], path: str) -> Iterator[tuple[str, Any]]:
-    alternatives = list(kinds(cls).values()) if issubclass(cls, Choice) and not cls.kind else [cls]
-    for one in alternatives:
+    for one in kinds(cls).values() if issubclass(cls, Choice) and not cls.kind else [cls]:
         hints = typing.get_type_hints(one)
         for field in dataclasses.fields(one):
             key, hint = f"{path}.{field.name}" if path else field.name, hints[field.name]

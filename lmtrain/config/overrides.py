@@ -39,10 +39,7 @@ def parse(words: Sequence[str], groups: Mapping[str, Sequence[str]]) -> list[Any
 
     parser, parsed, problems = OverridesParser.create(), list[Any](), list[str]()
     for index, text in enumerate(words):
-        problem = _refused(text)
-        if problem is None:
-            problem = _is_no_pair(words, index, groups)
-        if problem is not None:
+        if (problem := _refused(text) or _is_no_pair(words, index, groups)) is not None:
             problems += [problem] if problem else []
             continue
         key, _, value = text.partition("=")
@@ -134,8 +131,10 @@ def _refused(text: str) -> str | None:
     if len(text) > MAX_WORD or max(depths, default=0) > MAX_DEPTH:
         return f"{text[:40]}... is too long or nests too deeply. Put it into a file of --config-dir."
     if number := _LONG_NUMBER.search(text, len(key)):
-        rule = f"which has {len(number[0])} digits, and no number here has more than {MAX_DIGITS}"
-        return f"{key} is given {number[0][:20]}..., {rule}. Write {key}='TEXT' if it is a text."
+        return (
+            f"{key} is given {number[0][:20]}..., which has {len(number[0])} digits, and no number here has more than "
+            f"{MAX_DIGITS}. Write {key}='TEXT' if it is a text."
+        )
     if _HYDRA.match(key):
         way_out = _INSTEAD.get(key.lstrip("~+"), "Leave it out; -m runs every combination of values.")
         return f"{text} sets Hydra itself, which only composes settings here. {way_out}"
@@ -150,9 +149,7 @@ def _is_no_pair(words: Sequence[str], index: int, groups: Mapping[str, Sequence[
     if not sign and after and after[0].startswith("="):
         joined = shell(f"{text}{''.join(after) if after[0] == '=' else after[0]}")
         return f"{text!r} has a space before its value. Type {joined}."
-    if not bare and before and "=" not in before:
-        return ""
-    if index > 1 and words[index - 1] == "=" and not sign:
+    if (not bare and before and "=" not in before) or (index > 1 and before == "=" and not sign):
         return ""
     if not bare:
         return f"{text!r} is not an override, since it names no key. Write key=value."
@@ -184,14 +181,12 @@ def _unreadable(text: str) -> str:
     as_text = f"type {shell(f'{key}={quoted(value)}')}"
     opened = _first_open(value)
     if opened in _CLOSE and value.startswith(opened):
-        whole = value + _CLOSE[opened]
-        way_out = f"Type {shell(f'{key}={whole}')}, or, if it is one text, {as_text}."
-        return f"{text} opens a {opened} that is not closed. {way_out}"
-    if opened in ("'", '"', *_CLOSE):
-        what = f"a {opened}" if opened in _CLOSE else "a quote"
-        return f"{text} has {what} that is not closed. If it belongs to the text, {as_text}."
+        closed = shell(f"{text}{_CLOSE[opened]}")
+        return f"{text} opens a {opened} that is not closed. Type {closed}, or, if it is one text, {as_text}."
     if opened:
-        return f"{text} closes a {opened} that is not open. If it belongs to the text, {as_text}."
+        what = "a quote" if opened in "'\"" else f"a {opened}"
+        wrong = f"closes {what} that is not open" if opened in _CLOSE.values() else f"has {what} that is not closed"
+        return f"{text} {wrong}. If it belongs to the text, {as_text}."
     signs = " ".join(sorted({sign for sign in value if sign in _SIGNS}))
     if not signs:
         return f"{text!r} is not an override ({key!r} is no name of a key). Write key=value or group=choice."

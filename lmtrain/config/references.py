@@ -56,8 +56,7 @@ def shown_path(path: Path) -> str:
 def resolved(tree: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """The tree with every reference replaced by what it refers to, and all that could not be."""
     one = _Resolver(tree)
-    plain = one.inside(tree, (), ())
-    return plain, one.problems
+    return one.inside(tree, (), ()), one.problems
 
 
 class _Resolver:
@@ -75,11 +74,11 @@ class _Resolver:
             return [self.inside(value, (*path, index), way) for index, value in enumerate(node)]
         if not isinstance(node, str) or "${" not in node:
             return node
-        if way:
-            return self.value(node, path, way)
         try:
-            return self.value(node, path, ())
+            return self.value(node, path, way)
         except ReferenceProblem as problem:
+            if way:
+                raise  # because: it is said of the reference that the user has written
             self.problems.append(f"{shown_path(path)}={node} {problem}")
             return node
 
@@ -106,12 +105,10 @@ class _Resolver:
         if self.steps > _MAX_STEPS:
             raise ReferenceProblem(f"is one of more than {_MAX_STEPS} references. Write some of them out.")
         base: Path = path[: len(path) - len(match[1])] if match[1] else ()
-        words = [int(word) if word.isdecimal() else word for word in re.findall(r"[\w-]+", match[2])]
-        at = (*base, *words)
+        at = (*base, *(int(word) if word.isdecimal() else word for word in re.findall(r"[\w-]+", match[2])))
         name = shown_path(at)
         if name in way or name == shown_path(path):
-            circle = " -> ".join((*way, name))
-            raise ReferenceProblem(f"leads back to itself ({circle}). Give one of them a value.")
+            raise ReferenceProblem(f"leads back to itself ({' -> '.join((*way, name))}). Give one of them a value.")
         if len(way) >= _MAX_WAY:
             raise ReferenceProblem(f"is reached over {_MAX_WAY} references. Refer to the value itself.")
         node: Any = self.tree

@@ -72,7 +72,11 @@ def compose_files(folders: Sequence[Path], asked: Asked, choices: Sequence[str])
     if key not in _joined:
         if len(_joined) == MAX_JOINED:
             _joined.clear()
-        _joined[key] = _join(folders, asked, choices)
+        with _opened(folders, asked):
+            tree = hydra_compose(config_name=asked.name, overrides=list(choices))
+            plain = OmegaConf.to_container(tree, resolve=False)
+        assert isinstance(plain, dict)
+        _joined[key] = {str(name): value for name, value in plain.items()}
     return deepcopy(_joined[key])
 
 
@@ -83,14 +87,6 @@ def _files(folders: Sequence[Path]) -> Iterator[tuple[str, int, int, int, int]]:
             with suppress(OSError):  # because: whoever reads it says so
                 found = path.stat()
                 yield str(path), found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
-
-
-def _join(folders: Sequence[Path], asked: Asked, choices: Sequence[str]) -> dict[str, Any]:
-    with _opened(folders, asked):
-        tree = hydra_compose(config_name=asked.name, overrides=list(choices))
-        plain = OmegaConf.to_container(tree, resolve=False)
-    assert isinstance(plain, dict)
-    return {str(key): value for key, value in plain.items()}
 
 
 def merged_files(folders: Sequence[Path], asked: Asked, choices: Sequence[str]) -> list[tuple[YamlFile, str]]:
@@ -135,8 +131,10 @@ def _check_count(folders: Sequence[Path], asked: Asked) -> None:
 
     chosen = [f"{group}/{word.partition('=')[2]}" for group, word in asked.chosen.items()]
     if sum(count(one, 0) for one in (asked.name, *chosen)) > MAX_FILES:
-        most = a_few(sorted(counts, key=lambda one: -counts[one]), most=3)
-        raise SettingsError([f"The defaults lists of {most} bring more than {MAX_FILES} files. Name each file once."])
+        raise SettingsError([
+            f"The defaults lists of {a_few(sorted(counts, key=lambda one: -counts[one]), most=3)} bring more than "
+            f"{MAX_FILES} files. Name each file once."
+        ])  # fmt: skip
 
 
 def _read(path: Path) -> YamlFile:
@@ -166,8 +164,9 @@ class YamlSource(ConfigSource):
         problems += list(_problems(config_path, package, file, self.asked, self.read.get(self.asked.name)))
         if problems:
             raise SettingsError(problems)
-        where = f"{self.scheme()}://{self.path}"
-        return ConfigResult(self.provider, where, OmegaConf.create(file.data), {"package": package})
+        return ConfigResult(
+            self.provider, f"{self.scheme()}://{self.path}", OmegaConf.create(file.data), {"package": package}
+        )
 
     def is_group(self, config_path: str) -> bool:
         return not config_path.startswith("hydra") and Path(self.path, config_path).is_dir()
@@ -186,10 +185,10 @@ def _package(file: YamlFile) -> tuple[str | None, list[str]]:
     """Where the keys of a file go: its `# @package NAME`."""
     for line in _HEADER.findall(file.header):
         words = line.split()
-        if len(words) != 2 or words[0] != "package":
-            known = "Write `# @package _global_`."
-            return None, [f"{file.path} has the line `# @{line.strip()}`, which says nothing here. {known}"]
-        return words[1], []
+        if len(words) == 2 and words[0] == "package":
+            return words[1], []
+        problem = f"{file.path} has the line `# @{line.strip()}`, which says nothing here"
+        return None, [f"{problem}. Write `# @package _global_`."]
     return None, []
 
 
@@ -206,16 +205,14 @@ def _problems(
         )
     entries, problems = read_entries(config_path, file)
     yield from problems
-    root_entries = read_entries(asked.name, root)[0] if root else []
-    root_groups = {entry.group for entry in root_entries if not entry.override}
-    is_root = config_path == asked.name
+    root_groups = {entry.group for entry in (read_entries(asked.name, root)[0] if root else ()) if not entry.override}
     seen_override = ""
     for entry in entries:
         if entry.override:
             seen_override = entry.text
         elif seen_override:
             yield f"{entry.where} has {entry.text} after {seen_override}. Move it up: overrides stand last."
-        yield from _entry_problems(entry, is_root, asked, root_groups)
+        yield from _entry_problems(entry, config_path == asked.name, asked, root_groups)
     for path, value in references.values_of(file.data):
         if path[0] != "defaults" and isinstance(value, str) and (problem := references.problem_of(value)):
             yield f"{file.at(*path)}: {references.shown_path(path)}={value} {problem}"
@@ -228,10 +225,8 @@ def read_entries(config_path: str, file: YamlFile) -> tuple[list[Entry], list[st
         return [], [f"{file.at('defaults')} has a defaults that is no list. Write lines such as `- optim: adamw`."]
     here, selves = config_path.rpartition("/")[0], 0
     for index, item in enumerate(raw):
-        where, value = file.at("defaults", index), item
-        key = ""
-        if isinstance(item, dict) and len(item) == 1:
-            [(key, value)] = item.items()
+        where = file.at("defaults", index)
+        [(key, value)] = item.items() if isinstance(item, dict) and len(item) == 1 else [("", item)]
         values = value if isinstance(value, list) and key else [value]
         if not all(isinstance(one, str) or (one is None and key) for one in values):
             problems.append(f"{where} has {item!r}, which names no file. Write `- GROUP: NAME`, or `- GROUP: null`.")
@@ -294,11 +289,10 @@ def _explain(error: Exception, asked: Asked, read: Mapping[str, YamlFile]) -> li
             problems.append(f"{word} takes away {group}, which nothing has chosen. Leave it out.")
         elif group not in groups and not word.startswith("+"):
             problems.append(f"{word} changes {group}, which no defaults list names. Write +{word}.")
-    for entries in lists:
-        for entry in entries:
-            if entry.override and entry.group not in groups:
-                what = f"{entry.where} has {entry.text}, and nothing chose {entry.group} before"
-                problems.append(f"{what}. Leave out override.")
+    problems += [
+        f"{entry.where} has {entry.text}, and nothing chose {entry.group} before. Leave out override."
+        for entries in lists for entry in entries if entry.override and entry.group not in groups
+    ]  # fmt: skip
     first: dict[str, Entry] = {}
     for entry in chosen:
         if (other := first.setdefault(entry.group, entry)) is not entry:
@@ -307,6 +301,5 @@ def _explain(error: Exception, asked: Asked, read: Mapping[str, YamlFile]) -> li
     files = a_few(str(file.path) for file in read.values() if file.data)
     if isinstance(error, RecursionError) and not problems:
         return [f"The defaults lists of {files} lead back to themselves. Take one of the entries out."]
-    key = getattr(error, "full_key", None)
-    at = f" at {key}" if key else ""
+    at = f" at {key}" if (key := getattr(error, "full_key", None)) else ""
     return problems or [f"{files} do not fit together{at}. Look at their defaults lists; --debug shows more."]

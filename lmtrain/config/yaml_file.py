@@ -11,6 +11,7 @@ import re
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,9 @@ def read_yaml(path: Path) -> YamlFile:
         raise SettingsError([f"{path} line {line} {what}. {way_out}."]) from error
     finally:
         loader.dispose()
-    header = "\n".join(_header(text))
-    return YamlFile(path, data, header, lines)
+    # comments and empty lines
+    header = takewhile(lambda line: not line.strip() or line.lstrip().startswith("#"), text.splitlines())
+    return YamlFile(path, data, "\n".join(header), lines)
 
 
 class _Wrong(Exception):
@@ -106,8 +108,10 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # because: yaml comes wit
         node = super().compose_scalar_node(anchor)
         line = node.start_mark.line + 1
         if node.tag != _TEXT and len(node.value) > MAX_DIGITS:
-            what = f"has a number of {len(node.value)} digits, and none has more than {MAX_DIGITS}"
-            raise _Wrong(line, what, "Put it in quotes if it is a text")
+            raise _Wrong(
+                line, f"has a number of {len(node.value)} digits, and none has more than {MAX_DIGITS}",
+                "Put it in quotes if it is a text",
+            )  # fmt: skip
         if half := _SURROGATE.search(node.value):
             raise _Wrong(line, f"has the escape \\u{ord(half[0]):04x}, half a character", "Write the character itself")
         return node
@@ -147,11 +151,14 @@ def _text(path: Path) -> str:
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):
-            kind = "a folder" if stat.S_ISDIR(found.st_mode) else "no plain file"
-            raise MissingInputError(f"{path} is {kind}, and a config is a file. Give another name.")
+            raise MissingInputError(
+                f"{path} is {'a folder' if stat.S_ISDIR(found.st_mode) else 'no plain file'}, and a config is a file. "
+                "Give another name."
+            )
         if found.st_size > MAX_BYTES:
-            problem = f"{path} has {found.st_size} bytes, and no config has more than {MAX_BYTES}"
-            raise SettingsError([f"{problem}. Shorten it."])
+            raise SettingsError(
+                [f"{path} has {found.st_size} bytes, and no config has more than {MAX_BYTES}. Shorten it."]
+            )
         data = path.read_bytes()
     except OSError as error:
         missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
@@ -163,8 +170,7 @@ def _text(path: Path) -> str:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise SettingsError([f"{path} line {line} is not UTF-8 text. Save the file as UTF-8."]) from error
-    wrong = yaml.reader.Reader.NON_PRINTABLE.search(text)
-    if wrong:
+    if wrong := yaml.reader.Reader.NON_PRINTABLE.search(text):
         line, sign = text.count("\n", 0, wrong.start()) + 1, f"U+{ord(wrong[0]):04X}"
         raise SettingsError([f"{path} line {line} holds the character {sign}, which no text has. Take it out."])
     return text
@@ -177,21 +183,14 @@ def _children(node: Any) -> Iterator[Any]:
 
 def _lines(node: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], int]]:
     """Aliases count where they lead to."""
+    inside: list[tuple[str | int, Any, Any]] = []  # each key, the node that tells its line, and its value
     if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            yield (*path, key.value), key.start_mark.line + 1
-            yield from _lines(value, (*path, key.value))
+        inside = [(key.value, key, value) for key, value in node.value]
     elif isinstance(node, yaml.SequenceNode):
-        for index, value in enumerate(node.value):
-            yield (*path, index), value.start_mark.line + 1
-            yield from _lines(value, (*path, index))
-
-
-def _header(text: str) -> Iterator[str]:
-    for line in text.splitlines():
-        if line.strip() and not line.lstrip().startswith("#"):
-            return
-        yield line
+        inside = [(index, value, value) for index, value in enumerate(node.value)]
+    for key, mark, value in inside:
+        yield (*path, key), mark.start_mark.line + 1
+        yield from _lines(value, (*path, key))
 
 
 # in what the parser of YAML says: whether it is about the line where the thing began, what is wrong there (the line is

@@ -13,8 +13,10 @@ from lmtrain.kernels import adamw as kernel
 from lmtrain.kernels.moved import Moved, Rates
 from lmtrain.kernels.on_gpu import fuses
 from lmtrain.optim.adamw_settings import AdamWSettings
-from lmtrain.optim.groups import Alone, Groups, Whole, apply_empty_state
+from lmtrain.optim.groups import Groups
 from lmtrain.optim.moments import SLOTS, UncompiledAdamW, UncompiledOptimizer, count_update, with_gradients
+from lmtrain.optim.state import apply_empty_state
+from lmtrain.optim.whole import Alone, Whole
 
 _FUSED = {"cpu", "cuda"}
 

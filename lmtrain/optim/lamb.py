@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lmtrain.optim.groups import Alone, Groups, Whole, apply_empty_state
+from lmtrain.optim.groups import Groups
 from lmtrain.optim.lamb_settings import LAMBSettings
 from lmtrain.optim.moments import SLOTS, UncompiledOptimizer, adam_directions, with_gradients
+from lmtrain.optim.state import apply_empty_state
+from lmtrain.optim.whole import Alone, Whole
 
 
 def build(settings: LAMBSettings, groups: Groups, whole: Whole = Alone()) -> LAMB:

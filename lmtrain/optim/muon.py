@@ -18,9 +18,11 @@ import torch
 from torch import Tensor
 
 from lmtrain.optim import moments
-from lmtrain.optim.groups import Alone, Groups, Whole, apply_empty_state, group_of
+from lmtrain.optim.groups import Groups, group_of
 from lmtrain.optim.moments import UncompiledOptimizer, adam_directions, count_update, with_gradients
 from lmtrain.optim.muon_settings import MuonSettings, is_hidden_matrix
+from lmtrain.optim.state import apply_empty_state
+from lmtrain.optim.whole import Alone, Whole
 
 SLOTS = ("momentum",)
 # because: Jordan's quintic takes singular values to 0.7 .. 1.2 in five rounds, and exactness buys nothing

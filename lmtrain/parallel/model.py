@@ -13,7 +13,7 @@ from lmtrain.layout import Piece
 from lmtrain.objectives.objective import CausalLM
 from lmtrain.observe.measure import phases
 from lmtrain.optim.adamw import OnePassAdamW
-from lmtrain.optim.groups import Alone, Whole
+from lmtrain.optim.whole import Alone, Whole
 from lmtrain.parallel.blocks.dropout import Noise
 from lmtrain.parallel.collectives import all_reduce
 from lmtrain.parallel.inference import Inference, chunks

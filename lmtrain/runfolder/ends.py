@@ -63,8 +63,7 @@ def write_cut_off(folder: Path, cause: str) -> str | None:
     try:
         with folder_lock(folder):
             names = step_names(folder / CHECKPOINTS)
-            step = step_of(names[-1]) if names else 0
-            return write_stop(folder, cause, StoppedEarly.exit_code, step=step)
+            return write_stop(folder, cause, StoppedEarly.exit_code, step=step_of(names[-1]) if names else 0)
     except (LmtrainError, OSError) as error:
         return f"The reason stands in no file: {error}"
 

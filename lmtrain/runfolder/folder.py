@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,10 +49,9 @@ def state_of(run: Path, stop: dict[str, Any] | None) -> dict[str, Any]:
         on_request = stop.get("exit_code") in (StoppedEarly.exit_code, StoppedForGood.exit_code)
         state = "finished" if stop.get("cause") == DONE else "stopped" if on_request else "failed"
         return {"state": state, "process": None}
-    holder = lock_holder(run)
-    if holder is None:
+    by, is_held = lock_holder(run) or (None, False)
+    if by is None:
         return {"state": "killed", "process": None}
-    by, is_held = holder
     is_here = by.endswith(f" on {socket.gethostname()}")
     return {"state": "running" if is_held else "killed" if is_here else "out of sight", "process": by}
 
@@ -65,9 +64,9 @@ def state_now(run: Path) -> dict[str, Any]:
 
 def is_run(path: Path) -> bool:
     """Return whether a run has written into this folder."""
-    if (path / METRICS).is_file():
-        return True
-    return (path / CONFIG).is_file() and any((path / name).exists() for name in _MARKS)
+    return (path / METRICS).is_file() or (
+        (path / CONFIG).is_file() and any((path / name).exists() for name in _MARKS)
+    )
 
 
 def find_runs(folder: Path, deepest: int = _DEEPEST) -> Iterator[Path]:
@@ -75,10 +74,9 @@ def find_runs(folder: Path, deepest: int = _DEEPEST) -> Iterator[Path]:
     if is_run(folder):
         yield folder
         return
-    try:
+    inside: list[Path] = []
+    with suppress(OSError):
         inside = sorted(one for one in folder.iterdir() if one.is_dir() and not one.is_symlink())
-    except OSError:
-        return
     for one in inside if deepest else ():
         if not one.name.startswith("."):
             yield from find_runs(one, deepest - 1)
@@ -112,14 +110,13 @@ class Seen:
         path = self.path / name
         try:
             found = read_json(path)
+            if isinstance(found, dict):
+                return found
+            why = "holds no object of JSON"
         except (LmtrainError, OSError) as error:
             why = "is not there" if not path.exists() else f"cannot be read ({brief(error, 120)})"
-            self.problems.append(f"{name} {why}: {without}")
-            return None
-        if not isinstance(found, dict):
-            self.problems.append(f"{name} holds no object of JSON: {without}")
-            return None
-        return found
+        self.problems.append(f"{name} {why}: {without}")
+        return None
 
 
 def see(path: Path, name: str) -> Seen:

@@ -34,9 +34,10 @@ def write(
     if os.path.lexists(path) and not replace:
         return
     names = step_names(os.path.join(folder, CHECKPOINTS))
-    resume = os.path.join(folder, CHECKPOINTS, names[-1]) if names else None
-    requeue = exit_code in _STARTS_AGAIN
-    facts = {"cause": cause, "exit_code": exit_code, "requeue": requeue, **more, "resume": resume}
+    facts = {
+        "cause": cause, "exit_code": exit_code, "requeue": exit_code in _STARTS_AGAIN, **more,
+        "resume": os.path.join(folder, CHECKPOINTS, names[-1]) if names else None,
+    }  # fmt: skip
     text = json.dumps(facts, indent=1, ensure_ascii=False) + "\n"
     new = os.path.join(folder, f".{STOP}.tmp-{os.urandom(6).hex()}")  # because: all ranks may write at once
     try:

@@ -27,8 +27,7 @@ from lmtrain.parallel.compute_settings import ComputeSettings, NoRecomputeSettin
 from lmtrain.placement.parallel_settings import ParallelSettings, batch_problems, layout_problems, rampup_problems
 from lmtrain.plan.price.hardware import Hardware
 from lmtrain.runfolder.folder import read_settings
-from lmtrain.train.eval_settings import EvalSettings
-from lmtrain.train.train_settings import ObserveSettings, RunSettings, TrainSettings
+from lmtrain.train.train_settings import EvalSettings, ObserveSettings, RunSettings, TrainSettings
 
 _KEY = "checkpoint.best_by"
 # What is worked out one by one before a run begins; nothing that is built comes near to any of these.
@@ -57,11 +56,11 @@ def best_problems(
         way_out = f"Add {interval}={saves}, or leave checkpoint.keep_best out."
         yield Problem(_KEY, name, f"is never measured before the end of the run with {interval}=0", way_out)
     elif math.lcm(saves, every) >= total_steps:
-        rule = (
+        yield Problem(
+            _KEY, name,
             f"is measured every {every} steps, and with checkpoint.interval_steps={saves} none of them is saved before "
-            f"the end at {total_steps}"
-        )
-        yield Problem(_KEY, name, rule, f"Use {interval}={saves}, or less for both in a run as short as this.")
+            f"the end at {total_steps}", f"Use {interval}={saves}, or less for both in a run as short as this.",
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,24 +92,26 @@ class RunConfig(Settings):
                 "Add hardware=h100 or another; `lmtrain config list hardware` has them.",
             )  # fmt: skip
             parts = {name: part for name, part in parts.items() if name != "parallel"}  # it is yet to come
-        if parts.get("hardware") is not None and "precision" in parts:
-            hardware, kind = parts["hardware"], parts["precision"].kind
+        hardware = parts.get("hardware")
+        if hardware is not None and "precision" in parts:
+            kind = parts["precision"].kind
             yield from problem_if(
                 hardware.peak(kind) == 0, "hardware.peak_tflops", hardware.peak_tflops,
                 f"does not say how fast precision={kind} is",
                 f"Add hardware.peak_tflops.{kind}=TFLOPS, or use another precision.",
             )  # fmt: skip
-        if parts.get("hardware") is not None and "compute" in parts:
-            name, device = parts["hardware"].name, parts["compute"].device
+        if hardware is not None and "compute" in parts:
+            device = parts["compute"].device
             yield from problem_if(
-                device not in ("auto", parts["hardware"].device), "compute.device", device,
-                f"computes on another kind of device than hardware={name} is",
+                device not in ("auto", hardware.device), "compute.device", device,
+                f"computes on another kind of device than hardware={hardware.name} is",
                 f"Use compute.device=auto, or the hardware that is meant{' (hardware=cpu)' * (device == 'cpu')}.",
             )  # fmt: skip
         if {"model", "parallel", "compute"} <= parts.keys():
             model, compiles = parts["model"], parts["compute"].compile is True
-            dropout = model.uses_dropout
-            yield from layout_problems(model.shape, parts["parallel"], uses_dropout=dropout, compiles=compiles)
+            yield from layout_problems(
+                model.shape, parts["parallel"], uses_dropout=model.uses_dropout, compiles=compiles
+            )
         if {"precision", "compute"} <= parts.keys():
             kind = parts["precision"].kind
             yield from problem_if(
@@ -137,14 +138,18 @@ class RunConfig(Settings):
             )  # fmt: skip
         if {"train", "data"} <= parts.keys() and parts["train"].valid_interval_steps == 0:
             yield from parts["data"].unvalidated()
-        recompute = parts.get("recompute")
-        if recompute is not None and "model" in parts:
-            for problem in recompute.problems_in_model(parts["model"].shape.num_layers):
+        if {"recompute", "model"} <= parts.keys():
+            for problem in parts["recompute"].problems_in_model(parts["model"].shape.num_layers):
                 yield replace(problem, key=f"recompute.{problem.key}")
-        if recompute is not None and "parallel" in parts:
-            yield from recompute.problems_in_layout(parts["parallel"])
+        if {"recompute", "parallel"} <= parts.keys():
+            yield from parts["recompute"].problems_in_layout(parts["parallel"])
         if {"observe", "parallel"} <= parts.keys():
-            yield from _profiled_ranks(parts["observe"], parts["parallel"].layout.world_size)
+            ranks, world_size = parts["observe"].profile_ranks or (0,), parts["parallel"].layout.world_size
+            yield from problem_if(
+                max(ranks) >= world_size, "observe.profile_ranks", list(ranks),
+                f"names a rank that is not there: of {world_size} the last is {world_size - 1}",
+                "Use observe.profile_ranks=[0].",
+            )  # fmt: skip
         if not {"train", "parallel"} <= parts.keys():
             return
         train: TrainSettings = parts["train"]
@@ -152,14 +157,15 @@ class RunConfig(Settings):
         yield from batch_problems(layout, train.global_batch, train.micro_batch)
         of_rampup = list(_rampup_problems(train, layout))
         yield from of_rampup
-        if not of_rampup and {"schedule", "model"} <= parts.keys():
-            steps = count_steps(train, parts["model"].shape.seq_len)
+        if of_rampup or "model" not in parts:
+            return
+        steps = count_steps(train, parts["model"].shape.seq_len)
+        if "schedule" in parts:
             for problem in parts["schedule"].problems_in_run(steps):
                 yield replace(problem, key=f"schedule.{problem.key}")
-        if not of_rampup and {"observe", "model"} <= parts.keys():
-            yield from _profiled_steps(parts["observe"], count_steps(train, parts["model"].shape.seq_len))
-        if not of_rampup and {"checkpoint", "data", "eval", "model"} <= parts.keys():
-            steps = count_steps(train, parts["model"].shape.seq_len)
+        if "observe" in parts:
+            yield from _profiled_steps(parts["observe"], steps)
+        if {"checkpoint", "data", "eval"} <= parts.keys():
             yield from best_problems(parts["checkpoint"], parts["data"], train, parts["eval"], steps)
 
     @property
@@ -188,20 +194,8 @@ def count_steps(train: TrainSettings, seq_len: int) -> int:
     low, high = 1, -(-samples // min(plan.sizes))
     while low < high:
         middle = (low + high) // 2
-        if plan.range_of(middle)[0] >= samples:
-            high = middle
-        else:
-            low = middle + 1
+        low, high = (low, middle) if plan.range_of(middle)[0] >= samples else (middle + 1, high)
     return low
-
-
-def _profiled_ranks(observe: ObserveSettings, world_size: int) -> Iterator[Problem]:
-    ranks = observe.profile_ranks or (0,)
-    yield from problem_if(
-        max(ranks) >= world_size, "observe.profile_ranks", list(ranks),
-        f"names a rank that is not there: of {world_size} the last is {world_size - 1}",
-        "Use observe.profile_ranks=[0].",
-    )  # fmt: skip
 
 
 def _profiled_steps(observe: ObserveSettings, steps: int) -> Iterator[Problem]:
@@ -219,11 +213,11 @@ def _profiled_steps(observe: ObserveSettings, steps: int) -> Iterator[Problem]:
 def _label_problems(model: ModelSettings, data: DataChoice) -> Iterator[Problem]:
     """A model learns what its samples have labels for, all of it and nothing else."""
     wanted, given = model.terms, data.terms
-    masked = wanted[0] == "mlm"
     yield from problem_if(
         wanted[0] != given[0], "data.kind", data.kind,
         f"makes samples that a {model.kind} model cannot learn from",
-        "Use data=masked, or a causal model." if masked else "Use data=dataset or data=blend, or model=bert_base.",
+        "Use data=masked, or a causal model." if wanted[0] == "mlm"
+        else "Use data=dataset or data=blend, or model=bert_base.",
     )  # fmt: skip
     yield from problem_if(
         wanted[0] == given[0] and wanted != given, "model.pair_head", "pair" in wanted,
@@ -237,15 +231,17 @@ def _rampup_problems(train: TrainSettings, layout: Layout) -> Iterator[Problem]:
     if rampup is None:
         return
     yield from rampup_problems(layout, rampup, train.micro_batch)
-    sizes = (full - rampup.start) // rampup.increment
-    rule = f"takes {sizes} increments to train.global_batch={full}, and {MAX_INCREMENTS} are the most"
+    sizes, rest = divmod(full - rampup.start, rampup.increment)
     yield from problem_if(
-        sizes > MAX_INCREMENTS, "train.rampup.increment", rampup.increment, rule, "Use a larger increment."
-    )
-    rule = f"does not reach train.global_batch={full} in increments of {rampup.increment}"
-    wrong = rampup.start > full or (full - rampup.start) % rampup.increment != 0
-    way_out = "Use an increment that divides the rest."
-    yield from problem_if(wrong, "train.rampup.start", rampup.start, rule, way_out)
+        sizes > MAX_INCREMENTS, "train.rampup.increment", rampup.increment,
+        f"takes {sizes} increments to train.global_batch={full}, and {MAX_INCREMENTS} are the most",
+        "Use a larger increment.",
+    )  # fmt: skip
+    yield from problem_if(
+        rampup.start > full or rest != 0, "train.rampup.start", rampup.start,
+        f"does not reach train.global_batch={full} in increments of {rampup.increment}",
+        "Use an increment that divides the rest.",
+    )  # fmt: skip
 
 
 def config_of(run: Path) -> RunConfig:

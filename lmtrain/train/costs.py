@@ -75,8 +75,7 @@ class Costs:
 
     def know(self, earlier: Iterable[dict[str, Any]]) -> None:
         """Rows of an earlier attempt."""
-        rows = list(earlier)
-        self._before = {what: max(found[-_KEPT:]) for what, found in _durations(rows).items() if found}
+        self._before = {what: max(found[-_KEPT:]) for what, found in _durations(earlier).items() if found}
 
     @property
     def step_s(self) -> float:
@@ -107,7 +106,7 @@ def measured_before(folder: Path, costs: Costs) -> None:
     costs.know(read_last_rows(folder / METRICS))
 
 
-def _durations(rows: list[dict[str, Any]]) -> dict[str, list[float]]:
+def _durations(rows: Iterable[dict[str, Any]]) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {_STEP: [], _SAVE: [], _STALL: [], VALIDATION: [], EVALUATION: []}
     last: tuple[Any, Any, Any] = (None, 0, 0.0)  # attempt, step, elapsed_s of the step's row before
     evaluated: dict[Any, float] = {}  # by step: all tasks together

@@ -15,7 +15,7 @@ from lmtrain.train.in_loop.measure import Evaluation, due, is_due, measure, meas
 from lmtrain.train.in_loop.requests import requests_of
 from lmtrain.train.record.records import record, record_start, report_now_and_then, report_save, report_step, save
 from lmtrain.train.record.trace_file import profiled, traced
-from lmtrain.train.run import Run
+from lmtrain.train.state import Run
 from lmtrain.train.step import train_step
 
 

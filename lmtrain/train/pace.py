@@ -55,8 +55,7 @@ class Work:
 
     def begin_step(self) -> None:
         main.count_time(main.kind)
-        spent = main.spent_ns
-        self._before = [spent[kind] for kind in _KINDS]
+        self._before = [main.spent_ns[kind] for kind in _KINDS]
         links.open = bool(self.neighbours)
 
     def end_step(self, waited_s: float) -> None:
@@ -67,8 +66,7 @@ class Work:
             self._warm -= 1
             links.clear()
             return
-        spent = main.spent_ns
-        seen = [spent[kind] - was for kind, was in zip(_KINDS, self._before, strict=True)]
+        seen = [main.spent_ns[kind] - was for kind, was in zip(_KINDS, self._before, strict=True)]
         seen[0] += int(waited_s * 1e9)
         self._seen_ns.append(seen)
 
@@ -100,13 +98,11 @@ class Pace:
         """`hosts` by rank, on rank 0 alone. `kinds_of_stage` are equal where ranks along pp hold equal stages;
         `on_host`: work, waits and messages take the host's time, and not a device's."""
         self.layout, self.hosts, self.on_host = layout, hosts, on_host
-        self.leads, self.memory = rank == 0, memory
-        self.work = Work()
+        self.leads, self.memory, self.work = rank == 0, memory, Work()
         self.work.neighbours = neighbours(layout, rank) if on_host else ()
         # because: a host's times are those of launching; it runs ahead of its device, and waits for a throttled one in
         # the one place in which it waits for a peer as well
-        judged = peers_of(layout, kinds_of_stage) if on_host else []
-        self.ranks = [Watched(some, OWN, LEAST, LEAST_S) for some in judged]
+        self.ranks = [Watched(some, OWN, LEAST, LEAST_S) for some in peers_of(layout, kinds_of_stage) if on_host]
         self.pairs = pairs_of(layout) if on_host else []
         self.links = [
             Watched(some, ["message"], LINK_LEAST, LINK_LEAST_S) for some in alike(self.pairs, hosts) if self.pairs
@@ -126,9 +122,8 @@ class Pace:
         for some in self.ranks:
             some.add([times[rank] for rank in some.members])
         numbers = rows.tolist()
-        links = [[_there_and_back(numbers, self.layout, a, b)] for a, b in self.pairs]
         for some in self.links:
-            some.add([links[pair] for pair in some.members])
+            some.add([[_there_and_back(numbers, self.layout, *self.pairs[pair])] for pair in some.members])
         slow_ranks = {("rank", member): slow for some in self.ranks for member, slow in some.slow.items()}
         slow_links = {("link", member): slow for some in self.links for member, slow in some.slow.items()}
         lines = []
@@ -161,8 +156,7 @@ class Pace:
                 "straggler_span": one.kind, "straggler_by": round(one.by, 4), "straggler_span_s": round(one.seconds, 6),
                 "straggler_usual_s": round(one.usual_s, 6), "straggler_ranks": sorted(slow),
             }  # fmt: skip
-        slow_links = {member: one for some in self.links for member, one in some.slow.items()}
-        if slow_links:
+        if slow_links := {member: one for some in self.links for member, one in some.slow.items()}:
             member = max(slow_links, key=lambda link: slow_links[link].by)
             found |= {
                 "straggler_link": list(self.pairs[member]), "straggler_link_s": round(slow_links[member].seconds, 6),
@@ -191,8 +185,9 @@ def pace_of(config: RunConfig, model: ModelSettings, mesh: Mesh, memory: Memory)
         return None
     with phases.within("collective", "an agreement"):
         hosts = [name.decode(errors="replace") for name in gather_to_first(socket.gethostname().encode()[:64], 64)]
-    on_host = mesh.device_type == "cpu"
-    return Pace(mesh.layout, mesh.rank, hosts, kinds_of_stages(config, model), memory, on_host=on_host)
+    return Pace(
+        mesh.layout, mesh.rank, hosts, kinds_of_stages(config, model), memory, on_host=mesh.device_type == "cpu"
+    )
 
 
 def kinds_of_stages(config: RunConfig, model: ModelSettings) -> list[object]:

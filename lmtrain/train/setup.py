@@ -30,13 +30,12 @@ from lmtrain.runfolder.names import CHECKPOINTS
 from lmtrain.runtime.files.files import folder_lock
 from lmtrain.runtime.machine.device import device_name, set_deterministic, set_tf32, set_threads
 from lmtrain.runtime.processes.agreement import Peers, together
-from lmtrain.train import state
 from lmtrain.train.before.preflight import Inputs
 from lmtrain.train.before.resume_checks import passed_over
 from lmtrain.train.config import RunConfig
 from lmtrain.train.costs import Costs
-from lmtrain.train.record.outputs import open_records, open_view, show_beginning, worth_before
-from lmtrain.train.run import Run
+from lmtrain.train.record.records import open_records, open_view, show_beginning, worth_before
+from lmtrain.train.state import Progress, Run, agreed_resume, go_on, pieces
 
 
 @contextmanager
@@ -46,7 +45,6 @@ def open_run(
     """`hosts` says where each process runs, for the table that rank 0 shows."""
     with ExitStack() as stack:
         folder = Path(config.run.dir)
-        checkpoints = folder / CHECKPOINTS
         leads, peers = mesh.rank == 0, setup_peers(mesh)
         before = last_end(folder) if leads else {}
         inputs = replace(inputs, resume_from=enter_folder(stack, folder, config, peers))
@@ -59,10 +57,10 @@ def open_run(
             seed=config.train.seed, training=True, mesh=mesh, parallel=config.parallel, recompute=config.recompute,
         )  # fmt: skip
         optimizer = build_optimizer(config.optim, model)
-        progress = state.Progress()
+        progress = Progress()
         passed: list[str] = []
         if inputs.resume_from is not None:
-            inputs, progress = state.go_on(config, inputs, model, optimizer, peers, passed)
+            inputs, progress = go_on(config, inputs, model, optimizer, peers, passed)
         elif inputs.weights_from is not None:
             with together(peers):
                 model.load(CheckpointReader(inputs.weights_from).load_into)
@@ -73,12 +71,12 @@ def open_run(
         )  # fmt: skip
         stack.callback(loader.close)
         writer = stack.enter_context(CheckpointWriter(
-            checkpoints, keep_last=config.checkpoint.keep_last, asynchronous=config.checkpoint.asynchronous,
+            folder / CHECKPOINTS, keep_last=config.checkpoint.keep_last, asynchronous=config.checkpoint.asynchronous,
             keep_every_steps=config.checkpoint.keep_every_steps, keep_best=config.checkpoint.keep_best,
             peers=saving_peers(mesh), verify_after_save=config.checkpoint.verify_after_save,
         ))  # fmt: skip
         if config.checkpoint.saves_on_the_way:  # because: a save that ends a run may as well make its memory then
-            writer.reserve(model.owned(state.pieces(model, optimizer)))
+            writer.reserve(model.owned(pieces(model, optimizer)))
 
         with together(peers):
             metrics, sinks, log = open_records(stack, folder, config, inputs, progress.step, leads=leads)
@@ -101,12 +99,11 @@ def enter_folder(stack: ExitStack, folder: Path, config: RunConfig, peers: Peers
             stack.enter_context(folder_lock(folder))
             sweep(folder / CHECKPOINTS)
             remove_stop(folder)
-    return state.agreed_resume(folder, config, peers)  # because: a sweep can bring one back
+    return agreed_resume(folder, config, peers)  # because: a sweep can bring one back
 
 
 def build_throughput(config: RunConfig, inputs: Inputs, mesh: Mesh, device: torch.device) -> Throughput:
-    peak = config.observe.peak_tflops
-    kind = "tf32" if config.compute.tf32 else config.precision.kind
+    peak, kind = config.observe.peak_tflops, "tf32" if config.compute.tf32 else config.precision.kind
     peak_each = peak * 1e12 if peak else peak_flops(device_name(device), kind)
     return Throughput(
         flops_per_token=config.flops_per_token(inputs.model),

@@ -1,10 +1,12 @@
-"""What a run must remember to go on as if nothing had happened, and how it does.
+"""What a run is made of between its start and its end, what it must remember to go on as if nothing had happened, and
+how it does. Built by setup, used by the loop and by what happens in it.
 
 No random state is in it: weights, order and dropout are pure functions of the seed, the step and the microbatch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,18 @@ from zlib import crc32
 import torch
 
 from lmtrain.checkpoint.reader import CheckpointReader
+from lmtrain.checkpoint.save.writer import CheckpointWriter
+from lmtrain.data.loader import Loader
 from lmtrain.errors import CheckpointError, LmtrainError, OutputError
 from lmtrain.layout import Piece
 from lmtrain.observe.measure import phases
-from lmtrain.optim.groups import apply_num_updates, num_updates, state_tensors
+from lmtrain.observe.measure.memory import Memory
+from lmtrain.observe.measure.throughput import Throughput
+from lmtrain.observe.metrics import MetricsLog
+from lmtrain.observe.screen.display import RunView
+from lmtrain.observe.sinks.behind import Behind
+from lmtrain.optim.state import apply_num_updates, num_updates, state_tensors
+from lmtrain.parallel.mesh import Mesh
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.runfolder.names import CHECKPOINTS
 from lmtrain.runtime.processes.agreement import Peers, together
@@ -24,6 +34,7 @@ from lmtrain.runtime.processes.faults import fault_point
 from lmtrain.train.before.preflight import Inputs, find_resume
 from lmtrain.train.before.resume_checks import check_same_run, pass_over
 from lmtrain.train.config import RunConfig
+from lmtrain.train.costs import Costs
 
 
 @dataclass
@@ -79,13 +90,6 @@ def facts(
     } | ({"owed": list(progress.owed)} if progress.owed else {})
 
 
-def open_checked(path: Path, config: RunConfig, inputs: Inputs) -> CheckpointReader:
-    """A checkpoint of this same run, or a refusal with what differs."""
-    reader = CheckpointReader(path)
-    check_same_run(path, reader.manifest, config, inputs.model, inputs.tokenizer, inputs.data)
-    return reader
-
-
 def restore(reader: CheckpointReader, model: ParallelModel, optimizer: torch.optim.Optimizer) -> Progress:
     """Fill masters and optimizer, at any layout. Each process reads its own parts and talks to none."""
     fault_point("start.load")
@@ -93,8 +97,10 @@ def restore(reader: CheckpointReader, model: ParallelModel, optimizer: torch.opt
     model.load(reader.load_into, also=memory(model, optimizer))
     apply_num_updates(optimizer, state["optimizer"]["num_updates"])
     model.loss_scale.load(state["precision"])
-    owed = tuple(state.get("owed", ()))
-    return Progress(state["step"], state["samples"], state["tokens"], state["attempt"] + 1, state["skipped"], owed)
+    return Progress(
+        state["step"], state["samples"], state["tokens"], attempt=state["attempt"] + 1, skipped=state["skipped"],
+        owed=tuple(state.get("owed", ())),
+    )  # fmt: skip
 
 
 def go_on(
@@ -110,7 +116,8 @@ def go_on(
         path = inputs.resume_from
         assert path is not None
         with together(peers):
-            reader = open_checked(path, config, inputs)
+            reader = CheckpointReader(path)
+            check_same_run(path, reader.manifest, config, inputs.model, inputs.tokenizer, inputs.data)
         try:
             with together(peers):
                 return inputs, restore(reader, model, optimizer)
@@ -135,3 +142,28 @@ def agreed_resume(folder: Path, config: RunConfig, peers: Peers) -> Path | None:
     if len({number for (number,) in seen.all}) > 1:
         raise OutputError(f"Processes see different checkpoints in {folder}. Use a folder that all nodes share.")
     return path
+
+
+@dataclass
+class Run:
+    """All that the loop needs; lives as long as the `open_run` block."""
+
+    config: RunConfig
+    inputs: Inputs
+    folder: Path
+    mesh: Mesh
+    model: ParallelModel
+    optimizer: torch.optim.Optimizer
+    progress: Progress
+    loader: Loader
+    writer: CheckpointWriter
+    metrics: MetricsLog | None  # on rank 0 alone
+    sinks: Sequence[Behind]
+    view: RunView
+    throughput: Throughput
+    costs: Costs
+    memory: Memory
+    before: Mapping[str, object]  # how the start before this one ended
+    passed_over: tuple[str, ...] = ()  # damaged checkpoints that the run does not go on from, in words
+    reported_save: int | None = None  # the newest checkpoint that metrics and view have told of
+    failed_saves: int = 0  # since then

@@ -17,7 +17,7 @@ from lmtrain.observe.metrics import read_metrics
 from lmtrain.runtime.processes.process import environment_report
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.train import loop, setup
-from lmtrain.train.record import outputs
+from lmtrain.train.record import records
 from lmtrain.train.record.records import report_step
 from lmtrain.train.step import train_step
 from tests.cli.harness import Toy, lmtrain
@@ -141,7 +141,7 @@ def test_a_library(
 
     monkeypatch.setattr(loop, "train_step", other)
     monkeypatch.setattr(
-        outputs, "environment_report", lambda: (found := report()) | {"packages": found["packages"] | {name: version}}
+        records, "environment_report", lambda: (found := report()) | {"packages": found["packages"] | {name: version}}
     )
     lmtrain("pretrain", *toy.settings(tmp_path / "b", **SHARED))
     facts = compared(base[0], tmp_path / "b")

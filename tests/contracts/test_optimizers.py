@@ -10,7 +10,7 @@ import torch
 
 from lmtrain.config.build import build_settings
 from lmtrain.config.compose import compose_plain
-from lmtrain.optim import groups as state
+from lmtrain.optim import state
 from lmtrain.optim.groups import apply_learning_rate, build_groups
 from lmtrain.optim.optim_settings import OptimSettings
 from tests.contracts.plugin import PLUGIN_CONF, choices

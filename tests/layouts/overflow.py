@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lmtrain.checkpoint.reader import CheckpointReader
 from lmtrain.checkpoint.save.writer import CheckpointWriter
 from lmtrain.checkpoint.store import resolve
-from lmtrain.optim.groups import apply_num_updates, num_updates
+from lmtrain.optim.state import apply_num_updates, num_updates
 from lmtrain.parallel.mesh import saving_peers
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.train.setup import build_optimizer

@@ -24,8 +24,8 @@ from lmtrain.train import state
 from lmtrain.train.before.preflight import Inputs
 from lmtrain.train.config import RunConfig
 from lmtrain.train.record.records import save
-from lmtrain.train.run import Run
 from lmtrain.train.setup import open_run
+from lmtrain.train.state import Run
 from lmtrain.train.step import train_step
 from lmtrain.train.train_settings import ObserveSettings, RunSettings, TrainSettings
 from tests.layouts.cases import Case

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from lmtrain.optim.groups import Alone, Groups, Whole, apply_empty_state
+from lmtrain.optim.groups import Groups
+from lmtrain.optim.state import apply_empty_state
+from lmtrain.optim.whole import Alone, Whole
 from tests.plugin_example.heavy_ball_settings import HeavyBallSettings
 
 

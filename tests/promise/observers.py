@@ -42,8 +42,8 @@ from lmtrain.runtime.processes.faults import arm
 from lmtrain.runtime.processes.process import ProcessEnv
 from lmtrain.train.before.preflight import load_data, preflight
 from lmtrain.train.layouts.dry_run import expected_step, forecast_facts, planned_of
-from lmtrain.train.run import Run
 from lmtrain.train.setup import open_run
+from lmtrain.train.state import Run
 from tests.cli.harness import outcome
 from tests.layouts.held import Living
 from tests.promise.bench import Bench, Settings, config_of, tree_of, typed

@@ -39,7 +39,7 @@ from lmtrain.plan.run_model.run import Planned
 from lmtrain.plan.search.rank import FAMILY, Limits, Prices, Ranked
 from lmtrain.plan.search.result import Answer, Point, Study, answers, curve, map_of, price, unfitting, why_slower
 from lmtrain.plan.search.search import Fixed
-from lmtrain.train.before.machine import check_pieces
+from lmtrain.train.before.preflight import check_pieces
 from lmtrain.train.config import RunConfig
 from lmtrain.train.costs import Costs, young_daly_s
 from lmtrain.train.layouts.dry_run import planned_of

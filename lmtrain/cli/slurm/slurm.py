@@ -292,8 +292,7 @@ def _runs(asked: Asked) -> tuple[Path, list[tuple[RunConfig, list[str]]]]:
 def _judge(config: RunConfig, ranks_per_node: int) -> None:
     """As `pretrain --dry-run` does for a run whose processes are elsewhere, its GPUs too; and the folder."""
     from lmtrain.cli.pretrain.eval_tasks import plan
-    from lmtrain.train.before.machine import check_folder
-    from lmtrain.train.before.preflight import preflight
+    from lmtrain.train.before.preflight import check_folder, preflight
 
     elsewhere = ProcessEnv(world_size=0, local_world_size=ranks_per_node, host="each node")
     inputs, _ = plan(config, preflight(config, elsewhere, starting=False))

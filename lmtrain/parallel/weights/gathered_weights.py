@@ -1,6 +1,6 @@
 """Whole weights for the optimizers that look at them, gathered from the shards of a layout and cut again.
 
-Made by ParallelModel, called by LAMB (sums) and Muon (whole matrices) through optim.groups.Whole. Every rank of a
+Made by ParallelModel, called by LAMB (sums) and Muon (whole matrices) through optim.whole.Whole. Every rank of a
 tensor- and data-parallel plane calls in the same order, whatever it holds.
 """
 

@@ -35,9 +35,8 @@ def crc32c_twin(data: bytes | NDArray[Any], crc: int = 0) -> int:
         a, b, c, d = _behind_a_lane()
         for one in of_lanes.tolist():
             crc = a[crc & 255] ^ b[crc >> 8 & 255] ^ c[crc >> 16 & 255] ^ d[crc >> 24] ^ one
-    table = _LISTED
     for byte in view.tolist():
-        crc = (crc >> 8) ^ table[(crc ^ byte) & 255]
+        crc = (crc >> 8) ^ _LISTED[(crc ^ byte) & 255]
     return crc ^ _WHOLE
 
 

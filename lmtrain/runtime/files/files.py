@@ -193,8 +193,7 @@ def parse_json(data: bytes | str, path: Path, most_bytes: int | None = None) -> 
     How large it is and would become is told from the text, before anything is made of it.
     """
     try:
-        problem = json_size_problem(data, most_bytes)
-        if problem:
+        if problem := json_size_problem(data, most_bytes):
             raise ValueError(problem)
         value = json.loads(data, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
         if is_deeper(value, MAX_JSON_DEPTH):
@@ -215,9 +214,8 @@ def json_memory(data: bytes | str) -> int:
     """About what a text and its values take."""
     # because: one character beyond ASCII can make a text of Python's take four bytes for each
     cost = len(data) * (1 if data.isascii() else 4)
-    for mark, each in _JSON_COSTS.items():
-        cost += each * (data.count(mark) if isinstance(data, str) else data.count(mark.encode()))
-    return cost
+    counts = {mark: data.count(mark) if isinstance(data, str) else data.count(mark.encode()) for mark in _JSON_COSTS}
+    return cost + sum(_JSON_COSTS[mark] * count for mark, count in counts.items())
 
 
 def size_problem(num_bytes: int, memory: int, most_bytes: int) -> str | None:
@@ -298,8 +296,9 @@ def read_bytes(path: Path, limit_bytes: int, *, follow_links: bool = True) -> by
     """A whole file, refused before it is read when it is larger than any of its kind can be."""
     with read_errors(path), opened(path, follow_links=follow_links) as (fd, size):
         if size > limit_bytes:
-            limit = format_bytes(limit_bytes)
-            raise DataError(f"{path} is larger than {limit}, which none of our files of its kind is.")
+            raise DataError(
+                f"{path} is larger than {format_bytes(limit_bytes)}, which none of our files of its kind is."
+            )
         return read_range(fd, 0, size)
 
 

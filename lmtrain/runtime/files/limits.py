@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+from contextlib import suppress
 from pathlib import Path
 
 from lmtrain.units import format_bytes
@@ -16,7 +17,11 @@ from lmtrain.units import format_bytes
 def limit_reached(error: OSError, path: Path, need_bytes: int = 0) -> str | None:
     """What is used up and a way out, to stand behind "PATH failed: "; None where no limit was reached."""
     if error.errno == errno.ENOSPC:
-        return _full(path, need_bytes)
+        found = _disk(path)
+        if found is not None and found.f_files and not found.f_favail:
+            return f"its disk has room for no further file (0 inodes, {_free(path)} free). Remove files, however small."
+        need = f"{format_bytes(need_bytes)} needed, " if need_bytes else ""
+        return f"the disk is full ({need}{_free(path)} free). Free some space."
     if error.errno == errno.EDQUOT:
         return f"your quota on that disk is used up ({_free(path)} free for others). Remove files, or have it raised."
     if error.errno == errno.EFBIG:
@@ -33,14 +38,6 @@ def limit_reached(error: OSError, path: Path, need_bytes: int = 0) -> str | None
     return None
 
 
-def _full(path: Path, need_bytes: int) -> str:
-    found = _disk(path)
-    if found is not None and found.f_files and not found.f_favail:
-        return f"its disk has room for no further file (0 inodes, {_free(path)} free). Remove files, however small."
-    need = f"{format_bytes(need_bytes)} needed, " if need_bytes else ""
-    return f"the disk is full ({need}{_free(path)} free). Free some space."
-
-
 def _free(path: Path) -> str:
     found = _disk(path)
     return "an unknown number of bytes" if found is None else format_bytes(found.f_bavail * found.f_frsize)
@@ -49,10 +46,8 @@ def _free(path: Path) -> str:
 def _disk(path: Path) -> os.statvfs_result | None:
     """Of the disk that holds this path or, where it does not exist yet, will hold it."""
     for place in (path, *path.absolute().parents):
-        try:
+        with suppress(OSError):
             return os.statvfs(place)
-        except OSError:
-            continue
     return None
 
 

@@ -45,11 +45,9 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text(errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    lines = cpuinfo.read_text(errors="replace").splitlines() if cpuinfo.is_file() else []
+    named = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
+    return named if named is not None else platform.processor() or platform.machine()
 
 
 def memory_stats(device: torch.device) -> MemoryStats:
@@ -90,14 +88,13 @@ def set_deterministic(enabled: bool) -> None:
         # because: cuBLAS is deterministic only with a fixed workspace, and reads this when its first handle is made
         set_env_default("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
+        # because: torch may choose cuDNN's attention by itself, whose backward adds in any order and does not say so
+        torch.backends.cuda.enable_cudnn_sdp(False)
     else:
         # because: `use_deterministic_algorithms` sets the same and imports torch's compiler, to tell it too
         torch.set_deterministic_debug_mode("default")
     torch.backends.cudnn.deterministic = enabled
     torch.backends.cudnn.benchmark = False
-    if enabled:
-        # because: torch may choose cuDNN's attention by itself, whose backward adds in any order and does not say so
-        torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def set_tf32(enabled: bool) -> None:

@@ -43,12 +43,15 @@ def device_problem(name: str, gpus: Gpus, process: ProcessEnv) -> LmtrainError |
         return None
     if gpus.count == 0:
         built = f"is built for CUDA {gpus.built_for}" if gpus.built_for else "is built without CUDA"
-        problem = f"compute.device=cuda and torch {gpus.torch} sees no GPU (it {built})."
-        return SettingsError([f"{problem} Use compute.device=cpu or auto."])
+        return SettingsError([
+            f"compute.device=cuda and torch {gpus.torch} sees no GPU (it {built}). Use compute.device=cpu or auto."
+        ])  # fmt: skip
     last = max(process.local_world_size - 1, process.local_rank)
     if last >= gpus.count != process.num_own_gpus:
-        problem = f"local rank {last} has no GPU of its own, since this node shows {gpus.count}."
-        return SettingsError([f"{problem} Start at most {gpus.count} processes per node."])
+        return SettingsError([
+            f"local rank {last} has no GPU of its own, since this node shows {gpus.count}. Start at most {gpus.count} "
+            "processes per node."
+        ])  # fmt: skip
     return None
 
 
@@ -63,8 +66,10 @@ def _torch_build() -> tuple[str | None, str | None, str | None]:
     file = Path(spec.origin).parent / "version.py" if spec and spec.origin else None
     if file is None or not file.is_file():
         return None, None, None
-    text = file.read_text(encoding="utf-8", errors="replace")
-    said = dict(re.findall(r"^(__version__|cuda|hip)(?:\s*:[^=]*)?\s*=\s*['\"]([^'\"]*)['\"]", text, re.MULTILINE))
+    said = dict(re.findall(
+        r"^(__version__|cuda|hip)(?:\s*:[^=]*)?\s*=\s*['\"]([^'\"]*)['\"]",
+        file.read_text(encoding="utf-8", errors="replace"), re.MULTILINE,
+    ))  # fmt: skip
     return said.get("__version__", "?"), said.get("cuda"), said.get("hip")
 
 

@@ -70,21 +70,12 @@ def together(peers: Peers, num_numbers: int = 0) -> Iterator[Agreement]:
     rows = peers.gather([code, *(agreement.give if error is None else [0] * num_numbers)])
     failed = [rank for rank, (code, *_) in enumerate(rows) if code]
     if failed:
-        texts = peers.gather(_to_numbers(_words(error)))
+        said = str(error) if error is None or isinstance(error, LmtrainError) else f"{type(error).__name__}: {error}"
+        size = struct.calcsize(_TEXT)
+        texts = peers.gather(struct.unpack(_TEXT, said.encode()[:size].ljust(size, b"\0")))
         if error is not None:
             raise error
         rank = failed[0]
-        raise passed_on(rows[rank][0], f"rank {rank} of {peers.num_ranks}: {_to_text(texts[rank])}")
+        text = struct.pack(_TEXT, *texts[rank]).rstrip(b"\0").decode(errors="ignore")
+        raise passed_on(rows[rank][0], f"rank {rank} of {peers.num_ranks}: {text}")
     agreement.all = [row[1:] for row in rows]
-
-
-def _words(error: Exception | None) -> str:
-    return str(error) if error is None or isinstance(error, LmtrainError) else f"{type(error).__name__}: {error}"
-
-
-def _to_numbers(text: str) -> list[int]:
-    return list(struct.unpack(_TEXT, text.encode()[: struct.calcsize(_TEXT)].ljust(struct.calcsize(_TEXT), b"\0")))
-
-
-def _to_text(numbers: Sequence[int]) -> str:
-    return struct.pack(_TEXT, *numbers).rstrip(b"\0").decode(errors="ignore")

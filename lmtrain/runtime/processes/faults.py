@@ -76,8 +76,10 @@ def arm_from_env() -> None:
             "Unset LMTRAIN_FAULT, or set LMTRAIN_ALLOW_FAULTS=1 in a test."
         )
     here = ProcessEnv.detect()
-    found = [parse_fault(one) for one in text.split(",")]
-    return arm(*(f for f in found if f.rank in (None, here.rank) and f.restart in (None, here.num_restarts)))
+    return arm(*(
+        one for one in map(parse_fault, text.split(","))
+        if one.rank in (None, here.rank) and one.restart in (None, here.num_restarts)
+    ))  # fmt: skip
 
 
 def parse_fault(text: str) -> Fault:
@@ -93,9 +95,9 @@ def parse_fault(text: str) -> Fault:
         elif key in ("count", "step", "rank", "restart") and value.isdecimal():
             setattr(fault, key, int(value))
         else:
-            known = points if key == "point" else ("point=NAME", "count=N", "step=N", "rank=N", "restart=N")
-            wrong = value if key == "point" else condition
-            raise UsageError(f"LMTRAIN_FAULT={text} has the wrong condition {condition!r}. {nearest(wrong, known)}")
+            known = ("point=NAME", "count=N", "step=N", "rank=N", "restart=N")
+            way_out = nearest(value, points) if key == "point" else nearest(condition, known)
+            raise UsageError(f"LMTRAIN_FAULT={text} has the wrong condition {condition!r}. {way_out}")
     if not fault.point or fault.count < 1:
         raise UsageError(
             f"LMTRAIN_FAULT={text} names no point or a count below 1. Use {action}:point={points[-1]}:count=1."
@@ -109,8 +111,7 @@ def _pass(name: str, step: int | None) -> bool:
         arm_from_env()
     if name == "step":
         _step = step
-    now = _step if step is None else step
-    passed = [one for one in _faults if one.point == name and one.step in (None, now)]
+    passed = [one for one in _faults if one.point == name and one.step in (None, _step if step is None else step)]
     for fault in passed:
         fault.count -= 1
     for fault in passed:

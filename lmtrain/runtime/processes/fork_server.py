@@ -4,6 +4,9 @@ It has one thread and touches no device, so that a fork is safe; where its impor
 forks nothing. Each message on its socket asks for one process, which does what `python -m MODULE ARGUMENTS` would by
 calling `main` of the module. It is forked twice: its parent ends at once and the launcher adopts it, so that this one
 learns how it ends even when the server is gone.
+
+A forked process shows the words and the variables with which its parent was started, since Linux reads both from where
+they lay in memory at that time. `show_title` and `show_environment` write there; on other systems they do nothing.
 """
 
 from __future__ import annotations
@@ -22,10 +25,10 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NoReturn, TextIO
 
-from lmtrain.runtime.processes.process import COMPANION, end_now, set_variables
-from lmtrain.runtime.processes.process_title import show_environment, show_title
+from lmtrain.runtime.processes.process import COMPANION, drop_variable, end_now, set_variables
 
 _program: tuple[str, ...] = ()  # the arguments of the program, with which the server was started too
 MAX_BYTES = 1 << 17  # of a message
@@ -33,6 +36,12 @@ MOST_FDS = 8  # with a message
 _CHILD_DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 # because: an open descriptor of one of these means that a driver has state which a fork would share
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/infiniband", "/dev/accel")
+# a variable with which a process is started whose forks are to show variables of their own; see `show_environment`
+ROOM = "LMTRAIN_ROOM"
+ROOM_BYTES = 512
+_room: int | None = None  # where it lies in memory, once nothing else is there
+_shown: dict[str, str] = {}  # what stands there
+_ARGUMENTS, _ENVIRONMENT = (45, 46), (47, 48)  # fields of /proc/self/stat behind the name: start and end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +73,7 @@ def main_of_fork(control: socket.socket, arguments: Sequence[str], environment: 
         _give_up_files(control.fileno())
         for number in signal.valid_signals():
             if callable(signal.getsignal(number)):
-                usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
-                signal.signal(number, usual)
+                signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         set_variables(environment)
         show_title(" ".join(["lmtrain.runtime.processes.fork_server", *arguments]), "lmtrain server")
         _serve_or_become(control, arguments)
@@ -88,7 +96,11 @@ def _give_up_files(but: int) -> None:
 def _serve_or_become(control: socket.socket, arguments: Sequence[str]) -> None:
     global _program
     _program = tuple(arguments)
-    _die_with_parent()
+    # because: the socket tells this process of its launcher's end too, but not while it is stopped
+    with suppress(OSError, AttributeError, ImportError):
+        import ctypes  # because: it is slow to import, and the ranks import it anyway
+
+        ctypes.CDLL(None).prctl(_CHILD_DIES_WITH_PARENT, signal.SIGKILL)
     forked = None
     with suppress(BrokenPipeError, ConnectionResetError):  # because: the launcher has ended, and so does this process
         forked = serve(control)
@@ -237,20 +249,16 @@ def become(request: Request, fds: Sequence[int]) -> None:
             set_variables({COMPANION: _fork_helper(*request.helper, keep=kept)})
     show_environment(variables)
     gc.enable()
-    _reseed()
+    # because: a fork has random states of its own, as a process has at its start; Python's own module does so itself
+    if numpy := sys.modules.get("numpy.random"):
+        numpy.seed()
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.seed()
     sys.stdout = _stream(1, sys.stdout, line_buffering=os.isatty(1))
     sys.stderr = _stream(2, sys.stderr, line_buffering=True)
     path = importlib.import_module(request.module).__file__ or request.module
     sys.argv = [path, *(_program if request.arguments is None else request.arguments)]
     _found(f"{request.module}:main")()
-
-
-def _reseed() -> None:
-    """Give this fork random states of its own, as a process has at its start; Python's own module does so itself."""
-    if numpy := sys.modules.get("numpy.random"):
-        numpy.seed()
-    if torch := sys.modules.get("torch"):
-        torch.default_generator.seed()
 
 
 def _found(function: str) -> Callable[..., None]:
@@ -323,12 +331,49 @@ def _fork_helper(function: str, title: str, name: str, *, keep: Sequence[int]) -
     return f"{ours.detach()}:{pid}"
 
 
-def _die_with_parent() -> None:
-    """Let the kernel kill this process with its launcher: its socket tells it too, but not while it is stopped."""
-    with suppress(OSError, AttributeError, ImportError):
-        import ctypes  # because: it is slow to import, and the ranks import it anyway
+def show_title(title: str, name: str) -> None:
+    """Make `title` this process' command line and `name` its short name, of which Linux keeps 15 bytes."""
+    with suppress(OSError):
+        Path("/proc/self/comm").write_bytes(name.encode()[:15])
+    start, end = _area(_ARGUMENTS)
+    if end > start:
+        text = title.encode(errors="surrogateescape")[: end - start - 1]
+        _write(start, text.ljust(end - start, b"\0"))
 
-        ctypes.CDLL(None).prctl(_CHILD_DIES_WITH_PARENT, signal.SIGKILL)
+
+def show_environment(variables: Mapping[str, str]) -> None:
+    """Let /proc/PID/environ show these variables, where this process has inherited room for them.
+
+    What the process itself reads is os.environ, which this leaves alone but for removing ROOM. A fork of a fork shows
+    what its parent was given, too.
+    """
+    global _room
+    if drop_variable(ROOM):  # from here on nothing reads the memory in which it was
+        import ctypes  # because: only a forked process needs it, and this file is imported by each launcher
+
+        start, end = _area(_ENVIRONMENT)
+        held = ctypes.string_at(start, end - start).find(f"\0{ROOM}=".encode()) if end > start else -1
+        _room = start + held + 1 if held >= 0 else None
+    _shown.update(variables)
+    size = len(ROOM) + 1 + ROOM_BYTES
+    text = b"\0".join(f"{name}={value}".encode(errors="surrogateescape") for name, value in _shown.items())
+    if _room is not None and len(text) <= size:
+        _write(_room, text.ljust(size, b"\0"))
+
+
+def _area(fields: tuple[int, int]) -> tuple[int, int]:
+    """Return where such an area begins and ends in this process' memory; (0, 0) where the system does not say."""
+    try:
+        words = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+        return int(words[fields[0]]), int(words[fields[1]])
+    except (OSError, ValueError, IndexError):
+        return 0, 0
+
+
+def _write(start: int, data: bytes) -> None:
+    import ctypes  # because: as above
+
+    ctypes.memmove(start, data, len(data))
 
 
 if __name__ == "__main__":

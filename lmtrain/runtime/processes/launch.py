@@ -151,20 +151,15 @@ def _end_with_parent() -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def _is_stopped(pid: int) -> bool:
-    """Return whether a child of this process stands still by SIGSTOP."""
-    try:
-        return os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:
-        return False  # because: that is how the system tells of one that has just ended
+def _is(state: int, pid: int) -> bool:
+    """Return whether a child of this process has ended (os.WEXITED) or stands still by SIGSTOP (os.WSTOPPED).
 
-
-def _has_ended(pid: int) -> bool:
-    """Return whether a child of this process has ended; what is known of its end is kept."""
+    What is known of its end is kept.
+    """
     try:
-        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        return os.waitid(os.P_PID, pid, state | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
-        return True
+        return state == os.WEXITED  # because: that is how the system tells of one that has just ended
 
 
 def _kill_group(pid: int) -> None:
@@ -181,8 +176,9 @@ def _reap_group(pid: int) -> None:
 
 def _stopped(outcome: Outcome, stops: _Stops, when: str) -> Outcome:
     """Asked to stop, and lost on the way or before it could start again: the scheduler's next start goes on."""
-    said = f"{stops.first_name} came while the run {when}: {outcome.told}"
-    return Outcome(StoppedEarly.exit_code, outcome.rank, said)
+    return Outcome(
+        StoppedEarly.exit_code, outcome.rank, f"{stops.first_name} came while the run {when}: {outcome.told}"
+    )
 
 
 class _Stops:
@@ -231,20 +227,17 @@ class _Job:
     codes: dict[int, int] = field(default_factory=dict)  # of those that have ended
     ended: queue.SimpleQueue[int] = field(default_factory=queue.SimpleQueue)  # local ranks, in the order of their ends
 
-    @property
-    def num(self) -> int:
-        return self.ranks.count
-
     def run(self, num_restarts: int) -> Outcome:
-        self.speakers = Speakers(range(self.ranks.first, self.ranks.first + self.num))
+        self.speakers = Speakers(range(self.ranks.first, self.ranks.first + self.ranks.count))
         parent_lives, alive_fd = os.pipe()
         try:
             try:
                 self._start_guardian()
                 self._start(parent_lives, num_restarts)
             except StartCancelledError:
-                name = signal.Signals(self.stops.received[0]).name
-                return Outcome(StoppedEarly.exit_code, None, f"{name} came before all ranks were started.")
+                return Outcome(
+                    StoppedEarly.exit_code, None, f"{self.stops.first_name} came before all ranks were started."
+                )
             except RuntimeError as error:
                 if "thread" not in str(error):
                     raise
@@ -276,7 +269,7 @@ class _Job:
     def _start(self, parent_lives: int, num_restarts: int) -> None:
         """Start all ranks; the store's socket listens before any of them runs, so that its port cannot be taken."""
         with (
-            socket.create_server(("127.0.0.1", 0), backlog=self.num) as store,
+            socket.create_server(("127.0.0.1", 0), backlog=self.ranks.count) as store,
             open(os.devnull, "wb") as nowhere,
         ):
             # because: where this process was started without an output, another file may have its number
@@ -285,7 +278,7 @@ class _Job:
                 for number, stream in ((1, sys.__stdout__), (2, sys.__stderr__))
             ]
             port, token, is_watched = store.getsockname()[1], secrets.token_hex(16), self.ranks.num_all > 1
-            for local_rank in range(self.num):
+            for local_rank in range(self.ranks.count):
                 rank = self.ranks.first + local_rank
                 reads, writes = os.pipe() if rank else (-1, -1)
                 try:
@@ -336,7 +329,7 @@ class _Job:
 
     def _look_at_guardian(self) -> None:
         """Replace it if it has ended; where that fails, the run goes on without one until the next look."""
-        if self.guardian < 0 or _has_ended(self.guardian):
+        if self.guardian < 0 or _is(os.WEXITED, self.guardian):
             with suppress(OSError, StartCancelledError):
                 self._start_guardian()
                 self._guard(*self.pids)
@@ -349,7 +342,7 @@ class _Job:
 
     def _wait(self) -> tuple[list[int], set[int]]:
         """Ranks that failed, in the order of their ends, and those that had to be killed."""
-        alive, failed, killed = set(range(self.num)), list[int](), set[int]()
+        alive, failed, killed = set(range(self.ranks.count)), list[int](), set[int]()
         deadline: float | None = None
         while alive:
             try:
@@ -359,7 +352,9 @@ class _Job:
             except queue.Empty:
                 self.starter.look()
                 self._look_at_guardian()
-                if deadline is None and len(alive) < self.num and all(_is_stopped(self.pids[rank]) for rank in alive):
+                if deadline is None and len(alive) < self.ranks.count and all(
+                    _is(os.WSTOPPED, self.pids[rank]) for rank in alive
+                ):
                     deadline = time.monotonic() + self.grace_s  # because: nobody is left who would miss them
                 elif deadline is not None:
                     killed, deadline = set(alive), None
@@ -393,8 +388,7 @@ class _Job:
         by_itself = [rank for rank in failed if codes[rank] != PeerLostError.exit_code]
         if killed and not by_itself:
             waited = "while the others waited" if failed else "when the others had ended"
-            names = self.ranks.name([first + rank for rank in killed])
-            still = f"{names} stood still {waited}, and had to be killed."
+            still = f"{self.ranks.name([first + rank for rank in killed])} stood still {waited}, and had to be killed."
             return Outcome(PeerLostError.exit_code, first + killed[0], still)
         if not failed:
             return Outcome(max(codes.values()))
@@ -414,12 +408,7 @@ class _Job:
             lost = f"{self.ranks.name([rank])} was ended by {signal.Signals(-code).name}, and the run with it{rest}."
             return Outcome(PeerLostError.exit_code, rank, lost, signal=-code)
         cause = f"{self.ranks.name([rank])} failed with exit code {code}{rest}: {self.speakers.last_words(rank)}"
-        said_elsewhere = rank == 0 or self._is_said_on_first_node(rank, code)
-        return Outcome(code, rank, None if said_elsewhere else f"{cause.rstrip('.')}.")
-
-    def _is_said_on_first_node(self, rank: int, code: int) -> bool:
-        """Whether ranks of this node ended for a reason of the whole run, which rank 0 says on its node."""
-        if self.ranks.launcher != "slurm":
-            return False
+        # whether ranks of this node ended for a reason of the whole run, which rank 0 says on its node
         silent = set(self.codes.values()) == {code} and not self.speakers.has_spoken(rank)
-        return code == PeerLostError.exit_code or silent
+        said_there = self.ranks.launcher == "slurm" and (code == PeerLostError.exit_code or silent)
+        return Outcome(code, rank, None if rank == 0 or said_there else f"{cause.rstrip('.')}.")

@@ -55,8 +55,7 @@ def meet(process: ProcessEnv, timeout_s: float, *, heeds_stops: bool = True, beg
         asked = _Asked(store, timeout_s, heed)
         if process.rank > 0:
             _wait(asked, _KEY, timeout_s)
-        token = _token(process, at, asked)
-        own = PrefixStore(token, store)
+        own = PrefixStore(_token(process, at, asked), store)
         is_second = begins and _Asked(own, timeout_s, heed).add(f"rank {process.rank}", 1) > 1
     except (TimeoutError, dist.DistStoreError, dist.DistNetworkError) as error:
         raise PeerLostError(
@@ -89,8 +88,7 @@ def call_roll(process: ProcessEnv, store: Any, timeout_s: float) -> None:
     if verdict == _ALL_BEGIN:
         return
     _hear(process, store, wait=process.rank == 0)
-    refusal = _REFUSAL.fullmatch(verdict)
-    if refusal is None:
+    if (refusal := _REFUSAL.fullmatch(verdict)) is None:
         raise UsageError(
             f"{process.who} read a verdict that no process of this run has written. Keep other programs away from the "
             "port at which the processes meet, or set MASTER_PORT to another one."
@@ -211,10 +209,10 @@ def _in_time(ask: Callable[[], T], timeout_s: float, look: Callable[[], None]) -
         left = ends_s - time.monotonic()
         try:
             found = answer.get(timeout=max(min(left, _LOOK_S), 0.001))
-            break
         except queue.Empty:
             if left <= _LOOK_S:
                 raise TimeoutError from None
-    if isinstance(found, BaseException):
-        raise found
-    return found
+            continue
+        if isinstance(found, BaseException):
+            raise found
+        return found

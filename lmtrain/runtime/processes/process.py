@@ -115,11 +115,13 @@ class ProcessEnv:
     @classmethod
     def detect(cls, environ: Mapping[str, str] | None = None) -> ProcessEnv:
         env = os.environ if environ is None else environ
+        step = env.get("SLURM_STEP_ID", "")
         if "RANK" in env or "WORLD_SIZE" in env:
             launcher, local_size = env.get(_LAUNCHER, "torchrun"), _number(env, "LOCAL_WORLD_SIZE", 0)
             restarts = _RESTARTS_BY.get(launcher, "TORCHELASTIC_RESTART_COUNT")
             names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", restarts)
-        elif _is_srun_task(env):
+        # because: a batch script or an allocation's shell has some of the variables of a process that srun started, too
+        elif "SLURM_PROCID" in env and step.isdecimal() and int(step) < _FIRST_SPECIAL_STEP:
             # because: inside an allocation SLURM_NTASKS may be the job's; SLURM_STEP_NUM_TASKS is always the step's
             tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in env else "SLURM_NTASKS"
             names = ("SLURM_PROCID", tasks, "SLURM_LOCALID", "SLURM_RESTART_COUNT")
@@ -134,12 +136,15 @@ class ProcessEnv:
                 "Start processes with torchrun or srun, or unset these variables for a single process."
             )
         _port(env, 1)  # because: a wrong one is refused before anything is read or built; 1 stands for none given
-        job_id = env.get("SLURM_JOB_ID") or env.get("TORCHELASTIC_RUN_ID")
-        # because: two nodes of a Slurm on one machine have one host name
-        host = (launcher == "slurm" and env.get("SLURMD_NODENAME")) or socket.gethostname()
         is_child = _LAUNCHER in env
-        own_gpus = _gpus_of_task(env) if launcher == "slurm" and not is_child else 0
-        return cls(rank, world_size, local_rank, launcher, host, job_id, num_restarts, local_size, own_gpus, is_child)
+        return cls(
+            rank, world_size, local_rank, launcher,
+            # because: two nodes of a Slurm on one machine have one host name
+            host=(launcher == "slurm" and env.get("SLURMD_NODENAME")) or socket.gethostname(),
+            job_id=env.get("SLURM_JOB_ID") or env.get("TORCHELASTIC_RUN_ID"),
+            num_restarts=num_restarts, local_world_size=local_size,
+            num_own_gpus=_gpus_of_task(env) if launcher == "slurm" and not is_child else 0, is_child=is_child,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -168,12 +173,15 @@ class Rendezvous:
                 "MASTER_ADDR is not set, and RANK says that this process has peers. Start it with torchrun, srun or "
                 "--nproc, or set MASTER_ADDR and MASTER_PORT to where rank 0 runs."
             )
-        host, port = env["MASTER_ADDR"], _port(env)
-        fd = _number(env, STORE_FD) if STORE_FD in env else None
-        agent = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        # because: the agent's store outlives its workers, and the addresses of dead ones would be called again
-        name = f"attempt {process.num_restarts}"
-        return cls(host, port, name, fd, host in ("127.0.0.1", "localhost"), agent, _token(env))
+        host = env["MASTER_ADDR"]
+        return cls(
+            host, _port(env),
+            # because: the agent's store outlives its workers, and the addresses of dead ones would be called again
+            name=f"attempt {process.num_restarts}",
+            listen_fd=_number(env, STORE_FD) if STORE_FD in env else None,
+            stays_on_node=host in ("127.0.0.1", "localhost"),
+            held_by_launcher=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True", token=_token(env),
+        )  # fmt: skip
 
     @classmethod
     def _of_srun_step(cls, env: Mapping[str, str]) -> Rendezvous:
@@ -276,21 +284,12 @@ def forks_wanted() -> bool:
 
 def waiting_companion() -> tuple[int, int] | None:
     """Take the companion that was forked with this process: the descriptor of its socket, and its process id."""
-    text = os.environ.pop(COMPANION, "")
-    found = re.fullmatch(r"([0-9]+):([0-9]+)", text)
+    found = re.fullmatch(r"([0-9]+):([0-9]+)", os.environ.pop(COMPANION, ""))
     return (int(found[1]), int(found[2])) if found else None
 
 
-def _is_srun_task(env: Mapping[str, str]) -> bool:
-    """Whether srun started this process; a batch script or an allocation's shell has some of its variables too."""
-    step = env.get("SLURM_STEP_ID", "")
-    return "SLURM_PROCID" in env and step.isdecimal() and int(step) < _FIRST_SPECIAL_STEP
-
-
 def _number(env: Mapping[str, str], name: str, default: int | None = None) -> int:
-    text = env.get(name)
-    if text is None and default is not None:
-        return default
+    text = env.get(name, None if default is None else str(default))
     if text is None or not re.fullmatch(r"[0-9]{1,9}", text):
         found = "is not set" if text is None else f"is {text}, which is not a whole number"
         raise UsageError(f"{name} {found}, and this process looks like one of several. Start it with torchrun or srun.")
@@ -432,6 +431,8 @@ def listen(host: str, port: int) -> int:
             (host, port), family=family, backlog=1024, dualstack_ipv6=family == socket.AF_INET6
         ).detach()
     except OSError as error:
-        taken = error.errno == errno.EADDRINUSE
-        what = "is in use by another program" if taken else f"cannot be opened: {error.strerror}"
+        what = (
+            "is in use by another program" if error.errno == errno.EADDRINUSE
+            else f"cannot be opened: {error.strerror}"
+        )  # fmt: skip
         raise UsageError(f"Port {port} {what}. Set MASTER_PORT to a free one.") from error

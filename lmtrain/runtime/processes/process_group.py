@@ -171,9 +171,8 @@ def peer_errors(process: ProcessEnv, timeout_s: float) -> Iterator[None]:
 
 def is_peer_error(error: BaseException) -> bool:
     """Whether it is what a collective raises when a peer is gone, silent or elsewhere."""
-    text = str(error)
     return isinstance(error, RuntimeError) and (
-        isinstance(error, dist.DistError) or any(word in text for word in _WORDS)
+        isinstance(error, dist.DistError) or any(word in str(error) for word in _WORDS)
     )
 
 
@@ -181,12 +180,12 @@ def waiting_in(error: BaseException) -> str:
     """Where it stood still: "all_reduce of train_step > forward_backward > gradient_norm (grads.py:31)"."""
     frames = traceback.extract_tb(error.__traceback__)
     torchs = [f.name for f in frames if f.filename.endswith("distributed_c10d.py") and not f.name.startswith("_")]
+    what = torchs[0] if torchs else "a collective"
     ours = [f for f in frames if PACKAGE in Path(f.filename).parents and f.name not in ("peer_errors", "start")]
     if not ours:
-        return torchs[0] if torchs else "a collective"
-    place = f"{Path(ours[-1].filename).relative_to(PACKAGE)}:{ours[-1].lineno}"
+        return what
     calls = " > ".join([name for name, _ in groupby(f.name for f in ours)][-_NUM_CALLS:])
-    return f"{torchs[0] if torchs else 'a collective'} of {calls} ({place})"
+    return f"{what} of {calls} ({Path(ours[-1].filename).relative_to(PACKAGE)}:{ours[-1].lineno})"
 
 
 def _short(text: str) -> str:

@@ -19,9 +19,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from lmtrain.runtime.processes.fork_server import MAX_BYTES, Request, fork_problem, main_of_fork
+from lmtrain.runtime.processes.fork_server import MAX_BYTES, ROOM, ROOM_BYTES, Request, fork_problem, main_of_fork
 from lmtrain.runtime.processes.process import forks_wanted
-from lmtrain.runtime.processes.process_title import ROOM, ROOM_BYTES
 from lmtrain.runtime.processes.signals import blocked_stops
 
 _ADOPT_ORPHANS, _ADOPTS_ORPHANS = 36, 37  # PR_SET_CHILD_SUBREAPER and PR_GET_CHILD_SUBREAPER
@@ -268,16 +267,13 @@ class _Fork:
             run()
 
     def poll(self) -> int | None:
-        return self._wait(os.WNOHANG)
-
-    def wait(self) -> int | None:
-        return self._wait(0)
+        return self.wait(os.WNOHANG)
 
     def kill(self) -> None:
         if not self._has_ended:
             os.kill(self.pid, signal.SIGKILL)
 
-    def _wait(self, how: int) -> int | None:
+    def wait(self, how: int = 0) -> int | None:
         if not self._has_ended and (ended := os.waitpid(self.pid, how))[0]:
             self.returncode, self._has_ended = os.waitstatus_to_exitcode(ended[1]), True
         return self.returncode if self._has_ended else None

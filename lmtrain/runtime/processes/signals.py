@@ -81,7 +81,9 @@ class StopRequest:
 
     def look(self) -> None:
         """Call it at the borders of start-up, since what a signal raises can be lost in a library's callback."""
-        if self.ends_at_once and not self._held and not _is_importing_torch():
+        # because: torch's C++ calls Python while it sets itself up; what is raised there ends the process by SIGABRT
+        spec = getattr(sys.modules.get("torch"), "__spec__", None)
+        if self.ends_at_once and not self._held and not getattr(spec, "_initializing", False):
             self._raised = True
             raise Stopped(self.requested)
 
@@ -135,12 +137,6 @@ class StopRequest:
         self._urgent_since = now
         self._num_urgent += 1
         return True
-
-
-def _is_importing_torch() -> bool:
-    """because: its C++ calls Python while it sets itself up, and what is raised there ends the process by SIGABRT"""
-    spec = getattr(sys.modules.get("torch"), "__spec__", None)
-    return bool(getattr(spec, "_initializing", False))
 
 
 _listener: StopRequest | None = None  # of this process, set before the command line is read

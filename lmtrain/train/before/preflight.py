@@ -1,46 +1,40 @@
-"""All that can be judged before torch is imported: the data, its tokenizer, the processes, what a resume finds.
+"""All that can be judged before torch is imported: machine, data, tokenizer, processes, what a resume finds.
 
-Called by the command line right after the settings; its answer is what set-up builds from.
+Called by the command line right after the settings, for a run and for a dry run alike; its answer is what set-up builds
+from. Of the machine it makes and keeps nothing.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from lmtrain.checkpoint.contents import Contents, checked_model
-from lmtrain.checkpoint.store import latest, list_set_aside, resolve
+from lmtrain.checkpoint.store import latest, list_checkpoints, list_set_aside, resolve
 from lmtrain.config.base import show
 from lmtrain.data.data_settings import DataChoice
 from lmtrain.data.store.indexed import IndexedDataset, part
-from lmtrain.data.training_data import (
-    READ_SHARES,
-    Asked,
-    Opened,
-    TrainingData,
-    build_training_data,
-    open_datasets,
-)
-from lmtrain.errors import CheckpointError, DataError, LayoutError, OutputError, SettingsError
+from lmtrain.data.training_data import READ_SHARES, Asked, Opened, TrainingData, build_training_data, open_datasets
+from lmtrain.errors import CheckpointError, DataError, LayoutError, OutputError, SettingsError, StorageError
 from lmtrain.layout import Layout, divisors
 from lmtrain.models.model_settings import ModelSettings
+from lmtrain.plan.run_model.checkpoint_size import check_listed, checkpoint_bytes
 from lmtrain.runfolder.names import CHECKPOINTS
-from lmtrain.runtime.processes.process import ELSEWHERE, ProcessEnv
+from lmtrain.runtime.files.files import check_output_folder, free_bytes
+from lmtrain.runtime.machine.gpus import Gpus, device_problem
+from lmtrain.runtime.processes.process import ELSEWHERE, ProcessEnv, Rendezvous, listen
 from lmtrain.tokenizer.base import Tokenizer
-from lmtrain.train.before.machine import (
-    check_device,
-    check_folder,
-    check_pieces,
-    check_port,
-    check_sinks,
-    compiler_problems,
-)
 from lmtrain.train.before.resume_checks import check_resumed, open_resumed, readable, shares_of
 from lmtrain.train.config import RunConfig
+from lmtrain.units import format_bytes
 
 _FREE = ("dropout", "init_std", "vocab_multiple")  # these change no weight's shape and no answer of the model
+_COPIES = 2  # because: a checkpoint is whole before the one before it goes
 _EFFECTIVE = ("num_kv_heads", "head_width", "ffn_width")  # null is a default that others write out
 
 
@@ -97,8 +91,9 @@ def preflight(config: RunConfig, env: ProcessEnv, *, starting: bool = True) -> I
         check_port(env)  # because: a run opens it right after this, and finds out itself
     # because: once a run has a checkpoint of its own, the one it began from may be gone
     weights_from = find_first_weights(config, model, tokenizer) if resume_from is None else None
-    warnings = tuple(_warnings(config.parallel.layout, env))
-    return Inputs(model, tokenizer, data, resume_from, weights_from, warnings=warnings)
+    return Inputs(
+        model, tokenizer, data, resume_from, weights_from, warnings=tuple(_warnings(config.parallel.layout, env))
+    )
 
 
 def load_data(
@@ -124,10 +119,9 @@ def find_model(config: RunConfig) -> ModelSettings:
 
 def _check_processes(config: RunConfig, env: ProcessEnv, starting: bool) -> None:
     problems = list(compiler_problems(config))
-    if starting or env.launcher != "single":
-        wrong = list(process_problems(config.parallel.layout, env))
-        if wrong:
-            raise LayoutError("\n".join(wrong + problems))
+    wrong = list(process_problems(config.parallel.layout, env)) if starting or env.launcher != "single" else []
+    if wrong:
+        raise LayoutError("\n".join(wrong + problems))
     if problems:
         raise SettingsError(problems)
 
@@ -237,28 +231,23 @@ def find_first_weights(config: RunConfig, model: ModelSettings, tokenizer: Token
     path = resolve(Path(config.checkpoint.init_from))
     contents = Contents(path)
     theirs = checked_model(contents)
-    _check_tokenizer(path, contents.manifest.state, tokenizer)
+    told = contents.manifest.state.get("tokenizer")
+    fingerprint = told.get("fingerprint") if isinstance(told, dict) else None
+    if fingerprint != tokenizer.fingerprint:
+        raise SettingsError([
+            f"checkpoint.init_from={path} knows the ids of the tokenizer {str(fingerprint)[:12]} and the data has "
+            f"those of {tokenizer.fingerprint[:12]}. Preprocess the text with --tokenizer {path / 'tokenizer.json'}."
+        ])  # fmt: skip
     _check_model(path, model, theirs)
     return path
 
 
-def _check_tokenizer(path: Path, state: dict[str, Any], tokenizer: Tokenizer) -> None:
-    told = state.get("tokenizer")
-    fingerprint = told.get("fingerprint") if isinstance(told, dict) else None
-    if fingerprint != tokenizer.fingerprint:
-        theirs, ours = str(fingerprint)[:12], tokenizer.fingerprint[:12]
-        raise SettingsError([
-            f"checkpoint.init_from={path} knows the ids of the tokenizer {theirs} and the data has those of {ours}. "
-            f"Preprocess the text with --tokenizer {path / 'tokenizer.json'}."
-        ])  # fmt: skip
-
-
 def _check_model(path: Path, ours: ModelSettings, theirs: ModelSettings) -> None:
     mine, other = _meaning(ours), _meaning(theirs)
-    positions = "embedding.position.weight" in theirs.weights()
-    free = _FREE if positions else (*_FREE, "seq_len")  # because: angles go on where a table ends
-    unread = {problem.key for problem in theirs.unused()}
-    wrong = [key for key in other if key not in {*free, *unread} and mine.get(key) != other[key]]
+    free = {*_FREE, *(problem.key for problem in theirs.unused())}
+    if "embedding.position.weight" not in theirs.weights():
+        free.add("seq_len")  # because: angles go on where a table ends
+    wrong = [key for key in other if key not in free and mine.get(key) != other[key]]
     if wrong:
         found = ", ".join(f"model.{key} is {show(mine.get(key))}, there {show(other[key])}" for key in wrong)
         settings = " ".join(f"model.{key}={show(other[key])}" for key in wrong)
@@ -270,3 +259,75 @@ def _meaning(model: ModelSettings) -> dict[str, Any]:
     """Settings with defaults written out."""
     values, shape = model.to_dict(), model.shape
     return values | {key: getattr(shape, key) for key in _EFFECTIVE if key in values}
+
+
+def compiler_problems(config: RunConfig) -> Iterator[str]:
+    if config.compute.compile is True and not any(shutil.which(cc) for cc in ("c++", "g++", "clang++")):
+        yield (
+            "compute.compile=true needs a C++ compiler and none of c++, g++ and clang++ is here. "
+            "Install one or set compute.compile=false."
+        )
+
+
+def check_device(config: RunConfig, env: ProcessEnv) -> None:
+    if config.compute.device == "cpu":
+        return
+    gpus = Gpus.found()
+    if problem := device_problem(config.compute.device, gpus, env):
+        raise problem
+    if config.compute.tf32 and gpus.count == 0:
+        raise SettingsError(["compute.tf32=true is of GPUs, and none is here. Use compute.tf32=false."])
+
+
+def check_sinks(config: RunConfig) -> None:
+    """Whether what a run is to write to besides its folder is there."""
+    if config.observe.wandb == "none":
+        return
+    found = importlib.util.find_spec("wandb")
+    if found is None or found.origin is None:  # because: a folder of that name, as the package leaves, is not it
+        raise SettingsError([
+            f"observe.wandb={config.observe.wandb} needs the package wandb, which is not installed. "
+            "Run `pip install 'lmtrain[wandb]'`, or set observe.wandb=none."
+        ])  # fmt: skip
+
+
+def check_folder(config: RunConfig, model: ModelSettings, *, lock: bool) -> None:
+    """Where the run keeps what it makes: whether it can, and whether there is room for its checkpoints."""
+    folder = Path(config.run.dir)
+    check_output_folder(folder, f"run.dir={config.run.dir}", lock=lock)
+    if config.checkpoint.interval_steps is None:
+        return
+    there = len(list_checkpoints(folder / CHECKPOINTS))
+    is_only_one = config.checkpoint.interval_steps == 0 or config.checkpoint.interval_steps >= config.total_steps
+    copies = 1 if is_only_one else max(1, _COPIES - there)
+    need, free = copies * checkpoint_bytes(model, config.optim.num_slots), free_bytes(folder)
+    if need > free:
+        them = "A checkpoint needs" if copies == 1 else f"{copies} checkpoints need"
+        raise StorageError(
+            f"{them} {format_bytes(need)} in run.dir={config.run.dir} and its disk has {format_bytes(free)} free. "
+            "Free some space, choose another run.dir, or set checkpoint.interval_steps=null to save none."
+        )
+
+
+def check_pieces(config: RunConfig, model: ModelSettings) -> None:
+    """Whether a checkpoint of this layout could be written: better told now than at the first save."""
+    if config.checkpoint.interval_steps is None:
+        return
+    try:
+        slots = config.optim.num_slots
+        check_listed(model, config.parallel.layout, slots, checkpoint_bytes(model, slots))
+    except CheckpointError as error:
+        raise LayoutError(f"{error} checkpoint.interval_steps=null saves none.") from error
+
+
+def check_port(env: ProcessEnv) -> None:
+    """Where the processes would meet; the port is free again when this returns."""
+    if env.world_size == 1:
+        return
+    host, port = "127.0.0.1", 0  # our own launcher takes any
+    if env.launcher != "lmtrain":
+        at = Rendezvous.detect(env)
+        if env.rank > 0 or at.held_by_launcher or at.listen_fd is not None:
+            return
+        host, port = host if at.stays_on_node else "", at.port
+    os.close(listen(host, port))

@@ -46,8 +46,10 @@ def readable(path: Path | None) -> Path | None:
 
 def passed_over(path: Path) -> list[str]:
     """The checkpoints beside this one that `readable` has left for it."""
-    found = ((one, manifest_problem(one)) for one in newer_than(path))
-    return [f"{one} is passed over: {problem}" for one, problem in found if problem is not None]
+    return [
+        f"{one} is passed over: {problem}"
+        for one in newer_than(path) if (problem := manifest_problem(one)) is not None
+    ]  # fmt: skip
 
 
 def pass_over(path: Path, own: Path, error: LmtrainError) -> None:
@@ -117,7 +119,6 @@ def check_same_run(
 
 def _wrong_types(manifest: Manifest) -> Iterator[str]:
     """What a run would go on with and cannot, key by key."""
-    state = manifest.state
     kinds: dict[str, tuple[Callable[[Any], bool], str]] = {
         **dict.fromkeys(("samples", "tokens", "attempt", "skipped"), (is_count, "a number from 0")),
         "step": (lambda value: is_count(value) and value == manifest.step, f"the step {manifest.step}"),
@@ -130,25 +131,20 @@ def _wrong_types(manifest: Manifest) -> Iterator[str]:
         "optimizer.num_updates": (
             lambda value: is_count(value) and value <= manifest.step, f"a number from 0 to the step {manifest.step}",
         ),
-        "owed": (lambda value: value is None or _is_texts(value), "a list of texts"),
+        "owed": (
+            lambda value: value is None or (isinstance(value, list) and all(isinstance(one, str) for one in value)),
+            "a list of texts",
+        ),
         "precision": (lambda value: isinstance(value, dict), "an object"),
         "precision.loss_scale": (lambda value: value is None or _is_scale(value), "a number above 0"),
         "precision.good_steps": (lambda value: value is None or is_count(value), "a number from 0"),
     }  # fmt: skip
     for key, (is_right, rule) in kinds.items():
-        value = _at(state, key)
+        value: Any = manifest.state
+        for word in key.split("."):
+            value = value.get(word) if isinstance(value, dict) else None
         if not is_right(value):
             yield f"state.{key}={show(value)[:_LONGEST]} is not {rule}"
-
-
-def _at(state: Any, key: str) -> Any:
-    for word in key.split("."):
-        state = state.get(word) if isinstance(state, dict) else None
-    return state
-
-
-def _is_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) for one in value)
 
 
 def _is_scale(value: Any) -> bool:
@@ -159,9 +155,9 @@ def _refuse_shorter(config: RunConfig, path: Path, reached: int) -> None:
     total = config.total_steps
     if reached <= total:
         return
-    by_steps = config.train.steps is not None
-    given = f"train.steps={total}" if by_steps else f"train.tokens={show(config.train.tokens)}, {total} steps,"
-    longer = "train.steps" if by_steps else "train.tokens=null train.steps"
+    given, longer = f"train.steps={total}", "train.steps"
+    if config.train.steps is None:
+        given, longer = f"train.tokens={show(config.train.tokens)}, {total} steps,", "train.tokens=null train.steps"
     raise SettingsError([
         f"{given} ends before step {reached}, which {path} has reached. "
         f"Use {longer}={reached + 1} or more to go on, or another run.dir for a new run."

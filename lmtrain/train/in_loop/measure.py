@@ -24,7 +24,7 @@ from lmtrain.runtime.processes.faults import fault_point
 from lmtrain.train.costs import EVALUATION, VALIDATION
 from lmtrain.train.in_loop.requests import CutOff, Requests
 from lmtrain.train.record.records import record, report_measures
-from lmtrain.train.run import Run
+from lmtrain.train.state import Run
 
 _MOST_NATS = 700.0  # because: the exponential of more does not fit a double
 Sums = list[list[float]]  # of each term the losses of its labels, and how many of these were hit

@@ -32,7 +32,7 @@ from lmtrain.runtime.processes.process import SlurmJob, began_at
 from lmtrain.runtime.processes.signals import NAMES, StopRequest
 from lmtrain.train.costs import EVALUATION, VALIDATION, Costs, measured_before
 from lmtrain.train.pace import Pace, pace_of
-from lmtrain.train.run import Run
+from lmtrain.train.state import Run
 from lmtrain.units import format_seconds
 
 SAVE, STOP = 1, 2
@@ -330,8 +330,7 @@ class Allocation:
 
     def look(self, number: str) -> None:
         """Ask once."""
-        ends = self._ask(number)
-        if ends is not None:
+        if (ends := self._ask(number)) is not None:
             self._take(ends)
 
     def _take(self, ends: float) -> None:

@@ -63,11 +63,11 @@ class Starts:
         if len(self.lost) < MOST:
             return
         self.write()
-        where = f"step {self.step}" if self.step else "the beginning"
         causes = Counter(str(one.get("how") or _SILENT).rstrip(".") for one in self.lost)
         lost_by = a_few((f"{cause}{f' ({count} times)' * (count > 1)}" for cause, count in causes.items()), "; ")
         error = NoProgressError(
-            f"run.dir={config.run.dir} was started {len(self.lost)} times from {where}, and lost each time before the "
+            f"run.dir={config.run.dir} was started {len(self.lost)} times from "
+            f"{f'step {self.step}' if self.step else 'the beginning'}, and lost each time before the "
             f"next checkpoint: {lost_by}. Mend the cause, or save sooner (checkpoint.interval_steps); other settings, "
             f"code or libraries begin a new count, and so does removing {self.folder / STARTS}."
         )
@@ -145,8 +145,10 @@ def _step(resume_from: Path | None) -> int:
 
 def _digest(config: RunConfig, inputs: Inputs) -> str:
     # because: which checkpoint it is says the step; those of a launcher's first start may be gone at its last
-    program = {key: fact.value for key, fact in program_facts().items()}
-    told = [settled(config, inputs).to_dict(), inputs.data.identity, inputs.tokenizer.fingerprint, program]
+    told = [
+        settled(config, inputs).to_dict(), inputs.data.identity, inputs.tokenizer.fingerprint,
+        {key: fact.value for key, fact in program_facts().items()},
+    ]  # fmt: skip
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()
 
 

@@ -57,10 +57,12 @@ class StepForecast:
 
     def compared_with(self, measured_s: float) -> str:
         off = measured_s / self.likely_s - 1
-        how = f"{abs(off):.0%} {'more' if off > 0 else 'less'} than the {milliseconds(self.likely_s)} predicted"
-        within = "within" if self.low_s <= measured_s <= self.high_s else "outside of"
-        between = f"{milliseconds(self.low_s)} to {milliseconds(self.high_s)}"
-        return f"a step takes {milliseconds(measured_s)}, {how}, {within} its interval ({between})"
+        return (
+            f"a step takes {milliseconds(measured_s)}, {abs(off):.0%} {'more' if off > 0 else 'less'} than the "
+            f"{milliseconds(self.likely_s)} predicted, "
+            f"{'within' if self.low_s <= measured_s <= self.high_s else 'outside of'} its interval "
+            f"({milliseconds(self.low_s)} to {milliseconds(self.high_s)})"
+        )
 
 
 def planned_of(config: RunConfig, model: ModelSettings) -> Planned:
@@ -84,8 +86,7 @@ def expected_step(run: Planned, hardware: Hardware, batches: Sequence[int] = ())
     counts = Counter(batches or (run.global_batch,))
     prices = prices_of(hardware)
     time, _ = price_runs([replace(run, global_batch=size) for size in counts], hardware, prices.time)
-    likely = sum(time.total * list(counts.values())) / counts.total()
-    return StepForecast(float(likely), prices.interval)
+    return StepForecast(float(sum(time.total * list(counts.values())) / counts.total()), prices.interval)
 
 
 def _energy(run: Planned, hardware: Hardware) -> dict[str, str]:
@@ -122,13 +123,11 @@ def forecast_facts(config: RunConfig, model: ModelSettings) -> dict[str, Any]:
 
 def _communicators(run: Planned, held_bytes: int) -> dict[str, str]:
     """What NCCL and CUDA itself take of a rank's memory, and for whose talk."""
-    layout = run.parallel.layout
-    sizes = {"tp": layout.tp, "dp_shard": layout.dp_shard, "dp_replicate": layout.dp_replicate, "pp": layout.pp}
-    groups = [f"{name} of {size}" for name, size in sizes.items() if size > 1]
+    layout, axes = run.parallel.layout, ("tp", "dp_shard", "dp_replicate", "pp")
+    groups = [f"{name} of {size}" for name in axes if (size := getattr(layout, name)) > 1]
     if not groups or not held_bytes:
         return {}
-    lanes = ["lanes between stages"] if layout.pp > 1 else []
-    of = ", ".join([*groups, *lanes, f"the world of {layout.world_size:,}"])
+    of = ", ".join([*groups, *["lanes between stages"] * (layout.pp > 1), f"the world of {layout.world_size:,}"])
     return {"communicators": f"{format_bytes(held_bytes)} of that, with CUDA itself, as in published runs: {of}"}
 
 
@@ -167,9 +166,10 @@ def _measurements(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
     if inputs.data.said:
         found["validation"] = inputs.data.said
     elif config.data.valid_paths:
-        most = config.train.valid_samples
-        each = [f"{min(most, one.num_samples):,} samples of {name}" for name, one in inputs.data.valid.items()]
-        found["validation"] = ", ".join(each)
+        found["validation"] = ", ".join(
+            f"{min(config.train.valid_samples, one.num_samples):,} samples of {name}"
+            for name, one in inputs.data.valid.items()
+        )
     if inputs.evaluations:
         interval = config.eval.interval_steps
         when = f"every {interval:,} steps and at the end" if interval else "at the end"
@@ -181,12 +181,10 @@ def _measurements(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
 def compile_facts(config: RunConfig, model: ModelSettings) -> dict[str, Any]:
     """What is compiled on this machine, or on the one that is planned for."""
     compute, planned = config.compute, config.hardware
-    if planned is not None:
-        on_gpu = compute.device != "cpu" and planned.generation != "cpu"
-    else:
-        on_gpu = compute.device != "cpu" and Gpus.found().count != 0 and has_kernel_compiler()
-    words = compute.compile_words(config.parallel, uses_dropout=model.uses_dropout, on_gpu=on_gpu)
-    return {"compiled": words}
+    on_gpu = compute.device != "cpu" and (
+        planned.generation != "cpu" if planned is not None else Gpus.found().count != 0 and has_kernel_compiler()
+    )
+    return {"compiled": compute.compile_words(config.parallel, uses_dropout=model.uses_dropout, on_gpu=on_gpu)}
 
 
 def _saving(config: RunConfig) -> dict[str, Any]:

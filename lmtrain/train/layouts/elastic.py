@@ -59,7 +59,8 @@ def chosen_before(config: RunConfig, fixed: Mapping[str, Any]) -> RunConfig | No
     try:
         then = config_of(folder)
         run = planned_of(then, then.model)
-        return _with(config, run) if all(_value(run, key) == value for key, value in fixed.items()) else None
+        values = vars(run.parallel) | {"micro_batch": run.micro_batch, "recompute": run.recompute}
+        return _with(config, run) if all(values[key] == value for key, value in fixed.items()) else None
     except LmtrainError:
         return None  # because: it is another model's folder, and who opens its checkpoint says so
 
@@ -80,10 +81,10 @@ def choose(
 
 def _reasons(found: Ranked, place: int, num_processes: int) -> Iterator[str]:
     expected = StepForecast(float(found.seconds[place]), found.prices.interval)
-    held = f"{format_bytes(found.counted(place))} of {format_bytes(found.room)}"
     yield (
         f"parallel=auto: {_words(found.planned(place))}, for {num_processes} of {found.hardware.name}: a step of "
-        f"{expected.words()}, and {held} on the fullest rank"
+        f"{expected.words()}, and {format_bytes(found.counted(place))} of {format_bytes(found.room)} on the "
+        "fullest rank"
     )
     others = (one for one in found.fitting(found.fastest, FAMILY) if _family(found, one) != _family(found, place))
     if (other := next(others, None)) is not None:
@@ -107,8 +108,10 @@ def _grown(found: Ranked, place: int, other: int) -> str:
 def _nothing_is_legal(run: Planned, num_processes: int, hardware: Hardware, fixed: Mapping[str, Any]) -> str:
     near = sorted(divisors(run.global_batch, run.global_batch), key=lambda count: abs(count - num_processes))
     counts = sorted(count for count in near[:_NUM_NAMED] if len(legal(run, count, hardware, fixed)))
-    named = {"micro_batch": "train.micro_batch"}
-    given = [f"{named.get(key, f'parallel.{key}')}={show(one)}" for key, one in fixed.items() if key != "recompute"]
+    given = [
+        f"{'train' if key == 'micro_batch' else 'parallel'}.{key}={show(one)}"
+        for key, one in fixed.items() if key != "recompute"
+    ]  # fmt: skip
     return (
         f"parallel.auto=true finds no layout of {num_processes} processes{' with ' * bool(given)}{' and '.join(given)} "
         f"that takes train.global_batch={run.global_batch}, model.num_layers={run.shape.num_layers} and "
@@ -128,20 +131,17 @@ def _nothing_fits(found: Ranked, num_processes: int) -> str:
 
 
 def _words(run: Planned) -> str:
-    said = [layout_words(run.parallel)]
-    said += [run.parallel.schedule] if run.parallel.pp > 1 else []
-    return ", ".join([*said, f"train.micro_batch={run.micro_batch}", *run.recompute.settings])
-
-
-def _value(run: Planned, key: str) -> Any:
-    return getattr(run, key) if key in ("micro_batch", "recompute") else getattr(run.parallel, key)
+    schedule = [run.parallel.schedule] if run.parallel.pp > 1 else []
+    micro_batch = f"train.micro_batch={run.micro_batch}"
+    return ", ".join([layout_words(run.parallel), *schedule, micro_batch, *run.recompute.settings])
 
 
 def _with(config: RunConfig, run: Planned) -> RunConfig:
     """The settings with this layout in them, which is then no longer to be chosen."""
-    parallel = replace(run.parallel, auto=False, timeout_s=config.parallel.timeout_s)
-    train = replace(config.train, micro_batch=run.micro_batch)
-    return replace(config, parallel=parallel, train=train, recompute=run.recompute)
+    return replace(
+        config, parallel=replace(run.parallel, auto=False, timeout_s=config.parallel.timeout_s),
+        train=replace(config.train, micro_batch=run.micro_batch), recompute=run.recompute,
+    )  # fmt: skip
 
 
 def fit(config: RunConfig, num_processes: int) -> RunConfig:
@@ -152,8 +152,7 @@ def fit(config: RunConfig, num_processes: int) -> RunConfig:
     """
     if config.parallel.layout.world_size == num_processes:
         return config
-    found = _nearest(config, num_processes)
-    if found is None:
+    if (found := _nearest(config, num_processes)) is None:
         raise LayoutError(_refusal(config, num_processes))
     return found
 
@@ -164,11 +163,8 @@ def change_words(before: RunConfig, after: RunConfig) -> str | None:
         return None
     old, new = before.parallel, after.parallel
     said = [layout_words(new)]
-    said += [
-        f"parallel.{key}={getattr(new, key)}"
-        for key in ("schedule", "balance")
-        if getattr(old, key) != getattr(new, key)
-    ]
+    for key in ("schedule", "balance"):
+        said += [f"parallel.{key}={getattr(new, key)}"] * (getattr(old, key) != getattr(new, key))
     said += [f"train.micro_batch={after.train.micro_batch}"] * (before.train.micro_batch != after.train.micro_batch)
     count = new.layout.world_size
     here = f"{count} process shares" if count == 1 else f"{count} processes share"
@@ -193,13 +189,13 @@ def _nearest(config: RunConfig, num_processes: int) -> RunConfig | None:
 
 def _layouts(asked: ParallelSettings, num_processes: int, num_layers: int) -> Iterator[ParallelSettings]:
     """All that share the work among so many and are legal by themselves, nearest first."""
-    found = []
-    for pp in _divisors(num_processes):
-        for tp in _divisors(num_processes // pp):
-            for dp_shard in _divisors(num_processes // pp // tp):
-                dp_replicate = num_processes // pp // tp // dp_shard
-                for schedule, vp in _chunks(asked, pp, num_layers):
-                    found.append((pp, tp, dp_shard, dp_replicate, schedule, vp))
+    found = [
+        (pp, tp, dp_shard, num_processes // pp // tp // dp_shard, schedule, vp)
+        for pp in _divisors(num_processes)
+        for tp in _divisors(num_processes // pp)
+        for dp_shard in _divisors(num_processes // pp // tp)
+        for schedule, vp in _chunks(asked, pp, num_layers)
+    ]
     for pp, tp, dp_shard, dp_replicate, schedule, vp in sorted(found, key=lambda one: _distance(asked, *one)):
         for zero in dict.fromkeys((asked.zero, 1)):
             try:

@@ -40,15 +40,14 @@ def layout_words(parallel: ParallelSettings) -> str:
 
 def rank_rows(config: RunConfig, model: ModelSettings, hosts: Sequence[str] = ()) -> list[Row]:
     """One row a process. `hosts` by rank, where they are known."""
-    layout = config.parallel.layout
-    weights = Weights.of(model)
+    layout, weights = config.parallel.layout, Weights.of(model)
     held = [_held_by_shard(config, model, layout, pp, weights) for pp in range(layout.pp)]
     hosts = hosts or ([socket.gethostname()] if layout.world_size == 1 else ["-"] * layout.world_size)
-    rows = []
-    for rank, host in enumerate(hosts):
-        at = layout.coordinate(rank)
-        rows.append({"rank": rank, "host": host} | vars(at) | held[at.pp][at.dp_shard])
-    return rows
+    places = [layout.coordinate(rank) for rank in range(len(hosts))]
+    return [
+        {"rank": rank, "host": host} | vars(at) | held[at.pp][at.dp_shard]
+        for rank, (host, at) in enumerate(zip(hosts, places, strict=True))
+    ]
 
 
 def _held_by_shard(
@@ -112,11 +111,10 @@ def layout_lines(rows: Sequence[Row]) -> Iterator[str]:
     shown = [list(heads.values()), *([_shown(key, row[key]) for key in heads] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     for cells in shown:
-        padded = [
+        yield " ".join(
             cell.ljust(width) if key in _LEFT else cell.rjust(width)
             for key, cell, width in zip(heads, cells, widths, strict=True)
-        ]
-        yield " ".join(padded).rstrip()
+        ).rstrip()
 
 
 def _shown(key: str, value: Any) -> str:

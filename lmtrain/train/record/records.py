@@ -1,11 +1,15 @@
-"""What a run writes about itself while it trains: rows of metrics, lines of the view, records for the sinks.
+"""What a run keeps and shows of itself besides checkpoints: it is opened here, and then written while it trains.
 
-Called by the loop and by validation, on every process; only rank 0 has somewhere to write. Numbers in rows are global.
+Called by set-up, the loop and validation, on every process. Only rank 0 has a folder to write to and a person to speak
+to; numbers in rows are global.
 """
 
 from __future__ import annotations
 
 import hashlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -15,26 +19,39 @@ from zlib import crc32
 import numpy as np
 import torch
 import torch.distributed as dist
+from rich.console import Console
 from torch import Tensor
 
 from lmtrain.batch import StepBatches
+from lmtrain.checkpoint.store import list_broken
 from lmtrain.errors import OutputError, StorageError, passed_on
 from lmtrain.models.model_settings import true_weights
 from lmtrain.observe.measure import phases
 from lmtrain.observe.measure.measures import EDGES, Histogram, worth_by_step
 from lmtrain.observe.measure.memory import device_peak_bytes
+from lmtrain.observe.metrics import MetricsLog
+from lmtrain.observe.screen.display import RunLog, RunView, build_view
+from lmtrain.observe.screen.panel import Saves
+from lmtrain.observe.sinks.behind import Behind
+from lmtrain.observe.sinks.tensorboard import EventWriter, TensorBoard
+from lmtrain.observe.sinks.weights_and_biases import Account, WeightsAndBiases
 from lmtrain.parallel.collectives import all_reduce
+from lmtrain.parallel.mesh import Mesh
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.plan.run_model.ranks import rank_bytes_of
-from lmtrain.runfolder.names import CONFIG, ENVIRONMENT
-from lmtrain.runtime.files.files import read_json
+from lmtrain.runfolder.names import CHECKPOINTS, CONFIG, ENVIRONMENT, LOG, METRICS, TENSORBOARD, TOKENIZER
+from lmtrain.runfolder.rows import read_last_rows, read_metrics
+from lmtrain.runtime.files.files import atomic_file, read_json, write_json
 from lmtrain.runtime.machine.device import device_name
-from lmtrain.train import state
-from lmtrain.train.layouts.dry_run import COMPARED_STEPS, expected_step, planned_of
-from lmtrain.train.record.outputs import start_number
-from lmtrain.train.run import Run
+from lmtrain.runtime.processes.faults import fault_point
+from lmtrain.runtime.processes.process import environment_report
+from lmtrain.train.before.preflight import Inputs, settled
+from lmtrain.train.config import RunConfig
+from lmtrain.train.layouts.dry_run import COMPARED_STEPS, expected_step, pipeline_lines, planned_of
+from lmtrain.train.layouts.layout_table import layout_lines, layout_words, merged, rank_rows
+from lmtrain.train.state import Run, facts, pieces
 from lmtrain.train.step import StepResult
-from lmtrain.units import format_bytes, format_seconds
+from lmtrain.units import format_bytes, format_count, format_seconds
 
 _LARGEST = 1 << 18  # bytes of settings; because: what reads rows refuses one of a MiB
 _AT_ONCE = 1 << 22  # numbers; because: their buckets take as much memory again
@@ -43,16 +60,98 @@ MOST_FAILED = 3  # checkpoints in a row
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def first_evidence(run: Run) -> dict[str, Any]:
-    return {
-        "weights_digest": weights_digest(run.model), "data_sha256": run.inputs.data.content_sha256,
-        "device": device_name(run.model.device), "world_size": run.mesh.world.size,
-    } | (ran_with(run.folder) if run.metrics is not None else {})  # fmt: skip
+def open_records(
+    stack: ExitStack, folder: Path, config: RunConfig, inputs: Inputs, step: int, *, leads: bool
+) -> tuple[MetricsLog | None, Sequence[Behind], RunLog | None]:
+    """What rank 0 writes for people and tools, and first what lets somebody repeat the run."""
+    if not leads:
+        return None, (), None
+    write_json(folder / CONFIG, settled(config, inputs).to_dict())
+    write_json(folder / ENVIRONMENT, environment_report())
+    with atomic_file(folder / TOKENIZER) as file:
+        file.write(inputs.tokenizer.to_bytes())
+    log = RunLog(folder / LOG)
+    stack.callback(log.close)
+    metrics = MetricsLog(folder / METRICS, log.warn)
+    stack.callback(metrics.close)
+    sinks = list(_sinks(folder, config, inputs, step, log.warn))
+    for sink in reversed(sinks):
+        stack.callback(sink.close)
+    return metrics, sinks, log
+
+
+def _sinks(folder: Path, config: RunConfig, inputs: Inputs, step: int, say: Callable[[str], None]) -> Iterator[Behind]:
+    settings, observe = settled(config, inputs).to_dict(), config.observe
+    if observe.tensorboard:
+        yield Behind(
+            "TensorBoard",
+            lambda tell: TensorBoard(EventWriter(folder / TENSORBOARD, step, say=tell), settings, time.time()), say,
+        )  # fmt: skip
+    if observe.wandb != "none":
+        account = Account(
+            observe.wandb, observe.wandb_project or "lmtrain", observe.wandb_entity,
+            observe.wandb_name or folder.resolve().name, observe.wandb_tags,
+        )  # fmt: skip
+        yield Behind("Weights & Biases", lambda tell: WeightsAndBiases(folder, account, settings), say)
+
+
+def worth_before(folder: Path, config: RunConfig, step: int) -> dict[int, float]:
+    """What the checkpoints are worth up to the one that the run goes on from, if that decides which of them stay."""
+    rows = read_metrics(folder / METRICS) if config.checkpoint.keep_best else []
+    found = worth_by_step(rows, config.checkpoint.best_by)
+    return {measured: worth for measured, worth in found.items() if measured <= step}
+
+
+def start_number(folder: Path) -> int:
+    """Which start of the run this is, by its rows: a checkpoint knows nothing of others that began from it."""
+    attempts = [row.get("attempt") for row in read_last_rows(folder / METRICS)]
+    return 1 + max((one for one in attempts if type(one) is int), default=0)
+
+
+def open_view(
+    stack: ExitStack, console: Console, config: RunConfig, inputs: Inputs, model: ParallelModel, device: str, step: int,
+    log: RunLog | None,
+) -> RunView:  # fmt: skip
+    """`device` is its name."""
+    title = {
+        "run": str(Path(config.run.dir)),
+        "model": f"{inputs.model.kind} {format_count(model.num_parameters)} parameters",
+        "device": f"{device} {config.precision.kind}",
+        "data": f"{format_count(inputs.data.train.num_samples)} samples of {config.seq_len} tokens",
+    } | ({"layout": layout_words(config.parallel)} if model.mesh.world.size > 1 else {})
+    # because: a panel in which nothing will ever move looks like a run that hangs
+    moves = model.mesh.rank == 0 and step < config.total_steps
+    saves = Saves(config.checkpoint.interval_steps, config.checkpoint.interval_s)
+    view = stack.enter_context(
+        build_view(console, title, config.total_steps, log=log, saves=saves)
+        if moves
+        else RunView(console, title, config.total_steps, log)
+    )
+    if log is not None:
+        log.line("\n".join(["applied to the model:", *model.applied]))
+    return view
+
+
+def show_beginning(
+    view: RunView, config: RunConfig, inputs: Inputs, mesh: Mesh, hosts: Sequence[str], passed: Iterable[str]
+) -> None:
+    """What a person should know before the first step; `passed` are checkpoints that are not gone on from, in words."""
+    fault_point("start.loop")
+    if mesh.rank == 0 and inputs.data.said:
+        view.note(f"validation reads {inputs.data.said}")
+    if mesh.rank == 0 and mesh.world.size > 1:
+        rows = merged(rank_rows(config, inputs.model, hosts))
+        view.note("\n".join([*pipeline_lines(config, inputs.model), *layout_lines(rows)]))
+    for text in passed:
+        view.note(f"warning: {text}")
+    for path in list_broken(Path(config.run.dir) / CHECKPOINTS) if mesh.rank == 0 else ():
+        if not any(text.startswith(f"{path} ") for text in passed):
+            view.note(f"warning: {path} has no readable manifest and is left as it is")
 
 
 def ran_with(folder: Path) -> dict[str, Any]:
     """What stands in these files until the next start writes its own."""
-    paths = {name: folder / file for name, file in (("settings", CONFIG), ("environment", ENVIRONMENT))}
+    paths = {"settings": folder / CONFIG, "environment": folder / ENVIRONMENT}
     return {name: read_json(path) for name, path in paths.items() if path.stat().st_size < _LARGEST}
 
 
@@ -117,8 +216,7 @@ def histograms(model: ParallelModel) -> dict[str, Histogram]:
 def _count(numbers: Tensor, edges: Tensor, counts: Tensor, sums: Tensor, ends: Tensor) -> None:
     if not numbers.numel():
         return
-    buckets = torch.bucketize(numbers, edges, out_int32=True)
-    counts += torch.bincount(buckets, minlength=len(counts))
+    counts += torch.bincount(torch.bucketize(numbers, edges, out_int32=True), minlength=len(counts))
     wide = numbers.double()
     sums += torch.stack([wide.sum(), wide.square().sum()])
     ends.copy_(torch.maximum(ends, torch.stack([-wide.min(), wide.max()])))
@@ -128,8 +226,12 @@ def record_start(run: Run) -> None:
     """From what it begins, and what a person should know of that."""
     run.progress.attempt = start_number(run.folder) if run.metrics is not None else 1
     resumed, weights, total = run.inputs.resume_from, run.inputs.weights_from, run.config.total_steps
-    began_at: dict[str, Any] = {"resumed_from": resumed and str(resumed), "weights_from": weights and str(weights)}
-    began_at |= first_evidence(run)
+    began_at: dict[str, Any] = {
+        "resumed_from": resumed and str(resumed), "weights_from": weights and str(weights),
+        "weights_digest": weights_digest(run.model), "data_sha256": run.inputs.data.content_sha256,
+        "device": device_name(run.model.device), "world_size": run.mesh.world.size,
+    }  # fmt: skip
+    began_at |= ran_with(run.folder) if run.metrics is not None else {}
     began_at |= {"before": run.before} if run.progress.attempt > 1 else {}
     record(run, "start", began_at | ({"passed_over": list(run.passed_over)} if run.passed_over else {}))
     for warning in run.inputs.warnings:
@@ -143,8 +245,8 @@ def record_start(run: Run) -> None:
 
 
 def record(run: Run, event: str, values: dict[str, Any]) -> dict[str, Any]:
-    time = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    row = {"event": event, "step": run.progress.step, "attempt": run.progress.attempt, "time": time} | values
+    now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    row = {"event": event, "step": run.progress.step, "attempt": run.progress.attempt, "time": now} | values
     if run.metrics is not None:
         run.metrics.append(row)
         for sink in run.sinks:
@@ -219,14 +321,15 @@ def report_save(run: Run) -> None:
         return
     run.reported_save, run.failed_saves = last.step, 0
     run.costs.saved(last.write_s, last.stall_s)
-    values = {"saved_step": last.step, "bytes": last.num_bytes, "write_s": last.write_s, "stall_s": last.stall_s}
-    values["bytes_per_s"] = last.bytes_per_s
     run.view.saved(
-        record(run, "save", values),
+        record(run, "save", {
+            "saved_step": last.step, "bytes": last.num_bytes, "write_s": last.write_s, "stall_s": last.stall_s,
+            "bytes_per_s": last.bytes_per_s,
+        }),
         f"saved step {last.step}: {format_bytes(last.num_bytes)} in {format_seconds(last.write_s)} "
         f"({format_bytes(last.bytes_per_s)}/s), "
         f"training stood still for {last.stall_s * 1000:.0f} ms",
-    )
+    )  # fmt: skip
 
 
 def save(run: Run) -> int:
@@ -240,8 +343,8 @@ def save(run: Run) -> int:
         with phases.within("save"):
             run.writer.save(
                 run.progress.step,
-                run.model.owned(state.pieces(run.model, run.optimizer)),
-                state.facts(run.config, run.inputs, run.model, run.optimizer, run.progress),
+                run.model.owned(pieces(run.model, run.optimizer)),
+                facts(run.config, run.inputs, run.model, run.optimizer, run.progress),
                 {"tokenizer.json": run.inputs.tokenizer.to_bytes()},
             )
     except (StorageError, OutputError) as error:
@@ -253,6 +356,7 @@ def _survive(run: Run, which: str, error: StorageError | OutputError) -> None:
     run.failed_saves += 1
     if run.failed_saves == MOST_FAILED:
         # because: what is trained from here on would most likely be lost as well
-        said = f"{MOST_FAILED} checkpoints in a row failed, the last with: {error}"
-        raise passed_on(error.exit_code, said) from error
+        raise passed_on(
+            error.exit_code, f"{MOST_FAILED} checkpoints in a row failed, the last with: {error}"
+        ) from error
     run.view.note(f"{which} failed: {error} Training goes on.")

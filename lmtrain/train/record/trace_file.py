@@ -24,7 +24,7 @@ from lmtrain.observe.spans.format import Header, SpanFile, file_name
 from lmtrain.observe.spans.recorder import ALL, DeviceClock, Recorder, Tracer
 from lmtrain.parallel.collectives import all_reduce
 from lmtrain.runfolder.names import TRACES
-from lmtrain.train.run import Run
+from lmtrain.train.state import Run
 from lmtrain.units import format_bytes
 
 FOLDER = "profile"  # in the run's
@@ -95,8 +95,7 @@ def profiled(run: Run, steps: Iterator[StepBatches]) -> Iterator[StepBatches]:
             elif window is not None and run.progress.step >= last:
                 window.close()
                 window, first = None, last + 1
-            batches = next(steps, None)
-            if batches is None:
+            if (batches := next(steps, None)) is None:
                 return
             yield batches
     finally:
@@ -134,6 +133,5 @@ class Window:
         os.replace(partial, trace)
         table = table_of(read_trace(trace), (self._first, last), rank, seconds)
         write_table(folder / f"{name}{ENDING}", table)
-        size = format_bytes(trace.stat().st_size)
-        said = f"  {trace} ({size}) opens in https://ui.perfetto.dev"
+        said = f"  {trace} ({format_bytes(trace.stat().st_size)}) opens in https://ui.perfetto.dev"
         self._run.view.note("\n".join([*table.lines(), said]))

@@ -166,7 +166,7 @@ MUTANTS = [
     ),
     Mutant(
         name="old_checkpoints_are_taken_for_room",
-        file="lmtrain/train/before/machine.py",
+        file="lmtrain/train/before/preflight.py",
         function="check_folder",
         old="copies = 1 if is_only_one else max(1, _COPIES - there)",
         new="copies = 1 if is_only_one else _COPIES - there",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from lmtrain.optim.groups import Whole
+from lmtrain.optim.whole import Whole
 
 TIMEOUT_S = 120
 

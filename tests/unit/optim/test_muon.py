@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from lmtrain.config.build import build_settings
 from lmtrain.errors import SettingsError
 from lmtrain.optim import muon
-from lmtrain.optim.groups import Alone, Whole, build_groups
+from lmtrain.optim.groups import build_groups
 from lmtrain.optim.muon import Muon, build, orthogonal
 from lmtrain.optim.muon_settings import MuonSettings
 from lmtrain.optim.optim_settings import OptimSettings
+from lmtrain.optim.whole import Alone, Whole
 from tests.unit.optim.fused import asked_of_kernels
 from tests.unit.optim.pretended import stepped
 

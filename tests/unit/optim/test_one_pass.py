@@ -13,7 +13,8 @@ from lmtrain.kernels import on_gpu
 from lmtrain.kernels.moved import Moved
 from lmtrain.optim.adamw import OnePassAdamW, build
 from lmtrain.optim.adamw_settings import AdamWSettings
-from lmtrain.optim.groups import apply_learning_rate, apply_num_updates, build_groups, num_updates, state_tensors
+from lmtrain.optim.groups import apply_learning_rate, build_groups
+from lmtrain.optim.state import apply_num_updates, num_updates, state_tensors
 from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.compute_settings import Bf16Settings, ComputeSettings
 from lmtrain.parallel.model import ParallelModel

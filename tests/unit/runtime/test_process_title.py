@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.runtime.processes.process_title import ROOM, ROOM_BYTES
+from lmtrain.runtime.processes.fork_server import ROOM, ROOM_BYTES
 
 CODE = """
 import os, sys
 from pathlib import Path
-from lmtrain.runtime.processes.process_title import show_environment, show_title
+from lmtrain.runtime.processes.fork_server import show_environment, show_title
 def seen():
     words = Path("/proc/self/cmdline").read_bytes().rstrip(b"\\0").decode()
     variables = Path("/proc/self/environ").read_bytes().split(b"\\0")

@@ -6,7 +6,7 @@ import pytest
 
 from lmtrain.config.build import build_settings
 from lmtrain.errors import SettingsError
-from lmtrain.train.eval_settings import EvalSettings
+from lmtrain.train.train_settings import EvalSettings
 
 TASK = {"task": "perplexity", "data": "a.txt"}
 

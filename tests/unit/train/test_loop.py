@@ -13,7 +13,7 @@ import pytest
 from lmtrain.runtime.processes.signals import StopRequest
 from lmtrain.train import loop
 from lmtrain.train.in_loop.requests import requests_of
-from lmtrain.train.run import Run
+from lmtrain.train.state import Run
 from tests.unit.train.tiny_runs import opened
 
 

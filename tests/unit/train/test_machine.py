@@ -17,8 +17,8 @@ from lmtrain.errors import OutputError, StorageError, UsageError
 from lmtrain.plan.run_model.checkpoint_size import checkpoint_bytes
 from lmtrain.runfolder.names import CHECKPOINTS
 from lmtrain.runtime.processes.process import ProcessEnv
-from lmtrain.train.before import machine
-from lmtrain.train.before.machine import check_folder, check_port
+from lmtrain.train.before import preflight
+from lmtrain.train.before.preflight import check_folder, check_port
 from lmtrain.train.config import RunConfig
 
 
@@ -54,12 +54,12 @@ def test_a_folder_that_another_run_has(config: RunConfig, tmp_path: Path) -> Non
 
 def test_room_for_two_checkpoints(config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     need = checkpoint_bytes(config.model, config.optim.num_slots)
-    monkeypatch.setattr(machine, "free_bytes", lambda folder: 2 * need - 1)
+    monkeypatch.setattr(preflight, "free_bytes", lambda folder: 2 * need - 1)
     with pytest.raises(StorageError, match=r"2 checkpoints need .*set checkpoint\.interval_steps=null to save none"):
         check_folder(_in(config, tmp_path), config.model, lock=True)
     for interval in (0, 5000, None):
         check_folder(_in(config, tmp_path, interval_steps=interval), config.model, lock=True)
-    monkeypatch.setattr(machine, "free_bytes", lambda folder: need - 1)
+    monkeypatch.setattr(preflight, "free_bytes", lambda folder: need - 1)
     with pytest.raises(StorageError, match="A checkpoint needs"):
         check_folder(_in(config, tmp_path, interval_steps=0), config.model, lock=True)
 
@@ -71,9 +71,9 @@ def test_a_run_that_goes_on_needs_room_for_one_more_however_many_are_there(
     need = checkpoint_bytes(config.model, config.optim.num_slots)
     for step in range(num_there):
         save_checkpoint(tmp_path / CHECKPOINTS, step, RankData([], []), {}, {})
-    monkeypatch.setattr(machine, "free_bytes", lambda folder: need)
+    monkeypatch.setattr(preflight, "free_bytes", lambda folder: need)
     check_folder(_in(config, tmp_path), config.model, lock=True)
-    monkeypatch.setattr(machine, "free_bytes", lambda folder: need - 1)
+    monkeypatch.setattr(preflight, "free_bytes", lambda folder: need - 1)
     with pytest.raises(StorageError, match="A checkpoint needs"):
         check_folder(_in(config, tmp_path), config.model, lock=True)
 

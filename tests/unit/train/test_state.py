@@ -9,7 +9,7 @@ import torch
 from lmtrain.checkpoint.reader import CheckpointReader
 from lmtrain.checkpoint.save.writer import CheckpointWriter
 from lmtrain.layout import Layout
-from lmtrain.optim.groups import num_updates
+from lmtrain.optim.state import num_updates
 from lmtrain.parallel.compute_settings import Fp16Settings
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.train import state

@@ -26,8 +26,8 @@ from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.train import train_wordpiece
 from lmtrain.train.before.preflight import Inputs, find_resume
 from lmtrain.train.config import RunConfig
-from lmtrain.train.run import Run
 from lmtrain.train.setup import open_run
+from lmtrain.train.state import Run
 from lmtrain.train.train_settings import ObserveSettings, RunSettings, TrainSettings
 from tests.layouts.cases import SEQ_LEN, VOCAB
 from tests.layouts.toy_data import NUM_SAMPLES, ToyData

@@ -1,0 +1,53 @@
+"""An optimizer's memory as tensors with names, so that a checkpoint holds them like weights. Called by train.
+
+Works for every optimizer whose groups name their `slots`: the state tensors shaped like the parameter. All else that
+such an optimizer may remember is one count of updates. Names are `SLOT.PARAMETER`, as in `exp_avg.norm.weight`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+
+@torch.no_grad()
+def apply_empty_state(optimizer: Optimizer) -> None:
+    """Give every parameter the state it has before its first update, so that there is something to load into."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = optimizer.state[parameter]
+            for slot in group["slots"]:
+                if slot not in state:
+                    state[slot] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+            if "step" not in state:
+                # because: a fused kernel counts on the device, the others on the host
+                device = parameter.device if group.get("fused") or group.get("capturable") else "cpu"
+                state["step"] = torch.zeros((), dtype=torch.float32, device=device)
+
+
+def state_tensors(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The live state by name, made empty where no update has happened yet; filling these tensors loads them."""
+    apply_empty_state(optimizer)
+    slots = {p: group["slots"] for group in optimizer.param_groups for p in group["params"]}
+    return {
+        f"{slot}.{name}": optimizer.state[parameter][slot]
+        for name, parameter in parameters.items()
+        for slot in slots.get(parameter, ())
+    }
+
+
+def num_updates(optimizer: Optimizer) -> int:
+    """How many updates the optimizer has made; an optimizer that has made none has no state."""
+    counts = {int(state["step"]) for state in optimizer.state.values() if "step" in state}  # sync: on save only
+    assert len(counts) <= 1, "parameters that were not all updated together cannot be saved as one count"
+    return counts.pop() if counts else 0
+
+
+@torch.no_grad()
+def apply_num_updates(optimizer: Optimizer, count: int) -> None:
+    apply_empty_state(optimizer)
+    for state in optimizer.state.values():
+        state["step"].fill_(count)
