@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.config.base import plugins
+from lmtrain.config.base import kinds, plugins
+from lmtrain.models.model_settings import ModelSettings
 from tests.cli.harness import Toy, lmtrain
 from tests.cli.test_parallel_runs import assert_same_curve, rows, run
 from tests.contracts.plugin import PLUGIN, PLUGIN_CONF
@@ -61,7 +62,8 @@ def test_its_checkpoint_is_opened_by_every_verb(four: Path, tmp_path: Path) -> N
 
 @pytest.mark.wide
 def test_without_the_plugin_it_is_refused_with_a_way_out(toy: Toy, four: Path, tmp_path: Path) -> None:
-    said = "model.kind=mean_mixer is not a kind of model. Known: bert, gpt. If it is a plugin's, add --plugin PACKAGE."
+    known = ", ".join(kinds(ModelSettings))
+    said = f"model.kind=mean_mixer is not a kind of model. Known: {known}. If it is a plugin's, add --plugin PACKAGE."
     assert said in lmtrain("generate", four, "--prompt", "x", code=65)
     output = lmtrain("pretrain", *toy.settings(tmp_path / "run"), *CHOSEN, "parallel=eager", code=2)
     for part in (said, "optim.kind=heavy_ball is not a kind", "schedule.kind=stairs", "parallel.schedule=eager is not"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from lmtrain.config.base import Choice, add_plugin, kinds, plugins
 from lmtrain.config.compose import conf_dir, group_choices
 
 PLUGIN = "tests.plugin_example"
@@ -12,6 +13,15 @@ PLUGIN_CONF = Path(__file__).resolve().parents[1] / "plugin_example" / "conf"
 
 def choices(group: str) -> list[str]:
     return group_choices(PLUGIN_CONF)[group]
+
+
+def words(base: type[Choice]) -> list[str]:
+    """Every kind, before any test has brought the plugin."""
+    add_plugin(PLUGIN)
+    try:
+        return list(kinds(base))
+    finally:
+        del plugins[PLUGIN]
 
 
 def config_file(group: str, name: str) -> Path:

@@ -26,10 +26,11 @@ from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.parallel.compute_settings import ComputeSettings, Fp16Settings, PrecisionSettings, RecomputeSettings
 from lmtrain.placement.memory import needs_mask
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.schedules.pipeline_schedule import schedule_named
+from lmtrain.schedules.pipeline_schedule import PipelineSchedule, schedule_named
 from lmtrain.train.config import RunConfig
 from lmtrain.train.train_settings import TrainSettings
 
+# of the arrays, which are stored; a new one is proven by itself in test_pipelines.py
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb_h1", "zb_v")
 SEED = 20
 MOST_PROCESSES = 8
@@ -389,7 +390,9 @@ def _value_of(word: str, name: str) -> dict[str, Any]:
             return {field: int(word.removeprefix(prefix))}
     if word in RECOMPUTE:
         return {"recompute": word}
-    for field in ("precision", "schedule", "balance"):
+    if word in kinds(PipelineSchedule):
+        return {"schedule": word}
+    for field in ("precision", "balance"):
         if word in PIPELINE_FACTORS[field]:
             return {field: word}
     if word in FLAGS:
@@ -400,4 +403,4 @@ def _value_of(word: str, name: str) -> dict[str, Any]:
 
 def _known_words() -> Iterator[str]:
     yield from ("ppN", "vpN", "tpN", "dpN", "zeroN", "microN", *FLAGS)
-    yield from (*RECOMPUTE, *FACTORS["precision"], *SCHEDULES, "cost")
+    yield from (*RECOMPUTE, *FACTORS["precision"], *kinds(PipelineSchedule), "cost")

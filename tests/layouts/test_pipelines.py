@@ -8,6 +8,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from lmtrain.config.base import kinds
+from lmtrain.schedules.pipeline_schedule import PipelineSchedule, schedule_named
 from lmtrain.schedules.simulate import activations_held
 from tests.layouts import pipeline_bugs
 from tests.layouts.arrays import beyond, few_and_the_rest, few_by_blocks, few_that_sum
@@ -42,6 +44,15 @@ DOCUMENTS = [
 
 @pytest.mark.parametrize("case", few_and_the_rest("pipeline_pairs"))
 def test_a_pipeline_equals_one_process(case: Case, pool: Pool, references: References) -> None:
+    wrong = check(case, run(pool, case), references)
+    assert not wrong, f"python -m tests.layouts.replay {case.name}\n" + "\n".join(wrong)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("name", list(kinds(PipelineSchedule)))
+def test_a_schedule_that_is_found_equals_one_process(name: str, pool: Pool, references: References) -> None:
+    """A new one too, which the stored arrays do not have."""
+    case = Case("deep", pp=2, vp=schedule_named(name).chunks, schedule=name, microbatches=4)
     wrong = check(case, run(pool, case), references)
     assert not wrong, f"python -m tests.layouts.replay {case.name}\n" + "\n".join(wrong)
 

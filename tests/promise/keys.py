@@ -34,18 +34,18 @@ def _keys(cls: type[Settings], path: str, kind: str) -> Iterator[tuple[Key, tupl
         inner = _settings_in(hint)
         if inner is None or path:
             chosen = field.metadata.get("kinds")
-            yield Key(kind, name), tuple(_ours(chosen)) if chosen else _words(hint)
+            yield Key(kind, name), tuple(ours(chosen)) if chosen else words(hint)
         if inner is None:
             continue
         if not issubclass(inner, Choice):
             yield from _keys(inner, f"{name}.", kind)
             continue
-        yield Key("", f"{name}.kind"), tuple(_ours(inner))
-        for word, one in _ours(inner).items():
+        yield Key("", f"{name}.kind"), tuple(ours(inner))
+        for word, one in ours(inner).items():
             yield from _keys(one, f"{name}.", word)
 
 
-def _ours(base: type[Choice]) -> dict[str, type[Choice]]:
+def ours(base: type[Choice]) -> dict[str, type[Choice]]:
     """Without those of a plugin that another test may have brought."""
     return {word: cls for word, cls in kinds(base).items() if cls.__module__.startswith("lmtrain.")}
 
@@ -58,7 +58,7 @@ def _settings_in(hint: Any) -> type[Settings] | None:
     return None
 
 
-def _words(hint: Any) -> tuple[Any, ...]:
+def words(hint: Any) -> tuple[Any, ...]:
     if hint is bool:
         return (False, True)
     return get_args(hint) if get_origin(hint) is Literal else ()

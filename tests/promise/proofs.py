@@ -1,7 +1,8 @@
 """The table of proofs: every key with values that an observer tells apart, or the settings in which it is refused.
 
 Read by test_promise.py, and by `python -m tests.promise`, which counts them. A new key belongs into the table of its
-kind, under the observer that sees most directly what it does.
+kind, under the observer that sees most directly what it does. A new kind is found, and its keys with it, as far as
+values other than the config's can be thought of: derived.py.
 """
 
 from __future__ import annotations
@@ -10,6 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from lmtrain.models.model_settings import ModelSettings
+from lmtrain.optim.optim_settings import OptimSettings
+from lmtrain.optim.schedule_settings import ScheduleSettings
+from lmtrain.schedules.pipeline_schedule import PipelineSchedule, schedule_named
 from tests.promise import observers as see
 from tests.promise.bench import (
     BASE,
@@ -30,7 +35,8 @@ from tests.promise.bench import (
     Observer,
     Settings,
 )
-from tests.promise.keys import Key
+from tests.promise.derived import fitting, proven_by_kind
+from tests.promise.keys import Key, ours
 
 
 @dataclass(frozen=True)
@@ -94,8 +100,9 @@ _MODEL: dict[str, Sequence[Any]] = {
     "model.vocab_size": (None, 48), "model.vocab_multiple": (8, 64), "model.seq_len": (16, 8),
     "model.norm_eps": (1e-5, 1e-1), "model.dropout": (0.0, 0.5), "model.init_std": (0.3, 0.1),
 }  # fmt: skip
+_FITTING = {word: fitting("model", ModelSettings, word) for word in ours(ModelSettings)} | {"gpt": BASE, "bert": BERT}
 MODELS = [
-    *proofs("", see.built, BASE, {"model.kind": ("gpt", "bert")}, {"bert": BERT}),
+    *proofs("", see.built, BASE, {"model.kind": tuple(_FITTING)}, _FITTING),
     *proofs("gpt", see.built, BASE, _MODEL | {
         "model.num_kv_heads": (None, 1), "model.head_width": (None, 4), "model.positions": ("learned", "rotary"),
         "model.norm": ("layernorm", "rmsnorm"), "model.activation": ("gelu", "gelu_tanh", "swiglu"),
@@ -179,7 +186,7 @@ _OPTIM: dict[str, Sequence[Any]] = {
 }  # fmt: skip
 _MUON = _OPTIM | {"optim.momentum": (0.95, 0.5), "optim.newton_schulz_rounds": (5, 2)}
 LONG_RUN = BASE | {"train.steps": 8}
-SCHEDULES = ("constant", "cosine", "inverse_sqrt", "linear", "wsd")
+OPTIMIZERS, SCHEDULES = tuple(ours(OptimSettings)), tuple(ours(ScheduleSettings))
 PRECISIONS = ("bf16", "fp16", "fp32")
 RECOMPUTES = ("none", "attention", "operators", "full")
 
@@ -193,8 +200,7 @@ def on_schedule(word: str, **more: Any) -> dict[str, Any]:
 
 
 UPDATES = [
-    *proofs("", see.weights, BASE, {"optim.kind": ("adamw", "lamb", "muon")},
-            {word: BASE | {"optim": word} for word in ("adamw", "lamb", "muon")}),
+    *proofs("", see.weights, BASE, {"optim.kind": OPTIMIZERS}, {word: BASE | {"optim": word} for word in OPTIMIZERS}),
     *proofs("adamw", see.weights, BASE, _OPTIM),
     *proofs("lamb", see.weights, BASE | {"optim": "lamb"}, _OPTIM),
     *proofs("muon", see.weights, BASE | {"optim": "muon"}, _MUON),
@@ -284,6 +290,11 @@ RUN = [
     ),
 ]  # fmt: skip
 
+
+def pipelines(vp: int) -> list[str]:
+    return [word for word in ours(PipelineSchedule) if schedule_named(word).allows(vp)]
+
+
 TOGETHER = BASE | {"train.steps": 2, "train.micro_batch": 1, "checkpoint.interval_steps": None}
 PIPELINE = TOGETHER | {"parallel.pp": 2, "model.num_layers": 4}
 LOOPED = PIPELINE | {"parallel.vp": 2, "parallel.schedule": "interleaved"}
@@ -295,9 +306,9 @@ PARALLEL = [
     *proofs("", see.ranks, TOGETHER | {"parallel.dp_shard": 2}, {"parallel.zero": (1, 2, 3)}),
     *proofs("", see.ranks, TOGETHER | {"parallel.tp": 2}, {"parallel.sequence_parallel": (True, False)}),
     *proofs("", see.ranks, PIPELINE, {
-        "parallel.schedule": ("1f1b", "gpipe", "zb_h1"), "parallel.balance": ("layers", "cost")
+        "parallel.schedule": pipelines(1), "parallel.balance": ("layers", "cost")
     }),
-    *proofs("", see.ranks, LOOPED, {"parallel.schedule": ("interleaved", "zb_v")}),
+    *proofs("", see.ranks, LOOPED, {"parallel.schedule": pipelines(2)}),
     *proofs("", see.ranks, LOOPED | {"model.num_layers": 6}, {"parallel.vp": (2, 3)}),
     # of the whole model: of a stage, which has two blocks, there would be no third
     *proofs("full", see.ranks, PIPELINE | {"recompute": "full"}, {"recompute.blocks": (2, 3)}),
@@ -324,6 +335,14 @@ PLANNER = [
 ]  # fmt: skip
 
 PROOFS = MODELS + DATA + UPDATES + RUN + PARALLEL + PLANNER
+PROOFS += [
+    Proof(Key(kind, key), values, observer, on)
+    for group, base, observer in (
+        ("model", ModelSettings, see.built), ("optim", OptimSettings, see.weights),
+        ("schedule", ScheduleSettings, see.weights),
+    )
+    for kind, key, values, on in proven_by_kind(group, base, {(one.key.kind, one.key.name) for one in PROOFS})
+]  # fmt: skip
 
 REFUSALS = [
     *(Refusal(Key("", f"observe.{key}"), BASE | {f"observe.{key}": value}) for key, value in {
